@@ -1,0 +1,31 @@
+"""The `Engine` protocol: the one thing a backend implements (architecture, "inference").
+
+An engine owns weights, KV pages, embeds and token slots in pools sized at start. It decides neither who owns a page nor
+in which order commands run: it executes a `Step`'s batches one after the other and answers each command. It never
+raises for a command's fault: such a command gets `Status.FAILED` with an error number and the rest of its lane is
+refused; other commands are untouched. It raises only when the engine itself is broken.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from tartlet_common.engine_spec import EngineSpec
+from tartlet_common.step import Step, StepResult
+
+
+class Engine(Protocol):
+    """A model with its pools on one device."""
+
+    @property
+    def spec(self) -> EngineSpec:
+        """Facts for Hello; constant over the engine's life."""
+
+    def tokenizer_json(self) -> bytes:
+        """The checkpoint's tokenizer.json, b"" if it has none."""
+
+    def step(self, step: Step) -> StepResult:
+        """Run a step to its end. Called from one thread only."""
+
+    def reset(self) -> None:
+        """Forget all pages, embeds, slots and poisoned lanes, as if just started (a new control has taken over)."""

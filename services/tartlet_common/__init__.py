@@ -1,0 +1,1 @@
+"""Types, errors and edges that all roles share. Imports no role."""

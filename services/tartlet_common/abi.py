@@ -1,0 +1,215 @@
+"""The binary interface between a guest and its host (contract 1): constants, numpy dtypes and the codec.
+
+A submission (guest to host) and a delivery (host to guest) have one form: a 16-byte header, `count` records of 32
+bytes, then a payload area that records address by offset and length. Everything is little-endian. docs/abi.md says for
+each operation who answers it and what its payload holds; the SDK carries a generated copy of these constants
+(`python -m tartlet_common.abi_gen`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import IntEnum, IntFlag
+
+import numpy as np
+import numpy.typing as npt
+
+from tartlet_common.errors import MalformedSubmission, UnsupportedAbi
+
+ABI_VERSION = 1
+HEADER_BYTES = 16
+RECORD_BYTES = 32
+MAX_SUBMISSION_BYTES = 4 << 20
+
+HEADER = np.dtype([("version", "<u2"), ("flags", "<u2"), ("count", "<u4"), ("payload", "<u4"), ("reserved", "<u4")])
+RECORD = np.dtype(
+    [
+        ("op", "<u2"),
+        ("flags", "<u2"),
+        ("ticket", "<u4"),
+        ("queue", "<u4"),
+        ("a", "<u4"),
+        ("b", "<u4"),
+        ("c", "<u4"),
+        ("offset", "<u4"),
+        ("length", "<u4"),
+    ]
+)
+Records = npt.NDArray[np.void]  # structured, dtype RECORD
+
+assert HEADER.itemsize == HEADER_BYTES
+assert RECORD.itemsize == RECORD_BYTES
+
+
+class Flag(IntFlag):
+    """Bits of a record's `flags`."""
+
+    AWAIT = 1  # the guest waits for an answer to this ticket
+
+
+class Op(IntEnum):
+    """Operations a guest may submit. Payload layouts: docs/abi.md; u32 lists are packed little-endian."""
+
+    # answered by the runtime
+    LOG = 1  # a: 1 stdout, 2 stderr; payload: bytes. No answer.
+    SEND = 2  # payload: message bytes. No answer.
+    RECEIVE = 3  # answer payload: message bytes
+    GET_ARG = 4  # answer payload: JSON list of strings
+    AVAILABLE_MODELS = 5  # answer payload: JSON list of names
+    GET_MODEL = 6  # payload: name ("" the default); answer payload: JSON object (ModelInfo)
+    TOKENIZE = 7  # a: model index, b: 1 to add the model's special tokens; payload: UTF-8; answer: u32 ids
+    DETOKENIZE = 8  # a: model index; payload: u32 ids; answer: bytes (UTF-8 unless tokens split a character)
+    GET_VOCABS = 9  # a: model index; answer: u32 count, count u32 lengths, bytes
+    FORMAT_CHAT = 10  # a: model index; payload: JSON {messages, add_generation_prompt}; answer: UTF-8
+    # answered by control
+    CREATE_QUEUE = 32  # queue: id chosen by the program; a: model index. No answer.
+    SET_QUEUE_PRIORITY = 33  # a: Priority. No answer.
+    SYNCHRONIZE = 34  # answered when all earlier commands of the queue have ended
+    RESET = 35  # ends the poisoning of a queue. No answer unless awaited.
+    CANCEL = 36  # a: since (ticket); answer a: first dropped ticket, 0 if none
+    ALLOC_KVPAGE = 37  # payload: u32 virtual ids
+    DEALLOC_KVPAGE = 38
+    ALLOC_EMB = 39
+    DEALLOC_EMB = 40
+    ALLOC_SLOT = 41
+    DEALLOC_SLOT = 42
+    USAGE = 43  # answer payload: JSON {pages, embeds, slots, page_limit, free_pages}
+    # answered by the worker
+    EMBED_TXT = 64  # a: n, b: 0 token ids, 1 token slots; payload: u32 embeds[n], sources[n], positions[n]
+    FORWARD = 65  # a: okv_offset, b: adapter (0 none), c: 1 with mask; payload: FORWARD_HEAD, lists, mask bits
+    COPY_KVPAGE = 66  # a: src_offset, b: dst_offset, c: size; payload: u32 src page, dst page
+    MASK_KVPAGE = 67  # a: page, b: bits (bit i hides token i)
+    GET_NEXT_DIST = 68  # a: top_k (0: the default, 256); payload: u32 embeds; answer: u32 n, k, ids[n*k], f32 probs[n*k]
+    SAMPLE = 69  # a: embed, b: slot; payload: SAMPLE_PARAMS, u32 stop[n_stop]; answer a: token, b: ended, c: f32 logprob
+
+
+RUNTIME_OPS = frozenset(op for op in Op if op < Op.CREATE_QUEUE)
+CONTROL_OPS = frozenset(op for op in Op if Op.CREATE_QUEUE <= op < Op.EMBED_TXT)
+WORKER_OPS = frozenset(op for op in Op if op >= Op.EMBED_TXT)
+QUEUED_OPS = WORKER_OPS | {
+    Op.SYNCHRONIZE,
+    Op.ALLOC_KVPAGE,
+    Op.DEALLOC_KVPAGE,
+    Op.ALLOC_EMB,
+    Op.DEALLOC_EMB,
+    Op.ALLOC_SLOT,
+    Op.DEALLOC_SLOT,
+}
+"""Operations that take their turn in a command queue; the other control operations act on arrival."""
+
+DEFAULT_TOP_K = 256
+
+FORWARD_HEAD = np.dtype([("n_ikv", "<u4"), ("n_iemb", "<u4"), ("n_okv", "<u4"), ("n_oemb", "<u4")])
+"""First 16 bytes of a FORWARD payload; then u32 ikv, iemb, okv, oemb; then the mask, row-major, packed little-endian."""
+
+SAMPLE_PARAMS = np.dtype(
+    [
+        ("temperature", "<f4"),
+        ("top_k", "<u4"),
+        ("top_p", "<f4"),
+        ("min_p", "<f4"),
+        ("seed", "<u8"),
+        ("draw", "<u4"),
+        ("n_stop", "<u4"),
+    ]
+)
+"""First 32 bytes of a SAMPLE payload; then u32 stop tokens."""
+
+assert SAMPLE_PARAMS.itemsize == 32
+
+
+class Priority(IntEnum):
+    """Priority of a command queue (`set_queue_priority`)."""
+
+    LOW = 0
+    NORMAL = 1
+    HIGH = 2
+
+
+class Event(IntEnum):
+    """What a record of a delivery (host to guest) is; it stands in the record's `op`."""
+
+    RESULT = 1  # answer to `ticket`; a, b, c and payload as the operation says
+    SKIPPED = 2  # the command read an ended slot or embed and did nothing
+    CANCELLED = 3  # the command was dropped by cancel(queue, since)
+    FAILURE = 4  # a: error number; payload: JSON fields. `flags` AWAIT set: answers `ticket`; else: names the first
+    #              failed ticket of `queue`, which is poisoned from there on
+    TIMER = 5  # wait's time-out has passed
+    KILL = 6  # the program should end; a: error number, payload: JSON fields
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """A decoded submission or delivery: `records` view of dtype RECORD, `payload` the bytes they address."""
+
+    records: Records
+    payload: bytes
+
+
+def encode(records: Records, payload: bytes | bytearray) -> bytes:
+    """Header, records and payload as one byte string."""
+    header = np.zeros(1, HEADER)
+    header["version"] = ABI_VERSION
+    header["count"] = len(records)
+    header["payload"] = len(payload)
+    return header.tobytes() + records.tobytes() + bytes(payload)
+
+
+def decode(data: bytes | memoryview, *, limit: int = MAX_SUBMISSION_BYTES) -> Batch:
+    """Check and split a submission or delivery.
+
+    Raises:
+        UnsupportedAbi: the header's version isn't ours.
+        MalformedSubmission: lengths don't fit together, or a record points outside the payload.
+    """
+    size = len(data)
+    if size > limit:
+        raise MalformedSubmission(detail=f"{size} bytes, the limit is {limit}")
+    if size < HEADER_BYTES:
+        raise MalformedSubmission(detail=f"{size} bytes are less than a header")
+    head = np.frombuffer(data, HEADER, count=1)[0]
+    version, count, payload_bytes = int(head["version"]), int(head["count"]), int(head["payload"])
+    if version != ABI_VERSION:
+        raise UnsupportedAbi(version=version, supported=ABI_VERSION)
+    end = HEADER_BYTES + count * RECORD_BYTES
+    if end + payload_bytes != size:
+        raise MalformedSubmission(detail=f"{count} records and {payload_bytes} payload bytes don't make {size} bytes")
+    records = np.frombuffer(data, RECORD, count=count, offset=HEADER_BYTES)
+    if count:
+        ends = records["offset"].astype(np.uint64) + records["length"]
+        if int(ends.max()) > payload_bytes:
+            raise MalformedSubmission(detail="a record points outside the payload")
+    return Batch(records, bytes(data[end:]))
+
+
+class Writer:
+    """Collects records and payload of one submission or delivery (host side and tests; guests have their own)."""
+
+    def __init__(self) -> None:
+        """Start empty."""
+        self._rows: list[tuple[int, int, int, int, int, int, int, int, int]] = []
+        self._payload = bytearray()
+
+    def __len__(self) -> int:
+        """Number of records so far."""
+        return len(self._rows)
+
+    def add(  # noqa: PLR0913 - one argument a field of the record
+        self, op: int, *, ticket: int = 0, flags: int = 0, queue: int = 0, a: int = 0, b: int = 0, c: int = 0,
+        payload: bytes = b"",
+    ) -> None:
+        """Append one record with its payload."""
+        self._rows.append((op, flags, ticket, queue, a, b, c, len(self._payload), len(payload)))
+        self._payload += payload
+
+    def finish(self) -> bytes:
+        """The encoded bytes; the writer is empty again."""
+        data = encode(np.array(self._rows, RECORD), self._payload)
+        self._rows, self._payload = [], bytearray()
+        return data
+
+
+def u32(values: Iterable[int]) -> bytes:
+    """Pack non-negative integers as little-endian u32."""
+    return np.fromiter(values, "<u4").tobytes()

@@ -1,0 +1,176 @@
+"""One engine step in columns: what control asks of a worker, and what the worker answers.
+
+A `Step` is an ordered list of batches, each of one kind; a worker executes them in order, so a decode iteration
+(embed, forward, sample) of every queue fits in one step. All ids are physical. Variable-length fields are CSR:
+`x` of shape [total] with `x_indptr` of shape [B + 1]. Everything is a numpy array so that it crosses the process
+boundary as bytes (`step_codec`), one field a column (architecture, invariant 1).
+
+`lane[b]` is the command queue of command `b`: when a command fails, the worker refuses the later commands of the same
+lane (contract 4) until a `Step` lists the lane in `reset_lanes`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import IntEnum
+
+import numpy as np
+import numpy.typing as npt
+
+I32 = npt.NDArray[np.int32]
+U32 = npt.NDArray[np.uint32]
+U64 = npt.NDArray[np.uint64]
+F32 = npt.NDArray[np.float32]
+U8 = npt.NDArray[np.uint8]
+
+EMPTY_I32: I32 = np.zeros(0, np.int32)
+
+
+class Kind(IntEnum):
+    """Which handler of the worker runs a batch."""
+
+    EMBED_TXT = 1
+    FORWARD = 2
+    COPY_KVPAGE = 3
+    MASK_KVPAGE = 4
+    GET_NEXT_DIST = 5
+    SAMPLE = 6
+
+
+class Status(IntEnum):
+    """How one command of a batch ended on the worker."""
+
+    OK = 0
+    SKIPPED = 1  # read an ended slot or embed (contract 5)
+    FAILED = 2  # this command failed; its lane is poisoned
+    REFUSED = 3  # its lane was poisoned before it ran
+
+
+@dataclass(frozen=True, slots=True)
+class EmbedTxt:
+    """Embed tokens at positions: B commands over T tokens in all."""
+
+    lane: U32  # [B]
+    indptr: I32  # [B+1] into the T tokens
+    embed: I32  # [T] destination embed
+    token: I32  # [T] token id, or -1 where `slot` names the source
+    slot: I32  # [T] source token slot, or -1
+    position: I32  # [T]
+    kind = Kind.EMBED_TXT
+
+
+@dataclass(frozen=True, slots=True)
+class Forward:
+    """`forward` of the paper's Table 1 (contract 2) for B commands.
+
+    Token i of a command's iemb goes to KV slot `okv_offset + i` of its okv pages (if it has any); its oemb take the
+    last len(oemb) tokens. `mask_bits` holds, for commands that brought a mask, the row-major
+    [len(iemb), len(ikv) * page_size + len(iemb)] booleans packed little-endian, each command padded to whole bytes;
+    `mask_indptr` counts bytes and an empty range means no mask.
+    """
+
+    lane: U32  # [B]
+    ikv: I32  # pages read
+    ikv_indptr: I32  # [B+1]
+    iemb: I32
+    iemb_indptr: I32  # [B+1]
+    okv: I32  # pages written
+    okv_indptr: I32  # [B+1]
+    okv_offset: I32  # [B] tokens
+    oemb: I32
+    oemb_indptr: I32  # [B+1]
+    mask_bits: U8
+    mask_indptr: I32  # [B+1] bytes
+    kind = Kind.FORWARD
+
+
+@dataclass(frozen=True, slots=True)
+class CopyKvPage:
+    """Copy `size` tokens (KV, positions, valid and mask bits) from one page to another."""
+
+    lane: U32  # [B]
+    src: I32  # [B] page
+    dst: I32  # [B] page
+    src_offset: I32  # [B] tokens
+    dst_offset: I32  # [B] tokens
+    size: I32  # [B] tokens
+    kind = Kind.COPY_KVPAGE
+
+
+@dataclass(frozen=True, slots=True)
+class MaskKvPage:
+    """Set the mask bits of a page: bit i of `bits` hides token i (reversible)."""
+
+    lane: U32  # [B]
+    page: I32  # [B]
+    bits: U32  # [B]
+    kind = Kind.MASK_KVPAGE
+
+
+@dataclass(frozen=True, slots=True)
+class GetNextDist:
+    """Top-K next-token distributions of B commands over E embeds in all."""
+
+    lane: U32  # [B]
+    indptr: I32  # [B+1] into the E embeds
+    embed: I32  # [E]
+    top_k: I32  # [B] distributions are cut to this many tokens
+    kind = Kind.GET_NEXT_DIST
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """Sample one token an embed into a token slot, on the device."""
+
+    lane: U32  # [B]
+    embed: I32  # [B] source
+    slot: I32  # [B] destination token slot
+    temperature: F32  # [B] 0 is greedy
+    top_k: I32  # [B] 0 is off
+    top_p: F32  # [B] 1 is off
+    min_p: F32  # [B] 0 is off
+    seed: U64  # [B]
+    draw: U32  # [B] stream number (contract 7)
+    stop: I32  # stop tokens
+    stop_indptr: I32  # [B+1]
+    kind = Kind.SAMPLE
+
+
+Batch = EmbedTxt | Forward | CopyKvPage | MaskKvPage | GetNextDist | Sample
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What control sends an engine at once. `clear_*` run first, then `reset_lanes`, then the batches in order."""
+
+    number: int  # counted by control per engine connection
+    batches: tuple[Batch, ...]
+    clear_pages: I32 = field(default_factory=lambda: EMPTY_I32)  # newly allocated: zero KV, positions, valid and mask bits
+    clear_embeds: I32 = field(default_factory=lambda: EMPTY_I32)
+    clear_slots: I32 = field(default_factory=lambda: EMPTY_I32)
+    reset_lanes: U32 = field(default_factory=lambda: np.zeros(0, np.uint32))
+
+
+@dataclass(frozen=True, slots=True)
+class BatchResult:
+    """Answers to one batch of B commands, in its order. Columns that a kind doesn't answer are empty."""
+
+    status: U8  # [B] Status
+    error: U32  # [B] error number where FAILED, else 0
+    token: I32  # [B] Sample: the token, -1 where not OK
+    ended: U8  # [B] Sample: 1 if the token was a stop token
+    logprob: F32  # [B] Sample: log-probability of the token under the unfiltered distribution
+    dist_indptr: I32  # [E+1] GetNextDist: into dist_*; E = embeds of the batch
+    dist_token: I32
+    dist_prob: F32  # descending within an embed
+    detail: tuple[str, ...] = ()  # [number of FAILED] texts, in order
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """What a worker sends back for one `Step`."""
+
+    number: int
+    results: tuple[BatchResult, ...]
+    computed_tokens: int  # tokens that went through the model's layers
+    device_s: float  # seconds of engine time

@@ -1,0 +1,1 @@
+"""The control layer: queues, batches, maps virtual ids to physical ones, decides order."""
