@@ -1,0 +1,1 @@
+"""The SDK that inferlets import: forward passes, sampling and KV pages by name."""

@@ -1,0 +1,34 @@
+"""What every test shares: fixtures for things that outlive a single call, each cleaned up after itself."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+# Two cores serve the test and the processes that it starts: more threads than that only wait for each other.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+# Nothing is fetched: models, tokenizers and programs are in the repository or made by the test.
+os.environ["HF_HUB_OFFLINE"] = "1"
+os.environ["TRANSFORMERS_OFFLINE"] = "1"
+
+REPO = Path(__file__).resolve().parent.parent
+
+
+@pytest.fixture(scope="session")
+def repo() -> Path:
+    """The root of the checkout."""
+    return REPO
+
+
+@pytest.fixture
+def run_dir() -> Iterator[Path]:
+    """A private (0700) directory for Unix sockets; short, because a socket's path holds at most 107 bytes."""
+    path = Path(tempfile.mkdtemp(prefix="tt-"))
+    yield path
+    shutil.rmtree(path, ignore_errors=True)
