@@ -1,0 +1,70 @@
+# Tartlet's tasks; `make help` lists them. The same targets run on a laptop and in CI.
+SHELL := /bin/bash
+.DEFAULT_GOAL := help
+.NOTPARALLEL:
+MAKEFLAGS += --no-print-directory
+
+BIN := .venv/bin
+STAGE := tools/stage.sh
+PROMPT ?= 374+588=
+ARGS ?=
+
+##@ Start here
+
+.PHONY: help
+help:  ## This list
+	@awk 'BEGIN {FS = ":.*  ## "} /^##@ / {printf "\n%s\n", substr($$0, 5)} /^[a-z-]+:.*  ## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+.PHONY: setup
+setup:  ## Everything the other targets need, into .venv: again at no cost (PYTHON=... chooses the interpreter)
+	@tools/setup.sh
+
+.PHONY: demo
+demo: setup  ## The text-completion inferlet on the demo model (PROMPT=...)
+	$(BIN)/tartlet run inferlets/std/text_completion.py --prompt "$(PROMPT)" --max-tokens 64
+
+.PHONY: test
+test: setup  ## The tests (ARGS="-k name" is passed to pytest)
+	$(BIN)/python -m pytest $(ARGS)
+
+##@ Before a commit
+
+.PHONY: check
+check: lint test  ## All that CI asks for: lint, then test
+
+.PHONY: lint
+lint: setup  ## Format, ruff, types, layers, generated code: nothing is changed
+	@failed=0; \
+	$(STAGE) format $(BIN)/ruff format --check --quiet || failed=1; \
+	$(STAGE) ruff $(BIN)/ruff check --quiet || failed=1; \
+	$(STAGE) types $(BIN)/mypy || failed=1; \
+	$(STAGE) layers $(BIN)/lint-imports --no-logo || failed=1; \
+	$(STAGE) protos $(BIN)/python tools/gen_protos.py --check || failed=1; \
+	$(STAGE) tree $(BIN)/python tools/lint_tree.py || failed=1; \
+	exit $$failed
+
+.PHONY: fix
+fix: setup  ## Formats the code and mends what ruff can mend
+	$(BIN)/ruff format --quiet
+	$(BIN)/ruff check --fix
+
+##@ Generated files
+
+.PHONY: protos
+protos: setup  ## protos/tartlet_protos from protos/tartlet/v1
+	$(BIN)/python tools/gen_protos.py
+
+.PHONY: lock
+lock: setup  ## constraints/*.txt from pyproject.toml (UPGRADE=1 moves every version forward)
+	tools/lock.sh
+
+##@ Tidy up
+
+.PHONY: clean
+clean:  ## Removes caches and build output, keeps .venv
+	rm -rf build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	find . -name __pycache__ -not -path './.venv/*' -prune -exec rm -rf {} +
+
+.PHONY: distclean
+distclean: clean  ## Removes .venv too
+	rm -rf .venv
