@@ -78,7 +78,9 @@ make_venv() { # prints nothing; leaves $VENV/bin/python, and $VENV/bin/uv where 
     "$VENV/bin/python" -m pip install --quiet --disable-pip-version-check --require-hashes -r constraints/bootstrap.txt
 }
 
-install_locked() { "$UV" pip install --quiet --python "$VENV/bin/python" --require-hashes -r constraints/all.txt; }
+install_locked() { # from wheels alone, so that no compiler is needed
+    "$UV" pip install --quiet --python "$VENV/bin/python" --no-build --require-hashes -r constraints/all.txt
+}
 
 install_tartlet() {
     # hatchling is among the locked packages, so that building needs no network and no unlocked package
