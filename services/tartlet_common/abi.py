@@ -80,8 +80,12 @@ class Op(IntEnum):
     FORWARD = 65  # a: okv_offset, b: adapter (0 none), c: 1 with mask; payload: FORWARD_HEAD, lists, mask bits
     COPY_KVPAGE = 66  # a: src_offset, b: dst_offset, c: size; payload: u32 src page, dst page
     MASK_KVPAGE = 67  # a: page, b: bits (bit i hides token i)
-    GET_NEXT_DIST = 68  # a: top_k (0: the default, 256); payload: u32 embeds; answer: u32 n, k, ids[n*k], f32 probs[n*k]
-    SAMPLE = 69  # a: embed, b: slot; payload: SAMPLE_PARAMS, u32 stop[n_stop]; answer a: token, b: ended, c: f32 logprob
+    GET_NEXT_DIST = (
+        68  # a: top_k (0: the default, 256); payload: u32 embeds; answer: u32 n, k, ids[n*k], f32 probs[n*k]
+    )
+    SAMPLE = (
+        69  # a: embed, b: slot; payload: SAMPLE_PARAMS, u32 stop[n_stop]; answer a: token, b: ended, c: f32 logprob
+    )
 
 
 RUNTIME_OPS = frozenset(op for op in Op if op < Op.CREATE_QUEUE)
@@ -195,8 +199,16 @@ class Writer:
         """Number of records so far."""
         return len(self._rows)
 
-    def add(  # noqa: PLR0913 - one argument a field of the record
-        self, op: int, *, ticket: int = 0, flags: int = 0, queue: int = 0, a: int = 0, b: int = 0, c: int = 0,
+    def add(
+        self,
+        op: int,
+        *,
+        ticket: int = 0,
+        flags: int = 0,
+        queue: int = 0,
+        a: int = 0,
+        b: int = 0,
+        c: int = 0,
         payload: bytes = b"",
     ) -> None:
         """Append one record with its payload."""

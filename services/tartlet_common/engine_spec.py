@@ -23,7 +23,9 @@ class EngineSpec:
     num_slots: int
     vocab_size: int
     max_position: int  # positions a token may have are 0 .. max_position - 1
-    max_batch_tokens: int  # most tokens one Forward batch may bring (a single command may have more, then it runs alone)
+    max_batch_tokens: (
+        int  # most tokens one Forward batch may bring (a single command may have more, then it runs alone)
+    )
     max_batch_commands: int
     top_k_limit: int  # largest top_k of get_next_dist
     kv_bytes_per_token: int

@@ -145,7 +145,7 @@ class Step:
 
     number: int  # counted by control per engine connection
     batches: tuple[Batch, ...]
-    clear_pages: I32 = field(default_factory=lambda: EMPTY_I32)  # newly allocated: zero KV, positions, valid and mask bits
+    clear_pages: I32 = field(default_factory=lambda: EMPTY_I32)  # newly allocated: zero everything
     clear_embeds: I32 = field(default_factory=lambda: EMPTY_I32)
     clear_slots: I32 = field(default_factory=lambda: EMPTY_I32)
     reset_lanes: U32 = field(default_factory=lambda: np.zeros(0, np.uint32))

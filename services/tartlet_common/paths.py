@@ -1,0 +1,42 @@
+"""Where a local Tartlet keeps its sockets, logs and caches."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+from tartlet_common.errors import PermissionDenied
+
+
+def run_dir() -> Path:
+    """The directory of sockets and logs; sockets in it are the only access control, so it is private to its user."""
+    configured = os.environ.get("TARTLET_RUN_DIR")
+    if configured:
+        return Path(configured)
+    xdg = os.environ.get("XDG_RUNTIME_DIR")
+    return Path(xdg) / "tartlet" if xdg else Path(f"/tmp/tartlet-{os.getuid()}")  # noqa: S108 - made private below
+
+
+def cache_dir() -> Path:
+    """The directory of things that can be made again (compiled components, tokenizers)."""
+    configured = os.environ.get("TARTLET_CACHE_DIR")
+    if configured:
+        return Path(configured)
+    xdg = os.environ.get("XDG_CACHE_HOME")
+    return (Path(xdg) if xdg else Path.home() / ".cache") / "tartlet"
+
+
+def make_private(directory: Path) -> Path:
+    """Create `directory` with mode 0700, or check that it is ours and private.
+
+    Raises:
+        PermissionDenied: somebody else owns it (a planted directory in a shared place).
+    """
+    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    info = directory.stat()
+    if info.st_uid != os.getuid():
+        raise PermissionDenied(caller=f"uid {os.getuid()}", method=f"use {directory}, which uid {info.st_uid} owns")
+    if stat.S_IMODE(info.st_mode) != 0o700:
+        directory.chmod(0o700)
+    return directory

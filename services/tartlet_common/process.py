@@ -1,0 +1,126 @@
+"""What every role's process does around its own work: flags, logging, telemetry, signals, readiness, parent's death."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import ctypes
+import json
+import logging
+import os
+import signal
+import sys
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+from tartlet_common import telemetry
+from tartlet_common.config import add_flags, load
+from tartlet_common.errors import InternalError, TartletError
+from tartlet_common.rpc import install_uvloop
+from tartlet_common.settings import ROLES
+
+if TYPE_CHECKING:
+    from tartlet_common.settings import _Settings
+
+S = TypeVar("S", bound="_Settings")
+
+_PR_SET_PDEATHSIG = 1
+log = logging.getLogger("tartlet")
+
+
+class Notify:
+    """Tells the process that started this one how it goes, over the descriptor given as --ready-fd."""
+
+    def __init__(self, fd: int | None) -> None:
+        """`fd` None: nobody asked."""
+        self._fd = fd
+
+    def ready(self, detail: str = "") -> None:
+        """The role serves from now on; `detail` stands behind the word."""
+        self._write(f"ready {detail}".rstrip() + "\n")
+
+    def progress(self, text: str) -> None:
+        """One line about a long start, for whoever waits."""
+        self._write(f"progress {text}\n")
+
+    def error(self, error: TartletError) -> None:
+        """The role could not start or go on."""
+        self._write(f"error {error.number} {error.to_json().decode()}\n")
+
+    def _write(self, line: str) -> None:
+        if self._fd is not None:
+            with contextlib.suppress(OSError):  # nobody listens any more
+                os.write(self._fd, line.encode())
+
+
+class _JsonFormatter(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        entry = {"time": record.created, "level": record.levelname.lower(), "logger": record.name}
+        entry["message"] = record.getMessage()
+        if record.exc_info:
+            entry["exception"] = self.formatException(record.exc_info)
+        return json.dumps(entry)
+
+
+def run_role(
+    role: str, model: type[S], main: Callable[[S, Notify], Awaitable[None]], argv: list[str] | None = None
+) -> int:
+    """Run a role to its end and return the exit code. SIGTERM and SIGINT cancel `main`, which cleans up and returns."""
+    parser = argparse.ArgumentParser(prog=f"tartlet serve --role {role}", description=model.__doc__)
+    parser.add_argument("--config", type=Path, default=None, help="TOML file with a table for each role")
+    parser.add_argument("--ready-fd", type=int, default=None, help=argparse.SUPPRESS)
+    parser.add_argument("--parent-pid", type=int, default=None, help=argparse.SUPPRESS)
+    add_flags(parser, model)
+    flags = vars(parser.parse_args(argv))
+    notify = Notify(flags.pop("ready_fd"))
+    parent = flags.pop("parent_pid")
+    if parent is not None:
+        _die_with(parent)
+    try:
+        settings = load(model, role, file=flags.pop("config"), env=os.environ, flags=flags).settings
+        _log_to_stderr(settings.log_format, settings.log_level, role)
+        telemetry.setup(role)
+        install_uvloop()
+        asyncio.run(_until_signalled(main(settings, notify)))
+    except TartletError as e:
+        return _fail(notify, role, e)
+    except Exception as e:
+        log.exception("%s broke", role)
+        return _fail(notify, role, InternalError(detail=repr(e)))
+    finally:
+        telemetry.shutdown()
+    return 0
+
+
+def _fail(notify: Notify, role: str, error: TartletError) -> int:
+    notify.error(error)
+    sys.stderr.write(f"tartlet {role}: {error.name} ({error.number}): {error}\n{error.remedy}\n")
+    return 1
+
+
+async def _until_signalled(work: Awaitable[None]) -> None:
+    task = asyncio.ensure_future(work)
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, task.cancel)
+    with contextlib.suppress(asyncio.CancelledError):
+        await task
+
+
+def _log_to_stderr(form: str, level: str, role: str) -> None:
+    handler = logging.StreamHandler(sys.stderr)
+    text = logging.Formatter(f"%(asctime)s {role} %(levelname)s %(name)s: %(message)s")
+    handler.setFormatter(_JsonFormatter() if form == "json" else text)
+    logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
+
+
+def _die_with(parent: int) -> None:
+    """Have the kernel end this process when its parent dies, so that no role outlives a killed `serve`."""
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
+    if os.getppid() != parent:  # it died before we asked
+        sys.exit(1)
+
+
+__all__ = ["ROLES", "Notify", "run_role"]

@@ -1,0 +1,135 @@
+"""The only place that makes gRPC channels and servers (contract 10).
+
+Addresses are `unix:/path` or `host:port`. A Unix socket is protected by its directory, which is made private (gRPC
+itself creates the socket world-accessible); TCP needs `Tls`, or an explicit `insecure=True` on loopback.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import socket
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import grpc
+import grpc.aio
+
+from tartlet_common.errors import AddressInUse, InvalidConfig
+from tartlet_common.paths import make_private
+
+PROTOCOL_VERSION = 1
+"""Version of the streams between roles; both ends must agree."""
+
+MAX_MESSAGE_BYTES = 4 << 20
+"""No role sends a larger message; the receiver grants a little slack for framing."""
+
+_MAX_UNIX_PATH_BYTES = 107  # sun_path of Linux, less its terminator
+
+_OPTIONS: Sequence[tuple[str, int]] = (
+    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES + (64 << 10)),
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES + (64 << 10)),
+    ("grpc.so_reuseport", 0),  # a second server on one port must fail, not share it
+    ("grpc.enable_http_proxy", 0),
+)
+_CHANNEL_OPTIONS: Sequence[tuple[str, int]] = (
+    *_OPTIONS,
+    ("grpc.keepalive_time_ms", 20_000),
+    ("grpc.keepalive_timeout_ms", 10_000),
+    ("grpc.initial_reconnect_backoff_ms", 50),
+    ("grpc.min_reconnect_backoff_ms", 50),
+    ("grpc.max_reconnect_backoff_ms", 1_000),
+    ("grpc.use_local_subchannel_pool", 1),  # one connection a channel, so that one slow stream can't stall another's
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Tls:
+    """Files of a mutual-TLS identity, PEM: own certificate and key, and the authority that signed the peers'."""
+
+    certificate: Path
+    key: Path
+    authority: Path
+
+
+def install_uvloop() -> None:
+    """Use uvloop where it is installed; asyncio's own loop serves otherwise."""
+    with contextlib.suppress(ImportError):
+        import uvloop
+
+        uvloop.install()
+
+
+def unix_path(address: str) -> Path | None:
+    """The socket's path if `address` is a Unix one."""
+    return Path(address.removeprefix("unix:")) if address.startswith("unix:") else None
+
+
+async def make_server(
+    add_services: Callable[[grpc.aio.Server], None], address: str, tls: Tls | None = None, *, insecure: bool = False
+) -> grpc.aio.Server:
+    """Build, bind and start a server.
+
+    Raises:
+        AddressInUse: another process serves there.
+        InvalidConfig: the address is malformed, too long, or TCP without TLS.
+    """
+    server = grpc.aio.server(options=_OPTIONS)
+    add_services(server)
+    path = unix_path(address)
+    if path is not None:
+        make_private(path.parent)
+        if len(os.fsencode(path)) > _MAX_UNIX_PATH_BYTES:
+            raise InvalidConfig(role="rpc", detail=f"socket path {path} is longer than {_MAX_UNIX_PATH_BYTES} bytes")
+        _claim(path)
+    try:
+        bound = _bind(server, address, tls, insecure=insecure or path is not None)
+    except RuntimeError as e:  # grpc says no more than "Failed to bind"
+        raise AddressInUse(address=address) from e
+    if bound == 0:
+        raise AddressInUse(address=address)
+    await server.start()
+    return server
+
+
+def make_channel(address: str, tls: Tls | None = None, *, insecure: bool = False) -> grpc.aio.Channel:
+    """A channel to `address`; connects lazily and again after failures."""
+    if tls is None:
+        if unix_path(address) is None and not insecure:
+            raise InvalidConfig(role="rpc", detail=f"{address} is TCP: give TLS files")
+        return grpc.aio.insecure_channel(address, options=_CHANNEL_OPTIONS)
+    credentials = grpc.ssl_channel_credentials(
+        tls.authority.read_bytes(), tls.key.read_bytes(), tls.certificate.read_bytes()
+    )
+    return grpc.aio.secure_channel(address, credentials, options=_CHANNEL_OPTIONS)
+
+
+def _bind(server: grpc.aio.Server, address: str, tls: Tls | None, *, insecure: bool) -> int:
+    if tls is not None:
+        credentials = grpc.ssl_server_credentials(
+            [(tls.key.read_bytes(), tls.certificate.read_bytes())],
+            root_certificates=tls.authority.read_bytes(),
+            require_client_auth=True,
+        )
+        return server.add_secure_port(address, credentials)
+    if not insecure:
+        raise InvalidConfig(role="rpc", detail=f"{address} is TCP: give TLS files")
+    return server.add_insecure_port(address)
+
+
+def _claim(path: Path) -> None:
+    """Remove a socket that nobody serves; refuse one that somebody does."""
+    if not path.exists():
+        return
+    with socket.socket(socket.AF_UNIX) as probe:
+        probe.settimeout(1.0)
+        try:
+            probe.connect(str(path))
+        except OSError as e:
+            if e.errno not in (errno.ECONNREFUSED, errno.ENOENT):
+                raise AddressInUse(address=f"unix:{path}") from e
+            path.unlink(missing_ok=True)
+            return
+    raise AddressInUse(address=f"unix:{path}")

@@ -1,0 +1,102 @@
+"""Steps and results to and from frames: each array field of a dataclass is one `bytes` column, in field order."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from typing import Any, get_args, get_type_hints
+
+import numpy as np
+
+from tartlet_common import step as s
+from tartlet_common.errors import MalformedSubmission
+from tartlet_protos import engine_pb2
+
+_BATCHES: dict[int, type[Any]] = {int(cls.kind): cls for cls in get_args(s.Batch)}
+
+
+def _columns_of(cls: type[Any]) -> tuple[tuple[str, np.dtype[Any]], ...]:
+    """Names and dtypes of the array fields of `cls`, in order."""
+    hints = get_type_hints(cls)
+    columns = []
+    for f in fields(cls):
+        args = get_args(hints[f.name])  # NDArray[X] is ndarray[shape, dtype[X]]
+        if args and get_args(args[-1]):
+            columns.append((f.name, np.dtype(get_args(args[-1])[0]).newbyteorder("<")))
+    return tuple(columns)
+
+
+_COLUMNS = {cls: _columns_of(cls) for cls in (*get_args(s.Batch), s.BatchResult)}
+
+
+def _pack(value: Any) -> list[bytes]:
+    return [getattr(value, name).astype(dtype, copy=False).tobytes() for name, dtype in _COLUMNS[type(value)]]
+
+
+def _unpack(cls: type[Any], columns: Any) -> dict[str, Any]:
+    names = _COLUMNS[cls]
+    if len(columns) != len(names):
+        raise MalformedSubmission(detail=f"{cls.__name__} has {len(names)} columns, the frame {len(columns)}")
+    try:
+        return {name: np.frombuffer(data, dtype) for (name, dtype), data in zip(names, columns, strict=True)}
+    except ValueError as e:
+        raise MalformedSubmission(detail=f"{cls.__name__}: {e}") from e
+
+
+def step_to_proto(step: s.Step) -> engine_pb2.StepFrame:
+    """The frame of a step."""
+    return engine_pb2.StepFrame(
+        number=step.number,
+        batches=[engine_pb2.BatchFrame(kind=int(b.kind), columns=_pack(b)) for b in step.batches],
+        clear_pages=step.clear_pages.tobytes(),
+        clear_embeds=step.clear_embeds.tobytes(),
+        clear_slots=step.clear_slots.tobytes(),
+        reset_lanes=step.reset_lanes.tobytes(),
+    )
+
+
+def step_from_proto(frame: engine_pb2.StepFrame) -> s.Step:
+    """The step of a frame; its arrays are read-only views.
+
+    Raises:
+        MalformedSubmission: an unknown kind, or columns that don't fit it.
+    """
+    batches = []
+    for b in frame.batches:
+        cls = _BATCHES.get(b.kind)
+        if cls is None:
+            raise MalformedSubmission(detail=f"unknown batch kind {b.kind}")
+        batches.append(cls(**_unpack(cls, b.columns)))
+    return s.Step(
+        number=frame.number,
+        batches=tuple(batches),
+        clear_pages=np.frombuffer(frame.clear_pages, "<i4"),
+        clear_embeds=np.frombuffer(frame.clear_embeds, "<i4"),
+        clear_slots=np.frombuffer(frame.clear_slots, "<i4"),
+        reset_lanes=np.frombuffer(frame.reset_lanes, "<u4"),
+    )
+
+
+def result_to_proto(result: s.StepResult) -> engine_pb2.StepResultFrame:
+    """The frame of a step's result."""
+    return engine_pb2.StepResultFrame(
+        number=result.number,
+        results=[engine_pb2.BatchResultFrame(columns=_pack(r), detail=r.detail) for r in result.results],
+        computed_tokens=result.computed_tokens,
+        device_s=result.device_s,
+    )
+
+
+def result_from_proto(frame: engine_pb2.StepResultFrame) -> s.StepResult:
+    """The result of a frame.
+
+    Raises:
+        MalformedSubmission: columns that don't fit.
+    """
+    return s.StepResult(
+        number=frame.number,
+        results=tuple(
+            s.BatchResult(**_unpack(s.BatchResult, r.columns), detail=tuple(r.detail)) for r in frame.results
+        ),
+        computed_tokens=frame.computed_tokens,
+        device_s=frame.device_s,
+    )

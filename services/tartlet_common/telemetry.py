@@ -1,0 +1,90 @@
+"""OpenTelemetry for every role: off, and free, unless OTEL_EXPORTER_OTLP_ENDPOINT is set (contract 13)."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any
+
+from opentelemetry import context as otel_context
+from opentelemetry import metrics, propagate, trace
+
+if TYPE_CHECKING:
+    from opentelemetry.context import Context
+    from opentelemetry.metrics import Meter
+    from opentelemetry.trace import Tracer
+
+_SCOPE = "tartlet"
+
+
+def enabled() -> bool:
+    """Whether anything is exported; hot paths ask once at start and skip spans when not."""
+    return bool(os.environ.get("OTEL_EXPORTER_OTLP_ENDPOINT"))
+
+
+def setup(role: str) -> None:
+    """Export traces and metrics of this process as service `tartlet-<role>`; does nothing when telemetry is off."""
+    if not enabled():
+        return
+    # imported here: the SDK takes 100 ms to import, which a process without telemetry needn't pay
+    from opentelemetry.exporter.otlp.proto.grpc.metric_exporter import OTLPMetricExporter
+    from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
+    from opentelemetry.sdk.metrics import MeterProvider
+    from opentelemetry.sdk.metrics.export import PeriodicExportingMetricReader
+    from opentelemetry.sdk.resources import Resource
+    from opentelemetry.sdk.trace import TracerProvider
+    from opentelemetry.sdk.trace.export import BatchSpanProcessor
+
+    resource = Resource.create({"service.name": f"tartlet-{role}", "service.namespace": "tartlet"})
+    tracer_provider = TracerProvider(resource=resource)
+    tracer_provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
+    trace.set_tracer_provider(tracer_provider)
+    reader = PeriodicExportingMetricReader(OTLPMetricExporter())
+    metrics.set_meter_provider(MeterProvider(resource=resource, metric_readers=[reader]))
+
+
+def shutdown() -> None:
+    """Flush what is buffered; called once at the end of a process."""
+    for provider in (trace.get_tracer_provider(), metrics.get_meter_provider()):
+        stop = getattr(provider, "shutdown", None)
+        if stop is not None:
+            stop()
+
+
+def tracer() -> Tracer:
+    """The tracer of this process (a no-op one when telemetry is off)."""
+    return trace.get_tracer(_SCOPE)
+
+
+def meter() -> Meter:
+    """The meter of this process (a no-op one when telemetry is off)."""
+    return metrics.get_meter(_SCOPE)
+
+
+def inject() -> dict[str, str]:
+    """The current span as W3C trace context, to send along."""
+    carrier: dict[str, str] = {}
+    propagate.inject(carrier)
+    return carrier
+
+
+def extract(carrier: Mapping[str, str]) -> Context:
+    """The context that `inject` made in another process."""
+    return propagate.extract(carrier)
+
+
+def current(context: Context) -> AbstractContextManager[Any]:
+    """Make `context` the current one within a `with` block."""
+    return _Attached(context)
+
+
+class _Attached:
+    def __init__(self, context: Context) -> None:
+        self._context = context
+
+    def __enter__(self) -> None:
+        self._token = otel_context.attach(self._context)
+
+    def __exit__(self, *exc: object) -> None:
+        otel_context.detach(self._token)
