@@ -80,12 +80,10 @@ class Op(IntEnum):
     FORWARD = 65  # a: okv_offset, b: adapter (0 none), c: 1 with mask; payload: FORWARD_HEAD, lists, mask bits
     COPY_KVPAGE = 66  # a: src_offset, b: dst_offset, c: size; payload: u32 src page, dst page
     MASK_KVPAGE = 67  # a: page, b: bits (bit i hides token i)
-    GET_NEXT_DIST = (
-        68  # a: top_k (0: the default, 256); payload: u32 embeds; answer: u32 n, k, ids[n*k], f32 probs[n*k]
-    )
-    SAMPLE = (
-        69  # a: embed, b: slot; payload: SAMPLE_PARAMS, u32 stop[n_stop]; answer a: token, b: ended, c: f32 logprob
-    )
+    # a: top_k (0: the default, 256); payload: u32 embeds; answer: u32 n, k, ids[n, k], f32 probs[n, k]
+    GET_NEXT_DIST = 68
+    # a: embed, b: slot; payload: SAMPLE_PARAMS, u32 stop[n_stop]; answer a: token, b: ended, c: f32 logprob
+    SAMPLE = 69
 
 
 RUNTIME_OPS = frozenset(op for op in Op if op < Op.CREATE_QUEUE)
@@ -105,7 +103,7 @@ QUEUED_OPS = WORKER_OPS | {
 DEFAULT_TOP_K = 256
 
 FORWARD_HEAD = np.dtype([("n_ikv", "<u4"), ("n_iemb", "<u4"), ("n_okv", "<u4"), ("n_oemb", "<u4")])
-"""First 16 bytes of a FORWARD payload; then u32 ikv, iemb, okv, oemb; then the mask, row-major, packed little-endian."""
+"""First 16 bytes of a FORWARD payload; then u32 ikv, iemb, okv, oemb; then the mask, row-major, little-endian bits."""
 
 SAMPLE_PARAMS = np.dtype(
     [
