@@ -1,0 +1,44 @@
+"""The registry: every error survives the wire whole, and says what to do."""
+
+from __future__ import annotations
+
+import pickle
+import string
+
+import pytest
+
+from tartlet_common.errors import REGISTRY, PageQuotaExceeded, TartletError, UnknownError
+from tartlet_common.wire import error_from_proto, error_to_proto
+
+
+def _fields_of(cls: type[TartletError]) -> dict[str, object]:
+    names = (name for _, name, _, _ in string.Formatter().parse(cls.message) if name)
+    return {name: f"<{name}>" for name in names}
+
+
+@pytest.mark.parametrize("cls", REGISTRY.values(), ids=lambda c: c.__name__)
+def test_every_error_survives_the_wire_and_says_what_to_do(cls: type[TartletError]) -> None:
+    error = cls(**_fields_of(cls))
+    back = error_from_proto(error_to_proto(error))
+    assert type(back) is cls
+    assert back.fields == error.fields
+    assert str(back) == str(error)
+    assert "{" not in str(error)
+    assert error.remedy.endswith(".")
+    assert str(pickle.loads(pickle.dumps(error))) == str(error)
+
+
+def test_no_error_is_number_zero() -> None:
+    assert error_to_proto(None).number == 0
+    assert error_from_proto(error_to_proto(None)) is None
+
+
+def test_a_number_of_a_newer_release_is_still_an_error() -> None:
+    back = TartletError.from_wire(77_777, b'{"x":1}')
+    assert isinstance(back, UnknownError)
+    assert "77777" in str(back)
+
+
+@pytest.mark.parametrize("fields", [b"", b"nonsense", b"[1]", b"3"])
+def test_broken_fields_on_the_wire_still_give_the_error(fields: bytes) -> None:
+    assert isinstance(TartletError.from_wire(PageQuotaExceeded.number, fields), PageQuotaExceeded)

@@ -1,0 +1,69 @@
+"""What `run_role` does around a role, seen from the process that starts it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+ROLE = textwrap.dedent(
+    """
+    import asyncio, sys
+    from tartlet_common.errors import AddressInUse
+    from tartlet_common.process import run_role
+    from tartlet_common.settings import ControlSettings
+
+    async def main(settings, notify):
+        if settings.policy == "eager":
+            raise AddressInUse(address=settings.address)
+        notify.ready()
+        try:
+            await asyncio.sleep(60)
+        finally:
+            print("cleaned up", flush=True)
+
+    sys.exit(run_role("control", ControlSettings, main))
+    """
+)
+
+
+def _start(tmp_path: Path, *flags: str) -> tuple[subprocess.Popen[str], int]:
+    script = tmp_path / "role.py"
+    script.write_text(ROLE)
+    read, write = os.pipe()
+    process = subprocess.Popen(
+        [sys.executable, str(script), "--ready-fd", str(write), *flags],
+        pass_fds=[write], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    os.close(write)
+    return process, read
+
+
+def test_a_role_says_ready_and_cleans_up_on_sigterm(tmp_path: Path) -> None:
+    process, fd = _start(tmp_path)
+    with process, os.fdopen(fd) as ready:
+        assert ready.readline() == "ready\n"
+        process.send_signal(signal.SIGTERM)
+        out, err = process.communicate(timeout=20)
+    assert (out, process.returncode) == ("cleaned up\n", 0), err
+
+
+def test_a_role_that_cannot_start_says_why_to_its_parent_and_its_user(tmp_path: Path) -> None:
+    process, fd = _start(tmp_path, "--policy", "eager", "--address", "unix:/x")
+    with process, os.fdopen(fd) as ready:
+        assert ready.readline() == 'error 505 {"address":"unix:/x"}\n'
+        _, err = process.communicate(timeout=20)
+    assert process.returncode == 1
+    assert "unix:/x is in use" in err
+    assert "Stop the other process" in err
+
+
+def test_a_role_whose_parent_is_gone_does_not_start(tmp_path: Path) -> None:
+    process, fd = _start(tmp_path, "--parent-pid", "1")
+    with process, os.fdopen(fd) as ready:
+        assert ready.read() == ""
+        process.communicate(timeout=20)
+    assert process.returncode == 1
