@@ -1,0 +1,154 @@
+"""What every benchmark prints: one table with its conditions, and on request JSON and plots (PNG and SVG).
+
+A benchmark builds a `Report`; `emit` writes it where the command line asked. Ratios come from runs measured side by side
+in one process or interleaved, never from a stored number.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+
+@dataclass(frozen=True, slots=True)
+class Goal:
+    """A bound that a measured value is held against."""
+
+    name: str
+    value: float
+    bound: float
+    at_least: bool  # else at most
+
+    @property
+    def met(self) -> bool:
+        """Whether the value is on the right side."""
+        return self.value >= self.bound if self.at_least else self.value <= self.bound
+
+    def __str__(self) -> str:
+        sign = ">=" if self.at_least else "<="
+        return f"{'met ' if self.met else 'MISS'}  {self.name}: {self.value:.3g} ({sign} {self.bound:g})"
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    """One line or group of bars of the plot."""
+
+    label: str
+    x: Sequence[float | str]
+    y: Sequence[float]
+
+
+@dataclass(slots=True)
+class Report:
+    """A table with its title, the conditions it was measured under, and what to plot."""
+
+    name: str
+    title: str
+    columns: Sequence[str]
+    rows: list[Sequence[str | float | int]] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    goals: list[Goal] = field(default_factory=list)
+    series: list[Series] = field(default_factory=list)
+    x_label: str = ""
+    y_label: str = ""
+    log_x: bool = False
+
+
+def machine() -> dict[str, Any]:
+    """The hardware a number belongs to."""
+    model = platform.processor()
+    cpuinfo = Path("/proc/cpuinfo")
+    if cpuinfo.exists():
+        names = [line.split(":", 1)[1].strip() for line in cpuinfo.read_text().splitlines() if "model name" in line]
+        model = names[0] if names else model
+    return {"cpu": model, "cores": len(os.sched_getaffinity(0)), "python": platform.python_version()}
+
+
+def median(values: Sequence[float]) -> float:
+    """The median; benchmarks quote nothing else of repeated runs."""
+    return statistics.median(values)
+
+
+def progress(text: str) -> None:
+    """One line on stderr about a long measurement."""
+    sys.stderr.write(f"{text}\n")
+    sys.stderr.flush()
+
+
+def parser(doc: str | None) -> argparse.ArgumentParser:
+    """Flags that all benchmarks share."""
+    p = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p.add_argument("--json", type=Path, default=None, metavar="FILE", help="write the numbers here")
+    p.add_argument("--plot", type=Path, default=None, metavar="DIR", help="write NAME.png and NAME.svg here")
+    p.add_argument("--repeat", type=int, default=5, help="interleaved repetitions (default 5)")
+    p.add_argument("--check", action="store_true", help="exit with 1 if a goal is missed")
+    return p
+
+
+def emit(reports: Sequence[Report], args: argparse.Namespace) -> int:
+    """Print the tables, write what was asked for; the exit code is 1 if `--check` found a goal missed."""
+    console = Console(width=120 if not sys.stdout.isatty() else None)
+    for r in reports:
+        table = Table(title=r.title, title_justify="left")
+        for i, column in enumerate(r.columns):
+            table.add_column(column, justify="left" if i == 0 else "right")
+        for row in r.rows:
+            table.add_row(*(f"{v:.4g}" if isinstance(v, float) else str(v) for v in row))
+        console.print(table)
+        for line in (*r.notes, *map(str, r.goals)):
+            console.print(f"  {line}", highlight=False)
+    m = machine()
+    console.print(f"  machine: {m['cpu']}, {m['cores']} cores, Python {m['python']}", highlight=False)
+    if args.json:
+        document = {"machine": m, "reports": [asdict(r) | {"goals": [asdict(g) for g in r.goals]} for r in reports]}
+        args.json.write_text(json.dumps(document, indent=1) + "\n")
+    if args.plot:
+        args.plot.mkdir(parents=True, exist_ok=True)
+        for r in reports:
+            if r.series:
+                _plot(r, args.plot)
+    missed = [g for r in reports for g in r.goals if not g.met]
+    return 1 if args.check and missed else 0
+
+
+def _plot(r: Report, directory: Path) -> None:
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    import matplotlib.pyplot as plt
+
+    figure, axes = plt.subplots(figsize=(7, 4.2), layout="constrained")
+    draw: Callable[..., Any] = axes.plot
+    bars = any(isinstance(x, str) for s in r.series for x in s.x)
+    for i, s in enumerate(r.series):
+        if bars:
+            width = 0.8 / len(r.series)
+            axes.bar([j + i * width for j in range(len(s.x))], s.y, width, label=s.label)
+        else:
+            draw(s.x, s.y, marker="o", label=s.label)
+    if bars:
+        names = r.series[0].x
+        axes.set_xticks([j + 0.4 - 0.4 / len(r.series) for j in range(len(names))], [str(n) for n in names])
+    if r.log_x:
+        axes.set_xscale("log", base=2)
+    axes.set_title(r.title, fontsize=10)
+    axes.set_xlabel(r.x_label)
+    axes.set_ylabel(r.y_label)
+    axes.set_ylim(bottom=0)
+    axes.grid(visible=True, alpha=0.3)
+    if len(r.series) > 1:
+        axes.legend(frameon=False)
+    for suffix in ("png", "svg"):
+        figure.savefig(directory / f"{r.name}.{suffix}", dpi=140)
+    plt.close(figure)
