@@ -1,7 +1,7 @@
 """What every benchmark prints: one table with its conditions, and on request JSON and plots (PNG and SVG).
 
-A benchmark builds a `Report`; `emit` writes it where the command line asked. Ratios come from runs measured side by side
-in one process or interleaved, never from a stored number.
+A benchmark builds a `Report`; `emit` writes it where the command line asked. Ratios come from runs measured side by
+side in one process or interleaved, never from a stored number.
 """
 
 from __future__ import annotations

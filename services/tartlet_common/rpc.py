@@ -17,6 +17,7 @@ from pathlib import Path
 import grpc
 import grpc.aio
 
+from tartlet_common.access import AccessInterceptor
 from tartlet_common.errors import AddressInUse, InvalidConfig
 from tartlet_common.paths import make_private
 
@@ -76,7 +77,7 @@ async def make_server(
         AddressInUse: another process serves there.
         InvalidConfig: the address is malformed, too long, or TCP without TLS.
     """
-    server = grpc.aio.server(options=_OPTIONS)
+    server = grpc.aio.server(options=_OPTIONS, interceptors=[AccessInterceptor()] if tls is not None else None)
     add_services(server)
     path = unix_path(address)
     if path is not None:

@@ -1,0 +1,124 @@
+"""Mutual TLS between roles: every call that the table forbids is refused, every call that it allows gets through."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from pathlib import Path
+
+import grpc
+import grpc.aio
+import pytest
+import trustme
+
+from tartlet_common import access
+from tartlet_common.errors import PermissionDenied
+from tartlet_common.rpc import Tls, make_channel, make_server
+from tartlet_common.wire import error_from_proto
+from tartlet_protos import (
+    common_pb2,
+    control_pb2,
+    control_pb2_grpc,
+    engine_pb2,
+    engine_pb2_grpc,
+    programs_pb2,
+    programs_pb2_grpc,
+)
+
+_MODULES = (control_pb2, engine_pb2, programs_pb2)
+METHODS = sorted(
+    f"/{service.full_name}/{method.name}"
+    for module in _MODULES
+    for service in module.DESCRIPTOR.services_by_name.values()
+    for method in service.methods
+)
+
+
+def _services(server: grpc.aio.Server) -> None:
+    # the generated bases answer UNIMPLEMENTED: a call that reaches one got through
+    for module, names in (
+        (programs_pb2_grpc, ("Programs",)),
+        (control_pb2_grpc, ("Control", "Catalogue")),
+        (engine_pb2_grpc, ("Engine",)),
+    ):
+        for name in names:
+            getattr(module, f"add_{name}Servicer_to_server")(getattr(module, f"{name}Servicer")(), server)
+
+
+def _identity(ca: trustme.CA, directory: Path, *names: str) -> Tls:
+    cert = ca.issue_cert(*names)
+    stem = names[0]
+    files = Tls(directory / f"{stem}.crt", directory / f"{stem}.key", directory / "ca.crt")
+    files.certificate.write_bytes(b"".join(p.bytes() for p in cert.cert_chain_pems))
+    files.key.write_bytes(cert.private_key_pem.bytes())
+    ca.cert_pem.write_to_path(str(files.authority))
+    return files
+
+
+def _port() -> int:
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return int(s.getsockname()[1])
+
+
+async def _outcome(channel: grpc.aio.Channel, method: str) -> grpc.aio.AioRpcError:
+    call = channel.unary_unary(method, request_serializer=lambda m: m, response_deserializer=lambda b: b)
+    with pytest.raises(grpc.aio.AioRpcError) as e:
+        await asyncio.wait_for(call(b""), 10)
+    return e.value
+
+
+def test_the_table_names_every_method_of_every_service() -> None:
+    assert sorted(access.ACCESS) == METHODS
+
+
+def test_each_identity_may_call_what_the_table_says_and_nothing_else(tmp_path: Path) -> None:
+    ca = trustme.CA()
+
+    async def run() -> list[tuple[str, str, bool]]:
+        address = f"localhost:{_port()}"
+        server = await make_server(_services, address, _identity(ca, tmp_path, "localhost", "control"))
+        seen = []
+        for who in sorted(access.IDENTITIES):
+            async with make_channel(address, _identity(ca, tmp_path, f"{who}.tartlet.svc")) as channel:
+                for method in METHODS:
+                    error = await _outcome(channel, method)
+                    refused = error.code() is grpc.StatusCode.PERMISSION_DENIED
+                    assert refused or error.code() is grpc.StatusCode.UNIMPLEMENTED, error
+                    seen.append((who, method, not refused))
+        await server.stop(None)
+        return seen
+
+    seen = asyncio.run(run())
+    assert len(seen) == len(METHODS) * len(access.IDENTITIES)
+    assert [x for x in seen if x[2] != (x[0] in access.ACCESS[x[1]])] == []
+
+
+def test_a_refusal_carries_the_typed_error(tmp_path: Path) -> None:
+    ca = trustme.CA()
+
+    async def run() -> grpc.aio.AioRpcError:
+        address = f"localhost:{_port()}"
+        server = await make_server(_services, address, _identity(ca, tmp_path, "localhost"))
+        async with make_channel(address, _identity(ca, tmp_path, "worker")) as channel:
+            error = await _outcome(channel, "/tartlet.v1.Programs/Kill")
+        await server.stop(None)
+        return error
+
+    metadata = dict(asyncio.run(run()).trailing_metadata() or ())
+    error = error_from_proto(common_pb2.Error.FromString(metadata["tartlet-error-bin"]))
+    assert isinstance(error, PermissionDenied)
+    assert error.fields == {"caller": "worker", "method": "/tartlet.v1.Programs/Kill"}
+
+
+def test_a_certificate_of_another_authority_is_not_let_in(tmp_path: Path) -> None:
+    async def run() -> grpc.StatusCode:
+        address = f"localhost:{_port()}"
+        server = await make_server(_services, address, _identity(trustme.CA(), tmp_path, "localhost"))
+        (tmp_path / "other").mkdir()
+        async with make_channel(address, _identity(trustme.CA(), tmp_path / "other", "client")) as channel:
+            error = await _outcome(channel, "/tartlet.v1.Programs/List")
+        await server.stop(None)
+        return error.code()
+
+    assert asyncio.run(run()) is grpc.StatusCode.UNAVAILABLE
