@@ -1,0 +1,1 @@
+"""Models that come with Tartlet: the demo checkpoint and the code that makes it."""
