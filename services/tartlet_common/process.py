@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, TypeVar
 from tartlet_common import telemetry
 from tartlet_common.config import add_flags, load
 from tartlet_common.errors import InternalError, TartletError
+from tartlet_common.health import Health, served
 from tartlet_common.rpc import install_uvloop
 from tartlet_common.settings import ROLES
 
@@ -33,13 +34,19 @@ log = logging.getLogger("tartlet")
 class Notify:
     """Tells the process that started this one how it goes, over the descriptor given as --ready-fd."""
 
-    def __init__(self, fd: int | None) -> None:
-        """`fd` None: nobody asked."""
+    def __init__(self, fd: int | None, health: Health | None = None) -> None:
+        """`fd` None: nobody asked. `health` is what probes see."""
         self._fd = fd
+        self._health = health or Health()
 
     def ready(self, detail: str = "") -> None:
         """The role serves from now on; `detail` stands behind the word."""
+        self._health.set_ready()
         self._write(f"ready {detail}".rstrip() + "\n")
+
+    def not_ready(self, reason: str) -> None:
+        """The role still runs, but wants no new work ("draining", "control lost")."""
+        self._health.set_ready(reason)
 
     def progress(self, text: str) -> None:
         """One line about a long start, for whoever waits."""
@@ -74,16 +81,17 @@ def run_role(
     parser.add_argument("--parent-pid", type=int, default=None, help=argparse.SUPPRESS)
     add_flags(parser, model)
     flags = vars(parser.parse_args(argv))
-    notify = Notify(flags.pop("ready_fd"))
+    health = Health()
+    notify = Notify(flags.pop("ready_fd"), health)
     parent = flags.pop("parent_pid")
     if parent is not None:
         _die_with(parent)
     try:
         settings = load(model, role, file=flags.pop("config"), env=os.environ, flags=flags).settings
         _log_to_stderr(settings.log_format, settings.log_level, role)
-        telemetry.setup(role)
+        telemetry.setup(role, scraped=bool(settings.health_address))
         install_uvloop()
-        asyncio.run(_until_signalled(main(settings, notify)))
+        asyncio.run(_until_signalled(_with_health(settings.health_address, health, main(settings, notify))))
     except TartletError as e:
         return _fail(notify, role, e)
     except Exception as e:
@@ -98,6 +106,11 @@ def _fail(notify: Notify, role: str, error: TartletError) -> int:
     notify.error(error)
     sys.stderr.write(f"tartlet {role}: {error.name} ({error.number}): {error}\n{error.remedy}\n")
     return 1
+
+
+async def _with_health(address: str, health: Health, work: Awaitable[None]) -> None:
+    async with served(health, address):
+        await work
 
 
 async def _until_signalled(work: Awaitable[None]) -> None:

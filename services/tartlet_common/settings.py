@@ -15,6 +15,7 @@ class _Settings(BaseModel):
 
     log_format: Literal["text", "json"] = Field("text", description="form of log lines on stderr")
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="least severe line logged")
+    health_address: str = Field("", description="host:port of /livez, /readyz and /metrics; empty: nowhere")
     tls_certificate: Path | None = Field(None, description="PEM certificate for TCP addresses")
     tls_key: Path | None = Field(None, description="PEM key for TCP addresses")
     tls_authority: Path | None = Field(None, description="PEM authority that signed the peers' certificates")
@@ -85,6 +86,11 @@ class WorkerSettings(_Settings):
     batch_invariant: bool = Field(default=False, description="same bits whatever else is in the batch (contract 7)")
     fake_step_s: float = Field(0.0, ge=0, description="fake engine: seconds a step")
     fake_token_s: float = Field(0.0, ge=0, description="fake engine: seconds a computed token")
+    fake_fail_token: int = Field(-1, ge=-1, description="fake engine: embedding this token id fails its command")
+    fake_break_token: int = Field(-1, ge=-1, description="fake engine: embedding this token id breaks the engine")
+    drain_grace_s: float = Field(
+        30.0, ge=0, le=3600, description="how long SIGTERM waits for the engine's programs to end"
+    )
 
 
 ROLES: dict[str, type[_Settings]] = {"control": ControlSettings, "runtime": RuntimeSettings, "worker": WorkerSettings}

@@ -13,6 +13,7 @@ from opentelemetry import metrics, propagate, trace
 if TYPE_CHECKING:
     from opentelemetry.context import Context
     from opentelemetry.metrics import Meter
+    from opentelemetry.sdk.metrics.export import MetricReader
     from opentelemetry.trace import Tracer
 
 _SCOPE = "tartlet"
@@ -23,25 +24,42 @@ def enabled() -> bool:
     return bool(os.environ.get("OTEL_EXPORTER_OTLP_ENDPOINT"))
 
 
-def setup(role: str) -> None:
-    """Export traces and metrics of this process as service `tartlet-<role>`; does nothing when telemetry is off."""
-    if not enabled():
+def setup(role: str, *, scraped: bool = False) -> None:
+    """Export traces and metrics of this process as service `tartlet-<role>`; does nothing when telemetry is off.
+
+    `scraped`: metrics are also kept for `/metrics`, whether or not an OTLP endpoint is set.
+    """
+    if not (enabled() or scraped):
         return
     # imported here: the SDK takes 100 ms to import, which a process without telemetry needn't pay
-    from opentelemetry.exporter.otlp.proto.grpc.metric_exporter import OTLPMetricExporter
-    from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
     from opentelemetry.sdk.metrics import MeterProvider
-    from opentelemetry.sdk.metrics.export import PeriodicExportingMetricReader
     from opentelemetry.sdk.resources import Resource
-    from opentelemetry.sdk.trace import TracerProvider
-    from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
     resource = Resource.create({"service.name": f"tartlet-{role}", "service.namespace": "tartlet"})
-    tracer_provider = TracerProvider(resource=resource)
-    tracer_provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
-    trace.set_tracer_provider(tracer_provider)
-    reader = PeriodicExportingMetricReader(OTLPMetricExporter())
-    metrics.set_meter_provider(MeterProvider(resource=resource, metric_readers=[reader]))
+    readers = _readers(scraped=scraped)
+    metrics.set_meter_provider(MeterProvider(resource=resource, metric_readers=readers))
+    if enabled():
+        from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
+        from opentelemetry.sdk.trace import TracerProvider
+        from opentelemetry.sdk.trace.export import BatchSpanProcessor
+
+        provider = TracerProvider(resource=resource)
+        provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
+        trace.set_tracer_provider(provider)
+
+
+def _readers(*, scraped: bool) -> list[MetricReader]:
+    readers: list[MetricReader] = []
+    if scraped:
+        from opentelemetry.exporter.prometheus import PrometheusMetricReader
+
+        readers.append(PrometheusMetricReader())
+    if enabled():
+        from opentelemetry.exporter.otlp.proto.grpc.metric_exporter import OTLPMetricExporter
+        from opentelemetry.sdk.metrics.export import PeriodicExportingMetricReader
+
+        readers.append(PeriodicExportingMetricReader(OTLPMetricExporter()))
+    return readers
 
 
 def shutdown() -> None:
