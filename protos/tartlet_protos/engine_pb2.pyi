@@ -258,6 +258,7 @@ class StepFrame(_message.Message):
     CLEAR_EMBEDS_FIELD_NUMBER: _builtins.int
     CLEAR_SLOTS_FIELD_NUMBER: _builtins.int
     RESET_LANES_FIELD_NUMBER: _builtins.int
+    TRACEPARENT_FIELD_NUMBER: _builtins.int
     number: _builtins.int
     clear_pages: _builtins.bytes
     """i32"""
@@ -267,6 +268,8 @@ class StepFrame(_message.Message):
     """i32"""
     reset_lanes: _builtins.bytes
     """u32"""
+    traceparent: _builtins.str
+    """W3C; "" when nothing is traced"""
     @_builtins.property
     def batches(self) -> _containers.RepeatedCompositeFieldContainer[Global___BatchFrame]: ...
     def __init__(
@@ -278,10 +281,11 @@ class StepFrame(_message.Message):
         clear_embeds: _builtins.bytes = ...,
         clear_slots: _builtins.bytes = ...,
         reset_lanes: _builtins.bytes = ...,
+        traceparent: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["batches", b"batches", "clear_embeds", b"clear_embeds", "clear_pages", b"clear_pages", "clear_slots", b"clear_slots", "number", b"number", "reset_lanes", b"reset_lanes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batches", b"batches", "clear_embeds", b"clear_embeds", "clear_pages", b"clear_pages", "clear_slots", b"clear_slots", "number", b"number", "reset_lanes", b"reset_lanes", "traceparent", b"traceparent"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

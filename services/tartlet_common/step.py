@@ -149,6 +149,7 @@ class Step:
     clear_embeds: I32 = field(default_factory=lambda: EMPTY_I32)
     clear_slots: I32 = field(default_factory=lambda: EMPTY_I32)
     reset_lanes: U32 = field(default_factory=lambda: np.zeros(0, np.uint32))
+    traceparent: str = ""  # W3C trace context of the step's span, "" when nothing is traced
 
 
 @dataclass(frozen=True, slots=True)

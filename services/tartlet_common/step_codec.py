@@ -51,6 +51,7 @@ def step_to_proto(step: s.Step) -> engine_pb2.StepFrame:
         clear_embeds=step.clear_embeds.tobytes(),
         clear_slots=step.clear_slots.tobytes(),
         reset_lanes=step.reset_lanes.tobytes(),
+        traceparent=step.traceparent,
     )
 
 
@@ -73,6 +74,7 @@ def step_from_proto(frame: engine_pb2.StepFrame) -> s.Step:
         clear_embeds=np.frombuffer(frame.clear_embeds, "<i4"),
         clear_slots=np.frombuffer(frame.clear_slots, "<i4"),
         reset_lanes=np.frombuffer(frame.reset_lanes, "<u4"),
+        traceparent=frame.traceparent,
     )
 
 
