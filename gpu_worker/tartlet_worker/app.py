@@ -1,0 +1,76 @@
+"""Wires a worker together: settings, engine, link to control."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import sys
+from collections.abc import Callable
+
+from tartlet_common.errors import InvalidConfig
+from tartlet_common.process import Notify
+from tartlet_common.rpc import Tls
+from tartlet_common.settings import WorkerSettings
+from tartlet_worker.engine import Engine
+from tartlet_worker.link import Link
+
+log = logging.getLogger("tartlet.worker")
+
+_SWITCH_INTERVAL_S = 0.0005  # a result waits at most this long for the interpreter, and not Python's 5 ms
+FAKE_KV_BYTES_PER_TOKEN = 1024  # what the fake engine pretends, so that kv_memory_bytes sizes its pools
+
+
+def load(settings: WorkerSettings, progress: Callable[[str], None]) -> Engine:
+    """The engine that the settings ask for.
+
+    Raises:
+        InvalidConfig: engine "torch" without a model.
+        CheckpointMissing, CheckpointBroken, UnknownFamily, OutOfDeviceMemory: see the loader.
+    """
+    if settings.engine == "fake":
+        from tartlet_worker.fake import FakeEngine, FakeOptions
+
+        pages = settings.kv_memory_bytes // (settings.page_size * FAKE_KV_BYTES_PER_TOKEN)
+        return FakeEngine(
+            FakeOptions(
+                model=settings.model_name or "fake",
+                page_size=settings.page_size,
+                num_pages=max(1, pages),
+                num_embeds=settings.num_embeds,
+                num_slots=settings.num_slots,
+                max_batch_tokens=settings.max_batch_tokens,
+                max_batch_commands=settings.max_batch_commands,
+                step_s=settings.fake_step_s,
+                token_s=settings.fake_token_s,
+                fail_token=settings.fake_fail_token,
+                break_token=settings.fake_break_token,
+            )
+        )
+    if settings.model is None:
+        raise InvalidConfig(role="worker", detail="model: a checkpoint directory is needed (or --engine fake)")
+    progress("importing torch")
+    from tartlet_worker.loader import load_engine  # torch: only when asked for
+
+    return load_engine(settings, progress)
+
+
+async def main(settings: WorkerSettings, notify: Notify) -> None:
+    """Load the engine, then serve it until SIGTERM has drained it."""
+    engine = await asyncio.to_thread(load, settings, notify.progress)
+    sys.setswitchinterval(_SWITCH_INTERVAL_S)
+    tls = None
+    if settings.tls_certificate and settings.tls_key and settings.tls_authority:
+        tls = Tls(settings.tls_certificate, settings.tls_key, settings.tls_authority)
+    link = Link(engine, settings.control, tls, notify.ready)
+    running = asyncio.ensure_future(link.run())
+    try:
+        await asyncio.shield(running)
+    except asyncio.CancelledError:
+        log.info("draining")
+        link.drain()
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(asyncio.shield(running), settings.drain_grace_s)
+    finally:
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)

@@ -1,0 +1,92 @@
+"""The one thread that runs an engine's steps, and the hand-over between it and the event loop.
+
+Steps wait in a `SimpleQueue`; results are handed to the loop as they finish, so two steps in flight keep the engine
+busy while the network works. An engine that raises is broken: the thread says so and takes no further work.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from queue import SimpleQueue
+
+from tartlet_common import step_codec
+from tartlet_common.errors import EngineFailure, TartletError
+from tartlet_protos import engine_pb2
+from tartlet_worker.engine import Engine
+
+log = logging.getLogger("tartlet.worker")
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """What the thread reports: the result of a step, or why the engine is broken."""
+
+    connection: int  # the connection that asked; results of an earlier one are dropped
+    result: engine_pb2.StepResultFrame | None
+    broken: TartletError | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Reset:
+    pass
+
+
+@dataclass(frozen=True, slots=True)
+class _Work:
+    connection: int
+    frame: engine_pb2.StepFrame
+
+
+class EngineThread:
+    """Runs steps one after the other; every call but `_run` comes from the event loop's thread."""
+
+    def __init__(self, engine: Engine, loop: asyncio.AbstractEventLoop, finished: Callable[[Finished], None]) -> None:
+        self._engine = engine
+        self._loop = loop
+        self._finished = finished
+        self._queue: SimpleQueue[_Work | _Reset | None] = SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+
+    def start(self) -> None:
+        """Begin to take work."""
+        self._thread.start()
+
+    def submit(self, connection: int, frame: engine_pb2.StepFrame) -> None:
+        """Queue a step; its result is reported with the same `connection`."""
+        self._queue.put(_Work(connection, frame))
+
+    def reset(self) -> None:
+        """Queue a reset of the engine's pools, in order with the steps."""
+        self._queue.put(_Reset())
+
+    async def stop(self, timeout_s: float = 5.0) -> None:
+        """Finish the step at hand and end the thread; a step that takes longer is left to the process's end."""
+        self._queue.put(None)
+        if self._thread.is_alive():
+            await asyncio.to_thread(self._thread.join, timeout_s)
+
+    def _run(self) -> None:
+        while (item := self._queue.get()) is not None:
+            if isinstance(item, _Reset):
+                self._engine.reset()
+                continue
+            report = self._step(item)
+            try:
+                self._loop.call_soon_threadsafe(self._finished, report)
+            except RuntimeError:  # the loop is closed: the process is ending
+                return
+            if report.broken is not None:
+                return
+
+    def _step(self, work: _Work) -> Finished:
+        try:
+            step = step_codec.step_from_proto(work.frame)
+            result = step_codec.result_to_proto(self._engine.step(step))
+        except Exception as e:
+            log.exception("the engine broke in step %d", work.frame.number)
+            return Finished(work.connection, None, e if isinstance(e, TartletError) else EngineFailure(detail=repr(e)))
+        return Finished(work.connection, result, None)

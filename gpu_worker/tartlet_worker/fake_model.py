@@ -1,0 +1,148 @@
+"""The fake model: a next-token distribution that is a hash of what attention sees, and a byte-level tokenizer.
+
+It stands in for weights. A column of attention is a 64-bit number made of a token and its position; what a query sees
+is the sum of its visible columns (like attention, it doesn't care in which order pages are listed), and the
+distribution is drawn from that sum. So one column too many, one too few or one at a wrong position gives other text, as
+in a real model, and two runs with the same columns give the same bits.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+U64 = npt.NDArray[np.uint64]
+F32 = npt.NDArray[np.float32]
+I64 = npt.NDArray[np.int64]
+
+SPECIALS = ("<|begin|>", "<|end|>", "<|user|>", "<|assistant|>")
+BOS, EOS = 256, 257
+VOCAB_SIZE = 256 + len(SPECIALS)
+CHAT_TEMPLATE = (
+    "{% for m in messages %}{% if m['role'] == 'assistant' %}<|assistant|>{% else %}<|user|>{% endif %}"
+    "{{ m['content'] }}<|end|>{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+
+_K1, _K2, _K3 = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
+_S30, _S27, _S31 = np.uint64(30), np.uint64(27), np.uint64(31)
+_SPREAD = 3.0  # width of the logits: wide enough for a clear first choice, narrow enough for samplers to differ
+_PRINTABLE = range(32, 127)
+
+
+def mix(x: U64) -> U64:
+    """SplitMix64's finaliser, element by element: uint64 to uint64."""
+    x = (x ^ (x >> _S30)) * _K2
+    x = (x ^ (x >> _S27)) * _K3
+    return x ^ (x >> _S31)
+
+
+def column(value: U64, position: npt.NDArray[np.int32]) -> U64:
+    """What a token's embedding `value` at `position` adds to the sum of every query that sees it."""
+    return mix(value + (position.astype(np.uint64) + np.uint64(1)) * _K1)
+
+
+def token_value(token: npt.NDArray[np.int32], seed: int) -> U64:
+    """The embedding of token ids."""
+    return mix(token.astype(np.uint64) * _K1 + np.uint64(seed) + _K3)
+
+
+@lru_cache(maxsize=1)
+def _bias() -> npt.NDArray[np.float64]:
+    """[V]: printable ASCII is likely, other bytes and specials are not, so that output reads as text."""
+    bias = np.full(VOCAB_SIZE, -40.0)
+    bias[list(_PRINTABLE)] = 0.0
+    bias[10] = -1.0
+    bias[EOS] = -2.0
+    return bias
+
+
+def logits(hidden: U64) -> npt.NDArray[np.float64]:
+    """[E] what queries saw -> [E, V] logits."""
+    tokens = np.arange(VOCAB_SIZE, dtype=np.uint64) * _K3
+    bits = mix(hidden[:, None] ^ tokens[None, :])
+    unit = (bits >> np.uint64(11)).astype(np.float64) * 2.0**-53
+    return _bias() + _SPREAD * unit
+
+
+def log_softmax(x: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """Along the last axis."""
+    x = x - x.max(axis=-1, keepdims=True)
+    return np.asarray(x - np.log(np.exp(x).sum(axis=-1, keepdims=True)))
+
+
+@dataclass(frozen=True, slots=True)
+class Sampler:
+    """How one token is drawn; the fields are `Sample`'s."""
+
+    temperature: float
+    top_k: int  # 0 is off
+    top_p: float  # 1 is off
+    min_p: float  # 0 is off
+
+
+def draw(logp: npt.NDArray[np.float64], sampler: Sampler, u: float) -> int:
+    """A token of one distribution [V] by inverse CDF at `u` in [0, 1); temperature 0 takes the likeliest."""
+    if sampler.temperature <= 0:
+        return int(logp.argmax())
+    order = np.argsort(-logp, kind="stable")
+    scaled = log_softmax(logp[order] / sampler.temperature)
+    probs = np.exp(scaled)
+    keep = np.ones(len(order), np.bool_)
+    if sampler.top_k > 0:
+        keep[sampler.top_k :] = False
+    if sampler.top_p < 1:
+        keep &= np.cumsum(probs) - probs < sampler.top_p
+    if sampler.min_p > 0:
+        keep &= probs >= sampler.min_p * probs[0]
+    keep[0] = True
+    cdf = np.cumsum(np.where(keep, probs, 0.0))
+    at = int(np.searchsorted(cdf, u * cdf[-1], side="right"))
+    return int(order[min(at, int(np.flatnonzero(keep)[-1]))])
+
+
+def _byte_characters() -> list[str]:
+    """The printable stand-ins of the byte-level scheme, by byte: printable bytes are themselves, the rest U+0100 on."""
+    plain = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    out, extra = [], 0
+    for byte in range(256):
+        if byte in plain:
+            out.append(chr(byte))
+        else:
+            out.append(chr(256 + extra))
+            extra += 1
+    return out
+
+
+@lru_cache(maxsize=1)
+def tokenizer_json() -> bytes:
+    """A tokenizer.json with one token a byte (id = byte) and the four specials."""
+    level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
+    special = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
+    document: dict[str, Any] = {
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": [{"id": 256 + i, "content": text, **special} for i, text in enumerate(SPECIALS)],
+        "normalizer": None,
+        "pre_tokenizer": level,
+        "post_processor": None,
+        "decoder": level,
+        "model": {
+            "type": "BPE",
+            "dropout": None,
+            "unk_token": None,
+            "continuing_subword_prefix": None,
+            "end_of_word_suffix": None,
+            "fuse_unk": False,
+            "byte_fallback": False,
+            "ignore_merges": False,
+            "vocab": {char: byte for byte, char in enumerate(_byte_characters())},
+            "merges": [],
+        },
+    }
+    return json.dumps(document, separators=(",", ":")).encode()
