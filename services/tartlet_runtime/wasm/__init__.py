@@ -1,0 +1,35 @@
+"""Hosting WebAssembly guests: ~1000 fibers on one thread, through the async C API of the wasmtime wheel.
+
+What was tried and rejected: the friendly `wasmtime` classes (no fibers; 2 to 24 us a host call), one OS thread a guest
+(150-310 ms to launch 896, the GIL), stock WASI (its clock and entropy can't be replayed), `list<u8>` in components
+(converted byte by byte). See docs/adr and `WasmHost` for the way in.
+"""
+
+from __future__ import annotations
+
+from tartlet_runtime.wasm.aot import AotCache, ModuleKind
+from tartlet_runtime.wasm.determinism import GuestClock, GuestRandom, SystemClock, SystemRandom
+from tartlet_runtime.wasm.guest import Guest
+from tartlet_runtime.wasm.host import HostConfig, WasmHost
+from tartlet_runtime.wasm.program import Program
+from tartlet_runtime.wasm.types import Delivery, GuestHooks, GuestLimits, Outcome, OutcomeKind, Phase, WaitRequest
+
+__all__ = [
+    "AotCache",
+    "Delivery",
+    "Guest",
+    "GuestClock",
+    "GuestHooks",
+    "GuestLimits",
+    "GuestRandom",
+    "HostConfig",
+    "ModuleKind",
+    "Outcome",
+    "OutcomeKind",
+    "Phase",
+    "Program",
+    "SystemClock",
+    "SystemRandom",
+    "WaitRequest",
+    "WasmHost",
+]

@@ -1,0 +1,156 @@
+"""Modules compiled ahead of time, kept in a directory that only we write.
+
+A file is named by the module's digest, wasmtime's version and the engine's flags, so a change of any of them
+recompiles (contract 12). Deserializing runs the file's code, so only files in a directory of mode 0700 that belongs to
+this user are loaded; they appear by rename, so a torn one is never seen.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import os
+import stat
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+
+from tartlet_common.errors import CompileTimeout, CorruptModule, DiskFull, SourceTooLarge
+from tartlet_runtime.wasm import compiler
+from tartlet_runtime.wasm.engine_flags import flags_digest, wasmtime_version
+
+DEFAULT_MAX_WASM_BYTES = 16 << 20
+DEFAULT_COMPILE_TIMEOUT_S = 60.0
+
+_WASM_MAGIC = b"\0asm"
+_CORE_LAYER = b"\x01\0\0\0"
+_COMPONENT_LAYER = b"\x0d\0\x01\0"
+
+
+class ModuleKind(StrEnum):
+    """Which of the two guest interfaces a module speaks."""
+
+    CORE = "core"
+    COMPONENT = "component"
+
+
+def default_cache_dir() -> Path:
+    """`$TARTLET_CACHE_DIR`, else `$XDG_CACHE_HOME/tartlet`, else `~/.cache/tartlet`."""
+    if own := os.environ.get("TARTLET_CACHE_DIR"):
+        return Path(own)
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "tartlet"
+
+
+def kind_of(wasm: bytes) -> ModuleKind:
+    """Core module or component, by its first eight bytes.
+
+    Raises:
+        CorruptModule: it is neither.
+    """
+    if wasm[:4] != _WASM_MAGIC:
+        raise CorruptModule(detail="it does not start with \\0asm")
+    if wasm[4:8] == _CORE_LAYER:
+        return ModuleKind.CORE
+    if wasm[4:8] == _COMPONENT_LAYER:
+        return ModuleKind.COMPONENT
+    raise CorruptModule(detail=f"unknown version {wasm[4:8].hex()}")
+
+
+@dataclass(frozen=True, slots=True)
+class Compiled:
+    """A file ready to be loaded."""
+
+    kind: ModuleKind
+    digest: str  # sha-256 of the module, hex
+    path: Path
+
+
+class AotCache:
+    """Compiles modules in a child process and keeps the results."""
+
+    def __init__(
+        self,
+        directory: Path | None = None,
+        *,
+        max_wasm_bytes: int = DEFAULT_MAX_WASM_BYTES,
+        compile_timeout_s: float = DEFAULT_COMPILE_TIMEOUT_S,
+    ) -> None:
+        """Use `directory` (created with mode 0700 if it is missing)."""
+        self.directory = (directory or default_cache_dir()) / "aot"
+        self.max_wasm_bytes = max_wasm_bytes
+        self.compile_timeout_s = compile_timeout_s
+
+    def path_of(self, digest: str, kind: ModuleKind) -> Path:
+        """Where the compiled form of a module is kept."""
+        return self.directory / f"{digest[:32]}-{kind}-wasmtime{wasmtime_version()}-{flags_digest()}.cwasm"
+
+    def find(self, digest: str, kind: ModuleKind) -> Compiled | None:
+        """The compiled form of a module (by its sha-256 in hex) if it is there and ours."""
+        path = self.path_of(digest, kind)
+        return Compiled(kind, digest, path) if self._is_ours(path) else None
+
+    def compile(self, wasm: bytes, *, trusted: bool = False) -> Compiled:
+        """The compiled form of `wasm`, made now if need be. Blocks: call it from a thread, or `compile_async`.
+
+        `trusted` (our own guest component) lifts the limit on size.
+
+        Raises:
+            SourceTooLarge, CorruptModule, CompileTimeout: as they say.
+            DiskFull: the cache can't be written.
+        """
+        if len(wasm) > self.max_wasm_bytes and not trusted:
+            raise SourceTooLarge(size=len(wasm), limit=self.max_wasm_bytes)
+        kind = kind_of(wasm)
+        digest = hashlib.sha256(wasm).hexdigest()
+        found = self.find(digest, kind)
+        if found is not None:
+            return found
+        try:
+            self._make_directory()
+            with tempfile.TemporaryDirectory(dir=self.directory, prefix="compile-") as scratch:
+                source, target = Path(scratch, "in.wasm"), Path(scratch, "out.cwasm")
+                source.write_bytes(wasm)
+                self._run_compiler(kind, source, target)
+                target.chmod(0o600)
+                target.replace(self.path_of(digest, kind))
+        except OSError as e:
+            raise DiskFull(path=str(self.directory), detail=str(e)) from e
+        return Compiled(kind, digest, self.path_of(digest, kind))
+
+    async def compile_async(self, wasm: bytes) -> Compiled:
+        """`compile` on a thread."""
+        return await asyncio.to_thread(self.compile, wasm)
+
+    def _run_compiler(self, kind: ModuleKind, source: Path, target: Path) -> None:
+        command = [sys.executable, "-m", compiler.__name__, kind.value, str(source), str(target)]
+        try:
+            done = subprocess.run(  # noqa: S603 - our own interpreter, our own module
+                command, capture_output=True, timeout=self.compile_timeout_s, check=False
+            )
+        except subprocess.TimeoutExpired as e:
+            raise CompileTimeout(limit_s=self.compile_timeout_s) from e
+        if done.returncode == compiler.INVALID:
+            raise CorruptModule(detail=done.stderr.decode(errors="replace"))
+        if done.returncode != 0:  # the compiler crashed or ran out of memory: the module's fault all the same
+            detail = f"the compiler ended with status {done.returncode}: {done.stderr[-300:].decode(errors='replace')}"
+            raise CorruptModule(detail=detail)
+
+    def _make_directory(self) -> None:
+        self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self.directory.chmod(0o700)
+
+    def _is_ours(self, path: Path) -> bool:
+        try:
+            folder, file = self.directory.lstat(), path.lstat()
+        except FileNotFoundError:
+            return False
+        return (
+            stat.S_ISDIR(folder.st_mode)
+            and stat.S_ISREG(file.st_mode)
+            and folder.st_uid == file.st_uid == os.geteuid()
+            and not (folder.st_mode | file.st_mode) & 0o022
+        )

@@ -1,0 +1,356 @@
+"""One running program: a store, a fiber, and where it stands.
+
+A guest is driven from one thread: `start`, then `step` while its phase is READY; when it is WAITING `deliver`, when it
+is SLEEPING `wake`, and step again. `kill` works at any time. `WasmHost.step_many` steps many at once.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import time
+from collections.abc import Sequence
+from ctypes import c_void_p
+from typing import TYPE_CHECKING, Any
+
+from tartlet_common.errors import (
+    InternalError,
+    ProgramCpuExceeded,
+    ProgramFailed,
+    ProgramKilled,
+    ProgramMemoryExceeded,
+    TartletError,
+)
+from tartlet_runtime.wasm import capi, traps, values
+from tartlet_runtime.wasm.aot import ModuleKind
+from tartlet_runtime.wasm.boundary import GuestState
+from tartlet_runtime.wasm.reaper import Remains
+from tartlet_runtime.wasm.types import Delivery, Outcome, OutcomeKind, Phase, WaitRequest
+
+if TYPE_CHECKING:
+    from tartlet_runtime.wasm.determinism import Clock, Random
+    from tartlet_runtime.wasm.host import WasmHost
+    from tartlet_runtime.wasm.program import Program
+    from tartlet_runtime.wasm.types import GuestHooks, GuestLimits
+
+_SUBMISSION = 0  # beside the streams 1 and 2 in `_events`
+_MEMORY_SLACK_BYTES = 1 << 20
+_TABLE_ELEMENTS = 100_000
+_INSTANCES, _TABLES, _MEMORIES = 200, 200, 20
+
+
+class Guest:
+    """One running program. Made by `WasmHost.create`.
+
+    Attributes:
+        phase: where it stands; changes in `step`, `deliver`, `wake` and `kill` only.
+        wait_request: what it waits for, while WAITING.
+        sleep_us: how long it wants to sleep, while SLEEPING.
+        outcome: how it ended, once ENDED.
+        clock, random: its time and chance; a journal keeps their seed and start.
+    """
+
+    def __init__(  # noqa: PLR0913
+        self,
+        host: WasmHost,
+        number: int,
+        program: Program,
+        limits: GuestLimits,
+        hooks: GuestHooks,
+        clock: Clock,
+        random: Random,
+    ) -> None:
+        """Only `WasmHost.create` calls this."""
+        self.number = number
+        self.program = program
+        self.limits = limits
+        self.hooks = hooks
+        self.clock = clock
+        self.random = random
+        self.phase = Phase.READY
+        self.wait_request: WaitRequest | None = None
+        self.sleep_us = 0
+        self.outcome: Outcome | None = None
+        # Shared with the C side: must stay alive until the future is deleted.
+        self.state = GuestState(
+            id=number,
+            submit_limit=limits.submit_bytes,
+            soft_limit=host.config.soft_submit_bytes,
+            slice_ticks=host.slice_ticks(limits.cpu_slice_us),
+        )
+        self.trap = c_void_p()
+        self.error = c_void_p()
+        self.instance: Any = None
+        self.results: Any = None
+        self.kept: tuple[Any, ...] = ()
+        self.arguments: tuple[bytes, ...] = ()
+        self._host = host
+        self._store: int | None = None
+        self._calling = False  # instantiated, the program runs
+        self._events: list[tuple[int, bytes]] = []
+        self._timers: dict[int, int] = {}
+        self._next_timer = 1
+        self._wake_ns: int | None = None
+        self._host_error: TartletError | None = None
+        self._kill_reason: str | None = None
+        self._in_step = False
+        self._burst_base_ns = 0
+        host.boundary.add(self.state)
+
+    @property
+    def context(self) -> int:
+        """Address of the store's context."""
+        context: int = self.state.context
+        return context
+
+    @property
+    def cpu_ns(self) -> int:
+        """Thread CPU time that the guest has used."""
+        used: int = self.state.cpu_ns
+        return used
+
+    # ---- driving ----
+
+    def start(self, source: str = "", filename: str = "main.py", args: Sequence[str] = ()) -> None:
+        """Make the store; the first `step` instantiates and calls.
+
+        Args:
+            source, filename, args: what a component's `run` gets; a core guest asks for its arguments (ABI GET_ARG).
+        """
+        assert self._store is None
+        assert self.phase is Phase.READY
+        self.arguments = (
+            source.encode("utf-8", "surrogatepass").decode("utf-8", "replace").encode(),
+            filename.encode("utf-8", "replace"),
+            json.dumps(list(args)).encode(),
+        )
+        self._store = capi.store_new(self._host.engine_address, ctypes.addressof(self.state), None)
+        self.state.context = capi.store_context(self._store)
+        capi.set_epoch_deadline(self.context, self.state.slice_ticks)
+        # The result is no error to take: it is ignored, as wasmtime's documentation has it.
+        capi.epoch_yield_and_update(self.context, self.state.slice_ticks)
+        capi.store_limiter(
+            self._store, self.limits.memory_bytes, _TABLE_ELEMENTS, _INSTANCES, _TABLES, _MEMORIES
+        )
+        self.state.future = self.program.begin_instance(self)
+
+    def step(self) -> Phase:
+        """Run until the guest waits, sleeps, ends, or its slice is over (READY); its phase."""
+        self._host.step_many((self,))
+        return self.phase
+
+    def deliver(self, delivery: Delivery) -> None:
+        """Answer the wait that the guest is suspended in; it is READY then."""
+        assert self.phase is Phase.WAITING, self.phase
+        self._answer(delivery)
+        self.phase = Phase.READY
+
+    def wake(self) -> None:
+        """End the sleep that the guest is suspended in; it is READY then."""
+        assert self.phase is Phase.SLEEPING, self.phase
+        self._end_sleep()
+        self.phase = Phase.READY
+
+    def kill(self, reason: str = "killed") -> None:
+        """End the guest wherever it is. Nothing happens if it has ended."""
+        if self.phase is Phase.ENDED:
+            return
+        if self._in_step:  # called by a hook: the step ends with it
+            self._kill_reason = reason
+            return
+        self._end(Outcome(OutcomeKind.KILLED, error=ProgramKilled(reason=reason)))
+
+    # ---- what WasmHost.step_many needs ----
+
+    def settle(self) -> None:
+        """Look at what a poll led to, go on while hooks answer at once, and set the phase."""
+        self._in_step = True
+        try:
+            self._settle()
+        except Exception as e:  # noqa: BLE001 - a hook's error is this guest's outcome, not its neighbours'
+            error = e if isinstance(e, TartletError) else InternalError(detail=repr(e))
+            self._end(Outcome(OutcomeKind.FAULT, error=error, cause=e))
+        finally:
+            self._in_step = False
+
+    def _settle(self) -> None:
+        until = time.monotonic() + self.limits.cpu_slice_us / 1e6
+        while True:
+            self._tell_events()
+            if self._kill_reason is not None:
+                self._end(Outcome(OutcomeKind.KILLED, error=ProgramKilled(reason=self._kill_reason)))
+                return
+            if self.state.done:
+                if self._calling or self.trap.value or self.error.value:
+                    self._end(self._read_outcome())
+                    return
+                self._begin_call()
+            elif self.state.waiting:
+                self._burst_base_ns = self.cpu_ns
+                self.wait_request = WaitRequest(self.state.wait_max, self.state.wait_timeout_us)
+                delivery = self.hooks.on_wait(self.wait_request)
+                if delivery is None:
+                    self.phase = Phase.WAITING
+                    return
+                self._answer(delivery)
+            elif self._wake_ns is not None:
+                self._burst_base_ns = self.cpu_ns
+                self.sleep_us = max(0, self._wake_ns - self.clock.peek_ns() + 999) // 1000
+                if not self.hooks.on_sleep(self.sleep_us):
+                    self.phase = Phase.SLEEPING
+                    return
+                self._end_sleep()
+            else:  # the slice is over
+                self._check_burst()
+                return
+            if time.monotonic() > until:
+                return
+            self._host.boundary.poll((self.state,))
+
+    def _begin_call(self) -> None:
+        capi.future_delete(self.state.future)
+        self.state.future = None
+        self.state.done = 0
+        self._calling = True
+        self.state.future = self.program.begin_call(self)
+
+    def _tell_events(self) -> None:
+        if self.program.kind is ModuleKind.CORE:
+            for data in self._host.boundary.take_submissions(self.state):
+                self.hooks.on_submit(data)
+            return
+        events, self._events = self._events, []
+        self.state.out_bytes = 0
+        for stream, data in events:
+            if stream == _SUBMISSION:
+                self.hooks.on_submit(data)
+            else:
+                self.hooks.on_output(stream, data)
+
+    def _check_burst(self) -> None:
+        burst_s = (self.cpu_ns - self._burst_base_ns) / 1e9
+        if burst_s > self.limits.cpu_burst_s:
+            error = ProgramCpuExceeded(cpu_s=round(burst_s, 3), limit_s=self.limits.cpu_burst_s)
+            self._end(Outcome(OutcomeKind.TRAP, error=error))
+
+    def _answer(self, delivery: Delivery) -> None:
+        self.clock.advance_to(delivery.time_ns)
+        self.wait_request = None
+        if self.program.kind is ModuleKind.CORE:
+            self._host.boundary.deliver(self.state, delivery.data)
+            return
+        values.write_string(self.state.wait_result, delivery.data.decode("latin-1").encode())
+        self.state.waiting = 0
+        self.state.ready = 1
+
+    def _end_sleep(self) -> None:
+        assert self._wake_ns is not None
+        self.clock.advance_to(self._wake_ns)
+        self._wake_ns = None
+        self.state.ready = 1
+
+    # ---- what host functions need (called while the guest is polled) ----
+
+    def take_submission(self, data: bytes) -> None:
+        """Keep what a component submitted, in order with its output."""
+        if len(data) > self.limits.submit_bytes:
+            raise ProgramFailed(traceback=f"a submission of {len(data)} bytes; the limit is {self.limits.submit_bytes}")
+        self._keep(_SUBMISSION, data)
+
+    def emit(self, stream: int, data: bytes) -> None:
+        """Keep what a component wrote to stdout or stderr."""
+        self._keep(stream, data)
+
+    def begin_wait(self, max_records: int, timeout_us: int, result: int) -> None:
+        """Suspend a component in `wait`; `result` is where its answer goes."""
+        state = self.state
+        state.wait_max, state.wait_timeout_us, state.wait_result = max_records, timeout_us, result
+        state.waiting, state.ready = 1, 0
+
+    def sleep_until(self, deadline_ns: int) -> None:
+        """Suspend a component until its clock shows `deadline_ns`."""
+        self._wake_ns = deadline_ns
+        self.state.ready = 0
+
+    def add_timer(self, deadline_ns: int) -> int:
+        """Rep of a pollable that is ready at `deadline_ns`."""
+        rep = self._next_timer
+        self._next_timer += 1
+        self._timers[rep] = deadline_ns
+        return rep
+
+    def timer_ns(self, rep: int) -> int:
+        """When a pollable is ready; 0 (long ago) for those of streams."""
+        return self._timers.get(rep, 0)
+
+    def drop_timer(self, rep: int) -> None:
+        """Forget a pollable."""
+        self._timers.pop(rep, None)
+
+    def host_call_failed(self, error: Exception) -> int:
+        """Remember why a host function failed; a wasmtime_error_t that ends the guest."""
+        self._host_error = error if isinstance(error, TartletError) else InternalError(detail=repr(error))
+        pointer: int = capi.error_new(str(self._host_error).encode("utf-8", "replace"))
+        return pointer
+
+    def _keep(self, stream: int, data: bytes) -> None:
+        self._events.append((stream, data))
+        self.state.out_bytes += len(data)
+        if self.state.out_bytes > self.state.soft_limit:  # end the slice so that the host can take it
+            capi.set_epoch_deadline(self.context, 0)
+
+    # ---- the end ----
+
+    def _read_outcome(self) -> Outcome:
+        if self._host_error is not None:
+            self._drop_trap()
+            return Outcome(OutcomeKind.TRAP, error=self._host_error)
+        if self.trap.value or self.error.value:
+            return Outcome(OutcomeKind.TRAP, error=self._classify())
+        if self.program.kind is ModuleKind.CORE:
+            status = self.results.i64 & 0xFFFF_FFFF
+            if status == 0:
+                return Outcome(OutcomeKind.OK)
+            text = f"{self.program.kind} guest ended with status {status}"
+            return Outcome(OutcomeKind.ERROR, text, ProgramFailed(traceback=text))
+        text = values.read_string(self.results.b).decode("utf-8", "replace")
+        is_ok = self.results.a & 1
+        capi.component_val_delete(ctypes.byref(self.results))
+        if is_ok:
+            return Outcome(OutcomeKind.OK, text)
+        if traps.ran_out_of_memory(text):
+            return Outcome(OutcomeKind.ERROR, text, ProgramMemoryExceeded(limit_bytes=self.limits.memory_bytes))
+        return Outcome(OutcomeKind.ERROR, text, ProgramFailed(traceback=text))
+
+    def _classify(self) -> TartletError:
+        full = False
+        if self.state.memory:
+            used = capi.memory_data_size(self.context, self.state.memory)
+            full = used + _MEMORY_SLACK_BYTES > self.limits.memory_bytes
+        return traps.classify(self._drop_trap(), memory_full=full, limit_bytes=self.limits.memory_bytes)
+
+    def _drop_trap(self) -> str:
+        text = ""
+        if self.trap.value:
+            _, text = capi.take_trap(self.trap.value)
+            self.trap.value = None
+        if self.error.value:
+            text = capi.take_error(self.error.value)
+            self.error.value = None
+        return text
+
+    def _end(self, outcome: Outcome) -> None:
+        self.phase = Phase.ENDED
+        self.outcome = outcome
+        self.wait_request = None
+        self._events.clear()
+        state, boundary = self.state, self._host.boundary
+        if self._store is None:
+            boundary.release(state)
+            self._host.forget(self, None)
+            return
+        kept = (state, self.trap, self.error, self.instance, self.results, self.kept, self.program)
+        remains = Remains(state.future, self._store, kept, lambda: boundary.release(state))
+        self._store = None
+        self.kept = ()
+        self._host.forget(self, remains)

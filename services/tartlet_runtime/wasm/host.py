@@ -1,0 +1,206 @@
+"""The host: one engine, its pool, the guests in it.
+
+Everything here belongs to one thread (the asyncio runtime's), but for the ticker and the reaper, which are threads of
+their own. Size it once at start: the pool never grows.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import wasmtime
+
+from tartlet_common.errors import Overloaded
+from tartlet_runtime.wasm import capi
+from tartlet_runtime.wasm.aot import AotCache, Compiled, default_cache_dir
+from tartlet_runtime.wasm.determinism import SEED_BYTES, Clock, GuestClock, GuestRandom, Random
+from tartlet_runtime.wasm.engine_flags import base_config
+from tartlet_runtime.wasm.guest import Guest
+from tartlet_runtime.wasm.program import Program, link
+from tartlet_runtime.wasm.reaper import Reaper, Remains
+from tartlet_runtime.wasm.shim import open_boundary
+from tartlet_runtime.wasm.types import GuestHooks, GuestLimits, Phase, QuietHooks
+
+_CORE_INSTANCES_PER_COMPONENT = 40
+_MEMORIES_PER_COMPONENT = 2
+_TABLES_PER_COMPONENT = 4
+_TABLE_ELEMENTS = 30_000
+_SLOTS_BEING_REAPED = 64
+
+
+@dataclass(frozen=True, slots=True)
+class HostConfig:
+    """Sizes of a host, fixed at its start."""
+
+    max_guests: int = 1024
+    max_memory_bytes: int = 256 << 20  # of one guest; its limits may say less
+    tick_us: int = 1_000  # unit of CPU slices
+    warm_memory_bytes: int = 1 << 20  # of a freed guest's memory that stays mapped, to save page faults
+    soft_submit_bytes: int = 256 << 10  # queued by one guest before its slice is cut short
+    boundary: str = "auto"  # "shim", "ctypes"; auto: the shim if `python -m tartlet_runtime.build` has built it
+    cache_dir: Path = field(default_factory=default_cache_dir)
+
+
+class WasmHost:
+    """Runs guests. Use it as a context manager, or `close` it.
+
+    Example:
+        with WasmHost(HostConfig()) as host:
+            program = host.load(host.aot.compile(wasm))
+            guest = host.create(program, hooks=hooks)
+            guest.start()
+            while guest.step() is Phase.READY:
+                pass
+    """
+
+    def __init__(self, config: HostConfig | None = None, *, aot: AotCache | None = None) -> None:
+        """Make the engine and its pool, start ticker and reaper."""
+        self.config = config or HostConfig()
+        self.aot = aot or AotCache(self.config.cache_dir)
+        self.boundary = open_boundary(self.config.boundary, self.config.cache_dir)
+        wasm_config = base_config()
+        self._add_pool(wasm_config)
+        self.engine = wasmtime.Engine(wasm_config)
+        self.engine_address = capi.address(self.engine.ptr())
+        self._numbers = itertools.count(1)
+        self._guests: dict[int, Guest] = {}
+        self._dying = 0  # handed to the reaper since it was last drained
+        self._reaper = Reaper()
+        self.boundary.start_ticker(self.engine_address, self.config.tick_us)
+        self._closed = False
+
+    # ---- programs and guests ----
+
+    def load(self, compiled: Compiled) -> Program:
+        """Load and link a compiled module: milliseconds, it is mapped.
+
+        Raises:
+            CorruptModule: it is valid Wasm, but no guest of ours.
+        """
+        return link(self, compiled)
+
+    def create(
+        self,
+        program: Program,
+        *,
+        hooks: GuestHooks | None = None,
+        limits: GuestLimits | None = None,
+        clock: Clock | None = None,
+        random: Random | None = None,
+    ) -> Guest:
+        """A new guest; `start` it next.
+
+        Args:
+            program: what it runs.
+            hooks: who hears what it does (default: `QuietHooks`, which collect).
+            limits: what it may use (default: `GuestLimits()`).
+            clock, random: its time and chance: `GuestClock`, `GuestRandom` (default, started now with fresh entropy:
+                journal `clock.start_ns` and `random.seed`), or `SystemClock`, `SystemRandom` for `durable=False`.
+
+        Raises:
+            Overloaded: `max_guests` are alive.
+        """
+        if len(self._guests) >= self.config.max_guests:
+            raise Overloaded(what="this runtime's pool of programs", limit=self.config.max_guests)
+        if self._dying >= _SLOTS_BEING_REAPED and len(self._guests) + self._dying >= self.config.max_guests:
+            self.drain()
+        number = next(self._numbers)
+        guest = Guest(
+            self,
+            number,
+            program,
+            limits or GuestLimits(),
+            hooks or QuietHooks(),
+            clock or GuestClock(time.time_ns()),
+            random or GuestRandom(os.urandom(SEED_BYTES)),
+        )
+        self._guests[number] = guest
+        return guest
+
+    def step_many(self, guests: Iterable[Guest]) -> None:
+        """Step those of `guests` that are READY, one slice each; look at their `phase` afterwards.
+
+        With the C shim this is one call for all of them; callers bound its length by how many they pass.
+        """
+        ready = [guest for guest in guests if guest.phase is Phase.READY]
+        if not ready:
+            return
+        self.boundary.poll([guest.state for guest in ready])
+        for guest in ready:
+            guest.settle()
+
+    def drain(self) -> None:
+        """Block until all ended guests are freed."""
+        self._reaper.drain()
+        self._dying = 0
+
+    @property
+    def num_guests(self) -> int:
+        """Guests alive."""
+        return len(self._guests)
+
+    def close(self) -> None:
+        """Kill all guests, free everything, end the threads."""
+        if self._closed:
+            return
+        self._closed = True
+        for guest in list(self._guests.values()):
+            guest.kill("the runtime shuts down")
+        self._reaper.close()
+        self.boundary.stop_ticker()
+
+    def __enter__(self) -> Self:
+        """The host itself."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Close."""
+        self.close()
+
+    # ---- for guests and programs ----
+
+    def current_guest(self) -> Guest:
+        """The guest that is being polled."""
+        return self._guests[self.boundary.current]
+
+    def forget(self, guest: Guest, remains: Remains | None) -> None:
+        """A guest has ended."""
+        del self._guests[guest.number]
+        if remains is not None:
+            self._dying += 1
+            self._reaper.take(remains)
+
+    def slice_ticks(self, slice_us: int) -> int:
+        """A slice in ticks of the epoch, rounded up; plus one, because the first tick may come at once."""
+        return -(-slice_us // self.config.tick_us) + 1
+
+    def _add_pool(self, wasm_config: wasmtime.Config) -> None:
+        slots = self.config.max_guests + _SLOTS_BEING_REAPED
+        capi.set_pooling(
+            wasm_config,
+            total_component_instances=slots,
+            total_core_instances=slots * _CORE_INSTANCES_PER_COMPONENT,
+            total_memories=slots * _MEMORIES_PER_COMPONENT,
+            total_tables=slots * _TABLES_PER_COMPONENT,
+            total_stacks=slots,
+            max_core_instances_per_component=_CORE_INSTANCES_PER_COMPONENT,
+            max_memories_per_component=_MEMORIES_PER_COMPONENT,
+            max_tables_per_component=_TABLES_PER_COMPONENT,
+            max_component_instance_size=1 << 20,
+            max_core_instance_size=1 << 20,
+            table_elements=_TABLE_ELEMENTS,
+            max_memory_size=self.config.max_memory_bytes,
+            linear_memory_keep_resident=self.config.warm_memory_bytes,
+            table_keep_resident=1 << 16,
+            async_stack_keep_resident=1 << 14,
+            max_unused_warm_slots=slots,
+        )

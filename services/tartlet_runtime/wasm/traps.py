@@ -1,0 +1,46 @@
+"""Translate how a guest stopped into one typed error. Pure."""
+
+from __future__ import annotations
+
+import re
+
+from tartlet_common.errors import NotAllowed, ProgramMemoryExceeded, ProgramTrapped, TartletError
+
+_UNKNOWN_IMPORT = re.compile(r"unknown import: `([^`]*)`")
+_OUT_OF_MEMORY = re.compile(r"memory minimum size of .* exceeds|exceeds? (?:the )?memory limit|allocation .*too large")
+
+
+def classify(text: str, *, memory_full: bool, limit_bytes: int) -> TartletError:
+    """The error for a trap.
+
+    Args:
+        text: wasmtime's message, with its "Caused by" lines.
+        memory_full: whether the guest had used up its linear memory.
+        limit_bytes: its memory limit.
+    """
+    if unknown := _UNKNOWN_IMPORT.search(text):
+        return NotAllowed(what=unknown[1])
+    if _OUT_OF_MEMORY.search(text):
+        return ProgramMemoryExceeded(limit_bytes=limit_bytes)
+    if "stack exhausted" in text:
+        return ProgramTrapped(detail="the call stack overflowed")
+    # A program that can't get memory gives up by `unreachable` (abort) or by using a null pointer.
+    if memory_full and ("unreachable" in text or "out of bounds memory" in text):
+        return ProgramMemoryExceeded(limit_bytes=limit_bytes)
+    return ProgramTrapped(detail=brief(text))
+
+
+def brief(text: str) -> str:
+    """The root cause of a wasmtime message: its last "Caused by" line."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    if not lines:
+        return "unknown cause"
+    cause = lines[-1]
+    cause = re.sub(r"^\d+: ", "", cause)
+    return re.sub(r"^wasm trap: ", "", cause)[:500]
+
+
+def ran_out_of_memory(traceback_text: str) -> bool:
+    """Whether a Python traceback ends in MemoryError."""
+    last = traceback_text.rstrip().rsplit("\n", 1)[-1]
+    return last == "MemoryError" or last.startswith("MemoryError:")
