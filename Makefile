@@ -39,7 +39,9 @@ lint: setup  ## Format, ruff, types, layers, generated code: nothing is changed
 	$(STAGE) ruff $(BIN)/ruff check --quiet || failed=1; \
 	$(STAGE) types $(BIN)/mypy || failed=1; \
 	$(STAGE) layers $(BIN)/lint-imports --no-logo || failed=1; \
-	$(STAGE) protos $(BIN)/python tools/gen_protos.py --check || failed=1; \
+	$(STAGE) "generated: protos" $(BIN)/python tools/gen_protos.py --check || failed=1; \
+	$(STAGE) "generated: the SDK's ABI" $(BIN)/python -m tartlet_common.abi_gen --check || failed=1; \
+	$(STAGE) "generated: errors" $(BIN)/python -m tartlet_common.errors_gen --check || failed=1; \
 	$(STAGE) tree $(BIN)/python tools/lint_tree.py || failed=1; \
 	exit $$failed
 
@@ -49,6 +51,11 @@ fix: setup  ## Formats the code and mends what ruff can mend
 	$(BIN)/ruff check --fix
 
 ##@ Generated files
+
+.PHONY: generate
+generate: protos  ## Everything that is generated and checked in: protos, the SDK's ABI and errors, docs/errors.md
+	$(BIN)/python -m tartlet_common.abi_gen
+	$(BIN)/python -m tartlet_common.errors_gen
 
 .PHONY: protos
 protos: setup  ## protos/tartlet_protos from protos/tartlet/v1
