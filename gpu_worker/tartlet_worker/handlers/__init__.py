@@ -1,0 +1,1 @@
+"""Batched handlers: one module a family of calls, each gathers its columns, decides who runs, and applies."""

@@ -1,0 +1,268 @@
+"""From the columns of a Forward batch to what the model needs: where tokens are written and what each may see.
+
+All of it is host-side numpy on whole batches; nothing here touches the device.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from tartlet_common.step import Forward
+from tartlet_worker.attention.base import AttentionBatch
+from tartlet_worker.csr import owners, take, within
+from tartlet_worker.pools import FAR, Pools
+
+I64 = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class ForwardPlan:
+    """One pass through the layers: T tokens of B commands."""
+
+    embed: I64  # [T] source embeds
+    position: npt.NDArray[np.int32]  # [T]
+    page: I64  # [T] page that takes each token's key and value (a scratch page if it isn't stored)
+    slot: I64  # [T] and the slot in it
+    scratch_pages: int  # how many scratch pages are used
+    attention: AttentionBatch
+    out_token: I64  # [O] tokens whose last hidden state is kept
+    out_embed: I64  # [O] embeds that take them
+
+
+@dataclass(frozen=True, slots=True)
+class Columns:
+    """The chosen commands of a batch, as columns of their own."""
+
+    iemb: npt.NDArray[np.int32]
+    iemb_indptr: I64
+    ikv: npt.NDArray[np.int32]
+    ikv_indptr: I64
+    okv: npt.NDArray[np.int32]
+    okv_indptr: I64
+    okv_offset: npt.NDArray[np.int32]
+    oemb: npt.NDArray[np.int32]
+    oemb_indptr: I64
+    masks: dict[int, npt.NDArray[np.uint8]]  # packed bits of the commands that brought a mask
+
+
+def columns(batch: Forward, chosen: I64) -> Columns:
+    """Cut a batch to the chosen commands."""
+    masked = np.flatnonzero(np.diff(batch.mask_indptr)[chosen]) if len(batch.mask_bits) else ()
+    masks = {int(i): batch.mask_bits[batch.mask_indptr[chosen[i]] : batch.mask_indptr[chosen[i] + 1]] for i in masked}
+    if len(chosen) == len(batch.lane):
+        parts = [
+            (values, indptr.astype(np.int64))
+            for values, indptr in (
+                (batch.iemb, batch.iemb_indptr),
+                (batch.ikv, batch.ikv_indptr),
+                (batch.okv, batch.okv_indptr),
+                (batch.oemb, batch.oemb_indptr),
+            )
+        ]
+        offset = batch.okv_offset
+    else:
+        parts = []
+        for values, indptr in (
+            (batch.iemb, batch.iemb_indptr),
+            (batch.ikv, batch.ikv_indptr),
+            (batch.okv, batch.okv_indptr),
+            (batch.oemb, batch.oemb_indptr),
+        ):
+            index, cut = take(indptr, chosen)
+            parts.append((values[index], cut))
+        offset = batch.okv_offset[chosen]
+    (iemb, iemb_indptr), (ikv, ikv_indptr), (okv, okv_indptr), (oemb, oemb_indptr) = parts
+    return Columns(
+        iemb, iemb_indptr, ikv, ikv_indptr, okv, okv_indptr, offset, oemb, oemb_indptr, masks
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Writes:
+    """Pages that the commands write, [W] over all of them, and where each token goes."""
+
+    command: I64  # [W]
+    page: I64  # [W]
+    indptr: I64  # [B + 1]
+    token_write: I64  # [T] index into the W pages
+    slot: I64  # [T]
+    stored: npt.NDArray[np.bool_]  # [B] into okv pages rather than scratch pages
+    scratch_pages: int
+
+
+def plan_writes(c: Columns, pools: Pools) -> Writes:
+    """Token i of a command goes to slot `okv_offset + i` of its okv pages, or to scratch pages if it has none."""
+    size, counts = pools.page_size, np.diff(c.iemb_indptr)
+    stored = np.diff(c.okv_indptr) > 0
+    first_token = np.where(stored, c.okv_offset, 0).astype(np.int64)  # [B] slot of token 0 in the written list
+    first_page = first_token // size
+    num = np.where(counts > 0, (first_token + counts - 1) // size - first_page + 1, 0)  # [B] pages written
+    indptr = np.concatenate([[0], np.cumsum(num)])
+    command, rank = owners(indptr), within(indptr)
+    page = np.empty(len(command), np.int64)
+    mine = stored[command]
+    page[mine] = c.okv[(c.okv_indptr[:-1] + first_page)[command[mine]] + rank[mine]]
+    scratch = int(len(mine) - mine.sum())
+    page[~mine] = pools.scratch_page + np.arange(scratch)
+    token_command = owners(c.iemb_indptr)
+    target = first_token[token_command] + within(c.iemb_indptr)
+    token_write = indptr[token_command] + target // size - first_page[token_command]
+    return Writes(command, page, indptr, token_write, target % size, stored, scratch)
+
+
+def plan_forward(c: Columns, pools: Pools) -> ForwardPlan:
+    """Plan commands that passed every check, and record what they write in the pools' marks.
+
+    A command sees what commands before it in the batch write (`shared` below), since the model stores all keys and
+    values of a layer before it attends; the marks are then applied command by command.
+    """
+    size, count = pools.page_size, len(c.iemb_indptr) - 1
+    writes = plan_writes(c, pools)
+    position = pools.embed_position[c.iemb]
+    ikv_count = np.diff(c.ikv_indptr)
+    ikv_command, ikv_rank = owners(c.ikv_indptr), within(c.ikv_indptr)
+    write_column, hits, shared = _find_columns(c.ikv, ikv_command, ikv_rank, ikv_count, writes, pools)
+    appended = write_column >= ikv_count[writes.command]
+    num_pages = ikv_count + np.bincount(writes.command[appended], minlength=count)
+
+    table = np.full((count, max(1, int(num_pages.max(initial=0)))), pools.zero_page, np.int32)
+    table[ikv_command, ikv_rank] = c.ikv
+    token_command = writes.command[writes.token_write]
+    own = write_column[writes.token_write] * size + writes.slot  # [T] column of each token
+    seen = _See(pools, writes, c.ikv, hits, position, token_command, own)
+    column_position = seen.in_order(table, c.iemb_indptr, c.ikv_indptr) if shared else seen.at_once(table)
+    table[writes.command[appended], write_column[appended]] = writes.page[appended]
+
+    allowed = {
+        b: _allowed(bits, column_position[b], own[c.iemb_indptr[b] : c.iemb_indptr[b + 1]], int(ikv_count[b]) * size)
+        for b, bits in c.masks.items()
+    }
+    outs = np.diff(c.oemb_indptr)
+    out_command = owners(c.oemb_indptr)
+    out_token = (c.iemb_indptr[1:] - outs)[out_command] + within(c.oemb_indptr)
+    return ForwardPlan(
+        embed=c.iemb.astype(np.int64),
+        position=position,
+        page=writes.page[writes.token_write],
+        slot=writes.slot,
+        scratch_pages=writes.scratch_pages,
+        attention=AttentionBatch(
+            query_indptr=c.iemb_indptr,
+            query_position=position,
+            pages=table,
+            num_pages=num_pages.astype(np.int32),
+            column_position=column_position,
+            allowed=allowed,
+        ),
+        out_token=out_token,
+        out_embed=c.oemb.astype(np.int64),
+    )
+
+
+def _find_columns(
+    ikv: npt.NDArray[np.int32], ikv_command: I64, ikv_rank: I64, ikv_count: I64, writes: Writes, pools: Pools
+) -> tuple[I64, I64, bool]:
+    """Where written pages stand in their command's page list.
+
+    Returns:
+        [W] page index of each written page within its command's list: its first place in ikv if it is there, else
+        after ikv; the entries of ikv that any command writes; whether commands of the batch share written pages.
+    """
+    mark, number = pools.page_mark, np.arange(1, len(writes.page) + 1)
+    mark[writes.page] = number
+    hits = np.flatnonzero(mark[ikv])
+    several_writers = bool((mark[writes.page] != number).any())
+    mark[writes.page] = 0
+    after = np.cumsum(np.ones(len(writes.page), np.int64)) - 1
+    if not len(hits):
+        return ikv_count[writes.command] + after - writes.indptr[writes.command], hits, False
+    total = pools.total_pages
+    hit_keys, first = np.unique(ikv_command[hits] * total + ikv[hits], return_index=True)
+    keys = writes.command * total + writes.page
+    at = np.minimum(np.searchsorted(hit_keys, keys), len(hit_keys) - 1)
+    inside = hit_keys[at] == keys
+    column = np.where(inside, ikv_rank[hits[first[at]]], -1)
+    outside_before = np.cumsum(~inside) - ~inside  # written pages outside ikv before this one, over the batch
+    base = np.concatenate([[0], np.cumsum(~inside)])[writes.indptr[:-1]]
+    column = np.where(inside, column, ikv_count[writes.command] + outside_before - base[writes.command])
+    # Every hit is its own command's page unless a page that one command writes is in another's list.
+    shared = several_writers or int(inside.sum()) != len(hit_keys)
+    return column, hits, shared
+
+
+class _See:
+    """Fills column positions, and records the writes in the pools' marks."""
+
+    def __init__(
+        self,
+        pools: Pools,
+        writes: Writes,
+        ikv: npt.NDArray[np.int32],
+        hits: I64,
+        position: npt.NDArray[np.int32],
+        token_command: I64,
+        own: I64,
+    ) -> None:
+        self._pools, self._writes, self._ikv, self._hits = pools, writes, ikv, hits
+        self._position, self._token_command, self._own = position, token_command, own
+
+    def at_once(self, table: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
+        """No command reads what another of the batch writes: [B, N * page_size] in one gather."""
+        stored = self._writes.stored[self._token_command]
+        page, slot = self._writes.page[self._writes.token_write], self._writes.slot
+        if stored.all():
+            self._hide(page, slot)
+        else:
+            self._hide(page[stored], slot[stored])
+        seen = self._pools.seen_position[table].reshape(len(table), -1)
+        seen[self._token_command, self._own] = self._position
+        if stored.all():
+            self._record(page, slot, self._position)
+        else:
+            self._record(page[stored], slot[stored], self._position[stored])
+        return seen
+
+    def in_order(
+        self, table: npt.NDArray[np.int32], token_indptr: I64, ikv_indptr: I64
+    ) -> npt.NDArray[np.int32]:
+        """Command by command: each sees what those before it wrote, not what those after it write."""
+        seen = np.empty((len(table), table.shape[1] * self._pools.page_size), np.int32)
+        for b in range(len(table)):
+            mine = slice(int(token_indptr[b]), int(token_indptr[b + 1]))
+            page, slot = self._writes.page[self._writes.token_write[mine]], self._writes.slot[mine]
+            if self._writes.stored[b]:
+                self._hide(page, slot)
+            seen[b] = self._pools.seen_position[table[b]].reshape(-1)
+            seen[b, self._own[mine]] = self._position[mine]
+            if self._writes.stored[b]:
+                self._record(page, slot, self._position[mine])
+        return seen
+
+    def _hide(self, page: I64, slot: I64) -> None:
+        """Slots that a command writes are no columns of its ikv: they count once, as its own tokens."""
+        self._pools.seen_position[page, slot] = FAR
+
+    def _record(self, page: I64, slot: I64, position: npt.NDArray[np.int32]) -> None:
+        self._pools.position[page, slot] = position
+        self._pools.seen_position[page, slot] = np.where(self._pools.hidden[page, slot], FAR, position)
+
+
+def _allowed(
+    bits: npt.NDArray[np.uint8], column_position: npt.NDArray[np.int32], own: I64, ikv_columns: int
+) -> npt.NDArray[np.bool_]:
+    """A command's mask [tokens, ikv columns + tokens] moved to the columns [tokens, N * page_size] of its page list."""
+    tokens = len(own)
+    width = ikv_columns + tokens
+    given = np.unpackbits(bits, count=tokens * width, bitorder="little").reshape(tokens, width).astype(np.bool_)
+    allowed = np.zeros((tokens, len(column_position)), np.bool_)
+    allowed[:, :ikv_columns] = given[:, :ikv_columns]
+    allowed[:, own] = given[:, ikv_columns:]
+    return np.asarray(allowed & (column_position < FAR))
+
+
+def mask_bytes(c_iemb: I64, c_ikv: I64, page_size: int) -> I64:
+    """[B] bytes that the mask of a command with so many tokens and pages has."""
+    return np.asarray((c_iemb * (c_ikv * page_size + c_iemb) + 7) // 8)

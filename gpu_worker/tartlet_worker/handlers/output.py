@@ -1,0 +1,119 @@
+"""`get_next_dist` and `sample`: from output embeds to distributions and tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+from torch import Tensor
+
+from tartlet_common.errors import InvalidArgument
+from tartlet_common.step import BatchResult, GetNextDist, Sample
+from tartlet_worker.csr import Bools, Ints, any_by, take, within
+from tartlet_worker.handlers.outcome import Outcome, one_each
+from tartlet_worker.pools import Pools
+from tartlet_worker.sampling import SampleParams, sample, top_distribution
+
+Logits = Callable[[Tensor], Tensor]
+"""Final hidden states [N, dim] to logits [N, vocab] float32."""
+
+
+def get_next_dist(batch: GetNextDist, pools: Pools, poisoned: set[int], logits: Logits, limit: int) -> BatchResult:
+    """Top-K of the full softmax for each embed; skipped and failed commands get empty distributions."""
+    outcome = Outcome(batch.lane, poisoned)
+    _check_source(outcome, batch.embed, batch.indptr, pools)
+    outcome.fail(
+        np.asarray((batch.top_k < 1) | (batch.top_k > limit)),
+        lambda b: InvalidArgument(argument="top_k", detail=f"{batch.top_k[b]} is not within 1 to {limit}"),
+    )
+    runs = outcome.settle()
+    lengths = np.zeros(len(batch.embed), np.int64)  # [E]
+    chosen, cut = take(batch.indptr, runs)
+    if not len(chosen):
+        return outcome.result(dist=(np.zeros(len(lengths) + 1, np.int32), np.zeros(0, np.int32), np.zeros(0, np.float32)))
+    rows = logits(pools.embeds.index_select(0, pools.index(batch.embed[chosen])))
+    widths = np.minimum(np.repeat(batch.top_k[runs], np.diff(cut)), rows.shape[1])  # [embeds that run]
+    ids, probs = top_distribution(rows, int(widths.max()))
+    lengths[chosen] = widths
+    indptr = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
+    tokens, values = ids.cpu().numpy().astype(np.int32), probs.cpu().numpy()
+    if (widths == tokens.shape[1]).all():
+        tokens, values = tokens.reshape(-1), values.reshape(-1)
+    else:
+        inside = np.concatenate([[0], np.cumsum(widths)])
+        row, column = np.repeat(np.arange(len(widths)), widths), within(inside)
+        tokens, values = tokens[row, column], values[row, column]
+    return outcome.result(dist=(indptr, tokens, values))
+
+
+def sample_tokens(batch: Sample, pools: Pools, poisoned: set[int], logits: Logits) -> BatchResult:
+    """Sample one token an embed into its slot; a stop token marks the slot ended."""
+    count = len(batch.lane)
+    one = one_each(count)
+    outcome = Outcome(batch.lane, poisoned)
+    _check_source(outcome, batch.embed, one, pools)
+    outcome.check_ids("slot", batch.slot, one, pools.sizes.num_slots)
+    _check_params(outcome, batch)
+    runs = outcome.settle()
+    skipped = outcome.skipped
+    if skipped.any():
+        pools.slot_ended[batch.slot[skipped]] = True
+    token = np.full(count, -1, np.int32)
+    logprob = np.zeros(count, np.float32)
+    ended = np.zeros(count, np.uint8)
+    if len(runs):
+        embed = batch.embed[runs]
+        rows = logits(pools.embeds.index_select(0, pools.index(embed)))
+        tokens, logprobs = sample(
+            rows,
+            SampleParams(
+                temperature=batch.temperature[runs],
+                top_k=batch.top_k[runs],
+                top_p=batch.top_p[runs],
+                min_p=batch.min_p[runs],
+                seed=batch.seed[runs],
+                draw=batch.draw[runs],
+                position=pools.embed_position[embed],
+            ),
+        )
+        token[runs], logprob[runs] = tokens.cpu().numpy(), logprobs.cpu().numpy()
+        ended[runs] = _stops(batch, token)[runs]
+        pools.slot_token[batch.slot[runs]] = token[runs]
+        pools.slot_ended[batch.slot[runs]] = ended[runs]
+    return outcome.result(token=token, ended=ended, logprob=logprob)
+
+
+def _check_source(outcome: Outcome, embed: Ints, indptr: Ints, pools: Pools) -> None:
+    known = outcome.check_ids("embed", embed, indptr, pools.sizes.num_embeds)
+    source = embed if known else np.clip(embed, 0, pools.sizes.num_embeds - 1)
+    outcome.skip(any_by(pools.embed_ended[source], indptr))
+    unwritten = any_by(pools.embed_position[source] < 0, indptr)
+    outcome.fail(unwritten, lambda b: InvalidArgument(argument="embed", detail="read before written"))
+
+
+def _check_params(outcome: Outcome, batch: Sample) -> None:
+    """Parameters that no filter is defined for; comparisons are written so that NaN fails them."""
+    good = (
+        (batch.temperature >= 0)
+        & np.isfinite(batch.temperature)
+        & (batch.top_p >= 0)
+        & (batch.top_p <= 1)
+        & (batch.min_p >= 0)
+        & (batch.min_p <= 1)
+        & (batch.top_k >= 0)
+    )
+    outcome.fail(
+        np.asarray(~good),
+        lambda b: InvalidArgument(
+            argument="sampler",
+            detail=f"temperature {batch.temperature[b]}, top_k {batch.top_k[b]}, top_p {batch.top_p[b]}, "
+            f"min_p {batch.min_p[b]}: one is out of range",
+        ),
+    )
+
+
+def _stops(batch: Sample, token: np.ndarray) -> Bools:
+    """[B]: whether the token is one of its command's stop tokens."""
+    if not len(batch.stop):
+        return np.zeros(len(token), np.bool_)
+    return any_by(batch.stop == np.repeat(token, np.diff(batch.stop_indptr)), batch.stop_indptr)

@@ -1,0 +1,85 @@
+"""Cutting a Forward batch where one command depends on another in a way that one pass can't honour.
+
+One pass reads all embeds first, stores all keys and values of a layer before it attends, and writes all output embeds
+last. So a later command may read *pages* that an earlier one of the batch writes, but these need a pass of their own:
+
+- an embed read or written again after an earlier command of the batch wrote it;
+- a KV slot that already holds a token, or that an earlier command of the batch writes, written again (a reader before
+  it must still see the old token).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from tartlet_common.step import Forward
+from tartlet_worker.csr import owners, within
+from tartlet_worker.pools import Pools
+
+
+def cut(batch: Forward, pools: Pools) -> list[tuple[int, int]]:
+    """Ranges of commands [first, last) that run one after the other; one range in the usual case."""
+    count = len(batch.lane)
+    if count <= 1 or not (_embeds_conflict(batch, pools) or _slots_conflict(batch, pools)):
+        return [(0, count)]
+    return _cut_in_order(batch, pools)
+
+
+def _embeds_conflict(batch: Forward, pools: Pools) -> bool:
+    mark = pools.embed_mark
+    oemb = batch.oemb[(batch.oemb >= 0) & (batch.oemb < len(mark))]
+    iemb = batch.iemb[(batch.iemb >= 0) & (batch.iemb < len(mark))]
+    owner = np.searchsorted(batch.oemb_indptr, np.arange(len(oemb)), "right") - 1 if len(oemb) != len(batch.oemb) else owners(batch.oemb_indptr)
+    mark[oemb] = owner + 1
+    again = bool((mark[oemb] != owner + 1).any())
+    found = mark[iemb]
+    reader = owners(batch.iemb_indptr) if len(iemb) == len(batch.iemb) else np.full(len(iemb), -2)
+    conflict = again or bool(((found > 0) & (found != reader + 1)).any())
+    mark[oemb] = 0
+    return conflict
+
+
+def _written(batch: Forward, pools: Pools) -> tuple[np.ndarray, np.ndarray]:
+    """(command, page * page_size + slot) of every stored token; tokens past their okv are left to the checks."""
+    size = pools.page_size
+    command, index = owners(batch.iemb_indptr), within(batch.iemb_indptr)
+    target = batch.okv_offset[command].astype(np.int64) + index
+    room = np.diff(batch.okv_indptr)[command].astype(np.int64) * size
+    good = (target >= 0) & (target < room)
+    command, target = command[good], target[good]
+    page = batch.okv[batch.okv_indptr[:-1][command] + target // size].astype(np.int64)
+    good = (page >= 0) & (page < pools.total_pages)
+    return command[good], page[good] * size + target[good] % size
+
+
+def _slots_conflict(batch: Forward, pools: Pools) -> bool:
+    _, slots = _written(batch, pools)
+    return bool((pools.position.reshape(-1)[slots] >= 0).any()) or len(np.unique(slots)) != len(slots)
+
+
+def _cut_in_order(batch: Forward, pools: Pools) -> list[tuple[int, int]]:
+    """Greedy: a command starts a new range if it conflicts with the range so far."""
+    command, slots = _written(batch, pools)
+    position = pools.position.reshape(-1)
+    ranges, first = [], 0
+    embeds: set[int] = set()  # written in this range
+    stored: set[int] = set()
+    pages_read: set[int] = set()
+    for b in range(len(batch.lane)):
+        reads = batch.iemb[batch.iemb_indptr[b] : batch.iemb_indptr[b + 1]].tolist()
+        writes = batch.oemb[batch.oemb_indptr[b] : batch.oemb_indptr[b + 1]].tolist()
+        mine = slots[command == b]
+        replaced = set((mine[position[mine] >= 0] // pools.page_size).tolist())
+        if (
+            not embeds.isdisjoint(reads)
+            or not embeds.isdisjoint(writes)
+            or not stored.isdisjoint(mine.tolist())
+            or not pages_read.isdisjoint(replaced)
+        ):
+            ranges.append((first, b))
+            first, embeds, stored, pages_read = b, set(), set(), set()
+        embeds.update(writes)
+        stored.update(mine.tolist())
+        pages_read.update(batch.ikv[batch.ikv_indptr[b] : batch.ikv_indptr[b + 1]].tolist())
+    ranges.append((first, len(batch.lane)))
+    return ranges

@@ -1,0 +1,175 @@
+"""From a Hugging Face checkpoint directory to a running engine."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tartlet_common.engine_spec import EngineSpec
+from tartlet_common.errors import CheckpointBroken, OutOfDeviceMemory
+from tartlet_worker.attention.base import Attention
+from tartlet_worker.attention.torch_gather import TorchGather
+from tartlet_worker.model import Decoder
+from tartlet_worker.model_config import ModelConfig, read_config
+from tartlet_worker.pools import Pools, PoolSizes, page_bytes
+from tartlet_worker.torch_engine import TorchEngine
+from tartlet_worker.weights import WeightReader, digest
+
+DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
+DEFAULT_KV_BYTES = 256 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class EngineOptions:
+    """How an engine is set up; every size is fixed for its life."""
+
+    name: str | None = None  # model name in Hello; None: the directory's
+    dtype: str = "bfloat16"  # or "float32"
+    device: str = "cpu"  # or "cuda", "cuda:1"
+    page_size: int = 16  # tokens, 1 to 32
+    kv_memory_bytes: int = DEFAULT_KV_BYTES  # gives the number of pages where `num_pages` is None
+    num_pages: int | None = None
+    num_embeds: int | None = None  # None: as many as tokens fit the pages, at most 16384
+    num_slots: int = 16384
+    max_batch_tokens: int = 2048
+    max_batch_commands: int = 1024
+    top_k_limit: int = 256
+    batch_invariant: bool = False
+    threads: int | None = 1  # torch's threads on the CPU; None: leave them
+
+
+def load_engine(path: Path, options: EngineOptions | None = None, **settings: Any) -> TorchEngine:
+    """Load a checkpoint and allocate its pools.
+
+    Args:
+        path: the checkpoint's directory.
+        options: how to set the engine up.
+        settings: fields of `EngineOptions` that replace those of `options`.
+
+    Raises:
+        CheckpointMissing: no such directory, or files are missing from it.
+        CheckpointBroken: files can't be read or don't belong together.
+        UnknownFamily: not a model of a supported family.
+        OutOfDeviceMemory: weights or pools don't fit.
+    """
+    options = replace(options or EngineOptions(), **settings)
+    if options.dtype not in DTYPES:
+        raise ValueError(f"dtype {options.dtype!r} is none of {', '.join(DTYPES)}")
+    if not 1 <= options.page_size <= 32:
+        raise ValueError(f"page_size {options.page_size} is not within 1 to 32")
+    if options.threads is not None:
+        torch.set_num_threads(options.threads)
+    path = Path(path)
+    config = read_config(path)
+    dtype = DTYPES[options.dtype]
+    sizes = pool_sizes(config, options)
+    reader = WeightReader(path, config, dtype)
+    try:
+        attention = make_attention(config, options)
+        decoder = Decoder(
+            config, reader, attention, device=options.device, batch_invariant=options.batch_invariant
+        )
+        pools = Pools(sizes, config, dtype, options.device)
+    except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
+        if not isinstance(error, torch.OutOfMemoryError | MemoryError) and "alloc" not in str(error):
+            raise
+        asked = page_bytes(config, options.page_size, dtype.itemsize) * sizes.num_pages
+        raise OutOfDeviceMemory(device=options.device, asked_bytes=asked, free_bytes="too few") from error
+    tokenizer = path / "tokenizer.json"
+    tokenizer_json = tokenizer.read_bytes() if tokenizer.is_file() else b""
+    spec = engine_spec(path, config, options, sizes, tokenizer_json)
+    return TorchEngine(spec, decoder, pools, tokenizer_json)
+
+
+def pool_sizes(config: ModelConfig, options: EngineOptions) -> PoolSizes:
+    """Pools that the options ask for.
+
+    Raises:
+        OutOfDeviceMemory: the budget holds no page.
+    """
+    one = page_bytes(config, options.page_size, DTYPES[options.dtype].itemsize)
+    num_pages = options.num_pages if options.num_pages is not None else options.kv_memory_bytes // one
+    if num_pages < 1:
+        raise OutOfDeviceMemory(device=options.device, asked_bytes=one, free_bytes=options.kv_memory_bytes)
+    tokens = num_pages * options.page_size
+    return PoolSizes(
+        page_size=options.page_size,
+        num_pages=num_pages,
+        num_embeds=options.num_embeds if options.num_embeds is not None else min(16384, max(1024, tokens)),
+        num_slots=options.num_slots,
+        scratch_tokens=options.max_batch_tokens,
+        scratch_commands=options.max_batch_commands,
+    )
+
+
+def make_attention(config: ModelConfig, options: EngineOptions) -> Attention:
+    """The attention implementation for a device and mode."""
+    return TorchGather(config.kv_heads, options.device)
+
+
+def engine_spec(
+    path: Path, config: ModelConfig, options: EngineOptions, sizes: PoolSizes, tokenizer_json: bytes
+) -> EngineSpec:
+    """What the engine says of itself in Hello."""
+    return EngineSpec(
+        model=options.name or path.resolve().name,
+        model_digest=digest(path),
+        family=config.family,
+        dtype=options.dtype,
+        device=options.device,
+        page_size=sizes.page_size,
+        num_pages=sizes.num_pages,
+        num_embeds=sizes.num_embeds,
+        num_slots=sizes.num_slots,
+        vocab_size=config.vocab,
+        max_position=config.max_position,
+        max_batch_tokens=options.max_batch_tokens,
+        max_batch_commands=options.max_batch_commands,
+        top_k_limit=min(options.top_k_limit, config.vocab),
+        kv_bytes_per_token=config.kv_bytes_per_value * DTYPES[options.dtype].itemsize,
+        tokenizer_digest=hashlib.sha256(tokenizer_json).hexdigest() if tokenizer_json else "",
+        stop_tokens=stop_tokens(path, config),
+        bos_token=config.bos_token,
+        chat_template=chat_template(path),
+        batch_invariant=options.batch_invariant,
+    )
+
+
+def stop_tokens(path: Path, config: ModelConfig) -> tuple[int, ...]:
+    """End-of-sequence tokens of generation_config.json (which chat models extend), else of config.json."""
+    eos = _json(path / "generation_config.json").get("eos_token_id")
+    if eos is None:
+        return config.stop_tokens
+    return tuple(int(t) for t in (eos if isinstance(eos, list) else [eos]))
+
+
+def chat_template(path: Path) -> str:
+    """The Jinja source of the chat template, "" if there is none; of several named ones, the default."""
+    file = path / "chat_template.jinja"
+    if file.is_file():
+        return file.read_text()
+    template = _json(path / "tokenizer_config.json").get("chat_template", "")
+    if isinstance(template, list):
+        named = {entry.get("name"): entry.get("template", "") for entry in template}
+        template = named.get("default", "")
+    return str(template or "")
+
+
+def _json(file: Path) -> dict[str, Any]:
+    """A JSON object of the checkpoint, {} if there is no such file.
+
+    Raises:
+        CheckpointBroken: it isn't JSON.
+    """
+    if not file.is_file():
+        return {}
+    try:
+        value = json.loads(file.read_text())
+    except (ValueError, UnicodeDecodeError) as error:
+        raise CheckpointBroken(path=str(file.parent), detail=f"{file.name}: {error}") from error
+    return value if isinstance(value, dict) else {}

@@ -1,0 +1,168 @@
+"""What a Hugging Face `config.json` says of a Llama-family model, as one typed value.
+
+Families differ in few facts (biases, query/key norms, windows), so all of them run through the same decoder
+(`model.py`); this module is the only one that knows their names.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tartlet_common.errors import CheckpointBroken, CheckpointMissing, UnknownFamily
+
+FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
+ROPE_TYPES = ("default", "linear", "dynamic", "llama3", "yarn")
+
+
+@dataclass(frozen=True, slots=True)
+class RopeConfig:
+    """Rotary embedding: base frequency and how it is stretched beyond the trained length."""
+
+    theta: float
+    kind: str = "default"  # one of ROPE_TYPES
+    params: tuple[tuple[str, float | bool], ...] = ()  # the scaling's own numbers, by their names in config.json
+
+    def get(self, name: str, default: float | None = None) -> float | None:
+        """A scaling parameter by name."""
+        return dict(self.params).get(name, default)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelConfig:
+    """Shape of one decoder-only model."""
+
+    family: str
+    dim: int
+    layers: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    ffn: int
+    vocab: int
+    norm_eps: float
+    max_position: int
+    rope: RopeConfig
+    tied: bool = False  # the output projection is the embedding
+    qkv_bias: bool = False
+    o_bias: bool = False
+    mlp_bias: bool = False
+    qk_norm: bool = False  # RMS norm over head_dim on queries and keys (Qwen3)
+    windows: tuple[int | None, ...] = ()  # [layers] sliding window in tokens, None: full attention
+    stop_tokens: tuple[int, ...] = ()
+    bos_token: int | None = None
+
+    @property
+    def group(self) -> int:
+        """Query heads that share one key/value head."""
+        return self.heads // self.kv_heads
+
+    @property
+    def kv_bytes_per_value(self) -> int:
+        """Values of K and V that one token adds over all layers (times the element size gives bytes)."""
+        return 2 * self.layers * self.kv_heads * self.head_dim
+
+
+def read_config(path: Path) -> ModelConfig:
+    """Read `path/config.json`.
+
+    Raises:
+        CheckpointMissing: no such directory or file.
+        CheckpointBroken: not JSON, or values that don't fit together.
+        UnknownFamily: a model type that this worker can't run.
+    """
+    file = path / "config.json"
+    if not file.is_file():
+        detail = "it has no config.json" if path.is_dir() else "no such directory"
+        raise CheckpointMissing(path=str(path), detail=detail)
+    try:
+        raw = json.loads(file.read_text())
+    except (ValueError, UnicodeDecodeError) as error:
+        raise CheckpointBroken(path=str(path), detail=f"config.json: {error}") from error
+    if not isinstance(raw, dict):
+        raise CheckpointBroken(path=str(path), detail="config.json is not an object")
+    family = raw.get("model_type")
+    if family not in FAMILIES:
+        raise UnknownFamily(family=family, supported=", ".join(FAMILIES))
+    try:
+        return parse_config(raw)
+    except KeyError as error:
+        raise CheckpointBroken(path=str(path), detail=f"config.json lacks {error}") from error
+    except (TypeError, ValueError) as error:
+        raise CheckpointBroken(path=str(path), detail=f"config.json: {error}") from error
+
+
+def parse_config(raw: Mapping[str, Any]) -> ModelConfig:
+    """The typed form of a parsed `config.json` whose `model_type` is known.
+
+    Raises:
+        KeyError: a field that has no default is missing.
+        ValueError: fields contradict each other, or name something unsupported.
+    """
+    family = str(raw["model_type"])
+    dim, layers, heads = (int(raw[k]) for k in ("hidden_size", "num_hidden_layers", "num_attention_heads"))
+    kv_heads = int(raw.get("num_key_value_heads") or heads)
+    head_dim = int(raw.get("head_dim") or dim // heads)
+    if heads % kv_heads or head_dim % 2 or min(dim, layers, heads, kv_heads, head_dim) < 1:
+        raise ValueError(f"{heads} heads of {head_dim} over {kv_heads} key/value heads don't divide")
+    activation = raw.get("hidden_act", "silu")
+    if activation not in {"silu", "swish"}:
+        raise ValueError(f"activation {activation!r} is not supported")
+    eos = raw.get("eos_token_id")
+    return ModelConfig(
+        family=family,
+        dim=dim,
+        layers=layers,
+        heads=heads,
+        kv_heads=kv_heads,
+        head_dim=head_dim,
+        ffn=int(raw["intermediate_size"]),
+        vocab=int(raw["vocab_size"]),
+        norm_eps=float(raw.get("rms_norm_eps", 1e-6)),
+        max_position=int(raw.get("max_position_embeddings", 2048)),
+        rope=_rope(raw),
+        tied=bool(raw.get("tie_word_embeddings", False)),
+        qkv_bias=family == "qwen2" or bool(raw.get("attention_bias", False)),
+        o_bias=family != "qwen2" and bool(raw.get("attention_bias", False)),
+        mlp_bias=family == "llama" and bool(raw.get("mlp_bias", False)),
+        qk_norm=family == "qwen3",
+        windows=_windows(raw, family, layers),
+        stop_tokens=tuple(int(t) for t in (eos if isinstance(eos, list) else [] if eos is None else [eos])),
+        bos_token=None if raw.get("bos_token_id") is None else int(raw["bos_token_id"]),
+    )
+
+
+def _windows(raw: Mapping[str, Any], family: str, layers: int) -> tuple[int | None, ...]:
+    """Sliding window of each layer: all of Mistral's, those of Qwen that the configuration names, none of Llama's."""
+    window = raw.get("sliding_window")
+    if window is None or family == "llama":
+        return (None,) * layers
+    if family == "mistral":
+        return (int(window),) * layers
+    if not raw.get("use_sliding_window", False):
+        return (None,) * layers
+    kinds = raw.get("layer_types")
+    if kinds is None:
+        first = int(raw.get("max_window_layers", 28))
+        kinds = ["sliding_attention" if i >= first else "full_attention" for i in range(layers)]
+    if len(kinds) != layers:
+        raise ValueError(f"{len(kinds)} layer types for {layers} layers")
+    return tuple(int(window) if kind == "sliding_attention" else None for kind in kinds)
+
+
+def _rope(raw: Mapping[str, Any]) -> RopeConfig:
+    """Rotary parameters: `rope_parameters` of newer files, `rope_theta` and `rope_scaling` of older ones."""
+    params = dict(raw.get("rope_parameters") or raw.get("rope_scaling") or {})
+    theta = float(params.pop("rope_theta", None) or raw.get("rope_theta") or 10000.0)
+    legacy = params.pop("type", None)
+    kind = str(params.pop("rope_type", None) or legacy or "default")
+    if kind not in ROPE_TYPES:
+        raise ValueError(f"rope type {kind!r} is not supported; supported: {', '.join(ROPE_TYPES)}")
+    if raw.get("partial_rotary_factor", 1.0) != 1.0:
+        raise ValueError("partial rotary embeddings are not supported")
+    params.setdefault("original_max_position_embeddings", raw.get("max_position_embeddings", 2048))
+    numbers = {k: v for k, v in params.items() if isinstance(v, int | float)}
+    return RopeConfig(theta=theta, kind=kind, params=tuple(sorted(numbers.items())))

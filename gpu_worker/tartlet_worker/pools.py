@@ -1,0 +1,107 @@
+"""Everything an engine holds for programs: KV pages, embeds and token slots, in pools sized at start and never grown.
+
+Values live on the device; what decides visibility (positions, written and mask bits, ended marks) lives on the host in
+numpy, because the host needs it to build every batch and the device reads it only as columns of that batch.
+
+Beyond the pages that control names there are pages of the engine's own: scratch pages for the keys and values of
+tokens that a `forward` doesn't store, and one zero page that pads short page lists.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from tartlet_worker.csr import Ints
+from tartlet_worker.model_config import ModelConfig
+
+FAR = np.int32(2**30)
+"""Position of a column that can't be seen: not written, or masked. Larger than any query's position."""
+
+
+@dataclass(frozen=True, slots=True)
+class PoolSizes:
+    """How much an engine holds."""
+
+    page_size: int  # tokens
+    num_pages: int
+    num_embeds: int
+    num_slots: int
+    scratch_tokens: int  # tokens of one batch whose keys and values need not be stored
+    scratch_commands: int  # commands of one batch that bring them
+
+
+class Pools:
+    """Device tensors and their host-side marks.
+
+    `kv` is [layers, 2, pages, kv_heads, page_size, head_dim] (keys at 0, values at 1): head-major within a page, so
+    that one head's keys of a page are contiguous for kernels that read pages in place.
+    """
+
+    def __init__(self, sizes: PoolSizes, config: ModelConfig, dtype: torch.dtype, device: str) -> None:
+        self.sizes, self.device = sizes, device
+        self.page_size = sizes.page_size
+        scratch = -(-sizes.scratch_tokens // sizes.page_size) + sizes.scratch_commands
+        self.scratch_page = sizes.num_pages  # the first of them
+        self.num_scratch_pages = scratch
+        self.zero_page = sizes.num_pages + scratch
+        self.total_pages = self.zero_page + 1
+        shape = (config.layers, 2, self.total_pages, config.kv_heads, sizes.page_size, config.head_dim)
+        self.kv = torch.zeros(shape, dtype=dtype, device=device)
+        self.embeds = torch.zeros(sizes.num_embeds, config.dim, dtype=dtype, device=device)
+        self.position = np.full((self.total_pages, sizes.page_size), -1, np.int32)  # -1: not written
+        self.hidden = np.zeros((self.total_pages, sizes.page_size), np.bool_)  # the mask bits
+        self.seen_position = np.full((self.total_pages, sizes.page_size), FAR, np.int32)  # position where valid, or FAR
+        self.embed_position = np.full(sizes.num_embeds, -1, np.int32)  # -1: not written
+        self.embed_ended = np.zeros(sizes.num_embeds, np.bool_)
+        self.slot_token = np.full(sizes.num_slots, -1, np.int32)  # -1: not written
+        self.slot_ended = np.zeros(sizes.num_slots, np.bool_)
+        # Scratch marks of the batch at hand, all zero between uses.
+        self.page_mark = np.zeros(self.total_pages, np.int64)
+        self.embed_mark = np.zeros(sizes.num_embeds, np.int64)
+
+    def reset(self) -> None:
+        """As if just started."""
+        self.kv.zero_()
+        self.embeds.zero_()
+        self.position.fill(-1)
+        self.hidden.fill(False)
+        self.seen_position.fill(FAR)
+        self.clear_embeds(np.arange(self.sizes.num_embeds))
+        self.clear_slots(np.arange(self.sizes.num_slots))
+
+    def clear_pages(self, pages: Ints) -> None:
+        """Zero the keys and values of newly allocated pages and forget their positions and mask bits."""
+        if len(pages):
+            self.kv.index_fill_(2, self.index(pages), 0)
+            self.position[pages] = -1
+            self.hidden[pages] = False
+            self.seen_position[pages] = FAR
+
+    def clear_embeds(self, embeds: Ints) -> None:
+        """Forget newly allocated embeds; reading one before it is written fails, so its values may stay."""
+        self.embed_position[embeds] = -1
+        self.embed_ended[embeds] = False
+
+    def clear_slots(self, slots: Ints) -> None:
+        """Forget newly allocated token slots."""
+        self.slot_token[slots] = -1
+        self.slot_ended[slots] = False
+
+    def refresh(self, pages: Ints) -> None:
+        """Recompute `seen_position` of whole pages from their positions and mask bits."""
+        position = self.position[pages]
+        self.seen_position[pages] = np.where(self.hidden[pages] | (position < 0), FAR, position)
+
+    def index(self, ids: npt.NDArray[np.generic]) -> Tensor:
+        """Ids as an int64 tensor on the device."""
+        return torch.from_numpy(np.ascontiguousarray(ids, np.int64)).to(self.device)
+
+
+def page_bytes(config: ModelConfig, page_size: int, element_bytes: int) -> int:
+    """Bytes of one KV page over all layers."""
+    return config.kv_bytes_per_value * page_size * element_bytes

@@ -1,0 +1,136 @@
+"""From logits to tokens: filters, and inverse-CDF sampling with Philox noise (contract 7).
+
+For one row of logits l [V] (float32) and the uniform number u of `philox.uniform(seed, position, draw)`:
+
+1. `temperature == 0`: the token is the largest logit's, the smallest id among equals; nothing below applies.
+2. Weights are w_i = exp((l_i - max l) / temperature).
+3. `top_k > 0` keeps the k largest weights.
+4. `top_p < 1` keeps, of those in descending order, each whose preceding ones sum to less than top_p of the kept total
+   (the first always stays).
+5. `min_p > 0` keeps those with w_i >= min_p * max w.
+6. The token is the first id, in ascending order of ids, at which the running sum (float64) of kept weights exceeds
+   u * total.
+
+`logprob` is the token's log-probability under softmax(l), without temperature and filters.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from tartlet_worker.philox import uniform
+
+_NUCLEUS_FIRST = 1024
+"""Candidates sorted before a nucleus is found to need the whole vocabulary."""
+
+
+@dataclass(frozen=True, slots=True)
+class SampleParams:
+    """Parameters of N rows, as in `tartlet_common.step.Sample`."""
+
+    temperature: npt.NDArray[np.float32]
+    top_k: npt.NDArray[np.int32]
+    top_p: npt.NDArray[np.float32]
+    min_p: npt.NDArray[np.float32]
+    seed: npt.NDArray[np.uint64]
+    draw: npt.NDArray[np.uint32]
+    position: npt.NDArray[np.int32]
+
+
+def sample(logits: Tensor, params: SampleParams) -> tuple[Tensor, Tensor]:
+    """Tokens [N] int64 and their log-probabilities [N] float32 for logits [N, V] float32."""
+    token = logits.argmax(-1)
+    rows = np.flatnonzero(params.temperature > 0)
+    if len(rows):
+        noise = uniform(params.seed[rows], params.position[rows], params.draw[rows])
+        chosen = _draw(logits, params, rows, noise)
+        if len(rows) == len(token):
+            token = chosen
+        else:
+            token[torch.from_numpy(rows).to(logits.device)] = chosen
+    return token, log_prob(logits, token)
+
+
+def log_prob(logits: Tensor, token: Tensor) -> Tensor:
+    """Log-probability [N] of tokens [N] under the softmax of logits [N, V] float32."""
+    return logits.gather(1, token[:, None])[:, 0] - logits.logsumexp(-1)
+
+
+def _draw(logits: Tensor, params: SampleParams, rows: npt.NDArray[np.int64], noise: npt.NDArray[np.float64]) -> Tensor:
+    """Steps 2 to 6 for some rows."""
+    device, vocab = logits.device, logits.shape[1]
+    mine = logits if len(rows) == len(logits) else logits[torch.from_numpy(rows).to(device)]
+    temperature = torch.from_numpy(params.temperature[rows]).to(device)[:, None]
+    weights = torch.exp((mine - mine.amax(-1, keepdim=True)) / temperature)  # [R, V]
+    top_k = np.where((params.top_k[rows] <= 0) | (params.top_k[rows] > vocab), vocab, params.top_k[rows])
+    sorting = (top_k < vocab) | (params.top_p[rows] < 1)
+    min_p = torch.from_numpy(params.min_p[rows]).to(device)[:, None]
+    if (params.min_p[rows] > 0).any():
+        # The largest weight is 1.
+        kept = torch.where(weights >= min_p, weights, 0.0)
+    else:
+        kept = weights
+    u = torch.from_numpy(noise).to(device)[:, None]
+    if not sorting.any():
+        return _pick(kept, u)
+    if sorting.all():
+        return _draw_sorted(weights, kept, top_k, params.top_p[rows], u)
+    token = torch.empty(len(rows), dtype=torch.int64, device=device)
+    some = torch.from_numpy(np.flatnonzero(sorting)).to(device)
+    rest = torch.from_numpy(np.flatnonzero(~sorting)).to(device)
+    token[rest] = _pick(kept[rest], u[rest])
+    token[some] = _draw_sorted(weights[some], kept[some], top_k[sorting], params.top_p[rows][sorting], u[some])
+    return token
+
+
+def _pick(weights: Tensor, u: Tensor) -> Tensor:
+    """Step 6: weights [R, C] of kept candidates in ascending order of ids (0: dropped), u [R, 1] float64."""
+    running = weights.double().cumsum(-1)
+    at = torch.searchsorted(running, u * running[:, -1:], right=True)[:, 0]
+    # Rounding may put u * total at the total itself: then the last candidate that has any weight is meant.
+    last = torch.searchsorted(running, running[:, -1:])[:, 0]
+    return torch.minimum(at, last)
+
+
+def _draw_sorted(
+    weights: Tensor, kept: Tensor, top_k: npt.NDArray[np.int32], top_p: npt.NDArray[np.float32], u: Tensor
+) -> Tensor:
+    """Steps 3, 4 and 6 for rows that need their candidates in order; `kept` has step 5 applied."""
+    vocab, device = weights.shape[1], weights.device
+    k = torch.from_numpy(top_k.astype(np.int64)).to(device)[:, None]
+    p = torch.from_numpy(top_p.astype(np.float64)).to(device)[:, None]
+    nucleus = bool((top_p < 1).any())
+    width = int(top_k[top_k < vocab].max(initial=1))
+    if nucleus:
+        width = max(width, _NUCLEUS_FIRST)
+    width = min(width, vocab)
+    if bool(((top_k >= vocab) & (top_p >= 1)).any()):
+        width = vocab
+    while True:
+        best, ids = weights.topk(width, dim=-1)  # [R, C] descending
+        rank = torch.arange(width, device=device)[None]
+        in_k = rank < k
+        below = (best.double() * in_k).cumsum(-1)
+        total = torch.where(k < vocab, below[:, -1:], weights.double().sum(-1, keepdim=True)) if nucleus else below[:, -1:]
+        enough = (below[:, -1:] >= p * total) | (p >= 1) | (k <= width)
+        if width == vocab or bool(enough.all()):
+            break
+        width = vocab
+    before = below - best.double()
+    keep = in_k & ((before < p * total) | (rank == 0) | (p >= 1))
+    # Back to ascending ids: dropped candidates go last, without weight.
+    ids, order = torch.where(keep, ids, vocab).sort(-1)
+    chosen = torch.where(ids < vocab, kept.gather(1, ids.clamp(max=vocab - 1)), 0.0)
+    del order
+    return ids.gather(1, _pick(chosen, u)[:, None])[:, 0]
+
+
+def top_distribution(logits: Tensor, top_k: int) -> tuple[Tensor, Tensor]:
+    """The `top_k` most likely tokens of each row: ids [N, top_k] and probabilities of the full softmax, descending."""
+    best, ids = logits.topk(top_k, dim=-1)
+    return ids, torch.exp(best - logits.logsumexp(-1, keepdim=True))

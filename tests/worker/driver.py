@@ -1,0 +1,148 @@
+"""Drives an engine one call at a time, the way a program would: for tests that state facts about single commands."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+
+import numpy as np
+
+from tartlet_common.step import (
+    Batch,
+    BatchResult,
+    CopyKvPage,
+    EmbedTxt,
+    Forward,
+    GetNextDist,
+    MaskKvPage,
+    Sample,
+    Step,
+    StepResult,
+)
+from tartlet_worker.engine import Engine
+
+
+def i32(values) -> np.ndarray:
+    return np.asarray(values, np.int32).reshape(-1)
+
+
+def u32(values) -> np.ndarray:
+    return np.asarray(values, np.uint32).reshape(-1)
+
+
+def indptr(lists) -> np.ndarray:
+    return np.concatenate([[0], np.cumsum([len(x) for x in lists])]).astype(np.int32)
+
+
+def flat(lists) -> np.ndarray:
+    return i32(list(itertools.chain.from_iterable(lists)))
+
+
+def embed_batch(commands: Sequence[dict]) -> EmbedTxt:
+    """Commands: embed, position, and token or slot lists; lane."""
+    return EmbedTxt(
+        lane=u32([c.get("lane", 1) for c in commands]),
+        indptr=indptr([c["embed"] for c in commands]),
+        embed=flat(c["embed"] for c in commands),
+        token=flat(c.get("token", [-1] * len(c["embed"])) for c in commands),
+        slot=flat(c.get("slot", [-1] * len(c["embed"])) for c in commands),
+        position=flat(c["position"] for c in commands),
+    )
+
+
+def forward_batch(commands: Sequence[dict]) -> Forward:
+    """Commands: iemb, and optionally ikv, okv, okv_offset, oemb, mask (bool [n, columns]); lane."""
+    packed = [
+        np.packbits(np.asarray(c["mask"], bool).reshape(-1), bitorder="little")
+        if c.get("mask") is not None
+        else np.zeros(0, np.uint8)
+        for c in commands
+    ]
+    lists = {name: [list(c.get(name, ())) for c in commands] for name in ("ikv", "iemb", "okv", "oemb")}
+    return Forward(
+        lane=u32([c.get("lane", 1) for c in commands]),
+        okv_offset=i32([c.get("okv_offset", 0) for c in commands]),
+        mask_bits=np.concatenate(packed),
+        mask_indptr=indptr(packed),
+        **{name: flat(values) for name, values in lists.items()},
+        **{f"{name}_indptr": indptr(values) for name, values in lists.items()},
+    )
+
+
+def sample_batch(commands: Sequence[dict]) -> Sample:
+    """Commands: embed, slot, and optionally temperature, top_k, top_p, min_p, seed, draw, stop; lane."""
+
+    def column(name: str, default: float, dtype: type) -> np.ndarray:
+        return np.asarray([c.get(name, default) for c in commands], dtype)
+
+    return Sample(
+        lane=u32([c.get("lane", 1) for c in commands]),
+        embed=column("embed", 0, np.int32),
+        slot=column("slot", 0, np.int32),
+        temperature=column("temperature", 0, np.float32),
+        top_k=column("top_k", 0, np.int32),
+        top_p=column("top_p", 1, np.float32),
+        min_p=column("min_p", 0, np.float32),
+        seed=column("seed", 0, np.uint64),
+        draw=column("draw", 0, np.uint32),
+        stop=flat(c.get("stop", ()) for c in commands),
+        stop_indptr=indptr([c.get("stop", ()) for c in commands]),
+    )
+
+
+def dist_batch(commands: Sequence[dict]) -> GetNextDist:
+    """Commands: embed list, top_k; lane."""
+    return GetNextDist(
+        lane=u32([c.get("lane", 1) for c in commands]),
+        indptr=indptr([c["embed"] for c in commands]),
+        embed=flat(c["embed"] for c in commands),
+        top_k=i32([c.get("top_k", 5) for c in commands]),
+    )
+
+
+def copy_batch(src, dst, src_offset, dst_offset, size, lane: int = 1) -> CopyKvPage:
+    return CopyKvPage(u32([lane]), i32([src]), i32([dst]), i32([src_offset]), i32([dst_offset]), i32([size]))
+
+
+def mask_batch(page: int, bits: int, lane: int = 1) -> MaskKvPage:
+    return MaskKvPage(u32([lane]), i32([page]), u32([bits]))
+
+
+class Driver:
+    """One engine, and numbers for its steps."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+        self._numbers = itertools.count()
+
+    def step(self, *batches: Batch, **fields) -> StepResult:
+        return self.engine.step(Step(next(self._numbers), tuple(batches), **fields))
+
+    def run(self, batch: Batch) -> BatchResult:
+        return self.step(batch).results[0]
+
+    def ok(self, *batches: Batch) -> StepResult:
+        """As `step`, and every command must have run."""
+        result = self.step(*batches)
+        for answer in result.results:
+            assert not answer.status.any(), (answer.status, answer.detail)
+        return result
+
+    def embed(self, tokens, embeds, positions) -> None:
+        self.ok(embed_batch([{"embed": embeds, "token": tokens, "position": positions}]))
+
+    def forward(self, **command) -> None:
+        self.ok(forward_batch([command]))
+
+    def logits(self, embeds) -> np.ndarray:
+        """Logits [N, vocab] float32 of output embeds, through the engine's own head."""
+        pools = self.engine.pools
+        return self.engine.decoder.logits(pools.embeds[pools.index(i32(embeds))]).cpu().numpy()
+
+    def prefill(self, tokens, pages, *, first: int = 0, embed0: int = 0, positions=None) -> np.ndarray:
+        """Embed tokens, run them over `pages` from slot `first` on, and return all their logits."""
+        tokens = list(tokens)
+        embeds = list(range(embed0, embed0 + len(tokens)))
+        self.embed(tokens, embeds, positions if positions is not None else range(first, first + len(tokens)))
+        self.forward(ikv=pages, iemb=embeds, okv=pages, okv_offset=first, oemb=embeds)
+        return self.logits(embeds)
