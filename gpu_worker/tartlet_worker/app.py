@@ -50,9 +50,9 @@ def load(settings: WorkerSettings, progress: Callable[[str], None]) -> Engine:
     if settings.model is None:
         raise InvalidConfig(role="worker", detail="model: a checkpoint directory is needed (or --engine fake)")
     progress("importing torch")
-    from tartlet_worker.loader import load_engine  # torch: only when asked for
+    from tartlet_worker.loader import engine_from_settings  # torch: only when asked for
 
-    return load_engine(settings, progress)
+    return engine_from_settings(settings, progress)
 
 
 async def main(settings: WorkerSettings, notify: Notify) -> None:

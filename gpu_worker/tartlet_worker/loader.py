@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import torch
 
 from tartlet_common.engine_spec import EngineSpec
 from tartlet_common.errors import CheckpointBroken, OutOfDeviceMemory
+from tartlet_common.settings import WorkerSettings
 from tartlet_worker.attention.base import Attention
 from tartlet_worker.attention.torch_gather import TorchGather
 from tartlet_worker.model import Decoder
@@ -29,7 +31,7 @@ class EngineOptions:
     """How an engine is set up; every size is fixed for its life."""
 
     name: str | None = None  # model name in Hello; None: the directory's
-    dtype: str = "bfloat16"  # or "float32"
+    dtype: str = "auto"  # "bfloat16", "float32", or "auto": the checkpoint's
     device: str = "cpu"  # or "cuda", "cuda:1"
     page_size: int = 16  # tokens, 1 to 32
     kv_memory_bytes: int = DEFAULT_KV_BYTES  # gives the number of pages where `num_pages` is None
@@ -43,12 +45,19 @@ class EngineOptions:
     threads: int | None = 1  # torch's threads on the CPU; None: leave them
 
 
-def load_engine(path: Path, options: EngineOptions | None = None, **settings: Any) -> TorchEngine:
+def load_engine(
+    path: Path,
+    options: EngineOptions | None = None,
+    *,
+    progress: Callable[[str], None] = lambda _: None,
+    **settings: Any,
+) -> TorchEngine:
     """Load a checkpoint and allocate its pools.
 
     Args:
         path: the checkpoint's directory.
         options: how to set the engine up.
+        progress: told what is being done, for a person who waits.
         settings: fields of `EngineOptions` that replace those of `options`.
 
     Raises:
@@ -58,15 +67,15 @@ def load_engine(path: Path, options: EngineOptions | None = None, **settings: An
         OutOfDeviceMemory: weights or pools don't fit.
     """
     options = replace(options or EngineOptions(), **settings)
-    if options.dtype not in DTYPES:
-        raise ValueError(f"dtype {options.dtype!r} is none of {', '.join(DTYPES)}")
     if not 1 <= options.page_size <= 32:
         raise ValueError(f"page_size {options.page_size} is not within 1 to 32")
     if options.threads is not None:
         torch.set_num_threads(options.threads)
     path = Path(path)
     config = read_config(path)
+    options = replace(options, dtype=resolve_dtype(options.dtype, config))
     dtype = DTYPES[options.dtype]
+    progress(f"loading {path.name}")
     sizes = pool_sizes(config, options)
     reader = WeightReader(path, config, dtype)
     try:
@@ -84,6 +93,37 @@ def load_engine(path: Path, options: EngineOptions | None = None, **settings: An
     tokenizer_json = tokenizer.read_bytes() if tokenizer.is_file() else b""
     spec = engine_spec(path, config, options, sizes, tokenizer_json)
     return TorchEngine(spec, decoder, pools, tokenizer_json)
+
+
+def engine_from_settings(settings: WorkerSettings, progress: Callable[[str], None]) -> TorchEngine:
+    """The engine that a worker's settings ask for; errors as `load_engine`."""
+    assert settings.model is not None, "the caller has checked"
+    return load_engine(
+        settings.model,
+        EngineOptions(
+            name=settings.model_name or None,
+            dtype=settings.dtype,
+            device=settings.device,
+            page_size=settings.page_size,
+            kv_memory_bytes=settings.kv_memory_bytes,
+            num_embeds=settings.num_embeds,
+            num_slots=settings.num_slots,
+            max_batch_tokens=settings.max_batch_tokens,
+            max_batch_commands=settings.max_batch_commands,
+            batch_invariant=settings.batch_invariant,
+            threads=settings.threads,
+        ),
+        progress=progress,
+    )
+
+
+def resolve_dtype(name: str, config: ModelConfig) -> str:
+    """A name in `DTYPES`: "auto" is the checkpoint's, bfloat16 where that is neither (float16)."""
+    if name == "auto":
+        return config.dtype if config.dtype in DTYPES else "bfloat16"
+    if name not in DTYPES:
+        raise ValueError(f"dtype {name!r} is none of auto, {', '.join(DTYPES)}")
+    return name
 
 
 def pool_sizes(config: ModelConfig, options: EngineOptions) -> PoolSizes:

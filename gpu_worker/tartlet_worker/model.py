@@ -51,6 +51,7 @@ class Decoder:
         self.config, self._attention = config, attention
         self.embedding = reader.get(EMBEDDING).to(device)  # [vocab, dim]
         self._invariant, self._device = batch_invariant, device
+        self.passes = 0  # through the layers so far
         self._layers = [self._load_layer(reader, i) for i in range(config.layers)]
         self._final_norm = reader.get(FINAL_NORM).to(device)
         head = self.embedding if config.tied else reader.get(LM_HEAD).to(device)
@@ -85,6 +86,7 @@ class Decoder:
     @torch.inference_mode()
     def run(self, plan: ForwardPlan, pools: Pools) -> None:
         """Pass a plan's tokens through the layers; store keys, values and the output embeds (after the last norm)."""
+        self.passes += 1
         if plan.scratch_pages:
             # The unused rest of a scratch page is read under a mask: it must not hold what an earlier batch left.
             first = pools.scratch_page

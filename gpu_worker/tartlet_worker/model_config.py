@@ -54,6 +54,7 @@ class ModelConfig:
     windows: tuple[int | None, ...] = ()  # [layers] sliding window in tokens, None: full attention
     stop_tokens: tuple[int, ...] = ()
     bos_token: int | None = None
+    dtype: str = ""  # of the checkpoint's weights, as its config.json names it
 
     @property
     def group(self) -> int:
@@ -131,6 +132,7 @@ def parse_config(raw: Mapping[str, Any]) -> ModelConfig:
         qk_norm=family == "qwen3",
         windows=_windows(raw, family, layers),
         stop_tokens=tuple(int(t) for t in (eos if isinstance(eos, list) else [] if eos is None else [eos])),
+        dtype=str(raw.get("dtype") or raw.get("torch_dtype") or ""),
         bos_token=None if raw.get("bos_token_id") is None else int(raw["bos_token_id"]),
     )
 

@@ -98,7 +98,7 @@ def _check_shapes(outcome: Outcome, batch: Forward, pools: Pools) -> None:
     tokens, pages = np.diff(batch.iemb_indptr).astype(np.int64), np.diff(batch.ikv_indptr).astype(np.int64)
     outs, room = np.diff(batch.oemb_indptr), np.diff(batch.okv_indptr).astype(np.int64) * size
     outcome.fail(
-        outs > tokens,
+        (outs > tokens) | (tokens == 0),
         lambda b: InvalidArgument(argument="oemb", detail=f"{outs[b]} output embeds for {tokens[b]} input embeds"),
     )
     past = (room > 0) & ((batch.okv_offset + tokens > room) | (batch.okv_offset < 0))

@@ -84,7 +84,7 @@ class Outcome:
         error = np.zeros(len(self.status), np.uint32)
         for b, failure in self._errors.items():
             error[b] = failure.number
-        indptr, tokens, probs = dist if dist is not None else (np.zeros(1, np.int32), EMPTY_I32, EMPTY_F32)
+        indptr, tokens, probs = dist if dist is not None else (EMPTY_I32, EMPTY_I32, EMPTY_F32)
         return BatchResult(
             status=self.status,
             error=error,

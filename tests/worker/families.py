@@ -1,0 +1,88 @@
+"""Small random-weight models of every family and feature that numerics are tested on."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+from tempfile import mkdtemp
+
+import torch
+
+from tartlet_worker.random_checkpoint import random_checkpoint
+
+BASE = {
+    "hidden_size": 64,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "intermediate_size": 96,
+    "vocab_size": 320,
+    "max_position_embeddings": 512,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 10000.0,
+    "tie_word_embeddings": False,
+    "bos_token_id": None,
+    "eos_token_id": None,
+}
+
+
+def _config(family: str, architecture: str, **fields) -> dict:
+    return {"model_type": family, "architectures": [architecture], **BASE, **fields}
+
+
+def _llama(**fields) -> dict:
+    return _config("llama", "LlamaForCausalLM", **fields)
+
+
+LLAMA3_ROPE = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 32,
+}
+YARN_ROPE = {
+    "rope_type": "yarn",
+    "factor": 4.0,
+    "original_max_position_embeddings": 32,
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+}
+
+CONFIGS: dict[str, dict] = {
+    "llama2-multi-head": _llama(num_key_value_heads=4),
+    "llama3-grouped": _llama(rope_theta=500000.0),
+    "llama-one-kv-head-biases": _llama(num_key_value_heads=1, attention_bias=True, mlp_bias=True, head_dim=32),
+    "llama32-tied-scaled": _llama(tie_word_embeddings=True, rope_scaling=LLAMA3_ROPE, max_position_embeddings=256),
+    "llama-linear-rope": _llama(rope_scaling={"rope_type": "linear", "factor": 4.0}),
+    "llama-dynamic-rope": _llama(rope_scaling={"rope_type": "dynamic", "factor": 2.0}),
+    "llama-yarn": _llama(rope_scaling=YARN_ROPE, max_position_embeddings=128),
+    "mistral-window": _config("mistral", "MistralForCausalLM", sliding_window=24, head_dim=16),
+    "mistral-full": _config("mistral", "MistralForCausalLM", sliding_window=None),
+    "qwen2-bias": _config("qwen2", "Qwen2ForCausalLM", sliding_window=None, tie_word_embeddings=True),
+    "qwen2-window": _config(
+        "qwen2", "Qwen2ForCausalLM", use_sliding_window=True, sliding_window=20, max_window_layers=1
+    ),
+    "qwen3-norms": _config("qwen3", "Qwen3ForCausalLM", head_dim=32, tie_word_embeddings=True),
+    "qwen3-window": _config(
+        "qwen3", "Qwen3ForCausalLM", head_dim=24, use_sliding_window=True, sliding_window=16, max_window_layers=1
+    ),
+}
+
+
+@cache
+def checkpoint(name: str) -> Path:
+    """The checkpoint of a configuration, written once a test session."""
+    path = Path(mkdtemp(prefix=f"tartlet-{name}-"))
+    # Weights large enough for attention to be far from uniform, so that a wrong position or mask shows.
+    return random_checkpoint(path, CONFIGS[name], seed=len(name), std=0.15)
+
+
+@cache
+def reference(name: str, dtype: torch.dtype):
+    """transformers' model of the same checkpoint."""
+    from transformers import AutoModelForCausalLM
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+    return AutoModelForCausalLM.from_pretrained(checkpoint(name), dtype=dtype, attn_implementation="eager").eval()

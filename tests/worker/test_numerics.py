@@ -1,0 +1,134 @@
+"""The torch engine against transformers on the same random weights, for every family."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from tartlet_worker.loader import load_engine
+from tests.worker.driver import Driver, embed_batch, forward_batch, sample_batch
+from tests.worker.families import CONFIGS, checkpoint, reference
+
+TOKENS = np.random.default_rng(7).integers(0, 320, 75)
+SOME = ["llama32-tied-scaled", "mistral-window", "qwen2-window", "qwen3-norms"]
+
+
+@pytest.fixture(scope="module", params=list(CONFIGS))
+def name(request) -> str:
+    return request.param
+
+
+def engine(name: str, **options) -> Driver:
+    return Driver(load_engine(checkpoint(name), **{"dtype": "float32", "num_pages": 64, "num_embeds": 512, **options}))
+
+
+@torch.no_grad()
+def truth(name: str, tokens=TOKENS, dtype=torch.float32) -> np.ndarray:
+    """transformers' logits [N, vocab] float32."""
+    return reference(name, dtype)(torch.as_tensor(tokens)[None]).logits[0].float().numpy()
+
+
+def close(got: np.ndarray, want: np.ndarray) -> None:
+    assert np.abs(got - want).max() <= 1e-4 * np.abs(want).max()
+
+
+def test_prefill_gives_the_logits_of_transformers(name):
+    close(engine(name).prefill(TOKENS, [9, 2, 40, 7, 5]), truth(name))
+
+
+def test_split_prefill_then_decode_gives_the_same(name):
+    d = engine(name)
+    pages = [11, 3, 30, 8, 1]
+    parts = [d.prefill(TOKENS[:21], pages)]
+    parts.append(d.prefill(TOKENS[21:60], pages, first=21, embed0=100))
+    parts += [d.prefill(TOKENS[i : i + 1], pages, first=i, embed0=200) for i in range(60, 75)]
+    close(np.concatenate(parts), truth(name))
+
+
+@torch.no_grad()
+def test_bf16_error_is_at_most_half_more_than_that_of_transformers(name):
+    exact = truth(name)
+    d = engine(name, dtype="bfloat16")
+    got = np.concatenate([d.prefill(TOKENS[:40], [1, 2, 3, 4, 5]), d.prefill(TOKENS[40:], [1, 2, 3, 4, 5], first=40)])
+    mine, theirs = np.abs(got - exact), np.abs(truth(name, dtype=torch.bfloat16) - exact)
+    assert np.sqrt((mine**2).mean()) <= 1.5 * np.sqrt((theirs**2).mean())
+    assert mine.max() <= 1.5 * theirs.max()
+
+
+@torch.no_grad()
+def test_greedy_text_of_64_tokens_is_that_of_generate(name):
+    prompt = TOKENS[:20]
+    want = reference(name, torch.float32).generate(
+        torch.as_tensor(prompt)[None], max_new_tokens=64, do_sample=False, pad_token_id=0
+    )[0, 20:]
+    d = engine(name)
+    pages = list(range(6))
+    d.prefill(prompt, pages)
+    d.ok(sample_batch([{"embed": 19, "slot": 0}]))
+    text = [int(d.engine.pools.slot_token[0])]
+    for position in range(20, 83):
+        # The token goes from its slot into the next embed without leaving the engine.
+        result = d.ok(
+            embed_batch([{"embed": [100], "slot": [0], "position": [position]}]),
+            forward_batch([{"ikv": pages, "iemb": [100], "okv": pages, "okv_offset": position, "oemb": [101]}]),
+            sample_batch([{"embed": 101, "slot": 0}]),
+        )
+        text.append(int(result.results[2].token[0]))
+    assert text == want.tolist()
+
+
+@pytest.mark.parametrize("name", SOME)
+@pytest.mark.parametrize("page_size", [1, 3, 32])
+def test_page_size_and_page_order_do_not_matter(name, page_size):
+    d = engine(name, page_size=page_size, num_pages=128)
+    pages = np.random.default_rng(page_size).permutation(128)[: -(-75 // page_size)].tolist()
+    d.prefill(TOKENS[:50], pages)
+    want = truth(name)
+    # Listed backwards, and with unwritten pages between them.
+    d.embed(TOKENS[50:], range(300, 325), range(50, 75))
+    spare = next(p for p in range(128) if p not in pages)
+    d.forward(ikv=[*pages[::-1], spare], iemb=range(300, 325), okv=pages, okv_offset=50, oemb=range(300, 325))
+    close(d.logits(range(300, 325)), want[50:])
+
+
+@pytest.mark.parametrize("name", SOME)
+def test_commands_of_one_batch_do_not_see_each_other(name):
+    d = engine(name)
+    lengths = [1, 5, 17, 30, 5, 40, 1, 1, 75, 5, 2, 5]
+    commands, start, page = [], 0, 0
+    for i, n in enumerate(lengths):
+        pages = list(range(page, page + -(-n // 16)))
+        embeds = list(range(start, start + n))
+        d.embed(TOKENS[:n], embeds, range(n))
+        commands.append({"lane": i, "ikv": pages, "iemb": embeds, "okv": pages, "oemb": embeds[-1:]})
+        start, page = start + n, page + len(pages)
+    d.ok(forward_batch(commands))
+    want = truth(name)
+    close(d.logits([c["oemb"][0] for c in commands]), want[np.array(lengths) - 1])
+
+
+def test_tokens_that_are_not_stored_are_still_attended_within_their_call(name):
+    d = engine(name)
+    d.prefill(TOKENS[:20], [3, 4])
+    d.embed(TOKENS[20:], range(100, 155), range(20, 75))
+    d.forward(ikv=[3, 4], iemb=range(100, 155), oemb=range(100, 155))
+    close(d.logits(range(100, 155)), truth(name)[20:])
+    # And nothing of them stays.
+    assert (d.engine.pools.position[:64] >= 0).sum() == 20
+
+
+@pytest.mark.parametrize("name", SOME)
+def test_a_later_command_of_a_batch_reads_pages_that_an_earlier_one_writes(name):
+    d = engine(name)
+    d.embed(TOKENS, range(75), range(75))
+    pages = [8, 1, 5, 2, 9]
+    cuts = [0, 10, 24, 40, 75]
+    commands = [
+        {"ikv": pages, "iemb": range(a, z), "okv": pages, "okv_offset": a, "oemb": range(a, z)}
+        for a, z in zip(cuts, cuts[1:], strict=False)
+    ]
+    before = d.engine.decoder.passes
+    d.ok(forward_batch(commands))
+    assert d.engine.decoder.passes == before + 1
+    close(d.logits(range(75)), truth(name))
