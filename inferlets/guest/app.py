@@ -1,30 +1,41 @@
 """The generic Python inferlet: a component that runs the source it is given.
 
-componentize-py imports this module at build time and snapshots the interpreter, so whatever is imported here costs a
-program nothing. Nothing may draw randomness or read a clock at import: it would be frozen into every instance.
+componentize-py imports this module at build time and snapshots the interpreter, so what is imported here costs a
+program nothing, and what is not imported here does not exist for it. Nothing may draw randomness or read a clock at
+import: that would be frozen into every instance.
 """
 
 from __future__ import annotations
 
-# What users may import. A module that is not imported here does not exist in the sandbox.
-import abc, array, ast, asyncio, base64, binascii, bisect, calendar, cmath, codecs, collections, collections.abc  # noqa: E401, F401
-import contextlib, contextvars, copy, csv, dataclasses, datetime, decimal, difflib, email.utils, enum, fnmatch  # noqa: E401, F401
-import fractions, functools, gc, graphlib, hashlib, heapq, hmac, html, html.parser, inspect, io, itertools, json  # noqa: E401, F401
-import keyword, linecache, locale, logging, math, numbers, operator, os, pathlib, pprint, queue, random, re  # noqa: E401, F401
-import reprlib, secrets, shlex, statistics, string, struct, sys, tempfile, textwrap, threading, time, timeit  # noqa: E401, F401
-import token, tokenize, traceback, types, typing, unicodedata, unittest, urllib.parse, uuid, warnings, weakref  # noqa: E401, F401
-import xml.etree.ElementTree, zlib, zoneinfo, argparse, socket  # noqa: E401, F401
+# What programs may import.
+import abc, array, ast, bisect, cmath, collections, collections.abc, copy, dataclasses, enum, functools  # noqa: E401, F401
+import asyncio, concurrent.futures, contextlib, contextvars, queue, sched, threading  # noqa: E401, F401
+import argparse, getopt, inspect, linecache, logging, operator, os, pathlib, platform, shlex, sys, traceback  # noqa: E401, F401
+import base64, binascii, codecs, csv, hashlib, hmac, html, html.parser, io, json, pickle, struct, zlib  # noqa: E401, F401
+import calendar, datetime, decimal, fractions, math, numbers, random, secrets, statistics, time, timeit, uuid  # noqa: E401, F401
+import difflib, email.utils, fnmatch, glob, keyword, locale, pprint, re, reprlib, string, stringprep, textwrap  # noqa: E401, F401
+import errno, gc, graphlib, heapq, itertools, shutil, signal, socket, tempfile, token, tokenize, types, typing  # noqa: E401, F401
+import unicodedata, unittest, urllib.parse, warnings, weakref, xml.etree.ElementTree, zoneinfo  # noqa: E401, F401
+import encodings.ascii, encodings.idna, encodings.latin_1, encodings.utf_16, encodings.utf_8  # noqa: E401, F401
 
-import encodings.idna, encodings.latin_1, encodings.utf_8, encodings.ascii  # noqa: E401, F401
+import importlib
+import pkgutil
 
 import wit_world
 from componentize_py_types import Err
 from host_backend import WitBackend
 
+import inferlet
 import inferlet._guest
 import inferlet._host
 
-inferlet._host.backend = WitBackend()  # noqa: SLF001
+_OUTSIDE_ONLY = {"inferlet._native"}  # runs a program without the sandbox
+
+for _module in pkgutil.walk_packages(inferlet.__path__, "inferlet."):
+    if _module.name not in _OUTSIDE_ONLY:
+        importlib.import_module(_module.name)
+
+inferlet._host.backend = WitBackend()  # noqa: SLF001 - the seam that the SDK keeps for its hosts
 
 
 class WitWorld(wit_world.WitWorld):
@@ -33,7 +44,7 @@ class WitWorld(wit_world.WitWorld):
     def run(self, source: str, filename: str, args: str) -> str:
         """Run a program to its end; a failure leaves as `Err` with its traceback."""
         try:
-            return inferlet._guest.run(source, filename, json.loads(args))  # noqa: SLF001
+            return inferlet._guest.run(source, filename, json.loads(args))  # noqa: SLF001 - the same seam
         except BaseException as e:  # noqa: BLE001 - whatever a program raises is its result
             text = getattr(e, "guest_traceback", None) or traceback.format_exc()
             raise Err(text) from None
