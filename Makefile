@@ -42,6 +42,7 @@ lint: setup  ## Format, ruff, types, layers, generated code: nothing is changed
 	$(STAGE) "generated: protos" $(BIN)/python tools/gen_protos.py --check || failed=1; \
 	$(STAGE) "generated: the SDK's ABI" $(BIN)/python -m tartlet_common.abi_gen --check || failed=1; \
 	$(STAGE) "generated: errors" $(BIN)/python -m tartlet_common.errors_gen --check || failed=1; \
+	$(STAGE) "generated: reference pages" $(BIN)/python -m tartlet_common.docs_gen --check || failed=1; \
 	$(STAGE) tree $(BIN)/python tools/lint_tree.py || failed=1; \
 	exit $$failed
 
@@ -56,6 +57,7 @@ fix: setup  ## Formats the code and mends what ruff can mend
 generate: protos  ## Everything that is generated and checked in: protos, the SDK's ABI and errors, docs/errors.md
 	$(BIN)/python -m tartlet_common.abi_gen
 	$(BIN)/python -m tartlet_common.errors_gen
+	$(BIN)/python -m tartlet_common.docs_gen
 
 .PHONY: protos
 protos: setup  ## protos/tartlet_protos from protos/tartlet/v1
