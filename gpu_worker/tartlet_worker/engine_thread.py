@@ -13,8 +13,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from queue import SimpleQueue
 
-from tartlet_common import step_codec
+from tartlet_common import step_codec, telemetry
+from tartlet_common import telemetry_names as names
 from tartlet_common.errors import EngineFailure, TartletError
+from tartlet_common.step import Step, StepResult
 from tartlet_protos import engine_pb2
 from tartlet_worker.engine import Engine
 
@@ -85,8 +87,16 @@ class EngineThread:
     def _step(self, work: _Work) -> Finished:
         try:
             step = step_codec.step_from_proto(work.frame)
-            result = step_codec.result_to_proto(self._engine.step(step))
+            result = step_codec.result_to_proto(self._traced(step) if step.traceparent else self._engine.step(step))
         except Exception as e:
             log.exception("the engine broke in step %d", work.frame.number)
             return Finished(work.connection, None, e if isinstance(e, TartletError) else EngineFailure(detail=repr(e)))
         return Finished(work.connection, result, None)
+
+    def _traced(self, step: Step) -> StepResult:
+        """Run a step in a span under the one of control's step."""
+        parent = telemetry.extract({"traceparent": step.traceparent})
+        with telemetry.tracer().start_as_current_span(names.SPAN_ENGINE_STEP, context=parent) as span:
+            result = self._engine.step(step)
+            span.set_attribute(names.ATTR_STEP_TOKENS, result.computed_tokens)
+            return result

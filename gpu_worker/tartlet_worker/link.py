@@ -71,7 +71,8 @@ class Link:
                 try:
                     await self._connect_once()
                 except grpc.aio.AioRpcError as e:
-                    log.info("no connection to control at %s: %s", self._address, e.details())
+                    say = log.info if attempt == 0 else log.debug  # once an outage
+                    say("no connection to control at %s: %s", self._address, e.details())
                 if self._broken is not None:
                     raise self._broken
                 if self._draining:

@@ -1,1 +1,59 @@
-"""The client: launches programs on a Tartlet cluster and talks to them while they run."""
+"""The client: launches programs on a Tartlet server and talks to them while they run.
+
+Example:
+    ::
+
+        import asyncio
+
+        import tartlet
+
+
+        async def main() -> None:
+            async with tartlet.AsyncClient() as client:  # a local `tartlet serve`
+                run = await client.run(tartlet.Source.from_file("hello.py"))
+                async for event in run:
+                    print(event)
+
+
+        asyncio.run(main())
+"""
+
+from __future__ import annotations
+
+from tartlet.client import AsyncClient, Run
+from tartlet.events import Accepted, Ended, Event, Message, Stderr, Stdout, Usage
+from tartlet.model import (
+    MAX_SOURCE_BYTES,
+    CatalogueEntry,
+    Language,
+    LaunchSpec,
+    Limits,
+    ProgramInfo,
+    RuntimeState,
+    Source,
+)
+from tartlet.sync import Client, SyncRun
+from tartlet_common.errors import TartletError
+
+__all__ = [
+    "MAX_SOURCE_BYTES",
+    "Accepted",
+    "AsyncClient",
+    "CatalogueEntry",
+    "Client",
+    "Ended",
+    "Event",
+    "Language",
+    "LaunchSpec",
+    "Limits",
+    "Message",
+    "ProgramInfo",
+    "Run",
+    "RuntimeState",
+    "Source",
+    "Stderr",
+    "Stdout",
+    "SyncRun",
+    "TartletError",
+    "Usage",
+]

@@ -1,0 +1,185 @@
+"""One role as a child process: started in a process group of its own, awaited until ready, ended with all it started."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import sys
+from collections import deque
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from tartlet_common.errors import StartFailed, TartletError
+
+_LAST_LINES = 20
+_REAP_S = 2.0  # after SIGKILL
+
+
+class Child:
+    """A role's process.
+
+    Args:
+        role: "control", "runtime" or "worker".
+        flags: its command line.
+        log: file that its standard error is appended to.
+        env: its environment.
+        echo: also given each line of its standard error.
+    """
+
+    def __init__(
+        self,
+        role: str,
+        flags: Sequence[str],
+        *,
+        log: Path,
+        env: dict[str, str],
+        echo: Callable[[str, bytes], None] | None = None,
+        progress: Callable[[str, str], None] | None = None,
+    ) -> None:
+        self.role = role
+        self.last_lines: deque[str] = deque(maxlen=_LAST_LINES)
+        self.error: TartletError | None = None  # what it said of its own failure
+        self._flags = flags
+        self._log = log
+        self._env = env
+        self._echo = echo
+        self._progress = progress
+        self._process: asyncio.subprocess.Process | None = None
+        self._ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._tasks: list[asyncio.Task[None]] = []
+
+    @property
+    def pid(self) -> int:
+        """The process's id, 0 before the start."""
+        return self._process.pid if self._process else 0
+
+    async def start(self) -> None:
+        """Start the process; `ready` says when it serves."""
+        read_fd, write_fd = os.pipe()
+        try:
+            self._process = await asyncio.create_subprocess_exec(
+                sys.executable,
+                "-m",
+                f"tartlet_{self.role}",
+                *self._flags,
+                "--ready-fd",
+                str(write_fd),
+                "--parent-pid",
+                str(os.getpid()),
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=asyncio.subprocess.DEVNULL,
+                stderr=asyncio.subprocess.PIPE,
+                pass_fds=(write_fd,),
+                env=self._env,
+                start_new_session=True,  # the terminal's Ctrl-C reaches us alone: we end roles in order
+            )
+        except BaseException:
+            os.close(read_fd)
+            raise
+        finally:
+            os.close(write_fd)
+        self._tasks = [
+            asyncio.create_task(self._read_notices(read_fd), name=f"{self.role} notices"),
+            asyncio.create_task(self._read_errors(), name=f"{self.role} stderr"),
+        ]
+
+    async def ready(self) -> None:
+        """Return when the role serves.
+
+        Raises:
+            TartletError: it ended before, with the error that it gave, or `StartFailed` with its last lines.
+        """
+        process = self._running()
+        ended = asyncio.ensure_future(process.wait())
+        try:
+            await asyncio.wait((ended, self._ready), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            ended.cancel()
+        if not self._ready.done():
+            raise await self.cause()
+
+    async def wait(self) -> int:
+        """The exit code, when it has ended and its last words are read."""
+        code = await self._running().wait()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        return code
+
+    async def cause(self) -> TartletError:
+        """Why it ended: its own error, else its exit code and last lines."""
+        code = await self.wait()
+        if self.error is not None:
+            return self.error
+        how = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+        lines = "\n".join(self.last_lines)
+        return StartFailed(role=self.role, detail=f"{how}\n{lines}".rstrip())
+
+    def signal(self, number: signal.Signals) -> None:
+        """Signal the process, if it still runs."""
+        if self._process is not None and self._process.returncode is None:
+            self._process.send_signal(number)
+
+    def kill(self) -> None:
+        """SIGKILL the whole process group at once."""
+        if self._process is not None:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+
+    async def stop(self, grace_s: float) -> None:
+        """SIGTERM, then SIGKILL after `grace_s`; when this returns, neither it nor anything it started runs."""
+        if self._process is None:
+            return
+        self.signal(signal.SIGTERM)
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._process.wait(), grace_s)
+        self.kill()
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._process.wait(), _REAP_S)
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def _running(self) -> asyncio.subprocess.Process:
+        assert self._process is not None, "start() first"
+        return self._process
+
+    async def _read_notices(self, fd: int) -> None:
+        """Lines of the ready descriptor: `ready`, `progress TEXT`, `error NUMBER JSON`."""
+        reader = asyncio.StreamReader(limit=1 << 20)
+        loop = asyncio.get_running_loop()
+        transport, _ = await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(fd, "rb"))
+        try:
+            while line := await reader.readline():
+                word, _, rest = line.decode(errors="replace").rstrip("\n").partition(" ")
+                if word == "ready" and not self._ready.done():
+                    self._ready.set_result(None)
+                elif word == "error":
+                    number, _, fields = rest.partition(" ")
+                    self.error = TartletError.from_wire(int(number), fields)
+                elif word == "progress" and self._progress is not None:
+                    self._progress(self.role, rest)
+        finally:
+            transport.close()
+
+    async def _read_errors(self) -> None:
+        """Its standard error, to the log, the last lines and the echo."""
+        stream = self._running().stderr
+        assert stream is not None
+        with self._log.open("ab", buffering=0) as log:
+            while line := await _line(stream):
+                self.last_lines.append(line.decode(errors="replace").rstrip())
+                with contextlib.suppress(OSError):  # a full disk must not take the role with it
+                    log.write(line)
+                if self._echo is not None:
+                    self._echo(self.role, line)
+
+
+async def _line(stream: asyncio.StreamReader) -> bytes:
+    """A line, or the part of one that fits the reader's buffer; b"" at the end."""
+    try:
+        return await stream.readuntil(b"\n")
+    except asyncio.IncompleteReadError as e:
+        return e.partial
+    except asyncio.LimitOverrunError as e:
+        return await stream.readexactly(e.consumed)

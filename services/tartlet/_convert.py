@@ -1,0 +1,170 @@
+"""Between the client's values and protobuf messages."""
+
+from __future__ import annotations
+
+import json
+
+from tartlet.events import Accepted, Ended, Event, Message, Stderr, Stdout, Usage
+from tartlet.model import CatalogueEntry, Language, LaunchSpec, Limits, ProgramInfo, RuntimeState, Source
+from tartlet_common import telemetry, wire
+from tartlet_common.errors import InternalError
+from tartlet_protos import common_pb2, control_pb2, programs_pb2
+
+_LANGUAGES = {
+    Language.PYTHON: common_pb2.Source.PYTHON,
+    Language.WASM: common_pb2.Source.WASM,
+    Language.NATIVE: common_pb2.Source.NATIVE,
+}
+_FROM_LANGUAGE = {number: language for language, number in _LANGUAGES.items()}
+
+Kind = programs_pb2.ProgramEvent
+
+
+def source_to_proto(source: Source) -> common_pb2.Source:
+    """With its data; the digest lets the server check and cache it."""
+    return common_pb2.Source(
+        language=_LANGUAGES[source.language], filename=source.filename, data=source.data, digest=source.digest
+    )
+
+
+def source_from_proto(m: common_pb2.Source) -> Source:
+    """`data` is empty where only the digest travelled."""
+    return Source(m.data, _FROM_LANGUAGE.get(m.language, Language.PYTHON), m.filename)
+
+
+def limits_to_proto(limits: Limits) -> common_pb2.Limits:
+    """Field by field."""
+    return common_pb2.Limits(
+        memory_bytes=limits.memory_bytes,
+        cpu_slice_s=limits.cpu_slice_s,
+        pages=limits.pages,
+        commands_in_flight=limits.commands_in_flight,
+        source_bytes=limits.source_bytes,
+        output_bytes=limits.output_bytes,
+        journal_bytes=limits.journal_bytes,
+        deadline_s=limits.deadline_s,
+    )
+
+
+def limits_from_proto(m: common_pb2.Limits) -> Limits:
+    """Field by field."""
+    return Limits(
+        memory_bytes=m.memory_bytes,
+        cpu_slice_s=m.cpu_slice_s,
+        pages=m.pages,
+        commands_in_flight=m.commands_in_flight,
+        source_bytes=m.source_bytes,
+        output_bytes=m.output_bytes,
+        journal_bytes=m.journal_bytes,
+        deadline_s=m.deadline_s,
+    )
+
+
+def launch_to_proto(spec: LaunchSpec, *, attach: bool, tie: bool) -> programs_pb2.LaunchSpec:
+    """With the current trace, so that the program's span hangs under the caller's."""
+    return programs_pb2.LaunchSpec(
+        source=source_to_proto(spec.source) if spec.source is not None else None,
+        inferlet=spec.inferlet,
+        args=spec.args,
+        model=spec.model,
+        limits=limits_to_proto(spec.limits),
+        tenant=spec.tenant,
+        idempotency_key=spec.idempotency_key,
+        attach=attach,
+        tie=tie,
+        durable=spec.durable,
+        seed=spec.seed,
+        trace=telemetry.inject(),
+    )
+
+
+def usage_from_proto(m: programs_pb2.Usage) -> Usage:
+    """Field by field."""
+    return Usage(
+        sampled_tokens=m.sampled_tokens,
+        input_tokens=m.input_tokens,
+        first_token_s=m.first_token_s,
+        per_token_s=m.per_token_s,
+        wall_s=m.wall_s,
+        commands=m.commands,
+        peak_pages=m.peak_pages,
+    )
+
+
+def event_from_proto(m: programs_pb2.ProgramEvent) -> Event:
+    """The event a message carries.
+
+    Raises:
+        TartletError: it is REJECTED; the error says why.
+    """
+    match m.kind:
+        case Kind.ACCEPTED:
+            return Accepted(m.program_id, m.data.decode())
+        case Kind.MESSAGE:
+            return Message(m.program_id, m.offset, m.data)
+        case Kind.STDOUT:
+            return Stdout(m.program_id, m.offset, m.data)
+        case Kind.STDERR:
+            return Stderr(m.program_id, m.offset, m.data)
+        case Kind.ENDED:
+            result = m.data.decode(errors="replace") if m.data else None
+            error = wire.error_from_proto(m.error)
+            return Ended(m.program_id, m.offset, m.success, result, error, usage_from_proto(m.usage))
+        case Kind.REJECTED:
+            raise wire.error_from_proto(m.error) or InternalError(detail="rejected without a reason")
+        case _:
+            raise InternalError(detail=f"unknown event {m.kind}")
+
+
+def info_from_proto(m: programs_pb2.ProgramInfo) -> ProgramInfo:
+    """A line of a listing."""
+    return ProgramInfo(
+        program_id=m.program_id,
+        name=m.name,
+        state=m.state,
+        tenant=m.tenant,
+        started_unix_s=m.started_unix_s,
+        age_s=m.age_s,
+        usage=usage_from_proto(m.usage),
+        error=wire.error_from_proto(m.error),
+        model=m.model,
+        pages=m.pages,
+    )
+
+
+def entry_to_proto(entry: CatalogueEntry) -> control_pb2.CatalogueEntry:
+    """A catalogue entry with its source."""
+    return control_pb2.CatalogueEntry(
+        tenant=entry.tenant,
+        name=entry.name,
+        source=source_to_proto(entry.source),
+        limits=limits_to_proto(entry.limits),
+        model=entry.model,
+        description=entry.description,
+    )
+
+
+def entry_from_proto(m: control_pb2.CatalogueEntry) -> CatalogueEntry:
+    """A catalogue entry; in listings its source has no data."""
+    return CatalogueEntry(
+        name=m.name,
+        source=source_from_proto(m.source),
+        tenant=m.tenant,
+        limits=limits_from_proto(m.limits),
+        model=m.model,
+        description=m.description,
+    )
+
+
+def state_from_proto(m: programs_pb2.RuntimeStateReply) -> RuntimeState:
+    """A runtime's state."""
+    return RuntimeState(
+        version=m.version,
+        incarnation=m.incarnation,
+        running=m.running,
+        capacity=m.capacity,
+        control_connected=m.control_connected,
+        control=json.loads(m.control_state_json) if m.control_state_json else {},
+        component=m.component,
+        boundary=m.boundary,
+    )

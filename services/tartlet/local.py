@@ -1,0 +1,268 @@
+"""`LocalStack`: control, runtime and a worker as child processes on this machine, the way `tartlet serve` runs them.
+
+The processes speak over Unix sockets in one private directory. All of them are started at once (they dial each other
+until they meet), restarted when they die, and ended together; none outlives this process, not even if it is killed.
+
+Example:
+    ::
+
+        async with tartlet.local.LocalStack(StackConfig(engine="fake")) as stack:
+            async with tartlet.AsyncClient(stack.address) as client:
+                ...
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from tartlet._child import Child
+from tartlet_common.errors import DiskFull, StartFailed, TartletError
+from tartlet_common.paths import make_private, run_dir
+
+ROLES = ("control", "runtime", "worker")
+
+_BACKOFF_S = (0.05, 0.2, 0.5, 1.0, 2.0, 5.0)  # before the n-th restart in a row
+_STABLE_S = 10.0  # a role that ran so long starts its backoff over
+_GRACE_S = {"runtime": 5.0, "control": 5.0, "worker": 5.0}
+
+
+@dataclass(frozen=True, slots=True)
+class StackConfig:
+    """What a local stack runs.
+
+    Args:
+        engine: "torch" or "fake".
+        model: checkpoint directory for torch.
+        directory: of sockets and logs; default: `tartlet_common.paths.run_dir()`.
+        config: TOML file that every role reads.
+        flags: more flags by role, such as `{"worker": ["--page-size", "8"]}`.
+        env: added to the roles' environment.
+        start_timeout_s: how long the start may take.
+    """
+
+    engine: str = "torch"
+    model: Path | None = None
+    directory: Path | None = None
+    config: Path | None = None
+    flags: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    env: Mapping[str, str] = field(default_factory=dict)
+    start_timeout_s: float = 180.0
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """A role serves. `restarts` counts how often it had died before."""
+
+    role: str
+    pid: int
+    restarts: int
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """A role tells how far its start is."""
+
+    role: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Died:
+    """A role ended by itself; it is started again after `restart_in_s`."""
+
+    role: str
+    cause: TartletError
+    restart_in_s: float
+
+
+StackEvent = Started | Progress | Died
+
+
+class LocalStack:
+    """The three roles as children of this process.
+
+    Args:
+        config: what to run.
+        report: told what happens.
+        echo: given each line (with its newline) that a role writes to standard error.
+    """
+
+    def __init__(
+        self,
+        config: StackConfig,
+        report: Callable[[StackEvent], None] | None = None,
+        echo: Callable[[str, bytes], None] | None = None,
+    ) -> None:
+        self._config = config
+        self._report = report or (lambda _: None)
+        self._echo = echo
+        self.directory = config.directory or run_dir()
+        self._children: dict[str, Child] = {}
+        self._keepers: list[asyncio.Task[None]] = []
+        self._up: dict[str, asyncio.Event] = {}
+        self._stopping = False
+
+    @property
+    def address(self) -> str:
+        """The runtime's address, for clients."""
+        return f"unix:{self.directory / 'runtime.sock'}"
+
+    @property
+    def control_address(self) -> str:
+        """Control's address."""
+        return f"unix:{self.directory / 'control.sock'}"
+
+    @property
+    def guest_socket(self) -> Path:
+        """Where native programs connect."""
+        return self.directory / "guest.sock"
+
+    @property
+    def log_dir(self) -> Path:
+        """One log file a role."""
+        return self.directory / "logs"
+
+    def pid(self, role: str) -> int:
+        """The process id of a role now."""
+        return self._children[role].pid
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, e: BaseException | None, tb: TracebackType | None
+    ) -> None:
+        await self.stop()
+
+    async def start(self) -> None:
+        """Start all roles and wait until they serve; from then on those that die are restarted.
+
+        Raises:
+            TartletError: a role didn't start (all are ended), such as AddressInUse or CheckpointMissing.
+        """
+        try:
+            make_private(self.directory)
+            self.log_dir.mkdir(exist_ok=True)
+            for role in ROLES:
+                self._rotate(role)
+        except OSError as e:
+            raise DiskFull(path=str(self.directory), detail=e.strerror or str(e)) from e
+        try:
+            async with asyncio.timeout(self._config.start_timeout_s):
+                await self._start_all()
+        except TimeoutError as e:
+            late = [role for role in ROLES if role not in self._up or not self._up[role].is_set()]
+            await self.stop()
+            detail = f"not ready after {self._config.start_timeout_s:g} s; logs are in {self.log_dir}"
+            raise StartFailed(role=" and ".join(late), detail=detail) from e
+        except BaseException:
+            await self.stop()
+            raise
+        self._keepers = [asyncio.create_task(self._keep(role), name=f"keep {role}") for role in ROLES]
+
+    async def stop(self) -> None:
+        """End every role: clients of a role before the role itself; nothing is left running."""
+        self._stopping = True
+        for keeper in self._keepers:
+            keeper.cancel()
+        await asyncio.gather(*self._keepers, return_exceptions=True)
+        self._keepers = []
+        try:
+            for role in ("runtime", "control", "worker"):
+                if role in self._children:
+                    await self._children[role].stop(_GRACE_S[role])
+        finally:
+            self.kill()
+        for name in ("runtime.sock", "control.sock", "guest.sock"):
+            with contextlib.suppress(OSError):
+                (self.directory / name).unlink()
+
+    def kill(self) -> None:
+        """SIGKILL whatever still runs, without waiting."""
+        self._stopping = True
+        for child in self._children.values():
+            child.kill()
+
+    async def until_serving(self, role: str) -> None:
+        """Return when `role` serves (again)."""
+        await self._up[role].wait()
+
+    # ---- one role -----------------------------------------------------------------------------------------------
+
+    async def _start_all(self) -> None:
+        for role in ROLES:
+            self._children[role] = self._child(role)
+            self._up[role] = asyncio.Event()
+            await self._children[role].start()
+        waiting = {asyncio.ensure_future(self._until_ready(role, 0)): role for role in ROLES}
+        try:
+            done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_EXCEPTION)
+            for task in done:
+                await task
+        finally:
+            for task in waiting:
+                task.cancel()
+            await asyncio.gather(*waiting, return_exceptions=True)
+
+    async def _until_ready(self, role: str, restarts: int) -> None:
+        child = self._children[role]
+        await child.ready()
+        self._up[role].set()
+        self._report(Started(role, child.pid, restarts))
+
+    async def _keep(self, role: str) -> None:
+        """Restart a role whenever it ends."""
+        loop = asyncio.get_running_loop()
+        restarts, in_a_row, since = 0, 0, loop.time()
+        while True:
+            child = self._children[role]
+            await child.wait()
+            if self._stopping:
+                return
+            self._up[role].clear()
+            child.kill()  # whatever it started
+            if loop.time() - since > _STABLE_S:
+                in_a_row = 0
+            pause_s = _BACKOFF_S[min(in_a_row, len(_BACKOFF_S) - 1)]
+            self._report(Died(role, await child.cause(), pause_s))
+            await asyncio.sleep(pause_s)
+            restarts, in_a_row, since = restarts + 1, in_a_row + 1, loop.time()
+            self._children[role] = self._child(role)
+            await self._children[role].start()
+            with contextlib.suppress(TartletError):  # it died again: the loop's next turn reports it
+                await self._until_ready(role, restarts)
+
+    def _child(self, role: str) -> Child:
+        return Child(
+            role,
+            self._flags(role),
+            log=self.log_dir / f"{role}.log",
+            env={**os.environ, **self._config.env, "TARTLET_RUN_DIR": str(self.directory)},
+            echo=self._echo,
+            progress=lambda role, text: self._report(Progress(role, text)),
+        )
+
+    def _flags(self, role: str) -> list[str]:
+        """The command line of a role; sockets follow from TARTLET_RUN_DIR."""
+        flags: list[str] = []
+        if self._config.config is not None:
+            flags += ["--config", str(self._config.config)]
+        if role == "worker":
+            flags += ["--engine", self._config.engine]
+            if self._config.model is not None:
+                flags += ["--model", str(self._config.model)]
+        return [*flags, *self._config.flags.get(role, ())]
+
+    def _rotate(self, role: str) -> None:
+        """Keep the log of the run before."""
+        log = self.log_dir / f"{role}.log"
+        if log.exists():
+            log.replace(log.with_suffix(".log.1"))

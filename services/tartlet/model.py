@@ -1,0 +1,141 @@
+"""Values that clients give and get beside events: sources, limits, launches, listings."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+from tartlet.events import Usage
+from tartlet_common.errors import InvalidSource, SourceTooLarge, TartletError
+
+MAX_SOURCE_BYTES = 4 << 20
+"""Largest source that one message carries; the server's own limit may be lower."""
+
+_WASM_MAGIC = b"\0asm"
+
+
+class Language(Enum):
+    """What a program is written in."""
+
+    PYTHON = "python"  # source, run by the generic Python component
+    WASM = "wasm"  # a core Wasm module
+    NATIVE = "native"  # a process of the client's, outside the sandbox
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A program's text or module.
+
+    Example:
+        >>> Source.python("async def main(): ...").digest[:8]
+        '04a6ac92'
+    """
+
+    data: bytes = field(repr=False)
+    language: Language = Language.PYTHON
+    filename: str = "program.py"  # shown in tracebacks
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of the data, hex."""
+        return hashlib.sha256(self.data).hexdigest()
+
+    @staticmethod
+    def python(text: str, filename: str = "program.py") -> Source:
+        """A Python program from its text."""
+        return Source(text.encode(), Language.PYTHON, filename)
+
+    @staticmethod
+    def from_file(path: str | Path, language: Language | None = None) -> Source:
+        """A program from a file: Wasm by its first bytes, else Python.
+
+        Raises:
+            InvalidSource: the file can't be read.
+            SourceTooLarge: it is larger than `MAX_SOURCE_BYTES`; it isn't read.
+        """
+        path = Path(path)
+        try:
+            size = path.stat().st_size
+            if size > MAX_SOURCE_BYTES:
+                raise SourceTooLarge(size=size, limit=MAX_SOURCE_BYTES)
+            data = path.read_bytes()
+        except OSError as e:
+            raise InvalidSource(detail=f"{path}: {e.strerror}") from e
+        if language is None:
+            language = Language.WASM if data.startswith(_WASM_MAGIC) else Language.PYTHON
+        return Source(data, language, path.name)
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Limits of one program; 0 is the server's default."""
+
+    memory_bytes: int = 0
+    cpu_slice_s: float = 0.0  # longest computation without waiting
+    pages: int = 0
+    commands_in_flight: int = 0
+    source_bytes: int = 0
+    output_bytes: int = 0  # unread output
+    journal_bytes: int = 0
+    deadline_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchSpec:
+    """One program to launch: give `source`, or `inferlet`, the name of one in the catalogue."""
+
+    source: Source | None = None
+    inferlet: str = ""
+    args: Sequence[str] = ()
+    model: str = ""  # "" the default model
+    limits: Limits = Limits()
+    tenant: str = ""
+    idempotency_key: str = ""  # a second launch with the same key gives the first one's program
+    durable: bool = True  # keep a journal; False gives real clock and entropy
+    seed: bytes = b""  # 16 bytes that decide the program's randomness; b"" draws them
+
+
+@dataclass(frozen=True, slots=True)
+class ProgramInfo:
+    """A line of `list`."""
+
+    program_id: str
+    name: str
+    state: str  # "starting", "running", "succeeded", "failed"
+    tenant: str
+    started_unix_s: float
+    age_s: float
+    usage: Usage
+    error: TartletError | None
+    model: str
+    pages: int
+
+
+@dataclass(frozen=True, slots=True)
+class CatalogueEntry:
+    """A named program in the catalogue."""
+
+    name: str
+    source: Source
+    tenant: str = ""
+    limits: Limits = Limits()
+    model: str = ""
+    description: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class RuntimeState:
+    """What a runtime says of itself and of the control it is connected to."""
+
+    version: str
+    incarnation: str
+    running: int
+    capacity: int
+    control_connected: bool
+    control: dict[str, Any]  # control's State, {} when not connected
+    component: str  # digest of the Python guest component
+    boundary: str  # "shim" or "ctypes"

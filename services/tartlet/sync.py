@@ -1,0 +1,148 @@
+"""`Client`: `AsyncClient` for code without an event loop; a thread of its own runs one."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Coroutine, Iterator, Sequence
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+from tartlet.client import AsyncClient, Run
+from tartlet.events import Accepted, Ended, Event
+from tartlet.model import CatalogueEntry, LaunchSpec, ProgramInfo, RuntimeState, Source
+from tartlet_common.errors import TartletError
+from tartlet_common.rpc import Tls
+
+T = TypeVar("T")
+Answers = list[Accepted | TartletError]  # named here: in the class, `list` is a method
+Infos = list[ProgramInfo]
+Entries = list[CatalogueEntry]
+Digests = list[str]
+
+
+class SyncRun:
+    """A program that is followed: iterate its events, or wait for its end."""
+
+    def __init__(self, run: Run, loop: asyncio.AbstractEventLoop) -> None:
+        self._run = run
+        self._loop = loop
+
+    @property
+    def program_id(self) -> str:
+        """The program's id."""
+        return self._run.program_id
+
+    @property
+    def ended(self) -> Ended | None:
+        """The program's end, once it has been seen."""
+        return self._run.ended
+
+    def __iter__(self) -> Iterator[Event]:
+        """Events as they come; `Ended` is the last."""
+        events = aiter(self._run)
+
+        async def one() -> Event | None:
+            return await anext(events, None)
+
+        while (event := asyncio.run_coroutine_threadsafe(one(), self._loop).result()) is not None:
+            yield event
+
+    def wait(self) -> Ended:
+        """Drop the other events until the program has ended."""
+        return asyncio.run_coroutine_threadsafe(self._run.wait(), self._loop).result()
+
+    def cancel(self) -> None:
+        """Stop following; a program of `Client.run` ends with it."""
+        self._loop.call_soon_threadsafe(self._run.cancel)
+
+
+class Client:
+    """What `AsyncClient` is, with calls that block.
+
+    Example:
+        ::
+
+            with tartlet.Client() as client:
+                for event in client.run(tartlet.Source.from_file("hello.py")):
+                    if isinstance(event, tartlet.Message):
+                        print(event.text, end="", flush=True)
+    """
+
+    def __init__(self, address: str | None = None, *, control: str | None = None, tls: Tls | None = None) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="tartlet-client", daemon=True)
+        self._thread.start()
+        self._client = AsyncClient(address, control=control, tls=tls)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, e: BaseException | None, tb: TracebackType | None) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the connections and end the thread; programs started with `run` end."""
+        if self._loop.is_closed():
+            return
+        self._do(self._client.close())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+    def run(self, source: Source | None = None, args: Sequence[str] = (), *, spec: LaunchSpec | None = None) -> SyncRun:
+        """See `AsyncClient.run`."""
+        return SyncRun(self._do(self._client.run(source, args, spec=spec)), self._loop)
+
+    def launch(
+        self, source: Source | None = None, args: Sequence[str] = (), *, spec: LaunchSpec | None = None
+    ) -> Accepted:
+        """See `AsyncClient.launch`."""
+        return self._do(self._client.launch(source, args, spec=spec))
+
+    def launch_many(self, specs: Sequence[LaunchSpec]) -> Answers:
+        """See `AsyncClient.launch_many`."""
+        return self._do(self._client.launch_many(specs))
+
+    def attach(self, program_id: str, offset: int = 0) -> SyncRun:
+        """See `AsyncClient.attach`."""
+        return SyncRun(self._do(self._client.attach(program_id, offset)), self._loop)
+
+    def send(self, program_id: str, message: bytes | str) -> None:
+        """See `AsyncClient.send`."""
+        self._do(self._client.send(program_id, message))
+
+    def kill(self, program_id: str, reason: str = "") -> None:
+        """See `AsyncClient.kill`."""
+        self._do(self._client.kill(program_id, reason))
+
+    def list(self, *, ended: bool = False, tenant: str = "") -> Infos:
+        """See `AsyncClient.list`."""
+        return self._do(self._client.list(ended=ended, tenant=tenant))
+
+    def validate(self, source: Source) -> str:
+        """See `AsyncClient.validate`."""
+        return self._do(self._client.validate(source))
+
+    def state(self) -> RuntimeState:
+        """See `AsyncClient.state`."""
+        return self._do(self._client.state())
+
+    def put(self, entries: Sequence[CatalogueEntry]) -> Digests:
+        """See `AsyncClient.put`."""
+        return self._do(self._client.put(entries))
+
+    def get(self, name: str, *, tenant: str = "", digest: str = "") -> CatalogueEntry:
+        """See `AsyncClient.get`."""
+        return self._do(self._client.get(name, tenant=tenant, digest=digest))
+
+    def delete(self, name: str, *, tenant: str = "") -> None:
+        """See `AsyncClient.delete`."""
+        self._do(self._client.delete(name, tenant=tenant))
+
+    def catalogue(self, *, tenant: str = "") -> Entries:
+        """See `AsyncClient.catalogue`."""
+        return self._do(self._client.catalogue(tenant=tenant))
+
+    def _do(self, work: Coroutine[Any, Any, T]) -> T:
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
