@@ -1,0 +1,88 @@
+"""Batching policies under load (Pie, Table 5): 128 core-Wasm programs, 16 tokens each, run-ahead 0.
+
+Only the policy differs. Throughput counts all tokens from the launch request to the last program's end, the policies
+interleaved round by round.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import tartlet
+from bench import report
+from bench.guests.build import build
+from bench.stack import running
+from tartlet_common.rpc import install_uvloop
+
+POLICIES = {
+    "eager": ["--policy", "eager"],
+    "k-only, k=8": ["--policy", "k-only", "--policy-k", "8"],
+    "t-only, t=16 ms": ["--policy", "t-only", "--policy-t-s", "0.016"],
+    "adaptive": ["--policy", "adaptive"],
+}
+DEMO_MODEL = Path(__file__).resolve().parents[1] / "models" / "demo"
+PROMPT_TOKENS = 16
+OF_BEST, OVER_EAGER = 0.97, 5.0  # on a GPU: 15 times eager
+
+
+async def _tokens_per_s(client: tartlet.AsyncClient, guest: tartlet.Source, programs: int, tokens: int) -> float:
+    specs = [tartlet.LaunchSpec(source=guest, args=[str(PROMPT_TOKENS), str(tokens), "0", "0"])] * programs
+    ended = 0
+    start = time.perf_counter()
+    async for _, event in client.run_many(specs):
+        if isinstance(event, tartlet.Ended):
+            if not event.success:
+                raise RuntimeError(f"a program failed: {event.error}")
+            ended += 1
+        elif isinstance(event, tartlet.TartletError):
+            raise event
+    if ended != programs:
+        raise RuntimeError(f"{ended} of {programs} programs ended")
+    return programs * tokens / (time.perf_counter() - start)
+
+
+async def measure(model: Path, programs: int, tokens: int, repeat: int) -> report.Report:
+    """One table: a row a policy."""
+    seen: dict[str, list[float]] = {name: [] for name in POLICIES}
+    with tempfile.TemporaryDirectory(prefix="tt-") as directory:
+        guest = tartlet.Source.from_file(build(Path(directory))["decode"])
+        for i in range(repeat):
+            for name, flags in POLICIES.items():
+                async with (
+                    running(model=model, flags={"control": flags}) as address,
+                    tartlet.AsyncClient(address) as client,
+                ):
+                    await _tokens_per_s(client, guest, 8, tokens)  # warm
+                    seen[name].append(await _tokens_per_s(client, guest, programs, tokens))
+                report.progress(f"batching: round {i + 1} of {repeat}, {name}: {seen[name][-1]:.0f} tokens/s")
+    medians = {name: report.median(values) for name, values in seen.items()}
+    best, eager, adaptive = max(medians.values()), medians["eager"], medians["adaptive"]
+    title = f"Batching policies, {programs} programs of {tokens} tokens, model {model.name}"
+    result = report.Report("batching", title, ["policy", "tokens/s", "of the best", "over eager"])
+    result.rows = [(name, value, value / best, value / eager) for name, value in medians.items()]
+    result.goals = [
+        report.Goal("adaptive of the best", adaptive / best, OF_BEST, at_least=True),
+        report.Goal("adaptive over eager", adaptive / eager, OVER_EAGER, at_least=True),
+    ]
+    result.series = [report.Series("tokens/s", list(medians), list(medians.values()))]
+    result.y_label = "tokens/s"
+    return result
+
+
+def main() -> int:
+    """Command line."""
+    parser = report.parser(__doc__)
+    parser.add_argument("--model", type=Path, default=DEMO_MODEL, help="checkpoint (default: the demo model)")
+    parser.add_argument("--programs", type=int, default=128)
+    parser.add_argument("--tokens", type=int, default=16)
+    args = parser.parse_args()
+    install_uvloop()
+    return report.emit([asyncio.run(measure(args.model, args.programs, args.tokens, args.repeat))], args)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

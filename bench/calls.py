@@ -1,0 +1,134 @@
+"""What one call costs a program, 896 of them alive (Pie 7.4, Figure 10).
+
+A core-Wasm guest times itself by the real clock: calls that the runtime answers, calls that control answers, and calls
+without reply, 64 a submit. Calls to control are compared with a bare gRPC echo over the same kind of socket, measured in
+the same run: an empty Python server and client that exchange 48 bytes on one open stream.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import multiprocessing
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import grpc.aio
+import numpy as np
+
+import tartlet
+from bench import report
+from bench.guests.build import build
+from bench.stack import running
+from tartlet_common.rpc import install_uvloop, make_channel, make_server
+
+ECHO_BYTES = 48
+ECHO_CALLS = 400
+MODES = {1: "runtime answers", 2: "control answers", 3: "no reply, 64 a submit"}
+
+
+async def _idle(client: tartlet.AsyncClient, guest: tartlet.Source, n: int) -> list[tartlet.Accepted]:
+    """`n` programs that wait for a message, all past their first wait."""
+    specs = [tartlet.LaunchSpec(source=guest, args=["--mode", "0"])] * n
+    accepted = [a for a in await client.launch_many(specs) if isinstance(a, tartlet.Accepted)]
+    if len(accepted) != n:
+        raise RuntimeError(f"{len(accepted)} of {n} programs started")
+    return accepted
+
+
+async def _sampled_ns(client: tartlet.AsyncClient, guest: tartlet.Source, mode: int) -> np.ndarray:
+    """The guest's own samples, nanoseconds a call."""
+    run = await client.run(spec=tartlet.LaunchSpec(source=guest, args=["--mode", str(mode)], durable=False))
+    samples = np.zeros(0)
+    async for event in run:
+        if isinstance(event, tartlet.Message):
+            samples = np.frombuffer(event.data, "<u4")
+    if run.ended is None or not run.ended.success:
+        raise RuntimeError(f"the guest failed: {run.ended}")
+    return samples[len(samples) // 10 :]  # the first ones warm up
+
+
+def _echo_server(address: str) -> None:
+    async def echo(requests: AsyncIterator[bytes], _: Any) -> AsyncIterator[bytes]:
+        async for message in requests:
+            yield message
+
+    async def serve() -> None:
+        handler = grpc.method_handlers_generic_handler("Echo", {"Talk": grpc.stream_stream_rpc_method_handler(echo)})
+        server = await make_server(lambda s: s.add_generic_rpc_handlers((handler,)), address)
+        await server.wait_for_termination()
+
+    install_uvloop()
+    asyncio.run(serve())
+
+
+async def _echo_ns(directory: str) -> np.ndarray:
+    """Round trips of a bare echo, nanoseconds each."""
+    address = f"unix:{directory}/echo.sock"
+    process = multiprocessing.get_context("spawn").Process(target=_echo_server, args=(address,), daemon=True)
+    process.start()
+    samples = []
+    try:
+        async with make_channel(address) as channel:
+            await channel.channel_ready()
+            stream: Any = channel.stream_stream("/Echo/Talk")()
+            message = bytes(ECHO_BYTES)
+            for _ in range(ECHO_CALLS):
+                start = time.perf_counter_ns()
+                await stream.write(message)
+                await stream.read()
+                samples.append(time.perf_counter_ns() - start)
+            stream.cancel()
+    finally:
+        process.kill()
+        process.join()
+    return np.array(samples[len(samples) // 10 :])
+
+
+async def measure(alive: int, repeat: int) -> report.Report:
+    """One table."""
+    result = report.Report(
+        "calls", f"Calls of a core-Wasm program, {alive} alive", ["call", "median us", "p99 us", "goal us"]
+    )
+    seen: dict[int, list[np.ndarray]] = {mode: [] for mode in MODES}
+    echoes = []
+    with tempfile.TemporaryDirectory(prefix="tt-") as directory:
+        guest = tartlet.Source.from_file(build(Path(directory) / "guests")["calls"])
+        async with running(engine="fake") as address, tartlet.AsyncClient(address) as client:
+            idle = await _idle(client, guest, alive - 1)
+            for i in range(repeat):
+                report.progress(f"calls: {i + 1} of {repeat}")
+                for mode, samples in seen.items():
+                    samples.append(await _sampled_ns(client, guest, mode))
+                echoes.append(await _echo_ns(directory))
+            with contextlib.suppress(tartlet.TartletError):
+                await client.send_many([(a.program_id, b"end") for a in idle])
+    medians = {mode: report.median([float(np.median(s)) for s in samples]) / 1e3 for mode, samples in seen.items()}
+    echo = report.median([float(np.median(s)) for s in echoes]) / 1e3
+    bounds = {1: 30.0, 2: 2 * echo, 3: 1.0}
+    for mode, label in MODES.items():
+        p99 = float(np.percentile(np.concatenate(seen[mode]), 99)) / 1e3
+        result.rows.append((label, medians[mode], p99, bounds[mode]))
+        result.goals.append(report.Goal(f"{label}, us", medians[mode], bounds[mode], at_least=False))
+    result.rows.append(("bare gRPC echo", echo, float(np.percentile(np.concatenate(echoes), 99)) / 1e3, ""))
+    labels = [*MODES.values(), "bare gRPC echo"]
+    result.series.append(report.Series("median", labels, [*medians.values(), echo]))
+    result.y_label = "us a call"
+    return result
+
+
+def main() -> int:
+    """Command line."""
+    parser = report.parser(__doc__)
+    parser.add_argument("--alive", type=int, default=896, help="programs alive meanwhile (default 896)")
+    args = parser.parse_args()
+    return report.emit([asyncio.run(measure(args.alive, args.repeat))], args)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,87 @@
+"""From a launch request to the program's first message at the client (Pie 7.4, Figure 9), warm: 1, 128 and 896 at once.
+
+The programs send one message and end. All launches of a round are one request on one stream; each program's time is
+taken when its message has arrived.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+
+import tartlet
+from bench import report
+from bench.stack import running
+from tartlet_common.rpc import install_uvloop
+
+COUNTS = (1, 128, 896)
+GOALS_MS = {"core Wasm": (2.0, 15.0, 60.0), "Python": (8.0, 120.0, 600.0)}
+PYTHON = 'from inferlet import send\n\n\nasync def main():\n    send("hello")\n'
+CORE = Path(__file__).resolve().parents[1] / "inferlets" / "sdk" / "c" / "examples" / "send_and_exit.wasm"
+ROUNDS_OF_ONE = 20
+
+
+async def _round_ms(client: tartlet.AsyncClient, source: tartlet.Source, n: int) -> np.ndarray:
+    """Milliseconds from the request to each program's first message, [n]."""
+    specs = [tartlet.LaunchSpec(source=source)] * n
+    arrived: dict[int, float] = {}
+    ended = 0
+    start = time.perf_counter()
+    async for index, event in client.run_many(specs):
+        if isinstance(event, tartlet.Message):
+            arrived.setdefault(index, (time.perf_counter() - start) * 1e3)
+        elif isinstance(event, tartlet.Ended):
+            ended += 1
+            if not event.success:
+                raise RuntimeError(f"program {index} failed: {event.error}")
+        elif isinstance(event, tartlet.TartletError):
+            raise event
+    if len(arrived) != n or ended != n:
+        raise RuntimeError(f"{len(arrived)} messages and {ended} ends of {n} programs")
+    return np.array(sorted(arrived.values()))
+
+
+async def measure(repeat: int) -> report.Report:
+    """One table: a row for each kind of program and number of launches."""
+    result = report.Report(
+        "launch", "Launch to first message, warm", ["programs", "at once", "median ms", "p99 ms", "goal ms"]
+    )
+    sources = {"core Wasm": tartlet.Source.from_file(CORE), "Python": tartlet.Source.python(PYTHON)}
+    seen: dict[tuple[str, int], list[np.ndarray]] = {(kind, n): [] for kind in sources for n in COUNTS}
+    async with running(engine="fake") as address, tartlet.AsyncClient(address) as client:
+        for kind, source in sources.items():  # compile, map and warm the slots
+            report.progress(f"launch: warming {kind}")
+            for n in (1, *COUNTS):
+                await _round_ms(client, source, n)
+        for i in range(repeat):
+            report.progress(f"launch: {i + 1} of {repeat}")
+            for (kind, n), rounds in seen.items():
+                rounds.extend(
+                    [await _round_ms(client, sources[kind], n) for _ in range(ROUNDS_OF_ONE if n == 1 else 1)]
+                )
+    for kind in sources:
+        medians = []
+        for n, goal in zip(COUNTS, GOALS_MS[kind], strict=True):
+            rounds = seen[kind, n]
+            median = report.median([float(np.median(r)) for r in rounds])
+            medians.append(median)
+            result.rows.append((kind, n, median, float(np.percentile(np.concatenate(rounds), 99)), goal))
+            result.goals.append(report.Goal(f"{kind}, {n} at once, ms", median, goal, at_least=False))
+        result.series.append(report.Series(kind, list(COUNTS), medians))
+    result.x_label, result.y_label, result.log_x = "launched at once", "median ms to first message", True
+    return result
+
+
+def main() -> int:
+    """Command line."""
+    args = report.parser(__doc__).parse_args()
+    install_uvloop()
+    return report.emit([asyncio.run(measure(args.repeat))], args)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
