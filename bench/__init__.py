@@ -1,0 +1,1 @@
+"""Benchmarks: each prints a table of what it measured, with its machine and goals (`tartlet bench NAME`)."""

@@ -1,8 +1,8 @@
 """What one call costs a program, 896 of them alive (Pie 7.4, Figure 10).
 
 A core-Wasm guest times itself by the real clock: calls that the runtime answers, calls that control answers, and calls
-without reply, 64 a submit. Calls to control are compared with a bare gRPC echo over the same kind of socket, measured in
-the same run: an empty Python server and client that exchange 48 bytes on one open stream.
+without reply, 64 a submit. Calls to control are compared with a bare gRPC echo over the same kind of socket, measured
+in the same run: an empty Python server and client that exchange 48 bytes on one open stream.
 """
 
 from __future__ import annotations
