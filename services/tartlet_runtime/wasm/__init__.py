@@ -7,15 +7,31 @@ What was tried and rejected: the friendly `wasmtime` classes (no fibers; 2 to 24
 
 from __future__ import annotations
 
-from tartlet_runtime.wasm.aot import AotCache, ModuleKind
+from tartlet_runtime.wasm.aot import AotCache, Compiled, ModuleKind, default_cache_dir
 from tartlet_runtime.wasm.determinism import GuestClock, GuestRandom, SystemClock, SystemRandom
 from tartlet_runtime.wasm.guest import Guest
 from tartlet_runtime.wasm.host import HostConfig, WasmHost
 from tartlet_runtime.wasm.program import Program
-from tartlet_runtime.wasm.types import Delivery, GuestHooks, GuestLimits, Outcome, OutcomeKind, Phase, WaitRequest
+from tartlet_runtime.wasm.types import (
+    FOREVER_US,
+    STDERR,
+    STDOUT,
+    Delivery,
+    GuestHooks,
+    GuestLimits,
+    Outcome,
+    OutcomeKind,
+    Phase,
+    QuietHooks,
+    WaitRequest,
+)
 
 __all__ = [
+    "FOREVER_US",
+    "STDERR",
+    "STDOUT",
     "AotCache",
+    "Compiled",
     "Delivery",
     "Guest",
     "GuestClock",
@@ -28,8 +44,10 @@ __all__ = [
     "OutcomeKind",
     "Phase",
     "Program",
+    "QuietHooks",
     "SystemClock",
     "SystemRandom",
     "WaitRequest",
     "WasmHost",
+    "default_cache_dir",
 ]

@@ -27,7 +27,7 @@ from typing import Any
 
 from tartlet_runtime.wasm import capi
 
-_SHIM_VERSION = 1
+_SHIM_VERSION = 2
 _U32 = 4
 _TRIM_BYTES = 1 << 16
 _IDLE_TICKS = 64
@@ -44,6 +44,7 @@ class GuestState(Structure):
         ("id", c_uint64),
         ("future", c_void_p),
         ("context", c_void_p),
+        ("engine", c_void_p),
         ("memory", c_void_p),
         ("out", c_void_p),
         ("out_bytes", c_uint64),
@@ -69,6 +70,16 @@ def trap(message: str) -> int:
     text = message.encode("utf-8", "replace")
     pointer: int = capi.trap_new(text, len(text))
     return pointer
+
+
+def end_slice(state: GuestState) -> None:
+    """Make the guest that is being polled yield at its next loop or call.
+
+    Compiled loops keep the old deadline in a register until the epoch passes it, so the epoch has to move too.
+    """
+    capi.set_epoch_deadline(state.context, 0)
+    for _ in range(state.slice_ticks):
+        capi.increment_epoch(state.engine)
 
 
 class CtypesBoundary:
@@ -180,7 +191,7 @@ class CtypesBoundary:
             if state.out_bytes > state.soft_limit:
                 if state.out_bytes > 4 * state.soft_limit + state.submit_limit:
                     return trap("tartlet: submissions flood the host")
-                capi.set_epoch_deadline(state.context, 0)
+                end_slice(state)
         except Exception as e:  # noqa: BLE001 - must not leave a ctypes callback
             return trap(f"tartlet: {e!r}")
         return None

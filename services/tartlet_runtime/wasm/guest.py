@@ -7,7 +7,9 @@ is SLEEPING `wake`, and step again. `kill` works at any time. `WasmHost.step_man
 from __future__ import annotations
 
 import ctypes
+import itertools
 import json
+import operator
 import time
 from collections.abc import Sequence
 from ctypes import c_void_p
@@ -23,7 +25,7 @@ from tartlet_common.errors import (
 )
 from tartlet_runtime.wasm import capi, traps, values
 from tartlet_runtime.wasm.aot import ModuleKind
-from tartlet_runtime.wasm.boundary import GuestState
+from tartlet_runtime.wasm.boundary import GuestState, end_slice
 from tartlet_runtime.wasm.reaper import Remains
 from tartlet_runtime.wasm.types import Delivery, Outcome, OutcomeKind, Phase, WaitRequest
 
@@ -74,6 +76,7 @@ class Guest:
         # Shared with the C side: must stay alive until the future is deleted.
         self.state = GuestState(
             id=number,
+            engine=host.engine_address,
             submit_limit=limits.submit_bytes,
             soft_limit=host.config.soft_submit_bytes,
             slice_ticks=host.slice_ticks(limits.cpu_slice_us),
@@ -221,11 +224,12 @@ class Guest:
             return
         events, self._events = self._events, []
         self.state.out_bytes = 0
-        for stream, data in events:
+        for stream, group in itertools.groupby(events, key=operator.itemgetter(0)):
             if stream == _SUBMISSION:
-                self.hooks.on_submit(data)
-            else:
-                self.hooks.on_output(stream, data)
+                for _, data in group:
+                    self.hooks.on_submit(data)
+            else:  # a print arrives in small pieces
+                self.hooks.on_output(stream, b"".join(data for _, data in group))
 
     def _check_burst(self) -> None:
         burst_s = (self.cpu_ns - self._burst_base_ns) / 1e9
@@ -297,7 +301,7 @@ class Guest:
         self._events.append((stream, data))
         self.state.out_bytes += len(data)
         if self.state.out_bytes > self.state.soft_limit:  # end the slice so that the host can take it
-            capi.set_epoch_deadline(self.context, 0)
+            end_slice(self.state)
 
     # ---- the end ----
 

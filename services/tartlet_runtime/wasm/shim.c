@@ -13,7 +13,7 @@
 #include <string.h>
 #include <time.h>
 
-#define SHIM_VERSION 1
+#define SHIM_VERSION 2
 
 typedef union { int32_t i32; int64_t i64; uint64_t words[2]; } raw_t;                         /* wasmtime_val_raw_t */
 typedef struct { uint8_t kind; union { int32_t i32; int64_t i64; uint64_t words[3]; } of; } val_t; /* wasmtime_val_t */
@@ -24,7 +24,7 @@ typedef struct {
   uint32_t ready;      /* a suspended call may go on */
   uint32_t waiting;    /* inside wait(), nothing delivered yet */
   uint64_t id;
-  void *future, *context;
+  void *future, *context, *engine;
   const void *memory;  /* wasmtime_memory_t, null until the instance is there */
   uint8_t *out;        /* submissions: u32 length, bytes, again and again */
   uint64_t out_bytes, out_capacity, submit_limit, soft_limit;
@@ -99,6 +99,8 @@ void *shim_submit(void *env, void *caller, raw_t *args, size_t count) {
   if (need > g->soft_limit) {
     if (need > 4 * g->soft_limit + g->submit_limit) return trap("tartlet: submissions flood the host");
     set_epoch_deadline(context, 0);
+    /* Compiled loops keep the old deadline in a register until the epoch passes it. */
+    for (uint64_t i = 0; i < g->slice_ticks; i++) increment_epoch(g->engine);
   }
   return NULL;
 }

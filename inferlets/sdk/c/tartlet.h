@@ -1,0 +1,245 @@
+/* The C SDK: an inferlet in core WebAssembly, without a C library.
+ *
+ * One header, no dependencies. Constants and layouts are those of docs/abi.md (a test holds them to it). Build with
+ *
+ *     zig cc --target=wasm32-freestanding -Os -nostdlib -Wl,--no-entry -I inferlets/sdk/c -o my.wasm my.c
+ *
+ * A program defines `int32_t tartlet_main(void)`; 0 means success. Records are collected with the tl_* calls, handed
+ * over by `tl_submit`, and answers come from `tl_next`.
+ */
+#ifndef TARTLET_H
+#define TARTLET_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#define TL_IMPORT(name) __attribute__((import_module("tartlet"), import_name(#name)))
+#define TL_CALL __attribute__((noinline, unused)) static
+#define TL_EXPORT(name) __attribute__((export_name(#name)))
+
+/* ---- the host's four functions ---- */
+
+/* Hands over a batch. Answers nothing. */
+TL_IMPORT(submit) void tl_host_submit(const void *data, uint32_t length);
+/* Suspends. Writes a delivery and answers its length, or minus its length if `capacity` is too small: then the next
+ * call answers with the same delivery. `timeout_us` -1: no limit. */
+TL_IMPORT(wait) int32_t tl_host_wait(void *data, uint32_t capacity, uint32_t max_records, int64_t timeout_us);
+TL_IMPORT(clock_ns) int64_t tl_clock_ns(void);
+TL_IMPORT(random) void tl_random(void *data, uint32_t length);
+
+/* ---- layouts ---- */
+
+#define TL_ABI_VERSION 1
+#define TL_HEADER_BYTES 16
+#define TL_RECORD_BYTES 32
+
+typedef struct {
+  uint16_t version, flags;
+  uint32_t count, payload, reserved;
+} tl_header;
+
+typedef struct {
+  uint16_t op, flags;
+  uint32_t ticket, queue, a, b, c, offset, length;
+} tl_record;
+
+typedef struct {
+  float temperature;
+  uint32_t top_k;
+  float top_p, min_p;
+  uint64_t seed;
+  uint32_t draw, n_stop;
+} tl_sample_params;
+
+_Static_assert(sizeof(tl_header) == TL_HEADER_BYTES, "header");
+_Static_assert(sizeof(tl_record) == TL_RECORD_BYTES, "record");
+_Static_assert(sizeof(tl_sample_params) == 32, "sample parameters");
+
+#define TL_FLAG_AWAIT 1
+
+enum {
+  TL_OP_LOG = 1,
+  TL_OP_SEND = 2,
+  TL_OP_RECEIVE = 3,
+  TL_OP_GET_ARG = 4,
+  TL_OP_AVAILABLE_MODELS = 5,
+  TL_OP_GET_MODEL = 6,
+  TL_OP_TOKENIZE = 7,
+  TL_OP_DETOKENIZE = 8,
+  TL_OP_GET_VOCABS = 9,
+  TL_OP_FORMAT_CHAT = 10,
+  TL_OP_CREATE_QUEUE = 32,
+  TL_OP_SET_QUEUE_PRIORITY = 33,
+  TL_OP_SYNCHRONIZE = 34,
+  TL_OP_RESET = 35,
+  TL_OP_CANCEL = 36,
+  TL_OP_ALLOC_KVPAGE = 37,
+  TL_OP_DEALLOC_KVPAGE = 38,
+  TL_OP_ALLOC_EMB = 39,
+  TL_OP_DEALLOC_EMB = 40,
+  TL_OP_ALLOC_SLOT = 41,
+  TL_OP_DEALLOC_SLOT = 42,
+  TL_OP_USAGE = 43,
+  TL_OP_EMBED_TXT = 64,
+  TL_OP_FORWARD = 65,
+  TL_OP_COPY_KVPAGE = 66,
+  TL_OP_MASK_KVPAGE = 67,
+  TL_OP_GET_NEXT_DIST = 68,
+  TL_OP_SAMPLE = 69,
+};
+
+enum {
+  TL_EVENT_RESULT = 1,
+  TL_EVENT_SKIPPED = 2,
+  TL_EVENT_CANCELLED = 3,
+  TL_EVENT_FAILURE = 4,
+  TL_EVENT_TIMER = 5,
+  TL_EVENT_KILL = 6,
+};
+
+/* ---- memory: a compiler emits calls to these; there is no C library ---- */
+
+#ifndef TL_NO_MEMORY_FUNCTIONS
+void *memcpy(void *restrict to, const void *restrict from, size_t n) {
+  uint8_t *t = to;
+  const uint8_t *f = from;
+  while (n--) *t++ = *f++;
+  return to;
+}
+void *memset(void *to, int value, size_t n) {
+  uint8_t *t = to;
+  while (n--) *t++ = (uint8_t)value;
+  return to;
+}
+#endif
+
+/* ---- a batch under construction, and the last delivery ---- */
+
+#ifndef TL_MAX_RECORDS
+#define TL_MAX_RECORDS 256
+#endif
+#ifndef TL_PAYLOAD_BYTES
+#define TL_PAYLOAD_BYTES 65536
+#endif
+#ifndef TL_INBOX_BYTES
+#define TL_INBOX_BYTES 65536
+#endif
+
+static struct {
+  uint32_t count, payload_bytes, next_ticket;
+  tl_record records[TL_MAX_RECORDS];
+  _Alignas(8) uint8_t payload[TL_PAYLOAD_BYTES];
+  _Alignas(8) uint8_t out[TL_HEADER_BYTES + TL_MAX_RECORDS * TL_RECORD_BYTES + TL_PAYLOAD_BYTES];
+  _Alignas(8) uint8_t in[TL_INBOX_BYTES];
+  uint32_t in_count, in_at;
+} tl;
+
+/* Hands over what has been collected. */
+TL_CALL void tl_submit(void) {
+  if (!tl.count) return;
+  tl_header *header = (tl_header *)tl.out;
+  *header = (tl_header){.version = TL_ABI_VERSION, .count = tl.count, .payload = tl.payload_bytes};
+  memcpy(tl.out + TL_HEADER_BYTES, tl.records, tl.count * TL_RECORD_BYTES);
+  memcpy(tl.out + TL_HEADER_BYTES + tl.count * TL_RECORD_BYTES, tl.payload, tl.payload_bytes);
+  tl_host_submit(tl.out, TL_HEADER_BYTES + tl.count * TL_RECORD_BYTES + tl.payload_bytes);
+  tl.count = tl.payload_bytes = 0;
+}
+
+/* Appends a record whose payload (of `length` bytes) the caller fills in through `tl_put`; submits when full. */
+TL_CALL tl_record *tl_begin(uint16_t op, uint32_t length) {
+  if (tl.count == TL_MAX_RECORDS || tl.payload_bytes + length > TL_PAYLOAD_BYTES) tl_submit();
+  if (length > TL_PAYLOAD_BYTES) __builtin_trap();
+  tl_record *record = &tl.records[tl.count++];
+  *record = (tl_record){.op = op, .ticket = ++tl.next_ticket, .offset = tl.payload_bytes, .length = length};
+  return record;
+}
+
+TL_CALL void tl_put(const void *data, uint32_t length) {
+  memcpy(tl.payload + tl.payload_bytes, data, length);
+  tl.payload_bytes += length;
+}
+
+TL_CALL void tl_put_u32(uint32_t value) { tl_put(&value, 4); }
+
+TL_CALL void tl_put_range(uint32_t first, uint32_t count) {
+  for (uint32_t i = 0; i < count; i++) tl_put_u32(first + i);
+}
+
+/* The next record of the deliveries; waits for one if need be. Its payload starts at `tl_payload(record)`. */
+TL_CALL tl_record *tl_next(void) {
+  while (tl.in_at == tl.in_count) {
+    tl_submit();
+    if (tl_host_wait(tl.in, TL_INBOX_BYTES, TL_MAX_RECORDS, -1) < TL_HEADER_BYTES) __builtin_trap();
+    tl.in_count = ((tl_header *)tl.in)->count;
+    tl.in_at = 0;
+  }
+  return (tl_record *)(tl.in + TL_HEADER_BYTES) + tl.in_at++;
+}
+
+TL_CALL uint8_t *tl_payload(const tl_record *record) {
+  return tl.in + TL_HEADER_BYTES + tl.in_count * TL_RECORD_BYTES + record->offset;
+}
+
+/* Waits for the answer to one ticket; other records that come before it are dropped. Null if it failed. */
+TL_CALL tl_record *tl_await(uint32_t ticket) {
+  for (;;) {
+    tl_record *record = tl_next();
+    if (record->op == TL_EVENT_KILL) return NULL;
+    if (record->ticket == ticket) return record->op == TL_EVENT_RESULT ? record : NULL;
+  }
+}
+
+/* ---- calls, by the paper's names (the rest is records by hand) ---- */
+
+TL_CALL void tl_text(uint16_t op, uint32_t a, const void *text, uint32_t length) {
+  tl_begin(op, length)->a = a;
+  tl_put(text, length);
+}
+TL_CALL void tl_log(uint32_t stream, const void *text, uint32_t length) {
+  tl_text(TL_OP_LOG, stream, text, length);
+}
+TL_CALL void tl_send(const void *text, uint32_t length) { tl_text(TL_OP_SEND, 0, text, length); }
+
+/* alloc_* and dealloc_* of the ids [first, first + count). */
+TL_CALL void tl_range(uint16_t op, uint32_t first, uint32_t count) {
+  tl_begin(op, 4 * count);
+  tl_put_range(first, count);
+}
+
+/* forward(ikv = pages [0, n_ikv), iemb = [emb, +n_emb), okv = pages [okv, +n_okv), oemb = [out_emb]) */
+TL_CALL void tl_forward(uint32_t n_ikv, uint32_t emb, uint32_t n_emb, uint32_t okv, uint32_t n_okv,
+                              uint32_t okv_offset, uint32_t out_emb) {
+  tl_begin(TL_OP_FORWARD, 4 * (4 + n_ikv + n_emb + n_okv + 1))->a = okv_offset;
+  tl_put_u32(n_ikv);
+  tl_put_u32(n_emb);
+  tl_put_u32(n_okv);
+  tl_put_u32(1);
+  tl_put_range(0, n_ikv);
+  tl_put_range(emb, n_emb);
+  tl_put_range(okv, n_okv);
+  tl_put_u32(out_emb);
+}
+
+/* Embeds one token slot at a position. */
+TL_CALL void tl_embed_slot(uint32_t emb, uint32_t slot, uint32_t position) {
+  tl_record *record = tl_begin(TL_OP_EMBED_TXT, 12);
+  record->a = 1;
+  record->b = 1;
+  tl_put_u32(emb);
+  tl_put_u32(slot);
+  tl_put_u32(position);
+}
+
+/* Samples, awaited: its ticket. */
+TL_CALL uint32_t tl_sample(uint32_t emb, uint32_t slot, const tl_sample_params *params, const uint32_t *stop) {
+  tl_record *record = tl_begin(TL_OP_SAMPLE, sizeof *params + 4 * params->n_stop);
+  record->flags = TL_FLAG_AWAIT;
+  record->a = emb;
+  record->b = slot;
+  tl_put(params, sizeof *params);
+  tl_put(stop, 4 * params->n_stop);
+  return record->ticket;
+}
+
+#endif

@@ -1,0 +1,55 @@
+"""Hosts for both boundaries, and the programs that tests run on them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tartlet_runtime.build import build
+from tartlet_runtime.wasm import (
+    Compiled,
+    HostConfig,
+    Program,
+    WasmHost,
+    default_cache_dir,
+)
+from tartlet_runtime.wasm.shim import build_shim
+from tests.runtime.wasm.driving import Driver
+
+GUESTS = Path(__file__).parent / "guests"
+ROOT = Path(__file__).parents[3]
+
+
+@pytest.fixture(scope="session")
+def cache_dir() -> Path:
+    return default_cache_dir()
+
+
+@pytest.fixture(scope="session", params=["shim", "ctypes"])
+def host(request: pytest.FixtureRequest, cache_dir: Path) -> Iterator[WasmHost]:
+    if request.param == "shim" and build_shim(cache_dir) is None:
+        pytest.skip("no C compiler")
+    with WasmHost(HostConfig(boundary=request.param, cache_dir=cache_dir)) as opened:
+        yield opened
+
+
+@pytest.fixture(scope="session")
+def probe(host: WasmHost) -> Program:
+    return host.load(host.aot.compile((GUESTS / "probe.wasm").read_bytes()))
+
+
+@pytest.fixture(scope="session")
+def python_compiled(cache_dir: Path) -> Compiled:
+    return build(cache_dir)
+
+
+@pytest.fixture(scope="session")
+def python(host: WasmHost, python_compiled: Compiled) -> Program:
+    return host.load(python_compiled)
+
+
+@pytest.fixture
+def driver(host: WasmHost) -> Driver:
+    return Driver(host)

@@ -1,0 +1,218 @@
+"""Core-Wasm guests on both boundaries: what they may do, and how each of them ends."""
+
+from __future__ import annotations
+
+import struct
+import time
+
+import pytest
+
+from tartlet_common.errors import (
+    NotAllowed,
+    ProgramCpuExceeded,
+    ProgramFailed,
+    ProgramKilled,
+    ProgramMemoryExceeded,
+    ProgramTrapped,
+    TartletError,
+)
+from tartlet_runtime.wasm import (
+    Delivery,
+    GuestLimits,
+    OutcomeKind,
+    Phase,
+    Program,
+    QuietHooks,
+    WaitRequest,
+    WasmHost,
+)
+from tests.runtime.wasm.driving import SECOND_NS, START_NS, Driver, submitted
+
+pytestmark = pytest.mark.timeout(60)
+
+
+def test_a_guest_waits_with_its_maximum_and_time_limit(driver: Driver, probe: Program) -> None:
+    guest = driver.run(driver.start(probe))
+    assert guest.phase is Phase.WAITING
+    assert guest.wait_request == WaitRequest(max_records=7, timeout_us=1234)
+    guest.kill()
+
+
+def test_every_byte_value_crosses_both_ways(driver: Driver, probe: Program) -> None:
+    data = bytes(range(256)) * 16
+    guest = driver.run(driver.start(probe), b"e", data, b"second", b"")
+    assert guest.outcome is not None
+    assert guest.outcome.kind is OutcomeKind.OK
+    assert submitted(guest) == [data, b"second"]
+
+
+def test_a_delivery_that_does_not_fit_is_kept_for_the_next_wait(driver: Driver, probe: Program) -> None:
+    guest = driver.run(driver.start(probe), b"s", b"123456789")
+    assert submitted(guest) == [struct.pack("<i", -9), b"123456789"]
+
+
+@pytest.mark.parametrize(
+    ("order", "kind", "error", "text"),
+    [
+        (b"r\0", OutcomeKind.OK, None, ""),
+        (b"r\5", OutcomeKind.ERROR, ProgramFailed, "status 5"),
+        (b"u", OutcomeKind.TRAP, ProgramTrapped, "unreachable"),
+        (b"z", OutcomeKind.TRAP, ProgramTrapped, "divide by zero"),
+        (b"o", OutcomeKind.TRAP, ProgramTrapped, "out of bounds"),
+        (b"d", OutcomeKind.TRAP, ProgramTrapped, "out of bounds"),
+        (b"D" * 2000, OutcomeKind.TRAP, ProgramTrapped, "call stack overflowed"),
+        (b"m", OutcomeKind.TRAP, ProgramMemoryExceeded, "33554432 bytes"),
+        (b"x", OutcomeKind.TRAP, NotAllowed, "no_such_call"),
+        (b"b", OutcomeKind.TRAP, ProgramTrapped, "submit() points outside"),
+        (b"B", OutcomeKind.TRAP, ProgramTrapped, "wait() points outside"),
+        (b"L", OutcomeKind.TRAP, ProgramTrapped, "over the limit"),
+    ],
+)
+def test_how_a_guest_ends(
+    driver: Driver, probe: Program, order: bytes, kind: OutcomeKind, error: type[TartletError] | None, text: str
+) -> None:
+    limits = GuestLimits(memory_bytes=32 << 20)
+    outcome = driver.run(driver.start(probe, limits=limits), order).outcome
+    assert outcome is not None
+    assert outcome.kind is kind
+    if error is None:
+        assert outcome.error is None
+    else:
+        assert type(outcome.error) is error
+        assert text in str(outcome.error)
+
+
+def test_an_endless_loop_yields_each_slice_while_others_progress(driver: Driver, probe: Program) -> None:
+    spinner = driver.run(driver.start(probe, limits=GuestLimits(cpu_slice_us=2000)))
+    spinner.deliver(Delivery(b"l", 0))
+    worker = driver.run(driver.start(probe), b"e")
+    for i in range(20):
+        assert spinner.step() is Phase.READY
+        worker.deliver(Delivery(b"%d" % i, 0))
+        assert worker.step() is Phase.WAITING
+    assert submitted(worker) == [b"%d" % i for i in range(20)]
+    assert spinner.cpu_ns < 20 * 20_000_000
+    spinner.kill()
+    worker.kill()
+
+
+def test_computing_past_the_limit_ends_the_guest(driver: Driver, probe: Program) -> None:
+    guest = driver.run(driver.start(probe, limits=GuestLimits(cpu_burst_s=0.02)), b"l")
+    assert guest.outcome is not None
+    assert isinstance(guest.outcome.error, ProgramCpuExceeded)
+    assert 0.02 < guest.cpu_ns / 1e9 < 2
+
+
+def test_a_slice_ends_and_the_computation_goes_on(driver: Driver, probe: Program) -> None:
+    guest = driver.run(driver.start(probe), b"c")
+    assert submitted(guest) == [b"counted"]
+
+
+def test_submissions_keep_their_order_and_none_is_lost(driver: Driver, probe: Program) -> None:
+    guest = driver.run(driver.start(probe), b"F")
+    assert [struct.unpack_from("<H", data)[0] for data in submitted(guest)] == list(range(20_000))
+
+
+def test_a_flood_of_submissions_is_cut_into_slices(driver: Driver, host: WasmHost, probe: Program) -> None:
+    guest = driver.run(driver.start(probe))
+    guest.deliver(Delivery(b"f", 0))
+    for _ in range(5):
+        submitted(guest).clear()
+        assert guest.step() is Phase.READY
+        assert 0 < sum(map(len, submitted(guest))) < 2 * host.config.soft_submit_bytes
+    guest.kill()
+
+
+def test_time_moves_by_deliveries_and_readings_only(driver: Driver, probe: Program) -> None:
+    guest = driver.run(driver.start(probe), b"t")
+    assert struct.unpack("<2q", submitted(guest)[0]) == (START_NS + SECOND_NS + 1000, START_NS + SECOND_NS + 2000)
+
+
+def test_randomness_is_a_function_of_the_seed(driver: Driver, probe: Program) -> None:
+    drawn = [submitted(driver.run(driver.start(probe, seed=seed), b"t"))[1] for seed in (b"a", b"a", b"b")]
+    assert drawn[0] == drawn[1] != drawn[2]
+    assert len(drawn[0]) == 40
+
+
+@pytest.mark.parametrize("order", [None, b"l"], ids=["suspended", "spinning"])
+def test_kill_ends_a_guest_wherever_it_is(driver: Driver, host: WasmHost, probe: Program, order: bytes | None) -> None:
+    guest = driver.run(driver.start(probe))
+    if order is not None:
+        guest.deliver(Delivery(order, 0))
+        guest.step()
+    before = host.num_guests
+    guest.kill("enough")
+    assert guest.phase is Phase.ENDED
+    assert guest.outcome is not None
+    assert guest.outcome.kind is OutcomeKind.KILLED
+    assert isinstance(guest.outcome.error, ProgramKilled)
+    assert guest.outcome.error.fields == {"reason": "enough"}
+    assert host.num_guests == before - 1
+    guest.kill("again")
+    host.drain()
+
+
+def test_a_guest_can_be_killed_before_it_starts_and_before_its_first_step(host: WasmHost, probe: Program) -> None:
+    fresh = host.create(probe)
+    fresh.kill()
+    started = host.create(probe)
+    started.start()
+    started.kill()
+    host.drain()
+    assert fresh.phase is started.phase is Phase.ENDED
+
+
+class Raising(QuietHooks):
+    def __init__(self, error: Exception) -> None:
+        super().__init__()
+        self.error = error
+
+    def on_submit(self, data: bytes) -> None:
+        raise self.error
+
+
+@pytest.mark.parametrize("error", [NotAllowed(what="this"), ZeroDivisionError()], ids=["typed", "bug"])
+def test_a_hook_that_raises_ends_its_guest_only(driver: Driver, host: WasmHost, probe: Program, error: Exception) -> None:
+    bad, good = driver.run(driver.start(probe, hooks=Raising(error)), b"e"), driver.run(driver.start(probe), b"e")
+    for guest in (bad, good):
+        guest.deliver(Delivery(b"x", 0))
+    host.step_many((bad, good))
+    assert bad.outcome is not None
+    assert bad.outcome.kind is OutcomeKind.FAULT
+    assert bad.outcome.cause is error
+    assert isinstance(bad.outcome.error, TartletError)
+    assert good.phase is Phase.WAITING
+    good.kill()
+
+
+class Replaying(QuietHooks):
+    def __init__(self, deliveries: list[bytes]) -> None:
+        super().__init__()
+        self.deliveries = deliveries
+
+    def on_wait(self, request: WaitRequest) -> Delivery | None:
+        return Delivery(self.deliveries.pop(0), START_NS) if self.deliveries else None
+
+
+def test_a_hook_may_answer_waits_at_once(driver: Driver, probe: Program) -> None:
+    hooks = Replaying([b"e", *(b"%d" % i for i in range(1000)), b""])
+    guest = driver.run(driver.start(probe, hooks=hooks))
+    assert guest.outcome is not None
+    assert guest.outcome.kind is OutcomeKind.OK
+    assert hooks.submitted == [b"%d" % i for i in range(1000)]
+
+
+def test_896_guests_at_once(driver: Driver, host: WasmHost, probe: Program) -> None:
+    guests = [driver.start(probe) for _ in range(896)]
+    for order in (b"e", b"one", b"two"):
+        host.step_many(guests)
+        assert {guest.phase for guest in guests} == {Phase.WAITING}
+        for guest in guests:
+            guest.deliver(Delivery(order, 0))
+    host.step_many(guests)
+    assert all(submitted(guest) == [b"one", b"two"] for guest in guests)
+    begin = time.monotonic()
+    for guest in guests:
+        guest.kill()
+    assert time.monotonic() - begin < 1  # freeing them is the reaper's
+    host.drain()
