@@ -87,7 +87,9 @@ install_tartlet() {
     "$UV" pip install --quiet --python "$VENV/bin/python" --no-deps --no-build-isolation -e .
 }
 
-build_guest() { "$VENV/bin/python" -m tartlet_runtime.build; }
+build_guest() { # says only what it had to do
+    "$VENV/bin/python" -m tartlet_runtime.build | { grep -v 'up to date' || true; } | sed 's/^/setup: /' >&2
+}
 
 if ! "$VENV/bin/python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then
     timed "environment" make_venv
@@ -105,8 +107,5 @@ if stale tartlet pyproject.toml "$STAMPS/packages"; then
     timed "tartlet" install_tartlet
     leave tartlet pyproject.toml "$STAMPS/packages"
 fi
-GUEST=(inferlets/sdk/python inferlets/guest inferlets/wit services/tartlet_runtime "$STAMPS/packages")
-if [ -f services/tartlet_runtime/build.py ] && stale guest "${GUEST[@]}"; then
-    timed "guest component" build_guest
-    leave guest "${GUEST[@]}"
-fi
+# It keys what it made by digest itself, in the user's cache, so it is asked every time and answers at once.
+build_guest
