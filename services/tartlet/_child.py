@@ -1,4 +1,4 @@
-"""One role as a child process: started in a process group of its own, awaited until ready, ended with all it started."""
+"""One role as a child process: in a process group of its own, awaited until ready, ended with all it started."""
 
 from __future__ import annotations
 

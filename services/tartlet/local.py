@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import fcntl
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -23,7 +24,7 @@ from types import TracebackType
 from typing import Self
 
 from tartlet._child import Child
-from tartlet_common.errors import DiskFull, StartFailed, TartletError
+from tartlet_common.errors import AddressInUse, DiskFull, StartFailed, TartletError
 from tartlet_common.paths import make_private, run_dir
 
 ROLES = ("control", "runtime", "worker")
@@ -108,6 +109,7 @@ class LocalStack:
         self._keepers: list[asyncio.Task[None]] = []
         self._up: dict[str, asyncio.Event] = {}
         self._stopping = False
+        self._lock: int | None = None  # descriptor of the directory's lock
 
     @property
     def address(self) -> str:
@@ -150,6 +152,7 @@ class LocalStack:
         """
         try:
             make_private(self.directory)
+            self._claim()
             self.log_dir.mkdir(exist_ok=True)
             for role in ROLES:
                 self._rotate(role)
@@ -181,9 +184,7 @@ class LocalStack:
                     await self._children[role].stop(_GRACE_S[role])
         finally:
             self.kill()
-        for name in ("runtime.sock", "control.sock", "guest.sock"):
-            with contextlib.suppress(OSError):
-                (self.directory / name).unlink()
+            self._release()
 
     def kill(self) -> None:
         """SIGKILL whatever still runs, without waiting."""
@@ -260,6 +261,25 @@ class LocalStack:
             if self._config.model is not None:
                 flags += ["--model", str(self._config.model)]
         return [*flags, *self._config.flags.get(role, ())]
+
+    def _claim(self) -> None:
+        """Hold the directory's lock, so that two stacks can't share it."""
+        lock = os.open(self.directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as e:
+            os.close(lock)
+            raise AddressInUse(address=str(self.directory)) from e
+        self._lock = lock
+
+    def _release(self) -> None:
+        if self._lock is None:
+            return
+        for name in ("runtime.sock", "control.sock", "guest.sock"):
+            with contextlib.suppress(OSError):
+                (self.directory / name).unlink()
+        os.close(self._lock)
+        self._lock = None
 
     def _rotate(self, role: str) -> None:
         """Keep the log of the run before."""

@@ -1,0 +1,172 @@
+"""`tartlet doctor`: what this machine and a server lack, and what to do about it."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import json
+import shutil
+import sys
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+
+import click
+
+from tartlet_cli import exits
+from tartlet_cli.options import address, json_option, server_option
+
+_NEEDED = {"grpc": "all roles", "numpy": "all roles", "pydantic": "all roles", "wasmtime": "the runtime"}
+_WORKER = ("torch", "safetensors", "tokenizers", "jinja2")
+_LEAST_DISK_BYTES = 1 << 30
+_LEAST_MEMORY_BYTES = 2 << 30
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One finding: "ok", "warn" (something works less well) or "fail", and what to do where it isn't "ok"."""
+
+    name: str
+    status: str
+    found: str
+    remedy: str = ""
+
+
+@click.command()
+@server_option
+@json_option
+def doctor(server: str | None, *, as_json: bool) -> None:
+    """Check this machine and the server, and say what to do; exit code 3 if something must be done.
+
+    A server that isn't running is a warning: `tartlet run` needs none.
+
+    \b
+    Examples:
+      tartlet doctor
+      tartlet doctor --json
+    """  # noqa: D301 - \b is click's mark for a paragraph not to be wrapped
+    checks = [*machine(), *asyncio.run(serving(server))]
+    if as_json:
+        click.echo(json.dumps([asdict(check) for check in checks], indent=2))
+    else:
+        width = max(len(check.name) for check in checks)
+        for check in checks:
+            click.echo(f"{check.status:4}  {check.name.ljust(width)}  {check.found}")
+            if check.remedy:
+                click.echo(f"      {' ' * width}  -> {check.remedy}")
+    if any(check.status == "fail" for check in checks):
+        raise SystemExit(exits.SYSTEM)
+
+
+def machine() -> Iterator[Check]:
+    """Checks that need no server."""
+    version = ".".join(map(str, sys.version_info[:3]))
+    fits = sys.version_info >= (3, 11)
+    yield Check("python", "ok" if fits else "fail", version, "" if fits else "Use Python 3.11 or later.")
+    yield from _packages()
+    yield _compiler()
+    yield _component()
+    yield from _directories()
+    yield _memory()
+    yield _model()
+
+
+def _packages() -> Iterator[Check]:
+    missing = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
+    for name in missing:
+        yield Check(f"package {name}", "fail", f"not installed; {_NEEDED[name]} needs it", "Run `make setup`.")
+    if not missing:
+        yield Check("packages", "ok", ", ".join(_NEEDED))
+    missing = [name for name in _WORKER if importlib.util.find_spec(name) is None]
+    if missing:
+        yield Check(
+            "torch engine", "warn", f"{', '.join(missing)} missing", "Install tartlet[worker], or use --engine fake."
+        )
+    else:
+        yield Check("torch engine", "ok", ", ".join(_WORKER))
+
+
+def _compiler() -> Check:
+    found = next((path for name in ("cc", "gcc", "clang") if (path := shutil.which(name))), None)
+    if found:
+        return Check("compiler", "ok", found)
+    remedy = "Install gcc for faster host calls; everything works without."
+    return Check("compiler", "warn", "none: host calls go through ctypes", remedy)
+
+
+def _component() -> Check:
+    from tartlet_common.paths import cache_dir
+
+    built = sorted(cache_dir().rglob("*.cwasm")) if cache_dir().is_dir() else []
+    if built:
+        return Check("guest component", "ok", str(built[-1]))
+    return Check(
+        "guest component", "warn", f"not built in {cache_dir()}", "`make setup` builds it; so does the first run."
+    )
+
+
+def _directories() -> Iterator[Check]:
+    from tartlet_common.errors import TartletError
+    from tartlet_common.paths import cache_dir, make_private, run_dir
+
+    try:
+        make_private(run_dir())
+        yield Check("run directory", "ok", str(run_dir()))
+    except (OSError, TartletError) as e:
+        yield Check("run directory", "fail", str(e), "Set TARTLET_RUN_DIR to a directory of yours.")
+    for name, path in (("run", run_dir()), ("cache", cache_dir())):
+        there = next(p for p in (path, *path.parents) if p.exists())
+        free = shutil.disk_usage(there).free
+        enough = free >= _LEAST_DISK_BYTES
+        found = f"{free / 2**30:.1f} GiB free at {there}"
+        variable = f"TARTLET_{name.upper()}_DIR"
+        yield Check(
+            f"disk, {name}", "ok" if enough else "warn", found, "" if enough else f"Free some, or set {variable}."
+        )
+
+
+def _memory() -> Check:
+    import psutil
+
+    free = psutil.virtual_memory().available
+    if free >= _LEAST_MEMORY_BYTES:
+        return Check("memory", "ok", f"{free / 2**30:.1f} GiB available")
+    return Check("memory", "warn", f"{free / 2**30:.1f} GiB available", "Lower TARTLET_WORKER_KV_MEMORY_BYTES.")
+
+
+def _model() -> Check:
+    from tartlet_cli.places import find_model
+    from tartlet_common.errors import CheckpointMissing
+
+    try:
+        return Check("model", "ok", str(find_model(None)))
+    except CheckpointMissing as e:
+        return Check("model", "warn", str(e), "Give --model PATH, set TARTLET_MODEL, or use --engine fake.")
+
+
+async def serving(server: str | None) -> list[Check]:
+    """Checks of the runtime and what stands behind it."""
+    from tartlet.client import AsyncClient
+    from tartlet_common.errors import TartletError
+
+    async with AsyncClient(address(server)) as client:
+        try:
+            async with asyncio.timeout(5):
+                state = await client.state()
+        except (TartletError, TimeoutError) as e:
+            how = str(e) or "no answer within 5 s"
+            return [Check("runtime", "warn", f"{client.address}: {how}", "`tartlet serve` starts one.")]
+    checks = [
+        Check("runtime", "ok", f"{client.address}: {state.running} of {state.capacity} programs, {state.boundary}")
+    ]
+    if not state.control_connected:
+        remedy = "It dials again by itself; `tartlet serve` restarts control."
+        return [*checks, Check("control", "fail", "the runtime has no connection to it", remedy)]
+    checks.append(Check("control", "ok", "connected"))
+    engines = state.control.get("engines", [])
+    ready = [engine for engine in engines if engine.get("state") == "ready"]
+    if ready:
+        return [*checks, Check("engines", "ok", f"{len(ready)} of {len(engines)} ready")]
+    return [
+        *checks,
+        Check("engines", "fail", f"none of {len(engines)} is ready", "See logs/worker.log in the run directory."),
+    ]

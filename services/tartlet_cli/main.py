@@ -1,0 +1,68 @@
+"""The entry of the `tartlet` command: which command is where. A command's module is imported when it is called."""
+
+from __future__ import annotations
+
+import importlib
+from typing import cast
+
+import click
+
+_COMMANDS = {  # name: (module, one line of help); in the order of the help
+    "run": ("run", "Run a program to its end, on a stack of its own or on a server."),
+    "new": ("new", "Write a commented program to start from."),
+    "serve": ("serve", "Run control, runtime and a worker in the foreground."),
+    "launch": ("programs", "Launch a program on a server and print its id."),
+    "ps": ("programs", "List programs."),
+    "attach": ("programs", "Follow a program's output."),
+    "send": ("programs", "Give a program a message."),
+    "logs": ("programs", "Print what a program has written so far."),
+    "kill": ("programs", "End programs."),
+    "top": ("top", "Watch programs, pools and engines."),
+    "models": ("models", "List the models that a server offers."),
+    "doctor": ("doctor", "Check this machine and a server, and say what to do."),
+    "config": ("config", "Print every setting, its value and where that came from."),
+    "bench": ("bench", "Measure, and print tables and plots."),
+    "version": ("version", "Print the version."),
+}
+
+
+class _Lazy(click.Group):
+    """A group that knows its commands' help without importing them: `tartlet --help` stays quick."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(_COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in _COMMANDS:
+            return None
+        module = importlib.import_module(f"tartlet_cli.{_COMMANDS[cmd_name][0]}")
+        return cast("click.Command", getattr(module, cmd_name))
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, text) for name, (_, text) in _COMMANDS.items()])
+
+
+@click.group(cls=_Lazy, context_settings={"help_option_names": ["-h", "--help"]})
+def cli() -> None:
+    """Serve programs, not prompts: run inferlets that drive generation themselves.
+
+    \b
+    Examples:
+      tartlet run inferlets/std/text_completion.py --prompt "374+588=" --max-tokens 64
+      tartlet new hello && tartlet run hello.py
+      tartlet serve                       # in one terminal, then in another:
+      tartlet launch hello.py             # tartlet ps, attach, send, logs, kill, top
+
+    \b
+    Exit codes: 0 success, 1 the program failed, 2 usage, 3 the system failed, 130 Ctrl-C.
+    """  # noqa: D301 - \b is click's mark for a paragraph not to be wrapped
+
+
+def main() -> None:
+    """Run the command line."""
+    cli(prog_name="tartlet")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,34 @@
+"""`tartlet new`."""
+
+from __future__ import annotations
+
+import keyword
+import re
+from importlib.resources import files
+from pathlib import Path
+
+import click
+
+
+@click.command()
+@click.argument("name")
+@click.option("--force", is_flag=True, help="Overwrite.")
+def new(name: str, *, force: bool) -> None:
+    """Write NAME.py: a commented program that runs as it is.
+
+    \b
+    Examples:
+      tartlet new my_inferlet
+      tartlet run my_inferlet.py --prompt "Once upon a time"
+    """  # noqa: D301 - \b is click's mark for a paragraph not to be wrapped
+    path = Path(name if name.endswith(".py") else f"{name}.py")
+    if not re.fullmatch(r"[A-Za-z_]\w*", path.stem) or keyword.iskeyword(path.stem):
+        raise click.UsageError(f"{path.stem!r} is no name for a Python file: use letters, digits and underscores")
+    if path.exists() and not force:
+        raise click.UsageError(f"{path} exists (--force overwrites it)")
+    text = files("tartlet_cli").joinpath("template.py.txt").read_text().replace("{name}", path.name)
+    try:
+        path.write_text(text)
+    except OSError as e:
+        raise click.FileError(str(path), e.strerror) from e
+    click.echo(f"wrote {path}; run it with: tartlet run {path}")

@@ -1,0 +1,53 @@
+"""Options that several commands share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import click
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+PROGRAM_ARGS = {"ignore_unknown_options": True, "allow_interspersed_args": True, "help_option_names": []}
+"""For commands that pass what they don't know on to the program."""
+
+
+def server_option(f: F) -> F:
+    """`--server`: the address of a running server."""
+    return click.option(
+        "--server",
+        metavar="ADDRESS",
+        envvar="TARTLET_SERVER",
+        help="Runtime's address, unix:/path or host:port; `local` is that of `tartlet serve` on this machine.",
+    )(f)
+
+
+def json_option(f: F) -> F:
+    """`--json`: for machines."""
+    return click.option("--json", "as_json", is_flag=True, help="Print JSON for machines.")(f)
+
+
+def address(server: str | None) -> str | None:
+    """What `AsyncClient` takes: None is the local server."""
+    return None if server in (None, "", "local") else server
+
+
+def limit_options(f: F) -> F:
+    """Limits of one program."""
+    for option in (
+        click.option(
+            "--deadline", "deadline_s", type=float, default=0.0, help="End the program after this many seconds."
+        ),
+        click.option("--max-pages", type=int, default=0, help="KV pages the program may hold."),
+        click.option("--max-memory", "memory_mib", type=int, default=0, help="MiB of memory the program may use."),
+    ):
+        f = option(f)
+    return f
+
+
+def wants_help(file: str | None, ctx: click.Context) -> None:
+    """Print the command's help if that is what stands where the file should; later `--help` are the program's."""
+    if file in ("-h", "--help"):
+        click.echo(ctx.get_help())
+        ctx.exit(0)

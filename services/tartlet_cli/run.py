@@ -1,0 +1,253 @@
+"""`tartlet run`: a program to its end, on a stack of its own or on a server."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import shutil
+import signal
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+
+from tartlet_cli import exits
+from tartlet_cli.options import PROGRAM_ARGS, address, json_option, limit_options, server_option, wants_help
+
+_NATIVE_GRACE_S = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class RunOptions:
+    """What the command line asked for."""
+
+    file: str
+    args: tuple[str, ...]
+    model: str | None
+    engine: str
+    server: str | None
+    native: bool
+    seed: int | None
+    quiet: bool
+    as_json: bool
+    durable: bool
+    config: Path | None
+    limits: dict[str, Any]
+
+
+@click.command(context_settings=PROGRAM_ARGS, add_help_option=False)
+@click.argument("file")
+@click.argument("args", nargs=-1, type=click.UNPROCESSED)
+@click.option(
+    "--model", metavar="PATH", help="Checkpoint directory (with --server: a model's name). Default: the demo model."
+)
+@click.option("--engine", type=click.Choice(["torch", "fake"]), default="torch", show_default=True, help="Backend.")
+@server_option
+@click.option("--native", is_flag=True, help="Run the file as an ordinary process, so that pdb works.")
+@click.option("--seed", type=int, help="Decides the program's randomness.")
+@click.option("--no-journal", is_flag=True, help="Real clock and entropy, no journal.")
+@click.option("--quiet", is_flag=True, help="No closing line.")
+@click.option("--config", type=click.Path(path_type=Path), help="TOML file with settings of the roles.")
+@limit_options
+@json_option
+@click.pass_context
+def run(ctx: click.Context, file: str, args: tuple[str, ...], **options: Any) -> None:
+    """Run a program (a .py file or a core .wasm module) and stream its output.
+
+    Options of this command may stand anywhere; all others, and everything after `--`, go to the program.
+
+    \b
+    Examples:
+      tartlet run inferlets/std/text_completion.py --prompt "374+588=" --max-tokens 64
+      tartlet run my_program.py --model /path/to/checkpoint --temperature 0.7
+      tartlet run --native my_program.py          # pdb and prints work
+      tartlet run --engine fake my_program.py     # no model, no torch
+      tartlet run --server local my_program.py    # on a running `tartlet serve`
+      tartlet run my_program.py -- --seed 3       # --seed for the program
+    """  # noqa: D301 - \b is click's mark for a paragraph not to be wrapped
+    wants_help(file, ctx)
+    limits = {
+        "deadline_s": options["deadline_s"],
+        "pages": options["max_pages"],
+        "memory_bytes": options["memory_mib"] << 20,
+    }
+    chosen = RunOptions(
+        file=file,
+        args=args,
+        model=options["model"],
+        engine=options["engine"],
+        server=options["server"],
+        native=options["native"],
+        seed=options["seed"],
+        quiet=options["quiet"],
+        as_json=options["as_json"],
+        durable=not options["no_journal"],
+        config=options["config"],
+        limits=limits,
+    )
+    raise SystemExit(execute(chosen))
+
+
+def execute(options: RunOptions) -> int:
+    """Run to the end; the exit code."""
+    from tartlet_common import telemetry
+    from tartlet_common.errors import TartletError
+
+    telemetry.setup("client")
+    try:
+        return asyncio.run(_Session(options).run())
+    except TartletError as e:
+        exits.show(e)
+        return exits.exit_code(e)
+    except KeyboardInterrupt:
+        return exits.INTERRUPTED
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes it once more at exit
+        return exits.PROGRAM_FAILED
+    finally:
+        telemetry.shutdown()
+
+
+class _Session:
+    """One run: the stack if it is ours, the program, and how Ctrl-C ends them."""
+
+    def __init__(self, options: RunOptions) -> None:
+        from tartlet_cli.terminal import Printer, Progress
+
+        self._options = options
+        self._progress = Progress()
+        self._printer = Printer(quiet=options.quiet, as_json=options.as_json)
+        self._interrupted = False
+        self._stack: Any = None
+
+    async def run(self) -> int:
+        source = self._source()  # a missing file is told before anything starts
+        task = asyncio.current_task()
+        assert task is not None
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            loop.add_signal_handler(number, self._interrupt, task)
+        try:
+            if self._options.server:
+                return await self._run_on(address(self._options.server), source, self._options.model or "")
+            async with self._own_stack() as stack:
+                return await self._run_on(stack.address, source, "")
+        except asyncio.CancelledError:
+            if not self._interrupted:
+                raise
+            return exits.INTERRUPTED
+        finally:
+            self._progress.clear()
+
+    def _source(self) -> Any:
+        from tartlet.model import Language, Source
+
+        return Source.from_file(self._options.file, Language.NATIVE if self._options.native else None)
+
+    def _interrupt(self, task: asyncio.Task[Any]) -> None:
+        """First: end the program and the stack in order. Second: kill them."""
+        if self._interrupted:
+            if self._stack is not None:
+                self._stack.kill()
+            os._exit(exits.INTERRUPTED)
+        self._interrupted = True
+        task.cancel()
+
+    @contextlib.asynccontextmanager
+    async def _own_stack(self) -> Any:
+        from tartlet.local import LocalStack, StackConfig
+        from tartlet.local import Progress as Told
+        from tartlet_cli.places import find_model
+        from tartlet_common.errors import TartletError
+        from tartlet_common.paths import make_private, run_dir
+
+        options = self._options
+        model = find_model(options.model) if options.engine == "torch" else None
+        base = make_private(run_dir())
+        _sweep(base)
+        directory = Path(tempfile.mkdtemp(prefix=f"run-{os.getpid()}-", dir=base))
+
+        def report(event: Any) -> None:
+            if isinstance(event, Told):
+                self._progress.show(f"starting: {event.text}")
+
+        config = StackConfig(engine=options.engine, model=model, directory=directory, config=options.config)
+        self._stack = LocalStack(config, report)
+        self._progress.show("starting")
+        try:
+            async with self._stack as stack:
+                self._progress.clear()
+                yield stack
+        except TartletError as e:
+            if exits.exit_code(e) == exits.SYSTEM:
+                self._progress.clear()
+                kept = shutil.move(directory / "logs", tempfile.mkdtemp(prefix="logs-", dir=base))
+                sys.stderr.write(f"logs: {kept}\n")
+            raise
+        finally:
+            shutil.rmtree(directory, ignore_errors=True)
+
+    async def _run_on(self, server: str | None, source: Any, model: str) -> int:
+        from tartlet.client import AsyncClient
+        from tartlet.model import LaunchSpec, Limits
+
+        options = self._options
+        spec = LaunchSpec(
+            source=source,
+            args=options.args,
+            model=model,
+            limits=Limits(**options.limits),
+            durable=options.durable,
+            seed=b"" if options.seed is None else (options.seed % (1 << 128)).to_bytes(16, "little"),
+        )
+        async with AsyncClient(server) as client:
+            run = await client.run(spec=spec)
+            try:
+                if not options.native:
+                    return await self._follow(run)
+                async with self._native_process(client, run.guest_token):
+                    return await self._follow(run)
+            finally:
+                run.cancel()
+
+    async def _follow(self, run: Any) -> int:
+        async for event in run:
+            self._printer.event(event)
+        ended = run.ended
+        if ended.success:
+            return 0
+        return exits.exit_code(ended.error, ended=True) if ended.error is not None else exits.PROGRAM_FAILED
+
+    @contextlib.asynccontextmanager
+    async def _native_process(self, client: Any, token: str) -> Any:
+        """The guest outside the sandbox, on this terminal; it ends with the block."""
+        from tartlet_common.rpc import unix_path
+
+        path = unix_path(client.address)
+        if path is None:
+            raise click.UsageError("--native needs a server on this machine (its guest socket is a Unix one)")
+        env = {**os.environ, "TARTLET_GUEST_SOCKET": str(path.parent / "guest.sock"), "TARTLET_GUEST_TOKEN": token}
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "inferlet._native", self._options.file, *self._options.args, env=env
+        )
+        try:
+            yield process
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(process.wait(), _NATIVE_GRACE_S)
+        finally:
+            if process.returncode is None:
+                with contextlib.suppress(ProcessLookupError):
+                    process.kill()
+                await process.wait()
+
+
+def _sweep(base: Path) -> None:
+    """Remove directories that killed runs have left."""
+    for directory in base.glob("run-*-*"):
+        pid = directory.name.split("-")[1]
+        if pid.isdigit() and not Path(f"/proc/{pid}").exists():
+            shutil.rmtree(directory, ignore_errors=True)

@@ -1,0 +1,139 @@
+"""`tartlet serve`: all roles in the foreground, or one of them."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+from tartlet_cli import exits
+
+ROLES = ("control", "runtime", "worker")
+
+
+@click.command(context_settings={"ignore_unknown_options": True})
+@click.option("--role", type=click.Choice(ROLES), help="Run this role alone; its own flags follow (--help lists them).")
+@click.option("--model", metavar="PATH", help="Checkpoint directory. Default: $TARTLET_MODEL, else the demo model.")
+@click.option("--engine", type=click.Choice(["torch", "fake"]), default="torch", show_default=True, help="Backend.")
+@click.option("--config", type=click.Path(path_type=Path), help="TOML file with a table for each role.")
+@click.option(
+    "--run-dir", type=click.Path(path_type=Path), help="Directory of sockets and logs. Default: $TARTLET_RUN_DIR."
+)
+@click.option("--quiet", is_flag=True, help="Leave the roles' log lines to their files.")
+@click.argument("flags", nargs=-1, type=click.UNPROCESSED)
+def serve(
+    role: str | None,
+    model: str | None,
+    engine: str,
+    config: Path | None,
+    run_dir: Path | None,
+    quiet: bool,
+    flags: tuple[str, ...],
+) -> None:
+    """Run control, runtime and a worker in the foreground until Ctrl-C; a role that dies is restarted.
+
+    \b
+    Examples:
+      tartlet serve
+      tartlet serve --model /path/to/checkpoint
+      tartlet serve --engine fake --run-dir /tmp/tartlet-test
+      tartlet serve --role worker --model /path/to/checkpoint --threads 2
+      TARTLET_CONTROL_POLICY=eager tartlet serve
+    """  # noqa: D301 - \b is click's mark for a paragraph not to be wrapped
+    from tartlet_common.errors import TartletError
+
+    if run_dir is not None:
+        os.environ["TARTLET_RUN_DIR"] = str(run_dir)
+    try:
+        if role is not None:
+            _exec_role(role, model, engine, config, flags)
+        if flags:
+            raise click.UsageError(f"unknown option {flags[0]} (a role's own flags need --role)")
+        raise SystemExit(asyncio.run(_serve(model, engine, config, quiet=quiet)))
+    except TartletError as e:
+        raise exits.fail(e) from e
+
+
+def _exec_role(role: str, model: str | None, engine: str, config: Path | None, flags: tuple[str, ...]) -> None:
+    """Become the role's process."""
+    from tartlet_cli.places import find_model
+
+    argv = [sys.executable, "-m", f"tartlet_{role}", *flags]
+    if config is not None:
+        argv += ["--config", str(config)]
+    if role == "worker":
+        argv += ["--engine", engine]
+        if engine == "torch":
+            argv += ["--model", str(find_model(model))]
+    os.execv(sys.executable, argv)  # noqa: S606 - no shell is wanted
+
+
+async def _serve(model: str | None, engine: str, config: Path | None, *, quiet: bool) -> int:
+    from tartlet.local import LocalStack, StackConfig
+    from tartlet_cli.places import find_model
+    from tartlet_cli.terminal import Progress
+
+    progress = Progress()
+    stop = asyncio.Event()
+    stack: LocalStack | None = None
+
+    def interrupt() -> None:
+        if stop.is_set():
+            if stack is not None:
+                stack.kill()
+            os._exit(exits.INTERRUPTED)
+        stop.set()
+
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        loop.add_signal_handler(number, interrupt)
+
+    checkpoint = find_model(model) if engine == "torch" else None
+    echo = None if quiet else _echo
+    stack = LocalStack(StackConfig(engine=engine, model=checkpoint, config=config), _reporter(progress), echo)
+    starting = asyncio.ensure_future(stack.start())
+    stopping = asyncio.ensure_future(stop.wait())
+    try:
+        await asyncio.wait((starting, stopping), return_when=asyncio.FIRST_COMPLETED)
+        if starting.done():
+            await starting
+            progress.clear()
+            click.echo(f"serving at {stack.address} (Ctrl-C ends it; logs in {stack.log_dir})", err=True)
+            await stopping
+    finally:
+        progress.clear()
+        starting.cancel()
+        stopping.cancel()
+        await asyncio.gather(starting, stopping, return_exceptions=True)
+        await stack.stop()
+    return 0
+
+
+def _echo(role: str, line: bytes) -> None:
+    sys.stderr.buffer.write(line)
+    sys.stderr.buffer.flush()
+
+
+def _reporter(progress: Any) -> Any:
+    from tartlet.local import Died, Started
+    from tartlet.local import Progress as Told
+
+    def report(event: Any) -> None:
+        match event:
+            case Told():
+                progress.show(f"{event.role}: {event.text}")
+            case Started():
+                progress.clear()
+                again = f", restart {event.restarts}" if event.restarts else ""
+                click.echo(f"{event.role} serves (pid {event.pid}{again})", err=True)
+            case Died():
+                progress.clear()
+                click.echo(f"{event.role} died: {event.cause}", err=True)
+                click.echo(f"restarting {event.role} in {event.restart_in_s:g} s", err=True)
+
+    return report

@@ -1,0 +1,142 @@
+"""What goes to the terminal while a program runs: its bytes as they come, one line of progress, one closing line."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from typing import Any, BinaryIO
+
+from tartlet.events import Accepted, Ended, Event, Message, Stderr, Stdout, Usage
+from tartlet_cli.exits import describe
+from tartlet_common.errors import TartletError
+
+
+class Progress:
+    """One line on standard error that is overwritten and then wiped; silent unless that is a terminal."""
+
+    def __init__(self) -> None:
+        self._on = sys.stderr.isatty()
+        self._shown = False
+
+    def show(self, text: str) -> None:
+        """Replace the line."""
+        if self._on:
+            width = os.get_terminal_size(sys.stderr.fileno()).columns
+            sys.stderr.write(f"\r\x1b[2K{text[: width - 1]}")
+            sys.stderr.flush()
+            self._shown = True
+
+    def clear(self) -> None:
+        """Wipe the line."""
+        if self._shown:
+            sys.stderr.write("\r\x1b[2K")
+            sys.stderr.flush()
+            self._shown = False
+
+
+class Printer:
+    """Prints events: the program's output verbatim, its result on a line of its own, then the closing line.
+
+    Args:
+        quiet: no closing line.
+        as_json: events as lines of JSON to standard output, nothing else there.
+    """
+
+    def __init__(self, *, quiet: bool = False, as_json: bool = False) -> None:
+        self._quiet = quiet
+        self._as_json = as_json
+        self._out: BinaryIO = sys.stdout.buffer
+        self._at_line_start = True
+
+    def event(self, event: Event) -> None:
+        """Print one event."""
+        if self._as_json:
+            self._write(json.dumps(as_json(event), ensure_ascii=False).encode() + b"\n")
+            return
+        match event:
+            case Message(data=data) | Stdout(data=data):
+                self._write(data)
+            case Stderr(data=data):
+                sys.stderr.buffer.write(data)
+                sys.stderr.buffer.flush()
+            case Ended():
+                self._end(event)
+            case Accepted():
+                pass
+
+    def _end(self, event: Ended) -> None:
+        if not self._at_line_start:
+            self._write(b"\n")
+        if event.result is not None:
+            self._write(event.result.encode(errors="replace").rstrip(b"\n") + b"\n")
+        if event.error is not None:
+            sys.stderr.write(describe(event.error) + "\n")
+        if not self._quiet:
+            sys.stderr.write(closing_line(event.usage) + "\n")
+        sys.stderr.flush()
+
+    def _write(self, data: bytes) -> None:
+        if data:
+            self._out.write(data)
+            self._out.flush()
+            self._at_line_start = data.endswith(b"\n")
+
+
+def closing_line(usage: Usage) -> str:
+    """Tokens, time to first token, time per output token.
+
+    Example:
+        >>> closing_line(Usage(sampled_tokens=64, first_token_s=0.0213, per_token_s=0.00412, wall_s=0.29))
+        '[64 tokens, first after 21.3 ms, 4.12 ms a token, 0.29 s in all]'
+    """
+    if not usage.sampled_tokens:
+        return f"[no tokens sampled, {usage.wall_s:.2f} s in all]"
+    parts = [f"{usage.sampled_tokens} token" + ("s" if usage.sampled_tokens > 1 else "")]
+    parts.append(f"first after {_ms(usage.first_token_s)} ms")
+    if usage.sampled_tokens > 1:
+        parts.append(f"{_ms(usage.per_token_s)} ms a token")
+    return "[" + ", ".join([*parts, f"{usage.wall_s:.2f} s in all"]) + "]"
+
+
+def _ms(seconds: float) -> str:
+    ms = seconds * 1e3
+    return f"{ms:.0f}" if ms >= 100 else f"{ms:.1f}" if ms >= 10 else f"{ms:.2f}"
+
+
+def as_json(event: Event) -> dict[str, Any]:
+    """An event for machines; bytes as text, or as latin-1 under `data_latin1` where they aren't UTF-8."""
+    line: dict[str, Any] = {"event": type(event).__name__.lower(), "program_id": event.program_id}
+    match event:
+        case Message() | Stdout() | Stderr():
+            line["offset"] = event.offset
+            try:
+                line["text"] = event.data.decode()
+            except UnicodeDecodeError:
+                line["data_latin1"] = event.data.decode("latin-1")
+        case Ended():
+            line |= {"offset": event.offset, "success": event.success, "result": event.result}
+            line["error"] = error_json(event.error)
+            line["usage"] = usage_json(event.usage)
+        case Accepted():
+            pass
+    return line
+
+
+def usage_json(usage: Usage) -> dict[str, Any]:
+    """Usage for machines."""
+    return {name: getattr(usage, name) for name in usage.__slots__}
+
+
+def error_json(error: TartletError | None) -> dict[str, Any] | None:
+    """An error for machines."""
+    if error is None:
+        return None
+    return {
+        "number": error.number,
+        "name": error.name,
+        "message": str(error),
+        "remedy": error.remedy,
+        "retryable": error.retryable,
+        "fields": error.fields,
+    }

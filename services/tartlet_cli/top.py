@@ -1,0 +1,108 @@
+"""`tartlet top`: programs, pools and engines, refreshed."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from tartlet_cli.calls import with_client
+from tartlet_cli.options import json_option, server_option
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from tartlet.client import AsyncClient
+    from tartlet.model import ProgramInfo, RuntimeState
+
+
+@click.command()
+@click.option(
+    "--interval", type=click.FloatRange(min=0.1), default=1.0, show_default=True, help="Seconds between looks."
+)
+@click.option("--once", is_flag=True, help="One look, then end.")
+@server_option
+@json_option
+def top(interval: float, server: str | None, *, once: bool, as_json: bool) -> None:
+    """Watch programs, pools and engines; Ctrl-C ends it.
+
+    \b
+    Examples:
+      tartlet top
+      tartlet top --once --json
+    """  # noqa: D301 - \b is click's mark for a paragraph not to be wrapped
+
+    async def work(client: AsyncClient) -> None:
+        if as_json:
+            while True:
+                click.echo(json.dumps(_document(await client.state(), await client.list())))
+                if once:
+                    return
+                await asyncio.sleep(interval)
+        from rich.console import Console
+        from rich.live import Live
+
+        console = Console()
+        if once:
+            console.print(_screen(await client.state(), await client.list()))
+            return
+        with Live(console=console, screen=console.is_terminal, auto_refresh=False) as live:
+            while True:
+                live.update(_screen(await client.state(), await client.list()), refresh=True)
+                await asyncio.sleep(interval)
+
+    with_client(server, work)
+
+
+def _document(state: RuntimeState, infos: list[ProgramInfo]) -> dict[str, Any]:
+    from tartlet_cli.terminal import usage_json
+
+    return {
+        "runtime": {name: getattr(state, name) for name in state.__slots__},
+        "programs": [
+            {"program_id": i.program_id, "name": i.name, "state": i.state, "age_s": i.age_s, "pages": i.pages}
+            | {"usage": usage_json(i.usage)}
+            for i in infos
+        ],
+    }
+
+
+def _screen(state: RuntimeState, infos: list[ProgramInfo]) -> RenderableType:
+    from rich.console import Group
+    from rich.table import Table
+
+    from tartlet_cli.programs import age
+
+    link = "connected" if state.control_connected else "not connected"
+    title = f"runtime {state.version}: {state.running} of {state.capacity} programs, control {link}, {state.boundary}"
+    engines = Table(title=title, title_justify="left", box=None)
+    for heading in ("ENGINE", "MODEL", "STATE", "PAGES FREE", "PAGES", "PROGRAMS"):
+        engines.add_column(heading, justify="left" if heading in ("ENGINE", "MODEL", "STATE") else "right")
+    for engine in state.control.get("engines", []):
+        spec = engine.get("spec", {})
+        engines.add_row(
+            str(engine.get("engine_id", engine.get("id", "")))[:20],
+            str(spec.get("model", "")),
+            str(engine.get("state", "")),
+            str(engine.get("free_pages", engine.get("pages", {}).get("free", "")) if isinstance(engine, dict) else ""),
+            str(spec.get("num_pages", "")),
+            str(engine.get("programs", "")),
+        )
+    programs = Table(box=None)
+    for heading in ("PROGRAM", "NAME", "STATE", "AGE", "TOKENS", "MS/TOKEN", "PAGES", "COMMANDS"):
+        programs.add_column(heading, justify="left" if heading in ("PROGRAM", "NAME", "STATE") else "right")
+    for info in sorted(infos, key=lambda i: i.age_s)[:40]:
+        u = info.usage
+        programs.add_row(
+            info.program_id[:8],
+            info.name,
+            info.state,
+            age(info.age_s),
+            str(u.sampled_tokens),
+            f"{u.per_token_s * 1e3:.2f}" if u.per_token_s else "",
+            str(info.pages),
+            str(u.commands),
+        )
+    return Group(engines, "", programs)
