@@ -15,6 +15,7 @@ from tartlet_common.engine_spec import EngineSpec
 from tartlet_common.errors import CheckpointBroken, OutOfDeviceMemory
 from tartlet_common.settings import WorkerSettings
 from tartlet_worker.attention.base import Attention
+from tartlet_worker.attention.torch_chunked import TorchChunked
 from tartlet_worker.attention.torch_gather import TorchGather
 from tartlet_worker.model import Decoder
 from tartlet_worker.model_config import ModelConfig, read_config
@@ -23,6 +24,10 @@ from tartlet_worker.torch_engine import TorchEngine
 from tartlet_worker.weights import WeightReader, digest
 
 DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
+ATTENTION: dict[str, Callable[[int, str], Attention]] = {
+    "torch-gather": TorchGather,
+    "torch-chunked": TorchChunked,
+}
 DEFAULT_KV_BYTES = 256 << 20
 
 
@@ -42,6 +47,8 @@ class EngineOptions:
     max_batch_commands: int = 1024
     top_k_limit: int = 256
     batch_invariant: bool = False
+    attention: str = "auto"  # or one of ATTENTION
+    kernels: str = "auto"  # "c", "torch" or "auto": C where it is built and helps
     threads: int | None = 1  # torch's threads on the CPU; None: leave them
 
 
@@ -149,7 +156,12 @@ def pool_sizes(config: ModelConfig, options: EngineOptions) -> PoolSizes:
 
 def make_attention(config: ModelConfig, options: EngineOptions) -> Attention:
     """The attention implementation for a device and mode."""
-    return TorchGather(config.kv_heads, options.device)
+    name = options.attention
+    if name == "auto":
+        name = "torch-chunked" if options.batch_invariant else "torch-gather"
+    if name not in ATTENTION:
+        raise ValueError(f"attention {name!r} is none of auto, {', '.join(ATTENTION)}")
+    return ATTENTION[name](config.kv_heads, options.device)
 
 
 def engine_spec(

@@ -15,7 +15,13 @@ from typing import Any
 from tartlet_common.errors import CheckpointBroken, CheckpointMissing, UnknownFamily
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
-ROPE_TYPES = ("default", "linear", "dynamic", "llama3", "yarn")
+ROPE_TYPES: dict[str, tuple[str, ...]] = {  # and the parameters that each can't do without
+    "default": (),
+    "linear": ("factor",),
+    "dynamic": (),
+    "llama3": ("factor", "low_freq_factor", "high_freq_factor"),
+    "yarn": ("factor",),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,4 +173,7 @@ def _rope(raw: Mapping[str, Any]) -> RopeConfig:
         raise ValueError("partial rotary embeddings are not supported")
     params.setdefault("original_max_position_embeddings", raw.get("max_position_embeddings", 2048))
     numbers = {k: v for k, v in params.items() if isinstance(v, int | float)}
+    missing = [name for name in ROPE_TYPES[kind] if name not in numbers]
+    if missing:
+        raise ValueError(f"rope type {kind!r} needs {', '.join(missing)}")
     return RopeConfig(theta=theta, kind=kind, params=tuple(sorted(numbers.items())))

@@ -4,8 +4,8 @@ For one row of logits l [V] (float32) and the uniform number u of `philox.unifor
 
 1. `temperature == 0`: the token is the largest logit's, the smallest id among equals; nothing below applies.
 2. Weights are w_i = exp((l_i - max l) / temperature).
-3. `top_k > 0` keeps the k largest weights.
-4. `top_p < 1` keeps, of those in descending order, each whose preceding ones sum to less than top_p of the kept total
+3. `top_k > 0` keeps the k largest weights, of equal ones those with smaller ids.
+4. `top_p < 1` keeps, of those in that descending order, each whose preceding ones sum to less than top_p of the kept total
    (the first always stays).
 5. `min_p > 0` keeps those with w_i >= min_p * max w.
 6. The token is the first id, in ascending order of ids, at which the running sum (float64) of kept weights exceeds
@@ -91,9 +91,10 @@ def _draw(logits: Tensor, params: SampleParams, rows: npt.NDArray[np.int64], noi
 def _pick(weights: Tensor, u: Tensor) -> Tensor:
     """Step 6: weights [R, C] of kept candidates in ascending order of ids (0: dropped), u [R, 1] float64."""
     running = weights.double().cumsum(-1)
-    at = torch.searchsorted(running, u * running[:, -1:], right=True)[:, 0]
+    total = running[:, -1:].contiguous()
+    at = torch.searchsorted(running, u * total, right=True)[:, 0]
     # Rounding may put u * total at the total itself: then the last candidate that has any weight is meant.
-    last = torch.searchsorted(running, running[:, -1:])[:, 0]
+    last = torch.searchsorted(running, total)[:, 0]
     return torch.minimum(at, last)
 
 
@@ -112,7 +113,7 @@ def _draw_sorted(
     if bool(((top_k >= vocab) & (top_p >= 1)).any()):
         width = vocab
     while True:
-        best, ids = weights.topk(width, dim=-1)  # [R, C] descending
+        best, ids = largest(weights, width)  # [R, C]
         rank = torch.arange(width, device=device)[None]
         in_k = rank < k
         below = (best.double() * in_k).cumsum(-1)
@@ -124,13 +125,29 @@ def _draw_sorted(
     before = below - best.double()
     keep = in_k & ((before < p * total) | (rank == 0) | (p >= 1))
     # Back to ascending ids: dropped candidates go last, without weight.
-    ids, order = torch.where(keep, ids, vocab).sort(-1)
+    ids = torch.where(keep, ids, vocab).sort(-1).values
     chosen = torch.where(ids < vocab, kept.gather(1, ids.clamp(max=vocab - 1)), 0.0)
-    del order
     return ids.gather(1, _pick(chosen, u)[:, None])[:, 0]
 
 
+def largest(values: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """The `count` largest of each row [R, V] float32 and their ids, descending, equal ones by ascending id.
+
+    torch's topk orders equal values by how many it is asked for, so it is given keys without equals: the value's bits,
+    made monotonic, above the id counted down.
+    """
+    bits = values.view(torch.int32)
+    ordered = (bits ^ ((bits >> 31) & 0x7FFFFFFF)).long()
+    down = torch.arange(values.shape[1] - 1, -1, -1, device=values.device)
+    keys = (ordered << 32) | down
+    ids = values.shape[1] - 1 - (keys.topk(count, dim=-1).values & 0xFFFFFFFF)
+    return values.gather(1, ids), ids
+
+
 def top_distribution(logits: Tensor, top_k: int) -> tuple[Tensor, Tensor]:
-    """The `top_k` most likely tokens of each row: ids [N, top_k] and probabilities of the full softmax, descending."""
-    best, ids = logits.topk(top_k, dim=-1)
+    """The `top_k` most likely tokens of each row: ids [N, top_k] and probabilities of the full softmax.
+
+    Descending, equal ones by ascending id.
+    """
+    best, ids = largest(logits, top_k)
     return ids, torch.exp(best - logits.logsumexp(-1, keepdim=True))

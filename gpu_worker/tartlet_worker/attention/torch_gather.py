@@ -43,9 +43,8 @@ class TorchGather:
 
     name = "torch-gather"
 
-    def __init__(self, kv_heads: int, device: str, column_multiple: int = 1) -> None:
+    def __init__(self, kv_heads: int, device: str) -> None:
         self._kv_heads, self._device = kv_heads, device
-        self._column_multiple = column_multiple
 
     def prepare(self, batch: AttentionBatch) -> Prepared:
         """Cut the batch into groups."""

@@ -1,0 +1,142 @@
+"""Contract 2 as a whole: random programs against a plain float64 model, on every attention implementation."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tartlet_worker.loader import load_engine
+from tests.worker.driver import Driver, copy_batch, embed_batch, forward_batch, mask_batch
+from tests.worker.families import checkpoint
+from tests.worker.plain import PlainModel
+
+NAMES = ["llama3-grouped", "qwen2-window", "qwen3-norms"]
+ATTENTION = ["torch-gather", "torch-chunked", "c"]
+
+
+def drive(name: str, attention: str, page_size: int, **options) -> Driver:
+    options = {"dtype": "float32", "num_pages": 40, "num_embeds": 256, "page_size": page_size, **options}
+    return Driver(load_engine(checkpoint(name), attention=attention, **options))
+
+
+class RandomProgram:
+    """A stream of calls on fourteen pages, given to an engine and to the plain model alike."""
+
+    def __init__(self, name: str, attention: str, page_size: int, seed: int) -> None:
+        self.rng = np.random.default_rng(seed)
+        self.d, self.plain = drive(name, attention, page_size), PlainModel(checkpoint(name), page_size)
+        self.page_size, self.pages = page_size, self.rng.permutation(40)[:14]
+
+    def some_pages(self, low: int = 0) -> list[int]:
+        return self.rng.permutation(self.pages)[: self.rng.integers(low, 9)].tolist()
+
+    def forward(self) -> None:
+        rng, n = self.rng, int(self.rng.integers(1, 14))
+        tokens, positions = rng.integers(0, 320, n), np.sort(rng.permutation(60)[:n])
+        ikv, okv, offset, mask = self.some_pages(), [], 0, None
+        if rng.random() < 0.7:
+            need = -(-n // self.page_size) + 1
+            okv = rng.permutation(self.pages)[:need].tolist()
+            offset = int(rng.integers(0, len(okv) * self.page_size - n + 1))
+            if rng.random() < 0.7:
+                ikv = [p for p in ikv if p not in okv] + okv
+        if ikv and rng.random() < 0.2:
+            ikv.append(ikv[0])  # a page may be listed twice
+        if rng.random() < 0.5:
+            mask = rng.random((n, len(ikv) * self.page_size + n)) < 0.5
+            mask[np.arange(n), len(ikv) * self.page_size + np.arange(n)] |= rng.random(n) < 0.8
+        want = self.plain.forward(tokens, positions, ikv, okv, offset, mask)
+        embeds = rng.permutation(256)[:n].tolist()
+        self.d.embed(tokens, embeds, positions)
+        self.d.forward(ikv=ikv, iemb=embeds, okv=okv, okv_offset=offset, oemb=embeds, mask=mask)
+        got = self.d.logits(embeds)
+        assert np.abs(got - want).max() <= 1e-5 * np.abs(want).max()
+
+    def mask_page(self) -> None:
+        page, bits = int(self.rng.choice(self.pages)), int(self.rng.integers(0, 1 << self.page_size))
+        self.d.ok(mask_batch(page, bits))
+        self.plain.mask_page(page, bits)
+
+    def copy(self) -> None:
+        src, dst = (int(p) for p in self.rng.choice(self.pages, 2, replace=False))
+        size = int(self.rng.integers(0, self.page_size + 1))
+        a, z = (int(x) for x in self.rng.integers(0, self.page_size - size + 1, 2))
+        self.d.ok(copy_batch(src, dst, a, z, size))
+        self.plain.copy(src, dst, a, z, size)
+
+
+@pytest.mark.parametrize("attention", ATTENTION)
+@pytest.mark.parametrize(("name", "page_size", "seed"), [(n, s, i) for i, n in enumerate(NAMES) for s in (1, 4, 16)])
+def test_random_programs_agree_with_a_plain_float64_model(name, attention, page_size, seed):
+    program = RandomProgram(name, attention, page_size, seed)
+    for _ in range(40):
+        call = program.rng.choice(["forward", "forward", "forward", "mask_page", "copy"])
+        getattr(program, call)()
+
+
+@pytest.mark.parametrize("attention", ATTENTION)
+def test_a_query_that_sees_nothing_takes_nothing_from_attention(attention):
+    d, plain = drive("llama3-grouped", attention, 4), PlainModel(checkpoint("llama3-grouped"), 4)
+    mask = np.zeros((3, 3), bool)
+    mask[2] = True
+    want = plain.forward([5, 6, 7], [0, 1, 2], [], (), 0, mask)
+    d.embed([5, 6, 7], [0, 1, 2], [0, 1, 2])
+    d.forward(iemb=[0, 1, 2], oemb=[0, 1, 2], mask=mask)
+    assert np.abs(d.logits([0, 1, 2]) - want).max() <= 1e-5 * np.abs(want).max()
+
+
+@pytest.mark.parametrize("attention", ATTENTION)
+def test_a_nan_in_a_masked_slot_or_an_unlisted_page_reaches_nobody(attention):
+    d = drive("llama3-grouped", attention, 4)
+    want = d.prefill([1, 2, 3], [0])
+    d.prefill([1, 2, 3], [1])
+    d.engine.pools.kv[:, :, 1] = float("nan")
+    d.step(clear_pages=np.array([1], np.int32))
+    got = d.prefill([1, 2, 3], [1])
+    assert np.array_equal(want, got)
+
+
+@pytest.mark.parametrize("attention", ATTENTION)
+def test_a_batch_that_overwrites_what_it_reads_runs_in_order(attention):
+    """Three commands: one reads slot 0, the next replaces it, the third reads what is there now."""
+    d, plain = drive("llama3-grouped", attention, 4), PlainModel(checkpoint("llama3-grouped"), 4)
+    plain.forward([9], [0], [2], [2], 0)
+    d.embed([9], [0], [0])
+    d.forward(ikv=[2], iemb=[0], okv=[2], oemb=[])
+    want = [
+        plain.forward([5], [3], [2]),
+        plain.forward([6], [1], [2], [2], 0),
+        plain.forward([7], [4], [2]),
+    ]
+    d.embed([5, 6, 7], [1, 2, 3], [3, 1, 4])
+    d.ok(
+        forward_batch(
+            [
+                {"ikv": [2], "iemb": [1], "oemb": [11]},
+                {"ikv": [2], "iemb": [2], "okv": [2], "oemb": [12]},
+                {"ikv": [2], "iemb": [3], "oemb": [13]},
+            ]
+        )
+    )
+    assert np.abs(d.logits([11, 12, 13]) - np.concatenate(want)).max() <= 1e-5 * np.abs(want).max()
+
+
+def test_an_embed_written_and_read_in_one_batch_is_read_as_written():
+    d = drive("llama3-grouped", "torch-gather", 4)
+    d.embed([5, 6], [0, 1], [0, 1])
+    chain = [{"iemb": [0], "oemb": [2]}, {"iemb": [2], "oemb": [3]}, {"iemb": [1], "oemb": [4]}]
+    d.ok(forward_batch(chain))
+    together = d.logits([2, 3, 4])
+    d.embed([5, 6], [0, 1], [0, 1])
+    for command in chain:
+        d.forward(**command)
+    assert np.allclose(d.logits([2, 3, 4]), together, atol=1e-5)
+
+
+def test_a_long_command_that_stores_its_tokens_may_pass_the_batch_limit():
+    small = drive("llama3-grouped", "torch-gather", 16, max_batch_tokens=16, max_batch_commands=4)
+    large = drive("llama3-grouped", "torch-gather", 16)
+    tokens = np.arange(100)
+    want = large.prefill(tokens, range(7))
+    assert np.allclose(small.prefill(tokens, range(7)), want, atol=1e-5)
+    small.ok(embed_batch([{"embed": [0], "token": [1], "position": [0]}]))

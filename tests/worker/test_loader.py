@@ -1,0 +1,126 @@
+"""Loading checkpoints: sizes, facts for Hello, and typed errors for what is broken."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+
+import pytest
+from safetensors.torch import load_file, save_file
+
+from tartlet_common.errors import CheckpointBroken, CheckpointMissing, OutOfDeviceMemory, UnknownFamily
+from tartlet_worker.loader import load_engine
+from tartlet_worker.random_checkpoint import random_checkpoint
+from tests.worker.driver import Driver
+from tests.worker.families import CONFIGS, checkpoint
+
+NAME = "llama3-grouped"
+
+
+@pytest.fixture
+def copy(tmp_path):
+    return shutil.copytree(checkpoint(NAME), tmp_path / "model")
+
+
+def edit(path, **fields):
+    file = path / "config.json"
+    raw = json.loads(file.read_text()) | fields
+    file.write_text(json.dumps({k: v for k, v in raw.items() if v is not ...}))
+
+
+def test_weights_spread_over_files_give_the_same_logits(tmp_path):
+    one = Driver(load_engine(checkpoint(NAME), num_pages=4))
+    path = random_checkpoint(tmp_path, CONFIGS[NAME], seed=len(NAME), std=0.15, files=3)
+    assert len(list(path.glob("*.safetensors"))) == 3
+    three = Driver(load_engine(path, num_pages=4))
+    assert (one.prefill([1, 2, 3], [0]) == three.prefill([1, 2, 3], [0])).all()
+
+
+def test_the_pages_fit_the_memory_budget(copy):
+    engine = load_engine(copy, dtype="float32", kv_memory_bytes=1 << 20, page_size=8)
+    spec = engine.spec
+    assert spec.kv_bytes_per_token == 2 * 3 * 2 * 16 * 4
+    assert spec.num_pages == (1 << 20) // (spec.kv_bytes_per_token * 8)
+
+
+def test_the_spec_names_model_stop_tokens_template_and_tokenizer(copy):
+    (copy / "tokenizer.json").write_bytes(b"{}")
+    (copy / "tokenizer_config.json").write_text('{"chat_template": "{{ messages }}"}')
+    (copy / "generation_config.json").write_text('{"eos_token_id": [5, 9]}')
+    edit(copy, bos_token_id=1, eos_token_id=2)
+    engine = load_engine(copy, num_pages=2)
+    spec = engine.spec
+    assert (spec.model, spec.family, spec.dtype, spec.vocab_size, spec.max_position) == ("model", "llama", "float32", 320, 512)
+    assert (spec.stop_tokens, spec.bos_token, spec.chat_template) == ((5, 9), 1, "{{ messages }}")
+    assert spec.tokenizer_digest == hashlib.sha256(b"{}").hexdigest()
+    assert engine.tokenizer_json() == b"{}"
+    (copy / "chat_template.jinja").write_text("newer")
+    (copy / "generation_config.json").unlink()
+    spec = load_engine(copy, num_pages=2, name="other").spec
+    assert (spec.model, spec.stop_tokens, spec.chat_template) == ("other", (2,), "newer")
+
+
+def test_the_digest_is_that_of_config_and_weights(copy):
+    first = load_engine(copy, num_pages=2).spec.model_digest
+    assert load_engine(checkpoint(NAME), num_pages=2).spec.model_digest == first
+    edit(copy, rope_theta=9999.0)
+    assert load_engine(copy, num_pages=2).spec.model_digest != first
+
+
+def remove_tensor(path):
+    tensors = load_file(path / "model.safetensors")
+    del tensors["model.layers.1.mlp.up_proj.weight"]
+    save_file(tensors, path / "model.safetensors")
+
+
+def cut_short(path):
+    file = path / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-1000])
+
+
+def name_a_missing_file(path):
+    (path / "model.safetensors.index.json").write_text('{"weight_map": {"a": "model-00001-of-00002.safetensors"}}')
+
+
+BROKEN = {
+    "no directory": (shutil.rmtree, CheckpointMissing),
+    "no config": (lambda p: (p / "config.json").unlink(), CheckpointMissing),
+    "no weights": (lambda p: (p / "model.safetensors").unlink(), CheckpointMissing),
+    "config is not JSON": (lambda p: (p / "config.json").write_text("{"), CheckpointBroken),
+    "config is a list": (lambda p: (p / "config.json").write_text("[]"), CheckpointBroken),
+    "config lacks a field": (lambda p: edit(p, hidden_size=...), CheckpointBroken),
+    "heads don't divide": (lambda p: edit(p, num_key_value_heads=3), CheckpointBroken),
+    "unknown rope": (lambda p: edit(p, rope_scaling={"rope_type": "longrope"}), CheckpointBroken),
+    "rope without its factor": (lambda p: edit(p, rope_scaling={"rope_type": "linear"}), CheckpointBroken),
+    "activation": (lambda p: edit(p, hidden_act="gelu"), CheckpointBroken),
+    "other shapes": (lambda p: edit(p, intermediate_size=128), CheckpointBroken),
+    "more layers": (lambda p: edit(p, num_hidden_layers=4), CheckpointBroken),
+    "tensor missing": (remove_tensor, CheckpointBroken),
+    "cut short": (cut_short, CheckpointBroken),
+    "not safetensors": (lambda p: (p / "model.safetensors").write_bytes(b"x" * 100), CheckpointBroken),
+    "index without its file": (name_a_missing_file, CheckpointBroken),
+    "index is not JSON": (lambda p: (p / "model.safetensors.index.json").write_text("{"), CheckpointBroken),
+    "tokenizer config": (lambda p: (p / "tokenizer_config.json").write_text("{"), CheckpointBroken),
+    "family": (lambda p: edit(p, model_type="mamba"), UnknownFamily),
+    "no family": (lambda p: edit(p, model_type=...), UnknownFamily),
+}
+
+
+@pytest.mark.parametrize("what", BROKEN)
+def test_a_broken_checkpoint_is_a_typed_error(copy, what):
+    damage, error = BROKEN[what]
+    damage(copy)
+    with pytest.raises(error) as caught:
+        load_engine(copy, num_pages=2)
+    assert caught.value.remedy
+
+
+def test_a_budget_below_one_page_is_out_of_memory(copy):
+    with pytest.raises(OutOfDeviceMemory):
+        load_engine(copy, kv_memory_bytes=100)
+
+
+def test_pools_that_no_machine_holds_are_out_of_memory(copy):
+    with pytest.raises(OutOfDeviceMemory):
+        load_engine(copy, num_pages=1 << 31)

@@ -1,0 +1,133 @@
+"""Philox noise, and that samples follow the exact filtered softmax."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from tartlet_worker.philox import philox4x32, uniform
+from tartlet_worker.sampling import SampleParams, largest, sample, top_distribution
+
+RNG = np.random.default_rng(3)
+LOGITS = RNG.normal(0, 2, 40).astype(np.float32)
+
+
+def words(text: str) -> np.ndarray:
+    return np.array([[int(w, 16)] for w in text.split()], np.uint64)
+
+
+@pytest.mark.parametrize(
+    ("counter", "key", "want"),
+    [
+        ("0 0 0 0", "0 0", "6627e8d5 e169c58d bc57ac4c 9b00dbd8"),
+        ("ffffffff ffffffff ffffffff ffffffff", "ffffffff ffffffff", "408f276d 41c83b0e a20bc7c6 6d5451fd"),
+        ("243f6a88 85a308d3 13198a2e 03707344", "a4093822 299f31d0", "d16cfe09 94fdcceb 5001e420 24126ea1"),
+    ],
+)
+def test_philox_gives_the_known_answers_of_its_authors(counter, key, want):
+    assert np.array_equal(philox4x32(words(counter), words(key)), words(want))
+
+
+def test_uniform_numbers_depend_on_each_of_their_keys():
+    base = uniform(1, 2, 3)
+    assert 0 <= base[0] < 1
+    others = [uniform(2, 2, 3), uniform(1, 3, 3), uniform(1, 2, 4), uniform(1 + (1 << 40), 2, 3)]
+    assert all(o[0] != base[0] for o in others)
+    many = uniform(np.full(20000, 5), np.arange(20000), np.zeros(20000, int))
+    assert abs(many.mean() - 0.5) < 0.01
+    assert abs(np.histogram(many, 10, (0, 1))[0] - 2000).max() < 200
+
+
+def params(n: int, **fields) -> SampleParams:
+    values = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "seed": 11, "draw": 0} | fields
+    types = {"top_k": np.int32, "seed": np.uint64, "draw": np.uint32}
+    columns = {k: np.full(n, v, types.get(k, np.float32)) for k, v in values.items()}
+    return SampleParams(**columns, position=np.arange(n, dtype=np.int32))
+
+
+def exact(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0) -> np.ndarray:
+    """The filtered distribution, filter by filter, in float64."""
+    weight = np.exp((LOGITS.astype(np.float64) - LOGITS.max()) / temperature)
+    order = np.argsort(-weight, kind="stable")
+    keep = np.zeros(len(weight), bool)
+    kept = order[: top_k or len(order)]
+    before = np.cumsum(weight[kept]) - weight[kept]
+    kept = kept[(before < top_p * weight[kept].sum()) | (np.arange(len(kept)) == 0)]
+    keep[kept] = True
+    keep &= weight >= min_p * weight.max()
+    return np.where(keep, weight, 0) / weight[keep].sum()
+
+
+FILTERS = [
+    {},
+    {"temperature": 0.5},
+    {"temperature": 3.0},
+    {"top_k": 5},
+    {"top_k": 1},
+    {"top_p": 0.8},
+    {"top_p": 0.0},
+    {"min_p": 0.1},
+    {"temperature": 1.7, "top_k": 12, "top_p": 0.9, "min_p": 0.05},
+    {"top_k": 1000},
+]
+
+
+@pytest.mark.parametrize("filters", FILTERS, ids=str)
+def test_samples_follow_the_exact_filtered_softmax(filters):
+    n = 20000
+    rows = torch.from_numpy(LOGITS).expand(n, -1).contiguous()
+    token, logprob = sample(rows, params(n, **filters))
+    want = exact(**filters)
+    counts = np.bincount(token.numpy(), minlength=len(want))
+    assert counts[want == 0].sum() == 0
+    likely = want * n >= 5
+    chi2 = ((counts - want * n)[likely] ** 2 / (want * n)[likely]).sum()
+    freedom = max(1, likely.sum() - 1)
+    assert chi2 < freedom + 5 * np.sqrt(2 * freedom)
+    full = torch.log_softmax(torch.from_numpy(LOGITS), -1)
+    assert torch.allclose(logprob, full[token], atol=1e-5)
+
+
+def test_rows_with_different_filters_do_not_touch_each_other():
+    rows = torch.from_numpy(RNG.normal(0, 2, (len(FILTERS) + 1, 3000)).astype(np.float32))
+    n = len(rows)
+    mixed = params(n)
+    for i, filters in enumerate(FILTERS):
+        for name, value in filters.items():
+            getattr(mixed, name)[i] = value
+    mixed.temperature[-1] = 0
+    token, _ = sample(rows, mixed)
+    for i in range(n):
+        alone = SampleParams(*(getattr(mixed, f)[i : i + 1] for f in SampleParams.__dataclass_fields__))
+        assert sample(rows[i : i + 1], alone)[0][0] == token[i]
+    assert token[-1] == rows[-1].argmax()
+
+
+def test_a_flat_distribution_with_a_nucleus_past_the_first_candidates_is_still_exact():
+    rows = torch.zeros(4000, 5000)
+    token, _ = sample(rows, params(4000, top_p=0.9))
+    assert token.max() < 5000
+    assert len(token.unique()) > 1500  # 4,500 candidates are kept; 1,024 would give at most 1,024
+
+
+def test_noise_near_one_never_picks_a_dropped_token():
+    row = torch.tensor([[0.0, 5.0, 0.0, 0.0]])
+    for seed in range(300):
+        token, _ = sample(row, params(1, top_k=1, seed=seed))
+        assert token[0] == 1
+
+
+def test_the_top_of_a_distribution_is_that_of_the_full_softmax():
+    ids, probs = top_distribution(torch.from_numpy(LOGITS)[None], 7)
+    full = torch.softmax(torch.from_numpy(LOGITS), -1)
+    assert torch.allclose(probs[0], full[ids[0]])
+    assert torch.allclose(probs[0], full.topk(7).values)
+
+
+def test_equal_values_come_by_ascending_id_however_many_are_asked_for():
+    rows = torch.tensor([[0.5, -1.0, 2.0, 0.5, -1.0, 2.0, 0.5, -0.0, 0.0]])
+    for count in range(1, 10):
+        values, ids = largest(rows, count)
+        assert ids[0].tolist() == [2, 5, 0, 3, 6, 8, 7, 1, 4][:count]
+        assert torch.equal(values, rows.gather(1, ids))
