@@ -28,7 +28,9 @@ def models(server: str | None, *, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps(found))
         return
-    rows = [("MODEL", "FAMILY", "DTYPE", "DEVICE", "PAGE SIZE", "PAGES", "VOCABULARY", "POSITIONS", "ENGINES")]
+    rows: list[tuple[str, ...]] = [
+        ("MODEL", "FAMILY", "DTYPE", "DEVICE", "PAGE SIZE", "PAGES", "VOCABULARY", "POSITIONS", "ENGINES")
+    ]
     for model in found:
         spec = model.get("spec", {})
         facts = [spec.get(k, "") for k in ("family", "dtype", "device", "page_size", "num_pages", "vocab_size")]

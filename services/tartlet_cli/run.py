@@ -55,7 +55,7 @@ class RunOptions:
 @limit_options
 @json_option
 @click.pass_context
-def run(ctx: click.Context, file: str, args: tuple[str, ...], **options: Any) -> None:
+def run(ctx: click.Context, /, file: str, args: tuple[str, ...], **options: Any) -> None:
     """Run a program (a .py file or a core .wasm module) and stream its output.
 
     Options of this command may stand anywhere; all others, and everything after `--`, go to the program.

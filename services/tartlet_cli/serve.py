@@ -32,8 +32,9 @@ def serve(
     engine: str,
     config: Path | None,
     run_dir: Path | None,
-    quiet: bool,
     flags: tuple[str, ...],
+    *,
+    quiet: bool,
 ) -> None:
     """Run control, runtime and a worker in the foreground until Ctrl-C; a role that dies is restarted.
 
