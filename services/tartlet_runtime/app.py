@@ -1,0 +1,109 @@
+"""Wiring of the runtime role: everything is made here, once, and handed to who needs it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import socket
+import uuid
+from collections.abc import Coroutine
+from typing import Any
+
+from tartlet_common.clock import SystemClock
+from tartlet_common.errors import RuntimeLost
+from tartlet_common.process import Notify
+from tartlet_common.rpc import PROTOCOL_VERSION, Tls, make_channel, make_server
+from tartlet_common.settings import RuntimeSettings
+from tartlet_protos import control_pb2, programs_pb2_grpc
+from tartlet_runtime.control_link import ControlLink
+from tartlet_runtime.driver import Driver
+from tartlet_runtime.journal import Journals
+from tartlet_runtime.local_ops import LocalOps
+from tartlet_runtime.models import ModelTable
+from tartlet_runtime.native import NativeServer
+from tartlet_runtime.programs import ProgramTable
+from tartlet_runtime.server import ProgramsService
+from tartlet_runtime.sources import Sources
+from tartlet_runtime.wasm_guests import WasmGuests
+
+log = logging.getLogger(__name__)
+
+TEND_S = 0.25
+_STOP_GRACE_S = 1.0
+
+
+async def main(settings: RuntimeSettings, notify: Notify) -> None:
+    """Serve until cancelled."""
+    async with contextlib.AsyncExitStack() as stack:
+        tasks = await stack.enter_async_context(asyncio.TaskGroup())
+        tls = _tls(settings)
+        channel = make_channel(settings.control, tls)
+        stack.push_async_callback(channel.close)
+        driver = Driver(asyncio.get_running_loop())
+        incarnation = uuid.uuid4().hex
+        hello = control_pb2.RuntimeHello(
+            protocol=PROTOCOL_VERSION,
+            runtime_id=socket.gethostname(),
+            incarnation=incarnation,
+            address=settings.address,
+        )
+        link = ControlLink(channel, hello, driver)
+
+        def spawn(work: Coroutine[Any, Any, None]) -> None:
+            tasks.create_task(_guarded(work))
+
+        models = ModelTable(settings.cache_dir / "blobs", link.fetch, spawn)
+        journals = Journals(settings.journal_dir)
+        stack.callback(journals.close_all)
+        if journals.leftovers:
+            log.warning("kept the journals of %d programs that a runtime left behind", len(journals.leftovers))
+        wasm = WasmGuests(settings)
+        stack.callback(wasm.close)
+        native = NativeServer(settings.guest_socket)
+        stack.push_async_callback(native.stop)
+        table = ProgramTable(
+            settings,
+            driver=driver,
+            link=link,
+            models=models,
+            ops=LocalOps(models, spawn),
+            clock=SystemClock(),
+            native=native,
+            wasm=wasm,
+            journals=journals,
+        )
+        service = ProgramsService(table, driver, link, Sources(channel), wasm, settings.capacity, incarnation)
+        await native.start()
+        server = await make_server(
+            lambda server: programs_pb2_grpc.add_ProgramsServicer_to_server(service, server), settings.address, tls
+        )
+        try:
+            tasks.create_task(link.run())
+            tasks.create_task(_tend(table))
+            notify.ready()
+            await asyncio.get_running_loop().create_future()  # until cancelled
+        finally:
+            table.end_all(RuntimeLost)
+            driver.flush()
+            await server.stop(_STOP_GRACE_S)
+
+
+async def _tend(table: ProgramTable) -> None:
+    while True:
+        await asyncio.sleep(TEND_S)
+        table.tend()
+
+
+async def _guarded(work: Coroutine[Any, Any, None]) -> None:
+    """A background answer that breaks is a bug; it must not end the role and everybody's programs."""
+    try:
+        await work
+    except Exception:
+        log.exception("a background answer failed")
+
+
+def _tls(settings: RuntimeSettings) -> Tls | None:
+    if settings.tls_certificate is None or settings.tls_key is None or settings.tls_authority is None:
+        return None
+    return Tls(settings.tls_certificate, settings.tls_key, settings.tls_authority)

@@ -1,0 +1,145 @@
+"""One client's stream of events: answers first, then the output of the programs it watches, coalesced.
+
+A message holds what all watched programs have put out since the last one was accepted by the transport, up to
+`MESSAGE_BYTES`. Only then is it counted as read; so a slow client's programs see their unread output grow and stand
+still (`Program`), and the others notice nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+
+from tartlet_common.errors import TartletError
+from tartlet_common.wire import error_to_proto
+from tartlet_protos import programs_pb2
+from tartlet_runtime.driver import Driver
+from tartlet_runtime.output_log import LogEvent
+from tartlet_runtime.program import Program, State
+
+MESSAGE_BYTES = 1 << 20
+SHARE_BYTES = 128 << 10
+"""What one program may take of a message."""
+
+_Event = programs_pb2.ProgramEvent
+
+
+@dataclass(slots=True)
+class _Cursor:
+    index: int
+    offset: int
+
+
+@dataclass(eq=False)
+class Call:
+    """The events of one Launch or Attach call over `expected` specs."""
+
+    driver: Driver
+    expected: int
+    tied: list[Program] = field(default_factory=list)
+    _answers: dict[int, programs_pb2.ProgramEvent] = field(default_factory=dict)
+    _answered: int = 0
+    _cursors: dict[Program, _Cursor] = field(default_factory=dict)
+    _dirty: dict[Program, None] = field(default_factory=dict)
+    _waiter: asyncio.Future[None] | None = None
+    _closed: bool = False
+
+    def answer(self, index: int, event: programs_pb2.ProgramEvent) -> None:
+        """Answer spec `index`; answers leave in the order of specs, before any output."""
+        event.index = index
+        self._answers[index] = event
+        self.driver.tell(self)
+
+    def reject(self, index: int, error: TartletError) -> None:
+        """Answer a spec with an error."""
+        self.answer(index, _Event(kind=_Event.REJECTED, error=error_to_proto(error)))
+
+    def watch(self, program: Program, index: int, offset: int = 0) -> None:
+        """Send the program's events from `offset` on."""
+        if self._closed:
+            return
+        last = program.log.end - (program.state is State.ENDED)  # an ended program's end is always told
+        self._cursors[program] = _Cursor(index, min(offset, last))
+        program.attach(self)
+        self.mark(program)
+
+    def mark(self, program: Program) -> None:
+        """The program has new output."""
+        self._dirty[program] = None
+        self.driver.tell(self)
+
+    def wake(self) -> None:
+        """Let `messages` go on."""
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    async def messages(self) -> AsyncIterator[programs_pb2.ProgramEvents]:
+        """Messages to send; ends when every spec is answered and every watched program has ended."""
+        while True:
+            events, read = self._gather()
+            if events:
+                yield programs_pb2.ProgramEvents(events=events)
+                for program, offset in read:
+                    program.read_to(offset)
+            elif self._answered == self.expected and not self._cursors:
+                return
+            else:
+                self._waiter = self.driver.loop.create_future()
+                await self._waiter
+
+    def close(self, error: TartletError) -> None:
+        """The call is over; programs tied to it end with `error` if they still run."""
+        self._closed = True
+        for program in list(self._cursors):
+            program.detach(self)
+        self._cursors.clear()
+        for program in self.tied:
+            program.end(error)
+
+    def _gather(self) -> tuple[list[programs_pb2.ProgramEvent], list[tuple[Program, int]]]:
+        events: list[programs_pb2.ProgramEvent] = []
+        while self._answered in self._answers:
+            events.append(self._answers.pop(self._answered))
+            self._answered += 1
+        read: list[tuple[Program, int]] = []
+        if self._answered < self.expected:
+            return events, read
+        room = MESSAGE_BYTES
+        while self._dirty and room > 0:
+            program = next(iter(self._dirty))
+            del self._dirty[program]
+            cursor = self._cursors.get(program)
+            if cursor is None:
+                continue
+            log = program.log
+            offset = max(cursor.offset, log.first)
+            taken = log.read(offset, min(room, SHARE_BYTES)) if offset < log.end else []
+            for event in taken:
+                room -= event.cost_bytes
+                events.append(_to_proto(event, cursor.index, program.program_id, offset))
+                offset += 1
+            cursor.offset = offset
+            read.append((program, offset))
+            if taken and taken[-1].kind == _Event.ENDED:
+                del self._cursors[program]
+                program.detach(self)
+            elif offset < log.end:
+                self._dirty[program] = None
+        return events, read
+
+
+def _to_proto(event: LogEvent, index: int, program_id: str, offset: int) -> programs_pb2.ProgramEvent:
+    if event.kind == _Event.ENDED:
+        return _Event(
+            index=index,
+            program_id=program_id,
+            kind=_Event.ENDED,
+            offset=offset,
+            data=event.data,
+            success=event.success,
+            error=error_to_proto(event.error),
+            usage=event.usage,
+        )
+    # no program_id: the index names the program, and 36 bytes an event would be most of it
+    return _Event(index=index, kind=event.kind, offset=offset, data=event.data)  # type: ignore[arg-type]

@@ -1,0 +1,56 @@
+"""Chat templates of checkpoints, rendered in Jinja's sandbox with what such templates expect to find."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime
+from functools import lru_cache
+from typing import Any
+
+import jinja2
+from jinja2.ext import loopcontrols
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from tartlet_common.errors import InvalidArgument
+
+MAX_PROMPT_CHARS = 4 << 20
+
+
+def _raise_exception(message: str) -> None:
+    raise jinja2.TemplateError(message)
+
+
+def _tojson(value: Any, indent: int | None = None, **_: Any) -> str:
+    # the usual filter escapes HTML, which a model was never trained on
+    return json.dumps(value, ensure_ascii=False, indent=indent)
+
+
+@lru_cache(maxsize=32)
+def _compiled(template: str) -> jinja2.Template:
+    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
+    environment.filters["tojson"] = _tojson
+    environment.globals["raise_exception"] = _raise_exception
+    environment.globals["strftime_now"] = lambda form: datetime.now(UTC).strftime(form)
+    return environment.from_string(template)
+
+
+def format_chat(template: str, request: bytes, *, bos_token: str, eos_token: str) -> str:
+    """The prompt that `template` makes of a request: JSON with `messages`, and optionally `add_generation_prompt`, `tools`.
+
+    Raises:
+        InvalidArgument: the request is malformed, or the template refuses it.
+    """
+    try:
+        fields = json.loads(request)
+    except (ValueError, RecursionError) as e:
+        raise InvalidArgument(argument="format_chat", detail=f"not JSON: {e}") from e
+    if not isinstance(fields, dict) or not isinstance(fields.get("messages"), list):
+        raise InvalidArgument(argument="format_chat", detail="an object with a list `messages` is wanted")
+    variables = {"add_generation_prompt": True, "tools": None, "documents": None} | fields
+    try:
+        prompt = _compiled(template).render(**variables | {"bos_token": bos_token, "eos_token": eos_token})
+    except (jinja2.TemplateError, TypeError, ValueError, LookupError, ArithmeticError, AttributeError, RecursionError) as e:
+        raise InvalidArgument(argument="messages", detail=f"the chat template refused them: {e}") from e
+    if len(prompt) > MAX_PROMPT_CHARS:
+        raise InvalidArgument(argument="messages", detail=f"they make a prompt of {len(prompt)} characters")
+    return prompt

@@ -1,0 +1,258 @@
+"""The one stream to control: a turn's commands of all programs go up as one frame, results come down as one.
+
+Reconnects for ever, with backoff. When the stream breaks, programs whose commands were sent end in ControlLost (their
+pages went with it); the others go on, are announced in the next Hello, and their commands wait for it. Frames carry no
+numbers, so even a control that only lost the connection can't say which commands it got: that is why engine state
+never survives the stream.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterable
+from typing import Protocol
+
+import grpc
+import grpc.aio
+
+from tartlet_common.errors import ProtocolMismatch, TartletError, Unavailable
+from tartlet_common.rpc import PROTOCOL_VERSION
+from tartlet_common.wire import error_from_proto
+from tartlet_protos import control_pb2, control_pb2_grpc
+from tartlet_runtime.driver import Driver
+from tartlet_runtime.frames import Outbox, split_deliveries
+from tartlet_runtime.program import Program
+
+log = logging.getLogger(__name__)
+
+BACKOFF_S = (0.05, 0.1, 0.2, 0.5, 1.0)
+HELLO_TIMEOUT_S = 5.0
+MAX_BLOB_BYTES = 256 << 20
+_STARTS_A_FRAME = 512
+_STARTS_BESIDE_COMMANDS = 16  # so that a full frame of commands stays below the message limit
+_RPC_ERRORS = (grpc.RpcError, asyncio.InvalidStateError)
+
+
+class Programs(Protocol):
+    """The table of programs, as the link sees it."""
+
+    def get(self, handle: int) -> Program | None:
+        """The live program of that handle."""
+
+    def live(self) -> Iterable[Program]:
+        """All programs that haven't ended."""
+
+    def control_back(self) -> list[control_pb2.ProgramStart]:
+        """Announce what runs, and queue again what waits to start."""
+
+    def models_changed(self, models: Iterable[control_pb2.ModelInfo]) -> None:
+        """Control's list of models."""
+
+
+class ControlLink:
+    """Client side of `Control.Connect`."""
+
+    def __init__(self, channel: grpc.aio.Channel, hello: control_pb2.RuntimeHello, driver: Driver) -> None:
+        """`hello` says who we are; its programs are filled in on each connection."""
+        self._stub = control_pb2_grpc.ControlStub(channel)
+        self._hello = hello
+        self._driver = driver
+        self.programs: Programs
+        self.connected = False
+        self.control_incarnation = ""
+        self._outbox = Outbox()
+        self._starts: list[control_pb2.ProgramStart] = []
+        self._ends: list[control_pb2.ProgramEnd] = []
+        self._unsent: dict[int, Program] = {}
+        self._frames: list[control_pb2.RuntimeFrame] = []
+        self._writer: asyncio.Future[None] | None = None  # set while the writer waits for frames
+        driver.send_commands = self.flush
+
+    # ---- what programs and their table do ----
+
+    def start(self, start: control_pb2.ProgramStart) -> None:
+        """Ask control to start a program; it answers through `Program.started`."""
+        self._starts.append(start)
+        self._driver.schedule()
+
+    def commands(self, program: Program, count: int, records: bytes, payload: bytes) -> None:
+        """Queue records of a program for the end of this turn."""
+        self._outbox.add(program.handle, count, records, payload)
+        self._unsent[program.handle] = program
+        self._driver.schedule()
+
+    def ended(self, program: Program, *, failed: bool) -> bool:
+        """Tell control that a program has ended; whether its answer matters (it used the engine) and will come."""
+        if not self.connected:
+            self._forget(program)
+            return False
+        self._ends.append(control_pb2.ProgramEnd(handle=program.handle, failed=failed))
+        self._driver.schedule()
+        return program.has_engine_state or bool(program.unsent_commands)
+
+    def flush(self) -> None:
+        """Turn what is queued into frames, if the stream is up and has taken the last ones."""
+        if self._writer is None or self._writer.done() or not (self._starts or self._ends or self._outbox.commands):
+            return
+        while len(self._starts) > _STARTS_BESIDE_COMMANDS:
+            self._frames.append(control_pb2.RuntimeFrame(starts=self._starts[:_STARTS_A_FRAME]))
+            self._starts = self._starts[_STARTS_A_FRAME:]
+        frame = control_pb2.RuntimeFrame(starts=self._starts)
+        self._starts = []
+        for commands in self._outbox.take():
+            if frame.HasField("commands"):
+                self._frames.append(frame)
+                frame = control_pb2.RuntimeFrame()
+            frame.commands.CopyFrom(commands)
+        frame.ends.extend(self._ends)
+        self._ends = []
+        for program in self._unsent.values():
+            program.has_engine_state = True
+            program.unsent_commands = 0
+        self._unsent = {}
+        if frame.starts or frame.HasField("commands") or frame.ends:
+            self._frames.append(frame)
+        self._writer.set_result(None)
+
+    # ---- the stream ----
+
+    async def run(self) -> None:
+        """Keep the stream up until cancelled."""
+        attempt = 0
+        while True:
+            try:
+                async with asyncio.TaskGroup() as tasks:
+                    call = self._stub.Connect()
+                    try:
+                        await self._greet(call)
+                        attempt = 0
+                        writing = tasks.create_task(self._write(call))
+                        try:
+                            await self._read(call)
+                        finally:
+                            writing.cancel()
+                    finally:
+                        call.cancel()
+            except* (*_RPC_ERRORS, TartletError, TimeoutError) as group:
+                if attempt == 0:
+                    log.warning("control: %s", _first(group))
+            self._broken()
+            await asyncio.sleep(BACKOFF_S[min(attempt, len(BACKOFF_S) - 1)])
+            attempt += 1
+
+    async def _greet(self, call: grpc.aio.StreamStreamCall) -> None:
+        hello = control_pb2.RuntimeHello()
+        hello.CopyFrom(self._hello)
+        self._starts = []
+        hello.programs.extend(self.programs.control_back())
+        await call.write(control_pb2.RuntimeFrame(hello=hello))
+        async with asyncio.timeout(HELLO_TIMEOUT_S):
+            frame = await call.read()
+        if frame is grpc.aio.EOF:
+            raise Unavailable(what="control", detail="it closed the stream")
+        if frame.hello.protocol != PROTOCOL_VERSION:
+            raise ProtocolMismatch(peer="control", theirs=frame.hello.protocol, ours=PROTOCOL_VERSION)
+        self.control_incarnation = frame.hello.incarnation
+        self.connected = True
+        log.info("connected to control %s", self.control_incarnation[:8])
+        self._take(frame)
+
+    async def _read(self, call: grpc.aio.StreamStreamCall) -> None:
+        while (frame := await call.read()) is not grpc.aio.EOF:
+            self._take(frame)
+        raise Unavailable(what="control", detail="it closed the stream")
+
+    async def _write(self, call: grpc.aio.StreamStreamCall) -> None:
+        while True:
+            if not self._frames:
+                self._writer = asyncio.get_running_loop().create_future()
+                self._driver.schedule()
+                await self._writer
+            frames, self._frames = self._frames, []
+            for frame in frames:
+                await call.write(frame)
+
+    def _take(self, frame: control_pb2.ControlFrame) -> None:
+        try:
+            self._handle(frame)
+        except TartletError:
+            raise
+        except Exception as e:  # a frame that makes no sense costs the stream, not the role
+            log.exception("control sent a frame that can't be used")
+            raise Unavailable(what="control", detail=f"a frame that can't be used: {e!r}") from e
+
+    def _handle(self, frame: control_pb2.ControlFrame) -> None:
+        get = self.programs.get
+        if frame.models_changed:
+            self.programs.models_changed(frame.models)
+        for started in frame.started:
+            program = get(started.handle)
+            if program is not None:
+                program.started(error_from_proto(started.error), started.existing_program_id)
+        if frame.HasField("deliveries"):
+            for handle, count, records, payload in split_deliveries(frame.deliveries):
+                program = get(handle)
+                if program is not None:  # else it has ended meanwhile, and nobody is left to be told
+                    program.intake(count, records, payload)
+        for kill in frame.kills:
+            program = get(kill.handle)
+            if program is not None:
+                program.end(error_from_proto(kill.error))
+        for settled in frame.settled:
+            program = get(settled.handle)
+            if program is not None:
+                program.settled(settled)
+
+    def _broken(self) -> None:
+        self.connected = False
+        self._writer = None
+        self._frames, self._ends = [], []  # a new Hello announces only who still runs
+        for program in list(self.programs.live()):
+            program.control_lost()
+
+    def _forget(self, program: Program) -> None:
+        if self._unsent.pop(program.handle, None) is not None:
+            self._outbox.forget(program.handle)
+
+    # ---- calls beside the stream ----
+
+    async def fetch(self, digest: str) -> bytes:
+        """A blob by its digest.
+
+        Raises:
+            Unavailable: control can't be reached, or doesn't have it.
+        """
+        parts: list[bytes] = []
+        size = 0
+        try:
+            async for chunk in self._stub.FetchBlob(control_pb2.BlobRequest(digest=digest), wait_for_ready=True):
+                parts.append(chunk.data)
+                size += len(chunk.data)
+                if size > MAX_BLOB_BYTES:
+                    raise Unavailable(what=f"blob {digest[:12]}", detail=f"it is larger than {MAX_BLOB_BYTES} bytes")
+        except grpc.RpcError as e:
+            raise Unavailable(what=f"blob {digest[:12]}", detail=_detail(e)) from e
+        return b"".join(parts)
+
+    async def state_json(self) -> str:
+        """Control's State reply, "" while it can't be reached."""
+        if not self.connected:
+            return ""
+        try:
+            reply = await self._stub.State(control_pb2.StateRequest(), timeout=2.0)
+        except grpc.RpcError:
+            return ""
+        return str(reply.json)
+
+
+def _detail(error: grpc.RpcError) -> str:
+    details = getattr(error, "details", None)
+    return str(details()) if callable(details) else repr(error)
+
+
+def _first(group: BaseExceptionGroup[BaseException]) -> str:
+    error = group.exceptions[0]
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return _detail(error) if isinstance(error, grpc.RpcError) else str(error)

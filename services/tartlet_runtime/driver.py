@@ -1,0 +1,106 @@
+"""The one place where guests compute: fair turns on the event loop, and everything that follows leaves after each.
+
+A turn steps runnable programs round robin for at most `TURN_S`, then flushes in the order that the journal's promise
+needs: journals first, then commands to control, then events to clients. There is no task a program; a wake-up is a
+deque entry. Between turns the loop serves sockets and gRPC.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Protocol
+
+TURN_S = 0.004
+"""Longest turn, plus one guest's slice."""
+
+
+class Runnable(Protocol):
+    """A program as the driver sees it."""
+
+    queued: bool
+
+    def run(self) -> None:
+        """Step the guest once. Raises nothing."""
+
+    def flush_journal(self) -> None:
+        """Write what the journal has pending. Raises nothing."""
+
+
+class Reader(Protocol):
+    """A client's stream as the driver sees it."""
+
+    def wake(self) -> None:
+        """There is something to send."""
+
+
+class Driver:
+    """Runs programs on `loop`."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, now: Callable[[], float] = time.perf_counter) -> None:
+        """`now` measures turns."""
+        self.loop = loop
+        self._now = now
+        self._runnable: deque[Runnable] = deque()
+        self._journals: dict[Runnable, None] = {}
+        self._readers: dict[Reader, None] = {}
+        self._scheduled = False
+        self.send_commands: Callable[[], None] = _nothing
+
+    def wake(self, program: Runnable) -> None:
+        """Step `program` in a turn to come."""
+        if not program.queued:
+            program.queued = True
+            self._runnable.append(program)
+        if not self._scheduled:
+            self._scheduled = True
+            self.loop.call_soon(self._turn)
+
+    def schedule(self) -> None:
+        """Have a turn soon: something is to be flushed."""
+        if not self._scheduled:
+            self._scheduled = True
+            self.loop.call_soon(self._turn)
+
+    def journal(self, program: Runnable) -> None:
+        """Flush the program's journal at the end of the turn, before anything else leaves."""
+        self._journals[program] = None
+        self.schedule()
+
+    def tell(self, reader: Reader) -> None:
+        """Wake a client's stream at the end of the turn."""
+        self._readers[reader] = None
+        self.schedule()
+
+    def _turn(self) -> None:
+        self._scheduled = False
+        runnable = self._runnable
+        if runnable:
+            end = self._now() + TURN_S
+            while runnable:
+                program = runnable.popleft()
+                program.queued = False
+                program.run()
+                if self._now() >= end:
+                    break
+        self.flush()
+        if runnable:
+            self.schedule()
+
+    def flush(self) -> None:
+        """Let everything leave that earlier steps brought about."""
+        while self._journals:  # a journal that can't be written ends its program
+            journals, self._journals = self._journals, {}
+            for program in journals:
+                program.flush_journal()
+        self.send_commands()
+        if self._readers:
+            readers, self._readers = self._readers, {}
+            for reader in readers:
+                reader.wake()
+
+
+def _nothing() -> None:
+    """Until control's link is wired."""

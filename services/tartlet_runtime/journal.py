@@ -1,0 +1,245 @@
+"""The journal: everything that a guest was told, which determines what it asks for (contract 6).
+
+A file is a header (JSON, then the program's source) and one record a delivery: the guest's clock, a running digest of
+its commands so far, and the delivery's bytes as they were. Records carry a CRC, so a torn tail is recognised and
+ignored. Records are buffered until `flush`, which the driver calls before anything that follows from them leaves the
+process: one `write` a program and turn, no fsync (the journal outlives this process, not a power cut).
+
+Files are slots that are written over: creating and unlinking one for each of 896 launches would cost more than the
+launches. A slot that holds nothing is empty; `Journals.leftovers` names what a killed runtime left.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import zlib
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from hashlib import blake2b
+from pathlib import Path
+from struct import Struct
+from typing import Any
+
+from tartlet_common.errors import DiskFull, InvalidSource, JournalFull
+from tartlet_common.paths import make_private
+
+MAGIC = b"TRTJ"
+VERSION = 1
+DIGEST_BYTES = 8
+_HEAD = Struct("<4sHHII")  # magic, version, reserved, JSON bytes, source bytes; then both, then CRC-32 of all
+_RECORD = Struct("<IIQ8s")  # CRC-32 of the rest, delivery bytes, clock in ns since the start, digest; then the delivery
+_CRC = Struct("<I")
+
+
+@dataclass(frozen=True, slots=True)
+class JournalHeader:
+    """A program's identity: with the journal's records it determines every command."""
+
+    program_id: str
+    language: int  # programs_pb2.Source.Language
+    filename: str
+    args: tuple[str, ...]
+    seed: bytes
+    start_ns: int  # the guest's clock at its start, nanoseconds since the epoch
+    component: str  # digest of the Python component and the engine's flags; "" for native programs
+    source: bytes = b""
+    name: str = ""
+    tenant: str = ""
+    model: str = ""
+    limits: dict[str, Any] = field(default_factory=dict)
+
+    def encode(self) -> bytes:
+        """The header's bytes."""
+        fields = asdict(self)
+        del fields["source"]
+        text = json.dumps(fields | {"seed": self.seed.hex()}, separators=(",", ":")).encode()
+        data = _HEAD.pack(MAGIC, VERSION, 0, len(text), len(self.source)) + text + self.source
+        return data + _CRC.pack(zlib.crc32(data))
+
+
+@dataclass(frozen=True, slots=True)
+class JournalRecord:
+    """One delivery: at `clock_ns` after the start, when `digest` was the digest of the commands so far."""
+
+    clock_ns: int
+    digest: bytes
+    delivery: bytes
+
+
+class CommandDigest:
+    """Running digest of a guest's submissions.
+
+    Example:
+        >>> a, b = CommandDigest(), CommandDigest()
+        >>> a.add(b"x"); a.value() == b.value()
+        False
+    """
+
+    __slots__ = ("_hash",)
+
+    def __init__(self) -> None:
+        """Of nothing."""
+        self._hash = blake2b(digest_size=DIGEST_BYTES)
+
+    def add(self, submission: bytes) -> None:
+        """Take in one submission."""
+        self._hash.update(submission)
+
+    def value(self) -> bytes:
+        """The digest so far, 8 bytes."""
+        return self._hash.digest()
+
+
+class Journal:
+    """The journal of one running program."""
+
+    __slots__ = ("_bytes", "_fd", "_limit_bytes", "_path", "_pending", "digest")
+
+    def __init__(self, fd: int, path: Path, header: JournalHeader, limit_bytes: int) -> None:
+        """`fd` is an empty file at `path`; the journal owns neither."""
+        self._fd = fd
+        self._path = path
+        self._limit_bytes = limit_bytes
+        self._pending = [header.encode()]
+        self._bytes = len(self._pending[0])
+        self.digest = CommandDigest()
+
+    @property
+    def pending(self) -> bool:
+        """Whether there is something to flush."""
+        return bool(self._pending)
+
+    def append(self, clock_ns: int, delivery: bytes) -> None:
+        """Record a delivery before the guest sees it.
+
+        Raises:
+            JournalFull: it doesn't fit the program's limit.
+        """
+        size = len(delivery)
+        self._bytes += _RECORD.size + size
+        if self._bytes > self._limit_bytes:
+            raise JournalFull(limit=self._limit_bytes)
+        body = _RECORD.pack(0, size, clock_ns, self.digest.value())[4:] + delivery
+        self._pending.append(_CRC.pack(zlib.crc32(body)) + body)
+
+    def flush(self) -> None:
+        """Write what is pending.
+
+        Raises:
+            DiskFull: the file can't be written.
+        """
+        pending = self._pending
+        if not pending:
+            return
+        data = pending[0] if len(pending) == 1 else b"".join(pending)
+        pending.clear()
+        try:
+            while (written := os.write(self._fd, data)) < len(data):
+                data = data[written:]
+        except OSError as e:
+            raise DiskFull(path=self._path.name, detail=e.strerror) from e
+
+
+def read_journal(path: Path) -> tuple[JournalHeader, list[JournalRecord]]:
+    """Header and intact records of a journal file; a torn tail is left out.
+
+    Raises:
+        InvalidSource: there is no intact header of this version.
+    """
+    data = path.read_bytes()
+    if len(data) < _HEAD.size:
+        raise InvalidSource(detail=f"{path.name} holds no journal")
+    magic, version, _, text_bytes, source_bytes = _HEAD.unpack_from(data)
+    if magic != MAGIC or version != VERSION:
+        raise InvalidSource(detail=f"{path.name} is no journal of version {VERSION}")
+    source_at = _HEAD.size + text_bytes
+    end = source_at + source_bytes
+    if len(data) < end + _CRC.size or _CRC.unpack_from(data, end)[0] != zlib.crc32(data[:end]):
+        raise InvalidSource(detail=f"the header of {path.name} is torn")
+    fields = json.loads(data[_HEAD.size : source_at])
+    fields |= {"seed": bytes.fromhex(fields["seed"]), "args": tuple(fields["args"]), "source": data[source_at:end]}
+    return JournalHeader(**fields), list(_records(data, end + _CRC.size))
+
+
+def _records(data: bytes, at: int) -> Iterator[JournalRecord]:
+    while at + _RECORD.size <= len(data):
+        crc, size, clock_ns, digest = _RECORD.unpack_from(data, at)
+        end = at + _RECORD.size + size
+        if end > len(data) or crc != zlib.crc32(data[at + _CRC.size : end]):
+            return
+        yield JournalRecord(clock_ns, digest, data[at + _RECORD.size : end])
+        at = end
+
+
+@dataclass(slots=True)
+class _Slot:
+    fd: int
+    path: Path
+
+
+class Journals:
+    """The directory of a runtime's journals: slots in use, slots to write over, and journals that were kept."""
+
+    def __init__(self, directory: Path) -> None:
+        """Create `directory` (private); slots that a killed runtime left are kept as journals of their programs.
+
+        Raises:
+            PermissionDenied: somebody else owns the directory.
+        """
+        self._directory = make_private(directory)
+        self._free: list[_Slot] = []
+        self._used: dict[str, _Slot] = {}
+        self._made = 0
+        self.leftovers = [kept for slot in sorted(directory.glob("slot-*")) if (kept := self._keep_leftover(slot))]
+
+    def open(self, header: JournalHeader, limit_bytes: int) -> Journal:
+        """A journal for a new program; its header is pending.
+
+        Raises:
+            DiskFull: no file can be made.
+        """
+        slot = self._free.pop() if self._free else self._new_slot()
+        self._used[header.program_id] = slot
+        return Journal(slot.fd, slot.path, header, limit_bytes)
+
+    def close(self, program_id: str, *, keep: bool) -> None:
+        """The program has ended: its journal becomes `<program id>.journal`, or is deleted."""
+        slot = self._used.pop(program_id)
+        if keep:
+            os.close(slot.fd)
+            slot.path.rename(self.path(program_id))
+            return
+        os.ftruncate(slot.fd, 0)
+        self._free.append(slot)
+
+    def path(self, program_id: str) -> Path:
+        """Where a kept journal lies."""
+        return self._directory / f"{program_id}.journal"
+
+    def close_all(self) -> None:
+        """The runtime stops: empty slots go, those in use stay for their programs."""
+        for slot in self._free:
+            os.close(slot.fd)
+            slot.path.unlink(missing_ok=True)
+        for slot in self._used.values():
+            os.close(slot.fd)
+        self._free, self._used = [], {}
+
+    def _new_slot(self) -> _Slot:
+        path = self._directory / f"slot-{os.getpid()}-{self._made}"
+        self._made += 1
+        try:
+            fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        except OSError as e:
+            raise DiskFull(path=path.name, detail=e.strerror) from e
+        return _Slot(fd, path)
+
+    def _keep_leftover(self, slot: Path) -> str | None:
+        try:
+            header, _ = read_journal(slot)
+        except (InvalidSource, ValueError, KeyError, TypeError):
+            slot.unlink(missing_ok=True)  # empty, or torn before its program did anything
+            return None
+        slot.rename(self.path(header.program_id))
+        return header.program_id

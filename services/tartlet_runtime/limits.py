@@ -1,0 +1,73 @@
+"""Limits of one program: the client's wishes, the server's defaults, and never above the server's bounds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tartlet_common.errors import InvalidArgument
+from tartlet_common.settings import RuntimeSettings
+from tartlet_protos import common_pb2
+
+MAX_SUBMISSION_BYTES = 4 << 20
+"""One submission of a guest; also keeps one program's share of a frame below gRPC's message limit."""
+
+MAX_ARGS_BYTES = 1 << 20
+MAX_MESSAGE_BYTES = 2 << 20
+MAX_NAME_BYTES = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class ProgramLimits:
+    """What one program may use."""
+
+    memory_bytes: int
+    cpu_slice_s: float  # longest computation without a wait
+    pages: int  # 0: the engine's all
+    commands_in_flight: int
+    source_bytes: int
+    output_bytes: int  # unread
+    inbox_messages: int
+    journal_bytes: int
+    deadline_s: float  # 0: none
+
+
+def default_limits(settings: RuntimeSettings) -> ProgramLimits:
+    """The limits of a program whose launch names none; they are also the most a launch may ask for."""
+    return ProgramLimits(
+        memory_bytes=settings.memory_bytes,
+        cpu_slice_s=settings.cpu_slice_s,
+        pages=0,
+        commands_in_flight=settings.commands_in_flight,
+        source_bytes=settings.source_bytes,
+        output_bytes=settings.output_bytes,
+        inbox_messages=settings.inbox_messages,
+        journal_bytes=settings.journal_bytes,
+        deadline_s=0.0,
+    )
+
+
+def resolve(asked: common_pb2.Limits, server: ProgramLimits) -> ProgramLimits:
+    """The limits a launch gets: what it asked for, capped by the server's.
+
+    Raises:
+        InvalidArgument: a limit isn't a finite number of at least 0.
+    """
+    for name in ("cpu_slice_s", "deadline_s"):
+        value = getattr(asked, name)
+        if not 0 <= value < float("inf"):
+            raise InvalidArgument(argument=f"limits.{name}", detail=f"{value} is not a number of seconds")
+    return ProgramLimits(
+        memory_bytes=_capped(asked.memory_bytes, server.memory_bytes),
+        cpu_slice_s=min(asked.cpu_slice_s or server.cpu_slice_s, server.cpu_slice_s),
+        pages=asked.pages,
+        commands_in_flight=_capped(asked.commands_in_flight, server.commands_in_flight),
+        source_bytes=_capped(asked.source_bytes, server.source_bytes),
+        output_bytes=_capped(asked.output_bytes, server.output_bytes),
+        inbox_messages=server.inbox_messages,
+        journal_bytes=_capped(asked.journal_bytes, server.journal_bytes),
+        deadline_s=asked.deadline_s,
+    )
+
+
+def _capped(asked: int, most: int) -> int:
+    return min(asked, most) if asked else most

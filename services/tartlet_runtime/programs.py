@@ -1,0 +1,357 @@
+"""The table of programs: admission, start, lookup, and what is kept of those that have ended (contract 9)."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import secrets
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import asdict, replace
+
+from tartlet_common.clock import Clock
+from tartlet_common.errors import (
+    InvalidArgument,
+    InvalidSource,
+    Overloaded,
+    SourceTooLarge,
+    TartletError,
+    Unavailable,
+    UnknownProgram,
+)
+from tartlet_common.ids import new_program_id
+from tartlet_common.settings import RuntimeSettings
+from tartlet_protos import common_pb2, control_pb2, programs_pb2
+from tartlet_runtime.calls import Call
+from tartlet_runtime.control_link import ControlLink
+from tartlet_runtime.driver import Driver
+from tartlet_runtime.journal import JournalHeader, Journals
+from tartlet_runtime.limits import MAX_ARGS_BYTES, MAX_NAME_BYTES, default_limits, resolve
+from tartlet_runtime.local_ops import LocalOps
+from tartlet_runtime.models import ModelTable
+from tartlet_runtime.native import NativeGuest, NativeServer
+from tartlet_runtime.program import MakeGuest, Program, ProgramSpec, State, World
+from tartlet_runtime.spans import Spans
+from tartlet_runtime.wasm_guests import WasmGuests
+
+log = logging.getLogger(__name__)
+
+_Source = common_pb2.Source
+_Event = programs_pb2.ProgramEvent
+_SEED_BYTES = 16
+START_TIMEOUT_S = 10.0
+"""How long a launch waits for control before it is refused."""
+NATIVE_CONNECT_S = 30.0
+"""How long a native program's process may take to connect."""
+CONTROL_GRACE_S = 30.0
+"""How long programs that wait for control to come back are kept."""
+
+
+class ProgramTable:
+    """All programs of this runtime. Wires itself to the link as `control_link.Programs`."""
+
+    def __init__(  # noqa: PLR0913 - the parts that app wires together
+        self,
+        settings: RuntimeSettings,
+        *,
+        driver: Driver,
+        link: ControlLink,
+        models: ModelTable,
+        ops: LocalOps,
+        clock: Clock,
+        native: NativeServer,
+        wasm: WasmGuests | None,
+        journals: Journals,
+    ) -> None:
+        """`wasm` None: only native programs run (tests)."""
+        self._settings = settings
+        self._driver = driver
+        self._link = link
+        self._models = models
+        self._clock = clock
+        self._native = native
+        self._wasm = wasm
+        self._journals = journals
+        self._spans = Spans()
+        self._limits = default_limits(settings)
+        self._world = World(driver, link, ops, clock, self._on_ended)
+        self._live: dict[int, Program] = {}  # by handle
+        self._by_id: dict[str, Program] = {}  # live and kept
+        self._by_key: dict[tuple[str, str], Program] = {}  # tenant and idempotency key
+        self._ended: OrderedDict[str, Program] = OrderedDict()
+        self._next_handle = 1
+        self._away_since: float | None = clock.now()
+        link.programs = self
+
+    # ---- lookup ----
+
+    def get(self, handle: int) -> Program | None:
+        """The live program of that handle."""
+        return self._live.get(handle)
+
+    def live(self) -> Iterable[Program]:
+        """Programs that haven't ended."""
+        return self._live.values()
+
+    def find(self, program_id: str) -> Program:
+        """A live or kept program.
+
+        Raises:
+            UnknownProgram: neither.
+        """
+        program = self._by_id.get(program_id)
+        if program is None:
+            raise UnknownProgram(program=program_id)
+        return program
+
+    def infos(self, *, ended: bool, tenant: str) -> Iterator[programs_pb2.ProgramInfo]:
+        """What List answers, oldest first."""
+        now, unix_s = self._clock.now(), self._clock.unix_ns() / 1e9
+        for program in self._by_id.values():
+            if (ended or program.state is not State.ENDED) and (not tenant or program.spec.tenant == tenant):
+                yield program.info(now, unix_s)
+
+    @property
+    def num_live(self) -> int:
+        """Programs that haven't ended."""
+        return len(self._live)
+
+    # ---- launch ----
+
+    def specify(self, asked: programs_pb2.LaunchSpec, source: common_pb2.Source) -> ProgramSpec:
+        """Check a launch and fill in the defaults; `source` holds the program's bytes.
+
+        Raises:
+            InvalidArgument, SourceTooLarge, InvalidSource: as they say.
+        """
+        limits = resolve(asked.limits, self._limits)
+        data = source.data
+        if len(data) > limits.source_bytes:
+            raise SourceTooLarge(size=len(data), limit=limits.source_bytes)
+        if source.language not in (_Source.PYTHON, _Source.WASM, _Source.NATIVE):
+            raise InvalidArgument(argument="source.language", detail=f"{source.language} is unknown")
+        digest = hashlib.sha256(data).hexdigest()
+        if source.digest and source.digest != digest:
+            raise InvalidSource(detail=f"its digest is {digest}, not {source.digest}")
+        if sum(len(arg.encode()) for arg in asked.args) > MAX_ARGS_BYTES:
+            raise InvalidArgument(argument="args", detail=f"more than {MAX_ARGS_BYTES} bytes")
+        for field in ("tenant", "idempotency_key", "model", "inferlet"):
+            if len(getattr(asked, field)) > MAX_NAME_BYTES:
+                raise InvalidArgument(argument=field, detail=f"longer than {MAX_NAME_BYTES} characters")
+        if len(asked.seed) not in (0, _SEED_BYTES):
+            raise InvalidArgument(argument="seed", detail=f"{len(asked.seed)} bytes; {_SEED_BYTES} are wanted")
+        filename = source.filename[:MAX_NAME_BYTES] or "main.py"
+        return ProgramSpec(
+            program_id=new_program_id(),
+            name=asked.inferlet or filename.rpartition("/")[2],
+            language=source.language,
+            filename=filename,
+            source=data,
+            digest=digest,
+            args=tuple(asked.args),
+            model=asked.model,
+            tenant=asked.tenant,
+            idempotency_key=asked.idempotency_key,
+            limits=limits,
+            durable=asked.durable,
+            seed=asked.seed or secrets.token_bytes(_SEED_BYTES),
+            trace=dict(asked.trace),
+        )
+
+    def maker(self, spec: ProgramSpec) -> MakeGuest | None:
+        """What makes the program's guest; None if its module must be compiled first (`compile`).
+
+        Raises:
+            StartFailed, InvalidSource: no such programs can run here, or not this one.
+        """
+        if spec.language == _Source.NATIVE:
+            return self._native.make_guest
+        return self._wasm_guests().ready(spec)
+
+    async def compile(self, spec: ProgramSpec) -> MakeGuest:
+        """Compile an uploaded module.
+
+        Raises:
+            CorruptModule, CompileTimeout, DiskFull: as they say.
+        """
+        return await self._wasm_guests().prepare(spec)
+
+    def existing(self, tenant: str, key: str) -> Program | None:
+        """The program that an idempotency key names, if this runtime has it."""
+        return self._by_key.get((tenant, key)) if key else None
+
+    def launch(self, spec: ProgramSpec, make_guest: MakeGuest, call: Call, index: int, *, attach: bool) -> Program:
+        """Enter a program and ask control to start it; `call` gets its answer when control has answered.
+
+        Raises:
+            Overloaded: this runtime is full.
+            DiskFull: there is no room for its journal.
+        """
+        if len(self._live) >= self._settings.capacity:
+            raise Overloaded(what="this runtime", limit=self._settings.capacity)
+        span = self._spans.start(spec.program_id, spec.name, spec.model, spec.trace)
+        if span is not None:
+            spec = replace(spec, trace=span.context())
+        program = Program(spec, self._take_handle(), self._world, make_guest, span)
+        if spec.durable:
+            program.journal = self._journals.open(self._header(program), spec.limits.journal_bytes)
+        self._live[program.handle] = program
+        self._by_id[spec.program_id] = program
+        if spec.idempotency_key:
+            self._by_key[spec.tenant, spec.idempotency_key] = program
+        self._answer_when_started(program, call, index, attach=attach)
+        self._link.start(_start_of(program))
+        return program
+
+    def join(self, program: Program, call: Call, index: int, *, attach: bool) -> None:
+        """Answer a launch whose idempotency key names `program`, once that has started."""
+        if program.state is State.STARTING:
+            self._answer_when_started(program, call, index, attach=attach)
+        else:
+            self.accept(program, call, index, attach=attach)
+
+    def _answer_when_started(self, program: Program, call: Call, index: int, *, attach: bool) -> None:
+        program.starters.append(
+            lambda error, existing: self._answer(program, call, index, error, existing, attach=attach)
+        )
+
+    def accept(self, program: Program, call: Call, index: int, *, attach: bool) -> None:
+        """Answer a launch with a program that runs."""
+        guest = program.guest
+        token = guest.token.encode() if isinstance(guest, NativeGuest) else b""
+        call.answer(index, _Event(kind=_Event.ACCEPTED, program_id=program.program_id, data=token))
+        if attach:
+            call.watch(program, index)
+
+    def _answer(
+        self, program: Program, call: Call, index: int, error: TartletError | None, existing: str, *, attach: bool
+    ) -> None:
+        if error is not None:
+            call.reject(index, error)
+        elif existing:
+            known = self._by_id.get(existing)
+            if known is not None:
+                self.accept(known, call, index, attach=attach)
+            else:
+                call.answer(index, _Event(kind=_Event.ACCEPTED, program_id=existing))
+        else:
+            program.accepted = True
+            self.accept(program, call, index, attach=attach)
+
+    def _take_handle(self) -> int:
+        while self._next_handle in self._live:
+            self._next_handle = self._next_handle % 0xFFFF_FFFF + 1
+        handle = self._next_handle
+        self._next_handle = handle % 0xFFFF_FFFF + 1
+        return handle
+
+    def _header(self, program: Program) -> JournalHeader:
+        spec = program.spec
+        return JournalHeader(
+            program_id=spec.program_id,
+            language=spec.language,
+            filename=spec.filename,
+            args=spec.args,
+            seed=spec.seed,
+            start_ns=program.clock_start_ns,
+            component=self._wasm.identity(spec) if self._wasm is not None else "",
+            source=spec.source,
+            name=spec.name,
+            tenant=spec.tenant,
+            model=spec.model,
+            limits=asdict(spec.limits),
+        )
+
+    def _wasm_guests(self) -> WasmGuests:
+        if self._wasm is None:
+            raise Unavailable(what="the sandbox", detail="this runtime runs native programs only")
+        return self._wasm
+
+    # ---- control came, or came back (`control_link.Programs`) ----
+
+    def control_back(self) -> list[control_pb2.ProgramStart]:
+        """Announce what runs; what waits to start is asked for again."""
+        running = []
+        for program in self._live.values():
+            if program.state is State.STARTING:
+                self._link.start(_start_of(program))
+            elif program.state is State.RUNNING:
+                running.append(_start_of(program))
+        return running
+
+    def models_changed(self, models: Iterable[control_pb2.ModelInfo]) -> None:
+        """Control's list of models."""
+        self._models.update(models)
+
+    # ---- ends ----
+
+    def _on_ended(self, program: Program) -> None:
+        del self._live[program.handle]
+        spec = program.spec
+        if program.journal is not None:
+            keep = program.accepted and (program.error is not None or self._settings.keep_journals)
+            self._journals.close(spec.program_id, keep=keep)
+            program.journal = None
+        self._spans.end(program.span, program.usage.to_proto(self._clock.now()), program.error)
+        if not program.accepted:
+            self._forget(program)
+            return
+        self._ended[spec.program_id] = program
+        while len(self._ended) > self._settings.ended_kept:
+            self._forget(self._ended.popitem(last=False)[1])
+
+    def _forget(self, program: Program) -> None:
+        del self._by_id[program.program_id]
+        key = (program.spec.tenant, program.spec.idempotency_key)
+        if self._by_key.get(key) is program:
+            del self._by_key[key]
+
+    def tend(self) -> None:
+        """Called a few times a second: end what has waited too long, forget what ended long ago."""
+        now = self._clock.now()
+        if self._link.connected:
+            self._away_since = None
+        elif self._away_since is None:
+            self._away_since = now
+        away_s = now - self._away_since if self._away_since is not None else 0.0
+        for program in list(self._live.values()):
+            error = self._overdue(program, now - program.usage.launched_s, away_s)
+            if error is not None:
+                program.end(error)
+        while self._ended:
+            oldest = next(iter(self._ended.values()))
+            if now - oldest.usage.ended_s < self._settings.ended_kept_s:
+                break
+            self._ended.popitem(last=False)
+            self._forget(oldest)
+
+    def _overdue(self, program: Program, age_s: float, away_s: float) -> TartletError | None:
+        if program.state is State.STARTING and age_s > START_TIMEOUT_S:
+            return Unavailable(what="control", detail=f"it did not answer for {START_TIMEOUT_S} s")
+        if program.unsent_commands and away_s > CONTROL_GRACE_S:
+            return Unavailable(what="control", detail=f"it has been away for {away_s:.0f} s")
+        guest = program.guest
+        if isinstance(guest, NativeGuest) and guest.connection is None and age_s > NATIVE_CONNECT_S:
+            return Unavailable(what="the native program", detail=f"it did not connect within {NATIVE_CONNECT_S} s")
+        return None
+
+    def end_all(self, error: Callable[[], TartletError]) -> None:
+        """The runtime stops."""
+        for program in list(self._live.values()):
+            program.end(error())
+
+
+def _start_of(program: Program) -> control_pb2.ProgramStart:
+    spec = program.spec
+    return control_pb2.ProgramStart(
+        handle=program.handle,
+        program_id=spec.program_id,
+        tenant=spec.tenant,
+        idempotency_key=spec.idempotency_key,
+        model=spec.model,
+        page_limit=spec.limits.pages,
+        command_limit=spec.limits.commands_in_flight,
+        name=spec.name,
+        trace=spec.trace,
+    )
+

@@ -1,0 +1,213 @@
+"""The `Programs` service: what clients call."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+from collections.abc import AsyncIterator
+from importlib.metadata import version
+
+import grpc.aio
+
+from tartlet_common.errors import (
+    Disconnected,
+    InternalError,
+    InvalidArgument,
+    ProgramKilled,
+    TartletError,
+    UnknownProgram,
+)
+from tartlet_common.wire import error_to_proto
+from tartlet_protos import common_pb2, programs_pb2, programs_pb2_grpc
+from tartlet_runtime.calls import Call
+from tartlet_runtime.control_link import ControlLink
+from tartlet_runtime.driver import Driver
+from tartlet_runtime.limits import MAX_NAME_BYTES
+from tartlet_runtime.program import MakeGuest, ProgramSpec, State
+from tartlet_runtime.programs import ProgramTable
+from tartlet_runtime.sources import Sources
+from tartlet_runtime.wasm_guests import WasmGuests
+
+log = logging.getLogger(__name__)
+
+_Context = grpc.aio.ServicerContext
+_Event = programs_pb2.ProgramEvent
+_MAX_SPECS = 4096
+
+
+class ProgramsService(programs_pb2_grpc.ProgramsServicer):
+    """Translates calls to the table; every item of a request gets an answer of its own."""
+
+    def __init__(
+        self,
+        table: ProgramTable,
+        driver: Driver,
+        link: ControlLink,
+        sources: Sources,
+        wasm: WasmGuests | None,
+        capacity: int,
+        incarnation: str,
+    ) -> None:
+        """`wasm` None: only native programs run (tests)."""
+        self._table = table
+        self._driver = driver
+        self._link = link
+        self._sources = sources
+        self._wasm = wasm
+        self._capacity = capacity
+        self._incarnation = incarnation
+
+    # ---- launching ----
+
+    async def Validate(  # noqa: N802 - gRPC's name
+        self, request: programs_pb2.ValidateRequest, context: _Context
+    ) -> programs_pb2.ValidateReply:
+        """Check a source as a launch would, and for Python its syntax."""
+        digest = hashlib.sha256(request.source.data).hexdigest()
+        try:
+            spec = self._table.specify(programs_pb2.LaunchSpec(), await self._sources.resolve(request.source))
+            if self._table.maker(spec) is None:
+                await self._table.compile(spec)
+            if spec.language == common_pb2.Source.PYTHON and self._wasm is not None:
+                await self._wasm.check_python(spec.source, spec.filename)
+        except TartletError as e:
+            return programs_pb2.ValidateReply(digest=digest, error=error_to_proto(e))
+        return programs_pb2.ValidateReply(digest=spec.digest)
+
+    async def Launch(  # noqa: N802 - gRPC's name
+        self, request: programs_pb2.LaunchRequest, context: _Context
+    ) -> AsyncIterator[programs_pb2.ProgramEvents]:
+        """Launch many, answer each, then stream the output of those with `attach`."""
+        call = Call(self._driver, expected=len(request.specs))
+        slow: list[tuple[int, programs_pb2.LaunchSpec]] = []
+        try:
+            for index, asked in enumerate(request.specs):
+                if index >= _MAX_SPECS:
+                    call.reject(index, InvalidArgument(argument="specs", detail=f"more than {_MAX_SPECS}"))
+                elif not self._launch_at_once(asked, call, index):
+                    slow.append((index, asked))
+            if slow:
+                async with asyncio.TaskGroup() as tasks:
+                    for index, asked in slow:
+                        tasks.create_task(self._launch_slowly(asked, call, index))
+                    async for events in call.messages():
+                        yield events
+            else:
+                async for events in call.messages():
+                    yield events
+        finally:
+            call.close(Disconnected())
+
+    def _launch_at_once(self, asked: programs_pb2.LaunchSpec, call: Call, index: int) -> bool:
+        """Launch, or reject; False if something must be fetched or compiled first."""
+        if asked.inferlet or (asked.source.digest and not asked.source.data):
+            return False
+        try:
+            spec = self._table.specify(asked, asked.source)
+            maker = self._table.maker(spec)
+            if maker is None:
+                return False
+            self._launch(spec, maker, asked, call, index)
+        except TartletError as e:
+            call.reject(index, e)
+        except Exception as e:
+            log.exception("launch")
+            call.reject(index, InternalError(detail=repr(e)))
+        return True
+
+    async def _launch_slowly(self, asked: programs_pb2.LaunchSpec, call: Call, index: int) -> None:
+        try:
+            asked, source = await self._sources.find(asked)
+            spec = self._table.specify(asked, source)
+            maker = self._table.maker(spec) or await self._table.compile(spec)
+            self._launch(spec, maker, asked, call, index)
+        except TartletError as e:
+            call.reject(index, e)
+        except Exception as e:
+            log.exception("launch")
+            call.reject(index, InternalError(detail=repr(e)))
+
+    def _launch(
+        self, spec: ProgramSpec, maker: MakeGuest, asked: programs_pb2.LaunchSpec, call: Call, index: int
+    ) -> None:
+        existing = self._table.existing(spec.tenant, spec.idempotency_key)
+        if existing is not None:
+            self._table.join(existing, call, index, attach=asked.attach)
+            return
+        program = self._table.launch(spec, maker, call, index, attach=asked.attach)
+        if asked.tie:
+            call.tied.append(program)
+
+    # ---- running programs ----
+
+    async def Attach(  # noqa: N802 - gRPC's name
+        self, request: programs_pb2.AttachRequest, context: _Context
+    ) -> AsyncIterator[programs_pb2.ProgramEvents]:
+        """Stream the output of programs from offsets on; an unknown program is answered with REJECTED."""
+        call = Call(self._driver, expected=len(request.programs))
+        try:
+            for index, wanted in enumerate(request.programs):
+                try:
+                    program = self._table.find(wanted.program_id)
+                except TartletError as e:
+                    call.reject(index, e)
+                    continue
+                call.answer(index, _Event(kind=_Event.ACCEPTED, program_id=program.program_id))
+                call.watch(program, index, wanted.offset)
+            async for events in call.messages():
+                yield events
+        finally:
+            call.close(Disconnected())
+
+    async def Send(  # noqa: N802 - gRPC's name
+        self, request: programs_pb2.SendRequest, context: _Context
+    ) -> programs_pb2.SendReply:
+        """Messages to programs."""
+        reply = programs_pb2.SendReply()
+        for item in request.items:
+            error = None
+            try:
+                program = self._table.find(item.program_id)
+                if program.state in (State.ENDING, State.ENDED):
+                    raise UnknownProgram(program=f"{item.program_id}: it has ended")
+                program.deliver_message(item.message)
+            except TartletError as e:
+                error = e
+            reply.errors.append(error_to_proto(error))
+        return reply
+
+    async def Kill(  # noqa: N802 - gRPC's name
+        self, request: programs_pb2.KillRequest, context: _Context
+    ) -> programs_pb2.KillReply:
+        """End programs; one that has ended already is no error."""
+        reply = programs_pb2.KillReply()
+        for program_id in request.program_ids:
+            error = None
+            try:
+                self._table.find(program_id).end(ProgramKilled(reason=request.reason[:MAX_NAME_BYTES] or "on request"))
+            except TartletError as e:
+                error = e
+            reply.errors.append(error_to_proto(error))
+        return reply
+
+    async def List(  # noqa: N802 - gRPC's name
+        self, request: programs_pb2.ListRequest, context: _Context
+    ) -> programs_pb2.ListReply:
+        """Programs of this runtime."""
+        return programs_pb2.ListReply(programs=self._table.infos(ended=request.all, tenant=request.tenant))
+
+    async def RuntimeState(  # noqa: N802 - gRPC's name
+        self, request: programs_pb2.RuntimeStateRequest, context: _Context
+    ) -> programs_pb2.RuntimeStateReply:
+        """State of this runtime and, relayed, of control."""
+        return programs_pb2.RuntimeStateReply(
+            version=version("tartlet"),
+            incarnation=self._incarnation,
+            running=self._table.num_live,
+            capacity=self._capacity,
+            control_connected=self._link.connected,
+            control_state_json=await self._link.state_json(),
+            component=self._wasm.component if self._wasm is not None else "",
+            boundary=self._wasm.boundary if self._wasm is not None else "",
+        )

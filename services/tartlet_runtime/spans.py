@@ -1,0 +1,76 @@
+"""A span and metrics for each program; nothing at all when telemetry is off (contract 13)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from opentelemetry import trace
+from opentelemetry.trace import Span, Status, StatusCode
+
+from tartlet_common import telemetry
+from tartlet_common import telemetry_names as names
+from tartlet_common.errors import TartletError
+from tartlet_protos import programs_pb2
+
+
+@dataclass(frozen=True, slots=True)
+class ProgramSpan:
+    """A program's span: child of the client's, parent of control's."""
+
+    span: Span
+    model: str
+
+    def context(self) -> dict[str, str]:
+        """W3C trace context for control."""
+        with trace.use_span(self.span):
+            return telemetry.inject()
+
+    def end(self, usage: programs_pb2.Usage, error: TartletError | None) -> None:
+        """Close the span; no text of the program's is in it."""
+        self.span.set_attribute(names.ATTR_INPUT_TOKENS, usage.input_tokens)
+        self.span.set_attribute(names.ATTR_OUTPUT_TOKENS, usage.sampled_tokens)
+        if error is not None:
+            self.span.set_attribute(names.ATTR_ERROR, error.name)
+            self.span.set_status(Status(StatusCode.ERROR, error.name))
+        self.span.end()
+
+
+class Spans:
+    """Starts spans and counts ends, if telemetry is on."""
+
+    def __init__(self) -> None:
+        """Ask once whether anything is exported."""
+        self._on = telemetry.enabled()
+        if not self._on:
+            return
+        meter = telemetry.meter()
+        self._duration = meter.create_histogram(names.METRIC_REQUEST_DURATION, unit="s")
+        self._first = meter.create_histogram(names.METRIC_TIME_TO_FIRST_TOKEN, unit="s")
+        self._per_token = meter.create_histogram(names.METRIC_TIME_PER_OUTPUT_TOKEN, unit="s")
+        self._ended = meter.create_counter(names.METRIC_PROGRAMS_ENDED)
+        self._running = meter.create_up_down_counter(names.METRIC_PROGRAMS_RUNNING)
+
+    def start(self, program_id: str, name: str, model: str, parent: Mapping[str, str]) -> ProgramSpan | None:
+        """The span of a program that begins, None with telemetry off."""
+        if not self._on:
+            return None
+        attributes = {names.ATTR_OPERATION: "invoke_agent", names.ATTR_PROGRAM_ID: program_id}
+        attributes |= {names.ATTR_PROGRAM_NAME: name, names.ATTR_MODEL: model}
+        context = telemetry.extract(parent) if parent else None
+        self._running.add(1)
+        return ProgramSpan(telemetry.tracer().start_span(names.SPAN_PROGRAM, context, attributes=attributes), model)
+
+    def end(self, span: ProgramSpan | None, usage: programs_pb2.Usage, error: TartletError | None) -> None:
+        """The program has ended."""
+        if span is None:
+            return
+        span.end(usage, error)
+        attributes = {names.ATTR_MODEL: span.model} | ({names.ATTR_ERROR: error.name} if error else {})
+        self._running.add(-1)
+        self._ended.add(1, attributes)
+        self._duration.record(usage.wall_s, attributes)
+        if usage.sampled_tokens:
+            self._first.record(usage.first_token_s, attributes)
+        if usage.sampled_tokens > 1:
+            self._per_token.record(usage.per_token_s, attributes)

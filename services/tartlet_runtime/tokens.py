@@ -1,0 +1,122 @@
+"""A tokenizer whose detokenisation is exact: bytes out, so that a character split over tokens comes out whole.
+
+`detokenize(a) + detokenize(b) == detokenize(a + b)` holds for the tokenizers of every supported family: byte-level BPE
+(Llama 3, Qwen) and SentencePiece BPE with byte fallback (Llama 2, Mistral). For others the library decodes, whole call
+by whole call.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from tokenizers import Tokenizer
+
+from tartlet_common.errors import InvalidArgument
+
+_SPACE_MARK = "\u2581"  # SentencePiece's visible space
+
+
+def _byte_level_alphabet() -> dict[str, int]:
+    """Characters that byte-level BPE writes for bytes: printable Latin-1 ones stand for themselves, others from U+0100."""
+    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    table = {chr(byte): byte for byte in printable}
+    hidden = [byte for byte in range(256) if byte not in printable]
+    table.update({chr(0x100 + i): byte for i, byte in enumerate(hidden)})
+    return table
+
+
+class TokenizerEntry:
+    """One tokenizer with its table of bytes; made in a thread, used on the loop."""
+
+    def __init__(self, tokenizer_json: bytes) -> None:
+        """Parse a tokenizer.json.
+
+        Raises:
+            InvalidArgument: it can't be parsed.
+        """
+        try:
+            self._tokenizer = Tokenizer.from_str(tokenizer_json.decode())
+            fields = json.loads(tokenizer_json)
+        except Exception as e:  # the library raises bare Exception
+            raise InvalidArgument(argument="tokenizer.json", detail=str(e)) from e
+        self._tokenizer.no_truncation()
+        self._tokenizer.no_padding()
+        self._special = {token["id"] for token in fields.get("added_tokens", ()) if token.get("special")}
+        self._bytes = self._byte_table(fields)
+        self.vocabulary = _pack_vocabulary(self._bytes or self._fallback_table())
+
+    def encode(self, text: str, *, special: bool) -> bytes:
+        """Token ids of `text`, packed u32; `special` adds what the model wants around it (such as its BOS)."""
+        return np.array(self._tokenizer.encode(text, add_special_tokens=special).ids, "<u4").tobytes()
+
+    def decode(self, ids: Sequence[int], *, special: bool) -> bytes:
+        """The bytes of `ids`, without special tokens unless `special`.
+
+        Raises:
+            InvalidArgument: an id is not in the vocabulary.
+        """
+        table, hidden = self._bytes, frozenset() if special else self._special
+        size = len(table) if table is not None else self._tokenizer.get_vocab_size()
+        for token in ids:
+            if token >= size:
+                raise InvalidArgument(argument="ids", detail=f"{token} is not below the vocabulary's {size}")
+        if table is None:
+            text: str = self._tokenizer.decode(list(ids), skip_special_tokens=not special)
+            return text.encode()
+        return b"".join([table[token] for token in ids if token not in hidden])
+
+    def text_of(self, token: int | None) -> str:
+        """A token as it is written in the vocabulary, "" for None."""
+        return (self._tokenizer.id_to_token(token) or "") if token is not None else ""
+
+    def _byte_table(self, fields: dict[str, Any]) -> list[bytes] | None:
+        kinds = set(_decoder_types(fields.get("decoder")))
+        if "ByteLevel" in kinds:
+            alphabet = _byte_level_alphabet()
+            return self._table(lambda token: _byte_level(token, alphabet))
+        if kinds & {"ByteFallback", "Metaspace"}:
+            return self._table(_sentencepiece)
+        return None
+
+    def _table(self, to_bytes: Any) -> list[bytes]:
+        vocabulary = self._tokenizer.get_vocab(with_added_tokens=True)
+        added = {token.content for token in self._tokenizer.get_added_tokens_decoder().values()}
+        table = [b""] * (max(vocabulary.values(), default=-1) + 1)
+        for token, number in vocabulary.items():
+            table[number] = token.encode() if token in added else to_bytes(token)
+        return table
+
+    def _fallback_table(self) -> list[bytes]:
+        size = max(self._tokenizer.get_vocab(with_added_tokens=True).values(), default=-1) + 1
+        return [self.text_of(token).encode() for token in range(size)]
+
+
+def _decoder_types(decoder: dict[str, Any] | None) -> list[str]:
+    if not decoder:
+        return []
+    inner = [name for part in decoder.get("decoders", ()) for name in _decoder_types(part)]
+    return [decoder.get("type", ""), *inner]
+
+
+def _byte_level(token: str, alphabet: dict[str, int]) -> bytes:
+    try:
+        return bytes([alphabet[c] for c in token])
+    except KeyError:
+        return token.encode()
+
+
+def _sentencepiece(token: str) -> bytes:
+    if len(token) == 6 and token.startswith("<0x") and token.endswith(">"):
+        try:
+            return bytes([int(token[3:5], 16)])
+        except ValueError:
+            pass
+    return token.replace(_SPACE_MARK, " ").encode()
+
+
+def _pack_vocabulary(table: list[bytes]) -> bytes:
+    lengths = np.array([len(table), *map(len, table)], "<u4")
+    return lengths.tobytes() + b"".join(table)

@@ -1,0 +1,375 @@
+"""A small real control, a runtime in this process, and a native guest without the SDK: what the runtime's tests share."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import json
+from collections.abc import AsyncIterator, Callable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from struct import Struct
+from typing import Any
+
+import grpc
+import grpc.aio
+import numpy as np
+
+from tartlet_common.abi import RECORD, Batch, Event, Flag, Op, Writer, decode, encode
+from tartlet_common.engine_spec import EngineSpec
+from tartlet_common.errors import TartletError
+from tartlet_common.rpc import make_channel, make_server
+from tartlet_common.settings import RuntimeSettings
+from tartlet_common.wire import error_to_proto
+from tartlet_protos import common_pb2, control_pb2, control_pb2_grpc, programs_pb2, programs_pb2_grpc
+from tartlet_runtime.app import main
+from tartlet_runtime.frames import Outbox
+from tartlet_runtime.inbox import delivery
+from tartlet_runtime.native import DELIVERY, END, ERROR, HELLO, SUBMIT, WAIT, WELCOME, frame
+from tartlet_runtime.submission import ROW_STRUCT
+
+FOREVER = 2**64 - 1
+_Event = programs_pb2.ProgramEvent
+PYTHON, WASM, NATIVE = common_pb2.Source.PYTHON, common_pb2.Source.WASM, common_pb2.Source.NATIVE
+
+
+def tokenizer_json() -> bytes:
+    """A byte-level tokenizer of all 256 bytes and one special token, 256."""
+    from tartlet_runtime.tokens import _byte_level_alphabet
+
+    vocabulary = dict(_byte_level_alphabet().items())
+    special = {"id": 256, "content": "<end>", "single_word": False, "lstrip": False, "rstrip": False}
+    special |= {"normalized": False, "special": True}
+    return json.dumps(
+        {
+            "version": "1.0",
+            "truncation": None,
+            "padding": None,
+            "added_tokens": [special],
+            "normalizer": None,
+            "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False},
+            "post_processor": None,
+            "decoder": {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False},
+            "model": {
+                "type": "BPE",
+                "dropout": None,
+                "unk_token": None,
+                "continuing_subword_prefix": None,
+                "end_of_word_suffix": None,
+                "fuse_unk": False,
+                "byte_fallback": False,
+                "vocab": vocabulary,
+                "merges": [],
+            },
+        }
+    ).encode()
+
+
+TEMPLATE = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}{% if add_generation_prompt %}[bot]{% endif %}"
+
+
+def engine_spec(**changes: Any) -> EngineSpec:
+    fields: dict[str, Any] = {
+        "model": "fake",
+        "model_digest": "0" * 64,
+        "family": "fake",
+        "dtype": "float32",
+        "device": "cpu",
+        "page_size": 16,
+        "num_pages": 64,
+        "num_embeds": 64,
+        "num_slots": 64,
+        "vocab_size": 257,
+        "max_position": 4096,
+        "max_batch_tokens": 512,
+        "max_batch_commands": 64,
+        "top_k_limit": 256,
+        "kv_bytes_per_token": 64,
+        "tokenizer_digest": hashlib.sha256(tokenizer_json()).hexdigest(),
+        "stop_tokens": (256,),
+        "bos_token": None,
+        "chat_template": TEMPLATE,
+    }
+    return EngineSpec(**fields | changes)
+
+
+@dataclass
+class FakeControl(control_pb2_grpc.ControlServicer, control_pb2_grpc.CatalogueServicer):
+    """Answers starts and commands; SAMPLE gives the ticket number as its token."""
+
+    incarnation: str = "c1"
+    refuse: TartletError | None = None
+    hold_starts: bool = False
+    poison: TartletError | None = None
+    frames: list[control_pb2.RuntimeFrame] = field(default_factory=list)
+    submitted: dict[int, list[tuple[int, ...]]] = field(default_factory=dict)
+    payloads: dict[int, list[bytes]] = field(default_factory=dict)
+    answer: Callable[[int, int], bool] = lambda _handle, _op: True
+    catalogue: dict[tuple[str, str], control_pb2.CatalogueEntry] = field(default_factory=dict)
+    blobs: dict[str, bytes] = field(default_factory=dict)
+    blob_gate: asyncio.Event | None = None
+    known_keys: dict[str, str] = field(default_factory=dict)
+    _stream: Any = None
+
+    def __post_init__(self) -> None:
+        self.blobs[hashlib.sha256(tokenizer_json()).hexdigest()] = tokenizer_json()
+
+    def models(self) -> list[control_pb2.ModelInfo]:
+        spec = engine_spec()
+        info = control_pb2.ModelInfo(index=1, name="fake", spec_json=json.dumps(asdict(spec)), ready=True, engines=1)
+        return [info]
+
+    async def Connect(self, requests: Any, context: Any) -> None:
+        self._stream = context
+        first = True
+        async for got in requests:
+            self.frames.append(got)
+            reply = control_pb2.ControlFrame()
+            if first:
+                first = False
+                reply.hello.CopyFrom(control_pb2.ControlHello(protocol=1, incarnation=self.incarnation))
+                reply.models.extend(self.models())
+                reply.models_changed = True
+            self._take(got, reply)
+            await context.write(reply)
+
+    async def push(self, reply: control_pb2.ControlFrame) -> None:
+        await self._stream.write(reply)
+
+    async def FetchBlob(self, request: Any, context: Any) -> AsyncIterator[common_pb2.BlobChunk]:
+        if self.blob_gate is not None:
+            await self.blob_gate.wait()
+        data = self.blobs.get(request.digest)
+        if data is None:
+            await context.abort(grpc.StatusCode.NOT_FOUND, "no such blob")
+        else:
+            for start in range(0, len(data), 1 << 20):
+                yield common_pb2.BlobChunk(digest=request.digest, size=len(data), data=data[start : start + (1 << 20)])
+
+    async def State(self, request: Any, context: Any) -> control_pb2.StateReply:
+        return control_pb2.StateReply(json='{"engines": []}')
+
+    async def Get(self, request: Any, context: Any) -> control_pb2.GetReply:
+        entry = self.catalogue.get((request.tenant, request.name))
+        return control_pb2.GetReply(entry=entry)
+
+    def _take(self, got: control_pb2.RuntimeFrame, reply: control_pb2.ControlFrame) -> None:
+        if not self.hold_starts:
+            for start in got.starts:
+                existing = self.known_keys.get(start.idempotency_key, "") if start.idempotency_key else ""
+                error = error_to_proto(self.refuse)
+                reply.started.add(handle=start.handle, error=error, existing_program_id=existing)
+        if got.HasField("commands"):
+            self._answer(got.commands, reply)
+        for end in got.ends:
+            count = len(self.submitted.get(end.handle, ()))
+            settled = reply.settled.add(handle=end.handle, commands=count, peak_pages=3, input_tokens=7)
+            if self.poison is not None:
+                settled.poisoned.CopyFrom(error_to_proto(self.poison))
+
+    def _answer(self, commands: control_pb2.Commands, reply: control_pb2.ControlFrame) -> None:
+        handles = np.frombuffer(commands.handles, "<u4").tolist()
+        rows = np.frombuffer(commands.records, RECORD).tolist()
+        out = Outbox()
+        for handle, row in zip(handles, rows, strict=True):
+            op, flags, ticket = row[0], row[1], row[2]
+            self.submitted.setdefault(handle, []).append(row)
+            self.payloads.setdefault(handle, []).append(commands.payload[row[7] : row[7] + row[8]])
+            if not self.answer(handle, op):
+                continue
+            if op == Op.SAMPLE:
+                out.add(handle, 1, ROW_STRUCT.pack(Event.RESULT, 0, ticket, row[3], ticket, 0, 0, 0, 0), b"")
+            elif flags & Flag.AWAIT:
+                text = b"answer %d" % ticket
+                out.add(handle, 1, ROW_STRUCT.pack(Event.RESULT, 0, ticket, row[3], 0, 0, 0, 0, len(text)), text)
+        for packed in out.take():
+            reply.deliveries.handles = packed.handles
+            reply.deliveries.records = packed.records
+            reply.deliveries.payload = packed.payload
+
+
+@dataclass
+class Rig:
+    """A running runtime with its control and clients' stubs."""
+
+    directory: Path
+    settings: RuntimeSettings
+    control: FakeControl
+    stub: programs_pb2_grpc.ProgramsStub
+    control_server: grpc.aio.Server
+    guests: list[NativeProgram] = field(default_factory=list)
+
+    async def restart_control(self, incarnation: str = "c2") -> None:
+        await self.stop_control()
+        self.control = FakeControl(incarnation=incarnation)
+        await self.start_control()
+
+    async def stop_control(self) -> None:
+        await self.control_server.stop(None)
+
+    async def start_control(self) -> None:
+        self.control_server = await serve_control(self.control, self.settings.control)
+
+    async def connected(self) -> None:
+        await until(lambda: bool(self.control.frames))
+
+
+async def serve_control(control: FakeControl, address: str) -> grpc.aio.Server:
+    def add(server: grpc.aio.Server) -> None:
+        control_pb2_grpc.add_ControlServicer_to_server(control, server)
+        control_pb2_grpc.add_CatalogueServicer_to_server(control, server)
+
+    return await make_server(add, address)
+
+
+class Ready:
+    """Stands in the place of process.Notify."""
+
+    def __init__(self) -> None:
+        self.event = asyncio.Event()
+
+    def ready(self, detail: str = "") -> None:
+        self.event.set()
+
+
+def make_settings(directory: Path, **changes: Any) -> RuntimeSettings:
+    fields: dict[str, Any] = {
+        "address": f"unix:{directory}/r.sock",
+        "control": f"unix:{directory}/c.sock",
+        "guest_socket": directory / "g.sock",
+        "journal_dir": directory / "journals",
+    }
+    return RuntimeSettings(**fields | changes)
+
+
+@contextlib.asynccontextmanager
+async def running(directory: Path, control: FakeControl | None = None, **changes: Any) -> AsyncIterator[Rig]:
+    """A runtime and its control, until the block ends."""
+    settings = make_settings(directory, **changes)
+    control = control or FakeControl()
+    server = await serve_control(control, settings.control)
+    ready = Ready()
+    role = asyncio.ensure_future(main(settings, ready))  # type: ignore[arg-type]
+    waiting = asyncio.ensure_future(ready.event.wait())
+    await asyncio.wait([role, waiting], return_when=asyncio.FIRST_COMPLETED)
+    if role.done():
+        role.result()
+    channel = make_channel(settings.address)
+    rig = Rig(directory, settings, control, programs_pb2_grpc.ProgramsStub(channel), server)
+    try:
+        await rig.connected()
+        yield rig
+    finally:
+        for guest in rig.guests:
+            guest.writer.close()
+        await channel.close()
+        role.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await role
+        await rig.control_server.stop(None)
+
+
+async def until(condition: Callable[[], bool], seconds: float = 5.0) -> None:
+    """Wait for a condition that other tasks bring about."""
+    async with asyncio.timeout(seconds):
+        while not condition():
+            await asyncio.sleep(0.005)
+
+
+def launch_spec(language: int = NATIVE, data: bytes = b"", **fields: Any) -> programs_pb2.LaunchSpec:
+    source = common_pb2.Source(language=language, data=data, filename=fields.pop("filename", "prog.py"))  # type: ignore[arg-type]
+    return programs_pb2.LaunchSpec(source=source, **{"attach": True, "durable": True} | fields)
+
+
+class Stream:
+    """Events of one Launch or Attach call."""
+
+    def __init__(self, call: Any) -> None:
+        self.call = call
+        self.seen: list[programs_pb2.ProgramEvent] = []
+        self._ahead: list[programs_pb2.ProgramEvent] = []
+
+    async def next(self, seconds: float = 10.0) -> programs_pb2.ProgramEvent:
+        async with asyncio.timeout(seconds):
+            while not self._ahead:
+                message = await self.call.read()
+                assert message is not grpc.aio.EOF, "the stream is over"
+                self._ahead = list(message.events)
+        event = self._ahead.pop(0)
+        self.seen.append(event)
+        return event
+
+    async def rest(self, seconds: float = 20.0) -> list[programs_pb2.ProgramEvent]:
+        events, self._ahead = self._ahead, []
+        async with asyncio.timeout(seconds):
+            while (message := await self.call.read()) is not grpc.aio.EOF:
+                events.extend(message.events)
+        return events
+
+
+class NativeProgram:
+    """A native guest without the SDK, driven by the test."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.reader = reader
+        self.writer = writer
+        self.welcome: dict[str, Any] = {}
+
+    @classmethod
+    async def connect(cls, rig: Rig, token: bytes) -> NativeProgram:
+        guest = cls(*await asyncio.open_unix_connection(str(rig.settings.guest_socket), limit=8 << 20))
+        guest.write(HELLO, token)
+        rig.guests.append(guest)
+        kind, body = await guest.frame()
+        assert kind == WELCOME, (kind, body)
+        guest.welcome = json.loads(body)
+        return guest
+
+    def write(self, kind: int, body: bytes) -> None:
+        self.writer.write(frame(kind, body))
+
+    def submit(self, *rows: tuple[int, dict[str, Any]]) -> None:
+        writer = Writer()
+        for op, fields in rows:
+            writer.add(op, **fields)
+        self.write(SUBMIT, writer.finish())
+
+    async def frame(self) -> tuple[int, bytes]:
+        async with asyncio.timeout(10):
+            length = int.from_bytes(await self.reader.readexactly(4), "little")
+            data = await self.reader.readexactly(length)
+        return data[0], data[1:]
+
+    async def wait(self, max_records: int = 0, timeout_us: int = FOREVER) -> Batch:
+        self.write(WAIT, Struct("<IQ").pack(max_records, timeout_us))
+        kind, body = await self.frame()
+        if kind == ERROR:
+            raise TartletError.from_wire(int.from_bytes(body[:4], "little"), body[4:])
+        assert kind == DELIVERY, kind
+        return decode(body)
+
+    async def call(self, op: int, **fields: Any) -> bytes:
+        """Submit one awaited command and return its answer's payload; a failure is raised."""
+        self.submit((op, {"flags": Flag.AWAIT, "ticket": 1} | fields))
+        batch = await self.wait()
+        row = batch.records[0].tolist()
+        payload = batch.payload[row[7] : row[7] + row[8]]
+        if row[0] == Event.FAILURE:
+            raise TartletError.from_wire(row[4], payload)
+        assert row[0] == Event.RESULT
+        return payload
+
+    def end(self, *, ok: bool = True, text: str = "") -> None:
+        self.write(END, bytes([ok]) + text.encode())
+
+
+async def native(rig: Rig, **fields: Any) -> tuple[Stream, NativeProgram]:
+    """Launch one native program and connect to it."""
+    stream = Stream(rig.stub.Launch(programs_pb2.LaunchRequest(specs=[launch_spec(**fields)])))
+    accepted = await stream.next()
+    assert accepted.kind == _Event.ACCEPTED, accepted
+    return stream, await NativeProgram.connect(rig, accepted.data)
+
+
+__all__ = ["delivery", "encode"]
