@@ -1,1 +1,123 @@
-"""The SDK that inferlets import: forward passes, sampling and KV pages by name."""
+"""The SDK that inferlets import: forward passes, sampling and KV pages by name.
+
+A program is a file with `async def main()` (or `def main()`, either with an optional parameter for the arguments).
+`Context` is what most programs need; the calls by the paper's names (`forward`, `embed_txt`, `sample`, ...) give
+everything else. Real `asyncio` runs above the host: tasks, groups, timeouts and queues are the standard library's.
+
+Example:
+    >>> async def main():
+    ...     async with Context(await get_model()) as ctx:
+    ...         ctx.fill("374+588=")
+    ...         async for piece in ctx.generate(max_tokens=8):
+    ...             print(len(piece), end=" ")
+    1 1 1 1 1 1 1 1
+"""
+
+from __future__ import annotations
+
+from inferlet import errors
+from inferlet._calls import (
+    alloc_emb,
+    alloc_kvpage,
+    alloc_slot,
+    cancel,
+    copy_kvpage,
+    dealloc_emb,
+    dealloc_kvpage,
+    dealloc_slot,
+    detokenize,
+    embed_txt,
+    forward,
+    get_next_dist,
+    get_next_dists,
+    mark,
+    mask_kvpage,
+    reset,
+    sample,
+    set_queue_priority,
+    synchronize,
+    tokenize,
+)
+from inferlet._generation import Generation, Piece
+from inferlet._program import (
+    available_models,
+    available_traits,
+    create_queue,
+    detokenize_bytes,
+    format_chat,
+    get_arg,
+    get_kv_page_size,
+    get_model,
+    get_version,
+    get_vocabs,
+    receive,
+    receive_bytes,
+    send,
+    usage,
+)
+from inferlet._queue import Queue
+from inferlet._types import Dist, Embed, KvPage, Message, Model, Priority, Sampled, TokenSlot, Usage
+from inferlet.context import Context
+from inferlet.sampling import Greedy, MinP, Sampler, Temperature, TopK, TopP
+from inferlet.stopping import Length, Stop, StopTokens, Until
+
+__all__ = [
+    "Context",
+    "Dist",
+    "Embed",
+    "Generation",
+    "Greedy",
+    "KvPage",
+    "Length",
+    "Message",
+    "MinP",
+    "Model",
+    "Piece",
+    "Priority",
+    "Queue",
+    "Sampled",
+    "Sampler",
+    "Stop",
+    "StopTokens",
+    "Temperature",
+    "TokenSlot",
+    "TopK",
+    "TopP",
+    "Until",
+    "Usage",
+    "alloc_emb",
+    "alloc_kvpage",
+    "alloc_slot",
+    "available_models",
+    "available_traits",
+    "cancel",
+    "copy_kvpage",
+    "create_queue",
+    "dealloc_emb",
+    "dealloc_kvpage",
+    "dealloc_slot",
+    "detokenize",
+    "detokenize_bytes",
+    "embed_txt",
+    "errors",
+    "format_chat",
+    "forward",
+    "get_arg",
+    "get_kv_page_size",
+    "get_model",
+    "get_next_dist",
+    "get_next_dists",
+    "get_version",
+    "get_vocabs",
+    "mark",
+    "mask_kvpage",
+    "receive",
+    "receive_bytes",
+    "reset",
+    "sample",
+    "send",
+    "set_queue_priority",
+    "synchronize",
+    "tokenize",
+    "usage",
+]

@@ -1,0 +1,96 @@
+"""The paper's calls as functions, each with an optional leading queue; without one, the program's default queue.
+
+`forward(q, ikv, iemb)` is `q.forward(ikv, iemb)`, and `forward(ikv, iemb)` is the same on the default queue. What a
+call takes and does stands at the method of `Queue`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, cast, overload
+
+from inferlet._program import default_model, default_queue, detokenize_with, tokenize_with
+from inferlet._queue import Queue
+from inferlet._types import Priority
+
+_P = ParamSpec("_P")
+_R = TypeVar("_R", covariant=True)
+
+
+class _QueueCall(Protocol[_P, _R]):
+    """A call with or without its queue."""
+
+    @overload
+    def __call__(self, queue: Queue, /, *args: _P.args, **kwargs: _P.kwargs) -> _R: ...
+    @overload
+    def __call__(self, *args: _P.args, **kwargs: _P.kwargs) -> _R: ...
+
+
+def _on_queue(method: Callable[Concatenate[Queue, _P], _R]) -> _QueueCall[_P, _R]:
+    """The function form of a method of `Queue`."""
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if args and isinstance(args[0], Queue):
+            return method(*args, **kwargs)
+        return method(default_queue(), *args, **kwargs)
+
+    call.__name__ = call.__qualname__ = method.__name__
+    call.__doc__ = method.__doc__
+    return cast("_QueueCall[_P, _R]", call)
+
+
+alloc_kvpage = _on_queue(Queue.alloc_kvpage)
+dealloc_kvpage = _on_queue(Queue.dealloc_kvpage)
+alloc_emb = _on_queue(Queue.alloc_emb)
+dealloc_emb = _on_queue(Queue.dealloc_emb)
+alloc_slot = _on_queue(Queue.alloc_slot)
+dealloc_slot = _on_queue(Queue.dealloc_slot)
+embed_txt = _on_queue(Queue.embed_txt)
+forward = _on_queue(Queue.forward)
+copy_kvpage = _on_queue(Queue.copy_kvpage)
+mask_kvpage = _on_queue(Queue.mask_kvpage)
+get_next_dist = _on_queue(Queue.get_next_dist)
+get_next_dists = _on_queue(Queue.get_next_dists)
+sample = _on_queue(Queue.sample)
+synchronize = _on_queue(Queue.synchronize)
+reset = _on_queue(Queue.reset)
+cancel = _on_queue(Queue.cancel)
+mark = _on_queue(Queue.mark)
+
+
+@overload
+def set_queue_priority(queue: Queue, priority: Priority, /) -> None: ...
+@overload
+def set_queue_priority(priority: Priority, /) -> None: ...
+def set_queue_priority(*args: Any) -> None:
+    """Say how urgent a queue's commands are beside those of other queues."""
+    queue, priority = args if isinstance(args[0], Queue) else (default_queue(), *args)
+    queue.set_priority(priority)
+
+
+@overload
+def tokenize(queue: Queue, text: str, /, *, special: bool = False) -> asyncio.Future[list[int]]: ...
+@overload
+def tokenize(text: str, /, *, special: bool = False) -> asyncio.Future[list[int]]: ...
+def tokenize(*args: Any, special: bool = False) -> asyncio.Future[list[int]]:
+    """Token ids of a text; `special` adds what the model's tokenizer puts around it (such as BOS).
+
+    Example:
+        >>> async def main():
+        ...     tokens = await tokenize("Hi")
+        ...     print(await detokenize(tokens))
+        Hi
+    """
+    model = args[0].model if isinstance(args[0], Queue) else default_model()
+    return tokenize_with(model, args[-1], special=special)
+
+
+@overload
+def detokenize(queue: Queue, tokens: int | Sequence[int], /) -> asyncio.Future[str]: ...
+@overload
+def detokenize(tokens: int | Sequence[int], /) -> asyncio.Future[str]: ...
+def detokenize(*args: Any) -> asyncio.Future[str]:
+    """The text of one or more tokens; bytes that are no UTF-8 become U+FFFD."""
+    model = args[0].model if isinstance(args[0], Queue) else default_model()
+    return detokenize_with(model, args[-1])

@@ -1,0 +1,205 @@
+"""One run of generation over a context: run-ahead, stopping, text.
+
+With run-ahead, decode steps are queued before the program has seen the tokens that they build on: `sample` leaves its
+token in a slot on the device, the next `embed_txt` reads it there (contract 5). When generation ends early, the steps
+that have not reached the engine are cancelled and what the others wrote is behind the context's end: attention never
+looks there, as its positions lie past every query's, and the next tokens overwrite it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import codecs
+from collections import deque
+from math import inf, log
+from typing import TYPE_CHECKING, Self
+
+from inferlet import _abi as abi
+from inferlet._channel import channel
+from inferlet._queue import pack_sampling
+from inferlet._types import Dist, Sampled
+from inferlet._vocab import vocab_of
+from inferlet.errors import InvalidArgument
+from inferlet.sampling import AnySampler, Sampler
+from inferlet.stopping import Scanner, Stop
+
+if TYPE_CHECKING:
+    from inferlet.context import Context
+
+
+class Piece(str):
+    """A piece of generated text, with the token that completed it."""
+
+    __slots__ = ("logprob", "token")
+
+    token: int
+    logprob: float  # of the token, under the model's own distribution
+
+    @classmethod
+    def of(cls, text: str, sampled: Sampled) -> Piece:
+        """The text that `sampled` completed."""
+        piece = cls(text)
+        piece.token = sampled.token
+        piece.logprob = sampled.logprob
+        return piece
+
+
+class Generation:
+    """An asynchronous iterator of `Piece`s; `Context.generate` makes one.
+
+    `text` and `tokens` hold what has come so far; `stopped_by` says at the end what ended it: "length", "token" or
+    "until".
+    """
+
+    def __init__(self, context: Context, stop: Stop, sampler: AnySampler, *, eos: bool) -> None:
+        self._context = context
+        self._vocab = vocab_of(context.model)
+        self._limit = stop.max_tokens
+        self._stop_tokens = frozenset(stop.tokens) | (frozenset(context.model.stop_tokens) if eos else frozenset())
+        self._scanner = Scanner(stop.until)
+        self._utf8 = codecs.getincrementaldecoder("utf-8")(errors="replace")
+        self._sampler = sampler
+        self._params = self._pack(sampler) if isinstance(sampler, Sampler) else b""
+        # Steps that are queued: the first ticket of each, and its token (or what the program samples from).
+        self._ahead: deque[tuple[int, asyncio.Future[Sampled] | asyncio.Future[Dist]]] = deque()
+        self._depth = context.run_ahead if isinstance(sampler, Sampler) else 0
+        self._newest = -1  # position of the token sampled last; -1: not started
+        self._left = 0  # tokens that may still be asked for
+        self._texts: list[str] = []
+        self.tokens: list[int] = []
+        self.stopped_by: str | None = None
+        self._ended = False
+
+    def _pack(self, sampler: Sampler) -> bytes:
+        return pack_sampling(
+            sampler.resolved_temperature,
+            sampler.top_k or 0,
+            1.0 if sampler.top_p is None else sampler.top_p,
+            sampler.min_p or 0.0,
+            seed=self._context.seed if sampler.seed is None else sampler.seed,
+            draw=self._context.draw,
+            stop=sorted(self._stop_tokens),
+        )
+
+    @property
+    def text(self) -> str:
+        """The text so far, without a stop string."""
+        return "".join(self._texts)
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Piece:
+        while not self._ended:
+            if self._newest < 0:
+                await self._start()
+                continue
+            while len(self._ahead) <= self._depth and self._left:
+                self._step()
+            if not self._ahead:  # nothing may be generated at all
+                self._end("length")
+                break
+            try:
+                sampled = await self._arrival()
+            except BaseException:
+                self.stop()  # failed, or the task was cancelled: the context ends at the last token given out
+                raise
+            if self._ended:  # stopped by another task meanwhile
+                break
+            self._ahead.popleft()
+            piece = self._accept(sampled)
+            if piece or not self._ended:
+                return piece
+        raise StopAsyncIteration
+
+    async def _start(self) -> None:
+        """Compute the prompt and sample the first token."""
+        context = self._context
+        await context._ready()  # noqa: SLF001 - a generation is the moving part of its context
+        if self._ended:
+            return
+        length = len(context.tokens)
+        if not length:
+            raise InvalidArgument(argument="context", detail="it is empty: fill in a prompt first")
+        self._newest = length - 1
+        self._left = context.model.max_position - length
+        if self._limit is not None:
+            self._left = min(self._left, self._limit)
+        if self._left > 0:
+            self._vocab.prefetch()
+            _, output, _ = context._places()  # noqa: SLF001
+            context._compute(length, output)  # noqa: SLF001
+            self._sample(channel.next_ticket)
+
+    def _step(self) -> None:
+        """Queue one decode step behind the token sampled last."""
+        context = self._context
+        first = channel.next_ticket
+        source = context._places()[2] if self._params else context.tokens[-1]  # noqa: SLF001
+        context._decode(self._newest, source)  # noqa: SLF001
+        self._sample(first)
+
+    def _sample(self, first: int) -> None:
+        _, output, slot = self._context._places()  # noqa: SLF001
+        queue = self._context.queue
+        if self._params:
+            self._ahead.append((first, queue.sample_packed(output, slot, self._params)))
+        else:
+            self._ahead.append((first, queue.get_next_dist(output)))
+        self._newest += 1
+        self._left -= 1
+
+    async def _arrival(self) -> Sampled:
+        """The next token, its bytes being known."""
+        value = await self._ahead[0][1]
+        sampled = value if isinstance(value, Sampled) else self._choose(value)
+        if sampled.token not in self._vocab.known and not self._ended:
+            await self._vocab.fetch(sampled.token)
+        return sampled
+
+    def _choose(self, dist: Dist) -> Sampled:
+        """Let the program's own sampler decide."""
+        assert not isinstance(self._sampler, Sampler)
+        token = int(self._sampler(dist))
+        prob = dist.prob(token)
+        return Sampled(token, token in self._stop_tokens, log(prob) if prob > 0 else -inf)
+
+    def _accept(self, sampled: Sampled) -> Piece:
+        """Append a token to the context; the text that it completes."""
+        token = sampled.token
+        self._context.tokens.append(token)
+        self._context._kv_len = len(self._context.tokens) - 1  # noqa: SLF001
+        self.tokens.append(token)
+        reason = None
+        if token in self._stop_tokens:
+            reason = "token"
+        elif not self._left and not self._ahead:
+            reason = "length"
+        raw = b"" if reason == "token" else self._vocab.known.get(token, b"")
+        text = self._scanner.feed(self._utf8.decode(raw, final=reason is not None))
+        if self._scanner.found:
+            reason = "until"
+        elif reason:
+            text += self._scanner.rest()
+        if reason:
+            self._end(reason)
+        if text:
+            self._texts.append(text)
+        return Piece.of(text, sampled)
+
+    def _end(self, reason: str) -> None:
+        self.stopped_by = reason
+        self.stop()
+
+    def stop(self) -> None:
+        """End now: the context ends at the last token given out, what was queued behind it is dropped."""
+        if self._ended:
+            return
+        self._ended = True
+        context = self._context
+        if self._ahead:
+            first = self._ahead[0][0]
+            self._ahead.clear()
+            channel.record(abi.OP_CANCEL, context.queue.id, first)
+        # The last token's output is gone, so it counts as not yet computed: the next command computes it again.
+        context._kv_len = max(0, min(context._kv_len, len(context.tokens) - 1))  # noqa: SLF001

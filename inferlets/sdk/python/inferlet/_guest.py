@@ -1,0 +1,118 @@
+"""Runs one program: its source in, its result out (architecture, "how a guest meets the host").
+
+Two hosts call `run`: the component's glue in the sandbox, and `inferlet._native` outside it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import os
+import random
+import sys
+import types
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from inferlet import _channel, _output, _program, _vocab
+from inferlet._loop import Loop
+from inferlet._traceback import format_error, remember
+
+
+class ProgramExit(Exception):
+    """The program ended itself with a failure (`sys.exit` with a status or a text)."""
+
+
+def run(source: str, filename: str, args: Sequence[str]) -> str | None:
+    """Run a program to its end.
+
+    Args:
+        source: the program's Python text.
+        filename: its name in tracebacks.
+        args: what it finds in `sys.argv` behind its name.
+
+    Returns:
+        What `main` returned, as text; None if it returned None.
+
+    Raises:
+        BaseException: what the program raised. Its attribute `guest_traceback` has the text for the user.
+    """
+    start(args)
+    streams = sys.stdout, sys.stderr
+    sys.stdout, sys.stderr = _output.open_streams()
+    # The global generator was seeded when the sandbox was built: every program would draw the same.
+    random.seed(int.from_bytes(os.urandom(16), "little"))
+    try:
+        return execute(source, filename, args)
+    finally:
+        flush()
+        sys.stdout, sys.stderr = streams
+
+
+def flush() -> None:
+    """Hand over what is still recorded: messages, output, frees."""
+    _channel.channel.flush()
+
+
+def start(args: Sequence[str]) -> None:
+    """Forget whatever ran here before."""
+    _channel.reset()
+    _program.reset(args)
+    _vocab.reset()
+
+
+def execute(source: str, filename: str, args: Sequence[str]) -> str | None:
+    """Run the program with streams and randomness as they are; see `run`."""
+    remember(filename, source)
+    argv, sys.argv = sys.argv, [filename, *args]
+    new_event_loop, before = asyncio.events.new_event_loop, sys.modules.get("__main__")
+    # asyncio.run() in a program finds our loop too.
+    asyncio.events.new_event_loop = asyncio.new_event_loop = Loop  # type: ignore[assignment]
+    module = types.ModuleType("__main__")
+    module.__file__ = filename
+    sys.modules["__main__"] = module
+    loop = Loop()
+    Loop.runs = 0
+    try:
+        return _run_main(loop, module, source, filename, args)
+    except SystemExit as error:
+        if error.code in (None, 0):
+            return None
+        failure = ProgramExit(format_error(error, filename))
+        failure.guest_traceback = str(failure)  # type: ignore[attr-defined]
+        raise failure from None
+    except BaseException as error:
+        error.guest_traceback = format_error(error, filename)  # type: ignore[attr-defined]
+        raise
+    finally:
+        loop.finish()
+        asyncio.events.new_event_loop = asyncio.new_event_loop = new_event_loop
+        sys.argv = argv
+        if before is not None:
+            sys.modules["__main__"] = before
+
+
+def _run_main(loop: Loop, module: types.ModuleType, source: str, filename: str, args: Sequence[str]) -> str | None:
+    _channel.channel.loop = loop
+    exec(compile(source, filename, "exec", dont_inherit=True), module.__dict__)  # noqa: S102 - running it is our job
+    main: Callable[..., Any] | None = getattr(module, "main", None)
+    if main is None or Loop.runs:  # a script without main, or one that has run its main itself
+        _raise_failures()
+        return None
+    result = main(list(args)) if _takes_arguments(main) else main()
+    if inspect.isawaitable(result):
+        result = loop.run_main(result)
+    _raise_failures()
+    return None if result is None else str(result)
+
+
+def _takes_arguments(main: Callable[..., Any]) -> bool:
+    parameters = inspect.signature(main).parameters.values()
+    return any(p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD, p.VAR_POSITIONAL) for p in parameters)
+
+
+def _raise_failures() -> None:
+    """A queue that failed, and that nobody awaited or reset, fails the program (contract 4)."""
+    for queue in _channel.channel.queues.values():
+        if queue.failure is not None:
+            raise queue.failure

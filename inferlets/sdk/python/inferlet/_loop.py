@@ -1,0 +1,99 @@
+"""asyncio's event loop over the host: one submission and one wait per blocking point.
+
+`BaseEventLoop` does all the work; where it would poll sockets, this one hands the recorded commands to the host and
+suspends until an answer, a message or the next timer. Tasks, groups, timeouts, queues and locks are asyncio's own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable
+from typing import Any
+
+from inferlet._channel import channel
+from inferlet._host import NO_TIMEOUT_US
+
+POLL_EVERY = 128
+"""Turns without blocking after which a busy program looks for answers all the same."""
+
+
+class _HostSelector:
+    """What `BaseEventLoop` takes for its selector."""
+
+    def __init__(self) -> None:
+        self._busy = 0
+
+    def select(self, timeout: float | None) -> tuple[()]:
+        """Suspend until the host has something, at most `timeout` seconds (None: no limit)."""
+        if timeout is None:
+            self._busy = 0
+            channel.wait(NO_TIMEOUT_US)
+        elif timeout > 0:
+            self._busy = 0
+            channel.wait(max(1, round(timeout * 1e6)))
+        else:
+            self._busy += 1
+            if self._busy >= POLL_EVERY:
+                self._busy = 0
+                channel.wait(0)
+        return ()
+
+    def close(self) -> None:
+        """Nothing to close."""
+
+
+class Loop(asyncio.BaseEventLoop):
+    """An event loop whose outside world is the host."""
+
+    runs = 0
+    """How often a loop has run since a program was started."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._selector = _HostSelector()
+
+    def run_main(self, main: Awaitable[Any]) -> Any:
+        """Run `main` to its end, then cancel the tasks that it has left and close what is open."""
+
+        async def program() -> Any:
+            return await main
+
+        try:
+            return self.run_until_complete(main if asyncio.iscoroutine(main) else program())
+        finally:
+            self._cancel_tasks()
+
+    def _cancel_tasks(self) -> None:
+        if channel.killed is not None:
+            return
+        tasks = asyncio.all_tasks(self)
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            self.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
+        self.run_until_complete(self.shutdown_asyncgens())
+
+    def finish(self) -> None:
+        """Close the loop; nothing runs any more."""
+        channel.loop = None
+        self.close()
+
+    def run_forever(self) -> None:
+        """Run until stopped; commands' futures belong to this loop meanwhile."""
+        Loop.runs += 1
+        before, channel.loop = channel.loop, self
+        try:
+            super().run_forever()
+        finally:
+            channel.loop = before
+
+    def _process_events(self, events: object) -> None:
+        """The selector has resolved everything itself."""
+
+    def _write_to_self(self) -> None:
+        """Nobody else runs here who could need to wake this loop."""
+
+    def default_exception_handler(self, context: dict[str, Any]) -> None:
+        """Keep asyncio's report off the user's output unless an exception would be lost with it."""
+        if context.get("exception") is not None:
+            super().default_exception_handler(context)

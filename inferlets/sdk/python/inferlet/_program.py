@@ -1,0 +1,241 @@
+"""Calls that take no turn in a queue: arguments, messages, models, text (the paper's core-runtime and Tokenize traits).
+
+The runtime answers them, without control or an engine; an answer takes some tens of microseconds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import struct
+from collections.abc import Sequence
+from typing import Any
+
+from inferlet import _abi as abi
+from inferlet._channel import channel, from_u32, u32
+from inferlet._queue import Queue, ids
+from inferlet._types import Message, Model, Usage
+
+__all__ = [
+    "available_models",
+    "available_traits",
+    "create_queue",
+    "detokenize_bytes",
+    "format_chat",
+    "get_arg",
+    "get_kv_page_size",
+    "get_model",
+    "get_version",
+    "get_vocabs",
+    "receive",
+    "receive_bytes",
+    "send",
+    "usage",
+]
+
+VERSION = "0.1.0"
+
+
+class _State:
+    """What a program has learned of its surroundings."""
+
+    __slots__ = ("args", "default_queue", "model", "models", "spare_queues")
+
+    def __init__(self) -> None:
+        self.args: list[str] = []
+        self.model: Model | None = None
+        self.models: dict[str, Model] = {}
+        self.default_queue: Queue | None = None
+        self.spare_queues: dict[int, list[Queue]] = {}  # of closed contexts, by model
+
+
+state = _State()
+
+
+def reset(args: Sequence[str]) -> None:
+    """Start afresh for a program with these arguments."""
+    state.__init__()  # type: ignore[misc]
+    state.args = list(args)
+    ids.__init__()  # type: ignore[misc]
+
+
+def get_version() -> str:
+    """The SDK's version."""
+    return VERSION
+
+
+def get_arg() -> list[str]:
+    """The arguments that the program was launched with."""
+    return list(state.args)
+
+
+def send(message: str | bytes) -> None:
+    """Send a message to the client that launched the program."""
+    if channel.before_submit is not None:
+        channel.before_submit()  # printed text and messages stay in order
+    channel.record(abi.OP_SEND, payload=message.encode() if isinstance(message, str) else bytes(message))
+
+
+def receive() -> asyncio.Future[str]:
+    """The next message from the client, as text."""
+    return channel.call(_decode_text, abi.OP_RECEIVE)
+
+
+def receive_bytes() -> asyncio.Future[bytes]:
+    """The next message from the client, as it was sent."""
+    return channel.call(_decode_bytes, abi.OP_RECEIVE)
+
+
+# ---- models ---------------------------------------------------------------------------------------------------------
+
+
+def available_models() -> asyncio.Future[list[str]]:
+    """Names of the models that the host serves."""
+    return channel.call(_decode_json, abi.OP_AVAILABLE_MODELS)
+
+
+def get_model(name: str = "") -> asyncio.Future[Model]:
+    """The model of that name; without one, the program's default.
+
+    Example:
+        >>> async def main():
+        ...     model = await get_model()
+        ...     print(model.page_size > 0)
+        True
+    """
+    return channel.call(_decode_model, abi.OP_GET_MODEL, payload=name.encode())
+
+
+def default_model() -> Model:
+    """The program's default model, asked for once."""
+    if state.model is None:
+        state.model = channel.result(get_model())
+    return state.model
+
+
+def available_traits(model: Model | None = None) -> list[str]:
+    """Names of the groups of calls that the model offers."""
+    return list((model or default_model()).traits)
+
+
+def get_kv_page_size(model: Model | None = None) -> int:
+    """Tokens that one KvPage holds."""
+    return (model or default_model()).page_size
+
+
+def create_queue(model: Model | None = None) -> Queue:
+    """A new command queue for `model` (None: the default)."""
+    model = model or default_model()
+    queue_id = ids.queue
+    ids.queue += 1
+    channel.record(abi.OP_CREATE_QUEUE, queue_id, model.index)
+    return Queue(queue_id, model)
+
+
+def default_queue() -> Queue:
+    """The queue that calls without one use."""
+    if state.default_queue is None:
+        state.default_queue = Queue(0, None)
+    return state.default_queue
+
+
+def usage() -> asyncio.Future[Usage]:
+    """What the program holds of its engine."""
+    return channel.call(_decode_usage, abi.OP_USAGE)
+
+
+# ---- text -----------------------------------------------------------------------------------------------------------
+
+
+def tokenize_with(model: Model, text: str, *, special: bool = False) -> asyncio.Future[list[int]]:
+    """Token ids of `text`; `special` adds what the model's tokenizer puts around a text (such as BOS)."""
+    return channel.call(_decode_ids, abi.OP_TOKENIZE, 0, model.index, int(special), 0, text.encode())
+
+
+def detokenize_with(model: Model, tokens: int | Sequence[int]) -> asyncio.Future[str]:
+    """The text of `tokens`; bytes that are no UTF-8 become U+FFFD."""
+    return channel.call(_decode_text, abi.OP_DETOKENIZE, 0, model.index, payload=_token_list(tokens))
+
+
+def detokenize_bytes(tokens: int | Sequence[int], model: Model | None = None) -> asyncio.Future[bytes]:
+    """The bytes of `tokens`, which may end inside a character."""
+    return channel.call(
+        _decode_bytes, abi.OP_DETOKENIZE, 0, (model or default_model()).index, payload=_token_list(tokens)
+    )
+
+
+def get_vocabs(model: Model | None = None, *, first: int = 0, count: int = 0) -> asyncio.Future[list[bytes]]:
+    """The bytes of each token, from token `first` on: `count` of them, or all (0)."""
+    return channel.call(_decode_vocabs, abi.OP_GET_VOCABS, 0, (model or default_model()).index, first, count)
+
+
+def format_chat(
+    messages: Sequence[Message], *, add_generation_prompt: bool = True, model: Model | None = None
+) -> asyncio.Future[str]:
+    """Chat messages as the text that the model's template makes of them.
+
+    Example:
+        >>> async def main():
+        ...     print(await format_chat([{"role": "user", "content": "Hi"}]))
+        <user>Hi</user><assistant>
+    """
+    body = json.dumps({"messages": list(messages), "add_generation_prompt": add_generation_prompt}).encode()
+    return channel.call(_decode_text, abi.OP_FORMAT_CHAT, 0, (model or default_model()).index, payload=body)
+
+
+def _token_list(tokens: int | Sequence[int]) -> bytes:
+    return u32((tokens,) if isinstance(tokens, int) else tokens)
+
+
+# ---- decoders: (a, b, c, payload) -> value --------------------------------------------------------------------------
+
+
+def _decode_bytes(_a: int, _b: int, _c: int, payload: bytes) -> bytes:
+    return payload
+
+
+def _decode_text(_a: int, _b: int, _c: int, payload: bytes) -> str:
+    return payload.decode(errors="replace")
+
+
+def _decode_json(_a: int, _b: int, _c: int, payload: bytes) -> Any:
+    return json.loads(payload)
+
+
+def _decode_ids(_a: int, _b: int, _c: int, payload: bytes) -> list[int]:
+    return from_u32(payload)
+
+
+def _decode_usage(_a: int, _b: int, _c: int, payload: bytes) -> Usage:
+    known = json.loads(payload)
+    return Usage(**{name: int(known.get(name, 0)) for name in Usage.__slots__})
+
+
+def _decode_vocabs(_a: int, _b: int, _c: int, payload: bytes) -> list[bytes]:
+    (count,) = struct.unpack_from("<I", payload)
+    out, at = [], 4 + 4 * count
+    for length in from_u32(payload[4:at]):
+        out.append(payload[at : at + length])
+        at += length
+    return out
+
+
+def _decode_model(_a: int, _b: int, _c: int, payload: bytes) -> Model:
+    info = json.loads(payload)
+    known = state.models.get(info["name"])
+    if known is not None and known.index == info["index"]:
+        return known
+    model = Model(
+        index=info["index"],
+        name=info["name"],
+        page_size=info["page_size"],
+        vocab_size=info["vocab_size"],
+        max_position=info["max_position"],
+        stop_tokens=tuple(info.get("stop_tokens", ())),
+        bos_token=info.get("bos_token"),
+        top_k_limit=info.get("top_k_limit", abi.DEFAULT_TOP_K),
+        max_batch_tokens=info.get("max_batch_tokens", 2048),
+        traits=tuple(info.get("traits", ())),
+    )
+    state.models[model.name] = model
+    return model

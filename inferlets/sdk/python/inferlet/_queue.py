@@ -1,0 +1,377 @@
+"""Command queues, and every command that takes its turn in one (the paper's Table 1).
+
+Commands of a queue take effect in order; commands of several queues batch side by side. A program names its pages,
+embeds and slots itself, so that nothing here needs a reply. Ids are reused in the queue that freed them, because
+only there is the old holder's end sure to come before the new one's beginning.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+from array import array
+from collections.abc import Iterable, Sequence
+from typing import Any, Generic, TypeVar
+
+from inferlet import _abi as abi
+from inferlet._channel import channel, u32
+from inferlet._types import Dist, Embed, KvPage, Model, Priority, Sampled, TokenSlot
+from inferlet.errors import InvalidArgument, TartletError
+
+_Id = TypeVar("_Id", bound=int)
+_FORWARD_HEAD = struct.Struct(abi.FORWARD_HEAD_FORMAT).pack
+_SAMPLE_PARAMS = struct.Struct(abi.SAMPLE_PARAMS_FORMAT).pack
+_THREE = struct.Struct("<III").pack
+_U32 = struct.Struct("<I").pack
+
+Tokens = int | TokenSlot | Sequence[int] | Sequence[TokenSlot]
+
+
+class IdSpace:
+    """Next unused id of each kind, for the whole program."""
+
+    __slots__ = ("embed", "page", "queue", "slot")
+
+    def __init__(self) -> None:
+        self.page = self.embed = self.slot = 0
+        self.queue = 1  # 0 is the default queue
+
+
+ids = IdSpace()
+
+
+class _Pool(Generic[_Id]):
+    """Ids of one kind that one queue has freed, and fresh ones when it has none."""
+
+    __slots__ = ("_cls", "_free", "_kind")
+
+    def __init__(self, cls: type[_Id], kind: str) -> None:
+        self._cls, self._kind = cls, kind
+        self._free: list[_Id] = []
+
+    def take(self, n: int) -> list[_Id]:
+        """`n` ids that nobody holds."""
+        free = self._free
+        if len(free) >= n > 0:
+            out = free[-n:]
+            del free[-n:]
+            return out
+        out, self._free = free, []
+        first = getattr(ids, self._kind)
+        end = first + n - len(out)
+        setattr(ids, self._kind, end)
+        cls = self._cls
+        out.extend([cls(i) for i in range(first, end)])
+        return out
+
+    def give(self, back: Iterable[_Id]) -> None:
+        """Ids whose deallocation has been recorded."""
+        self._free.extend(back)
+
+
+class Queue:
+    """A command queue. `create_queue()` makes one; the calls of this module are also methods of it.
+
+    Example:
+        >>> async def main():
+        ...     q1, q2 = create_queue(), create_queue()
+        ...     a, b = q1.alloc_emb(1), q2.alloc_emb(1)
+        ...     q1.embed_txt(72, 0, a)  # these two
+        ...     q2.embed_txt(73, 0, b)  # may run as one batch
+        ...     await asyncio.gather(synchronize(q1), synchronize(q2))
+    """
+
+    __slots__ = (
+        "_embeds",
+        "_lost",
+        "_model",
+        "_pages",
+        "_slots",
+        "done_ticket",
+        "failed_ticket",
+        "failure",
+        "failure_seen",
+        "id",
+        "last_ticket",
+    )
+
+    def __init__(self, queue_id: int, model: Model | None) -> None:
+        self.id = queue_id
+        self._model = model
+        self._pages = _Pool(KvPage, "page")
+        self._embeds = _Pool(Embed, "embed")
+        self._slots = _Pool(TokenSlot, "slot")
+        self.done_ticket = 0  # commands up to this one have ended
+        self.last_ticket = 0  # of the last command given
+        self.failure: TartletError | None = None  # why the queue is poisoned
+        self.failed_ticket = 0  # of the first failed command, if it is
+        self.failure_seen = False  # somebody awaited a command and got it
+        self._lost: list[tuple[int, int]] = []  # tickets [from, to) that earlier poisonings took
+        channel.queues[queue_id] = self
+
+    def __repr__(self) -> str:
+        return f"Queue({self.id})"
+
+    @property
+    def model(self) -> Model:
+        """The model whose commands the queue takes."""
+        if self._model is None:
+            from inferlet._program import default_model
+
+            self._model = default_model()
+        return self._model
+
+    def _record(self, op: int, a: int = 0, b: int = 0, c: int = 0, payload: bytes = b"") -> None:  # noqa: PLR0913, PLR0917
+        self.last_ticket = channel.record(op, self.id, a, b, c, payload)
+
+    # ---- allocation -------------------------------------------------------------------------------------------
+
+    def alloc_kvpage(self, n: int) -> list[KvPage]:
+        """Allocate `n` KV pages, zeroed."""
+        pages = self._pages.take(n)
+        self._record(abi.OP_ALLOC_KVPAGE, payload=u32(pages))
+        return pages
+
+    def dealloc_kvpage(self, pages: Sequence[KvPage]) -> None:
+        """Free pages. They must not be used by commands given later, in any queue."""
+        if pages:
+            self._record(abi.OP_DEALLOC_KVPAGE, payload=u32(pages))
+            self._pages.give(pages)
+
+    def alloc_emb(self, n: int) -> list[Embed]:
+        """Allocate `n` embedding slots."""
+        embeds = self._embeds.take(n)
+        self._record(abi.OP_ALLOC_EMB, payload=u32(embeds))
+        return embeds
+
+    def dealloc_emb(self, embeds: Sequence[Embed]) -> None:
+        """Free embedding slots."""
+        if embeds:
+            self._record(abi.OP_DEALLOC_EMB, payload=u32(embeds))
+            self._embeds.give(embeds)
+
+    def alloc_slot(self, n: int) -> list[TokenSlot]:
+        """Allocate `n` token slots."""
+        slots = self._slots.take(n)
+        self._record(abi.OP_ALLOC_SLOT, payload=u32(slots))
+        return slots
+
+    def dealloc_slot(self, slots: Sequence[TokenSlot]) -> None:
+        """Free token slots."""
+        if slots:
+            self._record(abi.OP_DEALLOC_SLOT, payload=u32(slots))
+            self._slots.give(slots)
+
+    # ---- the model --------------------------------------------------------------------------------------------
+
+    def embed_txt(self, tokens: Tokens, positions: int | Sequence[int], embeds: Embed | Sequence[Embed]) -> None:
+        """Embed tokens (ids, or slots that will hold them) at `positions` into `embeds`, one each."""
+        if isinstance(tokens, int) and isinstance(embeds, (int, list)):
+            from_slots = isinstance(tokens, TokenSlot)
+            embed = embeds if isinstance(embeds, int) else _single(embeds, "embeds")
+            position = positions if isinstance(positions, int) else _single(positions, "positions")
+            self._record(abi.OP_EMBED_TXT, 1, int(from_slots), payload=_THREE(embed, tokens, position))
+            return
+        sources = (tokens,) if isinstance(tokens, int) else tokens
+        where = (positions,) if isinstance(positions, int) else positions
+        into = (embeds,) if isinstance(embeds, int) else embeds
+        n = len(sources)
+        if len(where) != n or len(into) != n:
+            raise InvalidArgument(
+                argument="embed_txt", detail=f"{n} tokens, {len(where)} positions and {len(into)} embeds"
+            )
+        kinds = {isinstance(source, TokenSlot) for source in sources}
+        if len(kinds) > 1:
+            raise InvalidArgument(argument="tokens", detail="token ids and token slots can't be mixed in one call")
+        packed = array("I", into)
+        packed.extend(sources)
+        packed.extend(where)
+        self._record(abi.OP_EMBED_TXT, n, int(True in kinds), payload=packed.tobytes())
+
+    def forward(  # noqa: PLR0913 - the paper's signature
+        self,
+        ikv: Sequence[KvPage],
+        iemb: Sequence[Embed],
+        okv: Sequence[KvPage] = (),
+        oemb: Sequence[Embed] = (),
+        *,
+        okv_offset: int = 0,
+        mask: Sequence[Sequence[bool]] | bytes | None = None,
+        adapter: int | None = None,
+    ) -> None:
+        """One pass through the model (contract 2).
+
+        Token i of `iemb` goes to KV slot `okv_offset + i` of the pages `okv`; `oemb` takes the outputs of the last
+        `len(oemb)` tokens. Attention sees the tokens of `ikv`, in list order, then `iemb`: those whose position is at
+        most the query's, or those that `mask` says instead.
+
+        Args:
+            ikv: pages to read.
+            iemb: embeddings to compute.
+            okv: pages to write, may overlap `ikv`.
+            oemb: where output vectors go.
+            okv_offset: first slot written in `okv`, in tokens.
+            mask: [len(iemb)][len(ikv) * page_size + len(iemb)] booleans, True to see; or the same packed to bits,
+                row-major, least significant first.
+            adapter: number of a LoRA adapter.
+        """
+        ids_ = array("I", ikv)
+        ids_.extend(iemb)
+        ids_.extend(okv)
+        ids_.extend(oemb)
+        payload = _FORWARD_HEAD(len(ikv), len(iemb), len(okv), len(oemb)) + ids_.tobytes()
+        if mask is not None:
+            payload += self._pack_mask(mask, len(ikv), len(iemb))
+        self._record(abi.OP_FORWARD, okv_offset, adapter or 0, int(mask is not None), payload)
+
+    def _pack_mask(self, mask: Sequence[Sequence[bool]] | bytes, num_pages: int, num_tokens: int) -> bytes:
+        columns = num_pages * self.model.page_size + num_tokens
+        num_bytes = (num_tokens * columns + 7) // 8
+        if isinstance(mask, bytes):
+            packed = mask
+        elif len(mask) != num_tokens or any(len(row) != columns for row in mask):
+            raise InvalidArgument(argument="mask", detail=f"needs {num_tokens} rows of {columns} columns")
+        else:
+            bits = "".join("1" if seen else "0" for row in reversed(mask) for seen in reversed(row))
+            packed = int(bits or "0", 2).to_bytes(num_bytes, "little")
+        if len(packed) != num_bytes:
+            raise InvalidArgument(argument="mask", detail=f"{len(packed)} bytes, needs {num_bytes}")
+        return packed
+
+    def copy_kvpage(  # noqa: PLR0913
+        self, src: KvPage, dst: KvPage, *, src_offset: int = 0, dst_offset: int = 0, size: int | None = None
+    ) -> None:
+        """Copy `size` tokens (default: as many as fit) from page `src` to page `dst`."""
+        if size is None:
+            size = self.model.page_size - max(src_offset, dst_offset)
+        self._record(abi.OP_COPY_KVPAGE, src_offset, dst_offset, size, u32((src, dst)))
+
+    def mask_kvpage(self, page: KvPage, mask: Sequence[bool] | int) -> None:
+        """Hide tokens of a page from every later forward: True (or a set bit) hides, False shows again."""
+        bits = mask if isinstance(mask, int) else sum(1 << i for i, hidden in enumerate(mask) if hidden)
+        self._record(abi.OP_MASK_KVPAGE, page, bits)
+
+    # ---- outputs ----------------------------------------------------------------------------------------------
+
+    def get_next_dist(self, emb: Embed | Sequence[Embed], *, top_k: int = 0) -> asyncio.Future[Dist]:
+        """The next-token distribution after `emb` (one embed, or a list of one), cut to `top_k` (0: 256) tokens."""
+        embed = emb if isinstance(emb, int) else _single(emb, "emb")
+        return self._call(_decode_dist, abi.OP_GET_NEXT_DIST, top_k, payload=_U32(embed))
+
+    def get_next_dists(self, embeds: Sequence[Embed], *, top_k: int = 0) -> asyncio.Future[list[Dist]]:
+        """`get_next_dist` of several embeds with one command."""
+        return self._call(_decode_dists, abi.OP_GET_NEXT_DIST, top_k, payload=u32(embeds))
+
+    def sample(  # noqa: PLR0913 - the sampler's parameters
+        self,
+        emb: Embed | Sequence[Embed],
+        slot: TokenSlot | Sequence[TokenSlot],
+        *,
+        temperature: float = 0.0,
+        top_k: int = 0,
+        top_p: float = 1.0,
+        min_p: float = 0.0,
+        seed: int = 0,
+        draw: int = 0,
+        stop: Sequence[int] = (),
+    ) -> asyncio.Future[Sampled]:
+        """Sample the token after `emb` on the device into `slot`; the future gives it to the program too.
+
+        Temperature 0 is greedy; `top_k` 0, `top_p` 1 and `min_p` 0 are off. Noise is keyed by (seed, position, draw),
+        so the same call gives the same token in any batch. A token of `stop` ends the slot: what would read it is
+        skipped (contract 5).
+        """
+        params = pack_sampling(temperature, top_k, top_p, min_p, seed=seed, draw=draw, stop=stop)
+        embed = emb if isinstance(emb, int) else _single(emb, "emb")
+        into = slot if isinstance(slot, int) else _single(slot, "slot")
+        return self.sample_packed(embed, into, params)
+
+    def sample_packed(self, embed: int, slot: int, params: bytes) -> asyncio.Future[Sampled]:
+        """`sample` with parameters packed beforehand by `pack_sampling`."""
+        return self._call(_decode_sampled, abi.OP_SAMPLE, embed, slot, params)
+
+    def _call(self, decode: Any, op: int, a: int, b: int = 0, payload: bytes = b"") -> asyncio.Future[Any]:
+        self.last_ticket = channel.next_ticket
+        return channel.call(decode, op, self.id, a, b, 0, payload, self)
+
+    # ---- the queue itself -------------------------------------------------------------------------------------
+
+    def synchronize(self) -> asyncio.Future[None]:
+        """Ends when all earlier commands of the queue have ended."""
+        return self._call(_decode_nothing, abi.OP_SYNCHRONIZE, 0)
+
+    def set_priority(self, priority: Priority) -> None:
+        """Say how urgent this queue is beside the others."""
+        channel.record(abi.OP_SET_QUEUE_PRIORITY, self.id, int(priority))
+
+    def reset(self) -> None:
+        """Make a poisoned queue usable again. Commands given from here on run; those that failed stay failed."""
+        ticket = channel.record(abi.OP_RESET, self.id)
+        if self.failure is not None:
+            self._lost.append((self.failed_ticket, ticket))
+        self.failure = None
+        self.failure_seen = False
+
+    def fail(self, ticket: int, error: TartletError, *, seen: bool) -> None:
+        """The host says that the command `ticket` failed; the queue is poisoned from there on."""
+        if self.failure is None or ticket < self.failed_ticket:
+            self.failure, self.failed_ticket = error, ticket
+        self.failure_seen |= seen
+
+    def lost(self, ticket: int) -> bool:
+        """Whether the command `ticket` had no effect, because it or one before it failed."""
+        if self.failure is not None and ticket >= self.failed_ticket:
+            return True
+        return any(start <= ticket < end for start, end in self._lost)
+
+    def cancel(self, since: int) -> asyncio.Future[int]:
+        """Drop commands with ticket >= `since` that have not been sent to the engine (allocations stay).
+
+        The future gives the first ticket dropped, 0 if none; `mark()` gives tickets.
+        """
+        return channel.call(_decode_a, abi.OP_CANCEL, self.id, since)
+
+    def mark(self) -> int:
+        """The ticket of the next command, for `cancel`."""
+        return channel.next_ticket
+
+
+def pack_sampling(  # noqa: PLR0913
+    temperature: float, top_k: int, top_p: float, min_p: float, *, seed: int, draw: int, stop: Sequence[int]
+) -> bytes:
+    """The payload of a SAMPLE record."""
+    return _SAMPLE_PARAMS(temperature, top_k, top_p, min_p, seed & (2**64 - 1), draw, len(stop)) + u32(stop)
+
+
+def _single(values: Sequence[_Id], argument: str) -> _Id:
+    if len(values) != 1:
+        raise InvalidArgument(argument=argument, detail=f"expected one, got {len(values)}")
+    return values[0]
+
+
+def _decode_nothing(_a: int, _b: int, _c: int, _payload: bytes) -> None:
+    return None
+
+
+def _decode_a(a: int, _b: int, _c: int, _payload: bytes) -> int:
+    return a
+
+
+_c_float = struct.Struct("<f").unpack
+
+
+def _decode_sampled(a: int, b: int, c: int, _payload: bytes) -> Sampled:
+    return Sampled(a, b != 0, _c_float(_U32(c))[0])
+
+
+def _decode_dists(_a: int, _b: int, _c: int, payload: bytes) -> list[Dist]:
+    n, k = struct.unpack_from("<II", payload)
+    tokens = array("I")
+    tokens.frombytes(payload[8 : 8 + 4 * n * k])
+    probs = array("f")
+    probs.frombytes(payload[8 + 4 * n * k : 8 + 8 * n * k])
+    return [Dist(tokens[i * k : i * k + k], probs[i * k : i * k + k]) for i in range(n)]
+
+
+def _decode_dist(a: int, b: int, c: int, payload: bytes) -> Dist:
+    return _decode_dists(a, b, c, payload)[0]

@@ -1,0 +1,39 @@
+"""Tracebacks that show the user's program and not how it is run.
+
+Frames of the SDK and of asyncio are left out, wherever the chain of causes and groups has them, unless TARTLET_DEBUG is
+set. An exception that never was in the program keeps all of its frames.
+"""
+
+from __future__ import annotations
+
+import linecache
+import os
+import traceback
+
+
+def remember(filename: str, source: str) -> None:
+    """Make the source's lines known to tracebacks; in the sandbox there is no file to read them from."""
+    lines = source.splitlines(keepends=True)
+    linecache.cache[filename] = (len(source), None, lines, filename)
+
+
+def format_error(error: BaseException, filename: str) -> str:
+    """The traceback of `error`, trimmed to frames of the program `filename`."""
+    if isinstance(error, SystemExit):
+        return error.code if isinstance(error.code, str) else f"exit status {error.code}"
+    shown = traceback.TracebackException.from_exception(error)
+    if not os.environ.get("TARTLET_DEBUG"):
+        _trim(shown, filename, set())
+    return "".join(shown.format()).rstrip("\n")
+
+
+def _trim(shown: traceback.TracebackException, filename: str, seen: set[int]) -> None:
+    if id(shown) in seen:
+        return
+    seen.add(id(shown))
+    own = [frame for frame in shown.stack if frame.filename == filename]
+    if own:
+        shown.stack = traceback.StackSummary.from_list(own)
+    for other in (shown.__cause__, shown.__context__, *(shown.exceptions or ())):
+        if other is not None:
+            _trim(other, filename, seen)

@@ -1,0 +1,127 @@
+"""Handles and values that calls take and give.
+
+Handles are integers, the program's own names for its pages, embeds and slots (architecture, invariant 2); the classes
+keep one from being passed for another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import Literal
+
+from inferlet import _abi as abi
+
+
+class KvPage(int):
+    """A KV page: room for the keys and values of `get_kv_page_size()` tokens."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return f"KvPage({int(self)})"
+
+
+class Embed(int):
+    """An embedding slot: one token's input or output vector."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return f"Embed({int(self)})"
+
+
+class TokenSlot(int):
+    """A place on the device for one sampled token, which `embed_txt` can read without the program seeing it."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return f"TokenSlot({int(self)})"
+
+
+class Priority(IntEnum):
+    """How urgent a queue's commands are, beside those of other queues."""
+
+    LOW = abi.PRIORITY_LOW
+    NORMAL = abi.PRIORITY_NORMAL
+    HIGH = abi.PRIORITY_HIGH
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """A model that the host serves, and what a program must know of it."""
+
+    index: int  # what commands call it
+    name: str
+    page_size: int  # tokens of a KvPage
+    vocab_size: int
+    max_position: int  # positions are 0 .. max_position - 1
+    stop_tokens: tuple[int, ...] = ()  # its end-of-sequence tokens
+    bos_token: int | None = None
+    top_k_limit: int = abi.DEFAULT_TOP_K  # most tokens that a Dist can hold
+    max_batch_tokens: int = 2048  # tokens that one engine batch takes
+    traits: tuple[str, ...] = field(default=())
+
+
+@dataclass(frozen=True, slots=True)
+class Sampled:
+    """A token that the device sampled."""
+
+    token: int
+    ended: bool  # it is one of the stop tokens given to `sample`
+    logprob: float  # under the model's own distribution (temperature 1, nothing filtered)
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """What the program holds of its engine."""
+
+    pages: int
+    embeds: int
+    slots: int
+    page_limit: int
+    free_pages: int
+
+
+@dataclass(frozen=True, slots=True)
+class Dist:
+    """The most probable next tokens, best first (the paper's OutputText trait; at most `top_k` of them).
+
+    Example:
+        >>> dist = Dist([7, 3], [0.75, 0.25])
+        >>> dist.max_index(), dist.prob(3), dist.prob(5)
+        (7, 0.25, 0.0)
+    """
+
+    tokens: Sequence[int]
+    probs: Sequence[float]
+
+    def max_index(self) -> int:
+        """The most probable token."""
+        return self.tokens[0]
+
+    def prob(self, token: int) -> float:
+        """Probability of `token`; 0.0 if it is not among the top ones."""
+        try:
+            return self.probs[self.tokens.index(token)]
+        except ValueError:
+            return 0.0
+
+    def sample(self, u: float) -> int:
+        """The token at `u` (0 <= u < 1) of the cumulated, renormalised probabilities."""
+        left = u * sum(self.probs)
+        for token, prob in zip(self.tokens, self.probs, strict=True):
+            left -= prob
+            if left < 0:
+                return token
+        return self.tokens[-1]
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+
+Role = Literal["system", "user", "assistant", "tool"] | str  # noqa: PYI051 - templates know more roles than these
+Message = dict[str, object]
+"""A chat message: at least `role` and `content`, further keys as the model's template understands them."""

@@ -1,0 +1,351 @@
+"""`Context`: a growing sequence of tokens with its KV pages (the support library of the paper's section 6.3).
+
+Example:
+    >>> async def main():
+    ...     model = await get_model()
+    ...     ctx = Context(model)
+    ...     ctx.fill("Hello,")
+    ...     print(len(await ctx.generate_until(max_tokens=10)) > 0)
+    True
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Self
+from zlib import crc32
+
+from inferlet._channel import channel
+from inferlet._generation import Generation
+from inferlet._pages import PageTable
+from inferlet._program import create_queue, default_model, format_chat, state, tokenize_with
+from inferlet._queue import Queue
+from inferlet._types import Embed, Message, Model, Priority, TokenSlot
+from inferlet.errors import InvalidArgument
+from inferlet.sampling import AnySampler, Greedy
+from inferlet.stopping import Length, Stop, Until
+
+CHUNK = 512
+"""Tokens of one forward while a prompt is computed: enough to keep an engine busy, and few embeds held."""
+RUN_AHEAD = 4
+"""Decode steps queued ahead of the token that the program sees (contract 5)."""
+
+
+class _Text:
+    """Text that is on its way to becoming tokens."""
+
+    __slots__ = ("_chat", "_model", "_special", "_tokens")
+
+    def __init__(self, model: Model, text: str | asyncio.Future[str], *, special: bool) -> None:
+        self._model, self._special = model, special
+        self._chat: asyncio.Future[str] | None = None
+        self._tokens: asyncio.Future[list[int]] | None = None
+        if isinstance(text, str):
+            self._tokens = tokenize_with(model, text, special=special)
+        else:
+            self._chat = text
+
+    async def tokens(self) -> list[int]:
+        """The tokens; a cancelled caller doesn't take them from the next."""
+        if self._tokens is None:
+            assert self._chat is not None
+            text = await asyncio.shield(self._chat)
+            self._tokens = self._tokens or tokenize_with(self._model, text, special=self._special)
+        return await asyncio.shield(self._tokens)
+
+    def tokens_now(self) -> list[int]:
+        """The tokens, without giving other tasks a turn."""
+        if self._tokens is None:
+            self._tokens = tokenize_with(self._model, channel.result(_given(self._chat)), special=self._special)
+        tokens: list[int] = channel.result(self._tokens)
+        return tokens
+
+
+def _given(chat: asyncio.Future[str] | None) -> asyncio.Future[str]:
+    assert chat is not None
+    return chat
+
+
+class Context:
+    """Tokens with their keys and values: fill it, generate from it, fork it.
+
+    Each context has a command queue of its own, so that several of them batch side by side. `fill` and `chat` only note
+    what is to come; `generate`, `generate_until` and `flush` compute it. A context frees what it holds when it is
+    closed, leaves an `async with`, or is forgotten.
+    """
+
+    def __init__(self, model: Model | None = None, *, seed: int | None = None, run_ahead: int = RUN_AHEAD) -> None:
+        """An empty context.
+
+        Args:
+            model: the program's default model if None.
+            seed: keys the noise of its samplers; drawn from `random` if None.
+            run_ahead: decode steps to queue ahead, 0 to wait for each token. The text is the same for every depth.
+        """
+        self._closed = True  # until everything is there
+        self.model = model or default_model()
+        self.queue = _take_queue(self.model)
+        self.seed = random.getrandbits(64) if seed is None else seed  # noqa: S311 - sampling noise, no secret
+        self.draw = 0
+        self.run_ahead = run_ahead
+        self.tokens: list[int] = []
+        """All tokens of the context, those generated included; of `fill`ed text once it has been computed."""
+        self._kv_len = 0  # tokens[:_kv_len] are in the pages, or commands that put them there are on their way
+        self._parts: list[_Text | list[int]] = []
+        self._pages = PageTable(self.queue, self.model.page_size)
+        self._fixed: tuple[Embed, Embed, TokenSlot] | None = None
+        self._after: asyncio.Future[None] | None = None  # the parent's commands that ours build on
+        self._active: Generation | None = None
+        self._forks = 0
+        self._closed = False
+
+    # ---- input ------------------------------------------------------------------------------------------------
+
+    def fill(self, text: str, *, special: bool | None = None) -> None:
+        """Append text. `special` adds the tokenizer's own tokens around it (such as BOS): by default to the first."""
+        self._check_open()
+        self._stop_active()
+        if special is None:
+            special = not self.tokens and not self._parts
+        if text or special:
+            self._parts.append(_Text(self.model, text, special=special))
+
+    def fill_tokens(self, tokens: Sequence[int]) -> None:
+        """Append tokens."""
+        self._check_open()
+        self._stop_active()
+        if tokens:
+            self._parts.append(list(tokens))
+
+    def chat(self, messages: Sequence[Message] | str, *, add_generation_prompt: bool = True) -> None:
+        """Append chat messages in the form that the model was trained on; a string is one message of the user."""
+        self._check_open()
+        self._stop_active()
+        if isinstance(messages, str):
+            messages = [{"role": "user", "content": messages}]
+        text = format_chat(messages, add_generation_prompt=add_generation_prompt, model=self.model)
+        self._parts.append(_Text(self.model, text, special=False))
+
+    async def flush(self) -> None:
+        """Compute everything filled in so far but the last token, and wait for it."""
+        await self._ready()
+        self._compute(len(self.tokens) - 1)
+        await self.queue.synchronize()
+
+    # ---- output -----------------------------------------------------------------------------------------------
+
+    def generate(
+        self,
+        stop: Stop | str | None = None,
+        *,
+        max_tokens: int | None = None,
+        sampler: AnySampler | None = None,
+        eos: bool = True,
+    ) -> Generation:
+        """Generate, as an asynchronous iterator of pieces of text.
+
+        A piece is a `str` with `token` and `logprob`; together they are the text, without a stop string. A piece may be
+        empty: a character's bytes can be spread over tokens, and what may become a stop string is held back.
+        What was generated stays in the context, stop strings and stop tokens included. Leaving the loop early is fine.
+
+        Args:
+            stop: a condition, or a string that ends the text.
+            max_tokens: the most tokens to generate.
+            sampler: greedy by default; see `inferlet.sampling`.
+            eos: whether the model's end-of-sequence tokens end it.
+
+        Example:
+            >>> async def main():
+            ...     async with Context(seed=1) as ctx:
+            ...         ctx.fill("Hello,")
+            ...         async for piece in ctx.generate(Until("."), max_tokens=5, sampler=Temperature(0.7) | TopK(40)):
+            ...             print(len(piece), piece.token < 300)
+            1 True
+            1 True
+            1 True
+            1 True
+            1 True
+        """
+        self._check_open()
+        self._stop_active()
+        conditions = Until(stop) if isinstance(stop, str) else stop or Stop()
+        if max_tokens is not None:
+            conditions |= Length(max_tokens)
+        self._active = Generation(self, conditions, sampler or Greedy(), eos=eos)
+        return self._active
+
+    async def generate_until(
+        self,
+        stop: Stop | str | None = None,
+        *,
+        max_tokens: int | None = None,
+        sampler: AnySampler | None = None,
+        eos: bool = True,
+    ) -> str:
+        """Generate until a condition holds; the text. Arguments as for `generate`."""
+        generation = self.generate(stop, max_tokens=max_tokens, sampler=sampler, eos=eos)
+        async for _ in generation:
+            pass
+        return generation.text
+
+    # ---- life -------------------------------------------------------------------------------------------------
+
+    def fork(self, n: int = 1) -> list[Context]:
+        """`n` contexts that begin with this one's tokens and share its full pages.
+
+        Only the last, partly filled page is copied. Each fork draws noise of its own from the same seed.
+
+        Example:
+            >>> async def main():
+            ...     ctx = Context(seed=0)
+            ...     ctx.fill("One prompt, ")
+            ...     forks = ctx.fork(4)
+            ...     texts = await asyncio.gather(*(fork.generate_until(max_tokens=4) for fork in forks))
+            ...     print(len(texts))
+            4
+        """
+        self._check_open()
+        self._stop_active()
+        for part in self._parts:
+            self.tokens.extend(part if isinstance(part, list) else part.tokens_now())
+        self._parts.clear()
+        if self._after is not None and not self._after.done():
+            channel.result(self._after)
+        shared = max(len(self.tokens) - 1, 0)  # whoever goes on computes the last token, to have its output
+        self._compute(shared)
+        self._forks += 1
+        children = [self._child(shared, self._forks, i) for i in range(n)]
+        after = self.queue.synchronize() if shared and children else None
+        for child in children:
+            child._after = after  # noqa: SLF001 - of the same class
+        return children
+
+    def _child(self, shared: int, fork: int, i: int) -> Context:
+        child = Context(self.model, seed=self.seed, run_ahead=self.run_ahead)
+        child.draw = crc32(f"{self.draw}/{fork}/{i}".encode())
+        child.tokens = self.tokens.copy()
+        child._kv_len = shared
+        child._pages = self._pages.fork(child.queue, shared)
+        return child
+
+    def close(self) -> None:
+        """Free what the context holds. Closing twice is fine."""
+        if self._closed:
+            return
+        self._stop_active()
+        self._closed = True
+        if self._fixed is not None:
+            embed, output, slot = self._fixed
+            self.queue.dealloc_emb([embed, output])
+            self.queue.dealloc_slot([slot])
+        self._pages.release()
+        _give_queue(self.queue)
+
+    def __del__(self) -> None:
+        if not self._closed and channel.loop is not None:
+            self.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __len__(self) -> int:
+        """Number of tokens known so far."""
+        return len(self.tokens)
+
+    @property
+    def num_pages(self) -> int:
+        """KV pages that the context uses, shared ones included."""
+        return len(self._pages)
+
+    def set_priority(self, priority: Priority) -> None:
+        """How urgent this context is beside the program's others, and beside other programs."""
+        self.queue.set_priority(priority)
+
+    # ---- for Generation ---------------------------------------------------------------------------------------
+
+    async def _ready(self) -> None:
+        """All text is tokens, and everything that ours builds on is there."""
+        self._check_open()
+        while self._parts:
+            part = self._parts[0]
+            tokens = part if isinstance(part, list) else await part.tokens()
+            if self._parts and self._parts[0] is part:  # nobody else got here meanwhile
+                self._parts.pop(0)
+                self.tokens.extend(tokens)
+        if self._after is not None:
+            await asyncio.shield(self._after)
+            self._after = None
+
+    def _places(self) -> tuple[Embed, Embed, TokenSlot]:
+        """The input embed, output embed and token slot that decoding goes through."""
+        if self._fixed is None:
+            embed, output = self.queue.alloc_emb(2)
+            [slot] = self.queue.alloc_slot(1)
+            self._fixed = (embed, output, slot)
+        return self._fixed
+
+    def _compute(self, end: int, output: Embed | None = None) -> None:
+        """Record the commands that put tokens[_kv_len:end] into the pages; `output` takes the last one's vector."""
+        queue, start = self.queue, self._kv_len
+        if start >= end:
+            return
+        self._pages.grow(end)
+        embeds = queue.alloc_emb(min(CHUNK, self.model.max_batch_tokens, end - start))
+        for at in range(start, end, len(embeds)):
+            to = min(at + len(embeds), end)
+            into = embeds[: to - at]
+            queue.embed_txt(self.tokens[at:to], range(at, to), into)
+            self._forward(at, into, [output] if output is not None and to == end else [])
+        queue.dealloc_emb(embeds)
+        self._kv_len = end
+
+    def _forward(self, at: int, embeds: Sequence[Embed], outputs: Sequence[Embed]) -> None:
+        """Compute `embeds` as the tokens at `at` and following, on everything before them."""
+        size, ids = self.model.page_size, self._pages.ids
+        last = -(-(at + len(embeds)) // size)
+        # The page table is an array of plain integers: it is packed as it is, and what it holds are pages.
+        self.queue.forward(
+            ids[: -(-at // size)],  # type: ignore[arg-type]
+            embeds,
+            ids[at // size : last],  # type: ignore[arg-type]
+            outputs,
+            okv_offset=at % size,
+        )
+
+    def _decode(self, at: int, source: int | TokenSlot) -> None:
+        """Record one decode step: the token of `source`, at position `at`, goes through the model."""
+        embed, output, _ = self._places()
+        self._pages.grow(at + 1)
+        self.queue.embed_txt(source, at, embed)
+        self._forward(at, [embed], [output])
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise InvalidArgument(argument="context", detail="it has been closed")
+
+    def _stop_active(self) -> None:
+        if self._active is not None:
+            self._active.stop()
+            self._active = None
+
+
+def _take_queue(model: Model) -> Queue:
+    spare = state.spare_queues.get(model.index)
+    return spare.pop() if spare else create_queue(model)
+
+
+def _give_queue(queue: Queue) -> None:
+    """Keep a queue for the next context. A poisoned one whose failure nobody has seen stays: the program fails with it."""
+    if queue.failure is not None:
+        if not queue.failure_seen:
+            return
+        queue.reset()
+    state.spare_queues.setdefault(queue.model.index, []).append(queue)

@@ -1,0 +1,54 @@
+"""Exceptions that a program may meet, by name and by group.
+
+A failed command raises at the line that awaits it; commands behind it in the same queue fail with the same cause until
+`reset(queue)` (contract 4).
+
+Example:
+    >>> from inferlet import errors
+    >>> issubclass(errors.PageQuotaExceeded, errors.LimitError)
+    True
+    >>> str(errors.from_wire(301, b'{"held":96,"asked":8,"limit":100}'))
+    'the program holds 96 KV pages and asked for 8 more; its limit is 100'
+"""
+
+from __future__ import annotations
+
+import json
+
+from inferlet._errors import *  # noqa: F403 - the generated tree is this module's content
+from inferlet._errors import REGISTRY, TartletError, UnknownError
+
+
+class CommandSkipped(TartletError):
+    """The command read a token slot or embed that had ended at a stop token, and did nothing (contract 5)."""
+
+    message = "the command was skipped: it read what a stop token had ended"
+    remedy = ""
+
+
+class CommandCancelled(TartletError):
+    """The command was dropped by `cancel` before it ran."""
+
+    message = "the command was cancelled before it ran"
+    remedy = ""
+
+
+class NothingToWaitFor(TartletError):
+    """All tasks wait, and nothing that could wake one of them is on its way."""
+
+    message = "the program waits for something that can't happen: no command, message or timer is outstanding"
+    remedy = "A future, event or queue of the program is awaited that no task will ever fill."
+
+
+def from_wire(number: int, fields_json: bytes) -> TartletError:
+    """The exception that `number` names, with its fields; unknown numbers become `UnknownError`."""
+    try:
+        fields = json.loads(fields_json) if fields_json else {}
+    except ValueError:
+        fields = {"detail": repr(fields_json)}
+    if not isinstance(fields, dict):
+        fields = {"detail": fields}
+    cls = REGISTRY.get(number)
+    if cls is None:
+        return UnknownError(code=number, **{key: value for key, value in fields.items() if key != "code"})
+    return cls(**fields)

@@ -1,0 +1,111 @@
+"""How the next token is chosen. Samplers run on the device and combine with `|`.
+
+Example:
+    >>> Temperature(0.7) | TopP(0.9)
+    Sampler(temperature=0.7, top_p=0.9)
+    >>> Greedy() == Sampler()
+    True
+
+A program may choose itself instead: any callable that takes a `Dist` and returns a token is a sampler too. It costs a
+round trip a token, as the device must wait for the program.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+
+from inferlet._types import Dist
+
+
+@dataclass(frozen=True, repr=False)
+class Sampler:
+    """Parameters of device-side sampling; those left out are off. Nothing set at all: greedy.
+
+    Temperature is applied first, then `top_k`, `top_p`, `min_p` filter. `seed` keys the noise, by default one drawn from
+    the program's own randomness for each context.
+    """
+
+    temperature: float | None = None  # 0 is greedy; 1.0 where only filters are given
+    top_k: int | None = None  # the k most probable tokens
+    top_p: float | None = None  # the most probable tokens that together reach p
+    min_p: float | None = None  # tokens at least this fraction as probable as the best
+    seed: int | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse what has no meaning."""
+        if self.temperature is not None and self.temperature < 0:
+            raise ValueError(f"temperature is {self.temperature}, it must be at least 0")
+        if self.top_k is not None and self.top_k < 0:
+            raise ValueError(f"top_k is {self.top_k}, it must be at least 0 (0: off)")
+        if self.top_p is not None and not 0 < self.top_p <= 1:
+            raise ValueError(f"top_p is {self.top_p}, it must be in (0, 1]")
+        if self.min_p is not None and not 0 <= self.min_p <= 1:
+            raise ValueError(f"min_p is {self.min_p}, it must be in [0, 1]")
+
+    def __or__(self, other: Sampler) -> Sampler:
+        """Both together; where both say something, `other` wins."""
+        merged = {
+            f.name: mine if (theirs := getattr(other, f.name)) is None else theirs
+            for f in fields(Sampler)
+            for mine in (getattr(self, f.name),)
+        }
+        return Sampler(**merged)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Sampler) and all(
+            getattr(self, f.name) == getattr(other, f.name) for f in fields(Sampler)
+        )
+
+    def __hash__(self) -> int:
+        return hash(tuple(getattr(self, f.name) for f in fields(Sampler)))
+
+    def __repr__(self) -> str:
+        known = [(f.name, getattr(self, f.name)) for f in fields(Sampler)]
+        return f"Sampler({', '.join(f'{name}={value}' for name, value in known if value is not None)})"
+
+    @property
+    def resolved_temperature(self) -> float:
+        """The temperature that applies: 0 (greedy) unless one or a filter is given."""
+        if self.temperature is not None:
+            return self.temperature
+        return 0.0 if self.top_k is None and self.top_p is None and self.min_p is None else 1.0
+
+
+class Greedy(Sampler):
+    """Always the most probable token."""
+
+    def __init__(self) -> None:
+        super().__init__()
+
+
+class Temperature(Sampler):
+    """Probabilities to the power of 1 / temperature."""
+
+    def __init__(self, temperature: float) -> None:
+        super().__init__(temperature=temperature)
+
+
+class TopK(Sampler):
+    """Among the k most probable tokens."""
+
+    def __init__(self, k: int) -> None:
+        super().__init__(top_k=k)
+
+
+class TopP(Sampler):
+    """Among the most probable tokens that together reach p."""
+
+    def __init__(self, p: float) -> None:
+        super().__init__(top_p=p)
+
+
+class MinP(Sampler):
+    """Among tokens at least p times as probable as the best."""
+
+    def __init__(self, p: float) -> None:
+        super().__init__(min_p=p)
+
+
+CustomSampler = Callable[[Dist], int]
+AnySampler = Sampler | CustomSampler
