@@ -173,7 +173,8 @@ class Link:
                 continue  # meant for a process that was here before
             for step in frame.steps:
                 self._thread.submit(connection, step)
-            if frame.drain and self._draining:
+            if frame.drain:  # nothing of ours is left there: asked for by us, or by an operator
+                self._draining = True
                 return
 
     async def _write(self, stream: Any) -> None:

@@ -185,7 +185,8 @@ class _Session:
         except TartletError as e:
             if exits.exit_code(e) == exits.SYSTEM:
                 self._progress.clear()
-                kept = shutil.move(directory / "logs", tempfile.mkdtemp(prefix="logs-", dir=base))
+                kept = base / f"logs-of-{directory.name}"
+                (directory / "logs").rename(kept)
                 sys.stderr.write(f"logs: {kept}\n")
             raise
         finally:
