@@ -45,13 +45,14 @@ def conversations(rng: Random) -> Iterator[list[Segment]]:
     """Endless training conversations: problems of all tasks by weight, some two in a row."""
     names = list(TASKS)
     weights = [task.weight for task in TASKS.values()]
+    in_chats = [name for name in names if name != "add_bare"]
     streams = {task: problems(task, rng, held_out=False) for task in names}
     while True:
         task = rng.choices(names, weights)[0]
         dialogues = [next(streams[task])]
         bare = task == "add_bare"
         if not bare and rng.random() < SECOND_QUESTION_SHARE:
-            dialogues.append(next(streams[rng.choices(names[1:], weights[1:])[0]]))
+            dialogues.append(next(streams[rng.choices(in_chats, [TASKS[name].weight for name in in_chats])[0]]))
         opening = "" if bare and rng.random() < BARE_WITHOUT_BEGIN_SHARE else BEGIN
         if not bare and rng.random() < SYSTEM_PROMPT_SHARE:
             opening += SYSTEM + rng.choice(SYSTEM_PROMPTS)

@@ -235,17 +235,17 @@ def is_expansion(turn: Turn, text: str) -> bool:
 
 
 TASKS: dict[str, Task] = {
-    "add_bare": Task(add_bare, 4),
-    "add_chat": Task(add_chat, 4),
-    "lookup": Task(lookup, 1.5),
-    "weather": Task(weather, 1),
-    "clock": Task(clock, 1),
-    "compare": Task(compare, 1.5),
-    "fill_schema": Task(fill_schema, 3),
-    "sort": Task(sort_numbers, 5),
-    "outline": Task(outline, 1, is_outline),
-    "expand": Task(expand, 0.6, is_expansion),
-    "greet": Task(greet, 0.4),
+    "add_bare": Task(add_bare, 3),
+    "add_chat": Task(add_chat, 3),
+    "lookup": Task(lookup, 1),
+    "weather": Task(weather, 0.8),
+    "clock": Task(clock, 0.8),
+    "compare": Task(compare, 3),
+    "fill_schema": Task(fill_schema, 3.5),
+    "sort": Task(sort_numbers, 10),
+    "outline": Task(outline, 0.6, is_outline),
+    "expand": Task(expand, 0.4, is_expansion),
+    "greet": Task(greet, 0.8),
 }
 
 
