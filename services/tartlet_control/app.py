@@ -1,0 +1,64 @@
+"""Wires control together: settings, core, servers."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+
+import grpc.aio
+
+from tartlet_common import rpc
+from tartlet_common.clock import SystemClock
+from tartlet_common.process import Notify
+from tartlet_common.settings import ControlSettings
+from tartlet_control.blobs import BlobStore
+from tartlet_control.catalogue import Catalogue
+from tartlet_control.core import Core
+from tartlet_control.hub import Hub
+from tartlet_control.server_catalogue import CatalogueService
+from tartlet_control.server_control import ControlService
+from tartlet_control.server_engine import EngineService
+from tartlet_protos import control_pb2_grpc, engine_pb2_grpc
+
+log = logging.getLogger("tartlet.control")
+
+_STOP_GRACE_S = 0.5
+
+
+async def main(settings: ControlSettings, notify: Notify) -> None:
+    """Serve until cancelled.
+
+    Raises:
+        AddressInUse: another control serves at the address.
+        DiskFull: the catalogue's directory can't be used.
+    """
+    tls = None
+    if settings.tls_certificate and settings.tls_key and settings.tls_authority:
+        tls = rpc.Tls(settings.tls_certificate, settings.tls_key, settings.tls_authority)
+    core = Core(settings, SystemClock())
+    hub = Hub(core)
+    blobs = BlobStore()
+    catalogue = Catalogue(settings.catalogue_dir)
+
+    def add_services(server: grpc.aio.Server) -> None:
+        control_pb2_grpc.add_ControlServicer_to_server(ControlService(hub, blobs), server)
+        control_pb2_grpc.add_CatalogueServicer_to_server(CatalogueService(catalogue, blobs), server)
+        engine_pb2_grpc.add_EngineServicer_to_server(EngineService(hub, blobs), server)
+
+    server = await rpc.make_server(add_services, settings.address, tls)
+    notify.ready(settings.address)
+    log.info("serving at %s, policy %s", settings.address, settings.policy)
+    try:
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(hub.tick_forever())
+            await server.wait_for_termination()
+    finally:
+        await server.stop(_STOP_GRACE_S)
+
+
+def calm_collector() -> None:
+    """Have this process collect cycles rarely: commands make none, and a full collection would hold up every token."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(50_000, 20, 100)

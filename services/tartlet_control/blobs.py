@@ -1,0 +1,73 @@
+"""Tokenizers and sources by digest, in memory, bounded."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import OrderedDict
+from collections.abc import AsyncIterator
+from typing import Final
+
+from tartlet_common.errors import FrameTooLarge, InvalidArgument
+from tartlet_protos import common_pb2
+
+BLOB_BYTES: Final = 64 << 20
+"""Largest blob."""
+STORE_BYTES: Final = 512 << 20
+"""All blobs together; those unused for longest are dropped."""
+
+
+class BlobStore:
+    """Bytes by their sha-256."""
+
+    def __init__(self, limit: int = STORE_BYTES) -> None:
+        self._limit = limit
+        self._blobs: OrderedDict[str, bytes] = OrderedDict()
+        self._size = 0
+
+    def get(self, digest: str) -> bytes | None:
+        """The blob, None if it isn't here."""
+        data = self._blobs.get(digest)
+        if data is not None:
+            self._blobs.move_to_end(digest)
+        return data
+
+    def put(self, digest: str, data: bytes) -> None:
+        """Keep a blob.
+
+        Raises:
+            InvalidArgument: the digest isn't that of the bytes.
+            FrameTooLarge: it passes BLOB_BYTES.
+        """
+        if len(data) > BLOB_BYTES:
+            raise FrameTooLarge(size=len(data), limit=BLOB_BYTES)
+        actual = hashlib.sha256(data).hexdigest()
+        if actual != digest:
+            raise InvalidArgument(argument="digest", detail=f"{digest[:64]!r} is not {actual}")
+        if digest in self._blobs:
+            return
+        self._blobs[digest] = data
+        self._size += len(data)
+        while self._size > self._limit and len(self._blobs) > 1:
+            _, dropped = self._blobs.popitem(last=False)
+            self._size -= len(dropped)
+
+    async def receive(self, chunks: AsyncIterator[common_pb2.BlobChunk]) -> str:
+        """Keep a blob that comes in chunks, the first of which names digest and size. Returns the digest.
+
+        Raises:
+            InvalidArgument, FrameTooLarge: as `put`; more is read than announced is an InvalidArgument too.
+        """
+        digest, size = "", 0
+        data = bytearray()
+        async for chunk in chunks:
+            if chunk.digest:
+                digest, size = chunk.digest, chunk.size
+                if size > BLOB_BYTES:
+                    raise FrameTooLarge(size=size, limit=BLOB_BYTES)
+            data += chunk.data
+            if len(data) > size:
+                raise InvalidArgument(argument="size", detail=f"announced {size} bytes, sent more")
+        if len(data) != size:
+            raise InvalidArgument(argument="size", detail=f"announced {size} bytes, sent {len(data)}")
+        self.put(digest, bytes(data))
+        return digest

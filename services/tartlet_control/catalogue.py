@@ -1,0 +1,155 @@
+"""The catalogue of inferlets: named, per tenant, in memory and, where a directory is given, on disk (contract 9)."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import logging
+import os
+import re
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+from google.protobuf.message import DecodeError
+
+from tartlet_common.errors import DiskFull, InvalidSource, Overloaded, SourceTooLarge, TartletError, UnknownInferlet
+from tartlet_protos import common_pb2, control_pb2
+
+log = logging.getLogger("tartlet.control")
+
+SOURCE_BYTES: Final = 3 << 20
+"""Largest source: an entry travels in one message."""
+MAX_ENTRIES: Final = 10_000
+_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]{0,127}")
+_SUFFIX: Final = ".inferlet"
+
+
+class Catalogue:
+    """Entries by tenant and name, and their sources by digest.
+
+    On disk each entry is one file (a serialised `CatalogueEntry`), replaced atomically; a file that can't be read is
+    left alone and logged, so one bad disk block doesn't take the others down.
+    """
+
+    def __init__(self, directory: Path | None = None) -> None:
+        """Load what the directory has.
+
+        Raises:
+            DiskFull: it can't be made.
+        """
+        self._directory = directory
+        self._entries: dict[tuple[str, str], control_pb2.CatalogueEntry] = {}
+        if directory is not None:
+            try:
+                directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+            except OSError as e:
+                raise DiskFull(path=str(directory), detail=str(e)) from e
+            self._load(directory)
+
+    def put(self, entry: control_pb2.CatalogueEntry) -> str:
+        """Add or replace an entry. Returns its source's digest.
+
+        Raises:
+            InvalidSource, SourceTooLarge: the entry is not acceptable.
+            Overloaded: the catalogue is full.
+            DiskFull: it couldn't be written; the catalogue is unchanged.
+        """
+        self._check(entry)
+        kept = control_pb2.CatalogueEntry()
+        kept.CopyFrom(entry)
+        kept.source.digest = hashlib.sha256(entry.source.data).hexdigest()
+        key = (kept.tenant, kept.name)
+        if key not in self._entries and len(self._entries) >= MAX_ENTRIES:
+            raise Overloaded(what="the catalogue", limit=MAX_ENTRIES)
+        if self._directory is not None:
+            _write(self._path(key), kept.SerializeToString())
+        self._entries[key] = kept
+        return kept.source.digest
+
+    def get(self, tenant: str, name: str, digest: str) -> control_pb2.CatalogueEntry:
+        """An entry by name, or by its source's digest if `name` is empty.
+
+        Raises:
+            UnknownInferlet: there is none.
+        """
+        if name:
+            entry = self._entries.get((tenant, name))
+            if entry is not None and (not digest or entry.source.digest == digest):
+                return entry
+        elif digest:
+            for (owner, _), entry in self._entries.items():
+                if owner == tenant and entry.source.digest == digest:
+                    return entry
+        raise UnknownInferlet(inferlet=name or digest)
+
+    def delete(self, tenant: str, name: str) -> None:
+        """Forget an entry.
+
+        Raises:
+            UnknownInferlet: there is none.
+            DiskFull: its file couldn't be removed.
+        """
+        if (tenant, name) not in self._entries:
+            raise UnknownInferlet(inferlet=name)
+        if self._directory is not None:
+            try:
+                self._path((tenant, name)).unlink(missing_ok=True)
+            except OSError as e:
+                raise DiskFull(path=str(self._directory), detail=str(e)) from e
+        del self._entries[(tenant, name)]
+
+    def list(self, tenant: str) -> Iterator[control_pb2.CatalogueEntry]:
+        """A tenant's entries by name, without their sources' data."""
+        for (owner, _), entry in sorted(self._entries.items()):
+            if owner == tenant:
+                short = control_pb2.CatalogueEntry()
+                short.CopyFrom(entry)
+                short.source.data = b""
+                yield short
+
+    def _check(self, entry: control_pb2.CatalogueEntry) -> None:
+        source = entry.source
+        if not _NAME.fullmatch(entry.name):
+            raise InvalidSource(detail=f"the name {entry.name[:128]!r} must match {_NAME.pattern}")
+        if source.language not in (common_pb2.Source.PYTHON, common_pb2.Source.WASM):
+            raise InvalidSource(detail="the language must be PYTHON or WASM")
+        if not source.data:
+            raise InvalidSource(detail="it is empty")
+        if len(source.data) > SOURCE_BYTES:
+            raise SourceTooLarge(size=len(source.data), limit=SOURCE_BYTES)
+        actual = hashlib.sha256(source.data).hexdigest()
+        if source.digest and source.digest != actual:
+            raise InvalidSource(detail=f"its digest is {actual}, not {source.digest[:64]}")
+
+    def _path(self, key: tuple[str, str]) -> Path:
+        assert self._directory is not None
+        return self._directory / (hashlib.sha256("\0".join(key).encode()).hexdigest() + _SUFFIX)
+
+    def _load(self, directory: Path) -> None:
+        for path in sorted(directory.glob(f"*{_SUFFIX}")):
+            try:
+                entry = control_pb2.CatalogueEntry.FromString(path.read_bytes())
+                self._check(entry)
+            except (OSError, DecodeError, TartletError) as e:
+                log.error("catalogue entry %s can't be read: %s", path, e)  # noqa: TRY400 - it names what is wrong
+                continue
+            self._entries[(entry.tenant, entry.name)] = entry
+
+
+def _write(path: Path, data: bytes) -> None:
+    """Replace a file so that readers see the old or the new one, whole."""
+    temporary = ""
+    try:
+        with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
+            temporary = file.name
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        Path(temporary).replace(path)
+    except OSError as e:
+        if temporary:
+            with contextlib.suppress(OSError):
+                Path(temporary).unlink()
+        raise DiskFull(path=str(path), detail=str(e)) from e

@@ -1,0 +1,286 @@
+"""Control's state machine: frames and results in, frames and steps out, no I/O and no clock but the injected one.
+
+The servers call `on_*`, then `pump`, then take what waits in outboxes and in `EngineState.outgoing`. Everything runs on
+one thread: a call runs to its end before the next begins.
+"""
+
+from __future__ import annotations
+
+import logging
+import uuid
+from collections.abc import Callable, Iterable
+from typing import Final
+
+import numpy as np
+
+from tartlet_common.abi import MAX_SUBMISSION_BYTES, RECORD, RECORD_BYTES
+from tartlet_common.clock import Clock
+from tartlet_common.engine_spec import EngineSpec
+from tartlet_common.errors import (
+    ControlLost,
+    MalformedSubmission,
+    RuntimeLost,
+    TartletError,
+    UnknownResource,
+    WorkerLost,
+)
+from tartlet_common.settings import ControlSettings
+from tartlet_common.step import StepResult
+from tartlet_control.dispatcher import Dispatcher
+from tartlet_control.engines import EngineState, Models
+from tartlet_control.ledger import LedgerFault
+from tartlet_control.lifecycle import Lifecycle, StartRequest
+from tartlet_control.machine import QueueMachine
+from tartlet_control.policies import policy_of
+from tartlet_control.queues import Program
+from tartlet_control.runtimes import RuntimeSession
+from tartlet_control.settle import Settler
+
+log = logging.getLogger("tartlet.control")
+
+_CHECK_EVERY_S: Final = 5.0
+
+
+class Core:
+    """All state of control. `strict`: a ledger that doesn't balance raises (tests); else it is logged and counted."""
+
+    def __init__(self, settings: ControlSettings, clock: Clock, *, strict: bool = False) -> None:
+        self.settings = settings
+        self.clock = clock
+        self.incarnation = uuid.uuid4().hex
+        self.models = Models()
+        self.engines: dict[str, EngineState] = {}
+        self.sessions: dict[str, RuntimeSession] = {}  # by runtime id
+        self.lifecycle = Lifecycle(
+            self.models,
+            max_programs=settings.max_programs,
+            page_limit=settings.program_pages,
+            command_limit=settings.program_commands,
+        )
+        self.machine = QueueMachine(self.models, self.lifecycle)
+        self.dispatcher = Dispatcher(policy_of(settings), settings.steps_in_flight, self.machine)
+        self.settler = Settler(self.machine, self.lifecycle)
+        self.leaks = 0
+        self.on_leak: Callable[[EngineState, LedgerFault], None] | None = None
+        self._strict = strict
+        self._connections = 0
+        self._checked_s = clock.now()
+
+    # ---- runtimes -----------------------------------------------------------------------------------------------
+
+    def on_runtime(
+        self, runtime_id: str, incarnation: str, address: str, programs: Iterable[StartRequest]
+    ) -> RuntimeSession:
+        """A runtime has said Hello: new, or back within its grace with the programs it still runs."""
+        session = self.sessions.get(runtime_id)
+        if session is not None and session.incarnation != incarnation:
+            self.lose_runtime(session)
+            session = None
+        if session is None:
+            session = self.sessions[runtime_id] = RuntimeSession(runtime_id, incarnation, address)
+        session.gone_since = None
+        session.outbox.notices.models_changed = True
+        self._reconcile(session, list(programs))
+        return session
+
+    def _reconcile(self, session: RuntimeSession, announced: list[StartRequest]) -> None:
+        """Match what the runtime runs with what we know of it."""
+        known = {p.id: p for p in session.programs.values()}
+        running = {r.program_id for r in announced}
+        for program in known.values():
+            if program.id not in running:
+                self.lifecycle.forget(program, None)
+        session.programs = {r.handle: known[r.program_id] for r in announced if r.program_id in known}
+        for handle, program in session.programs.items():
+            program.handle = handle
+            if program.killed is not None:  # it may not have heard
+                session.outbox.notices.kills.append((handle, program.killed))
+        for request in announced:
+            if request.program_id not in known:
+                self.on_start(session, request)
+                program = session.programs.get(request.handle)
+                if program is not None and request.lost_state:
+                    self.lifecycle.kill(program, ControlLost())
+
+    def on_runtime_gone(self, session: RuntimeSession) -> None:
+        """Its stream has ended; it has `runtime_grace_s` to come back."""
+        session.gone_since = self.clock.now()
+
+    def lose_runtime(self, session: RuntimeSession) -> None:
+        """It won't come back: end its programs, free what they hold."""
+        for program in list(session.programs.values()):
+            self.lifecycle.forget(program, RuntimeLost())
+        if self.sessions.get(session.runtime_id) is session:
+            del self.sessions[session.runtime_id]
+
+    def on_start(self, session: RuntimeSession, request: StartRequest) -> None:
+        """A runtime starts a program."""
+        try:
+            existing = self.lifecycle.start(session, request, self.clock.now())
+        except TartletError as e:
+            session.outbox.notices.started.append((request.handle, e, ""))
+            return
+        session.outbox.notices.started.append((request.handle, None, existing))
+
+    def on_end(self, session: RuntimeSession, handle: int, *, failed: bool) -> None:
+        """A program has ended in its runtime."""
+        program = session.programs.get(handle)
+        if program is not None:  # else: it was never started, or we ended it both at once
+            self.lifecycle.end(program, failed=failed)
+
+    def on_commands(self, session: RuntimeSession, handles: bytes, records: bytes, payload: bytes) -> None:
+        """A tick's commands of a runtime's programs, in columns as in control.proto.
+
+        Raises:
+            MalformedSubmission: the columns don't fit together; what is wrong with one record fails that record only.
+        """
+        count = len(handles) // 4
+        if len(handles) % 4 or len(records) != count * RECORD_BYTES or len(payload) > MAX_SUBMISSION_BYTES:
+            detail = f"columns of {len(handles)}, {len(records)} and {len(payload)} bytes"
+            raise MalformedSubmission(detail=detail)
+        now = self.clock.now()
+        programs, submit = session.programs, self.machine.submit
+        view, size = memoryview(payload), len(payload)
+        last, program = -1, None
+        for handle, row in zip(
+            np.frombuffer(handles, "<u4").tolist(), np.frombuffer(records, RECORD).tolist(), strict=True
+        ):
+            if handle != last:
+                last, program = handle, programs.get(handle)
+            if program is None or not program.live:
+                continue  # it was killed, or has ended, while this was under way
+            end = row[7] + row[8]
+            if end > size:
+                self._outside(program, row[2], row[3], size)
+                continue
+            submit(program, row, view[row[7] : end], now)
+
+    def _outside(self, program: Program, ticket: int, queue: int, size: int) -> None:
+        error = MalformedSubmission(detail=f"record {ticket} of queue {queue} points outside of {size} payload bytes")
+        self.lifecycle.kill(program, error)
+
+    # ---- engines ------------------------------------------------------------------------------------------------
+
+    def on_engine(self, engine_id: str, incarnation: str, spec: EngineSpec) -> EngineState:
+        """An engine has said Hello. One of the same id that we still know is gone: this is its successor.
+
+        Raises:
+            EngineMismatch: it differs from others of its model.
+        """
+        old = self.engines.get(engine_id)
+        if old is not None:
+            self.on_engine_gone(old)
+        model = self.models.join(spec)
+        self._connections += 1
+        # a number of its own for each connection's steps, so that no answer can be taken for another's
+        engine = EngineState(engine_id, incarnation, spec, model, self._connections << 32)
+        engine.window_s = self.clock.now()
+        model.engines.append(engine)
+        self.engines[engine_id] = engine
+        self._refresh_unplaced()
+        self._models_changed()
+        log.info("engine %s joined with model %s", engine_id, spec.model)
+        return engine
+
+    def _refresh_unplaced(self) -> None:
+        """Queues that no engine has yet follow their model's spec, which its new first engine may have changed."""
+        for program in self.lifecycle.programs.values():
+            for queue in program.queues.values():
+                if queue.place.engine is None:
+                    queue.spec = queue.place.model.spec
+
+    def on_engine_gone(self, engine: EngineState, error: TartletError | None = None) -> None:
+        """Its stream has ended, or it said that it is broken: its programs end, its pages are forgotten."""
+        if self.engines.get(engine.id) is not engine:
+            return
+        del self.engines[engine.id]
+        engine.model.engines.remove(engine)
+        self.lifecycle.lose_engine(engine, error or WorkerLost(engine=engine.id))
+        self._models_changed()
+        log.info("engine %s left", engine.id)
+
+    def on_result(self, engine: EngineState, result: StepResult) -> None:
+        """An engine has answered a step.
+
+        Raises:
+            EngineFailure: the answer doesn't fit.
+        """
+        self.settler.settle(engine, result, self.clock.now())
+
+    def cordon(self, engine_id: str, *, drain: bool = False) -> EngineState:
+        """No new programs on this engine; `drain`: it is told to go once it has none.
+
+        Raises:
+            UnknownResource: no such engine.
+        """
+        engine = self._engine(engine_id)
+        engine.status = "draining" if drain else "cordoned"
+        self._models_changed()
+        return engine
+
+    def resume(self, engine_id: str) -> None:
+        """Take new programs again.
+
+        Raises:
+            UnknownResource: no such engine.
+        """
+        self._engine(engine_id).status = "ready"
+        self._models_changed()
+
+    def _engine(self, engine_id: str) -> EngineState:
+        engine = self.engines.get(engine_id)
+        if engine is None:
+            raise UnknownResource(kind="engine", id=engine_id)
+        return engine
+
+    def _models_changed(self) -> None:
+        for session in self.sessions.values():
+            session.outbox.notices.models_changed = True
+
+    # ---- between events -----------------------------------------------------------------------------------------
+
+    def pump(self) -> float | None:
+        """Send every engine what its policy wants. Returns when to pump again if nothing happens before."""
+        now = self.clock.now()
+        look_at: float | None = None
+        for engine in self.engines.values():
+            self.dispatcher.pump(engine, now)
+            if engine.look_at is not None and (look_at is None or engine.look_at < look_at):
+                look_at = engine.look_at
+        if self.lifecycle.ending:
+            self.lifecycle.end_finished()
+        return look_at
+
+    def tick(self) -> None:
+        """Housekeeping, about once a second: runtimes past their grace, and the books of idle engines."""
+        now = self.clock.now()
+        for session in list(self.sessions.values()):
+            if session.gone_since is not None and now - session.gone_since >= self.settings.runtime_grace_s:
+                log.warning("runtime %s did not come back", session.runtime_id)
+                self.lose_runtime(session)
+        if now - self._checked_s >= _CHECK_EVERY_S:
+            self._checked_s = now
+            self.check_ledgers()
+
+    def check_ledgers(self) -> None:
+        """Recount the pools of idle engines: free + held = total, and what is held is held by programs.
+
+        Raises:
+            LedgerFault: they don't balance, and the core is strict.
+        """
+        for engine in self.engines.values():
+            if engine.in_flight or engine.active:
+                continue
+            for i, pool in enumerate(engine.pools):
+                owned = sum(len(p.places[engine.model.index].held[i]) for p in list(engine.programs.values()))
+                try:
+                    pool.check()
+                    if owned != pool.num_held:
+                        raise LedgerFault(pool.name, pool.num_free, owned, pool.total)
+                except LedgerFault as e:
+                    if self._strict:
+                        raise
+                    self.leaks += 1
+                    log.error("engine %s: %s", engine.id, e)  # noqa: TRY400 - the numbers say it all
+                    if self.on_leak is not None:
+                        self.on_leak(engine, e)

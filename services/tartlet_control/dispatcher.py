@@ -1,0 +1,89 @@
+"""Asks the policy what an engine should do next, and makes a step of the answer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from tartlet_common.errors import TartletError
+from tartlet_common.step import Batch
+from tartlet_control.batch_builder import build
+from tartlet_control.commands import Command
+from tartlet_control.engines import EngineState, SentStep
+from tartlet_control.machine import QueueMachine
+from tartlet_control.policies import Policy
+from tartlet_control.queues import CommandQueue
+from tartlet_control.scheduler import Dispatch, View
+
+
+class Dispatcher:
+    """Applies plans: takes commands off their queues, translates them and hands the step to the engine."""
+
+    def __init__(self, policy: Policy, depth: int, machine: QueueMachine) -> None:
+        self._policy = policy
+        self._depth = depth
+        self._machine = machine
+        self.on_step: Callable[[EngineState, SentStep], None] | None = None
+
+    def pump(self, engine: EngineState, now: float) -> None:
+        """Send the engine as many steps as the policy wants; `engine.look_at` says when to ask again."""
+        while engine.active:
+            view = View(
+                engine.active, len(engine.in_flight), self._depth, engine.limits, prioritised=engine.prioritised > 0
+            )
+            plan = self._policy(view, now)
+            if not plan.dispatches:
+                engine.look_at = plan.look_at
+                return
+            self._apply(engine, plan.dispatches, now)
+        engine.look_at = None
+
+    def _apply(self, engine: EngineState, dispatches: list[Dispatch], now: float) -> None:
+        touched: dict[CommandQueue, None] = {}
+        for dispatch in dispatches:
+            for command in dispatch.commands:
+                queue = command.queue
+                taken = queue.pending.popleft()
+                assert taken is command, "a plan must keep the order within a queue"
+                touched[queue] = None
+        poisoned: list[CommandQueue] = []
+        batches, kept = self._build(dispatches, poisoned)
+        if batches:
+            sent = engine.finish_step(batches, kept, now)
+            if self.on_step is not None:
+                self.on_step(engine, sent)
+        machine = self._machine
+        for queue in poisoned:
+            machine.drain_poisoned(queue)
+        advance = machine.advance
+        for queue in touched:
+            pending = queue.pending
+            if not pending or not pending[0].kind or queue.lane < 0:  # else: still active, as it is
+                advance(queue)
+
+    def _build(
+        self, dispatches: list[Dispatch], poisoned: list[CommandQueue]
+    ) -> tuple[list[Batch], list[list[Command]]]:
+        machine = self._machine
+
+        def fail(command: Command, error: TartletError) -> None:
+            machine.poison(command.queue, command, error)
+            poisoned.append(command.queue)
+
+        batches: list[Batch] = []
+        kept: list[list[Command]] = []
+        for dispatch in dispatches:
+            batch, commands = build(dispatch.kind, dispatch.commands, fail, machine.refuse)
+            if batch is None:
+                continue
+            for command in commands:
+                queue = command.queue
+                queue.dispatched += 1
+                queue.program.dispatched += 1
+            batches.append(batch)
+            kept.append(commands)
+        return batches, kept
+
+
+def tokens_of(sent: SentStep) -> int:
+    """Tokens that the step's forwards bring."""
+    return sum(c.tokens for commands in sent.batches if commands[0].kind == 2 for c in commands)

@@ -1,0 +1,243 @@
+"""Engines that have said Hello, and the models they serve (contract 8)."""
+
+from __future__ import annotations
+
+import json
+from collections import deque
+from dataclasses import asdict, fields
+from typing import Any, Final, Literal
+
+import numpy as np
+
+from tartlet_common.engine_spec import EngineSpec
+from tartlet_common.errors import EngineMismatch, InvalidArgument, NoEngine, TartletError, UnknownModel
+from tartlet_common.step import Batch, Step
+from tartlet_control.commands import Command
+from tartlet_control.ledger import pools_of
+from tartlet_control.queues import CommandQueue
+from tartlet_control.scheduler import Limits
+
+EngineStatus = Literal["ready", "cordoned", "draining"]
+AGREE: Final = ("model_digest", "page_size", "dtype", "traits", "vocab_size", "max_position", "tokenizer_digest")
+"""Fields in which engines of one model must agree."""
+
+
+class SentStep:
+    """A step on its way: its batches' commands, to match with the answers."""
+
+    __slots__ = ("batches", "number", "sent_s", "span")
+
+    def __init__(self, number: int, batches: list[list[Command]], sent_s: float) -> None:
+        self.number = number
+        self.batches = batches
+        self.sent_s = sent_s
+        self.span: Any = None
+
+
+class EngineState:
+    """One engine: its pools, the queues that have something for it, and the steps it has in hand."""
+
+    __slots__ = (
+        "active", "clear", "computed_tokens", "device_s", "id", "in_flight", "incarnation", "limits", "look_at",
+        "model", "next_lane", "outgoing", "pools", "prioritised", "programs", "reset_lanes", "sampled_tokens", "spec",
+        "status", "step_number", "steps", "tokens_per_s", "window_s", "window_tokens",
+    )  # fmt: skip
+
+    def __init__(self, engine_id: str, incarnation: str, spec: EngineSpec, model: Model, first_step: int) -> None:
+        self.id = engine_id
+        self.incarnation = incarnation
+        self.spec = spec
+        self.model = model
+        self.pools = pools_of(spec)
+        self.status: EngineStatus = "ready"
+        self.limits = Limits(spec.max_batch_tokens, spec.max_batch_commands)
+        self.active: dict[CommandQueue, None] = {}  # queues with a worker command at their head
+        self.prioritised = 0  # queues placed here with another priority than normal
+        self.programs: dict[str, Any] = {}  # Program by id, in order of placement
+        self.in_flight: deque[SentStep] = deque()
+        self.outgoing: list[Step] = []
+        self.step_number = first_step
+        self.next_lane = 1
+        self.clear: tuple[set[int], set[int], set[int]] = (set(), set(), set())  # newly allocated, by pool
+        self.reset_lanes: set[int] = set()
+        self.look_at: float | None = None
+        self.steps = 0
+        self.computed_tokens = 0
+        self.sampled_tokens = 0
+        self.device_s = 0.0
+        self.tokens_per_s = 0.0
+        self.window_s = 0.0
+        self.window_tokens = 0
+
+    def new_lane(self, queue: CommandQueue) -> None:
+        """Give a queue its lane; it starts unpoisoned whatever had that number before."""
+        queue.lane = self.next_lane
+        self.next_lane = self.next_lane % 0xFFFF_FFFF + 1
+        self.reset_lanes.add(queue.lane)
+
+    def finish_step(self, batches: list[Batch], commands: list[list[Command]], now: float) -> SentStep:
+        """Queue a step for sending, with the clearing and resetting that must come before it."""
+        self.step_number += 1
+        pages, embeds, slots = self.clear
+        step = Step(
+            number=self.step_number,
+            batches=tuple(batches),
+            clear_pages=np.fromiter(pages, np.int32, len(pages)),
+            clear_embeds=np.fromiter(embeds, np.int32, len(embeds)),
+            clear_slots=np.fromiter(slots, np.int32, len(slots)),
+            reset_lanes=np.fromiter(self.reset_lanes, np.uint32, len(self.reset_lanes)),
+        )
+        self.clear = (set(), set(), set())
+        self.reset_lanes = set()
+        sent = SentStep(self.step_number, commands, now)
+        self.in_flight.append(sent)
+        self.outgoing.append(step)
+        return sent
+
+
+class Model:
+    """A model name, its index in records (stable while control lives), and its engines."""
+
+    __slots__ = ("engines", "index", "name", "spec")
+
+    def __init__(self, index: int, spec: EngineSpec) -> None:
+        self.index = index
+        self.name = spec.model
+        self.spec = spec
+        self.engines: list[EngineState] = []
+
+    def check(self, spec: EngineSpec) -> None:
+        """Whether an engine of this spec may join.
+
+        Raises:
+            EngineMismatch: it differs from those that serve the model now.
+        """
+        if not self.engines:
+            return
+        for name in AGREE:
+            ours, theirs = getattr(self.spec, name), getattr(spec, name)
+            if ours != theirs:
+                raise EngineMismatch(model=self.name, field=name, theirs=theirs, ours=ours)
+
+    def choose(self) -> EngineState:
+        """The ready engine with the fewest programs.
+
+        Raises:
+            NoEngine: none is ready.
+        """
+        ready = [e for e in self.engines if e.status == "ready"]
+        if not ready:
+            raise NoEngine
+        return min(ready, key=lambda e: len(e.programs))
+
+    def info(self) -> dict[str, Any]:
+        """What runtimes are told: the spec, pools summed over its engines."""
+        spec = asdict(self.spec)
+        for field in ("num_pages", "num_embeds", "num_slots"):
+            spec[field] = sum(getattr(e.spec, field) for e in self.engines) or spec[field]
+        return {
+            "index": self.index,
+            "name": self.name,
+            "spec_json": json.dumps(spec),
+            "tokenizer_digest": self.spec.tokenizer_digest,
+            "ready": any(e.status == "ready" for e in self.engines),
+            "engines": len(self.engines),
+        }
+
+
+class Models:
+    """All models that engines have brought since control started, in order of arrival."""
+
+    def __init__(self) -> None:
+        self._by_name: dict[str, Model] = {}
+        self._list: list[Model] = []
+
+    def __iter__(self) -> Any:
+        return iter(self._list)
+
+    def join(self, spec: EngineSpec) -> Model:
+        """The model of a new engine, made if it is the first.
+
+        Raises:
+            EngineMismatch: other engines serve it differently.
+        """
+        model = self._by_name.get(spec.model)
+        if model is None:
+            model = Model(len(self._list), spec)
+            self._by_name[spec.model] = model
+            self._list.append(model)
+            return model
+        model.check(spec)
+        if not model.engines:
+            model.spec = spec
+        return model
+
+    def named(self, name: str) -> Model | None:
+        """The model a program asks for; "" is the default: the first with a ready engine, else the first.
+
+        Raises:
+            UnknownModel: no engine ever brought one of that name.
+        """
+        if name:
+            model = self._by_name.get(name)
+            if model is None:
+                raise UnknownModel(model=name, available=[m.name for m in self._list])
+            return model
+        ready = (m for m in self._list if any(e.status == "ready" for e in m.engines))
+        return next(ready, self._list[0] if self._list else None)
+
+    def at(self, index: int) -> Model:
+        """The model with this index.
+
+        Raises:
+            UnknownModel: there is none.
+        """
+        if index >= len(self._list):
+            raise UnknownModel(model=f"#{index}", available=[m.name for m in self._list])
+        return self._list[index]
+
+
+_SPEC_FIELDS: Final = {f.name: f for f in fields(EngineSpec)}
+
+
+def spec_from_json(text: str) -> EngineSpec:
+    """The spec of a Hello.
+
+    Raises:
+        InvalidArgument: not a spec: unknown, missing or impossible fields.
+    """
+    try:
+        raw = json.loads(text)
+        unknown = raw.keys() - _SPEC_FIELDS.keys()
+        if unknown:
+            raise InvalidArgument(argument="spec", detail=f"unknown fields {sorted(unknown)}")
+        for name in ("stop_tokens", "traits"):
+            if name in raw:
+                raw[name] = tuple(raw[name])
+        spec = EngineSpec(**raw)
+        _check_spec(spec)
+    except TartletError:
+        raise
+    except (ValueError, TypeError, AttributeError) as e:
+        raise InvalidArgument(argument="spec", detail=str(e)) from e
+    return spec
+
+
+def _check_spec(spec: EngineSpec) -> None:
+    limits = {
+        "page_size": (1, 32),
+        "num_pages": (1, 1 << 26),
+        "num_embeds": (1, 1 << 26),
+        "num_slots": (1, 1 << 26),
+        "vocab_size": (1, 1 << 30),
+        "max_position": (1, 1 << 30),
+        "max_batch_tokens": (1, 1 << 24),
+        "max_batch_commands": (1, 1 << 20),
+        "top_k_limit": (1, 1 << 18),
+    }
+    for name, (low, high) in limits.items():
+        value = getattr(spec, name)
+        if not isinstance(value, int) or not low <= value <= high:
+            raise InvalidArgument(argument=f"spec.{name}", detail=f"{value!r} is not between {low} and {high}")
+    if not spec.model:
+        raise InvalidArgument(argument="spec.model", detail="empty")

@@ -1,0 +1,109 @@
+"""Who holds what of an engine's pools: pages, embeds and token slots, with reference counts (Pie 5.2).
+
+`free + held = total` holds after every call; `check` recounts it from the references, for idle moments and tests.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from tartlet_common.engine_spec import EngineSpec
+
+PAGES: Final = 0
+EMBEDS: Final = 1
+SLOTS: Final = 2
+POOL_NAMES: Final = ("KV pages", "embeds", "token slots")
+"""What messages call the pools, by index."""
+RESOURCE_NAMES: Final = ("page", "embed", "slot")
+"""What messages call one of them, by index."""
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerFault(Exception):  # our bug, never a program's
+    """A pool's books don't balance."""
+
+    pool: str
+    free: int
+    held: int
+    total: int
+
+    def __str__(self) -> str:
+        return f"{self.pool}: {self.free} free + {self.held} held != {self.total}"
+
+
+class Pool:
+    """`total` things of one kind, each free or held by one or more holders.
+
+    Example:
+        >>> pool = Pool("KV pages", 4)
+        >>> ids = pool.take(3)
+        >>> pool.release(ids[:1])
+        >>> pool.num_free, pool.num_held
+        (2, 2)
+    """
+
+    __slots__ = ("_free", "_refs", "name", "total")
+
+    def __init__(self, name: str, total: int) -> None:
+        self.name = name
+        self.total = total
+        self._free = list(range(total - 1, -1, -1))  # a stack: what was just freed is warm in caches
+        self._refs = [0] * total
+
+    @property
+    def num_free(self) -> int:
+        """How many can be taken."""
+        return len(self._free)
+
+    @property
+    def num_held(self) -> int:
+        """How many have a holder."""
+        return self.total - len(self._free)
+
+    def take(self, count: int) -> list[int]:
+        """Physical ids of `count` free ones, now held once; the caller has checked `num_free`."""
+        free = self._free
+        assert count <= len(free), f"{self.name}: {count} of {len(free)}"
+        if not count:
+            return []
+        ids = free[-count:]
+        del free[-count:]
+        refs = self._refs
+        for i in ids:
+            refs[i] = 1
+        return ids
+
+    def retain(self, ids: list[int]) -> None:
+        """One more holder each."""
+        refs = self._refs
+        for i in ids:
+            assert refs[i] > 0, f"{self.name}: {i} is free"
+            refs[i] += 1
+
+    def release(self, ids: list[int]) -> None:
+        """One holder fewer each; those without any are free."""
+        refs, free = self._refs, self._free
+        for i in ids:
+            left = refs[i] - 1
+            assert left >= 0, f"{self.name}: {i} freed twice"
+            refs[i] = left
+            if not left:
+                free.append(i)
+
+    def check(self) -> None:
+        """Recount.
+
+        Raises:
+            LedgerFault: the books don't balance.
+        """
+        held = sum(1 for r in self._refs if r)
+        if held + len(self._free) != self.total or len(set(self._free)) != len(self._free):
+            raise LedgerFault(self.name, len(self._free), held, self.total)
+
+
+def pools_of(spec: EngineSpec) -> tuple[Pool, Pool, Pool]:
+    """The three pools of an engine, in the order of PAGES, EMBEDS, SLOTS."""
+    totals = (spec.num_pages, spec.num_embeds, spec.num_slots)
+    pages, embeds, slots = (Pool(name, total) for name, total in zip(POOL_NAMES, totals, strict=True))
+    return pages, embeds, slots

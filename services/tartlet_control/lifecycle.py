@@ -1,0 +1,217 @@
+"""How programs start and end in control: what they hold is given back at once, whatever ends them.
+
+Pages may be given back while commands that use them are still on the engine: it executes steps in order, so whoever
+gets a page next meets it in a later step, cleared.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final
+
+from tartlet_common.errors import InvalidArgument, Overloaded, TartletError
+from tartlet_control.engines import EngineState, Models
+from tartlet_control.outbox import Settled
+from tartlet_control.queues import CommandQueue, Program
+from tartlet_control.runtimes import RuntimeSession
+
+KEYS_KEPT: Final = 65_536
+"""Idempotency keys remembered; the oldest are forgotten first."""
+_MAX_TEXT: Final = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class StartRequest:
+    """What a runtime asks for a program (`ProgramStart` of control.proto)."""
+
+    handle: int
+    program_id: str
+    tenant: str = ""
+    idempotency_key: str = ""
+    model: str = ""
+    page_limit: int = 0
+    command_limit: int = 0
+    name: str = ""
+    trace: tuple[tuple[str, str], ...] = ()
+    lost_state: bool = False
+
+
+class Lifecycle:
+    """All programs, and the books of who holds what."""
+
+    def __init__(self, models: Models, *, max_programs: int, page_limit: int, command_limit: int) -> None:
+        self.models = models
+        self.programs: dict[str, Program] = {}
+        self.ending: dict[Program, None] = {}  # ended well, with commands still to be executed
+        self.started = 0
+        self.ended = 0
+        self.on_start: Callable[[Program, StartRequest], None] = _nothing
+        self.on_end: Callable[[Program, TartletError | None], None] = _nothing
+        self._max_programs = max_programs
+        self._page_limit = page_limit
+        self._command_limit = command_limit
+        self._keys: OrderedDict[tuple[str, str], str] = OrderedDict()
+
+    # ---- start --------------------------------------------------------------------------------------------------
+
+    def start(self, session: RuntimeSession, request: StartRequest, now: float) -> str:
+        """Record a program. Returns the id of the one its idempotency key already names, "" if it is new.
+
+        Raises:
+            InvalidArgument: handle or id in use, or texts too long.
+            UnknownModel: the model it names was never served.
+            Overloaded: too many programs.
+        """
+        self._check(session, request)
+        key = (request.tenant, request.idempotency_key)
+        if request.idempotency_key:
+            existing = self._keys.get(key)
+            if existing is not None:
+                return existing
+        model = self.models.named(request.model)
+        program = Program(request.program_id, request.handle, session, model)
+        program.tenant, program.name = request.tenant, request.name
+        program.page_limit = request.page_limit or self._page_limit
+        program.command_limit = request.command_limit or self._command_limit
+        program.created = self.started
+        program.started_s = now
+        self.started += 1
+        if request.idempotency_key:
+            self._keys[key] = program.id
+            if len(self._keys) > KEYS_KEPT:
+                self._keys.popitem(last=False)
+        self.programs[program.id] = program
+        session.programs[program.handle] = program
+        self.on_start(program, request)
+        return ""
+
+    def _check(self, session: RuntimeSession, request: StartRequest) -> None:
+        if request.handle in session.programs:
+            raise InvalidArgument(argument="handle", detail=f"{request.handle} is in use")
+        if not request.program_id or request.program_id in self.programs:
+            raise InvalidArgument(argument="program_id", detail=f"{request.program_id!r} is empty or in use")
+        texts = (request.program_id, request.tenant, request.idempotency_key, request.model, request.name)
+        if max(map(len, texts)) > _MAX_TEXT:
+            raise InvalidArgument(argument="ProgramStart", detail=f"a text is longer than {_MAX_TEXT} characters")
+        if len(self.programs) >= self._max_programs:
+            raise Overloaded(what="control's program table", limit=self._max_programs)
+
+    # ---- end ----------------------------------------------------------------------------------------------------
+
+    def end(self, program: Program, *, failed: bool) -> None:
+        """Its runtime says that it has ended.
+
+        One that ended well has its last commands executed first, so that whether it leaves a poisoned queue doesn't
+        depend on how far the engine was; one that failed has them dropped.
+        """
+        if program.live and not failed and program.in_flight:
+            self.ending[program] = None
+        else:
+            self._end_now(program)
+
+    def end_finished(self) -> None:
+        """End those whose last commands have been answered by now."""
+        for program in [p for p in self.ending if not p.in_flight]:
+            self._end_now(program)
+
+    def _end_now(self, program: Program) -> None:
+        if program.end_asked:
+            return
+        self.ending.pop(program, None)
+        program.end_asked = True
+        self.release(program)
+        self.settle_if_done(program)
+
+    def kill(self, program: Program, error: TartletError) -> None:
+        """End a program for a reason of ours; its runtime is told, and answers with its end."""
+        if not program.live:
+            return
+        program.killed = error
+        self.release(program)
+        if program in self.ending:  # the runtime waits for its settlement already
+            self._end_now(program)
+        else:
+            program.session.outbox.notices.kills.append((program.handle, error))
+
+    def forget(self, program: Program, error: TartletError | None) -> None:
+        """Drop a program that nobody will end: its runtime is gone."""
+        if error is not None and program.killed is None:
+            program.killed = error
+        self.release(program)
+        program.end_asked = False  # nobody waits for its settlement
+        self.ending.pop(program, None)
+        self._remove(program)
+
+    def settle_if_done(self, program: Program) -> None:
+        """Tell the runtime once the last command of an ended program has left the engine."""
+        if not program.end_asked or program.dispatched or self.programs.get(program.id) is not program:
+            return
+        poison = program.poisoned
+        program.session.outbox.notices.settled.append(
+            Settled(
+                program.handle,
+                None if poison is None else poison.error,
+                program.peak_pages,
+                program.sampled_tokens,
+                program.input_tokens,
+                program.commands,
+            )
+        )
+        self._remove(program)
+
+    def _remove(self, program: Program) -> None:
+        if self.programs.pop(program.id, None) is not None:
+            self.ended += 1
+            self.on_end(program, program.killed)
+        if program.session.programs.get(program.handle) is program:
+            del program.session.programs[program.handle]
+
+    def release(self, program: Program) -> None:
+        """Give back all that the program holds and drop its undispatched commands."""
+        program.live = False
+        program.in_flight = program.dispatched
+        for queue in program.queues.values():
+            queue.pending.clear()
+            queue.syncs.clear()
+            engine = queue.place.engine
+            if engine is not None:
+                engine.active.pop(queue, None)
+                if queue.priority != 1:
+                    engine.prioritised -= 1
+                    queue.priority = 1
+        for place in program.places.values():
+            engine = place.engine
+            if engine is None:
+                continue
+            for pool, held in zip(engine.pools, place.held, strict=True):
+                pool.release(list(held.values()))
+                held.clear()
+            engine.programs.pop(program.id, None)
+        program.num_pages = 0
+
+    # ---- engines that go away -----------------------------------------------------------------------------------
+
+    def lose_engine(self, engine: EngineState, error: TartletError) -> None:
+        """End the programs that had state on `engine`, and account for the commands it will never answer."""
+        for program in list(engine.programs.values()):
+            self.kill(program, error)
+        touched: dict[Program, None] = {}
+        for sent in engine.in_flight:
+            for commands in sent.batches:
+                for command in commands:
+                    queue: CommandQueue = command.queue
+                    queue.settled += 1
+                    queue.program.dispatched -= 1
+                    touched[queue.program] = None
+        engine.in_flight.clear()
+        engine.outgoing.clear()
+        engine.active.clear()
+        for program in touched:
+            program.in_flight = program.dispatched
+            self.settle_if_done(program)
+
+
+def _nothing(*_: Any) -> None:
+    return

@@ -1,0 +1,75 @@
+"""The four batching policies: when a step is sent, and how large (Pie 7, Table 5).
+
+A policy is `plan(view, now) -> Plan`: pure, and told by `look_at` when to be asked again if nothing happens before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Final
+
+from tartlet_common.settings import ControlSettings
+from tartlet_control.scheduler import Dispatch, Plan, View, gather
+
+Policy = Callable[[View, float], Plan]
+
+NOTHING: Final = Plan([])
+K_PATIENCE_S: Final = 0.05
+"""k-only sends fewer than k commands after this long: the last programs of a load would wait forever otherwise."""
+
+
+def adaptive(view: View, now: float) -> Plan:
+    """Work-conserving: whatever waits goes as soon as the engine has a free place (Pie 6.1)."""
+    if view.in_flight >= view.depth:
+        return NOTHING
+    return Plan(gather(view, now))
+
+
+def eager(view: View, now: float) -> Plan:
+    """Every command on its own, oldest first: what a system without batching does."""
+    if view.in_flight >= view.depth:
+        return NOTHING
+    heads = [queue.pending[0] for queue in view.queues]
+    if not heads:
+        return NOTHING
+    starved = now - view.limits.starved_s
+    first = min(heads, key=lambda c: (-c.queue.priority if c.arrived > starved else -2, c.arrived))
+    return Plan([Dispatch(first.kind, [first])])
+
+
+def k_only(k: int, view: View, now: float) -> Plan:
+    """Wait until `k` queues have a command ready."""
+    if view.in_flight >= view.depth:
+        return NOTHING
+    heads = [queue.pending[0].arrived for queue in view.queues]
+    if not heads:
+        return NOTHING
+    due = min(heads) + K_PATIENCE_S
+    if len(heads) < k and now < due:
+        return Plan([], look_at=due)
+    return Plan(gather(view, now))
+
+
+def t_only(t_s: float, view: View, now: float) -> Plan:
+    """Wait until the oldest command has waited `t_s` seconds."""
+    if view.in_flight >= view.depth:
+        return NOTHING
+    heads = [queue.pending[0].arrived for queue in view.queues]
+    if not heads:
+        return NOTHING
+    due = min(heads) + t_s
+    if now < due:
+        return Plan([], look_at=due)
+    return Plan(gather(view, now))
+
+
+def policy_of(settings: ControlSettings) -> Policy:
+    """The policy that the settings name."""
+    table: dict[str, Policy] = {
+        "adaptive": adaptive,
+        "eager": eager,
+        "k-only": partial(k_only, settings.policy_k),
+        "t-only": partial(t_only, settings.policy_t_s),
+    }
+    return table[settings.policy]

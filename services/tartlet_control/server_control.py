@@ -1,0 +1,231 @@
+"""gRPC service Control: runtimes' streams, state, and what operators may ask of engines."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import AsyncIterator
+from typing import Any, Final, TypeAlias
+
+import grpc
+import grpc.aio
+
+from tartlet_common import rpc
+from tartlet_common.errors import (
+    DeadlineExceeded,
+    MalformedSubmission,
+    Overloaded,
+    ProtocolMismatch,
+    TartletError,
+    UnknownResource,
+)
+from tartlet_common.wire import error_to_proto
+from tartlet_control import outbox
+from tartlet_control.blobs import BlobStore
+from tartlet_control.hub import Hub, RuntimeLink
+from tartlet_control.lifecycle import StartRequest
+from tartlet_control.outbox import Chunk, Notices
+from tartlet_control.state import state_of
+from tartlet_protos import common_pb2, control_pb2, control_pb2_grpc
+
+log = logging.getLogger("tartlet.control")
+
+SOFT_LIMIT_BYTES: Final = 8 << 20
+"""Above this much unread, control stops reading the runtime's commands until it has read."""
+_CHUNK_BYTES: Final = 1 << 20
+_POLL_S: Final = 0.05
+
+Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
+
+
+class ControlService(control_pb2_grpc.ControlServicer):
+    """One stream a runtime; a frame's parts take effect in field order."""
+
+    def __init__(self, hub: Hub, blobs: BlobStore) -> None:
+        self._hub = hub
+        self._core = hub.core
+        self._blobs = blobs
+
+    # ---- the stream ---------------------------------------------------------------------------------------------
+
+    async def Connect(self, request_iterator: Any, context: Context) -> None:  # type: ignore[override]  # noqa: N802
+        """Serve one runtime until either side ends the stream."""
+        frame = await context.read()
+        if frame is grpc.aio.EOF:
+            return
+        try:
+            link = self._greet(frame)
+        except TartletError as e:
+            await _abort(context, e)
+            return
+        writer = asyncio.ensure_future(self._write(link, context))
+        try:
+            while not link.closed:
+                self._take(link, frame)
+                while link.session.outbox.size > SOFT_LIMIT_BYTES and not link.closed:
+                    link.drained.clear()
+                    await link.drained.wait()
+                frame = await context.read()
+                if frame is grpc.aio.EOF:
+                    break
+        except MalformedSubmission as e:
+            log.error("runtime %s: %s", link.session.runtime_id, e)  # noqa: TRY400 - it names what is wrong
+            await _abort(context, e)
+        finally:
+            self._hub.close_runtime(link)
+            writer.cancel()
+            await asyncio.gather(writer, return_exceptions=True)
+
+    def _greet(self, frame: control_pb2.RuntimeFrame) -> RuntimeLink:
+        if not frame.HasField("hello"):
+            raise MalformedSubmission(detail="a runtime's first frame must say Hello")
+        hello = frame.hello
+        if hello.protocol != rpc.PROTOCOL_VERSION:
+            raise ProtocolMismatch(peer="runtime", theirs=hello.protocol, ours=rpc.PROTOCOL_VERSION)
+        if not hello.runtime_id or not hello.incarnation:
+            raise MalformedSubmission(detail="Hello without runtime_id or incarnation")
+        session = self._core.on_runtime(
+            hello.runtime_id, hello.incarnation, hello.address, [_start_request(p) for p in hello.programs]
+        )
+        return self._hub.open_runtime(session)
+
+    def _take(self, link: RuntimeLink, frame: control_pb2.RuntimeFrame) -> None:
+        core, session = self._core, link.session
+        for start in frame.starts:
+            core.on_start(session, _start_request(start))
+        if frame.HasField("commands"):
+            columns = frame.commands
+            core.on_commands(session, columns.handles, columns.records, columns.payload)
+        for end in frame.ends:
+            core.on_end(session, end.handle, failed=end.failed)
+        self._hub.changed()
+
+    async def _write(self, link: RuntimeLink, context: Context) -> None:
+        """Write what waits, all that waits in as few frames as fit, until cancelled."""
+        hello = control_pb2.ControlHello(protocol=rpc.PROTOCOL_VERSION, incarnation=self._core.incarnation)
+        await context.write(control_pb2.ControlFrame(hello=hello))
+        while not link.closed:
+            box = link.session.outbox
+            if box.size > outbox.HARD_LIMIT_BYTES:
+                await _abort(context, Overloaded(what="the runtime's outgoing queue", limit=outbox.HARD_LIMIT_BYTES))
+                return
+            chunks, notices = box.take()
+            link.drained.set()
+            for frame in self._frames(chunks, notices):
+                await context.write(frame)
+            if not box:
+                link.wake.clear()
+                await link.wake.wait()
+
+    def _frames(self, chunks: list[Chunk], notices: Notices) -> list[control_pb2.ControlFrame]:
+        frames = [
+            control_pb2.ControlFrame(
+                deliveries=control_pb2.Deliveries(
+                    handles=bytes(c.handles), records=bytes(c.records), payload=bytes(c.payload)
+                )
+            )
+            for c in chunks
+        ]
+        if notices:
+            if not frames:
+                frames.append(control_pb2.ControlFrame())
+            # what was started, first: nothing may be delivered to a program before that
+            self._add_models(frames[0], notices)
+            frames[0].started.extend(
+                control_pb2.StartReply(handle=h, error=error_to_proto(e), existing_program_id=existing)
+                for h, e, existing in notices.started
+            )
+            _add_ends(frames[-1], notices)
+        return frames
+
+    def _add_models(self, frame: control_pb2.ControlFrame, notices: Notices) -> None:
+        if notices.models_changed:
+            frame.models_changed = True
+            frame.models.extend(control_pb2.ModelInfo(**m.info()) for m in self._core.models)
+
+    # ---- unary --------------------------------------------------------------------------------------------------
+
+    async def State(self, request: control_pb2.StateRequest, context: Context) -> control_pb2.StateReply:  # type: ignore[override]  # noqa: N802
+        """Everything `tartlet ps`, `top` and `doctor` show."""
+        return control_pb2.StateReply(json=json.dumps(state_of(self._core)))
+
+    async def Cordon(self, request: control_pb2.EngineAction, context: Context) -> control_pb2.EngineActionReply:  # type: ignore[override]  # noqa: N802
+        """No new programs on an engine."""
+        return self._act(lambda: self._core.cordon(request.engine_id))
+
+    async def Resume(self, request: control_pb2.EngineAction, context: Context) -> control_pb2.EngineActionReply:  # type: ignore[override]  # noqa: N802
+        """Take new programs again."""
+        return self._act(lambda: self._core.resume(request.engine_id))
+
+    async def Drain(self, request: control_pb2.EngineAction, context: Context) -> control_pb2.EngineActionReply:  # type: ignore[override]  # noqa: N802
+        """Cordon, wait for the engine's programs to end, let it go; those left after `grace_s` end in WorkerLost."""
+        reply = self._act(lambda: self._core.cordon(request.engine_id, drain=True))
+        if reply.error.number:
+            return reply
+        engine = self._core.engines[request.engine_id]
+        end = self._core.clock.now() + request.grace_s
+        while self._core.engines.get(engine.id) is engine and engine.programs:
+            if self._core.clock.now() >= end:
+                left = DeadlineExceeded(deadline_s=request.grace_s)
+                return control_pb2.EngineActionReply(error=error_to_proto(left))
+            await asyncio.sleep(_POLL_S)
+        return reply
+
+    def _act(self, action: Any) -> control_pb2.EngineActionReply:
+        try:
+            action()
+        except TartletError as e:
+            return control_pb2.EngineActionReply(error=error_to_proto(e))
+        self._hub.changed()
+        return control_pb2.EngineActionReply()
+
+    async def FetchBlob(  # type: ignore[override]  # noqa: N802
+        self, request: control_pb2.BlobRequest, context: Context
+    ) -> AsyncIterator[common_pb2.BlobChunk]:
+        """A tokenizer or source in chunks."""
+        data = self._blobs.get(request.digest)
+        if data is None:
+            await _abort(context, UnknownResource(kind="blob", id=request.digest[:64]))
+            return
+        for at in range(0, max(len(data), 1), _CHUNK_BYTES):
+            part = data[at : at + _CHUNK_BYTES]
+            if at:
+                yield common_pb2.BlobChunk(data=part)
+            else:
+                yield common_pb2.BlobChunk(digest=request.digest, size=len(data), data=part)
+
+
+def _start_request(start: control_pb2.ProgramStart) -> StartRequest:
+    return StartRequest(
+        handle=start.handle,
+        program_id=start.program_id,
+        tenant=start.tenant,
+        idempotency_key=start.idempotency_key,
+        model=start.model,
+        page_limit=start.page_limit,
+        command_limit=start.command_limit,
+        name=start.name,
+        trace=tuple(start.trace.items()),
+        lost_state=start.lost_state,
+    )
+
+
+def _add_ends(frame: control_pb2.ControlFrame, notices: Notices) -> None:
+    frame.kills.extend(control_pb2.ProgramKill(handle=h, error=error_to_proto(e)) for h, e in notices.kills)
+    frame.settled.extend(
+        control_pb2.ProgramSettled(
+            handle=s.handle,
+            poisoned=error_to_proto(s.poisoned),
+            peak_pages=s.peak_pages,
+            sampled_tokens=s.sampled_tokens,
+            input_tokens=s.input_tokens,
+            commands=s.commands,
+        )
+        for s in notices.settled
+    )
+
+
+async def _abort(context: Context, error: TartletError) -> None:
+    context.set_trailing_metadata((("tartlet-error-bin", error_to_proto(error).SerializeToString()),))
+    await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))

@@ -1,0 +1,130 @@
+"""gRPC service Engine: workers' streams and their tokenizers."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+from typing import Any, TypeAlias
+
+import grpc
+import grpc.aio
+
+from tartlet_common import rpc
+from tartlet_common.errors import (
+    EngineFailure,
+    InvalidArgument,
+    MalformedSubmission,
+    ProtocolMismatch,
+    TartletError,
+    WorkerLost,
+)
+from tartlet_common.step_codec import result_from_proto, step_to_proto
+from tartlet_common.wire import error_from_proto, error_to_proto
+from tartlet_control.blobs import BlobStore
+from tartlet_control.engines import EngineState, spec_from_json
+from tartlet_control.hub import EngineLink, Hub
+from tartlet_protos import common_pb2, engine_pb2, engine_pb2_grpc
+
+log = logging.getLogger("tartlet.control")
+
+Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
+
+
+class EngineService(engine_pb2_grpc.EngineServicer):
+    """One stream a worker: steps go down, results come up."""
+
+    def __init__(self, hub: Hub, blobs: BlobStore) -> None:
+        self._hub = hub
+        self._core = hub.core
+        self._blobs = blobs
+
+    async def Connect(self, request_iterator: Any, context: Context) -> None:  # type: ignore[override]  # noqa: N802
+        """Serve one engine until either side ends the stream."""
+        frame = await context.read()
+        if frame is grpc.aio.EOF:
+            return
+        hello = engine_pb2.EngineHello(protocol=rpc.PROTOCOL_VERSION, incarnation=self._core.incarnation)
+        try:
+            spec = self._check_hello(frame)
+            engine = self._core.on_engine(frame.hello.engine_id, frame.hello.incarnation, spec)
+        except TartletError as e:
+            log.warning("engine %s refused: %s", frame.hello.engine_id[:64], e)
+            hello.error.CopyFrom(error_to_proto(e))
+            await context.write(engine_pb2.EngineFrame(hello=hello))
+            return
+        link = self._hub.open_engine(engine)
+        writer = asyncio.ensure_future(self._write(link, hello, context))
+        reader = asyncio.ensure_future(self._read(link, context))
+        try:
+            await asyncio.wait((reader, writer), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            self._hub.close_engine(link)
+            for task in (reader, writer):
+                task.cancel()
+            outcomes = await asyncio.gather(reader, writer, return_exceptions=True)
+        for outcome in outcomes:
+            if isinstance(outcome, Exception) and not isinstance(outcome, grpc.aio.BaseError):
+                log.error("engine %s: stream failed", engine.id, exc_info=outcome)
+
+    def _check_hello(self, frame: engine_pb2.WorkerFrame) -> Any:
+        if not frame.HasField("hello"):
+            raise MalformedSubmission(detail="a worker's first frame must say Hello")
+        hello = frame.hello
+        if hello.protocol != rpc.PROTOCOL_VERSION:
+            raise ProtocolMismatch(peer="worker", theirs=hello.protocol, ours=rpc.PROTOCOL_VERSION)
+        if not hello.engine_id or not hello.incarnation:
+            raise InvalidArgument(argument="hello", detail="without engine_id or incarnation")
+        spec = spec_from_json(hello.spec_json)
+        if spec.tokenizer_digest and self._blobs.get(spec.tokenizer_digest) is None:
+            raise InvalidArgument(argument="tokenizer_digest", detail="put the tokenizer before saying Hello")
+        return spec
+
+    async def _read(self, link: EngineLink, context: Context) -> None:
+        engine, core = link.engine, self._core
+        while not link.closed and (frame := await context.read()) is not grpc.aio.EOF:
+            if frame.control_incarnation and frame.control_incarnation != core.incarnation:
+                continue  # meant for a control that was here before
+            try:
+                for result in frame.results:
+                    core.on_result(engine, result_from_proto(result))
+            except (EngineFailure, MalformedSubmission) as e:
+                log.error("engine %s can't be trusted: %s", engine.id, e)  # noqa: TRY400 - it names what is wrong
+                core.on_engine_gone(engine, WorkerLost(engine=f"{engine.id}: {e}"))
+                return
+            self._status(engine, frame)
+            self._hub.changed()
+
+    def _status(self, engine: EngineState, frame: engine_pb2.WorkerFrame) -> None:
+        if frame.state == "draining" and engine.status != "draining":
+            log.info("engine %s is draining", engine.id)
+            self._core.cordon(engine.id, drain=True)
+        elif frame.state == "broken":
+            cause = error_from_proto(frame.broken)
+            log.error("engine %s is broken: %s", engine.id, cause)
+            self._core.on_engine_gone(engine, WorkerLost(engine=f"{engine.id}: {cause}"))
+
+    async def _write(self, link: EngineLink, hello: engine_pb2.EngineHello, context: Context) -> None:
+        engine = link.engine
+        await context.write(engine_pb2.EngineFrame(worker_incarnation=engine.incarnation, hello=hello))
+        while not link.closed:
+            steps, engine.outgoing = engine.outgoing, []
+            for step in steps:
+                frame = engine_pb2.EngineFrame(worker_incarnation=engine.incarnation, steps=[step_to_proto(step)])
+                await context.write(frame)
+            if engine.status == "draining" and not engine.programs and not engine.in_flight:
+                await context.write(engine_pb2.EngineFrame(worker_incarnation=engine.incarnation, drain=True))
+                return
+            if not engine.outgoing:
+                link.wake.clear()
+                await link.wake.wait()
+
+    async def PutBlob(  # type: ignore[override]  # noqa: N802
+        self, request_iterator: AsyncIterator[common_pb2.BlobChunk], context: Context
+    ) -> engine_pb2.PutBlobReply:
+        """Store a tokenizer."""
+        try:
+            await self._blobs.receive(request_iterator)
+        except TartletError as e:
+            return engine_pb2.PutBlobReply(error=error_to_proto(e))
+        return engine_pb2.PutBlobReply()

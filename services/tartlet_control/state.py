@@ -1,0 +1,75 @@
+"""What `tartlet ps`, `top` and `doctor` show of control (the State RPC's JSON; docs/operations.md)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tartlet_control.core import Core
+from tartlet_control.engines import EngineState
+from tartlet_control.queues import Program
+
+
+def state_of(core: Core) -> dict[str, Any]:
+    """Engines, programs, models, policy and totals, as plain JSON values."""
+    now = core.clock.now()
+    return {
+        "incarnation": core.incarnation,
+        "policy": core.settings.policy,
+        "steps_in_flight": core.settings.steps_in_flight,
+        "models": [{k: v for k, v in m.info().items() if k != "spec_json"} for m in core.models],
+        "engines": [_engine(e) for e in core.engines.values()],
+        "runtimes": [
+            {"id": s.runtime_id, "address": s.address, "connected": s.gone_since is None, "programs": len(s.programs)}
+            for s in core.sessions.values()
+        ],
+        "programs": [_program(p, now) for p in core.lifecycle.programs.values()],
+        "totals": {
+            "started": core.lifecycle.started,
+            "ended": core.lifecycle.ended,
+            "running": len(core.lifecycle.programs),
+            "steps": sum(e.steps for e in core.engines.values()),
+            "computed_tokens": sum(e.computed_tokens for e in core.engines.values()),
+            "sampled_tokens": sum(e.sampled_tokens for e in core.engines.values()),
+            "leaks": core.leaks,
+        },
+    }
+
+
+def _engine(e: EngineState) -> dict[str, Any]:
+    return {
+        "id": e.id,
+        "model": e.model.name,
+        "state": e.status,
+        "device": e.spec.device,
+        "dtype": e.spec.dtype,
+        "page_size": e.spec.page_size,
+        "pools": {p.name: {"free": p.num_free, "held": p.num_held, "total": p.total} for p in e.pools},
+        "programs": len(e.programs),
+        "queues_waiting": len(e.active),
+        "steps": e.steps,
+        "in_flight": len(e.in_flight),
+        "computed_tokens": e.computed_tokens,
+        "sampled_tokens": e.sampled_tokens,
+        "tokens_per_s": round(e.tokens_per_s, 1),
+        "device_s": round(e.device_s, 3),
+    }
+
+
+def _program(p: Program, now: float) -> dict[str, Any]:
+    return {
+        "id": p.id,
+        "name": p.name,
+        "tenant": p.tenant,
+        "model": p.default_model.name if p.default_model is not None else "",
+        "runtime": p.session.runtime_id,
+        "engines": [place.engine.id for place in p.places.values() if place.engine is not None],
+        "state": "killed" if p.killed is not None else "running" if p.live else "ending",
+        "age_s": round(now - p.started_s, 3),
+        "pages": p.num_pages,
+        "peak_pages": p.peak_pages,
+        "queues": {str(q.id): len(q.pending) for q in p.queues.values()},
+        "in_flight": p.in_flight,
+        "sampled_tokens": p.sampled_tokens,
+        "input_tokens": p.input_tokens,
+        "commands": p.commands,
+    }

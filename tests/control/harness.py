@@ -1,0 +1,271 @@
+"""Drives control's core with encoded records and `FakeEngine`s, without gRPC and without sleeping."""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from tartlet_common import abi
+from tartlet_common.abi import Event, Flag, Op
+from tartlet_common.clock import ManualClock
+from tartlet_common.errors import TartletError
+from tartlet_common.settings import ControlSettings
+from tartlet_common.step import Step, StepResult
+from tartlet_control.core import Core
+from tartlet_control.engines import EngineState
+from tartlet_control.lifecycle import StartRequest
+from tartlet_control.outbox import Settled
+from tartlet_control.runtimes import RuntimeSession
+from tartlet_worker.fake import FakeEngine, FakeOptions
+
+
+@dataclass(frozen=True)
+class Answer:
+    """One delivered record."""
+
+    event: Event
+    awaited: bool
+    ticket: int
+    queue: int
+    a: int
+    b: int
+    c: int
+    payload: bytes
+
+    @property
+    def error(self) -> TartletError:
+        assert self.event is Event.FAILURE
+        return TartletError.from_wire(self.a, self.payload)
+
+
+@dataclass
+class Guest:
+    """A program's side: hands out tickets, keeps what it was told."""
+
+    handle: int
+    program_id: str
+    host: Host
+    tickets: int = 0
+    answers: list[Answer] = field(default_factory=list)
+    started: TartletError | None = None
+    killed: TartletError | None = None
+    settled: Settled | None = None
+
+    def put(
+        self, op: int, *, queue: int = 0, a: int = 0, b: int = 0, c: int = 0, payload: bytes = b"", wait: bool = False
+    ) -> int:
+        """Record one command for the next frame; returns its ticket."""
+        self.tickets += 1
+        self.host.record(self.handle, op, int(Flag.AWAIT) if wait else 0, self.tickets, queue, a, b, c, payload)
+        return self.tickets
+
+    def alloc(self, op: Op, ids: Iterable[int], *, queue: int = 0, wait: bool = False) -> int:
+        return self.put(op, queue=queue, payload=abi.u32(ids), wait=wait)
+
+    def embed(
+        self,
+        embeds: list[int],
+        tokens: list[int],
+        positions: list[int],
+        *,
+        slots: bool = False,
+        queue: int = 0,
+        wait: bool = False,
+    ) -> int:
+        payload = abi.u32([*embeds, *tokens, *positions])
+        return self.put(Op.EMBED_TXT, queue=queue, a=len(embeds), b=int(slots), payload=payload, wait=wait)
+
+    def forward(
+        self,
+        ikv: list[int],
+        iemb: list[int],
+        okv: list[int] = [],
+        oemb: list[int] = [],
+        *,
+        offset: int = 0,
+        queue: int = 0,
+        wait: bool = False,
+        mask: bytes = b"",
+    ) -> int:  # noqa: B006
+        payload = abi.u32([len(ikv), len(iemb), len(okv), len(oemb), *ikv, *iemb, *okv, *oemb]) + mask
+        return self.put(Op.FORWARD, queue=queue, a=offset, c=int(bool(mask)), payload=payload, wait=wait)
+
+    def sample(
+        self,
+        embed: int,
+        slot: int,
+        *,
+        temperature: float = 0.0,
+        seed: int = 0,
+        draw: int = 0,
+        stop: list[int] = [],
+        queue: int = 0,
+        wait: bool = False,
+    ) -> int:  # noqa: B006
+        payload = struct.pack("<fIffQII", temperature, 0, 1.0, 0.0, seed, draw, len(stop)) + abi.u32(stop)
+        return self.put(Op.SAMPLE, queue=queue, a=embed, b=slot, payload=payload, wait=wait)
+
+    def dist(self, embeds: list[int], k: int, *, queue: int = 0) -> int:
+        return self.put(Op.GET_NEXT_DIST, queue=queue, a=k, payload=abi.u32(embeds), wait=True)
+
+    def sync(self, queue: int = 0) -> int:
+        return self.put(Op.SYNCHRONIZE, queue=queue, wait=True)
+
+    def usage(self) -> dict[str, int]:
+        ticket = self.put(Op.USAGE, wait=True)
+        self.host.run()
+        return dict(json.loads(self.answer(ticket).payload))
+
+    def answer(self, ticket: int) -> Answer:
+        """The answer to an awaited command (or any sample)."""
+        found = [x for x in self.answers if x.ticket == ticket and (x.event is not Event.FAILURE or x.awaited)]
+        assert len(found) == 1, f"{len(found)} answers to {ticket}: {self.answers}"
+        return found[0]
+
+    def answered(self, ticket: int) -> bool:
+        return any(x.ticket == ticket and (x.event is not Event.FAILURE or x.awaited) for x in self.answers)
+
+    def poisons(self) -> list[Answer]:
+        """Failure records that name the first failed ticket of a queue."""
+        return [x for x in self.answers if x.event is Event.FAILURE and not x.awaited]
+
+    def tokens(self) -> list[int]:
+        return [x.a for x in self.answers if x.event is Event.RESULT and x.c]
+
+
+class Host:
+    """Core, one runtime session and any number of fake engines."""
+
+    def __init__(self, options: FakeOptions | None = None, *, engines: int = 1, **settings: Any) -> None:
+        self.clock = ManualClock(start=100.0)
+        self.core = Core(ControlSettings(**settings), self.clock, strict=True)
+        self.engines: list[tuple[EngineState, FakeEngine]] = []
+        self.session: RuntimeSession = self.core.on_runtime("rt", "one", "unix:rt", [])
+        self.guests: dict[int, Guest] = {}
+        self.steps: list[Step] = []
+        self._rows: list[tuple[int, ...]] = []
+        self._handles: list[int] = []
+        self._payload = bytearray()
+        self._waiting: list[tuple[EngineState, FakeEngine, Step]] = []
+        for i in range(engines):
+            self.join(f"e{i}", options)
+
+    def join(self, engine_id: str, options: FakeOptions | None = None) -> EngineState:
+        fake = FakeEngine(options or FakeOptions(page_size=4, num_pages=64, num_embeds=256, num_slots=256))
+        state = self.core.on_engine(engine_id, "inc-" + engine_id, fake.spec)
+        self.engines.append((state, fake))
+        return state
+
+    @property
+    def engine(self) -> EngineState:
+        return self.engines[0][0]
+
+    def start(self, program_id: str | None = None, **fields: Any) -> Guest:
+        handle = len(self.guests) + 1
+        guest = Guest(handle, program_id or f"p{handle}", self)
+        self.guests[handle] = guest
+        self.core.on_start(self.session, StartRequest(handle, guest.program_id, **fields))
+        self.collect()
+        return guest
+
+    def end(self, guest: Guest, *, failed: bool = False) -> None:
+        self.flush()
+        self.core.on_end(self.session, guest.handle, failed=failed)
+        self.run()
+
+    def record(
+        self, handle: int, op: int, flags: int, ticket: int, queue: int, a: int, b: int, c: int, payload: bytes
+    ) -> None:
+        self._handles.append(handle)
+        self._rows.append((int(op), flags, ticket, queue, a, b, c, len(self._payload), len(payload)))
+        self._payload += payload
+
+    def flush(self) -> None:
+        """Send the recorded commands as one frame."""
+        rows, handles, payload = np.array(self._rows, abi.RECORD), np.array(self._handles, "<u4"), bytes(self._payload)
+        self._rows, self._handles, self._payload = [], [], bytearray()
+        if len(rows):
+            self.core.on_commands(self.session, handles.tobytes(), rows.tobytes(), payload)
+
+    def pump(self) -> None:
+        """Let the core form steps; they wait until `answer` runs them."""
+        self.flush()
+        self.core.pump()
+        for state, fake in self.engines:
+            self._waiting += [(state, fake, step) for step in state.outgoing]
+            self.steps += state.outgoing
+            state.outgoing.clear()
+        self.collect()
+
+    def answer(self) -> bool:
+        """Run the oldest waiting step and give its answer to the core."""
+        if not self._waiting:
+            return False
+        state, fake, step = self._waiting.pop(0)
+        result: StepResult = fake.step(step)
+        if self.core.engines.get(state.id) is state:
+            self.core.on_result(state, result)
+        self.collect()
+        return True
+
+    def run(self) -> None:
+        """Until nothing moves."""
+        for _ in range(10_000):
+            self.pump()
+            if not self.answer():
+                waits = [e.look_at for e, _ in self.engines if e.look_at is not None]
+                if not waits:
+                    return
+                self.clock.advance(max(0.0, min(waits) - self.clock.now()) + 1e-9)
+        raise AssertionError("the core never comes to rest")
+
+    def collect(self) -> None:
+        """Hand what the outbox has to the guests."""
+        chunks, notices = self.session.outbox.take()
+        for chunk in chunks:
+            rows = np.frombuffer(bytes(chunk.records), abi.RECORD).tolist()
+            for handle, row in zip(np.frombuffer(bytes(chunk.handles), "<u4").tolist(), rows, strict=True):
+                op, flags, ticket, queue, a, b, c, offset, length = row
+                payload = bytes(chunk.payload[offset : offset + length])
+                self.guests[handle].answers.append(Answer(Event(op), bool(flags & 1), ticket, queue, a, b, c, payload))
+        for handle, error, _ in notices.started:
+            if handle in self.guests:
+                self.guests[handle].started = error
+        for handle, error in notices.kills:
+            self.guests[handle].killed = error
+        for settled in notices.settled:
+            self.guests[settled.handle].settled = settled
+
+    def check_idle(self) -> None:
+        """Nothing is held by nobody."""
+        self.core.check_ledgers()
+        for state, _ in self.engines:
+            assert not state.in_flight
+            assert not state.active
+
+
+def decode_text(
+    guest: Guest, prompt: list[int], tokens: int, *, queue: int = 0, page_size: int = 4, ahead: bool = True
+) -> None:
+    """Allocate, fill and generate `tokens` tokens greedily: what a simple program does, with or without run-ahead."""
+    pages = (len(prompt) + tokens + page_size - 1) // page_size
+    n = len(prompt)
+    guest.alloc(Op.ALLOC_KVPAGE, range(pages), queue=queue)
+    guest.alloc(Op.ALLOC_EMB, range(n + 1), queue=queue)
+    guest.alloc(Op.ALLOC_SLOT, [0], queue=queue)
+    guest.embed(list(range(n)), prompt, list(range(n)), queue=queue)
+    need = (n + page_size - 1) // page_size
+    guest.forward(list(range(need)), list(range(n)), list(range(need)), [n], queue=queue)
+    guest.sample(n, 0, queue=queue)
+    for i in range(tokens - 1):
+        if not ahead:
+            guest.host.run()
+        at = n + i
+        guest.embed([n], [0], [at], slots=True, queue=queue)
+        guest.forward(list(range(at // page_size + 1)), [n], [at // page_size], [n], offset=at % page_size, queue=queue)
+        guest.sample(n, 0, queue=queue)

@@ -1,0 +1,292 @@
+"""Control as a process sees it: real gRPC over a Unix socket, a fake engine behind a real worker link."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import grpc.aio
+import numpy as np
+import pytest
+
+from tartlet_common import abi, errors, rpc
+from tartlet_common.abi import Event, Op
+from tartlet_common.process import Notify
+from tartlet_common.settings import ControlSettings
+from tartlet_common.wire import error_from_proto
+from tartlet_control.app import main
+from tartlet_protos import common_pb2, control_pb2, control_pb2_grpc, engine_pb2, engine_pb2_grpc
+from tartlet_worker.fake import FakeEngine, FakeOptions
+from tartlet_worker.link import Link
+
+
+@contextlib.asynccontextmanager
+async def control(tmp_path: Path, name: str = "c", **settings: Any) -> AsyncIterator[str]:
+    address = f"unix:{tmp_path}/run/{name}.sock"
+    task = asyncio.create_task(main(ControlSettings(address=address, **settings), Notify(None)))
+    while not (tmp_path / "run" / f"{name}.sock").exists():
+        await asyncio.sleep(0.01)
+        assert not task.done(), task.exception()
+    try:
+        yield address
+    finally:
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+
+
+@contextlib.asynccontextmanager
+async def worker(address: str, options: FakeOptions | None = None) -> AsyncIterator[Link]:
+    ready = asyncio.Event()
+    link = Link(FakeEngine(options or FakeOptions(page_size=4, num_pages=64)), address, None, ready.set)
+    task = asyncio.create_task(link.run())
+    await asyncio.wait_for(ready.wait(), 10)
+    try:
+        yield link
+    finally:
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError, errors.TartletError):
+            await task
+
+
+class Runtime:
+    """The least a runtime does."""
+
+    def __init__(self, address: str) -> None:
+        self.channel = rpc.make_channel(address)
+        self.stub: Any = control_pb2_grpc.ControlStub(self.channel)
+        self.stream: Any = self.stub.Connect()
+        self.writer: list[tuple[int, bytes]] = []
+
+    async def hello(self, incarnation: str = "i") -> Any:
+        await self.stream.write(
+            control_pb2.RuntimeFrame(
+                hello=control_pb2.RuntimeHello(protocol=1, runtime_id="rt", incarnation=incarnation)
+            )
+        )
+        return await self.read()
+
+    async def read(self) -> Any:
+        return await asyncio.wait_for(self.stream.read(), 10)
+
+    async def models(self) -> list[Any]:
+        while True:
+            frame = await self.read()
+            if frame.models_changed and any(m.ready for m in frame.models):
+                return list(frame.models)
+
+    async def send(self, handle: int, submission: bytes, **parts: Any) -> None:
+        batch = abi.decode(submission)
+        handles = np.full(len(batch.records), handle, "<u4").tobytes()
+        commands = control_pb2.Commands(handles=handles, records=batch.records.tobytes(), payload=batch.payload)
+        await self.stream.write(control_pb2.RuntimeFrame(commands=commands, **parts))
+
+    async def deliveries(self, count: int) -> list[tuple[int, ...]]:
+        rows: list[tuple[int, ...]] = []
+        while len(rows) < count:
+            frame = await self.read()
+            rows += np.frombuffer(frame.deliveries.records, abi.RECORD).tolist()
+        return rows
+
+
+def decode_submission(tokens: int) -> bytes:
+    w = abi.Writer()
+    w.add(Op.ALLOC_KVPAGE, ticket=1, payload=abi.u32([0, 1]))
+    w.add(Op.ALLOC_EMB, ticket=2, payload=abi.u32([0]))
+    w.add(Op.ALLOC_SLOT, ticket=3, payload=abi.u32([0]))
+    ticket = 3
+    params = np.zeros(1, abi.SAMPLE_PARAMS)
+    params["top_p"] = 1.0
+    for i in range(tokens):
+        w.add(Op.EMBED_TXT, ticket=ticket + 1, a=1, b=int(i > 0), payload=abi.u32([0, 0 if i else 5, i]))
+        w.add(Op.FORWARD, ticket=ticket + 2, a=i, payload=abi.u32([2, 1, 2, 1, 0, 1, 0, 0, 1, 0]))
+        w.add(Op.SAMPLE, ticket=ticket + 3, a=0, b=0, payload=params.tobytes())
+        ticket += 3
+    return w.finish()
+
+
+def test_tokens_come_back_over_the_wire(tmp_path: Path) -> None:
+    async def body() -> None:
+        async with control(tmp_path) as address, worker(address):
+            rt = Runtime(address)
+            hello = await rt.hello()
+            assert hello.hello.protocol == 1
+            (model,) = await rt.models()
+            assert (model.name, model.ready, model.engines) == ("fake", True, 1)
+            start = control_pb2.ProgramStart(handle=3, program_id="p")
+            await rt.stream.write(control_pb2.RuntimeFrame(starts=[start]))
+            assert (await rt.read()).started[0].error.number == 0
+            await rt.send(3, decode_submission(6))
+            rows = await rt.deliveries(6)
+            assert [r[0] for r in rows] == [Event.RESULT] * 6
+            state = json.loads((await rt.stub.State(control_pb2.StateRequest())).json)
+            assert state["totals"]["sampled_tokens"] == 6
+            assert state["programs"][0]["pages"] == 2
+            await rt.stream.write(control_pb2.RuntimeFrame(ends=[control_pb2.ProgramEnd(handle=3)]))
+            settled = (await rt.read()).settled[0]
+            assert (settled.handle, settled.sampled_tokens, settled.peak_pages) == (3, 6, 2)
+            state = json.loads((await rt.stub.State(control_pb2.StateRequest())).json)
+            assert state["engines"][0]["pools"]["KV pages"]["held"] == 0
+            blob = b"".join(
+                [c.data async for c in rt.stub.FetchBlob(control_pb2.BlobRequest(digest=model.tokenizer_digest))]
+            )
+            assert hashlib.sha256(blob).hexdigest() == model.tokenizer_digest
+            await rt.channel.close()
+
+    asyncio.run(body())
+
+
+def test_a_worker_that_goes_away_ends_its_programs(tmp_path: Path) -> None:
+    async def body() -> None:
+        async with control(tmp_path) as address:
+            rt = Runtime(address)
+            async with worker(address):
+                await rt.hello()
+                await rt.models()
+                start = control_pb2.ProgramStart(handle=3, program_id="p")
+                await rt.stream.write(control_pb2.RuntimeFrame(starts=[start]))
+                await rt.send(3, decode_submission(2))
+                await rt.deliveries(2)
+            while not (frame := await rt.read()).kills:
+                pass
+            assert isinstance(error_from_proto(frame.kills[0].error), errors.WorkerLost)
+            async with worker(address):
+                (model,) = await rt.models()
+                assert model.index == 0
+            await rt.channel.close()
+
+    asyncio.run(body())
+
+
+def test_a_runtime_that_goes_away_frees_its_pages(tmp_path: Path) -> None:
+    async def body() -> None:
+        async with control(tmp_path, runtime_grace_s=0.1) as address, worker(address):
+            rt = Runtime(address)
+            await rt.hello()
+            await rt.models()
+            await rt.stream.write(control_pb2.RuntimeFrame(starts=[control_pb2.ProgramStart(handle=3, program_id="p")]))
+            await rt.send(3, decode_submission(2))
+            await rt.deliveries(2)
+            rt.stream.cancel()
+            for _ in range(100):
+                state = json.loads((await rt.stub.State(control_pb2.StateRequest())).json)
+                if not state["programs"]:
+                    break
+                await asyncio.sleep(0.05)
+            assert state["programs"] == []
+            assert state["engines"][0]["pools"]["KV pages"]["held"] == 0
+            await rt.channel.close()
+
+    asyncio.run(body())
+
+
+def test_a_drained_engine_is_let_go(tmp_path: Path) -> None:
+    async def body() -> None:
+        async with control(tmp_path) as address, worker(address) as link:
+            rt = Runtime(address)
+            await rt.hello()
+            await rt.models()
+            link.drain()
+            for _ in range(100):
+                state = json.loads((await rt.stub.State(control_pb2.StateRequest())).json)
+                if not state["engines"]:
+                    break
+                await asyncio.sleep(0.02)
+            assert state["engines"] == []
+            reply = await rt.stub.Cordon(control_pb2.EngineAction(engine_id="none"))
+            assert isinstance(error_from_proto(reply.error), errors.UnknownResource)
+            await rt.channel.close()
+
+    asyncio.run(body())
+
+
+@pytest.mark.parametrize(
+    ("hello", "error"),
+    [
+        (engine_pb2.WorkerHello(protocol=99, engine_id="e", incarnation="i"), errors.ProtocolMismatch),
+        (engine_pb2.WorkerHello(protocol=1, engine_id="e", incarnation="i", spec_json="{}"), errors.InvalidArgument),
+        (engine_pb2.WorkerHello(protocol=1, engine_id="e", incarnation="i", spec_json="]["), errors.InvalidArgument),
+    ],
+)
+def test_a_bad_hello_is_refused(
+    tmp_path: Path, hello: engine_pb2.WorkerHello, error: type[errors.TartletError]
+) -> None:
+    async def body() -> None:
+        async with control(tmp_path) as address, rpc.make_channel(address) as channel:
+            stub: Any = engine_pb2_grpc.EngineStub(channel)
+            stream = stub.Connect()
+            await stream.write(engine_pb2.WorkerFrame(hello=hello))
+            reply = await asyncio.wait_for(stream.read(), 10)
+            assert isinstance(error_from_proto(reply.hello.error), error)
+
+    asyncio.run(body())
+
+
+def test_a_blob_with_another_digest_is_refused(tmp_path: Path) -> None:
+    async def chunks() -> AsyncIterator[common_pb2.BlobChunk]:
+        yield common_pb2.BlobChunk(digest="0" * 64, size=3, data=b"abc")
+
+    async def body() -> None:
+        async with control(tmp_path) as address, rpc.make_channel(address) as channel:
+            stub: Any = engine_pb2_grpc.EngineStub(channel)
+            reply = await stub.PutBlob(chunks())
+            assert isinstance(error_from_proto(reply.error), errors.InvalidArgument)
+
+    asyncio.run(body())
+
+
+def test_a_frame_that_makes_no_sense_costs_its_stream_only(tmp_path: Path) -> None:
+    async def body() -> None:
+        async with control(tmp_path) as address, worker(address):
+            bad, good = Runtime(address), Runtime(address)
+            await bad.hello("bad")
+            await bad.models()
+            await bad.stream.write(
+                control_pb2.RuntimeFrame(commands=control_pb2.Commands(handles=b"abc", records=b"x" * 33))
+            )
+            with pytest.raises(grpc.aio.AioRpcError) as e:
+                while True:
+                    assert await bad.read() is not grpc.aio.EOF
+            assert "columns" in str(e.value.details())
+            assert (await good.hello("good")).hello.protocol == 1
+            await bad.channel.close()
+            await good.channel.close()
+
+    asyncio.run(body())
+
+
+def test_the_catalogue_survives_a_restart(tmp_path: Path) -> None:
+    entry = control_pb2.CatalogueEntry(
+        tenant="t",
+        name="hello",
+        source=common_pb2.Source(language=common_pb2.Source.PYTHON, filename="hello.py", data=b"print('hi')"),
+    )
+
+    async def body() -> None:
+        directory = tmp_path / "catalogue"
+        async with control(tmp_path, catalogue_dir=directory) as address, rpc.make_channel(address) as channel:
+            stub: Any = control_pb2_grpc.CatalogueStub(channel)
+            reply = await stub.Put(control_pb2.PutRequest(entries=[entry, control_pb2.CatalogueEntry(name="../x")]))
+            assert [e.number for e in reply.errors] == [0, errors.InvalidSource.number]
+            assert reply.digests[0] == hashlib.sha256(b"print('hi')").hexdigest()
+        (directory / "broken.inferlet").write_bytes(b"\xff\xff")
+        async with control(tmp_path, "d", catalogue_dir=directory) as address, rpc.make_channel(address) as channel:
+            stub = control_pb2_grpc.CatalogueStub(channel)
+            got = await stub.Get(control_pb2.GetRequest(tenant="t", name="hello"))
+            assert got.entry.source.data == b"print('hi')"
+            by_digest = await stub.Get(control_pb2.GetRequest(tenant="t", digest=got.entry.source.digest))
+            assert by_digest.entry.name == "hello"
+            listed = await stub.List(control_pb2.CatalogueListRequest(tenant="t"))
+            assert [(e.name, e.source.data) for e in listed.entries] == [("hello", b"")]
+            assert not (await stub.List(control_pb2.CatalogueListRequest(tenant="other"))).entries
+            assert not (await stub.Delete(control_pb2.DeleteRequest(tenant="t", name="hello"))).error.number
+            gone = await stub.Get(control_pb2.GetRequest(tenant="t", name="hello"))
+            assert isinstance(error_from_proto(gone.error), errors.UnknownInferlet)
+
+    asyncio.run(body())
