@@ -42,9 +42,10 @@ class WitWorld(wit_world.WitWorld):
     """The exports of the world `tartlet:inferlet/inferlet`."""
 
     def run(self, source: str, filename: str, args: str) -> str:
-        """Run a program to its end; a failure leaves as `Err` with its traceback."""
+        """Run a program to its end; "" if it returns None, and a failure leaves as `Err` with its traceback."""
         try:
-            return inferlet._guest.run(source, filename, json.loads(args))  # noqa: SLF001 - the same seam
+            result = inferlet._guest.run(source, filename, json.loads(args))  # noqa: SLF001 - the same seam
+            return "" if result is None else result
         except BaseException as e:  # noqa: BLE001 - whatever a program raises is its result
             text = getattr(e, "guest_traceback", None) or traceback.format_exc()
             raise Err(text) from None

@@ -146,7 +146,7 @@ class AotCache:
     def _is_ours(self, path: Path) -> bool:
         try:
             folder, file = self.directory.lstat(), path.lstat()
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             return False
         return (
             stat.S_ISDIR(folder.st_mode)

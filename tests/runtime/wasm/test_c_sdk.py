@@ -1,0 +1,154 @@
+"""The C SDK agrees with the ABI, its guests are fresh, and they do what they say."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tartlet_common import abi
+from tartlet_runtime.wasm import OutcomeKind, Phase, Program, WasmHost
+from tests.runtime.wasm.conftest import ROOT
+from tests.runtime.wasm.driving import Driver, outcome_of, submitted
+
+C_SDK = ROOT / "inferlets" / "sdk" / "c"
+EXAMPLES = C_SDK / "examples"
+VOCABULARY, PAGE_SIZE, STOP = 1000, 4, 7
+
+
+def test_constants_agree_with_the_abi() -> None:
+    header = (C_SDK / "tartlet.h").read_text()
+    for prefix, enum in (("TL_OP_", abi.Op), ("TL_EVENT_", abi.Event)):
+        named = {name: int(value) for name, value in re.findall(rf"{prefix}(\w+) = (\d+),", header)}
+        assert named == {member.name: member.value for member in enum}
+    for name, value in (
+        ("TL_ABI_VERSION", abi.ABI_VERSION),
+        ("TL_HEADER_BYTES", abi.HEADER_BYTES),
+        ("TL_RECORD_BYTES", abi.RECORD_BYTES),
+        ("TL_FLAG_AWAIT", abi.Flag.AWAIT),
+    ):
+        assert f"#define {name} {int(value)}\n" in header
+
+
+def test_the_checked_in_guests_are_fresh() -> None:
+    pytest.importorskip("ziglang")
+    done = subprocess.run([sys.executable, C_SDK / "build.py", "--check"], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("guest", sorted(EXAMPLES.glob("*.wasm")), ids=lambda path: path.stem)
+def test_the_checked_in_guests_are_small(guest: Path) -> None:
+    assert guest.stat().st_size < 4096
+
+
+@pytest.fixture
+def completion(host: WasmHost) -> Program:
+    return host.load(host.aot.compile((EXAMPLES / "text_completion.wasm").read_bytes()))
+
+
+def test_one_message_and_the_end(driver: Driver, host: WasmHost) -> None:
+    guest = driver.run(driver.start(host.load(host.aot.compile((EXAMPLES / "send_and_exit.wasm").read_bytes()))))
+    assert outcome_of(guest).kind is OutcomeKind.OK
+    batch = abi.decode(submitted(guest)[0])
+    assert batch.records["op"].tolist() == [abi.Op.SEND]
+    assert batch.payload == b"ok"
+
+
+class Model:
+    """Answers a text-completion guest: the next token is the last one plus one, until it is `STOP` modulo 10."""
+
+    def __init__(self, args: list[str]) -> None:
+        self.args = args
+        self.slots: dict[int, int] = {}
+        self.embeds: dict[int, tuple[int, int] | None] = {}
+        self.written: dict[int, tuple[int, int]] = {}
+        self.prompt = ""
+        self.log = b""
+        self.ahead: list[int] = []
+        self.forwards: list[tuple[list[int], list[int], int]] = []
+
+    def answer(self, data: bytes) -> bytes:
+        batch = abi.decode(data)
+        out = abi.Writer()
+        self.ahead.append(int((batch.records["op"] == abi.Op.SAMPLE).sum()))
+        for record in batch.records:
+            payload = batch.payload[int(record["offset"]) : int(record["offset"]) + int(record["length"])]
+            self.one(record, payload, out)
+        return out.finish()
+
+    def one(self, record: np.void, payload: bytes, out: abi.Writer) -> None:
+        op, ticket, words = int(record["op"]), int(record["ticket"]), np.frombuffer(payload[: len(payload) & ~3], "<u4")
+        if op == abi.Op.GET_ARG:
+            out.add(abi.Event.RESULT, ticket=ticket, payload=json.dumps(self.args).encode())
+        elif op == abi.Op.GET_MODEL:
+            info = {"index": 0, "page_size": PAGE_SIZE, "stop_tokens": [STOP, 900], "bos_token": None}
+            out.add(abi.Event.RESULT, ticket=ticket, payload=json.dumps(info, separators=(",", ":")).encode())
+        elif op == abi.Op.TOKENIZE:
+            self.prompt = payload.decode()
+            out.add(abi.Event.RESULT, ticket=ticket, payload=abi.u32(map(ord, self.prompt)))
+        elif op == abi.Op.EMBED_TXT:
+            embeds, sources, positions = words.reshape(3, -1)
+            for embed, source, position in zip(embeds.tolist(), sources.tolist(), positions.tolist(), strict=True):
+                token = self.slots[source] if record["b"] else source
+                self.embeds[embed] = (token, position)
+        elif op == abi.Op.FORWARD:
+            n_ikv, n_iemb, n_okv, n_oemb = words[:4].tolist()
+            lists = np.split(words[4:], np.cumsum([n_ikv, n_iemb, n_okv]))
+            last = None
+            for i, embed in enumerate(lists[1].tolist()):
+                last = self.embeds[embed]
+                slot = int(record["a"]) + i
+                assert last is not None
+                self.written[int(lists[2][slot // PAGE_SIZE]) * PAGE_SIZE + slot % PAGE_SIZE] = last
+            assert n_oemb == 1
+            self.embeds[int(lists[3][0])] = last
+            self.forwards.append((lists[0].tolist(), lists[2].tolist(), int(record["a"])))
+        elif op == abi.Op.SAMPLE:
+            params = np.frombuffer(payload, abi.SAMPLE_PARAMS, count=1)[0]
+            assert words[8:].tolist() == [STOP, 900]
+            assert params["temperature"] == 0
+            embed = self.embeds[int(record["a"])]
+            assert embed is not None
+            token = (embed[0] + 1) % VOCABULARY
+            self.slots[int(record["b"])] = token
+            out.add(abi.Event.RESULT, ticket=ticket, a=token, b=int(token in {STOP, 900}))
+        elif op == abi.Op.DETOKENIZE:
+            out.add(abi.Event.RESULT, ticket=ticket, payload=",".join(map(str, words.tolist())).encode())
+        elif op == abi.Op.LOG:
+            self.log += payload
+
+
+@pytest.mark.parametrize("ahead", [0, 1, 4])
+@pytest.mark.parametrize(
+    ("prompt", "expected"),
+    [
+        ("abcdefgh", range(ord("h") + 1, ord("h") + 13)),
+        ("\x01\x02", range(3, 7)),  # up to the stop token
+        ('q"\\\n\u00e9\u20ac', range(0x20AC % VOCABULARY + 1, 0x20AC % VOCABULARY + 13)),
+    ],
+)
+def test_text_completion(driver: Driver, completion: Program, ahead: int, prompt: str, expected: range) -> None:
+    model = Model(["--prompt", prompt, "--max-tokens", "12", "--run-ahead", str(ahead)])
+    guest = driver.start(completion)
+    for _ in range(200):
+        if driver.run(guest).phase is Phase.ENDED:
+            break
+        answers = model.answer(submitted(guest).pop(0))
+        driver.run(guest, answers)
+    for data in submitted(guest):
+        model.answer(data)
+    assert outcome_of(guest).kind is OutcomeKind.OK
+    assert model.prompt == prompt
+    assert model.log.decode() == ",".join(map(str, expected)) + "\n"
+    assert max(model.ahead) <= ahead + 1
+    stream = [ord(c) for c in prompt] + list(expected)
+    for position, token in enumerate(stream[:-1]):
+        assert model.written[position] == (token, position)
+    for ikv, okv, offset in model.forwards[1:]:
+        assert ikv == list(range(okv[0] + 1))
+        assert offset < PAGE_SIZE

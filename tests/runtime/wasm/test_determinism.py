@@ -1,0 +1,40 @@
+"""Clock and randomness of a guest: pure state, the same from the same start."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tartlet_runtime.wasm import GuestClock, GuestRandom
+
+
+@given(st.lists(st.one_of(st.none(), st.integers(0, 10**12)), max_size=50))
+def test_the_clock_never_goes_back(steps: list[int | None]) -> None:
+    clock = GuestClock(1000)
+    last = clock.start_ns
+    for step in steps:
+        if step is None:
+            now = clock.now_ns()
+            assert now > last
+        else:
+            clock.advance_to(step)
+            now = clock.peek_ns()
+            assert now >= max(last, step)
+        last = now
+
+
+def test_peeking_is_no_reading() -> None:
+    clock = GuestClock(0)
+    assert clock.peek_ns() == clock.peek_ns() == 0
+    assert clock.now_ns() == 1000
+
+
+@given(st.lists(st.integers(0, 200), max_size=20))
+def test_randomness_does_not_depend_on_how_it_is_drawn(sizes: list[int]) -> None:
+    whole, parts = GuestRandom(b"seed"), GuestRandom(b"seed")
+    assert b"".join(parts.take(size) for size in sizes) == whole.take(sum(sizes))
+
+
+def test_seeds_give_different_streams() -> None:
+    streams = {GuestRandom(b"%d" % seed).take(16) for seed in range(100)}
+    assert len(streams) == 100

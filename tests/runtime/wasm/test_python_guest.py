@@ -1,0 +1,211 @@
+"""The Python guest on both boundaries: its WASI, its limits, and how its programs end."""
+
+from __future__ import annotations
+
+import json
+import time
+
+import pytest
+
+from tartlet_common.errors import (
+    MalformedSubmission,
+    NotAllowed,
+    ProgramCpuExceeded,
+    ProgramFailed,
+    ProgramMemoryExceeded,
+    ProgramTrapped,
+    TartletError,
+)
+from tartlet_runtime.wasm import (
+    FOREVER_US,
+    Delivery,
+    GuestLimits,
+    OutcomeKind,
+    Phase,
+    Program,
+    SystemClock,
+    SystemRandom,
+    WasmHost,
+)
+from tests.runtime.wasm.driving import START_NS, Driver, outcome_of, printed, submitted
+
+pytestmark = pytest.mark.timeout(300)  # the first test builds the guest
+
+
+def program(*lines: str) -> str:
+    """An async `main` of these lines, with the host's raw functions at hand."""
+    body = "\n".join(f"    {line}" for line in lines)
+    return f"import os, sys, time\nfrom inferlet import _host\nasync def main():\n{body}\n"
+
+
+def result(driver: Driver, python: Program, *lines: str, deliveries: tuple[bytes, ...] = (), seed: bytes = b"s") -> str:
+    guest = driver.run(driver.start(python, program(*lines), seed=seed), *deliveries)
+    outcome = outcome_of(guest)
+    assert outcome.kind is OutcomeKind.OK, outcome
+    return outcome.text
+
+
+def test_every_byte_value_crosses_both_ways(driver: Driver, python: Program) -> None:
+    data = bytes(range(256)) * 3
+    source = program("_host.backend.submit(bytes(range(256)) * 3)", "return _host.backend.wait(9, 77).hex()")
+    guest = driver.run(driver.start(python, source))
+    assert guest.wait_request is not None
+    assert (guest.wait_request.max_records, guest.wait_request.timeout_us) == (9, 77)
+    driver.run(guest, data)
+    assert submitted(guest)[0] == data
+    assert outcome_of(guest).text == data.hex()
+
+
+def test_a_wait_without_a_time_limit(driver: Driver, python: Program) -> None:
+    guest = driver.run(driver.start(python, program("_host.backend.wait(1, _host.NO_TIMEOUT_US)")))
+    assert guest.wait_request is not None
+    assert guest.wait_request.timeout_us == FOREVER_US
+    guest.kill()
+
+
+def test_a_code_point_that_is_no_byte_is_refused(driver: Driver, python: Program) -> None:
+    source = program("from wit_world.imports import host", "host.submit('a\\u0100')")
+    outcome = outcome_of(driver.run(driver.start(python, source)))
+    assert isinstance(outcome.error, MalformedSubmission)
+    assert "U+0100" in str(outcome.error)
+
+
+def test_a_traceback_names_the_users_file_and_line(driver: Driver, python: Program) -> None:
+    outcome = outcome_of(driver.run(driver.start(python, "x = 1\n\nasync def main():\n    return x / 0\n")))
+    assert outcome.kind is OutcomeKind.ERROR
+    assert isinstance(outcome.error, ProgramFailed)
+    assert 'File "user.py", line 4, in main\n    return x / 0' in outcome.text
+    assert outcome.text.rstrip().endswith("ZeroDivisionError: division by zero")
+
+
+def test_a_syntax_error_names_its_line(driver: Driver, python: Program) -> None:
+    outcome = outcome_of(driver.run(driver.start(python, "a = 1\ndef main(:\n    pass\n")))
+    assert outcome.kind is OutcomeKind.ERROR
+    assert 'File "user.py", line 2' in outcome.text
+    assert "SyntaxError" in outcome.text
+
+
+def test_writes_reach_the_embedder_by_stream(driver: Driver, python: Program) -> None:
+    source = program("os.write(1, b'to stdout \\xff')", "os.write(2, b'to stderr')")
+    guest = driver.run(driver.start(python, source))
+    assert printed(guest, 1) == b"to stdout \xff"
+    assert printed(guest, 2) == b"to stderr"
+
+
+@pytest.mark.parametrize(
+    ("line", "error"),
+    [
+        ("open('/etc/passwd')", "FileNotFoundError"),
+        ("open('made.txt', 'w')", "OSError"),
+        ("os.listdir('/')", "OSError"),
+        ("import socket; socket.create_connection(('127.0.0.1', 80))", "OSError"),
+        ("import socket; socket.getaddrinfo('example.org', 80)", "OSError"),
+        ("import subprocess; subprocess.run(['ls'])", "OSError, ImportError"),
+        ("sys.stdin.read(1)[0]", "IndexError"),
+    ],
+)
+def test_what_does_not_exist_fails_in_python(driver: Driver, python: Program, line: str, error: str) -> None:
+    text = result(driver, python, "try:", f"    {line}", f"except ({error}) as e:", "    return type(e).__name__")
+    assert text
+
+
+def test_the_environment_is_empty(driver: Driver, python: Program) -> None:
+    assert result(driver, python, "return dict(os.environ)") == "{}"
+
+
+def test_leaving_by_os_exit_is_not_allowed(driver: Driver, python: Program) -> None:
+    outcome = outcome_of(driver.run(driver.start(python, program("os._exit(0)"))))
+    assert isinstance(outcome.error, NotAllowed)
+
+
+@pytest.mark.parametrize(
+    ("line", "error"),
+    [
+        ("x = []\n    while True: x.append(bytes(1 << 20))", ProgramMemoryExceeded),
+        ("bytearray(1 << 30)", ProgramMemoryExceeded),
+        ("f = lambda n: f(n + 1) + 1\n    f(0)", ProgramFailed),
+        ("x = []\n    for _ in range(100000): x = [x]\n    repr(x)", ProgramTrapped),
+        ("import re; re.match('(a?)*' * 3000, 'a' * 3000)", None),
+    ],
+)
+def test_greed_ends_in_a_typed_error(
+    driver: Driver, python: Program, line: str, error: type[TartletError] | None
+) -> None:
+    limits = GuestLimits(memory_bytes=64 << 20, cpu_burst_s=1.0)
+    outcome = outcome_of(driver.run(driver.start(python, program(line), limits=limits)))
+    if error is None:
+        assert outcome.kind in {OutcomeKind.OK, OutcomeKind.ERROR, OutcomeKind.TRAP}
+    else:
+        assert type(outcome.error) is error, outcome
+
+
+def test_an_endless_loop_yields_and_is_ended_at_its_limit(driver: Driver, python: Program) -> None:
+    guest = driver.start(python, program("while True: pass"), limits=GuestLimits(cpu_burst_s=0.1))
+    assert guest.step() is Phase.READY
+    driver.run(guest)
+    assert isinstance(outcome_of(guest).error, ProgramCpuExceeded)
+
+
+def test_sleep_suspends_and_moves_the_guests_clock(driver: Driver, python: Program) -> None:
+    before = time.monotonic()
+    text = result(driver, python, "a = time.monotonic()", "time.sleep(30)", "return time.monotonic() - a")
+    assert 30 <= float(text) < 30.001
+    assert driver.slept_us == [pytest.approx(30e6, abs=10)]
+    assert time.monotonic() - before < 20
+
+
+def test_clock_and_randomness_are_the_guests_own(driver: Driver, python: Program) -> None:
+    lines = (
+        "import random, uuid, secrets, json",
+        "return json.dumps([time.time_ns(), time.monotonic(), random.random(), str(uuid.uuid4()),"
+        " secrets.token_hex(8), os.urandom(5).hex()])",
+    )
+    first, again, other = (result(driver, python, *lines, seed=seed) for seed in (b"a", b"a", b"b"))
+    assert first == again != other
+    assert START_NS < json.loads(first)[0] < START_NS + 1_000_000
+
+
+def test_a_program_that_is_not_durable_sees_the_real_clock_and_entropy(host: WasmHost, python: Program) -> None:
+    texts = []
+    for _ in range(2):
+        guest = host.create(python, clock=SystemClock(), random=SystemRandom())
+        guest.start(program("import random", "return f'{time.time()} {random.random()}'"), "user.py")
+        while guest.step() is Phase.READY:
+            pass
+        texts.append(outcome_of(guest).text.split())
+    assert abs(float(texts[0][0]) - time.time()) < 60
+    assert texts[0][1] != texts[1][1]
+
+
+def test_kill_while_suspended(driver: Driver, host: WasmHost, python: Program) -> None:
+    guest = driver.run(driver.start(python, program("_host.backend.wait(1, 1)")))
+    assert guest.phase is Phase.WAITING
+    guest.kill("no longer wanted")
+    host.drain()
+    assert outcome_of(guest).kind is OutcomeKind.KILLED
+
+
+def test_the_same_run_submits_the_same_bytes(driver: Driver, python: Program) -> None:
+    source = program(
+        "import random",
+        "for i in range(20):",
+        "    _host.backend.submit(f'{i} {random.random()} {time.time()} {set(map(str, range(9)))}'.encode())",
+        "    _host.backend.wait(1, 1000)",
+    )
+    runs = [submitted(driver.run(driver.start(python, source), *[b"x"] * 20)) for _ in range(3)]
+    assert len(runs[0]) >= 20
+    assert runs[0] == runs[1] == runs[2]
+
+
+def test_100_guests_at_once(driver: Driver, host: WasmHost, python: Program) -> None:
+    source = program("_host.backend.submit(b'up')", "return _host.backend.wait(1, 1).decode()")
+    guests = [driver.start(python, source) for _ in range(100)]
+    while any(guest.phase is Phase.READY for guest in guests):
+        host.step_many(guests)
+    assert {guest.phase for guest in guests} == {Phase.WAITING}
+    assert all(submitted(guest)[0] == b"up" for guest in guests)
+    for i, guest in enumerate(guests):
+        guest.deliver(Delivery(b"%d" % i, 0))
+    while any(guest.phase is Phase.READY for guest in guests):
+        host.step_many(guests)
+    assert [outcome_of(guest).text for guest in guests] == [str(i) for i in range(100)]
