@@ -34,7 +34,11 @@ async def _tokens_per_s(client: tartlet.AsyncClient, guest: tartlet.Source, prog
     ended = 0
     start = time.perf_counter()
     async for _, event in client.run_many(specs):
-        if isinstance(event, tartlet.Ended):
+        if (
+            isinstance(event, tartlet.Message) and event.data == b"f"
+        ):  # the guest waits for a word after its first token
+            await client.send(event.program_id, b"go")
+        elif isinstance(event, tartlet.Ended):
             if not event.success:
                 raise RuntimeError(f"a program failed: {event.error}")
             ended += 1

@@ -1,7 +1,7 @@
 /* The decode loop of the overhead and batching benchmarks: a made-up prompt, then tokens, greedy, without stop tokens.
  *
  * Arguments, all numbers, in this order: prompt tokens, tokens, run-ahead, 1 to sample in the program from
- * get_next_dist. Sends "f" when it has the first token and "l" with the last.
+ * get_next_dist. Sends "f" when it has the first token, waits for a message, goes on, and sends "l" with the last.
  */
 #include "tartlet.h"
 
@@ -55,6 +55,15 @@ static void embed_token(uint32_t embed, uint32_t token, uint32_t position) {
   tl_put_u32(position);
 }
 
+/* Takes one record: an answer to a sample, or the message; false if something failed. */
+static bool take(uint32_t *sampled, uint32_t go_ticket, bool *go) {
+  tl_record *record = tl_next();
+  if (record->op != TL_EVENT_RESULT) return false;
+  if (go_ticket && record->ticket == go_ticket) *go = true;
+  else ++*sampled;
+  return true;
+}
+
 TL_EXPORT(tartlet_main) int32_t tartlet_main(void) {
   tl_record *answer = ask(TL_OP_GET_ARG);
   if (!answer) return 1;
@@ -77,7 +86,8 @@ TL_EXPORT(tartlet_main) int32_t tartlet_main(void) {
   tl_forward(0, 0, n, 0, (n + page_size - 1) / page_size, 0, out);
 
   tl_sample_params params = {.top_p = 1.0f};
-  uint32_t tickets[MAX_AHEAD + 1], sent = 0;
+  uint32_t sent = 0, sampled = 0, go_ticket = 0;
+  bool go = false;
   for (uint32_t got = 0; got < tokens; got++) {
     if (own_sampling) {
       uint32_t token = most_likely(out), position = n + got, page = position / page_size;
@@ -93,11 +103,21 @@ TL_EXPORT(tartlet_main) int32_t tartlet_main(void) {
           tl_embed_slot(in + slot, (sent - 1) % ring, position);
           tl_forward(page + 1, in + slot, 1, page, 1, position % page_size, out + slot);
         }
-        tickets[slot] = tl_sample(out + slot, slot, &params, 0);
+        tl_sample(out + slot, slot, &params, 0);
       }
-      if (!tl_await(tickets[got % ring])) return 4;
+      if (got == 1) /* the steps queued ahead may be answered before the message comes */
+        while (!go)
+          if (!take(&sampled, go_ticket, &go)) return 4;
+      while (sampled <= got)
+        if (!take(&sampled, go_ticket, &go)) return 4;
     }
-    if (got == 0) tl_send("f", 1);
+    if (got == 0) {
+      tl_send("f", 1);
+      tl_record *record = tl_begin(TL_OP_RECEIVE, 0);
+      record->flags = TL_FLAG_AWAIT;
+      go_ticket = record->ticket;
+      if (own_sampling && !tl_await(go_ticket)) return 4;
+    }
   }
   tl_send("l", 1);
   tl_submit();

@@ -1,14 +1,14 @@
 """The decode loop of the overhead benchmark as a Python inferlet: a made-up prompt, then tokens, greedy.
 
 Arguments, all numbers, in this order: prompt tokens, tokens, run-ahead, 1 to sample in the program from get_next_dist.
-Sends "f" when it has the first token and "l" with the last.
+Sends "f" when it has the first token, waits for a message, goes on, and sends "l" with the last.
 """
 
 from __future__ import annotations
 
 import sys
 
-from inferlet import Context, Greedy, send
+from inferlet import Context, Greedy, receive, send
 
 
 async def main() -> None:
@@ -20,6 +20,7 @@ async def main() -> None:
     first = True
     async for _ in context.generate(max_tokens=tokens, sampler=sampler, eos=False):
         if first:
-            send("f")
             first = False
+            send("f")
+            await receive()
     send("l")

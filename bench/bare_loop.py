@@ -1,0 +1,44 @@
+"""The baseline of `bench overhead` in a process of its own, so that it runs as a worker does: one thread, nothing else.
+
+Writes the 88M checkpoint if it isn't there, then reads a batch size a line and answers with seconds an output token,
+both as JSON lines.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import torch
+
+from bench.engine import BareLoop
+from tartlet_worker.loader import load_engine
+from tartlet_worker.random_checkpoint import LLAMA_88M, random_checkpoint
+
+PROMPT_TOKENS, NEW_TOKENS = 128, 64
+
+
+def main(argv: list[str]) -> None:
+    """Serve measurements of the checkpoint at argv[0] until standard input ends."""
+    checkpoint = Path(argv[0])
+    if not checkpoint.exists():
+        random_checkpoint(checkpoint, LLAMA_88M, dtype=torch.bfloat16)
+    engine = load_engine(
+        checkpoint,
+        max_batch_tokens=32 * PROMPT_TOKENS,
+        dtype="bfloat16",
+        num_pages=32 * (PROMPT_TOKENS + NEW_TOKENS) // 16,
+    )
+    prompt = [10 + i * 7 % 200 for i in range(PROMPT_TOKENS)]
+    sys.stdout.write("ready\n")
+    sys.stdout.flush()
+    for line in sys.stdin:
+        batch = json.loads(line)
+        timing = BareLoop(engine, batch, PROMPT_TOKENS, NEW_TOKENS).run([prompt] * batch)
+        sys.stdout.write(json.dumps(timing.per_token_s) + "\n")
+        sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
