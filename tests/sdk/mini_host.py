@@ -36,7 +36,8 @@ class Command:
 
     def u32(self) -> list[int]:
         """The payload as u32."""
-        return np.frombuffer(self.payload, "<u4").tolist()
+        values: list[int] = np.frombuffer(self.payload, "<u4").tolist()
+        return values
 
 
 @dataclass
@@ -92,7 +93,10 @@ class MiniHost:
             command = Command(Op(op), flags, ticket, queue, a, b, c, payload)
             if command.op in abi.QUEUED_OPS:
                 assert queue in self.lanes, f"queue {queue} was not created"
-                self.lanes[queue].commands.append(command)
+                lane = self.lanes[queue]
+                lane.commands.append(command)
+                if lane.cause is not None:
+                    self.drain(lane)
             else:
                 self.ops.append(command.op)
                 self.at_once(command)
@@ -224,7 +228,7 @@ class MiniHost:
             self.fail(command, lane.cause)
             return
         self.ops.append(command.op)
-        handler: Callable[[Command], bool] = getattr(self, "do_" + name.lower(), self.do_synchronize)
+        handler: Callable[[Command], bool | None] = getattr(self, "do_" + name.lower(), self.do_synchronize)
         try:
             if "ALLOC" in name:
                 self.allocate(command)
@@ -237,6 +241,12 @@ class MiniHost:
                     Event.FAILURE, ticket=command.ticket, queue=command.queue, a=error.number, payload=error.to_json()
                 )
             self.fail(command, error)
+            self.drain(lane)
+
+    def drain(self, lane: Lane) -> None:
+        """End the commands of a poisoned queue."""
+        while lane.commands:
+            self.execute(lane, lane.commands.popleft())
 
     def fail(self, command: Command, error: errors.TartletError) -> None:
         if command.flags & Flag.AWAIT:
@@ -274,8 +284,9 @@ class MiniHost:
             raise errors.UnknownResource(kind=kind, id=i)
         return table[i]
 
-    def do_synchronize(self, command: Command) -> None:
+    def do_synchronize(self, command: Command) -> bool | None:
         self.answer(command)
+        return None
 
     def do_embed_txt(self, command: Command) -> bool | None:
         n, words = command.a, command.u32()
@@ -301,7 +312,7 @@ class MiniHost:
         ikv, iemb, okv, oemb = lists
         for page in ikv + okv:
             self.find(self.pages, page, "page")
-        sources = [self.find(self.embeds, i, "embed") for i in iemb]
+        sources = [self.find(self.embeds, i, "embed") or ("nothing", 0, 0) for i in iemb]
         for i in oemb:
             self.find(self.embeds, i, "embed")
         if ENDED in sources:
@@ -320,7 +331,7 @@ class MiniHost:
             for o in range(self.page_size)
         ]
         for i, source in enumerate(sources):
-            assert source is not None and source[0] == "in", "an embed was read that holds no token"
+            assert source[0] == "in", "an embed was read that holds no token"
             _, token, position = source
             seen = [s for j, s in enumerate(table) if s and (mask[i, j] if mask is not None else s[0] <= position)]
             state = model.state_of(token, position, seen)

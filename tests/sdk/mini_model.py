@@ -47,7 +47,8 @@ def probabilities(state: int, position: int, script: dict[int, int]) -> np.ndarr
     """The next-token distribution."""
     z = logits(state, position, script)
     e = np.exp(z - z.max())
-    return e / e.sum()
+    out: np.ndarray = e / e.sum()
+    return out
 
 
 def choose(probs: np.ndarray, params: tuple[float, int, float, float, int, int], position: int) -> int:

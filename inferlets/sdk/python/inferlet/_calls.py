@@ -15,19 +15,19 @@ from inferlet._queue import Queue
 from inferlet._types import Priority
 
 _P = ParamSpec("_P")
-_R = TypeVar("_R", covariant=True)
+_R_co = TypeVar("_R_co", covariant=True)
 
 
-class _QueueCall(Protocol[_P, _R]):
+class _QueueCall(Protocol[_P, _R_co]):
     """A call with or without its queue."""
 
     @overload
-    def __call__(self, queue: Queue, /, *args: _P.args, **kwargs: _P.kwargs) -> _R: ...
+    def __call__(self, queue: Queue, /, *args: _P.args, **kwargs: _P.kwargs) -> _R_co: ...
     @overload
-    def __call__(self, *args: _P.args, **kwargs: _P.kwargs) -> _R: ...
+    def __call__(self, *args: _P.args, **kwargs: _P.kwargs) -> _R_co: ...
 
 
-def _on_queue(method: Callable[Concatenate[Queue, _P], _R]) -> _QueueCall[_P, _R]:
+def _on_queue(method: Callable[Concatenate[Queue, _P], _R_co]) -> _QueueCall[_P, _R_co]:
     """The function form of a method of `Queue`."""
 
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -37,7 +37,7 @@ def _on_queue(method: Callable[Concatenate[Queue, _P], _R]) -> _QueueCall[_P, _R
 
     call.__name__ = call.__qualname__ = method.__name__
     call.__doc__ = method.__doc__
-    return cast("_QueueCall[_P, _R]", call)
+    return cast("_QueueCall[_P, _R_co]", call)
 
 
 alloc_kvpage = _on_queue(Queue.alloc_kvpage)

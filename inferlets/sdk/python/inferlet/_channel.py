@@ -77,7 +77,7 @@ class Channel:
         """The ticket that the next command will have."""
         return self._tickets
 
-    def record(  # noqa: PLR0913, PLR0917 - one argument a field of the record; positional because this is the hot path
+    def record(
         self, op: int, queue: int = 0, a: int = 0, b: int = 0, c: int = 0, payload: bytes = b"", flags: int = 0
     ) -> int:
         """Append one command; its ticket."""
@@ -96,7 +96,7 @@ class Channel:
             raise from_wire(311, b'{"size":%d,"limit":%d}' % (size, self._max_payload))  # FrameTooLarge
         self.submit()
 
-    def call(  # noqa: PLR0913, PLR0917 - as `record`
+    def call(
         self,
         decode: Decoder,
         op: int,
@@ -151,7 +151,11 @@ class Channel:
         for queue in self.queues.values():
             if queue.failure is not None:
                 raise queue.failure
-        raise NothingToWaitFor
+        error = NothingToWaitFor()
+        for task in asyncio.all_tasks(self.loop):
+            for frame in task.get_stack(limit=1):
+                error.add_note(f"Waiting: {frame.f_code.co_name}, {frame.f_code.co_filename}:{frame.f_lineno}")
+        raise error
 
     def result(self, future: asyncio.Future[Any]) -> Any:
         """Wait for an answer without giving other tasks a turn (answers of the runtime take microseconds)."""
@@ -203,7 +207,7 @@ class Channel:
         if entry is not None and not entry[0].done():
             entry[0].set_exception(error)
             # The queue remembers its failure, so one that nobody awaits is no lost error: no warning for it.
-            entry[0]._log_traceback = False  # type: ignore[attr-defined]  # noqa: SLF001
+            entry[0]._log_traceback = False  # noqa: SLF001
 
 
 channel = Channel()

@@ -82,6 +82,11 @@ class Generation:
         )
 
     @property
+    def ended(self) -> bool:
+        """Whether nothing more will come."""
+        return self._ended
+
+    @property
     def text(self) -> str:
         """The text so far, without a stop string."""
         return "".join(self._texts)
@@ -90,7 +95,7 @@ class Generation:
         return self
 
     async def __anext__(self) -> Piece:
-        while not self._ended:
+        while not self.ended:
             if self._newest < 0:
                 await self._start()
                 continue
@@ -104,11 +109,11 @@ class Generation:
             except BaseException:
                 self.stop()  # failed, or the task was cancelled: the context ends at the last token given out
                 raise
-            if self._ended:  # stopped by another task meanwhile
+            if not self._ahead:  # stopped by another task meanwhile
                 break
             self._ahead.popleft()
             piece = self._accept(sampled)
-            if piece or not self._ended:
+            if piece or not self.ended:
                 return piece
         raise StopAsyncIteration
 
@@ -116,8 +121,6 @@ class Generation:
         """Compute the prompt and sample the first token."""
         context = self._context
         await context._ready()  # noqa: SLF001 - a generation is the moving part of its context
-        if self._ended:
-            return
         length = len(context.tokens)
         if not length:
             raise InvalidArgument(argument="context", detail="it is empty: fill in a prompt first")
@@ -202,4 +205,5 @@ class Generation:
             self._ahead.clear()
             channel.record(abi.OP_CANCEL, context.queue.id, first)
         # The last token's output is gone, so it counts as not yet computed: the next command computes it again.
+        context._active = None  # noqa: SLF001
         context._kv_len = max(0, min(context._kv_len, len(context.tokens) - 1))  # noqa: SLF001

@@ -67,7 +67,7 @@ def execute(source: str, filename: str, args: Sequence[str]) -> str | None:
     argv, sys.argv = sys.argv, [filename, *args]
     new_event_loop, before = asyncio.events.new_event_loop, sys.modules.get("__main__")
     # asyncio.run() in a program finds our loop too.
-    asyncio.events.new_event_loop = asyncio.new_event_loop = Loop  # type: ignore[assignment]
+    asyncio.events.new_event_loop = asyncio.new_event_loop = Loop
     module = types.ModuleType("__main__")
     module.__file__ = filename
     sys.modules["__main__"] = module

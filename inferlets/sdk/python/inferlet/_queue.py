@@ -121,7 +121,7 @@ class Queue:
             self._model = default_model()
         return self._model
 
-    def _record(self, op: int, a: int = 0, b: int = 0, c: int = 0, payload: bytes = b"") -> None:  # noqa: PLR0913, PLR0917
+    def _record(self, op: int, a: int = 0, b: int = 0, c: int = 0, payload: bytes = b"") -> None:
         self.last_ticket = channel.record(op, self.id, a, b, c, payload)
 
     # ---- allocation -------------------------------------------------------------------------------------------
@@ -188,7 +188,7 @@ class Queue:
         packed.extend(where)
         self._record(abi.OP_EMBED_TXT, n, int(True in kinds), payload=packed.tobytes())
 
-    def forward(  # noqa: PLR0913 - the paper's signature
+    def forward(
         self,
         ikv: Sequence[KvPage],
         iemb: Sequence[Embed],
@@ -238,7 +238,7 @@ class Queue:
             raise InvalidArgument(argument="mask", detail=f"{len(packed)} bytes, needs {num_bytes}")
         return packed
 
-    def copy_kvpage(  # noqa: PLR0913
+    def copy_kvpage(
         self, src: KvPage, dst: KvPage, *, src_offset: int = 0, dst_offset: int = 0, size: int | None = None
     ) -> None:
         """Copy `size` tokens (default: as many as fit) from page `src` to page `dst`."""
@@ -314,6 +314,8 @@ class Queue:
 
     def fail(self, ticket: int, error: TartletError, *, seen: bool) -> None:
         """The host says that the command `ticket` failed; the queue is poisoned from there on."""
+        if self._was_lost(ticket):
+            return  # a late answer from before the reset
         if self.failure is None or ticket < self.failed_ticket:
             self.failure, self.failed_ticket = error, ticket
         self.failure_seen |= seen
@@ -322,6 +324,9 @@ class Queue:
         """Whether the command `ticket` had no effect, because it or one before it failed."""
         if self.failure is not None and ticket >= self.failed_ticket:
             return True
+        return self._was_lost(ticket)
+
+    def _was_lost(self, ticket: int) -> bool:
         return any(start <= ticket < end for start, end in self._lost)
 
     def cancel(self, since: int) -> asyncio.Future[int]:
@@ -336,7 +341,7 @@ class Queue:
         return channel.next_ticket
 
 
-def pack_sampling(  # noqa: PLR0913
+def pack_sampling(
     temperature: float, top_k: int, top_p: float, min_p: float, *, seed: int, draw: int, stop: Sequence[int]
 ) -> bytes:
     """The payload of a SAMPLE record."""

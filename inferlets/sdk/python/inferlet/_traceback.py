@@ -6,9 +6,13 @@ set. An exception that never was in the program keeps all of its frames.
 
 from __future__ import annotations
 
+import asyncio
 import linecache
 import os
 import traceback
+
+_SDK = __file__.rpartition("/")[0]
+_ASYNCIO = asyncio.__file__.rpartition("/")[0]
 
 
 def remember(filename: str, source: str) -> None:
@@ -27,6 +31,11 @@ def format_error(error: BaseException, filename: str) -> str:
     return "".join(shown.format()).rstrip("\n")
 
 
+def _is_ours(filename: str) -> bool:
+    """Whether the file is part of the SDK or of asyncio."""
+    return filename.startswith((_SDK, _ASYNCIO))
+
+
 def _trim(shown: traceback.TracebackException, filename: str, seen: set[int]) -> None:
     if id(shown) in seen:
         return
@@ -34,6 +43,9 @@ def _trim(shown: traceback.TracebackException, filename: str, seen: set[int]) ->
     own = [frame for frame in shown.stack if frame.filename == filename]
     if own:
         shown.stack = traceback.StackSummary.from_list(own)
+    elif all(_is_ours(frame.filename) for frame in shown.stack):  # a syntax error, or the loop itself
+        # No frames, and no heading for them: None is what `format` tests for.
+        shown.stack = None  # type: ignore[assignment]
     for other in (shown.__cause__, shown.__context__, *(shown.exceptions or ())):
         if other is not None:
             _trim(other, filename, seen)

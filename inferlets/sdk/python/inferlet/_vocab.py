@@ -24,7 +24,7 @@ class Vocab:
 
     def prefetch(self) -> None:
         """Ask for a small vocabulary ahead of the first token."""
-        if self._block > BLOCK or self._model.vocab_size <= BLOCK:
+        if self._model.vocab_size <= SMALL_VOCABULARY:
             self._ask(0)
 
     def _ask(self, first: int) -> asyncio.Future[list[bytes]]:
@@ -38,7 +38,8 @@ class Vocab:
         first = token - token % self._block
         # Several contexts may wait for one block: the one that is cancelled must not take it from the others.
         block = await asyncio.shield(self._ask(first))
-        self.known.update(enumerate(block, first))
+        whole = len(block) > self._block  # a host may answer with all of it
+        self.known.update(enumerate(block, 0 if whole else first))
         return self.known.get(token, b"")
 
 

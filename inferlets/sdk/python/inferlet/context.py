@@ -53,20 +53,22 @@ class _Text:
         if self._tokens is None:
             assert self._chat is not None
             text = await asyncio.shield(self._chat)
-            self._tokens = self._tokens or tokenize_with(self._model, text, special=self._special)
+            return await asyncio.shield(self._tokenize(text))
         return await asyncio.shield(self._tokens)
+
+    def _tokenize(self, text: str) -> asyncio.Future[list[int]]:
+        if self._tokens is None:  # else another task was faster
+            self._tokens = tokenize_with(self._model, text, special=self._special)
+        return self._tokens
 
     def tokens_now(self) -> list[int]:
         """The tokens, without giving other tasks a turn."""
         if self._tokens is None:
-            self._tokens = tokenize_with(self._model, channel.result(_given(self._chat)), special=self._special)
+            assert self._chat is not None
+            self._tokenize(channel.result(self._chat))
+        assert self._tokens is not None
         tokens: list[int] = channel.result(self._tokens)
         return tokens
-
-
-def _given(chat: asyncio.Future[str] | None) -> asyncio.Future[str]:
-    assert chat is not None
-    return chat
 
 
 class Context:
@@ -88,7 +90,7 @@ class Context:
         self._closed = True  # until everything is there
         self.model = model or default_model()
         self.queue = _take_queue(self.model)
-        self.seed = random.getrandbits(64) if seed is None else seed  # noqa: S311 - sampling noise, no secret
+        self.seed = random.getrandbits(64) if seed is None else seed
         self.draw = 0
         self.run_ahead = run_ahead
         self.tokens: list[int] = []
@@ -237,15 +239,16 @@ class Context:
             return
         self._stop_active()
         self._closed = True
+        self._pages.release()
         if self._fixed is not None:
             embed, output, slot = self._fixed
             self.queue.dealloc_emb([embed, output])
             self.queue.dealloc_slot([slot])
-        self._pages.release()
         _give_queue(self.queue)
 
     def __del__(self) -> None:
-        if not self._closed and channel.loop is not None:
+        # Not if the program has ended meanwhile (and another may have begun, in a test's process).
+        if not self._closed and channel.loop is not None and channel.queues.get(self.queue.id) is self.queue:
             self.close()
 
     async def __aenter__(self) -> Self:
@@ -334,7 +337,6 @@ class Context:
     def _stop_active(self) -> None:
         if self._active is not None:
             self._active.stop()
-            self._active = None
 
 
 def _take_queue(model: Model) -> Queue:
@@ -343,7 +345,10 @@ def _take_queue(model: Model) -> Queue:
 
 
 def _give_queue(queue: Queue) -> None:
-    """Keep a queue for the next context. A poisoned one whose failure nobody has seen stays: the program fails with it."""
+    """Keep a queue for the next context.
+
+    A poisoned one whose failure nobody has seen stays as it is: the program fails with it.
+    """
     if queue.failure is not None:
         if not queue.failure_seen:
             return

@@ -40,6 +40,10 @@ class NothingToWaitFor(TartletError):
     remedy = "A future, event or queue of the program is awaited that no task will ever fill."
 
 
+for _cls in REGISTRY.values():
+    _cls.__module__ = __name__  # where programs find it, and what tracebacks show
+
+
 def from_wire(number: int, fields_json: bytes) -> TartletError:
     """The exception that `number` names, with its fields; unknown numbers become `UnknownError`."""
     try:

@@ -22,8 +22,8 @@ from inferlet._types import Dist
 class Sampler:
     """Parameters of device-side sampling; those left out are off. Nothing set at all: greedy.
 
-    Temperature is applied first, then `top_k`, `top_p`, `min_p` filter. `seed` keys the noise, by default one drawn from
-    the program's own randomness for each context.
+    Temperature is applied first, then `top_k`, `top_p`, `min_p` filter. `seed` keys the noise; by default each context
+    draws one from the program's own randomness.
     """
 
     temperature: float | None = None  # 0 is greedy; 1.0 where only filters are given

@@ -1,8 +1,8 @@
-"""When generation ends. Conditions combine with `|`: the first that holds ends it.
+r"""When generation ends. Conditions combine with `|`: the first that holds ends it.
 
 Example:
-    >>> Until("\\n") | Length(20)
-    Stop(max_tokens=20, until=('\\n',), tokens=())
+    >>> Until("\n") | Length(20)
+    Stop(max_tokens=20, until=('\n',), tokens=())
 
 The model's own end-of-sequence tokens end generation too, unless `generate(..., eos=False)`.
 """

@@ -1,0 +1,438 @@
+"""`Context` against the plain reference of `mini_model`: the same tokens, however pages, queues and run-ahead lie."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+
+import numpy as np
+import pytest
+
+import inferlet
+from inferlet import (
+    Context,
+    Dist,
+    Generation,
+    Length,
+    MinP,
+    Sampler,
+    StopTokens,
+    Temperature,
+    TopK,
+    TopP,
+    Until,
+    errors,
+    get_model,
+)
+from tartlet_common.abi import Op
+from tests.sdk.harness import held, run, tokens_of
+from tests.sdk.mini_host import MiniHost
+from tests.sdk.mini_model import EOS, reference_generate
+
+PROMPT = "Hello, world"
+PREFIX = len(tokens_of(PROMPT))
+
+
+def script(text: bytes | list[int], *, after: int = PREFIX) -> dict[int, int]:
+    """Make the model say `text` behind `after` tokens."""
+    return {after - 1 + i: token for i, token in enumerate(text)}
+
+
+@pytest.mark.parametrize("page_size", [1, 2, 4, 13, 16, 32])
+@pytest.mark.parametrize("run_ahead", [0, 1, 4])
+@pytest.mark.parametrize("per_wait", [1, 7, 1000])
+def test_greedy_text_is_the_reference_for_every_layout(page_size: int, run_ahead: int, per_wait: int) -> None:
+    host = MiniHost(page_size=page_size, per_wait=per_wait)
+
+    async def main() -> list[int]:
+        async with Context(await get_model(), run_ahead=run_ahead) as ctx:
+            ctx.fill(PROMPT)
+            await ctx.generate_until(max_tokens=20)
+            return ctx.tokens
+
+    assert run(host, main) == [*tokens_of(PROMPT), *reference_generate(tokens_of(PROMPT), 20)]
+    assert held(host) == (0, 0, 0)
+    assert (
+        host.computed_tokens == PREFIX + 19
+    )  # a limit known beforehand costs nothing, and the last token isn't needed
+
+
+@pytest.mark.parametrize(
+    "sampler",
+    [Temperature(0.8), TopK(5), TopP(0.5), MinP(0.05), Temperature(1.3) | TopK(30) | TopP(0.9)],
+    ids=repr,
+)
+def test_the_same_seed_gives_the_same_text_with_and_without_run_ahead(sampler: Sampler) -> None:
+    def generate(run_ahead: int, seed: int) -> list[int]:
+        async def main() -> list[int]:
+            ctx = Context(seed=seed, run_ahead=run_ahead)
+            ctx.fill(PROMPT)
+            await ctx.generate_until(max_tokens=24, sampler=sampler)
+            return ctx.tokens[PREFIX:]
+
+        return run(MiniHost(per_wait=4), main)
+
+    s = sampler
+    filters = (s.resolved_temperature, s.top_k or 0, s.top_p or 1.0, s.min_p or 0.0)
+    rounded = np.array(filters, "<f4").tolist()  # as they travel
+    params = (rounded[0], int(filters[1]), rounded[2], rounded[3], 5, 0)
+    assert generate(0, 5) == generate(4, 5) == reference_generate(tokens_of(PROMPT), 24, params)
+    assert generate(0, 5) != generate(0, 6)
+
+
+@pytest.mark.parametrize("run_ahead", [0, 4])
+def test_a_stop_string_ends_the_text_and_the_context_goes_on_from_there(run_ahead: int) -> None:
+    said = b"one two END of"
+    host = MiniHost(per_wait=5, script=script(said))
+
+    async def main() -> tuple[str, str, list[int]]:
+        ctx = Context(run_ahead=run_ahead)
+        ctx.fill(PROMPT)
+        first = await ctx.generate_until("END", max_tokens=40)
+        ctx.fill(" next")
+        second = await ctx.generate_until(max_tokens=6)
+        return first, second, ctx.tokens
+
+    first, second, tokens = run(host, main)
+    assert first == "one two "
+    prompt = [*tokens_of(PROMPT), *b"one two END", *b" next"]
+    assert tokens == [*prompt, *reference_generate(prompt, 6, script=host.script)]
+    assert second.encode() == bytes(tokens[-6:])
+
+
+@pytest.mark.parametrize("run_ahead", [0, 4])
+def test_a_stop_token_ends_on_the_device_and_the_context_goes_on_from_there(run_ahead: int) -> None:
+    host = MiniHost(script=script([*b"abc", EOS]))
+
+    async def main() -> tuple[Generation, list[int], list[int]]:
+        ctx = Context(run_ahead=run_ahead)
+        ctx.fill(PROMPT)
+        generation = ctx.generate(max_tokens=40)
+        pieces = [piece async for piece in generation]
+        assert "".join(pieces) == "abc"
+        before = ctx.tokens.copy()
+        ctx.fill("!")
+        await ctx.generate_until(max_tokens=3)
+        return generation, before, ctx.tokens
+
+    generation, before, tokens = run(host, main)
+    assert generation.stopped_by == "token"
+    assert before == [*tokens_of(PROMPT), *b"abc", EOS]
+    prompt = [*before, *b"!"]
+    assert tokens == [*prompt, *reference_generate(prompt, 3)]
+
+
+def test_run_ahead_leaves_no_forward_behind_a_stop_token() -> None:
+    host = MiniHost(script=script([EOS]), per_wait=1000)
+
+    async def main() -> None:
+        ctx = Context(run_ahead=4)
+        ctx.fill(PROMPT)
+        assert await ctx.generate_until(max_tokens=40) == ""
+
+    run(host, main)
+    assert host.computed_tokens == PREFIX
+
+
+def test_end_of_sequence_can_be_ignored_and_other_tokens_can_stop() -> None:
+    host = MiniHost(script=script([EOS, *b"ab;cd"]))
+
+    async def main() -> tuple[str, list[int]]:
+        ctx = Context()
+        ctx.fill(PROMPT)
+        text = await ctx.generate_until(StopTokens(b";") | Length(10), eos=False)
+        return text, ctx.tokens[PREFIX:]
+
+    assert run(host, main) == ("</s>ab", [EOS, *b"ab;"])
+
+
+def test_characters_split_over_tokens_come_out_whole() -> None:
+    text = "naïve 🥧 日本"
+    raw = text.encode()
+    host = MiniHost(script=script(raw))
+
+    async def main() -> list[str]:
+        ctx = Context()
+        ctx.fill(PROMPT)
+        return [piece async for piece in ctx.generate(max_tokens=len(raw))]
+
+    pieces = run(host, main)
+    assert "".join(pieces) == text
+    assert len(pieces) == len(raw)
+    assert "\ufffd" not in "".join(pieces)
+
+
+def test_a_character_cut_by_the_limit_is_shown_as_cut() -> None:
+    host = MiniHost(script=script("a🥧".encode()))
+
+    async def main() -> str:
+        ctx = Context()
+        ctx.fill(PROMPT)
+        return await ctx.generate_until(max_tokens=3)
+
+    assert run(host, main) == "a\ufffd"
+
+
+def test_leaving_the_loop_early_keeps_the_tokens_that_were_seen() -> None:
+    host = MiniHost(per_wait=2)
+
+    async def main() -> list[int]:
+        ctx = Context()
+        ctx.fill(PROMPT)
+        async for _ in ctx.generate(max_tokens=50):
+            if len(ctx.tokens) == PREFIX + 5:
+                break
+        ctx.fill("; ")
+        await ctx.generate_until(max_tokens=4)
+        return ctx.tokens
+
+    first = reference_generate(tokens_of(PROMPT), 5)
+    prompt = [*tokens_of(PROMPT), *first, *b"; "]
+    assert run(host, main) == [*prompt, *reference_generate(prompt, 4)]
+
+
+def test_generating_twice_goes_on() -> None:
+    async def main() -> list[int]:
+        ctx = Context()
+        ctx.fill(PROMPT)
+        await ctx.generate_until(max_tokens=5)
+        await ctx.generate_until(max_tokens=5)
+        return ctx.tokens[PREFIX:]
+
+    assert run(MiniHost(), main) == reference_generate(tokens_of(PROMPT), 10)
+
+
+def test_a_cancelled_task_leaves_a_context_that_can_go_on() -> None:
+    host = MiniHost(per_wait=1)
+
+    async def main() -> list[int]:
+        ctx = Context()
+        ctx.fill(PROMPT)
+        task = asyncio.create_task(ctx.generate_until(max_tokens=1000))
+        while len(ctx.tokens) < PREFIX + 7:  # noqa: ASYNC110 - the state to catch it in is inside
+            await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert len(ctx.tokens) == PREFIX + 7
+        await ctx.generate_until(max_tokens=3)
+        return ctx.tokens[PREFIX:]
+
+    assert run(host, main) == reference_generate(tokens_of(PROMPT), 10)
+
+
+def test_a_custom_sampler_chooses_from_the_distribution() -> None:
+    def second_best(dist: Dist) -> int:
+        return dist.tokens[1]
+
+    async def main() -> list[int]:
+        ctx = Context()
+        ctx.fill(PROMPT)
+        await ctx.generate_until(max_tokens=8, sampler=second_best)
+        return ctx.tokens[PREFIX:]
+
+    def best(dist: Dist) -> int:
+        return dist.max_index()
+
+    async def greedy() -> list[int]:
+        ctx = Context()
+        ctx.fill(PROMPT)
+        await ctx.generate_until(max_tokens=8, sampler=best)
+        return ctx.tokens[PREFIX:]
+
+    reference = reference_generate(tokens_of(PROMPT), 8)
+    assert run(MiniHost(), greedy) == reference
+    assert run(MiniHost(), main)[0] != reference[0]
+
+
+def test_an_exception_of_a_custom_sampler_reaches_its_caller() -> None:
+    def broken(_: Dist) -> int:
+        raise LookupError("no")
+
+    async def main() -> None:
+        ctx = Context()
+        ctx.fill(PROMPT)
+        with pytest.raises(LookupError):
+            await ctx.generate_until(max_tokens=8, sampler=broken)
+        await ctx.generate_until(max_tokens=1)
+
+    run(MiniHost(), main)
+
+
+@pytest.mark.parametrize("page_size", [1, 4, 13, 14])
+def test_forks_share_the_full_pages_of_their_prefix(page_size: int) -> None:
+    host = MiniHost(page_size=page_size, per_wait=3)
+
+    async def main() -> list[list[int]]:
+        ctx = Context(seed=3)
+        ctx.fill(PROMPT)
+        forks = ctx.fork(4)
+        for i, fork in enumerate(forks):
+            fork.fill(f"<{i}>")
+        await asyncio.gather(*(fork.generate_until(max_tokens=6) for fork in [*forks, ctx]))
+        return [fork.tokens for fork in [*forks, ctx]]
+
+    *forks, parent = run(host, main)
+    assert parent == [*tokens_of(PROMPT), *reference_generate(tokens_of(PROMPT), 6)]
+    for i, tokens in enumerate(forks):
+        prompt = [*tokens_of(PROMPT), *f"<{i}>".encode()]
+        assert tokens == [*prompt, *reference_generate(prompt, 6)]
+    assert held(host) == (0, 0, 0)
+    shared = (PREFIX - 1) // page_size
+    ends = [-(-(len(tokens) - 1) // page_size) for tokens in [*forks, parent]]
+    assert host.peak_pages <= shared + sum(end - shared for end in ends)
+    # The prefix is computed once; each fork computes its own last prompt token, its text and what it generates.
+    assert host.computed_tokens == (PREFIX - 1) + 4 * (1 + 3 + 5) + (1 + 5)
+
+
+def test_forks_of_forks_outlive_their_parents() -> None:
+    host = MiniHost(page_size=2, per_wait=1)
+
+    async def main() -> list[int]:
+        ctx = Context()
+        ctx.fill(PROMPT)
+        [child] = ctx.fork()
+        ctx.close()
+        child.fill("abc")
+        [grandchild] = child.fork()
+        child.close()
+        del ctx, child
+        gc.collect()
+        other = Context()  # may take over a queue of the closed ones, and their ids
+        other.fill("something else entirely")
+        await asyncio.gather(grandchild.generate_until(max_tokens=5), other.generate_until(max_tokens=5))
+        other.close()
+        return grandchild.tokens
+
+    prompt = [*tokens_of(PROMPT), *b"abc"]
+    assert run(host, main) == [*prompt, *reference_generate(prompt, 5)]
+    assert held(host) == (0, 0, 0)
+
+
+def test_forks_draw_noise_of_their_own_that_does_not_depend_on_timing() -> None:
+    def generate(per_wait: int) -> list[list[int]]:
+        async def main() -> list[list[int]]:
+            ctx = Context(seed=11)
+            ctx.fill(PROMPT)
+            forks = ctx.fork(3)
+            await asyncio.gather(*(f.generate_until(max_tokens=12, sampler=Temperature(1.0)) for f in forks))
+            return [fork.tokens for fork in forks]
+
+        return run(MiniHost(per_wait=per_wait), main)
+
+    texts = generate(1)
+    assert len({tuple(text) for text in texts}) == 3
+    assert texts == generate(100)
+
+
+def test_contexts_of_one_program_decode_side_by_side() -> None:
+    host = MiniHost()
+
+    async def main() -> None:
+        contexts = [Context() for _ in range(8)]
+        for i, ctx in enumerate(contexts):
+            ctx.fill(f"prompt {i}")
+        await asyncio.gather(*(ctx.generate_until(max_tokens=20) for ctx in contexts))
+
+    run(host, main)
+    assert host.waits <= 26
+
+
+def test_a_failed_allocation_raises_where_it_is_awaited_and_spares_others() -> None:
+    host = MiniHost(page_size=1, page_limit=PREFIX + 8, per_wait=3)
+
+    async def main() -> str:
+        greedy = Context()
+        greedy.fill(PROMPT)
+        with pytest.raises(errors.PageQuotaExceeded, match="its limit is"):
+            await greedy.generate_until(max_tokens=50)
+        greedy.close()
+        ctx = Context()
+        ctx.fill("hi")
+        return await ctx.generate_until(max_tokens=4)
+
+    assert run(host, main).encode() == bytes(reference_generate(tokens_of("hi"), 4))
+    assert held(host) == (0, 0, 0)
+
+
+def test_chat_uses_the_models_format() -> None:
+    host = MiniHost()
+
+    async def main() -> None:
+        ctx = Context()
+        ctx.chat([{"role": "system", "content": "s"}, {"role": "user", "content": "u"}])
+        await ctx.generate_until(max_tokens=1)
+
+    run(host, main)
+    assert host.tokenized == [("<system>s</system><user>u</user><assistant>", False)]
+
+
+def test_only_the_first_text_gets_the_tokenizers_special_tokens() -> None:
+    host = MiniHost()
+
+    async def main() -> None:
+        ctx = Context()
+        ctx.fill("a")
+        ctx.fill("b")
+        await ctx.generate_until(max_tokens=1)
+        ctx.fill("c")
+        await ctx.flush()
+
+    run(host, main)
+    assert host.tokenized == [("a", True), ("b", False), ("c", False)]
+
+
+def test_an_empty_context_says_what_is_missing() -> None:
+    async def main() -> None:
+        with pytest.raises(errors.InvalidArgument, match="fill in a prompt"):
+            await Context().generate_until(max_tokens=1)
+
+    run(MiniHost(), main)
+
+
+def test_a_closed_context_cannot_be_used() -> None:
+    async def main() -> None:
+        ctx = Context()
+        ctx.close()
+        ctx.close()
+        with pytest.raises(errors.InvalidArgument, match="closed"):
+            ctx.fill("x")
+
+    run(MiniHost(), main)
+
+
+def test_a_long_prompt_is_computed_in_chunks_with_few_embeds() -> None:
+    host = MiniHost(page_size=16)
+    text = "x" * 1300
+
+    async def main() -> list[int]:
+        ctx = Context()
+        ctx.fill(text)
+        await ctx.generate_until(max_tokens=2)
+        return ctx.tokens[-2:]
+
+    assert run(host, main) == reference_generate(tokens_of(text), 2)
+    assert host.ops.count(Op.FORWARD) == 3 + 1
+
+
+def test_generating_nothing_is_fine() -> None:
+    async def main() -> str:
+        ctx = Context()
+        ctx.fill(PROMPT)
+        return await ctx.generate_until(max_tokens=0)
+
+    assert run(MiniHost(), main) == ""
+
+
+def test_stop_conditions_combine_by_or() -> None:
+    assert Until("a") | Length(5) | Length(3) | StopTokens([1]) == inferlet.Stop(3, ("a",), (1,))
+
+
+def test_the_paper_s_three_lines() -> None:
+    async def main() -> str:
+        model = await get_model()
+        ctx = Context(model)
+        ctx.fill("Hello,")
+        return await ctx.generate_until(max_tokens=10)
+
+    assert run(MiniHost(page_size=1), main).encode() == bytes(reference_generate(tokens_of("Hello,"), 10))
