@@ -1,0 +1,197 @@
+"""What hosting WebAssembly guests costs by itself: launches and host calls, no network, no engine.
+
+    python bench/wasm.py [--json FILE] [--repeat N]
+
+Launches are measured from `create` of the first to the first submission of each, all at once, on one thread.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from bench.report import Report, emit, median, parser
+
+from tartlet_runtime.build import build
+from tartlet_runtime.wasm import (
+    Delivery,
+    Guest,
+    HostConfig,
+    Phase,
+    Program,
+    QuietHooks,
+    WasmHost,
+    default_cache_dir,
+)
+
+ROOT = Path(__file__).parents[1]
+PROBE = ROOT / "tests" / "runtime" / "wasm" / "guests" / "probe.wasm"
+MESSAGE = ROOT / "inferlets" / "sdk" / "c" / "examples" / "send_and_exit.wasm"
+PYTHON_MESSAGE = """
+from inferlet import _host
+async def main():
+    _host.backend.submit(b"ok")
+    _host.backend.wait(1, 1)
+"""
+PYTHON_CALLS = """
+import time
+from inferlet import _host
+async def main():
+    submit, wait = _host.backend.submit, _host.backend.wait
+    data = bytes(2064)
+    for _ in range(1000):
+        submit(data)
+    wait(1, 1)
+    while wait(64, 1):
+        pass
+"""
+SUBMIT_RECORDS = 64
+
+
+class FirstSubmission(QuietHooks):
+    """Notes when the guest first submitted."""
+
+    def __init__(self) -> None:
+        """Not yet."""
+        super().__init__()
+        self.at_s = 0.0
+
+    def on_submit(self, data: bytes) -> None:
+        """Note the time."""
+        self.at_s = self.at_s or time.perf_counter()
+
+
+def launch(host: WasmHost, program: Program, source: str, count: int, batch: int = 32) -> list[float]:
+    """Seconds to each guest's first submission, `count` at once."""
+    begin = time.perf_counter()
+    all_hooks: list[FirstSubmission] = []
+    guests: list[Guest] = []
+    for at in range(0, count, batch):
+        group = []
+        for _ in range(min(batch, count - at)):
+            hooks = FirstSubmission()
+            guest = host.create(program, hooks=hooks)
+            guest.start(source, "bench.py")
+            group.append(guest)
+            all_hooks.append(hooks)
+        while any(guest.phase is Phase.READY for guest in group):
+            host.step_many(group)
+        guests += group
+    for guest in guests:
+        guest.kill()
+    host.drain()
+    return [hooks.at_s - begin for hooks in all_hooks]
+
+
+def time_steps(guest: Guest) -> float:
+    """Seconds until the guest waits or ends."""
+    begin = time.perf_counter()
+    while guest.step() is Phase.READY:
+        pass
+    return time.perf_counter() - begin
+
+
+def calls(host: WasmHost, program: Program, source: str, alive: int) -> tuple[float, float]:
+    """Microseconds per submitted record, and per wake-up, with `alive` other guests suspended."""
+    others = []
+    for _ in range(alive):
+        other = host.create(program)
+        other.start(source, "bench.py")
+        host.step_many((other,))
+        others.append(other)
+    guest = host.create(program, hooks=FirstSubmission())
+    guest.start(source, "bench.py")
+    if source:
+        submit_us = time_steps(guest) / 1000 / SUBMIT_RECORDS * 1e6
+        guest.deliver(Delivery(b"", 0))
+    else:
+        time_steps(guest)
+        guest.deliver(Delivery(b"S", 0))
+        submit_us = time_steps(guest) / 10_000 / SUBMIT_RECORDS * 1e6
+        guest = host.create(program)
+        guest.start()
+        time_steps(guest)
+        guest.deliver(Delivery(b"w", 0))
+    time_steps(guest)
+    answer = Delivery(bytes(48), 0)
+    begin = time.perf_counter()
+    for _ in range(5000):
+        guest.deliver(answer)
+        guest.step()
+    wake_us = (time.perf_counter() - begin) / 5000 * 1e6
+    for other in (guest, *others):
+        other.kill()
+    host.drain()
+    return submit_us, wake_us
+
+
+def wake_many(host: WasmHost, program: Program, count: int) -> float:
+    """Microseconds per wake-up when `count` suspended guests are delivered to and stepped together."""
+    guests = []
+    for _ in range(count):
+        guest = host.create(program)
+        guest.start()
+        time_steps(guest)
+        guest.deliver(Delivery(b"w", 0))
+        time_steps(guest)
+        guests.append(guest)
+    answer = Delivery(bytes(48), 0)
+    rounds = max(1, 5000 // count)
+    begin = time.perf_counter()
+    for _ in range(rounds):
+        for guest in guests:
+            guest.deliver(answer)
+        host.step_many(guests)
+    each_us = (time.perf_counter() - begin) / rounds / count * 1e6
+    for guest in guests:
+        guest.kill()
+    host.drain()
+    return each_us
+
+
+def main() -> int:
+    """Measure and print."""
+    options = parser(__doc__).parse_args()
+    rounds = options.repeat
+    report = Report(
+        "wasm", "WebAssembly host", ["measure", "core, shim", "core, ctypes", "python, shim", "python, ctypes"]
+    )
+    cache_dir = default_cache_dir()
+    python_guest = build(cache_dir)
+    results: dict[str, dict[str, float]] = {}
+    for boundary in ("shim", "ctypes"):
+        with WasmHost(HostConfig(boundary=boundary, cache_dir=cache_dir)) as host:
+            probe = host.load(host.aot.compile(PROBE.read_bytes()))
+            message = host.load(host.aot.compile(MESSAGE.read_bytes()))
+            python = host.load(python_guest)
+            for name, program, source in (("core", message, ""), ("python", python, PYTHON_MESSAGE)):
+                column = f"{name}, {boundary}"
+                for count in (1, 128, 896):
+                    launch(host, program, source, count)  # warm
+                    times = sorted(t for _ in range(rounds) for t in launch(host, program, source, count))
+                    results.setdefault(f"launch {count} at once, median (ms)", {})[column] = median(times) * 1e3
+                    p99 = times[min(len(times) - 1, int(len(times) * 0.99))]
+                    results.setdefault(f"launch {count} at once, p99 (ms)", {})[column] = p99 * 1e3
+            for name, program, source in (("core", probe, ""), ("python", python, PYTHON_CALLS)):
+                column = f"{name}, {boundary}"
+                for alive in (0, 895):
+                    pairs = [calls(host, program, source, alive) for _ in range(rounds)]
+                    results.setdefault(f"record submitted, 64 a submit, {alive + 1} alive (us)", {})[column] = median(
+                        [pair[0] for pair in pairs]
+                    )
+                    results.setdefault(f"wait and wake, {alive + 1} alive (us)", {})[column] = median(
+                        [pair[1] for pair in pairs]
+                    )
+            results.setdefault("wait and wake, 896 together (us)", {})[f"core, {boundary}"] = median(
+                [wake_many(host, probe, 896) for _ in range(rounds)]
+            )
+    for measure, values in results.items():
+        report.rows.append([measure, *(round(values[c], 3) if c in values else "" for c in report.columns[1:])])
+    return emit([report], options)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
