@@ -49,7 +49,15 @@ def format_chat(template: str, request: bytes, *, bos_token: str, eos_token: str
     variables = {"add_generation_prompt": True, "tools": None, "documents": None} | fields
     try:
         prompt = _compiled(template).render(**variables | {"bos_token": bos_token, "eos_token": eos_token})
-    except (jinja2.TemplateError, TypeError, ValueError, LookupError, ArithmeticError, AttributeError, RecursionError) as e:
+    except (
+        jinja2.TemplateError,
+        TypeError,
+        ValueError,
+        LookupError,
+        ArithmeticError,
+        AttributeError,
+        RecursionError,
+    ) as e:
         raise InvalidArgument(argument="messages", detail=f"the chat template refused them: {e}") from e
     if len(prompt) > MAX_PROMPT_CHARS:
         raise InvalidArgument(argument="messages", detail=f"they make a prompt of {len(prompt)} characters")

@@ -5,17 +5,19 @@ its commands so far, and the delivery's bytes as they were. Records carry a CRC,
 ignored. Records are buffered until `flush`, which the driver calls before anything that follows from them leaves the
 process: one `write` a program and turn, no fsync (the journal outlives this process, not a power cut).
 
-Files are slots that are written over: creating and unlinking one for each of 896 launches would cost more than the
-launches. A slot that holds nothing is empty; `Journals.leftovers` names what a killed runtime left.
+Files are slots that are written over: making and unlinking one for each of 896 launches would cost more than the
+launches (as would truncating them). A record's CRC starts from its header's, so what an earlier program left behind
+the end never counts. `Journals.leftovers` names what a killed runtime left.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import zlib
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field, fields
 from hashlib import blake2b
 from pathlib import Path
 from struct import Struct
@@ -30,6 +32,9 @@ DIGEST_BYTES = 8
 _HEAD = Struct("<4sHHII")  # magic, version, reserved, JSON bytes, source bytes; then both, then CRC-32 of all
 _RECORD = Struct("<IIQ8s")  # CRC-32 of the rest, delivery bytes, clock in ns since the start, digest; then the delivery
 _CRC = Struct("<I")
+_BIG_SLOT_BYTES = 1 << 20  # a larger one gives its space back
+MAX_KEPT = 1000
+"""Journals kept of programs that failed (or of all, if so configured); the oldest go first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,11 +56,18 @@ class JournalHeader:
 
     def encode(self) -> bytes:
         """The header's bytes."""
-        fields = asdict(self)
-        del fields["source"]
-        text = json.dumps(fields | {"seed": self.seed.hex()}, separators=(",", ":")).encode()
+        columns = {name: getattr(self, name) for name in _JSON_FIELDS}
+        text = json.dumps(columns | {"seed": self.seed.hex()}, separators=(",", ":")).encode()
         data = _HEAD.pack(MAGIC, VERSION, 0, len(text), len(self.source)) + text + self.source
         return data + _CRC.pack(zlib.crc32(data))
+
+    @property
+    def component_digest(self) -> str:
+        """What `component` starts with: the digest of the Python component or of the module."""
+        return self.component.partition("-")[0]
+
+
+_JSON_FIELDS = [f.name for f in fields(JournalHeader) if f.name != "source"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,16 +106,24 @@ class CommandDigest:
 class Journal:
     """The journal of one running program."""
 
-    __slots__ = ("_bytes", "_fd", "_limit_bytes", "_path", "_pending", "digest")
+    __slots__ = ("_at", "_bytes", "_crc", "_fd", "_limit_bytes", "_path", "_pending", "digest")
 
     def __init__(self, fd: int, path: Path, header: JournalHeader, limit_bytes: int) -> None:
-        """`fd` is an empty file at `path`; the journal owns neither."""
+        """`fd` is a file at `path`, to be written over from its start; the journal owns neither."""
         self._fd = fd
         self._path = path
         self._limit_bytes = limit_bytes
-        self._pending = [header.encode()]
-        self._bytes = len(self._pending[0])
+        data = header.encode()
+        self._pending = [data]
+        self._bytes = len(data)
+        self._at = 0  # bytes written
+        (self._crc,) = _CRC.unpack_from(data, len(data) - _CRC.size)
         self.digest = CommandDigest()
+
+    @property
+    def written_bytes(self) -> int:
+        """Length of the journal in its file."""
+        return self._at
 
     @property
     def pending(self) -> bool:
@@ -121,7 +141,7 @@ class Journal:
         if self._bytes > self._limit_bytes:
             raise JournalFull(limit=self._limit_bytes)
         body = _RECORD.pack(0, size, clock_ns, self.digest.value())[4:] + delivery
-        self._pending.append(_CRC.pack(zlib.crc32(body)) + body)
+        self._pending.append(_CRC.pack(zlib.crc32(body, self._crc)) + body)
 
     def flush(self) -> None:
         """Write what is pending.
@@ -135,7 +155,9 @@ class Journal:
         data = pending[0] if len(pending) == 1 else b"".join(pending)
         pending.clear()
         try:
-            while (written := os.write(self._fd, data)) < len(data):
+            while data:
+                written = os.pwrite(self._fd, data, self._at)
+                self._at += written
                 data = data[written:]
         except OSError as e:
             raise DiskFull(path=self._path.name, detail=e.strerror) from e
@@ -159,14 +181,15 @@ def read_journal(path: Path) -> tuple[JournalHeader, list[JournalRecord]]:
         raise InvalidSource(detail=f"the header of {path.name} is torn")
     fields = json.loads(data[_HEAD.size : source_at])
     fields |= {"seed": bytes.fromhex(fields["seed"]), "args": tuple(fields["args"]), "source": data[source_at:end]}
-    return JournalHeader(**fields), list(_records(data, end + _CRC.size))
+    (crc,) = _CRC.unpack_from(data, end)
+    return JournalHeader(**fields), list(_records(data, end + _CRC.size, crc))
 
 
-def _records(data: bytes, at: int) -> Iterator[JournalRecord]:
+def _records(data: bytes, at: int, header_crc: int) -> Iterator[JournalRecord]:
     while at + _RECORD.size <= len(data):
         crc, size, clock_ns, digest = _RECORD.unpack_from(data, at)
         end = at + _RECORD.size + size
-        if end > len(data) or crc != zlib.crc32(data[at + _CRC.size : end]):
+        if end > len(data) or crc != zlib.crc32(data[at + _CRC.size : end], header_crc):
             return
         yield JournalRecord(clock_ns, digest, data[at + _RECORD.size : end])
         at = end
@@ -191,6 +214,7 @@ class Journals:
         self._free: list[_Slot] = []
         self._used: dict[str, _Slot] = {}
         self._made = 0
+        self._kept = sorted(directory.glob("*.journal"), key=lambda path: path.stat().st_mtime)
         self.leftovers = [kept for slot in sorted(directory.glob("slot-*")) if (kept := self._keep_leftover(slot))]
 
     def open(self, header: JournalHeader, limit_bytes: int) -> Journal:
@@ -203,14 +227,22 @@ class Journals:
         self._used[header.program_id] = slot
         return Journal(slot.fd, slot.path, header, limit_bytes)
 
-    def close(self, program_id: str, *, keep: bool) -> None:
-        """The program has ended: its journal becomes `<program id>.journal`, or is deleted."""
+    def close(self, program_id: str, journal: Journal, *, keep: bool) -> None:
+        """The program has ended: its journal becomes `<program id>.journal`, or is deleted (its slot is written over)."""
         slot = self._used.pop(program_id)
         if keep:
+            with contextlib.suppress(DiskFull):  # what fits is kept
+                journal.flush()
+            os.ftruncate(slot.fd, journal.written_bytes)
             os.close(slot.fd)
             slot.path.rename(self.path(program_id))
+            self._kept.append(self.path(program_id))
+            while len(self._kept) > MAX_KEPT:
+                self._kept.pop(0).unlink(missing_ok=True)
             return
-        os.ftruncate(slot.fd, 0)
+        os.pwrite(slot.fd, bytes(len(MAGIC)), 0)
+        if journal.written_bytes > _BIG_SLOT_BYTES:
+            os.ftruncate(slot.fd, 0)
         self._free.append(slot)
 
     def path(self, program_id: str) -> Path:
@@ -230,16 +262,19 @@ class Journals:
         path = self._directory / f"slot-{os.getpid()}-{self._made}"
         self._made += 1
         try:
-            fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC, 0o600)
+            fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
         except OSError as e:
             raise DiskFull(path=path.name, detail=e.strerror) from e
         return _Slot(fd, path)
 
     def _keep_leftover(self, slot: Path) -> str | None:
+        if slot.name.split("-")[1] != str(os.getpid()) and Path(f"/proc/{slot.name.split('-')[1]}").exists():
+            return None  # another runtime's, which is alive
         try:
             header, _ = read_journal(slot)
         except (InvalidSource, ValueError, KeyError, TypeError):
             slot.unlink(missing_ok=True)  # empty, or torn before its program did anything
             return None
         slot.rename(self.path(header.program_id))
+        self._kept.append(self.path(header.program_id))
         return header.program_id

@@ -8,6 +8,8 @@ import secrets
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, replace
+from functools import lru_cache
+from typing import Any
 
 from tartlet_common.clock import Clock
 from tartlet_common.errors import (
@@ -26,7 +28,7 @@ from tartlet_runtime.calls import Call
 from tartlet_runtime.control_link import ControlLink
 from tartlet_runtime.driver import Driver
 from tartlet_runtime.journal import JournalHeader, Journals
-from tartlet_runtime.limits import MAX_ARGS_BYTES, MAX_NAME_BYTES, default_limits, resolve
+from tartlet_runtime.limits import MAX_ARGS_BYTES, MAX_NAME_BYTES, ProgramLimits, default_limits, resolve
 from tartlet_runtime.local_ops import LocalOps
 from tartlet_runtime.models import ModelTable
 from tartlet_runtime.native import NativeGuest, NativeServer
@@ -259,7 +261,7 @@ class ProgramTable:
             name=spec.name,
             tenant=spec.tenant,
             model=spec.model,
-            limits=asdict(spec.limits),
+            limits=_limits_json(spec.limits),
         )
 
     def _wasm_guests(self) -> WasmGuests:
@@ -290,7 +292,7 @@ class ProgramTable:
         spec = program.spec
         if program.journal is not None:
             keep = program.accepted and (program.error is not None or self._settings.keep_journals)
-            self._journals.close(spec.program_id, keep=keep)
+            self._journals.close(spec.program_id, program.journal, keep=keep)
             program.journal = None
         self._spans.end(program.span, program.usage.to_proto(self._clock.now()), program.error)
         if not program.accepted:
@@ -341,6 +343,11 @@ class ProgramTable:
             program.end(error())
 
 
+@lru_cache(maxsize=64)
+def _limits_json(limits: ProgramLimits) -> dict[str, Any]:
+    return asdict(limits)
+
+
 def _start_of(program: Program) -> control_pb2.ProgramStart:
     spec = program.spec
     return control_pb2.ProgramStart(
@@ -354,4 +361,3 @@ def _start_of(program: Program) -> control_pb2.ProgramStart:
         name=spec.name,
         trace=spec.trace,
     )
-

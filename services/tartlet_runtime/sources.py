@@ -25,9 +25,7 @@ class Sources:
         self._kept: OrderedDict[str, common_pb2.Source] = OrderedDict()
         self._bytes = 0
 
-    async def find(
-        self, asked: programs_pb2.LaunchSpec
-    ) -> tuple[programs_pb2.LaunchSpec, common_pb2.Source]:
+    async def find(self, asked: programs_pb2.LaunchSpec) -> tuple[programs_pb2.LaunchSpec, common_pb2.Source]:
         """The launch with its inferlet's defaults, and its source.
 
         Raises:

@@ -135,6 +135,7 @@ class WasmGuests:
         self._modules: OrderedDict[str, LinkedModule] = OrderedDict()
         self._python: LinkedModule | None = None
         self._python_error: TartletError | None = None
+        self._flags = flags_digest()
         try:
             self._python = self.host.load(python_guest(settings.cache_dir))
         except StartFailed as e:
@@ -151,7 +152,7 @@ class WasmGuests:
         if spec.language == _Source.NATIVE:
             return ""
         digest = self.component if spec.language == _Source.PYTHON else spec.digest
-        return f"{digest}-{flags_digest()}"
+        return f"{digest}-{self._flags}"
 
     @property
     def boundary(self) -> str:

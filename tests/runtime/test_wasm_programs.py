@@ -1,0 +1,136 @@
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from tartlet_common.errors import CorruptModule, ProgramCpuExceeded, ProgramFailed, ProgramMemoryExceeded
+from tartlet_common.wire import error_from_proto
+from tartlet_protos import common_pb2, programs_pb2
+from tests.runtime.harness import PYTHON, WASM, Rig, Stream, launch_spec, running
+
+_Event = programs_pb2.ProgramEvent
+SEND_AND_EXIT = Path(__file__).parents[2] / "inferlets" / "sdk" / "c" / "examples" / "send_and_exit.wasm"
+
+
+async def run_program(rig: Rig, source: str | bytes, **fields: object) -> list[programs_pb2.ProgramEvent]:
+    """Launch one program and collect its events behind ACCEPTED."""
+    data = source.encode() if isinstance(source, str) else source
+    fields.setdefault("language", PYTHON)
+    stream = Stream(rig.stub.Launch(programs_pb2.LaunchRequest(specs=[launch_spec(data=data, **fields)])))  # type: ignore[arg-type]
+    first = await stream.next()
+    assert first.kind == _Event.ACCEPTED, first
+    return await stream.rest()
+
+
+async def test_a_python_program_prints_sends_and_returns(run_dir: Path) -> None:
+    source = """
+import sys
+from inferlet import send, get_arg
+async def main():
+    print("hello", sys.argv[1])
+    send("message")
+    print("oops", file=sys.stderr)
+    return 6 * 7
+"""
+    async with running(run_dir) as rig:
+        events = await run_program(rig, source, args=["you"])
+    text = {kind: b"".join(e.data for e in events if e.kind == kind) for kind in (2, 3, 4, 5, 6)}
+    assert text[_Event.STDOUT] == b"hello you\n"
+    assert text[_Event.MESSAGE] == b"message"
+    assert text[_Event.STDERR] == b"oops\n"
+    assert events[-1].data == b"42"
+
+
+async def test_a_traceback_reaches_the_client_whole(run_dir: Path) -> None:
+    async with running(run_dir) as rig:
+        events = await run_program(rig, "def main():\n    x = 1\n    return x / 0\n", filename="mine.py")
+    error = error_from_proto(events[-1].error)
+    assert isinstance(error, ProgramFailed)
+    assert 'File "mine.py", line 3, in main' in error.fields["traceback"]
+    assert "ZeroDivisionError" in error.fields["traceback"]
+
+
+async def test_python_talks_to_the_runtime_and_to_control(run_dir: Path) -> None:
+    source = """
+from inferlet import *
+async def main():
+    model = await get_model()
+    ids = await tokenize("abc") if False else None
+    m = receive()
+    m = await m
+    return [model.name, str(m)]
+"""
+    async with running(run_dir) as rig:
+        spec = launch_spec(PYTHON, source.encode())
+        stream = Stream(rig.stub.Launch(programs_pb2.LaunchRequest(specs=[spec])))
+        accepted = await stream.next()
+        item = programs_pb2.SendItem(program_id=accepted.program_id, message=b"ping")
+        await rig.stub.Send(programs_pb2.SendRequest(items=[item]))
+        events = await stream.rest()
+    assert events[-1].success, events[-1].error
+    assert b"'fake'" in events[-1].data
+    assert b"ping" in events[-1].data
+
+
+async def test_sleep_takes_time_and_does_not_hold_others(run_dir: Path) -> None:
+    slow = "import time\ndef main():\n    t = time.monotonic()\n    time.sleep(0.3)\n    return round(time.monotonic() - t, 1)\n"
+    async with running(run_dir) as rig:
+        waiting = asyncio.ensure_future(run_program(rig, slow))
+        await asyncio.sleep(0.05)
+        fast = await run_program(rig, "def main():\n    return 'fast'\n")
+        assert not waiting.done()
+        assert fast[-1].data == b"fast"
+        assert (await waiting)[-1].data == b"0.3"
+
+
+async def test_an_endless_loop_and_a_memory_hog_end_and_others_go_on(run_dir: Path) -> None:
+    async with running(run_dir) as rig:
+        loop = run_program(rig, "while True: pass\n", limits=common_pb2.Limits(cpu_slice_s=0.3))
+        hog = run_program(
+            rig, "def main():\n    return len(bytearray(1 << 30))\n", limits=common_pb2.Limits(memory_bytes=64 << 20)
+        )
+        fine = run_program(rig, "import asyncio\nasync def main():\n    await asyncio.sleep(0.1)\n    return 1\n")
+        looped, hogged, went = await asyncio.gather(loop, hog, fine)
+    assert isinstance(error_from_proto(looped[-1].error), ProgramCpuExceeded)
+    assert isinstance(error_from_proto(hogged[-1].error), ProgramMemoryExceeded)
+    assert went[-1].data == b"1"
+
+
+async def test_a_core_module_runs_and_a_second_launch_needs_no_compile(run_dir: Path) -> None:
+    async with running(run_dir) as rig:
+        for _ in range(2):
+            events = await run_program(rig, SEND_AND_EXIT.read_bytes(), language=WASM)
+            assert events[-1].success, events[-1].error
+            assert events[0].kind == _Event.MESSAGE
+
+
+async def test_a_corrupt_module_is_rejected(run_dir: Path) -> None:
+    async with running(run_dir) as rig:
+        spec = launch_spec(WASM, b"\0asm\1\0\0\0garbage")
+        stream = Stream(rig.stub.Launch(programs_pb2.LaunchRequest(specs=[spec])))
+        rejected = await stream.next()
+        assert rejected.kind == _Event.REJECTED
+        assert isinstance(error_from_proto(rejected.error), CorruptModule)
+
+
+@pytest.mark.parametrize(
+    ("source", "number"),
+    [(b"x = 1\n", 0), (b"def main(:\n", 111), (b"\xff\xfe", 111), (b"a\0b", 111), (b"(" * 20000, 111)],
+)
+async def test_validate_judges_a_source_as_its_sandbox_would(run_dir: Path, source: bytes, number: int) -> None:
+    async with running(run_dir) as rig:
+        request = programs_pb2.ValidateRequest(source=common_pb2.Source(language=PYTHON, data=source, filename="m.py"))
+        reply = await rig.stub.Validate(request)
+        assert reply.error.number == number, reply
+
+
+async def test_many_python_programs_at_once(run_dir: Path) -> None:
+    async with running(run_dir) as rig:
+        source = b"from inferlet import send\ndef main():\n    send('x')\n"
+        specs = [launch_spec(PYTHON, source) for _ in range(64)]
+        stream = Stream(rig.stub.Launch(programs_pb2.LaunchRequest(specs=specs)))
+        events = await stream.rest()
+    assert sum(e.kind == _Event.MESSAGE for e in events) == 64
+    assert sum(e.success for e in events if e.kind == _Event.ENDED) == 64
