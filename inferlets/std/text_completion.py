@@ -11,6 +11,7 @@ from inferlet import Context, Sampler, Stop, Until, get_model
 
 
 def arguments() -> argparse.Namespace:
+    """What the command line asks for."""
     parser = argparse.ArgumentParser(description="Complete a text.")
     parser.add_argument("--prompt", required=True, help="the text to go on with")
     parser.add_argument("--max-tokens", type=int, default=64, help="most tokens to generate (default: 64)")
@@ -25,6 +26,7 @@ def arguments() -> argparse.Namespace:
 
 
 async def main() -> None:
+    """Print the completion as it is generated."""
     args = arguments()
     sampler = Sampler(args.temperature, args.top_k, args.top_p, args.min_p, args.seed)
     stop: Stop = Until(*args.stop)

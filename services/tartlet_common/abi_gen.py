@@ -36,8 +36,7 @@ def struct_format(layout: np.dtype[np.void]) -> str:
         >>> struct_format(abi.FORWARD_HEAD)
         '<IIII'
     """
-    fields = layout.fields or {}
-    return "<" + "".join(FORMATS[fields[name][0].str.lstrip("<|")] for name in layout.names or ())
+    return "<" + "".join(FORMATS[layout[name].str.lstrip("<|")] for name in layout.names or ())
 
 
 def lines() -> Iterator[str]:

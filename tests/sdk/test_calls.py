@@ -131,7 +131,7 @@ def test_a_mask_decides_instead_of_positions() -> None:
         kv, emb, out = alloc_kvpage(1), alloc_emb(3), alloc_emb(1)
         embed_txt(list(b"abc"), [0, 1, 2], emb)
         forward([], emb[:2], kv)
-        mask = [[True, False, True, True] + [True]]  # the page's four slots, then the token itself
+        mask = [[True, False, True, True, True]]  # the page's four slots, then the token itself
         forward(kv, emb[2:], [], out, mask=mask)
         return [(await get_next_dist(out)).max_index()]
 

@@ -47,10 +47,13 @@ def test_a_task_group_collects_and_cancels() -> None:
                 seen.append("cancelled")
                 raise
 
-        with pytest.raises(ExceptionGroup) as caught:
+        async def both() -> None:
             async with asyncio.TaskGroup() as group:
                 group.create_task(waits())
                 group.create_task(fails())
+
+        with pytest.raises(ExceptionGroup) as caught:
+            await both()
         assert isinstance(caught.value.exceptions[0], KeyError)
         return seen
 
@@ -62,7 +65,7 @@ def test_queues_events_locks_and_contextvars_work() -> None:
 
     async def main() -> list[str]:
         queue: asyncio.Queue[str] = asyncio.Queue(1)
-        lock, event, out = asyncio.Lock(), asyncio.Event(), []
+        lock, event = asyncio.Lock(), asyncio.Event()
 
         async def produce(who: str) -> None:
             name.set(who)
@@ -75,9 +78,7 @@ def test_queues_events_locks_and_contextvars_work() -> None:
             for who in "abc":
                 group.create_task(produce(who))
             event.set()
-            for _ in "abc":
-                out.append(await queue.get())
-        return out
+            return [await queue.get() for _ in "abc"]
 
     assert sorted(run(MiniHost(), main)) == ["a", "b", "c"]
 

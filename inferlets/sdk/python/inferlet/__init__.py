@@ -8,9 +8,11 @@ Example:
     >>> async def main():
     ...     async with Context(await get_model()) as ctx:
     ...         ctx.fill("374+588=")
-    ...         async for piece in ctx.generate(max_tokens=8):
-    ...             print(len(piece), end=" ")
-    1 1 1 1 1 1 1 1
+    ...         async for piece in ctx.generate(max_tokens=3):
+    ...             print(f"one more token, {len(piece)} more characters")
+    one more token, 1 more characters
+    one more token, 1 more characters
+    one more token, 1 more characters
 """
 
 from __future__ import annotations

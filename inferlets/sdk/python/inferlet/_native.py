@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from inferlet import _guest, _host
-from inferlet.errors import Unavailable, from_wire
+from inferlet.errors import TartletError, Unavailable, from_wire
 
 if TYPE_CHECKING:
     import socket
@@ -85,6 +85,7 @@ def connect(path: str, token: str) -> tuple[SocketBackend, dict[str, Any]]:
     try:
         stream.connect(path)
     except OSError as error:
+        stream.close()
         raise Unavailable(what=f"the runtime at {path}", detail=str(error)) from error
     backend = SocketBackend(stream)
     backend.send(HELLO, token.encode())
@@ -95,7 +96,11 @@ def connect(path: str, token: str) -> tuple[SocketBackend, dict[str, Any]]:
 def main(argv: list[str]) -> int:
     """Run FILE with ARGS; the exit status."""
     path, args = argv[0], argv[1:]
-    backend, welcome = connect(os.environ["TARTLET_GUEST_SOCKET"], os.environ["TARTLET_GUEST_TOKEN"])
+    try:
+        backend, welcome = connect(os.environ["TARTLET_GUEST_SOCKET"], os.environ["TARTLET_GUEST_TOKEN"])
+    except TartletError as error:
+        print(f"{error}\n{error.remedy}", file=sys.stderr)
+        return 1
     _host.backend = backend
     _guest.start(args)
     if welcome.get("seed") is not None:

@@ -1,0 +1,48 @@
+"""The examples in the SDK's docstrings do what they say: expressions as doctests, `main` functions as programs."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import doctest
+import importlib
+import io
+import pkgutil
+
+import pytest
+
+import inferlet
+from tests.sdk.harness import run
+from tests.sdk.mini_host import MiniHost
+
+
+def examples() -> list[doctest.DocTest]:
+    """Every docstring with an example, of every module but the one that opens sockets."""
+    finder = doctest.DocTestFinder(exclude_empty=True)
+    names = [m.name for m in pkgutil.iter_modules(inferlet.__path__) if not m.name.startswith("__")]
+    modules = [inferlet, *(importlib.import_module(f"inferlet.{name}") for name in names)]
+    found = {t.name: t for m in modules for t in finder.find(m) if t.examples}
+    return list(found.values())
+
+
+EXAMPLES = examples()
+
+
+def test_there_are_examples() -> None:
+    assert {"inferlet", "inferlet.context", "inferlet.sampling", "inferlet.stopping"} <= {t.name for t in EXAMPLES}
+    assert len(EXAMPLES) >= 12
+
+
+@pytest.mark.parametrize("test", EXAMPLES, ids=lambda t: t.name)
+def test_an_example_does_what_it_says(test: doctest.DocTest) -> None:
+    names = {**vars(inferlet), **test.globs, "asyncio": asyncio}
+    checker = doctest.OutputChecker()
+    for example in test.examples:
+        out = io.StringIO()
+        with contextlib.redirect_stdout(out):
+            if example.source.startswith("async def main"):
+                exec(compile(example.source, test.name, "exec"), names)
+                run(MiniHost(page_size=16), names["main"])
+            else:
+                exec(compile(example.source, test.name, "single"), names)
+        assert checker.check_output(example.want, out.getvalue(), 0), f"{example.source}gave {out.getvalue()!r}"

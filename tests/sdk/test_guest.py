@@ -1,0 +1,223 @@
+"""Running a program's source: entry points, output, results and tracebacks, as both hosts do it."""
+
+from __future__ import annotations
+
+import random
+import textwrap
+
+import pytest
+
+from inferlet import errors
+from tests.sdk.harness import run_source
+from tests.sdk.mini_host import MiniHost
+
+
+def source(text: str) -> str:
+    """A program, unindented."""
+    return textwrap.dedent(text).lstrip()
+
+
+def failure(text: str, *args: str) -> tuple[BaseException, str]:
+    """What a program raises, and what its user reads."""
+    with pytest.raises(BaseException) as caught:  # noqa: PT011 - any
+        run_source(MiniHost(), source(text), *args)
+    return caught.value, caught.value.guest_traceback  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("text", "result"),
+    [
+        ("async def main(): return 41 + 1", "42"),
+        ("async def main(args): return args[0] + args[1]", "xy"),
+        ("def main(): return 'sync'", "sync"),
+        ("def main(*args): return args", "(['x', 'y'],)"),
+        ("async def main(): pass", None),
+        ("value = 1", None),
+        ("import sys\ndef main(): return sys.argv[1:]", "['x', 'y']"),
+        ("import inferlet\ndef main(): return inferlet.get_arg()", "['x', 'y']"),
+        ("import sys\nasync def main(): sys.exit()", None),
+        ("import sys\nasync def main(): sys.exit(0)", None),
+    ],
+)
+def test_what_main_returns_is_the_result(text: str, result: str | None) -> None:
+    assert run_source(MiniHost(), text, "x", "y") == result
+
+
+def test_a_main_that_the_file_runs_itself_runs_once() -> None:
+    host = MiniHost()
+    text = """
+        import asyncio
+        from inferlet import synchronize
+        async def main():
+            await synchronize()
+            print("ran")
+        if __name__ == "__main__":
+            asyncio.run(main())
+    """
+    run_source(host, source(text))
+    assert host.log[1] == b"ran\n"
+
+
+def test_classes_of_the_program_find_their_module() -> None:
+    text = """
+        import dataclasses, pickle, typing
+        @dataclasses.dataclass
+        class Point:
+            x: "int"
+        def main():
+            assert typing.get_type_hints(Point) == {"x": int}
+            return pickle.loads(pickle.dumps(Point(3))).x
+    """
+    assert run_source(MiniHost(), source(text)) == "3"
+
+
+def test_prints_reach_the_client_in_order_with_messages() -> None:
+    host = MiniHost()
+    text = """
+        import sys, inferlet
+        async def main():
+            print("one", end="")
+            inferlet.send("two")
+            print("three", file=sys.stderr)
+            sys.stdout.buffer.write(b"\\xff")
+            print("end", end="")
+    """
+    run_source(host, source(text))
+    assert host.log == {1: b"one\xffend", 2: b"three\n"}
+    assert host.sent == [b"two"]
+    assert [op.name for op in host.ops[:3]] == ["LOG", "SEND", "LOG"]
+
+
+def test_a_finished_line_leaves_at_once_and_a_streamed_piece_with_the_next_wait() -> None:
+    host = MiniHost()
+    text = """
+        from inferlet import synchronize
+        async def main():
+            print("line")
+            print("piece", end="", flush=True)
+            await synchronize()
+            print("twice", end="", flush=True)
+            print(" flushed", end="", flush=True)
+            while True: pass
+    """
+
+    class Stuck(Exception):
+        pass
+
+    def interrupt(*_: object) -> None:
+        raise Stuck
+
+    import signal
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    signal.setitimer(signal.ITIMER_REAL, 0.3)
+    try:
+        with pytest.raises(Stuck):
+            run_source(host, source(text))
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    assert host.log[1] == b"line\npiecetwice flushed"
+    sizes = [len(s) for s in host.submissions]
+    assert len(sizes) == 3, "one for the line, one with the wait, one for the second flush"
+
+
+def test_a_traceback_shows_the_program_s_frames_and_lines_alone() -> None:
+    error, shown = failure(
+        """
+        import inferlet
+
+        async def helper():
+            await inferlet.get_next_dist(inferlet.Embed(7))
+
+        async def main():
+            await helper()
+        """
+    )
+    assert isinstance(error, errors.UnknownResource)
+    assert shown.splitlines() == [
+        "Traceback (most recent call last):",
+        '  File "prog.py", line 7, in main',
+        "    await helper()",
+        '  File "prog.py", line 4, in helper',
+        "    await inferlet.get_next_dist(inferlet.Embed(7))",
+        "inferlet.errors.UnknownResource: embed 7 is not allocated",
+        "Allocate it first; a freed or never allocated id can't be used.",
+    ]
+
+
+def test_a_traceback_of_a_group_shows_each_task_s_frames() -> None:
+    _, shown = failure(
+        """
+        import asyncio
+
+        async def fails(n):
+            raise ValueError(n)
+
+        async def main():
+            async with asyncio.TaskGroup() as group:
+                group.create_task(fails(1))
+                group.create_task(fails(2))
+        """
+    )
+    assert shown.count('File "prog.py", line 4, in fails') == 2
+    assert "asyncio" not in shown.replace("asyncio.TaskGroup", "")
+    assert "inferlet/" not in shown
+
+
+def test_debug_shows_all_frames(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TARTLET_DEBUG", "1")
+    _, shown = failure("async def main(): 1 / 0")
+    assert "_guest.py" in shown
+
+
+def test_a_syntax_error_shows_its_line() -> None:
+    error, shown = failure("x = 1\ndef main(:\n    pass\n")
+    assert isinstance(error, SyntaxError)
+    assert shown.startswith('  File "prog.py", line 2\n    def main(:')
+
+
+@pytest.mark.parametrize(("code", "text"), [("3", "exit status 3"), ("'no prompt'", "no prompt")])
+def test_a_failing_exit_says_why(code: str, text: str) -> None:
+    _, shown = failure(f"import sys\ndef main(): sys.exit({code})")
+    assert shown == text
+
+
+def test_a_wrong_flag_is_argparse_s_own_message() -> None:
+    host = MiniHost()
+    text = "import argparse\ndef main(): argparse.ArgumentParser().parse_args()"
+    with pytest.raises(Exception, match="exit status 2"):
+        run_source(host, text, "--nonsense")
+    assert b"prog.py: error: unrecognized arguments: --nonsense" in host.log[2]
+
+
+def test_a_failure_that_nobody_awaited_fails_the_program() -> None:
+    error, _ = failure(
+        """
+        import inferlet
+        async def main():
+            inferlet.dealloc_emb([inferlet.Embed(3)])
+            await inferlet.synchronize(inferlet.create_queue())
+        """
+    )
+    assert isinstance(error, errors.UnknownResource)
+
+
+def test_a_caught_and_reset_failure_does_not() -> None:
+    text = """
+        import inferlet
+        async def main():
+            try:
+                await inferlet.get_next_dist(inferlet.Embed(3))
+            except inferlet.errors.RequestError as error:
+                inferlet.reset()
+                return error.number
+    """
+    assert run_source(MiniHost(), source(text)) == "105"
+
+
+def test_each_program_draws_its_own_random_numbers() -> None:
+    text = "import random\ndef main(): return random.random()"
+    random.seed(0)
+    first = run_source(MiniHost(), text)
+    random.seed(0)
+    assert run_source(MiniHost(), text) != first

@@ -1,0 +1,116 @@
+"""`python -m inferlet._native`: the guest's side of the runtime's socket."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import struct
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from inferlet import _native
+from tartlet_common.errors import UnknownProgram
+from tests.sdk.harness import tokens_of
+from tests.sdk.mini_host import MiniHost
+from tests.sdk.mini_model import reference_generate
+
+
+class Runtime(threading.Thread):
+    """Serves one native guest with a `MiniHost` behind it."""
+
+    def __init__(self, path: Path, host: MiniHost, *, refuse: bool = False) -> None:
+        super().__init__(daemon=True)
+        self.host, self.refuse = host, refuse
+        self.token, self.end = "", b""
+        self.listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.listener.bind(str(path))
+        self.listener.listen()
+
+    def run(self) -> None:
+        stream, _ = self.listener.accept()
+        with self.listener, stream, stream.makefile("rb") as received:
+            while head := received.read(5):
+                length, kind = struct.unpack("<IB", head)
+                body = received.read(length - 1)
+                answer = self.answer(kind, body)
+                if answer is not None:
+                    stream.sendall(struct.pack("<IB", 1 + len(answer[1]), answer[0]) + answer[1])
+                if self.end or self.refuse:
+                    return
+
+    def answer(self, kind: int, body: bytes) -> tuple[int, bytes] | None:
+        match kind:
+            case _native.HELLO if self.refuse:
+                error = UnknownProgram(program="x")
+                return _native.ERROR, struct.pack("<I", error.number) + error.to_json()
+            case _native.HELLO:
+                self.token = body.decode()
+                return _native.WELCOME, json.dumps({"filename": "x", "args": []}).encode()
+            case _native.SUBMIT:
+                self.host.submit(body)
+            case _native.WAIT:
+                return _native.DELIVERY, self.host.wait(*struct.unpack("<IQ", body))
+            case _native.END:
+                self.end = body
+        return None
+
+
+def launch(
+    run_dir: Path, program: str, *args: str, refuse: bool = False
+) -> tuple[subprocess.CompletedProcess[str], Runtime]:
+    """Run a program natively, as the CLI does."""
+    runtime = Runtime(run_dir / "guest.sock", MiniHost(), refuse=refuse)
+    runtime.start()
+    path = run_dir / "prog.py"
+    path.write_text(program)
+    env = {**os.environ, "TARTLET_GUEST_SOCKET": str(run_dir / "guest.sock"), "TARTLET_GUEST_TOKEN": "secret"}
+    command = [sys.executable, "-m", "inferlet._native", str(path), *args]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60, check=False)
+    runtime.join(10)
+    return done, runtime
+
+
+def test_a_native_program_prints_to_the_terminal_and_returns_its_result(run_dir: Path) -> None:
+    (run_dir / "neighbour.py").write_text("PROMPT = 'Hello,'\n")
+    program = (
+        "import sys\nimport neighbour\nfrom inferlet import Context\n"
+        "async def main():\n    ctx = Context()\n    ctx.fill(neighbour.PROMPT)\n"
+        "    print(await ctx.generate_until(max_tokens=6))\n    return sys.argv[1]\n"
+    )
+    done, runtime = launch(run_dir, program, "--flag")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.encode() == bytes(reference_generate(tokens_of("Hello,"), 6)) + b"\n"
+    assert runtime.token == "secret"
+    assert runtime.end == b"\1--flag"
+    assert runtime.host.log[1] == b""
+
+
+def test_a_native_failure_is_the_program_s_traceback_and_status_1(run_dir: Path) -> None:
+    done, runtime = launch(run_dir, "def helper():\n    raise KeyError('x')\nasync def main():\n    helper()\n")
+    assert done.returncode == 1
+    assert [line.strip() for line in done.stderr.splitlines()] == [
+        "Traceback (most recent call last):",
+        f'File "{run_dir}/prog.py", line 4, in main',
+        "helper()",
+        f'File "{run_dir}/prog.py", line 2, in helper',
+        "raise KeyError('x')",
+        "KeyError: 'x'",
+    ]
+    assert runtime.end == b"\0" + done.stderr.strip().encode()
+
+
+def test_a_refused_token_says_so(run_dir: Path) -> None:
+    done, _ = launch(run_dir, "def main(): pass\n", refuse=True)
+    assert done.returncode == 1
+    assert "no program x" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_nobody_listening_says_so(run_dir: Path) -> None:
+    with pytest.raises(Exception, match="can't be reached"):
+        _native.connect(str(run_dir / "nothing.sock"), "t")

@@ -1,0 +1,95 @@
+"""The programs in inferlets/std, and the template of `tartlet new`, on the small host."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.sdk.harness import held, run_source, tokens_of
+from tests.sdk.mini_host import MiniHost
+from tests.sdk.mini_model import reference_generate
+
+
+def read(repo: Path, name: str) -> str:
+    return (repo / "inferlets/std" / name).read_text(encoding="utf-8")
+
+
+def completed(prompt: str, n: int) -> bytes:
+    return bytes(reference_generate(tokens_of(prompt), n))
+
+
+def test_text_completion_streams_the_completion(repo: Path) -> None:
+    host = MiniHost()
+    run_source(host, read(repo, "text_completion.py"), "--prompt", "374+588=", "--max-tokens", "9")
+    assert host.log[1] == completed("374+588=", 9) + b"\n"
+    assert held(host) == (0, 0, 0)
+
+
+def test_text_completion_stops_before_a_string(repo: Path) -> None:
+    host = MiniHost()
+    text = completed("a", 30).decode()
+    flags = ["--prompt", "a", "--max-tokens", "30", "--stop", text[10:12], "--stop", text[20]]
+    run_source(host, read(repo, "text_completion.py"), *flags)
+    end = min(text.find(text[10:12]), text.find(text[20]))
+    assert host.log[1].decode() == text[:end] + "\n"
+
+
+def test_text_completion_samples_by_its_flags(repo: Path) -> None:
+    def text(*flags: str) -> bytes:
+        host = MiniHost()
+        run_source(host, read(repo, "text_completion.py"), "--prompt", "a", "--max-tokens", "20", *flags)
+        return host.log[1]
+
+    hot = ["--temperature", "1.5", "--top-k", "50", "--top-p", "0.95", "--min-p", "0.01", "--seed"]
+    assert text(*hot, "1") == text(*hot, "1") != text(*hot, "2")
+    assert text("--top-k", "1") == text()
+
+
+def test_text_completion_formats_a_chat(repo: Path) -> None:
+    host = MiniHost()
+    run_source(host, read(repo, "text_completion.py"), "--prompt", "hi", "--max-tokens", "1", "--chat")
+    assert host.tokenized == [("<user>hi</user><assistant>", False)]
+
+
+@pytest.mark.parametrize("page_size", [1, 3, 16])
+def test_the_paper_s_loop(repo: Path, page_size: int) -> None:
+    host = MiniHost(page_size=page_size)
+    run_source(host, read(repo, "autoregressive.py"))
+    assert host.log[1] == bytes(reference_generate(b"Hello,", 10)) + b"\n"
+    assert held(host) == (0, 0, 0)
+
+
+@pytest.mark.parametrize("page_size", [1, 3, 16])
+def test_the_paper_s_split_forward(repo: Path, page_size: int) -> None:
+    assert run_source(MiniHost(page_size=page_size), read(repo, "split_forward.py")) == "same"
+
+
+def test_forks_print_a_line_each(repo: Path) -> None:
+    host = MiniHost(page_size=2)
+    flags = ["--prompt", "Once upon", "--branches", "3", "--max-tokens", "6", "--seed", "4"]
+    run_source(host, read(repo, "fork.py"), *flags)
+    lines = host.log[1].decode().splitlines()
+    assert [line[:3] for line in lines] == ["1: ", "2: ", "3: "]
+    assert len({line[3:] for line in lines}) == 3
+    assert held(host) == (0, 0, 0)
+
+
+def test_chat_answers_until_the_client_says_bye(repo: Path) -> None:
+    host = MiniHost()
+    host.deliver(b"hi")
+    host.deliver(b"bye")
+    run_source(host, read(repo, "chat.py"), "Be", "brief.")
+    [(text, _)] = host.tokenized
+    assert text == "<system>Be brief.</system><user>hi</user><assistant>"
+    assert b"".join(host.sent[:-1]) == bytes(reference_generate(tokens_of(text, special=False), 256))
+    assert host.sent[-1] == b"\n"
+
+
+def test_the_template_of_a_new_program_runs(repo: Path) -> None:
+    host = MiniHost()
+    template = (repo / "services/tartlet_cli/template.py.txt").read_text(encoding="utf-8")
+    program = template.replace("{name}", "mine")
+    assert "{" not in program
+    run_source(host, program, "--max-tokens", "12", filename="mine.py")
+    assert len(host.log[1].decode()) == 13
