@@ -15,8 +15,11 @@ from tartlet_common.engine_spec import EngineSpec
 from tartlet_common.errors import CheckpointBroken, OutOfDeviceMemory
 from tartlet_common.settings import WorkerSettings
 from tartlet_worker.attention.base import Attention
+from tartlet_worker.attention.c_kernel import MAX_GROUP, CKernel
 from tartlet_worker.attention.torch_chunked import TorchChunked
 from tartlet_worker.attention.torch_gather import TorchGather
+from tartlet_worker.c_decoder import CDecoder, supports
+from tartlet_worker.kernels import available
 from tartlet_worker.model import Decoder
 from tartlet_worker.model_config import ModelConfig, read_config
 from tartlet_worker.pools import Pools, PoolSizes, page_bytes
@@ -27,6 +30,7 @@ DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 ATTENTION: dict[str, Callable[[int, str], Attention]] = {
     "torch-gather": TorchGather,
     "torch-chunked": TorchChunked,
+    "c": CKernel,
 }
 DEFAULT_KV_BYTES = 256 << 20
 
@@ -86,10 +90,7 @@ def load_engine(
     sizes = pool_sizes(config, options)
     reader = WeightReader(path, config, dtype)
     try:
-        attention = make_attention(config, options)
-        decoder = Decoder(
-            config, reader, attention, device=options.device, batch_invariant=options.batch_invariant
-        )
+        decoder = make_decoder(config, options, reader, dtype)
         pools = Pools(sizes, config, dtype, options.device)
     except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
         if not isinstance(error, torch.OutOfMemoryError | MemoryError) and "alloc" not in str(error):
@@ -154,11 +155,25 @@ def pool_sizes(config: ModelConfig, options: EngineOptions) -> PoolSizes:
     )
 
 
+def make_decoder(
+    config: ModelConfig, options: EngineOptions, reader: WeightReader, dtype: torch.dtype
+) -> Decoder | CDecoder:
+    """The C decoder where it can run and wins (one thread, bf16), else the one in torch."""
+    if options.kernels not in {"auto", "c", "torch"}:
+        raise ValueError(f"kernels {options.kernels!r} is none of auto, c, torch")
+    c_runs = supports(config, options.device, dtype) and options.attention == "auto"
+    if c_runs and (options.kernels == "c" or (options.kernels == "auto" and torch.get_num_threads() == 1)):
+        return CDecoder(config, reader)
+    attention = make_attention(config, options)
+    return Decoder(config, reader, attention, device=options.device, batch_invariant=options.batch_invariant)
+
+
 def make_attention(config: ModelConfig, options: EngineOptions) -> Attention:
     """The attention implementation for a device and mode."""
     name = options.attention
     if name == "auto":
-        name = "torch-chunked" if options.batch_invariant else "torch-gather"
+        in_place = options.kernels != "torch" and options.device == "cpu" and available() and config.group <= MAX_GROUP
+        name = "c" if in_place else "torch-chunked" if options.batch_invariant else "torch-gather"
     if name not in ATTENTION:
         raise ValueError(f"attention {name!r} is none of auto, {', '.join(ATTENTION)}")
     return ATTENTION[name](config.kv_heads, options.device)

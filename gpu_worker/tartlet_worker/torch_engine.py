@@ -31,6 +31,7 @@ from tartlet_common.step import (
     Step,
     StepResult,
 )
+from tartlet_worker.c_decoder import CDecoder
 from tartlet_worker.handlers.embed_txt import embed_txt
 from tartlet_worker.handlers.forward import forward
 from tartlet_worker.handlers.forward_plan import ForwardPlan
@@ -43,7 +44,7 @@ from tartlet_worker.pools import Pools
 class TorchEngine:
     """A Llama-family model with its pools on one device; see `Engine` and the module."""
 
-    def __init__(self, spec: EngineSpec, decoder: Decoder, pools: Pools, tokenizer: bytes) -> None:
+    def __init__(self, spec: EngineSpec, decoder: Decoder | CDecoder, pools: Pools, tokenizer: bytes) -> None:
         self._spec, self._decoder, self._pools, self._tokenizer = spec, decoder, pools, tokenizer
         self._poisoned: set[int] = set()
 
@@ -58,7 +59,7 @@ class TorchEngine:
         return self._pools
 
     @property
-    def decoder(self) -> Decoder:
+    def decoder(self) -> Decoder | CDecoder:
         """The model, for tests and tools."""
         return self._decoder
 

@@ -1,0 +1,84 @@
+"""Attention by the C kernel that reads pages in place: no gathered copies, and the same bits in any company."""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from tartlet_worker.attention.base import AttentionBatch
+from tartlet_worker.kernels import library
+
+MAX_GROUP = 32
+"""Query heads that may share one key head (MAX_GROUP of attention.h)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """The batch as the kernel reads it; holds on to every array that a pointer names."""
+
+    batch: AttentionBatch
+    pointers: tuple[int, ...]  # indptr, query positions, pages, width, pages of each, column positions
+    allowed: object
+    keep: list[np.ndarray]
+
+
+def allowed_pointers(batch: AttentionBatch) -> tuple[object, list[np.ndarray]]:
+    """[B] pointers to the commands' masks as bytes, or None; and what they point to."""
+    if not batch.allowed:
+        return None, []
+    keep = {b: np.ascontiguousarray(mask).view(np.uint8) for b, mask in batch.allowed.items()}
+    count = len(batch.num_pages)
+    addresses = [keep[b].ctypes.data if b in keep else None for b in range(count)]
+    return (ctypes.c_void_p * count)(*addresses), list(keep.values())
+
+
+class CKernel:
+    """See the module."""
+
+    name = "c"
+
+    def __init__(self, kv_heads: int, device: str) -> None:
+        loaded = library()
+        if loaded is None or device != "cpu":
+            raise ValueError("the C kernels are not built on this machine, or don't serve this device")
+        self._kv_heads = kv_heads
+        self._run = {torch.bfloat16: loaded.attend_bf16, torch.float32: loaded.attend_f32}
+
+    def prepare(self, batch: AttentionBatch) -> Prepared:
+        """See `Attention.prepare`."""
+        allowed, keep = allowed_pointers(batch)
+        columns = (batch.query_indptr, batch.query_position, batch.pages, batch.num_pages, batch.column_position)
+        arrays = [np.ascontiguousarray(c) for c in columns]
+        return Prepared(batch, tuple(a.ctypes.data for a in arrays), allowed, [*arrays, *keep])
+
+    def run(self, prepared: Prepared, q: Tensor, kv: Tensor, window: int | None) -> Tensor:
+        """See `Attention.run`."""
+        tokens, heads, head_dim = q.shape
+        q = q.contiguous()
+        out = torch.empty_like(q)
+        indptr, at, pages, num_pages, position = prepared.pointers
+        self._run[q.dtype](
+            q.data_ptr(),
+            kv[0].data_ptr(),
+            kv[1].data_ptr(),
+            out.data_ptr(),
+            len(prepared.batch.num_pages),
+            indptr,
+            at,
+            pages,
+            prepared.batch.pages.shape[1],
+            num_pages,
+            position,
+            prepared.allowed,
+            window or 0,
+            heads,
+            self._kv_heads,
+            kv.shape[3],
+            head_dim,
+            head_dim**-0.5,
+        )
+        return out.view(tokens, heads * head_dim)

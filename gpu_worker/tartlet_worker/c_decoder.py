@@ -1,0 +1,167 @@
+"""The decoder on one CPU thread in bf16, all layers in one foreign call (`kernels/decoder.c`).
+
+It multiplies by weights that are laid out once, keeps the residual stream in float32, and gives the same bits whatever
+else is in a batch, so `batch_invariant` costs it nothing.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from tartlet_worker.attention.c_kernel import MAX_GROUP, allowed_pointers
+from tartlet_worker.handlers.forward_plan import ForwardPlan
+from tartlet_worker.kernels import library
+from tartlet_worker.kernels.library import Layer, Matrix, Model, Pass
+from tartlet_worker.model_config import ModelConfig
+from tartlet_worker.pools import Pools
+from tartlet_worker.rope import RopeTable
+from tartlet_worker.weights import EMBEDDING, FINAL_NORM, LM_HEAD, WeightReader
+
+_BLOCK = 32  # columns and k values that packed weights are padded to
+
+
+def supports(config: ModelConfig, device: str, dtype: torch.dtype) -> bool:
+    """True if this machine's kernels can run such a model."""
+    return device == "cpu" and dtype == torch.bfloat16 and config.group <= MAX_GROUP and library() is not None
+
+
+def _padded(count: int) -> int:
+    return -(-count // _BLOCK) * _BLOCK
+
+
+class CDecoder:
+    """Weights in the kernels' layout; the same interface as `Decoder`."""
+
+    def __init__(self, config: ModelConfig, reader: WeightReader) -> None:
+        loaded = library()
+        assert loaded is not None, "the caller asks `supports` first"
+        self.config, self._lib = config, loaded
+        self.passes = 0  # through the layers so far
+        self._keep: list[Tensor] = []  # what pointers of the structures name
+        self.embedding = reader.get(EMBEDDING)  # [vocab, dim]
+        layers = [self._layer(reader, i) for i in range(config.layers)]
+        self._layers = (Layer * config.layers)(*layers)
+        self._final_norm = self._floats(reader.get(FINAL_NORM))
+        self._head = self._pack(self.embedding if config.tied else reader.get(LM_HEAD), None)
+        self._rope = RopeTable(config.rope, config.head_dim, config.max_position, torch.float32, "cpu")
+
+    def _floats(self, values: Tensor) -> int:
+        """Address of a float32 copy that stays."""
+        self._keep.append(values.float().contiguous())
+        return self._keep[-1].data_ptr()
+
+    def _pack(self, weight: Tensor, bias: Tensor | None) -> Matrix:
+        """A weight [n, k] in the kernels' layout."""
+        n, k = weight.shape
+        out = torch.empty(_padded(n) * _padded(k), dtype=torch.bfloat16)
+        weight = weight.contiguous()
+        self._lib.pack_weights(weight.data_ptr(), n, k, out.data_ptr())
+        self._keep.append(out)
+        address = None
+        if bias is not None:
+            address = self._floats(torch.nn.functional.pad(bias, (0, _padded(n) - n)))
+        return Matrix(out.data_ptr(), address, _padded(n), _padded(k))
+
+    def _layer(self, reader: WeightReader, i: int) -> Layer:
+        p, config = f"model.layers.{i}.", self.config
+
+        def named(names: Sequence[str], kind: str) -> Tensor | None:
+            if not reader.has(f"{p}{names[0]}.{kind}"):
+                return None
+            return reader.cat(*(f"{p}{name}.{kind}" for name in names))
+
+        def matrix(*names: str) -> Matrix:
+            weight = named(names, "weight")
+            assert weight is not None
+            return self._pack(weight, named(names, "bias"))
+
+        def norm(name: str) -> int | None:
+            return self._floats(reader.get(f"{p}{name}.weight")) if reader.has(f"{p}{name}.weight") else None
+
+        both = ("mlp.gate_proj", "mlp.up_proj")
+        gate_up = named(both, "weight")
+        assert gate_up is not None
+        bias = named(both, "bias")
+        return Layer(
+            norm("input_layernorm"),
+            norm("self_attn.q_norm"),
+            norm("self_attn.k_norm"),
+            norm("post_attention_layernorm"),
+            matrix("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+            matrix("self_attn.o_proj"),
+            self._pack(_in_turn(gate_up), None if bias is None else _in_turn(bias[:, None])[:, 0]),
+            matrix("mlp.down_proj"),
+            config.windows[i] or 0,
+        )
+
+    def run(self, plan: ForwardPlan, pools: Pools) -> None:
+        """Pass a plan's tokens through the layers; store keys, values and the output embeds (after the last norm)."""
+        self.passes += 1
+        c, kv, batch = self.config, pools.kv, plan.attention
+        x = pools.embeds.index_select(0, pools.index(plan.embed))  # [T, dim]
+        self._rope.reserve(int(plan.position.max()) + 1)
+        position = pools.index(plan.position)
+        cos, sin = self._rope.cos.index_select(0, position), self._rope.sin.index_select(0, position)
+        row = plan.page * (c.kv_heads * pools.page_size) + plan.slot
+        out = torch.empty(len(plan.out_token), c.dim, dtype=torch.bfloat16)
+        allowed, keep = allowed_pointers(batch)
+        columns = (batch.query_indptr, batch.query_position, batch.pages, batch.num_pages, batch.column_position)
+        arrays = [np.ascontiguousarray(a) for a in (*columns, row, plan.out_token)]
+        indptr, at, pages, num_pages, column_position, rows, out_token = (a.ctypes.data for a in arrays)
+        model = Model(
+            c.dim,
+            c.layers,
+            c.heads,
+            c.kv_heads,
+            c.head_dim,
+            pools.page_size,
+            kv.stride(0),
+            kv.stride(1),
+            c.norm_eps,
+            self._layers,
+            self._final_norm,
+        )
+        one = Pass(
+            len(plan.embed),
+            len(batch.num_pages),
+            batch.pages.shape[1],
+            len(plan.out_token),
+            x.data_ptr(),
+            cos.data_ptr(),
+            sin.data_ptr(),
+            rows,
+            kv.data_ptr(),
+            indptr,
+            at,
+            pages,
+            num_pages,
+            column_position,
+            ctypes.cast(allowed, ctypes.c_void_p) if allowed is not None else None,
+            out_token,
+            out.data_ptr(),
+        )
+        self._lib.decoder_run(ctypes.addressof(model), ctypes.addressof(one))
+        del keep
+        if len(plan.out_embed):
+            pools.embeds.index_copy_(0, pools.index(plan.out_embed), out)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Logits [N, vocab] float32 of output embeds [N, dim]."""
+        n, dim = hidden.shape
+        out = torch.empty(n, self.config.vocab)
+        hidden = hidden.contiguous()
+        head = ctypes.addressof(self._head)
+        self._lib.linear(hidden.data_ptr(), n, dim, head, out.data_ptr(), self.config.vocab)
+        return out
+
+
+def _in_turn(gate_up: Tensor) -> Tensor:
+    """Rows of [2 * ffn, k] as 16 of the gate, 16 of the up projection, and so on; each half padded to whole blocks."""
+    half = gate_up.shape[0] // 2
+    padded = torch.nn.functional.pad(gate_up.view(2, half, -1), (0, 0, 0, _padded(half) - half))
+    return padded.view(2, -1, 16, gate_up.shape[1]).transpose(0, 1).reshape(-1, gate_up.shape[1])

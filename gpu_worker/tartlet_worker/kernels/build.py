@@ -1,0 +1,57 @@
+"""`python -m tartlet_worker.kernels.build`: compile the kernels for this machine, if it has a compiler."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from tartlet_worker.kernels.library import FLAGS, NEEDED_CPU_FLAGS, cpu_flags, file
+
+
+class NotBuilt(Exception):
+    """Why there are no kernels on this machine; the engine then runs on torch alone."""
+
+
+def build() -> Path:
+    """Compile unless it is done already; returns the library.
+
+    Raises:
+        NotBuilt: no compiler, a CPU that can't run them, or the compiler refused.
+    """
+    missing = NEEDED_CPU_FLAGS - cpu_flags()
+    if missing:
+        raise NotBuilt(f"the CPU lacks {', '.join(sorted(missing))}")
+    target = file()
+    if target.is_file():
+        return target
+    compiler = os.environ.get("CC") or next(filter(None, map(shutil.which, ("gcc", "clang", "cc"))), None)
+    if compiler is None:
+        raise NotBuilt("no C compiler (gcc or clang) on PATH")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
+        made = Path(scratch) / target.name
+        source = Path(__file__).with_name("decoder.c")
+        run = subprocess.run(
+            [compiler, *FLAGS, "-o", str(made), str(source), "-lm"], capture_output=True, text=True, check=False
+        )
+        if run.returncode:
+            raise NotBuilt(f"{compiler}: {run.stderr.strip()[-2000:]}")
+        made.replace(target)  # atomic: another process may be loading
+    return target
+
+
+def main() -> int:
+    """Say what came of it; a machine without kernels is no error."""
+    try:
+        print(f"kernels: {build()}")  # noqa: T201 - a command's output
+    except NotBuilt as reason:
+        print(f"kernels: not built ({reason}); the engine runs on torch alone")  # noqa: T201 - a command's output
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,122 @@
+"""Finds, loads and describes the compiled kernels."""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import os
+import platform
+from functools import cache
+from pathlib import Path
+
+SOURCES = ("decoder.c", "attention.h", "gemm.h", "simd.h")
+FLAGS = ("-O3", "-march=native", "-shared", "-fPIC", "-std=gnu11")
+NEEDED_CPU_FLAGS = frozenset({"avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_bf16"})
+
+
+class Matrix(ctypes.Structure):
+    """`Matrix` of gemm.h: a packed weight."""
+
+    _fields_ = (("w", ctypes.c_void_p), ("bias", ctypes.c_void_p), ("n", ctypes.c_int64), ("k", ctypes.c_int64))
+
+
+class Layer(ctypes.Structure):
+    """`Layer` of decoder.c."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("input_norm", "q_norm", "k_norm", "post_norm")),
+        *((name, Matrix) for name in ("qkv", "out", "gate_up", "down")),
+        ("window", ctypes.c_int64),
+    )
+
+
+class Model(ctypes.Structure):
+    """`Model` of decoder.c."""
+
+    _fields_ = (
+        *((name, ctypes.c_int64) for name in ("dim", "layers", "heads", "kv_heads", "hd", "page_size")),
+        *((name, ctypes.c_int64) for name in ("kv_layer", "kv_half")),
+        ("eps", ctypes.c_float),
+        ("layer", ctypes.POINTER(Layer)),
+        ("final_norm", ctypes.c_void_p),
+    )
+
+
+class Pass(ctypes.Structure):
+    """`Pass` of decoder.c."""
+
+    _fields_ = (
+        *((name, ctypes.c_int64) for name in ("tokens", "commands", "width", "outs")),
+        *((name, ctypes.c_void_p) for name in ("x", "cos", "sin", "row", "kv")),
+        *((name, ctypes.c_void_p) for name in ("indptr", "at", "pages", "num_pages", "position", "allowed")),
+        *((name, ctypes.c_void_p) for name in ("out_token", "out")),
+    )
+
+
+def cpu_flags() -> frozenset[str]:
+    """Features of this machine's CPU, empty where it doesn't tell."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return frozenset()
+    for line in lines:
+        if line.startswith("flags"):
+            return frozenset(line.partition(":")[2].split())
+    return frozenset()
+
+
+def folder() -> Path:
+    """Where compiled kernels are kept: TARTLET_KERNELS_DIR, else the user's cache."""
+    given = os.environ.get("TARTLET_KERNELS_DIR")
+    if given:
+        return Path(given)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tartlet" / "kernels"
+
+
+def file() -> Path:
+    """The library for this source, these flags and this CPU."""
+    here = Path(__file__).parent
+    key = hashlib.sha256("\0".join([*FLAGS, platform.machine(), *sorted(cpu_flags())]).encode())
+    for name in SOURCES:
+        key.update((here / name).read_bytes())
+    return folder() / f"decoder-{key.hexdigest()[:16]}.so"
+
+
+def available() -> bool:
+    """True if the kernels are built and this CPU can run them."""
+    return library() is not None
+
+
+@cache
+def _load(path: Path) -> ctypes.CDLL:
+    loaded = ctypes.CDLL(str(path))
+    loaded.kernels_init(1)
+    loaded.pack_weights.argtypes = (ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64, ctypes.c_void_p)
+    loaded.linear.argtypes = (
+        ctypes.c_void_p,
+        ctypes.c_int64,
+        ctypes.c_int64,
+        ctypes.c_void_p,
+        ctypes.c_void_p,
+        ctypes.c_int64,
+    )
+    loaded.row_stats.argtypes = (ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64, ctypes.c_void_p, ctypes.c_void_p)
+    loaded.decoder_run.argtypes = (ctypes.c_void_p, ctypes.c_void_p)
+    pointer, long, number = ctypes.c_void_p, ctypes.c_long, ctypes.c_int
+    signature = (pointer,) * 4 + (long,) + (pointer,) * 3 + (long,) + (pointer,) * 3
+    for name in ("attend_bf16", "attend_f32"):
+        getattr(loaded, name).argtypes = (*signature, ctypes.c_int32, number, number, number, number, ctypes.c_float)
+        getattr(loaded, name).restype = None
+    return loaded
+
+
+def library() -> ctypes.CDLL | None:
+    """The loaded kernels, or None where they aren't built or can't run.
+
+    Foreign calls release the interpreter's lock; the kernels keep scratch memory of their own, so one thread at a time
+    may call them.
+    """
+    if not cpu_flags() >= NEEDED_CPU_FLAGS:
+        return None
+    path = file()
+    return _load(path) if path.is_file() else None
