@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Makes .venv ready: the locked packages, Tartlet itself (editable), the guest component and, where there is a compiler,
-# the optional C shim. Needs Python 3.11 or later and a network; uses `uv` from PATH, else fetches it into .venv first.
+# the runtime's C shim and the worker's C kernels, which are optional. Needs Python 3.11 or later and a network; uses
+# `uv` from PATH, else fetches it into .venv first.
 #
 # Each step leaves a stamp that holds a digest of its inputs, so that a second run does nothing.
 # PYTHON=/path/to/python chooses the interpreter.
@@ -87,6 +88,13 @@ install_tartlet() {
     "$UV" pip install --quiet --python "$VENV/bin/python" --no-deps --no-build-isolation -e .
 }
 
+build_kernels() { # the worker's C kernels; without a compiler torch does their work
+    [ -f gpu_worker/tartlet_worker/kernels/build.py ] || return 0
+    local said
+    said=$("$VENV/bin/python" -m tartlet_worker.kernels.build)
+    case $said in *'not built'*) say "$said" ;; esac
+}
+
 build_guest() { # says only what it had to do
     "$VENV/bin/python" -m tartlet_runtime.build | { grep -v 'up to date' || true; } | sed 's/^/setup: /' >&2
 }
@@ -107,5 +115,6 @@ if stale tartlet pyproject.toml "$STAMPS/packages"; then
     timed "tartlet" install_tartlet
     leave tartlet pyproject.toml "$STAMPS/packages"
 fi
-# It keys what it made by digest itself, in the user's cache, so it is asked every time and answers at once.
+# These two key what they make by digest themselves, in the user's cache, so they are asked every time and answer at once.
+build_kernels
 build_guest
