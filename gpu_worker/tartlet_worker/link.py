@@ -27,7 +27,7 @@ from tartlet_worker.engine_thread import EngineThread, Finished
 log = logging.getLogger("tartlet.worker")
 
 BLOB_CHUNK_BYTES = 1 << 20
-_BACKOFF_S = (0.02, 0.05, 0.1, 0.2, 0.5, 1.0)  # by attempt; the last repeats
+_BACKOFF_S = (0.02, 0.05, 0.1, 0.2, 0.3)  # by attempt; the last repeats
 _FAREWELL_S = 1.0
 _RESULTS_PER_FRAME_BYTES = 3 << 20  # below the 4 MiB a message may have
 

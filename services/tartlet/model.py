@@ -67,7 +67,7 @@ class Source:
             raise InvalidSource(detail=f"{path}: {e.strerror}") from e
         if language is None:
             language = Language.WASM if data.startswith(_WASM_MAGIC) else Language.PYTHON
-        return Source(data, language, path.name)
+        return Source(data, language, str(path))
 
 
 @dataclass(frozen=True, slots=True)

@@ -96,11 +96,14 @@ def _compiler() -> Check:
 def _component() -> Check:
     from tartlet_common.paths import cache_dir
 
-    built = sorted(cache_dir().rglob("*.cwasm")) if cache_dir().is_dir() else []
+    built = sorted((cache_dir() / "guest").glob("*.wasm"), key=lambda path: path.stat().st_mtime)
     if built:
         return Check("guest component", "ok", str(built[-1]))
     return Check(
-        "guest component", "warn", f"not built in {cache_dir()}", "`make setup` builds it; so does the first run."
+        "guest component",
+        "warn",
+        f"not built in {cache_dir()}",
+        "Run `make setup`, or `python -m tartlet_runtime.build`.",
     )
 
 

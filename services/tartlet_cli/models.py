@@ -28,29 +28,21 @@ def models(server: str | None, *, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps(found))
         return
-    rows: list[tuple[str, ...]] = [
-        ("MODEL", "FAMILY", "DTYPE", "DEVICE", "PAGE SIZE", "PAGES", "VOCABULARY", "POSITIONS", "ENGINES")
-    ]
+    rows: list[tuple[str, ...]] = [("MODEL", "READY", "ENGINES", "DEVICE", "DTYPE", "PAGE SIZE", "PAGES", "FREE")]
     for model in found:
-        spec = model.get("spec", {})
-        facts = [spec.get(k, "") for k in ("family", "dtype", "device", "page_size", "num_pages", "vocab_size")]
-        rows.append(
-            (
-                str(model.get("name", "")),
-                *map(str, facts),
-                str(spec.get("max_position", "")),
-                str(model.get("engines", "")),
-            )
-        )
+        keys = ("name", "ready", "engines", "device", "dtype", "page_size", "pages", "free_pages")
+        rows.append(tuple("yes" if model[k] is True else "no" if model[k] is False else str(model[k]) for k in keys))
     click.echo(columns(rows))
 
 
 def offered(control: dict[str, Any]) -> list[dict[str, Any]]:
-    """The models in control's state: name, spec, engines."""
-    by_name: dict[str, dict[str, Any]] = {}
-    for engine in control.get("engines", []):
-        spec = engine.get("spec", {})
-        name = spec.get("model", engine.get("model", ""))
-        entry = by_name.setdefault(name, {"name": name, "spec": dict(spec), "engines": 0})
-        entry["engines"] += 1
-    return list(by_name.values())
+    """The models in control's state, with what their engines have in common and the sum of their pages."""
+    found = []
+    for model in control.get("models", []):
+        engines = [e for e in control.get("engines", []) if e["model"] == model["name"]]
+        pools = [pool for e in engines for name, pool in e["pools"].items() if "page" in name]
+        first = engines[0] if engines else {"device": "", "dtype": "", "page_size": ""}
+        facts = {key: first[key] for key in ("device", "dtype", "page_size")}
+        pages = {"pages": sum(p["total"] for p in pools), "free_pages": sum(p["free"] for p in pools)}
+        found.append({"name": model["name"], "ready": model["ready"], "engines": model["engines"], **facts, **pages})
+    return found

@@ -42,10 +42,12 @@ def launch(ctx: click.Context, /, file: str, args: tuple[str, ...], **options: A
     wants_help(file, ctx)
     from tartlet.events import Accepted
     from tartlet.model import LaunchSpec, Limits, Source
-    from tartlet_common.errors import TartletError
+    from tartlet_common.errors import InvalidSource, TartletError
 
     try:
         source = None if options["inferlet"] else Source.from_file(file)
+    except InvalidSource as e:
+        raise click.BadParameter(str(e.fields["detail"]), param_hint="FILE") from e
     except TartletError as e:
         raise exits.fail(e) from e
     limits = Limits(

@@ -17,6 +17,7 @@ import click
 
 from tartlet_cli import exits
 from tartlet_cli.options import PROGRAM_ARGS, address, json_option, limit_options, server_option, wants_help
+from tartlet_common.errors import InvalidSource
 
 _NATIVE_GRACE_S = 2.0
 
@@ -125,7 +126,10 @@ class _Session:
         self._stack: Any = None
 
     async def run(self) -> int:
-        source = self._source()  # a missing file is told before anything starts
+        try:
+            source = self._source()  # a missing file is told before anything starts
+        except InvalidSource as e:
+            raise click.BadParameter(str(e.fields["detail"]), param_hint="FILE") from e
         task = asyncio.current_task()
         assert task is not None
         loop = asyncio.get_running_loop()

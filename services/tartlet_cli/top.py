@@ -78,18 +78,12 @@ def _screen(state: RuntimeState, infos: list[ProgramInfo]) -> RenderableType:
     link = "connected" if state.control_connected else "not connected"
     title = f"runtime {state.version}: {state.running} of {state.capacity} programs, control {link}, {state.boundary}"
     engines = Table(title=title, title_justify="left", box=None)
-    for heading in ("ENGINE", "MODEL", "STATE", "PAGES FREE", "PAGES", "PROGRAMS"):
+    for heading in ("ENGINE", "MODEL", "STATE", "PAGES FREE", "PAGES", "PROGRAMS", "IN FLIGHT", "TOKENS/S"):
         engines.add_column(heading, justify="left" if heading in ("ENGINE", "MODEL", "STATE") else "right")
     for engine in state.control.get("engines", []):
-        spec = engine.get("spec", {})
-        engines.add_row(
-            str(engine.get("engine_id", engine.get("id", "")))[:20],
-            str(spec.get("model", "")),
-            str(engine.get("state", "")),
-            str(engine.get("free_pages", engine.get("pages", {}).get("free", "")) if isinstance(engine, dict) else ""),
-            str(spec.get("num_pages", "")),
-            str(engine.get("programs", "")),
-        )
+        pages = next((pool for name, pool in engine["pools"].items() if "page" in name), {"free": "", "total": ""})
+        cells = (engine["id"], engine["model"], engine["state"], pages["free"], pages["total"])
+        engines.add_row(*map(str, (*cells, engine["programs"], engine["in_flight"], engine["tokens_per_s"])))
     programs = Table(box=None)
     for heading in ("PROGRAM", "NAME", "STATE", "AGE", "TOKENS", "MS/TOKEN", "PAGES", "COMMANDS"):
         programs.add_column(heading, justify="left" if heading in ("PROGRAM", "NAME", "STATE") else "right")

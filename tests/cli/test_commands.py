@@ -1,0 +1,280 @@
+"""The command line: what it says, where it writes, and its exit codes."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tartlet.events import Ended, Usage
+from tartlet_cli import exits
+from tartlet_cli.main import _COMMANDS, cli
+from tartlet_cli.programs import age, columns
+from tartlet_cli.terminal import Printer, closing_line
+from tartlet_common.errors import CheckpointMissing, ProgramFailed, UnknownModel, WorkerLost
+from tests.e2e.serving import PROGRAMS, Serving, command, environment, serving, tartlet_cli
+
+HELP_S = 0.15
+
+
+def out(run_dir: Path, *args: str, **env: str) -> str:
+    """Standard output of a command that succeeds."""
+    result = tartlet_cli(run_dir, *args, **env)
+    assert result.returncode == 0, result.stderr
+    return result.stdout
+
+
+def test_help_starts_quickly_and_imports_no_grpc(run_dir: Path) -> None:
+    code = "import sys; from tartlet_cli.main import cli; cli(['--help'], standalone_mode=False); print(sorted(sys.modules))"
+    modules = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert "'click'" in modules
+    for heavy in ("grpc", "numpy", "pydantic", "opentelemetry", "asyncio", "rich"):
+        assert f"'{heavy}'" not in modules, heavy
+
+    def cpu_s() -> float:
+        import resource
+
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        subprocess.run(command("--help"), capture_output=True, check=True)
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        return (after.ru_utime + after.ru_stime) - (before.ru_utime + before.ru_stime)
+
+    assert min(cpu_s() for _ in range(5)) < HELP_S  # processor time: the machine may be busy
+
+
+@pytest.mark.parametrize("name", sorted(_COMMANDS))
+def test_every_command_has_help_with_an_example_or_is_trivial(name: str, run_dir: Path) -> None:
+    text = out(run_dir, name, "--help")
+    assert f"tartlet {name}" in text
+    assert name == "version" or "Examples:" in text
+
+
+def test_the_group_lists_what_it_can_import() -> None:
+    import click
+
+    context = click.Context(cli)
+    for name in cli.list_commands(context):
+        found = cli.get_command(context, name)
+        assert found is not None
+        assert found.name == name
+
+
+def test_a_run_prints_the_programs_output_and_nothing_else_to_standard_output(run_dir: Path) -> None:
+    result = tartlet_cli(run_dir, "run", "--engine", "fake", str(PROGRAMS / "sampled.py"), "hello", "0", "0", "1", "1")
+    assert result.returncode == 0
+    *pieces, text = result.stdout.splitlines()
+    assert "".join(pieces).count(";") == 24 + text.count(";")
+    assert len(text) == 24
+    assert result.stderr.startswith("[24 tokens, first after ")
+    assert result.stderr.count("\n") == 1
+
+
+def test_a_failing_program_shows_its_traceback_alone_and_exits_with_1(run_dir: Path) -> None:
+    result = tartlet_cli(run_dir, "run", "--engine", "fake", "--quiet", str(PROGRAMS / "fails.py"))
+    assert result.returncode == 1
+    assert result.stdout == "before\n"
+    assert result.stderr.startswith("Traceback (most recent call last):\n")
+    assert result.stderr.endswith("KeyError: 'missing'\n")
+    assert f'File "{PROGRAMS / "fails.py"}", line 7, in inner' in result.stderr
+
+
+ARGS = "import json, sys\ndef main():\n    return json.dumps(sys.argv[1:])\n"
+
+
+def test_our_options_may_stand_anywhere_and_all_others_are_the_programs(run_dir: Path) -> None:
+    file = run_dir / "args.py"
+    file.write_text(ARGS)
+    given = [
+        "--temperature",
+        "0.7",
+        "--engine",
+        "fake",
+        "-n",
+        "3",
+        "--flag=x",
+        "--quiet",
+        "--help",
+        "--",
+        "--seed",
+        "5",
+    ]
+    printed = out(run_dir, "run", str(file), *given)
+    assert json.loads(printed) == ["--temperature", "0.7", "-n", "3", "--flag=x", "--help", "--seed", "5"]
+
+
+def test_native_runs_the_same_file_as_a_process_of_its_own(run_dir: Path) -> None:
+    file = run_dir / "native.py"
+    file.write_text(
+        "import os, inferlet\n\ndef main():\n    inferlet.send('sent')\n    print(os.getpid() > 1)\n    return 'end'\n"
+    )
+    result = tartlet_cli(run_dir, "run", "--engine", "fake", "--native", str(file))
+    assert result.returncode == 0, result.stderr
+    assert "sent" in result.stdout
+    assert "True" in result.stdout
+    assert result.stdout.endswith("end\n")
+
+
+def test_native_failures_show_the_traceback(run_dir: Path) -> None:
+    result = tartlet_cli(run_dir, "run", "--engine", "fake", "--native", str(PROGRAMS / "fails.py"))
+    assert result.returncode == 1
+    assert result.stderr.count("KeyError: 'missing'") == 1
+
+
+def test_run_tells_usage_errors_before_anything_starts(run_dir: Path) -> None:
+    missing = tartlet_cli(run_dir, "run", "no such file.py")
+    assert (missing.returncode, missing.stdout) == (exits.USAGE, "")
+    assert "no such file.py" in missing.stderr
+    model = tartlet_cli(run_dir, "run", str(PROGRAMS / "echo.py"), "--model", "/no/such/model")
+    assert model.returncode == exits.SYSTEM
+    assert "CheckpointMissing" in model.stderr
+    assert list(run_dir.iterdir()) == []
+
+
+def test_json_events_are_one_object_a_line(run_dir: Path) -> None:
+    lines = out(run_dir, "run", "--engine", "fake", "--json", str(PROGRAMS / "sampled.py"), "a", "0", "0", "1", "1")
+    events = [json.loads(line) for line in lines.splitlines()]
+    assert {e["event"] for e in events} == {"message", "ended"}
+    assert events[-1]["success"] is True
+    assert events[-1]["usage"]["sampled_tokens"] == 24
+
+
+def test_what_new_writes_runs_and_obeys_its_arguments(run_dir: Path) -> None:
+    result = subprocess.run(
+        command("new", "my_inferlet"), cwd=run_dir, env=environment(run_dir), capture_output=True, text=True, check=True
+    )
+    assert "tartlet run my_inferlet.py" in result.stdout
+    file = str(run_dir / "my_inferlet.py")
+    assert len(out(run_dir, "run", "--engine", "fake", file, "--max-tokens", "8").rstrip("\n")) == 8
+    again = subprocess.run(command("new", "my_inferlet"), cwd=run_dir, capture_output=True, text=True, check=False)
+    assert (again.returncode, "exists" in again.stderr) == (exits.USAGE, True)
+    bad = subprocess.run(command("new", "1-2"), cwd=run_dir, capture_output=True, text=True, check=False)
+    assert bad.returncode == exits.USAGE
+
+
+def test_config_tells_each_value_and_where_it_came_from(run_dir: Path) -> None:
+    file = run_dir / "tartlet.toml"
+    file.write_text('[worker]\npage_size = 8\nnum_slots = 64\n[control]\npolicy = "eager"\n')
+    env = {"TARTLET_WORKER_NUM_SLOTS": "128"}
+    document = json.loads(out(run_dir, "config", "--config", str(file), "--json", **env))
+    worker = document["worker"]
+    assert (worker["page_size"]["value"], worker["page_size"]["origin"]) == (8, f"file {file}")
+    assert (worker["num_slots"]["value"], worker["num_slots"]["origin"]) == (128, "environment")
+    assert worker["threads"]["origin"] == "default"
+    assert document["control"]["policy"]["value"] == "eager"
+    text = out(run_dir, "config", "worker", "--config", str(file), **env)
+    assert "[worker]" in text
+    assert "[control]" not in text
+    file.write_text("[worker]\npage_sise = 8\n")
+    refused = tartlet_cli(run_dir, "config", "--config", str(file))
+    assert refused.returncode == exits.USAGE
+    assert "page_sise" in refused.stderr
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> object:
+    import shutil
+    import tempfile
+
+    directory = Path(tempfile.mkdtemp(prefix="tt-"))
+    try:
+        with serving(directory) as running:
+            yield running
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+def test_a_program_is_launched_listed_messaged_followed_and_killed(server: Serving) -> None:
+    d = server.run_dir
+    program = out(d, "launch", str(PROGRAMS / "echo.py")).strip()
+    assert program in out(d, "ps")
+    out(d, "send", program[:8], "one")
+    deadline = time.monotonic() + 20
+    while "echo one" not in (text := out(d, "logs", program[:8])):
+        assert time.monotonic() < deadline
+    assert text == "ready\necho one\n"
+    subprocess.run(command("send", program), env=environment(d), input=b"stop", check=True)
+    assert out(d, "attach", program) == "ready\necho one\nanswered 1\n"
+    assert program not in out(d, "ps")
+    listed = [json.loads(line) for line in out(d, "ps", "--all", "--json").splitlines()]
+    assert [p["state"] for p in listed if p["program_id"] == program] == ["succeeded"]
+
+    many = out(d, "launch", "--count", "3", str(PROGRAMS / "waits.py")).split()
+    assert len(set(many)) == 3
+    out(d, "kill", "--reason", "tidy", *many[:2])
+    out(d, "kill", "--all")
+    killed = tartlet_cli(d, "attach", many[0])
+    assert killed.returncode == exits.PROGRAM_FAILED
+    assert "tidy" in killed.stderr
+
+
+def test_unknown_programs_are_usage_errors(server: Serving) -> None:
+    for args in (("attach", "zzz"), ("send", "zzz", "x"), ("kill", "zzz"), ("logs", "zzz")):
+        result = tartlet_cli(server.run_dir, *args)
+        assert (result.returncode, "UnknownProgram" in result.stderr) == (exits.USAGE, True), args
+
+
+def test_lines_of_standard_input_reach_the_program_one_attaches_to(server: Serving) -> None:
+    program = out(server.run_dir, "launch", str(PROGRAMS / "echo.py")).strip()
+    attached = subprocess.run(
+        command("attach", "-i", "--quiet", program),
+        env=environment(server.run_dir),
+        input=b"a\nb\nstop\n",
+        capture_output=True,
+        check=True,
+    )
+    assert attached.stdout == b"ready\necho a\necho b\nanswered 2\n"
+
+
+def test_models_top_and_doctor_describe_the_server(server: Serving) -> None:
+    d = server.run_dir
+    (model,) = json.loads(out(d, "models", "--json"))
+    assert (model["name"], model["ready"], model["engines"]) == ("fake", True, 1)
+    assert "fake" in out(d, "models")
+    document = json.loads(out(d, "top", "--once", "--json"))
+    assert document["runtime"]["control_connected"] is True
+    assert "control connected" in out(d, "top", "--once")
+    checks = {check["name"]: check["status"] for check in json.loads(out(d, "doctor", "--json"))}
+    assert (checks["runtime"], checks["control"], checks["engines"], checks["python"]) == ("ok",) * 4
+
+
+def test_doctor_without_a_server_warns_and_says_what_to_do(run_dir: Path) -> None:
+    checks = {check["name"]: check for check in json.loads(out(run_dir, "doctor", "--json"))}
+    assert checks["runtime"]["status"] == "warn"
+    assert "tartlet serve" in checks["runtime"]["remedy"]
+
+
+def test_run_on_a_server_uses_it(server: Serving) -> None:
+    result = tartlet_cli(server.run_dir, "run", "--server", "local", str(PROGRAMS / "fails.py"))
+    assert result.returncode == exits.PROGRAM_FAILED
+    assert [p.name for p in server.run_dir.iterdir() if p.name.startswith("run-")] == []
+
+
+def test_exit_codes_tell_whose_fault_it_was() -> None:
+    assert exits.exit_code(ProgramFailed(traceback="x"), ended=True) == exits.PROGRAM_FAILED
+    assert exits.exit_code(UnknownModel(model="m", available=[])) == exits.USAGE
+    assert exits.exit_code(WorkerLost(engine="e"), ended=True) == exits.SYSTEM
+    assert exits.exit_code(CheckpointMissing(path="p", detail="d")) == exits.SYSTEM
+
+
+def test_the_closing_line_leaves_out_what_there_is_not() -> None:
+    assert closing_line(Usage(wall_s=1.5)) == "[no tokens sampled, 1.50 s in all]"
+    assert (
+        closing_line(Usage(sampled_tokens=1, first_token_s=0.5, wall_s=1))
+        == "[1 token, first after 500 ms, 1.00 s in all]"
+    )
+    assert columns([("a", "bb"), ("ccc", "d")]) == "a    bb\nccc  d"
+    assert [age(s) for s in (1, 300, 10_000)] == ["1s", "5m", "3h"]
+
+
+def test_a_result_begins_on_a_line_of_its_own(capfdbinary: pytest.CaptureFixture[bytes]) -> None:
+    from tartlet.events import Message
+
+    printer = Printer(quiet=True)
+    printer.event(Message("p", 0, b"\xe6\x97"))  # a character in two messages arrives whole
+    printer.event(Message("p", 2, b"\xa5"))
+    printer.event(Ended("p", 3, success=True, result="7", error=None, usage=Usage()))
+    assert capfdbinary.readouterr().out.decode() == "日\n7\n"

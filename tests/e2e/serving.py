@@ -1,0 +1,158 @@
+"""A `tartlet serve` of real processes with the fake engine, for tests; nothing of it outlives the test."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+import tartlet
+
+PROGRAMS = Path(__file__).parent / "programs"
+START_S = 60.0
+
+
+def program(name: str) -> tartlet.Source:
+    """One of tests/e2e/programs."""
+    return tartlet.Source.from_file(PROGRAMS / f"{name}.py")
+
+
+def environment(run_dir: Path, **more: str) -> dict[str, str]:
+    """The caller's, with a run directory of the test's own."""
+    return {**os.environ, "TARTLET_RUN_DIR": str(run_dir), **more}
+
+
+def command(*args: str) -> list[str]:
+    """A `tartlet` command line."""
+    return [sys.executable, "-m", "tartlet_cli", *args]
+
+
+def tartlet_cli(run_dir: Path, *args: str, timeout_s: float = 60, **env: str) -> subprocess.CompletedProcess[str]:
+    """Run a command to its end."""
+    return subprocess.run(
+        command(*args), env=environment(run_dir, **env), capture_output=True, text=True, timeout=timeout_s, check=False
+    )
+
+
+def roles_in(run_dir: Path) -> list[psutil.Process]:
+    """Every process whose environment names a run directory at or below `run_dir`."""
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            if process.status() != psutil.STATUS_ZOMBIE and process.environ().get("TARTLET_RUN_DIR", "").startswith(
+                str(run_dir)
+            ):
+                found.append(process)
+    return found
+
+
+def wait_until_none(run_dir: Path, timeout_s: float = 15.0) -> list[psutil.Process]:
+    """The processes of `run_dir` that are still there after `timeout_s`; returns as soon as there are none."""
+    deadline = time.monotonic() + timeout_s
+    while (left := roles_in(run_dir)) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return left
+
+
+@dataclass
+class Serving:
+    """A running `tartlet serve`."""
+
+    run_dir: Path
+    process: subprocess.Popen[bytes]
+    log: Path
+    lines: list[str] = field(default_factory=list)
+
+    @property
+    def address(self) -> str:
+        return f"unix:{self.run_dir}/runtime.sock"
+
+    def text(self) -> str:
+        return self.log.read_text(errors="replace")
+
+    def until(self, text: str, count: int = 1, timeout_s: float = START_S) -> None:
+        """Return when `serve` has printed a text so often."""
+        deadline = time.monotonic() + timeout_s
+        while self.text().count(text) < count:
+            assert self.process.poll() is None, f"serve ended:\n{self.text()}"
+            assert time.monotonic() < deadline, f"no {text!r} within {timeout_s} s:\n{self.text()}"
+            time.sleep(0.02)
+
+    def pid(self, role: str) -> int:
+        """The process id of a role, from the line that `serve` printed last."""
+        lines = [line for line in self.text().splitlines() if line.startswith(f"{role} serves (pid ")]
+        return int(lines[-1].split("pid ")[1].rstrip(")").split(",")[0])
+
+    def kill(self, role: str) -> None:
+        os.kill(self.pid(role), signal.SIGKILL)
+
+    def stop(self) -> int:
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGINT)
+        return self.process.wait(30)
+
+
+@contextlib.contextmanager
+def serving(run_dir: Path, *flags: str, **env: str) -> Iterator[Serving]:
+    """`tartlet serve --engine fake` in `run_dir`; checks at the end that nothing is left."""
+    log = run_dir / "serve.out"
+    with log.open("wb") as out:
+        process = subprocess.Popen(
+            command("serve", "--engine", "fake", *flags),
+            env=environment(run_dir, **env),
+            stdout=out,
+            stderr=out,
+            stdin=subprocess.DEVNULL,
+        )
+    server = Serving(run_dir, process, log)
+    try:
+        server.until("(Ctrl-C ends it")
+        yield server
+        server.stop()
+        assert wait_until_none(run_dir) == []
+    finally:
+        if process.poll() is None:
+            process.kill()
+            process.wait()
+        for left in wait_until_none(run_dir, 5.0):
+            left.kill()
+
+
+@contextlib.asynccontextmanager
+async def client_of(server: Serving) -> AsyncIterator[tartlet.AsyncClient]:
+    """A client of the server, with a time limit on all it does."""
+    async with asyncio.timeout(60), tartlet.AsyncClient(server.address) as client:
+        yield client
+
+
+async def pools(client: tartlet.AsyncClient) -> list[dict[str, Any]]:
+    """The pools of all engines: free, held, total."""
+    state = await client.state()
+    return [pool for engine in state.control["engines"] for pool in engine["pools"].values()]
+
+
+async def until_nothing_is_held(client: tartlet.AsyncClient) -> None:
+    """Return when every pool is free again; the test's time limit ends it otherwise."""
+    while any(pool["held"] for pool in await pools(client)):  # noqa: ASYNC110 - another process frees them
+        await asyncio.sleep(0.02)
+    assert all(pool["free"] == pool["total"] for pool in await pools(client))
+    assert (await client.state()).control["totals"]["leaks"] == 0
+
+
+async def message(events: Any) -> str:
+    """The next message's text."""
+    async for event in events:
+        if isinstance(event, tartlet.Message):
+            return event.text
+        assert not isinstance(event, tartlet.Ended), event
+    raise AssertionError("the events ended")
