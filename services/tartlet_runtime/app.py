@@ -44,7 +44,7 @@ async def main(settings: RuntimeSettings, notify: Notify) -> None:
         incarnation = uuid.uuid4().hex
         hello = control_pb2.RuntimeHello(
             protocol=PROTOCOL_VERSION,
-            runtime_id=socket.gethostname(),
+            runtime_id=f"{socket.gethostname()} {settings.address}",
             incarnation=incarnation,
             address=settings.address,
         )

@@ -35,7 +35,7 @@ def _compiled(template: str) -> jinja2.Template:
 
 
 def format_chat(template: str, request: bytes, *, bos_token: str, eos_token: str) -> str:
-    """The prompt that `template` makes of a request: JSON with `messages`, and optionally `add_generation_prompt`, `tools`.
+    """The prompt that `template` makes of a request: JSON with `messages`; `add_generation_prompt`, `tools` as wanted.
 
     Raises:
         InvalidArgument: the request is malformed, or the template refuses it.

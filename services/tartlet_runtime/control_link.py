@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Iterable
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 import grpc
 import grpc.aio
@@ -31,6 +31,7 @@ HELLO_TIMEOUT_S = 5.0
 MAX_BLOB_BYTES = 256 << 20
 _STARTS_A_FRAME = 512
 _STARTS_BESIDE_COMMANDS = 16  # so that a full frame of commands stays below the message limit
+_Call: TypeAlias = "grpc.aio.StreamStreamCall[control_pb2.RuntimeFrame, control_pb2.ControlFrame]"
 _RPC_ERRORS = (grpc.RpcError, asyncio.InvalidStateError)
 
 
@@ -141,15 +142,15 @@ class ControlLink:
             await asyncio.sleep(BACKOFF_S[min(attempt, len(BACKOFF_S) - 1)])
             attempt += 1
 
-    async def _greet(self, call: grpc.aio.StreamStreamCall) -> None:
+    async def _greet(self, call: _Call) -> None:
         hello = control_pb2.RuntimeHello()
         hello.CopyFrom(self._hello)
         self._starts = []
         hello.programs.extend(self.programs.control_back())
         await call.write(control_pb2.RuntimeFrame(hello=hello))
         async with asyncio.timeout(HELLO_TIMEOUT_S):
-            frame = await call.read()
-        if frame is grpc.aio.EOF:
+            frame = await self._next(call)
+        if frame is None:
             raise Unavailable(what="control", detail="it closed the stream")
         if frame.hello.protocol != PROTOCOL_VERSION:
             raise ProtocolMismatch(peer="control", theirs=frame.hello.protocol, ours=PROTOCOL_VERSION)
@@ -158,12 +159,16 @@ class ControlLink:
         log.info("connected to control %s", self.control_incarnation[:8])
         self._take(frame)
 
-    async def _read(self, call: grpc.aio.StreamStreamCall) -> None:
-        while (frame := await call.read()) is not grpc.aio.EOF:
+    async def _read(self, call: _Call) -> None:
+        while (frame := await self._next(call)) is not None:
             self._take(frame)
         raise Unavailable(what="control", detail="it closed the stream")
 
-    async def _write(self, call: grpc.aio.StreamStreamCall) -> None:
+    async def _next(self, call: _Call) -> control_pb2.ControlFrame | None:
+        frame = await call.read()
+        return frame if isinstance(frame, control_pb2.ControlFrame) else None  # else: grpc.aio.EOF
+
+    async def _write(self, call: _Call) -> None:
         while True:
             if not self._frames:
                 self._writer = asyncio.get_running_loop().create_future()

@@ -8,10 +8,13 @@ deque entry. Between turns the loop serves sockets and gRPC.
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections import deque
 from collections.abc import Callable
 from typing import Protocol
+
+log = logging.getLogger(__name__)
 
 TURN_S = 0.004
 """Longest turn, plus one guest's slice."""
@@ -82,7 +85,10 @@ class Driver:
             while runnable:
                 program = runnable.popleft()
                 program.queued = False
-                program.run()
+                try:
+                    program.run()
+                except Exception:  # a bug in one program's end must not stop the others
+                    log.exception("a program's step")
                 if self._now() >= end:
                     break
         self.flush()

@@ -10,7 +10,6 @@ from tartlet_common.errors import TartletError
 from tartlet_runtime.submission import HEADER_STRUCT, ROW_STRUCT
 
 _OFFSET = Struct("<I")
-_SPAN = Struct("<II")  # offset and length
 _OFFSET_AT = 24  # of the offset in a record
 MAX_DELIVERY_BYTES = 4 << 20
 """A delivery is cut between records so that guests can have a fixed buffer; a single larger record still goes out."""
@@ -91,12 +90,12 @@ def _append(records: bytearray, payload: bytearray, rows: bytes, rows_payload: b
     """Add rows with just the part of `rows_payload` that they point into (a chunk may be taken bit by bit)."""
     start = len(records)
     records += rows
-    spans = [row[7:9] for row in ROW_STRUCT.iter_unpack(rows) if row[8]] if rows_payload else []
-    if not spans:
+    spans = [row[7:9] for row in ROW_STRUCT.iter_unpack(rows)]
+    if not any(offset or length for offset, length in spans):
         return
-    low, high = min(o for o, _ in spans), max(o + n for o, n in spans)
+    low = min((o for o, n in spans if n), default=0)
+    high = max((o + n for o, n in spans if n), default=0)
     shift = len(payload) - low
-    for at in range(start + _OFFSET_AT, len(records), RECORD_BYTES):
-        offset, length = _SPAN.unpack_from(records, at)
-        _OFFSET.pack_into(records, at, offset + shift if length else 0)
+    for i, (offset, length) in enumerate(spans):
+        _OFFSET.pack_into(records, start + i * RECORD_BYTES + _OFFSET_AT, offset + shift if length else 0)
     payload += rows_payload[low:high]

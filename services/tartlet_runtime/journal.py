@@ -228,22 +228,27 @@ class Journals:
         return Journal(slot.fd, slot.path, header, limit_bytes)
 
     def close(self, program_id: str, journal: Journal, *, keep: bool) -> None:
-        """The program has ended: its journal becomes `<program id>.journal`, or is deleted (its slot is written over)."""
+        """The program has ended: its journal becomes `<program id>.journal`, or goes (its slot is written over)."""
         slot = self._used.pop(program_id)
         if keep:
-            with contextlib.suppress(DiskFull):  # what fits is kept
+            with contextlib.suppress(DiskFull, OSError):  # a full disk keeps what fits
                 journal.flush()
-            os.ftruncate(slot.fd, journal.written_bytes)
+                os.ftruncate(slot.fd, journal.written_bytes)
             os.close(slot.fd)
             slot.path.rename(self.path(program_id))
             self._kept.append(self.path(program_id))
             while len(self._kept) > MAX_KEPT:
                 self._kept.pop(0).unlink(missing_ok=True)
             return
-        os.pwrite(slot.fd, bytes(len(MAGIC)), 0)
-        if journal.written_bytes > _BIG_SLOT_BYTES:
-            os.ftruncate(slot.fd, 0)
-        self._free.append(slot)
+        try:
+            os.pwrite(slot.fd, bytes(len(MAGIC)), 0)
+            if journal.written_bytes > _BIG_SLOT_BYTES:
+                os.ftruncate(slot.fd, 0)
+        except OSError:  # a full disk: give the file up, the next program gets another
+            os.close(slot.fd)
+            slot.path.unlink(missing_ok=True)
+        else:
+            self._free.append(slot)
 
     def path(self, program_id: str) -> Path:
         """Where a kept journal lies."""

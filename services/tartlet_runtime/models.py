@@ -87,7 +87,7 @@ class ModelTable:
             try:
                 models[info.index] = model_from_proto(info)
             except (ValueError, TypeError) as e:
-                log.exception("control announced model %r with a spec that can't be read: %s", info.name, e)
+                log.warning("control announced model %r with a spec that can't be read: %s", info.name, e)
         self._by_index = models
         self._info = {}
         for model in models.values():

@@ -1,4 +1,4 @@
-"""Native programs: processes of the client's that speak to the runtime over `guest.sock` (contract 12).
+"""Native programs: the client's processes, which speak over `guest.sock` (contract 12).
 
 Frames both ways are `u32 length, u8 kind, body`, little-endian; the length counts kind and body. A connection begins with
 HELLO and the token that the launch was answered with. The same records, limits and journal hold as in the sandbox.

@@ -42,7 +42,7 @@ class Replayer:
         """Keep it; it was shown once already."""
         self.output.append((stream, data))
 
-    def on_wait(self, request: WaitRequest) -> Delivery | None:  # noqa: ARG002 - the journal knows what it was answered
+    def on_wait(self, request: WaitRequest) -> Delivery | None:
         """What it was told then, or None at the journal's end.
 
         Raises:
@@ -56,7 +56,7 @@ class Replayer:
         self.at += 1
         return Delivery(record.delivery, self.header.start_ns + record.clock_ns)
 
-    def on_sleep(self, duration_us: int) -> bool:  # noqa: ARG002 - the guest's own clock moves by it
+    def on_sleep(self, duration_us: int) -> bool:
         """Nobody waits in a replay."""
         return True
 
@@ -81,7 +81,8 @@ def replay_wasm(
         wasm: the host to run it on.
         module: its module, or the Python component.
         identity: of that module and the host's flags (`WasmGuests.identity`); it must be the journal's.
-        header, records: from `journal.read_journal`.
+        header: from `journal.read_journal`.
+        records: the same.
 
     Raises:
         InvalidSource: the journal was written with another component or other flags.

@@ -7,6 +7,7 @@ import hashlib
 import logging
 from collections.abc import AsyncIterator
 from importlib.metadata import version
+from typing import Any, TypeAlias
 
 import grpc.aio
 
@@ -31,7 +32,7 @@ from tartlet_runtime.wasm_guests import WasmGuests
 
 log = logging.getLogger(__name__)
 
-_Context = grpc.aio.ServicerContext
+_Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 _Event = programs_pb2.ProgramEvent
 _MAX_SPECS = 4096
 

@@ -67,7 +67,7 @@ def _parse_few(data: bytes, count: int, end: int, payload_bytes: int) -> Submiss
         if op not in _KNOWN or row[7] + row[8] > payload_bytes:
             return None
         if op < _FIRST_CONTROL_OP:
-            local.append(row)  # type: ignore[arg-type]  # struct's rows are tuple[Any, ...]
+            local.append(row)
         elif op == _SAMPLE:
             samples.append(row[2])
     payload = data[end:]

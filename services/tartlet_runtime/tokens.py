@@ -20,7 +20,7 @@ _SPACE_MARK = "\u2581"  # SentencePiece's visible space
 
 
 def _byte_level_alphabet() -> dict[str, int]:
-    """Characters that byte-level BPE writes for bytes: printable Latin-1 ones stand for themselves, others from U+0100."""
+    """Characters that byte-level BPE writes for bytes: printable Latin-1 stands for itself, the rest from U+0100."""
     printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     table = {chr(byte): byte for byte in printable}
     hidden = [byte for byte in range(256) if byte not in printable]

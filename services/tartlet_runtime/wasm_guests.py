@@ -197,7 +197,7 @@ class WasmGuests:
         limits = GuestLimits(cpu_burst_s=1.0)
         guest = self.host.create(self._python_module(), hooks=QuietHooks(), limits=limits)
         guest.start(_CHECK_SOURCE, "validate.py", [text, filename])
-        while (phase := guest.step()) is Phase.READY:
+        while (phase := guest.step()) is Phase.READY:  # noqa: ASYNC110 - it computes; the loop gets its turns between
             await asyncio.sleep(0)
         if phase is not Phase.ENDED:
             guest.kill()

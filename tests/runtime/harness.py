@@ -1,4 +1,4 @@
-"""A small real control, a runtime in this process, and a native guest without the SDK: what the runtime's tests share."""
+"""What the runtime's tests share: a small real control, a runtime in this process, a native guest without the SDK."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import grpc
 import grpc.aio
 import numpy as np
 
-from tartlet_common.abi import RECORD, Batch, Event, Flag, Op, Writer, decode, encode
+from tartlet_common.abi import RECORD, Batch, Event, Flag, Op, Writer, decode
 from tartlet_common.engine_spec import EngineSpec
 from tartlet_common.errors import TartletError
 from tartlet_common.rpc import make_channel, make_server
@@ -25,7 +25,6 @@ from tartlet_common.wire import error_to_proto
 from tartlet_protos import common_pb2, control_pb2, control_pb2_grpc, programs_pb2, programs_pb2_grpc
 from tartlet_runtime.app import main
 from tartlet_runtime.frames import Outbox
-from tartlet_runtime.inbox import delivery
 from tartlet_runtime.native import DELIVERY, END, ERROR, HELLO, SUBMIT, WAIT, WELCOME, frame
 from tartlet_runtime.submission import ROW_STRUCT
 
@@ -66,7 +65,9 @@ def tokenizer_json() -> bytes:
     ).encode()
 
 
-TEMPLATE = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}{% if add_generation_prompt %}[bot]{% endif %}"
+TEMPLATE = (
+    "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}{% if add_generation_prompt %}[bot]{% endif %}"
+)
 
 
 def engine_spec(**changes: Any) -> EngineSpec:
@@ -111,16 +112,17 @@ class FakeControl(control_pb2_grpc.ControlServicer, control_pb2_grpc.CatalogueSe
     blob_gate: asyncio.Event | None = None
     known_keys: dict[str, str] = field(default_factory=dict)
     _stream: Any = None
+    _writing: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     def __post_init__(self) -> None:
         self.blobs[hashlib.sha256(tokenizer_json()).hexdigest()] = tokenizer_json()
 
     def models(self) -> list[control_pb2.ModelInfo]:
         spec = engine_spec()
-        info = control_pb2.ModelInfo(index=1, name="fake", spec_json=json.dumps(asdict(spec)), ready=True, engines=1)
+        info = control_pb2.ModelInfo(index=0, name="fake", spec_json=json.dumps(asdict(spec)), ready=True, engines=1)
         return [info]
 
-    async def Connect(self, requests: Any, context: Any) -> None:
+    async def Connect(self, requests: Any, context: Any) -> None:  # type: ignore[override]
         self._stream = context
         first = True
         async for got in requests:
@@ -132,10 +134,12 @@ class FakeControl(control_pb2_grpc.ControlServicer, control_pb2_grpc.CatalogueSe
                 reply.models.extend(self.models())
                 reply.models_changed = True
             self._take(got, reply)
-            await context.write(reply)
+            async with self._writing:
+                await context.write(reply)
 
     async def push(self, reply: control_pb2.ControlFrame) -> None:
-        await self._stream.write(reply)
+        async with self._writing:
+            await self._stream.write(reply)
 
     async def FetchBlob(self, request: Any, context: Any) -> AsyncIterator[common_pb2.BlobChunk]:
         if self.blob_gate is not None:
@@ -149,6 +153,20 @@ class FakeControl(control_pb2_grpc.ControlServicer, control_pb2_grpc.CatalogueSe
 
     async def State(self, request: Any, context: Any) -> control_pb2.StateReply:
         return control_pb2.StateReply(json='{"engines": []}')
+
+    async def Cordon(self, request: Any, context: Any) -> control_pb2.EngineActionReply:
+        return control_pb2.EngineActionReply()
+
+    Drain = Resume = Cordon
+
+    async def Put(self, request: Any, context: Any) -> control_pb2.PutReply:
+        return control_pb2.PutReply()
+
+    async def Delete(self, request: Any, context: Any) -> control_pb2.DeleteReply:
+        return control_pb2.DeleteReply()
+
+    async def List(self, request: Any, context: Any) -> control_pb2.CatalogueListReply:
+        return control_pb2.CatalogueListReply()
 
     async def Get(self, request: Any, context: Any) -> control_pb2.GetReply:
         entry = self.catalogue.get((request.tenant, request.name))
@@ -196,7 +214,7 @@ class Rig:
     directory: Path
     settings: RuntimeSettings
     control: FakeControl
-    stub: programs_pb2_grpc.ProgramsStub
+    stub: programs_pb2_grpc.ProgramsAsyncStub
     control_server: grpc.aio.Server
     guests: list[NativeProgram] = field(default_factory=list)
 
@@ -273,7 +291,7 @@ async def running(directory: Path, control: FakeControl | None = None, **changes
 async def until(condition: Callable[[], bool], seconds: float = 5.0) -> None:
     """Wait for a condition that other tasks bring about."""
     async with asyncio.timeout(seconds):
-        while not condition():
+        while not condition():  # noqa: ASYNC110 - what it waits for is another process or task of the role
             await asyncio.sleep(0.005)
 
 
@@ -371,5 +389,3 @@ async def native(rig: Rig, **fields: Any) -> tuple[Stream, NativeProgram]:
     assert accepted.kind == _Event.ACCEPTED, accepted
     return stream, await NativeProgram.connect(rig, accepted.data)
 
-
-__all__ = ["delivery", "encode"]

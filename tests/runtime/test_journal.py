@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import os
 import signal
 import subprocess
@@ -19,11 +20,20 @@ from tartlet_common.wire import error_from_proto
 from tartlet_protos import common_pb2, programs_pb2, programs_pb2_grpc
 from tartlet_runtime.build import python_guest
 from tartlet_runtime.journal import JournalHeader, Journals, read_journal
-from tartlet_runtime.programs import ProgramTable
 from tartlet_runtime.replay import Replayed, replay_wasm
-from tartlet_runtime.wasm import HostConfig, WasmHost
+from tartlet_runtime.wasm import Compiled, HostConfig, WasmHost
 from tartlet_runtime.wasm.engine_flags import flags_digest
-from tests.runtime.harness import PYTHON, WASM, FakeControl, Rig, Stream, launch_spec, make_settings, running, serve_control, until
+from tests.runtime.harness import (
+    PYTHON,
+    WASM,
+    FakeControl,
+    Rig,
+    Stream,
+    launch_spec,
+    make_settings,
+    running,
+    serve_control,
+)
 
 _Event = programs_pb2.ProgramEvent
 C_GUESTS = Path(__file__).parents[2] / "inferlets" / "sdk" / "c" / "examples"
@@ -120,13 +130,17 @@ def test_an_earlier_program_in_the_same_slot_leaves_nothing(tmp_path: Path) -> N
 
 def test_a_journal_is_bounded(tmp_path: Path) -> None:
     journal = Journals(tmp_path).open(header(), 500)
-    with pytest.raises(JournalFull):
+
+    def fill() -> None:
         for _ in range(100):
             journal.append(0, b"z" * 20)
 
+    with pytest.raises(JournalFull):
+        fill()
+
 
 @pytest.fixture(scope="module")
-def wasm() -> Iterator[WasmHost]:
+def wasm(python_component: Compiled) -> Iterator[WasmHost]:
     with WasmHost(HostConfig(max_guests=8)) as host:
         yield host
 
@@ -138,8 +152,6 @@ def replay(wasm: WasmHost, path: Path, *, keep: int | None = None) -> Replayed:
         digest = compiled.digest
     else:
         compiled = wasm.aot.compile(got.source)
-        import hashlib
-
         digest = hashlib.sha256(got.source).hexdigest()
     return replay_wasm(wasm, wasm.load(compiled), f"{digest}-{flags_digest()}", got, records[:keep])
 
@@ -185,7 +197,8 @@ async def test_a_core_program_replays_to_the_same_bytes(
     run_dir: Path, monkeypatch: pytest.MonkeyPatch, wasm: WasmHost
 ) -> None:
     async with running(run_dir, keep_journals=True) as rig:
-        spec = launch_spec(WASM, (C_GUESTS / "text_completion.wasm").read_bytes(), args=["--prompt", "abc", "--max-tokens", "6"])
+        args = ["--prompt", "abc", "--max-tokens", "6"]
+        spec = launch_spec(WASM, (C_GUESTS / "text_completion.wasm").read_bytes(), args=args)
         program_id, submissions, events = await launch_recorded(rig, monkeypatch, spec)
     assert events[-1].success, events[-1].error
     again = replay(wasm, run_dir / "journals" / f"{program_id}.journal")
@@ -222,6 +235,7 @@ async def test_a_changed_program_diverges(
         replay_wasm(wasm, wasm.load(compiled), "other-flags", got, records)
 
 
+@pytest.mark.usefixtures("python_component")
 async def test_journals_of_good_ends_go_and_those_of_failures_stay(run_dir: Path) -> None:
     async with running(run_dir) as rig:
         specs = [launch_spec(PYTHON, b"def main(): pass\n"), launch_spec(PYTHON, b"1 / 0\n")]
@@ -232,6 +246,7 @@ async def test_journals_of_good_ends_go_and_those_of_failures_stay(run_dir: Path
     assert not list((run_dir / "journals").glob("slot-*"))
 
 
+@pytest.mark.usefixtures("python_component")
 async def test_a_full_journal_ends_a_program_unless_it_is_not_durable(run_dir: Path) -> None:
     source = b"""
 from inferlet import get_model
@@ -249,12 +264,14 @@ async def main():
     assert ended[1].data == b"done", ended[1].error
 
 
+@pytest.mark.usefixtures("python_component")
 async def test_a_killed_runtimes_journals_replay(run_dir: Path, wasm: WasmHost) -> None:
     settings = make_settings(run_dir)
     server = await serve_control(FakeControl(), settings.control)
     flags = ["--address", settings.address, "--control", settings.control]
     flags += ["--guest-socket", str(settings.guest_socket), "--journal-dir", str(settings.journal_dir)]
-    process = subprocess.Popen([sys.executable, "-m", "tartlet_runtime", *flags, "--log-level", "warning"])
+    command = [sys.executable, "-m", "tartlet_runtime", *flags, "--log-level", "warning"]
+    process = subprocess.Popen(command)  # noqa: ASYNC220 - starting it takes a millisecond
     channel = make_channel(settings.address)
     try:
         stub = programs_pb2_grpc.ProgramsStub(channel)
@@ -290,5 +307,3 @@ def messages(submission: bytes) -> list[bytes]:
     rows = [row for row in batch.records.tolist() if row[0] == 2]
     return [batch.payload[row[7] : row[7] + row[8]] for row in rows]
 
-
-__all__ = ["ProgramTable", "until"]

@@ -85,7 +85,8 @@ async def test_messages_of_clients_are_received_in_order(run_dir: Path) -> None:
         guest.submit((Op.RECEIVE, {"flags": Flag.AWAIT, "ticket": 9}))
         waiting = asyncio.ensure_future(guest.wait())
         await asyncio.sleep(0.02)
-        await rig.stub.Send(programs_pb2.SendRequest(items=[programs_pb2.SendItem(program_id=program_id, message=b"3")]))
+        third = programs_pb2.SendItem(program_id=program_id, message=b"3")
+        await rig.stub.Send(programs_pb2.SendRequest(items=[third]))
         assert (await waiting).payload == b"3"
         guest.end()
         await stream.rest()

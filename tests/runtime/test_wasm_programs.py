@@ -11,6 +11,7 @@ from tartlet_protos import common_pb2, programs_pb2
 from tests.runtime.harness import PYTHON, WASM, Rig, Stream, launch_spec, running
 
 _Event = programs_pb2.ProgramEvent
+pytestmark = pytest.mark.usefixtures("python_component")
 SEND_AND_EXIT = Path(__file__).parents[2] / "inferlets" / "sdk" / "c" / "examples" / "send_and_exit.wasm"
 
 
@@ -57,10 +58,7 @@ async def test_python_talks_to_the_runtime_and_to_control(run_dir: Path) -> None
 from inferlet import *
 async def main():
     model = await get_model()
-    ids = await tokenize("abc") if False else None
-    m = receive()
-    m = await m
-    return [model.name, str(m)]
+    return [model.name, str(await receive())]
 """
     async with running(run_dir) as rig:
         spec = launch_spec(PYTHON, source.encode())
@@ -75,7 +73,13 @@ async def main():
 
 
 async def test_sleep_takes_time_and_does_not_hold_others(run_dir: Path) -> None:
-    slow = "import time\ndef main():\n    t = time.monotonic()\n    time.sleep(0.3)\n    return round(time.monotonic() - t, 1)\n"
+    slow = """
+import time
+def main():
+    t = time.monotonic()
+    time.sleep(0.3)
+    return round(time.monotonic() - t, 1)
+"""
     async with running(run_dir) as rig:
         waiting = asyncio.ensure_future(run_program(rig, slow))
         await asyncio.sleep(0.05)

@@ -1,0 +1,217 @@
+"""The runtime's pure parts: splitting submissions, packing frames, inbox, output log, tokens, chat templates."""
+
+from __future__ import annotations
+
+import json
+import random
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tartlet_common.abi import RECORD, RECORD_BYTES, Op, Writer, decode
+from tartlet_common.errors import InvalidArgument, TartletError
+from tartlet_protos import control_pb2
+from tartlet_runtime.chat import format_chat
+from tartlet_runtime.frames import MAX_FRAME_BYTES, Outbox, split_deliveries
+from tartlet_runtime.inbox import Inbox
+from tartlet_runtime.output_log import LogEvent, OutputLog
+from tartlet_runtime.submission import _parse_few, _parse_many, parse
+from tartlet_runtime.tokens import TokenizerEntry
+from tests.runtime.harness import TEMPLATE, tokenizer_json
+
+OPS = st.sampled_from([int(op) for op in Op])
+ROWS = st.lists(st.tuples(OPS, st.integers(0, 2**32 - 1), st.binary(max_size=40)), max_size=40)
+
+
+def submission(rows: list[tuple[int, int, bytes]]) -> bytes:
+    writer = Writer()
+    for op, ticket, payload in rows:
+        writer.add(op, ticket=ticket, payload=payload)
+    return writer.finish()
+
+
+@given(ROWS)
+def test_few_and_many_records_are_split_alike(rows: list[tuple[int, int, bytes]]) -> None:
+    data = submission(rows)
+    _, _, count, payload = np.frombuffer(data, "<u2,<u2,<u4,<u4", count=1)[0].tolist()
+    few = _parse_few(data, count, 16 + count * RECORD_BYTES, payload)
+    assert few == _parse_many(data)
+
+
+@given(ROWS)
+def test_control_gets_its_records_with_their_payload_only(rows: list[tuple[int, int, bytes]]) -> None:
+    got = parse(submission(rows))
+    records = np.frombuffer(got.records, RECORD).tolist()
+    mine = [(r[0], r[2], got.payload[r[7] : r[7] + r[8]]) for r in records]
+    assert mine == [row for row in rows if row[0] >= Op.CREATE_QUEUE]
+    local = [(r[0], r[2], got.local_payload[r[7] : r[7] + r[8]]) for r in got.local]
+    assert local == [row for row in rows if row[0] < Op.CREATE_QUEUE]
+    if got.local:
+        assert len(got.payload) == sum(len(row[2]) for row in rows if row[0] >= Op.CREATE_QUEUE)
+
+
+@given(st.binary(max_size=400))
+def test_random_bytes_are_a_typed_error_or_a_submission(data: bytes) -> None:
+    try:
+        parse(data)
+    except TartletError:
+        return
+
+
+@given(ROWS, st.data())
+def test_a_damaged_submission_is_a_typed_error_or_a_submission(
+    rows: list[tuple[int, int, bytes]], data: st.DataObject
+) -> None:
+    damaged = bytearray(submission(rows))
+    for _ in range(3):
+        damaged[data.draw(st.integers(0, len(damaged) - 1))] = data.draw(st.integers(0, 255))
+    try:
+        parse(bytes(damaged))
+    except TartletError:
+        return
+
+
+@given(st.lists(st.tuples(st.integers(1, 5), ROWS), max_size=12))
+def test_what_many_programs_submit_comes_out_by_program(
+    parts: list[tuple[int, list[tuple[int, int, bytes]]]],
+) -> None:
+    out = Outbox()
+    wanted: dict[int, list[tuple[int, int, bytes]]] = {}
+    for handle, rows in parts:
+        batch = decode(submission(rows))
+        if len(batch.records):
+            out.add(handle, len(batch.records), batch.records.tobytes(), batch.payload)
+            wanted.setdefault(handle, []).extend(rows)
+    got: dict[int, list[tuple[int, int, bytes]]] = {}
+    for packed in out.take():
+        frame = control_pb2.Deliveries(handles=packed.handles, records=packed.records, payload=packed.payload)
+        for handle, count, records, payload in split_deliveries(frame):
+            rows = np.frombuffer(records, RECORD).tolist()
+            assert len(rows) == count
+            got.setdefault(handle, []).extend((r[0], r[2], payload[r[7] : r[7] + r[8]]) for r in rows)
+    assert got == wanted
+    assert not list(out.take())
+
+
+def test_large_outboxes_are_split_below_the_message_limit() -> None:
+    out = Outbox()
+    for handle in range(1, 9):
+        data = decode(submission([(Op.FORWARD, 1, bytes(1_500_000))]))
+        out.add(handle, 1, data.records.tobytes(), data.payload)
+    frames = list(out.take())
+    assert len(frames) == 4
+    assert all(f.ByteSize() < MAX_FRAME_BYTES for f in frames)
+
+
+@given(st.lists(st.lists(st.binary(max_size=30), min_size=1, max_size=6), max_size=8), st.integers(0, 7))
+def test_an_inbox_gives_everything_once_in_order(chunks: list[list[bytes]], most: int) -> None:
+    inbox = Inbox()
+    ticket = 0
+    for chunk in chunks:
+        rows = []
+        for payload in chunk:
+            ticket += 1
+            rows.append((1, ticket, payload))
+        batch = decode(submission(rows))
+        inbox.add(len(rows), batch.records.tobytes(), batch.payload)
+    seen: list[tuple[int, bytes]] = []
+    while inbox.count:
+        batch = decode(inbox.take(most))
+        assert 1 <= len(batch.records) <= (most or 10**9)
+        seen += [(r[2], batch.payload[r[7] : r[7] + r[8]]) for r in batch.records.tolist()]
+    assert seen == [(i + 1, p) for i, p in enumerate(p for chunk in chunks for p in chunk)]
+
+
+def test_a_log_keeps_unread_events_and_drops_read_ones_at_its_bound() -> None:
+    log = OutputLog(10_000)
+    for i in range(200):
+        log.append(LogEvent(3, b"%d" % i))
+    assert log.first == 0
+    assert log.unread_bytes > 10_000
+    log.mark_read(150)
+    assert 0 < log.first <= 150
+    assert [e.data for e in log.read(150, 1 << 20)] == [b"%d" % i for i in range(150, 200)]
+    log.mark_read(200)
+    assert log.unread_bytes == 0
+    for _ in range(5000):
+        log.append(LogEvent(3, b"x"))
+        log.mark_read(log.end)
+    assert log.end == 5200
+    assert len(log._events) < 3000
+
+
+@given(st.text(max_size=60), st.data())
+def test_detokenising_in_pieces_is_detokenising_at_once(text: str, data: st.DataObject) -> None:
+    entry = TokenizerEntry(tokenizer_json())
+    ids = np.frombuffer(entry.encode(text, special=False), "<u4").tolist()
+    cut = data.draw(st.integers(0, len(ids)))
+    assert entry.decode(ids[:cut], special=False) + entry.decode(ids[cut:], special=False) == text.encode()
+
+
+def sentencepiece_json() -> bytes:
+    vocabulary = {"<unk>": 0, **{f"<0x{b:02X}>": b + 1 for b in range(256)}, "\u2581": 257, "\u2581a": 258, "a": 259}
+    decoder = {
+        "type": "Sequence",
+        "decoders": [
+            {"type": "Replace", "pattern": {"String": "\u2581"}, "content": " "},
+            {"type": "ByteFallback"},
+            {"type": "Fuse"},
+            {"type": "Strip", "content": " ", "start": 1, "stop": 0},
+        ],
+    }
+    fields = json.loads(tokenizer_json())
+    fields["model"] |= {"vocab": vocabulary, "byte_fallback": True, "unk_token": "<unk>"}
+    special = dict(fields["added_tokens"][0]) | {"id": 0, "content": "<unk>"}
+    return json.dumps(fields | {"decoder": decoder, "pre_tokenizer": None, "added_tokens": [special]}).encode()
+
+
+def test_sentencepiece_bytes_and_spaces_come_out() -> None:
+    entry = TokenizerEntry(sentencepiece_json())
+    assert entry.decode([258, 257, 0xE2 + 1, 0x82 + 1], special=False) == b" a \xe2\x82"
+    assert entry.decode([0, 259], special=False) == b"a"
+    assert entry.decode([0, 259], special=True) == b"<unk>a"
+    assert entry.vocabulary[:4] == (260).to_bytes(4, "little")
+
+
+def test_a_tokenizer_that_is_none_is_refused() -> None:
+    with pytest.raises(InvalidArgument):
+        TokenizerEntry(b'{"model": 5}')
+
+
+def test_chat_templates_have_what_checkpoints_use() -> None:
+    chat = json.dumps({"messages": [{"role": "a", "content": "<&>"}], "add_generation_prompt": False}).encode()
+    assert format_chat(TEMPLATE, chat, bos_token="", eos_token="") == "[a]<&>"
+    rich = "{{ bos_token }}{% for m in messages %}{% if m.role == 'x' %}{% break %}{% endif %}"
+    rich += "{{ m | tojson }}{% endfor %}"
+    assert format_chat(rich, chat, bos_token="<s>", eos_token="") == '<s>{"role": "a", "content": "<&>"}'
+
+
+@pytest.mark.parametrize(
+    ("template", "request_json"),
+    [
+        ("{{ raise_exception('no') }}", b'{"messages": []}'),
+        ("{{ ''.__class__.__mro__ }}", b'{"messages": []}'),
+        ("{% for m in messages %}{{ m.a.b }}{% endfor %}", b'{"messages": [1]}'),
+        ("{{ messages", b'{"messages": []}'),
+        ("x", b"[]"),
+        ("x", b'{"messages": 5}'),
+        ("x", b"[" * 100_000),
+    ],
+)
+def test_a_refused_chat_is_a_typed_error(template: str, request_json: bytes) -> None:
+    with pytest.raises(InvalidArgument):
+        format_chat(template, request_json, bos_token="", eos_token="")
+
+
+def test_random_columns_are_split_or_refused() -> None:
+    rng = random.Random(5)
+    for _ in range(200):
+        frame = control_pb2.Deliveries(
+            handles=rng.randbytes(4 * rng.randrange(4)), records=rng.randbytes(32 * rng.randrange(4)), payload=b"abc"
+        )
+        try:
+            list(split_deliveries(frame))
+        except TartletError:
+            continue
