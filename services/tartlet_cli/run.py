@@ -121,7 +121,7 @@ class _Session:
 
         self._options = options
         self._progress = Progress()
-        self._printer = Printer(quiet=options.quiet, as_json=options.as_json)
+        self._printer = Printer(quiet=options.quiet, as_json=options.as_json, native=options.native)
         self._interrupted = False
         self._stack: Any = None
 

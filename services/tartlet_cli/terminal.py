@@ -9,7 +9,7 @@ from typing import Any, BinaryIO
 
 from tartlet.events import Accepted, Ended, Event, Message, Stderr, Stdout, Usage
 from tartlet_cli.exits import describe
-from tartlet_common.errors import TartletError
+from tartlet_common.errors import ProgramFailed, TartletError
 
 
 class Progress:
@@ -41,10 +41,12 @@ class Printer:
     Args:
         quiet: no closing line.
         as_json: events as lines of JSON to standard output, nothing else there.
+        native: the program's process has shown its traceback on this terminal itself.
     """
 
-    def __init__(self, *, quiet: bool = False, as_json: bool = False) -> None:
+    def __init__(self, *, quiet: bool = False, as_json: bool = False, native: bool = False) -> None:
         self._quiet = quiet
+        self._native = native
         self._as_json = as_json
         self._out: BinaryIO = sys.stdout.buffer
         self._at_line_start = True
@@ -70,7 +72,7 @@ class Printer:
             self._write(b"\n")
         if event.result is not None:
             self._write(event.result.encode(errors="replace").rstrip(b"\n") + b"\n")
-        if event.error is not None:
+        if event.error is not None and not (self._native and isinstance(event.error, ProgramFailed)):
             sys.stderr.write(describe(event.error) + "\n")
         if not self._quiet:
             sys.stderr.write(closing_line(event.usage) + "\n")

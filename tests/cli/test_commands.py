@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -21,7 +22,7 @@ from tests.e2e.serving import PROGRAMS, Serving, command, environment, serving, 
 HELP_S = 0.15
 
 
-def out(run_dir: Path, *args: str, **env: str) -> str:
+def out(run_dir: Path, *args: str, **env: Any) -> str:
     """Standard output of a command that succeeds."""
     result = tartlet_cli(run_dir, *args, **env)
     assert result.returncode == 0, result.stderr
@@ -29,7 +30,7 @@ def out(run_dir: Path, *args: str, **env: str) -> str:
 
 
 def test_help_starts_quickly_and_imports_no_grpc(run_dir: Path) -> None:
-    code = "import sys; from tartlet_cli.main import cli; cli(['--help'], standalone_mode=False); print(sorted(sys.modules))"
+    code = "import sys; from tartlet_cli.main import cli; cli(['-h'], standalone_mode=False); print(sorted(sys.modules))"
     modules = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert "'click'" in modules
     for heavy in ("grpc", "numpy", "pydantic", "opentelemetry", "asyncio", "rich"):
