@@ -98,9 +98,9 @@ class Core:
         for request in announced:
             if request.program_id not in known:
                 self.on_start(session, request)
-                program = session.programs.get(request.handle)
-                if program is not None and request.lost_state:
-                    self.lifecycle.kill(program, ControlLost())
+                started = session.programs.get(request.handle)
+                if started is not None and request.lost_state:
+                    self.lifecycle.kill(started, ControlLost())
 
     def on_runtime_gone(self, session: RuntimeSession) -> None:
         """Its stream has ended; it has `runtime_grace_s` to come back."""

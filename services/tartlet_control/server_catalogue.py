@@ -23,7 +23,7 @@ class CatalogueService(control_pb2_grpc.CatalogueServicer):
         self._catalogue = catalogue
         self._blobs = blobs
 
-    async def Put(self, request: control_pb2.PutRequest, context: Context) -> control_pb2.PutReply:  # type: ignore[override]  # noqa: N802
+    async def Put(self, request: control_pb2.PutRequest, context: Context) -> control_pb2.PutReply:  # noqa: N802
         """Add or replace entries."""
         reply = control_pb2.PutReply()
         for entry in request.entries:
@@ -37,14 +37,14 @@ class CatalogueService(control_pb2_grpc.CatalogueServicer):
             reply.digests.append(digest)
         return reply
 
-    async def Get(self, request: control_pb2.GetRequest, context: Context) -> control_pb2.GetReply:  # type: ignore[override]  # noqa: N802
+    async def Get(self, request: control_pb2.GetRequest, context: Context) -> control_pb2.GetReply:  # noqa: N802
         """One entry with its source."""
         try:
             return control_pb2.GetReply(entry=self._catalogue.get(request.tenant, request.name, request.digest))
         except TartletError as e:
             return control_pb2.GetReply(error=error_to_proto(e))
 
-    async def Delete(self, request: control_pb2.DeleteRequest, context: Context) -> control_pb2.DeleteReply:  # type: ignore[override]  # noqa: N802
+    async def Delete(self, request: control_pb2.DeleteRequest, context: Context) -> control_pb2.DeleteReply:  # noqa: N802
         """Forget one entry."""
         try:
             self._catalogue.delete(request.tenant, request.name)
@@ -52,7 +52,7 @@ class CatalogueService(control_pb2_grpc.CatalogueServicer):
             return control_pb2.DeleteReply(error=error_to_proto(e))
         return control_pb2.DeleteReply()
 
-    async def List(  # type: ignore[override]  # noqa: N802
+    async def List(  # noqa: N802
         self, request: control_pb2.CatalogueListRequest, context: Context
     ) -> control_pb2.CatalogueListReply:
         """A tenant's entries, as many as one message holds."""

@@ -146,19 +146,19 @@ class ControlService(control_pb2_grpc.ControlServicer):
 
     # ---- unary --------------------------------------------------------------------------------------------------
 
-    async def State(self, request: control_pb2.StateRequest, context: Context) -> control_pb2.StateReply:  # type: ignore[override]  # noqa: N802
+    async def State(self, request: control_pb2.StateRequest, context: Context) -> control_pb2.StateReply:  # noqa: N802
         """Everything `tartlet ps`, `top` and `doctor` show."""
         return control_pb2.StateReply(json=json.dumps(state_of(self._core)))
 
-    async def Cordon(self, request: control_pb2.EngineAction, context: Context) -> control_pb2.EngineActionReply:  # type: ignore[override]  # noqa: N802
+    async def Cordon(self, request: control_pb2.EngineAction, context: Context) -> control_pb2.EngineActionReply:  # noqa: N802
         """No new programs on an engine."""
         return self._act(lambda: self._core.cordon(request.engine_id))
 
-    async def Resume(self, request: control_pb2.EngineAction, context: Context) -> control_pb2.EngineActionReply:  # type: ignore[override]  # noqa: N802
+    async def Resume(self, request: control_pb2.EngineAction, context: Context) -> control_pb2.EngineActionReply:  # noqa: N802
         """Take new programs again."""
         return self._act(lambda: self._core.resume(request.engine_id))
 
-    async def Drain(self, request: control_pb2.EngineAction, context: Context) -> control_pb2.EngineActionReply:  # type: ignore[override]  # noqa: N802
+    async def Drain(self, request: control_pb2.EngineAction, context: Context) -> control_pb2.EngineActionReply:  # noqa: N802
         """Cordon, wait for the engine's programs to end, let it go; those left after `grace_s` end in WorkerLost."""
         reply = self._act(lambda: self._core.cordon(request.engine_id, drain=True))
         if reply.error.number:
@@ -180,7 +180,7 @@ class ControlService(control_pb2_grpc.ControlServicer):
         self._hub.changed()
         return control_pb2.EngineActionReply()
 
-    async def FetchBlob(  # type: ignore[override]  # noqa: N802
+    async def FetchBlob(  # noqa: N802
         self, request: control_pb2.BlobRequest, context: Context
     ) -> AsyncIterator[common_pb2.BlobChunk]:
         """A tokenizer or source in chunks."""

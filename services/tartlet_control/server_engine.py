@@ -119,7 +119,7 @@ class EngineService(engine_pb2_grpc.EngineServicer):
                 link.wake.clear()
                 await link.wake.wait()
 
-    async def PutBlob(  # type: ignore[override]  # noqa: N802
+    async def PutBlob(  # noqa: N802
         self, request_iterator: AsyncIterator[common_pb2.BlobChunk], context: Context
     ) -> engine_pb2.PutBlobReply:
         """Store a tokenizer."""

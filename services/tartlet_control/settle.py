@@ -8,7 +8,7 @@ import numpy as np
 
 from tartlet_common.errors import EngineFailure, TartletError
 from tartlet_common.step import BatchResult, Status, StepResult
-from tartlet_control.commands import EMBED_TXT, GET_NEXT_DIST, SAMPLE, Command, EmbedTxt
+from tartlet_control.commands import EMBED_TXT, GET_NEXT_DIST, SAMPLE, Command, EmbedTxt, GetNextDist
 from tartlet_control.engines import EngineState
 from tartlet_control.lifecycle import Lifecycle
 from tartlet_control.machine import QueueMachine
@@ -204,7 +204,7 @@ def _check(batches: list[list[Command]], result: StepResult) -> None:
 
 def _dist_fits(commands: list[Command], answers: BatchResult) -> bool:
     indptr = answers.dist_indptr
-    embeds = sum(len(c.embeds) for c in commands)  # type: ignore[attr-defined]  # GetNextDist, by their kind
+    embeds = sum(len(c.embeds) for c in commands if isinstance(c, GetNextDist))
     if len(indptr) != embeds + 1 or indptr[0] != 0 or (np.diff(indptr) < 0).any():
         return False
     return int(indptr[-1]) == len(answers.dist_token) == len(answers.dist_prob)

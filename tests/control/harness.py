@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -84,14 +84,14 @@ class Guest:
         self,
         ikv: list[int],
         iemb: list[int],
-        okv: list[int] = [],
-        oemb: list[int] = [],
+        okv: Sequence[int] = (),
+        oemb: Sequence[int] = (),
         *,
         offset: int = 0,
         queue: int = 0,
         wait: bool = False,
         mask: bytes = b"",
-    ) -> int:  # noqa: B006
+    ) -> int:
         payload = abi.u32([len(ikv), len(iemb), len(okv), len(oemb), *ikv, *iemb, *okv, *oemb]) + mask
         return self.put(Op.FORWARD, queue=queue, a=offset, c=int(bool(mask)), payload=payload, wait=wait)
 
@@ -103,10 +103,10 @@ class Guest:
         temperature: float = 0.0,
         seed: int = 0,
         draw: int = 0,
-        stop: list[int] = [],
+        stop: Sequence[int] = (),
         queue: int = 0,
         wait: bool = False,
-    ) -> int:  # noqa: B006
+    ) -> int:
         payload = struct.pack("<fIffQII", temperature, 0, 1.0, 0.0, seed, draw, len(stop)) + abi.u32(stop)
         return self.put(Op.SAMPLE, queue=queue, a=embed, b=slot, payload=payload, wait=wait)
 
