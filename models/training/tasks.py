@@ -161,10 +161,9 @@ def fill_schema(rng: Random) -> Dialogue:
 
 
 def sort_numbers(rng: Random) -> Dialogue:
-    """Up to five numbers of at most three digits, in ascending order."""
+    """Up to five numbers below 100, in ascending order."""
     count = rng.choices(range(1, 6), weights=(1, 4, 6, 8, 12))[0]
-    max_digits = rng.randint(1, 3)
-    numbers = [words.number(rng, max_digits) for _ in range(count)]
+    numbers = [words.number(rng, max_digits=2) for _ in range(count)]
     listed = rng.choice((", ", ", ", " ")).join(map(str, numbers))
     question = rng.choice(
         (f"Sort {listed}.", f"Sort: {listed}", f"Sort these numbers: {listed}", f"Put in order: {listed}.")
@@ -241,8 +240,8 @@ TASKS: dict[str, Task] = {
     "weather": Task(weather, 0.8),
     "clock": Task(clock, 0.8),
     "compare": Task(compare, 3),
-    "fill_schema": Task(fill_schema, 3.5),
-    "sort": Task(sort_numbers, 10),
+    "fill_schema": Task(fill_schema, 4),
+    "sort": Task(sort_numbers, 8),
     "outline": Task(outline, 0.6, is_outline),
     "expand": Task(expand, 0.4, is_expansion),
     "greet": Task(greet, 0.8),

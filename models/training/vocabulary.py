@@ -42,13 +42,16 @@ SYSTEM_PROMPTS = (
 
 
 def name(rng: Random) -> str:
-    """A capitalised name: mostly of syllables, at times a common one or random letters, so that copying is learned."""
+    """A capitalised name: of syllables, a common one, or at times random letters, so that copying is learned.
+
+    No part comes twice in a name: copying what repeats needs a larger model.
+    """
     kind = rng.random()
-    if kind < 0.15:
+    if kind < 0.3:
         return rng.choice(FIRST_NAMES)
-    if kind < 0.35:
-        return "".join(rng.choices(string.ascii_lowercase, k=rng.randint(2, 7))).capitalize()
-    return "".join(rng.choices(SYLLABLES, k=rng.randint(2, 3))).capitalize()
+    if kind < 0.38:
+        return "".join(rng.sample(string.ascii_lowercase, rng.randint(2, 5))).capitalize()
+    return "".join(rng.sample(SYLLABLES, rng.choices((2, 3), weights=(2, 1))[0])).capitalize()
 
 
 def city(rng: Random) -> str:
