@@ -1,0 +1,139 @@
+"""Bad programs and bad clients over real processes: a typed error each, and everybody else goes on."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from pathlib import Path
+
+import pytest
+
+import tartlet
+from tartlet import LaunchSpec, Limits, Source
+from tartlet_common.errors import (
+    CorruptModule,
+    InboxFull,
+    JournalFull,
+    OutputTooLarge,
+    ProgramCpuExceeded,
+    ProgramFailed,
+    ProgramMemoryExceeded,
+    TartletError,
+    UnknownModel,
+)
+from tests.e2e.serving import Serving, client_of, message, program, until_nothing_is_held
+
+CHATTY = "import inferlet\ndef main():\n    while True:\n        inferlet.send('x' * 10000)\n"
+CASES: dict[str, tuple[str, Limits, type[TartletError]]] = {
+    "syntax error": ("def main(:\n", Limits(), ProgramFailed),
+    "endless loop": ("def main():\n    while True:\n        pass\n", Limits(cpu_slice_s=0.5), ProgramCpuExceeded),
+    "memory hog": (
+        "def main():\n    kept = []\n    while True:\n        kept.append(bytearray(1 << 20))\n",
+        Limits(memory_bytes=64 << 20),
+        ProgramMemoryExceeded,
+    ),
+    "endless recursion": ("def f():\n    return f()\ndef main():\n    f()\n", Limits(), ProgramFailed),
+    "journal past its size": (
+        "import inferlet\nasync def main():\n    while True:\n        await inferlet.tokenize('x' * 1000)\n",
+        Limits(journal_bytes=1 << 16),
+        JournalFull,
+    ),
+    "freed page used": (
+        """
+import inferlet
+async def main():
+    pages = inferlet.alloc_kvpage(1)
+    inferlet.dealloc_kvpage(pages)
+    inferlet.mask_kvpage(pages[0], [True])
+    await inferlet.synchronize()
+""",
+        Limits(),
+        ProgramFailed,
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+async def test_a_bad_program_ends_in_its_typed_error(server: Serving, case: str) -> None:
+    text, limits, error = CASES[case]
+    async with client_of(server) as client:
+        bystander = await client.run(program("echo"))
+        events = aiter(bystander)
+        assert await message(events) == "ready\n"
+        ended = await (await client.run(spec=LaunchSpec(source=Source.python(text), limits=limits))).wait()
+        assert isinstance(ended.error, error), ended
+        await client.send(bystander.program_id, "still there?")
+        assert await message(events) == "echo still there?\n"
+        bystander.cancel()
+        await until_nothing_is_held(client)
+
+
+async def test_a_module_of_random_bytes_is_refused(server: Serving) -> None:
+    source = Source(b"\0asm\1\0\0\0" + os.urandom(1000), tartlet.Language.WASM, "broken.wasm")
+    async with client_of(server) as client:
+        with pytest.raises(CorruptModule):
+            await client.run(source)
+
+
+async def test_an_unknown_model_names_those_there_are(server: Serving) -> None:
+    async with client_of(server) as client:
+        with pytest.raises(UnknownModel, match="fake"):
+            await client.run(spec=LaunchSpec(source=program("holder"), model="gpt-x"))
+
+
+async def test_a_hundred_thousand_unread_messages_are_refused_past_the_limit(server: Serving) -> None:
+    async with client_of(server) as client:
+        run = await client.run(program("waits"))
+        events = aiter(run)
+        assert await message(events) == "waiting\n"
+        answers: list[TartletError | None] = []
+        for _ in range(100):
+            answers += await client.send_many([(run.program_id, b"x")] * 1000)
+        taken = answers.count(None)
+        assert 0 < taken < 10_000
+        assert all(isinstance(a, InboxFull) for a in answers[taken:])
+        run.cancel()
+
+
+async def test_a_reader_that_does_not_read_costs_the_server_a_bounded_log(server: Serving) -> None:
+    async with client_of(server) as client:
+        spec = LaunchSpec(source=Source.python(CHATTY), limits=Limits(output_bytes=1 << 20))
+        launched = await client.launch(spec=spec)
+        ended = await (await client.attach(launched.program_id)).wait()
+        assert isinstance(ended.error, OutputTooLarge), ended
+
+
+async def test_bytes_that_are_no_grpc_are_no_harm(server: Serving) -> None:
+    for name in ("runtime.sock", "control.sock", "guest.sock"):
+        with socket.socket(socket.AF_UNIX) as raw:
+            raw.connect(str(server.run_dir / name))
+            raw.sendall(os.urandom(4096))
+            raw.settimeout(2)
+            try:
+                while raw.recv(4096):
+                    pass
+            except OSError:
+                pass
+    async with client_of(server) as client:
+        run = await client.run(program("echo"))
+        assert await message(aiter(run)) == "ready\n"
+        run.cancel()
+
+
+async def test_clients_that_vanish_in_mid_stream_leave_nothing(server: Serving) -> None:
+    async with client_of(server) as client:
+        runs = [await client.run(program("endless")) for _ in range(8)]
+        for run in runs:
+            await message(aiter(run))
+            run.cancel()
+        while await client.list():  # noqa: ASYNC110 - there is no event
+            await asyncio.sleep(0.02)
+        await until_nothing_is_held(client)
+
+
+async def test_journals_of_programs_that_ended_well_are_removed(server: Serving) -> None:
+    async with client_of(server) as client:
+        assert (await (await client.run(program("sampled"), ["a", "0", "0", "1", "1"])).wait()).success
+        journals = Path(server.run_dir) / "journals"
+        assert [p for p in journals.rglob("*") if p.is_file() and p.stat().st_size > 1 << 20] == []

@@ -1,0 +1,81 @@
+"""One program is one trace across client, runtime, control and worker; without an endpoint nothing is exported."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from concurrent import futures
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from opentelemetry.proto.collector.metrics.v1 import metrics_service_pb2, metrics_service_pb2_grpc
+from opentelemetry.proto.collector.trace.v1 import trace_service_pb2, trace_service_pb2_grpc
+
+from tests.e2e.serving import PROGRAMS, tartlet_cli
+
+PROMPT = "a secret prompt"
+
+
+class Receiver(trace_service_pb2_grpc.TraceServiceServicer, metrics_service_pb2_grpc.MetricsServiceServicer):
+    """Keeps what is exported."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.spans: list[tuple[str, Any]] = []  # service, span
+        self.metrics: dict[str, set[str]] = {}  # service, names
+
+    def Export(self, request: Any, context: Any) -> Any:
+        with self.lock:
+            if isinstance(request, metrics_service_pb2.ExportMetricsServiceRequest):
+                for resource in request.resource_metrics:
+                    names = {m.name for scope in resource.scope_metrics for m in scope.metrics}
+                    self.metrics.setdefault(_service(resource), set()).update(names)
+                return metrics_service_pb2.ExportMetricsServiceResponse()
+            for resource in request.resource_spans:
+                for scope in resource.scope_spans:
+                    self.spans += [(_service(resource), span) for span in scope.spans]
+            return trace_service_pb2.ExportTraceServiceResponse()
+
+
+def _service(resource: Any) -> str:
+    return next(str(a.value.string_value) for a in resource.resource.attributes if a.key == "service.name")
+
+
+@pytest.fixture
+def receiver() -> Any:
+    """A running OTLP receiver and its endpoint."""
+    kept = Receiver()
+    server = grpc.server(futures.ThreadPoolExecutor(4))
+    trace_service_pb2_grpc.add_TraceServiceServicer_to_server(kept, server)  # type: ignore[no-untyped-call]
+    metrics_service_pb2_grpc.add_MetricsServiceServicer_to_server(kept, server)  # type: ignore[no-untyped-call]
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    yield kept, f"http://127.0.0.1:{port}"
+    server.stop(0).wait()
+
+
+def test_one_trace_runs_through_all_four_processes(run_dir: Path, receiver: Any) -> None:
+    kept, endpoint = receiver
+    args = ["run", "--engine", "fake", str(PROGRAMS / "sampled.py"), PROMPT, "0", "0", "1", "1"]
+    result = tartlet_cli(run_dir, *args, OTEL_EXPORTER_OTLP_ENDPOINT=endpoint)
+    assert result.returncode == 0, result.stderr
+    services: dict[bytes, set[str]] = {}
+    for service, span in kept.spans:
+        services.setdefault(span.trace_id, set()).add(service)
+    everywhere = {"tartlet-client", "tartlet-runtime", "tartlet-control", "tartlet-worker"}
+    assert everywhere in services.values(), {service: span.name for service, span in kept.spans}
+    ids = {span.span_id for _, span in kept.spans}
+    assert all(not span.parent_span_id or span.parent_span_id in ids for _, span in kept.spans)
+    assert len(kept.spans) < 100, "spans are per program, call and step, never per token"
+    assert "tartlet-control" in kept.metrics
+    assert PROMPT.encode() not in b"".join(span.SerializeToString() for _, span in kept.spans)
+
+
+def test_an_endpoint_that_is_not_there_changes_nothing_for_the_program(run_dir: Path) -> None:
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        endpoint = f"http://127.0.0.1:{unused.getsockname()[1]}"
+    args = ["run", "--engine", "fake", str(PROGRAMS / "sampled.py"), "x", "0", "0", "1", "1"]
+    assert tartlet_cli(run_dir, *args, OTEL_EXPORTER_OTLP_ENDPOINT=endpoint).returncode == 0
