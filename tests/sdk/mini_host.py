@@ -77,6 +77,7 @@ class MiniHost:
         self.sent: list[bytes] = []
         self.submissions: list[bytes] = []
         self.ops: list[Op] = []  # executed or answered, in order
+        self.turn = -1  # the queue that had the last one
         self.waits = 0
         self.computed_tokens = 0
         self.peak_pages = 0
@@ -214,12 +215,13 @@ class MiniHost:
         """Execute up to `per_wait` commands, one of each queue in turn; False if there are none."""
         left = self.per_wait
         while left:
-            lanes = [lane for lane in self.lanes.values() if lane.commands]
-            if not lanes:
+            waiting = [number for number, lane in self.lanes.items() if lane.commands]
+            if not waiting:
                 break
-            for lane in lanes[:left]:
-                self.execute(lane, lane.commands.popleft())
-                left -= 1
+            self.turn = min((number for number in waiting if number > self.turn), default=waiting[0])
+            lane = self.lanes[self.turn]
+            self.execute(lane, lane.commands.popleft())
+            left -= 1
         return left < self.per_wait
 
     def execute(self, lane: Lane, command: Command) -> None:

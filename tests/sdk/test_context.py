@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+from functools import partial
 
 import numpy as np
 import pytest
@@ -95,6 +96,7 @@ def test_a_stop_string_ends_the_text_and_the_context_goes_on_from_there(run_ahea
 
     first, second, tokens = run(host, main)
     assert first == "one two "
+    assert (Op.CANCEL in host.ops) == (run_ahead > 0), "what was queued ahead is dropped"
     prompt = [*tokens_of(PROMPT), *b"one two END", *b" next"]
     assert tokens == [*prompt, *reference_generate(prompt, 6, script=host.script)]
     assert second.encode() == bytes(tokens[-6:])
@@ -221,6 +223,27 @@ def test_a_cancelled_task_leaves_a_context_that_can_go_on() -> None:
     assert run(host, main) == reference_generate(tokens_of(PROMPT), 10)
 
 
+@pytest.mark.parametrize("per_wait", range(1, 30))
+def test_a_task_cancelled_around_its_first_token_leaves_nothing_behind(per_wait: int) -> None:
+    """Wherever it is cut: before the prompt is computed, and while steps have run whose tokens nobody has seen."""
+
+    async def main(turns: int) -> int:
+        ctx = Context()
+        ctx.fill(PROMPT)
+        task = asyncio.create_task(ctx.generate_until(max_tokens=30))
+        for _ in range(turns):
+            await inferlet.synchronize()
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        seen = max(len(ctx.tokens) - PREFIX, 0)
+        await ctx.generate_until(max_tokens=5)
+        assert ctx.tokens[PREFIX:] == reference_generate(tokens_of(PROMPT), seen + 5)
+        return seen
+
+    seen = [run(MiniHost(per_wait=per_wait), partial(main, turns)) for turns in range(14)]
+    assert 0 in seen
+
+
 def test_a_custom_sampler_chooses_from_the_distribution() -> None:
     def second_best(dist: Dist) -> int:
         return dist.tokens[1]
@@ -307,6 +330,25 @@ def test_forks_of_forks_outlive_their_parents() -> None:
     prompt = [*tokens_of(PROMPT), *b"abc"]
     assert run(host, main) == [*prompt, *reference_generate(prompt, 5)]
     assert held(host) == (0, 0, 0)
+
+
+def test_a_fork_that_is_closed_at_once_frees_nothing_that_is_still_to_be_allocated() -> None:
+    host = MiniHost(page_size=5, per_wait=1)
+
+    async def main() -> None:
+        ctx = Context()
+        ctx.fill(PROMPT)
+        for fork in ctx.fork(2):
+            fork.close()
+        ctx.close()
+        other = Context()
+        other.fill("x")
+        await other.generate_until(max_tokens=30)
+        other.close()
+
+    run(host, main)
+    assert held(host) == (0, 0, 0)
+    assert all(lane.cause is None for lane in host.lanes.values())
 
 
 def test_forks_draw_noise_of_their_own_that_does_not_depend_on_timing() -> None:

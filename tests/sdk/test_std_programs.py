@@ -89,7 +89,7 @@ def test_chat_answers_until_the_client_says_bye(repo: Path) -> None:
 def test_the_template_of_a_new_program_runs(repo: Path) -> None:
     host = MiniHost()
     template = (repo / "services/tartlet_cli/template.py.txt").read_text(encoding="utf-8")
-    program = template.replace("{name}", "mine")
+    program = template.replace("{name}", "mine.py")
     assert "{" not in program
     run_source(host, program, "--max-tokens", "12", filename="mine.py")
     assert len(host.log[1].decode()) == 13
