@@ -8,7 +8,7 @@ import logging
 
 import grpc.aio
 
-from tartlet_common import rpc
+from tartlet_common import rpc, telemetry
 from tartlet_common.clock import SystemClock
 from tartlet_common.process import Notify
 from tartlet_common.settings import ControlSettings
@@ -16,6 +16,7 @@ from tartlet_control.blobs import BlobStore
 from tartlet_control.catalogue import Catalogue
 from tartlet_control.core import Core
 from tartlet_control.hub import Hub
+from tartlet_control.observe import Observer
 from tartlet_control.server_catalogue import CatalogueService
 from tartlet_control.server_control import ControlService
 from tartlet_control.server_engine import EngineService
@@ -37,6 +38,8 @@ async def main(settings: ControlSettings, notify: Notify) -> None:
     if settings.tls_certificate and settings.tls_key and settings.tls_authority:
         tls = rpc.Tls(settings.tls_certificate, settings.tls_key, settings.tls_authority)
     core = Core(settings, SystemClock())
+    if telemetry.enabled():
+        Observer(core).attach()
     hub = Hub(core)
     blobs = BlobStore()
     catalogue = Catalogue(settings.catalogue_dir)

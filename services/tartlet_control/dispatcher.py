@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 from tartlet_common.errors import TartletError
 from tartlet_common.step import Batch
 from tartlet_control.batch_builder import build
 from tartlet_control.commands import Command
-from tartlet_control.engines import EngineState, SentStep
+from tartlet_control.engines import EngineState
 from tartlet_control.machine import QueueMachine
 from tartlet_control.policies import Policy
 from tartlet_control.queues import CommandQueue
@@ -22,7 +23,7 @@ class Dispatcher:
         self._policy = policy
         self._depth = depth
         self._machine = machine
-        self.on_step: Callable[[EngineState, SentStep], None] | None = None
+        self.on_step: Callable[[EngineState, list[list[Command]]], tuple[Any, str]] | None = None  # span, traceparent
 
     def pump(self, engine: EngineState, now: float) -> None:
         """Send the engine as many steps as the policy wants; `engine.look_at` says when to ask again."""
@@ -48,9 +49,8 @@ class Dispatcher:
         poisoned: list[CommandQueue] = []
         batches, kept = self._build(dispatches, poisoned)
         if batches:
-            sent = engine.finish_step(batches, kept, now)
-            if self.on_step is not None:
-                self.on_step(engine, sent)
+            span, traceparent = (None, "") if self.on_step is None else self.on_step(engine, kept)
+            engine.finish_step(batches, kept, now, traceparent).span = span
         machine = self._machine
         for queue in poisoned:
             machine.drain_poisoned(queue)
@@ -82,8 +82,3 @@ class Dispatcher:
             batches.append(batch)
             kept.append(commands)
         return batches, kept
-
-
-def tokens_of(sent: SentStep) -> int:
-    """Tokens that the step's forwards bring."""
-    return sum(c.tokens for commands in sent.batches if commands[0].kind == 2 for c in commands)

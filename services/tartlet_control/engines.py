@@ -75,7 +75,9 @@ class EngineState:
         self.next_lane = self.next_lane % 0xFFFF_FFFF + 1
         self.reset_lanes.add(queue.lane)
 
-    def finish_step(self, batches: list[Batch], commands: list[list[Command]], now: float) -> SentStep:
+    def finish_step(
+        self, batches: list[Batch], commands: list[list[Command]], now: float, traceparent: str
+    ) -> SentStep:
         """Queue a step for sending, with the clearing and resetting that must come before it."""
         self.step_number += 1
         pages, embeds, slots = self.clear
@@ -86,6 +88,7 @@ class EngineState:
             clear_embeds=np.fromiter(embeds, np.int32, len(embeds)),
             clear_slots=np.fromiter(slots, np.int32, len(slots)),
             reset_lanes=np.fromiter(self.reset_lanes, np.uint32, len(self.reset_lanes)),
+            traceparent=traceparent,
         )
         self.clear = (set(), set(), set())
         self.reset_lanes = set()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Final
 
 import numpy as np
@@ -9,7 +10,7 @@ import numpy as np
 from tartlet_common.errors import EngineFailure, TartletError
 from tartlet_common.step import BatchResult, Status, StepResult
 from tartlet_control.commands import EMBED_TXT, GET_NEXT_DIST, SAMPLE, Command, EmbedTxt, GetNextDist
-from tartlet_control.engines import EngineState
+from tartlet_control.engines import EngineState, SentStep
 from tartlet_control.lifecycle import Lifecycle
 from tartlet_control.machine import QueueMachine
 from tartlet_control.outbox import RESULT, SKIPPED
@@ -27,6 +28,7 @@ class Settler:
     def __init__(self, machine: QueueMachine, lifecycle: Lifecycle) -> None:
         self._machine = machine
         self._lifecycle = lifecycle
+        self.on_settled: Callable[[EngineState, SentStep, StepResult, float], None] | None = None
 
     def settle(self, engine: EngineState, result: StepResult, now: float) -> None:
         """Account for one step.
@@ -53,6 +55,8 @@ class Settler:
         engine.computed_tokens += result.computed_tokens
         engine.device_s += result.device_s
         _rate(engine, engine.sampled_tokens - before, now)
+        if self.on_settled is not None:
+            self.on_settled(engine, sent, result, now)
 
     def _sampled(self, engine: EngineState, commands: list[Command], answers: BatchResult) -> None:
         """All tokens of a batch, none of which failed or was skipped."""

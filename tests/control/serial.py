@@ -42,8 +42,8 @@ class Serial:
         self.held[kind] |= set(ids)
         at = np.array(ids, np.int32)
         none = np.zeros(0, np.int32)
-        clear = [at if k == kind else none for k in ("page", "embed", "slot")]
-        self.engine.step(Step(0, (), *clear))
+        pages, embeds, slots = (at if k == kind else none for k in ("page", "embed", "slot"))
+        self.engine.step(Step(0, (), clear_pages=pages, clear_embeds=embeds, clear_slots=slots))
         return OK, 0
 
     def _dealloc(self, kind: str, ids: list[int]) -> tuple[str, int]:

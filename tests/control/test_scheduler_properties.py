@@ -148,7 +148,7 @@ def clash(first: Any, second: Any) -> bool:
 
 def observed(policy: str) -> Any:
     """The policy, with its promises checked at every call."""
-    inner = {
+    inner: Any = {
         "adaptive": policies.adaptive,
         "eager": policies.eager,
         "k-only": lambda v, t: policies.k_only(3, v, t),
@@ -213,7 +213,7 @@ def test_every_schedule_equals_serial_execution(
             full = [*START, *(c for group in listed for c in group)]
             serial = serials[guest.handle, q] = Serial(options)
             serial.run(full)
-            waiting.append((guest, q, list(zip(full, serial.outcomes, strict=True))))  # type: ignore[arg-type]
+            waiting.append((guest, q, list(zip(full, serial.outcomes, strict=True))))
     host.flush()
     haste = timing.choice([0.1, 0.6])
     while waiting:  # frames of random pieces, steps answered at random times
@@ -221,7 +221,7 @@ def test_every_schedule_equals_serial_execution(
         for _ in range(timing.randint(1, 6)):
             if rest:
                 command, outcome = rest.pop(0)
-                expected[guest.handle, put(guest, q, command, bases[q])] = outcome  # type: ignore[assignment, arg-type]
+                expected[guest.handle, put(guest, q, command, bases[q])] = outcome
         if not rest:
             waiting.remove((guest, q, rest))
         host.clock.advance(timing.choice([0.0, 0.001, 0.02]))

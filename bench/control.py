@@ -1,0 +1,161 @@
+"""What control costs: microseconds of one core a command, with an engine that answers at once.
+
+    python bench/control.py [--programs 128] [--tokens 64] [--policy adaptive] [--ahead] [--profile]
+
+Each program embeds, forwards and samples for every token; frames are encoded outside of the measured time, frames and
+steps cross no process. The last line is the goal: 10 us a command, all in all.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import struct
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from tartlet_common import abi
+from tartlet_common.abi import Op
+from tartlet_common.clock import SystemClock
+from tartlet_common.engine_spec import EngineSpec
+from tartlet_common.settings import ControlSettings
+from tartlet_common.step import BatchResult, Kind, Step, StepResult
+from tartlet_common.step_codec import step_to_proto
+from tartlet_control.core import Core
+from tartlet_control.lifecycle import StartRequest
+
+PAGE_SIZE = 16
+_EMPTY_I32, _EMPTY_F32 = np.zeros(0, np.int32), np.zeros(0, np.float32)
+
+
+def spec() -> EngineSpec:
+    """A large engine."""
+    return EngineSpec(
+        model="m", model_digest="", family="fake", dtype="float32", device="cpu", page_size=PAGE_SIZE,
+        num_pages=1 << 16,
+        num_embeds=1 << 14, num_slots=1 << 14, vocab_size=32_000, max_position=1 << 20, max_batch_tokens=8192,
+        max_batch_commands=1024, top_k_limit=256,
+        kv_bytes_per_token=1, tokenizer_digest="",
+    )  # fmt: skip
+
+
+def answer(step: Step) -> StepResult:
+    """Everything went well."""
+    results = []
+    for batch in step.batches:
+        n = len(batch.lane)
+        m = n if batch.kind == Kind.SAMPLE else 0
+        results.append(
+            BatchResult(
+                np.zeros(n, np.uint8),
+                np.zeros(n, np.uint32),
+                np.zeros(m, np.int32),
+                np.zeros(m, np.uint8),
+                np.zeros(m, np.float32),
+                _EMPTY_I32,
+                _EMPTY_I32,
+                _EMPTY_F32,
+            )
+        )
+    return StepResult(step.number, tuple(results), 0, 0.0)
+
+
+def frame(programs: int, position: int, pages: int) -> tuple[bytes, bytes, bytes]:
+    """Columns of one token of every program: embed from a slot, forward over `pages` pages, sample."""
+    rows, handles, payload = [], [], bytearray()
+    params = struct.pack("<fIffQII", 0.7, 0, 0.9, 0.0, 1, 0, 1) + abi.u32([2])
+    parts = [
+        (Op.EMBED_TXT, 0, 1, 1, 0, abi.u32([0, 0, position])),
+        (Op.FORWARD, 0, position % PAGE_SIZE, 0, 0, abi.u32([pages, 1, 1, 1, *range(pages), 0, pages - 1, 0])),
+        (Op.SAMPLE, 1, 0, 0, 0, params),
+    ]
+    for handle in range(1, programs + 1):
+        for op, flags, a, b, c, data in parts:
+            rows.append((int(op), flags, 3 * position + 1, 0, a, b, c, len(payload), len(data)))
+            handles.append(handle)
+            payload += data
+    return np.array(handles, "<u4").tobytes(), np.array(rows, abi.RECORD).tobytes(), bytes(payload)
+
+
+def encode(steps: list[Step]) -> int:
+    """Bytes of the steps' frames."""
+    return sum(len(step_to_proto(step).SerializeToString()) for step in steps)
+
+
+def run(programs: int, tokens: int, policy: str, prompt_pages: int, *, codec: bool) -> dict[str, float]:
+    """Seconds spent in each part, over all tokens."""
+    core = Core(ControlSettings(policy=policy), SystemClock())
+    engine = core.on_engine("e", "i", spec())
+    session = core.on_runtime("r", "i", "", [])
+    rows = []
+    pages = prompt_pages + tokens // PAGE_SIZE + 1
+    for handle in range(1, programs + 1):
+        core.on_start(session, StartRequest(handle, f"p{handle}"))
+        rows += [
+            (handle, Op.ALLOC_KVPAGE, list(range(pages))),
+            (handle, Op.ALLOC_EMB, [0]),
+            (handle, Op.ALLOC_SLOT, [0]),
+        ]
+    for handle, op, ids in rows:
+        data = abi.u32(ids)
+        record = np.array([(int(op), 0, 1, 0, 0, 0, 0, 0, len(data))], abi.RECORD)
+        core.on_commands(session, np.array([handle], "<u4").tobytes(), record.tobytes(), data)
+    spent = dict.fromkeys(("frame in", "plan and pack", "step codec", "settle", "frame out"), 0.0)
+    clock = time.perf_counter
+
+    def timed(name: str, action: Callable[..., Any], *args: Any) -> Any:
+        start = clock()
+        value = action(*args)
+        spent[name] += clock() - start
+        return value
+
+    for token in range(tokens):
+        columns = frame(programs, token, prompt_pages + token // PAGE_SIZE + 1)
+        timed("frame in", core.on_commands, session, *columns)
+        while engine.active or engine.in_flight:
+            timed("plan and pack", core.pump)
+            steps, engine.outgoing = engine.outgoing, []
+            if codec:
+                timed("step codec", encode, steps)
+            for result in [answer(s) for s in steps]:
+                timed("settle", core.on_result, engine, result)
+        chunks, _ = timed("frame out", session.outbox.take)
+        assert sum(len(c.records) for c in chunks) == programs * abi.RECORD_BYTES
+    return spent
+
+
+def main() -> int:
+    """Run and print."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--programs", type=int, default=128)
+    parser.add_argument("--tokens", type=int, default=64)
+    parser.add_argument("--policy", default="adaptive")
+    parser.add_argument("--pages", type=int, default=8, help="pages of context behind each token")
+    parser.add_argument("--repeat", type=int, default=5)
+    parser.add_argument("--profile", action="store_true")
+    args = parser.parse_args()
+    gc.freeze()
+    gc.set_threshold(50_000, 20, 100)
+    if args.profile:
+        import cProfile
+
+        cProfile.runctx(
+            "run(args.programs, args.tokens, args.policy, args.pages, codec=True)", globals(), locals(), sort="tottime"
+        )
+        return 0
+    runs = [run(args.programs, args.tokens, args.policy, args.pages, codec=True) for _ in range(args.repeat)]
+    best = min(runs, key=lambda r: sum(r.values()))
+    commands = args.programs * args.tokens * 3
+    for name, seconds in best.items():
+        print(f"{name:16} {1e6 * seconds / commands:7.2f} us/command {1e3 * seconds / args.tokens:8.3f} ms/step")
+    total = sum(best.values())
+    print(f"{'total':16} {1e6 * total / commands:7.2f} us/command {1e3 * total / args.tokens:8.3f} ms/step")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
