@@ -1,4 +1,4 @@
-"""One client's stream of events: answers first, then the output of the programs it watches, coalesced.
+"""One client's stream of events: answers in the order of specs, and the output of the programs it watches, coalesced.
 
 A message holds what all watched programs have put out since the last one was accepted by the transport, up to
 `MESSAGE_BYTES`. Only then is it counted as read; so a slow client's programs see their unread output grow and stand
@@ -46,7 +46,7 @@ class Call:
     _closed: bool = False
 
     def answer(self, index: int, event: programs_pb2.ProgramEvent) -> None:
-        """Answer spec `index`; answers leave in the order of specs, before any output."""
+        """Answer spec `index`; answers leave in the order of specs, and before their programs' output."""
         event.index = index
         self._answers[index] = event
         self.driver.tell(self)
@@ -103,14 +103,16 @@ class Call:
             events.append(self._answers.pop(self._answered))
             self._answered += 1
         read: list[tuple[Program, int]] = []
-        if self._answered < self.expected:
-            return events, read
         room = MESSAGE_BYTES
+        early: list[Program] = []
         while self._dirty and room > 0:
             program = next(iter(self._dirty))
             del self._dirty[program]
             cursor = self._cursors.get(program)
             if cursor is None:
+                continue
+            if cursor.index >= self._answered:  # its answer waits for those before it
+                early.append(program)
                 continue
             log = program.log
             offset = max(cursor.offset, log.first)
@@ -126,6 +128,7 @@ class Call:
                 program.detach(self)
             elif offset < log.end:
                 self._dirty[program] = None
+        self._dirty.update(dict.fromkeys(early))
         return events, read
 
 
@@ -141,5 +144,4 @@ def _to_proto(event: LogEvent, index: int, program_id: str, offset: int) -> prog
             error=error_to_proto(event.error),
             usage=event.usage,
         )
-    # no program_id: the index names the program, and 36 bytes an event would be most of it
-    return _Event(index=index, kind=event.kind, offset=offset, data=event.data)  # type: ignore[arg-type]
+    return _Event(index=index, program_id=program_id, kind=event.kind, offset=offset, data=event.data)  # type: ignore[arg-type]

@@ -32,6 +32,7 @@ DIGEST_BYTES = 8
 _HEAD = Struct("<4sHHII")  # magic, version, reserved, JSON bytes, source bytes; then both, then CRC-32 of all
 _RECORD = Struct("<IIQ8s")  # CRC-32 of the rest, delivery bytes, clock in ns since the start, digest; then the delivery
 _CRC = Struct("<I")
+_to_json = json.JSONEncoder(separators=(",", ":")).encode
 _BIG_SLOT_BYTES = 1 << 20  # a larger one gives its space back
 MAX_KEPT = 1000
 """Journals kept of programs that failed (or of all, if so configured); the oldest go first."""
@@ -57,7 +58,7 @@ class JournalHeader:
     def encode(self) -> bytes:
         """The header's bytes."""
         columns = {name: getattr(self, name) for name in _JSON_FIELDS}
-        text = json.dumps(columns | {"seed": self.seed.hex()}, separators=(",", ":")).encode()
+        text = _to_json(columns | {"seed": self.seed.hex()}).encode()
         data = _HEAD.pack(MAGIC, VERSION, 0, len(text), len(self.source)) + text + self.source
         return data + _CRC.pack(zlib.crc32(data))
 
@@ -241,7 +242,8 @@ class Journals:
                 self._kept.pop(0).unlink(missing_ok=True)
             return
         try:
-            os.pwrite(slot.fd, bytes(len(MAGIC)), 0)
+            if journal.written_bytes:
+                os.pwrite(slot.fd, bytes(len(MAGIC)), 0)
             if journal.written_bytes > _BIG_SLOT_BYTES:
                 os.ftruncate(slot.fd, 0)
         except OSError:  # a full disk: give the file up, the next program gets another

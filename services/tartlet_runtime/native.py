@@ -1,7 +1,7 @@
 """Native programs: the client's processes, which speak over `guest.sock` (contract 12).
 
-Frames both ways are `u32 length, u8 kind, body`, little-endian; the length counts kind and body. A connection begins with
-HELLO and the token that the launch was answered with. The same records, limits and journal hold as in the sandbox.
+Frames both ways are `u32 length, u8 kind, body`, little-endian; the length counts kind and body. A connection begins
+with HELLO and the token that the launch was answered with. Records, limits and journal are the sandbox's.
 """
 
 from __future__ import annotations

@@ -126,7 +126,7 @@ class ProgramTable:
         Raises:
             InvalidArgument, SourceTooLarge, InvalidSource: as they say.
         """
-        limits = resolve(asked.limits, self._limits)
+        limits = resolve(asked.limits, self._limits) if asked.HasField("limits") else self._limits
         data = source.data
         if len(data) > limits.source_bytes:
             raise SourceTooLarge(size=len(data), limit=limits.source_bytes)
@@ -294,7 +294,8 @@ class ProgramTable:
             keep = program.accepted and (program.error is not None or self._settings.keep_journals)
             self._journals.close(spec.program_id, program.journal, keep=keep)
             program.journal = None
-        self._spans.end(program.span, program.usage.to_proto(self._clock.now()), program.error)
+        if program.span is not None:
+            self._spans.end(program.span, program.usage.to_proto(self._clock.now()), program.error)
         if not program.accepted:
             self._forget(program)
             return

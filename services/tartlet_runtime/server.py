@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from importlib.metadata import version
 from typing import Any, TypeAlias
 
@@ -35,6 +35,7 @@ log = logging.getLogger(__name__)
 _Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 _Event = programs_pb2.ProgramEvent
 _MAX_SPECS = 4096
+_PORTION = 32  # launches between two turns of the loop
 
 
 class ProgramsService(programs_pb2_grpc.ProgramsServicer):
@@ -81,24 +82,29 @@ class ProgramsService(programs_pb2_grpc.ProgramsServicer):
     ) -> AsyncIterator[programs_pb2.ProgramEvents]:
         """Launch many, answer each, then stream the output of those with `attach`."""
         call = Call(self._driver, expected=len(request.specs))
-        slow: list[tuple[int, programs_pb2.LaunchSpec]] = []
         try:
-            for index, asked in enumerate(request.specs):
-                if index >= _MAX_SPECS:
-                    call.reject(index, InvalidArgument(argument="specs", detail=f"more than {_MAX_SPECS}"))
-                elif not self._launch_at_once(asked, call, index):
-                    slow.append((index, asked))
-            if slow:
-                async with asyncio.TaskGroup() as tasks:
-                    for index, asked in slow:
-                        tasks.create_task(self._launch_slowly(asked, call, index))
-                    async for events in call.messages():
-                        yield events
-            else:
+            if len(request.specs) == 1 and self._launch_at_once(request.specs[0], call, 0):
                 async for events in call.messages():
                     yield events
+            else:
+                async with asyncio.TaskGroup() as tasks:
+                    tasks.create_task(self._launch_all(request.specs, call, tasks))
+                    async for events in call.messages():
+                        yield events
         finally:
             call.close(Disconnected())
+
+    async def _launch_all(
+        self, specs: Sequence[programs_pb2.LaunchSpec], call: Call, tasks: asyncio.TaskGroup
+    ) -> None:
+        """Launch in portions, so that the first programs run and answer while the last are still to be started."""
+        for index, asked in enumerate(specs):
+            if index >= _MAX_SPECS:
+                call.reject(index, InvalidArgument(argument="specs", detail=f"more than {_MAX_SPECS}"))
+            elif not self._launch_at_once(asked, call, index):
+                tasks.create_task(self._launch_slowly(asked, call, index))
+            if index % _PORTION == _PORTION - 1:
+                await asyncio.sleep(0)
 
     def _launch_at_once(self, asked: programs_pb2.LaunchSpec, call: Call, index: int) -> bool:
         """Launch, or reject; False if something must be fetched or compiled first."""

@@ -61,10 +61,8 @@ class Spans:
         self._running.add(1)
         return ProgramSpan(telemetry.tracer().start_span(names.SPAN_PROGRAM, context, attributes=attributes), model)
 
-    def end(self, span: ProgramSpan | None, usage: programs_pb2.Usage, error: TartletError | None) -> None:
+    def end(self, span: ProgramSpan, usage: programs_pb2.Usage, error: TartletError | None) -> None:
         """The program has ended."""
-        if span is None:
-            return
         span.end(usage, error)
         attributes = {names.ATTR_MODEL: span.model} | ({names.ATTR_ERROR: error.name} if error else {})
         self._running.add(-1)
