@@ -14,7 +14,6 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from bench.report import Report, emit, median, parser
-
 from tartlet_runtime.build import build
 from tartlet_runtime.wasm import (
     Delivery,
@@ -100,7 +99,7 @@ def calls(host: WasmHost, program: Program, source: str, alive: int) -> tuple[fl
     for _ in range(alive):
         other = host.create(program)
         other.start(source, "bench.py")
-        host.step_many((other,))
+        time_steps(other)
         others.append(other)
     guest = host.create(program, hooks=FirstSubmission())
     guest.start(source, "bench.py")
@@ -120,7 +119,8 @@ def calls(host: WasmHost, program: Program, source: str, alive: int) -> tuple[fl
     begin = time.perf_counter()
     for _ in range(5000):
         guest.deliver(answer)
-        guest.step()
+        while guest.step() is Phase.READY:
+            pass
     wake_us = (time.perf_counter() - begin) / 5000 * 1e6
     for other in (guest, *others):
         other.kill()
@@ -144,7 +144,8 @@ def wake_many(host: WasmHost, program: Program, count: int) -> float:
     for _ in range(rounds):
         for guest in guests:
             guest.deliver(answer)
-        host.step_many(guests)
+        while any(guest.phase is Phase.READY for guest in guests):
+            host.step_many(guests)
     each_us = (time.perf_counter() - begin) / rounds / count * 1e6
     for guest in guests:
         guest.kill()

@@ -146,9 +146,7 @@ def _componentize(target: Path) -> None:
             *("componentize", "app", "-p", str(root / "guest"), "-p", str(_sdk_dir()), "-o", str(draft)),
         ]
         try:
-            done = subprocess.run(
-                command, capture_output=True, text=True, timeout=_COMPONENTIZE_TIMEOUT_S, check=False
-            )
+            done = subprocess.run(command, capture_output=True, text=True, timeout=_COMPONENTIZE_TIMEOUT_S, check=False)
         except FileNotFoundError as e:
             raise StartFailed(role="runtime", detail="componentize-py is missing: install tartlet[build]") from e
         except subprocess.TimeoutExpired as e:
@@ -180,7 +178,9 @@ def _timed(what: str, say: Say) -> Iterator[None]:
 def main(argv: list[str] | None = None) -> int:
     """Run the set-up; the exit status."""
     parser = argparse.ArgumentParser(prog="python -m tartlet_runtime.build", description=__doc__)
-    parser.add_argument("--cache-dir", type=Path, default=None, help="default: $TARTLET_CACHE_DIR, else ~/.cache/tartlet")
+    parser.add_argument(
+        "--cache-dir", type=Path, default=None, help="default: $TARTLET_CACHE_DIR, else ~/.cache/tartlet"
+    )
     options = parser.parse_args(argv)
     try:
         build(options.cache_dir, say=_print)

@@ -128,9 +128,7 @@ class AotCache:
     def _run_compiler(self, kind: ModuleKind, source: Path, target: Path) -> None:
         command = [sys.executable, "-m", compiler.__name__, kind.value, str(source), str(target)]
         try:
-            done = subprocess.run(  # noqa: S603 - our own interpreter, our own module
-                command, capture_output=True, timeout=self.compile_timeout_s, check=False
-            )
+            done = subprocess.run(command, capture_output=True, timeout=self.compile_timeout_s, check=False)
         except subprocess.TimeoutExpired as e:
             raise CompileTimeout(limit_s=self.compile_timeout_s) from e
         if done.returncode == compiler.INVALID:

@@ -140,6 +140,8 @@ class CtypesBoundary:
         self._ticker.busy()
         before = time.thread_time_ns()
         for state in states:
+            if state.done:  # listed twice: polling an ended future would abort the process
+                continue
             self._current = state.id
             capi.set_epoch_deadline(state.context, state.slice_ticks)
             state.done = capi.future_poll(state.future)
@@ -176,7 +178,7 @@ class CtypesBoundary:
 
     # ---- callbacks: whatever goes wrong in them becomes a trap ----
 
-    def _submit(self, env: int, caller: int, args: int, count: int) -> int | None:  # noqa: ARG002
+    def _submit(self, env: int, caller: int, args: int, count: int) -> int | None:
         try:
             state = self._states[self._current]
             words = (c_uint32 * 8).from_address(args)
@@ -196,14 +198,14 @@ class CtypesBoundary:
             return trap(f"tartlet: {e!r}")
         return None
 
-    def _wait(  # noqa: PLR0913
+    def _wait(
         self,
-        env: int,  # noqa: ARG002
-        caller: int,  # noqa: ARG002
+        env: int,
+        caller: int,
         args: int,
-        count: int,  # noqa: ARG002
+        count: int,
         results: int,
-        nresults: int,  # noqa: ARG002
+        nresults: int,
         trap_out: int,
         continuation_out: int,
     ) -> None:
@@ -384,7 +386,7 @@ def _ready(env: int) -> bool:
     return True
 
 
-def _at_once(env: int) -> bool:  # noqa: ARG001 - the continuation's signature
+def _at_once(env: int) -> bool:
     return True
 
 
@@ -392,5 +394,3 @@ def _prototype(library: ctypes.CDLL, name: str, result: Any, *args: Any) -> Any:
     function = getattr(library, name)
     function.restype, function.argtypes = result, list(args)
     return function
-
-

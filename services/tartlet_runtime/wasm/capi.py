@@ -62,13 +62,9 @@ if ctypes.sizeof(_ffi.wasmtime_component_val_t) != COMPONENT_VAL_BYTES:
     raise ImportError("wasmtime_component_val_t has changed its size")
 
 SYNC_CALLBACK = ctypes.CFUNCTYPE(c_void_p, c_void_p, c_void_p, c_void_p, c_size_t)
-ASYNC_CALLBACK = ctypes.CFUNCTYPE(
-    None, c_void_p, c_void_p, c_void_p, c_size_t, c_void_p, c_size_t, c_void_p, c_void_p
-)
+ASYNC_CALLBACK = ctypes.CFUNCTYPE(None, c_void_p, c_void_p, c_void_p, c_size_t, c_void_p, c_size_t, c_void_p, c_void_p)
 CONTINUATION_CALLBACK = ctypes.CFUNCTYPE(c_bool, c_void_p)
-COMPONENT_CALLBACK = ctypes.CFUNCTYPE(
-    c_void_p, c_void_p, c_void_p, c_void_p, c_void_p, c_size_t, c_void_p, c_size_t
-)
+COMPONENT_CALLBACK = ctypes.CFUNCTYPE(c_void_p, c_void_p, c_void_p, c_void_p, c_void_p, c_size_t, c_void_p, c_size_t)
 COMPONENT_ASYNC_CALLBACK = ctypes.CFUNCTYPE(
     None, c_void_p, c_void_p, c_void_p, c_void_p, c_size_t, c_void_p, c_size_t, c_void_p, c_void_p
 )
@@ -89,9 +85,7 @@ store_delete = _fn(_dll, "wasmtime_store_delete", None, _p)
 store_context = _fn(_pydll, "wasmtime_store_context", _p, _p)
 store_limiter = _fn(_pydll, "wasmtime_store_limiter", None, _p, c_int64, c_int64, c_int64, c_int64, c_int64)
 set_epoch_deadline = _fn(_pydll, "wasmtime_context_set_epoch_deadline", None, _p, c_uint64)
-epoch_yield_and_update = _fn(
-    _pydll, "wasmtime_context_epoch_deadline_async_yield_and_update", _p, _p, c_uint64
-)
+epoch_yield_and_update = _fn(_pydll, "wasmtime_context_epoch_deadline_async_yield_and_update", _p, _p, c_uint64)
 increment_epoch = _fn(_pydll, "wasmtime_engine_increment_epoch", None, _p)
 # futures
 future_poll = _fn(_dll, "wasmtime_call_future_poll", c_bool, _p)
@@ -125,12 +119,8 @@ byte_vec_delete = _fn(_pydll, "wasm_byte_vec_delete", None, _p)
 component_linker_new = _fn(_dll, "wasmtime_component_linker_new", _p, _p)
 component_linker_delete = _fn(_dll, "wasmtime_component_linker_delete", None, _p)
 component_linker_root = _fn(_dll, "wasmtime_component_linker_root", _p, _p)
-component_linker_unknown_as_traps = _fn(
-    _dll, "wasmtime_component_linker_define_unknown_imports_as_traps", _p, _p, _p
-)
-component_linker_instantiate_async = _fn(
-    _dll, "wasmtime_component_linker_instantiate_async", _p, _p, _p, _p, _p, _p
-)
+component_linker_unknown_as_traps = _fn(_dll, "wasmtime_component_linker_define_unknown_imports_as_traps", _p, _p, _p)
+component_linker_instantiate_async = _fn(_dll, "wasmtime_component_linker_instantiate_async", _p, _p, _p, _p, _p, _p)
 linker_instance_add_instance = _fn(
     _dll, "wasmtime_component_linker_instance_add_instance", _p, _p, c_char_p, c_size_t, _p
 )
@@ -146,9 +136,7 @@ linker_instance_add_resource = _fn(
 )
 component_export_index = _fn(_pydll, "wasmtime_component_get_export_index", _p, _p, _p, c_char_p, c_size_t)
 component_instance_get_func = _fn(_pydll, "wasmtime_component_instance_get_func", c_bool, _p, _p, _p, _p)
-component_func_call_async = _fn(
-    _dll, "wasmtime_component_func_call_async", _p, _p, _p, _p, c_size_t, _p, c_size_t, _p
-)
+component_func_call_async = _fn(_dll, "wasmtime_component_func_call_async", _p, _p, _p, _p, c_size_t, _p, c_size_t, _p)
 component_val_delete = _fn(_pydll, "wasmtime_component_val_delete", None, _p)
 component_val_new = _fn(_pydll, "wasmtime_component_val_new", _p, _p)
 vallist_new_uninit = _fn(_pydll, "wasmtime_component_vallist_new_uninit", None, _p, c_size_t)

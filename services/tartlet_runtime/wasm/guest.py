@@ -52,7 +52,7 @@ class Guest:
         clock, random: its time and chance; a journal keeps their seed and start.
     """
 
-    def __init__(  # noqa: PLR0913
+    def __init__(
         self,
         host: WasmHost,
         number: int,
@@ -118,24 +118,47 @@ class Guest:
         """Make the store; the first `step` instantiates and calls.
 
         Args:
-            source, filename, args: what a component's `run` gets; a core guest asks for its arguments (ABI GET_ARG).
+            source: a component's program text.
+            filename: its name in tracebacks.
+            args: its arguments; a core guest asks for them (ABI GET_ARG).
         """
-        assert self._store is None
+        assert not self.arguments
         assert self.phase is Phase.READY
         self.arguments = (
             source.encode("utf-8", "surrogatepass").decode("utf-8", "replace").encode(),
             filename.encode("utf-8", "replace"),
             json.dumps(list(args)).encode(),
         )
+        if self._store is None:
+            self.open()
+
+    def open(self) -> None:
+        """Make the store and begin to instantiate."""
+        assert self._store is None
         self._store = capi.store_new(self._host.engine_address, ctypes.addressof(self.state), None)
         self.state.context = capi.store_context(self._store)
+        self._limit()
+        self.state.future = self.program.begin_instance(self)
+
+    def _limit(self) -> None:
+        assert self._store is not None
         capi.set_epoch_deadline(self.context, self.state.slice_ticks)
         # The result is no error to take: it is ignored, as wasmtime's documentation has it.
         capi.epoch_yield_and_update(self.context, self.state.slice_ticks)
-        capi.store_limiter(
-            self._store, self.limits.memory_bytes, _TABLE_ELEMENTS, _INSTANCES, _TABLES, _MEMORIES
-        )
-        self.state.future = self.program.begin_instance(self)
+        capi.store_limiter(self._store, self.limits.memory_bytes, _TABLE_ELEMENTS, _INSTANCES, _TABLES, _MEMORIES)
+
+    def adopt(self, limits: GuestLimits, hooks: GuestHooks, clock: Clock, random: Random) -> None:
+        """Turn a spare, instantiated ahead, into the guest that is wanted."""
+        self.limits, self.hooks, self.clock, self.random = limits, hooks, clock, random
+        self.state.submit_limit = limits.submit_bytes
+        self.state.slice_ticks = self._host.slice_ticks(limits.cpu_slice_us)
+        self.state.cpu_ns = 0
+        self._limit()
+
+    @property
+    def is_instantiated(self) -> bool:
+        """Whether a spare is ready to be adopted."""
+        return bool(self.state.done) and not (self._calling or self.trap.value or self.error.value)
 
     def step(self) -> Phase:
         """Run until the guest waits, sleeps, ends, or its slice is over (READY); its phase."""

@@ -33,6 +33,7 @@ _MEMORIES_PER_COMPONENT = 2
 _TABLES_PER_COMPONENT = 4
 _TABLE_ELEMENTS = 30_000
 _SLOTS_BEING_REAPED = 64
+_SPARE_SLICES = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +42,7 @@ class HostConfig:
 
     max_guests: int = 1024
     max_memory_bytes: int = 256 << 20  # of one guest; its limits may say less
+    max_spares: int = 256  # guests instantiated ahead (`WasmHost.top_up`)
     tick_us: int = 1_000  # unit of CPU slices
     warm_memory_bytes: int = 1 << 20  # of a freed guest's memory that stays mapped, to save page faults
     soft_submit_bytes: int = 256 << 10  # queued by one guest before its slice is cut short
@@ -66,11 +68,14 @@ class WasmHost:
         self.aot = aot or AotCache(self.config.cache_dir)
         self.boundary = open_boundary(self.config.boundary, self.config.cache_dir)
         wasm_config = base_config()
+        self._slots = self.config.max_guests + self.config.max_spares + _SLOTS_BEING_REAPED
         self._add_pool(wasm_config)
         self.engine = wasmtime.Engine(wasm_config)
         self.engine_address = capi.address(self.engine.ptr())
         self._numbers = itertools.count(1)
         self._guests: dict[int, Guest] = {}
+        self._spares: dict[Program, list[Guest]] = {}
+        self._unsparable: set[Program] = set()
         self._dying = 0  # handed to the reaper since it was last drained
         self._reaper = Reaper()
         self.boundary.start_ticker(self.engine_address, self.config.tick_us)
@@ -101,26 +106,67 @@ class WasmHost:
             program: what it runs.
             hooks: who hears what it does (default: `QuietHooks`, which collect).
             limits: what it may use (default: `GuestLimits()`).
-            clock, random: its time and chance: `GuestClock`, `GuestRandom` (default, started now with fresh entropy:
-                journal `clock.start_ns` and `random.seed`), or `SystemClock`, `SystemRandom` for `durable=False`.
+            clock: its time: a `GuestClock` (default: started now; journal its `start_ns`), or `SystemClock` for
+                `durable=False`.
+            random: its chance: a `GuestRandom` (default: of a fresh seed; journal its `seed`), or `SystemRandom`.
 
         Raises:
             Overloaded: `max_guests` are alive.
         """
-        if len(self._guests) >= self.config.max_guests:
+        if self.num_guests >= self.config.max_guests:
             raise Overloaded(what="this runtime's pool of programs", limit=self.config.max_guests)
-        if self._dying >= _SLOTS_BEING_REAPED and len(self._guests) + self._dying >= self.config.max_guests:
+        limits = limits or GuestLimits()
+        hooks = hooks or QuietHooks()
+        clock = clock or GuestClock(time.time_ns())
+        random = random or GuestRandom(os.urandom(SEED_BYTES))
+        spares = self._spares.get(program)
+        if spares:
+            guest = spares.pop()
+            guest.adopt(limits, hooks, clock, random)
+            return guest
+        return self._new_guest(program, limits, hooks, clock, random)
+
+    def top_up(self, program: Program, spares: int) -> bool:
+        """Instantiate one guest ahead unless there are `spares` of them: call it while idle. Whether it did.
+
+        A launch that finds a spare is faster by the instantiation. Spares know nothing of the program to come; a
+        module that reads clock or randomness while it is instantiated gets none, because that could not be replayed.
+        """
+        kept = self._spares.setdefault(program, [])
+        if len(kept) >= spares or self.num_spares >= self.config.max_spares or program in self._unsparable:
+            return False
+        clock, random = GuestClock(0), GuestRandom(b"spare")
+        guest = self._new_guest(program, GuestLimits(), QuietHooks(), clock, random)
+        guest.open()
+        for _ in range(_SPARE_SLICES):
+            self.boundary.poll((guest.state,))
+            if guest.state.done:
+                break
+        if guest.is_instantiated and clock.is_fresh and random.is_fresh:
+            kept.append(guest)
+            return True
+        self._unsparable.add(program)
+        guest.kill("it can't be instantiated ahead")
+        return False
+
+    @property
+    def num_spares(self) -> int:
+        """Guests instantiated ahead."""
+        return sum(map(len, self._spares.values()))
+
+    def unload(self, program: Program) -> None:
+        """Give up the spares of a program that is not needed any more."""
+        for guest in self._spares.pop(program, []):
+            guest.kill("not needed")
+        self._unsparable.discard(program)
+
+    def _new_guest(
+        self, program: Program, limits: GuestLimits, hooks: GuestHooks, clock: Clock, random: Random
+    ) -> Guest:
+        if self._dying >= _SLOTS_BEING_REAPED and len(self._guests) + self._dying >= self._slots - 1:
             self.drain()
         number = next(self._numbers)
-        guest = Guest(
-            self,
-            number,
-            program,
-            limits or GuestLimits(),
-            hooks or QuietHooks(),
-            clock or GuestClock(time.time_ns()),
-            random or GuestRandom(os.urandom(SEED_BYTES)),
-        )
+        guest = Guest(self, number, program, limits, hooks, clock, random)
         self._guests[number] = guest
         return guest
 
@@ -129,7 +175,7 @@ class WasmHost:
 
         With the C shim this is one call for all of them; callers bound its length by how many they pass.
         """
-        ready = [guest for guest in guests if guest.phase is Phase.READY]
+        ready = [guest for guest in dict.fromkeys(guests) if guest.phase is Phase.READY]
         if not ready:
             return
         self.boundary.poll([guest.state for guest in ready])
@@ -143,14 +189,15 @@ class WasmHost:
 
     @property
     def num_guests(self) -> int:
-        """Guests alive."""
-        return len(self._guests)
+        """Guests alive, without spares."""
+        return len(self._guests) - self.num_spares
 
     def close(self) -> None:
         """Kill all guests, free everything, end the threads."""
         if self._closed:
             return
         self._closed = True
+        self._spares.clear()
         for guest in list(self._guests.values()):
             guest.kill("the runtime shuts down")
         self._reaper.close()
@@ -184,7 +231,7 @@ class WasmHost:
         return -(-slice_us // self.config.tick_us) + 1
 
     def _add_pool(self, wasm_config: wasmtime.Config) -> None:
-        slots = self.config.max_guests + _SLOTS_BEING_REAPED
+        slots = self._slots
         capi.set_pooling(
             wasm_config,
             total_component_instances=slots,

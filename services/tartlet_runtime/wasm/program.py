@@ -116,7 +116,7 @@ class CoreProgram(Program):
         )
         return future
 
-    def _define(  # noqa: PLR0913
+    def _define(
         self,
         linker: wasmtime.Linker,
         define: Callable[..., int | None],
@@ -129,20 +129,16 @@ class CoreProgram(Program):
         function_type = wasmtime.FuncType([kinds[p]() for p in params], [kinds[r]() for r in results])
         self._types.append(function_type)
         pointer, type_pointer = capi.address(linker.ptr()), capi.address(function_type.ptr())
-        _check(
-            define(
-                pointer, IMPORT_MODULE, len(IMPORT_MODULE), name, len(name), type_pointer, callback, None, None
-            )
-        )
+        _check(define(pointer, IMPORT_MODULE, len(IMPORT_MODULE), name, len(name), type_pointer, callback, None, None))
 
-    def _clock_ns(self, env: int, caller: int, args: int, count: int) -> int | None:  # noqa: ARG002
+    def _clock_ns(self, env: int, caller: int, args: int, count: int) -> int | None:
         try:
             ctypes.c_int64.from_address(args).value = self._world.current_guest().clock.now_ns()
         except Exception as e:  # noqa: BLE001 - must not leave a ctypes callback
             return trap(f"tartlet: {e!r}")
         return None
 
-    def _random_bytes(self, env: int, caller: int, args: int, count: int) -> int | None:  # noqa: ARG002
+    def _random_bytes(self, env: int, caller: int, args: int, count: int) -> int | None:
         try:
             guest = self._world.current_guest()
             words = (c_uint32 * 8).from_address(args)
@@ -230,7 +226,7 @@ class ComponentProgram(Program):
             capi.linker_instance_delete(root)
         _check(capi.component_linker_unknown_as_traps(self._linker, self._pointer))
 
-    def _add_interface(  # noqa: PLR0913
+    def _add_interface(
         self,
         root: int,
         name: str,
@@ -268,8 +264,14 @@ class ComponentProgram(Program):
             capi.linker_instance_delete(instance)
 
     def _sync(self, body: wasi.Function) -> Any:
-        def call(  # noqa: PLR0913
-            env: int, context: int, ty: int, args: int, count: int, results: int, nresults: int  # noqa: ARG001
+        def call(
+            env: int,
+            context: int,
+            ty: int,
+            args: int,
+            count: int,
+            results: int,
+            nresults: int,
         ) -> int | None:
             guest = self._world.current_guest()
             try:
@@ -283,9 +285,16 @@ class ComponentProgram(Program):
     def _async(self, body: wasi.Function) -> Any:
         ready_address = self._world.boundary.ready_address
 
-        def call(  # noqa: PLR0913
-            env: int, context: int, ty: int, args: int, count: int, results: int, nresults: int,  # noqa: ARG001
-            error_out: int, continuation_out: int,
+        def call(  # noqa: PLR0913, PLR0917 - wasmtime's signature
+            env: int,
+            context: int,
+            ty: int,
+            args: int,
+            count: int,
+            results: int,
+            nresults: int,
+            error_out: int,
+            continuation_out: int,
         ) -> None:
             guest = self._world.current_guest()
             continuation = capi.Continuation.from_address(continuation_out)
@@ -301,7 +310,7 @@ class ComponentProgram(Program):
 
         return capi.COMPONENT_ASYNC_CALLBACK(call)
 
-    def _drop_timer(self, env: int, context: int, rep: int) -> None:  # noqa: ARG002
+    def _drop_timer(self, env: int, context: int, rep: int) -> None:
         self._world.current_guest().drop_timer(rep)
 
 
@@ -312,7 +321,7 @@ def link(world: World, compiled: Compiled) -> Program:
     return ComponentProgram(world, compiled)
 
 
-def _submit(guest: Guest, args: int, result: int) -> None:  # noqa: ARG001
+def _submit(guest: Guest, args: int, result: int) -> None:
     try:
         data = values.read_string(args).decode().encode("latin-1")
     except UnicodeEncodeError as e:
@@ -341,5 +350,3 @@ def _check_exports(module: wasmtime.Module) -> None:
     main = exports.get(MAIN)
     if not isinstance(main, wasmtime.FuncType) or main.params or [str(r) for r in main.results] != ["i32"]:
         raise CorruptModule(detail=f"it does not export `{MAIN}() -> i32`")
-
-

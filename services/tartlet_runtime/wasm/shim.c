@@ -253,6 +253,7 @@ void shim_poll_many(ticker_t *ticker, guest_t **guests, size_t count) {
   uint64_t before = cpu_ns();
   for (size_t i = 0; i < count; i++) {
     guest_t *g = guests[i];
+    if (g->done) continue; /* listed twice: polling an ended future would abort the process */
     shim_current = g->id;
     set_epoch_deadline(g->context, g->slice_ticks);
     g->done = future_poll(g->future);

@@ -109,10 +109,10 @@ class QuietHooks:
         """Keep stream and bytes."""
         self.output.append((stream, data))
 
-    def on_wait(self, request: WaitRequest) -> Delivery | None:  # noqa: ARG002 - the protocol's signature
+    def on_wait(self, request: WaitRequest) -> Delivery | None:
         """Suspend."""
         return None
 
-    def on_sleep(self, duration_us: int) -> bool:  # noqa: ARG002 - the protocol's signature
+    def on_sleep(self, duration_us: int) -> bool:
         """Suspend."""
         return False

@@ -24,7 +24,11 @@ def _kind(name: str) -> int:
 BOOL, U8, U32, U64 = _kind("BOOL"), _kind("U8"), _kind("U32"), _kind("U64")
 STRING, LIST, RECORD, TUPLE = _kind("STRING"), _kind("LIST"), _kind("RECORD"), _kind("TUPLE")
 VARIANT, ENUM, OPTION, RESULT, RESOURCE = (
-    _kind("VARIANT"), _kind("ENUM"), _kind("OPTION"), _kind("RESULT"), _kind("RESOURCE")
+    _kind("VARIANT"),
+    _kind("ENUM"),
+    _kind("OPTION"),
+    _kind("RESULT"),
+    _kind("RESOURCE"),
 )
 
 at = ComponentVal.from_address
@@ -179,7 +183,7 @@ def _write_result(address: int, *, is_ok: bool, payload: ComponentVal | None) ->
 
 def write_owned(address: int, context: int, *, rep: int, resource_type: int) -> None:
     """A handle, owned by the guest, of a host resource."""
-    resource = capi.resource_host_new(True, rep, resource_type)  # noqa: FBT003 - owned
+    resource = capi.resource_host_new(True, rep, resource_type)
     handle = ctypes.c_void_p()
     error = capi.resource_host_to_any(context, resource, ctypes.byref(handle))
     capi.resource_host_delete(resource)

@@ -30,7 +30,10 @@ class WasiGuest(Protocol):
 
     clock: Clock
     random: Random
-    context: int
+
+    @property
+    def context(self) -> int:
+        """Address of its store's context."""
 
     def emit(self, stream: int, data: bytes) -> None:
         """Take bytes written to stdout or stderr."""
@@ -61,19 +64,19 @@ RESOURCES: dict[str, dict[str, int]] = {
 # ---- clocks and randomness ----
 
 
-def _wall_now(guest: WasiGuest, args: int, result: int) -> None:  # noqa: ARG001
+def _wall_now(guest: WasiGuest, args: int, result: int) -> None:
     values.write_datetime(result, guest.clock.now_ns())
 
 
-def _wall_resolution(guest: WasiGuest, args: int, result: int) -> None:  # noqa: ARG001
+def _wall_resolution(guest: WasiGuest, args: int, result: int) -> None:
     values.write_datetime(result, NS_PER_READING)
 
 
-def _monotonic_now(guest: WasiGuest, args: int, result: int) -> None:  # noqa: ARG001
+def _monotonic_now(guest: WasiGuest, args: int, result: int) -> None:
     values.write_u64(result, guest.clock.now_ns() - guest.clock.start_ns)
 
 
-def _monotonic_resolution(guest: WasiGuest, args: int, result: int) -> None:  # noqa: ARG001
+def _monotonic_resolution(guest: WasiGuest, args: int, result: int) -> None:
     values.write_u64(result, NS_PER_READING)
 
 
@@ -100,11 +103,11 @@ def _random_bytes(guest: WasiGuest, args: int, result: int) -> None:
     values.write_byte_list(result, guest.random.take(size))
 
 
-def _random_u64(guest: WasiGuest, args: int, result: int) -> None:  # noqa: ARG001
+def _random_u64(guest: WasiGuest, args: int, result: int) -> None:
     values.write_u64(result, int.from_bytes(guest.random.take(8), "little"))
 
 
-def _random_seed(guest: WasiGuest, args: int, result: int) -> None:  # noqa: ARG001
+def _random_seed(guest: WasiGuest, args: int, result: int) -> None:
     first, second = (int.from_bytes(guest.random.take(8), "little") for _ in range(2))
     values.write_u64_pair(result, first, second)
 
@@ -120,7 +123,7 @@ def _pollable_ready(guest: WasiGuest, args: int, result: int) -> None:
     values.write_bool(result, _is_ready(guest, values.take_borrowed(args, guest.context)))
 
 
-def _pollable_block(guest: WasiGuest, args: int, result: int) -> None:  # noqa: ARG001
+def _pollable_block(guest: WasiGuest, args: int, result: int) -> None:
     rep = values.take_borrowed(args, guest.context)
     if not _is_ready(guest, rep):
         guest.sleep_until(guest.timer_ns(rep))
@@ -140,7 +143,7 @@ def _poll(guest: WasiGuest, args: int, result: int) -> None:
 
 
 def _owned_stream(rep: int, resource_type: int) -> Function:
-    def get(guest: WasiGuest, args: int, result: int) -> None:  # noqa: ARG001
+    def get(guest: WasiGuest, args: int, result: int) -> None:
         values.write_owned(result, guest.context, rep=rep, resource_type=resource_type)
 
     return get
@@ -175,15 +178,15 @@ def _read_end(guest: WasiGuest, args: int, result: int) -> None:
 # ---- what does not exist ----
 
 
-def _nothing(guest: WasiGuest, args: int, result: int) -> None:  # noqa: ARG001
+def _nothing(guest: WasiGuest, args: int, result: int) -> None:
     values.write_none(result)
 
 
-def _empty(guest: WasiGuest, args: int, result: int) -> None:  # noqa: ARG001
+def _empty(guest: WasiGuest, args: int, result: int) -> None:
     values.write_empty_list(result)
 
 
-def _denied(guest: WasiGuest, args: int, result: int) -> None:  # noqa: ARG001
+def _denied(guest: WasiGuest, args: int, result: int) -> None:
     values.write_error_enum(result, b"access-denied")
 
 
@@ -192,11 +195,11 @@ def _denied_lookup(guest: WasiGuest, args: int, result: int) -> None:
     values.write_error_enum(result, b"access-denied")
 
 
-def _network(guest: WasiGuest, args: int, result: int) -> None:  # noqa: ARG001
+def _network(guest: WasiGuest, args: int, result: int) -> None:
     values.write_owned(result, guest.context, rep=0, resource_type=NETWORK)
 
 
-def _exit(guest: WasiGuest, args: int, result: int) -> None:  # noqa: ARG001
+def _exit(guest: WasiGuest, args: int, result: int) -> None:
     raise NotAllowed(what="os._exit")
 
 

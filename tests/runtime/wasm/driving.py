@@ -60,6 +60,11 @@ class Driver:
         guest.start(source, "user.py", args)
         return guest
 
+    def settle(self, *guests: Guest) -> None:
+        """Step until none is READY: on a busy machine a slice may end at any point."""
+        while any(guest.phase is Phase.READY for guest in guests):
+            self.host.step_many(guests)
+
     def run(self, guest: Guest, *deliveries: bytes, max_steps: int = 10_000) -> Guest:
         """Until the guest ends or wants more deliveries than there are; each comes a second after the last."""
         left = list(deliveries)

@@ -89,7 +89,8 @@ def test_an_endless_loop_yields_each_slice_while_others_progress(driver: Driver,
     for i in range(20):
         assert spinner.step() is Phase.READY
         worker.deliver(Delivery(b"%d" % i, 0))
-        assert worker.step() is Phase.WAITING
+        driver.settle(worker)
+        assert worker.phase is Phase.WAITING
     assert submitted(worker) == [b"%d" % i for i in range(20)]
     assert spinner.cpu_ns < 20 * 20_000_000
     spinner.kill()
@@ -172,11 +173,13 @@ class Raising(QuietHooks):
 
 
 @pytest.mark.parametrize("error", [NotAllowed(what="this"), ZeroDivisionError()], ids=["typed", "bug"])
-def test_a_hook_that_raises_ends_its_guest_only(driver: Driver, host: WasmHost, probe: Program, error: Exception) -> None:
+def test_a_hook_that_raises_ends_its_guest_only(
+    driver: Driver, host: WasmHost, probe: Program, error: Exception
+) -> None:
     bad, good = driver.run(driver.start(probe, hooks=Raising(error)), b"e"), driver.run(driver.start(probe), b"e")
     for guest in (bad, good):
         guest.deliver(Delivery(b"x", 0))
-    host.step_many((bad, good))
+    driver.settle(bad, good)
     assert bad.outcome is not None
     assert bad.outcome.kind is OutcomeKind.FAULT
     assert bad.outcome.cause is error
@@ -205,14 +208,44 @@ def test_a_hook_may_answer_waits_at_once(driver: Driver, probe: Program) -> None
 def test_896_guests_at_once(driver: Driver, host: WasmHost, probe: Program) -> None:
     guests = [driver.start(probe) for _ in range(896)]
     for order in (b"e", b"one", b"two"):
-        host.step_many(guests)
+        driver.settle(*guests)
         assert {guest.phase for guest in guests} == {Phase.WAITING}
         for guest in guests:
             guest.deliver(Delivery(order, 0))
-    host.step_many(guests)
+    driver.settle(*guests)
     assert all(submitted(guest) == [b"one", b"two"] for guest in guests)
     begin = time.monotonic()
     for guest in guests:
         guest.kill()
     assert time.monotonic() - begin < 1  # freeing them is the reaper's
     host.drain()
+
+
+def test_a_guest_listed_twice_is_stepped_once(driver: Driver, host: WasmHost, probe: Program) -> None:
+    guest = driver.run(driver.start(probe))
+    guest.deliver(Delivery(b"r\0", 0))
+    host.step_many((guest, guest))
+    host.step_many((guest, guest))
+    assert guest.phase is Phase.ENDED
+
+
+def test_a_spare_is_a_guest_like_any_other(driver: Driver, host: WasmHost, probe: Program) -> None:
+    alive = host.num_guests
+    assert host.top_up(probe, 2)
+    assert host.top_up(probe, 2)
+    assert not host.top_up(probe, 2)
+    assert host.num_spares == 2
+    assert host.num_guests == alive
+    limits = GuestLimits(memory_bytes=32 << 20)
+    hungry = driver.run(driver.start(probe, limits=limits), b"m")
+    drawn = [submitted(driver.run(driver.start(probe, seed=b"a"), b"t")) for _ in range(2)]  # a spare, and a new one
+    assert host.num_spares == 0
+    assert hungry.outcome is not None
+    assert str(hungry.outcome.error) == "the program used more than its 33554432 bytes of memory"
+    assert drawn[0] == drawn[1]
+
+
+def test_spares_can_be_given_up(host: WasmHost, probe: Program) -> None:
+    assert host.top_up(probe, 1)
+    host.unload(probe)
+    assert host.num_spares == 0

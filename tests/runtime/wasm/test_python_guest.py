@@ -157,8 +157,8 @@ def test_sleep_suspends_and_moves_the_guests_clock(driver: Driver, python: Progr
 def test_clock_and_randomness_are_the_guests_own(driver: Driver, python: Program) -> None:
     lines = (
         "import random, uuid, secrets, json",
-        "return json.dumps([time.time_ns(), time.monotonic(), random.random(), str(uuid.uuid4()),"
-        " secrets.token_hex(8), os.urandom(5).hex()])",
+        "ids = [str(uuid.uuid4()), secrets.token_hex(8), os.urandom(5).hex()]",
+        "return json.dumps([time.time_ns(), time.monotonic(), random.random(), *ids])",
     )
     first, again, other = (result(driver, python, *lines, seed=seed) for seed in (b"a", b"a", b"b"))
     assert first == again != other
@@ -197,15 +197,21 @@ def test_the_same_run_submits_the_same_bytes(driver: Driver, python: Program) ->
     assert runs[0] == runs[1] == runs[2]
 
 
-def test_100_guests_at_once(driver: Driver, host: WasmHost, python: Program) -> None:
+def test_100_guests_at_once(driver: Driver, python: Program) -> None:
     source = program("_host.backend.submit(b'up')", "return _host.backend.wait(1, 1).decode()")
     guests = [driver.start(python, source) for _ in range(100)]
-    while any(guest.phase is Phase.READY for guest in guests):
-        host.step_many(guests)
+    driver.settle(*guests)
     assert {guest.phase for guest in guests} == {Phase.WAITING}
     assert all(submitted(guest)[0] == b"up" for guest in guests)
     for i, guest in enumerate(guests):
         guest.deliver(Delivery(b"%d" % i, 0))
-    while any(guest.phase is Phase.READY for guest in guests):
-        host.step_many(guests)
+    driver.settle(*guests)
     assert [outcome_of(guest).text for guest in guests] == [str(i) for i in range(100)]
+
+
+def test_a_spare_behaves_as_a_new_instance(driver: Driver, host: WasmHost, python: Program) -> None:
+    lines = ("import random, json", "x = {object() for _ in range(9)}", "return json.dumps([random.random(), id(x)])")
+    fresh = result(driver, python, *lines)
+    assert host.top_up(python, 1)
+    assert result(driver, python, *lines) == fresh
+    assert host.num_spares == 0
