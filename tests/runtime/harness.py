@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import hashlib
 import json
 from collections.abc import AsyncIterator, Callable
@@ -257,6 +258,7 @@ def make_settings(directory: Path, **changes: Any) -> RuntimeSettings:
         "control": f"unix:{directory}/c.sock",
         "guest_socket": directory / "g.sock",
         "journal_dir": directory / "journals",
+        "capacity": 100,  # a pool reserves 8 GiB of addresses a program, and a test process sees many pools
     }
     return RuntimeSettings(**fields | changes)
 
@@ -286,6 +288,7 @@ async def running(directory: Path, control: FakeControl | None = None, **changes
         with contextlib.suppress(asyncio.CancelledError):
             await role
         await rig.control_server.stop(None)
+        gc.collect()  # the pool's addresses are free when the engine is
 
 
 async def until(condition: Callable[[], bool], seconds: float = 5.0) -> None:
