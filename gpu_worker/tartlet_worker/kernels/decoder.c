@@ -1,6 +1,7 @@
 // The Llama-family decoder on one CPU thread in bf16: all layers in one call. The residual stream, norms, rotary
 // embedding and every sum are float32; weights, keys, values and what enters a multiplication are bf16.
 #include "gemm.h"
+#include "attention_amx.h"
 
 #define T bf16
 #define NAME(x) x##_bf16

@@ -61,7 +61,9 @@ static inline void drain(const Sink *s, const Matrix *w, int64_t m0, int64_t row
       __m512 e = exp_neg(_mm512_sub_ps(zero, _mm512_abs_ps(v[0])));  // exp(-|g|)
       __mmask16 neg = _mm512_cmp_ps_mask(v[0], zero, _CMP_LT_OQ);
       __m512 one = _mm512_set1_ps(1.f);
-      __m512 gate = _mm512_div_ps(_mm512_mul_ps(v[0], _mm512_mask_mov_ps(one, neg, e)), _mm512_add_ps(one, e));
+      __m512 by = _mm512_add_ps(one, e), r = _mm512_rcp14_ps(by);
+      r = _mm512_mul_ps(r, _mm512_fnmadd_ps(by, r, _mm512_set1_ps(2.f)));  // one Newton step: 28 bits
+      __m512 gate = _mm512_mul_ps(_mm512_mul_ps(v[0], _mm512_mask_mov_ps(one, neg, e)), r);
       int64_t j = n0 / 2;
       store_bf16(a_row(s->act, s->act_k / 32, m0 + i, j / 32) + j % 32, 0xFFFF, _mm512_mul_ps(gate, v[1]));
       continue;
@@ -85,17 +87,22 @@ static void tiles_on(void) {
   _tile_loadconfig(&cfg);
 }
 
+#define IN_CACHE (512 << 10)  // bytes of activations
 #define AHEAD 8192  // bytes of weights that are asked for ahead of use
 
 static void gemm_amx(const bf16 *a, int64_t m, const Matrix *w, const Sink *sink) {
   int64_t kp = w->k / 32, np = w->n / 32, mt = (m + 15) / 16;
+  int64_t some = (IN_CACHE / (kp * 1024)) & ~1L;  // tiles of rows that stay in cache while all weights pass by
+  if (some < 2) some = 2;
   float c[4][256] __attribute__((aligned(64)));
   tiles_on();
+  for (int64_t t0 = 0; t0 < mt; t0 += some)
   for (int64_t n = 0; n < np; n++) {
     const bf16 *b = w->w + n * kp * 1024;
-    for (int64_t t = 0; t < mt; t += 2) {
+    int64_t t1 = t0 + some < mt ? t0 + some : mt;
+    for (int64_t t = t0; t < t1; t += 2) {
       const bf16 *a0 = a + t * kp * 512, *a1 = a0 + kp * 512;
-      int two = t + 1 < mt;
+      int two = t + 1 < t1;
       _tile_zero(0);
       _tile_zero(1);
       if (two) {
@@ -103,7 +110,7 @@ static void gemm_amx(const bf16 *a, int64_t m, const Matrix *w, const Sink *sink
         _tile_zero(3);
         for (int64_t k = 0; k < kp; k++) {
           const char *next = (const char *)(b + k * 1024) + AHEAD;
-          if (t == 0)
+          if (t == t0)
             for (int i = 0; i < 2048; i += 64) _mm_prefetch(next + i, _MM_HINT_T0);
           _tile_loadd(4, a0 + k * 512, 64);
           _tile_loadd(6, b + k * 1024, 64);
@@ -119,7 +126,7 @@ static void gemm_amx(const bf16 *a, int64_t m, const Matrix *w, const Sink *sink
       } else {
         for (int64_t k = 0; k < kp; k++) {
           const char *next = (const char *)(b + k * 1024) + AHEAD;
-          if (t == 0)
+          if (t == t0)
             for (int i = 0; i < 2048; i += 64) _mm_prefetch(next + i, _MM_HINT_T0);
           _tile_loadd(4, a0 + k * 512, 64);
           _tile_loadd(6, b + k * 1024, 64);

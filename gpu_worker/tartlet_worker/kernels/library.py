@@ -9,7 +9,7 @@ import platform
 from functools import cache
 from pathlib import Path
 
-SOURCES = ("decoder.c", "attention.h", "gemm.h", "simd.h")
+SOURCES = ("decoder.c", "attention.h", "attention_amx.h", "gemm.h", "simd.h")
 FLAGS = ("-O3", "-march=native", "-shared", "-fPIC", "-std=gnu11")
 NEEDED_CPU_FLAGS = frozenset({"avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_bf16"})
 
