@@ -27,9 +27,15 @@ class Dispatcher:
 
     def pump(self, engine: EngineState, now: float) -> None:
         """Send the engine as many steps as the policy wants; `engine.look_at` says when to ask again."""
-        while engine.active:
+        while engine.active and len(engine.in_flight) < self._depth:
             view = View(
-                engine.active, len(engine.in_flight), self._depth, engine.limits, prioritised=engine.prioritised > 0
+                engine.active,
+                len(engine.in_flight),
+                self._depth,
+                engine.limits,
+                prioritised=engine.prioritised > 0,
+                busy_until=engine.busy_until(),
+                away=engine.away(),
             )
             plan = self._policy(view, now)
             if not plan.dispatches:
@@ -50,7 +56,7 @@ class Dispatcher:
         batches, kept = self._build(dispatches, poisoned)
         if batches:
             span, traceparent = (None, "") if self.on_step is None else self.on_step(engine, kept)
-            engine.finish_step(batches, kept, now, traceparent).span = span
+            engine.finish_step(batches, kept, list(touched), now, traceparent).span = span
         machine = self._machine
         for queue in poisoned:
             machine.drain_poisoned(queue)

@@ -12,10 +12,11 @@ import numpy as np
 from tartlet_common.engine_spec import EngineSpec
 from tartlet_common.errors import EngineMismatch, InvalidArgument, NoEngine, TartletError, UnknownModel
 from tartlet_common.step import Batch, Step
-from tartlet_control.commands import Command
+from tartlet_control.commands import FORWARD, Command
 from tartlet_control.ledger import pools_of
 from tartlet_control.queues import CommandQueue
 from tartlet_control.scheduler import Limits
+from tartlet_control.step_times import StepTimes
 
 EngineStatus = Literal["ready", "cordoned", "draining"]
 AGREE: Final = ("model_digest", "page_size", "dtype", "traits", "vocab_size", "max_position", "tokenizer_digest")
@@ -25,11 +26,13 @@ AGREE: Final = ("model_digest", "page_size", "dtype", "traits", "vocab_size", "m
 class SentStep:
     """A step on its way: its batches' commands, to match with the answers."""
 
-    __slots__ = ("batches", "number", "sent_s", "span")
+    __slots__ = ("batches", "number", "queues", "sent_s", "span", "tokens")
 
-    def __init__(self, number: int, batches: list[list[Command]], sent_s: float) -> None:
+    def __init__(self, number: int, batches: list[list[Command]], queues: list[CommandQueue], sent_s: float) -> None:
         self.number = number
         self.batches = batches
+        self.queues = queues
+        self.tokens = sum([c.tokens for commands in batches if commands[0].kind == FORWARD for c in commands])
         self.sent_s = sent_s
         self.span: Any = None
 
@@ -38,9 +41,10 @@ class EngineState:
     """One engine: its pools, the queues that have something for it, and the steps it has in hand."""
 
     __slots__ = (
-        "active", "clear", "computed_tokens", "device_s", "id", "in_flight", "incarnation", "limits", "look_at",
-        "model", "next_lane", "outgoing", "pools", "prioritised", "programs", "reset_lanes", "sampled_tokens", "spec",
-        "status", "step_number", "steps", "tokens_per_s", "window_s", "window_tokens",
+        "active", "began_s", "clear", "computed_tokens", "device_s", "id", "in_flight", "incarnation", "limits",
+        "look_at", "model", "next_lane", "outgoing", "pools", "prioritised", "programs", "reset_lanes",
+        "sampled_tokens", "spec", "status", "step_number", "steps", "times", "tokens_per_s", "window_s",
+        "window_tokens",
     )  # fmt: skip
 
     def __init__(self, engine_id: str, incarnation: str, spec: EngineSpec, model: Model, first_step: int) -> None:
@@ -61,6 +65,8 @@ class EngineState:
         self.clear: tuple[set[int], set[int], set[int]] = (set(), set(), set())  # newly allocated, by pool
         self.reset_lanes: set[int] = set()
         self.look_at: float | None = None
+        self.times = StepTimes()
+        self.began_s = 0.0  # when the oldest step in flight began to run
         self.steps = 0
         self.computed_tokens = 0
         self.sampled_tokens = 0
@@ -75,8 +81,21 @@ class EngineState:
         self.next_lane = self.next_lane % 0xFFFF_FFFF + 1
         self.reset_lanes.add(queue.lane)
 
+    def busy_until(self) -> float:
+        """When the step that runs now should end, as far as earlier ones tell; 0 if none runs."""
+        return self.began_s + self.times.predict(self.in_flight[0].tokens) if self.in_flight else 0.0
+
+    def away(self) -> int:
+        """Queues that have a command in flight and none waiting: their programs wait for an answer."""
+        return len({q for sent in self.in_flight for q in sent.queues if not q.pending and q.program.live})
+
     def finish_step(
-        self, batches: list[Batch], commands: list[list[Command]], now: float, traceparent: str
+        self,
+        batches: list[Batch],
+        commands: list[list[Command]],
+        queues: list[CommandQueue],
+        now: float,
+        traceparent: str,
     ) -> SentStep:
         """Queue a step for sending, with the clearing and resetting that must come before it."""
         self.step_number += 1
@@ -92,7 +111,9 @@ class EngineState:
         )
         self.clear = (set(), set(), set())
         self.reset_lanes = set()
-        sent = SentStep(self.step_number, commands, now)
+        sent = SentStep(self.step_number, commands, queues, now)
+        if not self.in_flight:
+            self.began_s = now
         self.in_flight.append(sent)
         self.outgoing.append(step)
         return sent

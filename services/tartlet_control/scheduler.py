@@ -57,6 +57,8 @@ class View:
     depth: int  # steps that may be in flight
     limits: Limits
     prioritised: bool = False  # some queue has another priority than normal
+    busy_until: float = 0.0  # when the step that runs now should end
+    away: int = 0  # queues that are in flight and have nothing waiting
 
 
 @dataclass(frozen=True, slots=True)

@@ -41,6 +41,8 @@ class Settler:
         sent = engine.in_flight[0]
         _check(sent.batches, result)
         engine.in_flight.popleft()
+        engine.began_s = now  # of the next one, if there is one
+        engine.times.add(result.computed_tokens, result.device_s)
         before = engine.sampled_tokens
         for commands, answers in zip(sent.batches, result.results, strict=True):
             kind = commands[0].kind

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from tartlet_common.abi import Op
-from tartlet_control.policies import K_PATIENCE_S
+from tartlet_control.policies import K_PATIENCE_S, LEAD_S
 from tartlet_worker.fake import FakeOptions
 from tests.control.harness import Guest, Host
 
@@ -200,3 +200,34 @@ def test_embeds_and_masks_of_one_target_take_separate_batches() -> None:
         ("MaskKvPage", 1),
         ("EmbedTxt", 2),
     ]
+
+
+def test_the_second_step_waits_for_programs_that_could_still_join_it() -> None:
+    host = Host(SMALL)
+    a, b = ready(host, 2)
+    for _ in range(3):
+        host.engine.times.add(1, 0.010)
+    a.embed([0], [5], [0])
+    a.forward([], [0], [], [1])
+    host.pump()  # on the engine, for 10 ms
+    b.embed([0], [5], [0])
+    b.forward([], [0], [], [1])
+    host.clock.advance(0.001)
+    host.pump()
+    assert len(host.steps) == 1
+    assert host.engine.look_at == pytest.approx(100.0 + 0.010 - LEAD_S, abs=0.001)
+    a.embed([0], [5], [1])  # it has run ahead: nobody else can come
+    host.pump()
+    assert sizes(host)[1:] == [[("EmbedTxt", 2), ("Forward", 1)]]
+
+
+def test_the_second_step_goes_before_the_first_ends() -> None:
+    host = Host(SMALL)
+    a, b = ready(host, 2)
+    host.engine.times.add(1, 0.010)
+    a.forward([], [0], [], [1])
+    host.pump()
+    b.forward([], [0], [], [1])
+    host.clock.advance(0.0085)
+    host.pump()
+    assert len(host.steps) == 2

@@ -213,7 +213,7 @@ def test_every_schedule_equals_serial_execution(
             full = [*START, *(c for group in listed for c in group)]
             serial = serials[guest.handle, q] = Serial(options)
             serial.run(full)
-            waiting.append((guest, q, list(zip(full, serial.outcomes, strict=True))))
+            waiting.append((guest, q, list(zip(full, serial.outcomes, strict=True))))  # type: ignore[arg-type]
     host.flush()
     haste = timing.choice([0.1, 0.6])
     while waiting:  # frames of random pieces, steps answered at random times
