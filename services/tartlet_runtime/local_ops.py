@@ -101,7 +101,7 @@ class LocalOps:
         return self._with_tokenizer(caller, row, len(payload), lambda t: t.decode(ids, special=bool(row[5])))
 
     def _vocabulary(self, caller: Caller, row: Row, payload: bytes) -> bytes | None:
-        return self._with_tokenizer(caller, row, 0, lambda t: t.vocabulary)
+        return self._with_tokenizer(caller, row, 0, lambda t: t.words(row[5], row[6]))
 
     def _format_chat(self, caller: Caller, row: Row, payload: bytes) -> bytes | None:
         model = self._models.by_index(row[4])

@@ -46,7 +46,8 @@ class TokenizerEntry:
         self._tokenizer.no_padding()
         self._special = {token["id"] for token in fields.get("added_tokens", ()) if token.get("special")}
         self._bytes = self._byte_table(fields)
-        self.vocabulary = _pack_vocabulary(self._bytes or self._fallback_table())
+        self._words = self._bytes or self._fallback_table()
+        self.vocabulary = _pack_vocabulary(self._words)
 
     def encode(self, text: str, *, special: bool) -> bytes:
         """Token ids of `text`, packed u32; `special` adds what the model wants around it (such as its BOS)."""
@@ -67,6 +68,12 @@ class TokenizerEntry:
             text: str = self._tokenizer.decode(list(ids), skip_special_tokens=not special)
             return text.encode()
         return b"".join([table[token] for token in ids if token not in hidden])
+
+    def words(self, first: int, count: int) -> bytes:
+        """GET_VOCABS's answer: the bytes of `count` tokens (0: all the rest) from `first` on."""
+        if not first and not count:
+            return self.vocabulary
+        return _pack_vocabulary(self._words[first : first + count] if count else self._words[first:])
 
     def text_of(self, token: int | None) -> str:
         """A token as it is written in the vocabulary, "" for None."""

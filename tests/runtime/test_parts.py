@@ -173,6 +173,9 @@ def test_sentencepiece_bytes_and_spaces_come_out() -> None:
     assert entry.decode([0, 259], special=False) == b"a"
     assert entry.decode([0, 259], special=True) == b"<unk>a"
     assert entry.vocabulary[:4] == (260).to_bytes(4, "little")
+    assert entry.words(0, 0) == entry.vocabulary
+    assert entry.words(257, 2) == np.array([2, 1, 2], "<u4").tobytes() + b"  a"
+    assert entry.words(259, 0) == np.array([1, 1], "<u4").tobytes() + b"a"
 
 
 def test_a_tokenizer_that_is_none_is_refused() -> None:

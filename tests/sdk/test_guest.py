@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import textwrap
 
@@ -221,3 +222,27 @@ def test_each_program_draws_its_own_random_numbers() -> None:
     first = run_source(MiniHost(), text)
     random.seed(0)
     assert run_source(MiniHost(), text) != first
+
+
+def test_a_program_told_the_same_says_the_same_byte_for_byte(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What replay rests on (contract 6): nothing but deliveries and the host's randomness decides what is submitted."""
+    text = """
+        import asyncio, random
+        from inferlet import Context, Temperature
+        async def branch(ctx):
+            await ctx.generate_until(max_tokens=random.randrange(3, 9), sampler=Temperature(1.0))
+        async def main():
+            ctx = Context()
+            ctx.fill("prompt")
+            forks = ctx.fork(3)
+            async with asyncio.TaskGroup() as group:
+                for fork in [*forks, ctx]:
+                    group.create_task(branch(fork))
+            print([len(fork.tokens) for fork in forks])
+    """
+    monkeypatch.setattr(os, "urandom", lambda n: bytes(range(n)))
+    runs = [MiniHost(per_wait=3), MiniHost(per_wait=3)]
+    for host in runs:
+        run_source(host, source(text))
+    assert runs[0].submissions == runs[1].submissions
+    assert len(runs[0].submissions) > 5

@@ -40,7 +40,7 @@ class Vocab:
         block = await asyncio.shield(self._ask(first))
         whole = len(block) > self._block  # a host may answer with all of it
         self.known.update(enumerate(block, 0 if whole else first))
-        return self.known.get(token, b"")
+        return self.known.setdefault(token, b"")  # a model's vocabulary may be padded beyond its tokenizer's
 
 
 _vocabs: dict[str, Vocab] = {}
