@@ -1,239 +1,369 @@
-"""Roles are killed, and programs, clients and `serve` live with it: typed errors, restarts, no process left."""
+"""Every row of docs/faults.md, injected into real processes: how it ends, within its limit, and that others go on."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
-import signal
-import subprocess
+import resource
+import shutil
+import struct
+import tempfile
 import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
 
-import psutil
 import pytest
 
 import tartlet
-from tartlet_common.errors import (
-    AddressInUse,
-    ControlLost,
-    EngineFailure,
-    NoEngine,
-    RuntimeLost,
-    Unavailable,
-    WorkerLost,
-)
+from tartlet import LaunchSpec, Limits, Source
+from tartlet_common.errors import NoEngine, TartletError
+from tests.e2e.faults import Row, checkpoint, is_error, rows, stepped_clock
 from tests.e2e.serving import (
     PROGRAMS,
+    Serving,
     client_of,
-    command,
-    environment,
     message,
+    pools,
     program,
-    roles_in,
     serving,
     tartlet_cli,
     until_nothing_is_held,
-    wait_until_none,
 )
 
-RESTART_S = 30.0
+ROWS = {row.id: row for row in rows()}
+Injection = Callable[[Serving, tartlet.AsyncClient], Awaitable[TartletError | None]]
+INJECTIONS: dict[str, Injection] = {}
 
 
-async def works_again(client: tartlet.AsyncClient) -> None:
-    """A new program that needs all roles succeeds; until the engine is back, launches fail with a retryable error."""
+def injects(fault: str) -> Callable[[Injection], Injection]:
+    """Register what injects a fault; it returns the error that the affected one got, None for no effect."""
+
+    def add(injection: Injection) -> Injection:
+        INJECTIONS[fault] = injection
+        return injection
+
+    return add
+
+
+@pytest.fixture(scope="module")
+def shared() -> Iterator[Serving]:
+    """One server takes all faults, one after the other."""
+    directory = Path(tempfile.mkdtemp(prefix="tt-"))
+    try:
+        with serving(directory) as running:
+            yield running
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+def test_the_table_and_the_injections_name_the_same_faults() -> None:
+    assert len(ROWS) >= 20
+    assert set(INJECTIONS) == set(ROWS)
+
+
+@pytest.mark.parametrize("fault", sorted(ROWS))
+async def test_a_fault_ends_as_the_table_says(shared: Serving, fault: str) -> None:
+    row = ROWS[fault]
+    async with client_of(shared) as client:
+        async with bystander(client, survives=fault != "runtime-killed"):
+            start = time.monotonic()
+            error = await INJECTIONS[fault](shared, client)
+            took_s = time.monotonic() - start
+            await until_a_launch_succeeds(client, row, start)
+        if row.ends_as is None:
+            assert error is None, error
+        else:
+            assert is_error(error, row.ends_as), f"{type(error)} {error}"
+        assert took_s < row.within_s
+        await until_nothing_is_held(client)
+
+
+@contextlib.asynccontextmanager
+async def bystander(client: tartlet.AsyncClient, *, survives: bool) -> AsyncIterator[None]:
+    """A program that doesn't depend on what breaks, and is still there afterwards."""
+    run = await client.run(program("echo"))
+    events = aiter(run)
+    assert await message(events) == "ready\n"
+    yield
+    if survives:
+        await client.send(run.program_id, "there?")
+        assert await message(events) == "echo there?\n"
+        await client.send(run.program_id, "stop")
+        assert (await run.wait()).success
+
+
+async def until_a_launch_succeeds(client: tartlet.AsyncClient, row: Row, start: float) -> None:
+    """A new program that needs every role succeeds within the row's limit, at once where it says 0."""
     while True:
-        ended = await (await client.run(program("sampled"), ["hello", "0", "0", "1", "1"])).wait()
-        if ended.success:
-            return
-        assert NoEngine.__name__ in str(ended.error), ended.error
+        try:
+            ended = await (await client.run(program("sampled"), ["a", "0", "0", "1", "1"])).wait()
+        except TartletError as e:
+            error: TartletError | None = e
+        else:
+            if ended.success:
+                break
+            error = ended.error
+        assert error is not None
+        assert error.retryable or is_error(error, NoEngine), error
+        assert time.monotonic() - start < row.again_s, error
         await asyncio.sleep(0.05)
 
 
-async def test_a_killed_worker_ends_its_programs_and_no_others(run_dir: Path) -> None:
-    with serving(run_dir) as server:
-        async with client_of(server) as client:
-            holder, echo = await client.run(program("holder")), await client.run(program("echo"))
-            holding, echoing = aiter(holder), aiter(echo)
-            assert (await message(holding), await message(echoing)) == ("ready\n", "ready\n")
-            server.kill("worker")
-            async for _ in holding:
-                pass
-            assert holder.ended is not None
-            assert isinstance(holder.ended.error, WorkerLost)
-            await client.send(echo.program_id, "still there?")
-            assert await message(echoing) == "echo still there?\n"
-            server.until("worker serves", 2, RESTART_S)
-            await works_again(client)
-            await client.send(echo.program_id, "stop")
-            assert (await echo.wait()).success
-            await until_nothing_is_held(client)
+async def ends_as(
+    client: tartlet.AsyncClient, text: str, *args: str, limits: Limits | None = None
+) -> TartletError | None:
+    """The error in which a Python program ends."""
+    spec = LaunchSpec(source=Source.python(text), args=args, limits=limits or Limits())
+    return (await (await client.run(spec=spec)).wait()).error
 
 
-async def test_a_killed_control_ends_programs_with_state_and_no_others(run_dir: Path) -> None:
-    with serving(run_dir) as server:
-        async with client_of(server) as client:
-            holder, echo = await client.run(program("holder")), await client.run(program("echo"))
-            holding, echoing = aiter(holder), aiter(echo)
-            assert (await message(holding), await message(echoing)) == ("ready\n", "ready\n")
-            server.kill("control")
-            async for _ in holding:
-                pass
-            assert holder.ended is not None
-            assert isinstance(holder.ended.error, ControlLost | WorkerLost)
-            await client.send(echo.program_id, "still there?")
-            assert await message(echoing) == "echo still there?\n"
-            server.until("control serves", 2, RESTART_S)
-            await works_again(client)
-            await until_nothing_is_held(client)
+async def serve_elsewhere(server: Serving, *flags: str) -> TartletError | None:
+    """The error in which a `tartlet serve` of a directory of its own ends."""
+    directory = server.run_dir / "elsewhere"
+    result = await asyncio.to_thread(tartlet_cli, directory, "serve", *flags)
+    assert result.returncode == 3, result.stderr
+    return named(result.stderr)
 
 
-async def test_a_killed_runtime_is_a_typed_error_and_new_launches_succeed(run_dir: Path) -> None:
-    with serving(run_dir) as server:
-        async with client_of(server) as client:
-            holder = await client.run(program("holder"))
-            holding = aiter(holder)
-            assert await message(holding) == "ready\n"
-            server.kill("runtime")
-            with pytest.raises(RuntimeLost):
-                await message(holding)
-            server.until("runtime serves", 2, RESTART_S)
-            await works_again(client)
-        async with client_of(server) as client:
-            await until_nothing_is_held(client)
+def named(stderr: str) -> TartletError:
+    """The error whose name begins a line of standard error."""
+    from tartlet_common.errors import REGISTRY
+
+    names = {cls.__name__: cls for cls in REGISTRY.values()}
+    for line in stderr.splitlines():
+        name, colon, _ = line.partition(":")
+        if colon and name in names:
+            return names[name]()
+    raise AssertionError(stderr)
 
 
-async def test_a_failing_command_fails_its_program_and_a_broken_engine_is_replaced(run_dir: Path) -> None:
-    flags = {"TARTLET_WORKER_FAKE_FAIL_TOKEN": str(ord("~")), "TARTLET_WORKER_FAKE_BREAK_TOKEN": str(ord("^"))}
-    with serving(run_dir, **flags) as server:
-        async with client_of(server) as client:
-            echo = await client.run(program("echo"))
-            echoing = aiter(echo)
-            assert await message(echoing) == "ready\n"
-            failed = await (await client.run(program("sampled"), ["a~", "0", "0", "1", "1"])).wait()
-            assert failed.error is not None
-            assert EngineFailure.__name__ in str(failed.error) or isinstance(failed.error, EngineFailure)
-            broken = await (await client.run(program("sampled"), ["a^", "0", "0", "1", "1"])).wait()
-            assert isinstance(broken.error, WorkerLost), broken
-            server.until("worker serves", 2, RESTART_S)
-            await client.send(echo.program_id, "well")
-            assert await message(echoing) == "echo well\n"
+# ---- programs -------------------------------------------------------------------------------------------------------
 
 
-def test_ctrl_c_ends_a_run_with_every_process_it_started(run_dir: Path) -> None:
-    run = subprocess.Popen(
-        command("run", "--engine", "fake", str(PROGRAMS / "endless.py")),
-        env=environment(run_dir),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
+@injects("syntax-error")
+async def _(server: Serving, client: tartlet.AsyncClient) -> TartletError | None:
+    return await ends_as(client, "def main(:\n")
+
+
+@injects("endless-loop")
+async def _(server: Serving, client: tartlet.AsyncClient) -> TartletError | None:
+    return await ends_as(client, "def main():\n    while True:\n        pass\n")
+
+
+@injects("memory-hog")
+async def _(server: Serving, client: tartlet.AsyncClient) -> TartletError | None:
+    return await ends_as(
+        client, "def main():\n    kept = []\n    while True:\n        kept.append(bytearray(1 << 20))\n"
     )
-    assert run.stdout is not None
-    assert run.stdout.read(20)
-    assert len(roles_in(run_dir)) == 4
-    run.send_signal(signal.SIGINT)
-    assert run.wait(20) == 130
-    assert wait_until_none(run_dir, 0.5) == []
-    assert [p.name for p in run_dir.iterdir()] == []
-    run.communicate()
 
 
-def test_a_killed_run_leaves_no_process_and_the_next_removes_its_directory(run_dir: Path) -> None:
-    run = subprocess.Popen(
-        command("run", "--engine", "fake", str(PROGRAMS / "endless.py")),
-        env=environment(run_dir),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-    )
-    assert run.stdout is not None
-    assert run.stdout.read(20)
-    run.kill()
-    run.communicate()
-    assert wait_until_none(run_dir) == []
-    assert tartlet_cli(run_dir, "run", "--engine", "fake", str(PROGRAMS / "fails.py")).returncode == 1
-    assert [p.name for p in run_dir.iterdir()] == []
+@injects("unknown-call")
+async def _(server: Serving, client: tartlet.AsyncClient) -> TartletError | None:
+    header = struct.pack("<HHIII", 1, 0, 1, 0, 0)
+    record = struct.pack("<HHIIIIIII", 999, 1, 1, 0, 0, 0, 0, 0, 0)
+    text = f"""
+import inferlet._host as h
+def main():
+    h.backend.submit({header + record!r})
+    h.backend.wait(1, 10**6)
+"""
+    return await ends_as(client, text)
 
 
-def test_a_second_ctrl_c_does_not_wait(run_dir: Path) -> None:
-    run = subprocess.Popen(
-        command("run", "--engine", "fake", str(PROGRAMS / "waits.py")),
-        env=environment(run_dir),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-    )
-    assert run.stdout is not None
-    assert run.stdout.read(7) == b"waiting"
-    for role in roles_in(run_dir):
-        if "tartlet_worker" in " ".join(role.cmdline()):
-            role.suspend()  # it will not answer SIGTERM
-    run.send_signal(signal.SIGINT)
-    time.sleep(0.3)
-    run.send_signal(signal.SIGINT)
-    assert run.wait(3) == 130
-    assert wait_until_none(run_dir, 3) == []
-    run.communicate()
+@injects("freed-page")
+async def _(server: Serving, client: tartlet.AsyncClient) -> TartletError | None:
+    text = """
+import inferlet
+async def main():
+    pages = inferlet.alloc_kvpage(1)
+    inferlet.dealloc_kvpage(pages)
+    inferlet.mask_kvpage(pages[0], [True])
+    await inferlet.synchronize()
+"""
+    return await ends_as(client, text)
 
 
-def test_a_second_serve_in_one_directory_is_refused_and_harms_nothing(run_dir: Path) -> None:
-    with serving(run_dir) as server:
-        second = tartlet_cli(run_dir, "serve", "--engine", "fake")
-        assert second.returncode == 3
-        assert AddressInUse.__name__ in second.stderr
-        assert "tartlet doctor" in second.stderr
-        assert tartlet_cli(run_dir, "ps").returncode == 0
-        assert server.process.poll() is None
+@injects("quota-exceeded")
+async def _(server: Serving, client: tartlet.AsyncClient) -> TartletError | None:
+    run = await client.run(spec=LaunchSpec(source=program("endless"), limits=Limits(pages=2)))
+    return (await run.wait()).error
 
 
-def test_a_role_whose_address_is_taken_says_so(run_dir: Path) -> None:
-    with serving(run_dir):
-        second = tartlet_cli(run_dir, "serve", "--role", "control")
-        assert second.returncode != 0
-        assert AddressInUse.__name__ in second.stderr
+@injects("huge-upload")
+async def _(server: Serving, client: tartlet.AsyncClient) -> TartletError | None:
+    huge = server.run_dir / "huge.py"
+    with huge.open("wb") as f:
+        f.truncate(1 << 30)
+    result = await asyncio.to_thread(tartlet_cli, server.run_dir, "launch", str(huge))
+    huge.unlink()
+    assert result.returncode == 1
+    return named(result.stderr)
 
 
-def test_a_role_that_can_not_start_stops_the_stack_with_its_reason(run_dir: Path) -> None:
-    result = tartlet_cli(run_dir, "serve", "--engine", "torch", "--model", str(run_dir))
+@injects("corrupt-wasm")
+async def _(server: Serving, client: tartlet.AsyncClient) -> TartletError | None:
+    source = Source(b"\0asm\1\0\0\0" + os.urandom(1000), tartlet.Language.WASM, "damaged.wasm")
+    with pytest.raises(TartletError) as caught:
+        await client.run(source)
+    return caught.value
+
+
+# ---- starting -------------------------------------------------------------------------------------------------------
+
+
+@injects("missing-checkpoint")
+async def _(server: Serving, client: tartlet.AsyncClient) -> TartletError | None:
+    return await serve_elsewhere(server, "--model", str(server.run_dir / "nowhere"))
+
+
+@injects("broken-checkpoint")
+async def _(server: Serving, client: tartlet.AsyncClient) -> TartletError | None:
+    return await serve_elsewhere(server, "--model", str(checkpoint(server.run_dir / "broken")))
+
+
+@injects("unknown-family")
+async def _(server: Serving, client: tartlet.AsyncClient) -> TartletError | None:
+    return await serve_elsewhere(server, "--model", str(checkpoint(server.run_dir / "unknown", model_type="gpt_neox")))
+
+
+@injects("port-in-use")
+async def _(server: Serving, client: tartlet.AsyncClient) -> TartletError | None:
+    result = await asyncio.to_thread(tartlet_cli, server.run_dir, "serve", "--engine", "fake")
     assert result.returncode == 3
-    assert "CheckpointMissing" in result.stderr
-    bad = tartlet_cli(run_dir, "serve", "--engine", "fake", TARTLET_WORKER_PAGE_SIZE="33")
-    assert bad.returncode == 2
-    assert "page_size" in bad.stderr
-    assert wait_until_none(run_dir, 0.5) == []
+    return named(result.stderr)
 
 
-def test_serve_killed_takes_its_roles_along(run_dir: Path) -> None:
-    with serving(run_dir) as server:
-        os.kill(server.process.pid, signal.SIGKILL)
-        server.process.wait()
-        assert wait_until_none(run_dir) == []
+# ---- clients --------------------------------------------------------------------------------------------------------
 
 
-async def test_nobody_at_the_address_is_a_typed_error(run_dir: Path) -> None:
-    async with tartlet.AsyncClient(f"unix:{run_dir}/none.sock") as client:
-        with pytest.raises(Unavailable):
-            await client.list()
-    result = tartlet_cli(run_dir, "ps")
-    assert result.returncode == 3
-    assert "tartlet serve" in result.stderr
+@injects("disconnect")
+async def _(server: Serving, client: tartlet.AsyncClient) -> TartletError | None:
+    async with tartlet.AsyncClient(server.address) as other:
+        run = await other.run(program("endless"))
+        await message(run)
+    while True:
+        for info in await client.list(ended=True):
+            if info.program_id == run.program_id and info.state == "failed":
+                return info.error
+        await asyncio.sleep(0.02)
 
 
-def test_a_reader_that_goes_away_ends_the_run(run_dir: Path) -> None:
-    run = subprocess.Popen(
-        command("run", "--engine", "fake", str(PROGRAMS / "endless.py")),
-        env=environment(run_dir),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-    )
-    assert run.stdout is not None
-    run.stdout.read(10)
-    run.stdout.close()
-    assert run.wait(20) == 1
-    assert run.stderr is not None
-    assert b"Traceback" not in run.stderr.read()
-    run.stderr.close()
-    assert wait_until_none(run_dir, 0.5) == []
+@injects("slow-reader")
+async def _(server: Serving, client: tartlet.AsyncClient) -> TartletError | None:
+    text = """
+import inferlet
+async def main():
+    await inferlet.receive()
+    for i in range(4000):
+        inferlet.send("x" * 1000)
+"""
+    launched = await client.launch(Source.python(text))
+    slow = await client.attach(launched.program_id)
+    first = aiter(slow)
+    await client.send(launched.program_id, "go")
+    await message(first)  # and then no more
+    run = await client.attach(launched.program_id)
+    size = 0
+    async for event in run:
+        size += len(event.data) if isinstance(event, tartlet.Message) else 0
+    slow.cancel()
+    assert size == 4_000_000
+    assert run.ended is not None
+    return run.ended.error
 
 
-def test_every_process_of_a_stack_is_a_child_in_a_group_of_its_own(run_dir: Path) -> None:
-    with serving(run_dir) as server:
-        children = psutil.Process(server.process.pid).children()
-        assert len(children) == 3
-        assert all(os.getpgid(child.pid) == child.pid for child in children)
+@injects("unread-sends")
+async def _(server: Serving, client: tartlet.AsyncClient) -> TartletError | None:
+    text = "import inferlet\ndef main():\n    for i in range(100_000):\n        inferlet.send('x' * 100)\n"
+    launched = await client.launch(Source.python(text))
+    while launched.program_id in [info.program_id for info in await client.list()]:  # noqa: ASYNC110 - there is no event
+        await asyncio.sleep(0.05)
+    return (await (await client.attach(launched.program_id)).wait()).error
+
+
+# ---- roles ----------------------------------------------------------------------------------------------------------
+
+
+async def killed(server: Serving, client: tartlet.AsyncClient, role: str) -> TartletError | None:
+    """The error of a program that holds pages when a role is killed."""
+    run = await client.run(program("holder"))
+    events = aiter(run)
+    assert await message(events) == "ready\n"
+    server.kill(role)
+    try:
+        async for _ in events:
+            pass
+    except TartletError as e:
+        return e
+    assert run.ended is not None
+    return run.ended.error
+
+
+@injects("worker-killed")
+async def _(server: Serving, client: tartlet.AsyncClient) -> TartletError | None:
+    return await killed(server, client, "worker")
+
+
+@injects("control-killed")
+async def _(server: Serving, client: tartlet.AsyncClient) -> TartletError | None:
+    return await killed(server, client, "control")
+
+
+@injects("runtime-killed")
+async def _(server: Serving, client: tartlet.AsyncClient) -> TartletError | None:
+    return await killed(server, client, "runtime")
+
+
+# ---- the machine ----------------------------------------------------------------------------------------------------
+
+
+@injects("disk-full")
+async def _(server: Serving, client: tartlet.AsyncClient) -> TartletError | None:
+    """No file of the runtime may grow any more: its writes fail, as on a full disk."""
+    pid = server.pid("runtime")
+    soft, hard = resource.prlimit(pid, resource.RLIMIT_FSIZE)
+    resource.prlimit(pid, resource.RLIMIT_FSIZE, (0, hard))
+    try:
+        return (await (await client.run(program("sampled"), ["a", "0", "0", "1", "1"])).wait()).error
+    except TartletError as e:
+        return e
+    finally:
+        resource.prlimit(pid, resource.RLIMIT_FSIZE, (soft, hard))
+
+
+@injects("clock-stepped")
+async def _(server: Serving, client: tartlet.AsyncClient) -> TartletError | None:
+    """Another server, whose wall clock is interposed."""
+    directory = Path(tempfile.mkdtemp(prefix="tt-"))
+    try:
+        env, offset = stepped_clock(directory)
+        return await asyncio.to_thread(_step, directory, env, offset)
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+def _step(directory: Path, env: dict[str, str], offset: Path) -> TartletError | None:
+    with serving(directory, **env) as stepped, tartlet.Client(stepped.address) as other:
+        run = other.run(spec=LaunchSpec(source=program("holder"), limits=Limits(deadline_s=30)))
+        events = iter(run)
+        assert next(events).text == "ready\n"  # type: ignore[union-attr]
+        began_s = next(info.started_unix_s for info in other.list())
+        for step_s in (3600, -3600, 0):
+            offset.write_bytes(step_s.to_bytes(8, "little", signed=True))
+            late = other.launch(Source.python("def main():\n    pass\n"))
+            (info,) = [i for i in other.list(ended=True) if i.program_id == late.program_id]
+            assert abs(info.started_unix_s - began_s - step_s) < 60  # the step is there
+            other.send(run.program_id, "on")
+            assert isinstance(next(events), tartlet.Message)
+        other.send(run.program_id, "stop")
+        return run.wait().error
+
+
+def test_nothing_is_left_of_all_that(shared: Serving) -> None:
+    async def look() -> None:
+        async with client_of(shared) as client:
+            assert [p["held"] for p in await pools(client)] == [0, 0, 0]
+
+    asyncio.run(look())
+    assert (PROGRAMS / "echo.py").exists()

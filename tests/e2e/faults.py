@@ -1,0 +1,80 @@
+"""The table of docs/faults.md, and small things that break on purpose."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from tartlet_common.errors import REGISTRY, TartletError
+
+TABLE = Path(__file__).parents[2] / "docs" / "faults.md"
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """What one fault leads to."""
+
+    id: str
+    ends_as: type[TartletError] | None  # None: no effect
+    within_s: float
+    again_s: float
+
+
+def rows() -> list[Row]:
+    """The rows of the table.
+
+    Raises:
+        KeyError: a row names an error that isn't in the registry.
+    """
+    errors = {cls.__name__: cls for cls in REGISTRY.values()}
+    found = []
+    for line in TABLE.read_text().splitlines():
+        cells = [cell.strip() for cell in line.strip().strip("|").split("|")]
+        if len(cells) == 5 and cells[3].replace(".", "").isdigit():
+            ends_as = None if cells[2] == "no effect" else errors[cells[2]]
+            found.append(Row(cells[0], ends_as, float(cells[3]), float(cells[4])))
+    return found
+
+
+def is_error(error: TartletError | None, wanted: type[TartletError]) -> bool:
+    """Whether a program ended in this error: by itself, or in a traceback that ends in it."""
+    return isinstance(error, wanted) or f".{wanted.__name__}: " in str(error)
+
+
+CONFIG = {
+    "model_type": "llama",
+    "architectures": ["LlamaForCausalLM"],
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 260,
+    "max_position_embeddings": 512,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 10000.0,
+    "torch_dtype": "float32",
+    "tie_word_embeddings": False,
+}
+
+
+def checkpoint(directory: Path, **changes: object) -> Path:
+    """A checkpoint directory whose weight file is cut short."""
+    directory.mkdir()
+    (directory / "config.json").write_text(json.dumps(CONFIG | changes))
+    (directory / "tokenizer.json").write_text("{}")
+    (directory / "model.safetensors").write_bytes((1000).to_bytes(8, "little") + b'{"model.embed')
+    return directory
+
+
+def stepped_clock(directory: Path) -> tuple[dict[str, str], Path]:
+    """Environment of processes whose wall clock is ahead by the seconds (int64) in the file returned."""
+    library, offset = directory / "stepped_clock.so", directory / "offset"
+    offset.write_bytes((0).to_bytes(8, "little", signed=True))
+    source = Path(__file__).with_name("stepped_clock.c")
+    compiler = [sys.executable, "-m", "ziglang", "cc"]
+    subprocess.run([*compiler, "-shared", "-fPIC", "-O1", "-o", library, source], check=True, capture_output=True)
+    return {"LD_PRELOAD": str(library), "STEPPED_CLOCK": str(offset)}, offset

@@ -1,0 +1,239 @@
+"""The life of a stack: what a role's death means to programs, how `serve` and `run` end, that no process is left."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+import tartlet
+from tartlet_common.errors import (
+    AddressInUse,
+    ControlLost,
+    EngineFailure,
+    NoEngine,
+    RuntimeLost,
+    Unavailable,
+    WorkerLost,
+)
+from tests.e2e.serving import (
+    PROGRAMS,
+    client_of,
+    command,
+    environment,
+    message,
+    program,
+    roles_in,
+    serving,
+    tartlet_cli,
+    until_nothing_is_held,
+    wait_until_none,
+)
+
+RESTART_S = 30.0
+
+
+async def works_again(client: tartlet.AsyncClient) -> None:
+    """A new program that needs all roles succeeds; until the engine is back, launches fail with a retryable error."""
+    while True:
+        ended = await (await client.run(program("sampled"), ["hello", "0", "0", "1", "1"])).wait()
+        if ended.success:
+            return
+        assert NoEngine.__name__ in str(ended.error), ended.error
+        await asyncio.sleep(0.05)
+
+
+async def test_a_killed_worker_ends_its_programs_and_no_others(run_dir: Path) -> None:
+    with serving(run_dir) as server:
+        async with client_of(server) as client:
+            holder, echo = await client.run(program("holder")), await client.run(program("echo"))
+            holding, echoing = aiter(holder), aiter(echo)
+            assert (await message(holding), await message(echoing)) == ("ready\n", "ready\n")
+            server.kill("worker")
+            async for _ in holding:
+                pass
+            assert holder.ended is not None
+            assert isinstance(holder.ended.error, WorkerLost)
+            await client.send(echo.program_id, "still there?")
+            assert await message(echoing) == "echo still there?\n"
+            server.until("worker serves", 2, RESTART_S)
+            await works_again(client)
+            await client.send(echo.program_id, "stop")
+            assert (await echo.wait()).success
+            await until_nothing_is_held(client)
+
+
+async def test_a_killed_control_ends_programs_with_state_and_no_others(run_dir: Path) -> None:
+    with serving(run_dir) as server:
+        async with client_of(server) as client:
+            holder, echo = await client.run(program("holder")), await client.run(program("echo"))
+            holding, echoing = aiter(holder), aiter(echo)
+            assert (await message(holding), await message(echoing)) == ("ready\n", "ready\n")
+            server.kill("control")
+            async for _ in holding:
+                pass
+            assert holder.ended is not None
+            assert isinstance(holder.ended.error, ControlLost | WorkerLost)
+            await client.send(echo.program_id, "still there?")
+            assert await message(echoing) == "echo still there?\n"
+            server.until("control serves", 2, RESTART_S)
+            await works_again(client)
+            await until_nothing_is_held(client)
+
+
+async def test_a_killed_runtime_is_a_typed_error_and_new_launches_succeed(run_dir: Path) -> None:
+    with serving(run_dir) as server:
+        async with client_of(server) as client:
+            holder = await client.run(program("holder"))
+            holding = aiter(holder)
+            assert await message(holding) == "ready\n"
+            server.kill("runtime")
+            with pytest.raises(RuntimeLost):
+                await message(holding)
+            server.until("runtime serves", 2, RESTART_S)
+            await works_again(client)
+        async with client_of(server) as client:
+            await until_nothing_is_held(client)
+
+
+async def test_a_failing_command_fails_its_program_and_a_broken_engine_is_replaced(run_dir: Path) -> None:
+    flags = {"TARTLET_WORKER_FAKE_FAIL_TOKEN": str(ord("~")), "TARTLET_WORKER_FAKE_BREAK_TOKEN": str(ord("^"))}
+    with serving(run_dir, **flags) as server:
+        async with client_of(server) as client:
+            echo = await client.run(program("echo"))
+            echoing = aiter(echo)
+            assert await message(echoing) == "ready\n"
+            failed = await (await client.run(program("sampled"), ["a~", "0", "0", "1", "1"])).wait()
+            assert failed.error is not None
+            assert EngineFailure.__name__ in str(failed.error) or isinstance(failed.error, EngineFailure)
+            broken = await (await client.run(program("sampled"), ["a^", "0", "0", "1", "1"])).wait()
+            assert isinstance(broken.error, WorkerLost), broken
+            server.until("worker serves", 2, RESTART_S)
+            await client.send(echo.program_id, "well")
+            assert await message(echoing) == "echo well\n"
+
+
+def test_ctrl_c_ends_a_run_with_every_process_it_started(run_dir: Path) -> None:
+    run = subprocess.Popen(
+        command("run", "--engine", "fake", str(PROGRAMS / "endless.py")),
+        env=environment(run_dir),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    assert run.stdout is not None
+    assert run.stdout.read(20)
+    assert len(roles_in(run_dir)) == 4
+    run.send_signal(signal.SIGINT)
+    assert run.wait(20) == 130
+    assert wait_until_none(run_dir, 0.5) == []
+    assert [p.name for p in run_dir.iterdir()] == []
+    run.communicate()
+
+
+def test_a_killed_run_leaves_no_process_and_the_next_removes_its_directory(run_dir: Path) -> None:
+    run = subprocess.Popen(
+        command("run", "--engine", "fake", str(PROGRAMS / "endless.py")),
+        env=environment(run_dir),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    assert run.stdout is not None
+    assert run.stdout.read(20)
+    run.kill()
+    run.communicate()
+    assert wait_until_none(run_dir) == []
+    assert tartlet_cli(run_dir, "run", "--engine", "fake", str(PROGRAMS / "fails.py")).returncode == 1
+    assert [p.name for p in run_dir.iterdir()] == []
+
+
+def test_a_second_ctrl_c_does_not_wait(run_dir: Path) -> None:
+    run = subprocess.Popen(
+        command("run", "--engine", "fake", str(PROGRAMS / "waits.py")),
+        env=environment(run_dir),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    assert run.stdout is not None
+    assert run.stdout.read(7) == b"waiting"
+    for role in roles_in(run_dir):
+        if "tartlet_worker" in " ".join(role.cmdline()):
+            role.suspend()  # it will not answer SIGTERM
+    run.send_signal(signal.SIGINT)
+    time.sleep(0.3)
+    run.send_signal(signal.SIGINT)
+    assert run.wait(3) == 130
+    assert wait_until_none(run_dir, 3) == []
+    run.communicate()
+
+
+def test_a_second_serve_in_one_directory_is_refused_and_harms_nothing(run_dir: Path) -> None:
+    with serving(run_dir) as server:
+        second = tartlet_cli(run_dir, "serve", "--engine", "fake")
+        assert second.returncode == 3
+        assert AddressInUse.__name__ in second.stderr
+        assert "tartlet doctor" in second.stderr
+        assert tartlet_cli(run_dir, "ps").returncode == 0
+        assert server.process.poll() is None
+
+
+def test_a_role_whose_address_is_taken_says_so(run_dir: Path) -> None:
+    with serving(run_dir):
+        second = tartlet_cli(run_dir, "serve", "--role", "control")
+        assert second.returncode != 0
+        assert AddressInUse.__name__ in second.stderr
+
+
+def test_a_role_that_can_not_start_stops_the_stack_with_its_reason(run_dir: Path) -> None:
+    result = tartlet_cli(run_dir, "serve", "--engine", "torch", "--model", str(run_dir))
+    assert result.returncode == 3
+    assert "CheckpointMissing" in result.stderr
+    bad = tartlet_cli(run_dir, "serve", "--engine", "fake", TARTLET_WORKER_PAGE_SIZE="33")
+    assert bad.returncode == 2
+    assert "page_size" in bad.stderr
+    assert wait_until_none(run_dir, 0.5) == []
+
+
+def test_serve_killed_takes_its_roles_along(run_dir: Path) -> None:
+    with serving(run_dir) as server:
+        os.kill(server.process.pid, signal.SIGKILL)
+        server.process.wait()
+        assert wait_until_none(run_dir) == []
+
+
+async def test_nobody_at_the_address_is_a_typed_error(run_dir: Path) -> None:
+    async with tartlet.AsyncClient(f"unix:{run_dir}/none.sock") as client:
+        with pytest.raises(Unavailable):
+            await client.list()
+    result = tartlet_cli(run_dir, "ps")
+    assert result.returncode == 3
+    assert "tartlet serve" in result.stderr
+
+
+def test_a_reader_that_goes_away_ends_the_run(run_dir: Path) -> None:
+    run = subprocess.Popen(
+        command("run", "--engine", "fake", str(PROGRAMS / "endless.py")),
+        env=environment(run_dir),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    assert run.stdout is not None
+    run.stdout.read(10)
+    run.stdout.close()
+    assert run.wait(20) == 1
+    assert run.stderr is not None
+    assert b"Traceback" not in run.stderr.read()
+    run.stderr.close()
+    assert wait_until_none(run_dir, 0.5) == []
+
+
+def test_every_process_of_a_stack_is_a_child_in_a_group_of_its_own(run_dir: Path) -> None:
+    with serving(run_dir) as server:
+        children = psutil.Process(server.process.pid).children()
+        assert len(children) == 3
+        assert all(os.getpgid(child.pid) == child.pid for child in children)
