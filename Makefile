@@ -43,6 +43,7 @@ lint: setup  ## Format, ruff, types, layers, generated code: nothing is changed
 	$(STAGE) "generated: the SDK's ABI" $(BIN)/python -m tartlet_common.abi_gen --check || failed=1; \
 	$(STAGE) "generated: errors" $(BIN)/python -m tartlet_common.errors_gen --check || failed=1; \
 	$(STAGE) "generated: reference pages" $(BIN)/python -m tartlet_common.docs_gen --check || failed=1; \
+	$(STAGE) "generated: CRDs" $(BIN)/python -m tartlet_operator.crdgen --check || failed=1; \
 	$(STAGE) tree $(BIN)/python tools/lint_tree.py || failed=1; \
 	exit $$failed
 
@@ -58,6 +59,7 @@ generate: protos  ## Everything that is generated and checked in: protos, the SD
 	$(BIN)/python -m tartlet_common.abi_gen
 	$(BIN)/python -m tartlet_common.errors_gen
 	$(BIN)/python -m tartlet_common.docs_gen
+	$(BIN)/python -m tartlet_operator.crdgen
 
 .PHONY: protos
 protos: setup  ## protos/tartlet_protos from protos/tartlet/v1

@@ -93,4 +93,39 @@ class WorkerSettings(_Settings):
     )
 
 
-ROLES: dict[str, type[_Settings]] = {"control": ControlSettings, "runtime": RuntimeSettings, "worker": WorkerSettings}
+class OperatorSettings(_Settings):
+    """Settings of `tartlet serve --role operator`."""
+
+    namespaces: str = Field("", description="namespaces to watch, separated by commas; empty: the operator's own")
+    namespace: str = Field("", description="where the operator runs; empty: the service account's")
+    kubeconfig: Path | None = Field(None, description="how to reach the API server; unset: as a pod does")
+    control: str = Field(default_factory=lambda: f"unix:{run_dir()}/control.sock", description="control's address")
+    runtime: str = Field(default_factory=lambda: f"unix:{run_dir()}/runtime.sock", description="a runtime's address")
+    lease_name: str = Field("tartlet-operator", description="Lease that the leading replica holds")
+    lease_duration_s: float = Field(15.0, ge=1, le=600, description="how long a Lease lasts that isn't renewed")
+    identity: str = Field("", description="this replica's name in the Lease; empty: the host's, and a random part")
+    concurrency: int = Field(12, ge=1, le=256, description="objects worked on at once")
+    resync_s: float = Field(300.0, ge=1, le=86_400, description="every object is looked at again so often")
+    poll_s: float = Field(1.0, ge=0.1, le=60, description="how often control is asked for its state")
+    max_retries: int = Field(
+        5, ge=0, le=100, description="tries after a failure, before the object waits for the next resync"
+    )
+    max_runs: int = Field(256, ge=1, le=10_000, description="InferletRuns followed at once")
+    source_hosts: str = Field(
+        "", description="hosts that sources may be fetched from, patterns separated by commas; empty: none"
+    )
+    worker_image: str = Field("tartlet-worker:latest", description="image of pools that name none")
+    worker_pull_policy: Literal["Always", "IfNotPresent", "Never"] = Field(
+        "IfNotPresent", description="image pull policy of pools that name none"
+    )
+    worker_control: str = Field("", description="control's address for workers; empty: the operator's")
+    worker_tls_secret: str = Field("", description="Secret with the workers' tls.crt, tls.key and ca.crt; empty: none")
+    worker_service_account: str = Field("", description="service account of workers' pods; empty: the default one")
+
+
+ROLES: dict[str, type[_Settings]] = {
+    "control": ControlSettings,
+    "runtime": RuntimeSettings,
+    "worker": WorkerSettings,
+    "operator": OperatorSettings,
+}

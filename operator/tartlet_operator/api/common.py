@@ -1,0 +1,144 @@
+"""What the resources share: base model, conditions, validation helpers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, Final, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema
+from pydantic.alias_generators import to_camel
+
+GROUP: Final = "tartlet.dev"
+VERSION: Final = "v1alpha1"
+API_VERSION: Final = f"{GROUP}/{VERSION}"
+
+_QUANTITY = r"^[0-9]+(\.[0-9]+)?(m|k|M|G|T|P|Ki|Mi|Gi|Ti|Pi)?$"
+
+
+def rule(expression: str, message: str, **more: str) -> dict[str, str]:
+    """One CEL rule: what must hold, and what to say when it doesn't."""
+    return {"rule": expression, "message": message, **more}
+
+
+def rules(*each: dict[str, str]) -> dict[str, Any]:
+    """CEL rules as the extra keywords of a JSON schema."""
+    return {"x-kubernetes-validations": list(each)}
+
+
+class ApiModel(BaseModel):
+    """Base of all models: camelCase outside, snake_case inside; what the API server pruned is not missed."""
+
+    model_config = ConfigDict(alias_generator=to_camel, populate_by_name=True, extra="ignore", frozen=True)
+
+    def dump(self) -> dict[str, Any]:
+        """As a manifest's value, without what is unset."""
+        return self.model_dump(by_alias=True, exclude_none=True, mode="json")
+
+
+Preserved = Annotated[dict[str, Any], WithJsonSchema({"type": "object", "x-kubernetes-preserve-unknown-fields": True})]
+"""A piece of the core API that is passed on as it is; the API server checks it where it ends up."""
+
+Quantity = Annotated[
+    str | int,
+    WithJsonSchema(
+        {"anyOf": [{"type": "integer"}, {"type": "string"}], "pattern": _QUANTITY, "x-kubernetes-int-or-string": True}
+    ),
+]
+"""A Kubernetes quantity, such as `2`, `500m` or `4Gi`."""
+
+Name = Annotated[str, Field(min_length=1, max_length=253)]
+Text = Annotated[str, Field(max_length=4096)]
+Labels = Annotated[dict[str, Annotated[str, Field(max_length=4096)]], Field(max_length=64)]
+
+
+class Condition(ApiModel):
+    """One condition, after the Kubernetes API conventions."""
+
+    type: Annotated[str, Field(max_length=316)] = Field(description="What the condition is about, in CamelCase.")
+    status: Literal["True", "False", "Unknown"] = Field(description="Whether it holds.")
+    reason: Annotated[str, Field(min_length=1, max_length=1024)] = Field(description="Why, as one CamelCase word.")
+    message: Annotated[str, Field(max_length=32768)] = Field("", description="Why, for people.")
+    observed_generation: int = Field(0, ge=0, description="The generation of the spec that this speaks of.")
+    last_transition_time: str = Field(
+        description="When the status last changed.", json_schema_extra={"format": "date-time"}
+    )
+
+
+Conditions = Annotated[
+    list[Condition],
+    Field(
+        max_length=16,
+        json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]},
+    ),
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A printer column."""
+
+    name: str
+    path: str
+    type: str = "string"
+    priority: int = 0
+    description: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Resource:
+    """A kind: its names, model, and how kubectl shows and scales it."""
+
+    kind: str
+    plural: str
+    short: str
+    model: type[ApiModel]
+    columns: Sequence[Column]
+    scale: Mapping[str, str] | None = None
+
+    @property
+    def path(self) -> str:
+        """Of the kind's collection below a namespace, in the API."""
+        return f"apis/{API_VERSION}"
+
+
+def condition_column(name: str, condition: str, field: str = "status", priority: int = 0) -> Column:
+    """A column that shows a field of a condition."""
+    return Column(name, f'.status.conditions[?(@.type=="{condition}")].{field}', priority=priority)
+
+
+AGE: Final = Column("Age", ".metadata.creationTimestamp", "date")
+
+_FACTORS: Final = {
+    "": 1.0,
+    "m": 1e-3,
+    "k": 1e3,
+    "M": 1e6,
+    "G": 1e9,
+    "T": 1e12,
+    "P": 1e15,
+    "Ki": 2.0**10,
+    "Mi": 2.0**20,
+    "Gi": 2.0**30,
+    "Ti": 2.0**40,
+    "Pi": 2.0**50,
+}
+
+
+def quantity(value: str | int) -> float:
+    """A quantity as a number.
+
+    Example:
+        >>> quantity("2Ki"), quantity("500m"), quantity(3)
+        (2048.0, 0.5, 3.0)
+
+    Raises:
+        ValueError: it is none.
+    """
+    text = str(value)
+    digits = text.rstrip("mkKMGTPi")
+    factor = _FACTORS.get(text[len(digits) :])
+    if factor is None:
+        msg = f"{text!r} is no quantity"
+        raise ValueError(msg)
+    return float(digits) * factor

@@ -1,0 +1,175 @@
+"""Inferlet: a program that can be run by name."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import ConfigDict, Field
+
+from tartlet_operator.api.common import (
+    AGE,
+    ApiModel,
+    Column,
+    Conditions,
+    Name,
+    Resource,
+    Text,
+    condition_column,
+    rule,
+    rules,
+)
+
+SOURCE_BYTES = 1 << 20
+"""Most characters of an inline source: an object of the API may hold 1.5 MiB in all."""
+
+
+class ConfigMapKey(ApiModel):
+    """A key of a ConfigMap in the same namespace."""
+
+    name: Name = Field(description="The ConfigMap's name.")
+    key: Annotated[str, Field(min_length=1, max_length=253)] = Field(
+        description="The key; its value is the source (`data`) or the module (`binaryData`)."
+    )
+
+
+class UrlSource(ApiModel):
+    """A file on a web server, pinned by its digest."""
+
+    url: Annotated[str, Field(max_length=2048)] = Field(
+        description="Where it is; the operator must allow the host.",
+        json_schema_extra=rules(
+            rule(
+                "self.matches('^https?://[^/?#@ ]+(/[^ ]*)?$')",
+                "spec.source.url.url must be an http(s) URL without "
+                "user information: write it like https://example.org/program.py",
+            ),
+        ),
+    )
+    digest: Annotated[str, Field(max_length=71)] = Field(
+        description="`sha256:` and the content's SHA-256, hex.",
+        json_schema_extra=rules(
+            rule(
+                "self.matches('^sha256:[0-9a-f]{64}$')",
+                "spec.source.url.digest must be sha256: and 64 hex digits: compute it with sha256sum",
+            )
+        ),
+    )
+
+
+class Source(ApiModel):
+    """The program: exactly one of its fields is set."""
+
+    model_config = ConfigDict(
+        json_schema_extra=rules(
+            rule(
+                "(has(self.inline) ? 1 : 0) + (has(self.configMap) ? 1 : 0) + (has(self.url) ? 1 : 0) == 1",
+                "set exactly one of spec.source.inline, spec.source.configMap and spec.source.url",
+            )
+        )
+    )
+
+    inline: Annotated[str, Field(min_length=1, max_length=SOURCE_BYTES)] | None = Field(
+        None, description="The program's text."
+    )
+    config_map: ConfigMapKey | None = Field(None, description="It is in a ConfigMap; changes are followed.")
+    url: UrlSource | None = Field(None, description="It is fetched from a web server.")
+
+
+class Limits(ApiModel):
+    """Limits of each run; what is unset is the runtime's default, which is also the most."""
+
+    memory: Annotated[str, Field(max_length=20)] | None = Field(
+        None,
+        description="Memory, a quantity.",
+        json_schema_extra=rules(
+            rule(
+                "isQuantity(self) && !quantity(self).isLessThan(quantity('1Mi'))",
+                "spec.limits.memory must be a quantity of at least 1Mi: write it like 256Mi",
+            )
+        ),
+    )
+    cpu_slice_seconds: int | None = Field(
+        None, ge=1, le=3600, description="Longest computation without waiting for anything."
+    )
+    pages: int | None = Field(None, ge=1, le=2**31 - 1, description="KV pages held at once.")
+    commands_in_flight: int | None = Field(None, ge=1, le=1 << 20, description="Commands not yet answered.")
+
+
+class InferletSpec(ApiModel):
+    """What the program is and how it runs."""
+
+    model_config = ConfigDict(
+        json_schema_extra=rules(
+            rule(
+                "!(has(self.model) && size(self.model) > 0 && has(self.pool) && size(self.pool) > 0)",
+                "set at most one of spec.model and spec.pool: a pool names its model",
+            ),
+            rule(
+                "self.language != 'Wasm' || !has(self.source.inline)",
+                "spec.source.inline holds Python text: give a Wasm module by spec.source.configMap (binaryData) or "
+                "spec.source.url",
+            ),
+        )
+    )
+
+    source: Source = Field(description="The program.")
+    language: Literal["Python", "Wasm"] = Field("Python", description="What it is written in.")
+    args: Annotated[list[Text], Field(max_length=128)] = Field(
+        default_factory=list, description="Arguments of runs that give none."
+    )
+    model: Annotated[str, Field(max_length=128)] = Field(
+        "", description="Name of the model it runs on; with neither model nor pool: the server's default."
+    )
+    pool: Annotated[str, Field(max_length=63)] = Field(
+        "", description="Name of an EnginePool in the namespace, whose model it runs on."
+    )
+    limits: Limits = Field(default_factory=Limits, description="Limits of each run.")
+    description: Annotated[str, Field(max_length=1024)] = Field("", description="What it does, for people.")
+
+
+class InferletStatus(ApiModel):
+    """Whether and where it can run."""
+
+    observed_generation: int = Field(0, ge=0, description="The generation of the spec that this status speaks of.")
+    conditions: Conditions = Field(
+        default_factory=list,
+        description="`Ready`: validated and in the catalogue. `Runnable`: a pool that is ready serves its model.",
+    )
+    digest: Annotated[str, Field(max_length=71)] = Field("", description="Of the source that is in the catalogue.")
+    model: Annotated[str, Field(max_length=128)] = Field("", description="The model it runs on.")
+    pools: Annotated[list[Name], Field(max_length=64)] = Field(
+        default_factory=list, description="Pools of the namespace that can run it now."
+    )
+
+
+class Inferlet(ApiModel):
+    """A program that InferletRuns and clients run by name."""
+
+    model_config = ConfigDict(
+        json_schema_extra=rules(
+            rule(
+                "size(self.metadata.name) <= 128",
+                "metadata.name must have at most 128 characters: choose a shorter name, the catalogue keeps it",
+            )
+        )
+    )
+
+    spec: InferletSpec = Field(description="What the program is and how it runs.")
+    status: InferletStatus | None = Field(None, description="Whether it can run; written by the operator.")
+
+
+INFERLET = Resource(
+    kind="Inferlet",
+    plural="inferlets",
+    short="ilet",
+    model=Inferlet,
+    columns=(
+        Column("Language", ".spec.language"),
+        Column("Model", ".status.model"),
+        condition_column("Ready", "Ready"),
+        condition_column("Runnable", "Runnable"),
+        condition_column("Reason", "Ready", "reason"),
+        Column("Digest", ".status.digest", priority=1),
+        AGE,
+    ),
+)

@@ -1,0 +1,118 @@
+"""InferletRun: one launch of an inferlet, like a Job."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import ConfigDict, Field
+
+from tartlet_operator.api.common import (
+    AGE,
+    ApiModel,
+    Column,
+    Conditions,
+    Resource,
+    Text,
+    condition_column,
+    rule,
+    rules,
+)
+
+OUTPUT_BYTES = 64 << 10
+"""Bytes of output kept in a status, the last ones."""
+TRACEBACK_CHARS = 16 << 10
+
+
+class InferletRunSpec(ApiModel):
+    """What to launch. Immutable."""
+
+    model_config = ConfigDict(
+        json_schema_extra=rules(
+            rule("self == oldSelf", "spec is immutable: create another InferletRun to run it again"),
+        )
+    )
+
+    inferlet: Annotated[str, Field(min_length=1, max_length=128)] = Field(
+        description="Name of the Inferlet, in the same namespace."
+    )
+    args: Annotated[list[Text], Field(max_length=128)] | None = Field(
+        None, description="Arguments; unset: the Inferlet's."
+    )
+    model: Annotated[str, Field(max_length=128)] = Field("", description="Model; empty: the Inferlet's.")
+    deadline_seconds: int = Field(
+        600,
+        ge=1,
+        le=604_800,
+        description="How long it may take in all, waiting and retries included; past it, it fails in "
+        "`DeadlineExceeded`.",
+    )
+    retries: int = Field(0, ge=0, le=10, description="How often it is launched again after it failed.")
+    ttl_seconds_after_finished: int | None = Field(
+        None, ge=0, le=31_536_000, description="The object is deleted so long after its end; unset: never."
+    )
+
+
+class RunError(ApiModel):
+    """Why a run failed."""
+
+    name: Annotated[str, Field(max_length=128)] = Field(description="The error's name, as in the list of errors.")
+    number: int = Field(0, ge=0, le=65_535, description="Its number.")
+    message: Annotated[str, Field(max_length=TRACEBACK_CHARS)] = Field("", description="What happened.")
+    remedy: Annotated[str, Field(max_length=4096)] = Field("", description="What helps.")
+    traceback: Annotated[str, Field(max_length=TRACEBACK_CHARS)] = Field(
+        "", description="The program's own traceback, its end where it is long."
+    )
+
+
+class Tokens(ApiModel):
+    """Tokens that the program used."""
+
+    input: int = Field(0, ge=0, description="Embedded from ids.")
+    output: int = Field(0, ge=0, description="Sampled.")
+
+
+class InferletRunStatus(ApiModel):
+    """How the run goes."""
+
+    observed_generation: int = Field(0, ge=0, description="The generation of the spec that this status speaks of.")
+    conditions: Conditions = Field(default_factory=list, description="`Succeeded`, `Failed`, `Running`.")
+    phase: Literal["Pending", "Running", "Succeeded", "Failed"] = Field("Pending", description="The run in one word.")
+    attempts: int = Field(0, ge=0, description="Launches so far.")
+    program_id: Annotated[str, Field(max_length=64)] = Field("", description="Id of the latest launch's program.")
+    output: Annotated[str, Field(max_length=OUTPUT_BYTES)] = Field(
+        "", description="What the program sent and printed; the last 64 KiB."
+    )
+    output_truncated: bool = Field(default=False, description="The start of the output is missing.")
+    result: Annotated[str, Field(max_length=OUTPUT_BYTES)] | None = Field(
+        None, description="What the program's main returned; the last 64 KiB."
+    )
+    error: RunError | None = Field(None, description="Why the latest launch failed.")
+    tokens: Tokens = Field(default_factory=Tokens, description="Tokens that the latest launch used.")
+    start_time: str | None = Field(
+        None, description="When the operator took it up.", json_schema_extra={"format": "date-time"}
+    )
+    completion_time: str | None = Field(None, description="When it ended.", json_schema_extra={"format": "date-time"})
+
+
+class InferletRun(ApiModel):
+    """One launch of an inferlet; like a Job, it ends in success or failure and keeps its output."""
+
+    spec: InferletRunSpec = Field(description="What to launch. Immutable.")
+    status: InferletRunStatus | None = Field(None, description="How the run goes; written by the operator.")
+
+
+INFERLET_RUN = Resource(
+    kind="InferletRun",
+    plural="inferletruns",
+    short="irun",
+    model=InferletRun,
+    columns=(
+        Column("Inferlet", ".spec.inferlet"),
+        Column("Phase", ".status.phase"),
+        condition_column("Reason", "Succeeded", "reason"),
+        Column("Tokens", ".status.tokens.output", "integer"),
+        Column("Attempts", ".status.attempts", "integer", priority=1),
+        Column("Program", ".status.programId", priority=1),
+        AGE,
+    ),
+)
