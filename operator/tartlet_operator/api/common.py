@@ -58,17 +58,17 @@ class Condition(ApiModel):
     type: Annotated[str, Field(max_length=316)] = Field(description="What the condition is about, in CamelCase.")
     status: Literal["True", "False", "Unknown"] = Field(description="Whether it holds.")
     reason: Annotated[str, Field(min_length=1, max_length=1024)] = Field(description="Why, as one CamelCase word.")
-    message: Annotated[str, Field(max_length=32768)] = Field("", description="Why, for people.")
-    observed_generation: int = Field(0, ge=0, description="The generation of the spec that this speaks of.")
+    message: Annotated[str, Field(max_length=32768)] = Field(default="", description="Why, for people.")
+    observed_generation: int = Field(default=0, ge=0, description="The generation of the spec that this speaks of.")
     last_transition_time: str = Field(
-        description="When the status last changed.", json_schema_extra={"format": "date-time"}
+       default= description="When the status last changed.", json_schema_extra={"format": "date-time"}
     )
 
 
 Conditions = Annotated[
     list[Condition],
     Field(
-        max_length=16,
+       default= max_length=16,
         json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]},
     ),
 ]

@@ -40,16 +40,16 @@ class ModelInit(ApiModel):
 
     image: Annotated[str, Field(min_length=1, max_length=1024)] = Field(description="Its image.")
     command: Annotated[list[Text], Field(min_length=1, max_length=64)] = Field(
-        description="Its command; it writes the checkpoint below `/models`, at `model.path`."
+       default= description="Its command; it writes the checkpoint below `/models`, at `model.path`."
     )
-    size_limit: Quantity = Field("20Gi", description="Most that it may write.")
+    size_limit: Quantity = Field(default="20Gi", description="Most that it may write.")
 
 
 class Model(ApiModel):
     """The model and where its checkpoint comes from."""
 
     name: Annotated[str, Field(min_length=1, max_length=128)] = Field(
-        description="What programs call it. Pools of one name serve one model together. Immutable.",
+       default= description="What programs call it. Pools of one name serve one model together. Immutable.",
         json_schema_extra=rules(
             rule(
                 "self == oldSelf",
@@ -63,7 +63,7 @@ class Model(ApiModel):
         ),
     )
     path: Annotated[str, Field(max_length=1024)] = Field(
-        "",
+        default="",
         description="The checkpoint's directory within the volume.",
         json_schema_extra=rules(
             rule(
@@ -72,29 +72,29 @@ class Model(ApiModel):
             )
         ),
     )
-    volume_claim: VolumeClaim | None = Field(None, description="The checkpoint is in this PersistentVolumeClaim.")
-    init: ModelInit | None = Field(None, description="The checkpoint is fetched by this container.")
+    volume_claim: VolumeClaim | None = Field(default=None, description="The checkpoint is in this PersistentVolumeClaim.")
+    init: ModelInit | None = Field(default=None, description="The checkpoint is fetched by this container.")
 
 
 class Engine(ApiModel):
     """How each engine runs; the settings of the role `worker`."""
 
     backend: Literal["Torch", "Fake"] = Field(
-        "Torch", description="`Fake` computes nothing and needs no model: for trying things out."
+        default="Torch", description="`Fake` computes nothing and needs no model: for trying things out."
     )
     device: Annotated[str, Field(max_length=16)] = Field(
-        "cpu",
+        default="cpu",
         description="`cpu`, `cuda` or `cuda:N`.",
         json_schema_extra=rules(
             rule(f"self.matches('{_DEVICE}')", "spec.engine.device must be cpu, cuda or cuda:N: name a device")
         ),
     )
     dtype: Literal["auto", "bfloat16", "float32"] = Field(
-        "auto", description="Of weights and KV; `auto`: the checkpoint's."
+        default="auto", description="Of weights and KV; `auto`: the checkpoint's."
     )
-    page_size: int = Field(16, ge=1, le=32, description="Tokens of one KV page.")
+    page_size: int = Field(default=16, ge=1, le=32, description="Tokens of one KV page.")
     kv_memory: Annotated[str, Field(max_length=20)] = Field(
-        "1Gi",
+        default="1Gi",
         description="Memory for KV pages, a quantity.",
         json_schema_extra=rules(
             rule(
@@ -103,11 +103,11 @@ class Engine(ApiModel):
             )
         ),
     )
-    num_embeds: Int32 = Field(16_384, ge=16, description="Embedding slots (tokens).")
-    num_slots: Int32 = Field(16_384, ge=16, description="Token slots.")
-    max_batch_tokens: Int32 = Field(4096, ge=1, description="Tokens of one forward batch.")
-    max_batch_commands: Int32 = Field(512, ge=1, description="Commands of one batch.")
-    threads: int = Field(1, ge=1, le=1024, description="CPU threads.")
+    num_embeds: Int32 = Field(default=16_384, ge=16, description="Embedding slots (tokens).")
+    num_slots: Int32 = Field(default=16_384, ge=16, description="Token slots.")
+    max_batch_tokens: Int32 = Field(default=4096, ge=1, description="Tokens of one forward batch.")
+    max_batch_commands: Int32 = Field(default=512, ge=1, description="Commands of one batch.")
+    threads: int = Field(default=1, ge=1, le=1024, description="CPU threads.")
     batch_invariant: bool = Field(default=False, description="The same bits whatever else is in the batch.")
 
 
@@ -115,10 +115,10 @@ class Resources(ApiModel):
     """Compute resources of an engine's container."""
 
     requests: Annotated[dict[str, Quantity], Field(max_length=16)] = Field(
-        default_factory=dict, description="What is reserved for it."
+       default= default_factory=dict, description="What is reserved for it."
     )
     limits: Annotated[dict[str, Quantity], Field(max_length=16)] = Field(
-        default_factory=dict, description="The most it may use; GPUs (`nvidia.com/gpu`) go here."
+       default= default_factory=dict, description="The most it may use; GPUs (`nvidia.com/gpu`) go here."
     )
 
 
@@ -126,7 +126,7 @@ class Drain(ApiModel):
     """How an engine goes away."""
 
     grace_seconds: int = Field(
-        30,
+        default=30,
         ge=0,
         le=3600,
         description="How long an engine that is to go waits for its programs; those left then end in `WorkerLost`.",
@@ -137,8 +137,8 @@ class EnvVar(ApiModel):
     """An environment variable."""
 
     name: Annotated[str, Field(min_length=1, max_length=256)] = Field(description="Its name.")
-    value: Annotated[str, Field(max_length=32_768)] | None = Field(None, description="Its value.")
-    value_from: Preserved | None = Field(None, description="Where its value comes from, as in the core API.")
+    value: Annotated[str, Field(max_length=32_768)] | None = Field(default=None, description="Its value.")
+    value_from: Preserved | None = Field(default=None, description="Where its value comes from, as in the core API.")
 
 
 class PodTemplate(ApiModel):
@@ -147,22 +147,22 @@ class PodTemplate(ApiModel):
     labels: Labels = Field(default_factory=dict, description="More labels; those of the operator win.")
     annotations: Labels = Field(default_factory=dict, description="Annotations.")
     env: Annotated[list[EnvVar], Field(max_length=64)] = Field(
-        default_factory=list, description="More environment; the same name replaces the operator's."
+       default= default_factory=list, description="More environment; the same name replaces the operator's."
     )
     volumes: Annotated[list[Preserved], Field(max_length=32)] = Field(
-        default_factory=list, description="More volumes, as in the core API; the same name replaces the operator's."
+       default= default_factory=list, description="More volumes, as in the core API; the same name replaces the operator's."
     )
     volume_mounts: Annotated[list[Preserved], Field(max_length=32)] = Field(
-        default_factory=list,
+       default= default_factory=list,
         description="More mounts of the engine's container; the same path replaces the operator's.",
     )
-    service_account_name: Annotated[str, Field(max_length=253)] = Field("", description="The pods' service account.")
-    priority_class_name: Annotated[str, Field(max_length=253)] = Field("", description="The pods' priority class.")
-    runtime_class_name: Annotated[str, Field(max_length=253)] = Field("", description="The pods' runtime class.")
+    service_account_name: Annotated[str, Field(max_length=253)] = Field(default="", description="The pods' service account.")
+    priority_class_name: Annotated[str, Field(max_length=253)] = Field(default="", description="The pods' priority class.")
+    runtime_class_name: Annotated[str, Field(max_length=253)] = Field(default="", description="The pods' runtime class.")
     image_pull_secrets: Annotated[list[Name], Field(max_length=16)] = Field(
-        default_factory=list, description="Names of Secrets that let the image be pulled."
+       default= default_factory=list, description="Names of Secrets that let the image be pulled."
     )
-    affinity: Preserved | None = Field(None, description="The pods' affinity, as in the core API.")
+    affinity: Preserved | None = Field(default=None, description="The pods' affinity, as in the core API.")
 
 
 class EnginePoolSpec(ApiModel):
@@ -190,29 +190,29 @@ class EnginePoolSpec(ApiModel):
 
     model: Model = Field(description="The model.")
     engine: Engine = Field(default_factory=Engine, description="How each engine runs.")
-    replicas: int = Field(1, ge=0, le=1000, description="How many engines; one a pod.")
-    image: Annotated[str, Field(max_length=1024)] = Field("", description="Image; empty: the operator's default.")
+    replicas: int = Field(default=1, ge=0, le=1000, description="How many engines; one a pod.")
+    image: Annotated[str, Field(max_length=1024)] = Field(default="", description="Image; empty: the operator's default.")
     image_pull_policy: Literal["Always", "IfNotPresent", "Never"] | None = Field(
-        None, description="When the image is pulled; unset: the operator's default."
+        default=None, description="When the image is pulled; unset: the operator's default."
     )
     resources: Resources = Field(default_factory=Resources, description="Compute resources of each engine.")
     node_selector: Labels = Field(default_factory=dict, description="Labels that a node must have.")
     tolerations: Annotated[list[Preserved], Field(max_length=32)] = Field(
-        default_factory=list, description="Taints that the pods stand, as in the core API."
+       default= default_factory=list, description="Taints that the pods stand, as in the core API."
     )
     topology_spread_constraints: Annotated[list[Preserved], Field(max_length=8)] = Field(
-        default_factory=list,
+       default= default_factory=list,
         description="How the pods are spread, as in the core API; one without a labelSelector gets the pool's.",
     )
     min_available: int | None = Field(
-        None,
+        default=None,
         ge=0,
         le=1000,
         description="Engines that voluntary disruptions leave; unset: all but one. Never more than all but one, "
         "so that nodes can be drained.",
     )
     start_deadline_seconds: int = Field(
-        600, ge=10, le=7200, description="How long an engine may take to load before its container is restarted."
+        default=600, ge=10, le=7200, description="How long an engine may take to load before its container is restarted."
     )
     drain: Drain = Field(default_factory=Drain, description="How an engine goes away.")
     pod_template: PodTemplate = Field(default_factory=PodTemplate, description="Changes to the pods.")
@@ -223,25 +223,25 @@ class EngineStatus(ApiModel):
 
     pod: Annotated[str, Field(max_length=253)] = Field(description="Its pod.")
     state: Annotated[str, Field(max_length=64)] = Field(
-        description="`Pending`, `Loading`, `Ready`, `Draining`, `Broken` or `Lost`."
+       default= description="`Pending`, `Loading`, `Ready`, `Draining`, `Broken` or `Lost`."
     )
-    reason: Annotated[str, Field(max_length=256)] = Field("", description="Why it isn't ready.")
-    node: Annotated[str, Field(max_length=253)] = Field("", description="Where it runs.")
-    address: Annotated[str, Field(max_length=64)] = Field("", description="The pod's address.")
+    reason: Annotated[str, Field(max_length=256)] = Field(default="", description="Why it isn't ready.")
+    node: Annotated[str, Field(max_length=253)] = Field(default="", description="Where it runs.")
+    address: Annotated[str, Field(max_length=64)] = Field(default="", description="The pod's address.")
 
 
 class EnginePoolStatus(ApiModel):
     """What the pool is."""
 
-    observed_generation: int = Field(0, ge=0, description="The generation of the spec that this status speaks of.")
+    observed_generation: int = Field(default=0, ge=0, description="The generation of the spec that this status speaks of.")
     conditions: Conditions = Field(default_factory=list, description="`Ready`, `Progressing`, `Degraded`.")
-    replicas: int = Field(0, ge=0, description="Pods that are not going away.")
-    ready_replicas: int = Field(0, ge=0, description="Engines that take programs.")
-    updated_replicas: int = Field(0, ge=0, description="Pods of the current spec.")
-    draining_replicas: int = Field(0, ge=0, description="Engines that wait for their programs before they go.")
-    selector: Annotated[str, Field(max_length=1024)] = Field("", description="Selects the pool's pods.")
+    replicas: int = Field(default=0, ge=0, description="Pods that are not going away.")
+    ready_replicas: int = Field(default=0, ge=0, description="Engines that take programs.")
+    updated_replicas: int = Field(default=0, ge=0, description="Pods of the current spec.")
+    draining_replicas: int = Field(default=0, ge=0, description="Engines that wait for their programs before they go.")
+    selector: Annotated[str, Field(max_length=1024)] = Field(default="", description="Selects the pool's pods.")
     engines: Annotated[list[EngineStatus], Field(max_length=1000)] = Field(
-        default_factory=list, description="Each engine, by pod."
+       default= default_factory=list, description="Each engine, by pod."
     )
 
 
@@ -262,7 +262,7 @@ class EnginePool(ApiModel):
     )
 
     spec: EnginePoolSpec = Field(description="What the pool shall be.")
-    status: EnginePoolStatus | None = Field(None, description="What it is; written by the operator.")
+    status: EnginePoolStatus | None = Field(default=None, description="What it is; written by the operator.")
 
 
 ENGINE_POOL = Resource(

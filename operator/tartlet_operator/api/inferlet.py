@@ -28,7 +28,7 @@ class ConfigMapKey(ApiModel):
 
     name: Name = Field(description="The ConfigMap's name.")
     key: Annotated[str, Field(min_length=1, max_length=253)] = Field(
-        description="The key; its value is the source (`data`) or the module (`binaryData`)."
+       default= description="The key; its value is the source (`data`) or the module (`binaryData`)."
     )
 
 
@@ -36,7 +36,7 @@ class UrlSource(ApiModel):
     """A file on a web server, pinned by its digest."""
 
     url: Annotated[str, Field(max_length=2048)] = Field(
-        description="Where it is; the operator must allow the host.",
+       default= description="Where it is; the operator must allow the host.",
         json_schema_extra=rules(
             rule(
                 "self.matches('^https?://[^/?#@ ]+(/[^ ]*)?$')",
@@ -46,7 +46,7 @@ class UrlSource(ApiModel):
         ),
     )
     digest: Annotated[str, Field(max_length=71)] = Field(
-        description="`sha256:` and the content's SHA-256, hex.",
+       default= description="`sha256:` and the content's SHA-256, hex.",
         json_schema_extra=rules(
             rule(
                 "self.matches('^sha256:[0-9a-f]{64}$')",
@@ -69,17 +69,17 @@ class Source(ApiModel):
     )
 
     inline: Annotated[str, Field(min_length=1, max_length=SOURCE_BYTES)] | None = Field(
-        None, description="The program's text."
+        default=None, description="The program's text."
     )
-    config_map: ConfigMapKey | None = Field(None, description="It is in a ConfigMap; changes are followed.")
-    url: UrlSource | None = Field(None, description="It is fetched from a web server.")
+    config_map: ConfigMapKey | None = Field(default=None, description="It is in a ConfigMap; changes are followed.")
+    url: UrlSource | None = Field(default=None, description="It is fetched from a web server.")
 
 
 class Limits(ApiModel):
     """Limits of each run; what is unset is the runtime's default, which is also the most."""
 
     memory: Annotated[str, Field(max_length=20)] | None = Field(
-        None,
+        default=None,
         description="Memory, a quantity.",
         json_schema_extra=rules(
             rule(
@@ -89,10 +89,10 @@ class Limits(ApiModel):
         ),
     )
     cpu_slice_seconds: int | None = Field(
-        None, ge=1, le=3600, description="Longest computation without waiting for anything."
+        default=None, ge=1, le=3600, description="Longest computation without waiting for anything."
     )
-    pages: int | None = Field(None, ge=1, le=2**31 - 1, description="KV pages held at once.")
-    commands_in_flight: int | None = Field(None, ge=1, le=1 << 20, description="Commands not yet answered.")
+    pages: int | None = Field(default=None, ge=1, le=2**31 - 1, description="KV pages held at once.")
+    commands_in_flight: int | None = Field(default=None, ge=1, le=1 << 20, description="Commands not yet answered.")
 
 
 class InferletSpec(ApiModel):
@@ -113,32 +113,32 @@ class InferletSpec(ApiModel):
     )
 
     source: Source = Field(description="The program.")
-    language: Literal["Python", "Wasm"] = Field("Python", description="What it is written in.")
+    language: Literal["Python", "Wasm"] = Field(default="Python", description="What it is written in.")
     args: Annotated[list[Text], Field(max_length=128)] = Field(
-        default_factory=list, description="Arguments of runs that give none."
+       default= default_factory=list, description="Arguments of runs that give none."
     )
     model: Annotated[str, Field(max_length=128)] = Field(
-        "", description="Name of the model it runs on; with neither model nor pool: the server's default."
+        default="", description="Name of the model it runs on; with neither model nor pool: the server's default."
     )
     pool: Annotated[str, Field(max_length=63)] = Field(
-        "", description="Name of an EnginePool in the namespace, whose model it runs on."
+        default="", description="Name of an EnginePool in the namespace, whose model it runs on."
     )
     limits: Limits = Field(default_factory=Limits, description="Limits of each run.")
-    description: Annotated[str, Field(max_length=1024)] = Field("", description="What it does, for people.")
+    description: Annotated[str, Field(max_length=1024)] = Field(default="", description="What it does, for people.")
 
 
 class InferletStatus(ApiModel):
     """Whether and where it can run."""
 
-    observed_generation: int = Field(0, ge=0, description="The generation of the spec that this status speaks of.")
+    observed_generation: int = Field(default=0, ge=0, description="The generation of the spec that this status speaks of.")
     conditions: Conditions = Field(
-        default_factory=list,
+       default= default_factory=list,
         description="`Ready`: validated and in the catalogue. `Runnable`: a pool that is ready serves its model.",
     )
-    digest: Annotated[str, Field(max_length=71)] = Field("", description="Of the source that is in the catalogue.")
-    model: Annotated[str, Field(max_length=128)] = Field("", description="The model it runs on.")
+    digest: Annotated[str, Field(max_length=71)] = Field(default="", description="Of the source that is in the catalogue.")
+    model: Annotated[str, Field(max_length=128)] = Field(default="", description="The model it runs on.")
     pools: Annotated[list[Name], Field(max_length=64)] = Field(
-        default_factory=list, description="Pools of the namespace that can run it now."
+       default= default_factory=list, description="Pools of the namespace that can run it now."
     )
 
 
@@ -155,7 +155,7 @@ class Inferlet(ApiModel):
     )
 
     spec: InferletSpec = Field(description="What the program is and how it runs.")
-    status: InferletStatus | None = Field(None, description="Whether it can run; written by the operator.")
+    status: InferletStatus | None = Field(default=None, description="Whether it can run; written by the operator.")
 
 
 INFERLET = Resource(

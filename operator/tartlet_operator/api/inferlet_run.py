@@ -33,22 +33,22 @@ class InferletRunSpec(ApiModel):
     )
 
     inferlet: Annotated[str, Field(min_length=1, max_length=128)] = Field(
-        description="Name of the Inferlet, in the same namespace."
+       default= description="Name of the Inferlet, in the same namespace."
     )
     args: Annotated[list[Text], Field(max_length=128)] | None = Field(
-        None, description="Arguments; unset: the Inferlet's."
+        default=None, description="Arguments; unset: the Inferlet's."
     )
-    model: Annotated[str, Field(max_length=128)] = Field("", description="Model; empty: the Inferlet's.")
+    model: Annotated[str, Field(max_length=128)] = Field(default="", description="Model; empty: the Inferlet's.")
     deadline_seconds: int = Field(
-        600,
+        default=600,
         ge=1,
         le=604_800,
         description="How long it may take in all, waiting and retries included; past it, it fails in "
         "`DeadlineExceeded`.",
     )
-    retries: int = Field(0, ge=0, le=10, description="How often it is launched again after it failed.")
+    retries: int = Field(default=0, ge=0, le=10, description="How often it is launched again after it failed.")
     ttl_seconds_after_finished: int | None = Field(
-        None, ge=0, le=31_536_000, description="The object is deleted so long after its end; unset: never."
+        default=None, ge=0, le=31_536_000, description="The object is deleted so long after its end; unset: never."
     )
 
 
@@ -56,49 +56,49 @@ class RunError(ApiModel):
     """Why a run failed."""
 
     name: Annotated[str, Field(max_length=128)] = Field(description="The error's name, as in the list of errors.")
-    number: int = Field(0, ge=0, le=65_535, description="Its number.")
-    message: Annotated[str, Field(max_length=TRACEBACK_CHARS)] = Field("", description="What happened.")
-    remedy: Annotated[str, Field(max_length=4096)] = Field("", description="What helps.")
+    number: int = Field(default=0, ge=0, le=65_535, description="Its number.")
+    message: Annotated[str, Field(max_length=TRACEBACK_CHARS)] = Field(default="", description="What happened.")
+    remedy: Annotated[str, Field(max_length=4096)] = Field(default="", description="What helps.")
     traceback: Annotated[str, Field(max_length=TRACEBACK_CHARS)] = Field(
-        "", description="The program's own traceback, its end where it is long."
+        default="", description="The program's own traceback, its end where it is long."
     )
 
 
 class Tokens(ApiModel):
     """Tokens that the program used."""
 
-    input: int = Field(0, ge=0, description="Embedded from ids.")
-    output: int = Field(0, ge=0, description="Sampled.")
+    input: int = Field(default=0, ge=0, description="Embedded from ids.")
+    output: int = Field(default=0, ge=0, description="Sampled.")
 
 
 class InferletRunStatus(ApiModel):
     """How the run goes."""
 
-    observed_generation: int = Field(0, ge=0, description="The generation of the spec that this status speaks of.")
+    observed_generation: int = Field(default=0, ge=0, description="The generation of the spec that this status speaks of.")
     conditions: Conditions = Field(default_factory=list, description="`Succeeded`, `Failed`, `Running`.")
-    phase: Literal["Pending", "Running", "Succeeded", "Failed"] = Field("Pending", description="The run in one word.")
-    attempts: int = Field(0, ge=0, description="Launches so far.")
-    program_id: Annotated[str, Field(max_length=64)] = Field("", description="Id of the latest launch's program.")
+    phase: Literal["Pending", "Running", "Succeeded", "Failed"] = Field(default="Pending", description="The run in one word.")
+    attempts: int = Field(default=0, ge=0, description="Launches so far.")
+    program_id: Annotated[str, Field(max_length=64)] = Field(default="", description="Id of the latest launch's program.")
     output: Annotated[str, Field(max_length=OUTPUT_BYTES)] = Field(
-        "", description="What the program sent and printed; the last 64 KiB."
+        default="", description="What the program sent and printed; the last 64 KiB."
     )
     output_truncated: bool = Field(default=False, description="The start of the output is missing.")
     result: Annotated[str, Field(max_length=OUTPUT_BYTES)] | None = Field(
-        None, description="What the program's main returned; the last 64 KiB."
+        default=None, description="What the program's main returned; the last 64 KiB."
     )
-    error: RunError | None = Field(None, description="Why the latest launch failed.")
+    error: RunError | None = Field(default=None, description="Why the latest launch failed.")
     tokens: Tokens = Field(default_factory=Tokens, description="Tokens that the latest launch used.")
     start_time: str | None = Field(
-        None, description="When the operator took it up.", json_schema_extra={"format": "date-time"}
+        default=None, description="When the operator took it up.", json_schema_extra={"format": "date-time"}
     )
-    completion_time: str | None = Field(None, description="When it ended.", json_schema_extra={"format": "date-time"})
+    completion_time: str | None = Field(default=None, description="When it ended.", json_schema_extra={"format": "date-time"})
 
 
 class InferletRun(ApiModel):
     """One launch of an inferlet; like a Job, it ends in success or failure and keeps its output."""
 
     spec: InferletRunSpec = Field(description="What to launch. Immutable.")
-    status: InferletRunStatus | None = Field(None, description="How the run goes; written by the operator.")
+    status: InferletRunStatus | None = Field(default=None, description="How the run goes; written by the operator.")
 
 
 INFERLET_RUN = Resource(
