@@ -26,6 +26,7 @@ from tartlet_common.paths import make_private
 from tartlet_runtime.guest import Delivery, Outcome, Phase
 from tartlet_runtime.limits import MAX_SUBMISSION_BYTES
 from tartlet_runtime.program import Program, State, clip_traceback
+from tartlet_runtime.wasm.determinism import GuestRandom
 
 log = logging.getLogger(__name__)
 
@@ -62,6 +63,7 @@ class NativeGuest:
         self.program = program
         self.token = secrets.token_urlsafe(24)
         self.connection: _Connection | None = None
+        self.said_end = False
         self._forget = forget
 
     def step(self) -> Phase:
@@ -93,6 +95,8 @@ class NativeGuest:
         """What its process is told first."""
         spec = self.program.spec
         fields = {"program_id": spec.program_id, "filename": spec.filename, "args": spec.args, "model": spec.model}
+        # What a sandboxed program draws first, so that a seed means the same on both sides of the sandbox.
+        fields["random"] = GuestRandom(spec.seed).take(16).hex()
         return json.dumps(fields).encode()
 
     def frame(self, kind: int, body: bytes) -> None:
@@ -117,7 +121,8 @@ class NativeGuest:
 
     def lost(self) -> None:
         """Its process hung up."""
-        self.program.end(ProgramFailed(traceback="the program's process ended without a result"))
+        if not self.said_end:
+            self.program.end(ProgramFailed(traceback="the program's process ended without a result"))
 
     def _wait(self, max_records: int, timeout_us: int) -> None:
         if self.program.is_waiting:
@@ -127,7 +132,9 @@ class NativeGuest:
             self.deliver(delivery)
 
     def _ended(self, *, ok: bool, text: str) -> None:
-        self.program.end(None if ok else ProgramFailed(traceback=clip_traceback(text)), text if ok else "")
+        error = None if ok else ProgramFailed(traceback=clip_traceback(text))
+        self.program.end_after_backlog(error, text if ok else "")
+        self.said_end = True
 
 
 class NativeServer:

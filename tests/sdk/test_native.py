@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import socket
 import struct
 import subprocess
@@ -50,7 +51,7 @@ class Runtime(threading.Thread):
                 return _native.ERROR, struct.pack("<I", error.number) + error.to_json()
             case _native.HELLO:
                 self.token = body.decode()
-                return _native.WELCOME, json.dumps({"filename": "x", "args": []}).encode()
+                return _native.WELCOME, json.dumps({"filename": "x", "args": [], "random": "05" + "00" * 15}).encode()
             case _native.SUBMIT:
                 self.host.submit(body)
             case _native.WAIT:
@@ -102,6 +103,11 @@ def test_a_native_failure_is_the_program_s_traceback_and_status_1(run_dir: Path)
         "KeyError: 'x'",
     ]
     assert runtime.end == b"\0" + done.stderr.strip().encode()
+
+
+def test_the_launch_s_seed_decides_the_program_s_randomness(run_dir: Path) -> None:
+    _, runtime = launch(run_dir, "import random\ndef main(): return random.random()\n")
+    assert runtime.end[1:].decode() == str(random.Random(5).random())
 
 
 def test_a_refused_token_says_so(run_dir: Path) -> None:

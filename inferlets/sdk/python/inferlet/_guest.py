@@ -41,12 +41,17 @@ def run(source: str, filename: str, args: Sequence[str]) -> str | None:
     streams = sys.stdout, sys.stderr
     sys.stdout, sys.stderr = _output.open_streams()
     # The global generator was seeded when the sandbox was built: every program would draw the same.
-    random.seed(int.from_bytes(os.urandom(16), "little"))
+    seed_random(os.urandom(16))
     try:
         return execute(source, filename, args)
     finally:
         flush()
         sys.stdout, sys.stderr = streams
+
+
+def seed_random(drawn: bytes) -> None:
+    """Seed `random` with what the host's randomness gave."""
+    random.seed(int.from_bytes(drawn, "little"))
 
 
 def flush() -> None:

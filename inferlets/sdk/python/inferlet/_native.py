@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import json
 import os
-import random
 import struct
 import sys
 from pathlib import Path
@@ -103,8 +102,7 @@ def main(argv: list[str]) -> int:
         return 1
     _host.backend = backend
     _guest.start(args)
-    if welcome.get("seed") is not None:
-        random.seed(welcome["seed"])
+    _guest.seed_random(bytes.fromhex(welcome["random"]))
     sys.path.insert(0, str(Path(path).resolve().parent))  # the program may import its neighbours, as any script
     try:
         result = _guest.execute(Path(path).read_text(encoding="utf-8"), path, args)
