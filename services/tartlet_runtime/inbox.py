@@ -33,12 +33,13 @@ class Inbox:
         (1, 50)
     """
 
-    __slots__ = ("_chunks", "count")
+    __slots__ = ("_chunks", "count", "payload_bytes")
 
     def __init__(self) -> None:
         """Start empty."""
         self._chunks: deque[tuple[int, bytes, bytes]] = deque()
         self.count = 0
+        self.payload_bytes = 0
 
     def __len__(self) -> int:
         """Number of waiting records."""
@@ -48,6 +49,7 @@ class Inbox:
         """Append `count` records (abi.RECORD) whose offsets point into `payload`."""
         self._chunks.append((count, records, payload))
         self.count += count
+        self.payload_bytes += len(payload)
 
     def result(self, ticket: int, payload: bytes, a: int = 0, b: int = 0, c: int = 0) -> None:
         """Append the answer to one command."""
@@ -64,7 +66,7 @@ class Inbox:
         chunks = self._chunks
         if len(chunks) == 1 and (chunks[0][0] <= max_records or not max_records):
             count, records, payload = chunks.popleft()
-            self.count = 0
+            self.count = self.payload_bytes = 0
             return delivery(count, records, payload)
         return self._take_merged(max_records or self.count)
 
@@ -80,6 +82,8 @@ class Inbox:
                 keep = max_records - taken
                 self._chunks.appendleft((count - keep, rows[keep * RECORD_BYTES :], chunk_payload))
                 count, rows = keep, rows[: keep * RECORD_BYTES]
+            else:
+                self.payload_bytes -= len(chunk_payload)
             _append(records, payload, rows, chunk_payload)
             taken += count
         self.count -= taken

@@ -14,6 +14,10 @@ MAX_SUBMISSION_BYTES = 4 << 20
 MAX_ARGS_BYTES = 1 << 20
 MAX_MESSAGE_BYTES = 2 << 20
 MAX_NAME_BYTES = 1024
+MAX_INBOX_BYTES = 64 << 20
+"""Answers that a program has asked for and not taken, and, apart from them, messages it has not received."""
+MAX_DEFERRED = 64
+"""Answers of one program that the runtime works on beside the loop."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,15 +14,16 @@ from typing import Protocol
 import numpy as np
 
 from tartlet_common.abi import Op
-from tartlet_common.errors import InvalidArgument, TartletError, UnsupportedTrait
+from tartlet_common.errors import InvalidArgument, TartletError, TooManyCommands, UnsupportedTrait
 from tartlet_runtime.chat import format_chat
 from tartlet_runtime.guest import STDERR, STDOUT
+from tartlet_runtime.limits import MAX_DEFERRED
 from tartlet_runtime.models import ModelTable, Spawn
 from tartlet_runtime.submission import Row
 from tartlet_runtime.tokens import TokenizerEntry
 
 BIG_BYTES = 32 << 10
-"""Payloads above this are worked on in a thread."""
+"""What one program may have worked on at once in a turn; the rest goes to a thread."""
 
 
 class Caller(Protocol):
@@ -30,6 +31,10 @@ class Caller(Protocol):
 
     args: tuple[str, ...]
     model: str
+    deferred: int
+    """Answers of its that are worked on beside the loop."""
+    eager_bytes: int
+    """Payloads worked on at once since its last turn."""
 
     def write(self, stream: int, data: bytes) -> None:
         """Add to its stdout or stderr."""
@@ -44,7 +49,10 @@ class Caller(Protocol):
         """Answer a record, if it awaits an answer."""
 
     def refuse(self, row: Row, error: TartletError) -> None:
-        """Answer a record with an error, if it awaits an answer."""
+        """Answer a record with an error; raise it if nobody awaits the answer."""
+
+    def refuse_later(self, row: Row, error: TartletError) -> None:
+        """The same, not from within the guest's step: an error that nobody awaits ends the program."""
 
 
 Work = Callable[[TokenizerEntry], bytes]
@@ -119,8 +127,12 @@ class LocalOps:
     def _with_tokenizer(self, caller: Caller, row: Row, size: int, work: Work) -> bytes | None:
         """Do `work` at once if the tokenizer is there and the payload small, else later."""
         tokenizer = self._models.tokenizer(row[4])
-        if isinstance(tokenizer, TokenizerEntry) and size <= BIG_BYTES:
+        caller.eager_bytes += size
+        if isinstance(tokenizer, TokenizerEntry) and caller.eager_bytes <= BIG_BYTES:
             return work(tokenizer)
+        if caller.deferred >= MAX_DEFERRED:
+            raise TooManyCommands(in_flight=caller.deferred, limit=MAX_DEFERRED)
+        caller.deferred += 1
         self._spawn(self._later(caller, row, tokenizer, work))
         return None
 
@@ -132,7 +144,9 @@ class LocalOps:
                 tokenizer = await asyncio.shield(tokenizer)
             caller.answer(row, await asyncio.to_thread(work, tokenizer))
         except TartletError as e:
-            caller.refuse(row, e)
+            caller.refuse_later(row, e)
+        finally:
+            caller.deferred -= 1
 
 
 def _text(payload: bytes) -> str:

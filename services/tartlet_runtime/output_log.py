@@ -65,6 +65,11 @@ class OutputLog:
         """Offset of the next event."""
         return self._base + len(self._events)
 
+    @property
+    def kept_bytes(self) -> int:
+        """What it holds."""
+        return self._total_bytes
+
     def append(self, event: LogEvent) -> int:
         """Add an event and return its offset."""
         self._events.append(event)

@@ -7,7 +7,10 @@ What happens when something of it is full (docs/limits.md):
 - Unread output reaches `output_bytes`: with a client attached the program stands still at its next wait or slice until
   that client has caught up to half; with none attached, or four times over the bound within a slice, it ends in
   OutputTooLarge. Nothing is dropped.
-- Its inbox holds `inbox_messages` unread messages: the sender gets InboxFull, the program notices nothing.
+- Its inbox holds `inbox_messages` unread messages, or 64 MiB of them: the sender gets InboxFull, the program notices
+  nothing. Untaken answers of the runtime are bounded alike: the program ends in ResourceQuotaExceeded.
+- A submission brings more than `ROWS_A_TURN` commands for the runtime: they are worked on over several turns, and
+  the program stands still meanwhile.
 - More than `commands_in_flight` commands since the last flush: it ends in TooManyCommands (control counts the rest).
 - Its journal reaches `journal_bytes`: it ends in JournalFull, unless launched with durable=False.
 """
@@ -18,7 +21,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from typing import Protocol
 
@@ -31,6 +34,7 @@ from tartlet_common.errors import (
     InboxFull,
     InternalError,
     OutputTooLarge,
+    ResourceQuotaExceeded,
     TartletError,
     TooManyCommands,
 )
@@ -40,7 +44,7 @@ from tartlet_runtime.driver import Driver
 from tartlet_runtime.guest import FOREVER_US, STDERR, Delivery, Guest, Phase
 from tartlet_runtime.inbox import TIMER_DELIVERY, Inbox
 from tartlet_runtime.journal import Journal
-from tartlet_runtime.limits import MAX_MESSAGE_BYTES, ProgramLimits
+from tartlet_runtime.limits import MAX_INBOX_BYTES, MAX_MESSAGE_BYTES, ProgramLimits
 from tartlet_runtime.local_ops import LocalOps
 from tartlet_runtime.output_log import LogEvent, OutputLog
 from tartlet_runtime.spans import ProgramSpan
@@ -51,8 +55,12 @@ log = logging.getLogger(__name__)
 
 _Event = programs_pb2.ProgramEvent
 _AWAIT = int(Flag.AWAIT)
+_SOURCE_KEPT_BYTES = 4096  # of an ended program
 _HARD_OUTPUT_FACTOR = 4
+_HARD_INBOX_FACTOR = 2  # answers from the runtime come on top of those of control's commands in flight
 _MAX_TRACEBACK_CHARS = 64 << 10
+ROWS_A_TURN = 1024
+"""Commands that the runtime answers for one program in one turn, so that the others get theirs."""
 
 
 class State(IntEnum):
@@ -148,6 +156,7 @@ class Program:
         self.accepted = False  # its launch was answered so
         self.starters: list[Callable[[TartletError | None, str], None]] = []
         self.unsent_commands = 0
+        self.kept_bytes = 0  # of output, once it has ended
         self.guest: Guest | None = None
         self._world = world
         self._make_guest = make_guest
@@ -160,6 +169,11 @@ class Program:
         self._timed_out = False
         self._stopped = False  # output goes unread
         self._sleeping = False
+        self._backlog: deque[tuple[list[Row], bytes]] = deque()  # for the runtime, in turns to come
+        self._outcome: tuple[TartletError | None, str] | None = None  # ended, once the backlog is done
+        self._message_bytes = 0
+        self.deferred = 0
+        self.eager_bytes = 0
         self._timer: asyncio.TimerHandle | None = None
         self._deadline: asyncio.TimerHandle | None = None
         self._clock_start_ns = world.clock.unix_ns()
@@ -266,7 +280,9 @@ class Program:
         data = self._result.encode("utf-8", "replace") if error is None else b""
         self.log.append(LogEvent(_Event.ENDED, data, error is None, error, usage))
         self._tell_readers()
-        self._inbox, self._messages, self._receives = Inbox(), deque(), deque()
+        self._inbox, self._messages, self._receives, self._backlog = Inbox(), deque(), deque(), deque()
+        if len(self.spec.source) > _SOURCE_KEPT_BYTES:
+            self.spec = replace(self.spec, source=b"")
         self._world.on_ended(self)
         self.guest = None
 
@@ -287,7 +303,11 @@ class Program:
             return
         guest = self.guest
         assert guest is not None
+        self.eager_bytes = 0
         try:
+            if self._backlog:
+                self._work_off()
+                return
             if self._waiting is not None:
                 if self._inbox.count:
                     delivery = self._take(self._waiting)
@@ -315,7 +335,33 @@ class Program:
         else:
             outcome = guest.outcome
             assert outcome is not None
-            self.end(outcome.error, outcome.text)
+            self.end_after_backlog(outcome.error, outcome.text)
+
+    def end_after_backlog(self, error: TartletError | None, result: str) -> None:
+        """The guest has ended by itself; what it said before comes first."""
+        if self._backlog:
+            self._outcome = (error, result)
+        else:
+            self.end(error, result)
+
+    def _work_off(self) -> None:
+        rows, payload = self._backlog.popleft()
+        if len(rows) > ROWS_A_TURN:
+            self._backlog.appendleft((rows[ROWS_A_TURN:], payload))
+            rows = rows[:ROWS_A_TURN]
+        for row in rows:
+            self._world.ops.run(self, row, payload)
+        if not self._backlog:
+            if self._outcome is not None:
+                self.end(*self._outcome)
+                return
+            self._hold_guest()
+        self._world.driver.wake(self)
+
+    def _hold_guest(self) -> None:
+        """A guest that isn't driven by `step` is held back while its output is unread, or its commands wait."""
+        if self.guest is not None:
+            self.guest.pause(paused=self._stopped or bool(self._backlog))
 
     def flush_journal(self) -> None:
         """Write what the journal has pending; a program whose journal can't be written ends."""
@@ -358,8 +404,14 @@ class Program:
                 raise TooManyCommands(in_flight=self.unsent_commands, limit=limit)
             self.usage.submitted(count, submission.samples)
             self._world.link.commands(self, count, submission.records, submission.payload)
+        local = submission.local
+        if self._backlog or len(local) > ROWS_A_TURN:
+            self._backlog.append((local, submission.local_payload))
+            self._hold_guest()
+            self._world.driver.wake(self)
+            return
         run = self._world.ops.run
-        for row in submission.local:
+        for row in local:
             run(self, row, submission.local_payload)
 
     def on_output(self, stream: int, data: bytes) -> None:
@@ -368,7 +420,7 @@ class Program:
 
     def on_wait(self, max_records: int, timeout_us: int) -> Delivery | None:
         """Answer with what is there; else the guest stands still until `run`."""
-        if not self._stopped:
+        if not self._stopped and not self._backlog:
             if self._inbox.count:
                 return self._take(max_records)
             if timeout_us == 0:
@@ -424,7 +476,9 @@ class Program:
     def receive(self, ticket: int) -> None:
         """Answer with the next message, now or when it comes."""
         if self._messages:
-            self._inbox.result(ticket, self._messages.popleft())
+            message = self._messages.popleft()
+            self._message_bytes -= len(message)
+            self._inbox.result(ticket, message)
         elif len(self._receives) >= self.spec.limits.commands_in_flight:
             raise TooManyCommands(in_flight=len(self._receives), limit=self.spec.limits.commands_in_flight)
         else:
@@ -433,7 +487,13 @@ class Program:
     def answer(self, row: Row, payload: bytes) -> None:
         """Answer a record that awaits it."""
         if row[1] & _AWAIT and self.state is State.RUNNING:
-            self._inbox.result(row[2], payload)
+            inbox, limits = self._inbox, self.spec.limits
+            inbox.result(row[2], payload)
+            if inbox.payload_bytes > MAX_INBOX_BYTES:
+                held, kind = inbox.payload_bytes - len(payload), "bytes of answers that it has not taken"
+                raise ResourceQuotaExceeded(held=held, kind=kind, asked=len(payload), limit=MAX_INBOX_BYTES)
+            if inbox.count > _HARD_INBOX_FACTOR * limits.commands_in_flight:
+                raise TooManyCommands(in_flight=inbox.count, limit=limits.commands_in_flight)
             if self._waiting is not None:
                 self._world.driver.wake(self)
 
@@ -446,6 +506,13 @@ class Program:
         self._inbox.failure(row[2], row[3], error)
         if self._waiting is not None:
             self._world.driver.wake(self)
+
+    def refuse_later(self, row: Row, error: TartletError) -> None:
+        """As `refuse`, for answers that the runtime worked on beside the loop."""
+        try:
+            self.refuse(row, error)
+        except TartletError as e:
+            self.end(e)
 
     def deliver_message(self, message: bytes) -> None:
         """A client's message to the program.
@@ -462,9 +529,10 @@ class Program:
                 self._world.driver.wake(self)
             return
         limit = self.spec.limits.inbox_messages
-        if len(self._messages) >= limit:
+        if len(self._messages) >= limit or self._message_bytes + len(message) > MAX_INBOX_BYTES:
             raise InboxFull(pending=len(self._messages), limit=limit)
         self._messages.append(message)
+        self._message_bytes += len(message)
 
     # ---- output ----
 
@@ -483,8 +551,7 @@ class Program:
         self.log.mark_read(offset)
         if self._stopped and self.log.unread_bytes <= self.log.limit_bytes // 2:
             self._stopped = False
-            if self.guest is not None:
-                self.guest.pause(paused=False)
+            self._hold_guest()
             self._world.driver.wake(self)
 
     def _emit(self, kind: int, data: bytes) -> None:
@@ -496,8 +563,7 @@ class Program:
                 raise OutputTooLarge(limit=limit)
             if not self._stopped:
                 self._stopped = True
-                if self.guest is not None:
-                    self.guest.pause(paused=True)
+                self._hold_guest()
 
     def _tell_readers(self) -> None:
         for reader in self._readers:

@@ -45,6 +45,8 @@ START_TIMEOUT_S = 10.0
 """How long a launch waits for control before it is refused."""
 NATIVE_CONNECT_S = 30.0
 """How long a native program's process may take to connect."""
+KEPT_BYTES = 256 << 20
+"""Output of ended programs that is kept in all; beyond it the oldest are forgotten before their time."""
 CONTROL_GRACE_S = 30.0
 """How long programs that wait for control to come back are kept."""
 
@@ -81,6 +83,7 @@ class ProgramTable:
         self._by_id: dict[str, Program] = {}  # live and kept
         self._by_key: dict[tuple[str, str], Program] = {}  # tenant and idempotency key
         self._ended: OrderedDict[str, Program] = OrderedDict()
+        self._kept_bytes = 0
         self._next_handle = 1
         self._away_since: float | None = clock.now()
         link.programs = self
@@ -300,8 +303,15 @@ class ProgramTable:
             self._forget(program)
             return
         self._ended[spec.program_id] = program
-        while len(self._ended) > self._settings.ended_kept:
-            self._forget(self._ended.popitem(last=False)[1])
+        program.kept_bytes = program.log.kept_bytes
+        self._kept_bytes += program.kept_bytes
+        while len(self._ended) > self._settings.ended_kept or self._kept_bytes > KEPT_BYTES:
+            self._forget_oldest()
+
+    def _forget_oldest(self) -> None:
+        program = self._ended.popitem(last=False)[1]
+        self._kept_bytes -= program.kept_bytes
+        self._forget(program)
 
     def _forget(self, program: Program) -> None:
         del self._by_id[program.program_id]
@@ -325,8 +335,7 @@ class ProgramTable:
             oldest = next(iter(self._ended.values()))
             if now - oldest.usage.ended_s < self._settings.ended_kept_s:
                 break
-            self._ended.popitem(last=False)
-            self._forget(oldest)
+            self._forget_oldest()
 
     def _overdue(self, program: Program, age_s: float, away_s: float) -> TartletError | None:
         if program.state is State.STARTING and age_s > START_TIMEOUT_S:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import random
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from tartlet_common.errors import (
     ProgramFailed,
     ProgramKilled,
     QueuePoisoned,
+    ResourceQuotaExceeded,
     SourceTooLarge,
     TartletError,
     TooManyCommands,
@@ -118,6 +120,44 @@ async def test_a_full_inbox_refuses_and_the_program_goes_on(run_dir: Path) -> No
         reply = await rig.stub.Send(programs_pb2.SendRequest(items=items))
         assert [type(error_from_proto(e)) for e in reply.errors] == [type(None)] * 3 + [InboxFull] * 2
         assert await guest.call(Op.RECEIVE) == b"0"
+        guest.end()
+        assert await ended(stream) is None
+
+
+async def test_a_flood_of_commands_for_the_runtime_is_worked_on_in_turns_and_in_order(run_dir: Path) -> None:
+    async with running(run_dir) as rig:
+        stream, guest = await native(rig)
+        rows = [(Op.SEND, {"payload": b"%d" % i}) for i in range(5000)]
+        guest.submit(*rows, (Op.GET_ARG, {"flags": Flag.AWAIT, "ticket": 7}))
+        assert (await guest.wait()).records["ticket"].tolist() == [7]
+        guest.submit(*rows)
+        guest.end(text="done")
+        guest.writer.close()
+        events = await stream.rest()
+        assert [e.data for e in events] == [b"%d" % i for _ in range(2) for i in range(5000)] + [b"done"]
+
+
+async def test_answers_that_are_never_taken_are_bounded(run_dir: Path) -> None:
+    async with running(run_dir, commands_in_flight=100) as rig:
+        stream, guest = await native(rig)
+        guest.submit(*[(Op.GET_ARG, {"flags": Flag.AWAIT, "ticket": i}) for i in range(1, 300)])
+        assert isinstance(await ended(stream), TooManyCommands)
+        big = ["x" * 500_000, "y" * 500_000]
+        stream, guest = await native(rig, args=big)
+        guest.submit(*[(Op.GET_ARG, {"flags": Flag.AWAIT, "ticket": i}) for i in range(1, 90)])
+        assert isinstance(await ended(stream), ResourceQuotaExceeded)
+
+
+async def test_large_texts_are_worked_on_beside_the_loop(run_dir: Path) -> None:
+    async with running(run_dir) as rig:
+        stream, guest = await native(rig)
+        text = "ab" * 100_000
+        assert len(await guest.call(Op.TOKENIZE, payload=text.encode())) == 4 * len(text)
+        guest.submit(*[(Op.TOKENIZE, {"flags": Flag.AWAIT, "ticket": i, "payload": b"z" * 1000}) for i in range(1, 60)])
+        got: list[int] = []
+        while len(got) < 59:
+            got += (await guest.wait()).records["ticket"].tolist()
+        assert sorted(got) == list(range(1, 60))
         guest.end()
         assert await ended(stream) is None
 
@@ -263,6 +303,30 @@ async def test_an_upload_past_the_message_limit_is_refused_by_the_transport(run_
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await (await launch(rig, launch_spec(PYTHON, b" " * (5 << 20)))).next()
         assert caught.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
+        await bystander(rig)
+
+
+async def test_random_requests_are_answered_or_refused_and_the_role_goes_on(run_dir: Path) -> None:
+    rng = random.Random(11)
+    async with running(run_dir) as rig:
+        for _ in range(60):
+            spec = launch_spec(rng.choice([0, 1, 2, 3, 7]), rng.randbytes(rng.randrange(40)), attach=rng.random() < 0.5)
+            spec.args.extend("".join(map(chr, rng.choices(range(1, 0xD000), k=5))) for _ in range(rng.randrange(3)))
+            spec.source.digest = rng.choice(["", "x", "0" * 64])
+            spec.limits.memory_bytes = rng.choice([0, 1, 2**40])
+            spec.limits.cpu_slice_s = rng.choice([0, 1e-9, 0.05, -1, float("inf")])
+            spec.limits.deadline_s = 0.2
+            spec.limits.journal_bytes = rng.choice([0, 1, 2**60])
+            spec.seed = rng.randbytes(rng.choice([0, 16, 16, 5]))
+            spec.durable = rng.random() < 0.5
+            spec.trace[rng.choice(["", "traceparent"])] = "".join(map(chr, rng.choices(range(1, 500), k=9)))
+            stream = await launch(rig, spec)
+            assert (await stream.next()).kind in (_Event.ACCEPTED, _Event.REJECTED)
+            stream.call.cancel()
+            random_id = "".join(map(chr, rng.choices(range(1, 500), k=9)))
+            items = [programs_pb2.SendItem(program_id=random_id, message=rng.randbytes(9))]
+            reply = await rig.stub.Send(programs_pb2.SendRequest(items=items))
+            assert isinstance(error_from_proto(reply.errors[0]), UnknownProgram)
         await bystander(rig)
 
 
