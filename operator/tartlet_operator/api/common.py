@@ -61,14 +61,14 @@ class Condition(ApiModel):
     message: Annotated[str, Field(max_length=32768)] = Field(default="", description="Why, for people.")
     observed_generation: int = Field(default=0, ge=0, description="The generation of the spec that this speaks of.")
     last_transition_time: str = Field(
-       default= description="When the status last changed.", json_schema_extra={"format": "date-time"}
+        description="When the status last changed.", json_schema_extra={"format": "date-time"}
     )
 
 
 Conditions = Annotated[
     list[Condition],
     Field(
-       default= max_length=16,
+        max_length=16,
         json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]},
     ),
 ]

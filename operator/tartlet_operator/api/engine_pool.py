@@ -40,7 +40,7 @@ class ModelInit(ApiModel):
 
     image: Annotated[str, Field(min_length=1, max_length=1024)] = Field(description="Its image.")
     command: Annotated[list[Text], Field(min_length=1, max_length=64)] = Field(
-       default= description="Its command; it writes the checkpoint below `/models`, at `model.path`."
+        description="Its command; it writes the checkpoint below `/models`, at `model.path`."
     )
     size_limit: Quantity = Field(default="20Gi", description="Most that it may write.")
 
@@ -49,7 +49,7 @@ class Model(ApiModel):
     """The model and where its checkpoint comes from."""
 
     name: Annotated[str, Field(min_length=1, max_length=128)] = Field(
-       default= description="What programs call it. Pools of one name serve one model together. Immutable.",
+        description="What programs call it. Pools of one name serve one model together. Immutable.",
         json_schema_extra=rules(
             rule(
                 "self == oldSelf",
@@ -72,7 +72,9 @@ class Model(ApiModel):
             )
         ),
     )
-    volume_claim: VolumeClaim | None = Field(default=None, description="The checkpoint is in this PersistentVolumeClaim.")
+    volume_claim: VolumeClaim | None = Field(
+        default=None, description="The checkpoint is in this PersistentVolumeClaim."
+    )
     init: ModelInit | None = Field(default=None, description="The checkpoint is fetched by this container.")
 
 
@@ -115,10 +117,10 @@ class Resources(ApiModel):
     """Compute resources of an engine's container."""
 
     requests: Annotated[dict[str, Quantity], Field(max_length=16)] = Field(
-       default= default_factory=dict, description="What is reserved for it."
+        default_factory=dict, description="What is reserved for it."
     )
     limits: Annotated[dict[str, Quantity], Field(max_length=16)] = Field(
-       default= default_factory=dict, description="The most it may use; GPUs (`nvidia.com/gpu`) go here."
+        default_factory=dict, description="The most it may use; GPUs (`nvidia.com/gpu`) go here."
     )
 
 
@@ -147,20 +149,26 @@ class PodTemplate(ApiModel):
     labels: Labels = Field(default_factory=dict, description="More labels; those of the operator win.")
     annotations: Labels = Field(default_factory=dict, description="Annotations.")
     env: Annotated[list[EnvVar], Field(max_length=64)] = Field(
-       default= default_factory=list, description="More environment; the same name replaces the operator's."
+        default_factory=list, description="More environment; the same name replaces the operator's."
     )
     volumes: Annotated[list[Preserved], Field(max_length=32)] = Field(
-       default= default_factory=list, description="More volumes, as in the core API; the same name replaces the operator's."
+        default_factory=list, description="More volumes, as in the core API; the same name replaces the operator's."
     )
     volume_mounts: Annotated[list[Preserved], Field(max_length=32)] = Field(
-       default= default_factory=list,
+        default_factory=list,
         description="More mounts of the engine's container; the same path replaces the operator's.",
     )
-    service_account_name: Annotated[str, Field(max_length=253)] = Field(default="", description="The pods' service account.")
-    priority_class_name: Annotated[str, Field(max_length=253)] = Field(default="", description="The pods' priority class.")
-    runtime_class_name: Annotated[str, Field(max_length=253)] = Field(default="", description="The pods' runtime class.")
+    service_account_name: Annotated[str, Field(max_length=253)] = Field(
+        default="", description="The pods' service account."
+    )
+    priority_class_name: Annotated[str, Field(max_length=253)] = Field(
+        default="", description="The pods' priority class."
+    )
+    runtime_class_name: Annotated[str, Field(max_length=253)] = Field(
+        default="", description="The pods' runtime class."
+    )
     image_pull_secrets: Annotated[list[Name], Field(max_length=16)] = Field(
-       default= default_factory=list, description="Names of Secrets that let the image be pulled."
+        default_factory=list, description="Names of Secrets that let the image be pulled."
     )
     affinity: Preserved | None = Field(default=None, description="The pods' affinity, as in the core API.")
 
@@ -191,17 +199,19 @@ class EnginePoolSpec(ApiModel):
     model: Model = Field(description="The model.")
     engine: Engine = Field(default_factory=Engine, description="How each engine runs.")
     replicas: int = Field(default=1, ge=0, le=1000, description="How many engines; one a pod.")
-    image: Annotated[str, Field(max_length=1024)] = Field(default="", description="Image; empty: the operator's default.")
+    image: Annotated[str, Field(max_length=1024)] = Field(
+        default="", description="Image; empty: the operator's default."
+    )
     image_pull_policy: Literal["Always", "IfNotPresent", "Never"] | None = Field(
         default=None, description="When the image is pulled; unset: the operator's default."
     )
     resources: Resources = Field(default_factory=Resources, description="Compute resources of each engine.")
     node_selector: Labels = Field(default_factory=dict, description="Labels that a node must have.")
     tolerations: Annotated[list[Preserved], Field(max_length=32)] = Field(
-       default= default_factory=list, description="Taints that the pods stand, as in the core API."
+        default_factory=list, description="Taints that the pods stand, as in the core API."
     )
     topology_spread_constraints: Annotated[list[Preserved], Field(max_length=8)] = Field(
-       default= default_factory=list,
+        default_factory=list,
         description="How the pods are spread, as in the core API; one without a labelSelector gets the pool's.",
     )
     min_available: int | None = Field(
@@ -212,7 +222,10 @@ class EnginePoolSpec(ApiModel):
         "so that nodes can be drained.",
     )
     start_deadline_seconds: int = Field(
-        default=600, ge=10, le=7200, description="How long an engine may take to load before its container is restarted."
+        default=600,
+        ge=10,
+        le=7200,
+        description="How long an engine may take to load before its container is restarted.",
     )
     drain: Drain = Field(default_factory=Drain, description="How an engine goes away.")
     pod_template: PodTemplate = Field(default_factory=PodTemplate, description="Changes to the pods.")
@@ -223,7 +236,7 @@ class EngineStatus(ApiModel):
 
     pod: Annotated[str, Field(max_length=253)] = Field(description="Its pod.")
     state: Annotated[str, Field(max_length=64)] = Field(
-       default= description="`Pending`, `Loading`, `Ready`, `Draining`, `Broken` or `Lost`."
+        description="`Pending`, `Loading`, `Ready`, `Draining`, `Broken` or `Lost`."
     )
     reason: Annotated[str, Field(max_length=256)] = Field(default="", description="Why it isn't ready.")
     node: Annotated[str, Field(max_length=253)] = Field(default="", description="Where it runs.")
@@ -233,7 +246,9 @@ class EngineStatus(ApiModel):
 class EnginePoolStatus(ApiModel):
     """What the pool is."""
 
-    observed_generation: int = Field(default=0, ge=0, description="The generation of the spec that this status speaks of.")
+    observed_generation: int = Field(
+        default=0, ge=0, description="The generation of the spec that this status speaks of."
+    )
     conditions: Conditions = Field(default_factory=list, description="`Ready`, `Progressing`, `Degraded`.")
     replicas: int = Field(default=0, ge=0, description="Pods that are not going away.")
     ready_replicas: int = Field(default=0, ge=0, description="Engines that take programs.")
@@ -241,7 +256,7 @@ class EnginePoolStatus(ApiModel):
     draining_replicas: int = Field(default=0, ge=0, description="Engines that wait for their programs before they go.")
     selector: Annotated[str, Field(max_length=1024)] = Field(default="", description="Selects the pool's pods.")
     engines: Annotated[list[EngineStatus], Field(max_length=1000)] = Field(
-       default= default_factory=list, description="Each engine, by pod."
+        default_factory=list, description="Each engine, by pod."
     )
 
 

@@ -28,7 +28,7 @@ class ConfigMapKey(ApiModel):
 
     name: Name = Field(description="The ConfigMap's name.")
     key: Annotated[str, Field(min_length=1, max_length=253)] = Field(
-       default= description="The key; its value is the source (`data`) or the module (`binaryData`)."
+        description="The key; its value is the source (`data`) or the module (`binaryData`)."
     )
 
 
@@ -36,7 +36,7 @@ class UrlSource(ApiModel):
     """A file on a web server, pinned by its digest."""
 
     url: Annotated[str, Field(max_length=2048)] = Field(
-       default= description="Where it is; the operator must allow the host.",
+        description="Where it is; the operator must allow the host.",
         json_schema_extra=rules(
             rule(
                 "self.matches('^https?://[^/?#@ ]+(/[^ ]*)?$')",
@@ -46,7 +46,7 @@ class UrlSource(ApiModel):
         ),
     )
     digest: Annotated[str, Field(max_length=71)] = Field(
-       default= description="`sha256:` and the content's SHA-256, hex.",
+        description="`sha256:` and the content's SHA-256, hex.",
         json_schema_extra=rules(
             rule(
                 "self.matches('^sha256:[0-9a-f]{64}$')",
@@ -115,7 +115,7 @@ class InferletSpec(ApiModel):
     source: Source = Field(description="The program.")
     language: Literal["Python", "Wasm"] = Field(default="Python", description="What it is written in.")
     args: Annotated[list[Text], Field(max_length=128)] = Field(
-       default= default_factory=list, description="Arguments of runs that give none."
+        default_factory=list, description="Arguments of runs that give none."
     )
     model: Annotated[str, Field(max_length=128)] = Field(
         default="", description="Name of the model it runs on; with neither model nor pool: the server's default."
@@ -130,15 +130,19 @@ class InferletSpec(ApiModel):
 class InferletStatus(ApiModel):
     """Whether and where it can run."""
 
-    observed_generation: int = Field(default=0, ge=0, description="The generation of the spec that this status speaks of.")
+    observed_generation: int = Field(
+        default=0, ge=0, description="The generation of the spec that this status speaks of."
+    )
     conditions: Conditions = Field(
-       default= default_factory=list,
+        default_factory=list,
         description="`Ready`: validated and in the catalogue. `Runnable`: a pool that is ready serves its model.",
     )
-    digest: Annotated[str, Field(max_length=71)] = Field(default="", description="Of the source that is in the catalogue.")
+    digest: Annotated[str, Field(max_length=71)] = Field(
+        default="", description="Of the source that is in the catalogue."
+    )
     model: Annotated[str, Field(max_length=128)] = Field(default="", description="The model it runs on.")
     pools: Annotated[list[Name], Field(max_length=64)] = Field(
-       default= default_factory=list, description="Pools of the namespace that can run it now."
+        default_factory=list, description="Pools of the namespace that can run it now."
     )
 
 

@@ -33,7 +33,7 @@ class InferletRunSpec(ApiModel):
     )
 
     inferlet: Annotated[str, Field(min_length=1, max_length=128)] = Field(
-       default= description="Name of the Inferlet, in the same namespace."
+        description="Name of the Inferlet, in the same namespace."
     )
     args: Annotated[list[Text], Field(max_length=128)] | None = Field(
         default=None, description="Arguments; unset: the Inferlet's."
@@ -74,11 +74,17 @@ class Tokens(ApiModel):
 class InferletRunStatus(ApiModel):
     """How the run goes."""
 
-    observed_generation: int = Field(default=0, ge=0, description="The generation of the spec that this status speaks of.")
+    observed_generation: int = Field(
+        default=0, ge=0, description="The generation of the spec that this status speaks of."
+    )
     conditions: Conditions = Field(default_factory=list, description="`Succeeded`, `Failed`, `Running`.")
-    phase: Literal["Pending", "Running", "Succeeded", "Failed"] = Field(default="Pending", description="The run in one word.")
+    phase: Literal["Pending", "Running", "Succeeded", "Failed"] = Field(
+        default="Pending", description="The run in one word."
+    )
     attempts: int = Field(default=0, ge=0, description="Launches so far.")
-    program_id: Annotated[str, Field(max_length=64)] = Field(default="", description="Id of the latest launch's program.")
+    program_id: Annotated[str, Field(max_length=64)] = Field(
+        default="", description="Id of the latest launch's program."
+    )
     output: Annotated[str, Field(max_length=OUTPUT_BYTES)] = Field(
         default="", description="What the program sent and printed; the last 64 KiB."
     )
@@ -91,7 +97,9 @@ class InferletRunStatus(ApiModel):
     start_time: str | None = Field(
         default=None, description="When the operator took it up.", json_schema_extra={"format": "date-time"}
     )
-    completion_time: str | None = Field(default=None, description="When it ended.", json_schema_extra={"format": "date-time"})
+    completion_time: str | None = Field(
+        default=None, description="When it ended.", json_schema_extra={"format": "date-time"}
+    )
 
 
 class InferletRun(ApiModel):
