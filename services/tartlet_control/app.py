@@ -45,8 +45,8 @@ async def main(settings: ControlSettings, notify: Notify) -> None:
     catalogue = Catalogue(settings.catalogue_dir)
 
     def add_services(server: grpc.aio.Server) -> None:
-        control_pb2_grpc.add_ControlServicer_to_server(ControlService(hub, blobs), server)
-        control_pb2_grpc.add_CatalogueServicer_to_server(CatalogueService(catalogue, blobs), server)
+        control_pb2_grpc.add_ControlServicer_to_server(ControlService(hub, blobs, catalogue), server)
+        control_pb2_grpc.add_CatalogueServicer_to_server(CatalogueService(catalogue), server)
         engine_pb2_grpc.add_EngineServicer_to_server(EngineService(hub, blobs), server)
 
     server = await rpc.make_server(add_services, settings.address, tls)

@@ -84,6 +84,13 @@ class Catalogue:
                     return entry
         raise UnknownInferlet(inferlet=name or digest)
 
+    def source(self, digest: str) -> bytes | None:
+        """The source with this digest, whoever's it is: who knows a digest has seen what it names."""
+        for entry in self._entries.values():
+            if entry.source.digest == digest:
+                return entry.source.data
+        return None
+
     def delete(self, tenant: str, name: str) -> None:
         """Forget an entry.
 

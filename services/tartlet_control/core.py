@@ -79,22 +79,24 @@ class Core:
         if session is None:
             session = self.sessions[runtime_id] = RuntimeSession(runtime_id, incarnation, address)
         session.gone_since = None
-        session.outbox.notices.models_changed = True
         self._reconcile(session, list(programs))
         return session
 
     def _reconcile(self, session: RuntimeSession, announced: list[StartRequest]) -> None:
         """Match what the runtime runs with what we know of it."""
         known = {p.id: p for p in session.programs.values()}
-        running = {r.program_id for r in announced}
+        running = {r.program_id: r.handle for r in announced}
         for program in known.values():
             if program.id not in running:
                 self.lifecycle.forget(program, None)
+        session.outbox.keep({h for i, h in running.items() if i in known and known[i].handle == h})
         session.programs = {r.handle: known[r.program_id] for r in announced if r.program_id in known}
         for handle, program in session.programs.items():
-            program.handle = handle
-            if program.killed is not None:  # it may not have heard
-                session.outbox.notices.kills.append((handle, program.killed))
+            if program.handle != handle:
+                program.handle = handle
+                if program.commands:  # answers may have been under way to its old handle
+                    self.lifecycle.kill(program, ControlLost())
+        session.outbox.notices.models_changed = True
         for request in announced:
             if request.program_id not in known:
                 self.on_start(session, request)

@@ -6,7 +6,9 @@ import struct
 from dataclasses import dataclass, field
 from typing import Final
 
-from tartlet_common.abi import Event, Flag
+import numpy as np
+
+from tartlet_common.abi import RECORD, Event, Flag
 from tartlet_common.errors import TartletError
 
 _ROW: Final = struct.Struct("<HH7I")
@@ -113,6 +115,17 @@ class Outbox:
         self._size = 0
         self.notices = Notices()
         return chunks, notices
+
+    def keep(self, handles: set[int]) -> None:
+        """Drop what is for other programs than these: their handles mean nothing on the runtime's new stream."""
+        chunks, notices = self.take()
+        for chunk in chunks:
+            kept = np.isin(np.frombuffer(chunk.handles, "<u4"), list(handles))
+            chunk.records = bytearray(np.frombuffer(chunk.records, RECORD)[kept].tobytes())
+            chunk.handles = bytearray(np.frombuffer(chunk.handles, "<u4")[kept].tobytes())
+        self._chunks = [*chunks, self._last]
+        self._size = sum(len(c.records) + len(c.payload) for c in chunks)
+        self.notices.kills = [k for k in notices.kills if k[0] in handles]
 
     def _cut(self) -> None:
         self._size += len(self._last.records) + len(self._last.payload)

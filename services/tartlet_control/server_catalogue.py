@@ -8,7 +8,6 @@ import grpc.aio
 
 from tartlet_common.errors import TartletError
 from tartlet_common.wire import error_to_proto
-from tartlet_control.blobs import BlobStore
 from tartlet_control.catalogue import Catalogue
 from tartlet_protos import control_pb2, control_pb2_grpc
 
@@ -19,9 +18,8 @@ _LIST_BYTES = 3 << 20
 class CatalogueService(control_pb2_grpc.CatalogueServicer):
     """Entries in, entries out; each request's items are answered one by one."""
 
-    def __init__(self, catalogue: Catalogue, blobs: BlobStore) -> None:
+    def __init__(self, catalogue: Catalogue) -> None:
         self._catalogue = catalogue
-        self._blobs = blobs
 
     async def Put(self, request: control_pb2.PutRequest, context: Context) -> control_pb2.PutReply:  # noqa: N802
         """Add or replace entries."""
@@ -30,7 +28,6 @@ class CatalogueService(control_pb2_grpc.CatalogueServicer):
             digest, error = "", None
             try:
                 digest = self._catalogue.put(entry)
-                self._blobs.put(digest, entry.source.data)
             except TartletError as e:
                 error = e
             reply.errors.append(error_to_proto(error))

@@ -23,6 +23,7 @@ from tartlet_common.errors import (
 from tartlet_common.wire import error_to_proto
 from tartlet_control import outbox
 from tartlet_control.blobs import BlobStore
+from tartlet_control.catalogue import Catalogue
 from tartlet_control.hub import Hub, RuntimeLink
 from tartlet_control.lifecycle import StartRequest
 from tartlet_control.outbox import Chunk, Notices
@@ -42,10 +43,11 @@ Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 class ControlService(control_pb2_grpc.ControlServicer):
     """One stream a runtime; a frame's parts take effect in field order."""
 
-    def __init__(self, hub: Hub, blobs: BlobStore) -> None:
+    def __init__(self, hub: Hub, blobs: BlobStore, catalogue: Catalogue) -> None:
         self._hub = hub
         self._core = hub.core
         self._blobs = blobs
+        self._catalogue = catalogue
 
     # ---- the stream ---------------------------------------------------------------------------------------------
 
@@ -159,7 +161,7 @@ class ControlService(control_pb2_grpc.ControlServicer):
         return self._act(lambda: self._core.resume(request.engine_id))
 
     async def Drain(self, request: control_pb2.EngineAction, context: Context) -> control_pb2.EngineActionReply:  # noqa: N802
-        """Cordon, wait for the engine's programs to end, let it go; those left after `grace_s` end in WorkerLost."""
+        """Cordon, wait for the engine's programs to end, let it go; DeadlineExceeded if some go on past `grace_s`."""
         reply = self._act(lambda: self._core.cordon(request.engine_id, drain=True))
         if reply.error.number:
             return reply
@@ -185,6 +187,8 @@ class ControlService(control_pb2_grpc.ControlServicer):
     ) -> AsyncIterator[common_pb2.BlobChunk]:
         """A tokenizer or source in chunks."""
         data = self._blobs.get(request.digest)
+        if data is None:
+            data = self._catalogue.source(request.digest)
         if data is None:
             await _abort(context, UnknownResource(kind="blob", id=request.digest[:64]))
             return

@@ -5,6 +5,7 @@ import pytest
 
 from tartlet_common import abi, errors
 from tartlet_common.abi import Event, Op
+from tartlet_control.lifecycle import StartRequest
 from tartlet_worker.fake import FakeOptions
 from tests.control.harness import Host, decode_text
 
@@ -334,20 +335,33 @@ def test_a_runtime_that_comes_back_finds_its_programs() -> None:
     host.run()
     host.core.on_runtime_gone(host.session)
     host.clock.advance(1)
-    from tartlet_control.lifecycle import StartRequest
-
-    host.guests = {7: keep}
-    keep.handle = 7
-    again = host.core.on_runtime("rt", "one", "unix:rt", [StartRequest(7, keep.program_id)])
+    asked = keep.put(Op.USAGE, wait=True)
+    drop.put(Op.USAGE, wait=True)
+    host.flush()  # answers wait for the runtime's return
+    again = host.core.on_runtime("rt", "one", "unix:rt", [StartRequest(keep.handle, keep.program_id)])
     assert again is host.session
+    told = len(drop.answers)
+    host.collect()
+    assert keep.answer(asked).event is Event.RESULT
+    assert len(drop.answers) == told
     assert list(host.core.lifecycle.programs) == [keep.program_id]
     assert keep.usage()["pages"] == 2
     host.check_idle()
 
 
-def test_programs_announced_with_lost_state_end_in_control_lost() -> None:
-    from tartlet_control.lifecycle import StartRequest
+def test_a_program_that_comes_back_under_another_handle_ends_if_answers_may_be_lost() -> None:
+    host = Host()
+    guest, idle = host.start(), host.start()
+    decode_text(guest, PROMPT, 3)
+    host.run()
+    announced = [StartRequest(7, guest.program_id), StartRequest(8, idle.program_id)]
+    session = host.core.on_runtime("rt", "one", "unix:rt", announced)
+    assert [(h, type(e)) for h, e in session.outbox.notices.kills] == [(7, errors.ControlLost)]
+    assert session.programs[8].live
+    host.check_idle()
 
+
+def test_programs_announced_with_lost_state_end_in_control_lost() -> None:
     host = Host()
     session = host.core.on_runtime("other", "x", "", [StartRequest(1, "a", lost_state=True), StartRequest(2, "b")])
     kills = session.outbox.notices.kills
@@ -359,8 +373,6 @@ def test_an_idempotency_key_names_one_program() -> None:
     host = Host()
     host.start("first", idempotency_key="k", tenant="t")
     host.session.outbox.take()
-    from tartlet_control.lifecycle import StartRequest
-
     host.core.on_start(host.session, StartRequest(9, "second", idempotency_key="k", tenant="t"))
     _, notices = host.session.outbox.take()
     assert notices.started == [(9, None, "first")]

@@ -285,6 +285,9 @@ def test_the_catalogue_survives_a_restart(tmp_path: Path) -> None:
             assert got.entry.source.data == b"print('hi')"
             by_digest = await stub.Get(control_pb2.GetRequest(tenant="t", digest=got.entry.source.digest))
             assert by_digest.entry.name == "hello"
+            control_stub: Any = control_pb2_grpc.ControlStub(channel)
+            blob = [c async for c in control_stub.FetchBlob(control_pb2.BlobRequest(digest=got.entry.source.digest))]
+            assert b"".join(c.data for c in blob) == b"print('hi')"
             listed = await stub.List(control_pb2.CatalogueListRequest(tenant="t"))
             assert [(e.name, e.source.data) for e in listed.entries] == [("hello", b"")]
             assert not (await stub.List(control_pb2.CatalogueListRequest(tenant="other"))).entries
