@@ -67,11 +67,6 @@ class GuestClock:
         """The time without a reading (for the host: it doesn't move the clock)."""
         return self._base_ns + self._readings * NS_PER_READING
 
-    @property
-    def is_fresh(self) -> bool:
-        """Whether nobody has read or moved it."""
-        return self.peek_ns() == self.start_ns
-
     def advance_to(self, time_ns: int) -> None:
         """Move on to `time_ns`; a time in the past changes nothing but the count of readings."""
         self._base_ns = max(self.peek_ns(), time_ns)
@@ -94,11 +89,6 @@ class GuestRandom:
         self.seed = seed
         self._counter = 0
         self._buffer = b""
-
-    @property
-    def is_fresh(self) -> bool:
-        """Whether nothing has been taken."""
-        return self._counter == 0
 
     def take(self, size: int) -> bytes:
         """The next `size` bytes."""

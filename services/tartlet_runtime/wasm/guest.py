@@ -13,6 +13,7 @@ import operator
 import time
 from collections.abc import Sequence
 from ctypes import c_void_p
+from enum import IntEnum
 from typing import TYPE_CHECKING, Any
 
 from tartlet_common.errors import (
@@ -21,16 +22,17 @@ from tartlet_common.errors import (
     ProgramFailed,
     ProgramKilled,
     ProgramMemoryExceeded,
+    ProgramTrapped,
     TartletError,
 )
 from tartlet_runtime.wasm import capi, traps, values
 from tartlet_runtime.wasm.aot import ModuleKind
 from tartlet_runtime.wasm.boundary import GuestState, end_slice
+from tartlet_runtime.wasm.determinism import Clock, GuestClock, GuestRandom, Random
 from tartlet_runtime.wasm.reaper import Remains
 from tartlet_runtime.wasm.types import Delivery, Outcome, OutcomeKind, Phase, WaitRequest
 
 if TYPE_CHECKING:
-    from tartlet_runtime.wasm.determinism import Clock, Random
     from tartlet_runtime.wasm.host import WasmHost
     from tartlet_runtime.wasm.program import Program
     from tartlet_runtime.wasm.types import GuestHooks, GuestLimits
@@ -39,6 +41,12 @@ _SUBMISSION = 0  # beside the streams 1 and 2 in `_events`
 _MEMORY_SLACK_BYTES = 1 << 20
 _TABLE_ELEMENTS = 100_000
 _INSTANCES, _TABLES, _MEMORIES = 200, 200, 20
+
+
+class _Stage(IntEnum):
+    INSTANTIATE = 0
+    PREPARE = 1
+    RUN = 2
 
 
 class Guest:
@@ -89,7 +97,10 @@ class Guest:
         self.arguments: tuple[bytes, ...] = ()
         self._host = host
         self._store: int | None = None
-        self._calling = False  # instantiated, the program runs
+        self._stage = _Stage.INSTANTIATE
+        # Until the program runs, time and chance are the same for all: a spare doesn't know its own yet.
+        self.active_clock: Clock = GuestClock(0)
+        self.active_random: Random = GuestRandom(b"prepare")
         self._events: list[tuple[int, bytes]] = []
         self._timers: dict[int, int] = {}
         self._next_timer = 1
@@ -155,10 +166,19 @@ class Guest:
         self.state.cpu_ns = 0
         self._limit()
 
-    @property
-    def is_instantiated(self) -> bool:
-        """Whether a spare is ready to be adopted."""
-        return bool(self.state.done) and not (self._calling or self.trap.value or self.error.value)
+    def prepare(self, slices: int) -> bool:
+        """Make a spare ready to be adopted; False if that fails or takes longer than `slices`."""
+        self.open()
+        for _ in range(slices):
+            self._host.boundary.poll((self.state,))
+            if not self.state.done:
+                continue
+            if self.trap.value or self.error.value:
+                return False
+            if self._stage is _Stage.PREPARE or not self.program.has_prepare:
+                return True
+            self._next_stage()
+        return False
 
     def step(self) -> Phase:
         """Run until the guest waits, sleeps, ends, or its slice is over (READY); its phase."""
@@ -207,10 +227,14 @@ class Guest:
                 self._end(Outcome(OutcomeKind.KILLED, error=ProgramKilled(reason=self._kill_reason)))
                 return
             if self.state.done:
-                if self._calling or self.trap.value or self.error.value:
+                if self._stage is _Stage.RUN or self.trap.value or self.error.value:
                     self._end(self._read_outcome())
                     return
-                self._begin_call()
+                self._next_stage()
+            elif self._stage is not _Stage.RUN and (self.state.waiting or self._wake_ns is not None):
+                detail = "it waits before it runs"
+                self._end(Outcome(OutcomeKind.TRAP, error=ProgramTrapped(detail=detail)))
+                return
             elif self.state.waiting:
                 self._burst_base_ns = self.cpu_ns
                 self.wait_request = WaitRequest(self.state.wait_max, self.state.wait_timeout_us)
@@ -233,14 +257,23 @@ class Guest:
                 return
             self._host.boundary.poll((self.state,))
 
-    def _begin_call(self) -> None:
+    def _next_stage(self) -> None:
         capi.future_delete(self.state.future)
         self.state.future = None
         self.state.done = 0
-        self._calling = True
+        if self._stage is _Stage.INSTANTIATE:
+            self._stage = _Stage.PREPARE
+            self.state.future = self.program.begin_prepare(self)
+            if self.state.future is not None:
+                return
+        self._stage = _Stage.RUN
+        self._events.clear()
+        self.active_clock, self.active_random = self.clock, self.random
         self.state.future = self.program.begin_call(self)
 
     def _tell_events(self) -> None:
+        if self._stage is not _Stage.RUN:
+            return
         if self.program.kind is ModuleKind.CORE:
             for data in self._host.boundary.take_submissions(self.state):
                 self.hooks.on_submit(data)

@@ -129,20 +129,14 @@ class WasmHost:
     def top_up(self, program: Program, spares: int) -> bool:
         """Instantiate one guest ahead unless there are `spares` of them: call it while idle. Whether it did.
 
-        A launch that finds a spare is faster by the instantiation. Spares know nothing of the program to come; a
-        module that reads clock or randomness while it is instantiated gets none, because that could not be replayed.
+        A launch that finds a spare is faster by the instantiation and what the guest prepares. Every guest is
+        prepared with the same clock and randomness, not yet its own, so a program can't tell a spare from a new one.
         """
         kept = self._spares.setdefault(program, [])
         if len(kept) >= spares or self.num_spares >= self.config.max_spares or program in self._unsparable:
             return False
-        clock, random = GuestClock(0), GuestRandom(b"spare")
-        guest = self._new_guest(program, GuestLimits(), QuietHooks(), clock, random)
-        guest.open()
-        for _ in range(_SPARE_SLICES):
-            self.boundary.poll((guest.state,))
-            if guest.state.done:
-                break
-        if guest.is_instantiated and clock.is_fresh and random.is_fresh:
+        guest = self._new_guest(program, GuestLimits(), QuietHooks(), GuestClock(0), GuestRandom(b"spare"))
+        if guest.prepare(_SPARE_SLICES):
             kept.append(guest)
             return True
         self._unsparable.add(program)

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 IMPORT_MODULE = b"tartlet"
 MAIN = "tartlet_main"
 HOST_INTERFACE = "tartlet:inferlet/host"
+PREPARE = b"prepare"
 RUN = b"run"
 _READY = 1
 
@@ -41,10 +42,15 @@ class Program:
 
     kind: ModuleKind
     digest: str
+    has_prepare = False
 
     def begin_instance(self, guest: Guest) -> int:
         """A future that instantiates the module in the guest's store."""
         raise NotImplementedError
+
+    def begin_prepare(self, guest: Guest) -> int | None:
+        """A future that does what does not depend on the program; None if there is nothing to do."""
+        return None
 
     def begin_call(self, guest: Guest) -> int:
         """A future that runs the program."""
@@ -133,7 +139,7 @@ class CoreProgram(Program):
 
     def _clock_ns(self, env: int, caller: int, args: int, count: int) -> int | None:
         try:
-            ctypes.c_int64.from_address(args).value = self._world.current_guest().clock.now_ns()
+            ctypes.c_int64.from_address(args).value = self._world.current_guest().active_clock.now_ns()
         except Exception as e:  # noqa: BLE001 - must not leave a ctypes callback
             return trap(f"tartlet: {e!r}")
         return None
@@ -146,7 +152,7 @@ class CoreProgram(Program):
             memory = guest.state.memory
             if not memory or pointer + length > capi.memory_data_size(guest.context, memory):
                 return trap("tartlet: random() points outside the memory")
-            data = guest.random.take(length)
+            data = guest.active_random.take(length)
             ctypes.memmove(capi.memory_data(guest.context, memory) + pointer, data, length)
         except Exception as e:  # noqa: BLE001 - must not leave a ctypes callback
             return trap(f"tartlet: {e!r}")
@@ -176,6 +182,8 @@ class ComponentProgram(Program):
         weakref.finalize(self, capi.component_linker_delete, self._linker)
         self._link()
         self._run_index = capi.component_export_index(self._pointer, None, RUN, len(RUN))
+        self._prepare_index = capi.component_export_index(self._pointer, None, PREPARE, len(PREPARE))
+        self.has_prepare = bool(self._prepare_index)
         if not self._run_index:
             raise CorruptModule(detail="the component does not export `run`")
 
@@ -187,11 +195,20 @@ class ComponentProgram(Program):
         )
         return future
 
+    def begin_prepare(self, guest: Guest) -> int | None:
+        """Call `prepare()`, if the component has it."""
+        if not self.has_prepare:
+            return None
+        function = self._function(guest, self._prepare_index)
+        guest.kept = (function,)
+        future: int = capi.component_func_call_async(
+            function, guest.context, None, 0, None, 0, ctypes.byref(guest.error)
+        )
+        return future
+
     def begin_call(self, guest: Guest) -> int:
         """Call `run(source, filename, args)`."""
-        function = (ctypes.c_uint64 * 8)()
-        found = capi.component_instance_get_func(guest.instance, guest.context, self._run_index, function)
-        assert found
+        function = self._function(guest, self._run_index)
         texts = guest.arguments
         buffers = [ctypes.create_string_buffer(text, len(text) or 1) for text in texts]
         args = (capi.ComponentVal * len(texts))()
@@ -203,6 +220,13 @@ class ComponentProgram(Program):
             function, guest.context, args, len(texts), ctypes.byref(guest.results), 1, ctypes.byref(guest.error)
         )
         return future
+
+    @staticmethod
+    def _function(guest: Guest, index: int) -> Any:
+        function = (ctypes.c_uint64 * 8)()
+        found = capi.component_instance_get_func(guest.instance, guest.context, index, function)
+        assert found
+        return function
 
     # ---- linking: exactly the names and versions that this component imports ----
 

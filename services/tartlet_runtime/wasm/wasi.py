@@ -28,8 +28,8 @@ _SECOND_ARGUMENT = COMPONENT_VAL_BYTES
 class WasiGuest(Protocol):
     """What these functions need of a guest."""
 
-    clock: Clock
-    random: Random
+    active_clock: Clock
+    active_random: Random
 
     @property
     def context(self) -> int:
@@ -65,7 +65,7 @@ RESOURCES: dict[str, dict[str, int]] = {
 
 
 def _wall_now(guest: WasiGuest, args: int, result: int) -> None:
-    values.write_datetime(result, guest.clock.now_ns())
+    values.write_datetime(result, guest.active_clock.now_ns())
 
 
 def _wall_resolution(guest: WasiGuest, args: int, result: int) -> None:
@@ -73,7 +73,7 @@ def _wall_resolution(guest: WasiGuest, args: int, result: int) -> None:
 
 
 def _monotonic_now(guest: WasiGuest, args: int, result: int) -> None:
-    values.write_u64(result, guest.clock.now_ns() - guest.clock.start_ns)
+    values.write_u64(result, guest.active_clock.now_ns() - guest.active_clock.start_ns)
 
 
 def _monotonic_resolution(guest: WasiGuest, args: int, result: int) -> None:
@@ -81,11 +81,11 @@ def _monotonic_resolution(guest: WasiGuest, args: int, result: int) -> None:
 
 
 def _subscribe_duration(guest: WasiGuest, args: int, result: int) -> None:
-    _own_timer(guest, result, guest.clock.now_ns() + values.read_u64(args))
+    _own_timer(guest, result, guest.active_clock.now_ns() + values.read_u64(args))
 
 
 def _subscribe_instant(guest: WasiGuest, args: int, result: int) -> None:
-    _own_timer(guest, result, guest.clock.start_ns + values.read_u64(args))
+    _own_timer(guest, result, guest.active_clock.start_ns + values.read_u64(args))
 
 
 def _own_timer(guest: WasiGuest, result: int, deadline_ns: int) -> None:
@@ -100,15 +100,15 @@ def _random_bytes(guest: WasiGuest, args: int, result: int) -> None:
     size = values.read_u64(args)
     if size > _MAX_RANDOM_BYTES:  # a list costs the host 32 bytes a byte
         raise NotAllowed(what=f"{size} random bytes at once")
-    values.write_byte_list(result, guest.random.take(size))
+    values.write_byte_list(result, guest.active_random.take(size))
 
 
 def _random_u64(guest: WasiGuest, args: int, result: int) -> None:
-    values.write_u64(result, int.from_bytes(guest.random.take(8), "little"))
+    values.write_u64(result, int.from_bytes(guest.active_random.take(8), "little"))
 
 
 def _random_seed(guest: WasiGuest, args: int, result: int) -> None:
-    first, second = (int.from_bytes(guest.random.take(8), "little") for _ in range(2))
+    first, second = (int.from_bytes(guest.active_random.take(8), "little") for _ in range(2))
     values.write_u64_pair(result, first, second)
 
 
@@ -116,7 +116,7 @@ def _random_seed(guest: WasiGuest, args: int, result: int) -> None:
 
 
 def _is_ready(guest: WasiGuest, rep: int) -> bool:
-    return rep == ALWAYS_READY or guest.timer_ns(rep) <= guest.clock.peek_ns()
+    return rep == ALWAYS_READY or guest.timer_ns(rep) <= guest.active_clock.peek_ns()
 
 
 def _pollable_ready(guest: WasiGuest, args: int, result: int) -> None:
