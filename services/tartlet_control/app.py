@@ -38,8 +38,9 @@ async def main(settings: ControlSettings, notify: Notify) -> None:
     if settings.tls_certificate and settings.tls_key and settings.tls_authority:
         tls = rpc.Tls(settings.tls_certificate, settings.tls_key, settings.tls_authority)
     core = Core(settings, SystemClock())
-    if telemetry.enabled():
-        Observer(core).attach()
+    traced = telemetry.enabled()
+    if traced or settings.health_address:
+        Observer(core).attach(traced=traced)
     hub = Hub(core)
     blobs = BlobStore()
     catalogue = Catalogue(settings.catalogue_dir)

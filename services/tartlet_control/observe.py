@@ -43,12 +43,13 @@ class Observer:
         meter.create_observable_gauge(names.METRIC_PAGES_FREE, [self._pages_free])
         meter.create_observable_gauge(names.METRIC_PAGES_HELD, [self._pages_held])
 
-    def attach(self) -> None:
-        """Have the core report."""
+    def attach(self, *, traced: bool) -> None:
+        """Have the core report; metrics only unless `traced`."""
         core = self._core
-        core.lifecycle.on_start = self.program_started
+        if traced:
+            core.lifecycle.on_start = self.program_started
+            core.dispatcher.on_step = self.step_begins
         core.lifecycle.on_end = self.program_ended
-        core.dispatcher.on_step = self.step_begins
         core.settler.on_settled = self.step_ended
         core.on_leak = lambda engine, _: self._leaks.add(1, {names.ATTR_ENGINE_ID: engine.id})
 

@@ -18,7 +18,7 @@ def test_steps_link_to_their_programs_and_reach_the_worker(monkeypatch: pytest.M
     provider.add_span_processor(SimpleSpanProcessor(exporter))
     monkeypatch.setattr(telemetry, "tracer", lambda: provider.get_tracer("test"))
     host = Host()
-    Observer(host.core).attach()
+    Observer(host.core).attach(traced=True)
     with provider.get_tracer("runtime").start_as_current_span("runtime") as root:
         carrier = tuple(telemetry.inject().items())
     guests = [host.start(trace=carrier) for _ in range(2)]
@@ -39,9 +39,13 @@ def test_steps_link_to_their_programs_and_reach_the_worker(monkeypatch: pytest.M
     assert programs[0].attributes[names.ATTR_OUTPUT_TOKENS] == 2
 
 
-def test_without_telemetry_steps_carry_nothing() -> None:
+@pytest.mark.parametrize("metrics", [False, True])
+def test_without_tracing_steps_carry_nothing(metrics: bool) -> None:
     host = Host()
+    if metrics:
+        Observer(host.core).attach(traced=False)
     guest = host.start()
     decode_text(guest, [5, 6], 2)
     host.run()
+    host.end(guest)
     assert {s.traceparent for s in host.steps} == {""}
