@@ -210,6 +210,8 @@ class Guest:
 
     def settle(self) -> None:
         """Look at what a poll led to, go on while hooks answer at once, and set the phase."""
+        if self.phase is Phase.ENDED:  # killed by a neighbour's hook in the same step
+            return
         self._in_step = True
         try:
             self._settle()
@@ -218,13 +220,14 @@ class Guest:
             self._end(Outcome(OutcomeKind.FAULT, error=error, cause=e))
         finally:
             self._in_step = False
+        if self._kill_reason is not None:
+            self.kill(self._kill_reason)
 
     def _settle(self) -> None:
         until = time.monotonic() + self.limits.cpu_slice_us / 1e6
         while True:
             self._tell_events()
             if self._kill_reason is not None:
-                self._end(Outcome(OutcomeKind.KILLED, error=ProgramKilled(reason=self._kill_reason)))
                 return
             if self.state.done:
                 if self._stage is _Stage.RUN or self.trap.value or self.error.value:

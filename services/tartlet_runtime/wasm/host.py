@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import os
 import time
+import weakref
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -80,6 +81,8 @@ class WasmHost:
         self._reaper = Reaper()
         self.boundary.start_ticker(self.engine_address, self.config.tick_us)
         self._closed = False
+        # A ticker that outlived its engine would crash the process at exit.
+        weakref.finalize(self, self.boundary.stop_ticker)
 
     # ---- programs and guests ----
 

@@ -18,6 +18,7 @@ from tartlet_common.errors import (
 )
 from tartlet_runtime.wasm import (
     Delivery,
+    Guest,
     GuestLimits,
     OutcomeKind,
     Phase,
@@ -186,6 +187,38 @@ def test_a_hook_that_raises_ends_its_guest_only(
     assert isinstance(bad.outcome.error, TartletError)
     assert good.phase is Phase.WAITING
     good.kill()
+
+
+class Killing(QuietHooks):
+    """Kills guests from within a hook."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.victims: list[Guest] = []
+
+    def on_submit(self, data: bytes) -> None:
+        super().on_submit(data)
+        self.kill_all()
+
+    def on_wait(self, request: WaitRequest) -> Delivery | None:
+        self.kill_all()
+        return None
+
+    def kill_all(self) -> None:
+        for guest in self.victims:
+            guest.kill("by a hook")
+
+
+def test_a_hook_may_kill_its_guest_and_others(driver: Driver, host: WasmHost, probe: Program) -> None:
+    hooks = Killing()
+    killer, first, last = (driver.run(driver.start(probe, hooks=h)) for h in (hooks, None, None))
+    for guest in (killer, first, last):
+        guest.deliver(Delivery(b"e", 0))
+    hooks.victims = [first, killer, last]
+    host.step_many((first, killer, last))
+    driver.settle(first, killer, last)
+    assert {guest.outcome.kind for guest in (first, killer, last) if guest.outcome} == {OutcomeKind.KILLED}
+    host.drain()
 
 
 class Replaying(QuietHooks):
