@@ -62,7 +62,7 @@ async def main(settings: WorkerSettings, notify: Notify) -> None:
     tls = None
     if settings.tls_certificate and settings.tls_key and settings.tls_authority:
         tls = Tls(settings.tls_certificate, settings.tls_key, settings.tls_authority)
-    link = Link(engine, settings.control, tls, notify.ready)
+    link = Link(engine, settings.control, tls, notify.ready, settings.engine_id)
     running = asyncio.ensure_future(link.run())
     try:
         await asyncio.shield(running)

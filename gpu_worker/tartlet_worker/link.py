@@ -40,15 +40,18 @@ class Link:
         address: control's.
         tls: for TCP addresses.
         ready: called once, at the first accepted Hello.
+        engine_id: the engine's name in control; empty: a random one.
     """
 
-    def __init__(self, engine: Engine, address: str, tls: rpc.Tls | None, ready: Callable[[], None]) -> None:
+    def __init__(
+        self, engine: Engine, address: str, tls: rpc.Tls | None, ready: Callable[[], None], engine_id: str = ""
+    ) -> None:
         self._engine = engine
         self._address = address
         self._tls = tls
         self._ready: Callable[[], None] | None = ready
         self._incarnation = uuid.uuid4().hex
-        self._engine_id = f"engine-{self._incarnation[:8]}"
+        self._engine_id = engine_id or f"engine-{self._incarnation[:8]}"
         self._connection = 0
         self._control = ""  # incarnation of the control at the other end
         self._outbox: list[engine_pb2.StepResultFrame] = []

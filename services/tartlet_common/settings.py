@@ -72,6 +72,7 @@ class WorkerSettings(_Settings):
     engine: Literal["torch", "fake"] = Field("torch", description="backend")
     model: Path | None = Field(None, description="checkpoint directory (torch)")
     model_name: str = Field("", description="what programs call it; empty: the directory's name")
+    engine_id: str = Field("", max_length=253, description="what control calls the engine; empty: a random name")
     device: str = Field("cpu", description="torch device")
     dtype: Literal["auto", "bfloat16", "float32"] = Field(
         "auto", description="of weights and KV; auto: the checkpoint's"
