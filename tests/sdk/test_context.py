@@ -15,6 +15,7 @@ from inferlet import (
     Generation,
     Length,
     MinP,
+    Priority,
     Sampler,
     StopTokens,
     Temperature,
@@ -309,6 +310,20 @@ def test_a_failed_allocation_raises_where_it_is_awaited_and_spares_others() -> N
 
     assert run(host, main).encode() == bytes(reference_generate(tokens_of("hi"), 4))
     assert held(host) == (0, 0, 0)
+
+
+def test_a_closed_context_s_queue_is_used_again_at_normal_priority() -> None:
+    host = MiniHost()
+
+    async def main() -> list[int]:
+        first = Context()
+        first.set_priority(Priority.HIGH)
+        first.close()
+        return [first.queue.id, Context().queue.id]
+
+    queues = run(host, main)
+    assert queues[0] == queues[1]
+    assert host.priorities == [2, 1]
 
 
 def test_chat_uses_the_models_format() -> None:

@@ -93,6 +93,7 @@ class Queue:
         "failure_seen",
         "id",
         "last_ticket",
+        "priority",
     )
 
     def __init__(self, queue_id: int, model: Model | None) -> None:
@@ -101,6 +102,7 @@ class Queue:
         self._pages = _Pool(KvPage, "page")
         self._embeds = _Pool(Embed, "embed")
         self._slots = _Pool(TokenSlot, "slot")
+        self.priority = Priority.NORMAL
         self.done_ticket = 0  # commands up to this one have ended
         self.last_ticket = 0  # of the last command given
         self.failure: TartletError | None = None  # why the queue is poisoned
@@ -224,6 +226,22 @@ class Queue:
             payload += self._pack_mask(mask, len(ikv), len(iemb))
         self._record(abi.OP_FORWARD, okv_offset, adapter or 0, int(mask is not None), payload)
 
+    def decode(
+        self, pages: array[int], position: int, source: int, places: tuple[Embed, Embed], page_size: int
+    ) -> None:
+        """`embed_txt` and `forward` of one token whose slot in `pages` is its position: a decode step, in one go.
+
+        `places` are its input and output embeds. The bytes are those of the two calls, packed without their detours.
+        """
+        page, offset = divmod(position, page_size)
+        embed, output = places
+        record, number = channel.record, self.id
+        kind = 1 if isinstance(source, TokenSlot) else 0
+        record(abi.OP_EMBED_TXT, number, 1, kind, 0, _THREE(embed, source, position))
+        read = pages[: page + (offset > 0)]
+        payload = _FORWARD_HEAD(len(read), 1, 1, 1) + read.tobytes() + _THREE(embed, pages[page], output)
+        self.last_ticket = record(abi.OP_FORWARD, number, offset, 0, 0, payload)
+
     def _pack_mask(self, mask: Sequence[Sequence[bool]] | bytes, num_pages: int, num_tokens: int) -> bytes:
         columns = num_pages * self.model.page_size + num_tokens
         num_bytes = (num_tokens * columns + 7) // 8
@@ -302,6 +320,7 @@ class Queue:
 
     def set_priority(self, priority: Priority) -> None:
         """Say how urgent this queue is beside the others."""
+        self.priority = priority
         channel.record(abi.OP_SET_QUEUE_PRIORITY, self.id, int(priority))
 
     def reset(self) -> None:

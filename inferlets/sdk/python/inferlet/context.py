@@ -326,9 +326,10 @@ class Context:
     def _decode(self, at: int, source: int | TokenSlot) -> None:
         """Record one decode step: the token of `source`, at position `at`, goes through the model."""
         embed, output, _ = self._places()
-        self._pages.grow(at + 1)
-        self.queue.embed_txt(source, at, embed)
-        self._forward(at, [embed], [output])
+        size = self.model.page_size
+        if at >= len(self._pages) * size:
+            self._pages.grow(at + 1)
+        self.queue.decode(self._pages.ids, at, source, (embed, output), size)
 
     def _check_open(self) -> None:
         if self._closed:
@@ -353,4 +354,6 @@ def _give_queue(queue: Queue) -> None:
         if not queue.failure_seen:
             return
         queue.reset()
+    if queue.priority != Priority.NORMAL:
+        queue.set_priority(Priority.NORMAL)
     state.spare_queues.setdefault(queue.model.index, []).append(queue)
