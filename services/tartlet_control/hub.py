@@ -1,16 +1,20 @@
-"""Joins the core to the loop: when something has happened, pump once, then wake the streams with something to send.
+"""Joins the core to the loop: when something has happened, pump, then have the streams send what there is for them.
 
-Events of one loop iteration share a pump, so frames that arrive together are scheduled together.
+Whoever read the frame that made something happen writes its own stream's answers itself, which saves a turn of the
+loop; the other streams' writers are woken. `Link` sees to it that a stream has one writer at a
+time.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Awaitable, Callable
 from typing import Final
 
 from tartlet_control.core import Core
 from tartlet_control.engines import EngineState
+from tartlet_control.outbox import HARD_LIMIT_BYTES
 from tartlet_control.runtimes import RuntimeSession
 
 log = logging.getLogger("tartlet.control")
@@ -18,23 +22,60 @@ log = logging.getLogger("tartlet.control")
 TICK_S: Final = 0.25
 
 
-class RuntimeLink:
+class Link:
+    """An open stream: `write_all` writes what waits for it until nothing does."""
+
+    def __init__(self) -> None:
+        self.wake = asyncio.Event()  # the writer has work
+        self.closed = False
+        self._writing = False
+
+    async def flush(self, write_all: Callable[[], Awaitable[None]]) -> None:
+        """Write what waits, unless somebody is at it: then that one takes it along."""
+        if self._writing:
+            return
+        self._writing = True
+        try:
+            await write_all()
+        finally:
+            self._writing = False
+
+    async def flush_forever(self, write_all: Callable[[], Awaitable[None]]) -> None:
+        """The writer: flush whenever woken, until closed."""
+        while not self.closed:
+            await self.wake.wait()
+            self.wake.clear()
+            await self.flush(write_all)
+
+
+class RuntimeLink(Link):
     """The stream of a connected runtime."""
 
     def __init__(self, session: RuntimeSession) -> None:
+        super().__init__()
         self.session = session
-        self.wake = asyncio.Event()  # the writer has work
         self.drained = asyncio.Event()  # the outbox was taken
-        self.closed = False
+        self.task = asyncio.current_task()  # serves the stream; cancelling it ends it
+
+    def cut(self) -> None:
+        """End the stream from our side."""
+        self.closed = True
+        if self.task is not None:
+            self.task.cancel()
 
 
-class EngineLink:
+class EngineLink(Link):
     """The stream of a connected engine."""
 
     def __init__(self, engine: EngineState) -> None:
+        super().__init__()
         self.engine = engine
-        self.wake = asyncio.Event()
-        self.closed = False
+
+    @property
+    def has_work(self) -> bool:
+        """Whether there is something to tell the engine."""
+        engine = self.engine
+        return bool(engine.outgoing) or (engine.status == "draining" and not engine.programs and not engine.in_flight)
 
 
 class Hub:
@@ -52,10 +93,14 @@ class Hub:
         """Something has happened in the core: pump soon."""
         if not self._scheduled:
             self._scheduled = True
-            self._loop.call_soon(self._pump)
+            self._loop.call_soon(self._pump_scheduled)
 
-    def _pump(self) -> None:
+    def _pump_scheduled(self) -> None:
         self._scheduled = False
+        self.pump()
+
+    def pump(self, own: Link | None = None) -> None:
+        """Form the steps that are due, and wake the writers of all streams but `own` that have something to send."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -63,15 +108,11 @@ class Hub:
         if look_at is not None:
             delay_s = max(0.0, look_at - self.core.clock.now())
             self._timer = self._loop.call_later(delay_s, self.changed)
-        self.wake()
-
-    def wake(self) -> None:
-        """Wake the writers that have something to send."""
-        for engine, to_engine in self.engines.items():
-            if engine.outgoing or (engine.status == "draining" and not engine.programs):
+        for to_engine in self.engines.values():
+            if to_engine is not own and to_engine.has_work:
                 to_engine.wake.set()
         for session, to_runtime in self.runtimes.items():
-            if session.outbox:
+            if to_runtime is not own and session.outbox:
                 to_runtime.wake.set()
 
     async def tick_forever(self) -> None:
@@ -79,7 +120,15 @@ class Hub:
         while True:
             await asyncio.sleep(TICK_S)
             self.core.tick()
+            self._cut_overfull()
             self.changed()
+
+    def _cut_overfull(self) -> None:
+        """Part with runtimes that don't read: their programs' limits should have stopped them long before."""
+        for session, link in list(self.runtimes.items()):
+            if session.outbox.size > HARD_LIMIT_BYTES:
+                log.error("runtime %s leaves %d bytes unread", session.runtime_id, session.outbox.size)
+                link.cut()
 
     # ---- streams ------------------------------------------------------------------------------------------------
 
@@ -87,8 +136,7 @@ class Hub:
         """The runtime's new stream; an older one of the same session is closed."""
         older = self.runtimes.pop(session, None)
         if older is not None:
-            older.closed = True
-            older.wake.set()
+            older.cut()
         link = self.runtimes[session] = RuntimeLink(session)
         self.changed()
         return link

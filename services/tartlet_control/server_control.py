@@ -15,13 +15,11 @@ from tartlet_common import rpc
 from tartlet_common.errors import (
     DeadlineExceeded,
     MalformedSubmission,
-    Overloaded,
     ProtocolMismatch,
     TartletError,
     UnknownResource,
 )
 from tartlet_common.wire import error_to_proto
-from tartlet_control import outbox
 from tartlet_control.blobs import BlobStore
 from tartlet_control.catalogue import Catalogue
 from tartlet_control.hub import Hub, RuntimeLink
@@ -61,23 +59,32 @@ class ControlService(control_pb2_grpc.ControlServicer):
         except TartletError as e:
             await _abort(context, e)
             return
-        writer = asyncio.ensure_future(self._write(link, context))
+
+        async def write_all() -> None:
+            await self._write_all(link, context)
+
+        hello = control_pb2.ControlHello(protocol=rpc.PROTOCOL_VERSION, incarnation=self._core.incarnation)
+        writer: asyncio.Future[None] | None = None
         try:
-            while not link.closed:
+            await context.write(control_pb2.ControlFrame(hello=hello))
+            writer = asyncio.ensure_future(link.flush_forever(write_all))
+            while not link.closed and frame is not grpc.aio.EOF:
                 self._take(link, frame)
+                self._hub.pump(own=link)
+                if link.session.outbox:
+                    await link.flush(write_all)
                 while link.session.outbox.size > SOFT_LIMIT_BYTES and not link.closed:
                     link.drained.clear()
                     await link.drained.wait()
                 frame = await context.read()
-                if frame is grpc.aio.EOF:
-                    break
         except MalformedSubmission as e:
             log.error("runtime %s: %s", link.session.runtime_id, e)  # noqa: TRY400 - it names what is wrong
             await _abort(context, e)
         finally:
             self._hub.close_runtime(link)
-            writer.cancel()
-            await asyncio.gather(writer, return_exceptions=True)
+            if writer is not None:
+                writer.cancel()
+                await asyncio.gather(writer, return_exceptions=True)
 
     def _greet(self, frame: control_pb2.RuntimeFrame) -> RuntimeLink:
         if not frame.HasField("hello"):
@@ -101,24 +108,15 @@ class ControlService(control_pb2_grpc.ControlServicer):
             core.on_commands(session, columns.handles, columns.records, columns.payload)
         for end in frame.ends:
             core.on_end(session, end.handle, failed=end.failed)
-        self._hub.changed()
 
-    async def _write(self, link: RuntimeLink, context: Context) -> None:
-        """Write what waits, all that waits in as few frames as fit, until cancelled."""
-        hello = control_pb2.ControlHello(protocol=rpc.PROTOCOL_VERSION, incarnation=self._core.incarnation)
-        await context.write(control_pb2.ControlFrame(hello=hello))
-        while not link.closed:
-            box = link.session.outbox
-            if box.size > outbox.HARD_LIMIT_BYTES:
-                await _abort(context, Overloaded(what="the runtime's outgoing queue", limit=outbox.HARD_LIMIT_BYTES))
-                return
+    async def _write_all(self, link: RuntimeLink, context: Context) -> None:
+        """Write what waits, in as few frames as fit."""
+        box = link.session.outbox
+        while box and not link.closed:
             chunks, notices = box.take()
             link.drained.set()
             for frame in self._frames(chunks, notices):
                 await context.write(frame)
-            if not box:
-                link.wake.clear()
-                await link.wake.wait()
 
     def _frames(self, chunks: list[Chunk], notices: Notices) -> list[control_pb2.ControlFrame]:
         frames = [

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, TypeAlias
 
 import grpc
@@ -54,15 +54,21 @@ class EngineService(engine_pb2_grpc.EngineServicer):
             await context.write(engine_pb2.EngineFrame(hello=hello))
             return
         link = self._hub.open_engine(engine)
-        writer = asyncio.ensure_future(self._write(link, hello, context))
-        reader = asyncio.ensure_future(self._read(link, context))
+
+        async def write_all() -> None:
+            await self._write_all(link, context)
+
+        tasks: list[asyncio.Future[None]] = []
         try:
-            await asyncio.wait((reader, writer), return_when=asyncio.FIRST_COMPLETED)
+            await context.write(engine_pb2.EngineFrame(worker_incarnation=engine.incarnation, hello=hello))
+            tasks.append(asyncio.ensure_future(link.flush_forever(write_all)))
+            tasks.append(asyncio.ensure_future(self._read(link, context, write_all)))
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         finally:
             self._hub.close_engine(link)
-            for task in (reader, writer):
+            for task in tasks:
                 task.cancel()
-            outcomes = await asyncio.gather(reader, writer, return_exceptions=True)
+            outcomes = await asyncio.gather(*tasks, return_exceptions=True)
         for outcome in outcomes:
             if isinstance(outcome, Exception) and not isinstance(outcome, grpc.aio.BaseError):
                 log.error("engine %s: stream failed", engine.id, exc_info=outcome)
@@ -80,7 +86,7 @@ class EngineService(engine_pb2_grpc.EngineServicer):
             raise InvalidArgument(argument="tokenizer_digest", detail="put the tokenizer before saying Hello")
         return spec
 
-    async def _read(self, link: EngineLink, context: Context) -> None:
+    async def _read(self, link: EngineLink, context: Context, write_all: Callable[[], Awaitable[None]]) -> None:
         engine, core = link.engine, self._core
         while not link.closed and (frame := await context.read()) is not grpc.aio.EOF:
             if frame.control_incarnation and frame.control_incarnation != core.incarnation:
@@ -93,7 +99,9 @@ class EngineService(engine_pb2_grpc.EngineServicer):
                 core.on_engine_gone(engine, WorkerLost(engine=f"{engine.id}: {e}"))
                 return
             self._status(engine, frame)
-            self._hub.changed()
+            self._hub.pump(own=link)
+            if link.has_work:
+                await link.flush(write_all)
 
     def _status(self, engine: EngineState, frame: engine_pb2.WorkerFrame) -> None:
         if frame.state == "draining" and engine.status != "draining":
@@ -104,20 +112,17 @@ class EngineService(engine_pb2_grpc.EngineServicer):
             log.error("engine %s is broken: %s", engine.id, cause)
             self._core.on_engine_gone(engine, WorkerLost(engine=f"{engine.id}: {cause}"))
 
-    async def _write(self, link: EngineLink, hello: engine_pb2.EngineHello, context: Context) -> None:
+    async def _write_all(self, link: EngineLink, context: Context) -> None:
+        """Write the steps that wait; the last frame of a drained engine lets it go and closes the link."""
         engine = link.engine
-        await context.write(engine_pb2.EngineFrame(worker_incarnation=engine.incarnation, hello=hello))
-        while not link.closed:
+        while engine.outgoing and not link.closed:
             steps, engine.outgoing = engine.outgoing, []
             for step in steps:
                 frame = engine_pb2.EngineFrame(worker_incarnation=engine.incarnation, steps=[step_to_proto(step)])
                 await context.write(frame)
-            if engine.status == "draining" and not engine.programs and not engine.in_flight:
-                await context.write(engine_pb2.EngineFrame(worker_incarnation=engine.incarnation, drain=True))
-                return
-            if not engine.outgoing:
-                link.wake.clear()
-                await link.wake.wait()
+        if link.has_work and not link.closed:
+            link.closed = True
+            await context.write(engine_pb2.EngineFrame(worker_incarnation=engine.incarnation, drain=True))
 
     async def PutBlob(  # noqa: N802
         self, request_iterator: AsyncIterator[common_pb2.BlobChunk], context: Context
