@@ -167,7 +167,7 @@ def main() -> int:
     python_guest = build(cache_dir)
     results: dict[str, dict[str, float]] = {}
     for boundary in ("shim", "ctypes"):
-        with WasmHost(HostConfig(boundary=boundary, cache_dir=cache_dir, max_spares=896)) as host:
+        with WasmHost(HostConfig(boundary=boundary, cache_dir=cache_dir)) as host:
             probe = host.load(host.aot.compile(PROBE.read_bytes()))
             message = host.load(host.aot.compile(MESSAGE.read_bytes()))
             python = host.load(python_guest)

@@ -28,6 +28,7 @@ from tartlet_runtime.wasm.shim import build_shim, find_compiler, library_path
 WORLD = "inferlet"
 _GUEST_COMPILE_TIMEOUT_S = 600.0
 _COMPONENTIZE_TIMEOUT_S = 600.0
+_GUESTS_KEPT = 4
 
 Say = Callable[[str], None]
 
@@ -132,7 +133,18 @@ def _build_guest(cache_dir: Path, say: Say) -> Compiled:
     draft = note.with_suffix(".part")
     draft.write_text(json.dumps({"sha256": compiled.digest, "bytes": len(wasm)}))
     draft.replace(note)
+    _prune(cache_dir)
     return compiled
+
+
+def _prune(cache_dir: Path) -> None:
+    """Drop all but the newest few guests, 65 MB each; a runtime that has one mapped keeps it."""
+    notes = sorted((cache_dir / "guest").glob("python-*.json"), key=lambda path: path.stat().st_mtime, reverse=True)
+    aot = AotCache(cache_dir)
+    for note in notes[_GUESTS_KEPT:]:
+        digest = json.loads(note.read_text())["sha256"]
+        for path in (note, note.with_suffix(".wasm"), aot.path_of(digest, ModuleKind.COMPONENT)):
+            path.unlink(missing_ok=True)
 
 
 def _componentize(target: Path) -> None:

@@ -20,13 +20,14 @@ import wasmtime
 
 from tartlet_common.errors import Overloaded
 from tartlet_runtime.wasm import capi
-from tartlet_runtime.wasm.aot import AotCache, Compiled, default_cache_dir
+from tartlet_runtime.wasm.aot import AotCache, Compiled, ModuleKind, default_cache_dir
 from tartlet_runtime.wasm.determinism import SEED_BYTES, Clock, GuestClock, GuestRandom, Random
 from tartlet_runtime.wasm.engine_flags import base_config
 from tartlet_runtime.wasm.guest import Guest
 from tartlet_runtime.wasm.program import Program, link
 from tartlet_runtime.wasm.reaper import Reaper, Remains
 from tartlet_runtime.wasm.shim import open_boundary
+from tartlet_runtime.wasm.spares import Demand, target
 from tartlet_runtime.wasm.types import GuestHooks, GuestLimits, Phase, QuietHooks
 
 _CORE_INSTANCES_PER_COMPONENT = 40
@@ -43,7 +44,8 @@ class HostConfig:
 
     max_guests: int = 1024
     max_memory_bytes: int = 256 << 20  # of one guest; its limits may say less
-    max_spares: int = 256  # guests instantiated ahead (`WasmHost.top_up`)
+    min_spares: int = 16  # components kept instantiated ahead when nothing is launched (2 MB each)
+    max_spares: int = 1024  # and at the most, after a burst (`WasmHost.tend`)
     tick_us: int = 1_000  # unit of CPU slices
     warm_memory_bytes: int = 1 << 20  # of a freed guest's memory that stays mapped, to save page faults
     soft_submit_bytes: int = 256 << 10  # queued by one guest before its slice is cut short
@@ -77,6 +79,7 @@ class WasmHost:
         self._guests: dict[int, Guest] = {}
         self._spares: dict[Program, list[Guest]] = {}
         self._unsparable: set[Program] = set()
+        self._demand: dict[Program, Demand] = {}
         self._dying = 0  # handed to the reaper since it was last drained
         self._reaper = Reaper()
         self.boundary.start_ticker(self.engine_address, self.config.tick_us)
@@ -122,6 +125,8 @@ class WasmHost:
         hooks = hooks or QuietHooks()
         clock = clock or GuestClock(time.time_ns())
         random = random or GuestRandom(os.urandom(SEED_BYTES))
+        if program.kind is ModuleKind.COMPONENT:
+            self._demand.setdefault(program, Demand()).note(time.monotonic())
         spares = self._spares.get(program)
         if spares:
             guest = spares.pop()
@@ -129,8 +134,21 @@ class WasmHost:
             return guest
         return self._new_guest(program, limits, hooks, clock, random)
 
+    def tend(self, program: Program) -> bool:
+        """One unit of upkeep, a few milliseconds: call it while idle, until it returns False.
+
+        Keeps as many spares of `program` as were launched in the busiest second of the last minute.
+        """
+        peak = self._demand[program].peak(time.monotonic()) if program in self._demand else 0
+        wanted = target(peak, least=self.config.min_spares, most=self.config.max_spares)
+        kept = self._spares.get(program, [])
+        if len(kept) > wanted:
+            kept.pop().kill("not needed")
+            return True
+        return self.top_up(program, wanted)
+
     def top_up(self, program: Program, spares: int) -> bool:
-        """Instantiate one guest ahead unless there are `spares` of them: call it while idle. Whether it did.
+        """Instantiate one guest ahead unless there are `spares` of them; whether it did.
 
         A launch that finds a spare is faster by the instantiation and what the guest prepares. Every guest is
         prepared with the same clock and randomness, not yet its own, so a program can't tell a spare from a new one.
@@ -156,6 +174,7 @@ class WasmHost:
         for guest in self._spares.pop(program, []):
             guest.kill("not needed")
         self._unsparable.discard(program)
+        self._demand.pop(program, None)
 
     def _new_guest(
         self, program: Program, limits: GuestLimits, hooks: GuestHooks, clock: Clock, random: Random

@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tartlet_runtime.wasm import GuestClock, GuestRandom
+from tartlet_runtime.wasm.spares import Demand, target
 
 
 @given(st.lists(st.one_of(st.none(), st.integers(0, 10**12)), max_size=50))
@@ -38,3 +39,16 @@ def test_randomness_does_not_depend_on_how_it_is_drawn(sizes: list[int]) -> None
 def test_seeds_give_different_streams() -> None:
     streams = {GuestRandom(b"%d" % seed).take(16) for seed in range(100)}
     assert len(streams) == 100
+
+
+def test_demand_is_the_busiest_second_of_the_window() -> None:
+    demand = Demand(window_s=60)
+    for now_s in (0.0, 0.5, 0.9, 5.0, 61.0):
+        demand.note(now_s)
+    assert demand.peak(5.0) == 1  # the burst at 0 left the window when 61.0 was noted
+    assert demand.peak(200.0) == 0
+
+
+def test_the_target_stays_in_its_bounds() -> None:
+    assert [target(peak, least=2, most=10) for peak in (0, 5, 50)] == [2, 5, 10]
+    assert target(0, least=20, most=10) == 10

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from pathlib import Path
 
 import pytest
 
@@ -18,8 +19,10 @@ from tartlet_common.errors import (
 )
 from tartlet_runtime.wasm import (
     FOREVER_US,
+    Compiled,
     Delivery,
     GuestLimits,
+    HostConfig,
     OutcomeKind,
     Phase,
     Program,
@@ -215,3 +218,21 @@ def test_a_spare_behaves_as_a_new_instance(driver: Driver, host: WasmHost, pytho
     assert host.top_up(python, 1)
     assert result(driver, python, *lines) == fresh
     assert host.num_spares == 0
+
+
+def test_spares_follow_the_demand(cache_dir: Path, python_compiled: Compiled) -> None:
+    config = HostConfig(cache_dir=cache_dir, min_spares=2, max_spares=4, max_guests=8)
+    with WasmHost(config) as host:
+        python = host.load(python_compiled)
+        while host.tend(python):
+            pass
+        assert host.num_spares == 2
+        for _ in range(6):
+            host.create(python).kill()
+        while host.tend(python):
+            pass
+        assert host.num_spares == 4
+        host.unload(python)
+        while host.tend(python):
+            pass
+        assert host.num_spares == 2
