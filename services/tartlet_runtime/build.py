@@ -122,8 +122,9 @@ def _build_shim(cache_dir: Path, say: Say) -> None:
 def _build_guest(cache_dir: Path, say: Say) -> Compiled:
     note = _note_path(cache_dir)
     component = note.with_suffix(".wasm")
-    with _timed("python guest: component built", say):
-        _componentize(component)
+    if not component.exists():  # kept over an upgrade of wasmtime, so that journals still name the same component
+        with _timed("python guest: component built", say):
+            _componentize(component)
     wasm = component.read_bytes()
     aot = AotCache(cache_dir, compile_timeout_s=_GUEST_COMPILE_TIMEOUT_S)
     with _timed("python guest: compiled ahead of time", say):

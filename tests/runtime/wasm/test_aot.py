@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import stat
 from pathlib import Path
 
@@ -167,3 +168,20 @@ def test_a_full_pool_is_a_typed_error(cache_dir: Path) -> None:
             small.create(program)
         guests[0].kill()
         small.create(program)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_mutated_module_is_refused_or_contained(driver: Driver, host: WasmHost, cache: AotCache, seed: int) -> None:
+    chance = random.Random(seed)
+    wasm = bytearray(PROBE)
+    for _ in range(chance.randint(1, 4)):
+        wasm[chance.randrange(8, len(wasm))] = chance.randrange(256)
+    try:
+        program = host.load(cache.compile(bytes(wasm)))
+    except CorruptModule:
+        return
+    limits = GuestLimits(memory_bytes=16 << 20, cpu_burst_s=0.05)
+    for order in (b"e", b"F", b"D", b"t", b"m"):
+        guest = driver.run(driver.start(program, limits=limits), order, b"more", b"")
+        guest.kill()
+    host.drain()
