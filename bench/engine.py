@@ -21,7 +21,7 @@ import torch
 
 from tartlet_common.step import EmbedTxt, Forward, Sample, Step
 from tartlet_worker.engine import Engine
-from tartlet_worker.loader import load_engine
+from tartlet_worker.loader import EngineOptions, load_engine
 from tartlet_worker.random_checkpoint import LLAMA_88M, random_checkpoint
 
 TARGETS = {1: 1.2, 8: 1.6, 32: 1.9}
@@ -171,7 +171,7 @@ class Machine:
 def measure_machine() -> Machine:
     """Read bandwidth and bf16 GEMM peak, best of several."""
     data = torch.ones(64 << 20, dtype=torch.float32)  # 256 MiB
-    read = data.numel() * 4 / _best(lambda: data.sum(), 5)
+    read = data.numel() * 4 / _best(data.sum, 5)
     n = 2048
     a, b = torch.randn(n, n).bfloat16(), torch.randn(n, n).bfloat16()
     gemm = 2 * n**3 / _best(lambda: a @ b, 5)
@@ -218,8 +218,10 @@ def bench(
         pairs: how often each is run; one run before them warms up.
     """
     pages = max(batches) * -(-(prompt + new_tokens) // 16)
-    sizes = {"num_pages": pages, "num_embeds": max(batches) * (prompt + 2), "max_batch_tokens": 4096}
-    engines = {on: load_engine(path, dtype="bfloat16", batch_invariant=on, **sizes) for on in (False, True)}
+    options = EngineOptions(
+        dtype="bfloat16", num_pages=pages, num_embeds=max(batches) * (prompt + 2), max_batch_tokens=4096
+    )
+    engines = {on: load_engine(path, options, batch_invariant=on) for on in (False, True)}
     machine = measure_machine()
     peer = TransformersLoop(path, torch.bfloat16)
     rng, rows = np.random.default_rng(0), []

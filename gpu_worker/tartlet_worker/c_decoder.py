@@ -42,6 +42,7 @@ class CDecoder:
         assert loaded is not None, "the caller asks `supports` first"
         self.config, self._lib = config, loaded
         self.passes = 0  # through the layers so far
+        self._over: tuple[Pools, Model] | None = None
         self._keep: list[Tensor] = []  # what pointers of the structures name
         self.embedding = reader.get(EMBEDDING)  # [vocab, dim]
         layers = [self._layer(reader, i) for i in range(config.layers)]
@@ -99,6 +100,15 @@ class CDecoder:
             config.windows[i] or 0,
         )
 
+    def _model(self, pools: Pools) -> Model:
+        """The model over these pools, as the kernels read it."""
+        if self._over is None or self._over[0] is not pools:
+            c, kv = self.config, pools.kv
+            shape = (c.dim, c.layers, c.heads, c.kv_heads, c.head_dim, pools.page_size)
+            model = Model(*shape, kv.stride(0), kv.stride(1), c.norm_eps, self._layers, self._final_norm)
+            self._over = pools, model
+        return self._over[1]
+
     def run(self, plan: ForwardPlan, pools: Pools) -> None:
         """Pass a plan's tokens through the layers; store keys, values and the output embeds (after the last norm)."""
         self.passes += 1
@@ -113,19 +123,7 @@ class CDecoder:
         columns = (batch.query_indptr, batch.query_position, batch.pages, batch.num_pages, batch.column_position)
         arrays = [np.ascontiguousarray(a) for a in (*columns, row, plan.out_token)]
         indptr, at, pages, num_pages, column_position, rows, out_token = (a.ctypes.data for a in arrays)
-        model = Model(
-            c.dim,
-            c.layers,
-            c.heads,
-            c.kv_heads,
-            c.head_dim,
-            pools.page_size,
-            kv.stride(0),
-            kv.stride(1),
-            c.norm_eps,
-            self._layers,
-            self._final_norm,
-        )
+        model = self._model(pools)
         one = Pass(
             len(plan.embed),
             len(batch.num_pages),
@@ -141,7 +139,7 @@ class CDecoder:
             pages,
             num_pages,
             column_position,
-            ctypes.cast(allowed, ctypes.c_void_p) if allowed is not None else None,
+            None if allowed is None else ctypes.addressof(allowed),
             out_token,
             out.data_ptr(),
         )
@@ -158,6 +156,13 @@ class CDecoder:
         head = ctypes.addressof(self._head)
         self._lib.linear(hidden.data_ptr(), n, dim, head, out.data_ptr(), self.config.vocab)
         return out
+
+    def stats(self, logits: Tensor) -> tuple[Tensor, Tensor]:
+        """See `sampling.Stats`."""
+        n, vocab = logits.shape
+        best, log_sum = torch.empty(n, dtype=torch.int64), torch.empty(n)
+        self._lib.row_stats(logits.data_ptr(), n, vocab, best.data_ptr(), log_sum.data_ptr())
+        return best, log_sum
 
 
 def _in_turn(gate_up: Tensor) -> Tensor:

@@ -7,30 +7,41 @@ import numpy.typing as npt
 
 Ints = npt.NDArray[np.int32] | npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
+I64 = npt.NDArray[np.int64]
 
 
 def any_by(flags: Bools, indptr: Ints) -> Bools:
     """[B]: whether any flag of a segment is set; flags [total]."""
-    if not flags.any():
-        return np.zeros(len(indptr) - 1, np.bool_)
-    total = np.concatenate([[0], np.cumsum(flags)])
+    total = np.zeros(len(flags) + 1, np.int64)
+    flags.cumsum(out=total[1:])
     return np.asarray(total[indptr[1:]] > total[indptr[:-1]])
 
 
-def owners(indptr: Ints) -> npt.NDArray[np.int64]:
+def counts(indptr: Ints) -> I64:
+    """[B]: the length of each segment."""
+    return np.subtract(indptr[1:], indptr[:-1], dtype=np.int64)
+
+
+def indptr_of(lengths: I64) -> I64:
+    """[B + 1] from the lengths [B] of segments."""
+    out = np.zeros(len(lengths) + 1, np.int64)
+    lengths.cumsum(out=out[1:])
+    return out
+
+
+def owners(indptr: Ints) -> I64:
     """[total]: the segment of each value."""
-    return np.repeat(np.arange(len(indptr) - 1), np.diff(indptr))
+    return np.arange(len(indptr) - 1).repeat(counts(indptr))
 
 
-def within(indptr: Ints) -> npt.NDArray[np.int64]:
+def within(indptr: Ints) -> I64:
     """[total]: the index of each value within its segment."""
-    counts = np.diff(indptr)
-    return np.arange(int(indptr[-1])) - np.repeat(indptr[:-1].astype(np.int64), counts)
+    return np.asarray(np.arange(int(indptr[-1])) - indptr[:-1].repeat(counts(indptr)))
 
 
-def take(indptr: Ints, chosen: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+def take(indptr: Ints, chosen: I64) -> tuple[I64, I64]:
     """Indices into the values of the chosen segments, in order, and the indptr that belongs to them."""
-    counts = np.diff(indptr)[chosen].astype(np.int64)
-    out = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
+    lengths = counts(indptr)[chosen]
+    out = indptr_of(lengths)
     starts = indptr[:-1].astype(np.int64)[chosen]
-    return np.arange(out[-1]) + np.repeat(starts - out[:-1], counts), out
+    return np.arange(int(out[-1])) + (starts - out[:-1]).repeat(lengths), out

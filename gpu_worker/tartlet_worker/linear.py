@@ -11,8 +11,8 @@ from torch import Tensor
 INVARIANT_ROWS = 32
 """Rows of every multiplication in `batch_invariant` mode without kernels of our own.
 
-Libraries choose their blocking by the number of rows, and with it the order of additions (oneDNN with AMX: other bits at 32
-rows than at 33), so that only a constant number is safe.
+Libraries choose their blocking by the number of rows, and with it the order of additions (oneDNN with AMX: other bits
+at 32 rows than at 33), so that only a constant number is safe.
 """
 
 
@@ -54,7 +54,7 @@ class BlockedLinear:
 
 
 class PackedLinear:
-    """oneDNN's multiplication with weights laid out for it once: about half the time of `PlainLinear` in bf16 on a CPU."""
+    """oneDNN's multiplication with weights laid out for it once: half the time of `PlainLinear` in bf16 on a CPU."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
         self._weight = torch.ops.mkldnn._reorder_linear_weight(weight, 32)  # noqa: SLF001 - torch's only door to it

@@ -43,4 +43,4 @@ def uniform(
     )
     x = philox4x32(counter, np.stack([s & _LOW, s >> _SHIFT]))
     high, low = x[0] >> np.uint64(5), x[1] >> np.uint64(6)
-    return (high.astype(np.float64) * 2.0**26 + low.astype(np.float64)) / 2.0**53
+    return np.asarray((high.astype(np.float64) * 2.0**26 + low.astype(np.float64)) / 2.0**53)

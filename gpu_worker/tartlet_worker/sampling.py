@@ -5,8 +5,8 @@ For one row of logits l [V] (float32) and the uniform number u of `philox.unifor
 1. `temperature == 0`: the token is the largest logit's, the smallest id among equals; nothing below applies.
 2. Weights are w_i = exp((l_i - max l) / temperature).
 3. `top_k > 0` keeps the k largest weights, of equal ones those with smaller ids.
-4. `top_p < 1` keeps, of those in that descending order, each whose preceding ones sum to less than top_p of the kept total
-   (the first always stays).
+4. `top_p < 1` keeps, of those in that descending order, each whose preceding ones sum to less than top_p of the kept
+   total (the first always stays).
 5. `min_p > 0` keeps those with w_i >= min_p * max w.
 6. The token is the first id, in ascending order of ids, at which the running sum (float64) of kept weights exceeds
    u * total.
@@ -16,6 +16,7 @@ For one row of logits l [V] (float32) and the uniform number u of `philox.unifor
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -42,9 +43,18 @@ class SampleParams:
     position: npt.NDArray[np.int32]
 
 
-def sample(logits: Tensor, params: SampleParams) -> tuple[Tensor, Tensor]:
+Stats = Callable[[Tensor], tuple[Tensor, Tensor]]
+"""Of each row of logits [N, V] float32: its largest value's index, the smallest among equals, and its logsumexp."""
+
+
+def row_stats(logits: Tensor) -> tuple[Tensor, Tensor]:
+    """`Stats` by torch."""
+    return logits.argmax(-1), logits.logsumexp(-1)
+
+
+def sample(logits: Tensor, params: SampleParams, stats: Stats = row_stats) -> tuple[Tensor, Tensor]:
     """Tokens [N] int64 and their log-probabilities [N] float32 for logits [N, V] float32."""
-    token = logits.argmax(-1)
+    token, log_sum = stats(logits)
     rows = np.flatnonzero(params.temperature > 0)
     if len(rows):
         noise = uniform(params.seed[rows], params.position[rows], params.draw[rows])
@@ -53,12 +63,7 @@ def sample(logits: Tensor, params: SampleParams) -> tuple[Tensor, Tensor]:
             token = chosen
         else:
             token[torch.from_numpy(rows).to(logits.device)] = chosen
-    return token, log_prob(logits, token)
-
-
-def log_prob(logits: Tensor, token: Tensor) -> Tensor:
-    """Log-probability [N] of tokens [N] under the softmax of logits [N, V] float32."""
-    return logits.gather(1, token[:, None])[:, 0] - logits.logsumexp(-1)
+    return token, logits.gather(1, token[:, None])[:, 0] - log_sum
 
 
 def _draw(logits: Tensor, params: SampleParams, rows: npt.NDArray[np.int64], noise: npt.NDArray[np.float64]) -> Tensor:
@@ -70,11 +75,8 @@ def _draw(logits: Tensor, params: SampleParams, rows: npt.NDArray[np.int64], noi
     top_k = np.where((params.top_k[rows] <= 0) | (params.top_k[rows] > vocab), vocab, params.top_k[rows])
     sorting = (top_k < vocab) | (params.top_p[rows] < 1)
     min_p = torch.from_numpy(params.min_p[rows]).to(device)[:, None]
-    if (params.min_p[rows] > 0).any():
-        # The largest weight is 1.
-        kept = torch.where(weights >= min_p, weights, 0.0)
-    else:
-        kept = weights
+    # The largest weight is 1.
+    kept = torch.where(weights >= min_p, weights, 0.0) if (params.min_p[rows] > 0).any() else weights
     u = torch.from_numpy(noise).to(device)[:, None]
     if not sorting.any():
         return _pick(kept, u)
@@ -117,7 +119,9 @@ def _draw_sorted(
         rank = torch.arange(width, device=device)[None]
         in_k = rank < k
         below = (best.double() * in_k).cumsum(-1)
-        total = torch.where(k < vocab, below[:, -1:], weights.double().sum(-1, keepdim=True)) if nucleus else below[:, -1:]
+        total = (
+            torch.where(k < vocab, below[:, -1:], weights.double().sum(-1, keepdim=True)) if nucleus else below[:, -1:]
+        )
         enough = (below[:, -1:] >= p * total) | (p >= 1) | (k <= width)
         if width == vocab or bool(enough.all()):
             break
@@ -144,10 +148,10 @@ def largest(values: Tensor, count: int) -> tuple[Tensor, Tensor]:
     return values.gather(1, ids), ids
 
 
-def top_distribution(logits: Tensor, top_k: int) -> tuple[Tensor, Tensor]:
+def top_distribution(logits: Tensor, top_k: int, stats: Stats = row_stats) -> tuple[Tensor, Tensor]:
     """The `top_k` most likely tokens of each row: ids [N, top_k] and probabilities of the full softmax.
 
     Descending, equal ones by ascending id.
     """
     best, ids = largest(logits, top_k)
-    return ids, torch.exp(best - logits.logsumexp(-1, keepdim=True))
+    return ids, torch.exp(best - stats(logits)[1][:, None])

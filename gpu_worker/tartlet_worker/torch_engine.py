@@ -90,7 +90,9 @@ class TorchEngine:
         except TartletError:
             raise
         except torch.OutOfMemoryError as error:
-            raise OutOfDeviceMemory(device=self._spec.device, asked_bytes="more", free_bytes=_free(self._spec)) from error
+            raise OutOfDeviceMemory(
+                device=self._spec.device, asked_bytes="more", free_bytes=_free(self._spec)
+            ) from error
         except RuntimeError as error:
             raise EngineFailure(detail=str(error)) from error
         return StepResult(
@@ -109,9 +111,9 @@ class TorchEngine:
             case EmbedTxt():
                 return embed_txt(batch, pools, poisoned, self._decoder.embedding, spec.max_position), 0
             case Sample():
-                return sample_tokens(batch, pools, poisoned, self._decoder.logits), 0
+                return sample_tokens(batch, pools, poisoned, self._decoder), 0
             case GetNextDist():
-                return get_next_dist(batch, pools, poisoned, self._decoder.logits, spec.top_k_limit), 0
+                return get_next_dist(batch, pools, poisoned, self._decoder, spec.top_k_limit), 0
             case CopyKvPage():
                 return copy_kvpage(batch, pools, poisoned), 0
             case MaskKvPage():

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from tartlet_common.step import (
     Batch,
@@ -19,26 +21,26 @@ from tartlet_common.step import (
     Step,
     StepResult,
 )
-from tartlet_worker.engine import Engine
+from tartlet_worker.torch_engine import TorchEngine
 
 
-def i32(values) -> np.ndarray:
+def i32(values: Any) -> npt.NDArray[Any]:
     return np.asarray(values, np.int32).reshape(-1)
 
 
-def u32(values) -> np.ndarray:
+def u32(values: Any) -> npt.NDArray[Any]:
     return np.asarray(values, np.uint32).reshape(-1)
 
 
-def indptr(lists) -> np.ndarray:
+def indptr(lists: Any) -> npt.NDArray[Any]:
     return np.concatenate([[0], np.cumsum([len(x) for x in lists])]).astype(np.int32)
 
 
-def flat(lists) -> np.ndarray:
+def flat(lists: Any) -> npt.NDArray[Any]:
     return i32(list(itertools.chain.from_iterable(lists)))
 
 
-def embed_batch(commands: Sequence[dict]) -> EmbedTxt:
+def embed_batch(commands: Sequence[dict[str, Any]]) -> EmbedTxt:
     """Commands: embed, position, and token or slot lists; lane."""
     return EmbedTxt(
         lane=u32([c.get("lane", 1) for c in commands]),
@@ -50,7 +52,7 @@ def embed_batch(commands: Sequence[dict]) -> EmbedTxt:
     )
 
 
-def forward_batch(commands: Sequence[dict]) -> Forward:
+def forward_batch(commands: Sequence[dict[str, Any]]) -> Forward:
     """Commands: iemb, and optionally ikv, okv, okv_offset, oemb, mask (bool [n, columns]); lane."""
     packed = [
         np.packbits(np.asarray(c["mask"], bool).reshape(-1), bitorder="little")
@@ -69,10 +71,10 @@ def forward_batch(commands: Sequence[dict]) -> Forward:
     )
 
 
-def sample_batch(commands: Sequence[dict]) -> Sample:
+def sample_batch(commands: Sequence[dict[str, Any]]) -> Sample:
     """Commands: embed, slot, and optionally temperature, top_k, top_p, min_p, seed, draw, stop; lane."""
 
-    def column(name: str, default: float, dtype: type) -> np.ndarray:
+    def column(name: str, default: float, dtype: type) -> npt.NDArray[Any]:
         return np.asarray([c.get(name, default) for c in commands], dtype)
 
     return Sample(
@@ -90,7 +92,7 @@ def sample_batch(commands: Sequence[dict]) -> Sample:
     )
 
 
-def dist_batch(commands: Sequence[dict]) -> GetNextDist:
+def dist_batch(commands: Sequence[dict[str, Any]]) -> GetNextDist:
     """Commands: embed list, top_k; lane."""
     return GetNextDist(
         lane=u32([c.get("lane", 1) for c in commands]),
@@ -100,7 +102,7 @@ def dist_batch(commands: Sequence[dict]) -> GetNextDist:
     )
 
 
-def copy_batch(src, dst, src_offset, dst_offset, size, lane: int = 1) -> CopyKvPage:
+def copy_batch(src: int, dst: int, src_offset: int, dst_offset: int, size: int, lane: int = 1) -> CopyKvPage:
     return CopyKvPage(u32([lane]), i32([src]), i32([dst]), i32([src_offset]), i32([dst_offset]), i32([size]))
 
 
@@ -111,11 +113,11 @@ def mask_batch(page: int, bits: int, lane: int = 1) -> MaskKvPage:
 class Driver:
     """One engine, and numbers for its steps."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: TorchEngine) -> None:
         self.engine = engine
         self._numbers = itertools.count()
 
-    def step(self, *batches: Batch, **fields) -> StepResult:
+    def step(self, *batches: Batch, **fields: Any) -> StepResult:
         return self.engine.step(Step(next(self._numbers), tuple(batches), **fields))
 
     def run(self, batch: Batch) -> BatchResult:
@@ -128,18 +130,20 @@ class Driver:
             assert not answer.status.any(), (answer.status, answer.detail)
         return result
 
-    def embed(self, tokens, embeds, positions) -> None:
+    def embed(self, tokens: Any, embeds: Any, positions: Any) -> None:
         self.ok(embed_batch([{"embed": embeds, "token": tokens, "position": positions}]))
 
-    def forward(self, **command) -> None:
+    def forward(self, **command: Any) -> None:
         self.ok(forward_batch([command]))
 
-    def logits(self, embeds) -> np.ndarray:
+    def logits(self, embeds: Any) -> npt.NDArray[Any]:
         """Logits [N, vocab] float32 of output embeds, through the engine's own head."""
         pools = self.engine.pools
         return self.engine.decoder.logits(pools.embeds[pools.index(i32(embeds))]).cpu().numpy()
 
-    def prefill(self, tokens, pages, *, first: int = 0, embed0: int = 0, positions=None) -> np.ndarray:
+    def prefill(
+        self, tokens: Any, pages: Any, *, first: int = 0, embed0: int = 0, positions: Any = None
+    ) -> npt.NDArray[Any]:
         """Embed tokens, run them over `pages` from slot `first` on, and return all their logits."""
         tokens = list(tokens)
         embeds = list(range(embed0, embed0 + len(tokens)))

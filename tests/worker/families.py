@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import cache
 from pathlib import Path
 from tempfile import mkdtemp
+from typing import Any
 
 import torch
 
@@ -26,11 +27,11 @@ BASE = {
 }
 
 
-def _config(family: str, architecture: str, **fields) -> dict:
+def _config(family: str, architecture: str, **fields: Any) -> dict[str, Any]:
     return {"model_type": family, "architectures": [architecture], **BASE, **fields}
 
 
-def _llama(**fields) -> dict:
+def _llama(**fields: Any) -> dict[str, Any]:
     return _config("llama", "LlamaForCausalLM", **fields)
 
 
@@ -49,7 +50,7 @@ YARN_ROPE = {
     "beta_slow": 1.0,
 }
 
-CONFIGS: dict[str, dict] = {
+CONFIGS: dict[str, dict[str, Any]] = {
     "llama2-multi-head": _llama(num_key_value_heads=4),
     "llama3-grouped": _llama(rope_theta=500000.0),
     "llama-one-kv-head-biases": _llama(num_key_value_heads=1, attention_bias=True, mlp_bias=True, head_dim=32),
@@ -79,7 +80,7 @@ def checkpoint(name: str) -> Path:
 
 
 @cache
-def reference(name: str, dtype: torch.dtype):
+def reference(name: str, dtype: torch.dtype) -> Any:
     """transformers' model of the same checkpoint."""
     from transformers import AutoModelForCausalLM
     from transformers.utils import logging

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -23,16 +24,16 @@ class PlainModel:
         inv, self.factor = inverse_frequencies(c.rope, c.head_dim)
         self.inv = inv.double().numpy()
         self.page_size = page_size
-        self.slots: dict[tuple[int, int], tuple[int, list]] = {}
+        self.slots: dict[tuple[int, int], tuple[int, list[Any]]] = {}
         self.hidden: set[tuple[int, int]] = set()
 
-    def norm(self, x, name):
+    def norm(self, x: Any, name: str) -> Any:
         return x / np.sqrt((x * x).mean(-1, keepdims=True) + self.c.norm_eps) * self.w[f"{name}.weight"]
 
-    def linear(self, x, name):
+    def linear(self, x: Any, name: str) -> Any:
         return x @ self.w[f"{name}.weight"].T + self.w.get(f"{name}.bias", 0.0)
 
-    def rotate(self, x, positions):
+    def rotate(self, x: Any, positions: Any) -> Any:
         angle = np.asarray(positions, np.float64)[:, None, None] * self.inv
         a, b = np.split(x, 2, -1)
         cos, sin = np.cos(angle) * self.factor, np.sin(angle) * self.factor
@@ -42,7 +43,7 @@ class PlainModel:
         for i in range(self.page_size):
             (self.hidden.add if bits >> i & 1 else self.hidden.discard)((page, i))
 
-    def copy(self, src, dst, src_offset, dst_offset, size) -> None:
+    def copy(self, src: int, dst: int, src_offset: int, dst_offset: int, size: int) -> None:
         for i in range(size):
             a, z = (src, src_offset + i), (dst, dst_offset + i)
             self.slots.pop(z, None)
@@ -50,13 +51,17 @@ class PlainModel:
                 self.slots[z] = self.slots[a]
             (self.hidden.add if a in self.hidden else self.hidden.discard)(z)
 
-    def forward(self, tokens, positions, ikv, okv=(), okv_offset=0, mask=None):
+    def forward(
+        self, tokens: Any, positions: Any, ikv: Any, okv: Any = (), okv_offset: int = 0, mask: Any = None
+    ) -> Any:
         """Logits [n, vocab] of the tokens."""
         c, n, size = self.c, len(tokens), self.page_size
         where = [(okv[(okv_offset + i) // size], (okv_offset + i) % size) for i in range(n)] if len(okv) else []
         context = [(p, s) for p in ikv for s in range(size)]
         valid = [k in self.slots and k not in self.hidden and k not in where for k in context]
-        column_position = np.array([self.slots[k][0] if v else 0 for k, v in zip(context, valid, strict=True)] + list(positions))
+        column_position = np.array(
+            [self.slots[k][0] if v else 0 for k, v in zip(context, valid, strict=True)] + list(positions)
+        )
         by_position = column_position[None] <= np.asarray(positions)[:, None]
         seen = (by_position if mask is None else np.asarray(mask, bool)) & np.array(valid + [True] * n)[None]
         x = self.w[EMBEDDING][np.asarray(tokens)]
@@ -82,7 +87,9 @@ class PlainModel:
             score = np.einsum("nhd,chd->nhc", q, keys) / np.sqrt(c.head_dim)
             weight = np.where(now[:, None], np.exp(score - score.max(-1, keepdims=True)), 0)
             total = weight.sum(-1, keepdims=True)
-            out = np.einsum("nhc,chd->nhd", np.divide(weight, total, where=total > 0, out=np.zeros_like(weight)), values)
+            out = np.einsum(
+                "nhc,chd->nhd", np.divide(weight, total, where=total > 0, out=np.zeros_like(weight)), values
+            )
             x = x + self.linear(out.reshape(n, -1), f"{p}self_attn.o_proj")
             h = self.norm(x, f"{p}post_attention_layernorm")
             gate, up = self.linear(h, f"{p}mlp.gate_proj"), self.linear(h, f"{p}mlp.up_proj")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -14,7 +16,7 @@ NAMES = ["llama3-grouped", "qwen2-window", "qwen3-norms"]
 ATTENTION = ["torch-gather", "torch-chunked", "c"]
 
 
-def drive(name: str, attention: str, page_size: int, **options) -> Driver:
+def drive(name: str, attention: str, page_size: int, **options: Any) -> Driver:
     options = {"dtype": "float32", "num_pages": 40, "num_embeds": 256, "page_size": page_size, **options}
     return Driver(load_engine(checkpoint(name), attention=attention, **options))
 
@@ -28,7 +30,7 @@ class RandomProgram:
         self.page_size, self.pages = page_size, self.rng.permutation(40)[:14]
 
     def some_pages(self, low: int = 0) -> list[int]:
-        return self.rng.permutation(self.pages)[: self.rng.integers(low, 9)].tolist()
+        return list(self.rng.permutation(self.pages)[: self.rng.integers(low, 9)].tolist())
 
     def forward(self) -> None:
         rng, n = self.rng, int(self.rng.integers(1, 14))
@@ -67,7 +69,7 @@ class RandomProgram:
 
 @pytest.mark.parametrize("attention", ATTENTION)
 @pytest.mark.parametrize(("name", "page_size", "seed"), [(n, s, i) for i, n in enumerate(NAMES) for s in (1, 4, 16)])
-def test_random_programs_agree_with_a_plain_float64_model(name, attention, page_size, seed):
+def test_random_programs_agree_with_a_plain_float64_model(name: str, attention: str, page_size: int, seed: int) -> None:
     program = RandomProgram(name, attention, page_size, seed)
     for _ in range(40):
         call = program.rng.choice(["forward", "forward", "forward", "mask_page", "copy"])
@@ -75,7 +77,7 @@ def test_random_programs_agree_with_a_plain_float64_model(name, attention, page_
 
 
 @pytest.mark.parametrize("attention", ATTENTION)
-def test_a_query_that_sees_nothing_takes_nothing_from_attention(attention):
+def test_a_query_that_sees_nothing_takes_nothing_from_attention(attention: str) -> None:
     d, plain = drive("llama3-grouped", attention, 4), PlainModel(checkpoint("llama3-grouped"), 4)
     mask = np.zeros((3, 3), bool)
     mask[2] = True
@@ -86,7 +88,7 @@ def test_a_query_that_sees_nothing_takes_nothing_from_attention(attention):
 
 
 @pytest.mark.parametrize("attention", ATTENTION)
-def test_a_nan_in_a_masked_slot_or_an_unlisted_page_reaches_nobody(attention):
+def test_a_nan_in_a_masked_slot_or_an_unlisted_page_reaches_nobody(attention: str) -> None:
     d = drive("llama3-grouped", attention, 4)
     want = d.prefill([1, 2, 3], [0])
     d.prefill([1, 2, 3], [1])
@@ -97,7 +99,7 @@ def test_a_nan_in_a_masked_slot_or_an_unlisted_page_reaches_nobody(attention):
 
 
 @pytest.mark.parametrize("attention", ATTENTION)
-def test_a_batch_that_overwrites_what_it_reads_runs_in_order(attention):
+def test_a_batch_that_overwrites_what_it_reads_runs_in_order(attention: str) -> None:
     """Three commands: one reads slot 0, the next replaces it, the third reads what is there now."""
     d, plain = drive("llama3-grouped", attention, 4), PlainModel(checkpoint("llama3-grouped"), 4)
     plain.forward([9], [0], [2], [2], 0)
@@ -121,7 +123,7 @@ def test_a_batch_that_overwrites_what_it_reads_runs_in_order(attention):
     assert np.abs(d.logits([11, 12, 13]) - np.concatenate(want)).max() <= 1e-5 * np.abs(want).max()
 
 
-def test_an_embed_written_and_read_in_one_batch_is_read_as_written():
+def test_an_embed_written_and_read_in_one_batch_is_read_as_written() -> None:
     d = drive("llama3-grouped", "torch-gather", 4)
     d.embed([5, 6], [0, 1], [0, 1])
     chain = [{"iemb": [0], "oemb": [2]}, {"iemb": [2], "oemb": [3]}, {"iemb": [1], "oemb": [4]}]
@@ -133,7 +135,7 @@ def test_an_embed_written_and_read_in_one_batch_is_read_as_written():
     assert np.allclose(d.logits([2, 3, 4]), together, atol=1e-5)
 
 
-def test_a_long_command_that_stores_its_tokens_may_pass_the_batch_limit():
+def test_a_long_command_that_stores_its_tokens_may_pass_the_batch_limit() -> None:
     small = drive("llama3-grouped", "torch-gather", 16, max_batch_tokens=16, max_batch_commands=4)
     large = drive("llama3-grouped", "torch-gather", 16)
     tokens = np.arange(100)

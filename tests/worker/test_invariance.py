@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
+import numpy.typing as npt
 import pytest
 
+from tartlet_common.step import Batch
 from tartlet_worker.kernels import available
 from tartlet_worker.loader import load_engine
 from tests.worker.driver import Driver, embed_batch, forward_batch, sample_batch
@@ -16,35 +20,33 @@ PAGES = [40, 7, 21, 3, 60, 11, 33, 2, 50, 9]
 
 
 @pytest.fixture(params=[(d, k) for d in ("bfloat16", "float32") for k in ("torch", "c")], ids="-".join, scope="module")
-def how(request) -> dict:
+def how(request: Any) -> dict[str, Any]:
     dtype, kernels = request.param
     return {"dtype": dtype, "kernels": kernels}
 
 
 @pytest.fixture(params=NAMES, scope="module")
-def d(request, how) -> Driver:
+def d(request: Any, how: dict[str, Any]) -> Driver:
     if how["kernels"] == "c" and not available():
         pytest.skip("the C kernels are not built")
     return Driver(load_engine(checkpoint(request.param), num_pages=128, num_embeds=1024, batch_invariant=True, **how))
 
 
-def alone(d: Driver) -> np.ndarray:
+def alone(d: Driver) -> npt.NDArray[Any]:
     """Logits [150, vocab] of a prefill in one go."""
     d.engine.reset()
     return d.prefill(TOKENS, PAGES)
 
 
 @pytest.mark.parametrize("cuts", [[1], [149], [64], [3, 17, 18, 100], list(range(100, 150))], ids=str)
-def test_bits_do_not_depend_on_how_prefill_is_split(d, cuts):
+def test_bits_do_not_depend_on_how_prefill_is_split(d: Driver, cuts: list[int]) -> None:
     want = alone(d)
     d.engine.reset()
-    parts = [
-        d.prefill(TOKENS[a:z], PAGES, first=a, embed0=a) for a, z in zip([0, *cuts], [*cuts, 150], strict=True)
-    ]
+    parts = [d.prefill(TOKENS[a:z], PAGES, first=a, embed0=a) for a, z in zip([0, *cuts], [*cuts, 150], strict=True)]
     assert np.array_equal(np.concatenate(parts), want)
 
 
-def test_bits_do_not_depend_on_whether_the_page_list_is_longer_than_the_context(d):
+def test_bits_do_not_depend_on_whether_the_page_list_is_longer_than_the_context(d: Driver) -> None:
     want = alone(d)
     d.engine.reset()
     d.prefill(TOKENS[:100], PAGES[:7])
@@ -54,7 +56,7 @@ def test_bits_do_not_depend_on_whether_the_page_list_is_longer_than_the_context(
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_bits_do_not_depend_on_what_else_is_in_the_batch(d, seed):
+def test_bits_do_not_depend_on_what_else_is_in_the_batch(d: Driver, seed: int) -> None:
     want = alone(d)
     d.engine.reset()
     rng = np.random.default_rng(seed)
@@ -74,7 +76,7 @@ def test_bits_do_not_depend_on_what_else_is_in_the_batch(d, seed):
     assert np.array_equal(logits, want[90:120])
 
 
-def test_ten_samplers_at_once_give_what_each_gives_alone(d):
+def test_ten_samplers_at_once_give_what_each_gives_alone(d: Driver) -> None:
     """Embed, forward and sample of ten programs in the same batches, against one by one."""
     rng = np.random.default_rng(0)
     lengths = rng.integers(3, 40, 10)
@@ -94,15 +96,23 @@ def test_ten_samplers_at_once_give_what_each_gives_alone(d):
         last = {i: 100 * i + int(lengths[i]) - 1 for i in who}
         texts: dict[int, list[int]] = {i: [] for i in who}
         for step in range(12):
-            batches = [sample_batch([{"lane": i, "embed": last[i], "slot": i, **samplers[i]} for i in who])]
+            batches: list[Batch] = [
+                sample_batch([{"lane": i, "embed": last[i], "slot": i, **samplers[i]} for i in who])
+            ]
             last = {i: 100 * i + 99 for i in who}
             at = {i: int(lengths[i]) + step for i in who}
             batches += [
                 embed_batch([{"lane": i, "embed": [100 * i + 98], "slot": [i], "position": [at[i]]} for i in who]),
                 forward_batch(
                     [
-                        {"lane": i, "ikv": pages[i], "iemb": [100 * i + 98], "okv": pages[i], "okv_offset": at[i],
-                         "oemb": [last[i]]}
+                        {
+                            "lane": i,
+                            "ikv": pages[i],
+                            "iemb": [100 * i + 98],
+                            "okv": pages[i],
+                            "okv_offset": at[i],
+                            "oemb": [last[i]],
+                        }
                         for i in who
                     ]
                 ),

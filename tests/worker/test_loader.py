@@ -5,11 +5,14 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
 from safetensors.torch import load_file, save_file
 
-from tartlet_common.errors import CheckpointBroken, CheckpointMissing, OutOfDeviceMemory, UnknownFamily
+from tartlet_common.errors import CheckpointBroken, CheckpointMissing, OutOfDeviceMemory, TartletError, UnknownFamily
 from tartlet_worker.loader import load_engine
 from tartlet_worker.random_checkpoint import random_checkpoint
 from tests.worker.driver import Driver
@@ -19,17 +22,17 @@ NAME = "llama3-grouped"
 
 
 @pytest.fixture
-def copy(tmp_path):
+def copy(tmp_path: Path) -> Any:
     return shutil.copytree(checkpoint(NAME), tmp_path / "model")
 
 
-def edit(path, **fields):
+def edit(path: Path, **fields: Any) -> None:
     file = path / "config.json"
     raw = json.loads(file.read_text()) | fields
     file.write_text(json.dumps({k: v for k, v in raw.items() if v is not ...}))
 
 
-def test_weights_spread_over_files_give_the_same_logits(tmp_path):
+def test_weights_spread_over_files_give_the_same_logits(tmp_path: Path) -> None:
     one = Driver(load_engine(checkpoint(NAME), num_pages=4))
     path = random_checkpoint(tmp_path, CONFIGS[NAME], seed=len(NAME), std=0.15, files=3)
     assert len(list(path.glob("*.safetensors"))) == 3
@@ -37,21 +40,27 @@ def test_weights_spread_over_files_give_the_same_logits(tmp_path):
     assert (one.prefill([1, 2, 3], [0]) == three.prefill([1, 2, 3], [0])).all()
 
 
-def test_the_pages_fit_the_memory_budget(copy):
+def test_the_pages_fit_the_memory_budget(copy: Path) -> None:
     engine = load_engine(copy, dtype="float32", kv_memory_bytes=1 << 20, page_size=8)
     spec = engine.spec
     assert spec.kv_bytes_per_token == 2 * 3 * 2 * 16 * 4
     assert spec.num_pages == (1 << 20) // (spec.kv_bytes_per_token * 8)
 
 
-def test_the_spec_names_model_stop_tokens_template_and_tokenizer(copy):
+def test_the_spec_names_model_stop_tokens_template_and_tokenizer(copy: Path) -> None:
     (copy / "tokenizer.json").write_bytes(b"{}")
     (copy / "tokenizer_config.json").write_text('{"chat_template": "{{ messages }}"}')
     (copy / "generation_config.json").write_text('{"eos_token_id": [5, 9]}')
     edit(copy, bos_token_id=1, eos_token_id=2)
     engine = load_engine(copy, num_pages=2)
     spec = engine.spec
-    assert (spec.model, spec.family, spec.dtype, spec.vocab_size, spec.max_position) == ("model", "llama", "float32", 320, 512)
+    assert (spec.model, spec.family, spec.dtype, spec.vocab_size, spec.max_position) == (
+        "model",
+        "llama",
+        "float32",
+        320,
+        512,
+    )
     assert (spec.stop_tokens, spec.bos_token, spec.chat_template) == ((5, 9), 1, "{{ messages }}")
     assert spec.tokenizer_digest == hashlib.sha256(b"{}").hexdigest()
     assert engine.tokenizer_json() == b"{}"
@@ -61,29 +70,29 @@ def test_the_spec_names_model_stop_tokens_template_and_tokenizer(copy):
     assert (spec.model, spec.stop_tokens, spec.chat_template) == ("other", (2,), "newer")
 
 
-def test_the_digest_is_that_of_config_and_weights(copy):
+def test_the_digest_is_that_of_config_and_weights(copy: Path) -> None:
     first = load_engine(copy, num_pages=2).spec.model_digest
     assert load_engine(checkpoint(NAME), num_pages=2).spec.model_digest == first
     edit(copy, rope_theta=9999.0)
     assert load_engine(copy, num_pages=2).spec.model_digest != first
 
 
-def remove_tensor(path):
+def remove_tensor(path: Path) -> None:
     tensors = load_file(path / "model.safetensors")
     del tensors["model.layers.1.mlp.up_proj.weight"]
     save_file(tensors, path / "model.safetensors")
 
 
-def cut_short(path):
+def cut_short(path: Path) -> None:
     file = path / "model.safetensors"
     file.write_bytes(file.read_bytes()[:-1000])
 
 
-def name_a_missing_file(path):
+def name_a_missing_file(path: Path) -> None:
     (path / "model.safetensors.index.json").write_text('{"weight_map": {"a": "model-00001-of-00002.safetensors"}}')
 
 
-BROKEN = {
+BROKEN: dict[str, tuple[Callable[[Path], object], type[Exception]]] = {
     "no directory": (shutil.rmtree, CheckpointMissing),
     "no config": (lambda p: (p / "config.json").unlink(), CheckpointMissing),
     "no weights": (lambda p: (p / "model.safetensors").unlink(), CheckpointMissing),
@@ -108,19 +117,20 @@ BROKEN = {
 
 
 @pytest.mark.parametrize("what", BROKEN)
-def test_a_broken_checkpoint_is_a_typed_error(copy, what):
+def test_a_broken_checkpoint_is_a_typed_error(copy: Path, what: str) -> None:
     damage, error = BROKEN[what]
     damage(copy)
     with pytest.raises(error) as caught:
         load_engine(copy, num_pages=2)
+    assert isinstance(caught.value, TartletError)
     assert caught.value.remedy
 
 
-def test_a_budget_below_one_page_is_out_of_memory(copy):
+def test_a_budget_below_one_page_is_out_of_memory(copy: Path) -> None:
     with pytest.raises(OutOfDeviceMemory):
         load_engine(copy, kv_memory_bytes=100)
 
 
-def test_pools_that_no_machine_holds_are_out_of_memory(copy):
+def test_pools_that_no_machine_holds_are_out_of_memory(copy: Path) -> None:
     with pytest.raises(OutOfDeviceMemory):
         load_engine(copy, num_pages=1 << 31)

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+from typing import Any
+
 import numpy as np
+import numpy.typing as npt
 import pytest
 import torch
 
@@ -15,29 +19,29 @@ SOME = ["llama32-tied-scaled", "mistral-window", "qwen2-window", "qwen3-norms"]
 
 
 @pytest.fixture(scope="module", params=list(CONFIGS))
-def name(request) -> str:
-    return request.param
+def name(request: Any) -> str:
+    return str(request.param)
 
 
-def engine(name: str, **options) -> Driver:
+def engine(name: str, **options: Any) -> Driver:
     return Driver(load_engine(checkpoint(name), **{"dtype": "float32", "num_pages": 64, "num_embeds": 512, **options}))
 
 
 @torch.no_grad()
-def truth(name: str, tokens=TOKENS, dtype=torch.float32) -> np.ndarray:
+def truth(name: str, tokens: Any = TOKENS, dtype: Any = torch.float32) -> npt.NDArray[Any]:
     """transformers' logits [N, vocab] float32."""
-    return reference(name, dtype)(torch.as_tensor(tokens)[None]).logits[0].float().numpy()
+    return np.asarray(reference(name, dtype)(torch.as_tensor(tokens)[None]).logits[0].float().numpy())
 
 
-def close(got: np.ndarray, want: np.ndarray) -> None:
+def close(got: npt.NDArray[Any], want: npt.NDArray[Any]) -> None:
     assert np.abs(got - want).max() <= 1e-4 * np.abs(want).max()
 
 
-def test_prefill_gives_the_logits_of_transformers(name):
+def test_prefill_gives_the_logits_of_transformers(name: str) -> None:
     close(engine(name).prefill(TOKENS, [9, 2, 40, 7, 5]), truth(name))
 
 
-def test_split_prefill_then_decode_gives_the_same(name):
+def test_split_prefill_then_decode_gives_the_same(name: str) -> None:
     d = engine(name)
     pages = [11, 3, 30, 8, 1]
     parts = [d.prefill(TOKENS[:21], pages)]
@@ -47,7 +51,7 @@ def test_split_prefill_then_decode_gives_the_same(name):
 
 
 @torch.no_grad()
-def test_bf16_error_is_at_most_half_more_than_that_of_transformers(name):
+def test_bf16_error_is_at_most_half_more_than_that_of_transformers(name: str) -> None:
     exact = truth(name)
     d = engine(name, dtype="bfloat16")
     got = np.concatenate([d.prefill(TOKENS[:40], [1, 2, 3, 4, 5]), d.prefill(TOKENS[40:], [1, 2, 3, 4, 5], first=40)])
@@ -57,7 +61,7 @@ def test_bf16_error_is_at_most_half_more_than_that_of_transformers(name):
 
 
 @torch.no_grad()
-def test_greedy_text_of_64_tokens_is_that_of_generate(name):
+def test_greedy_text_of_64_tokens_is_that_of_generate(name: str) -> None:
     prompt = TOKENS[:20]
     want = reference(name, torch.float32).generate(
         torch.as_tensor(prompt)[None], max_new_tokens=64, do_sample=False, pad_token_id=0
@@ -80,7 +84,7 @@ def test_greedy_text_of_64_tokens_is_that_of_generate(name):
 
 @pytest.mark.parametrize("name", SOME)
 @pytest.mark.parametrize("page_size", [1, 3, 32])
-def test_page_size_and_page_order_do_not_matter(name, page_size):
+def test_page_size_and_page_order_do_not_matter(name: str, page_size: int) -> None:
     d = engine(name, page_size=page_size, num_pages=128)
     pages = np.random.default_rng(page_size).permutation(128)[: -(-75 // page_size)].tolist()
     d.prefill(TOKENS[:50], pages)
@@ -93,10 +97,11 @@ def test_page_size_and_page_order_do_not_matter(name, page_size):
 
 
 @pytest.mark.parametrize("name", SOME)
-def test_commands_of_one_batch_do_not_see_each_other(name):
+def test_commands_of_one_batch_do_not_see_each_other(name: str) -> None:
     d = engine(name)
     lengths = [1, 5, 17, 30, 5, 40, 1, 1, 75, 5, 2, 5]
-    commands, start, page = [], 0, 0
+    commands: list[dict[str, Any]] = []
+    start = page = 0
     for i, n in enumerate(lengths):
         pages = list(range(page, page + -(-n // 16)))
         embeds = list(range(start, start + n))
@@ -108,7 +113,7 @@ def test_commands_of_one_batch_do_not_see_each_other(name):
     close(d.logits([c["oemb"][0] for c in commands]), want[np.array(lengths) - 1])
 
 
-def test_tokens_that_are_not_stored_are_still_attended_within_their_call(name):
+def test_tokens_that_are_not_stored_are_still_attended_within_their_call(name: str) -> None:
     d = engine(name)
     d.prefill(TOKENS[:20], [3, 4])
     d.embed(TOKENS[20:], range(100, 155), range(20, 75))
@@ -119,14 +124,14 @@ def test_tokens_that_are_not_stored_are_still_attended_within_their_call(name):
 
 
 @pytest.mark.parametrize("name", SOME)
-def test_a_later_command_of_a_batch_reads_pages_that_an_earlier_one_writes(name):
+def test_a_later_command_of_a_batch_reads_pages_that_an_earlier_one_writes(name: str) -> None:
     d = engine(name)
     d.embed(TOKENS, range(75), range(75))
     pages = [8, 1, 5, 2, 9]
     cuts = [0, 10, 24, 40, 75]
     commands = [
         {"ikv": pages, "iemb": range(a, z), "okv": pages, "okv_offset": a, "oemb": range(a, z)}
-        for a, z in zip(cuts, cuts[1:], strict=False)
+        for a, z in pairwise(cuts)
     ]
     before = d.engine.decoder.passes
     d.ok(forward_batch(commands))

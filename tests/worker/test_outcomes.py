@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
 from tartlet_common.errors import ContextTooLong, InvalidArgument, TartletError, UnknownResource
-from tartlet_common.step import Status
+from tartlet_common.step import Batch, BatchResult, Status
 from tartlet_worker.loader import load_engine
+from tartlet_worker.torch_engine import TorchEngine
 from tests.worker.driver import Driver, copy_batch, dist_batch, embed_batch, forward_batch, mask_batch, sample_batch
 from tests.worker.families import checkpoint
 
@@ -15,25 +18,25 @@ OK, SKIPPED, FAILED, REFUSED = (int(s) for s in (Status.OK, Status.SKIPPED, Stat
 
 
 @pytest.fixture(scope="module")
-def engine():
+def engine() -> Any:
     return load_engine(
         checkpoint("llama3-grouped"), dtype="float32", num_pages=16, num_embeds=64, num_slots=16, max_batch_tokens=32
     )
 
 
 @pytest.fixture
-def d(engine) -> Driver:
+def d(engine: TorchEngine) -> Driver:
     engine.reset()
     return Driver(engine)
 
 
-def failure(answer, b: int = 0) -> TartletError:
+def failure(answer: BatchResult, b: int = 0) -> TartletError:
     """The error of the only failed command, rebuilt as control does it."""
     assert answer.status[b] == FAILED
     return TartletError.from_wire(int(answer.error[b]), answer.detail[0])
 
 
-BAD = {
+BAD: dict[str, tuple[Batch, type[TartletError]]] = {
     "token": (embed_batch([{"embed": [0], "token": [320], "position": [0]}]), InvalidArgument),
     "negative token": (embed_batch([{"embed": [0], "token": [-1], "position": [0]}]), InvalidArgument),
     "position": (embed_batch([{"embed": [0], "token": [1], "position": [512]}]), ContextTooLong),
@@ -62,7 +65,7 @@ BAD = {
 
 
 @pytest.mark.parametrize("what", BAD)
-def test_a_command_that_cannot_run_fails_with_a_typed_error_and_no_effect(d, what):
+def test_a_command_that_cannot_run_fails_with_a_typed_error_and_no_effect(d: Driver, what: str) -> None:
     batch, error = BAD[what]
     d.embed([5], [1], [0])
     before = [x.copy() for x in (d.engine.pools.position, d.engine.pools.hidden, d.engine.pools.embed_position)]
@@ -71,7 +74,7 @@ def test_a_command_that_cannot_run_fails_with_a_typed_error_and_no_effect(d, wha
     assert all(np.array_equal(a, b) for a, b in zip(before, after, strict=True))
 
 
-def test_after_a_failure_its_lane_is_refused_and_others_run(d):
+def test_after_a_failure_its_lane_is_refused_and_others_run(d: Driver) -> None:
     d.embed([5, 6], [1, 2], [0, 1])
     answer = d.run(
         forward_batch(
@@ -90,7 +93,7 @@ def test_after_a_failure_its_lane_is_refused_and_others_run(d):
     assert (d.engine.pools.embed_position[[11, 12, 13, 14, 15]] >= 0).tolist() == [True, False, True, False, False]
 
 
-def test_a_poisoned_lane_is_refused_in_later_batches_and_steps_until_reset(d):
+def test_a_poisoned_lane_is_refused_in_later_batches_and_steps_until_reset(d: Driver) -> None:
     d.embed([5], [1], [0])
     bad = forward_batch([{"lane": 7, "iemb": [50]}])
     good = forward_batch([{"lane": 7, "iemb": [1], "oemb": [2]}])
@@ -110,7 +113,7 @@ def test_a_poisoned_lane_is_refused_in_later_batches_and_steps_until_reset(d):
     assert again.results[0].status.tolist() == [OK]
 
 
-def test_a_failure_in_a_cut_batch_refuses_the_lane_in_the_later_parts(d):
+def test_a_failure_in_a_cut_batch_refuses_the_lane_in_the_later_parts(d: Driver) -> None:
     d.embed([5], [1], [0])
     chain = [
         {"lane": 7, "iemb": [1], "oemb": [2]},
@@ -128,7 +131,7 @@ def end_slot(d: Driver, slot: int, embed: int = 1) -> int:
     return token
 
 
-def test_a_stop_token_is_delivered_and_what_reads_its_slot_is_skipped_to_the_end_of_the_chain(d):
+def test_a_stop_token_is_delivered_and_what_reads_its_slot_is_skipped_to_the_end_of_the_chain(d: Driver) -> None:
     d.prefill([5, 6, 7], [0])
     end_slot(d, 4, embed=2)
     before = d.engine.pools.position.copy()
@@ -148,7 +151,7 @@ def test_a_stop_token_is_delivered_and_what_reads_its_slot_is_skipped_to_the_end
     d.embed([9], [30], [3])
 
 
-def test_the_next_real_write_clears_an_ended_mark(d):
+def test_the_next_real_write_clears_an_ended_mark(d: Driver) -> None:
     d.prefill([5, 6, 7], [0])
     end_slot(d, 4, embed=2)
     d.step(embed_batch([{"embed": [20], "slot": [4], "position": [3]}]))
@@ -159,19 +162,21 @@ def test_the_next_real_write_clears_an_ended_mark(d):
     d.ok(embed_batch([{"embed": [20], "slot": [4], "position": [4]}]))
 
 
-def test_clear_forgets_ended_marks_and_values(d):
+def test_clear_forgets_ended_marks_and_values(d: Driver) -> None:
     d.prefill([5, 6, 7], [0])
     end_slot(d, 4, embed=2)
     d.step(embed_batch([{"embed": [20], "slot": [4], "position": [3]}]))
     ids = np.array([4], np.int32), np.array([20], np.int32), np.array([0], np.int32)
     d.step(clear_slots=ids[0], clear_embeds=ids[1], clear_pages=ids[2])
-    assert isinstance(failure(d.run(embed_batch([{"lane": 2, "embed": [1], "slot": [4], "position": [3]}]))), InvalidArgument)
+    assert isinstance(
+        failure(d.run(embed_batch([{"lane": 2, "embed": [1], "slot": [4], "position": [3]}]))), InvalidArgument
+    )
     assert isinstance(failure(d.run(forward_batch([{"lane": 3, "iemb": [20]}]))), InvalidArgument)
     assert (d.engine.pools.position[0] == -1).all()
     assert not d.engine.pools.kv[:, :, 0].any()
 
 
-def test_only_commands_that_read_something_ended_are_skipped(d):
+def test_only_commands_that_read_something_ended_are_skipped(d: Driver) -> None:
     d.prefill([5, 6, 7], [0])
     end_slot(d, 4, embed=2)
     answer = d.run(
@@ -184,7 +189,9 @@ def test_only_commands_that_read_something_ended_are_skipped(d):
     )
     assert answer.status.tolist() == [SKIPPED, OK]
     forwards = d.run(
-        forward_batch([{"iemb": [20], "oemb": [30]}, {"iemb": [22], "oemb": [31]}, {"iemb": [22, 21], "oemb": [32, 33]}])
+        forward_batch(
+            [{"iemb": [20], "oemb": [30]}, {"iemb": [22], "oemb": [31]}, {"iemb": [22, 21], "oemb": [32, 33]}]
+        )
     )
     assert forwards.status.tolist() == [SKIPPED, OK, SKIPPED]
     samples = d.run(sample_batch([{"embed": 31, "slot": 6}, {"embed": 33, "slot": 7}]))
@@ -192,14 +199,14 @@ def test_only_commands_that_read_something_ended_are_skipped(d):
     assert d.engine.pools.slot_ended[[6, 7]].tolist() == [False, True]
 
 
-def test_more_tokens_without_okv_than_the_scratch_pages_hold_fail(d):
+def test_more_tokens_without_okv_than_the_scratch_pages_hold_fail(d: Driver) -> None:
     n = d.engine.pools.num_scratch_pages * 16 + 1
     d.embed([1] * 64, range(64), range(64))
     answer = d.run(forward_batch([{"iemb": [i % 64 for i in range(n)]}]))
     assert "okv pages" in str(failure(answer))
 
 
-def test_copied_tokens_are_attended_like_their_originals(d):
+def test_copied_tokens_are_attended_like_their_originals(d: Driver) -> None:
     want = d.prefill([5, 6, 7, 8], [0])
     d.prefill([5, 6, 7], [1])
     d.ok(copy_batch(1, 2, 0, 4, 3))
@@ -208,7 +215,7 @@ def test_copied_tokens_are_attended_like_their_originals(d):
     assert np.allclose(d.logits([0])[0], want[3], atol=1e-5)
 
 
-def test_a_page_copied_onto_itself_with_an_overlap_keeps_its_values(d):
+def test_a_page_copied_onto_itself_with_an_overlap_keeps_its_values(d: Driver) -> None:
     want = d.prefill([5, 6, 7, 8], [0])
     d.prefill([5, 6, 7], [1])
     d.ok(copy_batch(1, 1, 0, 1, 3))  # slot 0 stays: token 5 stands twice, so hide it
@@ -218,7 +225,7 @@ def test_a_page_copied_onto_itself_with_an_overlap_keeps_its_values(d):
     assert np.allclose(d.logits([0])[0], want[3], atol=1e-5)
 
 
-def test_mask_bits_are_reversible(d):
+def test_mask_bits_are_reversible(d: Driver) -> None:
     want = d.prefill([5, 6, 7, 8], [0])
     d.ok(mask_batch(0, 0b1111))
     d.embed([8], [10], [3])
@@ -229,7 +236,7 @@ def test_mask_bits_are_reversible(d):
     assert np.allclose(d.logits([11])[0], want[3], atol=1e-5)
 
 
-def test_reset_is_as_if_just_started(d):
+def test_reset_is_as_if_just_started(d: Driver) -> None:
     d.prefill([5, 6, 7], [0])
     d.run(forward_batch([{"lane": 7, "iemb": [50]}]))
     d.ok(mask_batch(3, 5))

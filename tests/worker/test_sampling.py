@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
+import numpy.typing as npt
 import pytest
 import torch
 
@@ -13,7 +16,7 @@ RNG = np.random.default_rng(3)
 LOGITS = RNG.normal(0, 2, 40).astype(np.float32)
 
 
-def words(text: str) -> np.ndarray:
+def words(text: str) -> npt.NDArray[Any]:
     return np.array([[int(w, 16)] for w in text.split()], np.uint64)
 
 
@@ -25,11 +28,11 @@ def words(text: str) -> np.ndarray:
         ("243f6a88 85a308d3 13198a2e 03707344", "a4093822 299f31d0", "d16cfe09 94fdcceb 5001e420 24126ea1"),
     ],
 )
-def test_philox_gives_the_known_answers_of_its_authors(counter, key, want):
+def test_philox_gives_the_known_answers_of_its_authors(counter: str, key: str, want: str) -> None:
     assert np.array_equal(philox4x32(words(counter), words(key)), words(want))
 
 
-def test_uniform_numbers_depend_on_each_of_their_keys():
+def test_uniform_numbers_depend_on_each_of_their_keys() -> None:
     base = uniform(1, 2, 3)
     assert 0 <= base[0] < 1
     others = [uniform(2, 2, 3), uniform(1, 3, 3), uniform(1, 2, 4), uniform(1 + (1 << 40), 2, 3)]
@@ -39,14 +42,14 @@ def test_uniform_numbers_depend_on_each_of_their_keys():
     assert abs(np.histogram(many, 10, (0, 1))[0] - 2000).max() < 200
 
 
-def params(n: int, **fields) -> SampleParams:
+def params(n: int, **fields: Any) -> SampleParams:
     values = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "seed": 11, "draw": 0} | fields
     types = {"top_k": np.int32, "seed": np.uint64, "draw": np.uint32}
     columns = {k: np.full(n, v, types.get(k, np.float32)) for k, v in values.items()}
     return SampleParams(**columns, position=np.arange(n, dtype=np.int32))
 
 
-def exact(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0) -> np.ndarray:
+def exact(temperature: float = 1.0, top_k: Any = 0, top_p: Any = 1.0, min_p: Any = 0.0) -> npt.NDArray[Any]:
     """The filtered distribution, filter by filter, in float64."""
     weight = np.exp((LOGITS.astype(np.float64) - LOGITS.max()) / temperature)
     order = np.argsort(-weight, kind="stable")
@@ -56,10 +59,10 @@ def exact(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0) -> np.ndarray:
     kept = kept[(before < top_p * weight[kept].sum()) | (np.arange(len(kept)) == 0)]
     keep[kept] = True
     keep &= weight >= min_p * weight.max()
-    return np.where(keep, weight, 0) / weight[keep].sum()
+    return np.asarray(np.where(keep, weight, 0) / weight[keep].sum())
 
 
-FILTERS = [
+FILTERS: list[dict[str, Any]] = [
     {},
     {"temperature": 0.5},
     {"temperature": 3.0},
@@ -74,7 +77,7 @@ FILTERS = [
 
 
 @pytest.mark.parametrize("filters", FILTERS, ids=str)
-def test_samples_follow_the_exact_filtered_softmax(filters):
+def test_samples_follow_the_exact_filtered_softmax(filters: dict[str, Any]) -> None:
     n = 20000
     rows = torch.from_numpy(LOGITS).expand(n, -1).contiguous()
     token, logprob = sample(rows, params(n, **filters))
@@ -89,7 +92,7 @@ def test_samples_follow_the_exact_filtered_softmax(filters):
     assert torch.allclose(logprob, full[token], atol=1e-5)
 
 
-def test_rows_with_different_filters_do_not_touch_each_other():
+def test_rows_with_different_filters_do_not_touch_each_other() -> None:
     rows = torch.from_numpy(RNG.normal(0, 2, (len(FILTERS) + 1, 3000)).astype(np.float32))
     n = len(rows)
     mixed = params(n)
@@ -104,28 +107,27 @@ def test_rows_with_different_filters_do_not_touch_each_other():
     assert token[-1] == rows[-1].argmax()
 
 
-def test_a_flat_distribution_with_a_nucleus_past_the_first_candidates_is_still_exact():
-    rows = torch.zeros(4000, 5000)
-    token, _ = sample(rows, params(4000, top_p=0.9))
-    assert token.max() < 5000
-    assert len(token.unique()) > 1500  # 4,500 candidates are kept; 1,024 would give at most 1,024
+def test_a_flat_distribution_with_a_nucleus_past_the_first_candidates_is_still_exact() -> None:
+    token, _ = sample(torch.zeros(1500, 3000), params(1500, top_p=0.9))
+    assert token.max() < 2701
+    assert len(token.unique()) > 1024  # 2,700 candidates are kept; the first 1,024 would give fewer
 
 
-def test_noise_near_one_never_picks_a_dropped_token():
+def test_noise_near_one_never_picks_a_dropped_token() -> None:
     row = torch.tensor([[0.0, 5.0, 0.0, 0.0]])
     for seed in range(300):
         token, _ = sample(row, params(1, top_k=1, seed=seed))
         assert token[0] == 1
 
 
-def test_the_top_of_a_distribution_is_that_of_the_full_softmax():
+def test_the_top_of_a_distribution_is_that_of_the_full_softmax() -> None:
     ids, probs = top_distribution(torch.from_numpy(LOGITS)[None], 7)
     full = torch.softmax(torch.from_numpy(LOGITS), -1)
     assert torch.allclose(probs[0], full[ids[0]])
     assert torch.allclose(probs[0], full.topk(7).values)
 
 
-def test_equal_values_come_by_ascending_id_however_many_are_asked_for():
+def test_equal_values_come_by_ascending_id_however_many_are_asked_for() -> None:
     rows = torch.tensor([[0.5, -1.0, 2.0, 0.5, -1.0, 2.0, 0.5, -0.0, 0.0]])
     for count in range(1, 10):
         values, ids = largest(rows, count)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import ctypes
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -22,11 +24,11 @@ class Prepared:
 
     batch: AttentionBatch
     pointers: tuple[int, ...]  # indptr, query positions, pages, width, pages of each, column positions
-    allowed: object
-    keep: list[np.ndarray]
+    allowed: Any
+    keep: list[npt.NDArray[Any]]
 
 
-def allowed_pointers(batch: AttentionBatch) -> tuple[object, list[np.ndarray]]:
+def allowed_pointers(batch: AttentionBatch) -> tuple[Any, list[npt.NDArray[Any]]]:
     """[B] pointers to the commands' masks as bytes, or None; and what they point to."""
     if not batch.allowed:
         return None, []

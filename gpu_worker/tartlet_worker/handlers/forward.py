@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from tartlet_common.errors import InvalidArgument, TartletError
 from tartlet_common.step import BatchResult, Forward
-from tartlet_worker.csr import any_by, take
+from tartlet_worker.csr import counts, take
 from tartlet_worker.handlers.forward_plan import ForwardPlan, columns, mask_bytes, plan_forward
 from tartlet_worker.handlers.outcome import Outcome
 from tartlet_worker.handlers.waves import cut
@@ -50,28 +52,28 @@ def forward(batch: Forward, pools: Pools, poisoned: set[int], run: RunModel) -> 
 
 def _run_range(batch: Forward, pools: Pools, poisoned: set[int], run: RunModel) -> tuple[BatchResult, int]:
     outcome = Outcome(batch.lane, poisoned)
-    if _check_ids(outcome, batch, pools):
-        outcome.skip(any_by(pools.embed_ended[batch.iemb], batch.iemb_indptr))
-        unwritten = any_by(pools.embed_position[batch.iemb] < 0, batch.iemb_indptr)
-        if unwritten.any():
-            # An ended embed that was never written is skipped above, not failed.
-            outcome.fail(unwritten, lambda b: InvalidArgument(argument="iemb", detail="read before written"))
+    iemb = batch.iemb
+    if not _check_ids(outcome, batch, pools):
+        iemb = np.clip(iemb, 0, pools.sizes.num_embeds - 1)  # the others of the batch are checked all the same
+    outcome.skip(pools.embed_ended[iemb], batch.iemb_indptr)
+    # An ended embed that was never written is skipped above, not failed.
+    outcome.fail(
+        pools.embed_position[iemb] < 0,
+        lambda b: InvalidArgument(argument="iemb", detail="read before written"),
+        batch.iemb_indptr,
+    )
     _check_shapes(outcome, batch, pools)
     runs = outcome.settle()
-    skipped = outcome.skipped
-    if skipped.any():
-        chosen, _ = take(batch.oemb_indptr, np.flatnonzero(skipped))
-        pools.embed_ended[batch.oemb[chosen]] = True
-    tokens = 0
-    if len(runs):
-        cut_columns = columns(batch, runs)
-        tokens = len(cut_columns.iemb)
-        if tokens:
-            plan = plan_forward(cut_columns, pools)
-            run(plan)
-            pools.embed_position[plan.out_embed] = plan.position[plan.out_token]
-            pools.embed_ended[plan.out_embed] = False
-    return outcome.result(), tokens
+    if not outcome.all_run:
+        ended, _ = take(batch.oemb_indptr, outcome.skipped)
+        pools.embed_ended[batch.oemb[ended]] = True
+    if not len(runs):
+        return outcome.result(), 0
+    plan = plan_forward(columns(batch, runs), pools)
+    run(plan)
+    pools.embed_position[plan.out_embed] = plan.position[plan.out_token]
+    pools.embed_ended[plan.out_embed] = False
+    return outcome.result(), len(plan.embed)
 
 
 def _check_ids(outcome: Outcome, batch: Forward, pools: Pools) -> bool:
@@ -79,24 +81,14 @@ def _check_ids(outcome: Outcome, batch: Forward, pools: Pools) -> bool:
     good = outcome.check_ids("embed", batch.iemb, batch.iemb_indptr, sizes.num_embeds)
     good &= outcome.check_ids("embed", batch.oemb, batch.oemb_indptr, sizes.num_embeds)
     good &= outcome.check_ids("page", batch.ikv, batch.ikv_indptr, sizes.num_pages)
-    good &= outcome.check_ids("page", batch.okv, batch.okv_indptr, sizes.num_pages)
-    if good:
-        return True
-    # Someone named an id that doesn't exist: check the embeds of the others one by one.
-    inside = np.clip(batch.iemb, 0, sizes.num_embeds - 1)
-    outcome.skip(any_by(pools.embed_ended[inside], batch.iemb_indptr))
-    outcome.fail(
-        any_by(pools.embed_position[inside] < 0, batch.iemb_indptr),
-        lambda b: InvalidArgument(argument="iemb", detail="read before written"),
-    )
-    return False
+    return good & outcome.check_ids("page", batch.okv, batch.okv_indptr, sizes.num_pages)
 
 
 def _check_shapes(outcome: Outcome, batch: Forward, pools: Pools) -> None:
     """Lengths that must fit each other."""
     size = pools.page_size
-    tokens, pages = np.diff(batch.iemb_indptr).astype(np.int64), np.diff(batch.ikv_indptr).astype(np.int64)
-    outs, room = np.diff(batch.oemb_indptr), np.diff(batch.okv_indptr).astype(np.int64) * size
+    tokens, pages = counts(batch.iemb_indptr), counts(batch.ikv_indptr)
+    outs, room = counts(batch.oemb_indptr), counts(batch.okv_indptr) * size
     outcome.fail(
         (outs > tokens) | (tokens == 0),
         lambda b: InvalidArgument(argument="oemb", detail=f"{outs[b]} output embeds for {tokens[b]} input embeds"),
@@ -113,11 +105,9 @@ def _check_shapes(outcome: Outcome, batch: Forward, pools: Pools) -> None:
         needed = np.where(loose, -(-tokens // size), 0)
         over = loose & (np.cumsum(needed) > pools.num_scratch_pages)
         limit = pools.sizes.scratch_tokens
-        outcome.fail(
-            over, lambda b: InvalidArgument(argument="okv", detail=f"more than {limit} tokens need okv pages")
-        )
-    given = np.diff(batch.mask_indptr)
+        outcome.fail(over, lambda b: InvalidArgument(argument="okv", detail=f"more than {limit} tokens need okv pages"))
     if len(batch.mask_bits):
+        given = counts(batch.mask_indptr)
         wrong = (given > 0) & (given != mask_bytes(tokens, pages, size))
         outcome.fail(
             wrong,
@@ -130,7 +120,7 @@ def _check_shapes(outcome: Outcome, batch: Forward, pools: Pools) -> None:
 def _slice(batch: Forward, first: int, last: int) -> Forward:
     """Commands first .. last - 1 as a batch of their own."""
 
-    def part(values: np.ndarray, indptr: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def part(values: npt.NDArray[Any], indptr: npt.NDArray[np.int32]) -> tuple[Any, npt.NDArray[np.int32]]:
         cut_indptr = indptr[first : last + 1]
         return values[cut_indptr[0] : cut_indptr[-1]], cut_indptr - cut_indptr[0]
 

@@ -12,10 +12,8 @@ import numpy.typing as npt
 
 from tartlet_common.step import Forward
 from tartlet_worker.attention.base import AttentionBatch
-from tartlet_worker.csr import owners, take, within
+from tartlet_worker.csr import I64, counts, indptr_of, owners, take, within
 from tartlet_worker.pools import FAR, Pools
-
-I64 = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +48,7 @@ class Columns:
 
 def columns(batch: Forward, chosen: I64) -> Columns:
     """Cut a batch to the chosen commands."""
-    masked = np.flatnonzero(np.diff(batch.mask_indptr)[chosen]) if len(batch.mask_bits) else ()
+    masked = np.flatnonzero(counts(batch.mask_indptr)[chosen]) if len(batch.mask_bits) else ()
     masks = {int(i): batch.mask_bits[batch.mask_indptr[chosen[i]] : batch.mask_indptr[chosen[i] + 1]] for i in masked}
     if len(chosen) == len(batch.lane):
         parts = [
@@ -75,9 +73,7 @@ def columns(batch: Forward, chosen: I64) -> Columns:
             parts.append((values[index], cut))
         offset = batch.okv_offset[chosen]
     (iemb, iemb_indptr), (ikv, ikv_indptr), (okv, okv_indptr), (oemb, oemb_indptr) = parts
-    return Columns(
-        iemb, iemb_indptr, ikv, ikv_indptr, okv, okv_indptr, offset, oemb, oemb_indptr, masks
-    )
+    return Columns(iemb, iemb_indptr, ikv, ikv_indptr, okv, okv_indptr, offset, oemb, oemb_indptr, masks)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,12 +91,12 @@ class Writes:
 
 def plan_writes(c: Columns, pools: Pools) -> Writes:
     """Token i of a command goes to slot `okv_offset + i` of its okv pages, or to scratch pages if it has none."""
-    size, counts = pools.page_size, np.diff(c.iemb_indptr)
-    stored = np.diff(c.okv_indptr) > 0
+    size, tokens = pools.page_size, counts(c.iemb_indptr)
+    stored = counts(c.okv_indptr) > 0
     first_token = np.where(stored, c.okv_offset, 0).astype(np.int64)  # [B] slot of token 0 in the written list
     first_page = first_token // size
-    num = np.where(counts > 0, (first_token + counts - 1) // size - first_page + 1, 0)  # [B] pages written
-    indptr = np.concatenate([[0], np.cumsum(num)])
+    num = np.where(tokens > 0, (first_token + tokens - 1) // size - first_page + 1, 0)  # [B] pages written
+    indptr = indptr_of(num)
     command, rank = owners(indptr), within(indptr)
     page = np.empty(len(command), np.int64)
     mine = stored[command]
@@ -122,7 +118,7 @@ def plan_forward(c: Columns, pools: Pools) -> ForwardPlan:
     size, count = pools.page_size, len(c.iemb_indptr) - 1
     writes = plan_writes(c, pools)
     position = pools.embed_position[c.iemb]
-    ikv_count = np.diff(c.ikv_indptr)
+    ikv_count = counts(c.ikv_indptr)
     ikv_command, ikv_rank = owners(c.ikv_indptr), within(c.ikv_indptr)
     write_column, hits, shared = _find_columns(c.ikv, ikv_command, ikv_rank, ikv_count, writes, pools)
     appended = write_column >= ikv_count[writes.command]
@@ -140,7 +136,7 @@ def plan_forward(c: Columns, pools: Pools) -> ForwardPlan:
         b: _allowed(bits, column_position[b], own[c.iemb_indptr[b] : c.iemb_indptr[b + 1]], int(ikv_count[b]) * size)
         for b, bits in c.masks.items()
     }
-    outs = np.diff(c.oemb_indptr)
+    outs = counts(c.oemb_indptr)
     out_command = owners(c.oemb_indptr)
     out_token = (c.iemb_indptr[1:] - outs)[out_command] + within(c.oemb_indptr)
     return ForwardPlan(
@@ -176,7 +172,7 @@ def _find_columns(
     hits = np.flatnonzero(mark[ikv])
     several_writers = bool((mark[writes.page] != number).any())
     mark[writes.page] = 0
-    after = np.cumsum(np.ones(len(writes.page), np.int64)) - 1
+    after = np.arange(len(writes.page))
     if not len(hits):
         return ikv_count[writes.command] + after - writes.indptr[writes.command], hits, False
     total = pools.total_pages
@@ -186,7 +182,7 @@ def _find_columns(
     inside = hit_keys[at] == keys
     column = np.where(inside, ikv_rank[hits[first[at]]], -1)
     outside_before = np.cumsum(~inside) - ~inside  # written pages outside ikv before this one, over the batch
-    base = np.concatenate([[0], np.cumsum(~inside)])[writes.indptr[:-1]]
+    base = indptr_of((~inside).astype(np.int64))[writes.indptr[:-1]]
     column = np.where(inside, column, ikv_count[writes.command] + outside_before - base[writes.command])
     # Every hit is its own command's page unless a page that one command writes is in another's list.
     shared = several_writers or int(inside.sum()) != len(hit_keys)
@@ -225,9 +221,7 @@ class _See:
             self._record(page[stored], slot[stored], self._position[stored])
         return seen
 
-    def in_order(
-        self, table: npt.NDArray[np.int32], token_indptr: I64, ikv_indptr: I64
-    ) -> npt.NDArray[np.int32]:
+    def in_order(self, table: npt.NDArray[np.int32], token_indptr: I64, ikv_indptr: I64) -> npt.NDArray[np.int32]:
         """Command by command: each sees what those before it wrote, not what those after it write."""
         seen = np.empty((len(table), table.shape[1] * self._pools.page_size), np.int32)
         for b in range(len(table)):

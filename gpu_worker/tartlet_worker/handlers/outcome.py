@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
@@ -14,6 +15,8 @@ from tartlet_worker.csr import Bools, Ints, any_by
 EMPTY_I32 = np.zeros(0, np.int32)
 EMPTY_F32 = np.zeros(0, np.float32)
 EMPTY_U8 = np.zeros(0, np.uint8)
+
+_OK, _SKIPPED, _FAILED, _REFUSED = (int(s) for s in (Status.OK, Status.SKIPPED, Status.FAILED, Status.REFUSED))
 
 
 class Outcome:
@@ -27,24 +30,35 @@ class Outcome:
         self._lane, self._poisoned = lane, poisoned
         self.status = np.zeros(len(lane), np.uint8)  # [B] Status
         self._errors: dict[int, TartletError] = {}
+        self.all_run = True  # nobody is refused, skipped or failed: the usual case costs next to nothing
         if poisoned:
-            self.status[np.isin(lane, np.fromiter(poisoned, np.uint32, len(poisoned)))] = Status.REFUSED
+            refused = np.isin(lane, np.fromiter(poisoned, np.uint32, len(poisoned)))
+            self.status[refused] = _REFUSED
+            self.all_run = not refused.any()
 
-    def skip(self, flags: Bools) -> None:
-        """Commands [B] that read something ended."""
-        self.status[flags & (self.status == Status.OK)] = Status.SKIPPED
-
-    def fail(self, flags: Bools, error: Callable[[int], TartletError]) -> None:
-        """Commands [B] that can't run; `error(b)` says why."""
+    def skip(self, flags: Bools, indptr: Ints | None = None) -> None:
+        """Commands that read something ended: flags [B], or [total] with the indptr that they belong to."""
         if not flags.any():
             return
-        for b in np.flatnonzero(flags & (self.status == Status.OK)).tolist():
-            self.status[b] = Status.FAILED
-            self._errors[b] = error(b)
+        if indptr is not None:
+            flags = any_by(flags, indptr)
+        self.status[flags & (self.status == _OK)] = _SKIPPED
+        self.all_run = False
 
-    def check_ids(self, kind: str, ids: Ints, indptr: Ints, count: int) -> bool:
+    def fail(self, flags: Bools, error: Callable[[int], TartletError], indptr: Ints | None = None) -> None:
+        """Commands that can't run: flags as for `skip`; `error(b)` says why."""
+        if not flags.any():
+            return
+        if indptr is not None:
+            flags = any_by(flags, indptr)
+        for b in np.flatnonzero(flags & (self.status == _OK)).tolist():
+            self.status[b] = _FAILED
+            self._errors[b] = error(b)
+        self.all_run = False
+
+    def check_ids(self, kind: str, ids: npt.NDArray[np.int32], indptr: Ints, count: int) -> bool:
         """Fail commands that name ids outside 0 .. count - 1; True if there were none."""
-        if not len(ids) or (ids.min() >= 0 and ids.max() < count):
+        if not len(ids) or ids.view(np.uint32).max() < count:  # a negative id is a large unsigned one
             return True
         outside = (ids < 0) | (ids >= count)
 
@@ -52,39 +66,45 @@ class Outcome:
             mine = slice(int(indptr[b]), int(indptr[b + 1]))
             return UnknownResource(kind=kind, id=int(ids[mine][outside[mine]][0]))
 
-        self.fail(any_by(outside, indptr), error)
+        self.fail(outside, error, indptr)
         return False
 
     def settle(self) -> npt.NDArray[np.int64]:
         """Refuse what follows a failure in its lane; returns the commands that run, in order."""
+        if self.all_run:
+            return one_each(len(self.status))[:-1]
         if self._errors:
             broken: set[int] = set()
             for b, lane in enumerate(self._lane.tolist()):
                 if lane in broken:
-                    self.status[b] = Status.REFUSED
+                    self.status[b] = _REFUSED
                     self._errors.pop(b, None)
-                elif self.status[b] == Status.FAILED:
+                elif self.status[b] == _FAILED:
                     broken.add(lane)
             self._poisoned |= broken
-        return np.flatnonzero(self.status == Status.OK)
+        return np.flatnonzero(self.status == _OK)
 
     @property
-    def skipped(self) -> Bools:
-        """[B]: commands that are skipped."""
-        return np.asarray(self.status == Status.SKIPPED)
+    def skipped(self) -> npt.NDArray[np.int64]:
+        """Commands that are skipped, once settled."""
+        return EMPTY_I64 if self.all_run else np.flatnonzero(self.status == _SKIPPED)
 
     def result(
         self,
         token: npt.NDArray[np.int32] = EMPTY_I32,
         ended: npt.NDArray[np.uint8] = EMPTY_U8,
         logprob: npt.NDArray[np.float32] = EMPTY_F32,
-        dist: tuple[npt.NDArray[np.int32], npt.NDArray[np.int32], npt.NDArray[np.float32]] | None = None,
+        dist: tuple[npt.NDArray[np.int32], npt.NDArray[np.int32], npt.NDArray[np.float32]] = (
+            EMPTY_I32,
+            EMPTY_I32,
+            EMPTY_F32,
+        ),
     ) -> BatchResult:
         """The answer to the batch; `detail` holds the fields of each failure's error as JSON."""
         error = np.zeros(len(self.status), np.uint32)
         for b, failure in self._errors.items():
             error[b] = failure.number
-        indptr, tokens, probs = dist if dist is not None else (EMPTY_I32, EMPTY_I32, EMPTY_F32)
+        indptr, tokens, probs = dist
         return BatchResult(
             status=self.status,
             error=error,
@@ -98,11 +118,12 @@ class Outcome:
         )
 
 
-ONE_EACH: dict[int, npt.NDArray[np.int64]] = {}
+EMPTY_I64 = np.zeros(0, np.int64)
 
 
+@lru_cache(maxsize=4096)
 def one_each(count: int) -> npt.NDArray[np.int64]:
-    """indptr [count + 1] of commands that have one value each."""
-    if count not in ONE_EACH:
-        ONE_EACH[count] = np.arange(count + 1)
-    return ONE_EACH[count]
+    """indptr [count + 1] of commands that have one value each. Shared: not to be written."""
+    indptr = np.arange(count + 1)
+    indptr.setflags(write=False)
+    return indptr

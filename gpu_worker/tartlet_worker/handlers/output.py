@@ -2,23 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from typing import Protocol
 
 import numpy as np
+import numpy.typing as npt
 from torch import Tensor
 
 from tartlet_common.errors import InvalidArgument
 from tartlet_common.step import BatchResult, GetNextDist, Sample
-from tartlet_worker.csr import Bools, Ints, any_by, take, within
+from tartlet_worker.csr import Bools, Ints, any_by, counts, indptr_of, take, within
 from tartlet_worker.handlers.outcome import Outcome, one_each
 from tartlet_worker.pools import Pools
 from tartlet_worker.sampling import SampleParams, sample, top_distribution
 
-Logits = Callable[[Tensor], Tensor]
-"""Final hidden states [N, dim] to logits [N, vocab] float32."""
+
+class Head(Protocol):
+    """What a model does with final hidden states."""
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Hidden states [N, dim] to logits [N, vocab] float32."""
+
+    def stats(self, logits: Tensor) -> tuple[Tensor, Tensor]:
+        """See `sampling.Stats`."""
 
 
-def get_next_dist(batch: GetNextDist, pools: Pools, poisoned: set[int], logits: Logits, limit: int) -> BatchResult:
+def get_next_dist(batch: GetNextDist, pools: Pools, poisoned: set[int], head: Head, limit: int) -> BatchResult:
     """Top-K of the full softmax for each embed; skipped and failed commands get empty distributions."""
     outcome = Outcome(batch.lane, poisoned)
     _check_source(outcome, batch.embed, batch.indptr, pools)
@@ -30,23 +38,25 @@ def get_next_dist(batch: GetNextDist, pools: Pools, poisoned: set[int], logits: 
     lengths = np.zeros(len(batch.embed), np.int64)  # [E]
     chosen, cut = take(batch.indptr, runs)
     if not len(chosen):
-        return outcome.result(dist=(np.zeros(len(lengths) + 1, np.int32), np.zeros(0, np.int32), np.zeros(0, np.float32)))
-    rows = logits(pools.embeds.index_select(0, pools.index(batch.embed[chosen])))
-    widths = np.minimum(np.repeat(batch.top_k[runs], np.diff(cut)), rows.shape[1])  # [embeds that run]
-    ids, probs = top_distribution(rows, int(widths.max()))
+        return outcome.result(
+            dist=(np.zeros(len(lengths) + 1, np.int32), np.zeros(0, np.int32), np.zeros(0, np.float32))
+        )
+    rows = head.logits(pools.embeds.index_select(0, pools.index(batch.embed[chosen])))
+    widths = np.minimum(batch.top_k[runs].repeat(counts(cut)), rows.shape[1]).astype(np.int64)  # [embeds that run]
+    ids, probs = top_distribution(rows, int(widths.max()), head.stats)
     lengths[chosen] = widths
-    indptr = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
+    indptr = indptr_of(lengths).astype(np.int32)
     tokens, values = ids.cpu().numpy().astype(np.int32), probs.cpu().numpy()
     if (widths == tokens.shape[1]).all():
         tokens, values = tokens.reshape(-1), values.reshape(-1)
     else:
-        inside = np.concatenate([[0], np.cumsum(widths)])
+        inside = indptr_of(widths)
         row, column = np.repeat(np.arange(len(widths)), widths), within(inside)
         tokens, values = tokens[row, column], values[row, column]
     return outcome.result(dist=(indptr, tokens, values))
 
 
-def sample_tokens(batch: Sample, pools: Pools, poisoned: set[int], logits: Logits) -> BatchResult:
+def sample_tokens(batch: Sample, pools: Pools, poisoned: set[int], head: Head) -> BatchResult:
     """Sample one token an embed into its slot; a stop token marks the slot ended."""
     count = len(batch.lane)
     one = one_each(count)
@@ -55,15 +65,14 @@ def sample_tokens(batch: Sample, pools: Pools, poisoned: set[int], logits: Logit
     outcome.check_ids("slot", batch.slot, one, pools.sizes.num_slots)
     _check_params(outcome, batch)
     runs = outcome.settle()
-    skipped = outcome.skipped
-    if skipped.any():
-        pools.slot_ended[batch.slot[skipped]] = True
+    if not outcome.all_run:
+        pools.slot_ended[batch.slot[outcome.skipped]] = True
     token = np.full(count, -1, np.int32)
     logprob = np.zeros(count, np.float32)
     ended = np.zeros(count, np.uint8)
     if len(runs):
         embed = batch.embed[runs]
-        rows = logits(pools.embeds.index_select(0, pools.index(embed)))
+        rows = head.logits(pools.embeds.index_select(0, pools.index(embed)))
         tokens, logprobs = sample(
             rows,
             SampleParams(
@@ -75,6 +84,7 @@ def sample_tokens(batch: Sample, pools: Pools, poisoned: set[int], logits: Logit
                 draw=batch.draw[runs],
                 position=pools.embed_position[embed],
             ),
+            head.stats,
         )
         token[runs], logprob[runs] = tokens.cpu().numpy(), logprobs.cpu().numpy()
         ended[runs] = _stops(batch, token)[runs]
@@ -83,12 +93,15 @@ def sample_tokens(batch: Sample, pools: Pools, poisoned: set[int], logits: Logit
     return outcome.result(token=token, ended=ended, logprob=logprob)
 
 
-def _check_source(outcome: Outcome, embed: Ints, indptr: Ints, pools: Pools) -> None:
+def _check_source(outcome: Outcome, embed: npt.NDArray[np.int32], indptr: Ints, pools: Pools) -> None:
     known = outcome.check_ids("embed", embed, indptr, pools.sizes.num_embeds)
     source = embed if known else np.clip(embed, 0, pools.sizes.num_embeds - 1)
-    outcome.skip(any_by(pools.embed_ended[source], indptr))
-    unwritten = any_by(pools.embed_position[source] < 0, indptr)
-    outcome.fail(unwritten, lambda b: InvalidArgument(argument="embed", detail="read before written"))
+    outcome.skip(pools.embed_ended[source], indptr)
+    outcome.fail(
+        pools.embed_position[source] < 0,
+        lambda b: InvalidArgument(argument="embed", detail="read before written"),
+        indptr,
+    )
 
 
 def _check_params(outcome: Outcome, batch: Sample) -> None:
@@ -112,8 +125,8 @@ def _check_params(outcome: Outcome, batch: Sample) -> None:
     )
 
 
-def _stops(batch: Sample, token: np.ndarray) -> Bools:
+def _stops(batch: Sample, token: npt.NDArray[np.int32]) -> Bools:
     """[B]: whether the token is one of its command's stop tokens."""
     if not len(batch.stop):
         return np.zeros(len(token), np.bool_)
-    return any_by(batch.stop == np.repeat(token, np.diff(batch.stop_indptr)), batch.stop_indptr)
+    return any_by(batch.stop == np.repeat(token, counts(batch.stop_indptr)), batch.stop_indptr)

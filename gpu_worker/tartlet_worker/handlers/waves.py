@@ -13,7 +13,7 @@ from __future__ import annotations
 import numpy as np
 
 from tartlet_common.step import Forward
-from tartlet_worker.csr import owners, within
+from tartlet_worker.csr import counts, owners, within
 from tartlet_worker.pools import Pools
 
 
@@ -29,7 +29,11 @@ def _embeds_conflict(batch: Forward, pools: Pools) -> bool:
     mark = pools.embed_mark
     oemb = batch.oemb[(batch.oemb >= 0) & (batch.oemb < len(mark))]
     iemb = batch.iemb[(batch.iemb >= 0) & (batch.iemb < len(mark))]
-    owner = np.searchsorted(batch.oemb_indptr, np.arange(len(oemb)), "right") - 1 if len(oemb) != len(batch.oemb) else owners(batch.oemb_indptr)
+    owner = (
+        np.searchsorted(batch.oemb_indptr, np.arange(len(oemb)), "right") - 1
+        if len(oemb) != len(batch.oemb)
+        else owners(batch.oemb_indptr)
+    )
     mark[oemb] = owner + 1
     again = bool((mark[oemb] != owner + 1).any())
     found = mark[iemb]
@@ -44,7 +48,7 @@ def _written(batch: Forward, pools: Pools) -> tuple[np.ndarray, np.ndarray]:
     size = pools.page_size
     command, index = owners(batch.iemb_indptr), within(batch.iemb_indptr)
     target = batch.okv_offset[command].astype(np.int64) + index
-    room = np.diff(batch.okv_indptr)[command].astype(np.int64) * size
+    room = counts(batch.okv_indptr)[command].astype(np.int64) * size
     good = (target >= 0) & (target < room)
     command, target = command[good], target[good]
     page = batch.okv[batch.okv_indptr[:-1][command] + target // size].astype(np.int64)
