@@ -39,6 +39,8 @@ from tartlet_control.settle import Settler
 log = logging.getLogger("tartlet.control")
 
 _CHECK_EVERY_S: Final = 5.0
+_RECOUNT_EVERY: Final = 24
+"""Every so many checks all references are recounted, which holds up the loop for milliseconds."""
 
 
 class Core:
@@ -65,6 +67,7 @@ class Core:
         self._strict = strict
         self._connections = 0
         self._checked_s = clock.now()
+        self._checks = 0
 
     # ---- runtimes -----------------------------------------------------------------------------------------------
 
@@ -262,10 +265,11 @@ class Core:
                 self.lose_runtime(session)
         if now - self._checked_s >= _CHECK_EVERY_S:
             self._checked_s = now
-            self.check_ledgers()
+            self._checks += 1
+            self.check_ledgers(recount=self._checks % _RECOUNT_EVERY == 0)
 
-    def check_ledgers(self) -> None:
-        """Recount the pools of idle engines: free + held = total, and what is held is held by programs.
+    def check_ledgers(self, *, recount: bool = True) -> None:
+        """Check the pools of idle engines: free + held = total, and what is held is held by programs.
 
         Raises:
             LedgerFault: they don't balance, and the core is strict.
@@ -276,7 +280,8 @@ class Core:
             for i, pool in enumerate(engine.pools):
                 owned = sum(len(p.places[engine.model.index].held[i]) for p in list(engine.programs.values()))
                 try:
-                    pool.check()
+                    if recount:
+                        pool.check()
                     if owned != pool.num_held:
                         raise LedgerFault(pool.name, pool.num_free, owned, pool.total)
                 except LedgerFault as e:
