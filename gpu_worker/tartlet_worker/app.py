@@ -14,6 +14,7 @@ from tartlet_common.rpc import Tls
 from tartlet_common.settings import WorkerSettings
 from tartlet_worker.engine import Engine
 from tartlet_worker.link import Link
+from tartlet_worker.warm_up import warm_up
 
 log = logging.getLogger("tartlet.worker")
 
@@ -58,6 +59,8 @@ def load(settings: WorkerSettings, progress: Callable[[str], None]) -> Engine:
 async def main(settings: WorkerSettings, notify: Notify) -> None:
     """Load the engine, then serve it until SIGTERM has drained it."""
     engine = await asyncio.to_thread(load, settings, notify.progress)
+    notify.progress("warming up")
+    await asyncio.to_thread(warm_up, engine)
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
     tls = None
     if settings.tls_certificate and settings.tls_key and settings.tls_authority:

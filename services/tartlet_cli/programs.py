@@ -16,6 +16,7 @@ from tartlet_cli.options import PROGRAM_ARGS, json_option, limit_options, server
 if TYPE_CHECKING:
     from tartlet.client import AsyncClient, Run
 
+_FIRST_S = 1.0  # how long it waits for the first of it
 _SILENCE_S = 0.3  # `logs` without --follow takes so long a pause for the end of what is there
 
 
@@ -236,9 +237,11 @@ async def _print(run: Run, *, quiet: bool, as_json: bool, silence_s: float | Non
 
     printer = Printer(quiet=quiet, as_json=as_json)
     events = aiter(run)
+    pause_s = None if silence_s is None else _FIRST_S
     try:
         while True:
-            printer.event(await asyncio.wait_for(anext(events), silence_s))
+            printer.event(await asyncio.wait_for(anext(events), pause_s))
+            pause_s = silence_s
     except StopAsyncIteration:
         pass
     except TimeoutError:

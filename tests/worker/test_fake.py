@@ -14,6 +14,7 @@ from tartlet_common.errors import ContextTooLong, EngineFailure, InvalidArgument
 from tartlet_common.step import Status
 from tartlet_worker import fake_model
 from tartlet_worker.fake import EngineBroken, FakeEngine, FakeOptions
+from tartlet_worker.warm_up import warm_up
 from tests.worker.steps import copy, dist, embed, forward, fwd, hide, run, sample
 
 SMALL = FakeOptions(page_size=4, num_pages=16, num_embeds=64, num_slots=16, max_position=100)
@@ -268,6 +269,17 @@ def test_reset_forgets_everything(engine: FakeEngine) -> None:
     run(engine, embed((1, [0], [999], [0])))
     engine.reset()
     assert dist_of(engine, [0, 1], 6) == empty
+
+
+def test_a_warmed_up_engine_is_as_a_fresh_one() -> None:
+    warmed, fresh = FakeEngine(SMALL), FakeEngine(SMALL)
+    tokens: list[int] = []
+    inner = warmed.step
+    warmed.step = lambda step: (tokens.append(len(step.batches)), inner(step))[1]  # type: ignore[method-assign]
+    warm_up(warmed)
+    assert tokens == [3, 3, 3]
+    assert prefill(warmed, [0, 1]) == prefill(fresh, [0, 1])
+    assert dist_of(warmed, [0, 1], 6) == dist_of(fresh, [0, 1], 6)
 
 
 def test_faults_on_demand() -> None:
