@@ -218,7 +218,7 @@ class Host:
         for _ in range(10_000):
             self.pump()
             if not self.answer():
-                waits = [e.look_at for e, _ in self.engines if e.look_at is not None]
+                waits = [e.look_at for e in self.core.engines.values() if e.look_at is not None]
                 if not waits:
                     return
                 self.clock.advance(max(0.0, min(waits) - self.clock.now()) + 1e-9)
