@@ -319,13 +319,13 @@ def _forward(queue: CommandQueue, arrived: float, record: Record, payload: memor
     if d != len(words):
         raise MalformedSubmission(detail=f"forward's lists of {d - 4} ids don't fill {len(words) - 4}")
     lists = (words[4:a], words[a:b], words[b:c], words[c:d])
-    _check_forward(queue.spec, lists, record, mask)
+    _check_forward(queue.spec, lists, record)
+    if record[6]:
+        mask = _trimmed(n_iemb, n_ikv * queue.spec.page_size + n_iemb, mask)
     return Forward(queue, record[2], record[1] & 1, arrived, lists, record[4], mask)
 
 
-def _check_forward(
-    spec: EngineSpec, lists: tuple[list[int], list[int], list[int], list[int]], record: Record, mask: bytes
-) -> None:
+def _check_forward(spec: EngineSpec, lists: tuple[list[int], list[int], list[int], list[int]], record: Record) -> None:
     n_ikv, n_iemb, n_okv, n_oemb = map(len, lists)
     if not 1 <= n_iemb <= MAX_TOKENS:
         raise InvalidArgument(argument="iemb", detail=f"{n_iemb} embeds in one call, allowed are 1 to {MAX_TOKENS}")
@@ -342,18 +342,18 @@ def _check_forward(
         raise InvalidArgument(argument="okv_offset", detail="an offset without pages to write")
     if record[5]:
         raise UnsupportedTrait(model=spec.model, trait="Adapter")
-    if record[6]:
-        _check_mask(n_iemb, n_ikv * spec.page_size + n_iemb, mask)
     if n_okv > 1:
         _differ("okv", lists[2])
     if n_oemb > 1:
         _differ("oemb", lists[3])
 
 
-def _check_mask(rows: int, columns: int, mask: bytes) -> None:
+def _trimmed(rows: int, columns: int, mask: bytes) -> bytes:
+    """The mask's own bytes, without what a guest may have added to fill a word."""
     need = (rows * columns + 7) // 8
-    if not need <= len(mask) <= need + 3:  # a guest may pad to whole words
+    if not need <= len(mask) <= need + 3:
         raise InvalidArgument(argument="mask", detail=f"{rows} x {columns} bits are {need} bytes, not {len(mask)}")
+    return mask[:need]
 
 
 def _copy_kvpage(queue: CommandQueue, arrived: float, record: Record, payload: memoryview) -> Command:

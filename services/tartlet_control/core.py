@@ -94,12 +94,16 @@ class Core:
                 self.lifecycle.forget(program, None)
         session.outbox.keep({h for i, h in running.items() if i in known and known[i].handle == h})
         session.programs = {r.handle: known[r.program_id] for r in announced if r.program_id in known}
+        notices = session.outbox.notices
+        notices.models_changed = True
+        told = {handle for handle, _ in notices.kills}
         for handle, program in session.programs.items():
+            if program.killed is not None and handle not in told:  # it may not have heard
+                notices.kills.append((handle, program.killed))
             if program.handle != handle:
                 program.handle = handle
                 if program.commands:  # answers may have been under way to its old handle
                     self.lifecycle.kill(program, ControlLost())
-        session.outbox.notices.models_changed = True
         for request in announced:
             if request.program_id not in known:
                 self.on_start(session, request)

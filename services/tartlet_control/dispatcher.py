@@ -34,7 +34,7 @@ class Dispatcher:
                 self._depth,
                 engine.limits,
                 prioritised=engine.prioritised > 0,
-                busy_until=engine.busy_until(),
+                running=engine.running(),
                 away=engine.away(),
             )
             plan = self._policy(view, now)

@@ -81,9 +81,12 @@ class EngineState:
         self.next_lane = self.next_lane % 0xFFFF_FFFF + 1
         self.reset_lanes.add(queue.lane)
 
-    def busy_until(self) -> float:
-        """When the step that runs now should end, as far as earlier ones tell; 0 if none runs."""
-        return self.began_s + self.times.predict(self.in_flight[0].tokens) if self.in_flight else 0.0
+    def running(self) -> tuple[float, float]:
+        """When the step that runs now should end and how long it takes, as far as earlier ones tell; 0, 0 if none."""
+        if not self.in_flight:
+            return 0.0, 0.0
+        takes_s = self.times.predict(self.in_flight[0].tokens)
+        return self.began_s + takes_s, takes_s
 
     def away(self) -> int:
         """Queues that have a command in flight and none waiting: their programs wait for an answer."""

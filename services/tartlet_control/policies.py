@@ -17,6 +17,8 @@ Policy = Callable[[View, float], Plan]
 NOTHING: Final = Plan([])
 LEAD_S: Final = 0.002
 """How long before the running step's end the next one is formed: to plan, send and unpack it."""
+LEAD_SHARE: Final = 0.1
+"""And how much earlier, as a part of its time: predictions err, and an idle engine costs more than a latecomer."""
 K_PATIENCE_S: Final = 0.05
 """k-only sends fewer than k commands after this long: the last programs of a load would wait forever otherwise."""
 
@@ -32,7 +34,8 @@ def adaptive(view: View, now: float) -> Plan:
     if view.in_flight >= view.depth:
         return NOTHING
     if view.in_flight and view.away:
-        due = view.busy_until - LEAD_S
+        ends, takes_s = view.running
+        due = ends - LEAD_S - LEAD_SHARE * takes_s
         if now < due:
             return Plan([], look_at=due)
     return Plan(gather(view, now))

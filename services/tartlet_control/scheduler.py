@@ -57,7 +57,7 @@ class View:
     depth: int  # steps that may be in flight
     limits: Limits
     prioritised: bool = False  # some queue has another priority than normal
-    busy_until: float = 0.0  # when the step that runs now should end
+    running: tuple[float, float] = (0.0, 0.0)  # when the step that runs now should end, and how long it takes in all
     away: int = 0  # queues that are in flight and have nothing waiting
 
 

@@ -418,3 +418,31 @@ def test_a_record_outside_the_payload_ends_its_program_only() -> None:
     host.run()
     assert isinstance(bad.killed, errors.MalformedSubmission)
     assert good.answer(1).event is Event.RESULT
+
+
+def test_a_kill_that_the_runtime_may_not_have_heard_is_told_again() -> None:
+    host = Host()
+    guest = host.start()
+    decode_text(guest, PROMPT, 2)
+    host.run()
+    host.core.on_engine_gone(host.engine)
+    host.collect()
+    session = host.core.on_runtime("rt", "one", "", [StartRequest(guest.handle, guest.program_id)])
+    assert [(h, type(e)) for h, e in session.outbox.notices.kills] == [(guest.handle, errors.WorkerLost)]
+
+
+@pytest.mark.parametrize(("mask", "fits"), [(b"\x01", True), (b"\x01\0\0\0", True), (b"", False), (b"\x01" * 6, False)])
+def test_a_mask_must_have_its_size_and_may_be_padded(mask: bytes, fits: bool) -> None:
+    host = Host()
+    guest = host.start()
+    guest.alloc(Op.ALLOC_EMB, [0])
+    guest.alloc(Op.ALLOC_KVPAGE, [0])
+    guest.embed([0], [5], [0])
+    payload = abi.u32([1, 1, 0, 0, 0, 0]) + mask
+    ticket = guest.put(Op.FORWARD, c=1, payload=payload, wait=True)
+    host.run()
+    if fits:
+        assert guest.answer(ticket).event is Event.RESULT
+        assert host.steps[0].batches[1].mask_bits.tobytes() == b"\x01"  # type: ignore[union-attr]
+    else:
+        assert isinstance(guest.answer(ticket).error, errors.InvalidArgument)

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from tartlet_common.abi import Op
-from tartlet_control.policies import K_PATIENCE_S, LEAD_S
+from tartlet_control.policies import K_PATIENCE_S, LEAD_S, LEAD_SHARE
 from tartlet_worker.fake import FakeOptions
 from tests.control.harness import Guest, Host
 
@@ -215,7 +215,7 @@ def test_the_second_step_waits_for_programs_that_could_still_join_it() -> None:
     host.clock.advance(0.001)
     host.pump()
     assert len(host.steps) == 1
-    assert host.engine.look_at == pytest.approx(100.0 + 0.010 - LEAD_S, abs=0.001)
+    assert host.engine.look_at == pytest.approx(100.0 + 0.010 * (1 - LEAD_SHARE) - LEAD_S, abs=1e-6)
     a.embed([0], [5], [1])  # it has run ahead: nobody else can come
     host.pump()
     assert sizes(host)[1:] == [[("EmbedTxt", 2), ("Forward", 1)]]
