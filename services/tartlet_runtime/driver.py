@@ -50,6 +50,7 @@ class Driver:
         self._journals: dict[Runnable, None] = {}
         self._readers: dict[Reader, None] = {}
         self._scheduled = False
+        self._quiet_since = now()
         self.send_commands: Callable[[], None] = _nothing
 
     def wake(self, program: Runnable) -> None:
@@ -77,6 +78,10 @@ class Driver:
         self._readers[reader] = None
         self.schedule()
 
+    def idle_for(self, seconds: float) -> bool:
+        """Whether nothing has been to do for that long."""
+        return not self._scheduled and self._now() - self._quiet_since >= seconds
+
     def _turn(self) -> None:
         self._scheduled = False
         runnable = self._runnable
@@ -92,6 +97,7 @@ class Driver:
                 if self._now() >= end:
                     break
         self.flush()
+        self._quiet_since = self._now()
         if runnable:
             self.schedule()
 

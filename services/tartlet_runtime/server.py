@@ -94,9 +94,7 @@ class ProgramsService(programs_pb2_grpc.ProgramsServicer):
         finally:
             call.close(Disconnected())
 
-    async def _launch_all(
-        self, specs: Sequence[programs_pb2.LaunchSpec], call: Call, tasks: asyncio.TaskGroup
-    ) -> None:
+    async def _launch_all(self, specs: Sequence[programs_pb2.LaunchSpec], call: Call, tasks: asyncio.TaskGroup) -> None:
         """Launch in portions, so that the first programs run and answer while the last are still to be started."""
         for index, asked in enumerate(specs):
             if index >= _MAX_SPECS:

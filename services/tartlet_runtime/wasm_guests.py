@@ -207,6 +207,10 @@ class WasmGuests:
         if outcome.text and outcome.text != "None":
             raise InvalidSource(detail=outcome.text)
 
+    def tend(self) -> bool:
+        """Prepare one Python guest ahead of its launch (a few ms); False if there are enough."""
+        return self._python is not None and self.host.tend(self._python)
+
     def close(self) -> None:
         """End all guests."""
         self.host.close()

@@ -391,4 +391,3 @@ async def native(rig: Rig, **fields: Any) -> tuple[Stream, NativeProgram]:
     accepted = await stream.next()
     assert accepted.kind == _Event.ACCEPTED, accepted
     return stream, await NativeProgram.connect(rig, accepted.data)
-

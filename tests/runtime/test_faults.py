@@ -496,4 +496,3 @@ async def test_a_full_disk_ends_the_program_whose_journal_it_was(run_dir: Path) 
         assert isinstance(await ended(stream), DiskFull)
         stream = await launch(rig, launch_spec(PYTHON, source))
         assert (await stream.rest())[-1].success
-

@@ -220,9 +220,7 @@ async def test_every_prefix_of_a_journal_replays(
         assert again.submissions == submissions[: len(again.submissions)]
 
 
-async def test_a_changed_program_diverges(
-    run_dir: Path, monkeypatch: pytest.MonkeyPatch, wasm: WasmHost
-) -> None:
+async def test_a_changed_program_diverges(run_dir: Path, monkeypatch: pytest.MonkeyPatch, wasm: WasmHost) -> None:
     async with running(run_dir, keep_journals=True) as rig:
         program_id, _, _ = await launch_recorded(rig, monkeypatch, launch_spec(PYTHON, CHATTY), b"hey")
     got, records = read_journal(run_dir / "journals" / f"{program_id}.journal")
@@ -306,4 +304,3 @@ def messages(submission: bytes) -> list[bytes]:
     batch = decode(submission)
     rows = [row for row in batch.records.tolist() if row[0] == 2]
     return [batch.payload[row[7] : row[7] + row[8]] for row in rows]
-
