@@ -236,7 +236,8 @@ class EngineStatus(ApiModel):
 
     pod: Annotated[str, Field(max_length=253)] = Field(description="Its pod.")
     state: Annotated[str, Field(max_length=64)] = Field(
-        description="`Pending`, `Loading`, `Ready`, `Draining`, `Broken` or `Lost`."
+        description="`Pending`, `Loading`, `Ready`, `Draining`, `Broken`, `Lost` (control doesn't know it) or "
+        "`Unknown`."
     )
     reason: Annotated[str, Field(max_length=256)] = Field(default="", description="Why it isn't ready.")
     node: Annotated[str, Field(max_length=253)] = Field(default="", description="Where it runs.")

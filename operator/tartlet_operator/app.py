@@ -1,0 +1,186 @@
+"""Wires the operator together: settings, leadership, watches, workers."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import socket
+import uuid
+from typing import Final
+
+import kopf
+
+from tartlet import AsyncClient
+from tartlet_common import rpc
+from tartlet_common.clock import Clock, SystemClock
+from tartlet_common.errors import TartletError
+from tartlet_common.process import Notify
+from tartlet_common.settings import OperatorSettings
+from tartlet_operator import access
+from tartlet_operator.access import ApiAccess
+from tartlet_operator.context import Context, ControlView
+from tartlet_operator.control_link import ControlLink
+from tartlet_operator.followers import Followers
+from tartlet_operator.handler import Handler
+from tartlet_operator.kube import Api
+from tartlet_operator.lease import Leader
+from tartlet_operator.loops import ControlPoll, Resync
+from tartlet_operator.metrics import Metrics
+from tartlet_operator.pool_manifests import WorkerDefaults
+from tartlet_operator.recorder import Recorder
+from tartlet_operator.sources import SourceFetcher
+from tartlet_operator.store import Store
+from tartlet_operator.watch import Watch
+from tartlet_operator.work_queue import WorkQueue
+
+log = logging.getLogger("tartlet.operator")
+
+_CONNECTIONS: Final = 16
+_SILENT_RENEWALS: Final = 6
+"""The Lease is renewed five times in its life, and each renewal is an event; so much silence is a broken watch."""
+
+
+class _Stopped(Exception):
+    """kopf was told to stop by a signal."""
+
+
+async def main(settings: OperatorSettings, notify: Notify) -> None:
+    """Wait for the Lease, then keep every object as its spec says, until cancelled.
+
+    Raises:
+        InvalidConfig: the API server can't be found.
+        Unavailable: the Lease was lost; another replica leads.
+    """
+    logging.getLogger("kopf").setLevel(logging.WARNING)  # it would say something about every event
+    reached = access.discover(settings.kubeconfig)
+    namespace = settings.namespace or reached.namespace
+    namespaces = [n.strip() for n in settings.namespaces.split(",") if n.strip()] or [namespace]
+    clock = SystemClock()
+    async with contextlib.AsyncExitStack() as stack:
+        session = await stack.enter_async_context(reached.session(_CONNECTIONS))
+        leader = Leader(
+            Api(session),
+            clock,
+            namespace=namespace,
+            name=settings.lease_name,
+            identity=settings.identity or f"{socket.gethostname()}-{uuid.uuid4().hex[:8]}",
+            duration_s=settings.lease_duration_s,
+        )
+        notify.ready("standby")
+        await leader.acquire()
+        try:
+            await _lead(settings, notify, leader, reached, Api(session), namespaces, clock, own=namespace)
+        finally:
+            await leader.release()
+
+
+async def _lead(  # noqa: PLR0913, PLR0917 - where everything is wired, everything is named
+    settings: OperatorSettings,
+    notify: Notify,
+    leader: Leader,
+    reached: ApiAccess,
+    api: Api,
+    namespaces: list[str],
+    clock: Clock,
+    *,
+    own: str,
+) -> None:
+    tls = _tls(settings)
+    control = ControlLink(settings.control, tls)
+    queue, store = WorkQueue(), Store()
+    lease = settings.lease_name if own in namespaces else ""  # watched only where we may read it
+    pulse = _Pulse(clock, notify, silence_s=leader.retry_s * _SILENT_RENEWALS if lease else 0.0)
+    async with AsyncClient(settings.runtime, control=settings.control, tls=tls) as client:
+        ctx = Context(
+            settings=settings,
+            clock=clock,
+            api=api,
+            control=control,
+            client=client,
+            queue=queue,
+            store=store,
+            view=ControlView(),
+            followers=Followers(client, settings.max_runs, queue.add_after),
+            fetcher=SourceFetcher(api, settings.source_hosts),
+            recorder=Recorder(api, clock, settings.identity or socket.gethostname()),
+            metrics=Metrics(store, lambda: len(queue), lambda: leader.leading, pulse.age),
+            defaults=_defaults(settings),
+            namespaces=namespaces,
+        )
+        poll = ControlPoll(ctx)
+        await poll.once()  # so that settled Inferlets are seen to be
+        registry = Watch(queue, store, pulse.heard).registry(reached, namespaces=len(namespaces), lease=lease)
+        handler = Handler(ctx)
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(leader.keep(), name="lease")
+                tasks.create_task(ctx.followers.run(), name="followers")
+                tasks.create_task(ctx.recorder.run(), name="events")
+                tasks.create_task(poll.run(), name="control")
+                tasks.create_task(Resync(ctx).run(), name="resync")
+                tasks.create_task(pulse.run(), name="pulse")
+                for n in range(settings.concurrency):
+                    tasks.create_task(queue.work(handler.handle), name=f"worker {n}")
+                tasks.create_task(_kopf(registry, namespaces), name="kopf")
+        except* _Stopped:
+            log.info("stopped")
+        except* TartletError as group:
+            raise group.exceptions[0] from None
+        finally:
+            queue.close()
+            await control.close()
+
+
+async def _kopf(registry: kopf.OperatorRegistry, namespaces: list[str]) -> None:
+    """kopf takes the signals while it runs, and returns at one."""
+    await kopf.operator(registry=registry, namespaces=namespaces, standalone=True)
+    raise _Stopped
+
+
+class _Pulse:
+    """Honest readiness: watching works as long as events come, and the Lease's renewals make some."""
+
+    def __init__(self, clock: Clock, notify: Notify, silence_s: float) -> None:
+        """`silence_s` 0: nothing makes events, so silence means nothing."""
+        self._clock = clock
+        self._notify = notify
+        self._silence_s = silence_s
+        self._heard_s = clock.now()
+
+    def heard(self) -> None:
+        """An event came."""
+        self._heard_s = self._clock.now()
+
+    def age(self) -> float:
+        """Since the last event, s."""
+        return self._clock.now() - self._heard_s
+
+    async def run(self) -> None:
+        """Tell the probes until cancelled."""
+        well = True
+        while True:
+            silent = bool(self._silence_s) and self.age() > self._silence_s
+            if silent and well:
+                self._notify.not_ready(f"no event of the API server for {self.age():.0f} s")
+            elif not silent and not well:
+                self._notify.ready("leading")
+            well = not silent
+            await asyncio.sleep(1.0)
+
+
+def _tls(settings: OperatorSettings) -> rpc.Tls | None:
+    if settings.tls_certificate is None or settings.tls_key is None or settings.tls_authority is None:
+        return None
+    return rpc.Tls(settings.tls_certificate, settings.tls_key, settings.tls_authority)
+
+
+def _defaults(settings: OperatorSettings) -> WorkerDefaults:
+    return WorkerDefaults(
+        image=settings.worker_image,
+        pull_policy=settings.worker_pull_policy,
+        control=settings.worker_control or settings.control,
+        tls_secret=settings.worker_tls_secret,
+        service_account=settings.worker_service_account,
+        log_format=settings.log_format,
+    )

@@ -1,0 +1,68 @@
+"""What control's catalogue shall hold, against what it holds. Pure."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from tartlet_operator.api.common import quantity
+from tartlet_operator.api.inferlet import InferletSpec
+from tartlet_protos import common_pb2, control_pb2
+
+_SUFFIX = {"Python": ".py", "Wasm": ".wasm"}
+_LANGUAGE = {"Python": common_pb2.Source.PYTHON, "Wasm": common_pb2.Source.WASM}
+
+
+def entry(spec: InferletSpec, namespace: str, name: str, data: bytes, model: str) -> control_pb2.CatalogueEntry:
+    """The catalogue's entry for an Inferlet; the namespace is the tenant."""
+    limits = spec.limits
+    return control_pb2.CatalogueEntry(
+        tenant=namespace,
+        name=name,
+        source=common_pb2.Source(
+            language=_LANGUAGE[spec.language],
+            filename=name + _SUFFIX[spec.language],
+            data=data,
+            digest=hashlib.sha256(data).hexdigest(),
+        ),
+        limits=common_pb2.Limits(
+            memory_bytes=int(quantity(limits.memory)) if limits.memory else 0,
+            cpu_slice_s=float(limits.cpu_slice_seconds or 0),
+            pages=limits.pages or 0,
+            commands_in_flight=limits.commands_in_flight or 0,
+        ),
+        model=model,
+        description=spec.description,
+    )
+
+
+def fingerprint(wanted: control_pb2.CatalogueEntry) -> str:
+    """Equal for entries that are equal, with the source's data or, as in listings, only its digest."""
+    bare = control_pb2.CatalogueEntry()
+    bare.CopyFrom(wanted)
+    bare.source.data = b""
+    return hashlib.sha256(bare.SerializeToString(deterministic=True)).hexdigest()[:32]
+
+
+@dataclass(frozen=True, slots=True)
+class Sync:
+    """What to do so that the catalogue holds what it shall; names."""
+
+    put: list[str] = field(default_factory=list)
+    delete: list[str] = field(default_factory=list)
+
+
+def sync(wanted: Mapping[str, str], held: Mapping[str, str]) -> Sync:
+    """Compare two maps from name to fingerprint.
+
+    `delete` are candidates: an Inferlet that was created this moment may not be among the wanted yet.
+
+    Example:
+        >>> sync({"a": "1", "b": "2"}, {"b": "3", "c": "4"})
+        Sync(put=['a', 'b'], delete=['c'])
+    """
+    return Sync(
+        put=sorted(name for name, print_ in wanted.items() if held.get(name) != print_),
+        delete=sorted(held.keys() - wanted.keys()),
+    )

@@ -1,0 +1,91 @@
+"""What every reconcile works with, and the one way to write a status."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final, TypeVar
+
+from tartlet import AsyncClient
+from tartlet_common.clock import Clock
+from tartlet_common.settings import OperatorSettings
+from tartlet_operator.api.common import ApiModel
+from tartlet_operator.control_link import ControlLink
+from tartlet_operator.followers import Followers
+from tartlet_operator.kube import Api
+from tartlet_operator.meta import Key, Meta
+from tartlet_operator.metrics import Metrics
+from tartlet_operator.pool_manifests import WorkerDefaults
+from tartlet_operator.pool_status import Happening
+from tartlet_operator.recorder import Recorder
+from tartlet_operator.sources import SourceFetcher
+from tartlet_operator.store import Store
+from tartlet_operator.times import stamp
+from tartlet_operator.work_queue import WorkQueue
+
+S = TypeVar("S", bound=ApiModel)
+
+VALIDATE_TIMEOUT_S: Final = 90.0
+
+
+@dataclass(slots=True)
+class ControlView:
+    """What control told last.
+
+    Args:
+        incarnation: of the control that answered last.
+        engines: state by engine id; None: control doesn't answer.
+        catalogue: fingerprint by namespace and name; namespaces that were never listed are absent.
+    """
+
+    incarnation: str = ""
+    engines: Mapping[str, str] | None = None
+    catalogue: dict[str, dict[str, str]] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class Context:
+    """The operator's parts."""
+
+    settings: OperatorSettings
+    clock: Clock
+    api: Api
+    control: ControlLink
+    client: AsyncClient
+    queue: WorkQueue
+    store: Store
+    view: ControlView
+    followers: Followers
+    fetcher: SourceFetcher
+    recorder: Recorder
+    metrics: Metrics
+    defaults: WorkerDefaults
+    namespaces: Sequence[str]
+    written: dict[Key, int] = field(default_factory=dict)
+
+    @property
+    def unix_s(self) -> float:
+        """The time of day."""
+        return self.clock.unix_ns() / 1e9
+
+    @property
+    def now(self) -> str:
+        """The time of day as Kubernetes writes it."""
+        return stamp(self.unix_s)
+
+    async def write_status(
+        self, key: Key, meta: Meta, old: ApiModel, new: ApiModel, happenings: Sequence[Happening] = ()
+    ) -> None:
+        """Write a status if it changed, and post what happened.
+
+        Raises:
+            ApiError: it was refused.
+        """
+        if new == old:
+            return
+        version = await self.api.apply_status(key, meta.uid, new.dump())
+        if version:
+            self.written[key] = version
+            self.metrics.wrote(key.kind)
+            for happening in happenings:
+                self.recorder.post(key, meta.uid, happening)

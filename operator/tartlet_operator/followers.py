@@ -1,0 +1,133 @@
+"""Follows the programs of InferletRuns: keeps the end of their output, and how they ended."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Final
+
+from tartlet import AsyncClient, Ended, Message, Stdout
+from tartlet_common.errors import RuntimeLost, TartletError, Unavailable, UnknownProgram
+from tartlet_operator.api.inferlet_run import OUTPUT_BYTES
+from tartlet_operator.meta import Key
+from tartlet_operator.run_decisions import Outcome, Output, tail
+
+log = logging.getLogger("tartlet.operator")
+
+PROGRESS_S: Final = 2.0
+"""How often output that grows is shown in the status."""
+_RETRY_S: Final = 1.0
+
+
+@dataclass(slots=True)
+class _Followed:
+    program_id: str
+    task: asyncio.Task[None] | None = None
+    data: bytearray = field(default_factory=bytearray)
+    truncated: bool = False
+    next_offset: int = 0
+    outcome: Outcome | None = None
+
+    @property
+    def output(self) -> Output:
+        return tail(bytes(self.data), self.truncated)
+
+
+class Followers:
+    """One task a running program, all of them in one group.
+
+    Args:
+        client: of the runtime.
+        limit: programs followed at once.
+        changed: called with a run's key and a delay, s, when there is something new to be written.
+    """
+
+    def __init__(self, client: AsyncClient, limit: int, changed: Callable[[Key, float], None]) -> None:
+        self._client = client
+        self._limit = limit
+        self._changed = changed
+        self._followed: dict[Key, _Followed] = {}
+        self._group: asyncio.TaskGroup | None = None
+
+    def __len__(self) -> int:
+        """Programs that are followed now."""
+        return sum(f.outcome is None for f in self._followed.values())
+
+    async def run(self) -> None:
+        """Hold the tasks until cancelled."""
+        async with asyncio.TaskGroup() as group:
+            self._group = group
+            await asyncio.Event().wait()
+
+    @property
+    def full(self) -> bool:
+        """No more programs can be followed now."""
+        return len(self) >= self._limit
+
+    def follow(self, key: Key, program_id: str) -> None:
+        """Follow a run's program, unless it already is."""
+        known = self._followed.get(key)
+        if known is not None and known.program_id == program_id:
+            return
+        self.forget(key)
+        assert self._group is not None, "run() comes first"
+        followed = _Followed(program_id)
+        self._followed[key] = followed
+        followed.task = self._group.create_task(self._follow(key, followed), name=f"follow {key}")
+
+    def outcome(self, key: Key, program_id: str) -> Outcome | None:
+        """How a run's program ended; None: it hasn't, or isn't followed."""
+        known = self._followed.get(key)
+        return known.outcome if known is not None and known.program_id == program_id else None
+
+    def output(self, key: Key, program_id: str) -> Output | None:
+        """What a run's program has put out so far; None: nobody knows."""
+        known = self._followed.get(key)
+        return known.output if known is not None and known.program_id == program_id else None
+
+    def forget(self, key: Key) -> str:
+        """Stop following; the id of the program if it was running, else ""."""
+        known = self._followed.pop(key, None)
+        if known is None:
+            return ""
+        if known.task is not None:
+            known.task.cancel()
+        return known.program_id if known.outcome is None else ""
+
+    async def _follow(self, key: Key, followed: _Followed) -> None:
+        while followed.outcome is None:
+            try:
+                await self._read(key, followed)
+            except UnknownProgram:
+                followed.outcome = Outcome(success=False, output=followed.output, error=RuntimeLost())
+            except (Unavailable, RuntimeLost) as e:  # the connection is gone, perhaps not the program
+                log.info("%s: %s", key, e)
+                await asyncio.sleep(_RETRY_S)
+            except TartletError as e:
+                followed.outcome = Outcome(success=False, output=followed.output, error=e)
+        self._changed(key, 0.0)
+
+    async def _read(self, key: Key, followed: _Followed) -> None:
+        run = await self._client.attach(followed.program_id, followed.next_offset)
+        async for event in run:
+            if isinstance(event, Ended):
+                followed.outcome = Outcome(
+                    success=event.success,
+                    output=followed.output,
+                    result=event.result,
+                    error=event.error,
+                    input_tokens=event.usage.input_tokens,
+                    output_tokens=event.usage.sampled_tokens,
+                )
+                return
+            offset = getattr(event, "offset", followed.next_offset)
+            followed.truncated |= offset > followed.next_offset
+            followed.next_offset = offset + 1
+            if isinstance(event, Message | Stdout):
+                followed.data += event.data
+                if len(followed.data) > 2 * OUTPUT_BYTES:
+                    del followed.data[:-OUTPUT_BYTES]
+                    followed.truncated = True
+                self._changed(key, PROGRESS_S)

@@ -1,0 +1,148 @@
+"""One object at a time: the newest body, its kind's reconcile, and what happens when that fails."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, Final
+
+from pydantic import ValidationError
+
+from tartlet_common.errors import TartletError
+from tartlet_operator import reconcile_inferlet, reconcile_pool, reconcile_run
+from tartlet_operator.api import RESOURCES, EnginePool, Inferlet, InferletRun
+from tartlet_operator.api.common import ApiModel
+from tartlet_operator.api.engine_pool import EnginePoolStatus
+from tartlet_operator.api.inferlet import InferletStatus
+from tartlet_operator.api.inferlet_run import InferletRunStatus
+from tartlet_operator.conditions import Want, merged
+from tartlet_operator.context import Context
+from tartlet_operator.kube import ApiError, version
+from tartlet_operator.meta import Key, Meta
+from tartlet_operator.pool_status import Happening
+from tartlet_operator.reasons import EventReason, Reason
+
+log = logging.getLogger("tartlet.operator")
+
+_BACKOFF_S: Final = 0.5
+_BACKOFF_MAX_S: Final = 30.0
+
+_RECONCILE: Final[Mapping[str, Callable[[Context, Key, Mapping[str, Any]], Awaitable[float | None]]]] = {
+    "EnginePool": reconcile_pool.reconcile,
+    "Inferlet": reconcile_inferlet.reconcile,
+    "InferletRun": reconcile_run.reconcile,
+}
+assert set(_RECONCILE) == {r.kind for r in RESOURCES}
+
+
+def retry_s(failures: int, max_retries: int) -> float | None:
+    """The wait after so many failures in a row; None: until the next resync.
+
+    Example:
+        >>> [retry_s(n, 5) for n in (1, 2, 5, 6)]
+        [0.5, 1.0, 8.0, None]
+    """
+    if failures > max_retries:
+        return None
+    return float(min(_BACKOFF_S * 2 ** (failures - 1), _BACKOFF_MAX_S))
+
+
+class Handler:
+    """What the work queue's workers call."""
+
+    def __init__(self, ctx: Context) -> None:
+        self._ctx = ctx
+        self._failures: dict[Key, int] = {}
+
+    async def handle(self, key: Key, body: Mapping[str, Any] | None) -> float | None:
+        """Bring one object about; returns when to look at it again, s."""
+        ctx = self._ctx
+        started = ctx.clock.now()
+        try:
+            body = await self._newest(key, body)
+            if body is None:
+                await self._gone(key)
+                again_s = None
+            else:
+                again_s = await _RECONCILE[key.kind](ctx, key, body)
+            self._failures.pop(key, None)
+        except ValidationError as e:  # an older CRD let it through
+            again_s = await self._failed(key, body, "InvalidSpec", str(e), permanent=True)
+        except ApiError as e:
+            again_s = await self._failed(key, body, e.reason or "ApiError", str(e), permanent=not e.retryable)
+        except TartletError as e:
+            again_s = await self._failed(key, body, e.name, f"{e}: {e.remedy}")
+        except Exception as e:
+            log.exception("%s", key)
+            again_s = await self._failed(key, body, "InternalError", repr(e))
+        ctx.metrics.reconciled(key.kind, ctx.clock.now() - started)
+        return again_s
+
+    async def _newest(self, key: Key, body: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
+        """The body, unless it is older than our own last write: then whatever the API server has."""
+        written = self._ctx.written.get(key, 0)
+        if body is not None:
+            seen = version(body)
+            if seen >= written:
+                self._ctx.written.pop(key, None)
+                return body
+        return await self._ctx.api.get(key.kind, key.namespace, key.name)
+
+    async def _gone(self, key: Key) -> None:
+        ctx = self._ctx
+        ctx.store.forget(key)
+        ctx.queue.forget(key)
+        ctx.written.pop(key, None)
+        if key.kind == "InferletRun":
+            program_id = ctx.followers.forget(key)
+            if program_id:
+                await reconcile_run.kill(ctx, key, program_id, "its InferletRun was deleted")
+        elif key.kind == "Inferlet":
+            await reconcile_inferlet.forget_entry(ctx, key)
+        else:
+            for inferlet in list(ctx.store.inferlets):
+                if inferlet.namespace == key.namespace:
+                    ctx.queue.add(inferlet)
+
+    async def _failed(
+        self, key: Key, body: Mapping[str, Any] | None, reason: str, message: str, *, permanent: bool = False
+    ) -> float | None:
+        """Try again a few times, then say so in a condition and wait for the next resync or change."""
+        ctx = self._ctx
+        failures = self._failures.get(key, 0) + 1
+        self._failures[key] = failures
+        ctx.metrics.failed(key.kind, reason)
+        again_s = None if permanent else retry_s(failures, ctx.settings.max_retries)
+        log.log(logging.INFO if again_s else logging.WARNING, "%s: %s: %s", key, reason, message)
+        if again_s is None and body is not None:
+            try:
+                await self._confess(key, body, f"{reason}: {message}")
+            except (ApiError, ValidationError) as e:
+                log.warning("%s: its condition can't be written: %s", key, e)
+        return again_s
+
+    async def _confess(self, key: Key, body: Mapping[str, Any], message: str) -> None:
+        meta = Meta.of(body)
+        old, new = failed_status(key.kind, body, meta.generation, message, self._ctx.now)
+        warning = Happening(EventReason.RECONCILE_FAILED, message, warning=True)
+        await self._ctx.write_status(key, meta, old, new, [warning])
+
+
+def failed_status(
+    kind: str, body: Mapping[str, Any], generation: int, message: str, now: str
+) -> tuple[ApiModel, ApiModel]:
+    """The status as it is, and as it says that the operator gave up for now: nobody knows how the object stands."""
+    live = body.get("status") or {}
+    want = Want("Succeeded" if kind == InferletRun.__name__ else "Ready", "Unknown", Reason.RECONCILE_FAILED, message)
+    old: EnginePoolStatus | InferletStatus | InferletRunStatus
+    if kind == EnginePool.__name__:
+        old = EnginePoolStatus.model_validate(live)
+    elif kind == Inferlet.__name__:
+        old = InferletStatus.model_validate(live)
+    else:
+        old = InferletRunStatus.model_validate(live)
+        if old.phase in ("Succeeded", "Failed"):
+            return old, old
+    others = [c for c in old.conditions if c.type != want.type]
+    conditions = [*merged(old.conditions, [want], generation=generation, now=now), *others]
+    return old, old.model_copy(update={"conditions": conditions})

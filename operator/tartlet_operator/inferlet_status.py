@@ -1,0 +1,92 @@
+"""What an Inferlet's status says: whether and where it can run, and why not. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from tartlet_operator.api.inferlet import InferletSpec, InferletStatus
+from tartlet_operator.conditions import Status, Want, holds, merged
+from tartlet_operator.pool_status import Happening
+from tartlet_operator.reasons import EventReason, Reason
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """Whether the program is in the catalogue, and if not, why."""
+
+    ready: Status
+    reason: str
+    message: str = ""
+    digest: str = ""  # of what is in the catalogue
+
+
+@dataclass(frozen=True, slots=True)
+class PoolSeen:
+    """What is remembered of an EnginePool."""
+
+    name: str
+    model: str
+    ready: bool
+
+
+def model_of(spec: InferletSpec, pools: Iterable[PoolSeen]) -> str | None:
+    """The model a program runs on, "" for the server's default; None: its pool doesn't exist."""
+    if not spec.pool:
+        return spec.model
+    return next((p.model for p in pools if p.name == spec.pool), None)
+
+
+def runnable(spec: InferletSpec, pools: Iterable[PoolSeen]) -> tuple[Want, list[str]]:
+    """The condition `Runnable`, and the pools that can run the program now."""
+    pools = list(pools)
+    model = model_of(spec, pools)
+    if model is None:
+        message = f"spec.pool names {spec.pool}, which isn't in the namespace: create it, or name another pool"
+        return Want("Runnable", "False", Reason.POOL_NOT_FOUND, message), []
+    serving = [p for p in pools if not model or p.model == model]
+    ready = sorted(p.name for p in serving if p.ready)
+    if ready:
+        return Want("Runnable", "True", Reason.POOL_READY, ""), ready[:64]
+    if serving:
+        message = f"no engine is ready in {', '.join(sorted(p.name for p in serving)[:8])}: see its conditions"
+        return Want("Runnable", "False", Reason.POOL_NOT_READY, message), []
+    what = f"the model {model}" if model else "any model"
+    message = f"no EnginePool of the namespace serves {what}: create one, or name another model"
+    return Want("Runnable", "False", Reason.POOL_NOT_FOUND, message), []
+
+
+def status(
+    spec: InferletSpec,
+    old: InferletStatus,
+    verdict: Verdict,
+    pools: Iterable[PoolSeen],
+    *,
+    generation: int,
+    now: str,
+) -> InferletStatus:
+    """The Inferlet's status."""
+    pools = list(pools)
+    where, names = runnable(spec, pools)
+    ready = Want("Ready", verdict.ready, verdict.reason, verdict.message)
+    return InferletStatus(
+        observed_generation=generation,
+        conditions=merged(old.conditions, [ready, where], generation=generation, now=now),
+        digest=f"sha256:{verdict.digest}" if verdict.digest else "",
+        model=model_of(spec, pools) or "",
+        pools=names,
+    )
+
+
+def happenings(old: InferletStatus, new: InferletStatus) -> list[Happening]:
+    """What is worth an event between two statuses."""
+    ready = next((c for c in new.conditions if c.type == "Ready"), None)
+    if ready is None or old.conditions == new.conditions:
+        return []
+    if ready.status == "True":
+        first = not holds(old.conditions, "Ready") or old.digest != new.digest
+        return [Happening(EventReason.INFERLET_READY, f"in the catalogue as {new.digest}")] if first else []
+    before = next((c for c in old.conditions if c.type == "Ready"), None)
+    if ready.status == "False" and (before is None or before.message != ready.message):
+        return [Happening(EventReason.INFERLET_REFUSED, f"{ready.reason}: {ready.message}", warning=True)]
+    return []

@@ -1,0 +1,201 @@
+"""The API server as the operator uses it: reads, server-side apply under one field manager, deletes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Mapping
+from typing import Any, Final
+
+import aiohttp
+
+from tartlet_operator.api import RESOURCES
+from tartlet_operator.api.common import API_VERSION
+from tartlet_operator.meta import MANAGER, Key
+
+_METADATA_ONLY: Final = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1"
+_APPLY: Final = "application/apply-patch+yaml"
+_TIMEOUT: Final = aiohttp.ClientTimeout(total=30)
+_PAGE: Final = 500
+
+_PATHS: Final = {
+    "ConfigMap": ("api/v1", "configmaps"),
+    "Deployment": ("apis/apps/v1", "deployments"),
+    "Event": ("api/v1", "events"),
+    "Lease": ("apis/coordination.k8s.io/v1", "leases"),
+    "Pod": ("api/v1", "pods"),
+    "PodDisruptionBudget": ("apis/policy/v1", "poddisruptionbudgets"),
+    **{r.kind: (f"apis/{API_VERSION}", r.plural) for r in RESOURCES},
+}
+
+
+class ApiError(Exception):
+    """The API server refused a request, or didn't answer (status 0)."""
+
+    def __init__(self, status: int, reason: str, message: str) -> None:
+        super().__init__(f"{reason or status}: {message}")
+        self.status = status
+        self.reason = reason
+        self.message = message
+
+    @property
+    def retryable(self) -> bool:
+        """Whether the same request may succeed later."""
+        return self.status in (0, 409, 429) or self.status >= 500
+
+
+class Api:
+    """Requests to the API server."""
+
+    def __init__(self, session: aiohttp.ClientSession) -> None:
+        self._session = session
+
+    async def get(self, kind: str, namespace: str, name: str) -> dict[str, Any] | None:
+        """An object, or None.
+
+        Raises:
+            ApiError: it can't be read.
+        """
+        try:
+            return await self._do("GET", _path(kind, namespace, name))
+        except ApiError as e:
+            if e.status == 404:
+                return None
+            raise
+
+    async def list(self, kind: str, namespace: str, labels: Mapping[str, str]) -> list[dict[str, Any]]:
+        """All objects with these labels.
+
+        Raises:
+            ApiError: they can't be read.
+        """
+        return [body async for body in self.pages(kind, namespace, labels)]
+
+    async def pages(
+        self, kind: str, namespace: str, labels: Mapping[str, str] | None = None
+    ) -> AsyncIterator[dict[str, Any]]:
+        """All objects with these labels, read page by page.
+
+        Raises:
+            ApiError: they can't be read.
+        """
+        params = {"limit": str(_PAGE)}
+        if labels:
+            params["labelSelector"] = ",".join(f"{k}={v}" for k, v in labels.items())
+        while True:
+            page = await self._do("GET", _path(kind, namespace), params=params)
+            for body in page["items"]:
+                yield body
+            more = page["metadata"].get("continue")
+            if not more:
+                return
+            params["continue"] = more
+
+    async def apply(self, manifest: Mapping[str, Any]) -> dict[str, Any]:
+        """Server-side apply; returns the object.
+
+        Raises:
+            ApiError: the manifest was refused.
+        """
+        meta = manifest["metadata"]
+        path = _path(manifest["kind"], meta["namespace"], meta["name"])
+        return await self._do("PATCH", path, manifest, params=_MANAGED, content_type=_APPLY)
+
+    async def apply_status(self, key: Key, uid: str, status: Mapping[str, Any]) -> int:
+        """Write an object's status; returns its new resource version, 0 if the object has gone.
+
+        Raises:
+            ApiError: the status was refused.
+        """
+        body = {
+            "apiVersion": API_VERSION,
+            "kind": key.kind,
+            "metadata": {"name": key.name, "namespace": key.namespace, "uid": uid},
+            "status": status,
+        }
+        path = _path(key.kind, key.namespace, key.name) + "/status"
+        try:
+            reply = await self._do("PATCH", path, body, params=_MANAGED, content_type=_APPLY, accept=_METADATA_ONLY)
+        except ApiError as e:
+            if e.status == 404 or (e.status == 409 and "UID" in e.message):
+                return 0
+            raise
+        return version(reply)
+
+    async def create(self, manifest: Mapping[str, Any]) -> dict[str, Any]:
+        """Create an object.
+
+        Raises:
+            ApiError: it was refused; 409: it exists.
+        """
+        return await self._do("POST", _path(manifest["kind"], manifest["metadata"]["namespace"]), manifest)
+
+    async def replace(self, manifest: Mapping[str, Any]) -> dict[str, Any]:
+        """Replace an object whose resource version is still the manifest's.
+
+        Raises:
+            ApiError: it was refused; 409: somebody else was faster.
+        """
+        meta = manifest["metadata"]
+        return await self._do("PUT", _path(manifest["kind"], meta["namespace"], meta["name"]), manifest)
+
+    async def delete(self, key: Key, uid: str) -> None:
+        """Delete an object, unless another one has taken its name.
+
+        Raises:
+            ApiError: it couldn't be.
+        """
+        body = {"apiVersion": "v1", "kind": "DeleteOptions", "preconditions": {"uid": uid}}
+        try:
+            await self._do("DELETE", _path(key.kind, key.namespace, key.name), body)
+        except ApiError as e:
+            if e.status not in (404, 409):
+                raise
+
+    async def _do(
+        self,
+        method: str,
+        path: str,
+        body: Mapping[str, Any] | None = None,
+        *,
+        params: Mapping[str, str] | None = None,
+        content_type: str = "application/json",
+        accept: str = "application/json",
+    ) -> dict[str, Any]:
+        headers = {"Accept": accept}
+        data = None
+        if body is not None:
+            headers["Content-Type"] = content_type
+            data = json.dumps(body).encode()
+        try:
+            async with self._session.request(
+                method, path, data=data, params=params, headers=headers, timeout=_TIMEOUT
+            ) as reply:
+                raw = await reply.read()
+                if reply.status >= 400:
+                    raise _refusal(reply.status, raw)
+        except (aiohttp.ClientError, TimeoutError) as e:
+            raise ApiError(0, "Unreachable", repr(e)) from e
+        answer: dict[str, Any] = json.loads(raw)
+        return answer
+
+
+_MANAGED: Final = {"fieldManager": MANAGER, "force": "true"}
+
+
+def version(body: Mapping[str, Any]) -> int:
+    """An object's resource version as a number; 0 if it isn't one."""
+    text = str(body["metadata"].get("resourceVersion", ""))
+    return int(text) if text.isdecimal() else 0
+
+
+def _path(kind: str, namespace: str, name: str = "") -> str:
+    group, plural = _PATHS[kind]
+    return f"/{group}/namespaces/{namespace}/{plural}" + (f"/{name}" if name else "")
+
+
+def _refusal(status: int, raw: bytes) -> ApiError:
+    try:
+        answer = json.loads(raw)
+        return ApiError(status, str(answer.get("reason", "")), str(answer.get("message", "")))
+    except (ValueError, AttributeError):
+        return ApiError(status, "", raw[:200].decode(errors="replace"))

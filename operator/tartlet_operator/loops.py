@@ -1,0 +1,125 @@
+"""What goes on beside the queue: control's state is polled, the catalogue compared, every object looked at again."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping
+from typing import Any, Final
+
+from tartlet_common.errors import TartletError
+from tartlet_operator.api import RESOURCES
+from tartlet_operator.catalogue import sync
+from tartlet_operator.context import Context
+from tartlet_operator.kube import ApiError
+from tartlet_operator.meta import Key
+from tartlet_operator.watch import slim
+
+log = logging.getLogger("tartlet.operator")
+
+UNREACHABLE_S: Final = 3.0
+"""Control may be gone this long before statuses say that nobody knows."""
+_IDLE_POLL_FACTOR: Final = 5
+_BACKLOG: Final = 1000
+
+
+def engines_of(state: Mapping[str, Any]) -> dict[str, str]:
+    """State by engine id, from what control's State answers."""
+    return {str(e["id"]): str(e["state"]) for e in state.get("engines", ())}
+
+
+class ControlPoll:
+    """Asks control for its state: engines for the pools, its incarnation for the catalogue."""
+
+    def __init__(self, ctx: Context) -> None:
+        self._ctx = ctx
+        self._answered_s = ctx.clock.now()
+
+    async def run(self) -> None:
+        """Poll until cancelled; less often while there is no pool to tell about."""
+        while True:
+            await self.once()
+            poll_s = self._ctx.settings.poll_s
+            await asyncio.sleep(poll_s if self._ctx.store.pools else poll_s * _IDLE_POLL_FACTOR)
+
+    async def once(self) -> None:
+        """Ask once, and have looked at what changed."""
+        view, now = self._ctx.view, self._ctx.clock.now()
+        try:
+            state = await self._ctx.control.state()
+            incarnation = str(state.get("incarnation", ""))
+            if incarnation != view.incarnation or len(view.catalogue) < len(self._ctx.namespaces):
+                await compare_catalogue(self._ctx)
+                view.incarnation = incarnation
+        except TartletError as e:
+            if now - self._answered_s > UNREACHABLE_S and view.engines is not None:
+                log.warning("%s", e)
+                self._tell(None)
+            return
+        self._answered_s = self._ctx.clock.now()
+        self._tell(engines_of(state))
+
+    def _tell(self, engines: Mapping[str, str] | None) -> None:
+        if engines == self._ctx.view.engines:
+            return
+        self._ctx.view.engines = engines
+        for pool in list(self._ctx.store.pools):
+            self._ctx.queue.add(pool)
+
+
+async def compare_catalogue(ctx: Context) -> None:
+    """List what control holds; have put what is missing, and removed what no Inferlet stands for.
+
+    Raises:
+        TartletError: control didn't answer.
+    """
+    for namespace in ctx.namespaces:
+        held = await ctx.control.fingerprints(namespace)
+        first = namespace not in ctx.view.catalogue
+        ctx.view.catalogue[namespace] = held
+        inferlets = [key for key in ctx.store.inferlets if key.namespace == namespace]
+        wanted = {key.name: print_ for key in inferlets if (print_ := ctx.store.inferlets[key].fingerprint)}
+        todo = sync(wanted, held)
+        for name in todo.put:
+            ctx.queue.add(Key("Inferlet", namespace, name))
+        if first:
+            for key in inferlets:
+                ctx.queue.add(key)
+        for name in todo.delete:  # an Inferlet not seen yet is looked at like any other, one that isn't there goes
+            ctx.queue.add(Key("Inferlet", namespace, name))
+
+
+class Resync:
+    """Looks at every object again, so that nothing depends on no event being lost."""
+
+    def __init__(self, ctx: Context) -> None:
+        self._ctx = ctx
+
+    async def run(self) -> None:
+        """Resync until cancelled."""
+        while True:
+            await asyncio.sleep(self._ctx.settings.resync_s)
+            try:
+                await self.once()
+            except (ApiError, TartletError) as e:
+                log.warning("resync: %s", e)
+
+    async def once(self) -> None:
+        """Queue every object that there is, and every one that was.
+
+        Raises:
+            ApiError, TartletError: somebody didn't answer; the next resync sees to it.
+        """
+        ctx = self._ctx
+        await compare_catalogue(ctx)
+        unseen = set(ctx.store.keys())
+        for resource in RESOURCES:
+            for namespace in ctx.namespaces:
+                async for body in ctx.api.pages(resource.kind, namespace):
+                    key = Key(resource.kind, namespace, body["metadata"]["name"])
+                    unseen.discard(key)
+                    ctx.queue.add(key, slim(body))
+                    while len(ctx.queue) > _BACKLOG:
+                        await asyncio.sleep(0.05)
+        for key in unseen:
+            ctx.queue.add(key)

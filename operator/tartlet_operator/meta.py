@@ -1,0 +1,70 @@
+"""Names that objects of the API go by: keys, labels, owners."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple
+
+from tartlet_operator.api.common import API_VERSION, GROUP
+
+MANAGER: Final = "tartlet-operator"
+"""Field manager of everything that the operator applies, and value of the managed-by label."""
+POOL_LABEL: Final = f"{GROUP}/pool"
+MANAGED_BY: Final = "app.kubernetes.io/managed-by"
+
+
+class Key(NamedTuple):
+    """Names one object of a custom resource."""
+
+    kind: str
+    namespace: str
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.namespace}/{self.name}"
+
+
+@dataclass(frozen=True, slots=True)
+class Meta:
+    """What is read of an object's metadata."""
+
+    namespace: str
+    name: str
+    uid: str
+    generation: int
+    deleting: bool
+
+    @staticmethod
+    def of(body: Mapping[str, Any]) -> Meta:
+        """From an object's body."""
+        meta = body["metadata"]
+        return Meta(
+            meta.get("namespace", ""),
+            meta["name"],
+            meta.get("uid", ""),
+            int(meta.get("generation", 0)),
+            "deletionTimestamp" in meta,
+        )
+
+
+def owner(kind: str, meta: Meta) -> dict[str, Any]:
+    """Makes the cluster remove a dependent with its owner."""
+    return {
+        "apiVersion": API_VERSION,
+        "kind": kind,
+        "name": meta.name,
+        "uid": meta.uid,
+        "controller": True,
+        "blockOwnerDeletion": True,
+    }
+
+
+def pool_selector(name: str) -> dict[str, str]:
+    """Labels of a pool's pods that never change."""
+    return {"app.kubernetes.io/name": "tartlet", "app.kubernetes.io/component": "worker", POOL_LABEL: name}
+
+
+def pool_labels(name: str) -> dict[str, str]:
+    """Labels of everything that is made for a pool."""
+    return {**pool_selector(name), MANAGED_BY: MANAGER}

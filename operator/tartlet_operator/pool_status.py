@@ -1,0 +1,230 @@
+"""What an EnginePool's status says, from what its Deployment, its pods and control tell. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from tartlet_operator.api.engine_pool import EnginePoolStatus, EngineStatus
+from tartlet_operator.conditions import Want, find, holds, merged, truth
+from tartlet_operator.meta import pool_selector
+from tartlet_operator.reasons import EventReason, Reason
+
+_QUIET: Final = frozenset({"", "ContainerCreating", "PodInitializing", "Completed"})
+"""Reasons of waiting containers that are no trouble."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeploymentFacts:
+    """What is read of the pool's Deployment."""
+
+    generation: int
+    observed_generation: int
+    replicas: int
+    updated: int
+
+    @staticmethod
+    def of(body: Mapping[str, Any]) -> DeploymentFacts:
+        """From its body."""
+        status = body.get("status") or {}
+        return DeploymentFacts(
+            int(body["metadata"].get("generation", 0)),
+            int(status.get("observedGeneration", 0)),
+            int(status.get("replicas", 0)),
+            int(status.get("updatedReplicas", 0)),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class PodFacts:
+    """What is read of a pod."""
+
+    name: str
+    ready: bool
+    terminating: bool
+    running: bool
+    reason: str = ""  # of trouble: CrashLoopBackOff, ImagePullBackOff, Unschedulable, ...
+    message: str = ""
+    node: str = ""
+    address: str = ""
+
+    @staticmethod
+    def of(body: Mapping[str, Any]) -> PodFacts:
+        """From its body."""
+        status = body.get("status") or {}
+        conditions = {c["type"]: c for c in status.get("conditions") or ()}
+        reason, message = _trouble(status, conditions)
+        return PodFacts(
+            name=body["metadata"]["name"],
+            ready=conditions.get("Ready", {}).get("status") == "True",
+            terminating="deletionTimestamp" in body["metadata"],
+            running=status.get("phase") == "Running",
+            reason=reason,
+            message=message,
+            node=(body.get("spec") or {}).get("nodeName") or "",
+            address=status.get("podIP") or "",
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class PoolFacts:
+    """All that a pool's status depends on.
+
+    Args:
+        generation: of the pool.
+        replicas: that its spec asks for.
+        deployment: after it was applied.
+        pods: the pool's, those that go away too.
+        engines: state by id (a pod's name) as control tells; None: control doesn't answer.
+    """
+
+    name: str
+    generation: int
+    replicas: int
+    deployment: DeploymentFacts
+    pods: Sequence[PodFacts]
+    engines: Mapping[str, str] | None
+
+
+def status(facts: PoolFacts, old: EnginePoolStatus, now: str) -> EnginePoolStatus:
+    """The pool's status.
+
+    `Ready` is True only when the Deployment has seen its newest spec, every pod is of it, and as many engines as asked
+    for take programs; so it is never True for an older generation, nor during a rollout.
+    """
+    engines = [_engine(p, facts.engines) for p in sorted(facts.pods, key=lambda p: p.name)]
+    ready = sum(e.state == "Ready" for e in engines)
+    wants = _conditions(facts, old, ready)
+    return EnginePoolStatus(
+        observed_generation=facts.generation,
+        conditions=merged(old.conditions, wants, generation=facts.generation, now=now),
+        replicas=sum(not p.terminating for p in facts.pods),
+        ready_replicas=ready,
+        updated_replicas=facts.deployment.updated if _observed(facts.deployment) else 0,
+        draining_replicas=sum(e.state == "Draining" for e in engines),
+        selector=",".join(f"{k}={v}" for k, v in pool_selector(facts.name).items()),
+        engines=engines,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Happening:
+    """An event to post."""
+
+    reason: EventReason
+    message: str
+    warning: bool = False
+
+
+def happenings(old: EnginePoolStatus, new: EnginePoolStatus) -> list[Happening]:
+    """What is worth an event between two statuses of a pool."""
+    out: list[Happening] = []
+    if holds(new.conditions, "Ready") and not holds(old.conditions, "Ready"):
+        out.append(Happening(EventReason.POOL_READY, f"{new.ready_replicas} engines take programs"))
+    progressing = find(new.conditions, "Progressing")
+    if holds(new.conditions, "Progressing") and not holds(old.conditions, "Progressing"):
+        out.append(Happening(EventReason.ROLLOUT_STARTED, progressing.message if progressing else ""))
+    degraded = find(new.conditions, "Degraded")
+    if degraded is not None and holds(new.conditions, "Degraded") and not holds(old.conditions, "Degraded"):
+        out.append(Happening(EventReason.POOL_DEGRADED, f"{degraded.reason}: {degraded.message}", warning=True))
+    before = {e.pod: e.state for e in old.engines}
+    after = {e.pod: e.state for e in new.engines}
+    for pod, state in after.items():
+        if state == "Draining" and before.get(pod) != "Draining":
+            out.append(Happening(EventReason.ENGINE_DRAINING, f"{pod} waits for its programs"))
+    for pod, state in before.items():
+        if state == "Draining" and pod not in after:
+            out.append(Happening(EventReason.ENGINE_DRAINED, f"{pod} has gone"))
+    return out
+
+
+def _observed(deployment: DeploymentFacts) -> bool:
+    return deployment.observed_generation >= deployment.generation
+
+
+def _conditions(facts: PoolFacts, old: EnginePoolStatus, ready: int) -> list[Want]:
+    d = facts.deployment
+    rolled = _observed(d) and d.updated == facts.replicas == d.replicas
+    enough = ready >= facts.replicas
+    before = find(old.conditions, "Progressing")
+    # once a generation was fully out, missing engines are trouble and no longer progress
+    settled_before = before is not None and before.status == "False" and before.observed_generation == facts.generation
+    progressing = not rolled or (not enough and not settled_before and facts.engines is not None)
+    trouble = next((p for p in facts.pods if p.reason and not p.terminating), None)
+    counts = f"{ready} of {facts.replicas} engines take programs"
+    reason, message = _why(facts, ready, trouble, counts, progressing=progressing)
+    degraded = trouble is not None or (not enough and not progressing)
+    known = facts.engines is not None or facts.replicas == 0
+    return [
+        Want("Ready", truth(value=rolled and enough) if known else "Unknown", reason, message),
+        Want(
+            "Progressing",
+            truth(value=progressing),
+            Reason.ROLLING_OUT if progressing else Reason.SETTLED,
+            f"{d.updated if _observed(d) else 0} of {facts.replicas} pods are of the newest spec, {counts}"
+            if progressing
+            else "",
+        ),
+        Want(
+            "Degraded",
+            truth(value=degraded and known) if not trouble else "True",
+            reason if degraded else Reason.AS_EXPECTED,
+            message if degraded else "",
+        ),
+    ]
+
+
+def _why(facts: PoolFacts, ready: int, trouble: PodFacts | None, counts: str, *, progressing: bool) -> tuple[str, str]:
+    """Reason and message of `Ready`: a pod's own trouble first."""
+    if trouble is not None:
+        return trouble.reason, f"pod {trouble.name}: {trouble.message or trouble.reason}; {counts}"
+    if facts.engines is None and facts.replicas:
+        return Reason.CONTROL_UNREACHABLE, "control doesn't answer, so nobody knows which engines take programs"
+    if progressing:
+        return Reason.ROLLING_OUT, counts
+    if facts.replicas == 0:
+        return Reason.SCALED_TO_ZERO, "spec.replicas is 0"
+    if ready >= facts.replicas:
+        return Reason.ENGINES_READY, counts
+    lost = [p.name for p in facts.pods if p.ready and not p.terminating and p.name not in (facts.engines or {})]
+    if lost:
+        return Reason.ENGINE_LOST, f"control doesn't know the engine of pod {lost[0]}; {counts}"
+    return Reason.ENGINES_MISSING, counts
+
+
+def _engine(pod: PodFacts, engines: Mapping[str, str] | None) -> EngineStatus:
+    return EngineStatus(
+        pod=pod.name, state=_state(pod, engines), reason=pod.reason[:256], node=pod.node, address=pod.address
+    )
+
+
+def _state(pod: PodFacts, engines: Mapping[str, str] | None) -> str:
+    if pod.terminating:
+        return "Draining"
+    told = engines.get(pod.name, "") if engines is not None else "unknown"
+    match told:
+        case "ready":
+            return "Ready" if pod.ready else "Loading"
+        case "draining" | "cordoned":
+            return "Draining"
+        case "broken":
+            return "Broken"
+    if pod.ready:
+        return "Lost" if engines is not None else "Unknown"
+    return "Loading" if pod.running else "Pending"
+
+
+def _trouble(status: Mapping[str, Any], conditions: Mapping[str, Any]) -> tuple[str, str]:
+    """Reason and message of what keeps a pod from running, empty if nothing does."""
+    scheduled = conditions.get("PodScheduled", {})
+    if scheduled.get("status") == "False" and scheduled.get("reason"):
+        return scheduled["reason"], scheduled.get("message", "")
+    for container in (*(status.get("initContainerStatuses") or ()), *(status.get("containerStatuses") or ())):
+        waiting = (container.get("state") or {}).get("waiting") or {}
+        if waiting.get("reason", "") not in _QUIET:
+            last = ((container.get("lastState") or {}).get("terminated") or {}).get("message", "")
+            return waiting["reason"], (last or waiting.get("message", "")).strip()[-1024:]
+    if status.get("phase") == "Failed":
+        return status.get("reason") or "Failed", status.get("message", "")
+    return "", ""

@@ -1,0 +1,98 @@
+"""Every reason that a condition or an event may carry; the reference page lists them."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+
+class Reason(StrEnum):
+    """CamelCase words of conditions; reasons of pods, and names of errors, are passed on beside them."""
+
+    # EnginePool
+    ENGINES_READY = "EnginesReady"
+    SCALED_TO_ZERO = "ScaledToZero"
+    ROLLING_OUT = "RollingOut"
+    SETTLED = "Settled"
+    ENGINES_MISSING = "EnginesMissing"
+    ENGINE_LOST = "EngineLost"
+    AS_EXPECTED = "AsExpected"
+    CONTROL_UNREACHABLE = "ControlUnreachable"
+    # Inferlet
+    CATALOGUED = "Catalogued"
+    SOURCE_MISSING = "SourceMissing"
+    HOST_NOT_ALLOWED = "HostNotAllowed"
+    FETCH_FAILED = "FetchFailed"
+    DIGEST_MISMATCH = "DigestMismatch"
+    POOL_READY = "PoolReady"
+    POOL_NOT_FOUND = "PoolNotFound"
+    POOL_NOT_READY = "PoolNotReady"
+    # InferletRun
+    INFERLET_NOT_FOUND = "InferletNotFound"
+    INFERLET_NOT_READY = "InferletNotReady"
+    LAUNCHED = "Launched"
+    NOT_FINISHED = "NotFinished"
+    BACK_OFF = "BackOff"
+    SUCCEEDED = "Succeeded"
+    FAILED = "Failed"
+    # all kinds
+    RECONCILE_FAILED = "ReconcileFailed"
+
+
+class EventReason(StrEnum):
+    """Reasons of the events that the operator posts."""
+
+    POOL_READY = "PoolReady"
+    POOL_DEGRADED = "PoolDegraded"
+    ROLLOUT_STARTED = "RolloutStarted"
+    ENGINE_DRAINING = "EngineDraining"
+    ENGINE_DRAINED = "EngineDrained"
+    INFERLET_READY = "InferletReady"
+    INFERLET_REFUSED = "InferletRefused"
+    CATALOGUE_REBUILT = "CatalogueRebuilt"
+    RUN_LAUNCHED = "RunLaunched"
+    RUN_SUCCEEDED = "RunSucceeded"
+    RUN_FAILED = "RunFailed"
+    RUN_RETRIED = "RunRetried"
+    RECONCILE_FAILED = "ReconcileFailed"
+
+
+MEANING: dict[Reason | EventReason, str] = {
+    Reason.ENGINES_READY: "As many engines as asked for take programs.",
+    Reason.SCALED_TO_ZERO: "No engine is asked for.",
+    Reason.ROLLING_OUT: "Pods of the newest spec are on their way.",
+    Reason.SETTLED: "Every pod is of the newest spec.",
+    Reason.ENGINES_MISSING: "Fewer engines than asked for take programs.",
+    Reason.ENGINE_LOST: "A pod runs, and control doesn't know its engine.",
+    Reason.AS_EXPECTED: "Nothing is wrong.",
+    Reason.CONTROL_UNREACHABLE: "Control doesn't answer: nobody knows.",
+    Reason.CATALOGUED: "The source was validated and is in the catalogue.",
+    Reason.SOURCE_MISSING: "The ConfigMap, or its key, isn't there.",
+    Reason.HOST_NOT_ALLOWED: "The operator may not fetch from the URL's host.",
+    Reason.FETCH_FAILED: "The URL could not be fetched.",
+    Reason.DIGEST_MISMATCH: "What was fetched has another digest.",
+    Reason.POOL_READY: "A pool that is ready serves the model.",
+    Reason.POOL_NOT_FOUND: "No pool of the namespace serves the model.",
+    Reason.POOL_NOT_READY: "The pools that serve the model have no engine ready.",
+    Reason.INFERLET_NOT_FOUND: "There is no Inferlet of that name in the namespace.",
+    Reason.INFERLET_NOT_READY: "The Inferlet isn't ready; its conditions say why.",
+    Reason.LAUNCHED: "The program runs.",
+    Reason.NOT_FINISHED: "The run goes on.",
+    Reason.BACK_OFF: "A launch failed; the next one waits.",
+    Reason.SUCCEEDED: "The program ended well.",
+    Reason.FAILED: "The program failed, and no retry is left.",
+    Reason.RECONCILE_FAILED: "The operator failed again and again; it goes on at the next resync.",
+    EventReason.POOL_READY: "The pool became ready.",
+    EventReason.POOL_DEGRADED: "The pool lost engines, or can't start them.",
+    EventReason.ROLLOUT_STARTED: "A new spec is being rolled out.",
+    EventReason.ENGINE_DRAINING: "An engine waits for its programs before it goes.",
+    EventReason.ENGINE_DRAINED: "An engine has gone after draining.",
+    EventReason.INFERLET_READY: "The inferlet was put into the catalogue.",
+    EventReason.INFERLET_REFUSED: "The inferlet's source is missing or invalid.",
+    EventReason.CATALOGUE_REBUILT: "Control had lost the inferlet; it was put there again.",
+    EventReason.RUN_LAUNCHED: "A program was launched.",
+    EventReason.RUN_SUCCEEDED: "The run succeeded.",
+    EventReason.RUN_FAILED: "The run failed.",
+    EventReason.RUN_RETRIED: "A launch failed, and is tried again.",
+    EventReason.RECONCILE_FAILED: "The operator failed to bring an object about.",
+}
+"""What each reason means, for the reference page."""

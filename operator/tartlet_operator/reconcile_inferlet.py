@@ -1,0 +1,126 @@
+"""Brings an Inferlet about: its source fetched, validated by a runtime, put into control's catalogue."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any, Final
+
+from tartlet import Language, Source
+from tartlet_common.errors import TartletError, Unavailable
+from tartlet_operator.api.inferlet import Inferlet, InferletSpec, InferletStatus
+from tartlet_operator.catalogue import entry, fingerprint
+from tartlet_operator.conditions import holds
+from tartlet_operator.context import VALIDATE_TIMEOUT_S, Context
+from tartlet_operator.inferlet_status import Verdict, happenings, model_of, status
+from tartlet_operator.meta import Key, Meta
+from tartlet_operator.pool_status import Happening
+from tartlet_operator.reasons import EventReason, Reason
+from tartlet_operator.sources import SourceProblem
+from tartlet_operator.store import InferletSeen
+from tartlet_protos import control_pb2
+
+_PROBLEM_RETRY_S: Final = 30.0
+_LANGUAGES: Final = {"Python": Language.PYTHON, "Wasm": Language.WASM}
+
+
+async def reconcile(ctx: Context, key: Key, body: Mapping[str, Any]) -> float | None:
+    """Validate and catalogue the source unless the catalogue has it, then say whether and where it can run.
+
+    Raises:
+        ApiError: the API server refused something or didn't answer.
+        Unavailable: control or the runtime didn't.
+    """
+    meta, inferlet = Meta.of(body), Inferlet.model_validate(body)
+    if meta.deleting:
+        return None
+    old = inferlet.status or InferletStatus()
+    print_, again_s = "", None
+    try:
+        wanted = await _entry(ctx, key, inferlet.spec)
+        print_ = fingerprint(wanted)
+        await _catalogued(ctx, key, meta, wanted, print_, old)
+        verdict = Verdict("True", Reason.CATALOGUED, digest=wanted.source.digest)
+    except SourceProblem as e:
+        verdict = Verdict("False", e.reason, e.message, _digest(old))
+        again_s = _PROBLEM_RETRY_S if e.retry else None
+    except TartletError as e:
+        if e.retryable:
+            raise
+        verdict = Verdict("False", e.name, f"{e}\n{e.remedy}", _digest(old))
+    pools = ctx.store.pools_in(key.namespace)
+    new = status(inferlet.spec, old, verdict, pools, generation=meta.generation, now=ctx.now)
+    await ctx.write_status(key, meta, old, new, happenings(old, new))
+    _remember(ctx, key, inferlet.spec, new, print_ if verdict.ready == "True" else "")
+    return again_s
+
+
+def gone(ctx: Context, key: Key) -> None:
+    """Nothing outside of the API keeps an Inferlet but the catalogue; `forget_entry` follows."""
+    ctx.store.forget(key)
+
+
+async def forget_entry(ctx: Context, key: Key) -> None:
+    """Remove a deleted Inferlet from the catalogue.
+
+    Raises:
+        Unavailable: control didn't answer; the next resync finds the entry.
+    """
+    if key.name in ctx.view.catalogue.get(key.namespace, {}):
+        await ctx.control.delete(key.namespace, key.name)
+        ctx.view.catalogue[key.namespace].pop(key.name, None)
+
+
+async def _entry(ctx: Context, key: Key, spec: InferletSpec) -> control_pb2.CatalogueEntry:
+    data = await ctx.fetcher.fetch(spec.source, key.namespace)
+    model = model_of(spec, ctx.store.pools_in(key.namespace))
+    return entry(spec, key.namespace, key.name, data, model or "")
+
+
+async def _catalogued(
+    ctx: Context, key: Key, meta: Meta, wanted: control_pb2.CatalogueEntry, print_: str, old: InferletStatus
+) -> None:
+    """Validate and put, unless the catalogue has just this: whatever is in it was validated."""
+    held = ctx.view.catalogue.get(key.namespace)
+    if held is None:
+        raise Unavailable(what="control's catalogue", detail="it was not listed yet")
+    if held.get(key.name) == print_:
+        return
+    lost = holds(old.conditions, "Ready") and old.digest == f"sha256:{wanted.source.digest}" and key.name not in held
+    if not lost:  # else it was validated before control lost it
+        await _validate(ctx, wanted)
+    await ctx.control.put(wanted)
+    held[key.name] = print_
+    if lost:
+        ctx.recorder.post(key, meta.uid, Happening(EventReason.CATALOGUE_REBUILT, "control had lost it"))
+
+
+async def _validate(ctx: Context, wanted: control_pb2.CatalogueEntry) -> None:
+    language = Language.PYTHON if wanted.source.filename.endswith(".py") else Language.WASM
+    try:
+        async with asyncio.timeout(VALIDATE_TIMEOUT_S):
+            await ctx.client.validate(Source(wanted.source.data, language, wanted.source.filename))
+    except TimeoutError as e:
+        raise Unavailable(what="the runtime", detail=f"no answer in {VALIDATE_TIMEOUT_S:g} s") from e
+
+
+def _digest(old: InferletStatus) -> str:
+    """The catalogue keeps the last valid version."""
+    return old.digest.removeprefix("sha256:")
+
+
+def _remember(ctx: Context, key: Key, spec: InferletSpec, new: InferletStatus, print_: str) -> None:
+    config_map = spec.source.config_map.name if spec.source.config_map is not None else ""
+    seen = InferletSeen(
+        fingerprint=print_,
+        pool=spec.pool,
+        model=spec.model,
+        config_map=config_map,
+        ready=holds(new.conditions, "Ready"),
+        runnable=holds(new.conditions, "Runnable"),
+    )
+    before = ctx.store.inferlets.get(key)
+    ctx.store.inferlets[key] = seen
+    if before is None or before.ready != seen.ready:
+        for run in ctx.store.runs_of(key):
+            ctx.queue.add(run)

@@ -1,0 +1,66 @@
+"""Brings an EnginePool about: gather, decide, apply."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any
+
+from tartlet_operator.api.engine_pool import EnginePool, EnginePoolStatus
+from tartlet_operator.conditions import holds
+from tartlet_operator.context import Context
+from tartlet_operator.inferlet_status import PoolSeen
+from tartlet_operator.meta import Key, Meta, pool_selector
+from tartlet_operator.pool_manifests import deployment, disruption_budget
+from tartlet_operator.pool_status import DeploymentFacts, PodFacts, PoolFacts, happenings, status
+from tartlet_operator.subset import covers
+
+
+async def reconcile(ctx: Context, key: Key, body: Mapping[str, Any]) -> float | None:
+    """Apply the Deployment and the PodDisruptionBudget where they differ, then say how it stands.
+
+    Raises:
+        ApiError: the API server refused something or didn't answer.
+    """
+    meta, pool = Meta.of(body), EnginePool.model_validate(body)
+    if meta.deleting:  # what the pool owns goes with it
+        return None
+    live = await _applied(ctx, deployment(pool.spec, meta, ctx.defaults))
+    await _applied(ctx, disruption_budget(pool.spec, meta))
+    pods = await ctx.api.list("Pod", key.namespace, pool_selector(key.name))
+    old = pool.status or EnginePoolStatus()
+    facts = PoolFacts(
+        name=key.name,
+        generation=meta.generation,
+        replicas=pool.spec.replicas,
+        deployment=DeploymentFacts.of(live),
+        pods=[PodFacts.of(p) for p in pods],
+        engines=ctx.view.engines,
+    )
+    new = status(facts, old, ctx.now)
+    await ctx.write_status(key, meta, old, new, happenings(old, new))
+    _remember(ctx, key, PoolSeen(key.name, pool.spec.model.name, ready=_serves(new)))
+    return None
+
+
+def _serves(new: EnginePoolStatus) -> bool:
+    """Whether programs can run there: during a rollout and with an engine missing, too."""
+    return new.ready_replicas > 0 or holds(new.conditions, "Ready")
+
+
+def _remember(ctx: Context, key: Key, seen: PoolSeen) -> None:
+    """Inferlets say whether a pool can run them."""
+    if ctx.store.pools.get(key) == seen:
+        return
+    ctx.store.pools[key] = seen
+    for inferlet in ctx.store.inferlets_of(key, seen):
+        ctx.queue.add(inferlet)
+
+
+async def _applied(ctx: Context, manifest: Mapping[str, Any]) -> dict[str, Any]:
+    """The live object, applied if it isn't what the manifest says."""
+    meta = manifest["metadata"]
+    live = await ctx.api.get(manifest["kind"], meta["namespace"], meta["name"])
+    if live is not None and covers(live, manifest):
+        return live
+    return await asyncio.shield(ctx.api.apply(manifest))

@@ -1,0 +1,183 @@
+"""Brings an InferletRun about: launched once an attempt, followed, retried, ended, deleted."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, Final
+
+from tartlet import LaunchSpec, Limits
+from tartlet_common.errors import NoEngine, TartletError, Unavailable, UnknownInferlet, UnknownModel, UnknownProgram
+from tartlet_operator import run_decisions as runs
+from tartlet_operator.api.inferlet import Inferlet, InferletStatus
+from tartlet_operator.api.inferlet_run import InferletRun, InferletRunStatus
+from tartlet_operator.conditions import find, holds
+from tartlet_operator.context import Context
+from tartlet_operator.meta import Key, Meta
+from tartlet_operator.pool_status import Happening
+from tartlet_operator.reasons import EventReason
+from tartlet_operator.run_decisions import Delete, Finish, Follow, InferletFacts, Launch, Output, Rest, Retry, Wait
+from tartlet_operator.store import RunSeen
+
+log = logging.getLogger("tartlet.operator")
+
+_LAUNCH_TIMEOUT_S: Final = 60.0
+_FULL_S: Final = 2.0
+_WAITS: Final = (UnknownModel, UnknownInferlet, NoEngine)
+"""Launch errors that an engine or a catalogue on its way will mend; the deadline bounds the wait."""
+
+
+async def reconcile(ctx: Context, key: Key, body: Mapping[str, Any]) -> float | None:
+    """Do the next thing about a run; returns when to look again.
+
+    Raises:
+        ApiError: the API server refused something or didn't answer.
+        TartletError: a launch failed in a way that may pass.
+    """
+    meta, run = Meta.of(body), InferletRun.model_validate(body)
+    if meta.deleting:
+        return None
+    old = run.status or InferletRunStatus()
+    ctx.store.runs[key] = RunSeen(run.spec.inferlet, old.phase)
+    inferlet = await _inferlet(ctx, key, run, old)
+    action = runs.decide(
+        run.spec,
+        old,
+        uid=meta.uid,
+        now=ctx.unix_s,
+        inferlet=_facts(inferlet),
+        outcome=ctx.followers.outcome(key, old.program_id),
+    )
+    match action:
+        case Rest(seconds):
+            ctx.followers.forget(key)
+            return seconds
+        case Delete():
+            await ctx.api.delete(key, meta.uid)
+            return None
+        case Follow(program_id, seconds):
+            return await _follow(ctx, key, meta, old, program_id, seconds)
+        case Launch():
+            return await _launch(ctx, key, meta, run, old, inferlet, action)
+        case Wait(seconds):
+            new = runs.waiting(old, action, generation=meta.generation, now=ctx.unix_s)
+            await _write(ctx, key, meta, old, new)
+            return seconds
+        case Retry(outcome, seconds):
+            new = runs.retrying(old, outcome, generation=meta.generation, now=ctx.unix_s)
+            await _write(ctx, key, meta, old, new, EventReason.RUN_RETRIED, str(outcome.error))
+            return seconds
+        case Finish():
+            return await _finish(ctx, key, meta, run, old, action)
+
+
+async def kill(ctx: Context, key: Key, program_id: str, reason: str) -> None:
+    """End a program that a run no longer wants."""
+    try:
+        await ctx.client.kill(program_id, reason)
+    except UnknownProgram:
+        pass
+    except TartletError as e:
+        log.warning("%s: program %s can't be killed: %s", key, program_id, e)
+
+
+async def _inferlet(ctx: Context, key: Key, run: InferletRun, old: InferletRunStatus) -> Inferlet | None:
+    """The inferlet of a run that is to be launched."""
+    if old.phase != "Pending":
+        return None
+    body = await ctx.api.get("Inferlet", key.namespace, run.spec.inferlet)
+    return Inferlet.model_validate(body) if body is not None else None
+
+
+def _facts(inferlet: Inferlet | None) -> InferletFacts:
+    if inferlet is None:
+        return InferletFacts(found=False)
+    conditions = (inferlet.status or InferletStatus()).conditions
+    ready = find(conditions, "Ready")
+    message = f"{ready.reason}: {ready.message}" if ready is not None else "not looked at yet"
+    return InferletFacts(
+        found=True, ready=holds(conditions, "Ready"), runnable=holds(conditions, "Runnable"), message=message
+    )
+
+
+async def _launch(
+    ctx: Context,
+    key: Key,
+    meta: Meta,
+    run: InferletRun,
+    old: InferletRunStatus,
+    inferlet: Inferlet | None,
+    action: Launch,
+) -> float | None:
+    if ctx.followers.full:
+        return _FULL_S
+    assert inferlet is not None, "decide() launches only what was found"
+    args = run.spec.args if run.spec.args is not None else inferlet.spec.args
+    spec = LaunchSpec(
+        inferlet=run.spec.inferlet,
+        args=args,
+        model=run.spec.model,
+        tenant=key.namespace,
+        idempotency_key=action.key,
+        limits=Limits(deadline_s=action.deadline_s),
+    )
+    try:
+        async with asyncio.timeout(_LAUNCH_TIMEOUT_S):
+            accepted = await ctx.client.launch(spec=spec)
+    except TimeoutError as e:
+        raise Unavailable(what="the runtime", detail=f"no answer in {_LAUNCH_TIMEOUT_S:g} s") from e
+    except TartletError as e:
+        if not e.retryable and not isinstance(e, _WAITS):
+            finish = Finish(runs.Outcome(success=False, error=e))
+            return await _finish(ctx, key, meta, run, old, finish)
+        wait = Wait(min(action.deadline_s, runs.RECHECK_S / 5), e.name, f"{e}: {e.remedy}")
+        new = runs.waiting(old, wait, generation=meta.generation, now=ctx.unix_s)
+        await _write(ctx, key, meta, old, new)
+        return wait.seconds
+    new = runs.launched(old, action.attempt, accepted.program_id, generation=meta.generation, now=ctx.unix_s)
+    await _write(ctx, key, meta, old, new, EventReason.RUN_LAUNCHED, f"attempt {action.attempt}: {accepted.program_id}")
+    ctx.followers.follow(key, accepted.program_id)
+    return action.deadline_s
+
+
+async def _follow(
+    ctx: Context, key: Key, meta: Meta, old: InferletRunStatus, program_id: str, seconds: float
+) -> float | None:
+    ctx.followers.follow(key, program_id)
+    output = ctx.followers.output(key, program_id)
+    if output is not None and output != Output() and output.text != old.output:
+        await ctx.write_status(key, meta, old, runs.progressed(old, output))
+    return seconds
+
+
+async def _finish(
+    ctx: Context, key: Key, meta: Meta, run: InferletRun, old: InferletRunStatus, finish: Finish
+) -> float | None:
+    if finish.kill:
+        await kill(ctx, key, old.program_id, "past the run's deadline")
+        output = ctx.followers.output(key, old.program_id) or Output()
+        finish = replace(finish, outcome=replace(finish.outcome, output=output))
+    new = runs.finished(old, finish, generation=meta.generation, now=ctx.unix_s)
+    if finish.outcome.success:
+        await _write(ctx, key, meta, old, new, EventReason.RUN_SUCCEEDED, f"{new.tokens.output} tokens sampled")
+    else:
+        await _write(ctx, key, meta, old, new, EventReason.RUN_FAILED, str(finish.outcome.error))
+    ctx.followers.forget(key)
+    return float(run.spec.ttl_seconds_after_finished) if run.spec.ttl_seconds_after_finished is not None else None
+
+
+async def _write(
+    ctx: Context,
+    key: Key,
+    meta: Meta,
+    old: InferletRunStatus,
+    new: InferletRunStatus,
+    reason: EventReason | None = None,
+    message: str = "",
+) -> None:
+    warning = reason in (EventReason.RUN_FAILED, EventReason.RUN_RETRIED)
+    happened = [Happening(reason, message, warning=warning)] if reason is not None else []
+    await ctx.write_status(key, meta, old, new, happened)
+    ctx.store.runs[key] = RunSeen(ctx.store.runs[key].inferlet, new.phase)

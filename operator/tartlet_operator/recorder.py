@@ -1,0 +1,84 @@
+"""Events of the API, posted in the background, bounded, and not the same one again and again."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import uuid
+from collections import OrderedDict
+from typing import Final
+
+from tartlet_common.clock import Clock
+from tartlet_operator.api.common import API_VERSION
+from tartlet_operator.kube import Api, ApiError
+from tartlet_operator.meta import MANAGER, Key
+from tartlet_operator.pool_status import Happening
+from tartlet_operator.times import stamp
+
+log = logging.getLogger("tartlet.operator")
+
+_WAITING: Final = 1000
+_REMEMBERED: Final = 4096
+_QUIET_S: Final = 600.0
+_MESSAGE_CHARS: Final = 1000
+
+
+class Recorder:
+    """Posts events; when more wait than it holds, new ones are dropped and counted."""
+
+    def __init__(self, api: Api, clock: Clock, instance: str) -> None:
+        self._api = api
+        self._clock = clock
+        self._instance = instance
+        self._queue: asyncio.Queue[tuple[Key, str, Happening]] = asyncio.Queue(_WAITING)
+        self._posted: OrderedDict[tuple[str, str, str], float] = OrderedDict()
+        self.dropped = 0
+
+    def post(self, key: Key, uid: str, happening: Happening) -> None:
+        """Have an event posted, unless the same one was within the last ten minutes."""
+        known = (uid, happening.reason, happening.message)
+        now = self._clock.now()
+        if now - self._posted.get(known, -_QUIET_S) < _QUIET_S:
+            return
+        try:
+            self._queue.put_nowait((key, uid, happening))
+        except asyncio.QueueFull:
+            self.dropped += 1
+            return
+        self._posted[known] = now
+        self._posted.move_to_end(known)
+        while len(self._posted) > _REMEMBERED:
+            self._posted.popitem(last=False)
+
+    async def run(self) -> None:
+        """Post what waits, until cancelled."""
+        while True:
+            key, uid, happening = await self._queue.get()
+            try:
+                await self._api.create(self._manifest(key, uid, happening))
+            except ApiError as e:
+                log.info("event %s of %s can't be posted: %s", happening.reason, key, e)
+
+    def _manifest(self, key: Key, uid: str, happening: Happening) -> dict[str, object]:
+        now = stamp(self._clock.unix_ns() / 1e9)
+        return {
+            "apiVersion": "v1",
+            "kind": "Event",
+            "metadata": {"namespace": key.namespace, "name": f"{key.name[:200]}.{uuid.uuid4().hex[:16]}"},
+            "involvedObject": {
+                "apiVersion": API_VERSION,
+                "kind": key.kind,
+                "namespace": key.namespace,
+                "name": key.name,
+                "uid": uid,
+            },
+            "reason": happening.reason,
+            "message": happening.message[:_MESSAGE_CHARS],
+            "type": "Warning" if happening.warning else "Normal",
+            "firstTimestamp": now,
+            "lastTimestamp": now,
+            "count": 1,
+            "source": {"component": MANAGER},
+            "reportingComponent": MANAGER,
+            "reportingInstance": self._instance[:128],
+        }

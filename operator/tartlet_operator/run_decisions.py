@@ -1,0 +1,286 @@
+"""What to do next about an InferletRun, and what its status says then. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Final
+
+from tartlet_common.errors import DeadlineExceeded, TartletError
+from tartlet_operator.api.inferlet_run import (
+    OUTPUT_BYTES,
+    TRACEBACK_CHARS,
+    InferletRunSpec,
+    InferletRunStatus,
+    RunError,
+    Tokens,
+)
+from tartlet_operator.conditions import Want, find, merged
+from tartlet_operator.reasons import Reason
+from tartlet_operator.times import parse, stamp
+
+BACKOFF_S: Final = 1.0
+BACKOFF_MAX_S: Final = 60.0
+RECHECK_S: Final = 10.0
+"""How often something waited for is looked at, beside the events that tell."""
+
+
+@dataclass(frozen=True, slots=True)
+class InferletFacts:
+    """What is known of the Inferlet that a run names."""
+
+    found: bool
+    ready: bool = False
+    runnable: bool = False
+    message: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """What a program has put out, as far as it is kept."""
+
+    text: str = ""
+    truncated: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How an attempt ended."""
+
+    success: bool
+    output: Output = field(default_factory=Output)
+    result: str | None = None
+    error: TartletError | None = None
+    input_tokens: int = 0
+    output_tokens: int = 0
+
+
+# ---- what to do -------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """Nothing yet; look again after `seconds`."""
+
+    seconds: float
+    reason: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """Launch attempt number `attempt`; it may take `deadline_s`."""
+
+    attempt: int
+    key: str
+    deadline_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Follow:
+    """Follow the program that runs; look again after `seconds` at the latest."""
+
+    program_id: str
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Finish:
+    """The run ends so."""
+
+    outcome: Outcome
+    kill: bool = False  # the program still runs
+
+
+@dataclass(frozen=True, slots=True)
+class Retry:
+    """The attempt failed; another one follows after `seconds`."""
+
+    outcome: Outcome
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Delete:
+    """Its time after the end is over."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rest:
+    """It has ended; look again after `seconds`, None: never."""
+
+    seconds: float | None
+
+
+Action = Wait | Launch | Follow | Finish | Retry | Delete | Rest
+
+
+def backoff_s(attempts: int) -> float:
+    """The wait after so many failed attempts.
+
+    Example:
+        >>> [backoff_s(n) for n in (1, 2, 3, 20)]
+        [1.0, 2.0, 4.0, 60.0]
+    """
+    return float(min(BACKOFF_S * 2 ** (min(attempts, 16) - 1), BACKOFF_MAX_S))
+
+
+def decide(
+    spec: InferletRunSpec,
+    status: InferletRunStatus,
+    *,
+    uid: str,
+    now: float,
+    inferlet: InferletFacts,
+    outcome: Outcome | None,
+) -> Action:
+    """The next thing to do about a run.
+
+    Args:
+        spec: of the run.
+        status: as it was written last.
+        uid: of the object.
+        now: Unix time, s.
+        inferlet: what is known of the one it names.
+        outcome: how the current attempt ended, if it has.
+    """
+    if status.phase in ("Succeeded", "Failed"):
+        return _after_end(spec, status, now)
+    left_s = (parse(status.start_time) if status.start_time else now) + spec.deadline_seconds - now
+    running = status.phase == "Running"
+    if outcome is not None and running:
+        if outcome.success or status.attempts > spec.retries or isinstance(outcome.error, DeadlineExceeded):
+            return Finish(outcome)
+        return Retry(outcome, backoff_s(status.attempts))
+    if left_s <= 0:
+        error = DeadlineExceeded(deadline_s=spec.deadline_seconds)
+        return Finish(Outcome(success=False, error=error), kill=running)
+    if running and status.program_id:
+        return Follow(status.program_id, left_s)
+    return _before_launch(spec, status, uid=uid, now=now, left_s=left_s, inferlet=inferlet)
+
+
+def _before_launch(
+    spec: InferletRunSpec, status: InferletRunStatus, *, uid: str, now: float, left_s: float, inferlet: InferletFacts
+) -> Action:
+    recheck_s = min(left_s, RECHECK_S)
+    if not inferlet.found:
+        message = f"spec.inferlet names {spec.inferlet}, which isn't in the namespace: create it"
+        return Wait(recheck_s, Reason.INFERLET_NOT_FOUND, message)
+    if not inferlet.ready:
+        return Wait(recheck_s, Reason.INFERLET_NOT_READY, f"Inferlet {spec.inferlet}: {inferlet.message}")
+    if status.attempts and (due := _last_failure(status) + backoff_s(status.attempts)) > now:
+        return Wait(min(left_s, due - now), Reason.BACK_OFF, f"attempt {status.attempts} failed")
+    attempt = status.attempts + 1
+    return Launch(attempt, f"{uid}-{attempt}", left_s)
+
+
+def _last_failure(status: InferletRunStatus) -> float:
+    running = find(status.conditions, "Running")
+    return parse(running.last_transition_time) if running is not None else 0.0
+
+
+def _after_end(spec: InferletRunSpec, status: InferletRunStatus, now: float) -> Action:
+    if spec.ttl_seconds_after_finished is None or status.completion_time is None:
+        return Rest(None)
+    left_s = parse(status.completion_time) + spec.ttl_seconds_after_finished - now
+    return Delete() if left_s <= 0 else Rest(left_s)
+
+
+# ---- what the status says ---------------------------------------------------------------------------------------
+
+
+def waiting(old: InferletRunStatus, wait: Wait, *, generation: int, now: float) -> InferletRunStatus:
+    """Nothing runs yet."""
+    return _with(old, generation, now, "Pending", wait.reason, wait.message)
+
+
+def launched(
+    old: InferletRunStatus, attempt: int, program_id: str, *, generation: int, now: float
+) -> InferletRunStatus:
+    """An attempt runs."""
+    fresh = {"attempts": attempt, "program_id": program_id, "output": "", "output_truncated": False, "error": None}
+    new = old.model_copy(update=fresh | {"result": None, "tokens": Tokens()})
+    return _with(new, generation, now, "Running", Reason.LAUNCHED, f"program {program_id}")
+
+
+def progressed(old: InferletRunStatus, output: Output) -> InferletRunStatus:
+    """The program that runs has put out more."""
+    return old.model_copy(update={"output": output.text, "output_truncated": output.truncated})
+
+
+def retrying(old: InferletRunStatus, outcome: Outcome, *, generation: int, now: float) -> InferletRunStatus:
+    """An attempt failed; the next one waits."""
+    message = f"attempt {old.attempts}: {outcome.error}"
+    return _with(_ended(old, outcome), generation, now, "Pending", Reason.BACK_OFF, message)
+
+
+def finished(old: InferletRunStatus, finish: Finish, *, generation: int, now: float) -> InferletRunStatus:
+    """The run has ended."""
+    outcome = finish.outcome
+    new = _ended(old, outcome).model_copy(update={"completion_time": stamp(now)})
+    if outcome.success:
+        return _with(new, generation, now, "Succeeded", Reason.SUCCEEDED, "")
+    name = outcome.error.name if outcome.error is not None else Reason.FAILED
+    return _with(new, generation, now, "Failed", name, str(outcome.error or ""))
+
+
+def tail(data: bytes, truncated: bool = False, limit: int = OUTPUT_BYTES) -> Output:  # noqa: FBT001, FBT002 - a flag of data
+    """The end of a program's output; a character that the cut hits is dropped.
+
+    Example:
+        >>> tail("añb".encode(), limit=2)
+        Output(text='b', truncated=True)
+    """
+    if len(data) > limit:
+        data, truncated = data[-limit:], True
+        start = next((i for i, byte in enumerate(data[:4]) if byte & 0xC0 != 0x80), 0)
+        data = data[start:]
+    return Output(data.decode(errors="replace")[-limit:], truncated)
+
+
+def _ended(old: InferletRunStatus, outcome: Outcome) -> InferletRunStatus:
+    update: dict[str, object] = {
+        "error": _error(outcome.error) if outcome.error is not None else None,
+        "tokens": Tokens(input=outcome.input_tokens, output=outcome.output_tokens),
+        "result": tail(outcome.result.encode()).text if outcome.result is not None else None,
+    }
+    if outcome.output.text or outcome.success:
+        update |= {"output": outcome.output.text, "output_truncated": outcome.output.truncated}
+    return old.model_copy(update=update)
+
+
+def _error(error: TartletError) -> RunError:
+    traceback = str(error.fields.get("traceback", ""))[-TRACEBACK_CHARS:]
+    message = str(error)
+    if traceback:  # the message repeats it
+        message = message.split("\n", 1)[0]
+    return RunError(
+        name=error.name,
+        number=error.number,
+        message=message[:TRACEBACK_CHARS],
+        remedy=error.remedy[:4096],
+        traceback=traceback,
+    )
+
+
+def _with(
+    old: InferletRunStatus, generation: int, now: float, phase: str, reason: str, message: str
+) -> InferletRunStatus:
+    ended = phase in ("Succeeded", "Failed")
+    progress = reason if ended else Reason.NOT_FINISHED
+    wants = [
+        Want("Succeeded", "True" if phase == "Succeeded" else "False" if ended else "Unknown", progress, message),
+        Want("Failed", "True" if phase == "Failed" else "False" if ended else "Unknown", progress, message),
+        Want("Running", "True" if phase == "Running" else "False", reason, message),
+    ]
+    if not ended:
+        wants[0], wants[1] = (Want(w.type, w.status, reason, message) for w in wants[:2])
+    time = stamp(now)
+    return old.model_copy(
+        update={
+            "observed_generation": generation,
+            "phase": phase,
+            "start_time": old.start_time or time,
+            "conditions": merged(old.conditions, wants, generation=generation, now=time),
+        }
+    )

@@ -1,0 +1,129 @@
+"""Where an Inferlet's source comes from: inline, a ConfigMap, or a URL pinned by digest."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+from collections import OrderedDict
+from fnmatch import fnmatchcase
+from typing import Final
+from urllib.parse import urlsplit
+
+import aiohttp
+
+from tartlet_operator.api.inferlet import Source, UrlSource
+from tartlet_operator.kube import Api
+from tartlet_operator.reasons import Reason
+
+MAX_BYTES: Final = 3 << 20
+"""What control's catalogue takes."""
+_TIMEOUT: Final = aiohttp.ClientTimeout(total=30)
+_KEPT_BYTES: Final = 32 << 20
+
+
+class SourceProblem(Exception):
+    """The source can't be had; `retry`: it may later, without a change to the Inferlet."""
+
+    def __init__(self, reason: Reason, message: str, *, retry: bool = False) -> None:
+        super().__init__(message)
+        self.reason = reason
+        self.message = message
+        self.retry = retry
+
+
+class SourceFetcher:
+    """Fetches sources; those from URLs are kept by digest."""
+
+    def __init__(self, api: Api, hosts: str) -> None:
+        self._api = api
+        self._hosts = [h.strip().lower() for h in hosts.split(",") if h.strip()]
+        self._kept: OrderedDict[str, bytes] = OrderedDict()
+        self._size = 0
+
+    async def fetch(self, source: Source, namespace: str) -> bytes:
+        """The source's bytes.
+
+        Raises:
+            SourceProblem: it isn't there, too large, or not what its digest says.
+            ApiError: the API server didn't answer.
+        """
+        if source.inline is not None:
+            return source.inline.encode()
+        if source.config_map is not None:
+            return await self._from_config_map(namespace, source.config_map.name, source.config_map.key)
+        assert source.url is not None, "the CRD's rules want one of the three"
+        return await self._from_url(source.url)
+
+    async def _from_config_map(self, namespace: str, name: str, key: str) -> bytes:
+        found = await self._api.get("ConfigMap", namespace, name)
+        if found is None:
+            message = f"spec.source.configMap names {name}, which isn't in the namespace: create it"
+            raise SourceProblem(Reason.SOURCE_MISSING, message)
+        text, binary = (found.get("data") or {}).get(key), (found.get("binaryData") or {}).get(key)
+        if text is not None:
+            return str(text).encode()
+        if binary is None:
+            have = ", ".join(sorted([*(found.get("data") or {}), *(found.get("binaryData") or {})])[:8]) or "none"
+            message = f"ConfigMap {name} has no key {key} (it has {have}): correct spec.source.configMap.key"
+            raise SourceProblem(Reason.SOURCE_MISSING, message)
+        try:
+            return base64.b64decode(binary, validate=True)
+        except binascii.Error as e:
+            message = f"ConfigMap {name}, key {key}: {e}: create it anew"
+            raise SourceProblem(Reason.SOURCE_MISSING, message) from e
+
+    async def _from_url(self, source: UrlSource) -> bytes:
+        digest = source.digest.removeprefix("sha256:")
+        if digest in self._kept:
+            self._kept.move_to_end(digest)
+            return self._kept[digest]
+        if not allowed(source.url, self._hosts):
+            message = f"the operator may not fetch from {urlsplit(source.url).netloc}: add it to source_hosts"
+            raise SourceProblem(Reason.HOST_NOT_ALLOWED, message)
+        data = await _download(source.url)
+        actual = hashlib.sha256(data).hexdigest()
+        if actual != digest:
+            message = f"{source.url} has the digest sha256:{actual}: correct spec.source.url.digest, or the file"
+            raise SourceProblem(Reason.DIGEST_MISMATCH, message, retry=True)
+        self._keep(digest, data)
+        return data
+
+    def _keep(self, digest: str, data: bytes) -> None:
+        self._kept[digest] = data
+        self._size += len(data)
+        while self._size > _KEPT_BYTES:
+            self._size -= len(self._kept.popitem(last=False)[1])
+
+
+def allowed(url: str, hosts: list[str]) -> bool:
+    """Whether a URL's host, or host and port, matches one of the patterns.
+
+    Example:
+        >>> allowed("https://raw.example.org/a.py", ["*.example.org"]), allowed("https://example.com/", [])
+        (True, False)
+    """
+    parts = urlsplit(url)
+    names = {parts.netloc.lower(), (parts.hostname or "").lower()}
+    return any(fnmatchcase(name, pattern) for name in names for pattern in hosts)
+
+
+async def _download(url: str) -> bytes:
+    """At most `MAX_BYTES`; redirects aren't followed, they could lead to hosts that aren't allowed."""
+    try:
+        async with (
+            aiohttp.ClientSession(timeout=_TIMEOUT) as session,
+            session.get(url, allow_redirects=False) as reply,
+        ):
+            if reply.status != 200:
+                message = f"{url} answered {reply.status}: give the URL of the file itself"
+                raise SourceProblem(Reason.FETCH_FAILED, message, retry=reply.status >= 500)
+            data = await reply.content.read(MAX_BYTES + 1)
+            while len(data) <= MAX_BYTES and (more := await reply.content.read(MAX_BYTES + 1 - len(data))):
+                data += more
+    except (aiohttp.ClientError, TimeoutError) as e:
+        message = f"{url} can't be fetched: {e!r}: check the address and the network policy"
+        raise SourceProblem(Reason.FETCH_FAILED, message, retry=True) from e
+    if len(data) > MAX_BYTES:
+        raise SourceProblem(Reason.FETCH_FAILED, f"{url} has more than {MAX_BYTES} bytes: make the program smaller")
+    return data

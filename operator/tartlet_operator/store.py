@@ -1,0 +1,83 @@
+"""What the operator remembers of objects it has seen: little, so that ten thousand fit."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from tartlet_operator.inferlet_status import PoolSeen
+from tartlet_operator.meta import Key
+
+
+class InferletSeen(NamedTuple):
+    """What is remembered of an Inferlet."""
+
+    fingerprint: str  # of its catalogue entry, "" while it has none
+    pool: str
+    model: str
+    config_map: str
+    ready: bool
+    runnable: bool
+
+
+class RunSeen(NamedTuple):
+    """What is remembered of an InferletRun."""
+
+    inferlet: str
+    phase: str
+
+
+class Store:
+    """Objects by key."""
+
+    def __init__(self) -> None:
+        self.pools: dict[Key, PoolSeen] = {}
+        self.inferlets: dict[Key, InferletSeen] = {}
+        self.runs: dict[Key, RunSeen] = {}
+
+    def forget(self, key: Key) -> None:
+        """The object is gone."""
+        for table in (self.pools, self.inferlets, self.runs):
+            table.pop(key, None)
+
+    def keys(self) -> Iterator[Key]:
+        """Every object seen, and pools first: what inferlets say depends on them."""
+        yield from list(self.pools)
+        yield from list(self.inferlets)
+        yield from list(self.runs)
+
+    def pools_in(self, namespace: str) -> list[PoolSeen]:
+        """A namespace's pools."""
+        return [pool for key, pool in self.pools.items() if key.namespace == namespace]
+
+    def inferlets_of(self, pool: Key, seen: PoolSeen) -> Iterator[Key]:
+        """Inferlets whose `Runnable` a pool may decide."""
+        for key, inferlet in list(self.inferlets.items()):
+            if key.namespace != pool.namespace:
+                continue
+            if inferlet.pool == seen.name or (not inferlet.pool and inferlet.model in ("", seen.model)):
+                yield key
+
+    def inferlets_from(self, namespace: str, config_map: str) -> Iterator[Key]:
+        """Inferlets whose source is in a ConfigMap."""
+        for key, inferlet in list(self.inferlets.items()):
+            if key.namespace == namespace and inferlet.config_map == config_map:
+                yield key
+
+    def runs_of(self, inferlet: Key) -> Iterator[Key]:
+        """Runs of an inferlet that have not ended."""
+        for key, run in list(self.runs.items()):
+            if key.namespace == inferlet.namespace and run.inferlet == inferlet.name and run.phase == "Pending":
+                yield key
+
+    def inventory(self) -> Counter[tuple[str, str]]:
+        """How many objects of each kind are in which state."""
+        out: Counter[tuple[str, str]] = Counter()
+        for pool in self.pools.values():
+            out["EnginePool", "ready" if pool.ready else "not_ready"] += 1
+        for inferlet in self.inferlets.values():
+            out["Inferlet", "ready" if inferlet.ready else "not_ready"] += 1
+        for run in self.runs.values():
+            out["InferletRun", run.phase.lower()] += 1
+        return out

@@ -1,0 +1,103 @@
+"""kopf's part: it lists and watches; every event goes into the work queue, and kopf writes nothing.
+
+Ordinary kopf handlers keep diffs in annotations, write two or three times an object and hold whole bodies; measured at
+ten thousand objects they took eight times the memory and never finished. So: `on.event` only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+import kopf
+
+from tartlet_operator.access import ApiAccess
+from tartlet_operator.api import GROUP, RESOURCES, VERSION
+from tartlet_operator.meta import POOL_LABEL, Key
+from tartlet_operator.store import Store
+from tartlet_operator.work_queue import WorkQueue
+
+WATCHES_A_NAMESPACE: Final = 7
+_PARTS: Final = ("apiVersion", "kind", "spec", "status")
+
+
+class Watch:
+    """Feeds the queue from kopf's events.
+
+    Args:
+        heard: called at every event: the age of the last one tells whether watching works.
+    """
+
+    def __init__(self, queue: WorkQueue, store: Store, heard: Callable[[], None]) -> None:
+        self._queue = queue
+        self._store = store
+        self._heard = heard
+
+    def registry(self, access: ApiAccess, *, namespaces: int, lease: str) -> kopf.OperatorRegistry:
+        """Handlers and settings for `kopf.operator`; `lease` names the Lease to watch, "" none."""
+        registry = kopf.OperatorRegistry()
+
+        @kopf.on.startup(registry=registry)
+        async def configure(settings: kopf.OperatorSettings, **_: Any) -> None:
+            tune(settings, lease)
+
+        @kopf.on.login(registry=registry)
+        async def login(**_: Any) -> kopf.AiohttpSession:
+            # as many connections as watches, and some to list; kopf's own session knows no bound
+            session = access.session(limit=WATCHES_A_NAMESPACE * namespaces + 4)
+            return kopf.AiohttpSession(server=access.server, aiohttp_session=session)
+
+        for resource in RESOURCES:
+            kopf.on.event(GROUP, VERSION, resource.plural, registry=registry, id=resource.plural)(self._own)
+        kopf.on.event("apps", "v1", "deployments", registry=registry, id="deployments")(self._dependent)
+        kopf.on.event("", "v1", "pods", registry=registry, id="pods")(self._dependent)
+        kopf.on.event("", "v1", "configmaps", registry=registry, id="configmaps")(self._config_map)
+        if lease:
+            kopf.on.event("coordination.k8s.io", "v1", "leases", registry=registry, id="leases")(self._lease)
+        return registry
+
+    async def _own(self, event: Mapping[str, Any], **_: Any) -> None:
+        self._heard()
+        body = event["object"]
+        meta = body["metadata"]
+        key = Key(body["kind"], meta["namespace"], meta["name"])
+        if event["type"] == "DELETED":
+            self._queue.add(key)
+            self._queue.forget(key)
+        else:
+            self._queue.add(key, slim(body))
+
+    async def _dependent(self, event: Mapping[str, Any], **_: Any) -> None:
+        self._heard()
+        meta = event["object"]["metadata"]
+        pool = (meta.get("labels") or {}).get(POOL_LABEL)
+        if pool:
+            self._queue.add(Key("EnginePool", meta["namespace"], pool))
+
+    async def _config_map(self, event: Mapping[str, Any], **_: Any) -> None:
+        self._heard()
+        meta = event["object"]["metadata"]
+        for key in self._store.inferlets_from(meta["namespace"], meta["name"]):
+            self._queue.add(key)
+
+    async def _lease(self, **_: Any) -> None:
+        self._heard()
+
+
+def slim(body: Mapping[str, Any]) -> dict[str, Any]:
+    """A body without what nobody reads: managedFields alone are often larger than the rest."""
+    meta = {k: v for k, v in body["metadata"].items() if k != "managedFields"}
+    return {"metadata": meta, **{part: body[part] for part in _PARTS if part in body}}
+
+
+def tune(settings: kopf.OperatorSettings, lease: str) -> None:
+    """kopf as a lister and watcher that writes nothing, lists in pages and ends workers soon."""
+    settings.posting.enabled = False
+    settings.scanning.disabled = True
+    settings.watching.chunk_size = 500
+    settings.queueing.idle_timeout = 0.05
+    settings.process.ultimate_exiting_timeout = None
+    settings.watching.label_selectors["apps", "v1", "deployments"] = POOL_LABEL
+    settings.watching.label_selectors["", "v1", "pods"] = POOL_LABEL
+    if lease:
+        settings.watching.field_selectors["coordination.k8s.io", "v1", "leases"] = f"metadata.name={lease}"

@@ -1,0 +1,85 @@
+"""The work queue: one entry an object, the newest body wins, never two workers on one object at once."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, Final
+
+from tartlet_operator.meta import Key
+
+Body = Mapping[str, Any]
+Handle = Callable[[Key, Body | None], Awaitable[float | None]]
+"""Brings one object about: its key and newest body (None: fetch it). Returns when to look again, s, or None."""
+
+_FOREVER: Final = float("inf")
+
+
+class WorkQueue:
+    """Objects to look at, now or later."""
+
+    def __init__(self) -> None:
+        self._pending: dict[Key, Body | None] = {}
+        self._busy: set[Key] = set()
+        self._ready: asyncio.Queue[Key] = asyncio.Queue()
+        self._timers: dict[Key, asyncio.TimerHandle] = {}
+
+    def __len__(self) -> int:
+        """Objects that wait to be looked at."""
+        return len(self._pending)
+
+    @property
+    def idle(self) -> bool:
+        """Nothing waits and nobody works; timers may run."""
+        return not self._pending and not self._busy
+
+    def add(self, key: Key, body: Body | None = None) -> None:
+        """Look at an object as soon as a worker is free. Without a body, a pending one is kept."""
+        self._cancel_timer(key)
+        waiting = key in self._pending
+        if not waiting or body is not None:
+            self._pending[key] = body
+        if not waiting and key not in self._busy:
+            self._ready.put_nowait(key)
+
+    def add_after(self, key: Key, seconds: float) -> None:
+        """Look at an object after a while, or sooner if something happens to it; the earliest time counts."""
+        loop = asyncio.get_running_loop()
+        due = loop.time() + max(seconds, 0.0)
+        timer = self._timers.get(key)
+        if timer is not None and timer.when() <= due:
+            return
+        self._cancel_timer(key)
+        self._timers[key] = loop.call_at(due, self.add, key)
+
+    def forget(self, key: Key) -> None:
+        """The object is gone: no timer brings it back."""
+        self._cancel_timer(key)
+        if key in self._pending and key not in self._busy:
+            self._pending[key] = None
+
+    async def work(self, handle: Handle) -> None:
+        """Handle entries, one after another, until cancelled. `handle` deals with its own errors."""
+        while True:
+            key = await self._ready.get()
+            body = self._pending.pop(key)
+            self._busy.add(key)
+            try:
+                again_s = await handle(key, body)
+            finally:
+                self._busy.discard(key)
+                if key in self._pending:
+                    self._ready.put_nowait(key)
+            if again_s is not None and again_s < _FOREVER and key not in self._pending:
+                self.add_after(key, again_s)
+
+    def close(self) -> None:
+        """Stop the timers."""
+        for timer in self._timers.values():
+            timer.cancel()
+        self._timers.clear()
+
+    def _cancel_timer(self, key: Key) -> None:
+        timer = self._timers.pop(key, None)
+        if timer is not None:
+            timer.cancel()
