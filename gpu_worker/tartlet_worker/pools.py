@@ -65,12 +65,9 @@ class Pools:
         self.embed_mark = np.zeros(sizes.num_embeds, np.int64)
 
     def reset(self) -> None:
-        """As if just started."""
-        self.kv.zero_()
-        self.embeds.zero_()
-        self.position.fill(-1)
+        """As if just started. Only pages that hold something are touched: most of a fresh pool is not even mapped."""
         self.hidden.fill(False)
-        self.seen_position.fill(FAR)
+        self.clear_pages(np.flatnonzero((self.position >= 0).any(axis=1)))
         self.clear_embeds(np.arange(self.sizes.num_embeds))
         self.clear_slots(np.arange(self.sizes.num_slots))
 

@@ -127,7 +127,7 @@ void NAME(attend)(const T *q, const T *k, const T *v, T *o, long commands, const
                   const int32_t *position, const uint8_t *const *allowed, int32_t window, int heads, int kv_heads,
                   int page_size, int hd, float scale) {
 #if defined(USE_DOT) && defined(__AMX_BF16__)
-  if (use_amx && hd % 32 == 0 && heads / kv_heads <= 16) {
+  if (use_amx && hd % 2 == 0 && heads / kv_heads <= 16) {
     attend_amx(q, k, v, o, commands, indptr, at, pages, width, num_pages, position, allowed, window, heads, kv_heads,
                page_size, hd, scale);
     return;

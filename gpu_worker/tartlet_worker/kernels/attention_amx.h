@@ -1,4 +1,4 @@
-// Attention over pages in place with AMX, for bf16 and head sizes that are multiples of 32.
+// Attention over pages in place with AMX, for bf16 and even head sizes.
 //
 // A block of query tokens and the heads of one group are up to 16 rows. Scores come from tiles: 16 columns' keys as
 // they lie in their page times the rows' queries, so scores stand as [column][row], rows padded to 4 or 16. Softmax and
@@ -7,11 +7,15 @@
 #pragma once
 #ifdef __AMX_BF16__
 
-static void attention_tiles_on(int padded) {
+// Tiles 0-3: scores; 4: keys; 6: queries; 5 and 7: the same for what a head size leaves over 32.
+static void attention_tiles_on(int padded, int rest) {
   struct { uint8_t palette, start, zero[14]; uint16_t colsb[16]; uint8_t rows[16]; } cfg;
   memset(&cfg, 0, sizeof cfg);
   cfg.palette = 1;
-  for (int i = 0; i < 8; i++) cfg.rows[i] = 16, cfg.colsb[i] = i == 4 || i == 5 ? 64 : 4 * padded;
+  for (int i = 0; i < 8; i++) cfg.rows[i] = 16, cfg.colsb[i] = 4 * padded;
+  cfg.colsb[4] = 64;
+  cfg.colsb[5] = rest ? 2 * rest : 64;
+  cfg.rows[7] = rest ? rest / 2 : 16;
   _tile_loadconfig(&cfg);
 }
 
@@ -59,16 +63,28 @@ static inline void scores(const Block *x, const bf16 *kh, const bf16 *vh, int pa
     _tile_zero(1);
     _tile_zero(2);
     _tile_zero(3);
-    for (int d = 0; d < hd; d += 32) {
+    int d = 0;
+    for (; d + 32 <= hd; d += 32) {
       _tile_loadd(6, x->queries + d / 2 * padded, stride);
       _tile_loadd(4, k0 + d, 2 * hd);
       _tile_dpbf16ps(0, 4, 6);
-      _tile_loadd(5, k1 + d, 2 * hd);
-      _tile_dpbf16ps(1, 5, 6);
+      _tile_loadd(4, k1 + d, 2 * hd);
+      _tile_dpbf16ps(1, 4, 6);
       _tile_loadd(4, k2 + d, 2 * hd);
       _tile_dpbf16ps(2, 4, 6);
+      _tile_loadd(4, k3 + d, 2 * hd);
+      _tile_dpbf16ps(3, 4, 6);
+    }
+    if (d < hd) {
+      _tile_loadd(7, x->queries + d / 2 * padded, stride);
+      _tile_loadd(5, k0 + d, 2 * hd);
+      _tile_dpbf16ps(0, 5, 7);
+      _tile_loadd(5, k1 + d, 2 * hd);
+      _tile_dpbf16ps(1, 5, 7);
+      _tile_loadd(5, k2 + d, 2 * hd);
+      _tile_dpbf16ps(2, 5, 7);
       _tile_loadd(5, k3 + d, 2 * hd);
-      _tile_dpbf16ps(3, 5, 6);
+      _tile_dpbf16ps(3, 5, 7);
     }
     float *s = x->score + c * padded;
     _tile_stored(0, s, stride);
@@ -122,6 +138,7 @@ static inline void softmax(const Block *x, int padded, float *total) {
 #define WEIGH(SOME, PARTS)                                                                                  \
   {                                                                                                         \
     __m512 even[4][2], odd[4][2];                                                                           \
+    __mmask16 half[2] = {first((x->hd - d) / 2), first((x->hd - d) / 2 - 16)};                              \
     for (int a = 0; a < SOME; a++)                                                                          \
       for (int i = 0; i < PARTS; i++) even[a][i] = odd[a][i] = _mm512_setzero_ps();                         \
     for (long c = x->from; c < x->to; c++) {                                                                \
@@ -130,7 +147,7 @@ static inline void softmax(const Block *x, int padded, float *total) {
       const bf16 *vr = vh + x->rows[c] * x->hd + d;                                                         \
       const float *w = x->score + c * padded + r;                                                           \
       _Pragma("GCC unroll 2") for (int i = 0; i < PARTS; i++) {                                             \
-        __m512i two = _mm512_loadu_si512(vr + 32 * i);                                                      \
+        __m512i two = _mm512_maskz_loadu_epi32(half[i], vr + 32 * i);                                       \
         __m512 lo = _mm512_castsi512_ps(_mm512_slli_epi32(two, 16));                                        \
         __m512 hi = _mm512_castsi512_ps(_mm512_and_si512(two, _mm512_set1_epi32(0xFFFF0000)));              \
         _Pragma("GCC unroll 4") for (int a = 0; a < SOME; a++) {                                            \
@@ -146,7 +163,7 @@ static inline void softmax(const Block *x, int padded, float *total) {
       for (int i = 0; i < PARTS; i++) {                                                                     \
         __m512i e = _mm512_cvtepu16_epi32((__m256i)_mm512_cvtneps_pbh(_mm512_mul_ps(even[a][i], by)));      \
         __m512i o = _mm512_cvtepu16_epi32((__m256i)_mm512_cvtneps_pbh(_mm512_mul_ps(odd[a][i], by)));       \
-        _mm512_storeu_si512(to + 32 * i, _mm512_or_si512(e, _mm512_slli_epi32(o, 16)));                     \
+        _mm512_mask_storeu_epi32(to + 32 * i, half[i], _mm512_or_si512(e, _mm512_slli_epi32(o, 16)));       \
       }                                                                                                     \
     }                                                                                                       \
   }
@@ -155,7 +172,7 @@ static inline void values(const Block *x, const bf16 *vh, const bf16 *next, int 
   for (int d = 0; d < x->hd; d += 64)
     for (int r = 0; r < count; r += 4) {
       int some = count - r < 4 ? count - r : 4;
-      if (x->hd - d < 64) {
+      if (x->hd - d <= 32) {
         if (some == 4) WEIGH(4, 1) else if (some == 3) WEIGH(3, 1) else if (some == 2) WEIGH(2, 1) else WEIGH(1, 1)
       } else {
         if (some == 4) WEIGH(4, 2) else if (some == 3) WEIGH(3, 2) else if (some == 2) WEIGH(2, 2) else WEIGH(1, 2)
@@ -213,7 +230,7 @@ static void attend_amx(const bf16 *q, const bf16 *k, const bf16 *v, bf16 *o, lon
     for (long t = indptr[b]; t < indptr[b + 1]; t += together) {
       long tokens = indptr[b + 1] - t < together ? indptr[b + 1] - t : together;
       int count = (int)tokens * group, need = tokens == 1 && group <= 4 ? 4 : 16;
-      if (need != padded) attention_tiles_on(padded = need);
+      if (need != padded) attention_tiles_on(padded = need, hd % 32);
       x.q = q + t * heads * hd;
       x.o = o + t * heads * hd;
       const uint8_t *mask = allowed && allowed[b] ? allowed[b] + (t - indptr[b]) * columns : 0;
