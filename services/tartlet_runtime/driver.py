@@ -1,8 +1,9 @@
 """The one place where guests compute: fair turns on the event loop, and everything that follows leaves after each.
 
-A turn steps runnable programs round robin for at most `TURN_S`, then flushes in the order that the journal's promise
-needs: journals first, then commands to control, then events to clients. There is no task a program; a wake-up is a
-deque entry. Between turns the loop serves sockets and gRPC.
+A turn steps programs that were woken, then those that only ran out of their slice, each round robin and for a few
+milliseconds. Then it flushes, in the order that the journal's promise needs: journals first, then commands to control,
+then events to clients. There is no task a program; a wake-up is a deque entry. Between turns the loop serves sockets
+and gRPC.
 """
 
 from __future__ import annotations
@@ -17,7 +18,10 @@ from typing import Protocol
 log = logging.getLogger(__name__)
 
 TURN_S = 0.004
-"""Longest turn, plus one guest's slice."""
+"""How long a turn steps programs that compute on and on, plus one slice."""
+WOKEN_S = 0.012
+"""How long a turn steps programs that were woken. Longer, because programs whose tokens came in one frame should answer
+in one: cut in two, they would be two batches on the engine from then on."""
 
 
 class Runnable(Protocol):
@@ -46,7 +50,8 @@ class Driver:
         """`now` measures turns."""
         self.loop = loop
         self._now = now
-        self._runnable: deque[Runnable] = deque()
+        self._woken: deque[Runnable] = deque()
+        self._busy: deque[Runnable] = deque()
         self._journals: dict[Runnable, None] = {}
         self._readers: dict[Reader, None] = {}
         self._scheduled = False
@@ -57,10 +62,15 @@ class Driver:
         """Step `program` in a turn to come."""
         if not program.queued:
             program.queued = True
-            self._runnable.append(program)
-        if not self._scheduled:
-            self._scheduled = True
-            self.loop.call_soon(self._turn)
+            self._woken.append(program)
+        self.schedule()
+
+    def again(self, program: Runnable) -> None:
+        """Step `program` in a turn to come; it computes without waiting, so those that wait come first."""
+        if not program.queued:
+            program.queued = True
+            self._busy.append(program)
+        self.schedule()
 
     def schedule(self) -> None:
         """Have a turn soon: something is to be flushed."""
@@ -84,21 +94,20 @@ class Driver:
 
     def _turn(self) -> None:
         self._scheduled = False
-        runnable = self._runnable
-        if runnable:
-            end = self._now() + TURN_S
-            while runnable:
-                program = runnable.popleft()
-                program.queued = False
-                try:
-                    program.run()
-                except Exception:  # a bug in one program's end must not stop the others
-                    log.exception("a program's step")
-                if self._now() >= end:
-                    break
+        start = self._now()
+        end, woken = start + WOKEN_S, self._woken
+        while woken:
+            _step(woken.popleft())
+            if self._now() >= end:
+                break
+        end, busy = start + TURN_S, self._busy
+        while busy:  # at least one, however many were woken
+            _step(busy.popleft())
+            if self._now() >= end:
+                break
         self.flush()
         self._quiet_since = self._now()
-        if runnable:
+        if woken or busy:
             self.schedule()
 
     def flush(self) -> None:
@@ -112,6 +121,14 @@ class Driver:
             readers, self._readers = self._readers, {}
             for reader in readers:
                 reader.wake()
+
+
+def _step(program: Runnable) -> None:
+    program.queued = False
+    try:
+        program.run()
+    except Exception:  # a bug in one program's end must not stop the others
+        log.exception("a program's step")
 
 
 def _nothing() -> None:

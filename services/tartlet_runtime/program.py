@@ -328,7 +328,7 @@ class Program:
         if phase is Phase.WAITING:
             return
         if phase is Phase.READY:
-            self._world.driver.wake(self)
+            self._world.driver.again(self)
         elif phase is Phase.SLEEPING:
             self._sleeping = True
             self._timer = self._world.driver.loop.call_later(guest.sleep_us / 1e6, self._slept)
@@ -356,7 +356,7 @@ class Program:
                 self.end(*self._outcome)
                 return
             self._hold_guest()
-        self._world.driver.wake(self)
+        self._world.driver.again(self)
 
     def _hold_guest(self) -> None:
         """A guest that isn't driven by `step` is held back while its output is unread, or its commands wait."""

@@ -1,0 +1,105 @@
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from tartlet_runtime.driver import TURN_S, WOKEN_S, Driver
+
+
+@dataclass(eq=False)
+class Steps:
+    """A program that takes a given time a step."""
+
+    driver: Driver
+    spend: Callable[[float], None]
+    log: list[str]
+    name: str
+    cost_s: float = 0.0
+    endless: bool = False
+    breaks: bool = False
+    queued: bool = field(default=False, init=False)
+
+    def run(self) -> None:
+        self.log.append(self.name)
+        self.spend(self.cost_s)
+        if self.breaks:
+            raise RuntimeError("a bug")
+        if self.endless:
+            self.driver.again(self)
+
+    def flush_journal(self) -> None:
+        self.log.append(f"journal {self.name}")
+
+
+class Told:
+    def __init__(self, log: list[str]) -> None:
+        self.log = log
+
+    def wake(self) -> None:
+        self.log.append("reader")
+
+
+class World:
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.log: list[str] = []
+        self.driver = Driver(asyncio.get_running_loop(), lambda: self.now)
+        self.driver.send_commands = lambda: self.log.append("flush")
+
+    def spend(self, seconds: float) -> None:
+        self.now += seconds
+
+    def program(self, name: str, cost_s: float = 0.0, *, endless: bool = False, breaks: bool = False) -> Steps:
+        return Steps(self.driver, self.spend, self.log, name, cost_s, endless, breaks)
+
+
+async def test_programs_woken_together_answer_in_one_flush() -> None:
+    world = World()
+    for i in range(32):
+        world.driver.wake(world.program(str(i), WOKEN_S / 40))
+    await asyncio.sleep(0)
+    assert world.log == [*(str(i) for i in range(32)), "flush"]
+
+
+async def test_a_flood_of_wake_ups_is_cut_into_turns() -> None:
+    world = World()
+    for i in range(10):
+        world.driver.wake(world.program(str(i), WOKEN_S / 4))
+    await asyncio.sleep(0)
+    assert world.log == ["0", "1", "2", "3", "flush"]
+    for _ in range(4):
+        await asyncio.sleep(0)
+    assert [name for name in world.log if name != "flush"] == [str(i) for i in range(10)]
+
+
+async def test_an_endless_one_gets_a_step_a_turn_and_no_more_while_others_are_woken() -> None:
+    world = World()
+    world.driver.wake(world.program("loop", TURN_S, endless=True))
+    await asyncio.sleep(0)
+    for i in range(3):
+        world.driver.wake(world.program(str(i)))
+        await asyncio.sleep(0)
+    assert world.log == ["loop", "loop", "flush", "0", "loop", "flush", "1", "loop", "flush", "2", "loop", "flush"]
+
+
+async def test_a_bug_in_one_step_leaves_the_others_their_turn() -> None:
+    world = World()
+    for name in ("a", "b", "c"):
+        world.driver.wake(world.program(name, breaks=name == "b"))
+    await asyncio.sleep(0)
+    assert world.log == ["a", "b", "c", "flush"]
+
+
+async def test_journals_are_written_before_commands_and_those_before_clients_hear() -> None:
+    world = World()
+    program = world.program("p")
+    world.driver.tell(Told(world.log))
+    world.driver.journal(program)
+    world.driver.wake(program)
+    world.driver.wake(program)
+    await asyncio.sleep(0)
+    assert world.log == ["p", "journal p", "flush", "reader"]
+    assert not world.driver.idle_for(1.0)
+    world.now += 1.0
+    assert world.driver.idle_for(1.0)
