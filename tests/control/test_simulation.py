@@ -1,0 +1,37 @@
+"""The order of the policies under load, without noise (Pie, Table 5); `bench batching` measures the real thing."""
+
+from __future__ import annotations
+
+import pytest
+
+from tartlet_control import policies
+from tests.control.simulation import Costs, Simulation
+
+SMALL_MODEL_ON_CPU = Costs(fixed_s=0.0015, token_s=0.00012)
+LARGE_MODEL_ON_CPU = Costs(fixed_s=0.02, token_s=0.004)
+GPU = Costs(fixed_s=0.006, token_s=0.00001)
+ALL = {"small": SMALL_MODEL_ON_CPU, "large": LARGE_MODEL_ON_CPU, "gpu": GPU}
+
+
+def tokens_per_s(costs: Costs, policy: str, tokens: int = 12) -> float:
+    return Simulation(costs, programs=128, tokens=tokens, policy=policy).run()
+
+
+@pytest.mark.parametrize("costs", ALL.values(), ids=ALL)
+def test_adaptive_is_about_the_best(costs: Costs) -> None:
+    adaptive = tokens_per_s(costs, "adaptive")
+    assert adaptive >= 0.97 * max(tokens_per_s(costs, "k-only"), tokens_per_s(costs, "t-only"))
+
+
+@pytest.mark.parametrize(("costs", "times"), [(SMALL_MODEL_ON_CPU, 5), (GPU, 15)])
+def test_adaptive_is_far_better_than_no_batching(costs: Costs, times: float) -> None:
+    assert tokens_per_s(costs, "adaptive", 4) >= times * tokens_per_s(costs, "eager", 4)
+
+
+def test_forming_the_second_step_late_keeps_batches_large(monkeypatch: pytest.MonkeyPatch) -> None:
+    late = Simulation(GPU, programs=128, tokens=12, policy="adaptive")
+    late_tokens_per_s = late.run()
+    monkeypatch.setattr(policies, "LEAD_S", 1e9)  # at once
+    early = Simulation(GPU, programs=128, tokens=12, policy="adaptive")
+    assert late_tokens_per_s > 1.2 * early.run()
+    assert late.steps < 0.8 * early.steps
