@@ -29,6 +29,19 @@ def out(run_dir: Path, *args: str, **env: Any) -> str:
     return result.stdout
 
 
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> object:
+    import shutil
+    import tempfile
+
+    directory = Path(tempfile.mkdtemp(prefix="tt-"))
+    try:
+        with serving(directory) as running:
+            yield running
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
+
+
 def test_help_starts_quickly_and_imports_no_grpc(run_dir: Path) -> None:
     code = "import sys; from tartlet_cli.main import cli; cli(['-h'], standalone_mode=False); print(list(sys.modules))"
     modules = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
@@ -74,8 +87,8 @@ def test_a_run_prints_the_programs_output_and_nothing_else_to_standard_output(ru
     assert result.stderr.count("\n") == 1
 
 
-def test_a_failing_program_shows_its_traceback_alone_and_exits_with_1(run_dir: Path) -> None:
-    result = tartlet_cli(run_dir, "run", "--engine", "fake", "--quiet", str(PROGRAMS / "fails.py"))
+def test_a_failing_program_shows_its_traceback_alone_and_exits_with_1(server: Serving) -> None:
+    result = tartlet_cli(server.run_dir, "run", "--server", "local", "--quiet", str(PROGRAMS / "fails.py"))
     assert result.returncode == 1
     assert result.stdout == "before\n"
     assert result.stderr.startswith("Traceback (most recent call last):\n")
@@ -86,14 +99,14 @@ def test_a_failing_program_shows_its_traceback_alone_and_exits_with_1(run_dir: P
 ARGS = "import json, sys\ndef main():\n    return json.dumps(sys.argv[1:])\n"
 
 
-def test_our_options_may_stand_anywhere_and_all_others_are_the_programs(run_dir: Path) -> None:
+def test_our_options_may_stand_anywhere_and_all_others_are_the_programs(server: Serving, run_dir: Path) -> None:
     file = run_dir / "args.py"
     file.write_text(ARGS)
     given = [
         "--temperature",
         "0.7",
-        "--engine",
-        "fake",
+        "--server",
+        "local",
         "-n",
         "3",
         "--flag=x",
@@ -103,7 +116,7 @@ def test_our_options_may_stand_anywhere_and_all_others_are_the_programs(run_dir:
         "--seed",
         "5",
     ]
-    printed = out(run_dir, "run", str(file), *given)
+    printed = out(server.run_dir, "run", str(file), *given)
     assert json.loads(printed) == ["--temperature", "0.7", "-n", "3", "--flag=x", "--help", "--seed", "5"]
 
 
@@ -119,8 +132,8 @@ def test_native_runs_the_same_file_as_a_process_of_its_own(run_dir: Path) -> Non
     assert result.stdout.endswith("end\n")
 
 
-def test_native_failures_show_the_traceback(run_dir: Path) -> None:
-    result = tartlet_cli(run_dir, "run", "--engine", "fake", "--native", str(PROGRAMS / "fails.py"))
+def test_native_failures_show_the_traceback(server: Serving) -> None:
+    result = tartlet_cli(server.run_dir, "run", "--server", "local", "--native", str(PROGRAMS / "fails.py"))
     assert result.returncode == 1
     assert result.stderr.count("KeyError: 'missing'") == 1
 
@@ -135,21 +148,23 @@ def test_run_tells_usage_errors_before_anything_starts(run_dir: Path) -> None:
     assert list(run_dir.iterdir()) == []
 
 
-def test_json_events_are_one_object_a_line(run_dir: Path) -> None:
-    lines = out(run_dir, "run", "--engine", "fake", "--json", str(PROGRAMS / "sampled.py"), "a", "0", "0", "1", "1")
+def test_json_events_are_one_object_a_line(server: Serving) -> None:
+    lines = out(
+        server.run_dir, "run", "--server", "local", "--json", str(PROGRAMS / "sampled.py"), "a", "0", "0", "1", "1"
+    )
     events = [json.loads(line) for line in lines.splitlines()]
     assert {e["event"] for e in events} == {"message", "ended"}
     assert events[-1]["success"] is True
     assert events[-1]["usage"]["sampled_tokens"] == 24
 
 
-def test_what_new_writes_runs_and_obeys_its_arguments(run_dir: Path) -> None:
+def test_what_new_writes_runs_and_obeys_its_arguments(server: Serving, run_dir: Path) -> None:
     result = subprocess.run(
         command("new", "my_inferlet"), cwd=run_dir, env=environment(run_dir), capture_output=True, text=True, check=True
     )
     assert "tartlet run my_inferlet.py" in result.stdout
     file = str(run_dir / "my_inferlet.py")
-    assert len(out(run_dir, "run", "--engine", "fake", file, "--max-tokens", "8").rstrip("\n")) == 8
+    assert len(out(server.run_dir, "run", "--server", "local", file, "--max-tokens", "8").rstrip("\n")) == 8
     again = subprocess.run(command("new", "my_inferlet"), cwd=run_dir, capture_output=True, text=True, check=False)
     assert (again.returncode, "exists" in again.stderr) == (exits.USAGE, True)
     bad = subprocess.run(command("new", "1-2"), cwd=run_dir, capture_output=True, text=True, check=False)
@@ -173,19 +188,6 @@ def test_config_tells_each_value_and_where_it_came_from(run_dir: Path) -> None:
     refused = tartlet_cli(run_dir, "config", "--config", str(file))
     assert refused.returncode == exits.USAGE
     assert "page_sise" in refused.stderr
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> object:
-    import shutil
-    import tempfile
-
-    directory = Path(tempfile.mkdtemp(prefix="tt-"))
-    try:
-        with serving(directory) as running:
-            yield running
-    finally:
-        shutil.rmtree(directory, ignore_errors=True)
 
 
 def test_a_program_is_launched_listed_messaged_followed_and_killed(server: Serving) -> None:
