@@ -1,0 +1,106 @@
+"""The documents hold: names in the walk exist, the README's programs run as they stand, links lead somewhere."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from functools import lru_cache
+from pathlib import Path
+
+import pytest
+
+from tests.sdk.harness import held, run_source
+from tests.sdk.mini_host import MiniHost
+
+ROOT = Path(__file__).resolve().parents[2]
+README = ROOT / "README.md"
+CODE = ("services", "gpu_worker", "inferlets")
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
+REFERENCES = sorted(
+    set(re.findall(r"`([\w/]+\.py):([\w.]+)`", (ROOT / "docs/architecture.md").read_text(encoding="utf-8")))
+)
+PROGRAMS = re.findall(r"^```python\n(.*?)^```", README.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
+LINK = re.compile(r"\]\((?![a-z]+:)([^)#\s]*)(?:#([^)\s]*))?\)")
+
+
+@lru_cache
+def sources(name: str) -> tuple[Path, ...]:
+    """Files of the code whose path ends in `name`."""
+    paths = (path for top in CODE for path in (ROOT / top).rglob(Path(name).name))
+    return tuple(path for path in paths if path.as_posix().endswith(f"/{name}"))
+
+
+def defines(path: Path, dotted: str) -> bool:
+    """Whether a module has this class, function or method."""
+    body: list[ast.stmt] = ast.parse(path.read_text(encoding="utf-8")).body
+    for name in dotted.split("."):
+        found = [
+            node
+            for node in body
+            if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) and node.name == name
+        ]
+        if not found:
+            return False
+        body = found[-1].body
+    return True
+
+
+def anchors(page: Path) -> set[str]:
+    """Anchors of a page's headings, as they are made from their text."""
+    headings = re.findall(r"^#+ (.*)$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", text.lower()).replace(" ", "-") for text in headings}
+
+
+def links(page: Path) -> Iterator[tuple[str, str]]:
+    """Target and anchor of a page's links within the repository."""
+    text = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
+    for found in LINK.finditer(re.sub(r"`[^`\n]*`", "", text)):
+        yield found[1], found[2] or ""
+
+
+@pytest.mark.parametrize(("module", "name"), REFERENCES)
+def test_a_name_in_the_walk_exists_in_the_code(module: str, name: str) -> None:
+    found = sources(module)
+    assert found, f"no file {module}"
+    assert any(defines(path, name) for path in found), f"{module} has no {name}"
+
+
+def test_the_walk_names_every_layer_it_passes() -> None:
+    files = {path for module, _ in REFERENCES for path in sources(module)}
+    for layer in ("inferlets/sdk", "tartlet_runtime", "tartlet_control", "tartlet_worker"):
+        assert any(layer in path.as_posix() for path in files), layer
+    assert len(REFERENCES) > 50
+
+
+def test_a_name_that_is_not_there_is_noticed() -> None:
+    (path,) = sources("tartlet_control/settle.py")
+    assert defines(path, "Settler.settle")
+    assert not defines(path, "Settler.unsettle")
+    assert not defines(path, "settle")
+
+
+@pytest.mark.parametrize("number", range(len(PROGRAMS)))
+def test_a_program_of_the_readme_runs(number: int) -> None:
+    host = MiniHost(page_size=16)
+    host.deliver(b"Ada")
+    assert run_source(host, PROGRAMS[number])
+    assert held(host) == (0, 0, 0)
+
+
+def test_the_readme_is_short_and_has_its_commands() -> None:
+    text = README.read_text(encoding="utf-8")
+    assert len(text.splitlines()) <= 120
+    assert len(PROGRAMS) == 2
+    marked = re.search(r"^<!-- ci.*\n```sh\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
+    assert marked
+    assert [line.split("#")[0].strip() for line in marked[1].splitlines()] == ["make demo", "make test"]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_links_between_documents_lead_somewhere(page: Path) -> None:
+    for target, anchor in links(page):
+        path = (page.parent / target).resolve() if target else page
+        assert path.exists(), target
+        if anchor and path.suffix == ".md":
+            assert anchor in anchors(path), f"{target}#{anchor}"
