@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
@@ -62,12 +63,18 @@ def _readers(*, scraped: bool) -> list[MetricReader]:
     return readers
 
 
-def shutdown() -> None:
-    """Flush what is buffered; called once at the end of a process."""
-    for provider in (trace.get_tracer_provider(), metrics.get_meter_provider()):
-        stop = getattr(provider, "shutdown", None)
-        if stop is not None:
-            stop()
+def shutdown(grace_s: float = 2.0) -> None:
+    """Flush what is buffered; called once at the end of a process. A receiver that is gone delays it by `grace_s`."""
+
+    def stop() -> None:
+        for provider in (trace.get_tracer_provider(), metrics.get_meter_provider()):
+            end = getattr(provider, "shutdown", None)
+            if end is not None:
+                end()
+
+    flushing = threading.Thread(target=stop, name="telemetry", daemon=True)  # the exporter retries for a minute
+    flushing.start()
+    flushing.join(grace_s)
 
 
 def tracer() -> Tracer:
