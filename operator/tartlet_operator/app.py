@@ -75,7 +75,7 @@ async def main(settings: OperatorSettings, notify: Notify) -> None:
             await leader.release()
 
 
-async def _lead(  # noqa: PLR0913, PLR0917 - where everything is wired, everything is named
+async def _lead(
     settings: OperatorSettings,
     notify: Notify,
     leader: Leader,

@@ -119,7 +119,6 @@ class Resync:
                     key = Key(resource.kind, namespace, body["metadata"]["name"])
                     unseen.discard(key)
                     ctx.queue.add(key, slim(body))
-                    while len(ctx.queue) > _BACKLOG:
-                        await asyncio.sleep(0.05)
+                    await ctx.queue.room(_BACKLOG)
         for key in unseen:
             ctx.queue.add(key)

@@ -23,6 +23,7 @@ class WorkQueue:
         self._busy: set[Key] = set()
         self._ready: asyncio.Queue[Key] = asyncio.Queue()
         self._timers: dict[Key, asyncio.TimerHandle] = {}
+        self._taken = asyncio.Event()
 
     def __len__(self) -> int:
         """Objects that wait to be looked at."""
@@ -58,11 +59,18 @@ class WorkQueue:
         if key in self._pending and key not in self._busy:
             self._pending[key] = None
 
+    async def room(self, limit: int) -> None:
+        """Return when fewer than `limit` objects wait."""
+        while len(self._pending) >= limit:
+            self._taken.clear()
+            await self._taken.wait()
+
     async def work(self, handle: Handle) -> None:
         """Handle entries, one after another, until cancelled. `handle` deals with its own errors."""
         while True:
             key = await self._ready.get()
             body = self._pending.pop(key)
+            self._taken.set()
             self._busy.add(key)
             try:
                 again_s = await handle(key, body)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Final, Literal
@@ -138,7 +139,7 @@ def quantity(value: str | int) -> float:
     text = str(value)
     digits = text.rstrip("mkKMGTPi")
     factor = _FACTORS.get(text[len(digits) :])
-    if factor is None:
+    if factor is None or re.fullmatch(_QUANTITY, text) is None:
         msg = f"{text!r} is no quantity"
         raise ValueError(msg)
     return float(digits) * factor

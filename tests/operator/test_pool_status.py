@@ -1,0 +1,181 @@
+"""What an EnginePool's status says."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tartlet_operator.api.engine_pool import EnginePoolStatus
+from tartlet_operator.conditions import find
+from tartlet_operator.pool_status import DeploymentFacts, PodFacts, PoolFacts, happenings, status
+from tartlet_operator.reasons import EventReason, Reason
+
+NOW = "2026-01-01T00:00:00Z"
+LATER = "2026-01-01T00:01:00Z"
+NONE = EnginePoolStatus()
+
+
+def pod(name: str, *, ready: bool = True, terminating: bool = False, reason: str = "") -> PodFacts:
+    return PodFacts(name, ready=ready, terminating=terminating, running=True, reason=reason)
+
+
+def facts(replicas: int = 1, generation: int = 1, **changes: Any) -> PoolFacts:
+    pods = tuple(pod(f"p-{i}") for i in range(replicas))
+    return replace(
+        PoolFacts(
+            name="p",
+            generation=generation,
+            replicas=replicas,
+            deployment=DeploymentFacts(generation, generation, replicas, replicas),
+            pods=pods,
+            engines={p.name: "ready" for p in pods},
+        ),
+        **changes,
+    )
+
+
+def conditions(s: EnginePoolStatus) -> dict[str, tuple[str, str]]:
+    return {c.type: (c.status, c.reason) for c in s.conditions}
+
+
+PODS = st.builds(
+    PodFacts,
+    name=st.sampled_from(["a", "b", "c", "d"]),
+    ready=st.booleans(),
+    terminating=st.booleans(),
+    running=st.booleans(),
+    reason=st.sampled_from(["", "CrashLoopBackOff", "Unschedulable"]),
+)
+FACTS = st.builds(
+    PoolFacts,
+    name=st.just("p"),
+    generation=st.integers(1, 3),
+    replicas=st.integers(0, 3),
+    deployment=st.builds(
+        DeploymentFacts,
+        generation=st.integers(1, 3),
+        observed_generation=st.integers(0, 3),
+        replicas=st.integers(0, 4),
+        updated=st.integers(0, 4),
+    ),
+    pods=st.lists(PODS, max_size=4, unique_by=lambda p: p.name),
+    engines=st.none()
+    | st.dictionaries(
+        st.sampled_from(["a", "b", "c", "d"]), st.sampled_from(["ready", "draining", "broken", "loading"])
+    ),
+)
+
+
+@given(FACTS, FACTS)
+def test_ready_means_settled_and_enough(before: PoolFacts, now: PoolFacts) -> None:
+    s = status(now, status(before, NONE, NOW), LATER)
+    ready = find(s.conditions, "Ready")
+    assert ready is not None
+    if ready.status == "True":
+        d = now.deployment
+        assert d.observed_generation >= d.generation
+        assert d.replicas == d.updated == now.replicas
+        assert s.ready_replicas >= now.replicas
+        assert conditions(s)["Progressing"][0] == "False"
+
+
+@given(FACTS)
+def test_counts_and_engines_agree_with_the_pods(f: PoolFacts) -> None:
+    s = status(f, NONE, NOW)
+    assert {e.pod for e in s.engines} == {p.name for p in f.pods}
+    assert s.replicas == sum(not p.terminating for p in f.pods)
+    told = f.engines or {}
+    assert s.ready_replicas == sum(p.ready and not p.terminating and told.get(p.name) == "ready" for p in f.pods)
+    assert s.observed_generation == f.generation
+    assert all(c.observed_generation == f.generation for c in s.conditions)
+
+
+@given(FACTS)
+def test_the_same_facts_change_nothing(f: PoolFacts) -> None:
+    once = status(f, NONE, NOW)
+    twice = status(f, once, LATER)
+    settled = status(f, twice, LATER)
+    assert settled == twice
+    assert happenings(twice, settled) == []
+
+
+def test_a_new_generation_progresses_until_all_of_it_serves_then_missing_engines_are_trouble() -> None:
+    starting = facts(2, engines={"p-0": "ready"})
+    s = status(starting, NONE, NOW)
+    assert conditions(s) == {
+        "Ready": ("False", Reason.ROLLING_OUT),
+        "Progressing": ("True", Reason.ROLLING_OUT),
+        "Degraded": ("False", Reason.AS_EXPECTED),
+    }
+    s = status(facts(2), s, NOW)
+    assert conditions(s)["Ready"] == ("True", Reason.ENGINES_READY)
+    s = status(starting, s, NOW)
+    assert conditions(s) == {
+        "Ready": ("False", Reason.ENGINE_LOST),
+        "Progressing": ("False", Reason.SETTLED),
+        "Degraded": ("True", Reason.ENGINE_LOST),
+    }
+    s = status(facts(2), s, NOW)
+    assert conditions(s)["Degraded"] == ("False", Reason.AS_EXPECTED)
+
+
+def test_a_rollout_is_not_ready_although_enough_engines_serve() -> None:
+    s = status(facts(2), NONE, NOW)
+    rolling = facts(2, generation=2, deployment=DeploymentFacts(2, 2, 3, 1))
+    assert conditions(status(rolling, s, NOW))["Ready"][0] == "False"
+    unseen = facts(2, generation=2, deployment=DeploymentFacts(2, 1, 2, 2))
+    assert conditions(status(unseen, s, NOW))["Ready"][0] == "False"
+
+
+def test_a_pods_trouble_becomes_the_pools_reason() -> None:
+    f = facts(1, pods=(pod("p-0", ready=False, reason="ImagePullBackOff"),), engines={})
+    s = status(f, NONE, NOW)
+    assert conditions(s)["Ready"] == ("False", "ImagePullBackOff")
+    assert conditions(s)["Degraded"] == ("True", "ImagePullBackOff")
+    assert [h.reason for h in happenings(NONE, s)] == [EventReason.ROLLOUT_STARTED, EventReason.POOL_DEGRADED]
+
+
+def test_without_control_nobody_knows() -> None:
+    s = status(facts(1, engines=None), status(facts(1), NONE, NOW), NOW)
+    assert conditions(s)["Ready"] == ("Unknown", Reason.CONTROL_UNREACHABLE)
+    assert s.ready_replicas == 0
+
+
+def test_no_replicas_is_ready_and_says_so() -> None:
+    s = status(facts(0), NONE, NOW)
+    assert conditions(s)["Ready"] == ("True", Reason.SCALED_TO_ZERO)
+    assert s.engines == []
+
+
+def test_draining_is_counted_and_makes_events() -> None:
+    before = status(facts(2), NONE, NOW)
+    pods = (pod("p-0"), pod("p-1", terminating=True))
+    during = status(facts(1, generation=2, pods=pods), before, NOW)
+    assert (during.replicas, during.draining_replicas) == (1, 1)
+    assert EventReason.ENGINE_DRAINING in [h.reason for h in happenings(before, during)]
+    after = status(facts(1, generation=2), during, NOW)
+    assert EventReason.ENGINE_DRAINED in [h.reason for h in happenings(during, after)]
+
+
+def test_transition_times_change_with_the_status_alone() -> None:
+    first = status(facts(1), NONE, NOW)
+    second = status(facts(1, generation=2), first, LATER)
+    assert {c.last_transition_time for c in second.conditions} == {NOW}
+    third = status(facts(1, generation=2, engines={}), second, LATER)
+    ready = find(third.conditions, "Ready")
+    assert ready is not None
+    assert ready.last_transition_time == LATER
+
+
+def test_pods_are_read_from_their_bodies() -> None:
+    crash = {"state": {"waiting": {"reason": "CrashLoopBackOff"}}, "lastState": {"terminated": {"message": "no model"}}}
+    made = PodFacts.of({"metadata": {"name": "x"}, "status": {"phase": "Running", "containerStatuses": [crash]}})
+    assert (made.reason, made.message, made.ready) == ("CrashLoopBackOff", "no model", False)
+    unscheduled = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/1 nodes"}
+    made = PodFacts.of({"metadata": {"name": "x", "deletionTimestamp": NOW}, "status": {"conditions": [unscheduled]}})
+    assert (made.reason, made.terminating) == ("Unschedulable", True)
+    calm = {"state": {"waiting": {"reason": "ContainerCreating"}}}
+    assert PodFacts.of({"metadata": {"name": "x"}, "status": {"containerStatuses": [calm]}}).reason == ""

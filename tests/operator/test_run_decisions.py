@@ -1,0 +1,189 @@
+"""What is done next about an InferletRun, played through with random programs and clocks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tartlet_common.errors import DeadlineExceeded, ProgramFailed, WorkerLost
+from tartlet_operator import run_decisions as runs
+from tartlet_operator.api.inferlet_run import OUTPUT_BYTES, InferletRunSpec, InferletRunStatus
+from tartlet_operator.conditions import holds
+from tartlet_operator.reasons import Reason
+from tartlet_operator.run_decisions import (
+    Delete,
+    Finish,
+    Follow,
+    InferletFacts,
+    Launch,
+    Outcome,
+    Output,
+    Rest,
+    Retry,
+    Wait,
+    decide,
+    tail,
+)
+from tests.operator.objects import run
+
+READY = InferletFacts(found=True, ready=True, runnable=True)
+OK = Outcome(success=True, output=Output("962\n"), result="done", input_tokens=3, output_tokens=7)
+BAD = Outcome(success=False, error=ProgramFailed(traceback="Traceback:\n  line 1\nValueError: x"))
+
+
+class Play:
+    """A run from its creation to its end, with the clock and the programs in the test's hands."""
+
+    def __init__(self, spec: InferletRunSpec, now: float = 1000.0) -> None:
+        self.spec = spec
+        self.now = now
+        self.status = InferletRunStatus()
+        self.keys: list[str] = []
+        self.killed = False
+
+    def step(self, inferlet: InferletFacts = READY, outcome: Outcome | None = None) -> Any:
+        action = decide(self.spec, self.status, uid="u", now=self.now, inferlet=inferlet, outcome=outcome)
+        match action:
+            case Launch():
+                self.keys.append(action.key)
+                self.status = runs.launched(self.status, action.attempt, "prog", generation=1, now=self.now)
+            case Wait():
+                self.status = runs.waiting(self.status, action, generation=1, now=self.now)
+            case Retry(failed, _):
+                self.status = runs.retrying(self.status, failed, generation=1, now=self.now)
+            case Finish():
+                self.killed |= action.kill
+                self.status = runs.finished(self.status, action, generation=1, now=self.now)
+        return action
+
+
+def play(**spec: Any) -> Play:
+    return Play(run(**spec).spec)
+
+
+def test_a_run_that_works() -> None:
+    p = play(ttlSecondsAfterFinished=60)
+    assert isinstance(p.step(), Launch)
+    assert p.status.phase == "Running"
+    assert p.step() == Follow("prog", 600.0)
+    assert isinstance(p.step(outcome=OK), Finish)
+    s = p.status
+    assert (s.phase, s.output, s.result, s.attempts, s.tokens.output) == ("Succeeded", "962\n", "done", 1, 7)
+    assert holds(s.conditions, "Succeeded")
+    assert not holds(s.conditions, "Failed")
+    assert p.step() == Rest(60.0)
+    p.now += 61
+    assert isinstance(p.step(), Delete)
+
+
+def test_a_failure_says_what_the_program_said() -> None:
+    p = play()
+    p.step()
+    p.step(outcome=BAD)
+    assert p.status.phase == "Failed"
+    assert p.status.error is not None
+    assert (p.status.error.name, p.status.error.number) == ("ProgramFailed", 201)
+    assert p.status.error.traceback.endswith("ValueError: x")
+    assert p.status.error.message == "the program raised an exception"
+    assert p.status.error.remedy
+    assert holds(p.status.conditions, "Failed")
+    assert next(c.reason for c in p.status.conditions if c.type == "Succeeded") == "ProgramFailed"
+
+
+def test_retries_wait_longer_each_time_and_use_a_key_of_their_own() -> None:
+    p = play(retries=2)
+    p.step()
+    assert p.step(outcome=BAD) == Retry(BAD, 1.0)
+    assert isinstance(wait := p.step(), Wait)
+    assert wait.reason == Reason.BACK_OFF
+    p.now += 1.0
+    p.step()
+    assert p.step(outcome=BAD) == Retry(BAD, 2.0)
+    p.now += 2.0
+    p.step()
+    assert isinstance(p.step(outcome=BAD), Finish)
+    assert p.keys == ["u-1", "u-2", "u-3"]
+    assert p.status.attempts == 3
+
+
+def test_a_deadline_counts_waiting_and_kills_what_runs() -> None:
+    p = play(deadlineSeconds=30)
+    assert isinstance(wait := p.step(InferletFacts(found=False)), Wait)
+    assert wait.reason == Reason.INFERLET_NOT_FOUND
+    p.now += 20
+    launch = p.step()
+    assert isinstance(launch, Launch)
+    assert launch.deadline_s == 10
+    p.now += 10
+    finish = p.step()
+    assert isinstance(finish, Finish)
+    assert finish.kill
+    assert isinstance(finish.outcome.error, DeadlineExceeded)
+
+
+def test_a_program_past_its_deadline_is_not_retried() -> None:
+    p = play(retries=5)
+    p.step()
+    assert isinstance(p.step(outcome=Outcome(success=False, error=DeadlineExceeded(deadline_s=600))), Finish)
+
+
+def test_a_relaunch_after_a_lost_answer_has_the_same_key() -> None:
+    p = play()
+    first = p.step()
+    p.status = InferletRunStatus()  # the operator died before it wrote
+    second = p.step()
+    assert isinstance(first, Launch)
+    assert isinstance(second, Launch)
+    assert first.key == second.key
+
+
+OUTCOMES = st.sampled_from([OK, BAD, Outcome(success=False, error=WorkerLost(engine="e"))])
+
+
+@given(
+    retries=st.integers(0, 4),
+    deadline_s=st.integers(1, 100),
+    events=st.lists(
+        st.tuples(st.floats(0, 20), st.none() | OUTCOMES, st.sampled_from([READY, InferletFacts(found=False)])),
+        min_size=60,
+        max_size=60,
+    ),
+)
+def test_every_run_ends_once_and_within_its_bounds(
+    retries: int, deadline_s: int, events: Sequence[tuple[float, Outcome | None, InferletFacts]]
+) -> None:
+    p = play(retries=retries, deadlineSeconds=deadline_s)
+    ends = 0
+    for wait_s, outcome, inferlet in events:
+        p.now += wait_s
+        before = p.status
+        action = p.step(inferlet, outcome if p.status.phase == "Running" else None)
+        ends += isinstance(action, Finish)
+        if before.phase in ("Succeeded", "Failed"):
+            assert p.status == before
+        assert p.status.attempts <= retries + 1
+        assert len(set(p.keys)) == len(p.keys)
+        assert sum(holds(p.status.conditions, t) for t in ("Succeeded", "Failed", "Running")) <= 1
+        assert (p.status.completion_time is not None) == (p.status.phase in ("Succeeded", "Failed"))
+    p.now += deadline_s + 1
+    p.step()
+    assert p.status.phase in ("Succeeded", "Failed")
+    assert ends + (p.status.phase == "Failed" and ends == 0) == 1
+
+
+@given(st.text(), st.integers(4, 64))
+def test_the_end_of_the_output_is_kept_whole(text: str, limit: int) -> None:
+    data = text.encode(errors="replace")
+    kept = tail(data, limit=limit)
+    assert len(kept.text.encode()) <= limit
+    assert data.decode().endswith(kept.text)
+    assert kept.truncated == (len(data) > limit)
+    assert len(data) > limit or kept.text == data.decode()
+
+
+def test_output_fits_the_schema_whatever_the_bytes() -> None:
+    kept = tail(bytes(range(256)) * 1000)
+    assert len(kept.text) <= OUTPUT_BYTES
