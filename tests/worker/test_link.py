@@ -36,13 +36,13 @@ class ControlEnd(engine_pb2_grpc.EngineServicer):
     frames: asyncio.Queue[engine_pb2.WorkerFrame] = field(default_factory=asyncio.Queue)
     to_send: asyncio.Queue[engine_pb2.EngineFrame | None] = field(default_factory=asyncio.Queue)
 
-    async def PutBlob(self, request_iterator: Any, context: Any) -> engine_pb2.PutBlobReply:  # noqa: N802
+    async def PutBlob(self, request_iterator: Any, context: Any) -> engine_pb2.PutBlobReply:
         chunks = [c async for c in request_iterator]
         self.blobs[chunks[0].digest] = b"".join(c.data for c in chunks)
         assert len(self.blobs[chunks[0].digest]) == chunks[0].size
         return engine_pb2.PutBlobReply()
 
-    async def Connect(self, request_iterator: Any, context: Any) -> AsyncIterator[engine_pb2.EngineFrame]:  # noqa: N802
+    async def Connect(self, request_iterator: Any, context: Any) -> AsyncIterator[engine_pb2.EngineFrame]:
         first = await anext(aiter(request_iterator))
         self.hellos.append(first.hello)
         yield engine_pb2.EngineFrame(
