@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tartlet_common.settings import ControlSettings, RuntimeSettings, WorkerSettings
 from tests.sdk.harness import held, run_source
 from tests.sdk.mini_host import MiniHost
 
@@ -104,3 +105,14 @@ def test_links_between_documents_lead_somewhere(page: Path) -> None:
         assert path.exists(), target
         if anchor and path.suffix == ".md":
             assert anchor in anchors(path), f"{target}#{anchor}"
+
+
+def test_the_limits_are_those_of_the_settings() -> None:
+    fields = [*ControlSettings.model_fields.items(), *RuntimeSettings.model_fields.items()]
+    defaults = {name: info.default for name, info in [*fields, *WorkerSettings.model_fields.items()]}
+    units = {"": 1, " s": 1, " KiB": 1 << 10, " MiB": 1 << 20}
+    text = (ROOT / "docs/limits.md").read_text(encoding="utf-8")
+    named = re.findall(r"`(\w+)` \(([\d.]+)( s| KiB| MiB)?\)", text)
+    assert len(named) > 10
+    for name, number, unit in named:
+        assert defaults[name] == float(number) * units[unit], name
