@@ -157,13 +157,6 @@ class CDecoder:
         self._lib.linear(hidden.data_ptr(), n, dim, head, out.data_ptr(), self.config.vocab)
         return out
 
-    def stats(self, logits: Tensor) -> tuple[Tensor, Tensor]:
-        """See `sampling.Stats`."""
-        n, vocab = logits.shape
-        best, log_sum = torch.empty(n, dtype=torch.int64), torch.empty(n)
-        self._lib.row_stats(logits.data_ptr(), n, vocab, best.data_ptr(), log_sum.data_ptr())
-        return best, log_sum
-
 
 def _in_turn(gate_up: Tensor) -> Tensor:
     """Rows of [2 * ffn, k] as 16 of the gate, 16 of the up projection, and so on; each half padded to whole blocks."""

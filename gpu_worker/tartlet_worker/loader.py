@@ -19,10 +19,12 @@ from tartlet_worker.attention.c_kernel import MAX_GROUP, CKernel
 from tartlet_worker.attention.torch_chunked import TorchChunked
 from tartlet_worker.attention.torch_gather import TorchGather
 from tartlet_worker.c_decoder import CDecoder, supports
+from tartlet_worker.c_sampling import CSampler
 from tartlet_worker.kernels import available
 from tartlet_worker.model import Decoder
 from tartlet_worker.model_config import ModelConfig, read_config
 from tartlet_worker.pools import Pools, PoolSizes, page_bytes
+from tartlet_worker.sampling import Sampler, TorchSampler
 from tartlet_worker.torch_engine import TorchEngine
 from tartlet_worker.weights import WeightReader, digest
 
@@ -100,7 +102,7 @@ def load_engine(
     tokenizer = path / "tokenizer.json"
     tokenizer_json = tokenizer.read_bytes() if tokenizer.is_file() else b""
     spec = engine_spec(path, config, options, sizes, tokenizer_json)
-    return TorchEngine(spec, decoder, pools, tokenizer_json)
+    return TorchEngine(spec, decoder, pools, make_sampler(options), tokenizer_json)
 
 
 def engine_from_settings(settings: WorkerSettings, progress: Callable[[str], None]) -> TorchEngine:
@@ -166,6 +168,11 @@ def make_decoder(
         return CDecoder(config, reader)
     attention = make_attention(config, options)
     return Decoder(config, reader, attention, device=options.device, batch_invariant=options.batch_invariant)
+
+
+def make_sampler(options: EngineOptions) -> Sampler:
+    """Sampling in C where logits are on the CPU and the kernels are built."""
+    return CSampler() if options.device == "cpu" and options.kernels != "torch" and available() else TorchSampler()
 
 
 def make_attention(config: ModelConfig, options: EngineOptions) -> Attention:

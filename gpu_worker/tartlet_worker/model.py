@@ -18,7 +18,6 @@ from tartlet_worker.linear import Linear, make_linear
 from tartlet_worker.model_config import ModelConfig
 from tartlet_worker.pools import Pools
 from tartlet_worker.rope import RopeTable, rotate
-from tartlet_worker.sampling import row_stats
 from tartlet_worker.weights import EMBEDDING, FINAL_NORM, LM_HEAD, WeightReader
 
 
@@ -137,7 +136,3 @@ class Decoder:
     def logits(self, hidden: Tensor) -> Tensor:
         """Logits [N, vocab] float32 of output embeds [N, dim]."""
         return self._head(hidden).float()
-
-    def stats(self, logits: Tensor) -> tuple[Tensor, Tensor]:
-        """See `sampling.Stats`."""
-        return row_stats(logits)

@@ -60,9 +60,10 @@ class Pools:
         self.embed_ended = np.zeros(sizes.num_embeds, np.bool_)
         self.slot_token = np.full(sizes.num_slots, -1, np.int32)  # -1: not written
         self.slot_ended = np.zeros(sizes.num_slots, np.bool_)
-        # Scratch marks of the batch at hand, all zero between uses.
+        # Scratch marks of the batch at hand; the first two are all zero between uses.
         self.page_mark = np.zeros(self.total_pages, np.int64)
         self.embed_mark = np.zeros(sizes.num_embeds, np.int64)
+        self.slot_mark = np.zeros(self.total_pages * sizes.page_size, np.int64)
 
     def reset(self) -> None:
         """As if just started. Only pages that hold something are touched: most of a fresh pool is not even mapped."""

@@ -16,8 +16,8 @@ For one row of logits l [V] (float32) and the uniform number u of `philox.unifor
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -43,27 +43,39 @@ class SampleParams:
     position: npt.NDArray[np.int32]
 
 
-Stats = Callable[[Tensor], tuple[Tensor, Tensor]]
-"""Of each row of logits [N, V] float32: its largest value's index, the smallest among equals, and its logsumexp."""
+class Sampler(Protocol):
+    """What is done with rows of logits [N, V] float32."""
+
+    def sample(self, logits: Tensor, params: SampleParams) -> tuple[Tensor, Tensor]:
+        """Tokens [N] int64 and their log-probabilities [N] float32."""
+
+    def top(self, logits: Tensor, top_k: int) -> tuple[Tensor, Tensor]:
+        """The `top_k` most likely tokens of each row, ids [N, top_k] int64, and probabilities of the full softmax.
+
+        Descending, equal ones by ascending id.
+        """
 
 
-def row_stats(logits: Tensor) -> tuple[Tensor, Tensor]:
-    """`Stats` by torch."""
-    return logits.argmax(-1), logits.logsumexp(-1)
+class TorchSampler:
+    """`Sampler` on any device."""
 
+    def sample(self, logits: Tensor, params: SampleParams) -> tuple[Tensor, Tensor]:
+        """See `Sampler`."""
+        token = logits.argmax(-1)
+        rows = np.flatnonzero(params.temperature > 0)
+        if len(rows):
+            noise = uniform(params.seed[rows], params.position[rows], params.draw[rows])
+            chosen = _draw(logits, params, rows, noise)
+            if len(rows) == len(token):
+                token = chosen
+            else:
+                token[torch.from_numpy(rows).to(logits.device)] = chosen
+        return token, logits.gather(1, token[:, None])[:, 0] - logits.logsumexp(-1)
 
-def sample(logits: Tensor, params: SampleParams, stats: Stats = row_stats) -> tuple[Tensor, Tensor]:
-    """Tokens [N] int64 and their log-probabilities [N] float32 for logits [N, V] float32."""
-    token, log_sum = stats(logits)
-    rows = np.flatnonzero(params.temperature > 0)
-    if len(rows):
-        noise = uniform(params.seed[rows], params.position[rows], params.draw[rows])
-        chosen = _draw(logits, params, rows, noise)
-        if len(rows) == len(token):
-            token = chosen
-        else:
-            token[torch.from_numpy(rows).to(logits.device)] = chosen
-    return token, logits.gather(1, token[:, None])[:, 0] - log_sum
+    def top(self, logits: Tensor, top_k: int) -> tuple[Tensor, Tensor]:
+        """See `Sampler`."""
+        best, ids = largest(logits, top_k)
+        return ids, torch.exp(best - logits.logsumexp(-1, keepdim=True))
 
 
 def _draw(logits: Tensor, params: SampleParams, rows: npt.NDArray[np.int64], noise: npt.NDArray[np.float64]) -> Tensor:
@@ -97,7 +109,8 @@ def _pick(weights: Tensor, u: Tensor) -> Tensor:
     at = torch.searchsorted(running, u * total, right=True)[:, 0]
     # Rounding may put u * total at the total itself: then the last candidate that has any weight is meant.
     last = torch.searchsorted(running, total)[:, 0]
-    return torch.minimum(at, last)
+    # Weights that are not numbers find no place at all.
+    return torch.minimum(at, last).clamp(max=weights.shape[1] - 1)
 
 
 def _draw_sorted(
@@ -131,7 +144,7 @@ def _draw_sorted(
     # Back to ascending ids: dropped candidates go last, without weight.
     ids = torch.where(keep, ids, vocab).sort(-1).values
     chosen = torch.where(ids < vocab, kept.gather(1, ids.clamp(max=vocab - 1)), 0.0)
-    return ids.gather(1, _pick(chosen, u)[:, None])[:, 0]
+    return ids.gather(1, _pick(chosen, u)[:, None])[:, 0].clamp(max=vocab - 1)
 
 
 def largest(values: Tensor, count: int) -> tuple[Tensor, Tensor]:
@@ -146,12 +159,3 @@ def largest(values: Tensor, count: int) -> tuple[Tensor, Tensor]:
     keys = (ordered << 32) | down
     ids = values.shape[1] - 1 - (keys.topk(count, dim=-1).values & 0xFFFFFFFF)
     return values.gather(1, ids), ids
-
-
-def top_distribution(logits: Tensor, top_k: int, stats: Stats = row_stats) -> tuple[Tensor, Tensor]:
-    """The `top_k` most likely tokens of each row: ids [N, top_k] and probabilities of the full softmax.
-
-    Descending, equal ones by ascending id.
-    """
-    best, ids = largest(logits, top_k)
-    return ids, torch.exp(best - stats(logits)[1][:, None])

@@ -39,13 +39,17 @@ from tartlet_worker.handlers.output import get_next_dist, sample_tokens
 from tartlet_worker.handlers.pages import copy_kvpage, mask_kvpage
 from tartlet_worker.model import Decoder
 from tartlet_worker.pools import Pools
+from tartlet_worker.sampling import Sampler
 
 
 class TorchEngine:
     """A Llama-family model with its pools on one device; see `Engine` and the module."""
 
-    def __init__(self, spec: EngineSpec, decoder: Decoder | CDecoder, pools: Pools, tokenizer: bytes) -> None:
+    def __init__(
+        self, spec: EngineSpec, decoder: Decoder | CDecoder, pools: Pools, sampler: Sampler, tokenizer: bytes
+    ) -> None:
         self._spec, self._decoder, self._pools, self._tokenizer = spec, decoder, pools, tokenizer
+        self._sampler = sampler
         self._poisoned: set[int] = set()
 
     @property
@@ -111,9 +115,9 @@ class TorchEngine:
             case EmbedTxt():
                 return embed_txt(batch, pools, poisoned, self._decoder.embedding, spec.max_position), 0
             case Sample():
-                return sample_tokens(batch, pools, poisoned, self._decoder), 0
+                return sample_tokens(batch, pools, poisoned, self._decoder.logits, self._sampler), 0
             case GetNextDist():
-                return get_next_dist(batch, pools, poisoned, self._decoder, spec.top_k_limit), 0
+                return get_next_dist(batch, pools, poisoned, self._decoder.logits, self._sampler, spec.top_k_limit), 0
             case CopyKvPage():
                 return copy_kvpage(batch, pools, poisoned), 0
             case MaskKvPage():

@@ -13,7 +13,8 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from tartlet_common.errors import CheckpointBroken, CheckpointMissing, OutOfDeviceMemory, TartletError, UnknownFamily
-from tartlet_worker.loader import load_engine
+from tartlet_common.settings import WorkerSettings
+from tartlet_worker.loader import engine_from_settings, load_engine
 from tartlet_worker.random_checkpoint import random_checkpoint
 from tests.worker.driver import Driver
 from tests.worker.families import CONFIGS, checkpoint
@@ -134,3 +135,20 @@ def test_a_budget_below_one_page_is_out_of_memory(copy: Path) -> None:
 def test_pools_that_no_machine_holds_are_out_of_memory(copy: Path) -> None:
     with pytest.raises(OutOfDeviceMemory):
         load_engine(copy, num_pages=1 << 31)
+
+
+def test_a_worker_s_settings_make_its_engine(copy: Path) -> None:
+    settings = WorkerSettings.model_validate(
+        {
+            "model": copy,
+            "model_name": "mine",
+            "dtype": "bfloat16",
+            "page_size": 8,
+            "kv_memory_bytes": 1 << 20,
+            "max_batch_tokens": 64,
+        }
+    )
+    told: list[str] = []
+    spec = engine_from_settings(settings, told.append).spec
+    assert (spec.model, spec.dtype, spec.page_size, spec.max_batch_tokens) == ("mine", "bfloat16", 8, 64)
+    assert told

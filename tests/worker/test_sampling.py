@@ -9,11 +9,22 @@ import numpy.typing as npt
 import pytest
 import torch
 
+from tartlet_worker.c_sampling import CSampler
+from tartlet_worker.kernels import available
 from tartlet_worker.philox import philox4x32, uniform
-from tartlet_worker.sampling import SampleParams, largest, sample, top_distribution
+from tartlet_worker.sampling import SampleParams, Sampler, TorchSampler, largest
 
 RNG = np.random.default_rng(3)
 LOGITS = RNG.normal(0, 2, 40).astype(np.float32)
+
+
+@pytest.fixture(params=["torch", "c"])
+def sampler(request: pytest.FixtureRequest) -> Sampler:
+    if request.param == "torch":
+        return TorchSampler()
+    if not available():
+        pytest.skip("the C kernels are not built")
+    return CSampler()
 
 
 def words(text: str) -> npt.NDArray[Any]:
@@ -77,10 +88,10 @@ FILTERS: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("filters", FILTERS, ids=str)
-def test_samples_follow_the_exact_filtered_softmax(filters: dict[str, Any]) -> None:
+def test_samples_follow_the_exact_filtered_softmax(sampler: Sampler, filters: dict[str, Any]) -> None:
     n = 20000
     rows = torch.from_numpy(LOGITS).expand(n, -1).contiguous()
-    token, logprob = sample(rows, params(n, **filters))
+    token, logprob = sampler.sample(rows, params(n, **filters))
     want = exact(**filters)
     counts = np.bincount(token.numpy(), minlength=len(want))
     assert counts[want == 0].sum() == 0
@@ -92,7 +103,7 @@ def test_samples_follow_the_exact_filtered_softmax(filters: dict[str, Any]) -> N
     assert torch.allclose(logprob, full[token], atol=1e-5)
 
 
-def test_rows_with_different_filters_do_not_touch_each_other() -> None:
+def test_rows_with_different_filters_do_not_touch_each_other(sampler: Sampler) -> None:
     rows = torch.from_numpy(RNG.normal(0, 2, (len(FILTERS) + 1, 3000)).astype(np.float32))
     n = len(rows)
     mixed = params(n)
@@ -100,28 +111,28 @@ def test_rows_with_different_filters_do_not_touch_each_other() -> None:
         for name, value in filters.items():
             getattr(mixed, name)[i] = value
     mixed.temperature[-1] = 0
-    token, _ = sample(rows, mixed)
+    token, _ = sampler.sample(rows, mixed)
     for i in range(n):
         alone = SampleParams(*(getattr(mixed, f)[i : i + 1] for f in SampleParams.__dataclass_fields__))
-        assert sample(rows[i : i + 1], alone)[0][0] == token[i]
+        assert sampler.sample(rows[i : i + 1], alone)[0][0] == token[i]
     assert token[-1] == rows[-1].argmax()
 
 
-def test_a_flat_distribution_with_a_nucleus_past_the_first_candidates_is_still_exact() -> None:
-    token, _ = sample(torch.zeros(1500, 3000), params(1500, top_p=0.9))
+def test_a_flat_distribution_with_a_nucleus_past_the_first_candidates_is_still_exact(sampler: Sampler) -> None:
+    token, _ = sampler.sample(torch.zeros(1500, 3000), params(1500, top_p=0.9))
     assert token.max() < 2701
     assert len(token.unique()) > 1024  # 2,700 candidates are kept; the first 1,024 would give fewer
 
 
-def test_noise_near_one_never_picks_a_dropped_token() -> None:
+def test_noise_near_one_never_picks_a_dropped_token(sampler: Sampler) -> None:
     row = torch.tensor([[0.0, 5.0, 0.0, 0.0]])
     for seed in range(300):
-        token, _ = sample(row, params(1, top_k=1, seed=seed))
+        token, _ = sampler.sample(row, params(1, top_k=1, seed=seed))
         assert token[0] == 1
 
 
-def test_the_top_of_a_distribution_is_that_of_the_full_softmax() -> None:
-    ids, probs = top_distribution(torch.from_numpy(LOGITS)[None], 7)
+def test_the_top_of_a_distribution_is_that_of_the_full_softmax(sampler: Sampler) -> None:
+    ids, probs = sampler.top(torch.from_numpy(LOGITS)[None], 7)
     full = torch.softmax(torch.from_numpy(LOGITS), -1)
     assert torch.allclose(probs[0], full[ids[0]])
     assert torch.allclose(probs[0], full.topk(7).values)
@@ -133,3 +144,31 @@ def test_equal_values_come_by_ascending_id_however_many_are_asked_for() -> None:
         values, ids = largest(rows, count)
         assert ids[0].tolist() == [2, 5, 0, 3, 6, 8, 7, 1, 4][:count]
         assert torch.equal(values, rows.gather(1, ids))
+
+
+@pytest.mark.parametrize("vocab", [5, 40, 1000, 16384])
+def test_both_samplers_find_the_same_top_and_draw_the_same_tokens(vocab: int) -> None:
+    if not available():
+        pytest.skip("the C kernels are not built")
+    rows = torch.from_numpy(np.round(RNG.normal(0, 3, (64, vocab)), 1).astype(np.float32))  # many equal values
+    mine, theirs = CSampler(), TorchSampler()
+    for count in (1, 3, 5, 30, 256, vocab):
+        if count <= vocab:
+            ids, probs = mine.top(rows, count)
+            assert torch.equal(ids, theirs.top(rows, count)[0])
+            assert torch.allclose(probs, theirs.top(rows, count)[1])
+    for filters in FILTERS:
+        a, b = (s.sample(rows, params(64, **filters)) for s in (mine, theirs))
+        # The last bit of an exponential may move a draw across an edge, very rarely.
+        assert (a[0] != b[0]).sum() <= 1
+        same = a[0] == b[0]
+        assert torch.allclose(a[1][same], b[1][same], atol=1e-5)
+
+
+def test_logits_that_are_not_numbers_end_in_some_token_of_the_vocabulary(sampler: Sampler) -> None:
+    rows = torch.full((3, 50), float("nan"))
+    rows[1, 7] = 1.0
+    rows[2] = float("-inf")
+    for filters in ({"temperature": 0.0}, {}, {"top_k": 3}, {"top_p": 0.5}):
+        token, _ = sampler.sample(rows, params(3, **filters))
+        assert ((token >= 0) & (token < 50)).all()

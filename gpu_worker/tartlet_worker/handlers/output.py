@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Callable
 
 import numpy as np
 import numpy.typing as npt
@@ -13,20 +13,15 @@ from tartlet_common.step import BatchResult, GetNextDist, Sample
 from tartlet_worker.csr import Bools, Ints, any_by, counts, indptr_of, take, within
 from tartlet_worker.handlers.outcome import Outcome, one_each
 from tartlet_worker.pools import Pools
-from tartlet_worker.sampling import SampleParams, sample, top_distribution
+from tartlet_worker.sampling import SampleParams, Sampler
+
+Logits = Callable[[Tensor], Tensor]
+"""Final hidden states [N, dim] to logits [N, vocab] float32, contiguous."""
 
 
-class Head(Protocol):
-    """What a model does with final hidden states."""
-
-    def logits(self, hidden: Tensor) -> Tensor:
-        """Hidden states [N, dim] to logits [N, vocab] float32."""
-
-    def stats(self, logits: Tensor) -> tuple[Tensor, Tensor]:
-        """See `sampling.Stats`."""
-
-
-def get_next_dist(batch: GetNextDist, pools: Pools, poisoned: set[int], head: Head, limit: int) -> BatchResult:
+def get_next_dist(
+    batch: GetNextDist, pools: Pools, poisoned: set[int], logits: Logits, sampler: Sampler, limit: int
+) -> BatchResult:
     """Top-K of the full softmax for each embed; skipped and failed commands get empty distributions."""
     outcome = Outcome(batch.lane, poisoned)
     _check_source(outcome, batch.embed, batch.indptr, pools)
@@ -41,9 +36,9 @@ def get_next_dist(batch: GetNextDist, pools: Pools, poisoned: set[int], head: He
         return outcome.result(
             dist=(np.zeros(len(lengths) + 1, np.int32), np.zeros(0, np.int32), np.zeros(0, np.float32))
         )
-    rows = head.logits(pools.embeds.index_select(0, pools.index(batch.embed[chosen])))
+    rows = logits(pools.embeds.index_select(0, pools.index(batch.embed[chosen])))
     widths = np.minimum(batch.top_k[runs].repeat(counts(cut)), rows.shape[1]).astype(np.int64)  # [embeds that run]
-    ids, probs = top_distribution(rows, int(widths.max()), head.stats)
+    ids, probs = sampler.top(rows, int(widths.max()))
     lengths[chosen] = widths
     indptr = indptr_of(lengths).astype(np.int32)
     tokens, values = ids.cpu().numpy().astype(np.int32), probs.cpu().numpy()
@@ -56,7 +51,7 @@ def get_next_dist(batch: GetNextDist, pools: Pools, poisoned: set[int], head: He
     return outcome.result(dist=(indptr, tokens, values))
 
 
-def sample_tokens(batch: Sample, pools: Pools, poisoned: set[int], head: Head) -> BatchResult:
+def sample_tokens(batch: Sample, pools: Pools, poisoned: set[int], logits: Logits, sampler: Sampler) -> BatchResult:
     """Sample one token an embed into its slot; a stop token marks the slot ended."""
     count = len(batch.lane)
     one = one_each(count)
@@ -72,8 +67,8 @@ def sample_tokens(batch: Sample, pools: Pools, poisoned: set[int], head: Head) -
     ended = np.zeros(count, np.uint8)
     if len(runs):
         embed = batch.embed[runs]
-        rows = head.logits(pools.embeds.index_select(0, pools.index(embed)))
-        tokens, logprobs = sample(
+        rows = logits(pools.embeds.index_select(0, pools.index(embed)))
+        tokens, logprobs = sampler.sample(
             rows,
             SampleParams(
                 temperature=batch.temperature[runs],
@@ -84,7 +79,6 @@ def sample_tokens(batch: Sample, pools: Pools, poisoned: set[int], head: Head) -
                 draw=batch.draw[runs],
                 position=pools.embed_position[embed],
             ),
-            head.stats,
         )
         token[runs], logprob[runs] = tokens.cpu().numpy(), logprobs.cpu().numpy()
         ended[runs] = _stops(batch, token)[runs]

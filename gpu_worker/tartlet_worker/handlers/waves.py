@@ -26,19 +26,18 @@ def cut(batch: Forward, pools: Pools) -> list[tuple[int, int]]:
 
 
 def _embeds_conflict(batch: Forward, pools: Pools) -> bool:
-    mark = pools.embed_mark
-    oemb = batch.oemb[(batch.oemb >= 0) & (batch.oemb < len(mark))]
-    iemb = batch.iemb[(batch.iemb >= 0) & (batch.iemb < len(mark))]
-    owner = (
-        np.searchsorted(batch.oemb_indptr, np.arange(len(oemb)), "right") - 1
-        if len(oemb) != len(batch.oemb)
-        else owners(batch.oemb_indptr)
-    )
-    mark[oemb] = owner + 1
-    again = bool((mark[oemb] != owner + 1).any())
+    """Whether a command reads or writes an embed that another one writes."""
+    if not len(batch.oemb):
+        return False
+    mark, last = pools.embed_mark, len(pools.embed_mark) - 1
+    # Ids that don't exist fail their commands later; here they only must not leave the table.
+    oemb, iemb = batch.oemb.clip(0, last), batch.iemb.clip(0, last)
+    writer = owners(batch.oemb_indptr) + 1
+    mark[oemb] = writer
     found = mark[iemb]
-    reader = owners(batch.iemb_indptr) if len(iemb) == len(batch.iemb) else np.full(len(iemb), -2)
-    conflict = again or bool(((found > 0) & (found != reader + 1)).any())
+    conflict = bool((mark[oemb] != writer).any()) or bool(
+        ((found > 0) & (found != owners(batch.iemb_indptr) + 1)).any()
+    )
     mark[oemb] = 0
     return conflict
 
@@ -58,7 +57,10 @@ def _written(batch: Forward, pools: Pools) -> tuple[np.ndarray, np.ndarray]:
 
 def _slots_conflict(batch: Forward, pools: Pools) -> bool:
     _, slots = _written(batch, pools)
-    return bool((pools.position.reshape(-1)[slots] >= 0).any()) or len(np.unique(slots)) != len(slots)
+    mark, number = pools.slot_mark, np.arange(len(slots))
+    mark[slots] = number
+    again = bool((mark[slots] != number).any())
+    return again or bool((pools.position.reshape(-1)[slots] >= 0).any())
 
 
 def _cut_in_order(batch: Forward, pools: Pools) -> list[tuple[int, int]]:

@@ -2,6 +2,7 @@
 // embedding and every sum are float32; weights, keys, values and what enters a multiplication are bf16.
 #include "gemm.h"
 #include "attention_amx.h"
+#include "sampling.h"
 
 #define T bf16
 #define NAME(x) x##_bf16

@@ -9,7 +9,7 @@ import platform
 from functools import cache
 from pathlib import Path
 
-SOURCES = ("decoder.c", "attention.h", "attention_amx.h", "gemm.h", "simd.h")
+SOURCES = ("decoder.c", "attention.h", "attention_amx.h", "gemm.h", "sampling.h", "simd.h")
 FLAGS = ("-O3", "-march=native", "-shared", "-fPIC", "-std=gnu11")
 NEEDED_CPU_FLAGS = frozenset({"avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_bf16"})
 
@@ -101,6 +101,9 @@ def _load(path: Path) -> ctypes.CDLL:
         ctypes.c_int64,
     )
     loaded.row_stats.argtypes = (ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64, ctypes.c_void_p, ctypes.c_void_p)
+    rows = (ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64)
+    loaded.top_rows.argtypes = (*rows, ctypes.c_int64, ctypes.c_void_p)
+    loaded.draw_rows.argtypes = (*rows, *(ctypes.c_void_p,) * 7)
     loaded.decoder_run.argtypes = (ctypes.c_void_p, ctypes.c_void_p)
     pointer, long, number = ctypes.c_void_p, ctypes.c_long, ctypes.c_int
     signature = (pointer,) * 4 + (long,) + (pointer,) * 3 + (long,) + (pointer,) * 3
