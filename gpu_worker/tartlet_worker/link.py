@@ -28,6 +28,7 @@ log = logging.getLogger("tartlet.worker")
 
 BLOB_CHUNK_BYTES = 1 << 20
 _BACKOFF_S = (0.02, 0.05, 0.1, 0.2, 0.3)  # by attempt; the last repeats
+_SAID_AT_ATTEMPT = 4
 _FAREWELL_S = 1.0
 _RESULTS_PER_FRAME_BYTES = 3 << 20  # below the 4 MiB a message may have
 
@@ -74,7 +75,7 @@ class Link:
                 try:
                     await self._connect_once()
                 except grpc.aio.AioRpcError as e:
-                    say = log.info if attempt == 0 else log.debug  # once an outage
+                    say = log.info if attempt == _SAID_AT_ATTEMPT else log.debug  # once an outage, not at a joint start
                     say("no connection to control at %s: %s", self._address, e.details())
                 if self._broken is not None:
                     raise self._broken

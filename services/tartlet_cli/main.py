@@ -17,6 +17,7 @@ _COMMANDS = {  # name: (module, one line of help); in the order of the help
     "send": ("programs", "Give a program a message."),
     "logs": ("programs", "Print what a program has written so far."),
     "kill": ("programs", "End programs."),
+    "catalogue": ("catalogue", "Put, list and delete named programs."),
     "top": ("top", "Watch programs, pools and engines."),
     "models": ("models", "List the models that a server offers."),
     "doctor": ("doctor", "Check this machine and a server, and say what to do."),

@@ -13,11 +13,15 @@ import click
 
 from tartlet_cli import exits
 
-ROLES = ("control", "runtime", "worker")
+ROLES = ("control", "runtime", "worker", "operator")
 
 
-@click.command(context_settings={"ignore_unknown_options": True})
-@click.option("--role", type=click.Choice(ROLES), help="Run this role alone; its own flags follow (--help lists them).")
+@click.command(context_settings={"ignore_unknown_options": True, "help_option_names": []}, add_help_option=False)
+@click.option(
+    "--role",
+    type=click.Choice(ROLES),
+    help="Run this role alone; its own flags follow (`--role ROLE --help` lists them).",
+)
 @click.option("--model", metavar="PATH", help="Checkpoint directory. Default: $TARTLET_MODEL, else the demo model.")
 @click.option("--engine", type=click.Choice(["torch", "fake"]), default="torch", show_default=True, help="Backend.")
 @click.option("--config", type=click.Path(path_type=Path), help="TOML file with a table for each role.")
@@ -26,7 +30,10 @@ ROLES = ("control", "runtime", "worker")
 )
 @click.option("--quiet", is_flag=True, help="Leave the roles' log lines to their files.")
 @click.argument("flags", nargs=-1, type=click.UNPROCESSED)
+@click.pass_context
 def serve(
+    ctx: click.Context,
+    /,
     role: str | None,
     model: str | None,
     engine: str,
@@ -48,6 +55,9 @@ def serve(
     """  # noqa: D301 - \b is click's mark for a paragraph not to be wrapped
     from tartlet_common.errors import TartletError
 
+    if role is None and {"-h", "--help"} & set(flags):
+        click.echo(ctx.get_help())
+        return
     if run_dir is not None:
         os.environ["TARTLET_RUN_DIR"] = str(run_dir)
     try:
@@ -65,6 +75,8 @@ def _exec_role(role: str, model: str | None, engine: str, config: Path | None, f
     from tartlet_cli.places import find_model
 
     argv = [sys.executable, "-m", f"tartlet_{role}", *flags]
+    if {"-h", "--help"} & set(flags):
+        os.execv(sys.executable, argv)  # noqa: S606 - no shell is wanted
     if config is not None:
         argv += ["--config", str(config)]
     if role == "worker":

@@ -281,3 +281,24 @@ def test_a_result_begins_on_a_line_of_its_own(capfdbinary: pytest.CaptureFixture
     printer.event(Message("p", 2, b"\xa5"))
     printer.event(Ended("p", 3, success=True, result="7", error=None, usage=Usage()))
     assert capfdbinary.readouterr().out.decode() == "日\n7\n"
+
+
+def test_a_program_is_named_listed_launched_by_its_name_and_forgotten(server: Serving, run_dir: Path) -> None:
+    program = run_dir / "greet.py"
+    program.write_text("import sys\n\ndef main():\n    return 'hello ' + sys.argv[1]\n")
+    digest = out(server.run_dir, "catalogue", "put", "greet", str(program), "--description", "greets")
+    assert len(digest.strip()) == 64
+    [entry] = json.loads(out(server.run_dir, "catalogue", "list", "--json"))
+    assert entry == {"name": "greet", "language": "python", "file": "greet.py", "model": "", "description": "greets"}
+    launched = out(server.run_dir, "launch", "--inferlet", "greet", "you").strip()
+    assert "hello you" in out(server.run_dir, "attach", launched)
+    out(server.run_dir, "catalogue", "delete", "greet")
+    assert json.loads(out(server.run_dir, "catalogue", "list", "--json")) == []
+    gone = tartlet_cli(server.run_dir, "launch", "--inferlet", "greet", "you")
+    assert gone.returncode != 0
+    assert "greet" in gone.stderr
+
+
+def test_a_role_lists_its_own_flags(run_dir: Path) -> None:
+    assert "--steps-in-flight" in out(run_dir, "serve", "--role", "control", "--help")
+    assert "--steps-in-flight" not in out(run_dir, "serve", "--help")

@@ -1,0 +1,67 @@
+"""`tartlet catalogue put | list | delete`: named programs on a server, for `tartlet launch --inferlet NAME`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import click
+
+from tartlet_cli.calls import with_client
+from tartlet_cli.options import json_option, server_option
+
+
+@click.group()
+def catalogue() -> None:
+    """Named programs on a server: put, list, delete.
+
+    \b
+    Examples:
+      tartlet catalogue put agent my_agent.py --description "answers questions"
+      tartlet catalogue list
+      tartlet launch --inferlet agent --question "Why?"
+      tartlet catalogue delete agent
+    """  # noqa: D301 - \b is click's mark for a paragraph not to be wrapped
+
+
+@catalogue.command()
+@click.argument("name")
+@click.argument("file", type=click.Path(path_type=Path))
+@click.option("--description", default="", help="What it does, for people.")
+@click.option("--model", default="", metavar="NAME", help="Model it runs on unless a launch says another.")
+@server_option
+def put(name: str, file: Path, description: str, model: str, server: str | None) -> None:
+    """Name the program in FILE; replaces what had the name. Prints its digest."""
+    from tartlet.model import CatalogueEntry, Source
+    from tartlet_cli import exits
+    from tartlet_common.errors import TartletError
+
+    try:
+        entry = CatalogueEntry(name, Source.from_file(file), model=model, description=description)
+    except TartletError as e:
+        raise exits.fail(e) from e
+    click.echo(with_client(server, lambda client: client.put([entry]))[0])
+
+
+@catalogue.command("list")
+@server_option
+@json_option
+def list_(server: str | None, *, as_json: bool) -> None:
+    """List the named programs."""
+    from tartlet_cli.programs import columns
+
+    entries = with_client(server, lambda client: client.catalogue())
+    fields = [(e.name, e.source.language.value, e.source.filename, e.model, e.description) for e in entries]
+    keys = ("name", "language", "file", "model", "description")
+    if as_json:
+        click.echo(json.dumps([dict(zip(keys, row, strict=True)) for row in fields]))
+        return
+    click.echo(columns([tuple(key.upper() for key in keys), *fields]))
+
+
+@catalogue.command()
+@click.argument("name")
+@server_option
+def delete(name: str, server: str | None) -> None:
+    """Remove a name; programs that run go on."""
+    with_client(server, lambda client: client.delete(name))
