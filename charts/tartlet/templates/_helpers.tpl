@@ -1,0 +1,61 @@
+{{/* Prefix of every object's name. */}}
+{{- define "tartlet.fullname" -}}
+{{- .Values.fullnameOverride | default .Release.Name | trunc 40 | trimSuffix "-" -}}
+{{- end -}}
+
+{{/* Prefix of cluster-scoped names: two releases of one name in two namespaces must not meet. */}}
+{{- define "tartlet.clusterName" -}}
+{{- printf "tartlet:%s:%s" .Release.Namespace (include "tartlet.fullname" .) -}}
+{{- end -}}
+
+{{/* Labels of every object. Argument: dict root, component. */}}
+{{- define "tartlet.labels" -}}
+{{ include "tartlet.selector" . }}
+app.kubernetes.io/version: {{ .root.Chart.AppVersion | quote }}
+app.kubernetes.io/part-of: tartlet
+app.kubernetes.io/managed-by: {{ .root.Release.Service }}
+helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version | replace "+" "_" }}
+{{- with .root.Values.commonLabels }}
+{{ toYaml . }}
+{{- end }}
+{{- end -}}
+
+{{/* Labels that never change. Argument: dict root, component. */}}
+{{- define "tartlet.selector" -}}
+app.kubernetes.io/name: tartlet
+app.kubernetes.io/instance: {{ .root.Release.Name }}
+app.kubernetes.io/component: {{ .component }}
+{{- end -}}
+
+{{- define "tartlet.image" -}}
+{{- printf "%s:%s" .Values.image.repository (.Values.image.tag | default .Chart.AppVersion) -}}
+{{- end -}}
+
+{{- define "tartlet.workerImage" -}}
+{{- printf "%s:%s" .Values.workerImage.repository (.Values.workerImage.tag | default .Values.image.tag | default .Chart.AppVersion) -}}
+{{- end -}}
+
+{{/* Addresses with the namespace: workers may run in another one, and certificates carry these names. */}}
+{{- define "tartlet.controlAddress" -}}
+{{- printf "%s-control.%s.svc:7443" (include "tartlet.fullname" .) .Release.Namespace -}}
+{{- end -}}
+
+{{- define "tartlet.runtimeAddress" -}}
+{{- printf "%s-runtime.%s.svc:7444" (include "tartlet.fullname" .) .Release.Namespace -}}
+{{- end -}}
+
+{{/* Namespaces that the operator watches, as a JSON list: the release's own, unless others are given. */}}
+{{- define "tartlet.namespaces" -}}
+{{- .Values.operator.namespaces | default (list .Release.Namespace) | uniq | sortAlpha | toJson -}}
+{{- end -}}
+
+{{/* One Tartlet a namespace: two operators would fight over the same objects. */}}
+{{- define "tartlet.checkAlone" -}}
+{{- $root := . -}}
+{{- range (lookup "apps/v1" "Deployment" .Release.Namespace "").items -}}
+{{- $labels := .metadata.labels | default dict -}}
+{{- if and (eq (get $labels "app.kubernetes.io/name") "tartlet") (eq (get $labels "app.kubernetes.io/component") "operator") (ne (get $labels "app.kubernetes.io/instance") $root.Release.Name) -}}
+{{- fail (printf "release %q already runs Tartlet in namespace %q: install into another namespace, or upgrade that release" (get $labels "app.kubernetes.io/instance") $root.Release.Namespace) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
