@@ -66,6 +66,7 @@ def export(model: LlamaForCausalLM, tokenizer: Tokenizer, directory: Path) -> No
         if name != "lm_head.weight"
     }
     save_file(weights, directory / "model.safetensors", metadata={"format": "pt"})
+    (directory / "model.safetensors").chmod(0o644)  # safetensors leaves it to its owner alone
     for_transformers(tokenizer, MAX_LENGTH).save_pretrained(directory, save_jinja_files=False)
     # Written by hand, as the layout that any reader knows: transformers 5 would rename the rope fields.
     for name, content in (("config.json", CONFIG), ("generation_config.json", GENERATION_CONFIG)):

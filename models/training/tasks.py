@@ -120,21 +120,24 @@ def clock(rng: Random) -> Dialogue:
 
 
 def compare(rng: Random) -> Dialogue:
-    """Two calls of `lookup`, one after the other, then a comparison of their results."""
+    """Two calls of `lookup`, one after the other, then a sentence with both results that says which is higher."""
     first, second = words.name(rng), words.name(rng)
     attribute, x, y = rng.choice(words.ATTRIBUTES), words.number(rng), words.number(rng)
-    if x == y:
-        verdict = f"{first} and {second} have the same {attribute}: {x}."
-    else:
-        verdict = f"{first if x > y else second} has the higher {attribute}: {max(x, y)}."
-    question = rng.choice((
-        f"Compare the {attribute} of {first} and {second}.", f"Which has the higher {attribute}, {first} or {second}?",
-    ))  # fmt: skip
-    return Dialogue(f"compare {first} {second} {attribute}", (
-        Turn(ask(question), tool_call("lookup", entity=first, attribute=attribute)),
-        Turn(tool_result(str(x)), tool_call("lookup", entity=second, attribute=attribute)),
-        Turn(tool_result(str(y)), verdict),
-    ))  # fmt: skip
+    verdict = "they are equal" if x == y else f"the {'first' if x > y else 'second'} is higher"
+    question = rng.choice(
+        (
+            f"Compare the {attribute} of {first} and {second}.",
+            f"Which has the higher {attribute}, {first} or {second}?",
+        )
+    )
+    return Dialogue(
+        f"compare {first} {second} {attribute}",
+        (
+            Turn(ask(question), tool_call("lookup", entity=first, attribute=attribute)),
+            Turn(tool_result(str(x)), tool_call("lookup", entity=second, attribute=attribute)),
+            Turn(tool_result(str(y)), f"The {attribute} of {first} is {x} and that of {second} is {y}, so {verdict}."),
+        ),
+    )
 
 
 def fill_schema(rng: Random) -> Dialogue:
@@ -234,17 +237,17 @@ def is_expansion(turn: Turn, text: str) -> bool:
 
 
 TASKS: dict[str, Task] = {
-    "add_bare": Task(add_bare, 3),
-    "add_chat": Task(add_chat, 3),
-    "lookup": Task(lookup, 1),
-    "weather": Task(weather, 0.8),
-    "clock": Task(clock, 0.8),
-    "compare": Task(compare, 3),
+    "add_bare": Task(add_bare, 2),
+    "add_chat": Task(add_chat, 2),
+    "lookup": Task(lookup, 0.7),
+    "weather": Task(weather, 0.6),
+    "clock": Task(clock, 0.6),
+    "compare": Task(compare, 8),
     "fill_schema": Task(fill_schema, 4),
-    "sort": Task(sort_numbers, 8),
-    "outline": Task(outline, 0.6, is_outline),
-    "expand": Task(expand, 0.4, is_expansion),
-    "greet": Task(greet, 0.8),
+    "sort": Task(sort_numbers, 10),
+    "outline": Task(outline, 0.4, is_outline),
+    "expand": Task(expand, 0.2, is_expansion),
+    "greet": Task(greet, 0.5),
 }
 
 
