@@ -167,3 +167,10 @@ def test_a_compiler_that_fails_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path
     with pytest.raises(NotBuilt):
         build()
     assert not list(tmp_path.iterdir())
+
+
+def test_a_folder_that_cannot_be_written_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    monkeypatch.setenv("TARTLET_KERNELS_DIR", str(tmp_path / "file" / "kernels"))
+    with pytest.raises(NotBuilt):
+        build()

@@ -31,7 +31,19 @@ def build() -> Path:
     compiler = os.environ.get("CC") or next(filter(None, map(shutil.which, ("gcc", "clang", "cc"))), None)
     if compiler is None:
         raise NotBuilt("no C compiler (gcc or clang) on PATH")
-    target.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        return _compile(compiler, target)
+    except OSError as error:
+        raise NotBuilt(f"{target.parent}: {error}") from error
+
+
+def _compile(compiler: str, target: Path) -> Path:
+    """Compile beside the target, then move it there.
+
+    Raises:
+        NotBuilt: the compiler refused.
+    """
     with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
         made = Path(scratch) / target.name
         source = Path(__file__).with_name("decoder.c")
