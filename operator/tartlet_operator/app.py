@@ -86,7 +86,7 @@ async def _lead(
     *,
     own: str,
 ) -> None:
-    tls = _tls(settings)
+    tls = rpc.Tls.of(settings)
     control = ControlLink(settings.control, tls)
     queue, store = WorkQueue(), Store()
     lease = settings.lease_name if own in namespaces else ""  # watched only where we may read it
@@ -161,18 +161,10 @@ class _Pulse:
         well = True
         while True:
             silent = bool(self._silence_s) and self.age() > self._silence_s
-            if silent and well:
-                self._notify.not_ready(f"no event of the API server for {self.age():.0f} s")
-            elif not silent and not well:
-                self._notify.ready("leading")
+            if silent == well:
+                self._notify.set_ready(f"no event of the API server for {self.age():.0f} s" if silent else "")
             well = not silent
             await asyncio.sleep(1.0)
-
-
-def _tls(settings: OperatorSettings) -> rpc.Tls | None:
-    if settings.tls_certificate is None or settings.tls_key is None or settings.tls_authority is None:
-        return None
-    return rpc.Tls(settings.tls_certificate, settings.tls_key, settings.tls_authority)
 
 
 def _defaults(settings: OperatorSettings) -> WorkerDefaults:

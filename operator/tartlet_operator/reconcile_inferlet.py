@@ -21,6 +21,8 @@ from tartlet_operator.store import InferletSeen
 from tartlet_protos import control_pb2
 
 _PROBLEM_RETRY_S: Final = 30.0
+_NOT_THE_SOURCE: Final = 400
+"""Errors from here on are the system's: another try may succeed, whatever the source."""
 _LANGUAGES: Final = {"Python": Language.PYTHON, "Wasm": Language.WASM}
 
 
@@ -45,7 +47,7 @@ async def reconcile(ctx: Context, key: Key, body: Mapping[str, Any]) -> float | 
         verdict = Verdict("False", e.reason, e.message, _digest(old))
         again_s = _PROBLEM_RETRY_S if e.retry else None
     except TartletError as e:
-        if e.retryable:
+        if e.retryable or e.number >= _NOT_THE_SOURCE:
             raise
         verdict = Verdict("False", e.name, f"{e}\n{e.remedy}", _digest(old))
     pools = ctx.store.pools_in(key.namespace)

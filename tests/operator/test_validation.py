@@ -1,0 +1,157 @@
+"""What the API server refuses, and that it says which field and what helps."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tartlet_operator.api import RESOURCES
+from tartlet_operator.api.common import API_VERSION
+from tests.operator.api_server import ApiServer, Refused
+from tests.operator.objects import manifest
+
+FAKE = {"model": {"name": "m"}, "engine": {"backend": "Fake"}}
+CLAIM = {"name": "m", "volumeClaim": {"claimName": "c"}}
+SHA = "sha256:" + "0" * 64
+
+BAD: list[tuple[str, str, dict[str, Any], str, str]] = [
+    # kind, name, spec, what the message must name, what it must advise
+    ("EnginePool", "a", {"model": {"name": "m"}}, "spec.model.volumeClaim and spec.model.init", "set exactly one"),
+    (
+        "EnginePool",
+        "a",
+        {"model": {**CLAIM, "init": {"image": "i", "command": ["c"]}}},
+        "spec.model.init",
+        "set exactly one",
+    ),
+    ("EnginePool", "a", {"model": CLAIM, "engine": {"backend": "Fake"}}, "spec.model.volumeClaim", "remove"),
+    ("EnginePool", "a", {"model": CLAIM, "engine": {"device": "cuda"}}, "spec.engine.device", "nvidia.com/gpu: 1"),
+    ("EnginePool", "a", {**FAKE, "engine": {"backend": "Fake", "device": "tpu"}}, "spec.engine.device", "cpu, cuda"),
+    (
+        "EnginePool",
+        "a",
+        {**FAKE, "engine": {"backend": "Fake", "pageSize": 64}},
+        "spec.engine.pageSize",
+        "or equal to 32",
+    ),
+    (
+        "EnginePool",
+        "a",
+        {**FAKE, "engine": {"backend": "Fake", "kvMemory": "lots"}},
+        "spec.engine.kvMemory",
+        "like 4Gi",
+    ),
+    ("EnginePool", "a", {**FAKE, "engine": {"backend": "Fake", "kvMemory": "1Ki"}}, "spec.engine.kvMemory", "at least"),
+    ("EnginePool", "a", {**FAKE, "engine": {"backend": "Jax"}}, "spec.engine.backend", '"Torch", "Fake"'),
+    ("EnginePool", "a", {**FAKE, "replicas": -1}, "spec.replicas", "greater than or equal to 0"),
+    ("EnginePool", "a", {"model": {**CLAIM, "path": "../etc"}}, "spec.model.path", "relative"),
+    ("EnginePool", "a", {"model": {**CLAIM, "name": "-m"}}, "spec.model.name", "rename"),
+    ("EnginePool", "a" * 60, FAKE, "metadata.name", "shorter name"),
+    ("EnginePool", "a", {**FAKE, "drain": {"graceSeconds": 9999}}, "spec.drain.graceSeconds", "less than or equal"),
+    ("EnginePool", "a", {**FAKE, "replica": 2}, 'unknown field "spec.replica"', "unknown field"),
+    ("Inferlet", "a", {"source": {}}, "spec.source.inline", "exactly one"),
+    (
+        "Inferlet",
+        "a",
+        {"source": {"inline": "x", "configMap": {"name": "c", "key": "k"}}},
+        "spec.source.configMap",
+        "exactly one",
+    ),
+    ("Inferlet", "a", {"source": {"inline": "x"}, "language": "Wasm"}, "spec.source.inline", "binaryData"),
+    (
+        "Inferlet",
+        "a",
+        {"source": {"inline": "x"}, "model": "m", "pool": "p"},
+        "spec.model and spec.pool",
+        "at most one",
+    ),
+    ("Inferlet", "a", {"source": {"url": {"url": "https://h/p"}}}, "spec.source.url.digest", "Required"),
+    (
+        "Inferlet",
+        "a",
+        {"source": {"url": {"url": "https://h/p", "digest": "md5:1"}}},
+        "spec.source.url.digest",
+        "sha256sum",
+    ),
+    (
+        "Inferlet",
+        "a",
+        {"source": {"url": {"url": "file:///etc/passwd", "digest": SHA}}},
+        "spec.source.url.url",
+        "https://example.org",
+    ),
+    ("Inferlet", "a", {"source": {"inline": "x"}, "limits": {"memory": "1"}}, "spec.limits.memory", "256Mi"),
+    ("Inferlet", "a", {"source": {"inline": "x"}, "args": ["x"] * 200}, "spec.args", "at most 128"),
+    ("InferletRun", "a", {}, "spec.inferlet", "Required"),
+    ("InferletRun", "a", {"inferlet": "i", "deadlineSeconds": 0}, "spec.deadlineSeconds", "greater than or equal to 1"),
+    ("InferletRun", "a", {"inferlet": "i", "retries": 99}, "spec.retries", "less than or equal to 10"),
+]
+
+
+def path(namespace: str, kind: str, name: str = "") -> str:
+    plural = next(r.plural for r in RESOURCES if r.kind == kind)
+    return f"/apis/{API_VERSION}/namespaces/{namespace}/{plural}" + (f"/{name}" if name else "")
+
+
+@pytest.mark.parametrize(("kind", "name", "spec", "field", "remedy"), BAD)
+def test_a_bad_manifest_is_refused(
+    api_server: ApiServer, kind: str, name: str, spec: dict[str, Any], field: str, remedy: str
+) -> None:
+    target = path("default", kind) + "?fieldValidation=Strict&dryRun=All"
+    with pytest.raises(Refused) as refused:
+        api_server.call("POST", target, manifest(kind, name, spec))
+    assert field in refused.value.message
+    assert remedy in refused.value.message
+
+
+def test_there_are_twenty_kinds_of_bad_manifest() -> None:
+    assert len({(kind, field, remedy) for kind, _, _, field, remedy in BAD}) >= 20
+
+
+def test_the_examples_are_taken_as_they_are(api_server: ApiServer, namespace: str, repo: Path) -> None:
+    for file in sorted((repo / "docs/examples").glob("*.yaml")):
+        body = yaml.safe_load(file.read_text())
+        api_server.call("POST", path(namespace, body["kind"]) + "?fieldValidation=Strict", body)
+
+
+def test_the_server_fills_in_defaults_deep_down(api_server: ApiServer, namespace: str) -> None:
+    made = api_server.call("POST", path(namespace, "EnginePool"), manifest("EnginePool", "p", {"model": CLAIM}))
+    spec = made["spec"]
+    assert (spec["replicas"], spec["drain"]["graceSeconds"], spec["startDeadlineSeconds"]) == (1, 30, 600)
+    assert (spec["engine"]["backend"], spec["engine"]["pageSize"], spec["engine"]["kvMemory"]) == ("Torch", 16, "1Gi")
+    assert spec["model"]["volumeClaim"]["readOnly"] is True
+
+
+def test_what_is_immutable_stays(api_server: ApiServer, namespace: str) -> None:
+    api_server.call("POST", path(namespace, "EnginePool"), manifest("EnginePool", "p", FAKE))
+    patch = "application/merge-patch+json"
+    with pytest.raises(Refused, match=r"spec.model.name is immutable: create another"):
+        api_server.call("PATCH", path(namespace, "EnginePool", "p"), {"spec": {"model": {"name": "n"}}}, patch)
+    api_server.call("POST", path(namespace, "InferletRun"), manifest("InferletRun", "r", {"inferlet": "i"}))
+    with pytest.raises(Refused, match=r"spec is immutable: create another InferletRun"):
+        api_server.call("PATCH", path(namespace, "InferletRun", "r"), {"spec": {"retries": 2}}, patch)
+
+
+def test_a_pool_is_scaled_through_the_scale_subresource(api_server: ApiServer, namespace: str) -> None:
+    api_server.call("POST", path(namespace, "EnginePool"), manifest("EnginePool", "p", FAKE))
+    scale = api_server.call("GET", path(namespace, "EnginePool", "p") + "/scale")
+    scale["spec"]["replicas"] = 3
+    api_server.call("PUT", path(namespace, "EnginePool", "p") + "/scale", scale)
+    assert api_server.call("GET", path(namespace, "EnginePool", "p"))["spec"]["replicas"] == 3
+
+
+def test_kubectl_shows_what_one_wants_to_know(api_server: ApiServer, namespace: str) -> None:
+    api_server.call("POST", path(namespace, "EnginePool"), manifest("EnginePool", "p", FAKE))
+    names = {}
+    for resource in RESOURCES:
+        definition = f"/apis/apiextensions.k8s.io/v1/customresourcedefinitions/{resource.plural}.tartlet.dev"
+        spec = api_server.call("GET", definition)["spec"]
+        names[resource.kind] = [c["name"] for c in spec["versions"][0]["additionalPrinterColumns"]]
+        assert spec["names"]["categories"] == ["tartlet"]
+        assert spec["names"]["shortNames"] == [resource.short]
+    assert {"Reason", "Ready", "Model"} <= set(names["EnginePool"])
+    assert {"Reason", "Ready", "Runnable"} <= set(names["Inferlet"])
+    assert {"Phase", "Reason", "Tokens"} <= set(names["InferletRun"])
