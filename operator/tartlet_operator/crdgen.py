@@ -16,6 +16,7 @@ import yaml
 
 from tartlet_operator.api import GROUP, RESOURCES, VERSION, Resource
 from tartlet_operator.api.common import Column
+from tartlet_operator.reasons import MEANING, EventReason, Reason
 from tartlet_operator.schema import structural
 
 CRDS = Path("crds")
@@ -103,7 +104,13 @@ def reference() -> str:
             ]
             parts += [*_rows(schema["properties"][section], section), ""]
         parts += [f"### {resource.kind}: what the API server refuses\n", *_refusals(schema), ""]
-    return "\n".join(parts)
+    parts += [
+        "## Reasons\n",
+        "Of conditions; reasons of pods and names of errors (docs/errors.md) stand beside them.\n",
+    ]
+    parts += ["| reason | meaning |", "|---|---|", *(f"| `{r}` | {MEANING[r]} |" for r in Reason), ""]
+    parts += ["Of events.\n", "| reason | meaning |", "|---|---|", *(f"| `{r}` | {MEANING[r]} |" for r in EventReason)]
+    return "\n".join(parts) + "\n"
 
 
 def _rows(node: dict[str, Any], path: str) -> Iterator[str]:
