@@ -1,0 +1,65 @@
+# Two images: `base` (control, runtime, operator, client and command line; no torch) and `worker` (engines).
+#
+#   docker build --target base   -t tartlet .
+#   docker build --target worker -t tartlet-worker .
+#   docker build --target worker --build-arg TORCH_WHEEL=https://.../torch-...%2Bcpu-....whl -t tartlet-worker:cpu .
+#
+# BASE      an image with Python 3.11 or later and its venv module.
+# COMPILER  Debian packages of a C compiler, for the runtime's shim; empty: none, and ctypes does its work, more slowly.
+# TORCH_WHEEL  a wheel to take instead of the locked torch, which brings several GB of CUDA libraries.
+ARG BASE=python:3.11-slim
+
+# ---- the locked packages without torch, Tartlet, and what is compiled once ------------------------------------------------
+FROM ${BASE} AS builder
+ARG COMPILER="gcc libc6-dev"
+ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1 PYTHONDONTWRITEBYTECODE=1 PATH=/opt/venv/bin:$PATH HOME=/tmp
+RUN if [ -n "$COMPILER" ]; then \
+        apt-get update -qq && apt-get install -y -qq --no-install-recommends $COMPILER && rm -rf /var/lib/apt/lists/*; \
+    fi
+RUN python3 -m venv /opt/venv
+WORKDIR /src
+COPY constraints/ constraints/
+RUN pip install --only-binary :all: --require-hashes -r constraints/image-base.txt
+COPY pyproject.toml README.md LICENSE ./
+COPY services/ services/
+COPY gpu_worker/ gpu_worker/
+COPY operator/ operator/
+COPY protos/ protos/
+COPY crds/ crds/
+COPY inferlets/ inferlets/
+# hatchling is among the locked packages: nothing is fetched that isn't
+RUN pip install --no-deps --no-build-isolation . && mkdir -p /opt/tartlet/cache && chown -R 10001:10001 /opt/tartlet
+# The Python guest, for the baseline CPU, built by the user that runs it: the runtime trusts no cache but its own.
+USER 10001:10001
+RUN python -m tartlet_runtime.build --cache-dir /opt/tartlet/cache
+
+# ---- the same with torch and the demo model -------------------------------------------------------------------------------
+FROM builder AS worker-builder
+ARG TORCH_WHEEL=""
+USER 0:0
+RUN if [ -n "$TORCH_WHEEL" ]; then \
+        pip install --no-deps "$TORCH_WHEEL" && \
+        pip install --only-binary :all: --require-hashes -r constraints/image-worker-deps.txt; \
+    else \
+        pip install --only-binary :all: --require-hashes -r constraints/image-worker.txt; \
+    fi
+COPY models/demo/ /opt/tartlet/models/demo/
+
+# ---- what both images are -------------------------------------------------------------------------------------------------
+FROM ${BASE} AS common
+LABEL org.opencontainers.image.title="Tartlet" org.opencontainers.image.licenses="Apache-2.0"
+ENV PATH=/opt/venv/bin:$PATH PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1 HOME=/tmp \
+    TARTLET_CACHE_DIR=/opt/tartlet/cache TARTLET_RUN_DIR=/tmp/run
+# by number, so that Kubernetes can see that it isn't root's
+USER 10001:10001
+ENTRYPOINT ["tartlet"]
+
+FROM common AS worker
+ENV TARTLET_MODEL=/opt/tartlet/models/demo
+COPY --from=worker-builder /opt/venv /opt/venv
+COPY --from=worker-builder /opt/tartlet /opt/tartlet
+
+# last, so that it is what `docker build .` makes
+FROM common AS base
+COPY --from=builder /opt/venv /opt/venv
+COPY --from=builder /opt/tartlet /opt/tartlet

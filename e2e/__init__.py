@@ -1,0 +1,1 @@
+"""Tests on a real cluster, and what brings one up."""

@@ -1,0 +1,94 @@
+"""Renders the chart with Helm, and looks at what came out."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+CHART = Path(__file__).resolve().parents[2] / "charts" / "tartlet"
+API = "tartlet.dev/v1alpha1/EnginePool"
+
+_KUBERNETES = ("--kube-version", "1.31.0")  # a helm built without its build flags takes 1.20
+_Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
+
+def helm() -> str:
+    """The Helm to use; skips the test where there is none."""
+    found = shutil.which("helm") or str(Path.home() / "go" / "bin" / "helm")
+    if not os.access(found, os.X_OK):
+        pytest.skip("helm is not installed: go install helm.sh/helm/v3/cmd/helm@v3.22.0")
+    return found
+
+
+def run(*args: str, values: Mapping[str, Any] | None = None) -> subprocess.CompletedProcess[str]:
+    """Helm with these arguments, and values on its standard input."""
+    command = [helm(), *args, *(["--values", "-"] if values is not None else [])]
+    text = yaml.safe_dump(dict(values)) if values is not None else None
+    return subprocess.run(command, input=text, capture_output=True, text=True, timeout=60, check=False)
+
+
+def render(
+    values: Mapping[str, Any] | None = None,
+    *,
+    release: str = "tartlet",
+    namespace: str = "prod",
+    crds_known: bool = False,
+) -> list[dict[str, Any]]:
+    """Every object of the rendered chart."""
+    known = ("--api-versions", API) if crds_known else ()
+    text = _rendered(json.dumps(values), ("template", release, str(CHART), "-n", namespace, *_KUBERNETES, *known))
+    return [o for o in yaml.load_all(text, _Loader) if o]
+
+
+@functools.cache
+def _rendered(values: str, arguments: tuple[str, ...]) -> str:
+    """Helm's output; the same question comes up in many tests."""
+    done = run(*arguments, values=json.loads(values))
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def refusal(values: Mapping[str, Any]) -> str:
+    """What Helm says of values that it refuses."""
+    done = run("template", "tartlet", str(CHART), *_KUBERNETES, values=values)
+    assert done.returncode != 0, "these values were accepted"
+    return done.stderr
+
+
+def of_kind(objects: list[dict[str, Any]], kind: str) -> list[dict[str, Any]]:
+    """Those of a kind."""
+    return [o for o in objects if o["kind"] == kind]
+
+
+def named(objects: list[dict[str, Any]], kind: str, name: str) -> dict[str, Any]:
+    """The one of a kind and name."""
+    (one,) = [o for o in of_kind(objects, kind) if o["metadata"]["name"] == name]
+    return one
+
+
+def pods(objects: list[dict[str, Any]]) -> Iterator[tuple[str, dict[str, Any], dict[str, Any]]]:
+    """Name, metadata and spec of every pod that the objects ask for."""
+    for each in objects:
+        name = f"{each['kind']}/{each['metadata']['name']}"
+        if each["kind"] == "Pod":
+            yield name, each["metadata"], each["spec"]
+        elif each["kind"] in {"Deployment", "Job", "StatefulSet", "DaemonSet"}:
+            template = each["spec"]["template"]
+            yield name, template["metadata"], template["spec"]
+
+
+EVERYTHING: Mapping[str, Any] = {
+    "redis": {"enabled": True},
+    "monitoring": {"podMonitor": {"enabled": True}, "prometheusRule": {"enabled": True}},
+    "operator": {"namespaces": ["prod", "team-a"]},
+    "telemetry": {"otlpEndpoint": "http://collector.observability:4317"},
+}

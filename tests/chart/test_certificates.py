@@ -1,0 +1,123 @@
+"""Certificates that the chart makes: names, trust, uses, and what cert-manager is asked for."""
+
+from __future__ import annotations
+
+import base64
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+
+from tartlet_common.access import IDENTITIES, identities
+from tests.chart.render import named, of_kind, pods, render
+
+ROLES = ("control", "runtime", "worker", "operator", "client")
+
+
+def _pem(secret: dict[str, Any], key: str) -> bytes:
+    return base64.b64decode(secret["data"][key])
+
+
+def _certificate(secret: dict[str, Any]) -> x509.Certificate:
+    return x509.load_pem_x509_certificate(_pem(secret, "tls.crt"))
+
+
+def _names(certificate: x509.Certificate) -> list[str]:
+    extension = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName)
+    return extension.value.get_values_for_type(x509.DNSName)
+
+
+@pytest.fixture(scope="module")
+def objects() -> list[dict[str, Any]]:
+    return render({"fullnameOverride": "pie"})
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_a_certificate_stands_for_its_role_alone(objects: list[dict[str, Any]], role: str) -> None:
+    names = _names(_certificate(named(objects, "Secret", f"pie-{role}-tls")))
+    assert identities([n.encode() for n in names]) == {role}
+    assert role in IDENTITIES
+
+
+def test_servers_carry_the_names_that_are_dialled(objects: list[dict[str, Any]]) -> None:
+    control = _names(_certificate(named(objects, "Secret", "pie-control-tls")))
+    runtime = _names(_certificate(named(objects, "Secret", "pie-runtime-tls")))
+    assert {"pie-control", "pie-control.prod.svc", "pie-control.prod.svc.cluster.local"} <= set(control)
+    assert {"pie-runtime", "pie-runtime.prod.svc", "localhost"} <= set(runtime)
+    operator = named(objects, "Deployment", "pie-operator")["spec"]["template"]["spec"]["containers"][0]
+    env = {e["name"]: e.get("value", "") for e in operator["env"]}
+    assert env["TARTLET_OPERATOR_CONTROL"].rsplit(":", 1)[0] in control
+    assert env["TARTLET_OPERATOR_WORKER_CONTROL"].rsplit(":", 1)[0] in control
+    assert env["TARTLET_OPERATOR_RUNTIME"].rsplit(":", 1)[0] in runtime
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_the_authority_signed_it_and_it_is_for_both_ends(objects: list[dict[str, Any]], role: str) -> None:
+    secret = named(objects, "Secret", f"pie-{role}-tls")
+    certificate = _certificate(secret)
+    (authority,) = x509.load_pem_x509_certificates(_pem(secret, "ca.crt"))
+    certificate.verify_directly_issued_by(authority)
+    uses = certificate.extensions.get_extension_for_class(x509.ExtendedKeyUsage).value
+    assert {x509.ExtendedKeyUsageOID.SERVER_AUTH, x509.ExtendedKeyUsageOID.CLIENT_AUTH} <= set(uses)
+    key = serialization.load_pem_private_key(_pem(secret, "tls.key"), None)
+    assert isinstance(key, ec.EllipticCurvePrivateKey)
+    assert key.public_key() == certificate.public_key()
+    left = certificate.not_valid_after_utc - datetime.now(UTC)
+    assert 1090 < left.days <= 1095
+    renewal = int(secret["metadata"]["annotations"]["tartlet.dev/renew-after"])
+    assert datetime.now(UTC).timestamp() < renewal < certificate.not_valid_after_utc.timestamp()
+
+
+def test_the_authoritys_key_is_in_no_pod(objects: list[dict[str, Any]]) -> None:
+    named(objects, "Secret", "pie-ca")
+    mounted = {v["secret"]["secretName"] for _, _, s in pods(objects) for v in s.get("volumes", ()) if "secret" in v}
+    assert mounted == {"pie-control-tls", "pie-runtime-tls", "pie-operator-tls", "pie-client-tls"}
+
+
+def test_pods_restart_with_a_new_certificate(objects: list[dict[str, Any]]) -> None:
+    """The checksum is of the very certificate that the Secret of the same rendering holds."""
+    import hashlib
+
+    for role in ("control", "runtime", "operator"):
+        secret = named(objects, "Secret", f"pie-{role}-tls")
+        notes = named(objects, "Deployment", f"pie-{role}")["spec"]["template"]["metadata"]["annotations"]
+        held = _pem(secret, "tls.crt") + _pem(secret, "ca.crt")
+        assert notes["checksum/certificate"] == hashlib.sha256(held).hexdigest()
+
+
+def test_two_releases_do_not_trust_each_other(objects: list[dict[str, Any]]) -> None:
+    other = render({"fullnameOverride": "pie"}, namespace="other")
+    certificate = _certificate(named(other, "Secret", "pie-worker-tls"))
+    (ours,) = x509.load_pem_x509_certificates(_pem(named(objects, "Secret", "pie-control-tls"), "ca.crt"))
+    with pytest.raises(Exception, match=r".*"):
+        certificate.verify_directly_issued_by(ours)
+
+
+def test_workers_find_their_certificate_in_every_watched_namespace() -> None:
+    objects = render({"operator": {"namespaces": ["team-a", "team-b"]}})
+    where = {o["metadata"]["namespace"] for o in of_kind(objects, "Secret") if "worker" in o["metadata"]["name"]}
+    assert where == {"prod", "team-a", "team-b"}
+    assert {
+        o["metadata"]["namespace"] for o in of_kind(objects, "Secret") if "worker" not in o["metadata"]["name"]
+    } == {"prod"}
+
+
+def test_cert_manager_is_asked_for_the_same() -> None:
+    objects = render({"certificates": {"provider": "certManager"}})
+    assert not of_kind(objects, "Secret")
+    leaves = [c for c in of_kind(objects, "Certificate") if not c["spec"].get("isCA")]
+    assert {c["spec"]["secretName"] for c in leaves} == {f"tartlet-{r}-tls" for r in ROLES}
+    for each in leaves:
+        role = each["spec"]["dnsNames"][0]
+        assert identities([n.encode() for n in each["spec"]["dnsNames"]]) == {role}
+        assert {"server auth", "client auth"} <= set(each["spec"]["usages"])
+    issuer = {"name": "corp", "kind": "ClusterIssuer", "group": "cert-manager.io"}
+    given = render({"certificates": {"provider": "certManager", "issuerRef": issuer}})
+    assert not of_kind(given, "Issuer")
+    assert all(c["spec"]["issuerRef"] == issuer for c in of_kind(given, "Certificate"))
+    existing = render({"certificates": {"provider": "existing"}})
+    assert not of_kind(existing, "Secret")
+    assert not of_kind(existing, "Certificate")

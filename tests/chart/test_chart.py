@@ -1,0 +1,260 @@
+"""What the chart renders: valid values, restricted pods, settings that exist, names that don't collide."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tartlet_common.settings import ROLES
+from tests.chart.render import CHART, EVERYTHING, named, of_kind, pods, refusal, render, run
+
+CHART_DECIDES = {  # settings that follow from what the chart makes
+    "control": {"address"},
+    "runtime": {"address", "advertise", "control", "cache_dir", "guest_socket", "journal_dir"},
+    "operator": {
+        *("namespaces", "namespace", "kubeconfig", "control", "runtime", "lease_name", "identity"),
+        *("worker_image", "worker_pull_policy", "worker_control", "worker_tls_secret"),
+    },
+}
+CHART_DECIDES_ALWAYS = {
+    *("log_format", "log_level", "health_address"),
+    *("tls_certificate", "tls_key", "tls_authority"),
+}
+
+
+def test_lint_has_no_complaint() -> None:
+    done = run("lint", "--strict", str(CHART))
+    assert done.returncode == 0, done.stdout
+    assert "WARNING" not in done.stdout
+
+
+def test_every_value_is_documented_and_in_the_schema() -> None:
+    """A value that the schema doesn't list is refused, so the two agree where this renders."""
+    assert render(yaml.safe_load((CHART / "values.yaml").read_text()))
+    text = (CHART / "values.yaml").read_text()
+    undocumented = []
+    documented = False
+    for line in text.splitlines():
+        documented = documented or line.lstrip().startswith("#")
+        if line and not line[0].isspace() and not line.startswith("#"):
+            if not documented and line.endswith(("{}", "[]")):
+                undocumented.append(line)
+            documented = False
+    assert not undocumented
+
+
+@pytest.mark.parametrize(
+    ("values", "named_in_message"),
+    [
+        ({"imagee": {}}, "imagee"),
+        ({"image": {"tags": "v1"}}, "tags"),
+        ({"runtime": {"replicas": 0}}, "replicas"),
+        ({"runtime": {"replicas": "two"}}, "replicas"),
+        ({"control": {"replicas": 2}}, "replicas"),
+        ({"control": {"settings": {"polici": "eager"}}}, "polici"),
+        ({"control": {"settings": {"policy": "lazy"}}}, "policy"),
+        ({"control": {"settings": {"address": "0.0.0.0:1"}}}, "address"),
+        ({"operator": {"settings": {"tls_key": "/x"}}}, "tls_key"),
+        ({"runtime": {"settings": {"capacity": 0}}}, "capacity"),
+        ({"certificates": {"provider": "none"}}, "provider"),
+        ({"certificates": {"enabled": False}}, "enabled"),
+        ({"networkPolicy": {"apiServer": {"cidrs": []}}}, "cidrs"),
+        ({"networkPolicy": {"apiServer": {"cidrs": ["everywhere"]}}}, "cidrs"),
+        ({"enginePools": [{"name": "Upper", "spec": {"model": {"name": "m"}}}]}, "name"),
+        ({"enginePools": [{"name": "a"}]}, "spec"),
+        ({"log": {"level": "verbose"}}, "level"),
+        ({"crds": {"install": True}}, "install"),
+        ({"fullnameOverride": "Not-A-Name"}, "fullnameOverride"),
+        ({"redis": {"runAsUser": 0}}, "runAsUser"),
+    ],
+)
+def test_the_schema_refuses_unknown_and_wrong_values(values: dict[str, Any], named_in_message: str) -> None:
+    assert named_in_message in refusal(values)
+
+
+def test_two_pools_of_one_name_are_refused() -> None:
+    pool = {"name": "a", "spec": {"model": {"name": "m"}}}
+    assert "two are named" in refusal({"enginePools": [pool, pool]})
+
+
+@pytest.mark.parametrize("role", ["control", "runtime", "operator"])
+def test_the_schema_knows_exactly_the_settings_that_are_the_users(role: str) -> None:
+    schema = yaml.safe_load((CHART / "values.schema.json").read_text())
+    settings = schema["properties"][role]["properties"]["settings"]["properties"]
+    assert set(settings) == set(ROLES[role].model_fields) - CHART_DECIDES[role] - CHART_DECIDES_ALWAYS
+
+
+@pytest.mark.parametrize("values", [{}, EVERYTHING], ids=["defaults", "everything"])
+def test_every_pod_meets_the_restricted_standard(values: dict[str, Any]) -> None:
+    seen = list(pods(render(values)))
+    assert len(seen) >= 5
+    for name, _, spec in seen:
+        assert not {"hostNetwork", "hostPID", "hostIPC"} & set(spec), name
+        assert spec["securityContext"]["runAsNonRoot"] is True, name
+        assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}, name
+        for volume in spec.get("volumes", ()):
+            assert set(volume) - {"name"} <= {"emptyDir", "secret", "configMap", "projected", "csi"}, name
+        for container in (*spec.get("initContainers", ()), *spec["containers"]):
+            security = container["securityContext"]
+            assert security["allowPrivilegeEscalation"] is False, name
+            assert security["capabilities"] == {"drop": ["ALL"]}, name
+            assert security["readOnlyRootFilesystem"] is True, name
+            assert "privileged" not in security, name
+            assert {"requests", "limits"} <= set(container["resources"]), name
+            assert all("hostPort" not in p for p in container.get("ports", ())), name
+
+
+def test_only_the_operator_and_its_hook_carry_a_token() -> None:
+    objects = render(EVERYTHING)
+    with_token = set()
+    for name, _, spec in pods(objects):
+        account = named(objects, "ServiceAccount", spec["serviceAccountName"])
+        if spec.get("automountServiceAccountToken", account.get("automountServiceAccountToken", True)):
+            with_token.add(name)
+    assert with_token == {"Deployment/tartlet-operator", "Job/tartlet-crds"}
+
+
+def test_no_service_is_turned_into_a_setting() -> None:
+    """TARTLET_CONTROL_PORT, which Kubernetes makes of a Service's name, would be an unknown setting."""
+    assert all(spec["enableServiceLinks"] is False for _, _, spec in pods(render(EVERYTHING)))
+
+
+def test_environment_variables_are_settings_that_the_roles_accept() -> None:
+    settings = {
+        "control": {"settings": {"policy": "k-only", "policy_k": 4, "program_commands": 1_048_576}},
+        "runtime": {"settings": {"capacity": 2000, "journal_bytes": 67_108_864, "keep_journals": True}},
+        "operator": {"settings": {"poll_s": 0.5, "source_hosts": "example.org"}},
+    }
+    objects = render({**EVERYTHING, **{k: {**dict(EVERYTHING.get(k, {})), **v} for k, v in settings.items()}})
+    for role in ("control", "runtime", "operator"):
+        (container,) = named(objects, "Deployment", f"tartlet-{role}")["spec"]["template"]["spec"]["containers"]
+        prefix = f"TARTLET_{role.upper()}_"
+        env = {e["name"].removeprefix(prefix).lower(): e for e in container["env"] if e["name"].startswith(prefix)}
+        values = {name: e.get("value", "pod-name") for name, e in env.items()}
+        loaded = ROLES[role](**values)  # unknown names and values out of range are refused here
+        for name, wanted in settings[role]["settings"].items():
+            assert getattr(loaded, name) == wanted
+        assert loaded.tls_key == Path("/etc/tartlet/tls/tls.key")
+        assert container["command"] == ["tartlet", "serve", "--role", role]
+
+
+def test_what_the_chart_decides_is_all_decided() -> None:
+    """Addresses, files and names that a role needs on a cluster have no default that works there."""
+    for role, needed in {
+        "control": {"address"},
+        "runtime": {"address", "advertise", "control", "cache_dir"},
+        "operator": {"namespaces", "control", "runtime", "lease_name", "identity", "worker_image", "worker_control"},
+    }.items():
+        (container,) = named(render(), "Deployment", f"tartlet-{role}")["spec"]["template"]["spec"]["containers"]
+        names = {e["name"] for e in container["env"]}
+        assert {f"TARTLET_{role.upper()}_{n.upper()}" for n in needed | CHART_DECIDES_ALWAYS} <= names
+
+
+def test_probes_ask_the_health_port_and_services_find_their_pods() -> None:
+    objects = render()
+    for role in ("control", "runtime", "operator"):
+        template = named(objects, "Deployment", f"tartlet-{role}")["spec"]["template"]
+        (container,) = template["spec"]["containers"]
+        ports = {p["name"]: p["containerPort"] for p in container["ports"]}
+        assert ports["health"] == 8080
+        assert container["readinessProbe"]["httpGet"] == {"path": "/readyz", "port": "health"}
+        assert container["livenessProbe"]["httpGet"] == {"path": "/livez", "port": "health"}
+        for service in of_kind(objects, "Service"):
+            if service["metadata"]["name"] == f"tartlet-{role}":
+                assert service["spec"]["selector"].items() <= template["metadata"]["labels"].items()
+                assert service["spec"]["ports"][0]["port"] == ports["grpc"]
+
+
+def test_two_releases_share_no_cluster_scoped_name_but_the_crds() -> None:
+    cluster_scoped = {"ClusterRole", "ClusterRoleBinding", "PriorityClass", "Namespace", "PersistentVolume"}
+    names = [
+        {(o["kind"], o["metadata"]["name"]) for o in render(EVERYTHING, release=release, namespace=namespace)
+         if o["kind"] in cluster_scoped}
+        for release, namespace in (("tartlet", "a"), ("tartlet", "b"), ("other", "a"))
+    ]  # fmt: skip
+    assert all(names)
+    assert not (names[0] & names[1] or names[0] & names[2] or names[1] & names[2])
+    for each in render(EVERYTHING):
+        scoped = each["kind"] in {*cluster_scoped, "CustomResourceDefinition"}
+        assert scoped != ("namespace" in each["metadata"]), each["metadata"]["name"]
+
+
+def test_crds_are_the_generated_ones_and_kept() -> None:
+    generated = {
+        c["metadata"]["name"]: c for c in map(yaml.safe_load, (p.read_text() for p in (CHART / "files/crds").iterdir()))
+    }
+    assert len(generated) == 3
+    rendered = of_kind(render(), "CustomResourceDefinition")
+    assert {c["metadata"]["name"] for c in rendered} == set(generated)
+    for each in rendered:
+        assert each["spec"] == generated[each["metadata"]["name"]]["spec"]
+        assert each["metadata"]["annotations"]["helm.sh/resource-policy"] == "keep"
+    assert not of_kind(render({"crds": {"enabled": False}}), "CustomResourceDefinition")
+    loose = of_kind(render({"crds": {"keep": False}}), "CustomResourceDefinition")
+    assert all("annotations" not in c["metadata"] for c in loose)
+
+
+def test_pools_are_plain_objects_where_the_kind_is_known_and_hooks_in_the_release_that_brings_it() -> None:
+    (pool,) = of_kind(render(crds_known=True), "EnginePool")
+    assert not pool["metadata"].get("annotations")
+    hooked = of_kind(render(), "EnginePool")
+    made, removed = hooked
+    notes = made["metadata"]["annotations"]
+    assert made["spec"] == pool["spec"]
+    assert notes["helm.sh/hook"] == "post-install,post-upgrade"
+    assert notes["meta.helm.sh/release-name"] == "tartlet"  # by which Helm takes it over at the next upgrade
+    assert made["metadata"]["labels"]["app.kubernetes.io/managed-by"] == "Helm"
+    assert removed["metadata"]["annotations"]["helm.sh/hook"] == "pre-delete"
+    assert removed["spec"]["replicas"] == 0
+
+
+def test_the_default_pool_takes_its_model_from_the_workers_image() -> None:
+    image = {"workerImage": {"repository": "example.org/w", "tag": "v7"}}
+    (pool,) = of_kind(render(image, crds_known=True), "EnginePool")
+    assert pool["spec"]["model"]["init"]["image"] == "example.org/w:v7"
+    operator = named(render(image), "Deployment", "tartlet-operator")["spec"]["template"]["spec"]["containers"][0]
+    assert {"name": "TARTLET_OPERATOR_WORKER_IMAGE", "value": "example.org/w:v7"} in operator["env"]
+
+
+@pytest.mark.parametrize("role", ["runtime", "operator"])
+def test_disruption_budgets_let_nodes_drain(role: str) -> None:
+    objects = render()
+    budget = named(objects, "PodDisruptionBudget", f"tartlet-{role}")["spec"]
+    labels = named(objects, "Deployment", f"tartlet-{role}")["spec"]["template"]["metadata"]["labels"]
+    assert budget["maxUnavailable"] == 1
+    assert budget["selector"]["matchLabels"].items() <= labels.items()
+
+
+def test_control_is_never_there_twice() -> None:
+    spec = named(render(), "Deployment", "tartlet-control")["spec"]
+    assert (spec["replicas"], spec["strategy"]["type"]) == (1, "Recreate")
+
+
+def test_what_users_add_arrives() -> None:
+    volume = {"name": "env", "persistentVolumeClaim": {"claimName": "env"}}
+    mount = {"name": "env", "mountPath": "/opt/env", "readOnly": True}
+    added = {"extraEnv": [{"name": "A", "value": "1"}], "extraVolumes": [volume], "extraVolumeMounts": [mount]}
+    placed = {
+        "podLabels": {"team": "x"},
+        "podAnnotations": {"note": "see above"},
+        "nodeSelector": {"disk": "ssd"},
+        "tolerations": [{"operator": "Exists"}],
+        "priorityClassName": "high",
+    }
+    values = {"commonLabels": {"cost": "7"}, "imagePullSecrets": [{"name": "pull"}]}
+    objects = render({**values, **{role: {**added, **placed} for role in ("control", "runtime", "operator")}})
+    for role in ("control", "runtime", "operator"):
+        template = named(objects, "Deployment", f"tartlet-{role}")["spec"]["template"]
+        spec, (container,) = template["spec"], template["spec"]["containers"]
+        assert {"name": "A", "value": "1"} in container["env"]
+        assert volume in spec["volumes"]
+        assert mount in container["volumeMounts"]
+        assert {"team": "x", "cost": "7"}.items() <= template["metadata"]["labels"].items()
+        assert template["metadata"]["annotations"]["note"] == "see above"
+        assert spec["nodeSelector"] == {"disk": "ssd"}
+        assert spec["tolerations"] == [{"operator": "Exists"}]
+        assert spec["priorityClassName"] == "high"
+        assert spec["imagePullSecrets"] == [{"name": "pull"}]
