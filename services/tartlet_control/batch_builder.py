@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from tartlet_common.abi import SAMPLE_PARAMS
-from tartlet_common.errors import TartletError, UnknownResource
+from tartlet_common.errors import InvalidArgument, TartletError, UnknownResource
 from tartlet_common.step import Batch
 from tartlet_common.step import CopyKvPage as CopyKvPageBatch
 from tartlet_common.step import EmbedTxt as EmbedTxtBatch
@@ -59,6 +59,9 @@ def build(kind: int, commands: list[Command], fail: Fail, refuse: Refuse) -> tup
             add(command, queue.place.held)
         except KeyError as e:
             fail(command, _unknown(command, queue.place.held, e.args[0]))
+            continue
+        except InvalidArgument as e:
+            fail(command, e)
             continue
         pack.lanes.append(queue.lane)
         kept.append(command)
@@ -160,6 +163,8 @@ class _PackForward:
         page, embed = held[PAGES].__getitem__, held[EMBEDS].__getitem__
         ikv, okv = [*map(page, c.ikv)], [*map(page, c.okv)]
         iemb, oemb = [*map(embed, c.iemb)], [*map(embed, c.oemb)]
+        if len(ikv) > len(held[PAGES]):  # a page named again and again would cost the engine what no quota allows
+            raise InvalidArgument(argument="ikv", detail=f"{len(ikv)} pages; the program holds {len(held[PAGES])}")
         self.ikv += ikv
         self.ikv_indptr.append(len(self.ikv))
         self.iemb += iemb

@@ -15,6 +15,7 @@ from tartlet_common.abi import DEFAULT_TOP_K, Op
 from tartlet_common.engine_spec import EngineSpec
 from tartlet_common.errors import (
     ContextTooLong,
+    FrameTooLarge,
     InvalidArgument,
     MalformedSubmission,
     TartletError,
@@ -42,6 +43,8 @@ MAX_PAGES: Final = 1 << 17
 """Longest page list of one forward, and most ids of one alloc or dealloc."""
 MAX_ANSWER_BYTES: Final = 3 << 20
 """Largest answer to get_next_dist."""
+MAX_COMMAND_BYTES: Final = (3 << 20) + 4096
+"""Largest command: one that runs alone still leaves room in its step's message for what the step clears."""
 
 
 class Command:
@@ -195,6 +198,7 @@ class GetNextDist(Command):
         super().__init__(queue, ticket, awaited, arrived)
         self.embeds = embeds
         self.top_k = top_k
+        self.tokens = len(embeds)  # each takes a row of logits on the engine
         self.size = 32 + 8 * top_k * len(embeds)  # of the answer, which is larger than the question
 
 
@@ -244,11 +248,15 @@ def parse(queue: CommandQueue, arrived: float, record: Record, payload: memoryvi
         UnknownOperation: no queue takes this operation.
         MalformedSubmission: the payload's length isn't what the operation needs.
         InvalidArgument, ContextTooLong, UnsupportedTrait: an argument the model or this release doesn't allow.
+        FrameTooLarge: it is larger than a step's message can hold.
     """
     parser = _PARSERS.get(record[0])
     if parser is None:
         raise UnknownOperation(op=record[0])
-    return parser(queue, arrived, record, payload)
+    command = parser(queue, arrived, record, payload)
+    if command.size > MAX_COMMAND_BYTES:
+        raise FrameTooLarge(size=command.size, limit=MAX_COMMAND_BYTES)
+    return command
 
 
 def _words(payload: memoryview) -> list[int]:
@@ -379,6 +387,10 @@ def _get_next_dist(queue: CommandQueue, arrived: float, record: Record, payload:
         raise InvalidArgument(argument="embeds", detail="none given")
     if top_k > spec.top_k_limit:
         raise InvalidArgument(argument="top_k", detail=f"{top_k}, the engine's limit is {spec.top_k_limit}")
+    if len(embeds) > spec.max_batch_tokens:
+        raise InvalidArgument(
+            argument="embeds", detail=f"{len(embeds)} in one call, the engine's limit is {spec.max_batch_tokens}"
+        )
     if 8 * len(embeds) * top_k > MAX_ANSWER_BYTES:
         raise InvalidArgument(
             argument="embeds", detail=f"{len(embeds)} distributions of {top_k} pass {MAX_ANSWER_BYTES} bytes"

@@ -19,6 +19,8 @@ from tartlet_control.scheduler import Limits
 from tartlet_control.step_times import StepTimes
 
 EngineStatus = Literal["ready", "cordoned", "draining"]
+MAX_CLEAR: Final = 1 << 17
+"""Most ids that a step with batches clears and resets (4 bytes each): a message has to hold them beside the batches."""
 AGREE: Final = ("model_digest", "page_size", "dtype", "traits", "vocab_size", "max_position", "tokenizer_digest")
 """Fields in which engines of one model must agree."""
 
@@ -101,25 +103,41 @@ class EngineState:
         traceparent: str,
     ) -> SentStep:
         """Queue a step for sending, with the clearing and resetting that must come before it."""
-        self.step_number += 1
-        pages, embeds, slots = self.clear
-        step = Step(
-            number=self.step_number,
-            batches=tuple(batches),
-            clear_pages=np.fromiter(pages, np.int32, len(pages)),
-            clear_embeds=np.fromiter(embeds, np.int32, len(embeds)),
-            clear_slots=np.fromiter(slots, np.int32, len(slots)),
-            reset_lanes=np.fromiter(self.reset_lanes, np.uint32, len(self.reset_lanes)),
-            traceparent=traceparent,
-        )
+        columns = [np.fromiter(ids, np.int32, len(ids)) for ids in self.clear]
+        columns.append(np.fromiter(self.reset_lanes, np.uint32, len(self.reset_lanes)))
         self.clear = (set(), set(), set())
         self.reset_lanes = set()
+        while sum(map(len, columns)) > MAX_CLEAR:  # a whole pool may change hands at once: steps of their own for it
+            part, columns = _cut(columns, MAX_CLEAR)
+            self._send([], [], [], part, now, "")
+        return self._send(batches, commands, queues, columns, now, traceparent)
+
+    def _send(
+        self,
+        batches: list[Batch],
+        commands: list[list[Command]],
+        queues: list[CommandQueue],
+        columns: list[Any],
+        now: float,
+        traceparent: str,
+    ) -> SentStep:
+        self.step_number += 1
         sent = SentStep(self.step_number, commands, queues, now)
         if not self.in_flight:
             self.began_s = now
         self.in_flight.append(sent)
-        self.outgoing.append(step)
+        self.outgoing.append(Step(self.step_number, tuple(batches), *columns, traceparent=traceparent))
         return sent
+
+
+def _cut(columns: list[Any], most: int) -> tuple[list[Any], list[Any]]:
+    """The first `most` values over all columns, and the rest."""
+    part, rest = [], []
+    for column in columns:
+        part.append(column[:most])
+        rest.append(column[most:])
+        most -= len(part[-1])
+    return part, rest
 
 
 class Model:

@@ -4,12 +4,13 @@ A batch reads embeds and token slots as they were before it, and the worker make
 command order, layer by layer. So a later forward may read pages that an earlier one of its batch writes, but no
 embed; and nothing may be written twice, or written after an earlier command read it. Ids are virtual: within one
 program they name physical ones uniquely.
+
+What the batch holds of the queue is kept as sets, so that a queue with a thousand commands is gone through once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Protocol, cast
 
 from tartlet_control.commands import (
     COPY_KVPAGE,
@@ -27,64 +28,128 @@ from tartlet_control.commands import (
 )
 
 
-def conflicts(taken: Sequence[Command], candidate: Command) -> bool:
-    """Whether `candidate` must wait for the batch that holds `taken`: the same queue's, the same kind, in order."""
-    return _CONFLICTS[candidate.kind](taken, candidate)
+class Taken(Protocol):
+    """The commands of one queue, of one kind, that a batch has taken so far, in order."""
+
+    def add(self, command: Command) -> None:
+        """One more is in the batch."""
+
+    def conflicts(self, candidate: Command) -> bool:
+        """Whether `candidate` must wait for this batch."""
 
 
-def _embed_txt(taken: Sequence[EmbedTxt], candidate: EmbedTxt) -> bool:
-    new = set(candidate.embeds)
-    return any(not new.isdisjoint(c.embeds) for c in taken)
+def taken_of(kind: int) -> Taken:
+    """An empty record for commands of `kind`."""
+    return _TAKEN[kind]()
 
 
-def _forward(taken: Sequence[Forward], candidate: Forward) -> bool:
-    reads, writes = set(candidate.iemb), set(candidate.oemb)
-    pages = _written(candidate)
-    for c in taken:
-        if not (reads.isdisjoint(c.oemb) and writes.isdisjoint(c.oemb) and writes.isdisjoint(c.iemb)):
+class _EmbedTxts:
+    __slots__ = ("_embeds",)
+
+    def __init__(self) -> None:
+        self._embeds: set[int] = set()
+
+    def add(self, command: Command) -> None:
+        self._embeds.update(cast("EmbedTxt", command).embeds)
+
+    def conflicts(self, candidate: Command) -> bool:
+        return not self._embeds.isdisjoint(cast("EmbedTxt", candidate).embeds)
+
+
+class _Forwards:
+    __slots__ = ("_reads", "_slots", "_writes")
+
+    def __init__(self) -> None:
+        self._reads: set[int] = set()  # embeds
+        self._writes: set[int] = set()
+        self._slots: dict[int, int] = {}  # page -> bits of the token slots that are written
+
+    def add(self, command: Command) -> None:
+        c = cast("Forward", command)
+        self._reads.update(c.iemb)
+        self._writes.update(c.oemb)
+        for page, bits in _written(c).items():
+            self._slots[page] = self._slots.get(page, 0) | bits
+
+    def conflicts(self, candidate: Command) -> bool:
+        c, writes = cast("Forward", candidate), self._writes
+        if not (writes.isdisjoint(c.iemb) and writes.isdisjoint(c.oemb) and self._reads.isdisjoint(c.oemb)):
             return True
-        if pages and _overlap(pages, _written(c)):
-            return True
-    return False
+        return any(self._slots.get(page, 0) & bits for page, bits in _written(c).items())
 
 
-def _written(c: Forward) -> dict[int, tuple[int, int]]:
-    """Page -> [first, end) of the token slots that `c` writes there."""
+def _written(c: Forward) -> dict[int, int]:
+    """Page -> bits of the token slots that `c` writes there."""
     if not c.okv:
         return {}
     size = c.queue.spec.page_size
     start, end = c.okv_offset, c.okv_offset + c.tokens
-    spans = {}
-    for i in range(start // size, (end - 1) // size + 1):
-        spans[c.okv[i]] = (max(start - i * size, 0), min(end - i * size, size))
-    return spans
+    return {
+        c.okv[i]: (1 << min(end - i * size, size)) - (1 << max(start - i * size, 0))
+        for i in range(start // size, (end - 1) // size + 1)
+    }
 
 
-def _overlap(a: dict[int, tuple[int, int]], b: dict[int, tuple[int, int]]) -> bool:
-    return any(a[p][0] < b[p][1] and b[p][0] < a[p][1] for p in a.keys() & b.keys())
+class _CopyKvPages:
+    __slots__ = ("_touched", "_written")
+
+    def __init__(self) -> None:
+        self._touched: set[int] = set()
+        self._written: set[int] = set()
+
+    def add(self, command: Command) -> None:
+        c = cast("CopyKvPage", command)
+        self._touched.update((c.src, c.dst))
+        self._written.add(c.dst)
+
+    def conflicts(self, candidate: Command) -> bool:
+        c = cast("CopyKvPage", candidate)
+        return c.dst in self._touched or c.src in self._written
 
 
-def _copy_kvpage(taken: Sequence[CopyKvPage], candidate: CopyKvPage) -> bool:
-    return any(candidate.dst in (c.src, c.dst) or candidate.src == c.dst for c in taken)
+class _MaskKvPages:
+    __slots__ = ("_pages",)
+
+    def __init__(self) -> None:
+        self._pages: set[int] = set()
+
+    def add(self, command: Command) -> None:
+        self._pages.add(cast("MaskKvPage", command).page)
+
+    def conflicts(self, candidate: Command) -> bool:
+        return cast("MaskKvPage", candidate).page in self._pages
 
 
-def _mask_kvpage(taken: Sequence[MaskKvPage], candidate: MaskKvPage) -> bool:
-    return any(candidate.page == c.page for c in taken)
+class _Samples:
+    __slots__ = ("_slots",)
+
+    def __init__(self) -> None:
+        self._slots: set[int] = set()
+
+    def add(self, command: Command) -> None:
+        self._slots.add(cast("Sample", command).slot)
+
+    def conflicts(self, candidate: Command) -> bool:
+        return cast("Sample", candidate).slot in self._slots
 
 
-def _get_next_dist(taken: Sequence[Command], candidate: Command) -> bool:
-    return False  # reads only
+class _GetNextDists:
+    """They only read."""
+
+    __slots__ = ()
+
+    def add(self, command: Command) -> None:
+        """Nothing to keep."""
+
+    def conflicts(self, candidate: Command) -> bool:
+        return False
 
 
-def _sample(taken: Sequence[Sample], candidate: Sample) -> bool:
-    return any(candidate.slot == c.slot for c in taken)
-
-
-_CONFLICTS: dict[int, Callable[[Any, Any], bool]] = {
-    EMBED_TXT: _embed_txt,
-    FORWARD: _forward,
-    COPY_KVPAGE: _copy_kvpage,
-    MASK_KVPAGE: _mask_kvpage,
-    GET_NEXT_DIST: _get_next_dist,
-    SAMPLE: _sample,
+_TAKEN: dict[int, type[Taken]] = {
+    EMBED_TXT: _EmbedTxts,
+    FORWARD: _Forwards,
+    COPY_KVPAGE: _CopyKvPages,
+    MASK_KVPAGE: _MaskKvPages,
+    GET_NEXT_DIST: _GetNextDists,
+    SAMPLE: _Samples,
 }

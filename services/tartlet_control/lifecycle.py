@@ -19,6 +19,8 @@ from tartlet_control.runtimes import RuntimeSession
 
 KEYS_KEPT: Final = 65_536
 """Idempotency keys remembered; the oldest are forgotten first."""
+ENDED_KEPT: Final = 16_384
+"""Ended programs whose runtime is remembered: it keeps their output for a while."""
 _MAX_TEXT: Final = 1024
 
 
@@ -53,6 +55,7 @@ class Lifecycle:
         self._page_limit = page_limit
         self._command_limit = command_limit
         self._keys: OrderedDict[tuple[str, str], str] = OrderedDict()
+        self._ended_at: OrderedDict[str, str] = OrderedDict()  # program id -> its runtime's address
 
     # ---- start --------------------------------------------------------------------------------------------------
 
@@ -68,13 +71,13 @@ class Lifecycle:
         key = (request.tenant, request.idempotency_key)
         if request.idempotency_key:
             existing = self._keys.get(key)
-            if existing is not None:
-                return existing
+            if existing not in (None, request.program_id):  # else: it is asked for again, its start went unheard
+                return str(existing)
         model = self.models.named(request.model)
         program = Program(request.program_id, request.handle, session, model)
         program.tenant, program.name = request.tenant, request.name
-        program.page_limit = request.page_limit or self._page_limit
-        program.command_limit = request.command_limit or self._command_limit
+        program.page_limit = _capped(request.page_limit, self._page_limit)
+        program.command_limit = _capped(request.command_limit, self._command_limit)
         program.created = self.started
         program.started_s = now
         self.started += 1
@@ -97,6 +100,13 @@ class Lifecycle:
             raise InvalidArgument(argument="ProgramStart", detail=f"a text is longer than {_MAX_TEXT} characters")
         if len(self.programs) >= self._max_programs:
             raise Overloaded(what="control's program table", limit=self._max_programs)
+
+    def locate(self, program_id: str) -> tuple[str, int]:
+        """The address of the program's runtime, "" if nobody knows the program, and the pages that it holds."""
+        program = self.programs.get(program_id)
+        if program is not None:
+            return program.session.address, program.num_pages
+        return self._ended_at.get(program_id, ""), 0
 
     # ---- end ----------------------------------------------------------------------------------------------------
 
@@ -164,6 +174,9 @@ class Lifecycle:
     def _remove(self, program: Program) -> None:
         if self.programs.pop(program.id, None) is not None:
             self.ended += 1
+            self._ended_at[program.id] = program.session.address
+            if len(self._ended_at) > ENDED_KEPT:
+                self._ended_at.popitem(last=False)
             self.on_end(program, program.killed)
         if program.session.programs.get(program.handle) is program:
             del program.session.programs[program.handle]
@@ -177,6 +190,8 @@ class Lifecycle:
             queue.syncs.clear()
             engine = queue.place.engine
             if engine is not None:
+                if queue.cause is not None:  # nobody will reset it; the worker needn't remember it for ever
+                    engine.reset_lanes.add(queue.lane)
                 engine.active.pop(queue, None)
                 if queue.priority != 1:
                     engine.prioritised -= 1
@@ -211,6 +226,11 @@ class Lifecycle:
         for program in touched:
             program.in_flight = program.dispatched
             self.settle_if_done(program)
+
+
+def _capped(asked: int, most: int) -> int:
+    """What a program asked for, at most `most`; 0 stands for no wish, and for no limit."""
+    return min(asked, most) if asked and most else asked or most
 
 
 def _nothing(*_: Any) -> None:

@@ -114,7 +114,8 @@ class QueueMachine:
     def _at_once(self, program: Program, queue: CommandQueue | None, record: Record, now: float) -> None:
         op, flags, ticket, queue_id, a = record[:5]
         if op == _USAGE:
-            self._usage(program, ticket, queue_id)
+            if flags & 1:
+                self._usage(program, ticket, queue_id)
             return
         try:
             if op == _CREATE_QUEUE:
@@ -313,17 +314,21 @@ class QueueMachine:
         """First come, first served: end the newest programs until `asked` are free (Pie 5.2)."""
         pool = engine.pools[pool_index]
         error = OutOfPages(kind=POOL_NAMES[pool_index], total=pool.total)
-        by_age = sorted(engine.programs.values(), key=lambda p: -p.created)
-        for program in by_age:
-            if program is asker:
-                self.lifecycle.kill(program, error)
-                return False
-            place = program.places[engine.model.index]
-            if place.held[pool_index]:
-                self.lifecycle.kill(program, error)
-            if pool.num_free >= asked:
-                return True
-        raise AssertionError("the asker is on the engine, and holds the rest")
+        newer = sorted((p for p in engine.programs.values() if p.created > asker.created), key=lambda p: -p.created)
+        victims, room = [], pool.num_free
+        for program in newer:
+            if room >= asked:
+                break
+            held = len(program.places[engine.model.index].held[pool_index])
+            if held:
+                victims.append(program)
+                room += held
+        if room < asked:  # the newer ones' end would not be enough: then none of them ends for it
+            self.lifecycle.kill(asker, error)
+            return False
+        for program in victims:
+            self.lifecycle.kill(program, error)
+        return True
 
     def _dealloc(self, queue: CommandQueue, command: Alloc) -> None:
         held = queue.place.held[command.pool]

@@ -93,14 +93,13 @@ class Outbox:
     ) -> None:
         """Append one record for the program `handle`."""
         chunk = self._last
+        if len(chunk.records) + len(chunk.payload) + len(payload) > _CHUNK_BYTES and chunk.records:
+            self._cut()  # before it: with the largest answer behind it, a full chunk would pass a message's limit
+            chunk = self._last
         chunk.handles += _HANDLE.pack(handle)
         chunk.records += _ROW.pack(event, flags, ticket, queue, a, b, c, len(chunk.payload), len(payload))
         if payload:
             chunk.payload += payload
-            if len(chunk.payload) > _CHUNK_BYTES:
-                self._cut()
-        elif len(chunk.records) > _CHUNK_BYTES:
-            self._cut()
 
     def fail(self, handle: int, ticket: int, queue: int, error: TartletError, *, answers: bool) -> None:
         """A failure record: the answer to an awaited ticket, or the naming of the first failed one."""

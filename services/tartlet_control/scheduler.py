@@ -26,7 +26,7 @@ from tartlet_control.commands import (
     SAMPLE,
     Command,
 )
-from tartlet_control.hazards import conflicts
+from tartlet_control.hazards import Taken, taken_of
 from tartlet_control.queues import CommandQueue
 
 PIPELINE: Final = (EMBED_TXT, COPY_KVPAGE, MASK_KVPAGE, FORWARD, SAMPLE, GET_NEXT_DIST)
@@ -160,7 +160,7 @@ def _fill(step: _Step, entries: list[_Entry]) -> tuple[list[Command], bool]:
     room, tokens_left, bytes_left = limits.batch_commands, limits.batch_tokens, step.bytes_left
     for at, (head, rest) in enumerate(entries):
         command: Command | None = head
-        own = len(taken)
+        own: Taken | None = None  # made once a queue brings a second command
         while command is not None:
             tokens, size = command.tokens, command.size
             fits = room > 0 and tokens <= tokens_left and size <= bytes_left
@@ -182,7 +182,10 @@ def _fill(step: _Step, entries: list[_Entry]) -> tuple[list[Command], bool]:
                 if following.kind:  # a control command waits until the step has been sent
                     step.offer(following, rest)
                 break
-            if conflicts(taken[own:], following):
+            if own is None:
+                own = taken_of(command.kind)
+            own.add(command)
+            if own.conflicts(following):
                 step.offer(following, rest)
                 break
             command = following

@@ -14,6 +14,7 @@ The core-Wasm interface (import module `tartlet`):
         written, and the next wait answers with the same delivery at once.
     clock_ns() -> i64
     random(ptr: i32, len: i32)
+        At most 1 MiB at once.
 """
 
 from __future__ import annotations

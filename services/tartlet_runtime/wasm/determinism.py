@@ -13,6 +13,8 @@ from typing import Protocol
 
 NS_PER_READING = 1_000
 SEED_BYTES = 16
+MAX_RANDOM_BYTES = 1 << 20
+"""Most random bytes a guest gets at once: no slice can end while the host makes them (16 ms)."""
 _BLOCK_BYTES = 64
 
 

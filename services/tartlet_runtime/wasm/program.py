@@ -15,6 +15,7 @@ from tartlet_common.errors import CorruptModule, MalformedSubmission
 from tartlet_runtime.wasm import capi, values, wasi
 from tartlet_runtime.wasm.aot import Compiled, ModuleKind
 from tartlet_runtime.wasm.boundary import Boundary, trap
+from tartlet_runtime.wasm.determinism import MAX_RANDOM_BYTES
 
 if TYPE_CHECKING:
     from tartlet_runtime.wasm.guest import Guest
@@ -152,6 +153,8 @@ class CoreProgram(Program):
             memory = guest.state.memory
             if not memory or pointer + length > capi.memory_data_size(guest.context, memory):
                 return trap("tartlet: random() points outside the memory")
+            if length > MAX_RANDOM_BYTES:
+                return trap(f"tartlet: random() of {length} bytes; {MAX_RANDOM_BYTES} at once are allowed")
             data = guest.active_random.take(length)
             ctypes.memmove(capi.memory_data(guest.context, memory) + pointer, data, length)
         except Exception as e:  # noqa: BLE001 - must not leave a ctypes callback

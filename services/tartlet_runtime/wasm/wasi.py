@@ -15,7 +15,7 @@ from typing import Protocol
 from tartlet_common.errors import NotAllowed
 from tartlet_runtime.wasm import values
 from tartlet_runtime.wasm.capi import COMPONENT_VAL_BYTES
-from tartlet_runtime.wasm.determinism import NS_PER_READING, Clock, Random
+from tartlet_runtime.wasm.determinism import MAX_RANDOM_BYTES, NS_PER_READING, Clock, Random
 from tartlet_runtime.wasm.types import STDERR, STDOUT
 
 ALWAYS_READY = 0
@@ -93,12 +93,9 @@ def _own_timer(guest: WasiGuest, result: int, deadline_ns: int) -> None:
     values.write_owned(result, guest.context, rep=rep, resource_type=POLLABLE)
 
 
-_MAX_RANDOM_BYTES = 1 << 20
-
-
 def _random_bytes(guest: WasiGuest, args: int, result: int) -> None:
     size = values.read_u64(args)
-    if size > _MAX_RANDOM_BYTES:  # a list costs the host 32 bytes a byte
+    if size > MAX_RANDOM_BYTES:  # besides, a list costs the host 32 bytes a byte
         raise NotAllowed(what=f"{size} random bytes at once")
     values.write_byte_list(result, guest.active_random.take(size))
 

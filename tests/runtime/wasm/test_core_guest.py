@@ -6,6 +6,7 @@ import struct
 import time
 
 import pytest
+import wasmtime
 
 from tartlet_common.errors import (
     NotAllowed,
@@ -282,3 +283,14 @@ def test_spares_can_be_given_up(host: WasmHost, probe: Program) -> None:
     assert host.top_up(probe, 1)
     host.unload(probe)
     assert host.num_spares == 0
+
+
+@pytest.mark.parametrize(("size", "kind"), [(1 << 20, OutcomeKind.OK), ((1 << 20) + 1, OutcomeKind.TRAP)])
+def test_a_guest_can_not_hold_up_the_host_by_asking_for_much_randomness(
+    driver: Driver, host: WasmHost, size: int, kind: OutcomeKind
+) -> None:
+    text = f"""(module (import "tartlet" "random" (func $random (param i32 i32))) (memory (export "memory") 20)
+        (func (export "tartlet_main") (result i32) (call $random (i32.const 0) (i32.const {size})) i32.const 0))"""
+    guest = driver.run(driver.start(host.load(host.aot.compile(wasmtime.wat2wasm(text)))))
+    assert guest.outcome is not None
+    assert guest.outcome.kind is kind
