@@ -58,22 +58,27 @@ def load(settings: WorkerSettings, progress: Callable[[str], None]) -> Engine:
 
 async def main(settings: WorkerSettings, notify: Notify) -> None:
     """Load the engine, then serve it until SIGTERM has drained it."""
+    notify.set_ready("loading")
     engine = await asyncio.to_thread(load, settings, notify.progress)
     notify.progress("warming up")
     await asyncio.to_thread(warm_up, engine)
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
-    tls = None
-    if settings.tls_certificate and settings.tls_key and settings.tls_authority:
-        tls = Tls(settings.tls_certificate, settings.tls_key, settings.tls_authority)
-    link = Link(engine, settings.control, tls, notify.ready, settings.engine_id)
+    link = Link(engine, settings.control, Tls.of(settings), notify.ready, settings.engine_id)
+    link.on_state = notify.set_ready
     running = asyncio.ensure_future(link.run())
     try:
         await asyncio.shield(running)
     except asyncio.CancelledError:
         log.info("draining")
+        link.on_state = _nothing
+        notify.set_ready("draining")
         link.drain()
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(asyncio.shield(running), settings.drain_grace_s)
     finally:
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
+
+
+def _nothing(_: str) -> None:
+    """Draining stays what probes see."""

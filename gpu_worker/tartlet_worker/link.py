@@ -51,6 +51,8 @@ class Link:
         self._address = address
         self._tls = tls
         self._ready: Callable[[], None] | None = ready
+        self.on_state: Callable[[str], None] = _nothing
+        """Called with "" when control has accepted the engine, else with the reason why it gets no work."""
         self._incarnation = uuid.uuid4().hex
         self._engine_id = engine_id or f"engine-{self._incarnation[:8]}"
         self._connection = 0
@@ -114,6 +116,7 @@ class Link:
                 await self._serve(stream)
             finally:
                 stream.cancel()
+                self.on_state("control can't be reached" if self._broken is None else "broken")
 
     async def _put_tokenizer(self, stub: Any) -> None:
         data, digest = self._engine.tokenizer_json(), self._engine.spec.tokenizer_digest
@@ -153,6 +156,7 @@ class Link:
         if self._ready is not None:
             self._ready()
             self._ready = None
+        self.on_state("")
 
     async def _serve(self, stream: Any) -> None:
         """Read and write until the stream ends, whichever side ends it."""
@@ -207,9 +211,14 @@ class Link:
         """Called on the loop when the engine thread has ended a step."""
         if report.broken is not None:
             self._broken = report.broken
+            self.on_state("broken")
         if report.connection == self._connection and report.result is not None:
             self._outbox.append(report.result)
         self._wake.set()
+
+
+def _nothing(_: str) -> None:
+    """Nobody wants to know."""
 
 
 async def _chunks(digest: str, data: bytes) -> AsyncIterator[common_pb2.BlobChunk]:

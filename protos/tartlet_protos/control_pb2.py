@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from tartlet_protos import common_pb2 as tartlet_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18tartlet/v1/control.proto\x12\ntartlet.v1\x1a\x17tartlet/v1/common.proto\"\xaf\x01\n\x0cRuntimeFrame\x12\'\n\x05hello\x18\x01 \x01(\x0b\x32\x18.tartlet.v1.RuntimeHello\x12(\n\x06starts\x18\x02 \x03(\x0b\x32\x18.tartlet.v1.ProgramStart\x12&\n\x08\x63ommands\x18\x03 \x01(\x0b\x32\x14.tartlet.v1.Commands\x12$\n\x04\x65nds\x18\x04 \x03(\x0b\x32\x16.tartlet.v1.ProgramEnd\"\x86\x01\n\x0cRuntimeHello\x12\x10\n\x08protocol\x18\x01 \x01(\r\x12\x12\n\nruntime_id\x18\x02 \x01(\t\x12\x13\n\x0bincarnation\x18\x03 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x04 \x01(\t\x12*\n\x08programs\x18\x05 \x03(\x0b\x32\x18.tartlet.v1.ProgramStart\"\x99\x02\n\x0cProgramStart\x12\x0e\n\x06handle\x18\x01 \x01(\r\x12\x12\n\nprogram_id\x18\x02 \x01(\t\x12\x0e\n\x06tenant\x18\x03 \x01(\t\x12\x17\n\x0fidempotency_key\x18\x04 \x01(\t\x12\r\n\x05model\x18\x05 \x01(\t\x12\x12\n\npage_limit\x18\x06 \x01(\r\x12\x15\n\rcommand_limit\x18\x07 \x01(\r\x12\x0c\n\x04name\x18\x08 \x01(\t\x12\x32\n\x05trace\x18\t \x03(\x0b\x32#.tartlet.v1.ProgramStart.TraceEntry\x12\x12\n\nlost_state\x18\n \x01(\x08\x1a,\n\nTraceEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"=\n\x08\x43ommands\x12\x0f\n\x07handles\x18\x01 \x01(\x0c\x12\x0f\n\x07records\x18\x02 \x01(\x0c\x12\x0f\n\x07payload\x18\x03 \x01(\x0c\",\n\nProgramEnd\x12\x0e\n\x06handle\x18\x01 \x01(\r\x12\x0e\n\x06\x66\x61iled\x18\x02 \x01(\x08\"\xa0\x02\n\x0c\x43ontrolFrame\x12\'\n\x05hello\x18\x01 \x01(\x0b\x32\x18.tartlet.v1.ControlHello\x12%\n\x06models\x18\x02 \x03(\x0b\x32\x15.tartlet.v1.ModelInfo\x12\x16\n\x0emodels_changed\x18\x03 \x01(\x08\x12\'\n\x07started\x18\x04 \x03(\x0b\x32\x16.tartlet.v1.StartReply\x12*\n\ndeliveries\x18\x05 \x01(\x0b\x32\x16.tartlet.v1.Deliveries\x12&\n\x05kills\x18\x06 \x03(\x0b\x32\x17.tartlet.v1.ProgramKill\x12+\n\x07settled\x18\x07 \x03(\x0b\x32\x1a.tartlet.v1.ProgramSettled\"5\n\x0c\x43ontrolHello\x12\x10\n\x08protocol\x18\x01 \x01(\r\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\"[\n\nStartReply\x12\x0e\n\x06handle\x18\x01 \x01(\r\x12 \n\x05\x65rror\x18\x02 \x01(\x0b\x32\x11.tartlet.v1.Error\x12\x1b\n\x13\x65xisting_program_id\x18\x03 \x01(\t\"?\n\nDeliveries\x12\x0f\n\x07handles\x18\x01 \x01(\x0c\x12\x0f\n\x07records\x18\x02 \x01(\x0c\x12\x0f\n\x07payload\x18\x03 \x01(\x0c\"?\n\x0bProgramKill\x12\x0e\n\x06handle\x18\x01 \x01(\r\x12 \n\x05\x65rror\x18\x02 \x01(\x0b\x32\x11.tartlet.v1.Error\"\x99\x01\n\x0eProgramSettled\x12\x0e\n\x06handle\x18\x01 \x01(\r\x12#\n\x08poisoned\x18\x02 \x01(\x0b\x32\x11.tartlet.v1.Error\x12\x12\n\npeak_pages\x18\x03 \x01(\r\x12\x16\n\x0esampled_tokens\x18\x04 \x01(\x04\x12\x14\n\x0cinput_tokens\x18\x05 \x01(\x04\x12\x10\n\x08\x63ommands\x18\x06 \x01(\x04\"u\n\tModelInfo\x12\r\n\x05index\x18\x01 \x01(\r\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x11\n\tspec_json\x18\x03 \x01(\t\x12\x18\n\x10tokenizer_digest\x18\x04 \x01(\t\x12\r\n\x05ready\x18\x05 \x01(\x08\x12\x0f\n\x07\x65ngines\x18\x06 \x01(\r\"\x0e\n\x0cStateRequest\"\x1a\n\nStateReply\x12\x0c\n\x04json\x18\x01 \x01(\t\"2\n\x0c\x45ngineAction\x12\x11\n\tengine_id\x18\x01 \x01(\t\x12\x0f\n\x07grace_s\x18\x02 \x01(\x01\"5\n\x11\x45ngineActionReply\x12 \n\x05\x65rror\x18\x01 \x01(\x0b\x32\x11.tartlet.v1.Error\"\x1d\n\x0b\x42lobRequest\x12\x0e\n\x06\x64igest\x18\x01 \x01(\t\"\x9a\x01\n\x0e\x43\x61talogueEntry\x12\x0e\n\x06tenant\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\"\n\x06source\x18\x03 \x01(\x0b\x32\x12.tartlet.v1.Source\x12\"\n\x06limits\x18\x04 \x01(\x0b\x32\x12.tartlet.v1.Limits\x12\r\n\x05model\x18\x05 \x01(\t\x12\x13\n\x0b\x64\x65scription\x18\x06 \x01(\t\"9\n\nPutRequest\x12+\n\x07\x65ntries\x18\x01 \x03(\x0b\x32\x1a.tartlet.v1.CatalogueEntry\">\n\x08PutReply\x12!\n\x06\x65rrors\x18\x01 \x03(\x0b\x32\x11.tartlet.v1.Error\x12\x0f\n\x07\x64igests\x18\x02 \x03(\t\":\n\nGetRequest\x12\x0e\n\x06tenant\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x0e\n\x06\x64igest\x18\x03 \x01(\t\"W\n\x08GetReply\x12)\n\x05\x65ntry\x18\x01 \x01(\x0b\x32\x1a.tartlet.v1.CatalogueEntry\x12 \n\x05\x65rror\x18\x02 \x01(\x0b\x32\x11.tartlet.v1.Error\"-\n\rDeleteRequest\x12\x0e\n\x06tenant\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\"/\n\x0b\x44\x65leteReply\x12 \n\x05\x65rror\x18\x01 \x01(\x0b\x32\x11.tartlet.v1.Error\"&\n\x14\x43\x61talogueListRequest\x12\x0e\n\x06tenant\x18\x01 \x01(\t\"A\n\x12\x43\x61talogueListReply\x12+\n\x07\x65ntries\x18\x01 \x03(\x0b\x32\x1a.tartlet.v1.CatalogueEntry2\x8e\x03\n\x07\x43ontrol\x12\x41\n\x07\x43onnect\x12\x18.tartlet.v1.RuntimeFrame\x1a\x18.tartlet.v1.ControlFrame(\x01\x30\x01\x12\x39\n\x05State\x12\x18.tartlet.v1.StateRequest\x1a\x16.tartlet.v1.StateReply\x12\x41\n\x06\x43ordon\x12\x18.tartlet.v1.EngineAction\x1a\x1d.tartlet.v1.EngineActionReply\x12@\n\x05\x44rain\x12\x18.tartlet.v1.EngineAction\x1a\x1d.tartlet.v1.EngineActionReply\x12\x41\n\x06Resume\x12\x18.tartlet.v1.EngineAction\x1a\x1d.tartlet.v1.EngineActionReply\x12=\n\tFetchBlob\x12\x17.tartlet.v1.BlobRequest\x1a\x15.tartlet.v1.BlobChunk0\x01\x32\xfd\x01\n\tCatalogue\x12\x33\n\x03Put\x12\x16.tartlet.v1.PutRequest\x1a\x14.tartlet.v1.PutReply\x12\x33\n\x03Get\x12\x16.tartlet.v1.GetRequest\x1a\x14.tartlet.v1.GetReply\x12<\n\x06\x44\x65lete\x12\x19.tartlet.v1.DeleteRequest\x1a\x17.tartlet.v1.DeleteReply\x12H\n\x04List\x12 .tartlet.v1.CatalogueListRequest\x1a\x1e.tartlet.v1.CatalogueListReplyb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18tartlet/v1/control.proto\x12\ntartlet.v1\x1a\x17tartlet/v1/common.proto\"\xaf\x01\n\x0cRuntimeFrame\x12\'\n\x05hello\x18\x01 \x01(\x0b\x32\x18.tartlet.v1.RuntimeHello\x12(\n\x06starts\x18\x02 \x03(\x0b\x32\x18.tartlet.v1.ProgramStart\x12&\n\x08\x63ommands\x18\x03 \x01(\x0b\x32\x14.tartlet.v1.Commands\x12$\n\x04\x65nds\x18\x04 \x03(\x0b\x32\x16.tartlet.v1.ProgramEnd\"\x86\x01\n\x0cRuntimeHello\x12\x10\n\x08protocol\x18\x01 \x01(\r\x12\x12\n\nruntime_id\x18\x02 \x01(\t\x12\x13\n\x0bincarnation\x18\x03 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x04 \x01(\t\x12*\n\x08programs\x18\x05 \x03(\x0b\x32\x18.tartlet.v1.ProgramStart\"\x99\x02\n\x0cProgramStart\x12\x0e\n\x06handle\x18\x01 \x01(\r\x12\x12\n\nprogram_id\x18\x02 \x01(\t\x12\x0e\n\x06tenant\x18\x03 \x01(\t\x12\x17\n\x0fidempotency_key\x18\x04 \x01(\t\x12\r\n\x05model\x18\x05 \x01(\t\x12\x12\n\npage_limit\x18\x06 \x01(\r\x12\x15\n\rcommand_limit\x18\x07 \x01(\r\x12\x0c\n\x04name\x18\x08 \x01(\t\x12\x32\n\x05trace\x18\t \x03(\x0b\x32#.tartlet.v1.ProgramStart.TraceEntry\x12\x12\n\nlost_state\x18\n \x01(\x08\x1a,\n\nTraceEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"=\n\x08\x43ommands\x12\x0f\n\x07handles\x18\x01 \x01(\x0c\x12\x0f\n\x07records\x18\x02 \x01(\x0c\x12\x0f\n\x07payload\x18\x03 \x01(\x0c\",\n\nProgramEnd\x12\x0e\n\x06handle\x18\x01 \x01(\r\x12\x0e\n\x06\x66\x61iled\x18\x02 \x01(\x08\"\xa0\x02\n\x0c\x43ontrolFrame\x12\'\n\x05hello\x18\x01 \x01(\x0b\x32\x18.tartlet.v1.ControlHello\x12%\n\x06models\x18\x02 \x03(\x0b\x32\x15.tartlet.v1.ModelInfo\x12\x16\n\x0emodels_changed\x18\x03 \x01(\x08\x12\'\n\x07started\x18\x04 \x03(\x0b\x32\x16.tartlet.v1.StartReply\x12*\n\ndeliveries\x18\x05 \x01(\x0b\x32\x16.tartlet.v1.Deliveries\x12&\n\x05kills\x18\x06 \x03(\x0b\x32\x17.tartlet.v1.ProgramKill\x12+\n\x07settled\x18\x07 \x03(\x0b\x32\x1a.tartlet.v1.ProgramSettled\"5\n\x0c\x43ontrolHello\x12\x10\n\x08protocol\x18\x01 \x01(\r\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\"[\n\nStartReply\x12\x0e\n\x06handle\x18\x01 \x01(\r\x12 \n\x05\x65rror\x18\x02 \x01(\x0b\x32\x11.tartlet.v1.Error\x12\x1b\n\x13\x65xisting_program_id\x18\x03 \x01(\t\"?\n\nDeliveries\x12\x0f\n\x07handles\x18\x01 \x01(\x0c\x12\x0f\n\x07records\x18\x02 \x01(\x0c\x12\x0f\n\x07payload\x18\x03 \x01(\x0c\"?\n\x0bProgramKill\x12\x0e\n\x06handle\x18\x01 \x01(\r\x12 \n\x05\x65rror\x18\x02 \x01(\x0b\x32\x11.tartlet.v1.Error\"\x99\x01\n\x0eProgramSettled\x12\x0e\n\x06handle\x18\x01 \x01(\r\x12#\n\x08poisoned\x18\x02 \x01(\x0b\x32\x11.tartlet.v1.Error\x12\x12\n\npeak_pages\x18\x03 \x01(\r\x12\x16\n\x0esampled_tokens\x18\x04 \x01(\x04\x12\x14\n\x0cinput_tokens\x18\x05 \x01(\x04\x12\x10\n\x08\x63ommands\x18\x06 \x01(\x04\"u\n\tModelInfo\x12\r\n\x05index\x18\x01 \x01(\r\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x11\n\tspec_json\x18\x03 \x01(\t\x12\x18\n\x10tokenizer_digest\x18\x04 \x01(\t\x12\r\n\x05ready\x18\x05 \x01(\x08\x12\x0f\n\x07\x65ngines\x18\x06 \x01(\r\"\x0e\n\x0cStateRequest\"\x1a\n\nStateReply\x12\x0c\n\x04json\x18\x01 \x01(\t\"$\n\rLocateRequest\x12\x13\n\x0bprogram_ids\x18\x01 \x03(\t\"A\n\x0bLocateReply\x12\x11\n\taddresses\x18\x01 \x03(\t\x12\r\n\x05pages\x18\x02 \x03(\r\x12\x10\n\x08runtimes\x18\x03 \x03(\t\"2\n\x0c\x45ngineAction\x12\x11\n\tengine_id\x18\x01 \x01(\t\x12\x0f\n\x07grace_s\x18\x02 \x01(\x01\"5\n\x11\x45ngineActionReply\x12 \n\x05\x65rror\x18\x01 \x01(\x0b\x32\x11.tartlet.v1.Error\"\x1d\n\x0b\x42lobRequest\x12\x0e\n\x06\x64igest\x18\x01 \x01(\t\"\x9a\x01\n\x0e\x43\x61talogueEntry\x12\x0e\n\x06tenant\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\"\n\x06source\x18\x03 \x01(\x0b\x32\x12.tartlet.v1.Source\x12\"\n\x06limits\x18\x04 \x01(\x0b\x32\x12.tartlet.v1.Limits\x12\r\n\x05model\x18\x05 \x01(\t\x12\x13\n\x0b\x64\x65scription\x18\x06 \x01(\t\"?\n\x0bUploadReply\x12\x0e\n\x06\x64igest\x18\x01 \x01(\t\x12 \n\x05\x65rror\x18\x02 \x01(\x0b\x32\x11.tartlet.v1.Error\"9\n\nPutRequest\x12+\n\x07\x65ntries\x18\x01 \x03(\x0b\x32\x1a.tartlet.v1.CatalogueEntry\">\n\x08PutReply\x12!\n\x06\x65rrors\x18\x01 \x03(\x0b\x32\x11.tartlet.v1.Error\x12\x0f\n\x07\x64igests\x18\x02 \x03(\t\":\n\nGetRequest\x12\x0e\n\x06tenant\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x0e\n\x06\x64igest\x18\x03 \x01(\t\"W\n\x08GetReply\x12)\n\x05\x65ntry\x18\x01 \x01(\x0b\x32\x1a.tartlet.v1.CatalogueEntry\x12 \n\x05\x65rror\x18\x02 \x01(\x0b\x32\x11.tartlet.v1.Error\"-\n\rDeleteRequest\x12\x0e\n\x06tenant\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\"/\n\x0b\x44\x65leteReply\x12 \n\x05\x65rror\x18\x01 \x01(\x0b\x32\x11.tartlet.v1.Error\"&\n\x14\x43\x61talogueListRequest\x12\x0e\n\x06tenant\x18\x01 \x01(\t\"A\n\x12\x43\x61talogueListReply\x12+\n\x07\x65ntries\x18\x01 \x03(\x0b\x32\x1a.tartlet.v1.CatalogueEntry2\xcc\x03\n\x07\x43ontrol\x12\x41\n\x07\x43onnect\x12\x18.tartlet.v1.RuntimeFrame\x1a\x18.tartlet.v1.ControlFrame(\x01\x30\x01\x12\x39\n\x05State\x12\x18.tartlet.v1.StateRequest\x1a\x16.tartlet.v1.StateReply\x12<\n\x06Locate\x12\x19.tartlet.v1.LocateRequest\x1a\x17.tartlet.v1.LocateReply\x12\x41\n\x06\x43ordon\x12\x18.tartlet.v1.EngineAction\x1a\x1d.tartlet.v1.EngineActionReply\x12@\n\x05\x44rain\x12\x18.tartlet.v1.EngineAction\x1a\x1d.tartlet.v1.EngineActionReply\x12\x41\n\x06Resume\x12\x18.tartlet.v1.EngineAction\x1a\x1d.tartlet.v1.EngineActionReply\x12=\n\tFetchBlob\x12\x17.tartlet.v1.BlobRequest\x1a\x15.tartlet.v1.BlobChunk0\x01\x32\xb9\x02\n\tCatalogue\x12:\n\x06Upload\x12\x15.tartlet.v1.BlobChunk\x1a\x17.tartlet.v1.UploadReply(\x01\x12\x33\n\x03Put\x12\x16.tartlet.v1.PutRequest\x1a\x14.tartlet.v1.PutReply\x12\x33\n\x03Get\x12\x16.tartlet.v1.GetRequest\x1a\x14.tartlet.v1.GetReply\x12<\n\x06\x44\x65lete\x12\x19.tartlet.v1.DeleteRequest\x1a\x17.tartlet.v1.DeleteReply\x12H\n\x04List\x12 .tartlet.v1.CatalogueListRequest\x1a\x1e.tartlet.v1.CatalogueListReplyb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -64,32 +64,38 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_STATEREQUEST']._serialized_end=1631
   _globals['_STATEREPLY']._serialized_start=1633
   _globals['_STATEREPLY']._serialized_end=1659
-  _globals['_ENGINEACTION']._serialized_start=1661
-  _globals['_ENGINEACTION']._serialized_end=1711
-  _globals['_ENGINEACTIONREPLY']._serialized_start=1713
-  _globals['_ENGINEACTIONREPLY']._serialized_end=1766
-  _globals['_BLOBREQUEST']._serialized_start=1768
-  _globals['_BLOBREQUEST']._serialized_end=1797
-  _globals['_CATALOGUEENTRY']._serialized_start=1800
-  _globals['_CATALOGUEENTRY']._serialized_end=1954
-  _globals['_PUTREQUEST']._serialized_start=1956
-  _globals['_PUTREQUEST']._serialized_end=2013
-  _globals['_PUTREPLY']._serialized_start=2015
-  _globals['_PUTREPLY']._serialized_end=2077
-  _globals['_GETREQUEST']._serialized_start=2079
-  _globals['_GETREQUEST']._serialized_end=2137
-  _globals['_GETREPLY']._serialized_start=2139
-  _globals['_GETREPLY']._serialized_end=2226
-  _globals['_DELETEREQUEST']._serialized_start=2228
-  _globals['_DELETEREQUEST']._serialized_end=2273
-  _globals['_DELETEREPLY']._serialized_start=2275
-  _globals['_DELETEREPLY']._serialized_end=2322
-  _globals['_CATALOGUELISTREQUEST']._serialized_start=2324
-  _globals['_CATALOGUELISTREQUEST']._serialized_end=2362
-  _globals['_CATALOGUELISTREPLY']._serialized_start=2364
-  _globals['_CATALOGUELISTREPLY']._serialized_end=2429
-  _globals['_CONTROL']._serialized_start=2432
-  _globals['_CONTROL']._serialized_end=2830
-  _globals['_CATALOGUE']._serialized_start=2833
-  _globals['_CATALOGUE']._serialized_end=3086
+  _globals['_LOCATEREQUEST']._serialized_start=1661
+  _globals['_LOCATEREQUEST']._serialized_end=1697
+  _globals['_LOCATEREPLY']._serialized_start=1699
+  _globals['_LOCATEREPLY']._serialized_end=1764
+  _globals['_ENGINEACTION']._serialized_start=1766
+  _globals['_ENGINEACTION']._serialized_end=1816
+  _globals['_ENGINEACTIONREPLY']._serialized_start=1818
+  _globals['_ENGINEACTIONREPLY']._serialized_end=1871
+  _globals['_BLOBREQUEST']._serialized_start=1873
+  _globals['_BLOBREQUEST']._serialized_end=1902
+  _globals['_CATALOGUEENTRY']._serialized_start=1905
+  _globals['_CATALOGUEENTRY']._serialized_end=2059
+  _globals['_UPLOADREPLY']._serialized_start=2061
+  _globals['_UPLOADREPLY']._serialized_end=2124
+  _globals['_PUTREQUEST']._serialized_start=2126
+  _globals['_PUTREQUEST']._serialized_end=2183
+  _globals['_PUTREPLY']._serialized_start=2185
+  _globals['_PUTREPLY']._serialized_end=2247
+  _globals['_GETREQUEST']._serialized_start=2249
+  _globals['_GETREQUEST']._serialized_end=2307
+  _globals['_GETREPLY']._serialized_start=2309
+  _globals['_GETREPLY']._serialized_end=2396
+  _globals['_DELETEREQUEST']._serialized_start=2398
+  _globals['_DELETEREQUEST']._serialized_end=2443
+  _globals['_DELETEREPLY']._serialized_start=2445
+  _globals['_DELETEREPLY']._serialized_end=2492
+  _globals['_CATALOGUELISTREQUEST']._serialized_start=2494
+  _globals['_CATALOGUELISTREQUEST']._serialized_end=2532
+  _globals['_CATALOGUELISTREPLY']._serialized_start=2534
+  _globals['_CATALOGUELISTREPLY']._serialized_end=2599
+  _globals['_CONTROL']._serialized_start=2602
+  _globals['_CONTROL']._serialized_end=3062
+  _globals['_CATALOGUE']._serialized_start=3065
+  _globals['_CATALOGUE']._serialized_end=3378
 # @@protoc_insertion_point(module_scope)

@@ -468,6 +468,60 @@ class StateReply(_message.Message):
 Global___StateReply: _TypeAlias = StateReply  # noqa: Y015
 
 @_typing.final
+class LocateRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PROGRAM_IDS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def program_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    def __init__(
+        self,
+        *,
+        program_ids: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["program_ids", b"program_ids"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LocateRequest: _TypeAlias = LocateRequest  # noqa: Y015
+
+@_typing.final
+class LocateReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ADDRESSES_FIELD_NUMBER: _builtins.int
+    PAGES_FIELD_NUMBER: _builtins.int
+    RUNTIMES_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def addresses(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """one a program; "" nobody knows it"""
+
+    @_builtins.property
+    def pages(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """one a program"""
+
+    @_builtins.property
+    def runtimes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """addresses of the runtimes that are connected"""
+
+    def __init__(
+        self,
+        *,
+        addresses: _abc.Iterable[_builtins.str] | None = ...,
+        pages: _abc.Iterable[_builtins.int] | None = ...,
+        runtimes: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["addresses", b"addresses", "pages", b"pages", "runtimes", b"runtimes"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LocateReply: _TypeAlias = LocateReply  # noqa: Y015
+
+@_typing.final
 class EngineAction(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -546,7 +600,7 @@ class CatalogueEntry(_message.Message):
     description: _builtins.str
     @_builtins.property
     def source(self) -> _common_pb2.Source:
-        """in replies of List without data"""
+        """without data in replies of List, and where it is too large: FetchBlob brings it"""
 
     @_builtins.property
     def limits(self) -> _common_pb2.Limits: ...
@@ -567,6 +621,29 @@ class CatalogueEntry(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___CatalogueEntry: _TypeAlias = CatalogueEntry  # noqa: Y015
+
+@_typing.final
+class UploadReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DIGEST_FIELD_NUMBER: _builtins.int
+    ERROR_FIELD_NUMBER: _builtins.int
+    digest: _builtins.str
+    @_builtins.property
+    def error(self) -> _common_pb2.Error: ...
+    def __init__(
+        self,
+        *,
+        digest: _builtins.str = ...,
+        error: _common_pb2.Error | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["error", b"error"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["digest", b"digest", "error", b"error"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___UploadReply: _TypeAlias = UploadReply  # noqa: Y015
 
 @_typing.final
 class PutRequest(_message.Message):

@@ -45,6 +45,11 @@ class ControlStub:
                 request_serializer=tartlet_dot_v1_dot_control__pb2.StateRequest.SerializeToString,
                 response_deserializer=tartlet_dot_v1_dot_control__pb2.StateReply.FromString,
                 _registered_method=True)
+        self.Locate = channel.unary_unary(
+                '/tartlet.v1.Control/Locate',
+                request_serializer=tartlet_dot_v1_dot_control__pb2.LocateRequest.SerializeToString,
+                response_deserializer=tartlet_dot_v1_dot_control__pb2.LocateReply.FromString,
+                _registered_method=True)
         self.Cordon = channel.unary_unary(
                 '/tartlet.v1.Control/Cordon',
                 request_serializer=tartlet_dot_v1_dot_control__pb2.EngineAction.SerializeToString,
@@ -79,6 +84,13 @@ class ControlServicer:
 
     def State(self, request, context):
         """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Locate(self, request, context):
+        """Which runtime has a program, and how many pages the program holds; and all runtimes that are connected.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -122,6 +134,11 @@ def add_ControlServicer_to_server(servicer, server):
                     servicer.State,
                     request_deserializer=tartlet_dot_v1_dot_control__pb2.StateRequest.FromString,
                     response_serializer=tartlet_dot_v1_dot_control__pb2.StateReply.SerializeToString,
+            ),
+            'Locate': grpc.unary_unary_rpc_method_handler(
+                    servicer.Locate,
+                    request_deserializer=tartlet_dot_v1_dot_control__pb2.LocateRequest.FromString,
+                    response_serializer=tartlet_dot_v1_dot_control__pb2.LocateReply.SerializeToString,
             ),
             'Cordon': grpc.unary_unary_rpc_method_handler(
                     servicer.Cordon,
@@ -198,6 +215,33 @@ class Control:
             '/tartlet.v1.Control/State',
             tartlet_dot_v1_dot_control__pb2.StateRequest.SerializeToString,
             tartlet_dot_v1_dot_control__pb2.StateReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Locate(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tartlet.v1.Control/Locate',
+            tartlet_dot_v1_dot_control__pb2.LocateRequest.SerializeToString,
+            tartlet_dot_v1_dot_control__pb2.LocateReply.FromString,
             options,
             channel_credentials,
             insecure,
@@ -326,6 +370,11 @@ class CatalogueStub:
         Args:
             channel: A grpc.Channel.
         """
+        self.Upload = channel.stream_unary(
+                '/tartlet.v1.Catalogue/Upload',
+                request_serializer=tartlet_dot_v1_dot_common__pb2.BlobChunk.SerializeToString,
+                response_deserializer=tartlet_dot_v1_dot_control__pb2.UploadReply.FromString,
+                _registered_method=True)
         self.Put = channel.unary_unary(
                 '/tartlet.v1.Catalogue/Put',
                 request_serializer=tartlet_dot_v1_dot_control__pb2.PutRequest.SerializeToString,
@@ -350,6 +399,13 @@ class CatalogueStub:
 
 class CatalogueServicer:
     """Missing associated documentation comment in .proto file."""
+
+    def Upload(self, request_iterator, context):
+        """Bring a source that is too large for one message; put it then with its digest and no data.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
 
     def Put(self, request, context):
         """Missing associated documentation comment in .proto file."""
@@ -378,6 +434,11 @@ class CatalogueServicer:
 
 def add_CatalogueServicer_to_server(servicer, server):
     rpc_method_handlers = {
+            'Upload': grpc.stream_unary_rpc_method_handler(
+                    servicer.Upload,
+                    request_deserializer=tartlet_dot_v1_dot_common__pb2.BlobChunk.FromString,
+                    response_serializer=tartlet_dot_v1_dot_control__pb2.UploadReply.SerializeToString,
+            ),
             'Put': grpc.unary_unary_rpc_method_handler(
                     servicer.Put,
                     request_deserializer=tartlet_dot_v1_dot_control__pb2.PutRequest.FromString,
@@ -408,6 +469,33 @@ def add_CatalogueServicer_to_server(servicer, server):
  # This class is part of an EXPERIMENTAL API.
 class Catalogue:
     """Missing associated documentation comment in .proto file."""
+
+    @staticmethod
+    def Upload(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_unary(
+            request_iterator,
+            target,
+            '/tartlet.v1.Catalogue/Upload',
+            tartlet_dot_v1_dot_common__pb2.BlobChunk.SerializeToString,
+            tartlet_dot_v1_dot_control__pb2.UploadReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
 
     @staticmethod
     def Put(request,

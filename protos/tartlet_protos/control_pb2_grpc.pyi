@@ -35,6 +35,8 @@ class ControlStub:
     Connect: _grpc.StreamStreamMultiCallable[_control_pb2.RuntimeFrame, _control_pb2.ControlFrame]
     """One stream a runtime: a tick's commands of all of its programs go up as one frame, results come down as one."""
     State: _grpc.UnaryUnaryMultiCallable[_control_pb2.StateRequest, _control_pb2.StateReply]
+    Locate: _grpc.UnaryUnaryMultiCallable[_control_pb2.LocateRequest, _control_pb2.LocateReply]
+    """Which runtime has a program, and how many pages the program holds; and all runtimes that are connected."""
     Cordon: _grpc.UnaryUnaryMultiCallable[_control_pb2.EngineAction, _control_pb2.EngineActionReply]
     """no new programs"""
     Drain: _grpc.UnaryUnaryMultiCallable[_control_pb2.EngineAction, _control_pb2.EngineActionReply]
@@ -49,6 +51,8 @@ class ControlAsyncStub(ControlStub):
     Connect: _aio.StreamStreamMultiCallable[_control_pb2.RuntimeFrame, _control_pb2.ControlFrame]  # type: ignore[assignment]
     """One stream a runtime: a tick's commands of all of its programs go up as one frame, results come down as one."""
     State: _aio.UnaryUnaryMultiCallable[_control_pb2.StateRequest, _control_pb2.StateReply]  # type: ignore[assignment]
+    Locate: _aio.UnaryUnaryMultiCallable[_control_pb2.LocateRequest, _control_pb2.LocateReply]  # type: ignore[assignment]
+    """Which runtime has a program, and how many pages the program holds; and all runtimes that are connected."""
     Cordon: _aio.UnaryUnaryMultiCallable[_control_pb2.EngineAction, _control_pb2.EngineActionReply]  # type: ignore[assignment]
     """no new programs"""
     Drain: _aio.UnaryUnaryMultiCallable[_control_pb2.EngineAction, _control_pb2.EngineActionReply]  # type: ignore[assignment]
@@ -72,6 +76,14 @@ class ControlServicer(metaclass=_abc_1.ABCMeta):
         request: _control_pb2.StateRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_control_pb2.StateReply, _abc.Awaitable[_control_pb2.StateReply]]: ...
+
+    @_abc_1.abstractmethod
+    def Locate(
+        self,
+        request: _control_pb2.LocateRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_control_pb2.LocateReply, _abc.Awaitable[_control_pb2.LocateReply]]:
+        """Which runtime has a program, and how many pages the program holds; and all runtimes that are connected."""
 
     @_abc_1.abstractmethod
     def Cordon(
@@ -111,6 +123,8 @@ class CatalogueStub:
     def __new__(cls, channel: _grpc.Channel) -> _Self: ...
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> CatalogueAsyncStub: ...
+    Upload: _grpc.StreamUnaryMultiCallable[_common_pb2.BlobChunk, _control_pb2.UploadReply]
+    """Bring a source that is too large for one message; put it then with its digest and no data."""
     Put: _grpc.UnaryUnaryMultiCallable[_control_pb2.PutRequest, _control_pb2.PutReply]
     Get: _grpc.UnaryUnaryMultiCallable[_control_pb2.GetRequest, _control_pb2.GetReply]
     Delete: _grpc.UnaryUnaryMultiCallable[_control_pb2.DeleteRequest, _control_pb2.DeleteReply]
@@ -119,12 +133,22 @@ class CatalogueStub:
 @_typing.type_check_only
 class CatalogueAsyncStub(CatalogueStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
+    Upload: _aio.StreamUnaryMultiCallable[_common_pb2.BlobChunk, _control_pb2.UploadReply]  # type: ignore[assignment]
+    """Bring a source that is too large for one message; put it then with its digest and no data."""
     Put: _aio.UnaryUnaryMultiCallable[_control_pb2.PutRequest, _control_pb2.PutReply]  # type: ignore[assignment]
     Get: _aio.UnaryUnaryMultiCallable[_control_pb2.GetRequest, _control_pb2.GetReply]  # type: ignore[assignment]
     Delete: _aio.UnaryUnaryMultiCallable[_control_pb2.DeleteRequest, _control_pb2.DeleteReply]  # type: ignore[assignment]
     List: _aio.UnaryUnaryMultiCallable[_control_pb2.CatalogueListRequest, _control_pb2.CatalogueListReply]  # type: ignore[assignment]
 
 class CatalogueServicer(metaclass=_abc_1.ABCMeta):
+    @_abc_1.abstractmethod
+    def Upload(
+        self,
+        request_iterator: _MaybeAsyncIterator[_common_pb2.BlobChunk],
+        context: _ServicerContext,
+    ) -> _typing.Union[_control_pb2.UploadReply, _abc.Awaitable[_control_pb2.UploadReply]]:
+        """Bring a source that is too large for one message; put it then with its digest and no data."""
+
     @_abc_1.abstractmethod
     def Put(
         self,

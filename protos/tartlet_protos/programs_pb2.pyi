@@ -466,6 +466,7 @@ class ProgramInfo(_message.Message):
     ERROR_FIELD_NUMBER: _builtins.int
     MODEL_FIELD_NUMBER: _builtins.int
     PAGES_FIELD_NUMBER: _builtins.int
+    RUNTIME_FIELD_NUMBER: _builtins.int
     program_id: _builtins.str
     name: _builtins.str
     """file or inferlet name"""
@@ -476,6 +477,9 @@ class ProgramInfo(_message.Message):
     age_s: _builtins.float
     model: _builtins.str
     pages: _builtins.int
+    """held now"""
+    runtime: _builtins.str
+    """address of the runtime that it runs at"""
     @_builtins.property
     def usage(self) -> Global___Usage: ...
     @_builtins.property
@@ -493,10 +497,11 @@ class ProgramInfo(_message.Message):
         error: _common_pb2.Error | None = ...,
         model: _builtins.str = ...,
         pages: _builtins.int = ...,
+        runtime: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["error", b"error", "usage", b"usage"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["age_s", b"age_s", "error", b"error", "model", b"model", "name", b"name", "pages", b"pages", "program_id", b"program_id", "started_unix_s", b"started_unix_s", "state", b"state", "tenant", b"tenant", "usage", b"usage"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["age_s", b"age_s", "error", b"error", "model", b"model", "name", b"name", "pages", b"pages", "program_id", b"program_id", "runtime", b"runtime", "started_unix_s", b"started_unix_s", "state", b"state", "tenant", b"tenant", "usage", b"usage"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -529,16 +534,22 @@ class ListReply(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     PROGRAMS_FIELD_NUMBER: _builtins.int
+    UNREACHABLE_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def programs(self) -> _containers.RepeatedCompositeFieldContainer[Global___ProgramInfo]: ...
+    @_builtins.property
+    def unreachable(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """addresses of runtimes that did not answer: their programs are missing"""
+
     def __init__(
         self,
         *,
         programs: _abc.Iterable[Global___ProgramInfo] | None = ...,
+        unreachable: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["programs", b"programs"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["programs", b"programs", "unreachable", b"unreachable"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -3,6 +3,7 @@
 import grpc
 import warnings
 
+from tartlet_protos import common_pb2 as tartlet_dot_v1_dot_common__pb2
 from tartlet_protos import programs_pb2 as tartlet_dot_v1_dot_programs__pb2
 
 GRPC_GENERATED_VERSION = '1.85.1'
@@ -37,6 +38,11 @@ class ProgramsStub:
         self.Validate = channel.unary_unary(
                 '/tartlet.v1.Programs/Validate',
                 request_serializer=tartlet_dot_v1_dot_programs__pb2.ValidateRequest.SerializeToString,
+                response_deserializer=tartlet_dot_v1_dot_programs__pb2.ValidateReply.FromString,
+                _registered_method=True)
+        self.Upload = channel.stream_unary(
+                '/tartlet.v1.Programs/Upload',
+                request_serializer=tartlet_dot_v1_dot_common__pb2.BlobChunk.SerializeToString,
                 response_deserializer=tartlet_dot_v1_dot_programs__pb2.ValidateReply.FromString,
                 _registered_method=True)
         self.Launch = channel.unary_stream(
@@ -81,16 +87,26 @@ class ProgramsServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Upload(self, request_iterator, context):
+        """Bring a source that is too large for one message; launch, validate or put it then by its digest. The first chunk
+        names digest and size: one that is too large is refused before the rest is read. Kept for a while, in memory.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Launch(self, request, context):
-        """Launch one or many programs. The stream first answers each spec in order (ACCEPTED or REJECTED), then carries the
-        events of those with `attach`; it closes when all of these have ended.
+        """Launch one or many programs. Answers (ACCEPTED or REJECTED) come in the order of the specs; a program's events (of
+        those with `attach`) come after its own answer, in the order of its log, and may come before the answers of later
+        specs. The stream closes when every spec is answered and every attached program has ended.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Attach(self, request, context):
-        """Events of running or ended programs from an offset on.
+        """Events of running or ended programs from an offset on. Like Send, Kill and List it may be called at any runtime:
+        what runs at another one is relayed there (one hop: calls with the metadata `tartlet-relayed` aren't relayed again).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -127,6 +143,11 @@ def add_ProgramsServicer_to_server(servicer, server):
             'Validate': grpc.unary_unary_rpc_method_handler(
                     servicer.Validate,
                     request_deserializer=tartlet_dot_v1_dot_programs__pb2.ValidateRequest.FromString,
+                    response_serializer=tartlet_dot_v1_dot_programs__pb2.ValidateReply.SerializeToString,
+            ),
+            'Upload': grpc.stream_unary_rpc_method_handler(
+                    servicer.Upload,
+                    request_deserializer=tartlet_dot_v1_dot_common__pb2.BlobChunk.FromString,
                     response_serializer=tartlet_dot_v1_dot_programs__pb2.ValidateReply.SerializeToString,
             ),
             'Launch': grpc.unary_stream_rpc_method_handler(
@@ -186,6 +207,33 @@ class Programs:
             target,
             '/tartlet.v1.Programs/Validate',
             tartlet_dot_v1_dot_programs__pb2.ValidateRequest.SerializeToString,
+            tartlet_dot_v1_dot_programs__pb2.ValidateReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Upload(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_unary(
+            request_iterator,
+            target,
+            '/tartlet.v1.Programs/Upload',
+            tartlet_dot_v1_dot_common__pb2.BlobChunk.SerializeToString,
             tartlet_dot_v1_dot_programs__pb2.ValidateReply.FromString,
             options,
             channel_credentials,

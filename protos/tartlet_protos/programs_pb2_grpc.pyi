@@ -5,6 +5,7 @@ The runtimes' face to clients: programs are validated, launched, attached to, me
 
 from collections import abc as _abc
 from grpc import aio as _aio
+from tartlet_protos import common_pb2 as _common_pb2
 from tartlet_protos import programs_pb2 as _programs_pb2
 import abc as _abc_1
 import grpc as _grpc
@@ -33,12 +34,19 @@ class ProgramsStub:
     def __new__(cls, channel: _aio.Channel) -> ProgramsAsyncStub: ...
     Validate: _grpc.UnaryUnaryMultiCallable[_programs_pb2.ValidateRequest, _programs_pb2.ValidateReply]
     """Check a source without running it."""
+    Upload: _grpc.StreamUnaryMultiCallable[_common_pb2.BlobChunk, _programs_pb2.ValidateReply]
+    """Bring a source that is too large for one message; launch, validate or put it then by its digest. The first chunk
+    names digest and size: one that is too large is refused before the rest is read. Kept for a while, in memory.
+    """
     Launch: _grpc.UnaryStreamMultiCallable[_programs_pb2.LaunchRequest, _programs_pb2.ProgramEvents]
-    """Launch one or many programs. The stream first answers each spec in order (ACCEPTED or REJECTED), then carries the
-    events of those with `attach`; it closes when all of these have ended.
+    """Launch one or many programs. Answers (ACCEPTED or REJECTED) come in the order of the specs; a program's events (of
+    those with `attach`) come after its own answer, in the order of its log, and may come before the answers of later
+    specs. The stream closes when every spec is answered and every attached program has ended.
     """
     Attach: _grpc.UnaryStreamMultiCallable[_programs_pb2.AttachRequest, _programs_pb2.ProgramEvents]
-    """Events of running or ended programs from an offset on."""
+    """Events of running or ended programs from an offset on. Like Send, Kill and List it may be called at any runtime:
+    what runs at another one is relayed there (one hop: calls with the metadata `tartlet-relayed` aren't relayed again).
+    """
     Send: _grpc.UnaryUnaryMultiCallable[_programs_pb2.SendRequest, _programs_pb2.SendReply]
     Kill: _grpc.UnaryUnaryMultiCallable[_programs_pb2.KillRequest, _programs_pb2.KillReply]
     List: _grpc.UnaryUnaryMultiCallable[_programs_pb2.ListRequest, _programs_pb2.ListReply]
@@ -50,12 +58,19 @@ class ProgramsAsyncStub(ProgramsStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     Validate: _aio.UnaryUnaryMultiCallable[_programs_pb2.ValidateRequest, _programs_pb2.ValidateReply]  # type: ignore[assignment]
     """Check a source without running it."""
+    Upload: _aio.StreamUnaryMultiCallable[_common_pb2.BlobChunk, _programs_pb2.ValidateReply]  # type: ignore[assignment]
+    """Bring a source that is too large for one message; launch, validate or put it then by its digest. The first chunk
+    names digest and size: one that is too large is refused before the rest is read. Kept for a while, in memory.
+    """
     Launch: _aio.UnaryStreamMultiCallable[_programs_pb2.LaunchRequest, _programs_pb2.ProgramEvents]  # type: ignore[assignment]
-    """Launch one or many programs. The stream first answers each spec in order (ACCEPTED or REJECTED), then carries the
-    events of those with `attach`; it closes when all of these have ended.
+    """Launch one or many programs. Answers (ACCEPTED or REJECTED) come in the order of the specs; a program's events (of
+    those with `attach`) come after its own answer, in the order of its log, and may come before the answers of later
+    specs. The stream closes when every spec is answered and every attached program has ended.
     """
     Attach: _aio.UnaryStreamMultiCallable[_programs_pb2.AttachRequest, _programs_pb2.ProgramEvents]  # type: ignore[assignment]
-    """Events of running or ended programs from an offset on."""
+    """Events of running or ended programs from an offset on. Like Send, Kill and List it may be called at any runtime:
+    what runs at another one is relayed there (one hop: calls with the metadata `tartlet-relayed` aren't relayed again).
+    """
     Send: _aio.UnaryUnaryMultiCallable[_programs_pb2.SendRequest, _programs_pb2.SendReply]  # type: ignore[assignment]
     Kill: _aio.UnaryUnaryMultiCallable[_programs_pb2.KillRequest, _programs_pb2.KillReply]  # type: ignore[assignment]
     List: _aio.UnaryUnaryMultiCallable[_programs_pb2.ListRequest, _programs_pb2.ListReply]  # type: ignore[assignment]
@@ -72,13 +87,24 @@ class ProgramsServicer(metaclass=_abc_1.ABCMeta):
         """Check a source without running it."""
 
     @_abc_1.abstractmethod
+    def Upload(
+        self,
+        request_iterator: _MaybeAsyncIterator[_common_pb2.BlobChunk],
+        context: _ServicerContext,
+    ) -> _typing.Union[_programs_pb2.ValidateReply, _abc.Awaitable[_programs_pb2.ValidateReply]]:
+        """Bring a source that is too large for one message; launch, validate or put it then by its digest. The first chunk
+        names digest and size: one that is too large is refused before the rest is read. Kept for a while, in memory.
+        """
+
+    @_abc_1.abstractmethod
     def Launch(
         self,
         request: _programs_pb2.LaunchRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_programs_pb2.ProgramEvents], _abc.AsyncIterator[_programs_pb2.ProgramEvents]]:
-        """Launch one or many programs. The stream first answers each spec in order (ACCEPTED or REJECTED), then carries the
-        events of those with `attach`; it closes when all of these have ended.
+        """Launch one or many programs. Answers (ACCEPTED or REJECTED) come in the order of the specs; a program's events (of
+        those with `attach`) come after its own answer, in the order of its log, and may come before the answers of later
+        specs. The stream closes when every spec is answered and every attached program has ended.
         """
 
     @_abc_1.abstractmethod
@@ -87,7 +113,9 @@ class ProgramsServicer(metaclass=_abc_1.ABCMeta):
         request: _programs_pb2.AttachRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_programs_pb2.ProgramEvents], _abc.AsyncIterator[_programs_pb2.ProgramEvents]]:
-        """Events of running or ended programs from an offset on."""
+        """Events of running or ended programs from an offset on. Like Send, Kill and List it may be called at any runtime:
+        what runs at another one is relayed there (one hop: calls with the metadata `tartlet-relayed` aren't relayed again).
+        """
 
     @_abc_1.abstractmethod
     def Send(

@@ -18,6 +18,8 @@ _LANGUAGES = {
 _FROM_LANGUAGE = {number: language for language, number in _LANGUAGES.items()}
 
 Kind = programs_pb2.ProgramEvent
+UPLOAD_ABOVE_BYTES = 1 << 20
+"""Larger sources travel once, in chunks; what names them says only their digest."""
 
 
 def source_to_proto(source: Source) -> common_pb2.Source:
@@ -25,6 +27,14 @@ def source_to_proto(source: Source) -> common_pb2.Source:
     return common_pb2.Source(
         language=_LANGUAGES[source.language], filename=source.filename, data=source.data, digest=source.digest
     )
+
+
+def source_or_digest(source: Source) -> common_pb2.Source:
+    """Without its data if that is large: it was uploaded before."""
+    message = source_to_proto(source)
+    if len(message.data) > UPLOAD_ABOVE_BYTES:
+        message.data = b""
+    return message
 
 
 def source_from_proto(m: common_pb2.Source) -> Source:
@@ -63,7 +73,7 @@ def limits_from_proto(m: common_pb2.Limits) -> Limits:
 def launch_to_proto(spec: LaunchSpec, *, attach: bool, tie: bool) -> programs_pb2.LaunchSpec:
     """With the current trace, so that the program's span hangs under the caller's."""
     return programs_pb2.LaunchSpec(
-        source=source_to_proto(spec.source) if spec.source is not None else None,
+        source=source_or_digest(spec.source) if spec.source is not None else None,
         inferlet=spec.inferlet,
         args=spec.args,
         model=spec.model,
@@ -129,6 +139,7 @@ def info_from_proto(m: programs_pb2.ProgramInfo) -> ProgramInfo:
         error=wire.error_from_proto(m.error),
         model=m.model,
         pages=m.pages,
+        runtime=m.runtime,
     )
 
 
@@ -137,7 +148,7 @@ def entry_to_proto(entry: CatalogueEntry) -> control_pb2.CatalogueEntry:
     return control_pb2.CatalogueEntry(
         tenant=entry.tenant,
         name=entry.name,
-        source=source_to_proto(entry.source),
+        source=source_or_digest(entry.source),
         limits=limits_to_proto(entry.limits),
         model=entry.model,
         description=entry.description,

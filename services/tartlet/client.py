@@ -2,30 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Awaitable, Iterable, Sequence
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
-import grpc
 import grpc.aio
 
 from tartlet import _convert
-from tartlet.events import Accepted, Ended, Event
+from tartlet._calls import checked, launch_requests, translated, upload
+from tartlet._run import Resumed, Run
+from tartlet.events import Accepted, Event
 from tartlet.model import CatalogueEntry, LaunchSpec, ProgramInfo, RuntimeState, Source
 from tartlet_common import rpc, telemetry, wire
 from tartlet_common import telemetry_names as names
-from tartlet_common.errors import (
-    Disconnected,
-    FrameTooLarge,
-    InternalError,
-    InvalidArgument,
-    RuntimeLost,
-    TartletError,
-    Unavailable,
-)
+from tartlet_common.errors import InternalError, InvalidArgument, TartletError
 from tartlet_common.paths import run_dir
-from tartlet_protos import common_pb2, control_pb2, control_pb2_grpc, programs_pb2, programs_pb2_grpc
+from tartlet_protos import control_pb2, control_pb2_grpc, programs_pb2, programs_pb2_grpc
+
+__all__ = ["AsyncClient", "Run"]
 
 T = TypeVar("T")
 Answers = list[Accepted | TartletError]  # named here: in the class, `list` is a method
@@ -33,55 +27,6 @@ Infos = list[ProgramInfo]
 Errors = list[TartletError | None]
 Entries = list[CatalogueEntry]
 Digests = list[str]
-
-_LAUNCH_BYTES = 3 << 20  # specs of one Launch message, below the 4 MiB it may have
-
-
-class Run:
-    """A program that is followed: iterate its events, or wait for its end.
-
-    Made by `AsyncClient.run` and `AsyncClient.attach`.
-    """
-
-    def __init__(self, program_id: str, guest_token: str, stream: Any, address: str) -> None:
-        self.program_id = program_id
-        self.guest_token = guest_token  # admits the process of a native program
-        self.ended: Ended | None = None
-        self._stream = stream
-        self._address = address
-
-    async def __aiter__(self) -> AsyncIterator[Event]:
-        """Events as they come; `Ended` is the last.
-
-        Raises:
-            RuntimeLost: the runtime went away with the program.
-        """
-        try:
-            async for frame in self._stream:
-                for message in frame.events:
-                    event = _convert.event_from_proto(message)
-                    if isinstance(event, Accepted):
-                        continue
-                    yield event
-                    if isinstance(event, Ended):
-                        self.ended = event
-                        return
-        except grpc.aio.AioRpcError as e:
-            error = _from_rpc(e, self._address)
-            raise (RuntimeLost() if isinstance(error, Unavailable) else error) from e
-        raise RuntimeLost  # the stream ended before the program did
-
-    async def wait(self) -> Ended:
-        """Read and drop the other events until the program has ended."""
-        async for _ in self:
-            pass
-        if self.ended is None:
-            raise InternalError(detail="the events ended without an end")
-        return self.ended
-
-    def cancel(self) -> None:
-        """Stop following. A program of `AsyncClient.run` ends with it; one that was launched goes on."""
-        self._stream.cancel()
 
 
 class AsyncClient:
@@ -144,8 +89,9 @@ class AsyncClient:
         """
         spec = spec or LaunchSpec(source=source, args=args)
         with telemetry.tracer().start_as_current_span(names.SPAN_CLIENT_LAUNCH):
+            await self._upload([spec])
             request = programs_pb2.LaunchRequest(specs=[_convert.launch_to_proto(spec, attach=True, tie=True)])
-            return await self._follow(self._programs().Launch(_checked(request)))
+            return await self._follow(self._programs().Launch(checked(request)))
 
     async def launch(
         self, source: Source | None = None, args: Sequence[str] = (), *, spec: LaunchSpec | None = None
@@ -164,8 +110,9 @@ class AsyncClient:
         """Launch many programs in few messages; answers in the order of `specs`, an error where one was rejected."""
         answers: Answers = []
         with telemetry.tracer().start_as_current_span(names.SPAN_CLIENT_LAUNCH):
-            for request in _launch_requests(specs):
-                with _translated(self.address):
+            await self._upload(specs)
+            for request in launch_requests(specs):
+                with translated(self.address):
                     async for frame in self._programs().Launch(request):
                         for message in frame.events:
                             try:
@@ -184,9 +131,10 @@ class AsyncClient:
 
         A rejected spec gives its error. All specs together must fit one message (4 MiB).
         """
+        await self._upload(specs)
         request = programs_pb2.LaunchRequest(specs=[_convert.launch_to_proto(s, attach=True, tie=True) for s in specs])
-        with _translated(self.address):
-            async for frame in self._programs().Launch(_checked(request)):
+        with translated(self.address):
+            async for frame in self._programs().Launch(checked(request)):
                 for message in frame.events:
                     try:
                         event: Event | TartletError = _convert.event_from_proto(message)
@@ -222,7 +170,7 @@ class AsyncClient:
                 programs_pb2.SendItem(program_id=p, message=m.encode() if isinstance(m, str) else m) for p, m in items
             ]
         )
-        reply = await self._call(self._programs().Send(_checked(request)))
+        reply = await self._call(self._programs().Send(checked(request)))
         return [wire.error_from_proto(e) for e in reply.errors]
 
     async def kill(self, program_id: str, reason: str = "") -> None:
@@ -248,8 +196,9 @@ class AsyncClient:
         Raises:
             InvalidSource, CorruptModule, SourceTooLarge: what is wrong with it.
         """
-        request = programs_pb2.ValidateRequest(source=_convert.source_to_proto(source))
-        reply = await self._call(self._programs().Validate(_checked(request)))
+        await self._upload([LaunchSpec(source=source)])
+        request = programs_pb2.ValidateRequest(source=_convert.source_or_digest(source))
+        reply = await self._call(self._programs().Validate(checked(request)))
         error = wire.error_from_proto(reply.error)
         if error is not None:
             raise error
@@ -270,7 +219,10 @@ class AsyncClient:
             TartletError: the first one that was refused; the others may have been stored.
         """
         request = control_pb2.PutRequest(entries=[_convert.entry_to_proto(e) for e in entries])
-        reply = await self._call(self._catalogue().Put(_checked(request)), self.control_address)
+        with translated(self.control_address):
+            for entry in entries:
+                await upload(self._catalogue(), entry.source)
+        reply = await self._call(self._catalogue().Put(checked(request)), self.control_address)
         for message in reply.errors:
             error = wire.error_from_proto(message)
             if error is not None:
@@ -288,6 +240,9 @@ class AsyncClient:
         error = wire.error_from_proto(reply.error)
         if error is not None:
             raise error
+        source = reply.entry.source
+        if source.digest and not source.data:
+            source.data = await self._fetch(source.digest)
         return _convert.entry_from_proto(reply.entry)
 
     async def delete(self, name: str, *, tenant: str = "") -> None:
@@ -329,18 +284,34 @@ class AsyncClient:
             self._channel = rpc.make_channel(self.address, self._tls)
         return programs_pb2_grpc.ProgramsStub(self._channel)
 
-    def _catalogue(self) -> Any:
+    def _control(self) -> grpc.aio.Channel:
         if self._control_channel is None:
             self._control_channel = rpc.make_channel(self.control_address, self._tls)
-        return control_pb2_grpc.CatalogueStub(self._control_channel)
+        return self._control_channel
+
+    def _catalogue(self) -> Any:
+        return control_pb2_grpc.CatalogueStub(self._control())
+
+    async def _upload(self, specs: Iterable[LaunchSpec]) -> None:
+        """Bring large sources, each once."""
+        sources = {spec.source.digest: spec.source for spec in specs if spec.source is not None}
+        with translated(self.address):
+            for source in sources.values():
+                await upload(self._programs(), source)
+
+    async def _fetch(self, digest: str) -> bytes:
+        """A source that is too large for one message."""
+        with translated(self.control_address):
+            stub = control_pb2_grpc.ControlStub(self._control())
+            return b"".join([chunk.data async for chunk in stub.FetchBlob(control_pb2.BlobRequest(digest=digest))])
 
     async def _call(self, call: Awaitable[Any], address: str | None = None) -> Any:
-        with _translated(address or self.address):
+        with translated(address or self.address):
             return await call
 
     async def _follow(self, stream: Any) -> Run:
         """Read a Launch stream up to its answer."""
-        with _translated(self.address):
+        with translated(self.address):
             frame = await stream.read()
             while frame is not grpc.aio.EOF and not frame.events:
                 frame = await stream.read()
@@ -350,68 +321,4 @@ class AsyncClient:
         if not isinstance(first, Accepted):
             raise InternalError(detail=f"a launch was answered with {first}")
         rest = programs_pb2.ProgramEvents(events=frame.events[1:])
-        return Run(first.program_id, first.guest_token, _Resumed(rest, stream), self.address)
-
-
-class _Resumed:
-    """A stream whose first frame has been read in part."""
-
-    def __init__(self, first: programs_pb2.ProgramEvents, stream: Any) -> None:
-        self._first = first
-        self._stream = stream
-
-    async def __aiter__(self) -> AsyncIterator[programs_pb2.ProgramEvents]:
-        if self._first.events:
-            yield self._first
-        while (frame := await self._stream.read()) is not grpc.aio.EOF:  # read(), as before: grpc allows one style
-            yield frame
-
-    def cancel(self) -> None:
-        """Cancel the call."""
-        self._stream.cancel()
-
-
-def _checked(request: T) -> T:
-    """The request, if one message can carry it."""
-    size = request.ByteSize()  # type: ignore[attr-defined]
-    if size > rpc.MAX_MESSAGE_BYTES:
-        raise FrameTooLarge(size=size, limit=rpc.MAX_MESSAGE_BYTES)
-    return request
-
-
-def _launch_requests(specs: Sequence[LaunchSpec]) -> Iterator[programs_pb2.LaunchRequest]:
-    """Requests of at most `_LAUNCH_BYTES`, or of one spec."""
-    request, size = programs_pb2.LaunchRequest(), 0
-    for spec in specs:
-        message = _convert.launch_to_proto(spec, attach=False, tie=False)
-        if request.specs and size + message.ByteSize() > _LAUNCH_BYTES:
-            yield request
-            request, size = programs_pb2.LaunchRequest(), 0
-        request.specs.append(message)
-        size += message.ByteSize()
-    if request.specs:
-        yield _checked(request)
-
-
-@contextmanager
-def _translated(address: str) -> Iterator[None]:
-    try:
-        yield
-    except grpc.aio.AioRpcError as e:
-        raise _from_rpc(e, address) from e
-
-
-def _from_rpc(e: grpc.aio.AioRpcError, address: str) -> TartletError:
-    """The typed error of a call that failed; servers put theirs into the trailing metadata `tartlet-error-bin`."""
-    for key, value in e.trailing_metadata() or ():
-        if key == "tartlet-error-bin" and isinstance(value, bytes):
-            error = wire.error_from_proto(common_pb2.Error.FromString(value))
-            if error is not None:
-                return error
-    match e.code():
-        case grpc.StatusCode.UNAVAILABLE:
-            return Unavailable(what=f"the server at {address}", detail=e.details() or "no connection")
-        case grpc.StatusCode.CANCELLED:
-            return Disconnected()
-        case _:
-            return InternalError(detail=f"{e.code().name}: {e.details()}")
+        return Run(first.program_id, first.guest_token, Resumed(rest, stream), self.address)

@@ -12,8 +12,8 @@ from typing import Any
 from tartlet.events import Usage
 from tartlet_common.errors import InvalidSource, SourceTooLarge, TartletError
 
-MAX_SOURCE_BYTES = 4 << 20
-"""Largest source that one message carries; the server's own limit may be lower."""
+MAX_SOURCE_BYTES = 64 << 20
+"""Largest source that a client sends; the server's own limit is lower, 16 MiB by default."""
 
 _WASM_MAGIC = b"\0asm"
 
@@ -112,7 +112,8 @@ class ProgramInfo:
     usage: Usage
     error: TartletError | None
     model: str
-    pages: int
+    pages: int  # held now
+    runtime: str = ""  # address of the runtime that it runs at
 
 
 @dataclass(frozen=True, slots=True)

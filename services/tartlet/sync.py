@@ -8,7 +8,8 @@ from collections.abc import Coroutine, Iterator, Sequence
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
-from tartlet.client import AsyncClient, Run
+from tartlet._run import Run
+from tartlet.client import AsyncClient
 from tartlet.events import Accepted, Ended, Event
 from tartlet.model import CatalogueEntry, LaunchSpec, ProgramInfo, RuntimeState, Source
 from tartlet_common.errors import TartletError

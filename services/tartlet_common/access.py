@@ -23,15 +23,20 @@ _OPERATORS = frozenset({"operator"})
 
 ACCESS: dict[str, frozenset[str]] = {
     **dict.fromkeys(
-        (f"/tartlet.v1.Programs/{m}" for m in ("Launch", "Attach", "Send", "Kill", "List", "Validate", "RuntimeState")),
+        (
+            f"/tartlet.v1.Programs/{m}"
+            for m in ("Launch", "Attach", "Send", "Kill", "List", "Validate", "Upload", "RuntimeState")
+        ),
         _PROGRAMS,
     ),
     "/tartlet.v1.Control/Connect": frozenset({"runtime"}),
-    "/tartlet.v1.Control/FetchBlob": frozenset({"runtime"}),
+    "/tartlet.v1.Control/FetchBlob": frozenset({"operator", "gateway", "runtime"}),
+    "/tartlet.v1.Control/Locate": frozenset({"runtime"}),
     "/tartlet.v1.Control/State": frozenset({"runtime", "operator"}),
     "/tartlet.v1.Control/Cordon": _OPERATORS,
     "/tartlet.v1.Control/Drain": _OPERATORS,
     "/tartlet.v1.Control/Resume": _OPERATORS,
+    "/tartlet.v1.Catalogue/Upload": frozenset({"operator", "gateway"}),
     "/tartlet.v1.Catalogue/Put": frozenset({"operator", "gateway"}),
     "/tartlet.v1.Catalogue/Delete": frozenset({"operator", "gateway"}),
     "/tartlet.v1.Catalogue/Get": frozenset({"operator", "gateway", "runtime"}),

@@ -186,7 +186,7 @@ class EngineMismatch(TartletError):
 @_register(117)
 class SourceTooLarge(TartletError):
     message = "the program has {size} bytes; the limit is {limit}"
-    remedy = "Make the program smaller, or raise max_source_bytes."
+    remedy = "Make the program smaller, or raise source_bytes, a setting of the runtime."
 
 
 @_register(118)

@@ -45,8 +45,12 @@ class Notify:
         self._write(f"ready {detail}".rstrip() + "\n")
 
     def not_ready(self, reason: str) -> None:
-        """The role still runs, but wants no new work ("draining", "control lost")."""
-        self._health.set_ready(reason)
+        """The role still runs, but wants no new work."""
+        self.set_ready(reason)
+
+    def set_ready(self, reason_if_not: str = "") -> None:
+        """What `/readyz` says from now on: ready, or why the role wants no new work ("draining", ...)."""
+        self._health.set_ready(reason_if_not)
 
     def progress(self, text: str) -> None:
         """One line about a long start, for whoever waits."""

@@ -13,6 +13,7 @@ import socket
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 import grpc
 import grpc.aio
@@ -53,6 +54,41 @@ class Tls:
     certificate: Path
     key: Path
     authority: Path
+
+    @classmethod
+    def of(cls, settings: TlsSettings) -> Tls | None:
+        """The identity that a role's settings name; None where they name none.
+
+        Raises:
+            InvalidConfig: only some of the three are named, or a file can't be read.
+        """
+        named = {name: getattr(settings, f"tls_{name}") for name in ("certificate", "key", "authority")}
+        if not any(named.values()):
+            return None
+        for name, path in named.items():
+            if path is None:
+                raise InvalidConfig(
+                    role="rpc", detail=f"tls_{name} is missing: TLS needs certificate, key and authority"
+                )
+            if not os.access(path, os.R_OK):
+                raise InvalidConfig(role="rpc", detail=f"tls_{name}: {path} can't be read")
+        return cls(**named)
+
+
+class TlsSettings(Protocol):
+    """Settings of a role, as far as they are about TLS."""
+
+    @property
+    def tls_certificate(self) -> Path | None:
+        """Own certificate."""
+
+    @property
+    def tls_key(self) -> Path | None:
+        """Own key."""
+
+    @property
+    def tls_authority(self) -> Path | None:
+        """Who signed the peers' certificates."""
 
 
 def install_uvloop() -> None:

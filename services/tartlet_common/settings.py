@@ -44,6 +44,7 @@ class RuntimeSettings(_Settings):
     """Settings of `tartlet serve --role runtime`."""
 
     address: str = Field(default_factory=lambda: f"unix:{run_dir()}/runtime.sock", description="where clients reach it")
+    advertise: str = Field("", description="where other runtimes reach it; empty: `address`")
     control: str = Field(default_factory=lambda: f"unix:{run_dir()}/control.sock", description="control's address")
     guest_socket: Path = Field(default_factory=lambda: run_dir() / "guest.sock", description="for native programs")
     cache_dir: Path = Field(default_factory=cache_dir, description="compiled components and tokenizers")
@@ -55,7 +56,7 @@ class RuntimeSettings(_Settings):
     boundary: Literal["auto", "shim", "ctypes"] = Field("auto", description="how host calls cross into Wasm")
     memory_bytes: int = Field(256 << 20, ge=1 << 20, description="memory limit of a program")
     cpu_slice_s: float = Field(5.0, gt=0, description="longest computation of a program without waiting")
-    source_bytes: int = Field(16 << 20, ge=1024, description="largest program accepted")
+    source_bytes: int = Field(16 << 20, ge=1024, le=64 << 20, description="largest program accepted")
     output_bytes: int = Field(8 << 20, ge=1024, description="unread output a program may have")
     inbox_messages: int = Field(1024, ge=1, description="unread messages a program may have")
     commands_in_flight: int = Field(4096, ge=1, description="commands a program may have in flight")

@@ -34,9 +34,7 @@ async def main(settings: ControlSettings, notify: Notify) -> None:
         AddressInUse: another control serves at the address.
         DiskFull: the catalogue's directory can't be used.
     """
-    tls = None
-    if settings.tls_certificate and settings.tls_key and settings.tls_authority:
-        tls = rpc.Tls(settings.tls_certificate, settings.tls_key, settings.tls_authority)
+    tls = rpc.Tls.of(settings)
     core = Core(settings, SystemClock())
     traced = telemetry.enabled()
     if traced or settings.health_address:
@@ -58,6 +56,7 @@ async def main(settings: ControlSettings, notify: Notify) -> None:
             tasks.create_task(hub.tick_forever())
             await server.wait_for_termination()
     finally:
+        notify.set_ready("draining")
         await server.stop(_STOP_GRACE_S)
 
 

@@ -7,7 +7,8 @@ from collections import OrderedDict
 from collections.abc import AsyncIterator
 from typing import Final
 
-from tartlet_common.errors import FrameTooLarge, InvalidArgument
+from tartlet_common.blob_transfer import receive
+from tartlet_common.errors import FrameTooLarge, InvalidArgument, TartletError
 from tartlet_protos import common_pb2
 
 BLOB_BYTES: Final = 64 << 20
@@ -55,19 +56,13 @@ class BlobStore:
         """Keep a blob that comes in chunks, the first of which names digest and size. Returns the digest.
 
         Raises:
-            InvalidArgument, FrameTooLarge: as `put`; more is read than announced is an InvalidArgument too.
+            InvalidArgument, FrameTooLarge: as `put`; not what was announced is an InvalidArgument too.
+            DeadlineExceeded: the sender pauses.
         """
-        digest, size = "", 0
-        data = bytearray()
-        async for chunk in chunks:
-            if chunk.digest:
-                digest, size = chunk.digest, chunk.size
-                if size > BLOB_BYTES:
-                    raise FrameTooLarge(size=size, limit=BLOB_BYTES)
-            data += chunk.data
-            if len(data) > size:
-                raise InvalidArgument(argument="size", detail=f"announced {size} bytes, sent more")
-        if len(data) != size:
-            raise InvalidArgument(argument="size", detail=f"announced {size} bytes, sent {len(data)}")
-        self.put(digest, bytes(data))
+        digest, data = await receive(chunks, BLOB_BYTES, _too_large)
+        self.put(digest, data)
         return digest
+
+
+def _too_large(size: int, limit: int) -> TartletError:
+    return FrameTooLarge(size=size, limit=limit)

@@ -19,8 +19,10 @@ from tartlet_protos import common_pb2, control_pb2
 
 log = logging.getLogger("tartlet.control")
 
-SOURCE_BYTES: Final = 3 << 20
-"""Largest source: an entry travels in one message."""
+SOURCE_BYTES: Final = 16 << 20
+"""Largest source. One that doesn't fit a message is uploaded before it is put, and fetched by its digest."""
+STORE_BYTES: Final = 512 << 20
+"""All sources together."""
 MAX_ENTRIES: Final = 10_000
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]{0,127}")
 _SUFFIX: Final = ".inferlet"
@@ -57,6 +59,7 @@ class Catalogue:
             DiskFull: it couldn't be written; the catalogue is unchanged.
         """
         self._check(entry)
+        self._check_room(entry)
         kept = control_pb2.CatalogueEntry()
         kept.CopyFrom(entry)
         kept.source.digest = hashlib.sha256(entry.source.data).hexdigest()
@@ -111,10 +114,7 @@ class Catalogue:
         """A tenant's entries by name, without their sources' data."""
         for (owner, _), entry in sorted(self._entries.items()):
             if owner == tenant:
-                short = control_pb2.CatalogueEntry()
-                short.CopyFrom(entry)
-                short.source.data = b""
-                yield short
+                yield without_data(entry)
 
     def _check(self, entry: control_pb2.CatalogueEntry) -> None:
         source = entry.source
@@ -130,6 +130,12 @@ class Catalogue:
         if source.digest and source.digest != actual:
             raise InvalidSource(detail=f"its digest is {actual}, not {source.digest[:64]}")
 
+    def _check_room(self, entry: control_pb2.CatalogueEntry) -> None:
+        old = self._entries.get((entry.tenant, entry.name))
+        more = len(entry.source.data) - (len(old.source.data) if old is not None else 0)
+        if sum(len(e.source.data) for e in self._entries.values()) + more > STORE_BYTES:
+            raise Overloaded(what="bytes of sources in the catalogue", limit=STORE_BYTES)
+
     def _path(self, key: tuple[str, str]) -> Path:
         assert self._directory is not None
         return self._directory / (hashlib.sha256("\0".join(key).encode()).hexdigest() + _SUFFIX)
@@ -143,6 +149,16 @@ class Catalogue:
                 log.error("catalogue entry %s can't be read: %s", path, e)  # noqa: TRY400 - it names what is wrong
                 continue
             self._entries[(entry.tenant, entry.name)] = entry
+
+
+def without_data(entry: control_pb2.CatalogueEntry) -> control_pb2.CatalogueEntry:
+    """The entry with only the digest of its source."""
+    source = entry.source
+    short = control_pb2.CatalogueEntry(
+        tenant=entry.tenant, name=entry.name, limits=entry.limits, model=entry.model, description=entry.description
+    )
+    short.source.CopyFrom(common_pb2.Source(language=source.language, filename=source.filename, digest=source.digest))
+    return short
 
 
 def _write(path: Path, data: bytes) -> None:

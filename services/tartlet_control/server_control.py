@@ -150,6 +150,17 @@ class ControlService(control_pb2_grpc.ControlServicer):
         """Everything `tartlet ps`, `top` and `doctor` show."""
         return control_pb2.StateReply(json=json.dumps(state_of(self._core)))
 
+    async def Locate(  # noqa: N802
+        self, request: control_pb2.LocateRequest, context: Context
+    ) -> control_pb2.LocateReply:
+        """Where programs run, what pages they hold, and which runtimes there are."""
+        found = [self._core.lifecycle.locate(i) for i in request.program_ids]
+        return control_pb2.LocateReply(
+            addresses=[address for address, _ in found],
+            pages=[pages for _, pages in found],
+            runtimes=[s.address for s in self._core.sessions.values() if s.gone_since is None],
+        )
+
     async def Cordon(self, request: control_pb2.EngineAction, context: Context) -> control_pb2.EngineActionReply:  # noqa: N802
         """No new programs on an engine."""
         return self._act(lambda: self._core.cordon(request.engine_id))

@@ -23,6 +23,7 @@ from tartlet_runtime.local_ops import LocalOps
 from tartlet_runtime.models import ModelTable
 from tartlet_runtime.native import NativeServer
 from tartlet_runtime.programs import ProgramTable
+from tartlet_runtime.relay import Relay
 from tartlet_runtime.server import ProgramsService
 from tartlet_runtime.sources import Sources
 from tartlet_runtime.wasm_guests import WasmGuests
@@ -30,6 +31,7 @@ from tartlet_runtime.wasm_guests import WasmGuests
 log = logging.getLogger(__name__)
 
 TEND_S = 0.25
+NO_CONTROL = "control can't be reached"
 _STOP_GRACE_S = 1.0
 _IDLE_POLL_S = 0.02
 _IDLE_S = 0.004
@@ -39,7 +41,7 @@ async def main(settings: RuntimeSettings, notify: Notify) -> None:
     """Serve until cancelled."""
     async with contextlib.AsyncExitStack() as stack:
         tasks = asyncio.TaskGroup()
-        tls = _tls(settings)
+        tls = Tls.of(settings)
         channel = make_channel(settings.control, tls)
         stack.push_async_callback(channel.close)
         driver = Driver(asyncio.get_running_loop())
@@ -48,12 +50,12 @@ async def main(settings: RuntimeSettings, notify: Notify) -> None:
             protocol=PROTOCOL_VERSION,
             runtime_id=f"{socket.gethostname()} {settings.address}",
             incarnation=incarnation,
-            address=settings.address,
+            address=settings.advertise or settings.address,
         )
         link = ControlLink(channel, hello, driver)
 
-        def spawn(work: Coroutine[Any, Any, None]) -> None:
-            tasks.create_task(_guarded(work))
+        def spawn(work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+            return tasks.create_task(_guarded(work))
 
         models = ModelTable(settings.cache_dir / "blobs", link.fetch, spawn)
         journals = Journals(settings.journal_dir)
@@ -74,7 +76,11 @@ async def main(settings: RuntimeSettings, notify: Notify) -> None:
             wasm=wasm,
             journals=journals,
         )
-        service = ProgramsService(table, driver, link, Sources(channel), wasm, settings.capacity, incarnation)
+        relay = Relay(link, hello.address, tls, spawn)
+        stack.push_async_callback(relay.close)
+        table.follow_elsewhere = relay.join
+        sources = Sources(channel, settings.source_bytes)
+        service = ProgramsService(table, driver, link, sources, relay, wasm, settings.capacity, incarnation)
         server = await make_server(
             lambda server: programs_pb2_grpc.add_ProgramsServicer_to_server(service, server), settings.address, tls
         )
@@ -85,9 +91,13 @@ async def main(settings: RuntimeSettings, notify: Notify) -> None:
             tasks.create_task(_tend(table))
             tasks.create_task(_prepare_guests(driver, wasm))
             notify.ready()
+            notify.set_ready("" if link.connected else NO_CONTROL)
+            link.on_connected = lambda: notify.set_ready("" if link.connected else NO_CONTROL)
             try:
                 await asyncio.get_running_loop().create_future()  # until cancelled
             finally:
+                link.on_connected = _nothing
+                notify.set_ready("draining")
                 table.end_all(RuntimeLost)
                 driver.flush()
                 await server.stop(_STOP_GRACE_S)
@@ -115,7 +125,5 @@ async def _guarded(work: Coroutine[Any, Any, None]) -> None:
         log.exception("a background answer failed")
 
 
-def _tls(settings: RuntimeSettings) -> Tls | None:
-    if settings.tls_certificate is None or settings.tls_key is None or settings.tls_authority is None:
-        return None
-    return Tls(settings.tls_certificate, settings.tls_key, settings.tls_authority)
+def _nothing() -> None:
+    """Ready or not, it goes."""

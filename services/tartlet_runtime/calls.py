@@ -8,6 +8,7 @@ still (`Program`), and the others notice nothing.
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 
@@ -38,6 +39,9 @@ class Call:
     driver: Driver
     expected: int
     tied: list[Program] = field(default_factory=list)
+    relays: set[asyncio.Task[None]] = field(default_factory=set)
+    """Tasks that bring events of programs at other runtimes."""
+    _relayed: deque[tuple[list[programs_pb2.ProgramEvent], asyncio.Future[None]]] = field(default_factory=deque)
     _answers: dict[int, programs_pb2.ProgramEvent] = field(default_factory=dict)
     _answered: int = 0
     _cursors: dict[Program, _Cursor] = field(default_factory=dict)
@@ -54,6 +58,20 @@ class Call:
     def reject(self, index: int, error: TartletError) -> None:
         """Answer a spec with an error."""
         self.answer(index, _Event(kind=_Event.REJECTED, error=error_to_proto(error)))
+
+    def answer_if_open(self, index: int, event: programs_pb2.ProgramEvent) -> bool:
+        """Answer `index` unless that was done; whether it was open."""
+        if index < self._answered or index in self._answers:
+            return False
+        self.answer(index, event)
+        return True
+
+    async def relay(self, events: list[programs_pb2.ProgramEvent]) -> None:
+        """Send events of programs elsewhere; returns when the transport has taken them."""
+        taken: asyncio.Future[None] = self.driver.loop.create_future()
+        self._relayed.append((events, taken))
+        self.driver.tell(self)
+        await taken
 
     def watch(self, program: Program, index: int, offset: int = 0) -> None:
         """Send the program's events from `offset` on."""
@@ -78,19 +96,48 @@ class Call:
         """Messages to send; ends when every spec is answered and every watched program has ended."""
         while True:
             events, read = self._gather()
+            taken = self._gather_relayed(events)
             if events:
                 yield programs_pb2.ProgramEvents(events=events)
                 for program, offset in read:
                     program.read_to(offset)
-            elif self._answered == self.expected and not self._cursors:
+                for future in taken:
+                    if not future.done():
+                        future.set_result(None)
+            elif self._answered == self.expected and not self._cursors and not self._relaying():
                 return
             else:
                 self._waiter = self.driver.loop.create_future()
                 await self._waiter
 
+    def _relaying(self) -> bool:
+        """Whether events of programs elsewhere may still come."""
+        for task in self.relays:
+            if not task.done():
+                task.add_done_callback(self._relay_done)
+                return True
+        return bool(self._relayed)
+
+    def _relay_done(self, _: asyncio.Task[None]) -> None:
+        self.driver.tell(self)
+
+    def _gather_relayed(self, events: list[programs_pb2.ProgramEvent]) -> list[asyncio.Future[None]]:
+        """Add what other runtimes sent, as far as it is answered; what they wait for until it is sent."""
+        taken: list[asyncio.Future[None]] = []
+        for _ in range(len(self._relayed)):
+            relayed, future = self._relayed[0]
+            if taken or any(event.index >= self._answered for event in relayed):  # one portion a message: each is 1 MiB
+                break
+            self._relayed.popleft()
+            events.extend(relayed)
+            taken.append(future)
+        return taken
+
     def close(self, error: TartletError) -> None:
         """The call is over; programs tied to it end with `error` if they still run."""
         self._closed = True
+        for task in self.relays:
+            task.cancel()
         for program in list(self._cursors):
             program.detach(self)
         self._cursors.clear()

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol, TypeAlias
 
 import grpc
@@ -28,6 +28,7 @@ log = logging.getLogger(__name__)
 
 BACKOFF_S = (0.05, 0.1, 0.2, 0.5, 1.0)
 HELLO_TIMEOUT_S = 5.0
+LOCATE_TIMEOUT_S = 2.0
 MAX_BLOB_BYTES = 256 << 20
 _STARTS_A_FRAME = 512
 _STARTS_BESIDE_COMMANDS = 16  # so that a full frame of commands stays below the message limit
@@ -61,6 +62,8 @@ class ControlLink:
         self._driver = driver
         self.programs: Programs
         self.connected = False
+        self.on_connected: Callable[[], None] = _nothing
+        """Called when `connected` has changed."""
         self.control_incarnation = ""
         self._outbox = Outbox()
         self._starts: list[control_pb2.ProgramStart] = []
@@ -156,6 +159,7 @@ class ControlLink:
             raise ProtocolMismatch(peer="control", theirs=frame.hello.protocol, ours=PROTOCOL_VERSION)
         self.control_incarnation = frame.hello.incarnation
         self.connected = True
+        self.on_connected()
         log.info("connected to control %s", self.control_incarnation[:8])
         self._take(frame)
 
@@ -210,7 +214,9 @@ class ControlLink:
                 program.settled(settled)
 
     def _broken(self) -> None:
-        self.connected = False
+        if self.connected:
+            self.connected = False
+            self.on_connected()
         self._writer = None
         self._frames, self._ends = [], []  # a new Hello announces only who still runs
         for program in list(self.programs.live()):
@@ -240,6 +246,21 @@ class ControlLink:
             raise Unavailable(what=f"blob {digest[:12]}", detail=_detail(e)) from e
         return b"".join(parts)
 
+    async def locate(self, program_ids: Sequence[str]) -> control_pb2.LocateReply:
+        """Where programs run, and which runtimes there are.
+
+        Raises:
+            Unavailable: control can't be reached.
+        """
+        if not self.connected:
+            raise Unavailable(what="control", detail="it knows where programs run, and can't be reached")
+        try:
+            request = control_pb2.LocateRequest(program_ids=program_ids)
+            reply: control_pb2.LocateReply = await self._stub.Locate(request, timeout=LOCATE_TIMEOUT_S)
+        except grpc.RpcError as e:
+            raise Unavailable(what="control", detail=_detail(e)) from e
+        return reply
+
     async def state_json(self) -> str:
         """Control's State reply, "" while it can't be reached."""
         if not self.connected:
@@ -261,3 +282,7 @@ def _first(group: BaseExceptionGroup[BaseException]) -> str:
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return _detail(error) if isinstance(error, grpc.RpcError) else str(error)
+
+
+def _nothing() -> None:
+    """Nobody wants to know."""

@@ -249,7 +249,7 @@ class Program:
         for answer in starters:
             answer(error, existing_program_id)
 
-    def info(self, now_s: float, unix_s: float) -> programs_pb2.ProgramInfo:
+    def info(self, now_s: float, unix_s: float, runtime: str) -> programs_pb2.ProgramInfo:
         """What List says of it."""
         age_s = now_s - self.usage.launched_s
         return programs_pb2.ProgramInfo(
@@ -262,6 +262,7 @@ class Program:
             usage=self.usage.to_proto(now_s),
             error=error_to_proto(self.error),
             model=self.model,
+            runtime=runtime,
         )
 
     def control_lost(self) -> None:

@@ -19,7 +19,6 @@ from tartlet_common.errors import (
     SourceTooLarge,
     TartletError,
     Unavailable,
-    UnknownProgram,
 )
 from tartlet_common.ids import new_program_id
 from tartlet_common.settings import RuntimeSettings
@@ -69,6 +68,7 @@ class ProgramTable:
     ) -> None:
         """`wasm` None: only native programs run (tests)."""
         self._settings = settings
+        self._address = settings.advertise or settings.address
         self._driver = driver
         self._link = link
         self._models = models
@@ -86,6 +86,7 @@ class ProgramTable:
         self._kept_bytes = 0
         self._next_handle = 1
         self._away_since: float | None = clock.now()
+        self.follow_elsewhere: Callable[[Call, int, str], None] = _nowhere
         link.programs = self
 
     # ---- lookup ----
@@ -98,23 +99,16 @@ class ProgramTable:
         """Programs that haven't ended."""
         return self._live.values()
 
-    def find(self, program_id: str) -> Program:
-        """A live or kept program.
-
-        Raises:
-            UnknownProgram: neither.
-        """
-        program = self._by_id.get(program_id)
-        if program is None:
-            raise UnknownProgram(program=program_id)
-        return program
+    def known(self, program_id: str) -> Program | None:
+        """A live or kept program; None: it isn't here."""
+        return self._by_id.get(program_id)
 
     def infos(self, *, ended: bool, tenant: str) -> Iterator[programs_pb2.ProgramInfo]:
         """What List answers, oldest first."""
         now, unix_s = self._clock.now(), self._clock.unix_ns() / 1e9
         for program in self._by_id.values():
             if (ended or program.state is not State.ENDED) and (not tenant or program.spec.tenant == tenant):
-                yield program.info(now, unix_s)
+                yield program.info(now, unix_s, self._address)
 
     @property
     def num_live(self) -> int:
@@ -237,8 +231,10 @@ class ProgramTable:
             known = self._by_id.get(existing)
             if known is not None:
                 self.accept(known, call, index, attach=attach)
-            else:
+            else:  # it runs, or ran, at another runtime
                 call.answer(index, _Event(kind=_Event.ACCEPTED, program_id=existing))
+                if attach:
+                    self.follow_elsewhere(call, index, existing)
         else:
             program.accepted = True
             self.accept(program, call, index, attach=attach)
@@ -351,6 +347,10 @@ class ProgramTable:
         """The runtime stops."""
         for program in list(self._live.values()):
             program.end(error())
+
+
+def _nowhere(call: Call, index: int, program_id: str) -> None:
+    """Until app wires the relay."""
 
 
 @lru_cache(maxsize=64)

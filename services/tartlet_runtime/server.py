@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from importlib.metadata import version
 from typing import Any, TypeAlias
 
@@ -17,16 +17,18 @@ from tartlet_common.errors import (
     InvalidArgument,
     ProgramKilled,
     TartletError,
+    Unavailable,
     UnknownProgram,
 )
 from tartlet_common.wire import error_to_proto
-from tartlet_protos import common_pb2, programs_pb2, programs_pb2_grpc
+from tartlet_protos import common_pb2, control_pb2, programs_pb2, programs_pb2_grpc
 from tartlet_runtime.calls import Call
 from tartlet_runtime.control_link import ControlLink
 from tartlet_runtime.driver import Driver
 from tartlet_runtime.limits import MAX_NAME_BYTES
 from tartlet_runtime.program import MakeGuest, ProgramSpec, State
 from tartlet_runtime.programs import ProgramTable
+from tartlet_runtime.relay import Relay, is_relayed
 from tartlet_runtime.sources import Sources
 from tartlet_runtime.wasm_guests import WasmGuests
 
@@ -47,6 +49,7 @@ class ProgramsService(programs_pb2_grpc.ProgramsServicer):
         driver: Driver,
         link: ControlLink,
         sources: Sources,
+        relay: Relay,
         wasm: WasmGuests | None,
         capacity: int,
         incarnation: str,
@@ -56,6 +59,7 @@ class ProgramsService(programs_pb2_grpc.ProgramsServicer):
         self._driver = driver
         self._link = link
         self._sources = sources
+        self._relay = relay
         self._wasm = wasm
         self._capacity = capacity
         self._incarnation = incarnation
@@ -66,7 +70,7 @@ class ProgramsService(programs_pb2_grpc.ProgramsServicer):
         self, request: programs_pb2.ValidateRequest, context: _Context
     ) -> programs_pb2.ValidateReply:
         """Check a source as a launch would, and for Python its syntax."""
-        digest = hashlib.sha256(request.source.data).hexdigest()
+        digest = request.source.digest or hashlib.sha256(request.source.data).hexdigest()
         try:
             spec = self._table.specify(programs_pb2.LaunchSpec(), await self._sources.resolve(request.source))
             if self._table.maker(spec) is None:
@@ -76,6 +80,15 @@ class ProgramsService(programs_pb2_grpc.ProgramsServicer):
         except TartletError as e:
             return programs_pb2.ValidateReply(digest=digest, error=error_to_proto(e))
         return programs_pb2.ValidateReply(digest=spec.digest)
+
+    async def Upload(  # noqa: N802 - gRPC's name
+        self, request_iterator: AsyncIterator[common_pb2.BlobChunk], context: _Context
+    ) -> programs_pb2.ValidateReply:
+        """Keep a large source for launches that name its digest."""
+        try:
+            return programs_pb2.ValidateReply(digest=await self._sources.upload(request_iterator))
+        except TartletError as e:
+            return programs_pb2.ValidateReply(error=error_to_proto(e))
 
     async def Launch(  # noqa: N802 - gRPC's name
         self, request: programs_pb2.LaunchRequest, context: _Context
@@ -151,15 +164,20 @@ class ProgramsService(programs_pb2_grpc.ProgramsServicer):
     ) -> AsyncIterator[programs_pb2.ProgramEvents]:
         """Stream the output of programs from offsets on; an unknown program is answered with REJECTED."""
         call = Call(self._driver, expected=len(request.programs))
+        elsewhere: list[tuple[int, programs_pb2.AttachTo]] = []
         try:
             for index, wanted in enumerate(request.programs):
-                try:
-                    program = self._table.find(wanted.program_id)
-                except TartletError as e:
-                    call.reject(index, e)
+                program = self._table.known(wanted.program_id)
+                if program is None:
+                    elsewhere.append((index, wanted))
                     continue
                 call.answer(index, _Event(kind=_Event.ACCEPTED, program_id=program.program_id))
                 call.watch(program, index, wanted.offset)
+            if elsewhere and is_relayed(context):
+                for index, wanted in elsewhere:
+                    call.reject(index, UnknownProgram(program=wanted.program_id))
+            elif elsewhere:
+                await self._relay.attach(call, elsewhere)
             async for events in call.messages():
                 yield events
         finally:
@@ -169,38 +187,59 @@ class ProgramsService(programs_pb2_grpc.ProgramsServicer):
         self, request: programs_pb2.SendRequest, context: _Context
     ) -> programs_pb2.SendReply:
         """Messages to programs."""
-        reply = programs_pb2.SendReply()
-        for item in request.items:
-            error = None
-            try:
-                program = self._table.find(item.program_id)
-                if program.state in (State.ENDING, State.ENDED):
-                    raise UnknownProgram(program=f"{item.program_id}: it has ended")
-                program.deliver_message(item.message)
-            except TartletError as e:
-                error = e
-            reply.errors.append(error_to_proto(error))
-        return reply
+        errors: list[TartletError | None] = []
+        elsewhere: list[int] = []
+        for place, item in enumerate(request.items):
+            program = self._table.known(item.program_id)
+            if program is None:
+                errors.append(UnknownProgram(program=item.program_id))
+                elsewhere.append(place)
+            elif program.state in (State.ENDING, State.ENDED):
+                errors.append(UnknownProgram(program=f"{item.program_id}: it has ended"))
+            else:
+                errors.append(_failing(lambda p=program, m=item.message: p.deliver_message(m)))  # type: ignore[misc]
+        if elsewhere and not is_relayed(context):
+            answers = await self._relay.send([request.items[i] for i in elsewhere])
+            for place, answer in zip(elsewhere, answers, strict=True):
+                errors[place] = answer
+        return programs_pb2.SendReply(errors=map(error_to_proto, errors))
 
     async def Kill(  # noqa: N802 - gRPC's name
         self, request: programs_pb2.KillRequest, context: _Context
     ) -> programs_pb2.KillReply:
         """End programs; one that has ended already is no error."""
-        reply = programs_pb2.KillReply()
-        for program_id in request.program_ids:
-            error = None
-            try:
-                self._table.find(program_id).end(ProgramKilled(reason=request.reason[:MAX_NAME_BYTES] or "on request"))
-            except TartletError as e:
-                error = e
-            reply.errors.append(error_to_proto(error))
-        return reply
+        errors: list[TartletError | None] = []
+        elsewhere: list[int] = []
+        for place, program_id in enumerate(request.program_ids):
+            program = self._table.known(program_id)
+            if program is not None:
+                program.end(ProgramKilled(reason=request.reason[:MAX_NAME_BYTES] or "on request"))
+                errors.append(None)
+            else:
+                errors.append(UnknownProgram(program=program_id))
+                elsewhere.append(place)
+        if elsewhere and not is_relayed(context):
+            answers = await self._relay.kill([request.program_ids[i] for i in elsewhere], request.reason)
+            for place, answer in zip(elsewhere, answers, strict=True):
+                errors[place] = answer
+        return programs_pb2.KillReply(errors=map(error_to_proto, errors))
 
     async def List(  # noqa: N802 - gRPC's name
         self, request: programs_pb2.ListRequest, context: _Context
     ) -> programs_pb2.ListReply:
-        """Programs of this runtime."""
-        return programs_pb2.ListReply(programs=self._table.infos(ended=request.all, tenant=request.tenant))
+        """Programs of this runtime, then those of the others."""
+        infos = list(self._table.infos(ended=request.all, tenant=request.tenant))
+        reply = programs_pb2.ListReply()
+        try:
+            located = await self._link.locate([info.program_id for info in infos])
+        except Unavailable:  # then there is no saying what is elsewhere, and no page is held by what is here
+            located = control_pb2.LocateReply()
+        for info, pages in zip(infos, located.pages, strict=False):
+            info.pages = pages
+        reply.programs.extend(infos)
+        if not is_relayed(context):
+            reply.MergeFrom(await self._relay.list(located.runtimes, request))
+        return reply
 
     async def RuntimeState(  # noqa: N802 - gRPC's name
         self, request: programs_pb2.RuntimeStateRequest, context: _Context
@@ -216,3 +255,11 @@ class ProgramsService(programs_pb2_grpc.ProgramsServicer):
             component=self._wasm.component if self._wasm is not None else "",
             boundary=self._wasm.boundary if self._wasm is not None else "",
         )
+
+
+def _failing(do: Callable[[], None]) -> TartletError | None:
+    try:
+        do()
+    except TartletError as e:
+        return e
+    return None

@@ -112,6 +112,8 @@ class FakeControl(control_pb2_grpc.ControlServicer, control_pb2_grpc.CatalogueSe
     blobs: dict[str, bytes] = field(default_factory=dict)
     blob_gate: asyncio.Event | None = None
     known_keys: dict[str, str] = field(default_factory=dict)
+    located: dict[str, str] = field(default_factory=dict)
+    runtimes: list[str] = field(default_factory=list)
     _stream: Any = None
     _writing: asyncio.Lock = field(default_factory=asyncio.Lock)
 
@@ -151,6 +153,13 @@ class FakeControl(control_pb2_grpc.ControlServicer, control_pb2_grpc.CatalogueSe
         else:
             for start in range(0, len(data), 1 << 20):
                 yield common_pb2.BlobChunk(digest=request.digest, size=len(data), data=data[start : start + (1 << 20)])
+
+    async def Locate(self, request: Any, context: Any) -> control_pb2.LocateReply:
+        addresses = [self.located.get(i, "") for i in request.program_ids]
+        return control_pb2.LocateReply(addresses=addresses, pages=[5] * len(addresses), runtimes=self.runtimes)
+
+    async def Upload(self, request_iterator: Any, context: Any) -> control_pb2.UploadReply:
+        return control_pb2.UploadReply()
 
     async def State(self, request: Any, context: Any) -> control_pb2.StateReply:
         return control_pb2.StateReply(json='{"engines": []}')
@@ -250,6 +259,9 @@ class Ready:
 
     def ready(self, detail: str = "") -> None:
         self.event.set()
+
+    def set_ready(self, reason_if_not: str = "") -> None:
+        self.reason_if_not = reason_if_not
 
 
 def make_settings(directory: Path, **changes: Any) -> RuntimeSettings:

@@ -8,7 +8,8 @@ import time
 
 import pytest
 
-from inferlet import Context, errors, receive, synchronize
+from inferlet import Context, errors, receive, send, synchronize
+from inferlet._abi import MAX_SUBMISSION_BYTES
 from tests.sdk.harness import run
 from tests.sdk.mini_host import MiniHost
 
@@ -136,3 +137,14 @@ def test_left_over_tasks_are_cancelled_at_the_end() -> None:
 
     run(MiniHost(), main)
     assert ended == ["cleaned"]
+
+
+def test_a_flood_of_tiny_records_leaves_in_submissions_that_the_host_takes() -> None:
+    async def main() -> None:
+        for _ in range(120_000):
+            send(b"")
+
+    host = MiniHost()
+    run(host, main)
+    assert len(host.sent) == 120_000
+    assert max(map(len, host.submissions)) < MAX_SUBMISSION_BYTES // 8

@@ -30,7 +30,7 @@ _unpack_header = struct.Struct(abi.HEADER_FORMAT).unpack_from
 
 WAIT_RECORDS = 1024
 FLUSH_BYTES = 256 << 10
-"""A program that records without ever blocking submits at this size."""
+"""A program that records without ever blocking submits when its records, or their payload, have this size."""
 MAX_PAYLOAD_BYTES = abi.MAX_SUBMISSION_BYTES - FLUSH_BYTES - 4096
 
 
@@ -85,9 +85,10 @@ class Channel:
         self._tickets = ticket + 1
         size = len(payload)
         area = self._payload
-        if size + len(area) > FLUSH_BYTES:
+        records = self._records
+        if size + len(area) > FLUSH_BYTES or len(records) >= FLUSH_BYTES:
             self._make_room(size)
-        self._records += pack_record(op, flags, ticket, queue, a, b, c, len(area), size)
+        records += pack_record(op, flags, ticket, queue, a, b, c, len(area), size)
         area += payload
         return ticket
 

@@ -183,7 +183,7 @@ class SourceTooLarge(RequestError):
 
     number: ClassVar[int] = 117
     message: ClassVar[str] = "the program has {size} bytes; the limit is {limit}"
-    remedy: ClassVar[str] = "Make the program smaller, or raise max_source_bytes."
+    remedy: ClassVar[str] = "Make the program smaller, or raise source_bytes, a setting of the runtime."
 
 
 class ContextTooLong(RequestError):

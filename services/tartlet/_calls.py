@@ -1,0 +1,95 @@
+"""What every call of the client needs: its size checked, its errors typed, its large sources uploaded."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+import grpc
+import grpc.aio
+
+from tartlet import _convert
+from tartlet.model import MAX_SOURCE_BYTES, LaunchSpec, Source
+from tartlet_common import rpc, wire
+from tartlet_common.blob_transfer import chunks
+from tartlet_common.errors import (
+    Disconnected,
+    FrameTooLarge,
+    InternalError,
+    SourceTooLarge,
+    TartletError,
+    Unavailable,
+)
+from tartlet_protos import common_pb2, programs_pb2
+
+T = TypeVar("T")
+
+LAUNCH_BYTES = 3 << 20  # specs of one Launch message, below the 4 MiB it may have
+
+
+async def upload(stub: Any, source: Source) -> None:
+    """Bring a source in chunks, if it is large. `stub`: of Programs or Catalogue.
+
+    Raises:
+        SourceTooLarge: for this client (nothing is sent then), or for the server (at its first chunk).
+    """
+    if len(source.data) <= _convert.UPLOAD_ABOVE_BYTES:
+        return
+    if len(source.data) > MAX_SOURCE_BYTES:
+        raise SourceTooLarge(size=len(source.data), limit=MAX_SOURCE_BYTES)
+
+    async def stream() -> AsyncIterator[common_pb2.BlobChunk]:
+        for chunk in chunks(source.data):
+            yield chunk
+
+    reply = await stub.Upload(stream())
+    error = wire.error_from_proto(reply.error)
+    if error is not None:
+        raise error
+
+
+def checked(request: T) -> T:
+    """The request, if one message can carry it."""
+    size = request.ByteSize()  # type: ignore[attr-defined]
+    if size > rpc.MAX_MESSAGE_BYTES:
+        raise FrameTooLarge(size=size, limit=rpc.MAX_MESSAGE_BYTES)
+    return request
+
+
+def launch_requests(specs: Sequence[LaunchSpec]) -> Iterator[programs_pb2.LaunchRequest]:
+    """Requests of at most `LAUNCH_BYTES`, or of one spec."""
+    request, size = programs_pb2.LaunchRequest(), 0
+    for spec in specs:
+        message = _convert.launch_to_proto(spec, attach=False, tie=False)
+        if request.specs and size + message.ByteSize() > LAUNCH_BYTES:
+            yield request
+            request, size = programs_pb2.LaunchRequest(), 0
+        request.specs.append(message)
+        size += message.ByteSize()
+    if request.specs:
+        yield checked(request)
+
+
+@contextmanager
+def translated(address: str) -> Iterator[None]:
+    try:
+        yield
+    except grpc.aio.AioRpcError as e:
+        raise from_rpc(e, address) from e
+
+
+def from_rpc(e: grpc.aio.AioRpcError, address: str) -> TartletError:
+    """The typed error of a call that failed; servers put theirs into the trailing metadata `tartlet-error-bin`."""
+    for key, value in e.trailing_metadata() or ():
+        if key == "tartlet-error-bin" and isinstance(value, bytes):
+            error = wire.error_from_proto(common_pb2.Error.FromString(value))
+            if error is not None:
+                return error
+    match e.code():
+        case grpc.StatusCode.UNAVAILABLE:
+            return Unavailable(what=f"the server at {address}", detail=e.details() or "no connection")
+        case grpc.StatusCode.CANCELLED:
+            return Disconnected()
+        case _:
+            return InternalError(detail=f"{e.code().name}: {e.details()}")

@@ -1,0 +1,220 @@
+"""Programs of other runtimes: calls about them are relayed to the owner, whom control knows (contract 9).
+
+One hop: a relayed call carries `tartlet-relayed` and isn't relayed again, so stale knowledge can't send it in circles.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any, Protocol, TypeAlias
+
+import grpc
+import grpc.aio
+
+from tartlet_common.errors import RuntimeLost, TartletError, Unavailable, UnknownProgram
+from tartlet_common.rpc import Tls, make_channel
+from tartlet_common.wire import error_from_proto, error_to_proto
+from tartlet_protos import control_pb2, programs_pb2, programs_pb2_grpc
+from tartlet_runtime.calls import Call
+
+RELAYED = (("tartlet-relayed", "1"),)
+ANSWER_S = 5.0
+"""How long another runtime may take to answer."""
+
+_Event = programs_pb2.ProgramEvent
+_Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
+Spawn = Callable[[Coroutine[Any, Any, None]], "asyncio.Task[None]"]
+Ask = Callable[[Any, list[int]], Coroutine[Any, Any, Sequence[TartletError | None]]]
+"""Asks a runtime's stub about the items of these places; an error or None for each."""
+
+
+class Locator(Protocol):
+    """Control, which knows where programs run."""
+
+    async def locate(self, program_ids: Sequence[str]) -> control_pb2.LocateReply:
+        """Raises `Unavailable` while control can't be reached."""
+
+
+def is_relayed(context: _Context) -> bool:
+    """Whether another runtime has sent this call."""
+    return any(key == RELAYED[0][0] for key, _ in context.invocation_metadata() or ())
+
+
+class Relay:
+    """The way to the other runtimes."""
+
+    def __init__(self, locator: Locator, address: str, tls: Tls | None, spawn: Spawn) -> None:
+        """`address` is this runtime's own; `spawn` owns the tasks that follow programs elsewhere."""
+        self._locator = locator
+        self._address = address
+        self._tls = tls
+        self._spawn = spawn
+        self._channels: dict[str, grpc.aio.Channel] = {}
+
+    async def close(self) -> None:
+        """Close the connections."""
+        for channel in self._channels.values():
+            await channel.close()
+
+    async def _owners(self, program_ids: Sequence[str]) -> list[str | TartletError]:
+        """The address of each program's runtime, or why there is none."""
+        try:
+            reply = await self._locator.locate(program_ids)
+        except TartletError as e:
+            return [e] * len(program_ids)
+        return [
+            address if address and address != self._address else UnknownProgram(program=program_id[:64])
+            for program_id, address in zip(program_ids, reply.addresses, strict=True)
+        ]
+
+    async def ask(self, program_ids: Sequence[str], ask: Ask) -> list[TartletError | None]:
+        """Ask the owners of programs, each once; an error or None for each program."""
+        answers: list[TartletError | None] = [None] * len(program_ids)
+        groups: dict[str, list[int]] = defaultdict(list)
+        for place, owner in enumerate(await self._owners(program_ids)):
+            if isinstance(owner, str):
+                groups[owner].append(place)
+            else:
+                answers[place] = owner
+
+        async def one(address: str, places: list[int]) -> None:
+            try:
+                errors = await ask(self._stub(address), places)
+            except grpc.RpcError as e:
+                errors = [_unreachable(address, e)] * len(places)
+            for place, error in zip(places, errors, strict=True):
+                answers[place] = error
+
+        async with asyncio.TaskGroup() as tasks:
+            for address, places in groups.items():
+                tasks.create_task(one(address, places))
+        return answers
+
+    async def send(self, items: Sequence[programs_pb2.SendItem]) -> list[TartletError | None]:
+        """Messages to programs elsewhere."""
+
+        async def ask(stub: Any, places: list[int]) -> list[TartletError | None]:
+            request = programs_pb2.SendRequest(items=[items[i] for i in places])
+            reply = await stub.Send(request, metadata=RELAYED, timeout=ANSWER_S)
+            return [error_from_proto(e) for e in reply.errors]
+
+        return await self.ask([i.program_id for i in items], ask)
+
+    async def kill(self, program_ids: Sequence[str], reason: str) -> list[TartletError | None]:
+        """End programs elsewhere."""
+
+        async def ask(stub: Any, places: list[int]) -> list[TartletError | None]:
+            request = programs_pb2.KillRequest(program_ids=[program_ids[i] for i in places], reason=reason)
+            reply = await stub.Kill(request, metadata=RELAYED, timeout=ANSWER_S)
+            return [error_from_proto(e) for e in reply.errors]
+
+        return await self.ask(program_ids, ask)
+
+    async def list(self, runtimes: Sequence[str], request: programs_pb2.ListRequest) -> programs_pb2.ListReply:
+        """The programs of `runtimes` other than this one."""
+        await self._drop_all_but(runtimes)
+        others = [a for a in dict.fromkeys(runtimes) if a != self._address]
+
+        async def one(address: str) -> programs_pb2.ListReply:
+            try:
+                reply: programs_pb2.ListReply = await self._stub(address).List(
+                    request, metadata=RELAYED, timeout=ANSWER_S
+                )
+            except grpc.RpcError:
+                return programs_pb2.ListReply(unreachable=[address])
+            return reply
+
+        merged = programs_pb2.ListReply()
+        for reply in await asyncio.gather(*map(one, others)):
+            merged.MergeFrom(reply)
+        return merged
+
+    # ---- following ----
+
+    async def attach(self, call: Call, wanted: Sequence[tuple[int, programs_pb2.AttachTo]]) -> None:
+        """Let `call` follow programs elsewhere; each is answered as its owner does."""
+        groups: dict[str, list[tuple[int, programs_pb2.AttachTo]]] = defaultdict(list)
+        owners = await self._owners([w.program_id for _, w in wanted])
+        for (index, program), owner in zip(wanted, owners, strict=True):
+            if isinstance(owner, str):
+                groups[owner].append((index, program))
+            else:
+                call.reject(index, owner)
+        for address, group in groups.items():
+            call.relays.add(self._spawn(self._follow(call, address, group)))
+
+    def join(self, call: Call, index: int, program_id: str) -> None:
+        """Let `call`, which has answered `index` already, follow a program elsewhere."""
+        call.relays.add(self._spawn(self._join(call, index, program_id)))
+
+    async def _join(self, call: Call, index: int, program_id: str) -> None:
+        (owner,) = await self._owners([program_id])
+        if isinstance(owner, str):
+            await self._follow(call, owner, [(index, programs_pb2.AttachTo(program_id=program_id))])
+        else:
+            await call.relay([_end(index, program_id, 0, owner)])
+
+    async def _follow(self, call: Call, address: str, group: Sequence[tuple[int, programs_pb2.AttachTo]]) -> None:
+        """Read another runtime's Attach stream into `call`, until all of its programs have ended."""
+        open_: dict[int, int] = {index: program.offset for index, program in group}  # index -> next offset
+        ids = {index: program.program_id for index, program in group}
+        stream = self._stub(address).Attach(
+            programs_pb2.AttachRequest(programs=[program for _, program in group]), metadata=RELAYED
+        )
+        error: TartletError = RuntimeLost()
+        try:
+            limit_s: float | None = ANSWER_S
+            while True:
+                async with asyncio.timeout(limit_s):
+                    message = await stream.read()
+                limit_s = None
+                if not isinstance(message, programs_pb2.ProgramEvents):  # the end
+                    break
+                events = []
+                for event in message.events:
+                    event.index = index = group[event.index][0]
+                    if event.kind not in (_Event.ACCEPTED, _Event.REJECTED):
+                        open_[index] = event.offset + 1
+                        events.append(event)
+                        if event.kind == _Event.ENDED:
+                            del open_[index]
+                    elif event.kind == _Event.ACCEPTED:
+                        call.answer_if_open(index, event)
+                    else:
+                        del open_[index]
+                        if not call.answer_if_open(index, event):
+                            reason = error_from_proto(event.error) or error
+                            events.append(_end(index, ids[index], 0, reason))
+                if events:
+                    await call.relay(events)
+        except (grpc.RpcError, TimeoutError, asyncio.InvalidStateError) as e:
+            error = _unreachable(address, e)
+        finally:
+            stream.cancel()
+        lost = [
+            i for i in open_ if not call.answer_if_open(i, _Event(kind=_Event.REJECTED, error=error_to_proto(error)))
+        ]
+        if lost:
+            await call.relay([_end(i, ids[i], open_[i], RuntimeLost()) for i in lost])
+
+    def _stub(self, address: str) -> Any:
+        channel = self._channels.get(address)
+        if channel is None:
+            channel = self._channels[address] = make_channel(address, self._tls)
+        return programs_pb2_grpc.ProgramsStub(channel)
+
+    async def _drop_all_but(self, runtimes: Sequence[str]) -> None:
+        """Close the connections to runtimes that are gone."""
+        for address in self._channels.keys() - set(runtimes):
+            await self._channels.pop(address).close()
+
+
+def _end(index: int, program_id: str, offset: int, error: TartletError) -> programs_pb2.ProgramEvent:
+    return _Event(index=index, program_id=program_id, kind=_Event.ENDED, offset=offset, error=error_to_proto(error))
+
+
+def _unreachable(address: str, error: BaseException) -> Unavailable:
+    code = getattr(error, "code", None)
+    return Unavailable(what=f"the runtime at {address}", detail=code().name if callable(code) else repr(error))

@@ -1,0 +1,149 @@
+"""Control, runtimes and a fake worker as processes of their own over loopback TCP with mutual TLS, for tests."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import trustme
+
+from tartlet_common.rpc import Tls
+
+START_S = 60.0
+
+
+def free_port() -> int:
+    """A port that nobody listens on just now."""
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return int(s.getsockname()[1])
+
+
+def http_get(url: str) -> tuple[int, str]:
+    """Status and body."""
+    try:
+        with urllib.request.urlopen(url, timeout=5) as reply:
+            return reply.status, reply.read().decode()
+    except urllib.error.HTTPError as e:
+        with e:
+            return e.code, e.read().decode()
+
+
+@dataclass
+class Role:
+    """A role's process."""
+
+    process: subprocess.Popen[bytes]
+    ready_fd: int
+    health: str
+    log: Path
+
+    def readyz(self) -> tuple[int, str]:
+        return http_get(f"http://{self.health}/readyz")
+
+    def until_readyz(self, status: int, text: str = "", timeout_s: float = START_S) -> None:
+        """Return when `/readyz` answers with a status and a text."""
+        deadline, got = time.monotonic() + timeout_s, None
+        while time.monotonic() < deadline:
+            assert self.process.poll() is None, self.log.read_text()
+            with contextlib.suppress(OSError):
+                got = self.readyz()
+                if got[0] == status and text in got[1]:
+                    return
+            time.sleep(0.05)
+        raise AssertionError(f"/readyz: {got}, not {status} {text!r}\n{self.log.read_text()}")
+
+    def until_ready(self) -> str:
+        """The first line on its ready descriptor."""
+        assert select.select([self.ready_fd], [], [], START_S)[0], self.log.read_text()
+        return os.read(self.ready_fd, 4096).decode()
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+
+@dataclass
+class Cluster:
+    """Roles by name; `stop` leaves none."""
+
+    directory: Path
+    authority: trustme.CA = field(default_factory=trustme.CA)
+    roles: dict[str, Role] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.control = f"localhost:{free_port()}"
+        self.runtimes = [f"localhost:{free_port()}", f"localhost:{free_port()}"]
+
+    def identity(self, *names: str) -> Tls:
+        """Files of a certificate for these DNS names."""
+        stem = self.directory / names[0]
+        files = Tls(Path(f"{stem}.crt"), Path(f"{stem}.key"), self.directory / "ca.crt")
+        if not files.certificate.exists():
+            cert = self.authority.issue_cert(*names)
+            files.certificate.write_bytes(b"".join(p.bytes() for p in cert.cert_chain_pems))
+            files.key.write_bytes(cert.private_key_pem.bytes())
+            self.authority.cert_pem.write_to_path(str(files.authority))
+        return files
+
+    def start(self, name: str, role: str, *flags: str, tls: Tls | None = None) -> Role:
+        """Start a role; `name` is ours for it."""
+        if tls is not None:
+            flags = (*flags, "--tls-certificate", str(tls.certificate), "--tls-key", str(tls.key))
+            flags = (*flags, "--tls-authority", str(tls.authority))
+        home = self.directory / name
+        home.mkdir(mode=0o700, exist_ok=True)
+        health, log = f"127.0.0.1:{free_port()}", home / "log"
+        read, write = os.pipe()
+        with log.open("ab") as out:
+            process = subprocess.Popen(
+                [sys.executable, "-m", f"tartlet_{role}", *flags, "--health-address", health, "--ready-fd", str(write)],
+                pass_fds=[write],
+                stderr=out,
+                env={**os.environ, "TARTLET_RUN_DIR": str(home)},
+            )
+        os.close(write)
+        self.roles[name] = Role(process, read, health, log)
+        return self.roles[name]
+
+    def start_control(self) -> Role:
+        return self.start("control", "control", "--address", self.control, tls=self.identity("control", "localhost"))
+
+    def start_runtime(self, number: int) -> Role:
+        flags = ["--address", self.runtimes[number], "--control", self.control]
+        return self.start(f"runtime{number}", "runtime", *flags, tls=self.identity("runtime", "localhost"))
+
+    def start_worker(self, *flags: str) -> Role:
+        flags = ("--engine", "fake", "--control", self.control, *flags)
+        return self.start("worker", "worker", *flags, tls=self.identity("worker"))
+
+    def stop(self) -> None:
+        for role in self.roles.values():
+            role.kill()
+            os.close(role.ready_fd)
+
+
+@contextlib.contextmanager
+def cluster(directory: Path, *, runtimes: int) -> Iterator[Cluster]:
+    """A cluster whose every role is ready."""
+    made = Cluster(directory)
+    try:
+        made.start_control()
+        made.start_worker()
+        for number in range(runtimes):
+            made.start_runtime(number)
+        for role in made.roles.values():
+            role.until_readyz(200)
+        yield made
+    finally:
+        made.stop()

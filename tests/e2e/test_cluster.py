@@ -1,0 +1,174 @@
+"""Roles over TCP: mutual TLS, probes, several runtimes whose clients needn't know which one runs what."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import tempfile
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+import tartlet
+from tartlet_common.errors import InvalidConfig, PermissionDenied, RuntimeLost, SourceTooLarge, UnknownProgram
+from tests.e2e.cluster import Cluster, cluster, http_get
+from tests.e2e.serving import message, program
+
+
+@pytest.fixture(scope="module")
+def pair() -> Iterator[Cluster]:
+    """Two runtimes of one control, and a fake worker."""
+    with tempfile.TemporaryDirectory(prefix="tt-") as directory, cluster(Path(directory), runtimes=2) as made:
+        yield made
+
+
+def _client(made: Cluster, number: int, identity: str = "client") -> tartlet.AsyncClient:
+    return tartlet.AsyncClient(made.runtimes[number], control=made.control, tls=made.identity(identity))
+
+
+async def test_a_program_runs_over_mutual_tls_and_a_worker_may_not_launch(pair: Cluster) -> None:
+    async with asyncio.timeout(60), _client(pair, 0) as client, _client(pair, 0, "worker") as worker:
+        run = await client.run(program("sampled"), ["a", "0", "0", "1", "1"])
+        assert (await run.wait()).success
+        with pytest.raises(PermissionDenied) as refused:
+            await worker.launch(program("echo"))
+        assert refused.value.fields == {"caller": "worker", "method": "/tartlet.v1.Programs/Launch"}
+
+
+async def test_tcp_without_tls_is_refused_by_client_and_role(pair: Cluster, tmp_path: Path) -> None:
+    with pytest.raises(InvalidConfig):
+        await tartlet.AsyncClient(pair.runtimes[0]).list()
+    lonely = Cluster(tmp_path)
+    try:
+        for flags in ((), ("--tls-key", str(tmp_path / "missing"))):
+            role = lonely.start("bare", "control", "--address", lonely.control, *flags)
+            assert role.until_ready().startswith(f"error {InvalidConfig.number} ")
+            assert role.process.wait(10) == 1
+    finally:
+        lonely.stop()
+
+
+async def test_calls_about_a_program_may_be_made_at_any_runtime(pair: Cluster) -> None:
+    async with asyncio.timeout(60), _client(pair, 0) as owner, _client(pair, 1) as other:
+        accepted = await owner.launch(program("echo"))
+        run = await other.attach(accepted.program_id)
+        events = aiter(run)
+        assert await message(events) == "ready\n"
+        await other.send(accepted.program_id, "there")
+        assert await message(events) == "echo there\n"
+        (seen,) = [i for i in await other.list() if i.program_id == accepted.program_id]
+        assert (seen.runtime, seen.state) == (pair.runtimes[0], "running")
+        await other.send(accepted.program_id, "stop")
+        ended = await run.wait()
+        assert (ended.success, ended.result) == (True, "answered 1")
+        again = await other.attach(accepted.program_id, offset=1)  # ended, and its output is kept by its owner
+        assert await message(aiter(again)) == "echo there\n"
+        killed = await owner.launch(program("waits"))
+        await other.kill(killed.program_id, "enough")
+        assert not (await (await owner.attach(killed.program_id)).wait()).success
+
+
+async def test_a_program_that_nobody_has_is_unknown_at_every_runtime(pair: Cluster) -> None:
+    nobody = "00000000-0000-4000-8000-000000000000"
+    async with asyncio.timeout(60), _client(pair, 1) as client:
+        for call in (client.send(nobody, "x"), client.kill(nobody)):
+            with pytest.raises(UnknownProgram):
+                await call
+        run = await client.attach(nobody)
+        with pytest.raises(UnknownProgram):
+            await run.wait()
+
+
+async def test_a_key_starts_one_program_whichever_runtime_is_asked(pair: Cluster) -> None:
+    spec = tartlet.LaunchSpec(source=program("echo"), idempotency_key="once")
+    async with asyncio.timeout(60), _client(pair, 0) as one, _client(pair, 1) as two:
+        first = await one.launch(spec=spec)
+        assert (await two.launch(spec=spec)).program_id == first.program_id
+        follower = await two.run(spec=spec)  # attached: its events come from the owner
+        assert follower.program_id == first.program_id
+        assert await message(aiter(follower)) == "ready\n"
+        await two.send(first.program_id, "stop")
+        assert (await follower.wait()).success
+        assert [i.program_id for i in await two.list(ended=True) if i.program_id == first.program_id] == [
+            first.program_id
+        ]
+
+
+async def test_a_listing_says_what_each_program_holds_now(pair: Cluster) -> None:
+    async with asyncio.timeout(60), _client(pair, 0) as one, _client(pair, 1) as two:
+        run = await one.run(program("holder"))
+        assert await message(aiter(run)) == "ready\n"
+        for client in (one, two):
+            (info,) = [i for i in await client.list() if i.program_id == run.program_id]
+            assert info.pages > 0
+        await one.send(run.program_id, "stop")
+        await run.wait()
+        (info,) = [i for i in await one.list(ended=True) if i.program_id == run.program_id]
+        assert info.pages == 0
+
+
+async def test_sources_that_no_message_holds_are_uploaded(pair: Cluster) -> None:
+    big = replace(program("echo"), data=program("echo").data + b"\n#" + b"x" * (6 << 20))
+    async with asyncio.timeout(60), _client(pair, 0) as client, _client(pair, 1, "operator") as operator:
+        assert await client.validate(big) == big.digest
+        run = await client.run(big)
+        assert await message(aiter(run)) == "ready\n"
+        run.cancel()
+        assert await operator.put([tartlet.CatalogueEntry("large", big)]) == [big.digest]
+        assert (await operator.get("large")).source.data == big.data
+        named = await operator.run(spec=tartlet.LaunchSpec(inferlet="large"))  # this runtime has never seen it
+        assert await message(aiter(named)) == "ready\n"
+        named.cancel()
+        too_big = replace(big, data=bytes(17 << 20))
+        for call in (client.launch(too_big), client.validate(too_big), operator.put([replace_source(too_big)])):
+            with pytest.raises(SourceTooLarge) as refused:
+                await call
+            assert refused.value.fields == {"size": 17 << 20, "limit": 16 << 20}
+
+
+def replace_source(source: tartlet.Source) -> tartlet.CatalogueEntry:
+    """An entry with that source."""
+    return tartlet.CatalogueEntry("refused", source)
+
+
+async def test_probes_tell_the_truth(tmp_path: Path) -> None:
+    """Control goes and comes back; the runtime drains; none of it by waiting for a time."""
+    made = Cluster(tmp_path)
+    try:
+        runtime = made.start_runtime(0)
+        assert runtime.until_ready().startswith("ready")
+        runtime.until_readyz(503, "control can't be reached")
+        assert http_get(f"http://{runtime.health}/livez") == (200, "ok\n")
+        control = made.start_control()
+        worker = made.start_worker("--fake-break-token", "120", "--drain-grace-s", "60")
+        for role in (control, runtime, worker):
+            role.until_readyz(200)
+            assert "python_info" in http_get(f"http://{role.health}/metrics")[1]
+        async with asyncio.timeout(60), _client(made, 0) as client:
+            run = await client.run(program("holder"))
+            assert await message(aiter(run)) == "ready\n"
+            assert "tartlet_programs_running" in http_get(f"http://{control.health}/metrics")[1]
+            worker.process.send_signal(signal.SIGTERM)
+            worker.until_readyz(503, "draining")
+            run.cancel()
+        assert worker.process.wait(20) == 0
+        control.kill()
+        runtime.until_readyz(503, "control can't be reached")
+        made.start_control()
+        runtime.until_readyz(200)
+    finally:
+        made.stop()
+
+
+async def test_the_runtime_of_a_followed_program_dies(tmp_path: Path) -> None:
+    with cluster(tmp_path, runtimes=2) as made:
+        async with asyncio.timeout(60), _client(made, 0) as owner, _client(made, 1) as other:
+            accepted = await owner.launch(program("echo"))
+            run = await other.attach(accepted.program_id)
+            assert await message(aiter(run)) == "ready\n"
+            made.roles["runtime0"].kill()
+            ended = await run.wait()
+            assert isinstance(ended.error, RuntimeLost)
+            assert (await (await other.run(program("sampled"), ["a", "0", "0", "1", "1"])).wait()).success
