@@ -1,7 +1,7 @@
 """Connections that Tartlet's NetworkPolicies must let through, and those that they must refuse.
 
-Both lists are for a release in a namespace whose operator watches that namespace alone, and are written out, not derived
-from the chart.
+Both lists are for a release in a namespace whose operator watches that namespace alone, and are written out, not
+derived from the chart.
 """
 
 from __future__ import annotations

@@ -10,6 +10,7 @@ import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import ExtendedKeyUsageOID
 
 from tartlet_common.access import IDENTITIES, identities
 from tests.chart.render import named, of_kind, pods, render
@@ -61,7 +62,7 @@ def test_the_authority_signed_it_and_it_is_for_both_ends(objects: list[dict[str,
     (authority,) = x509.load_pem_x509_certificates(_pem(secret, "ca.crt"))
     certificate.verify_directly_issued_by(authority)
     uses = certificate.extensions.get_extension_for_class(x509.ExtendedKeyUsage).value
-    assert {x509.ExtendedKeyUsageOID.SERVER_AUTH, x509.ExtendedKeyUsageOID.CLIENT_AUTH} <= set(uses)
+    assert {ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH} <= set(uses)
     key = serialization.load_pem_private_key(_pem(secret, "tls.key"), None)
     assert isinstance(key, ec.EllipticCurvePrivateKey)
     assert key.public_key() == certificate.public_key()
