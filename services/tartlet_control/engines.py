@@ -126,7 +126,8 @@ class EngineState:
         if not self.in_flight:
             self.began_s = now
         self.in_flight.append(sent)
-        self.outgoing.append(Step(self.step_number, tuple(batches), *columns, traceparent=traceparent))
+        pages, embeds, slots, lanes = columns
+        self.outgoing.append(Step(self.step_number, tuple(batches), pages, embeds, slots, lanes, traceparent))
         return sent
 
 

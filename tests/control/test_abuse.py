@@ -10,6 +10,7 @@ import pytest
 from tartlet_common import abi, errors
 from tartlet_common.abi import Event, Op
 from tartlet_common.rpc import MAX_MESSAGE_BYTES
+from tartlet_common.step import GetNextDist
 from tartlet_common.step_codec import step_to_proto
 from tartlet_control.commands import MAX_COMMAND_BYTES
 from tartlet_control.lifecycle import StartRequest
@@ -164,7 +165,7 @@ def test_distributions_count_as_tokens_of_a_batch() -> None:
     host.run()
     assert all(guest.answer(ticket).event is Event.RESULT for ticket in good)
     assert isinstance(guest.answer(over).error, errors.InvalidArgument)
-    rows = [len(b.embed) for step in host.steps for b in step.batches if type(b).__name__ == "GetNextDist"]
+    rows = [len(b.embed) for step in host.steps for b in step.batches if isinstance(b, GetNextDist)]
     assert rows == [10, 10, 10]
 
 
