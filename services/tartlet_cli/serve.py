@@ -23,7 +23,7 @@ ROLES = ("control", "runtime", "worker", "operator")
     help="Run this role alone; its own flags follow (`--role ROLE --help` lists them).",
 )
 @click.option("--model", metavar="PATH", help="Checkpoint directory. Default: $TARTLET_MODEL, else the demo model.")
-@click.option("--engine", type=click.Choice(["torch", "fake"]), default="torch", show_default=True, help="Backend.")
+@click.option("--engine", type=click.Choice(["torch", "fake"]), help="Backend. Default: torch.")
 @click.option("--config", type=click.Path(path_type=Path), help="TOML file with a table for each role.")
 @click.option(
     "--run-dir", type=click.Path(path_type=Path), help="Directory of sockets and logs. Default: $TARTLET_RUN_DIR."
@@ -36,7 +36,7 @@ def serve(
     /,
     role: str | None,
     model: str | None,
-    engine: str,
+    engine: str | None,
     config: Path | None,
     run_dir: Path | None,
     flags: tuple[str, ...],
@@ -65,13 +65,13 @@ def serve(
             _exec_role(role, model, engine, config, flags)
         if flags:
             raise click.UsageError(f"unknown option {flags[0]} (a role's own flags need --role)")
-        raise SystemExit(asyncio.run(_serve(model, engine, config, quiet=quiet)))
+        raise SystemExit(asyncio.run(_serve(model, engine or "torch", config, quiet=quiet)))
     except TartletError as e:
         raise exits.fail(e) from e
 
 
-def _exec_role(role: str, model: str | None, engine: str, config: Path | None, flags: tuple[str, ...]) -> None:
-    """Become the role's process."""
+def _exec_role(role: str, model: str | None, engine: str | None, config: Path | None, flags: tuple[str, ...]) -> None:
+    """Become the role's process. A flag beats its environment and file, so only what was asked for becomes one."""
     from tartlet_cli.places import find_model
 
     argv = [sys.executable, "-m", f"tartlet_{role}", *flags]
@@ -80,8 +80,10 @@ def _exec_role(role: str, model: str | None, engine: str, config: Path | None, f
     if config is not None:
         argv += ["--config", str(config)]
     if role == "worker":
-        argv += ["--engine", engine]
-        if engine == "torch":
+        if engine is not None:
+            argv += ["--engine", engine]
+        torch = (engine or os.environ.get("TARTLET_WORKER_ENGINE", "torch")) == "torch"
+        if torch and (model or (config is None and "TARTLET_WORKER_MODEL" not in os.environ)):
             argv += ["--model", str(find_model(model))]
     os.execv(sys.executable, argv)  # noqa: S606 - no shell is wanted
 

@@ -1,0 +1,50 @@
+"""`tartlet serve --role X` as pods start it: settings come from the environment."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from tartlet_cli.serve import serve
+
+
+class _Became(Exception):
+    """Instead of becoming another process."""
+
+
+def _argv(monkeypatch: pytest.MonkeyPatch, *args: str, **env: str) -> list[str]:
+    def become(_: str, argv: list[str]) -> None:
+        raise _Became(argv)
+
+    monkeypatch.setattr(os, "execv", become)
+    for name in ("TARTLET_WORKER_ENGINE", "TARTLET_WORKER_MODEL", "TARTLET_MODEL"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in env.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(_Became) as became:
+        CliRunner().invoke(serve, args, catch_exceptions=False)
+    argv: list[str] = became.value.args[0]
+    return argv[2:]
+
+
+@pytest.mark.parametrize("role", ["control", "runtime", "operator"])
+def test_a_role_gets_no_flag_that_was_not_given(monkeypatch: pytest.MonkeyPatch, role: str) -> None:
+    assert _argv(monkeypatch, "--role", role) == [f"tartlet_{role}"]
+
+
+def test_a_workers_environment_is_not_overruled(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert _argv(monkeypatch, "--role", "worker", TARTLET_WORKER_ENGINE="fake") == ["tartlet_worker"]
+    assert _argv(monkeypatch, "--role", "worker", TARTLET_WORKER_MODEL="/models/x") == ["tartlet_worker"]
+
+
+def test_a_worker_told_nothing_serves_the_default_model(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    argv = _argv(monkeypatch, "--role", "worker", TARTLET_MODEL=str(tmp_path))
+    assert argv == ["tartlet_worker", "--model", str(tmp_path.resolve())]
+
+
+def test_flags_reach_the_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert _argv(monkeypatch, "--role", "worker", "--engine", "fake") == ["tartlet_worker", "--engine", "fake"]
