@@ -130,12 +130,13 @@ def score(
     tokenizer: PreTrainedTokenizerFast,
     row: tuple[str, int, str],
     count: int,
+    seed: int = EVALUATION_SEED,
     batch_size: int = 128,
 ) -> Score:
     """Ask up to `count` held-out problems of one line of the table."""
     task, turn_index, title = row
     accepts = TASKS[task].accepts
-    asked = held_out_problems(task, turn_index, count)
+    asked = held_out_problems(task, turn_index, count, seed)
     misses = [
         (problem.text, problem.turn.answer, answer)
         for problem, answer in zip(asked, answers(model, tokenizer, asked, batch_size), strict=True)
@@ -170,6 +171,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", type=Path, help="checkpoint directory")
     parser.add_argument("--problems", type=int, default=500, help="problems per line of the table")
+    parser.add_argument("--seed", type=int, default=EVALUATION_SEED, help="which of the held-out problems")
     parser.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--write-card", action="store_true", help="replace the table in the checkpoint's README.md")
@@ -178,7 +180,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     model, tokenizer = load(options.model, options.dtype)
     scores = []
     for row in ROWS:
-        scores.append(score(model, tokenizer, row, options.problems))
+        scores.append(score(model, tokenizer, row, options.problems, options.seed))
         latest = scores[-1]
         print(f"{latest.share:7.1%} of {latest.asked:4d}  {latest.title}", flush=True)
         if latest.first_miss is not None:

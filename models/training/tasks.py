@@ -242,12 +242,12 @@ TASKS: dict[str, Task] = {
     "lookup": Task(lookup, 0.7),
     "weather": Task(weather, 0.6),
     "clock": Task(clock, 0.6),
-    "compare": Task(compare, 8),
+    "compare": Task(compare, 10),
     "fill_schema": Task(fill_schema, 4),
-    "sort": Task(sort_numbers, 10),
+    "sort": Task(sort_numbers, 8),
     "outline": Task(outline, 0.4, is_outline),
     "expand": Task(expand, 0.2, is_expansion),
-    "greet": Task(greet, 0.5),
+    "greet": Task(greet, 1),
 }
 
 

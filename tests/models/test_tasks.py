@@ -38,7 +38,7 @@ def test_training_conversations_hold_no_held_out_sum() -> None:
     prompts = [c[1].text for c in itertools.islice(conversations(Random(5)), 4000)]
     asked = [re.search(r"(\d+) ?\+ ?(\d+)|Add (\d+) and (\d+)", prompt) for prompt in prompts]
     pairs = [sorted(int(digits) for digits in match.groups() if digits) for match in asked if match]
-    assert len(pairs) > 500
+    assert len(pairs) > 200
     assert not [pair for pair in pairs if is_held_out(f"add {pair[0]} {pair[1]}")]
 
 
