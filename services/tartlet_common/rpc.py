@@ -131,8 +131,13 @@ async def make_server(
     return server
 
 
-def make_channel(address: str, tls: Tls | None = None, *, insecure: bool = False) -> grpc.aio.Channel:
-    """A channel to `address`; connects lazily and again after failures."""
+def make_channel(
+    address: str, tls: Tls | None = None, *, insecure: bool = False, identity: str = ""
+) -> grpc.aio.Channel:
+    """A channel to `address`; connects lazily and again after failures.
+
+    `identity`: the name that the server's certificate must carry where its address is no name, as a pod's own isn't.
+    """
     if tls is None:
         if unix_path(address) is None and not insecure:
             raise InvalidConfig(role="rpc", detail=f"{address} is TCP: give TLS files")
@@ -140,7 +145,8 @@ def make_channel(address: str, tls: Tls | None = None, *, insecure: bool = False
     credentials = grpc.ssl_channel_credentials(
         tls.authority.read_bytes(), tls.key.read_bytes(), tls.certificate.read_bytes()
     )
-    return grpc.aio.secure_channel(address, credentials, options=_CHANNEL_OPTIONS)
+    override = (("grpc.ssl_target_name_override", identity),) if identity else ()
+    return grpc.aio.secure_channel(address, credentials, options=(*_CHANNEL_OPTIONS, *override))
 
 
 def _bind(server: grpc.aio.Server, address: str, tls: Tls | None, *, insecure: bool) -> int:

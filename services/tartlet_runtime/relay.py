@@ -202,7 +202,7 @@ class Relay:
     def _stub(self, address: str) -> Any:
         channel = self._channels.get(address)
         if channel is None:
-            channel = self._channels[address] = make_channel(address, self._tls)
+            channel = self._channels[address] = make_channel(address, self._tls, identity="runtime")
         return programs_pb2_grpc.ProgramsStub(channel)
 
     async def _drop_all_but(self, runtimes: Sequence[str]) -> None:

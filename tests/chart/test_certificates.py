@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import base64
+import socket
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
+import grpc
+import grpc.aio
 import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives import serialization
@@ -13,6 +17,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID
 
 from tartlet_common.access import IDENTITIES, identities
+from tartlet_common.rpc import Tls, make_channel, make_server
 from tests.chart.render import named, of_kind, pods, render
 
 ROLES = ("control", "runtime", "worker", "operator", "client")
@@ -95,6 +100,58 @@ def test_two_releases_do_not_trust_each_other(objects: list[dict[str, Any]]) -> 
     (ours,) = x509.load_pem_x509_certificates(_pem(named(objects, "Secret", "pie-control-tls"), "ca.crt"))
     with pytest.raises(Exception, match=r".*"):
         certificate.verify_directly_issued_by(ours)
+
+
+async def _answer(
+    tmp_path: Path, server: dict[str, Any], client: dict[str, Any], host: str = "localhost", identity: str = ""
+) -> grpc.StatusCode:
+    """How a server with one identity answers a client with another."""
+
+    def files(secret: dict[str, Any], name: str) -> Tls:
+        folder = tmp_path / name
+        folder.mkdir(parents=True)
+        for key in ("tls.crt", "tls.key", "ca.crt"):
+            (folder / key).write_bytes(_pem(secret, key))
+        return Tls(folder / "tls.crt", folder / "tls.key", folder / "ca.crt")
+
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    serving = await make_server(lambda _: None, f"127.0.0.1:{port}", files(server, "server"))
+    try:
+        async with make_channel(f"{host}:{port}", files(client, "client"), identity=identity) as channel:
+            with pytest.raises(grpc.aio.AioRpcError) as answer:
+                await channel.unary_unary("/tartlet.v1.Programs/List")(b"", timeout=5)
+            code: grpc.StatusCode = answer.value.code()
+            return code
+    finally:
+        await serving.stop(0)
+
+
+async def test_a_client_reaches_the_runtime_through_a_port_forward(
+    objects: list[dict[str, Any]], tmp_path: Path
+) -> None:
+    runtime, client = (named(objects, "Secret", f"pie-{r}-tls") for r in ("runtime", "client"))
+    assert await _answer(tmp_path, runtime, client) is grpc.StatusCode.UNIMPLEMENTED  # it serves nothing here
+
+
+async def test_runtimes_reach_each_other_by_their_pods_addresses(objects: list[dict[str, Any]], tmp_path: Path) -> None:
+    runtime, worker = (named(objects, "Secret", f"pie-{r}-tls") for r in ("runtime", "worker"))
+    answer = await _answer(tmp_path / "a", runtime, runtime, "127.0.0.1", identity="runtime")
+    assert answer is grpc.StatusCode.UNIMPLEMENTED
+    answer = await _answer(tmp_path / "b", worker, runtime, "127.0.0.1", identity="runtime")
+    assert answer is grpc.StatusCode.UNAVAILABLE
+
+
+async def test_a_client_of_another_release_does_not(objects: list[dict[str, Any]], tmp_path: Path) -> None:
+    stranger = named(render({"fullnameOverride": "pie"}, namespace="other"), "Secret", "pie-client-tls")
+    runtime = named(objects, "Secret", "pie-runtime-tls")
+    assert await _answer(tmp_path, runtime, stranger) is grpc.StatusCode.UNAVAILABLE
+
+
+async def test_a_worker_cannot_pass_for_the_runtime(objects: list[dict[str, Any]], tmp_path: Path) -> None:
+    worker, client = (named(objects, "Secret", f"pie-{r}-tls") for r in ("worker", "client"))
+    assert await _answer(tmp_path, worker, client) is grpc.StatusCode.UNAVAILABLE
 
 
 def test_workers_find_their_certificate_in_every_watched_namespace() -> None:
