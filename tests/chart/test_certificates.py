@@ -119,7 +119,8 @@ async def _answer(
         port = free.getsockname()[1]
     serving = await make_server(lambda _: None, f"127.0.0.1:{port}", files(server, "server"))
     try:
-        async with make_channel(f"{host}:{port}", files(client, "client"), identity=identity) as channel:
+        channel: Any = make_channel(f"{host}:{port}", files(client, "client"), identity=identity)
+        async with channel:
             with pytest.raises(grpc.aio.AioRpcError) as answer:
                 await channel.unary_unary("/tartlet.v1.Programs/List")(b"", timeout=5)
             code: grpc.StatusCode = answer.value.code()
