@@ -163,7 +163,8 @@ class _PackForward:
         page, embed = held[PAGES].__getitem__, held[EMBEDS].__getitem__
         ikv, okv = [*map(page, c.ikv)], [*map(page, c.okv)]
         iemb, oemb = [*map(embed, c.iemb)], [*map(embed, c.oemb)]
-        if len(ikv) > len(held[PAGES]):  # a page named again and again would cost the engine what no quota allows
+        # A page may be named twice; named again and again it would cost the engine what no quota allows.
+        if len(ikv) > 2 * len(held[PAGES]):
             raise InvalidArgument(argument="ikv", detail=f"{len(ikv)} pages; the program holds {len(held[PAGES])}")
         self.ikv += ikv
         self.ikv_indptr.append(len(self.ikv))

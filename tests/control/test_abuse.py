@@ -145,8 +145,8 @@ def test_naming_a_page_again_and_again_does_not_pass_the_quota() -> None:
     guest.alloc(Op.ALLOC_KVPAGE, [0, 1])
     guest.alloc(Op.ALLOC_EMB, [0])
     guest.embed([0], [1], [0])
-    fits = guest.forward([0, 1], [0], wait=True)
-    over = guest.forward([0] * 1000, [0], wait=True)
+    fits = guest.forward([0, 1, 1, 0], [0], wait=True)
+    over = guest.forward([0, 1, 1, 0, 1], [0], wait=True)
     host.run()
     assert guest.answer(fits).event is Event.RESULT
     assert isinstance(guest.answer(over).error, errors.InvalidArgument)

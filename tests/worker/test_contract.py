@@ -7,7 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tartlet_worker.handlers import waves
+from tartlet_worker.handlers.forward_plan import ForwardPlan
 from tartlet_worker.loader import load_engine
+from tartlet_worker.pools import Pools
 from tests.worker.driver import Driver, copy_batch, embed_batch, forward_batch, mask_batch
 from tests.worker.families import checkpoint
 from tests.worker.plain import PlainModel
@@ -142,3 +145,24 @@ def test_a_long_command_that_stores_its_tokens_may_pass_the_batch_limit() -> Non
     want = large.prefill(tokens, range(7))
     assert np.allclose(small.prefill(tokens, range(7)), want, atol=1e-5)
     small.ok(embed_batch([{"embed": [0], "token": [1], "position": [0]}]))
+
+
+def test_one_long_page_list_does_not_make_all_lists_of_its_batch_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(waves, "MAX_COLUMNS", 4096)
+    d = drive("llama3-grouped", "torch-gather", 8)
+    d.prefill(range(1, 31), [0, 1, 2, 3])
+    short = [{"iemb": [1], "ikv": [0, 1, 2], "oemb": [40 + i]} for i in range(20)]
+    long = {"iemb": [2], "ikv": [0, 1, 2, 3] * 20, "oemb": [70]}
+    d.ok(forward_batch([*short, long]))
+    alone = d.logits([40, 59, 70])
+    shapes: list[tuple[int, ...]] = []
+    run = d.engine.decoder.run
+
+    def noted(plan: ForwardPlan, pools: Pools) -> None:
+        shapes.append(plan.attention.pages.shape)
+        run(plan, pools)
+
+    monkeypatch.setattr(d.engine.decoder, "run", noted)
+    d.ok(forward_batch([*short[:10], long, *short[10:]]))
+    assert shapes == [(10, 4), (6, 81), (5, 4)]
+    assert np.abs(d.logits([40, 59, 70]) - alone).max() <= 1e-5 * np.abs(alone).max()

@@ -6,6 +6,9 @@ last. So a later command may read *pages* that an earlier one of the batch write
 - an embed read or written again after an earlier command of the batch wrote it;
 - a KV slot that already holds a token, or that an earlier command of the batch writes, written again (a reader before
   it must still see the old token).
+
+One pass also pads all page lists to the longest: where that would cost more than `MAX_COLUMNS`, long commands and short
+ones go apart.
 """
 
 from __future__ import annotations
@@ -16,13 +19,35 @@ from tartlet_common.step import Forward
 from tartlet_worker.csr import counts, owners, within
 from tartlet_worker.pools import Pools
 
+MAX_COLUMNS = 1 << 22
+"""Most columns (padded ones counted) of a pass of several commands: 16 MiB an array of them."""
+
 
 def cut(batch: Forward, pools: Pools) -> list[tuple[int, int]]:
     """Ranges of commands [first, last) that run one after the other; one range in the usual case."""
     count = len(batch.lane)
-    if count <= 1 or not (_embeds_conflict(batch, pools) or _slots_conflict(batch, pools)):
+    if count <= 1:
         return [(0, count)]
-    return _cut_in_order(batch, pools)
+    ranges = [(0, count)]
+    if _embeds_conflict(batch, pools) or _slots_conflict(batch, pools):
+        ranges = _cut_in_order(batch, pools)
+    width = (counts(batch.ikv_indptr) + counts(batch.okv_indptr)) * pools.page_size  # [B] columns, or a few more
+    if int(width.max()) * count <= MAX_COLUMNS:
+        return ranges
+    return [part for first, last in ranges for part in _cut_wide(width.tolist(), first, last)]
+
+
+def _cut_wide(width: list[int], first: int, last: int) -> list[tuple[int, int]]:
+    """Greedy: a command starts a new range where padding all to the widest would pass `MAX_COLUMNS`."""
+    ranges, widest = [], 0
+    for b in range(first, last):
+        wider = max(widest, width[b])
+        if b > first and wider * (b + 1 - first) > MAX_COLUMNS:
+            ranges.append((first, b))
+            first, wider = b, width[b]
+        widest = wider
+    ranges.append((first, last))
+    return ranges
 
 
 def _embeds_conflict(batch: Forward, pools: Pools) -> bool:
