@@ -4,9 +4,18 @@ from __future__ import annotations
 
 import sys
 
-from tartlet_common.process import run_role
-from tartlet_common.settings import OperatorSettings
-from tartlet_operator.app import main
+
+def main() -> int:
+    """Run the role to its end; the exit code."""
+    # kopf imports these clients where they are installed, to look for credentials: 76 MB for what access.py does
+    for client in ("kubernetes", "pykube"):
+        sys.modules[client] = None  # type: ignore[assignment]
+    from tartlet_common.process import run_role
+    from tartlet_common.settings import OperatorSettings
+    from tartlet_operator.app import main as operate
+
+    return run_role("operator", OperatorSettings, operate)
+
 
 if __name__ == "__main__":
-    sys.exit(run_role("operator", OperatorSettings, main))
+    sys.exit(main())

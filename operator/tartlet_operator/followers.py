@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from tartlet import AsyncClient, Ended, Message, Stdout
-from tartlet_common.errors import RuntimeLost, TartletError, Unavailable, UnknownProgram
+from tartlet_common.errors import InternalError, RuntimeLost, TartletError, Unavailable, UnknownProgram
 from tartlet_operator.api.inferlet_run import OUTPUT_BYTES
 from tartlet_operator.meta import Key
 from tartlet_operator.run_decisions import Outcome, Output, tail
@@ -107,6 +107,9 @@ class Followers:
                 await asyncio.sleep(_RETRY_S)
             except TartletError as e:
                 followed.outcome = Outcome(success=False, output=followed.output, error=e)
+            except Exception as e:  # one run's bug must not end everybody's operator
+                log.exception("%s", key)
+                followed.outcome = Outcome(success=False, output=followed.output, error=InternalError(detail=repr(e)))
         self._changed(key, 0.0)
 
     async def _read(self, key: Key, followed: _Followed) -> None:

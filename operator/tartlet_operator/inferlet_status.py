@@ -84,8 +84,9 @@ def happenings(old: InferletStatus, new: InferletStatus) -> list[Happening]:
     if ready is None or old.conditions == new.conditions:
         return []
     if ready.status == "True":
-        first = not holds(old.conditions, "Ready") or old.digest != new.digest
-        return [Happening(EventReason.INFERLET_READY, f"in the catalogue as {new.digest}")] if first else []
+        # one that is well from the start makes none: its status says so, and ten thousand would double the writes
+        mended = bool(old.conditions) and (not holds(old.conditions, "Ready") or old.digest != new.digest)
+        return [Happening(EventReason.INFERLET_READY, f"in the catalogue as {new.digest}")] if mended else []
     before = next((c for c in old.conditions if c.type == "Ready"), None)
     if ready.status == "False" and (before is None or before.message != ready.message):
         return [Happening(EventReason.INFERLET_REFUSED, f"{ready.reason}: {ready.message}", warning=True)]

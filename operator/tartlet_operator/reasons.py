@@ -86,7 +86,7 @@ MEANING: dict[Reason | EventReason, str] = {
     EventReason.ROLLOUT_STARTED: "A new spec is being rolled out.",
     EventReason.ENGINE_DRAINING: "An engine waits for its programs before it goes.",
     EventReason.ENGINE_DRAINED: "An engine has gone after draining.",
-    EventReason.INFERLET_READY: "The inferlet was put into the catalogue.",
+    EventReason.INFERLET_READY: "An inferlet that was not ready, or another version of it, is in the catalogue.",
     EventReason.INFERLET_REFUSED: "The inferlet's source is missing or invalid.",
     EventReason.CATALOGUE_REBUILT: "Control had lost the inferlet; it was put there again.",
     EventReason.RUN_LAUNCHED: "A program was launched.",

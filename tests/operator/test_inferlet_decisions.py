@@ -43,7 +43,8 @@ def test_an_invalid_source_is_refused_once_and_the_valid_version_stays() -> None
     bad = status(
         inferlet().spec, good, Verdict("False", "InvalidSource", "line 3", digest="d1"), POOLS, generation=2, now=NOW
     )
-    assert [h.reason for h in happenings(InferletStatus(), good)] == [EventReason.INFERLET_READY]
+    assert happenings(InferletStatus(), good) == []
+    assert [h.reason for h in happenings(bad, good)] == [EventReason.INFERLET_READY]
     assert [h.reason for h in happenings(good, bad)] == [EventReason.INFERLET_REFUSED]
     again = status(
         inferlet().spec, bad, Verdict("False", "InvalidSource", "line 3", digest="d1"), POOLS, generation=2, now=NOW
