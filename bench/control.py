@@ -88,7 +88,7 @@ def encode(steps: list[Step]) -> int:
 
 def run(programs: int, tokens: int, policy: str, prompt_pages: int, *, codec: bool) -> dict[str, float]:
     """Seconds spent in each part, over all tokens."""
-    core = Core(ControlSettings(policy=policy), SystemClock())
+    core = Core(ControlSettings.model_validate({"policy": policy}), SystemClock())
     engine = core.on_engine("e", "i", spec())
     session = core.on_runtime("r", "i", "", [])
     rows = []

@@ -6,19 +6,19 @@ programs with. Pairs are interleaved and ratios taken pair by pair, because othe
 
 from __future__ import annotations
 
-import argparse
-import json
 import statistics
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
+from bench import report
 from tartlet_common.step import EmbedTxt, Forward, Sample, Step
 from tartlet_worker.engine import Engine
 from tartlet_worker.loader import EngineOptions, load_engine
@@ -269,41 +269,45 @@ def bench(
     return machine, rows
 
 
-def table(machine: Machine, rows: Sequence[Row]) -> str:
-    """The results as text."""
-    lines = [
-        f"read {machine.read_gb_s:.1f} GB/s, bf16 GEMM {machine.bf16_gflop_s:.0f} GFLOP/s, {machine.threads} thread(s)",
-        "batch  invariant  tokens/s  transformers  x (worst)  by CPU s  target  prefill ms  step ms  of read  of GEMM",
+def tabulated(machine: Machine, rows: Sequence[Row]) -> report.Report:
+    """The results as every benchmark prints them."""
+    title = "Engine: greedy text of a bare loop, 88M parameters, bf16, one thread, against transformers' generate"
+    columns = ["batch", "invariant", "tokens/s", "transformers", "ratio", "worst", "goal", "prefill ms", "step ms"]
+    result = report.Report("engine", title, [*columns, "of read", "of GEMM"])
+    for r in rows:
+        mode = "on" if r.batch_invariant else "off"
+        speeds = (r.tokens_per_s, r.transformers_tokens_per_s, r.ratio, r.worst_ratio, r.target or "")
+        limits = (r.prefill_ms, r.step_ms, f"{r.read_fraction:.0%}", f"{r.gemm_fraction:.0%}")
+        result.rows.append((r.batch, mode, *speeds, *limits))
+        if r.target is not None:
+            result.goals.append(report.Goal(f"batch {r.batch}", r.ratio, r.target, at_least=True))
+    limits_line = f"limits of this machine on {machine.threads} thread(s): read {machine.read_gb_s:.1f} GB/s"
+    result.notes.append(f"{limits_line}, bf16 GEMM {machine.bf16_gflop_s:.0f} GFLOP/s")
+    off = [r for r in rows if not r.batch_invariant]
+    batches = [str(r.batch) for r in off]
+    result.series = [
+        report.Series("tartlet", batches, [r.tokens_per_s for r in off]),
+        report.Series("transformers", batches, [r.transformers_tokens_per_s for r in off]),
     ]
-    lines += [
-        f"{r.batch:5}  {'on' if r.batch_invariant else 'off':>9}  {r.tokens_per_s:8.0f}  "
-        f"{r.transformers_tokens_per_s:12.0f}  {r.ratio:.2f} ({r.worst_ratio:.2f})  {r.cpu_ratio:8.2f}  "
-        f"{'' if r.target is None else f'{r.target:.1f}':>6}  {r.prefill_ms:10.1f}  {r.step_ms:7.2f}  "
-        f"{r.read_fraction:7.0%}  {r.gemm_fraction:7.0%}"
-        for r in rows
-    ]
-    return "\n".join(lines)
+    result.x_label, result.y_label = "batch", "tokens/s"
+    return result
 
 
-def main() -> None:
+def main() -> int:
     """Command line: write the 88M checkpoint, run, print the table."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = report.parser(__doc__)
     parser.add_argument("--model", type=Path, help="checkpoint directory; default: the 88M model with random weights")
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 8, 32])
     parser.add_argument("--prompt", type=int, default=128)
     parser.add_argument("--new-tokens", type=int, default=64)
-    parser.add_argument("--pairs", type=int, default=5)
-    parser.add_argument("--json", type=Path, help="write the results here too")
-    given = parser.parse_args()
+    args = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch:
-        path = given.model or random_checkpoint(Path(scratch), LLAMA_88M, dtype=torch.bfloat16)
+        path = args.model or random_checkpoint(Path(scratch), LLAMA_88M, dtype=torch.bfloat16)
         machine, rows = bench(
-            path, batches=given.batches, prompt=given.prompt, new_tokens=given.new_tokens, pairs=given.pairs
+            path, batches=args.batches, prompt=args.prompt, new_tokens=args.new_tokens, pairs=args.repeat
         )
-    print(table(machine, rows))
-    if given.json:
-        given.json.write_text(json.dumps({"machine": asdict(machine), "rows": [asdict(r) for r in rows]}, indent=2))
+    return report.emit([tabulated(machine, rows)], args)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())
