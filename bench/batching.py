@@ -29,7 +29,8 @@ PROMPT_TOKENS = 16
 OF_BEST, OVER_EAGER = 0.97, 5.0  # on a GPU: 15 times eager
 
 
-async def _tokens_per_s(client: tartlet.AsyncClient, guest: tartlet.Source, programs: int, tokens: int) -> float:
+async def tokens_per_s(client: tartlet.AsyncClient, guest: tartlet.Source, programs: int, tokens: int) -> float:
+    """Tokens a second over all programs, from the request to the last end."""
     specs = [tartlet.LaunchSpec(source=guest, args=[str(PROMPT_TOKENS), str(tokens), "0", "0"])] * programs
     ended = 0
     start = time.perf_counter()
@@ -60,8 +61,8 @@ async def measure(model: Path, programs: int, tokens: int, repeat: int) -> repor
                     running(model=model, flags={"control": flags}) as address,
                     tartlet.AsyncClient(address) as client,
                 ):
-                    await _tokens_per_s(client, guest, 8, tokens)  # warm
-                    seen[name].append(await _tokens_per_s(client, guest, programs, tokens))
+                    await tokens_per_s(client, guest, 8, tokens)  # warm
+                    seen[name].append(await tokens_per_s(client, guest, programs, tokens))
                 report.progress(f"batching: round {i + 1} of {repeat}, {name}: {seen[name][-1]:.0f} tokens/s")
     medians = {name: report.median(values) for name, values in seen.items()}
     best, eager, adaptive = max(medians.values()), medians["eager"], medians["adaptive"]

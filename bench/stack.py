@@ -15,7 +15,11 @@ QUIET = ["--log-level", "warning"]
 
 @asynccontextmanager
 async def running(
-    *, engine: str = "torch", model: Path | None = None, flags: Mapping[str, Sequence[str]] | None = None
+    *,
+    engine: str = "torch",
+    model: Path | None = None,
+    flags: Mapping[str, Sequence[str]] | None = None,
+    env: Mapping[str, str] | None = None,
 ) -> AsyncIterator[str]:
     """Start control, a runtime and a worker in a directory of their own; the runtime's address."""
     directory = Path(tempfile.mkdtemp(prefix="tt-"))
@@ -25,6 +29,7 @@ async def running(
         model=model,
         directory=directory,
         flags={role: [*QUIET, *(flags or {}).get(role, [])] for role in roles},
+        env=env or {},
     )
     try:
         async with LocalStack(config) as stack:

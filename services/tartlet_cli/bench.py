@@ -9,7 +9,7 @@ import click
 
 from tartlet_cli.places import CHECKOUT
 
-NAMES = ("overhead", "launch", "calls", "engine", "batching")
+NAMES = ("overhead", "launch", "calls", "engine", "batching", "telemetry")
 
 
 @click.command(context_settings={"ignore_unknown_options": True, "help_option_names": []}, add_help_option=False)
@@ -17,7 +17,7 @@ NAMES = ("overhead", "launch", "calls", "engine", "batching")
 @click.argument("args", nargs=-1, type=click.UNPROCESSED)
 @click.pass_context
 def bench(ctx: click.Context, name: str, args: tuple[str, ...]) -> None:
-    """Measure one of overhead, launch, calls, engine or batching: a table, a plot (PNG and SVG), JSON for machines.
+    """Measure overhead, launch, calls, engine, batching or telemetry: a table, a plot (PNG and SVG), JSON for machines.
 
     \b
     Examples:
