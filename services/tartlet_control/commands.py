@@ -97,6 +97,7 @@ class Alloc(Command):
         super().__init__(queue, ticket, awaited, arrived)
         self.pool = pool
         self.ids = ids
+        self.size = 32 + 4 * len(ids)
 
 
 class Dealloc(Alloc):

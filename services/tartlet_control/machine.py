@@ -31,6 +31,10 @@ from tartlet_control.queues import CommandQueue, Place, Poison, Program
 
 MAX_QUEUES: Final = 1024
 """Command queues a program may have."""
+MAX_WAITING_BYTES: Final = 16 << 20
+"""Arguments of a program's commands that wait for their turn; here they take several times that."""
+_LARGE_BYTES: Final = 32 << 10
+"""Smaller commands are bounded well enough by their number."""
 
 _CREATE_QUEUE: Final = int(Op.CREATE_QUEUE)
 _SET_PRIORITY: Final = int(Op.SET_QUEUE_PRIORITY)
@@ -70,6 +74,8 @@ class QueueMachine:
         command: Command
         try:
             command = cmd.parse(queue, now, record, payload)
+            if command.size > _LARGE_BYTES:
+                _check_waiting(program, command.size)
         except TartletError as e:
             command = Faulty(queue, ticket, flags & 1, now, e)
         self._enqueue(queue, command)
@@ -384,3 +390,9 @@ class QueueMachine:
                 return
             else:
                 self.refuse(command)
+
+
+def _check_waiting(program: Program, size: int) -> None:
+    held = sum(command.size for queue in program.queues.values() for command in queue.pending)
+    if held + size > MAX_WAITING_BYTES:
+        raise ResourceQuotaExceeded(held=held, kind="bytes of waiting commands", asked=size, limit=MAX_WAITING_BYTES)

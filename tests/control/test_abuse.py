@@ -14,6 +14,7 @@ from tartlet_common.step import GetNextDist
 from tartlet_common.step_codec import step_to_proto
 from tartlet_control.commands import MAX_COMMAND_BYTES
 from tartlet_control.lifecycle import StartRequest
+from tartlet_control.machine import MAX_WAITING_BYTES
 from tartlet_control.outbox import Outbox
 from tartlet_worker.fake import FakeOptions
 from tests.control.harness import Host, decode_text
@@ -195,3 +196,22 @@ def test_a_queue_full_of_commands_is_planned_in_linear_time(kind: str) -> None:
 
     few, many = min(took_s(100) for _ in range(3)), min(took_s(1000) for _ in range(3))
     assert many < 40 * few  # 10 times as many; the square would be 100 times
+
+
+def test_commands_that_share_their_payload_can_not_fill_the_memory() -> None:
+    """A submission of 1 MiB may name its payload in each of 4096 records."""
+    host = Host(FakeOptions(page_size=16, num_pages=8))
+    guest, other = host.start(), host.start()
+    guest.alloc(Op.ALLOC_EMB, [0])
+    host.run()
+    guest.embed([0], [5], [0])
+    forward = abi.u32([(1 << 16) - 4 - 1, 1, 0, 0, *range(1 << 16)])[: 1 << 18]
+    rows = [(int(Op.FORWARD), 0, 100 + i, 0, 0, 0, 0, 0, 1 << 18) for i in range(200)]
+    host.flush()
+    host.core.on_commands(host.session, abi.u32([1] * 200), np.array(rows, abi.RECORD).tobytes(), forward)
+    queue = host.core.lifecycle.programs[guest.program_id].queues[0]
+    assert sum(c.size for c in queue.pending) <= MAX_WAITING_BYTES
+    decode_text(other, [1, 2], 2)
+    host.run()
+    assert guest.poisons()
+    assert len(other.tokens()) == 2

@@ -7,6 +7,7 @@ import asyncio
 import pytest
 
 from inferlet import (
+    KvPage,
     Priority,
     alloc_emb,
     alloc_kvpage,
@@ -43,6 +44,8 @@ from inferlet import (
     tokenize,
     usage,
 )
+from inferlet._channel import reset as fresh_channel
+from inferlet._queue import Queue
 from tartlet_common.errors import ProgramKilled
 from tests.sdk.harness import held, run
 from tests.sdk.mini_host import MiniHost
@@ -352,3 +355,17 @@ def test_kill_ends_the_program_with_its_error() -> None:
 
     with pytest.raises(errors.ProgramKilled, match="by hand"):
         run(host, main)
+
+
+def test_a_failure_heard_of_after_the_reset_poisons_nothing_behind_it() -> None:
+    fresh_channel()
+    queue = Queue(0, None)
+    queue.alloc_kvpage(1)
+    failing = queue.mark()
+    queue.copy_kvpage(KvPage(8), KvPage(9), size=1)  # under way when the queue is reset
+    queue.reset()
+    after = queue.mark()
+    queue.alloc_kvpage(1)
+    queue.fail(failing, errors.UnknownResource(kind="page", id=8), seen=False)
+    assert queue.failure is None
+    assert (queue.lost(failing), queue.lost(after)) == (True, False)

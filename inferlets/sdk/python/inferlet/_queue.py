@@ -94,6 +94,7 @@ class Queue:
         "id",
         "last_ticket",
         "priority",
+        "reset_ticket",
     )
 
     def __init__(self, queue_id: int, model: Model | None) -> None:
@@ -108,6 +109,7 @@ class Queue:
         self.failure: TartletError | None = None  # why the queue is poisoned
         self.failed_ticket = 0  # of the first failed command, if it is
         self.failure_seen = False  # somebody awaited a command and got it
+        self.reset_ticket = 0  # of the last reset
         self._lost: list[tuple[int, int]] = []  # tickets [from, to) that earlier poisonings took
         channel.queues[queue_id] = self
 
@@ -328,6 +330,7 @@ class Queue:
         ticket = channel.record(abi.OP_RESET, self.id)
         if self.failure is not None:
             self._lost.append((self.failed_ticket, ticket))
+        self.reset_ticket = ticket
         self.failure = None
         self.failure_seen = False
 
@@ -335,6 +338,9 @@ class Queue:
         """The host says that the command `ticket` failed; the queue is poisoned from there on."""
         if self._was_lost(ticket):
             return  # a late answer from before the reset
+        if ticket < self.reset_ticket:  # it was under way when the queue was reset, and poisons nothing behind that
+            self._lost.append((ticket, self.reset_ticket))
+            return
         if self.failure is None or ticket < self.failed_ticket:
             self.failure, self.failed_ticket = error, ticket
         self.failure_seen |= seen
