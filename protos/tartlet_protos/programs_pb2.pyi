@@ -582,6 +582,7 @@ class RuntimeStateReply(_message.Message):
     CONTROL_STATE_JSON_FIELD_NUMBER: _builtins.int
     COMPONENT_FIELD_NUMBER: _builtins.int
     BOUNDARY_FIELD_NUMBER: _builtins.int
+    SPARES_FIELD_NUMBER: _builtins.int
     version: _builtins.str
     incarnation: _builtins.str
     running: _builtins.int
@@ -593,6 +594,8 @@ class RuntimeStateReply(_message.Message):
     """digest of the Python guest component"""
     boundary: _builtins.str
     """"shim" or "ctypes" """
+    spares: _builtins.int
+    """Python guests instantiated ahead of their launch"""
     def __init__(
         self,
         *,
@@ -604,10 +607,11 @@ class RuntimeStateReply(_message.Message):
         control_state_json: _builtins.str = ...,
         component: _builtins.str = ...,
         boundary: _builtins.str = ...,
+        spares: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["boundary", b"boundary", "capacity", b"capacity", "component", b"component", "control_connected", b"control_connected", "control_state_json", b"control_state_json", "incarnation", b"incarnation", "running", b"running", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["boundary", b"boundary", "capacity", b"capacity", "component", b"component", "control_connected", b"control_connected", "control_state_json", b"control_state_json", "incarnation", b"incarnation", "running", b"running", "spares", b"spares", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

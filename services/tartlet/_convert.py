@@ -178,4 +178,5 @@ def state_from_proto(m: programs_pb2.RuntimeStateReply) -> RuntimeState:
         control=json.loads(m.control_state_json) if m.control_state_json else {},
         component=m.component,
         boundary=m.boundary,
+        spares=m.spares,
     )

@@ -140,3 +140,4 @@ class RuntimeState:
     control: dict[str, Any]  # control's State, {} when not connected
     component: str  # digest of the Python guest component
     boundary: str  # "shim" or "ctypes"
+    spares: int  # Python guests instantiated ahead of their launch

@@ -125,8 +125,6 @@ class WasmHost:
         hooks = hooks or QuietHooks()
         clock = clock or GuestClock(time.time_ns())
         random = random or GuestRandom(os.urandom(SEED_BYTES))
-        if program.kind is ModuleKind.COMPONENT:
-            self._demand.setdefault(program, Demand()).note(time.monotonic())
         spares = self._spares.get(program)
         if spares:
             guest = spares.pop()
@@ -134,10 +132,18 @@ class WasmHost:
             return guest
         return self._new_guest(program, limits, hooks, clock, random)
 
+    def expect(self, program: Program) -> None:
+        """A guest of `program` has been asked for; `create` may come much later when many are.
+
+        Counted here, not in `create`: how fast a burst is served must not decide how large it looks.
+        """
+        if program.kind is ModuleKind.COMPONENT:
+            self._demand.setdefault(program, Demand()).note(time.monotonic())
+
     def tend(self, program: Program) -> bool:
         """One unit of upkeep, a few milliseconds: call it while idle, until it returns False.
 
-        Keeps as many spares of `program` as were launched in the busiest second of the last minute.
+        Keeps as many spares of `program` as were expected in the busiest two seconds of the last minute.
         """
         peak = self._demand[program].peak(time.monotonic()) if program in self._demand else 0
         wanted = target(peak, least=self.config.min_spares, most=self.config.max_spares)

@@ -1,4 +1,4 @@
-"""How many guests to keep instantiated ahead: as many as were launched in the busiest second of late. Pure."""
+"""How many guests to keep instantiated ahead: as many as were asked for in the busiest two seconds of late. Pure."""
 
 from __future__ import annotations
 
@@ -8,15 +8,16 @@ from dataclasses import dataclass, field
 
 @dataclass(slots=True)
 class Demand:
-    """Launches of one program, by second.
+    """Launches of one program, by second; two neighbours count together, so that no burst is cut in two.
 
     Example:
         >>> demand = Demand(window_s=60)
         >>> for _ in range(5):
         ...     demand.note(now_s=10.2)
         >>> demand.note(now_s=11.0)
-        >>> demand.peak(now_s=12.0), demand.peak(now_s=70.5), demand.peak(now_s=100.0)
-        (5, 1, 0)
+        >>> demand.note(now_s=13.0)
+        >>> demand.peak(now_s=14.0), demand.peak(now_s=71.5), demand.peak(now_s=100.0)
+        (6, 1, 0)
     """
 
     window_s: float = 60.0
@@ -32,9 +33,10 @@ class Demand:
         self._forget(now_s)
 
     def peak(self, now_s: float) -> int:
-        """Launches in the busiest second of the window."""
+        """Launches in the busiest two seconds of the window."""
         self._forget(now_s)
-        return max((count for _, count in self._seconds), default=0)
+        counts = dict(self._seconds)
+        return max((count + counts.get(second - 1, 0) for second, count in self._seconds), default=0)
 
     def _forget(self, now_s: float) -> None:
         while self._seconds and self._seconds[0][0] < now_s - self.window_s:

@@ -41,12 +41,19 @@ def test_seeds_give_different_streams() -> None:
     assert len(streams) == 100
 
 
-def test_demand_is_the_busiest_second_of_the_window() -> None:
+def test_demand_is_the_busiest_two_seconds_of_the_window() -> None:
     demand = Demand(window_s=60)
     for now_s in (0.0, 0.5, 0.9, 5.0, 61.0):
         demand.note(now_s)
     assert demand.peak(5.0) == 1  # the burst at 0 left the window when 61.0 was noted
     assert demand.peak(200.0) == 0
+
+
+def test_a_burst_over_a_boundary_of_seconds_counts_whole() -> None:
+    demand = Demand(window_s=60)
+    for now_s in (10.8, 10.9, 11.0, 11.1, 12.0):
+        demand.note(now_s)
+    assert demand.peak(12.0) == 4
 
 
 def test_the_target_stays_in_its_bounds() -> None:

@@ -228,7 +228,7 @@ def test_spares_follow_the_demand(cache_dir: Path, python_compiled: Compiled) ->
             pass
         assert host.num_spares == 2
         for _ in range(6):
-            host.create(python).kill()
+            host.expect(python)
         while host.tend(python):
             pass
         assert host.num_spares == 4
