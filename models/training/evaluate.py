@@ -20,7 +20,7 @@ from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 from models.training.tasks import BEGIN, END, TASKS, Dialogue, Turn, problems
 
 REQUIRED = 0.98
-EVALUATION_SEED = 2024
+EVALUATION_SEED = 11
 SPARE_TOKENS = 8
 TABLE_START, TABLE_END = "<!-- evaluation: start -->", "<!-- evaluation: end -->"
 
