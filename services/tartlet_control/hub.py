@@ -133,10 +133,9 @@ class Hub:
     # ---- streams ------------------------------------------------------------------------------------------------
 
     def open_runtime(self, session: RuntimeSession) -> RuntimeLink:
-        """The runtime's new stream; an older one of the same session is closed."""
-        older = self.runtimes.pop(session, None)
-        if older is not None:
-            older.cut()
+        """The runtime's new stream; older ones of the same runtime are closed."""
+        for older in [s for s in self.runtimes if s.runtime_id == session.runtime_id]:
+            self.runtimes.pop(older).cut()  # also of an earlier incarnation: nobody tends its session any more
         link = self.runtimes[session] = RuntimeLink(session)
         self.changed()
         return link

@@ -31,7 +31,7 @@ from tartlet_control.queues import CommandQueue, Place, Poison, Program
 
 MAX_QUEUES: Final = 1024
 """Command queues a program may have."""
-MAX_WAITING_BYTES: Final = 16 << 20
+MAX_WAITING_BYTES: Final = 32 << 20
 """Arguments of a program's commands that wait for their turn; here they take several times that."""
 _LARGE_BYTES: Final = 32 << 10
 """Smaller commands are bounded well enough by their number."""
@@ -74,7 +74,7 @@ class QueueMachine:
         command: Command
         try:
             command = cmd.parse(queue, now, record, payload)
-            if command.size > _LARGE_BYTES:
+            if command.size > _LARGE_BYTES and command.kind != cmd.GET_NEXT_DIST:
                 _check_waiting(program, command.size)
         except TartletError as e:
             command = Faulty(queue, ticket, flags & 1, now, e)
@@ -393,6 +393,11 @@ class QueueMachine:
 
 
 def _check_waiting(program: Program, size: int) -> None:
-    held = sum(command.size for queue in program.queues.values() for command in queue.pending)
+    held = sum(
+        command.size
+        for queue in program.queues.values()
+        for command in queue.pending
+        if command.kind != cmd.GET_NEXT_DIST  # its size is that of the answer
+    )
     if held + size > MAX_WAITING_BYTES:
         raise ResourceQuotaExceeded(held=held, kind="bytes of waiting commands", asked=size, limit=MAX_WAITING_BYTES)

@@ -17,6 +17,7 @@ from tartlet_common.errors import (
     MalformedSubmission,
     ProtocolMismatch,
     TartletError,
+    Unavailable,
     UnknownResource,
 )
 from tartlet_common.wire import error_to_proto
@@ -80,6 +81,11 @@ class ControlService(control_pb2_grpc.ControlServicer):
         except MalformedSubmission as e:
             log.error("runtime %s: %s", link.session.runtime_id, e)  # noqa: TRY400 - it names what is wrong
             await _abort(context, e)
+        except asyncio.CancelledError:
+            if not link.closed:
+                raise
+            # We cut it: without a status the runtime would go on sending into the void.
+            await _abort(context, Unavailable(what="this stream", detail="it wasn't read, or another took its place"))
         finally:
             self._hub.close_runtime(link)
             if writer is not None:

@@ -296,3 +296,20 @@ def test_the_catalogue_survives_a_restart(tmp_path: Path) -> None:
             assert isinstance(error_from_proto(gone.error), errors.UnknownInferlet)
 
     asyncio.run(body())
+
+
+def test_a_runtime_that_starts_anew_ends_its_earlier_stream(tmp_path: Path) -> None:
+    async def body() -> None:
+        async with control(tmp_path) as address, worker(address):
+            before, now = Runtime(address), Runtime(address)
+            await before.hello("one")
+            await now.hello("two")
+            with contextlib.suppress(grpc.aio.AioRpcError, asyncio.CancelledError):
+                await before.drain()
+            assert before.stream.done()
+            await now.models()
+            assert not now.stream.done()
+            await before.channel.close()
+            await now.channel.close()
+
+    asyncio.run(body())
