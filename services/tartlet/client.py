@@ -8,7 +8,7 @@ from typing import Any, Self, TypeVar
 
 import grpc.aio
 
-from tartlet import _convert
+from tartlet import _convert, environment
 from tartlet._calls import checked, launch_requests, translated, upload
 from tartlet._run import Resumed, Run
 from tartlet.events import Accepted, Event
@@ -44,16 +44,16 @@ class AsyncClient:
 
     Args:
         address: the runtime's, `unix:/path` or `host:port`; default: the one of a local `tartlet serve`.
-        control: control's, for the catalogue; default: beside a Unix runtime's socket.
-        tls: needed for TCP.
+        control: control's, for the catalogue; default: $TARTLET_CLIENT_CONTROL, or beside a Unix runtime's socket.
+        tls: needed for TCP; default: the files that $TARTLET_CLIENT_TLS_CERTIFICATE, _KEY and _AUTHORITY name.
 
     Every method raises a `TartletError`: `Unavailable` when nobody answers at the address, else what it documents.
     """
 
     def __init__(self, address: str | None = None, *, control: str | None = None, tls: rpc.Tls | None = None) -> None:
         self.address = address or f"unix:{run_dir()}/runtime.sock"
-        self._control_address = control
-        self._tls = tls
+        self._control_address = control or environment.control()
+        self._tls = tls or environment.identity()
         self._channel: grpc.aio.Channel | None = None
         self._control_channel: grpc.aio.Channel | None = None
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -13,8 +14,32 @@ PROGRAM_ARGS = {"ignore_unknown_options": True, "allow_interspersed_args": True,
 """For commands that pass what they don't know on to the program."""
 
 
+_TLS = {
+    "--tls-certificate": ("TARTLET_CLIENT_TLS_CERTIFICATE", "This client's certificate, for a server at host:port."),
+    "--tls-key": ("TARTLET_CLIENT_TLS_KEY", "Its key."),
+    "--tls-authority": ("TARTLET_CLIENT_TLS_AUTHORITY", "Authority that signed the server's certificate."),
+}
+
+
+def _to_environment(_ctx: click.Context, param: click.Parameter, value: str | None) -> None:
+    """Every client of this process takes it from there (`tartlet.environment`)."""
+    if value:
+        os.environ[str(param.envvar)] = value
+
+
 def server_option(f: F) -> F:
-    """`--server`: the address of a running server."""
+    """`--server`: the address of a running server; `--tls-*`: who calls it."""
+    for flag, (variable, text) in reversed(_TLS.items()):
+        f = click.option(
+            flag,
+            metavar="FILE",
+            type=click.Path(exists=True, dir_okay=False),
+            envvar=variable,
+            show_envvar=True,
+            help=text,
+            expose_value=False,
+            callback=_to_environment,
+        )(f)
     return click.option(
         "--server",
         metavar="ADDRESS",

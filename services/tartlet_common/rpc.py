@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import logging
 import os
 import socket
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import grpc
 import grpc.aio
@@ -27,6 +28,8 @@ PROTOCOL_VERSION = 1
 
 MAX_MESSAGE_BYTES = 4 << 20
 """No role sends a larger message; the receiver grants a little slack for framing."""
+
+log = logging.getLogger("tartlet")
 
 _MAX_UNIX_PATH_BYTES = 107  # sun_path of Linux, less its terminator
 
@@ -113,9 +116,10 @@ async def make_server(
         AddressInUse: another process serves there.
         InvalidConfig: the address is malformed, too long, or TCP without TLS.
     """
+    path = unix_path(address)
+    tls = None if path is not None else tls  # a Unix socket is protected by its directory
     server = grpc.aio.server(options=_OPTIONS, interceptors=[AccessInterceptor()] if tls is not None else None)
     add_services(server)
-    path = unix_path(address)
     if path is not None:
         make_private(path.parent)
         if len(os.fsencode(path)) > _MAX_UNIX_PATH_BYTES:
@@ -138,7 +142,7 @@ def make_channel(
 
     `identity`: the name that the server's certificate must carry where its address is no name, as a pod's own isn't.
     """
-    if tls is None:
+    if unix_path(address) is not None or tls is None:
         if unix_path(address) is None and not insecure:
             raise InvalidConfig(role="rpc", detail=f"{address} is TCP: give TLS files")
         return grpc.aio.insecure_channel(address, options=_CHANNEL_OPTIONS)
@@ -151,15 +155,39 @@ def make_channel(
 
 def _bind(server: grpc.aio.Server, address: str, tls: Tls | None, *, insecure: bool) -> int:
     if tls is not None:
-        credentials = grpc.ssl_server_credentials(
-            [(tls.key.read_bytes(), tls.certificate.read_bytes())],
-            root_certificates=tls.authority.read_bytes(),
-            require_client_auth=True,
+        rotation = _Rotation(tls)
+        credentials = grpc.dynamic_ssl_server_credentials(
+            rotation.read(), rotation.fetch, require_client_authentication=True
         )
         return server.add_secure_port(address, credentials)
     if not insecure:
         raise InvalidConfig(role="rpc", detail=f"{address} is TCP: give TLS files")
     return server.add_insecure_port(address)
+
+
+class _Rotation:
+    """Reads the files of an identity again for new connections, once they have changed."""
+
+    def __init__(self, tls: Tls) -> None:
+        self._files = (tls.certificate, tls.key, tls.authority)
+        self._seen: list[int] = []
+
+    def read(self) -> grpc.ServerCertificateConfiguration:
+        """The files as they are now."""
+        self._seen = self._stamps()
+        certificate, key, authority = (file.read_bytes() for file in self._files)
+        return grpc.ssl_server_certificate_configuration([(key, certificate)], root_certificates=authority)
+
+    def fetch(self) -> Any:
+        """What gRPC asks at each handshake; None: as before. Files that can't be read now leave what was there."""
+        try:
+            return self.read() if self._stamps() != self._seen else None
+        except OSError:
+            log.exception("the new TLS files can't be read; the old ones go on")
+            return None
+
+    def _stamps(self) -> list[int]:
+        return [file.stat().st_mtime_ns for file in self._files]
 
 
 def _claim(path: Path) -> None:

@@ -17,7 +17,8 @@ from tartlet_common.wire import error_to_proto
 from tartlet_protos import programs_pb2
 from tartlet_runtime.driver import Driver
 from tartlet_runtime.output_log import LogEvent
-from tartlet_runtime.program import Program, State
+from tartlet_runtime.program import Program
+from tartlet_runtime.program_spec import State
 
 MESSAGE_BYTES = 1 << 20
 SHARE_BYTES = 128 << 10

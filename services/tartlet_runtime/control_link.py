@@ -30,7 +30,7 @@ BACKOFF_S = (0.05, 0.1, 0.2, 0.5, 1.0)
 HELLO_TIMEOUT_S = 5.0
 LOCATE_TIMEOUT_S = 2.0
 MAX_BLOB_BYTES = 256 << 20
-_STARTS_A_FRAME = 512
+_STARTS_BYTES = 2 << 20  # of one frame, well below the message limit
 _STARTS_BESIDE_COMMANDS = 16  # so that a full frame of commands stays below the message limit
 _Call: TypeAlias = "grpc.aio.StreamStreamCall[control_pb2.RuntimeFrame, control_pb2.ControlFrame]"
 _RPC_ERRORS = (grpc.RpcError, asyncio.InvalidStateError)
@@ -100,8 +100,9 @@ class ControlLink:
         if self._writer is None or self._writer.done() or not (self._starts or self._ends or self._outbox.commands):
             return
         while len(self._starts) > _STARTS_BESIDE_COMMANDS:
-            self._frames.append(control_pb2.RuntimeFrame(starts=self._starts[:_STARTS_A_FRAME]))
-            self._starts = self._starts[_STARTS_A_FRAME:]
+            fit = how_many_fit(self._starts)
+            self._frames.append(control_pb2.RuntimeFrame(starts=self._starts[:fit]))
+            self._starts = self._starts[fit:]
         frame = control_pb2.RuntimeFrame(starts=self._starts)
         self._starts = []
         for commands in self._outbox.take():
@@ -149,7 +150,10 @@ class ControlLink:
         hello = control_pb2.RuntimeHello()
         hello.CopyFrom(self._hello)
         self._starts = []
-        hello.programs.extend(self.programs.control_back())
+        running = self.programs.control_back()
+        fit = how_many_fit(running)
+        hello.programs.extend(running[:fit])
+        self._starts = running[fit:] + self._starts  # these have no engine state, so a start says as much as Hello
         await call.write(control_pb2.RuntimeFrame(hello=hello))
         async with asyncio.timeout(HELLO_TIMEOUT_S):
             frame = await self._next(call)
@@ -270,6 +274,16 @@ class ControlLink:
         except grpc.RpcError:
             return ""
         return str(reply.json)
+
+
+def how_many_fit(starts: Sequence[control_pb2.ProgramStart]) -> int:
+    """How many of the first ones one message carries."""
+    size = 0
+    for count, start in enumerate(starts):
+        size += start.ByteSize() + 8
+        if size > _STARTS_BYTES:
+            return max(1, count)
+    return len(starts)
 
 
 def _detail(error: grpc.RpcError) -> str:

@@ -15,6 +15,9 @@ from tartlet_runtime.wasm.types import FOREVER_US, STDERR, STDOUT, Delivery, Pha
 __all__ = ["FOREVER_US", "STDERR", "STDOUT", "Delivery", "Guest", "Host", "Outcome", "Phase"]
 
 
+MAX_TRACEBACK_CHARS = 64 << 10
+
+
 @dataclass(frozen=True, slots=True)
 class Outcome:
     """How a guest ended: `error` None and its result, or the typed error."""
@@ -64,3 +67,10 @@ class Host(Protocol):
 
     def on_sleep(self, duration_us: int) -> bool:
         """Whether a sleep is over at once (a replay says so)."""
+
+
+def clip_traceback(text: str) -> str:
+    """The end of a traceback, which names the cause; endless ones are cut."""
+    if len(text) <= MAX_TRACEBACK_CHARS:
+        return text
+    return f"... {len(text) - MAX_TRACEBACK_CHARS} characters left out\n{text[-MAX_TRACEBACK_CHARS:]}"

@@ -23,9 +23,10 @@ from tartlet_common.errors import (
     UnknownProgram,
 )
 from tartlet_common.paths import make_private
-from tartlet_runtime.guest import Delivery, Outcome, Phase
+from tartlet_runtime.guest import Delivery, Outcome, Phase, clip_traceback
 from tartlet_runtime.limits import MAX_SUBMISSION_BYTES
-from tartlet_runtime.program import Program, State, clip_traceback
+from tartlet_runtime.program import Program
+from tartlet_runtime.program_spec import State
 from tartlet_runtime.wasm.determinism import GuestRandom
 
 log = logging.getLogger(__name__)

@@ -2,17 +2,7 @@
 
     STARTING --control's answer--> RUNNING --result, error, kill--> ENDING --control has freed it--> ENDED
 
-What happens when something of it is full (docs/limits.md):
-
-- Unread output reaches `output_bytes`: with a client attached the program stands still at its next wait or slice until
-  that client has caught up to half; with none attached, or four times over the bound within a slice, it ends in
-  OutputTooLarge. Nothing is dropped.
-- Its inbox holds `inbox_messages` unread messages, or 64 MiB of them: the sender gets InboxFull, the program notices
-  nothing. Untaken answers of the runtime are bounded alike: the program ends in ResourceQuotaExceeded.
-- A submission brings more than `ROWS_A_TURN` commands for the runtime: they are worked on over several turns, and
-  the program stands still meanwhile.
-- More than `commands_in_flight` commands since the last flush: it ends in TooManyCommands (control counts the rest).
-- Its journal reaches `journal_bytes`: it ends in JournalFull, unless launched with durable=False.
+What happens when something of it is full stands in docs/limits.md.
 """
 
 from __future__ import annotations
@@ -20,33 +10,29 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
-from enum import IntEnum
-from typing import Protocol
+from collections.abc import Callable
+from dataclasses import replace
 
-from tartlet_common.abi import Flag
-from tartlet_common.clock import Clock
 from tartlet_common.errors import (
     ControlLost,
     DeadlineExceeded,
     FrameTooLarge,
-    InboxFull,
     InternalError,
     OutputTooLarge,
-    ResourceQuotaExceeded,
     TartletError,
     TooManyCommands,
 )
-from tartlet_common.wire import error_from_proto, error_to_proto
+from tartlet_common.wire import error_from_proto
 from tartlet_protos import control_pb2, programs_pb2
-from tartlet_runtime.driver import Driver
-from tartlet_runtime.guest import FOREVER_US, STDERR, Delivery, Guest, Phase
-from tartlet_runtime.inbox import TIMER_DELIVERY, Inbox
+from tartlet_runtime.guest import STDERR, Delivery, Guest, Phase
+from tartlet_runtime.guest_wait import GuestWait
+from tartlet_runtime.inbox import TIMER_DELIVERY
 from tartlet_runtime.journal import Journal
-from tartlet_runtime.limits import MAX_INBOX_BYTES, MAX_MESSAGE_BYTES, ProgramLimits
-from tartlet_runtime.local_ops import LocalOps
-from tartlet_runtime.output_log import LogEvent, OutputLog
+from tartlet_runtime.limits import MAX_MESSAGE_BYTES
+from tartlet_runtime.mailbox import Mailbox
+from tartlet_runtime.outlet import Outlet
+from tartlet_runtime.output_log import LogEvent
+from tartlet_runtime.program_spec import MakeGuest, ProgramSpec, ReaderCall, State, World
 from tartlet_runtime.spans import ProgramSpan
 from tartlet_runtime.submission import Row, parse
 from tartlet_runtime.usage import UsageMeter
@@ -54,78 +40,9 @@ from tartlet_runtime.usage import UsageMeter
 log = logging.getLogger(__name__)
 
 _Event = programs_pb2.ProgramEvent
-_AWAIT = int(Flag.AWAIT)
 _SOURCE_KEPT_BYTES = 4096  # of an ended program
-_HARD_OUTPUT_FACTOR = 4
-_HARD_INBOX_FACTOR = 2  # answers from the runtime come on top of those of control's commands in flight
-_MAX_TRACEBACK_CHARS = 64 << 10
 ROWS_A_TURN = 1024
 """Commands that the runtime answers for one program in one turn, so that the others get theirs."""
-
-
-class State(IntEnum):
-    """Where a program stands."""
-
-    STARTING = 0  # control hasn't answered yet
-    RUNNING = 1
-    ENDING = 2  # its code is gone; control frees what it held
-    ENDED = 3
-
-
-@dataclass(frozen=True, slots=True)
-class ProgramSpec:
-    """What was launched."""
-
-    program_id: str
-    name: str
-    language: int  # programs_pb2.Source.Language
-    filename: str
-    source: bytes
-    digest: str  # sha-256 of source, hex
-    args: tuple[str, ...]
-    model: str
-    tenant: str
-    idempotency_key: str
-    limits: ProgramLimits
-    durable: bool
-    seed: bytes
-    trace: Mapping[str, str] = field(default_factory=dict)
-
-
-class Link(Protocol):
-    """Control, as a program sees it."""
-
-    connected: bool
-
-    def commands(self, program: Program, count: int, records: bytes, payload: bytes) -> None:
-        """Send records at the end of this turn."""
-
-    def ended(self, program: Program, *, failed: bool) -> bool:
-        """Tell control; whether it will answer with `Program.settled`."""
-
-
-class ReaderCall(Protocol):
-    """A client's stream, as a program sees it."""
-
-    def mark(self, program: Program) -> None:
-        """There is new output."""
-
-    def wake(self) -> None:
-        """There is something to send."""
-
-
-MakeGuest = Callable[["Program"], Guest]
-
-
-@dataclass(slots=True)
-class World:
-    """What a program lives in; wired in `app`."""
-
-    driver: Driver
-    link: Link
-    ops: LocalOps
-    clock: Clock
-    on_ended: Callable[[Program], None]
 
 
 class Program:
@@ -148,7 +65,8 @@ class Program:
         self.span = span
         self.state = State.STARTING
         self.error: TartletError | None = None
-        self.log = OutputLog(spec.limits.output_bytes)
+        self._outlet = Outlet(self, spec.limits.output_bytes)
+        self.log = self._outlet.log
         self.usage = UsageMeter(world.clock.now())
         self.has_engine_state = False  # commands of it were sent to control
         self.queued = False  # in the driver's deque
@@ -161,20 +79,12 @@ class Program:
         self._world = world
         self._make_guest = make_guest
         self._result = ""
-        self._inbox = Inbox()
-        self._messages: deque[bytes] = deque()
-        self._receives: deque[int] = deque()
-        self._readers: list[ReaderCall] = []
-        self._waiting: int | None = None  # max records of the guest's open wait
-        self._timed_out = False
-        self._stopped = False  # output goes unread
-        self._sleeping = False
+        self._mail = Mailbox(spec.limits)
+        self._wait = GuestWait(world.driver.loop)
         self._backlog: deque[tuple[list[Row], bytes]] = deque()  # for the runtime, in turns to come
         self._outcome: tuple[TartletError | None, str] | None = None  # ended, once the backlog is done
-        self._message_bytes = 0
         self.deferred = 0
         self.eager_bytes = 0
-        self._timer: asyncio.TimerHandle | None = None
         self._deadline: asyncio.TimerHandle | None = None
         self._clock_start_ns = world.clock.unix_ns()
 
@@ -183,19 +93,12 @@ class Program:
     @property
     def is_waiting(self) -> bool:
         """Whether its guest stands in a wait."""
-        return self._waiting is not None
+        return self._wait.max_records is not None
 
     @property
     def clock_start_ns(self) -> int:
         """The guest's time at its start, nanoseconds since the epoch."""
         return self._clock_start_ns
-
-    @property
-    def state_name(self) -> str:
-        """As `ProgramInfo.state` has it."""
-        if self.state is State.ENDED:
-            return "failed" if self.error else "succeeded"
-        return "starting" if self.state is State.STARTING else "running"
 
     def started(self, error: TartletError | None, existing_program_id: str = "") -> None:
         """Control's answer to ProgramStart (or to an announcement of a running program)."""
@@ -249,22 +152,6 @@ class Program:
         for answer in starters:
             answer(error, existing_program_id)
 
-    def info(self, now_s: float, unix_s: float, runtime: str) -> programs_pb2.ProgramInfo:
-        """What List says of it."""
-        age_s = now_s - self.usage.launched_s
-        return programs_pb2.ProgramInfo(
-            program_id=self.program_id,
-            name=self.spec.name,
-            state=self.state_name,
-            tenant=self.spec.tenant,
-            started_unix_s=unix_s - age_s,
-            age_s=age_s,
-            usage=self.usage.to_proto(now_s),
-            error=error_to_proto(self.error),
-            model=self.model,
-            runtime=runtime,
-        )
-
     def control_lost(self) -> None:
         """The stream to control broke: what the program had on engines is gone."""
         if self.state is State.ENDING:
@@ -279,9 +166,9 @@ class Program:
         self.usage.ended_s = now
         usage = self.usage.to_proto(now)
         data = self._result.encode("utf-8", "replace") if error is None else b""
-        self.log.append(LogEvent(_Event.ENDED, data, error is None, error, usage))
-        self._tell_readers()
-        self._inbox, self._messages, self._receives, self._backlog = Inbox(), deque(), deque(), deque()
+        self._outlet.put(LogEvent(_Event.ENDED, data, error is None, error, usage))
+        self._mail.clear()
+        self._backlog.clear()
         if len(self.spec.source) > _SOURCE_KEPT_BYTES:
             self.spec = replace(self.spec, source=b"")
         self._world.on_ended(self)
@@ -291,16 +178,16 @@ class Program:
         self.end(DeadlineExceeded(deadline_s=self.spec.limits.deadline_s))
 
     def _cancel_timers(self) -> None:
-        for timer in (self._timer, self._deadline):
-            if timer is not None:
-                timer.cancel()
-        self._timer = self._deadline = None
+        self._wait.cancel()
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
 
     # ---- the driver's side ----
 
     def run(self) -> None:
         """Deliver what the guest waits for, if it is there, and let it compute for a slice."""
-        if self.state is not State.RUNNING or self._stopped or self._sleeping:
+        if self.state is not State.RUNNING or self._outlet.stopped or self._wait.sleeping:
             return
         guest = self.guest
         assert guest is not None
@@ -309,14 +196,14 @@ class Program:
             if self._backlog:
                 self._work_off()
                 return
-            if self._waiting is not None:
-                if self._inbox.count:
-                    delivery = self._take(self._waiting)
-                elif self._timed_out:
+            if self._wait.max_records is not None:
+                if self._mail.inbox.count:
+                    delivery = self._take(self._wait.max_records)
+                elif self._wait.timed_out:
                     delivery = self._deliver(TIMER_DELIVERY)
                 else:
                     return
-                self._close_wait()
+                self._wait.close()
                 guest.deliver(delivery)
             phase = guest.step()
         except TartletError as e:
@@ -331,8 +218,7 @@ class Program:
         if phase is Phase.READY:
             self._world.driver.again(self)
         elif phase is Phase.SLEEPING:
-            self._sleeping = True
-            self._timer = self._world.driver.loop.call_later(guest.sleep_us / 1e6, self._slept)
+            self._wait.sleep(guest.sleep_us, self._slept)
         else:
             outcome = guest.outcome
             assert outcome is not None
@@ -362,7 +248,7 @@ class Program:
     def _hold_guest(self) -> None:
         """A guest that isn't driven by `step` is held back while its output is unread, or its commands wait."""
         if self.guest is not None:
-            self.guest.pause(paused=self._stopped or bool(self._backlog))
+            self.guest.pause(paused=self._outlet.stopped or bool(self._backlog))
 
     def flush_journal(self) -> None:
         """Write what the journal has pending; a program whose journal can't be written ends."""
@@ -376,13 +262,10 @@ class Program:
         """Records from control, for the guest's next wait."""
         if self.state is State.RUNNING:
             self.usage.delivered(records, self._world.clock.now())
-            self._inbox.add(count, records, payload)
-            if self._waiting is not None:
-                self._world.driver.wake(self)
+            self._mail.inbox.add(count, records, payload)
+            self._wake_if_waiting()
 
     def _slept(self) -> None:
-        self._timer = None
-        self._sleeping = False
         if self.state is State.RUNNING:
             assert self.guest is not None
             self.guest.wake()
@@ -421,36 +304,20 @@ class Program:
 
     def on_wait(self, max_records: int, timeout_us: int) -> Delivery | None:
         """Answer with what is there; else the guest stands still until `run`."""
-        if not self._stopped and not self._backlog:
-            if self._inbox.count:
+        if not self._outlet.stopped and not self._backlog:
+            if self._mail.inbox.count:
                 return self._take(max_records)
             if timeout_us == 0:
                 return self._deliver(TIMER_DELIVERY)
-        self._waiting = max_records
-        if timeout_us != FOREVER_US:
-            # a year is as good as the 500,000 that fit the field, and a float of seconds still counts it exactly
-            seconds = min(timeout_us / 1e6, 31_536_000.0)
-            self._timer = self._world.driver.loop.call_later(seconds, self._wait_over)
+        self._wait.open(max_records, timeout_us, lambda: self._world.driver.wake(self))
         return None
 
     def on_sleep(self, duration_us: int) -> bool:
         """Sleeps take their time."""
         return duration_us == 0
 
-    def _wait_over(self) -> None:
-        self._timer = None
-        self._timed_out = True
-        self._world.driver.wake(self)
-
-    def _close_wait(self) -> None:
-        self._waiting = None
-        self._timed_out = False
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-
     def _take(self, max_records: int) -> Delivery:
-        return self._deliver(self._inbox.take(max_records))
+        return self._deliver(self._mail.inbox.take(max_records))
 
     def _deliver(self, data: bytes) -> Delivery:
         """What the guest is told now: journaled first."""
@@ -476,37 +343,18 @@ class Program:
 
     def receive(self, ticket: int) -> None:
         """Answer with the next message, now or when it comes."""
-        if self._messages:
-            message = self._messages.popleft()
-            self._message_bytes -= len(message)
-            self._inbox.result(ticket, message)
-        elif len(self._receives) >= self.spec.limits.commands_in_flight:
-            raise TooManyCommands(in_flight=len(self._receives), limit=self.spec.limits.commands_in_flight)
-        else:
-            self._receives.append(ticket)
+        self._mail.receive(ticket)
 
     def answer(self, row: Row, payload: bytes) -> None:
         """Answer a record that awaits it."""
-        if row[1] & _AWAIT and self.state is State.RUNNING:
-            inbox, limits = self._inbox, self.spec.limits
-            inbox.result(row[2], payload)
-            if inbox.payload_bytes > MAX_INBOX_BYTES:
-                held, kind = inbox.payload_bytes - len(payload), "bytes of answers that it has not taken"
-                raise ResourceQuotaExceeded(held=held, kind=kind, asked=len(payload), limit=MAX_INBOX_BYTES)
-            if inbox.count > _HARD_INBOX_FACTOR * limits.commands_in_flight:
-                raise TooManyCommands(in_flight=inbox.count, limit=limits.commands_in_flight)
-            if self._waiting is not None:
-                self._world.driver.wake(self)
+        if self.state is State.RUNNING and self._mail.answer(row, payload):
+            self._wake_if_waiting()
 
     def refuse(self, row: Row, error: TartletError) -> None:
         """Answer a record that awaits it with an error; one that nobody awaits ends the program."""
-        if self.state is not State.RUNNING:
-            return
-        if not row[1] & _AWAIT:
-            raise error
-        self._inbox.failure(row[2], row[3], error)
-        if self._waiting is not None:
-            self._world.driver.wake(self)
+        if self.state is State.RUNNING:
+            self._mail.refuse(row, error)
+            self._wake_if_waiting()
 
     def refuse_later(self, row: Row, error: TartletError) -> None:
         """As `refuse`, for answers that the runtime worked on beside the loop."""
@@ -522,57 +370,30 @@ class Program:
             InboxFull: it has too many unread ones.
             FrameTooLarge: it is too long.
         """
-        if len(message) > MAX_MESSAGE_BYTES:
-            raise FrameTooLarge(size=len(message), limit=MAX_MESSAGE_BYTES)
-        if self._receives:
-            self._inbox.result(self._receives.popleft(), message)
-            if self._waiting is not None:
-                self._world.driver.wake(self)
-            return
-        limit = self.spec.limits.inbox_messages
-        if len(self._messages) >= limit or self._message_bytes + len(message) > MAX_INBOX_BYTES:
-            raise InboxFull(pending=len(self._messages), limit=limit)
-        self._messages.append(message)
-        self._message_bytes += len(message)
+        if self._mail.deliver(message):
+            self._wake_if_waiting()
+
+    def _wake_if_waiting(self) -> None:
+        if self._wait.max_records is not None:
+            self._world.driver.wake(self)
 
     # ---- output ----
 
     def attach(self, reader: ReaderCall) -> None:
         """A client reads from now on."""
-        self._readers.append(reader)
+        self._outlet.attach(reader)
 
     def detach(self, reader: ReaderCall) -> None:
-        """A client has gone; what it left unread may be too much for a program that nobody reads."""
-        self._readers.remove(reader)
-        if self._stopped and not self._readers:
+        """A client has gone."""
+        if self._outlet.detach(reader):
             self.end(OutputTooLarge(limit=self.log.limit_bytes))
 
     def read_to(self, offset: int) -> None:
         """A client has got the events before `offset`."""
-        self.log.mark_read(offset)
-        if self._stopped and self.log.unread_bytes <= self.log.limit_bytes // 2:
-            self._stopped = False
+        if self._outlet.read_to(offset):
             self._hold_guest()
             self._world.driver.wake(self)
 
     def _emit(self, kind: int, data: bytes) -> None:
-        self.log.append(LogEvent(kind, data))
-        self._tell_readers()
-        unread, limit = self.log.unread_bytes, self.log.limit_bytes
-        if unread > limit:
-            if not self._readers or unread > limit * _HARD_OUTPUT_FACTOR:
-                raise OutputTooLarge(limit=limit)
-            if not self._stopped:
-                self._stopped = True
-                self._hold_guest()
-
-    def _tell_readers(self) -> None:
-        for reader in self._readers:
-            reader.mark(self)
-
-
-def clip_traceback(text: str) -> str:
-    """The end of a traceback, which names the cause; endless ones are cut."""
-    if len(text) <= _MAX_TRACEBACK_CHARS:
-        return text
-    return f"... {len(text) - _MAX_TRACEBACK_CHARS} characters left out\n{text[-_MAX_TRACEBACK_CHARS:]}"
+        if self._outlet.emit(LogEvent(kind, data)):
+            self._hold_guest()

@@ -28,10 +28,12 @@ from tartlet_runtime.control_link import ControlLink
 from tartlet_runtime.driver import Driver
 from tartlet_runtime.journal import JournalHeader, Journals
 from tartlet_runtime.limits import MAX_ARGS_BYTES, MAX_NAME_BYTES, ProgramLimits, default_limits, resolve
+from tartlet_runtime.listing import info_of
 from tartlet_runtime.local_ops import LocalOps
 from tartlet_runtime.models import ModelTable
 from tartlet_runtime.native import NativeGuest, NativeServer
-from tartlet_runtime.program import MakeGuest, Program, ProgramSpec, State, World
+from tartlet_runtime.program import Program
+from tartlet_runtime.program_spec import MakeGuest, ProgramSpec, State, World
 from tartlet_runtime.spans import Spans
 from tartlet_runtime.wasm_guests import WasmGuests
 
@@ -40,6 +42,8 @@ log = logging.getLogger(__name__)
 _Source = common_pb2.Source
 _Event = programs_pb2.ProgramEvent
 _SEED_BYTES = 16
+_TRACE_KEYS = ("traceparent", "tracestate", "baggage")
+"""W3C trace context: what else a client sends, or more than it allows, goes no further."""
 START_TIMEOUT_S = 10.0
 """How long a launch waits for control before it is refused."""
 NATIVE_CONNECT_S = 30.0
@@ -76,7 +80,7 @@ class ProgramTable:
         self._native = native
         self._wasm = wasm
         self._journals = journals
-        self._spans = Spans()
+        self._spans = Spans(scraped=bool(settings.health_address))
         self._limits = default_limits(settings)
         self._world = World(driver, link, ops, clock, self._on_ended)
         self._live: dict[int, Program] = {}  # by handle
@@ -108,7 +112,7 @@ class ProgramTable:
         now, unix_s = self._clock.now(), self._clock.unix_ns() / 1e9
         for program in self._by_id.values():
             if (ended or program.state is not State.ENDED) and (not tenant or program.spec.tenant == tenant):
-                yield program.info(now, unix_s, self._address)
+                yield info_of(program, now, unix_s, self._address)
 
     @property
     def num_live(self) -> int:
@@ -135,8 +139,8 @@ class ProgramTable:
         if sum(len(arg.encode()) for arg in asked.args) > MAX_ARGS_BYTES:
             raise InvalidArgument(argument="args", detail=f"more than {MAX_ARGS_BYTES} bytes")
         for field in ("tenant", "idempotency_key", "model", "inferlet"):
-            if len(getattr(asked, field)) > MAX_NAME_BYTES:
-                raise InvalidArgument(argument=field, detail=f"longer than {MAX_NAME_BYTES} characters")
+            if len(getattr(asked, field).encode()) > MAX_NAME_BYTES:
+                raise InvalidArgument(argument=field, detail=f"longer than {MAX_NAME_BYTES} bytes")
         if len(asked.seed) not in (0, _SEED_BYTES):
             raise InvalidArgument(argument="seed", detail=f"{len(asked.seed)} bytes; {_SEED_BYTES} are wanted")
         filename = source.filename[:MAX_NAME_BYTES] or "main.py"
@@ -154,7 +158,9 @@ class ProgramTable:
             limits=limits,
             durable=asked.durable,
             seed=asked.seed or secrets.token_bytes(_SEED_BYTES),
-            trace=dict(asked.trace),
+            trace={
+                key: asked.trace[key] for key in _TRACE_KEYS if 0 < len(asked.trace[key].encode()) <= MAX_NAME_BYTES
+            },
         )
 
     def maker(self, spec: ProgramSpec) -> MakeGuest | None:
@@ -193,7 +199,11 @@ class ProgramTable:
             spec = replace(spec, trace=span.context())
         program = Program(spec, self._take_handle(), self._world, make_guest, span)
         if spec.durable:
-            program.journal = self._journals.open(self._header(program), spec.limits.journal_bytes)
+            try:
+                program.journal = self._journals.open(self._header(program), spec.limits.journal_bytes)
+            except TartletError as e:
+                self._spans.end(span, spec.model, programs_pb2.Usage(), e)
+                raise
         self._live[program.handle] = program
         self._by_id[spec.program_id] = program
         if spec.idempotency_key:
@@ -293,8 +303,7 @@ class ProgramTable:
             keep = program.accepted and (program.error is not None or self._settings.keep_journals)
             self._journals.close(spec.program_id, program.journal, keep=keep)
             program.journal = None
-        if program.span is not None:
-            self._spans.end(program.span, program.usage.to_proto(self._clock.now()), program.error)
+        self._spans.end(program.span, spec.model, program.usage.to_proto(self._clock.now()), program.error)
         if not program.accepted:
             self._forget(program)
             return

@@ -26,7 +26,7 @@ from tartlet_runtime.calls import Call
 from tartlet_runtime.control_link import ControlLink
 from tartlet_runtime.driver import Driver
 from tartlet_runtime.limits import MAX_NAME_BYTES
-from tartlet_runtime.program import MakeGuest, ProgramSpec, State
+from tartlet_runtime.program_spec import MakeGuest, ProgramSpec, State
 from tartlet_runtime.programs import ProgramTable
 from tartlet_runtime.relay import Relay, is_relayed
 from tartlet_runtime.sources import Sources
@@ -254,6 +254,7 @@ class ProgramsService(programs_pb2_grpc.ProgramsServicer):
             control_state_json=await self._link.state_json(),
             component=self._wasm.component if self._wasm is not None else "",
             boundary=self._wasm.boundary if self._wasm is not None else "",
+            spares=self._wasm.host.num_spares if self._wasm is not None else 0,
         )
 
 

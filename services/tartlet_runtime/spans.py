@@ -19,7 +19,6 @@ class ProgramSpan:
     """A program's span: child of the client's, parent of control's."""
 
     span: Span
-    model: str
 
     def context(self) -> dict[str, str]:
         """W3C trace context for control."""
@@ -37,12 +36,13 @@ class ProgramSpan:
 
 
 class Spans:
-    """Starts spans and counts ends, if telemetry is on."""
+    """Starts spans if telemetry is on; counts and measures programs also where only `/metrics` is asked for."""
 
-    def __init__(self) -> None:
-        """Ask once whether anything is exported."""
-        self._on = telemetry.enabled()
-        if not self._on:
+    def __init__(self, *, scraped: bool = False) -> None:
+        """Ask once whether anything is exported. `scraped`: metrics are."""
+        self._traced = telemetry.enabled()
+        self._measured = self._traced or scraped
+        if not self._measured:
             return
         meter = telemetry.meter()
         self._duration = meter.create_histogram(names.METRIC_REQUEST_DURATION, unit="s")
@@ -53,18 +53,22 @@ class Spans:
 
     def start(self, program_id: str, name: str, model: str, parent: Mapping[str, str]) -> ProgramSpan | None:
         """The span of a program that begins, None with telemetry off."""
-        if not self._on:
+        if self._measured:
+            self._running.add(1)
+        if not self._traced:
             return None
         attributes = {names.ATTR_OPERATION: "invoke_agent", names.ATTR_PROGRAM_ID: program_id}
         attributes |= {names.ATTR_PROGRAM_NAME: name, names.ATTR_MODEL: model}
         context = telemetry.extract(parent) if parent else None
-        self._running.add(1)
-        return ProgramSpan(telemetry.tracer().start_span(names.SPAN_PROGRAM, context, attributes=attributes), model)
+        return ProgramSpan(telemetry.tracer().start_span(names.SPAN_PROGRAM, context, attributes=attributes))
 
-    def end(self, span: ProgramSpan, usage: programs_pb2.Usage, error: TartletError | None) -> None:
+    def end(self, span: ProgramSpan | None, model: str, usage: programs_pb2.Usage, error: TartletError | None) -> None:
         """The program has ended."""
-        span.end(usage, error)
-        attributes = {names.ATTR_MODEL: span.model} | ({names.ATTR_ERROR: error.name} if error else {})
+        if span is not None:
+            span.end(usage, error)
+        if not self._measured:
+            return
+        attributes = {names.ATTR_MODEL: model} | ({names.ATTR_ERROR: error.name} if error else {})
         self._running.add(-1)
         self._ended.add(1, attributes)
         self._duration.record(usage.wall_s, attributes)

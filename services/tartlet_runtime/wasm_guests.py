@@ -10,9 +10,10 @@ from tartlet_common.errors import InternalError, InvalidSource, ProgramFailed, S
 from tartlet_common.settings import RuntimeSettings
 from tartlet_protos import common_pb2
 from tartlet_runtime.build import python_guest
-from tartlet_runtime.guest import Delivery, Host, Outcome, Phase
+from tartlet_runtime.guest import Delivery, Host, Outcome, Phase, clip_traceback
 from tartlet_runtime.limits import ProgramLimits
-from tartlet_runtime.program import MakeGuest, Program, ProgramSpec, clip_traceback
+from tartlet_runtime.program import Program
+from tartlet_runtime.program_spec import MakeGuest, ProgramSpec
 from tartlet_runtime.wasm import (
     AotCache,
     GuestClock,
@@ -221,6 +222,7 @@ class WasmGuests:
         return self._python
 
     def _maker(self, module: LinkedModule) -> MakeGuest:
+        self.host.expect(module)
         return lambda program: WasmGuest(self.host, module, program)
 
 

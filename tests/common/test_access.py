@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import socket
 from pathlib import Path
+from types import SimpleNamespace
 
 import grpc
 import grpc.aio
@@ -12,7 +14,7 @@ import pytest
 import trustme
 
 from tartlet_common import access
-from tartlet_common.errors import PermissionDenied
+from tartlet_common.errors import InvalidConfig, PermissionDenied
 from tartlet_common.rpc import Tls, make_channel, make_server
 from tartlet_common.wire import error_from_proto
 from tartlet_protos import (
@@ -122,3 +124,52 @@ def test_a_certificate_of_another_authority_is_not_let_in(tmp_path: Path) -> Non
         return error.code()
 
     assert asyncio.run(run()) is grpc.StatusCode.UNAVAILABLE
+
+
+def test_a_new_certificate_serves_new_connections_without_a_restart(tmp_path: Path) -> None:
+    old, new = trustme.CA(), trustme.CA()
+
+    async def run() -> list[grpc.StatusCode]:
+        address = f"localhost:{_port()}"
+        files = _identity(old, tmp_path, "localhost")
+        server = await make_server(_services, address, files)
+        codes: list[grpc.StatusCode] = []
+        for authority in (new, old):
+            (tmp_path / str(len(codes))).mkdir()
+            client = _identity(authority, tmp_path / str(len(codes)), "client")
+            if authority is new:
+                _identity(new, tmp_path, "localhost")  # in place of the old files
+                for file in (files.certificate, files.key, files.authority):
+                    os.utime(file, (1, 1))
+            async with make_channel(address, client) as channel:
+                codes.append((await _outcome(channel, "/tartlet.v1.Programs/List")).code())
+        await server.stop(None)
+        return codes
+
+    assert asyncio.run(run()) == [grpc.StatusCode.UNIMPLEMENTED, grpc.StatusCode.UNAVAILABLE]
+
+
+def test_a_unix_socket_needs_no_tls_though_the_role_has_it(run_dir: Path, tmp_path: Path) -> None:
+    tls = _identity(trustme.CA(), tmp_path, "localhost")
+
+    async def run() -> grpc.StatusCode:
+        server = await make_server(_services, f"unix:{run_dir}/s.sock", tls)
+        async with make_channel(f"unix:{run_dir}/s.sock") as plain:
+            code = (await _outcome(plain, "/tartlet.v1.Programs/List")).code()
+        async with make_channel(f"unix:{run_dir}/s.sock", tls) as channel:
+            assert (await _outcome(channel, "/tartlet.v1.Programs/List")).code() is code
+        await server.stop(None)
+        return code
+
+    assert asyncio.run(run()) is grpc.StatusCode.UNIMPLEMENTED
+
+
+def test_half_an_identity_is_refused(tmp_path: Path) -> None:
+    whole = _identity(trustme.CA(), tmp_path, "client")
+    settings = {"tls_certificate": whole.certificate, "tls_key": whole.key, "tls_authority": whole.authority}
+    assert Tls.of(SimpleNamespace(**settings)) == whole
+    assert Tls.of(SimpleNamespace(**dict.fromkeys(settings))) is None
+    for name in settings:
+        for wrong in (None, tmp_path / "missing"):
+            with pytest.raises(InvalidConfig, match=name):
+                Tls.of(SimpleNamespace(**settings | {name: wrong}))

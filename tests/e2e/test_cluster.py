@@ -14,7 +14,7 @@ import pytest
 import tartlet
 from tartlet_common.errors import InvalidConfig, PermissionDenied, RuntimeLost, SourceTooLarge, UnknownProgram
 from tests.e2e.cluster import Cluster, cluster, http_get
-from tests.e2e.serving import message, program
+from tests.e2e.serving import message, program, tartlet_cli
 
 
 @pytest.fixture(scope="module")
@@ -35,6 +35,20 @@ async def test_a_program_runs_over_mutual_tls_and_a_worker_may_not_launch(pair: 
         with pytest.raises(PermissionDenied) as refused:
             await worker.launch(program("echo"))
         assert refused.value.fields == {"caller": "worker", "method": "/tartlet.v1.Programs/Launch"}
+
+
+def test_the_command_line_takes_tls_files_from_flags_and_environment(pair: Cluster) -> None:
+    tls = pair.identity("client")
+    files = {"certificate": tls.certificate, "key": tls.key, "authority": tls.authority}
+    flags = [part for name, path in files.items() for part in (f"--tls-{name}", str(path))]
+    variables = {f"TARTLET_CLIENT_TLS_{name.upper()}": str(path) for name, path in files.items()}
+    listed = tartlet_cli(pair.directory, "ps", "--server", pair.runtimes[0], *flags)
+    assert (listed.returncode, listed.stdout.split()[0]) == (0, "PROGRAM"), listed.stderr
+    listed = tartlet_cli(pair.directory, "ps", "--server", pair.runtimes[0], timeout_s=60, **variables)
+    assert (listed.returncode, listed.stdout.split()[0]) == (0, "PROGRAM"), listed.stderr
+    refused = tartlet_cli(pair.directory, "ps", "--server", pair.runtimes[0])
+    assert refused.returncode != 0
+    assert "give TLS files" in refused.stderr
 
 
 async def test_tcp_without_tls_is_refused_by_client_and_role(pair: Cluster, tmp_path: Path) -> None:
@@ -149,7 +163,10 @@ async def test_probes_tell_the_truth(tmp_path: Path) -> None:
         async with asyncio.timeout(60), _client(made, 0) as client:
             run = await client.run(program("holder"))
             assert await message(aiter(run)) == "ready\n"
-            assert "tartlet_programs_running" in http_get(f"http://{control.health}/metrics")[1]
+            for role in (control, runtime):
+                lines = http_get(f"http://{role.health}/metrics")[1].splitlines()
+                (running,) = [x for x in lines if x.startswith("tartlet_programs_running")]
+                assert running.endswith(" 1.0")
             worker.process.send_signal(signal.SIGTERM)
             worker.until_readyz(503, "draining")
             run.cancel()

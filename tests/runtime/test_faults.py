@@ -37,6 +37,7 @@ from tartlet_common.errors import (
 )
 from tartlet_common.wire import error_from_proto, error_to_proto
 from tartlet_protos import common_pb2, control_pb2, programs_pb2
+from tartlet_runtime.control_link import how_many_fit
 from tartlet_runtime.native import HELLO, SUBMIT, WAIT, frame
 from tests.runtime.harness import (
     PYTHON,
@@ -497,3 +498,27 @@ async def test_a_full_disk_ends_the_program_whose_journal_it_was(run_dir: Path) 
         assert isinstance(await ended(stream), DiskFull)
         stream = await launch(rig, launch_spec(PYTHON, source))
         assert (await stream.rest())[-1].success
+
+
+async def test_a_launch_with_huge_texts_neither_breaks_the_stream_nor_reaches_control(run_dir: Path) -> None:
+    async with running(run_dir) as rig:
+        traced = launch_spec(
+            PYTHON, b"def main(): return 1\n", trace={"x" * 10: "y" * (3 << 20), "tracestate": "t" * 9999}
+        )
+        assert (await (await launch(rig, traced)).rest())[-1].success
+        wide = "\U0001f600" * 1000
+        refused = await launch(rig, launch_spec(PYTHON, b"1", tenant=wide))
+        assert isinstance(error_from_proto((await refused.next()).error), InvalidArgument)
+        starts = [start for frame in rig.control.frames for start in frame.starts]
+        assert all(start.ByteSize() < 8192 for start in starts)
+        assert sum(frame.HasField("hello") for frame in rig.control.frames) == 1  # the stream is still the first one
+
+
+def test_starts_are_cut_to_what_a_message_carries() -> None:
+    starts = [control_pb2.ProgramStart(handle=i, name="x" * 10_000) for i in range(1000)]
+    left, frames = starts, 0
+    while left:
+        fit = how_many_fit(left)
+        assert sum(s.ByteSize() for s in left[:fit]) < 3 << 20
+        left, frames = left[fit:], frames + 1
+    assert frames >= 4

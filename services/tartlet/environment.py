@@ -1,0 +1,36 @@
+"""What a client that isn't told takes from its environment: `TARTLET_CLIENT_*`."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from tartlet_common.rpc import Tls
+
+CONTROL = "TARTLET_CLIENT_CONTROL"
+TLS_CERTIFICATE = "TARTLET_CLIENT_TLS_CERTIFICATE"
+TLS_KEY = "TARTLET_CLIENT_TLS_KEY"
+TLS_AUTHORITY = "TARTLET_CLIENT_TLS_AUTHORITY"
+
+
+@dataclass(frozen=True, slots=True)
+class _Files:
+    tls_certificate: Path | None
+    tls_key: Path | None
+    tls_authority: Path | None
+
+
+def identity() -> Tls | None:
+    """The TLS files that the environment names; None where it names none.
+
+    Raises:
+        InvalidConfig: only some of the three are named, or one can't be read.
+    """
+    files = (os.environ.get(name) for name in (TLS_CERTIFICATE, TLS_KEY, TLS_AUTHORITY))
+    return Tls.of(_Files(*(Path(file) if file else None for file in files)))
+
+
+def control() -> str | None:
+    """Control's address, if the environment names it."""
+    return os.environ.get(CONTROL) or None

@@ -1,0 +1,92 @@
+"""What waits to be delivered to one program: answers, and messages that it has not received; all of it bounded."""
+
+from __future__ import annotations
+
+from collections import deque
+
+from tartlet_common.abi import Flag
+from tartlet_common.errors import (
+    FrameTooLarge,
+    InboxFull,
+    ResourceQuotaExceeded,
+    TartletError,
+    TooManyCommands,
+)
+from tartlet_runtime.inbox import Inbox
+from tartlet_runtime.limits import MAX_INBOX_BYTES, MAX_MESSAGE_BYTES, ProgramLimits
+from tartlet_runtime.submission import Row
+
+_AWAIT = int(Flag.AWAIT)
+_HARD_INBOX_FACTOR = 2  # answers from the runtime come on top of those of control's commands in flight
+
+
+class Mailbox:
+    """The inbox, and the messages and `receive` calls that wait for one another."""
+
+    def __init__(self, limits: ProgramLimits) -> None:
+        self._limits = limits
+        self.inbox = Inbox()
+        self._messages: deque[bytes] = deque()
+        self._message_bytes = 0
+        self._receives: deque[int] = deque()
+
+    def clear(self) -> None:
+        """Forget everything: the program has ended."""
+        self.inbox, self._messages, self._receives = Inbox(), deque(), deque()
+
+    def receive(self, ticket: int) -> None:
+        """Answer with the next message, now or when it comes.
+
+        Raises:
+            TooManyCommands: too many wait already.
+        """
+        if self._messages:
+            message = self._messages.popleft()
+            self._message_bytes -= len(message)
+            self.inbox.result(ticket, message)
+        elif len(self._receives) >= self._limits.commands_in_flight:
+            raise TooManyCommands(in_flight=len(self._receives), limit=self._limits.commands_in_flight)
+        else:
+            self._receives.append(ticket)
+
+    def answer(self, row: Row, payload: bytes) -> bool:
+        """Answer a record if it awaits it; whether it does.
+
+        Raises:
+            ResourceQuotaExceeded, TooManyCommands: the program doesn't take its answers.
+        """
+        if not row[1] & _AWAIT:
+            return False
+        inbox, limits = self.inbox, self._limits
+        inbox.result(row[2], payload)
+        if inbox.payload_bytes > MAX_INBOX_BYTES:
+            held, kind = inbox.payload_bytes - len(payload), "bytes of answers that it has not taken"
+            raise ResourceQuotaExceeded(held=held, kind=kind, asked=len(payload), limit=MAX_INBOX_BYTES)
+        if inbox.count > _HARD_INBOX_FACTOR * limits.commands_in_flight:
+            raise TooManyCommands(in_flight=inbox.count, limit=limits.commands_in_flight)
+        return True
+
+    def refuse(self, row: Row, error: TartletError) -> None:
+        """Answer a record that awaits it with an error; else raise it."""
+        if not row[1] & _AWAIT:
+            raise error
+        self.inbox.failure(row[2], row[3], error)
+
+    def deliver(self, message: bytes) -> bool:
+        """A client's message; whether a `receive` took it at once.
+
+        Raises:
+            InboxFull: there are too many unread ones.
+            FrameTooLarge: it is too long.
+        """
+        if len(message) > MAX_MESSAGE_BYTES:
+            raise FrameTooLarge(size=len(message), limit=MAX_MESSAGE_BYTES)
+        if self._receives:
+            self.inbox.result(self._receives.popleft(), message)
+            return True
+        limit = self._limits.inbox_messages
+        if len(self._messages) >= limit or self._message_bytes + len(message) > MAX_INBOX_BYTES:
+            raise InboxFull(pending=len(self._messages), limit=limit)
+        self._messages.append(message)
+        self._message_bytes += len(message)
+        return False

@@ -1,0 +1,67 @@
+"""What one program puts out: its log, who reads it, and whether it must stand still until they have caught up.
+
+With a client attached the program stands still when `output_bytes` are unread, at its next wait or slice, until the
+client has caught up to half; with none attached, or four times over the bound within a slice, it ends in
+OutputTooLarge. Nothing is dropped.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from tartlet_common.errors import OutputTooLarge
+from tartlet_runtime.output_log import LogEvent, OutputLog
+
+if TYPE_CHECKING:
+    from tartlet_runtime.program import Program
+    from tartlet_runtime.program_spec import ReaderCall
+
+_HARD_FACTOR = 4
+
+
+class Outlet:
+    """The log and its readers."""
+
+    def __init__(self, program: Program, limit_bytes: int) -> None:
+        self.log = OutputLog(limit_bytes)
+        self.stopped = False  # too much goes unread
+        self._program = program
+        self._readers: list[ReaderCall] = []
+
+    def attach(self, reader: ReaderCall) -> None:
+        """A client reads from now on."""
+        self._readers.append(reader)
+
+    def detach(self, reader: ReaderCall) -> bool:
+        """A client has gone; whether what it left unread is too much for a program that nobody reads."""
+        self._readers.remove(reader)
+        return self.stopped and not self._readers
+
+    def read_to(self, offset: int) -> bool:
+        """A client has got the events before `offset`; whether the program may go on that stood still."""
+        self.log.mark_read(offset)
+        if self.stopped and self.log.unread_bytes <= self.log.limit_bytes // 2:
+            self.stopped = False
+            return True
+        return False
+
+    def put(self, event: LogEvent) -> None:
+        """Add an event whatever is unread: the last one."""
+        self.log.append(event)
+        for reader in self._readers:
+            reader.mark(self._program)
+
+    def emit(self, event: LogEvent) -> bool:
+        """Add an event; whether the program must stand still from now on.
+
+        Raises:
+            OutputTooLarge: too much is unread.
+        """
+        self.put(event)
+        unread, limit = self.log.unread_bytes, self.log.limit_bytes
+        if unread <= limit:
+            return False
+        if not self._readers or unread > limit * _HARD_FACTOR:
+            raise OutputTooLarge(limit=limit)
+        before, self.stopped = self.stopped, True
+        return not before

@@ -1,0 +1,82 @@
+"""What a program is launched as, and the world it lives in."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import TYPE_CHECKING, Protocol
+
+from tartlet_common.clock import Clock
+from tartlet_runtime.driver import Driver
+from tartlet_runtime.guest import Guest
+from tartlet_runtime.limits import ProgramLimits
+from tartlet_runtime.local_ops import LocalOps
+
+if TYPE_CHECKING:
+    from tartlet_runtime.program import Program
+
+
+class State(IntEnum):
+    """Where a program stands."""
+
+    STARTING = 0  # control hasn't answered yet
+    RUNNING = 1
+    ENDING = 2  # its code is gone; control frees what it held
+    ENDED = 3
+
+
+@dataclass(frozen=True, slots=True)
+class ProgramSpec:
+    """What was launched."""
+
+    program_id: str
+    name: str
+    language: int  # programs_pb2.Source.Language
+    filename: str
+    source: bytes
+    digest: str  # sha-256 of source, hex
+    args: tuple[str, ...]
+    model: str
+    tenant: str
+    idempotency_key: str
+    limits: ProgramLimits
+    durable: bool
+    seed: bytes
+    trace: Mapping[str, str] = field(default_factory=dict)
+
+
+class Link(Protocol):
+    """Control, as a program sees it."""
+
+    connected: bool
+
+    def commands(self, program: Program, count: int, records: bytes, payload: bytes) -> None:
+        """Send records at the end of this turn."""
+
+    def ended(self, program: Program, *, failed: bool) -> bool:
+        """Tell control; whether it will answer with `Program.settled`."""
+
+
+class ReaderCall(Protocol):
+    """A client's stream, as a program sees it."""
+
+    def mark(self, program: Program) -> None:
+        """There is new output."""
+
+    def wake(self) -> None:
+        """There is something to send."""
+
+
+MakeGuest = Callable[["Program"], Guest]
+
+
+@dataclass(slots=True)
+class World:
+    """What a program lives in; wired in `app`."""
+
+    driver: Driver
+    link: Link
+    ops: LocalOps
+    clock: Clock
+    on_ended: Callable[[Program], None]
