@@ -21,8 +21,6 @@ KEYS_KEPT: Final = 65_536
 """Idempotency keys remembered; the oldest are forgotten first."""
 ENDED_KEPT: Final = 16_384
 """Ended programs whose runtime is remembered: it keeps their output for a while."""
-ENDED_KEPT: Final = 16_384
-"""Ended programs whose runtime is remembered: it keeps their output for a while."""
 _MAX_TEXT: Final = 1024
 
 
@@ -57,7 +55,6 @@ class Lifecycle:
         self._page_limit = page_limit
         self._command_limit = command_limit
         self._keys: OrderedDict[tuple[str, str], str] = OrderedDict()
-        self._ended_at: OrderedDict[str, str] = OrderedDict()  # program id -> its runtime's address
         self._ended_at: OrderedDict[str, str] = OrderedDict()  # program id -> its runtime's address
 
     # ---- start --------------------------------------------------------------------------------------------------
@@ -103,13 +100,6 @@ class Lifecycle:
             raise InvalidArgument(argument="ProgramStart", detail=f"a text is longer than {_MAX_TEXT} characters")
         if len(self.programs) >= self._max_programs:
             raise Overloaded(what="control's program table", limit=self._max_programs)
-
-    def locate(self, program_id: str) -> tuple[str, int]:
-        """The address of the program's runtime, "" if nobody knows the program, and the pages that it holds."""
-        program = self.programs.get(program_id)
-        if program is not None:
-            return program.session.address, program.num_pages
-        return self._ended_at.get(program_id, ""), 0
 
     def locate(self, program_id: str) -> tuple[str, int]:
         """The address of the program's runtime, "" if nobody knows the program, and the pages that it holds."""
@@ -184,9 +174,6 @@ class Lifecycle:
     def _remove(self, program: Program) -> None:
         if self.programs.pop(program.id, None) is not None:
             self.ended += 1
-            self._ended_at[program.id] = program.session.address
-            if len(self._ended_at) > ENDED_KEPT:
-                self._ended_at.popitem(last=False)
             self._ended_at[program.id] = program.session.address
             if len(self._ended_at) > ENDED_KEPT:
                 self._ended_at.popitem(last=False)
