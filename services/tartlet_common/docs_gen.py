@@ -26,6 +26,10 @@ Each role has one set of typed settings. A value comes from, in rising precedenc
 (`--config FILE`, one table a role), an environment variable (`TARTLET_<ROLE>_<SETTING>`), a flag (`--setting`). Unknown
 keys are refused. `tartlet config` prints every value and where it came from.
 
+Clients (`tartlet` and `AsyncClient`) take what they aren't told from `TARTLET_SERVER` (the command line: a runtime's
+address), `TARTLET_CLIENT_CONTROL` (control's address, for the catalogue) and, for servers at host:port,
+`TARTLET_CLIENT_TLS_CERTIFICATE`, `TARTLET_CLIENT_TLS_KEY` and `TARTLET_CLIENT_TLS_AUTHORITY`.
+
 RUN is `$TARTLET_RUN_DIR`, else `$XDG_RUNTIME_DIR/tartlet`, else a private directory under the system's temporary one;
 CACHE is `$TARTLET_CACHE_DIR`, else `$XDG_CACHE_HOME/tartlet`, else `~/.cache/tartlet`.
 """

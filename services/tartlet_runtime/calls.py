@@ -102,9 +102,8 @@ class Call:
                 yield programs_pb2.ProgramEvents(events=events)
                 for program, offset in read:
                     program.read_to(offset)
-                for future in taken:
-                    if not future.done():
-                        future.set_result(None)
+                if taken is not None and not taken.done():
+                    taken.set_result(None)
             elif self._answered == self.expected and not self._cursors and not self._relaying():
                 return
             else:
@@ -122,16 +121,12 @@ class Call:
     def _relay_done(self, _: asyncio.Task[None]) -> None:
         self.driver.tell(self)
 
-    def _gather_relayed(self, events: list[programs_pb2.ProgramEvent]) -> list[asyncio.Future[None]]:
-        """Add what other runtimes sent, as far as it is answered; what they wait for until it is sent."""
-        taken: list[asyncio.Future[None]] = []
-        for _ in range(len(self._relayed)):
-            relayed, future = self._relayed[0]
-            if taken or any(event.index >= self._answered for event in relayed):  # one portion a message: each is 1 MiB
-                break
-            self._relayed.popleft()
-            events.extend(relayed)
-            taken.append(future)
+    def _gather_relayed(self, events: list[programs_pb2.ProgramEvent]) -> asyncio.Future[None] | None:
+        """Add a portion that another runtime sent, if its programs are answered; what that one waits for."""
+        if not self._relayed or any(event.index >= self._answered for event in self._relayed[0][0]):
+            return None
+        relayed, taken = self._relayed.popleft()  # one portion a message: each may have 1 MiB
+        events.extend(relayed)
         return taken
 
     def close(self, error: TartletError) -> None:

@@ -6,6 +6,7 @@ One hop: a relayed call carries `tartlet-relayed` and isn't relayed again, so st
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import defaultdict
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Protocol, TypeAlias
@@ -13,11 +14,13 @@ from typing import Any, Protocol, TypeAlias
 import grpc
 import grpc.aio
 
-from tartlet_common.errors import RuntimeLost, TartletError, Unavailable, UnknownProgram
+from tartlet_common.errors import InternalError, RuntimeLost, TartletError, Unavailable, UnknownProgram
 from tartlet_common.rpc import Tls, make_channel
 from tartlet_common.wire import error_from_proto, error_to_proto
 from tartlet_protos import control_pb2, programs_pb2, programs_pb2_grpc
 from tartlet_runtime.calls import Call
+
+log = logging.getLogger(__name__)
 
 RELAYED = (("tartlet-relayed", "1"),)
 ANSWER_S = 5.0
@@ -191,6 +194,9 @@ class Relay:
                     await call.relay(events)
         except (grpc.RpcError, TimeoutError, asyncio.InvalidStateError) as e:
             error = _unreachable(address, e)
+        except Exception as e:  # events that make no sense: whoever waits for these programs is told all the same
+            log.exception("the runtime at %s sent events that can't be used", address)
+            error = InternalError(detail=repr(e))
         finally:
             stream.cancel()
         lost = [

@@ -1,0 +1,101 @@
+"""Relays whose other end misbehaves: whoever asked is told all the same, and soon."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import grpc.aio
+import pytest
+
+from tartlet_common.errors import InternalError, RuntimeLost, TartletError, Unavailable, UnknownProgram
+from tartlet_common.rpc import make_server
+from tartlet_common.wire import error_from_proto
+from tartlet_protos import programs_pb2, programs_pb2_grpc
+from tests.runtime.harness import PYTHON, FakeControl, Rig, Stream, launch_spec, running
+
+_Event = programs_pb2.ProgramEvent
+Answers = list[list[programs_pb2.ProgramEvent]]
+
+
+class Elsewhere(programs_pb2_grpc.ProgramsServicer):
+    """A runtime that answers Attach with what the test says, and then ends the stream or falls silent."""
+
+    def __init__(self, messages: Answers) -> None:
+        self.messages = messages
+        self.metadata: list[Any] = []
+
+    async def Attach(self, request: Any, context: Any) -> Any:
+        self.metadata.append(tuple(context.invocation_metadata()))
+        for events in self.messages:
+            yield programs_pb2.ProgramEvents(events=events)
+
+
+async def _attach(rig: Rig, *ids: str) -> list[programs_pb2.ProgramEvent]:
+    targets = [programs_pb2.AttachTo(program_id=i) for i in ids]
+    return await Stream(rig.stub.Attach(programs_pb2.AttachRequest(programs=targets))).rest()
+
+
+async def _serve(service: Elsewhere, address: str) -> grpc.aio.Server:
+    return await make_server(lambda s: programs_pb2_grpc.add_ProgramsServicer_to_server(service, s), address)
+
+
+@pytest.mark.parametrize(
+    ("messages", "kinds", "error"),
+    [
+        ([], [_Event.REJECTED], RuntimeLost),
+        ([[_Event(kind=_Event.ACCEPTED)]], [_Event.ACCEPTED, _Event.ENDED], RuntimeLost),
+        ([[_Event(index=7, kind=_Event.ACCEPTED)]], [_Event.REJECTED], InternalError),
+        ([[_Event(kind=_Event.ACCEPTED)], [_Event(index=7)]], [_Event.ACCEPTED, _Event.ENDED], RuntimeLost),
+    ],
+    ids=["says nothing", "stops in the middle", "answers another question", "tells of another program"],
+)
+async def test_every_program_that_is_followed_elsewhere_gets_its_end(
+    run_dir: Path, messages: Answers, kinds: list[int], error: type[TartletError]
+) -> None:
+    address = f"unix:{run_dir}/other.sock"
+    control = FakeControl(located={"p": address})
+    server = await _serve(Elsewhere(messages), address)  # type: ignore[abstract]  # the rest is UNIMPLEMENTED
+    async with running(run_dir, control) as rig:
+        events = await _attach(rig, "p")
+        assert [e.kind for e in events] == kinds
+        assert isinstance(error_from_proto(events[-1].error), error)
+    await server.stop(None)
+
+
+async def test_a_relayed_call_is_not_relayed_again(run_dir: Path) -> None:
+    address = f"unix:{run_dir}/other.sock"
+    control = FakeControl(located={"p": address})
+    other = Elsewhere([])  # type: ignore[abstract]  # the rest is UNIMPLEMENTED
+    server = await _serve(other, address)
+    async with running(run_dir, control) as rig:
+        await _attach(rig, "p")
+        assert ("tartlet-relayed", "1") in other.metadata[0]
+        targets = [programs_pb2.AttachTo(program_id="p")]
+        call = rig.stub.Attach(programs_pb2.AttachRequest(programs=targets), metadata=other.metadata[0])
+        (event,) = await Stream(call).rest()
+        assert isinstance(error_from_proto(event.error), UnknownProgram)
+        assert len(other.metadata) == 1
+    await server.stop(None)
+
+
+async def test_a_runtime_that_is_not_there_fails_its_programs_and_no_others(run_dir: Path) -> None:
+    nowhere = f"unix:{run_dir}/nobody.sock"
+    control = FakeControl(located={"p": nowhere, "here": f"unix:{run_dir}/r.sock"}, runtimes=[nowhere])
+    async with running(run_dir, control) as rig:
+        mine = Stream(rig.stub.Launch(programs_pb2.LaunchRequest(specs=[launch_spec(PYTHON, b"def main(): return 1")])))
+        program_id = (await mine.next()).program_id
+        await mine.rest()
+        async with asyncio.timeout(10):
+            events = await _attach(rig, "p", program_id, "here")
+        ends = {e.index: e for e in events if e.kind != _Event.ACCEPTED}
+        assert isinstance(error_from_proto(ends[0].error), Unavailable)
+        assert ends[1].success
+        assert isinstance(error_from_proto(ends[2].error), UnknownProgram)  # control thinks it is here
+        items = [programs_pb2.SendItem(program_id=i, message=b"x") for i in ("p", "here")]
+        errors = (await rig.stub.Send(programs_pb2.SendRequest(items=items))).errors
+        assert [type(error_from_proto(e)) for e in errors] == [Unavailable, UnknownProgram]
+        listed = await rig.stub.List(programs_pb2.ListRequest(all=True))
+        assert list(listed.unreachable) == [nowhere]
+        assert [(p.program_id, p.pages) for p in listed.programs] == [(program_id, 5)]  # FakeControl says five of each
