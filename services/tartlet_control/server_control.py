@@ -35,6 +35,7 @@ SOFT_LIMIT_BYTES: Final = 8 << 20
 """Above this much unread, control stops reading the runtime's commands until it has read."""
 _CHUNK_BYTES: Final = 1 << 20
 _POLL_S: Final = 0.05
+_ENDS_A_FRAME: Final = 128
 
 Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 
@@ -142,7 +143,7 @@ class ControlService(control_pb2_grpc.ControlServicer):
                 control_pb2.StartReply(handle=h, error=error_to_proto(e), existing_program_id=existing)
                 for h, e, existing in notices.started
             )
-            _add_ends(frames[-1], notices)
+            frames += add_ends(frames[-1], notices)
         return frames
 
     def _add_models(self, frame: control_pb2.ControlFrame, notices: Notices) -> None:
@@ -230,9 +231,10 @@ def _start_request(start: control_pb2.ProgramStart) -> StartRequest:
     )
 
 
-def _add_ends(frame: control_pb2.ControlFrame, notices: Notices) -> None:
-    frame.kills.extend(control_pb2.ProgramKill(handle=h, error=error_to_proto(e)) for h, e in notices.kills)
-    frame.settled.extend(
+def add_ends(frame: control_pb2.ControlFrame, notices: Notices) -> list[control_pb2.ControlFrame]:
+    """Tell of kills and settlements in `frame`, and in further ones if there are many: they must fit a message."""
+    kills = [control_pb2.ProgramKill(handle=h, error=error_to_proto(e)) for h, e in notices.kills]
+    settled = [
         control_pb2.ProgramSettled(
             handle=s.handle,
             poisoned=error_to_proto(s.poisoned),
@@ -242,7 +244,16 @@ def _add_ends(frame: control_pb2.ControlFrame, notices: Notices) -> None:
             commands=s.commands,
         )
         for s in notices.settled
-    )
+    ]
+    if len(kills) + len(settled) <= _ENDS_A_FRAME:
+        frame.kills.extend(kills)
+        frame.settled.extend(settled)
+        return []
+    starts = range(0, max(len(kills), len(settled)), _ENDS_A_FRAME)
+    return [
+        *(control_pb2.ControlFrame(kills=kills[i : i + _ENDS_A_FRAME]) for i in starts if i < len(kills)),
+        *(control_pb2.ControlFrame(settled=settled[i : i + _ENDS_A_FRAME]) for i in starts if i < len(settled)),
+    ]
 
 
 async def _abort(context: Context, error: TartletError) -> None:

@@ -15,7 +15,9 @@ from tartlet_common.step_codec import step_to_proto
 from tartlet_control.commands import MAX_COMMAND_BYTES
 from tartlet_control.lifecycle import StartRequest
 from tartlet_control.machine import MAX_WAITING_BYTES
-from tartlet_control.outbox import Outbox
+from tartlet_control.outbox import Notices, Outbox, Settled
+from tartlet_control.server_control import add_ends
+from tartlet_protos import control_pb2
 from tartlet_worker.fake import FakeOptions
 from tests.control.harness import Host, decode_text
 
@@ -215,3 +217,16 @@ def test_commands_that_share_their_payload_can_not_fill_the_memory() -> None:
     host.run()
     assert guest.poisons()
     assert len(other.tokens()) == 2
+
+
+@pytest.mark.parametrize("count", [3, 2000])
+def test_the_end_of_many_programs_at_once_fits_messages(count: int) -> None:
+    error = errors.WorkerLost(engine="e0: " + 4000 * "x")
+    kills = [(i, error) for i in range(count)]
+    settled = [Settled(i, error, 1, 2, 3, 4) for i in range(count)]
+    frames = [control_pb2.ControlFrame()]
+    frames += add_ends(frames[0], Notices(kills=list(kills), settled=settled))
+    assert max(frame.ByteSize() for frame in frames) < MAX_MESSAGE_BYTES // 4
+    assert [k.handle for frame in frames for k in frame.kills] == list(range(count))
+    assert [s.handle for frame in frames for s in frame.settled] == list(range(count))
+    assert (len(frames) == 1) == (count == 3)
