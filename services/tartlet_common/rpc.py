@@ -58,6 +58,15 @@ class Tls:
     key: Path
     authority: Path
 
+    @property
+    def files(self) -> tuple[Path, Path, Path]:
+        """Certificate, key, authority."""
+        return self.certificate, self.key, self.authority
+
+    def stamps(self) -> list[int]:
+        """When the files were written; other numbers mean that the identity has been rotated."""
+        return [file.stat().st_mtime_ns for file in self.files]
+
     @classmethod
     def of(cls, settings: TlsSettings) -> Tls | None:
         """The identity that a role's settings name; None where they name none.
@@ -153,6 +162,35 @@ def make_channel(
     return grpc.aio.secure_channel(address, credentials, options=(*_CHANNEL_OPTIONS, *override))
 
 
+class Dialer:
+    """A channel for long: made anew when the files of its identity have changed (gRPC itself keeps the first ones)."""
+
+    def __init__(self, address: str, tls: Tls | None) -> None:
+        self._address = address
+        self._tls = tls
+        self._seen = tls.stamps() if tls is not None else []
+        self.channel = make_channel(address, tls)
+
+    async def renew(self) -> None:
+        """To be called when the connection is lost; what still runs on a channel that is replaced ends."""
+        if self._tls is None:
+            return
+        try:
+            seen = self._tls.stamps()
+            if seen == self._seen:
+                return
+            fresh = make_channel(self._address, self._tls)
+        except OSError:
+            log.exception("the new TLS files can't be read; the old ones go on")
+            return
+        old, self.channel, self._seen = self.channel, fresh, seen
+        await old.close()
+
+    async def close(self) -> None:
+        """Close the channel."""
+        await self.channel.close()
+
+
 def _bind(server: grpc.aio.Server, address: str, tls: Tls | None, *, insecure: bool) -> int:
     if tls is not None:
         rotation = _Rotation(tls)
@@ -169,25 +207,22 @@ class _Rotation:
     """Reads the files of an identity again for new connections, once they have changed."""
 
     def __init__(self, tls: Tls) -> None:
-        self._files = (tls.certificate, tls.key, tls.authority)
+        self._tls = tls
         self._seen: list[int] = []
 
     def read(self) -> grpc.ServerCertificateConfiguration:
         """The files as they are now."""
-        self._seen = self._stamps()
-        certificate, key, authority = (file.read_bytes() for file in self._files)
+        self._seen = self._tls.stamps()
+        certificate, key, authority = (file.read_bytes() for file in self._tls.files)
         return grpc.ssl_server_certificate_configuration([(key, certificate)], root_certificates=authority)
 
     def fetch(self) -> Any:
         """What gRPC asks at each handshake; None: as before. Files that can't be read now leave what was there."""
         try:
-            return self.read() if self._stamps() != self._seen else None
+            return self.read() if self._tls.stamps() != self._seen else None
         except OSError:
             log.exception("the new TLS files can't be read; the old ones go on")
             return None
-
-    def _stamps(self) -> list[int]:
-        return [file.stat().st_mtime_ns for file in self._files]
 
 
 def _claim(path: Path) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 from tartlet_common.clock import SystemClock
 from tartlet_common.errors import RuntimeLost
 from tartlet_common.process import Notify
-from tartlet_common.rpc import PROTOCOL_VERSION, Tls, make_channel, make_server
+from tartlet_common.rpc import PROTOCOL_VERSION, Dialer, Tls, make_server
 from tartlet_common.settings import RuntimeSettings
 from tartlet_protos import control_pb2, programs_pb2_grpc
 from tartlet_runtime.control_link import ControlLink
@@ -42,8 +42,8 @@ async def main(settings: RuntimeSettings, notify: Notify) -> None:
     async with contextlib.AsyncExitStack() as stack:
         tasks = asyncio.TaskGroup()
         tls = Tls.of(settings)
-        channel = make_channel(settings.control, tls)
-        stack.push_async_callback(channel.close)
+        control = Dialer(settings.control, tls)
+        stack.push_async_callback(control.close)
         driver = Driver(asyncio.get_running_loop())
         incarnation = uuid.uuid4().hex
         hello = control_pb2.RuntimeHello(
@@ -52,7 +52,7 @@ async def main(settings: RuntimeSettings, notify: Notify) -> None:
             incarnation=incarnation,
             address=settings.advertise or settings.address,
         )
-        link = ControlLink(channel, hello, driver)
+        link = ControlLink(control, hello, driver)
 
         def spawn(work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
             return tasks.create_task(_guarded(work))
@@ -79,7 +79,7 @@ async def main(settings: RuntimeSettings, notify: Notify) -> None:
         relay = Relay(link, hello.address, tls, spawn)
         stack.push_async_callback(relay.close)
         table.follow_elsewhere = relay.join
-        sources = Sources(channel, settings.source_bytes)
+        sources = Sources(control, settings.source_bytes)
         service = ProgramsService(table, driver, link, sources, relay, wasm, settings.capacity, incarnation)
         server = await make_server(
             lambda server: programs_pb2_grpc.add_ProgramsServicer_to_server(service, server), settings.address, tls

@@ -17,7 +17,7 @@ import grpc
 import grpc.aio
 
 from tartlet_common.errors import ProtocolMismatch, TartletError, Unavailable
-from tartlet_common.rpc import PROTOCOL_VERSION
+from tartlet_common.rpc import PROTOCOL_VERSION, Dialer
 from tartlet_common.wire import error_from_proto
 from tartlet_protos import control_pb2, control_pb2_grpc
 from tartlet_runtime.driver import Driver
@@ -55,9 +55,9 @@ class Programs(Protocol):
 class ControlLink:
     """Client side of `Control.Connect`."""
 
-    def __init__(self, channel: grpc.aio.Channel, hello: control_pb2.RuntimeHello, driver: Driver) -> None:
+    def __init__(self, control: Dialer, hello: control_pb2.RuntimeHello, driver: Driver) -> None:
         """`hello` says who we are; its programs are filled in on each connection."""
-        self._stub = control_pb2_grpc.ControlStub(channel)
+        self._control = control
         self._hello = hello
         self._driver = driver
         self.programs: Programs
@@ -122,6 +122,10 @@ class ControlLink:
 
     # ---- the stream ----
 
+    @property
+    def _stub(self) -> control_pb2_grpc.ControlAsyncStub:
+        return control_pb2_grpc.ControlStub(self._control.channel)
+
     async def run(self) -> None:
         """Keep the stream up until cancelled."""
         attempt = 0
@@ -143,6 +147,7 @@ class ControlLink:
                 if attempt == 0:
                     log.warning("control: %s", _first(group))
             self._broken()
+            await self._control.renew()
             await asyncio.sleep(BACKOFF_S[min(attempt, len(BACKOFF_S) - 1)])
             attempt += 1
 

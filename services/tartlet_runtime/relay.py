@@ -87,6 +87,7 @@ class Relay:
                 errors = await ask(self._stub(address), places)
             except grpc.RpcError as e:
                 errors = [_unreachable(address, e)] * len(places)
+                await self._hang_up(address)
             for place, error in zip(places, errors, strict=True):
                 answers[place] = error
 
@@ -194,6 +195,7 @@ class Relay:
                     await call.relay(events)
         except (grpc.RpcError, TimeoutError, asyncio.InvalidStateError) as e:
             error = _unreachable(address, e)
+            self._spawn(self._hang_up(address))
         except Exception as e:  # events that make no sense: whoever waits for these programs is told all the same
             log.exception("the runtime at %s sent events that can't be used", address)
             error = InternalError(detail=repr(e))
@@ -210,6 +212,12 @@ class Relay:
         if channel is None:
             channel = self._channels[address] = make_channel(address, self._tls, identity="runtime")
         return programs_pb2_grpc.ProgramsStub(channel)
+
+    async def _hang_up(self, address: str) -> None:
+        """Close a connection that has failed; the next call makes one with the TLS files that there are then."""
+        channel = self._channels.get(address)
+        if channel is not None and channel.get_state() is not grpc.ChannelConnectivity.READY:
+            await self._channels.pop(address).close()
 
     async def _drop_all_but(self, runtimes: Sequence[str]) -> None:
         """Close the connections to runtimes that are gone."""

@@ -12,6 +12,7 @@ import grpc.aio
 
 from tartlet_common.blob_transfer import receive
 from tartlet_common.errors import InvalidSource, Overloaded, SourceTooLarge, TartletError, Unavailable, UnknownInferlet
+from tartlet_common.rpc import Dialer
 from tartlet_common.wire import error_from_proto
 from tartlet_protos import common_pb2, control_pb2, control_pb2_grpc, programs_pb2
 
@@ -27,14 +28,13 @@ _TIMEOUT_S = 5.0
 class Sources:
     """Sources by digest, the most recent ones kept in memory."""
 
-    def __init__(self, channel: grpc.aio.Channel, source_bytes: int) -> None:
-        """`channel` to control; `source_bytes` is the largest source that is taken."""
+    def __init__(self, control: Dialer, source_bytes: int) -> None:
+        """`control`: the way to it; `source_bytes` is the largest source that is taken."""
         self._source_bytes = source_bytes
         self._limit = max(KEPT_BYTES, 4 * source_bytes)
         self._uploads = 0
         self._uploading = asyncio.Semaphore(UPLOADS_AT_ONCE)
-        self._control = control_pb2_grpc.ControlStub(channel)
-        self._catalogue = control_pb2_grpc.CatalogueStub(channel)
+        self._control = control
         self._kept: OrderedDict[str, common_pb2.Source] = OrderedDict()
         self._bytes = 0
 
@@ -116,7 +116,7 @@ class Sources:
                 return source
         data = bytearray()
         try:
-            async for chunk in self._control.FetchBlob(
+            async for chunk in control_pb2_grpc.ControlStub(self._control.channel).FetchBlob(
                 control_pb2.BlobRequest(digest=source.digest), timeout=FETCH_TIMEOUT_S
             ):
                 data += chunk.data
@@ -150,7 +150,9 @@ class Sources:
 
     async def _get(self, request: control_pb2.GetRequest) -> control_pb2.GetReply:
         try:
-            reply: control_pb2.GetReply = await self._catalogue.Get(request, timeout=_TIMEOUT_S)
+            reply: control_pb2.GetReply = await control_pb2_grpc.CatalogueStub(self._control.channel).Get(
+                request, timeout=_TIMEOUT_S
+            )
         except grpc.RpcError as e:
             raise Unavailable(what="control's catalogue", detail=repr(e)) from e
         error = error_from_proto(reply.error)

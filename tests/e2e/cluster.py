@@ -80,6 +80,7 @@ class Cluster:
     directory: Path
     authority: trustme.CA = field(default_factory=trustme.CA)
     roles: dict[str, Role] = field(default_factory=dict)
+    identities: dict[tuple[str, ...], Tls] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.control = f"localhost:{free_port()}"
@@ -89,12 +90,22 @@ class Cluster:
         """Files of a certificate for these DNS names."""
         stem = self.directory / names[0]
         files = Tls(Path(f"{stem}.crt"), Path(f"{stem}.key"), self.directory / "ca.crt")
-        if not files.certificate.exists():
-            cert = self.authority.issue_cert(*names)
-            files.certificate.write_bytes(b"".join(p.bytes() for p in cert.cert_chain_pems))
-            files.key.write_bytes(cert.private_key_pem.bytes())
-            self.authority.cert_pem.write_to_path(str(files.authority))
+        if names not in self.identities:
+            self.identities[names] = files
+            self._write(files, names)
         return files
+
+    def _write(self, files: Tls, names: tuple[str, ...]) -> None:
+        cert = self.authority.issue_cert(*names)
+        files.certificate.write_bytes(b"".join(p.bytes() for p in cert.cert_chain_pems))
+        files.key.write_bytes(cert.private_key_pem.bytes())
+        self.authority.cert_pem.write_to_path(str(files.authority))
+
+    def rotate(self) -> None:
+        """Sign every identity that there is anew, by a new authority, into the same files."""
+        self.authority = trustme.CA()
+        for names, files in self.identities.items():
+            self._write(files, names)
 
     def start(self, name: str, role: str, *flags: str, tls: Tls | None = None) -> Role:
         """Start a role; `name` is ours for it."""

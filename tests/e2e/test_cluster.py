@@ -179,6 +179,19 @@ async def test_probes_tell_the_truth(tmp_path: Path) -> None:
         made.stop()
 
 
+async def test_roles_meet_again_after_every_certificate_was_rotated(tmp_path: Path) -> None:
+    with cluster(tmp_path, runtimes=2) as made:
+        async with asyncio.timeout(60), _client(made, 1) as client:
+            await client.list()
+        made.rotate()
+        made.roles["control"].kill()
+        for role in (made.start_control(), made.roles["runtime0"], made.roles["runtime1"], made.roles["worker"]):
+            role.until_readyz(200)
+        async with asyncio.timeout(60), _client(made, 0) as owner, _client(made, 1) as other:
+            accepted = await owner.launch(program("sampled"), ["a", "0", "0", "1", "1"])
+            assert (await (await other.attach(accepted.program_id)).wait()).success
+
+
 async def test_the_runtime_of_a_followed_program_dies(tmp_path: Path) -> None:
     with cluster(tmp_path, runtimes=2) as made:
         async with asyncio.timeout(60), _client(made, 0) as owner, _client(made, 1) as other:

@@ -19,7 +19,7 @@ from tartlet_common.errors import (
     TartletError,
     Unavailable,
 )
-from tartlet_common.rpc import make_channel
+from tartlet_common.rpc import Dialer
 from tartlet_common.wire import error_from_proto
 from tartlet_protos import common_pb2, programs_pb2
 from tartlet_runtime.sources import Sources
@@ -107,8 +107,8 @@ async def test_a_sender_that_pauses_gives_its_place_back(monkeypatch: pytest.Mon
 
 
 async def test_kept_sources_are_bounded_and_the_oldest_go(run_dir: Path) -> None:
-    channel = make_channel(f"unix:{run_dir}/nobody.sock")  # a source that is kept needs no control
-    sources = Sources(channel, MIB)
+    control = Dialer(f"unix:{run_dir}/nobody.sock", None)  # a source that is kept needs no control
+    sources = Sources(control, MIB)
     digests = []
     for i in range(70):
         data = bytes([i]) * MIB
@@ -122,7 +122,7 @@ async def test_kept_sources_are_bounded_and_the_oldest_go(run_dir: Path) -> None
     assert (await sources.resolve(common_pb2.Source(digest=digests[-1]))).data == bytes([69]) * MIB
     with pytest.raises(Unavailable):  # forgotten: control is asked
         await sources.resolve(common_pb2.Source(language=PYTHON, digest=digests[0]))
-    await channel.close()
+    await control.close()
 
 
 async def test_a_client_refuses_a_gibibyte_without_reading_or_sending_it(tmp_path: Path) -> None:
