@@ -8,19 +8,22 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 from collections.abc import Callable
 from typing import Protocol
 
 import numpy as np
 
 from tartlet_common.abi import Op
-from tartlet_common.errors import InvalidArgument, TartletError, TooManyCommands, UnsupportedTrait
+from tartlet_common.errors import InternalError, InvalidArgument, TartletError, TooManyCommands, UnsupportedTrait
 from tartlet_runtime.chat import format_chat
 from tartlet_runtime.guest import STDERR, STDOUT
 from tartlet_runtime.limits import MAX_DEFERRED
 from tartlet_runtime.models import ModelTable, Spawn
 from tartlet_runtime.submission import Row
 from tartlet_runtime.tokens import TokenizerEntry
+
+log = logging.getLogger(__name__)
 
 BIG_BYTES = 32 << 10
 """What one program may have worked on at once in a turn; the rest goes to a thread."""
@@ -145,6 +148,9 @@ class LocalOps:
             caller.answer(row, await asyncio.to_thread(work, tokenizer))
         except TartletError as e:
             caller.refuse_later(row, e)
+        except Exception as e:  # our own bug: who waits for this answer is told
+            log.exception("an answer that was worked on beside the loop")
+            caller.refuse_later(row, InternalError(detail=repr(e)))
         finally:
             caller.deferred -= 1
 

@@ -163,13 +163,14 @@ class ModelTable:
             entry = await asyncio.to_thread(TokenizerEntry, data)
         except TartletError as e:
             log.warning("tokenizer %s: %s", digest[:12], e)
-            del self._loading[digest]
-            if not waiting.cancelled():
-                waiting.set_exception(e)
-                waiting.exception()  # it may be that nobody waits
+            _fail(waiting, e)
             return
+        except BaseException as e:  # a bug, or cancelled: whoever waits is told all the same
+            _fail(waiting, Unavailable(what=f"tokenizer {digest[:12]}", detail=repr(e)))
+            raise
+        finally:
+            del self._loading[digest]
         self._tokenizers[digest] = entry
-        del self._loading[digest]
         if not waiting.cancelled():
             waiting.set_result(entry)
 
@@ -184,6 +185,12 @@ class ModelTable:
             raise Unavailable(what=f"blob {digest[:12]}", detail="its bytes don't match its digest")
         await asyncio.to_thread(_store, path, data)
         return data
+
+
+def _fail(waiting: asyncio.Future[TokenizerEntry], error: TartletError) -> None:
+    if not waiting.done():
+        waiting.set_exception(error)
+        waiting.exception()  # it may be that nobody waits
 
 
 def _is_digest(text: str) -> bool:

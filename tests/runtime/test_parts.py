@@ -2,24 +2,32 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import json
 import random
+from collections.abc import Coroutine
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tartlet_common.abi import RECORD, RECORD_BYTES, Op, Writer, decode
-from tartlet_common.errors import InvalidArgument, TartletError
+from tartlet_common.abi import RECORD, RECORD_BYTES, Flag, Op, Writer, decode
+from tartlet_common.errors import InternalError, InvalidArgument, TartletError, Unavailable
 from tartlet_protos import control_pb2
 from tartlet_runtime.chat import format_chat
 from tartlet_runtime.frames import MAX_FRAME_BYTES, Outbox, split_deliveries
 from tartlet_runtime.inbox import Inbox
+from tartlet_runtime.local_ops import LocalOps
+from tartlet_runtime.models import ModelTable
 from tartlet_runtime.output_log import LogEvent, OutputLog
-from tartlet_runtime.submission import _parse_few, _parse_many, parse
+from tartlet_runtime.submission import Row, _parse_few, _parse_many, parse
 from tartlet_runtime.tokens import TokenizerEntry
-from tests.runtime.harness import TEMPLATE, tokenizer_json
+from tests.runtime.harness import TEMPLATE, engine_spec, tokenizer_json
 
 OPS = st.sampled_from([int(op) for op in Op])
 ROWS = st.lists(st.tuples(OPS, st.integers(0, 2**32 - 1), st.binary(max_size=40)), max_size=40)
@@ -218,3 +226,53 @@ def test_random_columns_are_split_or_refused() -> None:
             list(split_deliveries(frame))
         except TartletError:
             continue
+
+
+class _Caller:
+    """A program as `LocalOps` sees it, which notes what it is told."""
+
+    args: tuple[str, ...] = ()
+    model = "fake"
+    deferred = eager_bytes = 0
+
+    def __init__(self) -> None:
+        self.errors: list[TartletError] = []
+
+    def write(self, stream: int, data: bytes) -> None: ...
+
+    def send(self, message: bytes) -> None: ...
+
+    def receive(self, ticket: int) -> None: ...
+
+    def answer(self, row: Row, payload: bytes) -> None: ...
+
+    def refuse(self, row: Row, error: TartletError) -> None: ...
+
+    def refuse_later(self, row: Row, error: TartletError) -> None:
+        self.errors.append(error)
+
+
+async def test_an_answer_that_breaks_beside_the_loop_and_a_tokenizer_that_cannot_load_are_told(tmp_path: Path) -> None:
+    async def broken(digest: str) -> bytes:
+        raise ZeroDivisionError(digest)
+
+    async with asyncio.timeout(10), asyncio.TaskGroup() as tasks:
+        running: list[asyncio.Task[None]] = []
+
+        async def guarded(work: Coroutine[Any, Any, None]) -> None:
+            with contextlib.suppress(ZeroDivisionError):
+                await work
+
+        models = ModelTable(tmp_path, broken, lambda work: running.append(tasks.create_task(guarded(work))))
+        info = control_pb2.ModelInfo(index=0, name="fake", spec_json=json.dumps(asdict(engine_spec())), ready=True)
+        models.update([info])
+        caller = _Caller()
+        ops = LocalOps(models, lambda work: running.append(tasks.create_task(work)))
+        row = (Op.TOKENIZE, int(Flag.AWAIT), 1, 0, 0, 0, 0, 0, 1)
+        ops.run(caller, row, b"x")  # its tokenizer's fetch breaks
+        await asyncio.gather(*running)
+        ready: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        ready.set_result(None)
+        await ops._later(caller, row, ready, lambda _: bytes(1 // 0))
+        assert [type(e) for e in caller.errors] == [Unavailable, InternalError]
+        assert caller.deferred == -1  # `_later` was called without `run` once
