@@ -12,7 +12,7 @@ from struct import Struct
 import numpy as np
 
 from tartlet_common.abi import HEADER_BYTES, RECORD, RECORD_BYTES, Op, decode
-from tartlet_common.errors import UnknownOperation
+from tartlet_common.errors import MalformedSubmission, UnknownOperation
 from tartlet_runtime.limits import MAX_SUBMISSION_BYTES
 
 Row = tuple[int, int, int, int, int, int, int, int, int]
@@ -44,7 +44,7 @@ def parse(data: bytes) -> Submission:
 
     Raises:
         UnsupportedAbi: the header's version isn't ours.
-        MalformedSubmission: lengths don't fit together, or a record points outside the payload.
+        MalformedSubmission: lengths don't fit together, a record points outside the payload, or records share payload.
         UnknownOperation: a record's operation isn't in `abi.Op`.
     """
     size = len(data)
@@ -62,14 +62,18 @@ def _parse_few(data: bytes, count: int, end: int, payload_bytes: int) -> Submiss
     """As `_parse_many`, for a sound submission of few records; None if something is wrong with it."""
     local: list[Row] = []
     samples: list[int] = []
+    named = 0  # bytes of payload
     for row in ROW_STRUCT.iter_unpack(data[HEADER_BYTES:end]):
         op = row[0]
         if op not in _KNOWN or row[7] + row[8] > payload_bytes:
             return None
+        named += row[8]
         if op < _FIRST_CONTROL_OP:
             local.append(row)
         elif op == _SAMPLE:
             samples.append(row[2])
+    if named > payload_bytes:
+        return None
     payload = data[end:]
     if not local:
         return Submission(local, b"", count, data[HEADER_BYTES:end], payload, samples)
@@ -82,6 +86,9 @@ def _parse_few(data: bytes, count: int, end: int, payload_bytes: int) -> Submiss
 def _parse_many(data: bytes) -> Submission:
     batch = decode(data, limit=MAX_SUBMISSION_BYTES)
     records, payload = batch.records, batch.payload
+    named = int(records["length"].sum(dtype=np.uint64))
+    if named > len(payload):  # else a small submission could grow without bound where payloads are copied
+        raise MalformedSubmission(detail=f"records name {named} bytes of a payload of {len(payload)}")
     ops = records["op"]
     for op in np.unique(ops).tolist():
         if op not in _KNOWN:
