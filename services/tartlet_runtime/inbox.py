@@ -33,11 +33,12 @@ class Inbox:
         (1, 50)
     """
 
-    __slots__ = ("_chunks", "count", "payload_bytes")
+    __slots__ = ("_chunks", "_taken", "count", "payload_bytes")
 
     def __init__(self) -> None:
         """Start empty."""
         self._chunks: deque[tuple[int, bytes, bytes]] = deque()
+        self._taken = 0  # records of the first chunk that were delivered: it is not copied for each of them
         self.count = 0
         self.payload_bytes = 0
 
@@ -64,7 +65,7 @@ class Inbox:
     def take(self, max_records: int) -> bytes:
         """One delivery of at most `max_records` records (0: no limit), removed from the inbox."""
         chunks = self._chunks
-        if len(chunks) == 1 and (chunks[0][0] <= max_records or not max_records):
+        if len(chunks) == 1 and not self._taken and (chunks[0][0] <= max_records or not max_records):
             count, records, payload = chunks.popleft()
             self.count = self.payload_bytes = 0
             return delivery(count, records, payload)
@@ -74,16 +75,19 @@ class Inbox:
         records, payload = bytearray(), bytearray()
         taken = 0
         while self._chunks and taken < max_records:
-            count, rows, chunk_payload = self._chunks[0]
-            if taken and len(records) + len(payload) + len(rows) + len(chunk_payload) > MAX_DELIVERY_BYTES:
+            whole, rows, chunk_payload = self._chunks[0]
+            first, count = self._taken, whole - self._taken
+            size = count * RECORD_BYTES + len(chunk_payload)
+            if taken and len(records) + len(payload) + size > MAX_DELIVERY_BYTES:
                 break
-            self._chunks.popleft()
             if count > max_records - taken:
-                keep = max_records - taken
-                self._chunks.appendleft((count - keep, rows[keep * RECORD_BYTES :], chunk_payload))
-                count, rows = keep, rows[: keep * RECORD_BYTES]
+                count = max_records - taken
+                self._taken = first + count
             else:
+                self._chunks.popleft()
+                self._taken = 0
                 self.payload_bytes -= len(chunk_payload)
+            rows = rows[first * RECORD_BYTES : (first + count) * RECORD_BYTES]
             _append(records, payload, rows, chunk_payload)
             taken += count
         self.count -= taken
