@@ -35,6 +35,9 @@ class LogEvent:
         return len(self.data) + EVENT_BYTES
 
 
+_GONE = LogEvent(0)
+
+
 class OutputLog:
     """Events from `first` to `end` (exclusive).
 
@@ -103,6 +106,7 @@ class OutputLog:
         at = self.first - self._base
         while self._total_bytes > self.limit_bytes and self.first < self.read_to:
             self._total_bytes -= self._events[at].cost_bytes
+            self._events[at] = _GONE  # its bytes go now, its place with many others
             at += 1
             self.first += 1
         if at > 1024 and at > len(self._events) // 2:
