@@ -197,10 +197,11 @@ class WasmGuests:
         text = check_text(source)
         limits = GuestLimits(cpu_burst_s=1.0)
         guest = self.host.create(self._python_module(), hooks=QuietHooks(), limits=limits)
-        guest.start(_CHECK_SOURCE, "validate.py", [text, filename])
-        while (phase := guest.step()) is Phase.READY:  # noqa: ASYNC110 - it computes; the loop gets its turns between
-            await asyncio.sleep(0)
-        if phase is not Phase.ENDED:
+        try:
+            guest.start(_CHECK_SOURCE, "validate.py", [text, filename])
+            while guest.step() is Phase.READY:  # noqa: ASYNC110 - it computes; the loop gets its turns between
+                await asyncio.sleep(0)
+        finally:  # also when the caller hangs up
             guest.kill()
         outcome = guest.outcome
         if outcome is None or outcome.error is not None:
