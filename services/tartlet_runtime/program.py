@@ -262,7 +262,11 @@ class Program:
         """Records from control, for the guest's next wait."""
         if self.state is State.RUNNING:
             self.usage.delivered(records, self._world.clock.now())
-            self._mail.inbox.add(count, records, payload)
+            try:
+                self._mail.intake(count, records, payload)
+            except TartletError as e:
+                self.end(e)
+                return
             self._wake_if_waiting()
 
     def _slept(self) -> None:

@@ -2,13 +2,28 @@
 
 from __future__ import annotations
 
+import asyncio
+import tracemalloc
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
 import numpy as np
 import pytest
 
-from tartlet_common.abi import RECORD, Op
-from tartlet_common.errors import MalformedSubmission
-from tartlet_runtime.inbox import delivery
+from tartlet_common.abi import RECORD, RECORD_BYTES, Event, Flag, Op
+from tartlet_common.errors import InboxFull, MalformedSubmission, ResourceQuotaExceeded, TooManyCommands, UnknownModel
+from tartlet_common.settings import RuntimeSettings
+from tartlet_common.wire import error_from_proto
+from tartlet_runtime.inbox import Inbox, delivery
+from tartlet_runtime.limits import ProgramLimits, default_limits
+from tartlet_runtime.mailbox import Mailbox
+from tartlet_runtime.output_log import LogEvent, OutputLog
+from tartlet_runtime.program import ROWS_A_TURN
 from tartlet_runtime.submission import parse
+from tartlet_runtime.wasm import Compiled
+from tartlet_runtime.wasm_guests import WasmGuests
+from tests.runtime.harness import make_settings, native, running
 
 
 def shared_payload(count: int, size: int, local: int) -> bytes:
@@ -27,3 +42,119 @@ def test_records_that_share_payload_are_refused(count: int, local: int) -> None:
         parse(shared_payload(count, 1 << 20, local))
     whole = parse(shared_payload(1, 1 << 20, 0))
     assert len(whole.payload) == 1 << 20
+
+
+def limits(**changes: Any) -> ProgramLimits:
+    return replace(default_limits(RuntimeSettings()), **changes)
+
+
+def from_control(count: int, size: int) -> tuple[int, bytes, bytes]:
+    """`count` answers; the first has `size` bytes."""
+    records = np.zeros(count, RECORD)
+    records["op"] = Event.RESULT
+    records["length"][0] = size
+    return count, records.tobytes(), bytes(size)
+
+
+def test_answers_from_control_that_are_not_taken_are_bounded() -> None:
+    mail = Mailbox(limits(commands_in_flight=100))
+    for _ in range(64):
+        mail.intake(*from_control(1, 1 << 20))
+    with pytest.raises(ResourceQuotaExceeded):
+        mail.intake(*from_control(1, 1))
+    mail.clear()
+    for _ in range(2):
+        mail.intake(*from_control(100, 0))
+    with pytest.raises(TooManyCommands):
+        mail.intake(*from_control(100, 0))
+
+
+def test_refusals_and_messages_to_waiting_receives_are_bounded_too() -> None:
+    mail = Mailbox(limits(commands_in_flight=100))
+    row = (Op.GET_MODEL, int(Flag.AWAIT), 1, 0, 0, 0, 0, 0, 0)
+
+    def refuse_all() -> None:
+        for _ in range(1000):
+            mail.refuse(row, UnknownModel(model="x", available=[]))
+
+    with pytest.raises(TooManyCommands):
+        refuse_all()
+    mail.clear()
+    for ticket in range(100):
+        mail.receive(ticket)
+    for _ in range(32):
+        assert mail.deliver(bytes(2 << 20))
+    with pytest.raises(InboxFull):
+        mail.deliver(bytes(2 << 20))
+    assert mail.inbox.payload_bytes <= 64 << 20
+
+
+async def test_a_program_that_takes_fewer_answers_than_it_gets_ends_and_its_neighbour_runs(run_dir: Path) -> None:
+    async with running(run_dir, commands_in_flight=100) as rig:
+        _, neighbour = await native(rig)
+        stream, guest = await native(rig)
+        usage = {"flags": Flag.AWAIT}
+        with pytest.raises(TooManyCommands):  # each turn takes one answer and gets eight more
+            for turn in range(200):
+                guest.submit(*[(Op.USAGE, usage | {"ticket": 8 * turn + i}) for i in range(1, 9)])
+                await guest.wait(max_records=1)
+        last = (await stream.rest())[-1]
+        assert isinstance(error_from_proto(last.error), TooManyCommands)
+        assert await neighbour.call(Op.GET_ARG) == b"[]"
+
+
+def test_taking_one_record_of_many_does_not_copy_the_others() -> None:
+    inbox = Inbox()
+    count = 30_000
+    inbox.add(count, bytes(count * RECORD_BYTES), b"")
+    tracemalloc.start()
+    try:
+        inbox.take(1)
+        _, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert most < 10_000, f"{most} bytes to take one record of {count}"
+    assert len(inbox) == count - 1
+
+
+def test_output_that_was_dropped_is_not_kept() -> None:
+    log = OutputLog(limit_bytes=8 << 20)
+    payloads = 0
+    tracemalloc.start()
+    try:
+        for i in range(200):
+            log.append(LogEvent(3, bytes(1 << 20)))
+            log.mark_read(i + 1)
+        payloads, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert log.kept_bytes <= 8 << 20
+    assert payloads < 10 << 20, f"{payloads} bytes held, {log.kept_bytes} counted"
+
+
+async def test_a_validation_whose_caller_hangs_up_gives_its_guest_back(
+    tmp_path: Path, python_component: Compiled
+) -> None:
+    guests = WasmGuests(make_settings(tmp_path, capacity=4))
+    try:
+        for _ in range(5):
+            check = asyncio.ensure_future(guests.check_python(b"x = 1\n" * 100_000, "long.py"))
+            await asyncio.sleep(0)
+            assert guests.host._guests, "it is being compiled"
+            check.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await check
+            assert not guests.host._guests
+        await guests.check_python(b"x = 1\n", "short.py")
+    finally:
+        guests.close()
+
+
+async def test_nothing_that_a_native_program_says_after_its_end_has_an_effect(run_dir: Path) -> None:
+    async with running(run_dir) as rig:
+        stream, guest = await native(rig)
+        guest.submit(*[(Op.SEND, {"payload": b"before"})] * (ROWS_A_TURN + 1))  # a backlog, which the end waits for
+        guest.end(text="done")
+        guest.submit((Op.SEND, {"payload": b"after"}))
+        events = await stream.rest()
+    assert [e.data for e in events] == [b"before"] * (ROWS_A_TURN + 1) + [b"done"]
