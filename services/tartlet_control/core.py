@@ -7,13 +7,12 @@ one thread: a call runs to its end before the next begins.
 from __future__ import annotations
 
 import logging
+import struct
 import uuid
 from collections.abc import Callable, Iterable
 from typing import Final
 
-import numpy as np
-
-from tartlet_common.abi import MAX_SUBMISSION_BYTES, RECORD, RECORD_BYTES
+from tartlet_common.abi import MAX_SUBMISSION_BYTES, RECORD_BYTES
 from tartlet_common.clock import Clock
 from tartlet_common.engine_spec import EngineSpec
 from tartlet_common.errors import (
@@ -38,6 +37,8 @@ from tartlet_control.settle import Settler
 
 log = logging.getLogger("tartlet.control")
 
+_HANDLE: Final = struct.Struct("<I")
+_ROW: Final = struct.Struct("<HH7I")  # abi.RECORD; for few rows, numpy takes longer than what is done with them
 _CHECK_EVERY_S: Final = 5.0
 _RECOUNT_EVERY: Final = 24
 """Every so many checks all references are recounted, which holds up the loop for milliseconds."""
@@ -151,9 +152,7 @@ class Core:
         programs, submit = session.programs, self.machine.submit
         view, size = memoryview(payload), len(payload)
         last, program = -1, None
-        for handle, row in zip(
-            np.frombuffer(handles, "<u4").tolist(), np.frombuffer(records, RECORD).tolist(), strict=True
-        ):
+        for (handle,), row in zip(_HANDLE.iter_unpack(handles), _ROW.iter_unpack(records), strict=True):
             if handle != last:
                 last, program = handle, programs.get(handle)
             if program is None or not program.live:

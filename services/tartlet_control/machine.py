@@ -39,6 +39,7 @@ _LARGE_BYTES: Final = 32 << 10
 _CREATE_QUEUE: Final = int(Op.CREATE_QUEUE)
 _SET_PRIORITY: Final = int(Op.SET_QUEUE_PRIORITY)
 _CANCEL: Final = int(Op.CANCEL)
+_to_json: Final = json.JSONEncoder(separators=(",", ":")).encode
 _USAGE: Final = int(Op.USAGE)
 
 
@@ -173,7 +174,7 @@ class QueueMachine:
             "page_limit": program.page_limit or sum(e.spec.num_pages for e in engines),
             "free_pages": sum(e.pools[PAGES].num_free for e in engines),
         }
-        payload = json.dumps(usage, separators=(",", ":")).encode()
+        payload = _to_json(usage).encode()
         program.session.outbox.deliver(program.handle, RESULT, 1, ticket, queue_id, 0, 0, 0, payload)
 
     def _cancel(self, queue: CommandQueue, since: int, ticket: int, flags: int) -> None:

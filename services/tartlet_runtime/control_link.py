@@ -175,6 +175,7 @@ class ControlLink:
     async def _read(self, call: _Call) -> None:
         while (frame := await self._next(call)) is not None:
             self._take(frame)
+            self._driver.turn_now()
         raise Unavailable(what="control", detail="it closed the stream")
 
     async def _next(self, call: _Call) -> control_pb2.ControlFrame | None:
@@ -185,7 +186,8 @@ class ControlLink:
         while True:
             if not self._frames:
                 self._writer = asyncio.get_running_loop().create_future()
-                self._driver.schedule()
+                if self._starts or self._ends or self._outbox.commands:
+                    self._driver.schedule()
                 await self._writer
             frames, self._frames = self._frames, []
             for frame in frames:

@@ -55,6 +55,7 @@ class Driver:
         self._journals: dict[Runnable, None] = {}
         self._readers: dict[Reader, None] = {}
         self._scheduled = False
+        self._due: asyncio.Handle
         self._quiet_since = now()
         self.send_commands: Callable[[], None] = _nothing
 
@@ -76,7 +77,13 @@ class Driver:
         """Have a turn soon: something is to be flushed."""
         if not self._scheduled:
             self._scheduled = True
-            self.loop.call_soon(self._turn)
+            self._due = self.loop.call_soon(self._turn)
+
+    def turn_now(self) -> None:
+        """Have the turn that is due at once: for whoever was just called by the loop, and has no more to add to it."""
+        if self._scheduled:
+            self._due.cancel()
+            self._turn()
 
     def journal(self, program: Runnable) -> None:
         """Flush the program's journal at the end of the turn, before anything else leaves."""
