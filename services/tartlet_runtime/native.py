@@ -103,7 +103,7 @@ class NativeGuest:
     def frame(self, kind: int, body: bytes) -> None:
         """Act on a frame from its process. Errors end the program."""
         program = self.program
-        if program.state is not State.RUNNING or self.said_end:
+        if program.state is not State.RUNNING:
             return
         try:
             if kind == SUBMIT:

@@ -98,6 +98,7 @@ async def test_a_program_that_takes_fewer_answers_than_it_gets_ends_and_its_neig
             for turn in range(200):
                 guest.submit(*[(Op.USAGE, usage | {"ticket": 8 * turn + i}) for i in range(1, 9)])
                 await guest.wait(max_records=1)
+                await asyncio.sleep(0.002)
         last = (await stream.rest())[-1]
         assert isinstance(error_from_proto(last.error), TooManyCommands)
         assert await neighbour.call(Op.GET_ARG) == b"[]"
