@@ -17,7 +17,8 @@ import json
 import os
 import zlib
 from collections.abc import Iterator
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
+from functools import lru_cache
 from hashlib import blake2b
 from pathlib import Path
 from struct import Struct
@@ -57,8 +58,18 @@ class JournalHeader:
 
     def encode(self) -> bytes:
         """The header's bytes."""
-        columns = {name: getattr(self, name) for name in _JSON_FIELDS}
-        text = _to_json(columns | {"seed": self.seed.hex()}).encode()
+        shared = _shared_json(
+            self.language,
+            self.filename,
+            self.args,
+            self.component,
+            self.name,
+            self.tenant,
+            self.model,
+            tuple(self.limits.items()),
+        )
+        own = {"program_id": self.program_id, "seed": self.seed.hex(), "start_ns": self.start_ns}
+        text = (_to_json(own)[:-1] + "," + shared[1:]).encode()
         data = _HEAD.pack(MAGIC, VERSION, 0, len(text), len(self.source)) + text + self.source
         return data + _CRC.pack(zlib.crc32(data))
 
@@ -68,7 +79,30 @@ class JournalHeader:
         return self.component.partition("-")[0]
 
 
-_JSON_FIELDS = [f.name for f in fields(JournalHeader) if f.name != "source"]
+@lru_cache(maxsize=4)
+def _shared_json(
+    language: int,
+    filename: str,
+    args: tuple[str, ...],
+    component: str,
+    name: str,
+    tenant: str,
+    model: str,
+    limits: tuple[tuple[str, Any], ...],
+) -> str:
+    """What headers of programs launched together have in common."""
+    return _to_json(
+        {
+            "language": language,
+            "filename": filename,
+            "args": args,
+            "component": component,
+            "name": name,
+            "tenant": tenant,
+            "model": model,
+            "limits": dict(limits),
+        }
+    )
 
 
 @dataclass(frozen=True, slots=True)

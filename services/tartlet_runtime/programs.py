@@ -159,9 +159,16 @@ class ProgramTable:
             durable=asked.durable,
             seed=asked.seed or secrets.token_bytes(_SEED_BYTES),
             trace={
-                key: asked.trace[key] for key in _TRACE_KEYS if 0 < len(asked.trace[key].encode()) <= MAX_NAME_BYTES
+                key: value
+                for key in _TRACE_KEYS
+                if 0 < len((value := asked.trace.get(key, "")).encode()) <= MAX_NAME_BYTES
             },
         )
+
+    @staticmethod
+    def another(spec: ProgramSpec, seed: bytes) -> ProgramSpec:
+        """One more of what `specify` has checked, with an identity and, unless asked for, a seed of its own."""
+        return replace(spec, program_id=new_program_id(), seed=seed or secrets.token_bytes(_SEED_BYTES))
 
     def maker(self, spec: ProgramSpec) -> MakeGuest | None:
         """What makes the program's guest; None if its module must be compiled first (`compile`).

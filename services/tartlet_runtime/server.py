@@ -6,6 +6,7 @@ import asyncio
 import hashlib
 import logging
 from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass
 from importlib.metadata import version
 from typing import Any, TypeAlias
 
@@ -38,6 +39,14 @@ _Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 _Event = programs_pb2.ProgramEvent
 _MAX_SPECS = 4096
 _PORTION = 32  # launches between two turns of the loop
+
+
+@dataclass(slots=True)
+class _Last:
+    """The spec of a request before this one: many are often alike, and checking one takes as long as launching it."""
+
+    asked: programs_pb2.LaunchSpec | None = None
+    spec: ProgramSpec | None = None
 
 
 class ProgramsService(programs_pb2_grpc.ProgramsServicer):
@@ -96,7 +105,7 @@ class ProgramsService(programs_pb2_grpc.ProgramsServicer):
         """Launch many, answer each, then stream the output of those with `attach`."""
         call = Call(self._driver, expected=len(request.specs))
         try:
-            if len(request.specs) == 1 and self._launch_at_once(request.specs[0], call, 0):
+            if len(request.specs) == 1 and self._launch_at_once(request.specs[0], call, 0, _Last()):
                 async for events in call.messages():
                     yield events
             else:
@@ -109,20 +118,25 @@ class ProgramsService(programs_pb2_grpc.ProgramsServicer):
 
     async def _launch_all(self, specs: Sequence[programs_pb2.LaunchSpec], call: Call, tasks: asyncio.TaskGroup) -> None:
         """Launch in portions, so that the first programs run and answer while the last are still to be started."""
+        last = _Last()
         for index, asked in enumerate(specs):
             if index >= _MAX_SPECS:
                 call.reject(index, InvalidArgument(argument="specs", detail=f"more than {_MAX_SPECS}"))
-            elif not self._launch_at_once(asked, call, index):
+            elif not self._launch_at_once(asked, call, index, last):
                 tasks.create_task(self._launch_slowly(asked, call, index))
             if index % _PORTION == _PORTION - 1:
                 await asyncio.sleep(0)
 
-    def _launch_at_once(self, asked: programs_pb2.LaunchSpec, call: Call, index: int) -> bool:
+    def _launch_at_once(self, asked: programs_pb2.LaunchSpec, call: Call, index: int, last: _Last) -> bool:
         """Launch, or reject; False if something must be fetched or compiled first."""
         if asked.inferlet or (asked.source.digest and not asked.source.data):
             return False
         try:
-            spec = self._table.specify(asked, asked.source)
+            if last.spec is not None and last.asked == asked:
+                spec = self._table.another(last.spec, asked.seed)
+            else:
+                spec = self._table.specify(asked, asked.source)
+                last.asked, last.spec = asked, spec
             maker = self._table.maker(spec)
             if maker is None:
                 return False
