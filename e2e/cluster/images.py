@@ -1,0 +1,144 @@
+"""Tartlet's image by its own Dockerfile, and the small ones that the cluster itself needs; no registry is asked."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import os
+import shutil
+import subprocess
+import tarfile
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from e2e.cluster.layout import DEBIAN, ROOT, Layout, files_digest
+
+INPUTS = ("constraints", "crds", "gpu_worker", "inferlets", "operator", "protos", "services")
+"""Directories that the Dockerfile's target `base` copies."""
+
+NAME = "localhost/tartlet"
+_BASE = "localhost/tartlet-e2e-debian"
+_DEBIAN_PACKAGES = "python3,python3-venv,ca-certificates"
+
+
+@dataclass(frozen=True, slots=True)
+class Image:
+    """An image in a file: its name as pods give it, and a docker-archive."""
+
+    name: str
+    archive: Path
+
+
+def sources(root: Path = ROOT) -> Iterator[Path]:
+    """The files that the image is made of."""
+    yield from (root / name for name in ("Dockerfile", "LICENSE", "README.md", "pyproject.toml"))
+    for top in INPUTS:
+        for file in (root / top).rglob("*"):
+            if file.is_file() and "__pycache__" not in file.parts and file.suffix not in {".cwasm", ".so"}:
+                yield file
+
+
+def pack(archive: Path, name: str, files: Mapping[str, Path], command: list[str]) -> Image:
+    """An image of one layer that holds these static programs, by their paths within it."""
+    layer = io.BytesIO()
+    with tarfile.open(fileobj=layer, mode="w") as tar:
+        for path, file in sorted(files.items()):
+            member = tarfile.TarInfo(path)
+            member.size, member.mode = file.stat().st_size, 0o755
+            with file.open("rb") as content:
+                tar.addfile(member, content)
+    data = layer.getvalue()
+    digest = hashlib.sha256(data).hexdigest()
+    config = json.dumps(
+        {
+            "architecture": "amd64",
+            "os": "linux",
+            "config": {"Entrypoint": command, "Env": ["PATH=/"]},
+            "rootfs": {"type": "layers", "diff_ids": [f"sha256:{digest}"]},
+            "history": [{"created_by": "tartlet's e2e tests"}],
+        }
+    ).encode()
+    config_name = f"{hashlib.sha256(config).hexdigest()}.json"
+    manifest = json.dumps([{"Config": config_name, "RepoTags": [name], "Layers": [f"{digest}/layer.tar"]}]).encode()
+    part = archive.with_suffix(".part")
+    with tarfile.open(part, "w") as tar:
+        for path, content in ((config_name, config), (f"{digest}/layer.tar", data), ("manifest.json", manifest)):
+            member = tarfile.TarInfo(path)
+            member.size = len(content)
+            tar.addfile(member, io.BytesIO(content))
+    part.replace(archive)
+    return Image(name, archive)
+
+
+def tartlet(layout: Layout) -> Image:
+    """The target `base`: 3 minutes on two cores, once for each state of its inputs."""
+    key = files_digest(sources(), ROOT, [DEBIAN])
+    archive = layout.cache / "images" / f"tartlet-{key}.tar"
+    image = Image(f"{NAME}:{key}", archive)
+    if archive.exists():
+        return image
+    archive.parent.mkdir(parents=True, exist_ok=True)
+    start = time.monotonic()
+    print(f"building the image {image.name}", flush=True)
+    base = _debian(layout)
+    certificates = "/etc/ssl/certs:/etc/ssl/certs:ro"  # without them pip trusts nobody inside
+    _buildah(
+        layout,
+        *("bud", "--network", "host", "--format", "docker", "--build-arg", f"BASE={base}", "--build-arg", "COMPILER="),
+        *("-v", certificates, "-v", "/etc/resolv.conf:/etc/resolv.conf:ro", *_pip_settings()),
+        *("--target", "base", "-t", image.name, "-f", str(ROOT / "Dockerfile"), str(ROOT)),
+    )
+    part = archive.with_suffix(".part")
+    part.unlink(missing_ok=True)
+    _buildah(layout, "push", image.name, f"docker-archive:{part}:{image.name}")
+    part.replace(archive)
+    _buildah(layout, "rmi", image.name)
+    for old in sorted(archive.parent.glob("tartlet-*.tar"), key=lambda f: f.stat().st_mtime)[:-3]:
+        old.unlink()
+    print(f"built {image.name} in {time.monotonic() - start:.0f} s", flush=True)
+    return image
+
+
+def _debian(layout: Layout) -> str:
+    """A Debian with Python in buildah's store, the stand-in for the Dockerfile's BASE."""
+    name = f"{_BASE}:{DEBIAN}"
+    if _buildah(layout, "inspect", "--type", "image", name, check=False).returncode == 0:
+        return name
+    root = layout.cache / f"rootfs-{DEBIAN}"
+    if not root.exists():
+        part = root.with_name(root.name + ".part")
+        shutil.rmtree(part, ignore_errors=True)
+        _run("debootstrap", "--variant=minbase", f"--include={_DEBIAN_PACKAGES}", DEBIAN, str(part))
+        part.replace(root)
+    container = _buildah(layout, "from", "scratch").stdout.strip()
+    try:
+        _buildah(layout, "add", "-q", container, str(root), "/")
+        _buildah(layout, "commit", "-q", "--format", "docker", container, name)
+    finally:
+        _buildah(layout, "rm", container)
+    shutil.rmtree(root)
+    return name
+
+
+def _pip_settings() -> list[str]:
+    """pip's settings of this machine (a mirror, say) hold for the build too."""
+    return ["-v", "/etc/pip.conf:/etc/pip.conf:ro"] if Path("/etc/pip.conf").exists() else []
+
+
+def _buildah(layout: Layout, *arguments: str, check: bool = True) -> subprocess.CompletedProcess[str]:
+    store = layout.cache / "buildah"
+    place = ["--storage-driver", "overlay", "--root", str(store / "root"), "--runroot", str(store / "run")]
+    return _run("buildah", *place, *arguments, check=check)
+
+
+def _run(*command: str, check: bool = True) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "BUILDAH_ISOLATION": "chroot"}
+    done = subprocess.run(
+        ["nice", "-n", "5", *command], env=environment, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL
+    )
+    if check and done.returncode != 0:
+        raise RuntimeError(f"{' '.join(command)} failed with status {done.returncode}:\n{(done.stdout + done.stderr)[-4000:]}")
+    return done

@@ -1,0 +1,258 @@
+"""A cluster of its own, on this machine, in namespaces of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from e2e.cluster import cgroups, configs, images, pki, requirements, toolchain
+from e2e.cluster.images import Image
+from e2e.cluster.layout import ROOT, Layout
+from e2e.cluster.processes import Process, in_namespace
+
+_UP_TIMEOUT_S = 90.0
+_DOWN_TIMEOUT_S = 25.0
+_CTR = ("ctr", "--address", "/run/containerd/containerd.sock", "--namespace", "k8s.io")
+
+
+class Failed(RuntimeError):
+    """The cluster didn't come up, or left something behind."""
+
+
+class OwnCluster:
+    """Kubernetes from its own components; `up` and `down` may be called in any state."""
+
+    def __init__(self, layout: Layout) -> None:
+        self.layout = layout
+
+    def up(self) -> None:
+        """Brings it up, unless it is up.
+
+        Raises:
+            Failed: It didn't come up; it is down again.
+            requirements.Unfit: This machine can't have one.
+        """
+        if self.is_up():
+            return
+        requirements.ensure()
+        with stage("build"):
+            self._build()
+        self.down()
+        start = time.monotonic()
+        try:
+            self._start()
+        except BaseException:  # Ctrl-C too
+            with _deaf():
+                self.down()
+            raise
+        print(f"up in {time.monotonic() - start:.1f} s: export KUBECONFIG={self.layout.kubeconfig}", flush=True)
+
+    def down(self) -> None:
+        """Ends it and removes every trace but its logs and what is built.
+
+        Raises:
+            Failed: Something was left behind.
+        """
+        layout = self.layout
+        process = Process.read(layout.record)
+        if process is not None:
+            namespaces = _namespaces(process)
+            for child in process.children():
+                os.kill(child, signal.SIGTERM)
+            if not process.wait(_DOWN_TIMEOUT_S):
+                for child in process.children():
+                    os.kill(child, signal.SIGKILL)
+                process.wait(5.0)
+            process.send(signal.SIGKILL)
+            left = [pid for kind, inode in namespaces.items() for pid in in_namespace(kind, inode)]
+            if left:
+                raise Failed(f"processes {left} outlived the cluster")
+        cgroups.remove()
+        _remove(layout.state)
+        layout.record.unlink(missing_ok=True)
+
+    def is_up(self) -> bool:
+        """Whether its first process runs, and its API server answers."""
+        process = Process.read(self.layout.record)
+        if process is None or not process.alive() or not (self.layout.state / "components.json").exists():
+            return False
+        return self.run(*self.kubectl(), "get", "--raw", "/readyz", check=False).returncode == 0
+
+    def enter(self, *kinds: str) -> list[str]:
+        """A command's beginning that runs it in the cluster's namespaces (`net`, `mount`, `pid`).
+
+        Raises:
+            Failed: There is no cluster.
+        """
+        process = Process.read(self.layout.record)
+        children = process.children() if process is not None and process.alive() else []
+        if not children:
+            raise Failed("no cluster is up: run `make cluster-up`")
+        return ["nsenter", f"--target={children[0]}", *(f"--{kind}" for kind in kinds), "--"]
+
+    def kubectl(self) -> list[str]:
+        """kubectl, in the cluster's network, as its administrator."""
+        return [*self.enter("net"), str(toolchain.kubernetes(self.layout)), "kubectl", f"--kubeconfig={self.layout.kubeconfig}"]
+
+    def helm(self) -> list[str]:
+        """Helm, the same way."""
+        return [*self.enter("net"), str(toolchain.helm(self.layout)), f"--kubeconfig={self.layout.kubeconfig}"]
+
+    def load(self, image: Image) -> None:
+        """Lets pods use an image."""
+        known = self._ctr("images", "ls", "-q").split()
+        if image.name not in known:
+            self._ctr("images", "import", str(image.archive))
+            self._forget_old(image, known)
+
+    def kill(self, component: str) -> None:
+        """Ends a component at once; it is started again."""
+        pid = json.loads((self.layout.state / "components.json").read_text())[component]
+        self.run(*self.enter("pid", "mount"), "kill", "-KILL", str(pid))
+
+    def connections(self) -> str:
+        """What conntrack knows of the cluster's network."""
+        return self.run(*self.enter("net"), "conntrack", "-L").stdout
+
+    def run(self, *command: str, check: bool = True) -> subprocess.CompletedProcess[str]:
+        """A command with its output."""
+        return subprocess.run(command, capture_output=True, text=True, check=check, stdin=subprocess.DEVNULL)
+
+    def _ctr(self, *arguments: str) -> str:
+        return self.run(*self.enter("mount"), *_CTR, *arguments).stdout
+
+    def _forget_old(self, image: Image, known: Sequence[str]) -> None:
+        repository = image.name.rpartition(":")[0]
+        old = [name for name in known if name.startswith(f"{repository}:")]
+        if old:
+            self._ctr("images", "rm", *old)
+
+    def _build(self) -> None:
+        toolchain.kubernetes(self.layout)
+        toolchain.helm(self.layout)
+        folder = self.layout.cache / "images"
+        folder.mkdir(parents=True, exist_ok=True)
+        programs = (
+            ("coredns", toolchain.coredns, configs.DNS_IMAGE),
+            ("pause", toolchain.pause, configs.PAUSE_IMAGE),
+        )
+        for name, build, image in programs:
+            if not (folder / f"{name}.tar").exists():
+                images.pack(folder / f"{name}.tar", image, {name: build(self.layout)}, [f"/{name}"])
+
+    def _start(self) -> None:
+        layout = self.layout
+        with stage("configuration"):
+            self._write()
+            cgroups.make()
+        environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+        unshare = ["unshare", "--mount", "--net", "--pid", "--ipc", "--fork", "--kill-child=SIGKILL"]
+        binary = toolchain.kubernetes(layout)
+        with (layout.logs / "init.log").open("wb") as log:
+            process = subprocess.Popen(
+                [*unshare, sys.executable, "-m", "e2e.cluster.init", str(layout.cache), str(binary)],
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,  # Ctrl-C is for us alone: we end it in order
+            )
+        Process.of(process.pid).write(layout.record)
+        alive = self._alive(process)
+        with stage("API server"):
+            _until(lambda: (layout.state / "components.json").exists(), alive)
+        with stage("images of DNS and pause"):
+            for name, image in (("coredns", configs.DNS_IMAGE), ("pause", configs.PAUSE_IMAGE)):
+                self.load(Image(image, layout.cache / "images" / f"{name}.tar"))
+        kubectl = self.kubectl()
+        with stage("node"):
+            self.run(*kubectl, "apply", "-f", str(Path(__file__).with_name("coredns.yaml")))
+            node = (*kubectl, "get", f"node/{configs.NODE}", "--no-headers")
+            _until(lambda: " Ready " in self.run(*node, check=False).stdout, alive)
+        with stage("DNS"):
+            self.run(*kubectl, "-n", "kube-system", "rollout", "status", "deploy/coredns", "--timeout=60s")
+
+    def _alive(self, process: subprocess.Popen[bytes]) -> Callable[[], None]:
+        def check() -> None:
+            if process.poll() is not None:
+                said = (self.layout.logs / "init.log").read_text()[-2000:]
+                raise Failed(f"the cluster ended while it started:\n{said}logs: {self.layout.logs}")
+
+        return check
+
+    def _write(self) -> None:
+        """All files that the components read."""
+        layout, state = self.layout, self.layout.state
+        _remove(layout.logs)
+        layout.logs.mkdir(parents=True)
+        if not (layout.containers / "clean").exists():  # it may know containers that are no more
+            _remove(layout.containers)
+        layout.containers.mkdir(exist_ok=True)
+        (layout.containers / "clean").unlink(missing_ok=True)
+        state.mkdir(mode=0o700)
+        pki.write(state / "pki")
+        tokens = {name: secrets.token_hex(16) for name in configs.USERS}
+        (state / "tokens.json").write_text(json.dumps(tokens))
+        (state / "tokens.csv").write_text(configs.tokens_csv(tokens))
+        for name, token in tokens.items():
+            (state / f"{name}.kubeconfig").write_text(configs.kubeconfig(token, state / "pki" / "ca.crt"))
+        layout.kubeconfig.chmod(0o600)
+        (state / "containerd.toml").write_text(configs.containerd(layout.containers, state))
+        (state / "cni").mkdir()
+        (state / "cni" / "10-e2e.conflist").write_text(configs.network())
+        (state / "kubelet.yaml").write_text(configs.kubelet(state))
+        (state / "proxy.yaml").write_text(configs.kube_proxy(state))
+        (state / "resolv.conf").write_text(f"nameserver {configs.DNS_SERVICE}\n")
+
+
+@contextmanager
+def stage(name: str) -> Iterator[None]:
+    """Prints how long a step took."""
+    start = time.monotonic()
+    yield
+    print(f"== {name}: {time.monotonic() - start:.1f} s", flush=True)
+
+
+@contextmanager
+def _deaf() -> Iterator[None]:
+    """Ctrl-C must not stop us from tidying up."""
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def _until(ready: Callable[[], bool], alive: Callable[[], None]) -> None:
+    end = time.monotonic() + _UP_TIMEOUT_S
+    while not ready():
+        alive()
+        if time.monotonic() > end:
+            raise Failed(f"the cluster wasn't up within {_UP_TIMEOUT_S:.0f} s")
+        time.sleep(0.1)
+
+
+def _namespaces(process: Process) -> dict[str, int]:
+    """The cluster's namespaces, by kind."""
+    own = {kind: Path(f"/proc/self/ns/{kind}").stat().st_ino for kind in ("net", "pid", "mnt")}
+    found: dict[str, int] = {}
+    for child in process.children()[:1]:
+        for kind, mine in own.items():
+            inode = Path(f"/proc/{child}/ns/{kind}").stat().st_ino
+            if inode != mine:
+                found[kind] = inode
+    return found
+
+
+def _remove(directory: Path) -> None:
+    if directory.exists():
+        shutil.rmtree(directory)

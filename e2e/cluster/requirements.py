@@ -1,0 +1,78 @@
+"""What the machine must bring along to have a cluster of its own."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+PACKAGES = {
+    "etcd": "etcd-server",
+    "containerd": "containerd",
+    "ctr": "containerd",
+    "runc": "runc",
+    "/usr/lib/cni/bridge": "containernetworking-plugins",
+    "iptables": "iptables",
+    "conntrack": "conntrack",
+    "ip": "iproute2",
+    "nsenter": "util-linux",
+    "mount": "mount",
+    "buildah": "buildah",
+    "debootstrap": "debootstrap",
+}
+"""Debian's package for each program."""
+
+SYSTEM_PATH = "/usr/sbin:/sbin:/usr/bin:/bin"
+
+Look = Callable[[str], bool]
+
+
+class Unfit(RuntimeError):
+    """This machine can't have a cluster of its own; the message says what to do."""
+
+
+def on_path(name: str) -> bool:
+    """Whether a program is there, where root looks for programs."""
+    if name.startswith("/"):
+        return os.access(name, os.X_OK)
+    return shutil.which(name, path=f"{os.environ.get('PATH', '')}:{SYSTEM_PATH}") is not None
+
+
+def missing_packages(look: Look = on_path) -> list[str]:
+    """Debian's packages for the programs that aren't there."""
+    return sorted({package for program, package in PACKAGES.items() if not look(program)})
+
+
+def go() -> str:
+    """The Go toolchain.
+
+    Raises:
+        Unfit: There is none.
+    """
+    found = shutil.which("go") or next((p for p in ("/usr/local/go/bin/go",) if os.access(p, os.X_OK)), None)
+    if found is None:
+        raise Unfit("Go is not installed: install Go 1.26 or later (https://go.dev/dl), or set KUBECONFIG to a cluster")
+    return found
+
+
+def ensure(environment: Mapping[str, str] = os.environ, *, uid: int | None = None, look: Look = on_path) -> None:
+    """Checks that all is there; as root in CI, installs what Debian has.
+
+    Raises:
+        Unfit: Something isn't there.
+    """
+    if (os.getuid() if uid is None else uid) != 0:
+        raise Unfit("a cluster of its own needs root: run as root, install Docker and kind, or set KUBECONFIG to a cluster")
+    missing = missing_packages(look)
+    if not missing:
+        return
+    install = f"apt-get install -y --no-install-recommends {' '.join(missing)}"
+    if environment.get("CI") and Path("/usr/bin/apt-get").exists():
+        quiet = {**environment, "DEBIAN_FRONTEND": "noninteractive"}
+        for command in ("apt-get update -qq", install):
+            subprocess.run(command.split(), check=True, env=quiet, stdout=subprocess.DEVNULL)
+        missing = missing_packages(look)
+    if missing:
+        raise Unfit(f"not installed: {', '.join(missing)}; run: {install}")
