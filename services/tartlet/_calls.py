@@ -60,8 +60,7 @@ def checked(request: T) -> T:
 def launch_requests(specs: Sequence[LaunchSpec]) -> Iterator[programs_pb2.LaunchRequest]:
     """Requests of at most `LAUNCH_BYTES`, or of one spec."""
     request, size = programs_pb2.LaunchRequest(), 0
-    for spec in specs:
-        message = _convert.launch_to_proto(spec, attach=False, tie=False)
+    for message in _convert.launches_to_proto(specs, attach=False, tie=False):
         if request.specs and size + message.ByteSize() > LAUNCH_BYTES:
             yield request
             request, size = programs_pb2.LaunchRequest(), 0

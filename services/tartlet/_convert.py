@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable, Iterator
 
 from tartlet.events import Accepted, Ended, Event, Message, Stderr, Stdout, Usage
 from tartlet.model import CatalogueEntry, Language, LaunchSpec, Limits, ProgramInfo, RuntimeState, Source
@@ -86,6 +87,15 @@ def launch_to_proto(spec: LaunchSpec, *, attach: bool, tie: bool) -> programs_pb
         seed=spec.seed,
         trace=telemetry.inject(),
     )
+
+
+def launches_to_proto(specs: Iterable[LaunchSpec], *, attach: bool, tie: bool) -> Iterator[programs_pb2.LaunchSpec]:
+    """As `launch_to_proto`; the same spec again and again is converted once."""
+    last: LaunchSpec | None = None
+    for spec in specs:
+        if spec is not last:
+            last, message = spec, launch_to_proto(spec, attach=attach, tie=tie)
+        yield message
 
 
 def usage_from_proto(m: programs_pb2.Usage) -> Usage:

@@ -132,7 +132,7 @@ class AsyncClient:
         A rejected spec gives its error. All specs together must fit one message (4 MiB).
         """
         await self._upload(specs)
-        request = programs_pb2.LaunchRequest(specs=[_convert.launch_to_proto(s, attach=True, tie=True) for s in specs])
+        request = programs_pb2.LaunchRequest(specs=_convert.launches_to_proto(specs, attach=True, tie=True))
         with translated(self.address):
             async for frame in self._programs().Launch(checked(request)):
                 for message in frame.events:
