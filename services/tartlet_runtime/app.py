@@ -62,6 +62,8 @@ async def main(settings: RuntimeSettings, notify: Notify) -> None:
         stack.callback(journals.close_all)
         if journals.leftovers:
             log.warning("kept the journals of %d programs that a runtime left behind", len(journals.leftovers))
+        ops = LocalOps(models, spawn)
+        stack.callback(ops.close)
         wasm = WasmGuests(settings)
         stack.callback(wasm.close)
         native = NativeServer(settings.guest_socket)
@@ -70,7 +72,7 @@ async def main(settings: RuntimeSettings, notify: Notify) -> None:
             driver=driver,
             link=link,
             models=models,
-            ops=LocalOps(models, spawn),
+            ops=ops,
             clock=SystemClock(),
             native=native,
             wasm=wasm,

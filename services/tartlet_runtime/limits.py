@@ -18,6 +18,8 @@ MAX_INBOX_BYTES = 64 << 20
 """Answers that a program has asked for and not taken, and, apart from them, messages it has not received."""
 MAX_DEFERRED = 64
 """Answers of one program that the runtime works on beside the loop."""
+MAX_DEFERRED_BYTES = 4 << 20
+"""And what they are worked out of; one alone may be larger."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,27 +6,26 @@ another's token.
 
 from __future__ import annotations
 
-import asyncio
 import json
-import logging
 from collections.abc import Callable
 from typing import Protocol
 
 import numpy as np
 
-from tartlet_common.abi import Op
-from tartlet_common.errors import InternalError, InvalidArgument, TartletError, TooManyCommands, UnsupportedTrait
+from tartlet_common.abi import Flag, Op
+from tartlet_common.errors import InvalidArgument, TartletError, UnsupportedTrait
 from tartlet_runtime.chat import format_chat
+from tartlet_runtime.deferred import Bench, Deferred, Job, Work
 from tartlet_runtime.guest import STDERR, STDOUT
-from tartlet_runtime.limits import MAX_DEFERRED
 from tartlet_runtime.models import ModelTable, Spawn
 from tartlet_runtime.submission import Row
 from tartlet_runtime.tokens import TokenizerEntry
 
-log = logging.getLogger(__name__)
-
 BIG_BYTES = 32 << 10
 """What one program may have worked on at once in a turn; the rest goes to a thread."""
+_TOKEN_COST = 16
+"""Bytes of text that take as long as packing one token of a vocabulary."""
+_AWAIT = int(Flag.AWAIT)
 
 
 class Caller(Protocol):
@@ -34,7 +33,7 @@ class Caller(Protocol):
 
     args: tuple[str, ...]
     model: str
-    deferred: int
+    deferred: Deferred
     """Answers of its that are worked on beside the loop."""
     eager_bytes: int
     """Payloads worked on at once since its last turn."""
@@ -58,21 +57,18 @@ class Caller(Protocol):
         """The same, not from within the guest's step: an error that nobody awaits ends the program."""
 
 
-Work = Callable[[TokenizerEntry], bytes]
-
-
 class LocalOps:
     """Runs rows of `Submission.local`."""
 
     def __init__(self, models: ModelTable, spawn: Spawn) -> None:
         """`spawn` owns the tasks of answers that come later."""
         self._models = models
-        self._spawn = spawn
+        self._bench = Bench(spawn)
         self._table: dict[int, Callable[[Caller, Row, bytes], bytes | None]] = {
             Op.LOG: self._log,
             Op.SEND: self._send,
             Op.RECEIVE: self._receive,
-            Op.GET_ARG: lambda caller, _row, _payload: json.dumps(caller.args).encode(),
+            Op.GET_ARG: self._get_arg,
             Op.AVAILABLE_MODELS: lambda _caller, _row, _payload: json.dumps(models.names()).encode(),
             Op.GET_MODEL: lambda caller, _row, payload: models.info(_text(payload) or caller.model),
             Op.TOKENIZE: self._tokenize,
@@ -80,6 +76,10 @@ class LocalOps:
             Op.GET_VOCABS: self._vocabulary,
             Op.FORMAT_CHAT: self._format_chat,
         }
+
+    def close(self) -> None:
+        """Begin no more work beside the loop."""
+        self._bench.close()
 
     def run(self, caller: Caller, row: Row, payloads: bytes) -> None:
         """Execute one row; its payload lies in `payloads`."""
@@ -99,7 +99,11 @@ class LocalOps:
         caller.send(payload)
 
     def _receive(self, caller: Caller, row: Row, payload: bytes) -> None:
-        caller.receive(row[2])
+        if row[1] & _AWAIT:  # else it would take a message that nobody gets
+            caller.receive(row[2])
+
+    def _get_arg(self, caller: Caller, row: Row, payload: bytes) -> bytes | None:
+        return json.dumps(caller.args).encode() if row[1] & _AWAIT else None
 
     def _tokenize(self, caller: Caller, row: Row, payload: bytes) -> bytes | None:
         text = _text(payload)
@@ -112,7 +116,12 @@ class LocalOps:
         return self._with_tokenizer(caller, row, len(payload), lambda t: t.decode(ids, special=bool(row[5])))
 
     def _vocabulary(self, caller: Caller, row: Row, payload: bytes) -> bytes | None:
-        return self._with_tokenizer(caller, row, 0, lambda t: t.words(row[5], row[6]))
+        first, count = row[5], row[6]
+        size = 0  # the whole is kept packed
+        if first or count:
+            vocab = self._models.by_index(row[4]).spec.vocab_size
+            size = _TOKEN_COST * min(count or vocab, vocab)
+        return self._with_tokenizer(caller, row, size, lambda t: t.words(first, count))
 
     def _format_chat(self, caller: Caller, row: Row, payload: bytes) -> bytes | None:
         model = self._models.by_index(row[4])
@@ -128,31 +137,15 @@ class LocalOps:
         return self._with_tokenizer(caller, row, len(payload), render)
 
     def _with_tokenizer(self, caller: Caller, row: Row, size: int, work: Work) -> bytes | None:
-        """Do `work` at once if the tokenizer is there and the payload small, else later."""
+        """Do `work`, as long as for `size` bytes of text: at once if short and the tokenizer is there, else later."""
         tokenizer = self._models.tokenizer(row[4])
+        if not row[1] & _AWAIT:  # the answer is all there would be of it
+            return None
         caller.eager_bytes += size
         if isinstance(tokenizer, TokenizerEntry) and caller.eager_bytes <= BIG_BYTES:
             return work(tokenizer)
-        if caller.deferred >= MAX_DEFERRED:
-            raise TooManyCommands(in_flight=caller.deferred, limit=MAX_DEFERRED)
-        caller.deferred += 1
-        self._spawn(self._later(caller, row, tokenizer, work))
+        self._bench.put(caller, Job(row, size, tokenizer, work))
         return None
-
-    async def _later(
-        self, caller: Caller, row: Row, tokenizer: TokenizerEntry | asyncio.Future[TokenizerEntry], work: Work
-    ) -> None:
-        try:
-            if not isinstance(tokenizer, TokenizerEntry):
-                tokenizer = await asyncio.shield(tokenizer)
-            caller.answer(row, await asyncio.to_thread(work, tokenizer))
-        except TartletError as e:
-            caller.refuse_later(row, e)
-        except Exception as e:  # our own bug: who waits for this answer is told
-            log.exception("an answer that was worked on beside the loop")
-            caller.refuse_later(row, InternalError(detail=repr(e)))
-        finally:
-            caller.deferred -= 1
 
 
 def _text(payload: bytes) -> str:

@@ -24,6 +24,7 @@ from tartlet_common.errors import (
 )
 from tartlet_common.wire import error_from_proto
 from tartlet_protos import control_pb2, programs_pb2
+from tartlet_runtime.deferred import Deferred
 from tartlet_runtime.guest import STDERR, Delivery, Guest, Phase
 from tartlet_runtime.guest_wait import GuestWait
 from tartlet_runtime.inbox import TIMER_DELIVERY
@@ -43,6 +44,8 @@ _Event = programs_pb2.ProgramEvent
 _SOURCE_KEPT_BYTES = 4096  # of an ended program
 ROWS_A_TURN = 1024
 """Commands that the runtime answers for one program in one turn, so that the others get theirs."""
+ROWS_S = 0.004
+"""And how long it works on them."""
 
 
 class Program:
@@ -83,7 +86,7 @@ class Program:
         self._wait = GuestWait(world.driver.loop)
         self._backlog: deque[tuple[list[Row], bytes]] = deque()  # for the runtime, in turns to come
         self._outcome: tuple[TartletError | None, str] | None = None  # ended, once the backlog is done
-        self.deferred = 0
+        self.deferred = Deferred()
         self.eager_bytes = 0
         self._deadline: asyncio.TimerHandle | None = None
         self._clock_start_ns = world.clock.unix_ns()
@@ -122,7 +125,7 @@ class Program:
         if self.journal is not None:
             self._world.driver.journal(self)
         self._tell_starters(None, "")
-        self._world.driver.wake(self)
+        self._world.driver.begin(self)
 
     def end(self, error: TartletError | None, result: str = "") -> None:
         """End the program, whatever it does; the first end counts. Not to be called from within its guest's step."""
@@ -134,6 +137,7 @@ class Program:
             error, result = FrameTooLarge(size=len(result), limit=MAX_MESSAGE_BYTES // 4), ""
         self.error, self._result = error, result
         self._cancel_timers()
+        self.deferred.clear()
         if self.guest is not None:
             self.guest.close(error)
         if was_starting:
@@ -233,17 +237,25 @@ class Program:
 
     def _work_off(self) -> None:
         rows, payload = self._backlog.popleft()
-        if len(rows) > ROWS_A_TURN:
-            self._backlog.appendleft((rows[ROWS_A_TURN:], payload))
-            rows = rows[:ROWS_A_TURN]
-        for row in rows:
-            self._world.ops.run(self, row, payload)
+        done = self._run_rows(rows, payload)
+        if done < len(rows):
+            self._backlog.appendleft((rows[done:], payload))
         if not self._backlog:
             if self._outcome is not None:
                 self.end(*self._outcome)
                 return
             self._hold_guest()
         self._world.driver.again(self)
+
+    def _run_rows(self, rows: list[Row], payload: bytes) -> int:
+        """Work on as many as one turn has room for; how many."""
+        run, now = self._world.ops.run, self._world.clock.now
+        end = now() + ROWS_S
+        for done, row in enumerate(rows[:ROWS_A_TURN], 1):
+            run(self, row, payload)
+            if now() >= end:
+                return done
+        return min(len(rows), ROWS_A_TURN)
 
     def _hold_guest(self) -> None:
         """A guest that isn't driven by `step` is held back while its output is unread, or its commands wait."""
@@ -292,15 +304,13 @@ class Program:
                 raise TooManyCommands(in_flight=self.unsent_commands, limit=limit)
             self.usage.submitted(count, submission.samples)
             self._world.link.commands(self, count, submission.records, submission.payload)
-        local = submission.local
-        if self._backlog or len(local) > ROWS_A_TURN:
-            self._backlog.append((local, submission.local_payload))
+        local, payload = submission.local, submission.local_payload
+        if not self._backlog and len(local) <= ROWS_A_TURN:
+            local = local[self._run_rows(local, payload) :]
+        if local:
+            self._backlog.append((local, payload))
             self._hold_guest()
             self._world.driver.wake(self)
-            return
-        run = self._world.ops.run
-        for row in local:
-            run(self, row, submission.local_payload)
 
     def on_output(self, stream: int, data: bytes) -> None:
         """Bytes that the guest wrote to stdout or stderr past the SDK."""

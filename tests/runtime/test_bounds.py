@@ -94,11 +94,18 @@ async def test_a_program_that_takes_fewer_answers_than_it_gets_ends_and_its_neig
         _, neighbour = await native(rig)
         stream, guest = await native(rig)
         usage = {"flags": Flag.AWAIT}
-        with pytest.raises(TooManyCommands):  # each turn takes one answer and gets eight more
+
+        async def take_one_of_eight(turn: int) -> None:
+            guest.submit(*[(Op.USAGE, usage | {"ticket": 8 * turn + i}) for i in range(1, 9)])
+            await guest.wait(max_records=1)
+            await asyncio.sleep(0.002)
+
+        async def take_too_few() -> None:
             for turn in range(200):
-                guest.submit(*[(Op.USAGE, usage | {"ticket": 8 * turn + i}) for i in range(1, 9)])
-                await guest.wait(max_records=1)
-                await asyncio.sleep(0.002)
+                await take_one_of_eight(turn)
+
+        with pytest.raises(TooManyCommands):
+            await take_too_few()
         last = (await stream.rest())[-1]
         assert isinstance(error_from_proto(last.error), TooManyCommands)
         assert await neighbour.call(Op.GET_ARG) == b"[]"

@@ -20,6 +20,7 @@ from tartlet_common.abi import RECORD, RECORD_BYTES, Flag, Op, Writer, decode
 from tartlet_common.errors import InternalError, InvalidArgument, TartletError, Unavailable
 from tartlet_protos import control_pb2
 from tartlet_runtime.chat import format_chat
+from tartlet_runtime.deferred import Deferred, Job
 from tartlet_runtime.frames import MAX_FRAME_BYTES, Outbox, split_deliveries
 from tartlet_runtime.inbox import Inbox
 from tartlet_runtime.local_ops import LocalOps
@@ -233,9 +234,10 @@ class _Caller:
 
     args: tuple[str, ...] = ()
     model = "fake"
-    deferred = eager_bytes = 0
+    eager_bytes = 0
 
     def __init__(self) -> None:
+        self.deferred = Deferred()
         self.errors: list[TartletError] = []
 
     def write(self, stream: int, data: bytes) -> None: ...
@@ -273,6 +275,7 @@ async def test_an_answer_that_breaks_beside_the_loop_and_a_tokenizer_that_cannot
         await asyncio.gather(*running)
         ready: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         ready.set_result(None)
-        await ops._later(caller, row, ready, lambda _: bytes(1 // 0))
+        ops._bench.put(caller, Job(row, 1, ready, lambda _: bytes(1 // 0)))
+        await asyncio.gather(*running)
         assert [type(e) for e in caller.errors] == [Unavailable, InternalError]
-        assert caller.deferred == -1  # `_later` was called without `run` once
+        assert caller.deferred == Deferred()
