@@ -49,6 +49,7 @@ class Model:
                 "traits": list(spec.traits),
                 "chat_template": bool(spec.chat_template),
                 "top_k_limit": spec.top_k_limit,
+                "max_batch_tokens": spec.max_batch_tokens,
                 "batch_invariant": spec.batch_invariant,
             },
             separators=(",", ":"),
