@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -19,9 +21,10 @@ from tartlet_common.errors import (
     UnknownInferlet,
     UnknownProgram,
 )
-from tests.e2e.serving import PROGRAMS, Serving, client_of, message, program, until_nothing_is_held
+from tests.e2e.serving import PROGRAMS, Serving, client_of, message, program, serving, until_nothing_is_held
 
-COMPLETION = Path(__file__).parents[2] / "inferlets" / "std" / "text_completion.py"
+STD = Path(__file__).parents[2] / "inferlets" / "std"
+COMPLETION = STD / "text_completion.py"
 SAMPLERS = [
     ("hello", 0.0, 0, 1.0, 1),
     ("hello", 1.0, 0, 1.0, 1),
@@ -29,11 +32,11 @@ SAMPLERS = [
     ("a longer prompt than the others, past a page", 0.7, 40, 1.0, 3),
     ("x", 1.5, 5, 1.0, 4),
     ("x", 0.9, 0, 0.8, 5),
-    ("", 0.3, 0, 1.0, 6),
+    ("374+588=", 0.3, 0, 1.0, 6),
     ("number seven", 2.0, 100, 0.95, 7),
     ("number eight", 0.0, 0, 1.0, 8),
     ("hello", 1.0, 3, 1.0, 1),
-][:10]
+]
 
 
 async def output(client: tartlet.AsyncClient, spec: LaunchSpec) -> tuple[bytes, str | None]:
@@ -63,13 +66,45 @@ async def test_a_completion_streams_and_its_usage_is_counted(server: Serving) ->
 
 async def test_ten_programs_at_once_give_bit_for_bit_what_each_gives_alone(server: Serving) -> None:
     source = program("sampled")
-    specs = [LaunchSpec(source=source, args=[str(a) for a in sampler]) for sampler in SAMPLERS if sampler[0]]
+    specs = [LaunchSpec(source=source, args=[str(a) for a in sampler]) for sampler in SAMPLERS]
+    assert len(specs) == 10
     async with client_of(server) as client:
         alone = [await output(client, spec) for spec in specs]
         together = await asyncio.gather(*(output(client, spec) for spec in specs))
         assert together == alone
         assert len({result for _, result in alone}) == len(specs)
         await until_nothing_is_held(client)
+
+
+async def test_a_program_that_forks_four_ways_holds_and_computes_its_prefix_once(server: Serving) -> None:
+    async with client_of(server) as client:
+        ended = await (await client.run(program("forks"), ["200", "4"])).wait()
+        assert ended.success, ended.error
+        assert ended.result is not None
+        # 199 tokens of the prompt are computed before the forks: twelve full pages of 16, shared, and one begun,
+        # of which each fork has its own. Contexts that share nothing hold 5 * 13 pages and embed 4 * 200 tokens more.
+        assert [int(pages) for pages in ended.result.split()] == [13, 12 + 1 + 4, 12 + 1 + 4]
+        assert ended.usage.peak_pages == 12 + 1 + 4
+        assert 199 + 4 <= ended.usage.input_tokens <= 199 + 4 * (1 + 7)
+        await until_nothing_is_held(client)
+
+
+@pytest.mark.parametrize("page_size", [1, 16])
+async def test_the_papers_listings_run_at_any_page_size(tmp_path: Path, page_size: int) -> None:
+    directory = Path(tempfile.mkdtemp(prefix="tt-"))
+    try:
+        with serving(directory, TARTLET_WORKER_PAGE_SIZE=str(page_size)) as server:
+            async with client_of(server) as client:
+                split = await (await client.run(Source.from_file(STD / "split_forward.py"))).wait()
+                assert split.result == "same", split.error
+                loop = await client.run(Source.from_file(STD / "autoregressive.py"))
+                printed = b"".join([e.data async for e in loop if isinstance(e, tartlet.Stdout)])
+                whole = await client.run(Source.from_file(COMPLETION), ["--prompt", "Hello,", "--max-tokens", "10"])
+                assert printed == b"".join([e.data async for e in whole if isinstance(e, tartlet.Stdout)])
+                assert len(printed) > 5
+                await until_nothing_is_held(client)
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
 
 
 async def test_many_launches_in_one_call_are_answered_in_order(server: Serving) -> None:

@@ -7,6 +7,8 @@ import time
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from tartlet_common.errors import (
     MalformedSubmission,
@@ -71,6 +73,23 @@ def test_a_code_point_that_is_no_byte_is_refused(driver: Driver, python: Program
     outcome = outcome_of(driver.run(driver.start(python, source)))
     assert isinstance(outcome.error, MalformedSubmission)
     assert "U+0100" in str(outcome.error)
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(text=st.text(st.characters(exclude_categories=["Cs"]), max_size=200))
+def test_random_wit_strings_are_submitted_or_refused_and_harm_nobody(
+    driver: Driver, python: Program, text: str
+) -> None:
+    source = program("from wit_world.imports import host", f"host.submit({text!r})", "return 'here'")
+    guest = driver.start(python, source)
+    other = driver.run(driver.start(python, program("return _host.backend.wait(1, 0).decode('latin-1')")))
+    outcome = outcome_of(driver.run(guest))
+    if all(ord(c) < 256 for c in text):
+        assert outcome.kind is OutcomeKind.OK, outcome
+        assert submitted(guest)[0] == text.encode("latin-1")
+    else:
+        assert isinstance(outcome.error, MalformedSubmission), outcome
+    assert outcome_of(driver.run(other, b"fine")).text == "fine"
 
 
 def test_a_traceback_names_the_users_file_and_line(driver: Driver, python: Program) -> None:
