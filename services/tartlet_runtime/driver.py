@@ -1,9 +1,9 @@
 """The one place where guests compute: fair turns on the event loop, and everything that follows leaves after each.
 
-A turn steps programs that were woken, then those that only ran out of their slice, each round robin and for a few
-milliseconds. Then it flushes, in the order that the journal's promise needs: journals first, then commands to control,
-then events to clients. There is no task a program; a wake-up is a deque entry. Between turns the loop serves sockets
-and gRPC.
+A turn steps programs that were woken, then those that are new, then those that only ran out of their slice, each round
+robin and for a few milliseconds. Then it flushes, in the order that the journal's promise needs: journals first, then
+commands to control, then events to clients. There is no task a program; a wake-up is a deque entry. Between turns the
+loop serves sockets and gRPC.
 """
 
 from __future__ import annotations
@@ -22,6 +22,10 @@ TURN_S = 0.004
 WOKEN_S = 0.012
 """How long a turn steps programs that were woken. Longer, because programs whose tokens came in one frame should answer
 in one: cut in two, they would be two batches on the engine from then on."""
+
+NEW_S = 0.002
+"""How long a turn steps programs for the first time, so that of many launched at once the first are heard of while the
+last still start."""
 
 
 class Runnable(Protocol):
@@ -51,6 +55,7 @@ class Driver:
         self.loop = loop
         self._now = now
         self._woken: deque[Runnable] = deque()
+        self._new: deque[Runnable] = deque()
         self._busy: deque[Runnable] = deque()
         self._journals: dict[Runnable, None] = {}
         self._readers: dict[Reader, None] = {}
@@ -65,6 +70,18 @@ class Driver:
             program.queued = True
             self._woken.append(program)
         self.schedule()
+
+    def begin(self, program: Runnable) -> None:
+        """Step `program` for the first time in a turn to come."""
+        if not program.queued:
+            program.queued = True
+            self._new.append(program)
+        self.schedule()
+
+    @property
+    def num_new(self) -> int:
+        """Programs that wait for their first step."""
+        return len(self._new)
 
     def again(self, program: Runnable) -> None:
         """Step `program` in a turn to come; it computes without waiting, so those that wait come first."""
@@ -107,6 +124,11 @@ class Driver:
             _step(woken.popleft())
             if self._now() >= end:
                 break
+        end, new = self._now() + NEW_S, self._new
+        while new:
+            _step(new.popleft())
+            if self._now() >= end:
+                break
         end, busy = start + TURN_S, self._busy
         while busy:  # at least one, however many were woken
             _step(busy.popleft())
@@ -114,7 +136,7 @@ class Driver:
                 break
         self.flush()
         self._quiet_since = self._now()
-        if woken or busy:
+        if woken or new or busy:
             self.schedule()
 
     def flush(self) -> None:

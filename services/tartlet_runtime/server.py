@@ -126,6 +126,8 @@ class ProgramsService(programs_pb2_grpc.ProgramsServicer):
                 tasks.create_task(self._launch_slowly(asked, call, index))
             if index % _PORTION == _PORTION - 1:
                 await asyncio.sleep(0)
+                while self._driver.num_new > _PORTION:  # noqa: ASYNC110 - the turns between are theirs
+                    await asyncio.sleep(0)
 
     def _launch_at_once(self, asked: programs_pb2.LaunchSpec, call: Call, index: int, last: _Last) -> bool:
         """Launch, or reject; False if something must be fetched or compiled first."""
