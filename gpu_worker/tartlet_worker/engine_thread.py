@@ -15,7 +15,7 @@ from queue import SimpleQueue
 
 from tartlet_common import step_codec, telemetry
 from tartlet_common import telemetry_names as names
-from tartlet_common.errors import EngineFailure, TartletError
+from tartlet_common.errors import EngineFailure, MalformedSubmission, TartletError
 from tartlet_common.step import Step, StepResult
 from tartlet_protos import engine_pb2
 from tartlet_worker.engine import Engine
@@ -25,11 +25,12 @@ log = logging.getLogger("tartlet.worker")
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """What the thread reports: the result of a step, or why the engine is broken."""
+    """What the thread reports: the result of a step, or why there is none."""
 
     connection: int  # the connection that asked; results of an earlier one are dropped
     result: engine_pb2.StepResultFrame | None
-    broken: TartletError | None
+    broken: TartletError | None = None  # the engine can't go on
+    malformed: TartletError | None = None  # the frame made no sense: nothing of it was run
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,11 +88,14 @@ class EngineThread:
     def _step(self, work: _Work) -> Finished:
         try:
             step = step_codec.step_from_proto(work.frame)
+        except MalformedSubmission as e:
+            return Finished(work.connection, None, malformed=e)
+        try:
             result = step_codec.result_to_proto(self._traced(step) if step.traceparent else self._engine.step(step))
         except Exception as e:
             log.exception("the engine broke in step %d", work.frame.number)
             return Finished(work.connection, None, e if isinstance(e, TartletError) else EngineFailure(detail=repr(e)))
-        return Finished(work.connection, result, None)
+        return Finished(work.connection, result)
 
     def _traced(self, step: Step) -> StepResult:
         """Run a step in a span under the one of control's step."""

@@ -61,6 +61,7 @@ class Link:
         self._wake = asyncio.Event()
         self._draining = False
         self._broken: TartletError | None = None
+        self._malformed: TartletError | None = None  # a frame of this connection
         self._thread = EngineThread(engine, asyncio.get_running_loop(), self._on_finished)
 
     async def run(self) -> None:
@@ -151,6 +152,7 @@ class Link:
         self._control = frame.hello.incarnation
         self._connection += 1
         self._outbox.clear()
+        self._malformed = None
         self._thread.reset()
         log.info("control %s accepted %s", self._control[:8], self._engine_id)
         if self._ready is not None:
@@ -199,6 +201,9 @@ class Link:
                 await stream.write(frame)
                 await stream.done_writing()
                 return
+            if self._malformed is not None:  # costs this stream only: the next one starts with empty pools
+                log.error("a step of control's makes no sense, so the stream ends: %s", self._malformed)
+                return
             self._wake.clear()
             if not self._outbox:
                 await self._wake.wait()
@@ -214,6 +219,8 @@ class Link:
             self.on_state("broken")
         if report.connection == self._connection and report.result is not None:
             self._outbox.append(report.result)
+        if report.connection == self._connection and report.malformed is not None:
+            self._malformed = report.malformed
         self._wake.set()
 
 

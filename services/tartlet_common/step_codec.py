@@ -61,6 +61,9 @@ def step_from_proto(frame: engine_pb2.StepFrame) -> s.Step:
     Raises:
         MalformedSubmission: an unknown kind, or columns that don't fit it.
     """
+    lists = frame.clear_pages, frame.clear_embeds, frame.clear_slots, frame.reset_lanes
+    if any(len(ids) % 4 for ids in lists):
+        raise MalformedSubmission(detail="a list of ids is cut short")
     batches = []
     for b in frame.batches:
         cls = _BATCHES.get(b.kind)

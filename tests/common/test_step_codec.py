@@ -48,9 +48,9 @@ def test_a_result_survives_its_frame(result: s.BatchResult, detail: list[str]) -
     assert back.results[0].detail == tuple(detail)
 
 
-@given(st.integers(0, 8), st.lists(st.binary(max_size=9), max_size=14))
-def test_random_columns_are_refused_or_decoded_but_never_worse(kind: int, columns: list[bytes]) -> None:
-    frame = engine_pb2.StepFrame(batches=[engine_pb2.BatchFrame(kind=kind, columns=columns)])
+@given(st.integers(0, 8), st.lists(st.binary(max_size=9), max_size=14), st.binary(max_size=9))
+def test_random_columns_are_refused_or_decoded_but_never_worse(kind: int, columns: list[bytes], ids: bytes) -> None:
+    frame = engine_pb2.StepFrame(batches=[engine_pb2.BatchFrame(kind=kind, columns=columns)], clear_slots=ids)
     try:
         step_from_proto(frame)
     except MalformedSubmission:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import random
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -182,6 +183,22 @@ async def test_a_broken_engine_tells_control_and_ends(run_dir: Path) -> None:
         r.end.to_send.put_nowait(None)
         with pytest.raises(EngineFailure):
             await r.running
+
+
+@pytest.mark.parametrize("seed", range(3))
+async def test_a_step_of_random_bytes_costs_its_stream_only(run_dir: Path, seed: int) -> None:
+    rng = random.Random(seed)
+    async with rig(run_dir) as r, asyncio.timeout(10):
+        await r.until_hello()
+        batch = engine_pb2.BatchFrame(
+            kind=rng.randrange(9), columns=[rng.randbytes(7) for _ in range(rng.randrange(14))]
+        )
+        step = engine_pb2.StepFrame(number=1, batches=[batch], clear_pages=rng.randbytes(seed))
+        r.end.to_send.put_nowait(engine_pb2.EngineFrame(worker_incarnation=r.end.hellos[-1].incarnation, steps=[step]))
+        await r.until_hello(2)
+        r.end.step(1, *decode_one())  # the same worker goes on
+        assert len(await r.end.results(1)) == 1
+        assert not r.running.done()
 
 
 async def test_draining_is_told_and_the_worker_leaves_when_control_lets_go(run_dir: Path) -> None:
