@@ -86,7 +86,8 @@ def test_chat_answers_until_the_client_says_bye(repo: Path) -> None:
     assert host.sent[-1] == b"\n"
 
 
-def test_the_template_of_a_new_program_runs(repo: Path) -> None:
+def test_the_template_of_a_new_program_runs(repo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.urandom", lambda n: b"7" * n)  # else two bytes may well be one character
     host = MiniHost()
     template = (repo / "services/tartlet_cli/template.py.txt").read_text(encoding="utf-8")
     program = template.replace("{name}", "mine.py")
