@@ -54,7 +54,7 @@ class Source:
         """A program from a file: Wasm by its first bytes, else Python.
 
         Raises:
-            InvalidSource: the file can't be read.
+            InvalidSource: the file can't be read, or is empty.
             SourceTooLarge: it is larger than `MAX_SOURCE_BYTES`; it isn't read.
         """
         path = Path(path)
@@ -65,6 +65,8 @@ class Source:
             data = path.read_bytes()
         except OSError as e:
             raise InvalidSource(detail=f"{path}: {e.strerror}") from e
+        if not data:  # sent without data, a source would be one that the server has
+            raise InvalidSource(detail=f"{path}: the file is empty")
         if language is None:
             language = Language.WASM if data.startswith(_WASM_MAGIC) else Language.PYTHON
         return Source(data, language, str(path))

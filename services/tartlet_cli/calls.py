@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import signal
+import sys
+import threading
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, TypeVar
+
+import click
 
 from tartlet_cli import exits
 from tartlet_cli.options import address
@@ -15,6 +20,54 @@ if TYPE_CHECKING:
     from tartlet.client import AsyncClient
 
 T = TypeVar("T")
+
+
+def connect(server: str | None) -> AsyncClient:
+    """A client of the server that the command line names.
+
+    Raises:
+        click.UsageError: the address is none, or its TLS files aren't there.
+        Unavailable: nothing is at the socket's path.
+    """
+    from tartlet import environment
+    from tartlet.client import AsyncClient
+    from tartlet_common.errors import Unavailable
+    from tartlet_common.rpc import unix_path
+
+    client = AsyncClient(address(server))
+    path = unix_path(client.address)
+    if path is None:
+        host, _, port = client.address.rpartition(":")
+        if not host or not port.isdigit():
+            raise click.BadParameter(f"{client.address}: give unix:/path, host:port or `local`", param_hint="--server")
+        if environment.identity() is None:
+            raise click.UsageError(
+                f"{client.address} is TCP: give --tls-certificate, --tls-key and --tls-authority as well"
+            )
+    elif not path.exists():
+        raise Unavailable(what=f"the server at {client.address}", detail="there is no such socket")
+    return client
+
+
+async def send_lines(client: AsyncClient, program_id: str) -> None:
+    """Each line of standard input becomes a message to the program, until either ends."""
+    loop = asyncio.get_running_loop()
+    lines: asyncio.Queue[bytes | None] = asyncio.Queue()
+
+    def read() -> None:  # in a thread: the loop can wait for pipes and terminals, not for files
+        rest = b""
+        with contextlib.suppress(RuntimeError):  # the loop has been closed: nobody wants it any more
+            while data := os.read(sys.stdin.fileno(), 1 << 16):
+                *whole, rest = (rest + data).split(b"\n")
+                for line in whole:
+                    loop.call_soon_threadsafe(lines.put_nowait, line)
+            if rest:
+                loop.call_soon_threadsafe(lines.put_nowait, rest)
+            loop.call_soon_threadsafe(lines.put_nowait, None)
+
+    threading.Thread(target=read, name="stdin", daemon=True).start()
+    while (line := await lines.get()) is not None:
+        await client.send(program_id, line)
 
 
 def with_client(server: str | None, work: Callable[[AsyncClient], Awaitable[T]]) -> T:
@@ -27,12 +80,10 @@ def with_client(server: str | None, work: Callable[[AsyncClient], Awaitable[T]])
     from tartlet_common.errors import TartletError
 
     async def call() -> T:
-        from tartlet.client import AsyncClient
-
         task = asyncio.current_task()
         assert task is not None
         asyncio.get_running_loop().add_signal_handler(signal.SIGINT, task.cancel)
-        async with AsyncClient(address(server)) as client:
+        async with connect(server) as client:
             return await work(client)
 
     telemetry.setup("client")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import click
@@ -34,12 +35,15 @@ def put(name: str, file: Path, description: str, model: str, server: str | None)
     """Name the program in FILE; replaces what had the name. Prints its digest."""
     from tartlet.model import CatalogueEntry, Source
     from tartlet_cli import exits
-    from tartlet_common.errors import TartletError
+    from tartlet_common.errors import InvalidSource, TartletError
 
     try:
-        entry = CatalogueEntry(name, Source.from_file(file), model=model, description=description)
+        source = replace(Source.from_file(file), filename=file.name)  # where it lay is nobody's business there
+    except InvalidSource as e:
+        raise click.BadParameter(str(e.fields["detail"]), param_hint="FILE") from e
     except TartletError as e:
         raise exits.fail(e) from e
+    entry = CatalogueEntry(name, source, model=model, description=description)
     click.echo(with_client(server, lambda client: client.put([entry]))[0])
 
 

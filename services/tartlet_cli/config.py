@@ -13,7 +13,7 @@ from tartlet_cli.options import json_option
 
 
 @click.command()
-@click.argument("role", required=False, type=click.Choice(["control", "runtime", "worker"]))
+@click.argument("role", required=False, type=click.Choice(["control", "runtime", "worker", "operator"]))
 @click.option("--config", "file", type=click.Path(path_type=Path), help="TOML file with a table for each role.")
 @json_option
 def config(role: str | None, file: Path | None, *, as_json: bool) -> None:

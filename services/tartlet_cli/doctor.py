@@ -13,7 +13,8 @@ from dataclasses import asdict, dataclass
 import click
 
 from tartlet_cli import exits
-from tartlet_cli.options import address, json_option, server_option
+from tartlet_cli.calls import connect
+from tartlet_cli.options import json_option, server_option
 
 _NEEDED = {"grpc": "all roles", "numpy": "all roles", "pydantic": "all roles", "wasmtime": "the runtime"}
 _WORKER = ("torch", "safetensors", "tokenizers", "jinja2")
@@ -148,16 +149,13 @@ def _model() -> Check:
 
 async def serving(server: str | None) -> list[Check]:
     """Checks of the runtime and what stands behind it."""
-    from tartlet.client import AsyncClient
     from tartlet_common.errors import TartletError
 
-    async with AsyncClient(address(server)) as client:
-        try:
-            async with asyncio.timeout(5):
-                state = await client.state()
-        except (TartletError, TimeoutError) as e:
-            how = str(e) or "no answer within 5 s"
-            return [Check("runtime", "warn", f"{client.address}: {how}", "`tartlet serve` starts one.")]
+    try:
+        async with connect(server) as client, asyncio.timeout(5):
+            state = await client.state()
+    except (TartletError, TimeoutError) as e:
+        return [Check("runtime", "warn", str(e) or "no answer within 5 s", "`tartlet serve` starts one.")]
     checks = [
         Check("runtime", "ok", f"{client.address}: {state.running} of {state.capacity} programs, {state.boundary}")
     ]

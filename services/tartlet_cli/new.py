@@ -23,7 +23,9 @@ def new(name: str, *, force: bool) -> None:
     """  # noqa: D301 - \b is click's mark for a paragraph not to be wrapped
     path = Path(name if name.endswith(".py") else f"{name}.py")
     if not re.fullmatch(r"[A-Za-z_]\w*", path.stem) or keyword.iskeyword(path.stem):
-        raise click.UsageError(f"{path.stem!r} is no name for a Python file: use letters, digits and underscores")
+        raise click.UsageError(
+            f"{path.stem!r} is no name for a Python module: use letters, digits and underscores, no keyword"
+        )
     if path.exists() and not force:
         raise click.UsageError(f"{path} exists (--force overwrites it)")
     text = files("tartlet_cli").joinpath("template.py.txt").read_text().replace("{name}", path.name)

@@ -71,8 +71,14 @@ def limit_options(f: F) -> F:
     return f
 
 
-def wants_help(file: str | None, ctx: click.Context) -> None:
-    """Print the command's help if that is what stands where the file should; later `--help` are the program's."""
+def wants_help(file: str, ctx: click.Context) -> None:
+    """Print the command's help if that is what stands where the file should; later `--help` are the program's.
+
+    Raises:
+        click.UsageError: another option stands there, which nobody knows.
+    """
     if file in ("-h", "--help"):
         click.echo(ctx.get_help())
         ctx.exit(0)
+    if file.startswith("-"):
+        raise click.UsageError(f"No such option: {file} (a program's own options come after FILE)", ctx)

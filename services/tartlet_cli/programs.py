@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from tartlet_cli import exits
-from tartlet_cli.calls import with_client
+from tartlet_cli.calls import send_lines, with_client
 from tartlet_cli.options import PROGRAM_ARGS, json_option, limit_options, server_option, wants_help
 
 if TYPE_CHECKING:
@@ -135,7 +135,7 @@ def attach(program: str, offset: int, server: str | None, *, interactive: bool, 
         run = await client.attach(program_id, offset)
         if not interactive:
             return await _print(run, quiet=quiet, as_json=as_json)
-        talking = asyncio.ensure_future(_send_lines(client, program_id))
+        talking = asyncio.ensure_future(send_lines(client, program_id))
         try:
             return await _print(run, quiet=quiet, as_json=as_json)
         finally:
@@ -252,17 +252,6 @@ async def _print(run: Run, *, quiet: bool, as_json: bool, silence_s: float | Non
         return 0
     error = run.ended.error
     return exits.exit_code(error, ended=True) if error is not None else exits.PROGRAM_FAILED
-
-
-async def _send_lines(client: AsyncClient, program_id: str) -> None:
-    loop = asyncio.get_running_loop()
-    reader = asyncio.StreamReader()
-    transport, _ = await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
-    try:
-        while line := await reader.readline():
-            await client.send(program_id, line.rstrip(b"\n"))
-    finally:
-        transport.close()
 
 
 def age(seconds: float) -> str:

@@ -16,7 +16,8 @@ from typing import Any
 import click
 
 from tartlet_cli import exits
-from tartlet_cli.options import PROGRAM_ARGS, address, json_option, limit_options, server_option, wants_help
+from tartlet_cli.calls import connect, send_lines
+from tartlet_cli.options import PROGRAM_ARGS, json_option, limit_options, server_option, wants_help
 from tartlet_common.errors import InvalidSource
 
 _NATIVE_GRACE_S = 2.0
@@ -32,6 +33,7 @@ class RunOptions:
     engine: str
     server: str | None
     native: bool
+    interactive: bool
     seed: int | None
     quiet: bool
     as_json: bool
@@ -49,6 +51,7 @@ class RunOptions:
 @click.option("--engine", type=click.Choice(["torch", "fake"]), default="torch", show_default=True, help="Backend.")
 @server_option
 @click.option("--native", is_flag=True, help="Run the file as an ordinary process, so that pdb works.")
+@click.option("--interactive", is_flag=True, help="Send each line of standard input to the program as a message.")
 @click.option("--seed", type=int, help="Decides the program's randomness.")
 @click.option("--no-journal", is_flag=True, help="Real clock and entropy, no journal.")
 @click.option("--quiet", is_flag=True, help="No closing line.")
@@ -68,9 +71,12 @@ def run(ctx: click.Context, /, file: str, args: tuple[str, ...], **options: Any)
       tartlet run --native my_program.py          # pdb and prints work
       tartlet run --engine fake my_program.py     # no model, no torch
       tartlet run --server local my_program.py    # on a running `tartlet serve`
+      tartlet run --interactive chat.py           # your lines are its messages
       tartlet run my_program.py -- --seed 3       # --seed for the program
     """  # noqa: D301 - \b is click's mark for a paragraph not to be wrapped
     wants_help(file, ctx)
+    if options["native"] and options["interactive"]:
+        raise click.UsageError("--interactive: standard input is the program's own with --native", ctx)
     limits = {
         "deadline_s": options["deadline_s"],
         "pages": options["max_pages"],
@@ -83,6 +89,7 @@ def run(ctx: click.Context, /, file: str, args: tuple[str, ...], **options: Any)
         engine=options["engine"],
         server=options["server"],
         native=options["native"],
+        interactive=options["interactive"],
         seed=options["seed"],
         quiet=options["quiet"],
         as_json=options["as_json"],
@@ -137,7 +144,7 @@ class _Session:
             loop.add_signal_handler(number, self._interrupt, task)
         try:
             if self._options.server:
-                return await self._run_on(address(self._options.server), source, self._options.model or "")
+                return await self._run_on(self._options.server, source, self._options.model or "")
             async with self._own_stack() as stack:
                 return await self._run_on(stack.address, source, "")
         except asyncio.CancelledError:
@@ -197,7 +204,6 @@ class _Session:
             shutil.rmtree(directory, ignore_errors=True)
 
     async def _run_on(self, server: str | None, source: Any, model: str) -> int:
-        from tartlet.client import AsyncClient
         from tartlet.model import LaunchSpec, Limits
 
         options = self._options
@@ -209,9 +215,16 @@ class _Session:
             durable=options.durable,
             seed=b"" if options.seed is None else (options.seed % (1 << 128)).to_bytes(16, "little"),
         )
-        async with AsyncClient(server) as client:
+        async with connect(server) as client:
             run = await client.run(spec=spec)
             try:
+                if options.interactive:
+                    talking = asyncio.ensure_future(send_lines(client, run.program_id))
+                    try:
+                        return await self._follow(run)
+                    finally:
+                        talking.cancel()
+                        await asyncio.gather(talking, return_exceptions=True)
                 if not options.native:
                     return await self._follow(run)
                 async with self._native_process(client, run.guest_token):

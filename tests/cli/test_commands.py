@@ -142,6 +142,16 @@ def test_run_tells_usage_errors_before_anything_starts(run_dir: Path) -> None:
     missing = tartlet_cli(run_dir, "run", "no such file.py")
     assert (missing.returncode, missing.stdout) == (exits.USAGE, "")
     assert "no such file.py" in missing.stderr
+    for command_line in (["run"], ["launch"], ["catalogue", "put", "empty"]):
+        empty = tartlet_cli(run_dir, *command_line, "/dev/null")
+        assert (empty.returncode, empty.stdout) == (exits.USAGE, "")
+        assert "the file is empty" in empty.stderr
+    for name in ("run", "launch"):
+        unknown = tartlet_cli(run_dir, name, "--nonsense", "program.py")
+        assert unknown.returncode == exits.USAGE
+        assert "No such option: --nonsense" in unknown.stderr
+    both = tartlet_cli(run_dir, "run", "--native", "--interactive", str(PROGRAMS / "echo.py"))
+    assert both.returncode == exits.USAGE
     model = tartlet_cli(run_dir, "run", str(PROGRAMS / "echo.py"), "--model", "/no/such/model")
     assert model.returncode == exits.SYSTEM
     assert "CheckpointMissing" in model.stderr
@@ -184,6 +194,7 @@ def test_config_tells_each_value_and_where_it_came_from(run_dir: Path) -> None:
     text = out(run_dir, "config", "worker", "--config", str(file), **env)
     assert "[worker]" in text
     assert "[control]" not in text
+    assert out(run_dir, "config", "operator").startswith("[operator]")
     file.write_text("[worker]\npage_sise = 8\n")
     refused = tartlet_cli(run_dir, "config", "--config", str(file))
     assert refused.returncode == exits.USAGE
@@ -230,6 +241,44 @@ def test_lines_of_standard_input_reach_the_program_one_attaches_to(server: Servi
         check=True,
     )
     assert attached.stdout == b"ready\necho a\necho b\nanswered 2\n"
+
+
+def test_lines_of_standard_input_reach_the_program_one_runs(server: Serving, tmp_path: Path) -> None:
+    lines = tmp_path / "lines"
+    lines.write_bytes(b"a\nb\nstop")  # a file, which no loop can wait for, and without an end of its last line
+    with lines.open("rb") as stdin:
+        ran = subprocess.run(
+            command("run", "--server", "local", "--interactive", "--quiet", str(PROGRAMS / "echo.py")),
+            env=environment(server.run_dir),
+            stdin=stdin,
+            capture_output=True,
+            check=True,
+        )
+    assert ran.stdout == b"ready\necho a\necho b\nanswered 2\n"
+
+
+@pytest.mark.parametrize(
+    ("address", "code", "words"),
+    [
+        ("nonsense", exits.USAGE, "nonsense: give unix:/path, host:port or `local`"),
+        ("localhost:1", exits.USAGE, "give --tls-certificate, --tls-key and --tls-authority"),
+        ("unix:/no/such.sock", exits.SYSTEM, "unix:/no/such.sock can't be reached: there is no such socket\nStart it"),
+    ],
+)
+def test_an_address_where_no_server_can_be_says_what_to_give(
+    run_dir: Path, address: str, code: int, words: str
+) -> None:
+    for line in (["ps"], ["run", str(PROGRAMS / "echo.py")]):
+        result = tartlet_cli(run_dir, *line, "--server", address)
+        assert (result.returncode, result.stdout) == (code, "")
+        assert words in result.stderr
+
+
+def test_a_mistyped_command_names_the_one_that_is_close(run_dir: Path) -> None:
+    mistyped = tartlet_cli(run_dir, "lunch", "hello.py")
+    assert mistyped.returncode == exits.USAGE
+    assert "No such command 'lunch'. Did you mean 'launch'?" in mistyped.stderr
+    assert out(run_dir, "--version") == out(run_dir, "version")
 
 
 def test_models_top_and_doctor_describe_the_server(server: Serving) -> None:
