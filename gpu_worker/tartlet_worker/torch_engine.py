@@ -115,9 +115,10 @@ class TorchEngine:
             case EmbedTxt():
                 return embed_txt(batch, pools, poisoned, self._decoder.embedding, spec.max_position), 0
             case Sample():
-                return sample_tokens(batch, pools, poisoned, self._decoder.logits, self._sampler), 0
+                return sample_tokens(batch, pools, poisoned, self._decoder.logits, self._sampler, spec.vocab_size), 0
             case GetNextDist():
-                return get_next_dist(batch, pools, poisoned, self._decoder.logits, self._sampler, spec.top_k_limit), 0
+                limits = spec.top_k_limit, spec.vocab_size
+                return get_next_dist(batch, pools, poisoned, self._decoder.logits, self._sampler, *limits), 0
             case CopyKvPage():
                 return copy_kvpage(batch, pools, poisoned), 0
             case MaskKvPage():

@@ -6,12 +6,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
-from tartlet_worker.handlers import waves
+from tartlet_worker.handlers import output, waves
 from tartlet_worker.handlers.forward_plan import ForwardPlan
 from tartlet_worker.loader import load_engine
 from tartlet_worker.pools import Pools
-from tests.worker.driver import Driver, copy_batch, embed_batch, forward_batch, mask_batch
+from tests.worker.driver import Driver, copy_batch, dist_batch, embed_batch, forward_batch, mask_batch, sample_batch
 from tests.worker.families import checkpoint
 from tests.worker.plain import PlainModel
 
@@ -145,6 +146,97 @@ def test_a_long_command_that_stores_its_tokens_may_pass_the_batch_limit() -> Non
     want = large.prefill(tokens, range(7))
     assert np.allclose(small.prefill(tokens, range(7)), want, atol=1e-5)
     small.ok(embed_batch([{"embed": [0], "token": [1], "position": [0]}]))
+
+
+class Passes:
+    """Notes how many tokens each pass through the layers has."""
+
+    def __init__(self, d: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.tokens: list[int] = []
+        run = d.engine.decoder.run
+
+        def noted(plan: ForwardPlan, pools: Pools) -> None:
+            self.tokens.append(len(plan.embed))
+            run(plan, pools)
+
+        monkeypatch.setattr(d.engine.decoder, "run", noted)
+
+
+LIMIT = 16
+
+
+@pytest.mark.parametrize(
+    ("name", "attention"), [("llama3-grouped", "torch-gather"), ("qwen2-window", "torch-chunked"), ("qwen3-norms", "c")]
+)
+@pytest.mark.parametrize("how", ["ascending", "shuffled", "pairs"])
+def test_a_long_command_runs_in_parts_and_gives_what_it_gives_whole(
+    name: str, attention: str, how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rng, count = np.random.default_rng(5), 60
+    position = {"ascending": np.arange(count), "shuffled": rng.permutation(count), "pairs": np.arange(count) // 2}[how]
+    tokens, aliased = rng.integers(0, 320, count), rng.permutation(count)  # an output takes another token's embed
+
+    def outputs(max_batch_tokens: int) -> tuple[Driver, Passes, np.ndarray]:
+        d = drive(name, attention, 16, max_batch_tokens=max_batch_tokens, batch_invariant=True)
+        d.prefill(range(1, 17), [0])
+        d.embed(tokens, range(100, 100 + count), position + 16)
+        passes = Passes(d, monkeypatch)
+        embeds = np.arange(100, 100 + count)
+        d.forward(ikv=[0, 4], iemb=embeds, okv=[1, 2, 3, 4], oemb=100 + aliased)
+        return d, passes, d.engine.pools.embeds[100 : 100 + count].float().cpu().numpy()
+
+    (small, passes, got), (large, whole, want) = outputs(LIMIT), outputs(512)
+    assert whole.tokens == [count]
+    assert max(passes.tokens) <= LIMIT
+    assert sum(passes.tokens) == count
+    assert np.array_equal(got, want), np.abs(got - want).max()
+    for d in (small, large):
+        d.embed([7], [99], [count + 16])
+        d.forward(ikv=[0, 1, 2, 3, 4], iemb=[99], oemb=[99])
+    assert np.array_equal(small.logits([99]), large.logits([99])), "what it stored is the same"
+
+
+def test_more_tokens_of_one_position_than_a_pass_takes_are_refused_and_masked_commands_run_whole(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    d = drive("llama3-grouped", "torch-gather", 16, max_batch_tokens=LIMIT)
+    embeds = list(range(LIMIT + 1))
+    d.embed([1] * len(embeds), embeds, [5] * len(embeds))
+    answer = d.run(forward_batch([{"iemb": embeds, "okv": [0, 1], "oemb": embeds}]))
+    assert answer.status.all()
+    assert f"more than {LIMIT} tokens of one position" in answer.detail[0]
+    d.step(reset_lanes=np.array([1], np.uint32))
+    passes = Passes(d, monkeypatch)
+    mask = np.ones((len(embeds), len(embeds)), bool)  # each sees all, those after it too
+    d.forward(iemb=embeds, okv=[0, 1], oemb=embeds, mask=mask)
+    assert passes.tokens == [len(embeds)]
+
+
+@pytest.mark.parametrize("attention", ["torch-gather", "c"])
+def test_logits_of_a_batch_are_computed_in_parts(attention: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    d = drive("llama3-grouped", attention, 16, batch_invariant=True)
+    d.prefill(range(1, 41), [0, 1, 2])
+    rows: list[int] = []
+    logits = d.engine.decoder.logits
+
+    def noted(hidden: torch.Tensor) -> torch.Tensor:
+        rows.append(len(hidden))
+        return logits(hidden)
+
+    monkeypatch.setattr(d.engine.decoder, "logits", noted)
+    dists = dist_batch([{"embed": list(range(i, i + 7)), "top_k": 3 + i} for i in range(0, 28, 7)])
+    samples = sample_batch(
+        [{"embed": i, "slot": i, "temperature": i % 3 / 2, "top_p": 0.9, "seed": i} for i in range(40)]
+    )
+    whole = d.ok(dists, samples).results
+    assert rows == [28, 40]
+    monkeypatch.setattr(output, "CHUNK_BYTES", 4 * d.engine.spec.vocab_size * 6)
+    parts = d.ok(dists, samples).results
+    assert rows[2:] == [6, 6, 6, 6, 4, 6, 6, 6, 6, 6, 6, 4]
+    for name in ("dist_indptr", "dist_token", "dist_prob"):
+        assert np.array_equal(getattr(parts[0], name), getattr(whole[0], name)), name
+    for name in ("token", "logprob", "ended"):
+        assert np.array_equal(getattr(parts[1], name), getattr(whole[1], name)), name
 
 
 def test_one_long_page_list_does_not_make_all_lists_of_its_batch_long(monkeypatch: pytest.MonkeyPatch) -> None:

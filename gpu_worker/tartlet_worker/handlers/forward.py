@@ -13,6 +13,7 @@ from tartlet_common.step import BatchResult, Forward
 from tartlet_worker.csr import counts, take
 from tartlet_worker.handlers.forward_plan import ForwardPlan, columns, mask_bytes, plan_forward
 from tartlet_worker.handlers.outcome import Outcome
+from tartlet_worker.handlers.parts import in_parts, most_of_one_position
 from tartlet_worker.handlers.waves import cut
 from tartlet_worker.pools import Pools
 
@@ -63,6 +64,7 @@ def _run_range(batch: Forward, pools: Pools, poisoned: set[int], run: RunModel) 
         batch.iemb_indptr,
     )
     _check_shapes(outcome, batch, pools)
+    _check_parts(outcome, batch, pools.embed_position[iemb], pools.sizes.scratch_tokens)
     runs = outcome.settle()
     if not outcome.all_run:
         ended, _ = take(batch.oemb_indptr, outcome.skipped)
@@ -70,7 +72,8 @@ def _run_range(batch: Forward, pools: Pools, poisoned: set[int], run: RunModel) 
     if not len(runs):
         return outcome.result(), 0
     plan = plan_forward(columns(batch, runs), pools)
-    run(plan)
+    for part in in_parts(plan, pools, pools.sizes.scratch_tokens):
+        run(part)
     pools.embed_position[plan.out_embed] = plan.position[plan.out_token]
     pools.embed_ended[plan.out_embed] = False
     return outcome.result(), len(plan.embed)
@@ -115,6 +118,22 @@ def _check_shapes(outcome: Outcome, batch: Forward, pools: Pools) -> None:
                 argument="mask", detail=f"it must be [{tokens[b]}, {pages[b] * size + tokens[b]}]"
             ),
         )
+
+
+def _check_parts(outcome: Outcome, batch: Forward, position: npt.NDArray[np.int32], limit: int) -> None:
+    """A command that runs in parts must have some: tokens of one position go through the layers together."""
+    long = counts(batch.iemb_indptr) > limit
+    if not long.any():
+        return
+    masked = counts(batch.mask_indptr) > 0
+    inseparable = np.zeros(len(long), np.bool_)
+    for b in np.flatnonzero(long & ~masked):
+        mine = position[batch.iemb_indptr[b] : batch.iemb_indptr[b + 1]]
+        inseparable[b] = most_of_one_position(mine) > limit
+    outcome.fail(
+        inseparable,
+        lambda _: InvalidArgument(argument="iemb", detail=f"more than {limit} tokens of one position"),
+    )
 
 
 def _slice(batch: Forward, first: int, last: int) -> Forward:

@@ -18,9 +18,12 @@ from tartlet_worker.sampling import SampleParams, Sampler
 Logits = Callable[[Tensor], Tensor]
 """Final hidden states [N, dim] to logits [N, vocab] float32, contiguous."""
 
+CHUNK_BYTES = 256 << 20
+"""Logits at once: all of a batch would take gigabytes, and with the keys they are sorted by four times as many."""
+
 
 def get_next_dist(
-    batch: GetNextDist, pools: Pools, poisoned: set[int], logits: Logits, sampler: Sampler, limit: int
+    batch: GetNextDist, pools: Pools, poisoned: set[int], logits: Logits, sampler: Sampler, limit: int, vocab: int
 ) -> BatchResult:
     """Top-K of the full softmax for each embed; skipped and failed commands get empty distributions."""
     outcome = Outcome(batch.lane, poisoned)
@@ -36,22 +39,42 @@ def get_next_dist(
         return outcome.result(
             dist=(np.zeros(len(lengths) + 1, np.int32), np.zeros(0, np.int32), np.zeros(0, np.float32))
         )
-    rows = logits(pools.embeds.index_select(0, pools.index(batch.embed[chosen])))
-    widths = np.minimum(batch.top_k[runs].repeat(counts(cut)), rows.shape[1]).astype(np.int64)  # [embeds that run]
-    ids, probs = sampler.top(rows, int(widths.max()))
+    widths = np.minimum(batch.top_k[runs].repeat(counts(cut)), vocab).astype(np.int64)  # [embeds that run]
+    parts = [
+        _top(logits(_hidden(pools, batch.embed[chosen[first:last]])), sampler, widths[first:last])
+        for first, last in _chunks(len(chosen), vocab)
+    ]
     lengths[chosen] = widths
     indptr = indptr_of(lengths).astype(np.int32)
-    tokens, values = ids.cpu().numpy().astype(np.int32), probs.cpu().numpy()
-    if (widths == tokens.shape[1]).all():
-        tokens, values = tokens.reshape(-1), values.reshape(-1)
-    else:
-        inside = indptr_of(widths)
-        row, column = np.repeat(np.arange(len(widths)), widths), within(inside)
-        tokens, values = tokens[row, column], values[row, column]
+    tokens, values = (np.concatenate(column) for column in zip(*parts, strict=True))
     return outcome.result(dist=(indptr, tokens, values))
 
 
-def sample_tokens(batch: Sample, pools: Pools, poisoned: set[int], logits: Logits, sampler: Sampler) -> BatchResult:
+def _chunks(count: int, vocab: int) -> list[tuple[int, int]]:
+    """Ranges [first, last) of rows whose logits take at most `CHUNK_BYTES`."""
+    step = max(1, CHUNK_BYTES // (4 * vocab))
+    return [(first, min(first + step, count)) for first in range(0, count, step)]
+
+
+def _hidden(pools: Pools, embed: npt.NDArray[np.int32]) -> Tensor:
+    return pools.embeds.index_select(0, pools.index(embed))
+
+
+def _top(
+    rows: Tensor, sampler: Sampler, widths: npt.NDArray[np.int64]
+) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.float32]]:
+    """Of each row of logits as many tokens and probabilities as its width says, one row after the other."""
+    ids, probs = sampler.top(rows, int(widths.max()))
+    tokens, values = ids.cpu().numpy().astype(np.int32), probs.cpu().numpy()
+    if (widths == tokens.shape[1]).all():
+        return tokens.reshape(-1), values.reshape(-1)
+    row, column = np.repeat(np.arange(len(widths)), widths), within(indptr_of(widths))
+    return tokens[row, column], values[row, column]
+
+
+def sample_tokens(
+    batch: Sample, pools: Pools, poisoned: set[int], logits: Logits, sampler: Sampler, vocab: int
+) -> BatchResult:
     """Sample one token an embed into its slot; a stop token marks the slot ended."""
     count = len(batch.lane)
     one = one_each(count)
@@ -65,22 +88,21 @@ def sample_tokens(batch: Sample, pools: Pools, poisoned: set[int], logits: Logit
     token = np.full(count, -1, np.int32)
     logprob = np.zeros(count, np.float32)
     ended = np.zeros(count, np.uint8)
-    if len(runs):
-        embed = batch.embed[runs]
-        rows = logits(pools.embeds.index_select(0, pools.index(embed)))
-        tokens, logprobs = sampler.sample(
-            rows,
-            SampleParams(
-                temperature=batch.temperature[runs],
-                top_k=batch.top_k[runs],
-                top_p=batch.top_p[runs],
-                min_p=batch.min_p[runs],
-                seed=batch.seed[runs],
-                draw=batch.draw[runs],
-                position=pools.embed_position[embed],
-            ),
+    for first, last in _chunks(len(runs), vocab):
+        part = runs[first:last]
+        embed = batch.embed[part]
+        params = SampleParams(
+            temperature=batch.temperature[part],
+            top_k=batch.top_k[part],
+            top_p=batch.top_p[part],
+            min_p=batch.min_p[part],
+            seed=batch.seed[part],
+            draw=batch.draw[part],
+            position=pools.embed_position[embed],
         )
-        token[runs], logprob[runs] = tokens.cpu().numpy(), logprobs.cpu().numpy()
+        tokens, logprobs = sampler.sample(logits(_hidden(pools, embed)), params)
+        token[part], logprob[part] = tokens.cpu().numpy(), logprobs.cpu().numpy()
+    if len(runs):
         ended[runs] = _stops(batch, token)[runs]
         pools.slot_token[batch.slot[runs]] = token[runs]
         pools.slot_ended[batch.slot[runs]] = ended[runs]
