@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from tartlet_runtime.driver import TURN_S, WOKEN_S, Driver
+from tartlet_runtime.driver import NEW_S, TURN_S, WOKEN_S, Driver
 
 
 @dataclass(eq=False)
@@ -103,3 +103,27 @@ async def test_journals_are_written_before_commands_and_those_before_clients_hea
     assert not world.driver.idle_for(1.0)
     world.now += 1.0
     assert world.driver.idle_for(1.0)
+
+
+async def test_the_first_of_many_new_ones_are_heard_of_before_the_last_start() -> None:
+    world = World()
+    for i in range(4):
+        world.driver.begin(world.program(f"new {i}", NEW_S / 2))
+    world.driver.wake(world.program("woken"))
+    assert world.driver.num_new == 4
+    await asyncio.sleep(0)
+    assert world.log == ["woken", "new 0", "new 1", "flush"]
+    await asyncio.sleep(0)
+    assert world.log[4:] == ["new 2", "new 3", "flush"]
+    assert world.driver.num_new == 0
+
+
+async def test_a_turn_taken_at_once_is_not_taken_again() -> None:
+    world = World()
+    world.driver.turn_now()
+    assert world.log == []  # none was due
+    world.driver.wake(world.program("p"))
+    world.driver.turn_now()
+    assert world.log == ["p", "flush"]
+    await asyncio.sleep(0)
+    assert world.log == ["p", "flush"]
