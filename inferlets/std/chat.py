@@ -1,6 +1,6 @@
 """A conversation: messages come from the client, answers go back as they are generated.
 
-tartlet run inferlets/std/chat.py            # `tartlet send ID "Hello"` talks to it; "bye" ends it
+tartlet run --interactive inferlets/std/chat.py    # each line is a message; "bye" ends it
 """
 
 from __future__ import annotations

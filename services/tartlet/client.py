@@ -38,7 +38,7 @@ class AsyncClient:
             async with tartlet.AsyncClient() as client:
                 run = await client.run(tartlet.Source.from_file("hello.py"), args=["--n", "3"])
                 async for event in run:
-                    if isinstance(event, tartlet.Message):
+                    if isinstance(event, tartlet.Message | tartlet.Stdout):
                         print(event.text, end="", flush=True)
                 print(run.ended.usage.per_token_s)
 

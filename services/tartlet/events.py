@@ -29,35 +29,30 @@ class Accepted:
 
 
 @dataclass(frozen=True, slots=True)
-class Message:
-    """What the program sent with `send`."""
-
+class _Output:
     program_id: str
     offset: int  # of this event in the program's output; attach(offset) resumes from one
     data: bytes
 
     @property
     def text(self) -> str:
-        """The bytes as UTF-8; a character that a message cuts in two is replaced."""
+        """The bytes as UTF-8; a character that the end of an event cuts in two is replaced."""
         return self.data.decode(errors="replace")
 
 
 @dataclass(frozen=True, slots=True)
-class Stdout:
-    """What the program printed."""
-
-    program_id: str
-    offset: int
-    data: bytes
+class Message(_Output):
+    """What the program sent with `send`."""
 
 
 @dataclass(frozen=True, slots=True)
-class Stderr:
-    """What the program wrote to its standard error."""
+class Stdout(_Output):
+    """What the program printed."""
 
-    program_id: str
-    offset: int
-    data: bytes
+
+@dataclass(frozen=True, slots=True)
+class Stderr(_Output):
+    """What the program wrote to its standard error."""
 
 
 @dataclass(frozen=True, slots=True)

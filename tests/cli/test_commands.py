@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 import time
@@ -255,6 +256,25 @@ def test_lines_of_standard_input_reach_the_program_one_runs(server: Serving, tmp
             check=True,
         )
     assert ran.stdout == b"ready\necho a\necho b\nanswered 2\n"
+
+
+def test_the_guide_s_client_runs(server: Serving, repo: Path, tmp_path: Path) -> None:
+    [example] = re.findall(r"^```py\n(.*?)^```", (repo / "docs/guide.md").read_text(), re.DOTALL | re.MULTILINE)
+    talk = next(
+        text
+        for text in re.findall(r"^```python\n(.*?)^```", (repo / "README.md").read_text(), re.DOTALL | re.MULTILINE)
+        if "receive" in text
+    )
+    (tmp_path / "talk.py").write_text(talk)
+    ran = subprocess.run(
+        [sys.executable, "-c", example],
+        cwd=tmp_path,
+        env=environment(server.run_dir),
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert ran.stdout == "what is your name?\nhello, Ada\n"
 
 
 @pytest.mark.parametrize(
