@@ -1,4 +1,4 @@
-"""What every benchmark prints: one table with its conditions, and on request JSON and plots (PNG and SVG).
+"""What every benchmark makes: a table with its conditions, a plot as PNG and SVG, and JSON on request.
 
 A benchmark builds a `Report`; `emit` writes it where the command line asked. Ratios come from runs measured side by
 side in one process or interleaved, never from a stored number.
@@ -19,6 +19,8 @@ from typing import Any
 
 from rich.console import Console
 from rich.table import Table
+
+PLOTS = Path(__file__).resolve().parents[1] / "build" / "bench"
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +92,13 @@ def parser(doc: str | None) -> argparse.ArgumentParser:
     """Flags that all benchmarks share."""
     p = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("--json", type=Path, default=None, metavar="FILE", help="write the numbers here")
-    p.add_argument("--plot", type=Path, default=None, metavar="DIR", help="write NAME.png and NAME.svg here")
+    p.add_argument(
+        "--plot",
+        type=Path,
+        default=PLOTS,
+        metavar="DIR",
+        help="write NAME.png and NAME.svg here (default: build/bench)",
+    )
     p.add_argument("--repeat", type=int, default=5, help="interleaved repetitions (default 5)")
     p.add_argument("--check", action="store_true", help="exit with 1 if a goal is missed")
     return p
@@ -113,11 +121,11 @@ def emit(reports: Sequence[Report], args: argparse.Namespace) -> int:
     if args.json:
         document = {"machine": m, "reports": [asdict(r) | {"goals": [asdict(g) for g in r.goals]} for r in reports]}
         args.json.write_text(json.dumps(document, indent=1) + "\n")
-    if args.plot:
-        args.plot.mkdir(parents=True, exist_ok=True)
-        for r in reports:
-            if r.series:
-                _plot(r, args.plot)
+    args.plot.mkdir(parents=True, exist_ok=True)
+    for r in reports:
+        if r.series:
+            _plot(r, args.plot)
+            console.print(f"  plot: {args.plot / r.name}.png and .svg", highlight=False, soft_wrap=True)
     missed = [g for r in reports for g in r.goals if not g.met]
     return 1 if args.check and missed else 0
 
