@@ -44,10 +44,6 @@ class Notify:
         self._health.set_ready()
         self._write(f"ready {detail}".rstrip() + "\n")
 
-    def not_ready(self, reason: str) -> None:
-        """The role still runs, but wants no new work."""
-        self.set_ready(reason)
-
     def set_ready(self, reason_if_not: str = "") -> None:
         """What `/readyz` says from now on: ready, or why the role wants no new work ("draining", ...)."""
         self._health.set_ready(reason_if_not)

@@ -34,7 +34,9 @@ class ControlSettings(_Settings):
     runtime_grace_s: float = Field(
         5.0, ge=0, le=3600, description="how long a runtime may be gone before its programs end"
     )
-    program_pages: int = Field(0, ge=0, description="page limit of a program, and the most a launch may ask for; 0: the engine's all")
+    program_pages: int = Field(
+        0, ge=0, description="page limit of a program, and the most a launch may ask for; 0: the engine's all"
+    )
     program_commands: int = Field(4096, ge=1, le=1 << 20, description="commands a program may have in flight")
     max_programs: int = Field(4096, ge=1, le=1 << 20, description="programs at once")
     catalogue_dir: Path | None = Field(None, description="keeps the catalogue over restarts; unset: in memory")

@@ -291,6 +291,6 @@ def test_a_guest_can_not_hold_up_the_host_by_asking_for_much_randomness(
 ) -> None:
     text = f"""(module (import "tartlet" "random" (func $random (param i32 i32))) (memory (export "memory") 20)
         (func (export "tartlet_main") (result i32) (call $random (i32.const 0) (i32.const {size})) i32.const 0))"""
-    guest = driver.run(driver.start(host.load(host.aot.compile(wasmtime.wat2wasm(text)))))
+    guest = driver.run(driver.start(host.load(host.aot.compile(bytes(wasmtime.wat2wasm(text))))))
     assert guest.outcome is not None
     assert guest.outcome.kind is kind
