@@ -21,6 +21,7 @@ from tartlet_common.errors import (
     UnknownResource,
 )
 from tartlet_common.wire import error_to_proto
+from tartlet_control import greeting
 from tartlet_control.blobs import BlobStore
 from tartlet_control.catalogue import Catalogue
 from tartlet_control.hub import Hub, RuntimeLink
@@ -53,13 +54,13 @@ class ControlService(control_pb2_grpc.ControlServicer):
 
     async def Connect(self, request_iterator: Any, context: Context) -> None:  # type: ignore[override]  # noqa: N802
         """Serve one runtime until either side ends the stream."""
-        frame = await context.read()
+        frame = await greeting.first_frame(context, greeting.HELLO_TIMEOUT_S)
         if frame is grpc.aio.EOF:
             return
         try:
             link = self._greet(frame)
         except TartletError as e:
-            await _abort(context, e)
+            await greeting.abort(context, e)
             return
 
         async def write_all() -> None:
@@ -81,12 +82,14 @@ class ControlService(control_pb2_grpc.ControlServicer):
                 frame = await context.read()
         except MalformedSubmission as e:
             log.error("runtime %s: %s", link.session.runtime_id, e)  # noqa: TRY400 - it names what is wrong
-            await _abort(context, e)
+            await greeting.abort(context, e)
         except asyncio.CancelledError:
             if not link.closed:
                 raise
             # We cut it: without a status the runtime would go on sending into the void.
-            await _abort(context, Unavailable(what="this stream", detail="it wasn't read, or another took its place"))
+            await greeting.abort(
+                context, Unavailable(what="this stream", detail="it wasn't read, or another took its place")
+            )
         finally:
             self._hub.close_runtime(link)
             if writer is not None:
@@ -206,7 +209,7 @@ class ControlService(control_pb2_grpc.ControlServicer):
         if data is None:
             data = self._catalogue.source(request.digest)
         if data is None:
-            await _abort(context, UnknownResource(kind="blob", id=request.digest[:64]))
+            await greeting.abort(context, UnknownResource(kind="blob", id=request.digest[:64]))
             return
         for at in range(0, max(len(data), 1), _CHUNK_BYTES):
             part = data[at : at + _CHUNK_BYTES]
@@ -254,8 +257,3 @@ def add_ends(frame: control_pb2.ControlFrame, notices: Notices) -> list[control_
         *(control_pb2.ControlFrame(kills=kills[i : i + _ENDS_A_FRAME]) for i in starts if i < len(kills)),
         *(control_pb2.ControlFrame(settled=settled[i : i + _ENDS_A_FRAME]) for i in starts if i < len(settled)),
     ]
-
-
-async def _abort(context: Context, error: TartletError) -> None:
-    context.set_trailing_metadata((("tartlet-error-bin", error_to_proto(error).SerializeToString()),))
-    await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))

@@ -21,6 +21,7 @@ from tartlet_common.errors import (
 )
 from tartlet_common.step_codec import result_from_proto, step_to_proto
 from tartlet_common.wire import error_from_proto, error_to_proto
+from tartlet_control import greeting
 from tartlet_control.blobs import BlobStore
 from tartlet_control.engines import EngineState, spec_from_json
 from tartlet_control.hub import EngineLink, Hub
@@ -41,7 +42,7 @@ class EngineService(engine_pb2_grpc.EngineServicer):
 
     async def Connect(self, request_iterator: Any, context: Context) -> None:  # type: ignore[override]  # noqa: N802
         """Serve one engine until either side ends the stream."""
-        frame = await context.read()
+        frame = await greeting.first_frame(context, greeting.HELLO_TIMEOUT_S)
         if frame is grpc.aio.EOF:
             return
         hello = engine_pb2.EngineHello(protocol=rpc.PROTOCOL_VERSION, incarnation=self._core.incarnation)

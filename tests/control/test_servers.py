@@ -20,6 +20,7 @@ from tartlet_common.abi import Event, Op
 from tartlet_common.process import Notify
 from tartlet_common.settings import ControlSettings
 from tartlet_common.wire import error_from_proto
+from tartlet_control import greeting
 from tartlet_control.app import main
 from tartlet_protos import common_pb2, control_pb2, control_pb2_grpc, engine_pb2, engine_pb2_grpc
 from tartlet_worker.fake import FakeEngine, FakeOptions
@@ -228,6 +229,26 @@ def test_a_bad_hello_is_refused(
             await stream.write(engine_pb2.WorkerFrame(hello=hello))
             reply = await asyncio.wait_for(stream.read(), 10)
             assert isinstance(error_from_proto(reply.hello.error), error)
+
+    asyncio.run(body())
+
+
+@pytest.mark.parametrize("stub", [control_pb2_grpc.ControlStub, engine_pb2_grpc.EngineStub])
+def test_a_stream_that_never_says_hello_is_ended(tmp_path: Path, stub: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(greeting, "HELLO_TIMEOUT_S", 0.2)
+
+    async def body() -> None:
+        async with control(tmp_path) as address, rpc.make_channel(address) as channel:
+            silent = stub(channel).Connect()
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await asyncio.wait_for(silent.read(), 5)
+            assert "0.2" in (caught.value.details() or "")
+            rt = Runtime(address)  # others are served before and after
+            assert (await rt.hello()).hello.protocol == 1
+            await asyncio.sleep(0.4)  # the limit is for the first frame alone
+            state = json.loads((await rt.stub.State(control_pb2.StateRequest())).json)
+            assert len(state["runtimes"]) == 1
+            await rt.channel.close()
 
     asyncio.run(body())
 

@@ -1,0 +1,31 @@
+"""What both kinds of streams begin with: the peer's first frame, which doesn't let control wait for ever."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, Final, TypeAlias
+
+import grpc
+import grpc.aio
+
+from tartlet_common.errors import DeadlineExceeded, TartletError
+from tartlet_common.wire import error_to_proto
+
+HELLO_TIMEOUT_S: Final = 10.0
+
+Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
+
+
+async def first_frame(context: Context, timeout_s: float) -> Any:
+    """The stream's first frame, or EOF. One that doesn't come in time ends the stream in DeadlineExceeded."""
+    try:
+        async with asyncio.timeout(timeout_s):
+            return await context.read()
+    except TimeoutError:
+        await abort(context, DeadlineExceeded(deadline_s=timeout_s))
+
+
+async def abort(context: Context, error: TartletError) -> None:
+    """End a call with an error that our clients decode."""
+    context.set_trailing_metadata((("tartlet-error-bin", error_to_proto(error).SerializeToString()),))
+    await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
