@@ -134,7 +134,9 @@ async def _lead(
 
 async def _kopf(registry: kopf.OperatorRegistry, namespaces: list[str]) -> None:
     """kopf takes the signals while it runs, and returns at one."""
-    await kopf.operator(registry=registry, namespaces=namespaces, standalone=True)
+    # named, else kopf asks for the user's name, and the image's user has none
+    identity = kopf.Identity("tartlet-operator")
+    await kopf.operator(registry=registry, namespaces=namespaces, standalone=True, identity=identity)
     raise _Stopped
 
 
