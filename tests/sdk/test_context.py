@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from functools import partial
+from typing import Any
 
 import numpy as np
 import pytest
@@ -277,6 +278,18 @@ def test_an_exception_of_a_custom_sampler_reaches_its_caller() -> None:
         ctx.fill(PROMPT)
         with pytest.raises(LookupError):
             await ctx.generate_until(max_tokens=8, sampler=broken)
+        await ctx.generate_until(max_tokens=1)
+
+    run(MiniHost(), main)
+
+
+@pytest.mark.parametrize("chosen", ["x", 1.5, None, -1, 100_000])
+def test_what_a_custom_sampler_chooses_is_a_token(chosen: Any) -> None:
+    async def main() -> None:
+        ctx = Context()
+        ctx.fill(PROMPT)
+        with pytest.raises(errors.InvalidArgument, match=f"sampler: it chose {chosen!r}, which is no token id below"):
+            await ctx.generate_until(max_tokens=8, sampler=lambda _: chosen)
         await ctx.generate_until(max_tokens=1)
 
     run(MiniHost(), main)

@@ -12,6 +12,7 @@ import asyncio
 import codecs
 from collections import deque
 from math import inf, log
+from operator import index
 from typing import TYPE_CHECKING, Self
 
 from inferlet import _abi as abi
@@ -163,7 +164,14 @@ class Generation:
     def _choose(self, dist: Dist) -> Sampled:
         """Let the program's own sampler decide."""
         assert not isinstance(self._sampler, Sampler)
-        token = int(self._sampler(dist))
+        chosen = self._sampler(dist)
+        size = self._context.model.vocab_size
+        try:
+            token = index(chosen)
+        except TypeError:
+            token = -1
+        if not 0 <= token < size:
+            raise InvalidArgument(argument="sampler", detail=f"it chose {chosen!r}, which is no token id below {size}")
         prob = dist.prob(token)
         return Sampled(token, token in self._stop_tokens, log(prob) if prob > 0 else -inf)
 

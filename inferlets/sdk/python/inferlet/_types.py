@@ -93,10 +93,17 @@ class Dist:
         >>> dist = Dist([7, 3], [0.75, 0.25])
         >>> dist.max_index(), dist.prob(3), dist.prob(5)
         (7, 0.25, 0.0)
+        >>> dist
+        Dist(2 tokens, 7: 0.75, 3: 0.25)
     """
 
     tokens: Sequence[int]
     probs: Sequence[float]
+
+    def __repr__(self) -> str:
+        best = [f"{token}: {prob:.3g}" for token, prob in zip(self.tokens[:4], self.probs[:4], strict=True)]
+        more = ["..."] if len(self) > len(best) else []
+        return ", ".join([f"Dist({len(self)} tokens", *best, *more]) + ")"
 
     def max_index(self) -> int:
         """The most probable token."""
