@@ -7,7 +7,7 @@ import contextlib
 import logging
 import socket
 import uuid
-from typing import Final
+from typing import Any, Final
 
 import kopf
 
@@ -135,8 +135,8 @@ async def _lead(
 async def _kopf(registry: kopf.OperatorRegistry, namespaces: list[str]) -> None:
     """kopf takes the signals while it runs, and returns at one."""
     # named, else kopf asks for the user's name, and the image's user has none
-    identity = kopf.Identity("tartlet-operator")
-    await kopf.operator(registry=registry, namespaces=namespaces, standalone=True, identity=identity)
+    name: Any = "tartlet-operator"  # a type of theirs that is a string
+    await kopf.operator(registry=registry, namespaces=namespaces, standalone=True, identity=name)
     raise _Stopped
 
 
