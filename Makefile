@@ -13,7 +13,7 @@ ARGS ?=
 
 .PHONY: help
 help:  ## This list
-	@awk 'BEGIN {FS = ":.*  ## "} /^##@ / {printf "\n%s\n", substr($$0, 5)} /^[a-z-]+:.*  ## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk 'BEGIN {FS = ":.*  ## "} /^##@ / {printf "\n%s\n", substr($$0, 5)} /^[a-z-]+:.*  ## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 .PHONY: setup
 setup:  ## Everything the other targets need, into .venv: again at no cost (PYTHON=... chooses the interpreter)
@@ -26,6 +26,20 @@ demo: setup  ## The text-completion inferlet on the demo model (PROMPT=...)
 .PHONY: test
 test: setup  ## The tests (ARGS="-k name" is passed to pytest)
 	$(BIN)/python -m pytest $(ARGS)
+
+##@ On Kubernetes
+
+.PHONY: cluster-up
+cluster-up: setup  ## A cluster for tests: the one that KUBECONFIG names, kind's, or one of its own (as root)
+	@$(BIN)/python -m e2e.cluster up
+
+.PHONY: cluster-down
+cluster-down: setup  ## Brings that cluster down, without a trace
+	@$(BIN)/python -m e2e.cluster down
+
+.PHONY: e2e
+e2e: setup  ## The tests on a cluster, which is brought up and down if it isn't up (ARGS="-k name")
+	@$(BIN)/python -m pytest e2e/tests --capture=no --timeout=600 $(ARGS)
 
 ##@ Before a commit
 

@@ -87,7 +87,7 @@ def tartlet(layout: Layout) -> Image:
     certificates = "/etc/ssl/certs:/etc/ssl/certs:ro"  # without them pip trusts nobody inside
     _buildah(
         layout,
-        *("bud", "--network", "host", "--format", "docker", "--build-arg", f"BASE={base}", "--build-arg", "COMPILER="),
+        *("bud", "--layers", "--network", "host", "--format", "docker", "--build-arg", f"BASE={base}", "--build-arg", "COMPILER="),
         *("-v", certificates, "-v", "/etc/resolv.conf:/etc/resolv.conf:ro", *_pip_settings()),
         *("--target", "base", "-t", image.name, "-f", str(ROOT / "Dockerfile"), str(ROOT)),
     )
@@ -95,7 +95,6 @@ def tartlet(layout: Layout) -> Image:
     part.unlink(missing_ok=True)
     _buildah(layout, "push", image.name, f"docker-archive:{part}:{image.name}")
     part.replace(archive)
-    _buildah(layout, "rmi", image.name)
     for old in sorted(archive.parent.glob("tartlet-*.tar"), key=lambda f: f.stat().st_mtime)[:-3]:
         old.unlink()
     print(f"built {image.name} in {time.monotonic() - start:.0f} s", flush=True)

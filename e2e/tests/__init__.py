@@ -1,0 +1,1 @@
+"""What Tartlet promises on Kubernetes, seen on a real cluster."""
