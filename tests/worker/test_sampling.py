@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -41,6 +43,14 @@ def words(text: str) -> npt.NDArray[Any]:
 )
 def test_philox_gives_the_known_answers_of_its_authors(counter: str, key: str, want: str) -> None:
     assert np.array_equal(philox4x32(words(counter), words(key)), words(want))
+
+
+def test_the_abi_s_table_of_noise_is_what_is_drawn() -> None:
+    text = (Path(__file__).parents[2] / "docs/abi.md").read_text(encoding="utf-8").partition("## Noise")[2]
+    rows = re.findall(r"^\| (\d+) \| (\d+) \| (\d+) \| (0\.\d+) \|$", text, re.MULTILINE)
+    assert len(rows) >= 3
+    for seed, position, draw, want in rows:
+        assert uniform(int(seed), int(position), int(draw))[0] == float(want)
 
 
 def test_uniform_numbers_depend_on_each_of_their_keys() -> None:
