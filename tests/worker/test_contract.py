@@ -212,6 +212,19 @@ def test_more_tokens_of_one_position_than_a_pass_takes_are_refused_and_masked_co
     assert passes.tokens == [len(embeds)]
 
 
+@pytest.mark.parametrize("attention", ATTENTION)
+def test_a_command_that_stores_nothing_runs_whole(attention: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    count = LIMIT + 5  # scratch pages are a few more than a batch's tokens
+    d = drive("llama3-grouped", attention, 16, max_batch_tokens=LIMIT, batch_invariant=True)
+    d.embed(range(1, count + 1), range(count), range(count))
+    passes = Passes(d, monkeypatch)
+    d.forward(iemb=range(count), oemb=range(count))
+    assert passes.tokens == [count]
+    got = d.logits(range(count))
+    want = drive("llama3-grouped", attention, 16, batch_invariant=True).prefill(range(1, count + 1), [0, 1])
+    assert np.allclose(got, want, atol=1e-5)
+
+
 @pytest.mark.parametrize("attention", ["torch-gather", "c"])
 def test_logits_of_a_batch_are_computed_in_parts(attention: str, monkeypatch: pytest.MonkeyPatch) -> None:
     d = drive("llama3-grouped", attention, 16, batch_invariant=True)

@@ -125,9 +125,9 @@ def _check_parts(outcome: Outcome, batch: Forward, position: npt.NDArray[np.int3
     long = counts(batch.iemb_indptr) > limit
     if not long.any():
         return
-    masked = counts(batch.mask_indptr) > 0
+    whole = (counts(batch.mask_indptr) > 0) | (counts(batch.okv_indptr) == 0)
     inseparable = np.zeros(len(long), np.bool_)
-    for b in np.flatnonzero(long & ~masked):
+    for b in np.flatnonzero(long & ~whole):
         mine = position[batch.iemb_indptr[b] : batch.iemb_indptr[b + 1]]
         inseparable[b] = most_of_one_position(mine) > limit
     outcome.fail(

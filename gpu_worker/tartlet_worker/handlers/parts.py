@@ -3,7 +3,8 @@
 A query sees columns up to its own position, so tokens in order of position can go through all layers one range after
 the other: what a range sees is stored by then, and what comes later it doesn't see, whatever the pool holds there yet.
 Tokens of one position see each other and stay together. A mask may show a token what comes after it: commands with one
-run whole (their masks bound them, see docs/limits.md).
+run whole (their masks bound them, see docs/limits.md), and so do those that store nothing (scratch pages bound them,
+and each pass clears these).
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ def most_of_one_position(position: npt.NDArray[np.int32]) -> int:
 def in_parts(plan: ForwardPlan, pools: Pools, limit: int) -> Iterator[ForwardPlan]:
     """The plan itself, or plans of at most `limit` tokens each that together do the same; run each before the next."""
     batch = plan.attention
-    if len(plan.embed) <= limit or len(batch.num_pages) > 1 or batch.allowed:
+    if len(plan.embed) <= limit or len(batch.num_pages) > 1 or batch.allowed or plan.scratch_pages:
         yield plan
         return
     order = np.argsort(plan.position, kind="stable")
