@@ -1,4 +1,4 @@
-"""The control group below which all pods of the cluster are, in each hierarchy (version 1) or in the one (version 2)."""
+"""The control group below which all pods of the cluster are, in each hierarchy (version 1) or the one (version 2)."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def remove(mount: Path = MOUNT, timeout_s: float = 10.0) -> None:
         for directory, _, _ in os.walk(group, topdown=False):
             while True:
                 try:
-                    os.rmdir(directory)
+                    Path(directory).rmdir()
                     break
                 except FileNotFoundError:
                     break

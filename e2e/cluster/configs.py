@@ -66,7 +66,11 @@ def containerd(store: Path, state: Path) -> str:
 root = "{store}"
 state = "/run/containerd"
 oom_score = 0
-disabled_plugins = ["io.containerd.internal.v1.opt", "io.containerd.snapshotter.v1.btrfs", "io.containerd.snapshotter.v1.zfs"]
+disabled_plugins = [
+  "io.containerd.internal.v1.opt",
+  "io.containerd.snapshotter.v1.btrfs",
+  "io.containerd.snapshotter.v1.zfs",
+]
 [grpc]
   address = "/run/containerd/containerd.sock"
 [plugins."io.containerd.grpc.v1.cri"]

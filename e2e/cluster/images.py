@@ -65,10 +65,10 @@ def pack(archive: Path, name: str, files: Mapping[str, Path], command: list[str]
     manifest = json.dumps([{"Config": config_name, "RepoTags": [name], "Layers": [f"{digest}/layer.tar"]}]).encode()
     part = archive.with_suffix(".part")
     with tarfile.open(part, "w") as tar:
-        for path, content in ((config_name, config), (f"{digest}/layer.tar", data), ("manifest.json", manifest)):
+        for path, body in ((config_name, config), (f"{digest}/layer.tar", data), ("manifest.json", manifest)):
             member = tarfile.TarInfo(path)
-            member.size = len(content)
-            tar.addfile(member, io.BytesIO(content))
+            member.size = len(body)
+            tar.addfile(member, io.BytesIO(body))
     part.replace(archive)
     return Image(name, archive)
 
@@ -87,7 +87,18 @@ def tartlet(layout: Layout) -> Image:
     certificates = "/etc/ssl/certs:/etc/ssl/certs:ro"  # without them pip trusts nobody inside
     _buildah(
         layout,
-        *("bud", "--layers", "--network", "host", "--format", "docker", "--build-arg", f"BASE={base}", "--build-arg", "COMPILER="),
+        *(
+            "bud",
+            "--layers",
+            "--network",
+            "host",
+            "--format",
+            "docker",
+            "--build-arg",
+            f"BASE={base}",
+            "--build-arg",
+            "COMPILER=",
+        ),
         *("-v", certificates, "-v", "/etc/resolv.conf:/etc/resolv.conf:ro", *_pip_settings()),
         *("--target", "base", "-t", image.name, "-f", str(ROOT / "Dockerfile"), str(ROOT)),
     )
@@ -136,8 +147,15 @@ def _buildah(layout: Layout, *arguments: str, check: bool = True) -> subprocess.
 def _run(*command: str, check: bool = True) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "BUILDAH_ISOLATION": "chroot"}
     done = subprocess.run(
-        ["nice", "-n", "5", *command], env=environment, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL
+        ["nice", "-n", "5", *command],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+        stdin=subprocess.DEVNULL,
     )
     if check and done.returncode != 0:
-        raise RuntimeError(f"{' '.join(command)} failed with status {done.returncode}:\n{(done.stdout + done.stderr)[-4000:]}")
+        raise RuntimeError(
+            f"{' '.join(command)} failed with status {done.returncode}:\n{(done.stdout + done.stderr)[-4000:]}"
+        )
     return done

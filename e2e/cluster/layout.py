@@ -19,7 +19,9 @@ DEBIAN = "bookworm"
 
 def kubernetes_version() -> str:
     """The version that the components' Go module pins, as in `v1.36.3`."""
-    found = re.search(r"^\s*(?:require )?k8s\.io/kubernetes (v[\d.]+)", (COMPONENTS / "go.mod").read_text(), re.MULTILINE)
+    found = re.search(
+        r"^\s*(?:require )?k8s\.io/kubernetes (v[\d.]+)", (COMPONENTS / "go.mod").read_text(), re.MULTILINE
+    )
     if found is None:
         raise ValueError("e2e/cluster/components/go.mod requires no k8s.io/kubernetes: run components/pin.sh")
     return found.group(1)

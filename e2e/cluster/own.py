@@ -101,7 +101,12 @@ class OwnCluster:
 
     def kubectl(self) -> list[str]:
         """kubectl, in the cluster's network, as its administrator."""
-        return [*self.enter("net"), str(toolchain.kubernetes(self.layout)), "kubectl", f"--kubeconfig={self.layout.kubeconfig}"]
+        return [
+            *self.enter("net"),
+            str(toolchain.kubernetes(self.layout)),
+            "kubectl",
+            f"--kubeconfig={self.layout.kubeconfig}",
+        ]
 
     def helm(self) -> list[str]:
         """Helm, the same way."""
@@ -169,7 +174,7 @@ class OwnCluster:
         Process.of(process.pid).write(layout.record)
         alive = self._alive(process)
         with stage("API server"):
-            _until(lambda: (layout.state / "components.json").exists(), alive)
+            _until((layout.state / "components.json").exists, alive)
         with stage("images of DNS and pause"):
             for name, image in (("coredns", configs.DNS_IMAGE), ("pause", configs.PAUSE_IMAGE)):
                 self.load(Image(image, layout.cache / "images" / f"{name}.tar"))

@@ -75,7 +75,9 @@ class Given:
         """
         name = self.environment.get("TARTLET_E2E_IMAGE")
         if not name:
-            raise ValueError("set TARTLET_E2E_IMAGE to an image of the Dockerfile's target `base` that the cluster can pull")
+            raise ValueError(
+                "set TARTLET_E2E_IMAGE to an image of the Dockerfile's target `base` that the cluster can pull"
+            )
         return Image(name, Path())
 
 

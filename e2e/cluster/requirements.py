@@ -64,7 +64,9 @@ def ensure(environment: Mapping[str, str] = os.environ, *, uid: int | None = Non
         Unfit: Something isn't there.
     """
     if (os.getuid() if uid is None else uid) != 0:
-        raise Unfit("a cluster of its own needs root: run as root, install Docker and kind, or set KUBECONFIG to a cluster")
+        raise Unfit(
+            "a cluster of its own needs root: run as root, install Docker and kind, or set KUBECONFIG to a cluster"
+        )
     missing = missing_packages(look)
     if not missing:
         return

@@ -20,7 +20,7 @@ def _installed(layout: Layout, name: str, module: str, version: str) -> Path:
     with _Building(target) as part:
         environment = {**os.environ, "CGO_ENABLED": "0", "GOBIN": str(part), "GOFLAGS": "-mod=mod"}
         _run([go(), "install", "-ldflags=-s -w", f"{module}@{version}"], environment)
-        os.replace(part / name, target)
+        (part / name).replace(target)
     return target
 
 
@@ -61,7 +61,7 @@ def kubernetes(layout: Layout) -> Path:
     with _Building(target) as part:
         output = part / "k8s"
         _run([go(), "build", "-trimpath", "-ldflags", flags, "-o", str(output), "."], dict(os.environ), COMPONENTS)
-        os.replace(output, target)
+        output.replace(target)
     return target
 
 
@@ -72,8 +72,12 @@ def pause(layout: Layout) -> Path:
     if not target.exists():
         with _Building(target) as part:
             environment = {**os.environ, "CGO_ENABLED": "0"}
-            _run([go(), "build", "-trimpath", "-ldflags=-s -w", "-o", str(part / "pause"), "./pause"], environment, COMPONENTS)
-            os.replace(part / "pause", target)
+            _run(
+                [go(), "build", "-trimpath", "-ldflags=-s -w", "-o", str(part / "pause"), "./pause"],
+                environment,
+                COMPONENTS,
+            )
+            (part / "pause").replace(target)
     return target
 
 

@@ -120,5 +120,3 @@ def read_only(namespace: str, name: str, path: Path) -> Iterator[Object]:
         "metadata": {"name": name},
         "spec": shape | {"volumeName": volume, "resources": {"requests": {"storage": "1Gi"}}},
     }
-
-

@@ -38,4 +38,9 @@ def test_the_demo_model_adds(kube: Kube, demo_pool: str) -> None:
 
 def run(name: str, inferlet: str, **spec: object) -> Object:
     """A run."""
-    return {"apiVersion": API, "kind": "InferletRun", "metadata": {"name": name}, "spec": {"inferlet": inferlet, **spec}}
+    return {
+        "apiVersion": API,
+        "kind": "InferletRun",
+        "metadata": {"name": name},
+        "spec": {"inferlet": inferlet, **spec},
+    }

@@ -134,8 +134,14 @@ def test_the_operator_is_killed_while_programs_run(kube: Kube, slow: str) -> Non
             if leader.startswith(p["metadata"]["name"])
         )
         kube("delete", "pod", pod, "--grace-period=0", "--force")
-        until(lambda: kube.get("lease/tartlet-operator")["spec"]["holderIdentity"] not in {leader, "", None}, "it leads")
-    kube.apply(run("lead-late", "hello", args=["again"]) if _exists(kube, "ilet/hello") else run("lead-late", "slow", args=["1"]))
+        until(
+            lambda: kube.get("lease/tartlet-operator")["spec"]["holderIdentity"] not in {leader, "", None}, "it leads"
+        )
+    kube.apply(
+        run("lead-late", "hello", args=["again"])
+        if _exists(kube, "ilet/hello")
+        else run("lead-late", "slow", args=["1"])
+    )
     with step("programs end"):
         states = list(ended(kube, "lead"))
     assert [s["phase"] for s in states] == ["Succeeded"] * 5, json.dumps(states, indent=1)

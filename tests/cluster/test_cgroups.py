@@ -41,5 +41,5 @@ def test_version_2_passes_controllers_on(tmp_path: Path) -> None:
 def test_a_group_in_use_is_no_success(tmp_path: Path) -> None:
     (tmp_path / "memory" / CGROUP).mkdir(parents=True)
     (tmp_path / "memory" / CGROUP / "busy").write_text("")  # what makes rmdir fail, as a process does
-    with pytest.raises(OSError, match="busy|not empty|Directory"):
+    with pytest.raises(OSError, match=r"busy|not empty|Directory"):
         cgroups.remove(tmp_path, timeout_s=0.1)
