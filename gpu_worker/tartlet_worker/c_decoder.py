@@ -14,13 +14,14 @@ import torch
 from torch import Tensor
 
 from tartlet_worker.attention.c_kernel import MAX_GROUP, allowed_pointers
+from tartlet_worker.checkpoint import EMBEDDING, FINAL_NORM, LM_HEAD
 from tartlet_worker.handlers.forward_plan import ForwardPlan
 from tartlet_worker.kernels import library
 from tartlet_worker.kernels.library import Layer, Matrix, Model, Pass
 from tartlet_worker.model_config import ModelConfig
 from tartlet_worker.pools import Pools
 from tartlet_worker.rope import RopeTable
-from tartlet_worker.weights import EMBEDDING, FINAL_NORM, LM_HEAD, WeightReader
+from tartlet_worker.weights import WeightReader
 
 _BLOCK = 32  # columns and k values that packed weights are padded to
 

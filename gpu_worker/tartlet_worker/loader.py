@@ -20,13 +20,15 @@ from tartlet_worker.attention.torch_chunked import TorchChunked
 from tartlet_worker.attention.torch_gather import TorchGather
 from tartlet_worker.c_decoder import CDecoder, supports
 from tartlet_worker.c_sampling import CSampler
+from tartlet_worker.checkpoint import digest
 from tartlet_worker.kernels import available
+from tartlet_worker.memory import free_bytes
 from tartlet_worker.model import Decoder
 from tartlet_worker.model_config import ModelConfig, read_config
-from tartlet_worker.pools import Pools, PoolSizes, page_bytes
+from tartlet_worker.pools import Pools, PoolSizes, page_bytes, pool_bytes
 from tartlet_worker.sampling import Sampler, TorchSampler
 from tartlet_worker.torch_engine import TorchEngine
-from tartlet_worker.weights import WeightReader, digest
+from tartlet_worker.weights import WeightReader
 
 DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 ATTENTION: dict[str, Callable[[int, str], Attention]] = {
@@ -91,14 +93,16 @@ def load_engine(
     progress(f"loading {path.name}")
     sizes = pool_sizes(config, options)
     reader = WeightReader(path, config, dtype)
+    asked, free = pool_bytes(sizes, config, dtype.itemsize), free_bytes(options.device)
+    if asked > free:
+        raise OutOfDeviceMemory(device=options.device, asked_bytes=asked, free_bytes=free)
     try:
         decoder = make_decoder(config, options, reader, dtype)
         pools = Pools(sizes, config, dtype, options.device)
     except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
         if not isinstance(error, torch.OutOfMemoryError | MemoryError) and "alloc" not in str(error):
             raise
-        asked = page_bytes(config, options.page_size, dtype.itemsize) * sizes.num_pages
-        raise OutOfDeviceMemory(device=options.device, asked_bytes=asked, free_bytes="too few") from error
+        raise OutOfDeviceMemory(device=options.device, asked_bytes=asked, free_bytes=free) from error
     tokenizer = path / "tokenizer.json"
     tokenizer_json = tokenizer.read_bytes() if tokenizer.is_file() else b""
     spec = engine_spec(path, config, options, sizes, tokenizer_json)

@@ -13,12 +13,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tartlet_worker.attention.base import Attention
+from tartlet_worker.checkpoint import EMBEDDING, FINAL_NORM, LM_HEAD
 from tartlet_worker.handlers.forward_plan import ForwardPlan
 from tartlet_worker.linear import Linear, make_linear
 from tartlet_worker.model_config import ModelConfig
 from tartlet_worker.pools import Pools
 from tartlet_worker.rope import RopeTable, rotate
-from tartlet_worker.weights import EMBEDDING, FINAL_NORM, LM_HEAD, WeightReader
+from tartlet_worker.weights import WeightReader
 
 
 @dataclass(frozen=True, slots=True)

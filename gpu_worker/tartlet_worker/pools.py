@@ -103,3 +103,12 @@ class Pools:
 def page_bytes(config: ModelConfig, page_size: int, element_bytes: int) -> int:
     """Bytes of one KV page over all layers."""
     return config.kv_bytes_per_value * page_size * element_bytes
+
+
+_MARK_BYTES = 4 + 1 + 4 + 8  # host-side marks of one KV slot
+
+
+def pool_bytes(sizes: PoolSizes, config: ModelConfig, element_bytes: int) -> int:
+    """Bytes of pools of these sizes, marks on the host included."""
+    page = page_bytes(config, sizes.page_size, element_bytes) + sizes.page_size * _MARK_BYTES
+    return sizes.num_pages * page + sizes.num_embeds * config.dim * element_bytes

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
+from tartlet_worker.checkpoint import tensor_shapes
 from tartlet_worker.model_config import parse_config
-from tartlet_worker.weights import tensor_shapes
 
 LLAMA_88M: dict[str, Any] = {
     "model_type": "llama",

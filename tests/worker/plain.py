@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 import torch
 
+from tartlet_worker.checkpoint import EMBEDDING, FINAL_NORM, LM_HEAD
 from tartlet_worker.model_config import read_config
 from tartlet_worker.rope import inverse_frequencies
-from tartlet_worker.weights import EMBEDDING, FINAL_NORM, LM_HEAD, WeightReader
+from tartlet_worker.weights import WeightReader
 
 
 class PlainModel:

@@ -1,0 +1,32 @@
+"""How much memory a device has left, so that pools which don't fit are refused before anything is allocated.
+
+Linux grants more than there is and ends a process when it is used; an engine that touches its whole pool would take
+the machine's other processes down with it.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import psutil
+import torch
+
+_CGROUPS = (  # limit and use of the memory of this process's container, by version of cgroups
+    (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")),
+    (Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"), Path("/sys/fs/cgroup/memory/memory.usage_in_bytes")),
+)
+
+
+def free_bytes(device: str) -> int:
+    """Bytes that an engine may still allocate on `device`."""
+    if device.startswith("cuda"):
+        return int(torch.cuda.mem_get_info(torch.device(device))[0])
+    return min(psutil.virtual_memory().available, *(_left(limit, used) for limit, used in _CGROUPS))
+
+
+def _left(limit: Path, used: Path) -> int:
+    """What a cgroup leaves; without a limit more than any machine has."""
+    try:
+        return int(limit.read_text()) - int(used.read_text())
+    except (OSError, ValueError):  # no such version here, or "max"
+        return 1 << 62
