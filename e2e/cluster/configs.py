@@ -9,16 +9,18 @@ from typing import Any
 
 import yaml
 
+from e2e.cluster.layout import COREDNS
+
 NODE = "node1"
 NODE_ADDRESS = "10.99.0.1"
-API_PORT = 16443
-ETCD_PORT = 23790
+API_PORT = 6443
+ETCD_PORT = 2379
 PODS = "10.88.77.0/24"
 SERVICES = "10.96.0.0/16"
 API_SERVICE = "10.96.0.1"
 DNS_SERVICE = "10.96.0.10"
 CGROUP = "tartlet-e2e"
-DNS_IMAGE = "localhost/tartlet-e2e-coredns:1"
+DNS_IMAGE = f"localhost/tartlet-e2e-coredns:{COREDNS}"
 PAUSE_IMAGE = "localhost/tartlet-e2e-pause:1"
 
 USERS = {

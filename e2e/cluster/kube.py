@@ -75,7 +75,7 @@ class Kube:
 
 def _output(command: list[str], text: str | None, timeout_s: float) -> str:
     stdin = {"input": text} if text is not None else {"stdin": subprocess.DEVNULL}
-    done = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, check=False, **stdin)  # type: ignore[call-overload]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, check=False, **stdin)
     if done.returncode != 0:
         raise Refused(f"{' '.join(command[-8:])} failed with status {done.returncode}: {done.stderr}{done.stdout}")
     output: str = done.stdout

@@ -54,7 +54,7 @@ class OwnCluster:
             with _deaf():
                 self.down()
             raise
-        print(f"up in {time.monotonic() - start:.1f} s: export KUBECONFIG={self.layout.kubeconfig}", flush=True)
+        print(f"up in {time.monotonic() - start:.1f} s; try: python -m e2e.cluster kubectl get pods -A", flush=True)
 
     def down(self) -> None:
         """Ends it and removes every trace but its logs and what is built.
@@ -151,8 +151,9 @@ class OwnCluster:
             ("pause", toolchain.pause, configs.PAUSE_IMAGE),
         )
         for name, build, image in programs:
-            if not (folder / f"{name}.tar").exists():
-                images.pack(folder / f"{name}.tar", image, {name: build(self.layout)}, [f"/{name}"])
+            archive = folder / archive_name(image)
+            if not archive.exists():
+                images.pack(archive, image, {name: build(self.layout)}, [f"/{name}"])
 
     def _start(self) -> None:
         layout = self.layout
@@ -176,8 +177,8 @@ class OwnCluster:
         with stage("API server"):
             _until((layout.state / "components.json").exists, alive)
         with stage("images of DNS and pause"):
-            for name, image in (("coredns", configs.DNS_IMAGE), ("pause", configs.PAUSE_IMAGE)):
-                self.load(Image(image, layout.cache / "images" / f"{name}.tar"))
+            for image in (configs.DNS_IMAGE, configs.PAUSE_IMAGE):
+                self.load(Image(image, layout.cache / "images" / archive_name(image)))
         kubectl = self.kubectl()
         with stage("node"):
             self.run(*kubectl, "apply", "-f", str(Path(__file__).with_name("coredns.yaml")))
@@ -217,6 +218,11 @@ class OwnCluster:
         (state / "kubelet.yaml").write_text(configs.kubelet(state))
         (state / "proxy.yaml").write_text(configs.kube_proxy(state))
         (state / "resolv.conf").write_text(f"nameserver {configs.DNS_SERVICE}\n")
+
+
+def archive_name(image: str) -> str:
+    """The file of one of the cluster's own images."""
+    return image.rpartition("/")[2].replace(":", "-") + ".tar"
 
 
 @contextmanager

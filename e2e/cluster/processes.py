@@ -52,7 +52,9 @@ class Process:
         return started == self.started and state not in "ZX"
 
     def children(self) -> list[int]:
-        """The numbers of its children."""
+        """The numbers of its children; none if it has ended, whatever has its number now."""
+        if not self.alive():
+            return []
         try:
             return [int(n) for n in (PROC / f"{self.pid}/task/{self.pid}/children").read_text().split()]
         except FileNotFoundError:

@@ -17,6 +17,11 @@ RELEASE = "tartlet"
 NAMESPACE = "e2e"
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """A cluster's own coming and going is tested before the others bring one up."""
+    items.sort(key=lambda item: "test_lifecycle" not in item.nodeid)
+
+
 @pytest.fixture(scope="session")
 def cluster() -> Iterator[Cluster]:
     """The cluster that is up; one that is not is brought up, and down at the end."""
