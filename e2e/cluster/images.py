@@ -112,6 +112,18 @@ def tartlet(layout: Layout) -> Image:
     return image
 
 
+def built(layout: Layout, name: str) -> Image:
+    """An image that was built before.
+
+    Raises:
+        FileNotFoundError: It isn't kept any more.
+    """
+    archive = layout.cache / "images" / f"tartlet-{name.rpartition(':')[2]}.tar"
+    if not archive.exists():
+        raise FileNotFoundError(f"{name} isn't among the images built here: {archive}")
+    return Image(name, archive)
+
+
 def _debian(layout: Layout) -> str:
     """A Debian with Python in buildah's store, the stand-in for the Dockerfile's BASE."""
     name = f"{_BASE}:{DEBIAN}"

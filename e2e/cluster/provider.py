@@ -45,11 +45,9 @@ class Own(OwnCluster):
         self.environment = environment
 
     def image(self) -> Image:
-        """Builds the image and loads it; `TARTLET_E2E_IMAGE` names one that is on the node already."""
+        """Builds the image and loads it; `TARTLET_E2E_IMAGE` names an earlier one."""
         there = self.environment.get("TARTLET_E2E_IMAGE")
-        if there:
-            return Image(there, Path())
-        image = images.tartlet(self.layout)
+        image = images.built(self.layout, there) if there else images.tartlet(self.layout)
         self.load(image)
         return image
 

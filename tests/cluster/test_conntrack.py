@@ -8,10 +8,10 @@ from e2e.cluster.conntrack import Connection, flows, parse, pods_by_address
 from e2e.cluster.netpol import Flow, Host, Pod
 
 LISTING = """\
-tcp 6 9 ESTABLISHED src=10.88.77.4 dst=10.96.0.1 sport=5 dport=443 src=10.99.0.1 dst=10.88.77.4 sport=6443 dport=5 [ASSURED]
-tcp 6 6 CLOSE src=10.88.77.1 dst=10.88.77.4 sport=7 dport=8080 src=10.88.77.4 dst=10.88.77.1 sport=8080 dport=7 mark=0 use=1
+tcp 6 9 ESTABLISHED src=10.88.77.4 dst=10.96.0.1 sport=5 dport=443 src=10.99.0.1 dst=10.88.77.4 sport=6443 dport=5
+tcp 6 6 CLOSE src=10.88.77.1 dst=10.88.77.4 sport=7 dport=8080 src=10.88.77.4 dst=10.88.77.1 sport=8080 dport=7
 udp 17 20 src=10.88.77.4 dst=10.96.0.10 sport=33000 dport=53 src=10.88.77.2 dst=10.88.77.4 sport=53 dport=33000 mark=0
-tcp 6 60 SYN_SENT src=10.88.77.4 dst=10.88.77.9 sport=1 dport=3 [UNREPLIED] src=10.88.77.9 dst=10.88.77.4 sport=3 dport=1
+tcp 6 60 SYN src=10.88.77.4 dst=10.88.77.9 sport=1 dport=3 [UNREPLIED] src=10.88.77.9 dst=10.88.77.4 sport=3 dport=1
 icmp 1 20 src=10.88.77.4 dst=10.88.77.2 type=8 code=0 id=1 src=10.88.77.2 dst=10.88.77.4 type=0 code=0 id=1 mark=0
 conntrack v1.4.7 (conntrack-tools): 5 flow entries have been shown.
 """
