@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 from dataclasses import replace
@@ -29,6 +30,8 @@ def test_a_number_used_again_is_another_process() -> None:
         earlier = replace(Process.of(child.pid), started=1)
         assert not earlier.alive()
         earlier.send(signal.SIGKILL)
+        assert replace(Process.of(os.getpid()), started=1).children() == []
+        assert child.pid in Process.of(os.getpid()).children()
         assert child.poll() is None
         child.kill()
 
