@@ -33,6 +33,7 @@ class OwnCluster:
 
     def __init__(self, layout: Layout) -> None:
         self.layout = layout
+        self._started: subprocess.Popen[bytes] | None = None
 
     def up(self) -> None:
         """Brings it up, unless it is up.
@@ -76,6 +77,9 @@ class OwnCluster:
             left = [pid for kind, inode in namespaces.items() for pid in in_namespace(kind, inode)]
             if left:
                 raise Failed(f"processes {left} outlived the cluster")
+        if self._started is not None:
+            self._started.wait(timeout=5.0)
+            self._started = None
         cgroups.remove()
         _remove(layout.state)
         layout.record.unlink(missing_ok=True)
@@ -173,6 +177,7 @@ class OwnCluster:
                 start_new_session=True,  # Ctrl-C is for us alone: we end it in order
             )
         Process.of(process.pid).write(layout.record)
+        self._started = process  # to be waited for by `down`, should that be ours to do
         alive = self._alive(process)
         with stage("API server"):
             _until((layout.state / "components.json").exists, alive)

@@ -1,0 +1,142 @@
+"""Records what a cluster says over time, and finds for how long its parts disagreed."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import IO, Any
+
+from e2e.cluster.kube import Kube
+
+Object = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """An object as it was from a time on (seconds of a monotonic clock); None: it is gone."""
+
+    at_s: float
+    kind: str
+    name: str
+    body: Object | None
+
+
+@dataclass(slots=True)
+class Record:
+    """What was seen, in order."""
+
+    seen: list[Seen] = field(default_factory=list)
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def add(self, each: Seen) -> None:
+        """Adds what a watch said."""
+        with self.lock:
+            self.seen.append(each)
+
+
+State = dict[tuple[str, str], Object]
+"""Objects by kind and name."""
+
+
+def disagreements(seen: Iterable[Seen], agree: Callable[[State], bool], end_s: float) -> list[tuple[float, float]]:
+    """The times (start, length, in seconds) in which the objects didn't agree, up to `end_s`."""
+    state: State = {}
+    since: float | None = None
+    found = []
+    for each in sorted(seen, key=lambda s: s.at_s):
+        if each.body is None:
+            state.pop((each.kind, each.name), None)
+        else:
+            state[each.kind, each.name] = each.body
+        agreed = agree(state)
+        if not agreed and since is None:
+            since = each.at_s
+        elif agreed and since is not None:
+            found.append((since, each.at_s - since))
+            since = None
+    if since is not None:
+        found.append((since, end_s - since))
+    return found
+
+
+def events(lines: Iterable[str]) -> Iterator[Object]:
+    """The events of kubectl's stream, one a line."""
+    for line in lines:
+        if line.strip():
+            yield json.loads(line)
+
+
+@contextmanager
+def recording(kube: Kube, watches: dict[str, list[str]]) -> Iterator[Record]:
+    """Records objects while a block runs; `watches`: kind -> what `kubectl get` is asked for."""
+    record = Record()
+    processes, threads = [], []
+    for kind, arguments in watches.items():
+        command = [*kube.cluster.kubectl(), "-n", kube.namespace, "get", *arguments]
+        command += ["--watch", "--output-watch-events", "-o", "json"]
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True)
+        assert process.stdout is not None
+        thread = threading.Thread(target=_read, args=(record, kind, process.stdout))
+        thread.start()
+        processes.append(process)
+        threads.append(thread)
+    try:
+        yield record
+    finally:
+        for process in processes:
+            process.terminate()
+            process.wait()
+        for thread in threads:
+            thread.join()
+
+
+def _read(record: Record, kind: str, stream: IO[str]) -> None:
+    with stream:
+        for event in events(stream):
+            body = None if event["type"] == "DELETED" else event["object"]
+            record.add(Seen(time.monotonic(), kind, event["object"]["metadata"]["name"], body))
+
+
+def ready_pods(state: State) -> int:
+    """How many pods are ready and not about to go."""
+    return sum(
+        any(c["type"] == "Ready" and c["status"] == "True" for c in body.get("status", {}).get("conditions", ()))
+        for (kind, _), body in state.items()
+        if kind == "pod" and "deletionTimestamp" not in body["metadata"]
+    )
+
+
+def pool_agrees(state: State) -> bool:
+    """Whether a pool's count, and its word that it is Ready, are what its pods say."""
+    for (kind, _), body in state.items():
+        if kind == "pool":
+            status, ready = body.get("status", {}), ready_pods(state)
+            conditions = {c["type"]: c["status"] for c in status.get("conditions", ())}
+            if status.get("readyReplicas", 0) != ready:
+                return False
+            if conditions.get("Ready") == "True" and ready < body["spec"]["replicas"]:
+                return False
+    return True
+
+
+@contextmanager
+def honest(kube: Kube, pool: str, within_s: float) -> Iterator[None]:
+    """A pool's status agrees with its pods while a block runs, and so long after it, but for so long at a time.
+
+    Raises:
+        AssertionError: It didn't.
+    """
+    watches = {"pool": [f"epool/{pool}"], "pod": ["pods", "-l", f"tartlet.dev/pool={pool}"]}
+    with recording(kube, watches) as record:
+        yield
+        time.sleep(within_s)
+    found = disagreements(record.seen, pool_agrees, time.monotonic())
+    longest = max([length for _, length in found], default=0.0)
+    print(f"  its status and its pods disagreed {len(found)} times, for {longest:.1f} s at most", flush=True)
+    if not record.seen or longest > within_s:
+        raise AssertionError(f"{len(record.seen)} events; disagreements (start, length): {found}")
