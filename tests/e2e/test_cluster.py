@@ -48,7 +48,7 @@ def test_the_command_line_takes_tls_files_from_flags_and_environment(pair: Clust
     assert (listed.returncode, listed.stdout.split()[0]) == (0, "PROGRAM"), listed.stderr
     refused = tartlet_cli(pair.directory, "ps", "--server", pair.runtimes[0])
     assert refused.returncode != 0
-    assert "give TLS files" in refused.stderr
+    assert "give --tls-certificate" in refused.stderr
 
 
 async def test_tcp_without_tls_is_refused_by_client_and_role(pair: Cluster, tmp_path: Path) -> None:
