@@ -14,6 +14,7 @@ from typing import Any
 
 import yaml
 
+from tartlet_common.generated import write_or_check
 from tartlet_operator.api import GROUP, RESOURCES, VERSION, Resource
 from tartlet_operator.api.common import Column
 from tartlet_operator.reasons import MEANING, EventReason, Reason
@@ -170,15 +171,7 @@ def files() -> dict[Path, str]:
 
 def main(argv: list[str]) -> int:
     """Write the files, or with --check compare them."""
-    stale = False
-    for path, text in files().items():
-        if "--check" not in argv:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(text)
-        elif not path.exists() or path.read_text() != text:
-            sys.stderr.write(f"{path} is stale: run `make generate`\n")
-            stale = True
-    return int(stale)
+    return write_or_check(files(), argv, root=Path(), command="`make generate`")
 
 
 if __name__ == "__main__":

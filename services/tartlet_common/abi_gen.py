@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from tartlet_common import abi
+from tartlet_common.generated import write_or_check
 
 TARGET = Path("inferlets/sdk/python/inferlet/_abi.py")
 FORMATS = {"u2": "H", "u4": "I", "u8": "Q", "f4": "f"}
@@ -63,14 +64,7 @@ def generate() -> str:
 
 def main(argv: list[str], root: Path) -> int:
     """Write the copy, or with `--check` say whether it is fresh; the exit status."""
-    target, text = root / TARGET, generate()
-    if "--check" in argv:
-        if target.exists() and target.read_text(encoding="utf-8") == text:
-            return 0
-        sys.stderr.write(f"{TARGET} is stale: run python -m tartlet_common.abi_gen\n")
-        return 1
-    target.write_text(text, encoding="utf-8")
-    return 0
+    return write_or_check({TARGET: generate()}, argv, root=root, command="python -m tartlet_common.abi_gen")
 
 
 if __name__ == "__main__":

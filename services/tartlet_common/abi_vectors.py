@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from tartlet_common.abi import Event, Flag, Op, Priority, Writer, u32
+from tartlet_common.generated import write_or_check
 
 TARGET = Path("inferlets/sdk/vectors/abi.json")
 QUEUE = 3
@@ -245,14 +246,7 @@ def generate() -> str:
 
 def main(argv: list[str], root: Path) -> int:
     """Write the vectors, or with `--check` say whether they are fresh; the exit status."""
-    target, text = root / TARGET, generate()
-    if "--check" in argv:
-        if target.exists() and target.read_text(encoding="utf-8") == text:
-            return 0
-        sys.stderr.write(f"{TARGET} is stale: run python -m tartlet_common.abi_vectors\n")
-        return 1
-    target.write_text(text, encoding="utf-8")
-    return 0
+    return write_or_check({TARGET: generate()}, argv, root=root, command="python -m tartlet_common.abi_vectors")
 
 
 if __name__ == "__main__":

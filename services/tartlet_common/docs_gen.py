@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from tartlet_common.access import ACCESS, IDENTITIES
+from tartlet_common.generated import write_or_check
 from tartlet_common.paths import cache_dir, run_dir
 from tartlet_common.settings import ROLES
 
@@ -89,14 +90,8 @@ def security() -> str:
 
 def main(argv: list[str]) -> int:
     """Write the files, or with --check compare them."""
-    stale = False
-    for path, text in ((CONFIGURATION, configuration()), (SECURITY, security())):
-        if "--check" not in argv:
-            path.write_text(text)
-        elif not path.exists() or path.read_text() != text:
-            sys.stderr.write(f"{path} is stale: run `make generate`\n")
-            stale = True
-    return int(stale)
+    files = {CONFIGURATION: configuration(), SECURITY: security()}
+    return write_or_check(files, argv, root=Path(), command="`make generate`")
 
 
 if __name__ == "__main__":

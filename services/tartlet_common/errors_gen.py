@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from tartlet_common.errors import REGISTRY, TartletError
+from tartlet_common.generated import write_or_check
 
 SDK = Path("inferlets/sdk/python/inferlet/_errors.py")
 DOCS = Path("docs/errors.md")
@@ -131,15 +132,7 @@ def generate() -> dict[Path, str]:
 
 def main(argv: list[str], root: Path) -> int:
     """Write the files, or with `--check` say whether they are fresh; the exit status."""
-    stale = 0
-    for path, text in generate().items():
-        target = root / path
-        if "--check" not in argv:
-            target.write_text(text, encoding="utf-8")
-        elif not target.exists() or target.read_text(encoding="utf-8") != text:
-            sys.stderr.write(f"{path} is stale: run python -m tartlet_common.errors_gen\n")
-            stale = 1
-    return stale
+    return write_or_check(generate(), argv, root=root, command="python -m tartlet_common.errors_gen")
 
 
 if __name__ == "__main__":

@@ -1,0 +1,25 @@
+"""Files that are generated and checked in: written, or with `--check` compared with what would be written."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+
+def write_or_check(files: Mapping[Path, str], argv: list[str], *, root: Path, command: str) -> int:
+    """Write `files` (path below `root`, text), or with `--check` in `argv` say which of them are stale.
+
+    Returns:
+        The exit status: 1 if a file is stale, whose refreshing `command` is named on standard error.
+    """
+    status = 0
+    for path, text in files.items():
+        target = root / path
+        if "--check" not in argv:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_text(text, encoding="utf-8")
+        elif not target.exists() or target.read_text(encoding="utf-8") != text:
+            sys.stderr.write(f"{path} is stale: run {command}\n")
+            status = 1
+    return status
