@@ -10,7 +10,7 @@ import shutil
 import struct
 import tempfile
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 
 import pytest
@@ -46,29 +46,18 @@ def injects(fault: str) -> Callable[[Injection], Injection]:
     return add
 
 
-@pytest.fixture(scope="module")
-def shared() -> Iterator[Serving]:
-    """One server takes all faults, one after the other."""
-    directory = Path(tempfile.mkdtemp(prefix="tt-"))
-    try:
-        with serving(directory) as running:
-            yield running
-    finally:
-        shutil.rmtree(directory, ignore_errors=True)
-
-
 def test_the_table_and_the_injections_name_the_same_faults() -> None:
     assert len(ROWS) >= 20
     assert set(INJECTIONS) == set(ROWS)
 
 
 @pytest.mark.parametrize("fault", sorted(ROWS))
-async def test_a_fault_ends_as_the_table_says(shared: Serving, fault: str) -> None:
+async def test_a_fault_ends_as_the_table_says(server: Serving, fault: str) -> None:
     row = ROWS[fault]
-    async with client_of(shared) as client:
+    async with client_of(server) as client:
         async with bystander(client, survives=fault != "runtime-killed"):
             start = time.monotonic()
-            error = await INJECTIONS[fault](shared, client)
+            error = await INJECTIONS[fault](server, client)
             took_s = time.monotonic() - start
             await until_a_launch_succeeds(client, row, start)
         if row.ends_as is None:
@@ -362,9 +351,9 @@ def _step(directory: Path, env: dict[str, str], offset: Path) -> TartletError | 
         return run.wait().error
 
 
-def test_nothing_is_left_of_all_that(shared: Serving) -> None:
+def test_nothing_is_left_of_all_that(server: Serving) -> None:
     async def look() -> None:
-        async with client_of(shared) as client:
+        async with client_of(server) as client:
             assert [p["held"] for p in await pools(client)] == [0, 0, 0]
 
     asyncio.run(look())
