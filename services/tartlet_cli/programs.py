@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from tartlet_cli import exits
 from tartlet_cli.calls import send_lines, with_client
-from tartlet_cli.options import PROGRAM_ARGS, json_option, limit_options, server_option, wants_help
+from tartlet_cli.options import PROGRAM_ARGS, json_option, limit_options, seed_bytes, server_option, wants_help
 
 if TYPE_CHECKING:
     from tartlet.client import AsyncClient, Run
@@ -27,6 +28,7 @@ _SILENCE_S = 0.3  # `logs` without --follow takes so long a pause for the end of
 @click.option("--inferlet", is_flag=True, help="FILE is the name of a program in the catalogue.")
 @click.option("--key", default="", help="Idempotency key: a second launch with it gives the first one's program.")
 @click.option("--count", type=click.IntRange(1, 100_000), default=1, help="Launch this many.")
+@click.option("--seed", type=int, help="Decides the program's randomness; with --count, the next ones get the next.")
 @limit_options
 @server_option
 @json_option
@@ -62,9 +64,13 @@ def launch(ctx: click.Context, /, file: str, args: tuple[str, ...], **options: A
         limits=limits,
         idempotency_key=options["key"],
     )
+    seed, count = options["seed"], options["count"]
+    specs = [spec] * count
+    if seed is not None:
+        specs = [replace(spec, seed=seed_bytes(seed + i)) for i in range(count)]
 
     async def work(client: AsyncClient) -> list[Accepted | TartletError]:
-        return await client.launch_many([spec] * options["count"])
+        return await client.launch_many(specs)
 
     answers = with_client(options["server"], work)
     code = 0

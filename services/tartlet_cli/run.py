@@ -17,7 +17,7 @@ import click
 
 from tartlet_cli import exits
 from tartlet_cli.calls import connect, send_lines
-from tartlet_cli.options import PROGRAM_ARGS, json_option, limit_options, server_option, wants_help
+from tartlet_cli.options import PROGRAM_ARGS, json_option, limit_options, seed_bytes, server_option, wants_help
 from tartlet_common.errors import InvalidSource
 
 _NATIVE_GRACE_S = 2.0
@@ -39,6 +39,7 @@ class RunOptions:
     as_json: bool
     durable: bool
     config: Path | None
+    inferlet: bool
     limits: dict[str, Any]
 
 
@@ -46,10 +47,13 @@ class RunOptions:
 @click.argument("file")
 @click.argument("args", nargs=-1, type=click.UNPROCESSED)
 @click.option(
-    "--model", metavar="PATH", help="Checkpoint directory (with --server: a model's name). Default: the demo model."
+    "--model",
+    metavar="PATH",
+    help="Checkpoint directory (on a server: a model's name). Default: the demo model (the server's first).",
 )
 @click.option("--engine", type=click.Choice(["torch", "fake"]), default="torch", show_default=True, help="Backend.")
 @server_option
+@click.option("--inferlet", is_flag=True, help="FILE is the name of a program in a server's catalogue.")
 @click.option("--native", is_flag=True, help="Run the file as an ordinary process, so that pdb works.")
 @click.option("--interactive", is_flag=True, help="Send each line of standard input to the program as a message.")
 @click.option("--seed", type=int, help="Decides the program's randomness.")
@@ -71,12 +75,15 @@ def run(ctx: click.Context, /, file: str, args: tuple[str, ...], **options: Any)
       tartlet run --native my_program.py          # pdb and prints work
       tartlet run --engine fake my_program.py     # no model, no torch
       tartlet run --server local my_program.py    # on a running `tartlet serve`
+      tartlet run --inferlet agent                # there, by its name in the catalogue
       tartlet run --interactive chat.py           # your lines are its messages
       tartlet run my_program.py -- --seed 3       # --seed for the program
     """  # noqa: D301 - \b is click's mark for a paragraph not to be wrapped
     wants_help(file, ctx)
     if options["native"] and options["interactive"]:
         raise click.UsageError("--interactive: standard input is the program's own with --native", ctx)
+    if options["native"] and options["inferlet"]:
+        raise click.UsageError("--inferlet: only a file can run as a process (--native)", ctx)
     limits = {
         "deadline_s": options["deadline_s"],
         "pages": options["max_pages"],
@@ -95,6 +102,7 @@ def run(ctx: click.Context, /, file: str, args: tuple[str, ...], **options: Any)
         as_json=options["as_json"],
         durable=not options["no_journal"],
         config=options["config"],
+        inferlet=options["inferlet"],
         limits=limits,
     )
     raise SystemExit(execute(chosen))
@@ -143,7 +151,7 @@ class _Session:
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             loop.add_signal_handler(number, self._interrupt, task)
         try:
-            if self._options.server:
+            if self._options.server or self._options.inferlet:  # a catalogue is a running server's
                 return await self._run_on(self._options.server, source, self._options.model or "")
             async with self._own_stack() as stack:
                 return await self._run_on(stack.address, source, "")
@@ -157,6 +165,8 @@ class _Session:
     def _source(self) -> Any:
         from tartlet.model import Language, Source
 
+        if self._options.inferlet:
+            return None
         return Source.from_file(self._options.file, Language.NATIVE if self._options.native else None)
 
     def _interrupt(self, task: asyncio.Task[Any]) -> None:
@@ -209,11 +219,12 @@ class _Session:
         options = self._options
         spec = LaunchSpec(
             source=source,
+            inferlet=options.file if options.inferlet else "",
             args=options.args,
             model=model,
             limits=Limits(**options.limits),
             durable=options.durable,
-            seed=b"" if options.seed is None else (options.seed % (1 << 128)).to_bytes(16, "little"),
+            seed=seed_bytes(options.seed),
         )
         async with connect(server) as client:
             run = await client.run(spec=spec)

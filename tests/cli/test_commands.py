@@ -361,11 +361,30 @@ def test_a_program_is_named_listed_launched_by_its_name_and_forgotten(server: Se
     assert entry == {"name": "greet", "language": "python", "file": "greet.py", "model": "", "description": "greets"}
     launched = out(server.run_dir, "launch", "--inferlet", "greet", "you").strip()
     assert "hello you" in out(server.run_dir, "attach", launched)
+    assert out(server.run_dir, "run", "--inferlet", "greet", "--quiet", "you") == "hello you\n"
     out(server.run_dir, "catalogue", "delete", "greet")
     assert json.loads(out(server.run_dir, "catalogue", "list", "--json")) == []
-    gone = tartlet_cli(server.run_dir, "launch", "--inferlet", "greet", "you")
-    assert gone.returncode != 0
-    assert "greet" in gone.stderr
+    for name in ("launch", "run"):
+        gone = tartlet_cli(server.run_dir, name, "--inferlet", "greet", "you")
+        assert gone.returncode == exits.USAGE
+        assert "no inferlet named 'greet'" in gone.stderr
+
+
+def test_a_catalogue_is_a_running_servers(run_dir: Path) -> None:
+    result = tartlet_cli(run_dir, "run", "--inferlet", "greet")
+    assert (result.returncode, result.stdout) == (exits.SYSTEM, "")
+    assert "there is no such socket\nStart it with `tartlet serve`" in result.stderr
+    native = tartlet_cli(run_dir, "run", "--native", "--inferlet", "greet")
+    assert (native.returncode, "--inferlet" in native.stderr) == (exits.USAGE, True)
+
+
+def test_a_seed_decides_what_a_program_draws(server: Serving, run_dir: Path) -> None:
+    file = run_dir / "draws.py"
+    file.write_text("import random\n\ndef main():\n    return random.random()\n")
+    ran = [out(server.run_dir, "run", "--server", "local", "--quiet", "--seed", seed, str(file)) for seed in ("7", "8")]
+    launched = out(server.run_dir, "launch", "--seed", "7", "--count", "2", str(file)).split()
+    assert [out(server.run_dir, "attach", program) for program in launched] == ran
+    assert ran[0] != ran[1]
 
 
 def test_a_role_lists_its_own_flags(run_dir: Path) -> None:
