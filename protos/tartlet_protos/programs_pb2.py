@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from tartlet_protos import common_pb2 as tartlet_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19tartlet/v1/programs.proto\x12\ntartlet.v1\x1a\x17tartlet/v1/common.proto\"5\n\x0fValidateRequest\x12\"\n\x06source\x18\x01 \x01(\x0b\x32\x12.tartlet.v1.Source\"A\n\rValidateReply\x12\x0e\n\x06\x64igest\x18\x01 \x01(\t\x12 \n\x05\x65rror\x18\x02 \x01(\x0b\x32\x11.tartlet.v1.Error\"\xc8\x02\n\nLaunchSpec\x12\"\n\x06source\x18\x01 \x01(\x0b\x32\x12.tartlet.v1.Source\x12\x10\n\x08inferlet\x18\x02 \x01(\t\x12\x0c\n\x04\x61rgs\x18\x03 \x03(\t\x12\r\n\x05model\x18\x04 \x01(\t\x12\"\n\x06limits\x18\x05 \x01(\x0b\x32\x12.tartlet.v1.Limits\x12\x0e\n\x06tenant\x18\x06 \x01(\t\x12\x17\n\x0fidempotency_key\x18\x07 \x01(\t\x12\x0e\n\x06\x61ttach\x18\x08 \x01(\x08\x12\x0b\n\x03tie\x18\t \x01(\x08\x12\x0f\n\x07\x64urable\x18\n \x01(\x08\x12\x0c\n\x04seed\x18\x0b \x01(\x0c\x12\x30\n\x05trace\x18\x0c \x03(\x0b\x32!.tartlet.v1.LaunchSpec.TraceEntry\x1a,\n\nTraceEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"6\n\rLaunchRequest\x12%\n\x05specs\x18\x01 \x03(\x0b\x32\x16.tartlet.v1.LaunchSpec\"\xbb\x02\n\x0cProgramEvent\x12\r\n\x05index\x18\x01 \x01(\r\x12\x12\n\nprogram_id\x18\x02 \x01(\t\x12+\n\x04kind\x18\x03 \x01(\x0e\x32\x1d.tartlet.v1.ProgramEvent.Kind\x12\x0e\n\x06offset\x18\x04 \x01(\x04\x12\x0c\n\x04\x64\x61ta\x18\x05 \x01(\x0c\x12\x0f\n\x07success\x18\x06 \x01(\x08\x12 \n\x05\x65rror\x18\x07 \x01(\x0b\x32\x11.tartlet.v1.Error\x12 \n\x05usage\x18\x08 \x01(\x0b\x32\x11.tartlet.v1.Usage\"h\n\x04Kind\x12\x14\n\x10KIND_UNSPECIFIED\x10\x00\x12\x0c\n\x08\x41\x43\x43\x45PTED\x10\x01\x12\x0c\n\x08REJECTED\x10\x02\x12\x0b\n\x07MESSAGE\x10\x03\x12\n\n\x06STDOUT\x10\x04\x12\n\n\x06STDERR\x10\x05\x12\t\n\x05\x45NDED\x10\x06\"9\n\rProgramEvents\x12(\n\x06\x65vents\x18\x01 \x03(\x0b\x32\x18.tartlet.v1.ProgramEvent\"\x97\x01\n\x05Usage\x12\x16\n\x0esampled_tokens\x18\x01 \x01(\x04\x12\x14\n\x0cinput_tokens\x18\x02 \x01(\x04\x12\x15\n\rfirst_token_s\x18\x03 \x01(\x01\x12\x13\n\x0bper_token_s\x18\x04 \x01(\x01\x12\x0e\n\x06wall_s\x18\x05 \x01(\x01\x12\x10\n\x08\x63ommands\x18\x06 \x01(\x04\x12\x12\n\npeak_pages\x18\x07 \x01(\r\".\n\x08\x41ttachTo\x12\x12\n\nprogram_id\x18\x01 \x01(\t\x12\x0e\n\x06offset\x18\x02 \x01(\x04\"7\n\rAttachRequest\x12&\n\x08programs\x18\x01 \x03(\x0b\x32\x14.tartlet.v1.AttachTo\"/\n\x08SendItem\x12\x12\n\nprogram_id\x18\x01 \x01(\t\x12\x0f\n\x07message\x18\x02 \x01(\x0c\"2\n\x0bSendRequest\x12#\n\x05items\x18\x01 \x03(\x0b\x32\x14.tartlet.v1.SendItem\".\n\tSendReply\x12!\n\x06\x65rrors\x18\x01 \x03(\x0b\x32\x11.tartlet.v1.Error\"2\n\x0bKillRequest\x12\x13\n\x0bprogram_ids\x18\x01 \x03(\t\x12\x0e\n\x06reason\x18\x02 \x01(\t\".\n\tKillReply\x12!\n\x06\x65rrors\x18\x01 \x03(\x0b\x32\x11.tartlet.v1.Error\"\xe8\x01\n\x0bProgramInfo\x12\x12\n\nprogram_id\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\r\n\x05state\x18\x03 \x01(\t\x12\x0e\n\x06tenant\x18\x04 \x01(\t\x12\x16\n\x0estarted_unix_s\x18\x05 \x01(\x01\x12\r\n\x05\x61ge_s\x18\x06 \x01(\x01\x12 \n\x05usage\x18\x07 \x01(\x0b\x32\x11.tartlet.v1.Usage\x12 \n\x05\x65rror\x18\x08 \x01(\x0b\x32\x11.tartlet.v1.Error\x12\r\n\x05model\x18\t \x01(\t\x12\r\n\x05pages\x18\n \x01(\r\x12\x0f\n\x07runtime\x18\x0b \x01(\t\"*\n\x0bListRequest\x12\x0b\n\x03\x61ll\x18\x01 \x01(\x08\x12\x0e\n\x06tenant\x18\x02 \x01(\t\"K\n\tListReply\x12)\n\x08programs\x18\x01 \x03(\x0b\x32\x17.tartlet.v1.ProgramInfo\x12\x13\n\x0bunreachable\x18\x02 \x03(\t\"\x15\n\x13RuntimeStateRequest\"\xc8\x01\n\x11RuntimeStateReply\x12\x0f\n\x07version\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\x12\x0f\n\x07running\x18\x03 \x01(\r\x12\x10\n\x08\x63\x61pacity\x18\x04 \x01(\r\x12\x19\n\x11\x63ontrol_connected\x18\x05 \x01(\x08\x12\x1a\n\x12\x63ontrol_state_json\x18\x06 \x01(\t\x12\x11\n\tcomponent\x18\x07 \x01(\t\x12\x10\n\x08\x62oundary\x18\x08 \x01(\t\x12\x0e\n\x06spares\x18\t \x01(\r2\x88\x04\n\x08Programs\x12\x42\n\x08Validate\x12\x1b.tartlet.v1.ValidateRequest\x1a\x19.tartlet.v1.ValidateReply\x12<\n\x06Upload\x12\x15.tartlet.v1.BlobChunk\x1a\x19.tartlet.v1.ValidateReply(\x01\x12@\n\x06Launch\x12\x19.tartlet.v1.LaunchRequest\x1a\x19.tartlet.v1.ProgramEvents0\x01\x12@\n\x06\x41ttach\x12\x19.tartlet.v1.AttachRequest\x1a\x19.tartlet.v1.ProgramEvents0\x01\x12\x36\n\x04Send\x12\x17.tartlet.v1.SendRequest\x1a\x15.tartlet.v1.SendReply\x12\x36\n\x04Kill\x12\x17.tartlet.v1.KillRequest\x1a\x15.tartlet.v1.KillReply\x12\x36\n\x04List\x12\x17.tartlet.v1.ListRequest\x1a\x15.tartlet.v1.ListReply\x12N\n\x0cRuntimeState\x12\x1f.tartlet.v1.RuntimeStateRequest\x1a\x1d.tartlet.v1.RuntimeStateReplyb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19tartlet/v1/programs.proto\x12\ntartlet.v1\x1a\x17tartlet/v1/common.proto\"5\n\x0fValidateRequest\x12\"\n\x06source\x18\x01 \x01(\x0b\x32\x12.tartlet.v1.Source\"A\n\rValidateReply\x12\x0e\n\x06\x64igest\x18\x01 \x01(\t\x12 \n\x05\x65rror\x18\x02 \x01(\x0b\x32\x11.tartlet.v1.Error\"\xc8\x02\n\nLaunchSpec\x12\"\n\x06source\x18\x01 \x01(\x0b\x32\x12.tartlet.v1.Source\x12\x10\n\x08inferlet\x18\x02 \x01(\t\x12\x0c\n\x04\x61rgs\x18\x03 \x03(\t\x12\r\n\x05model\x18\x04 \x01(\t\x12\"\n\x06limits\x18\x05 \x01(\x0b\x32\x12.tartlet.v1.Limits\x12\x0e\n\x06tenant\x18\x06 \x01(\t\x12\x17\n\x0fidempotency_key\x18\x07 \x01(\t\x12\x0e\n\x06\x61ttach\x18\x08 \x01(\x08\x12\x0b\n\x03tie\x18\t \x01(\x08\x12\x0f\n\x07\x64urable\x18\n \x01(\x08\x12\x0c\n\x04seed\x18\x0b \x01(\x0c\x12\x30\n\x05trace\x18\x0c \x03(\x0b\x32!.tartlet.v1.LaunchSpec.TraceEntry\x1a,\n\nTraceEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"6\n\rLaunchRequest\x12%\n\x05specs\x18\x01 \x03(\x0b\x32\x16.tartlet.v1.LaunchSpec\"\xbb\x02\n\x0cProgramEvent\x12\r\n\x05index\x18\x01 \x01(\r\x12\x12\n\nprogram_id\x18\x02 \x01(\t\x12+\n\x04kind\x18\x03 \x01(\x0e\x32\x1d.tartlet.v1.ProgramEvent.Kind\x12\x0e\n\x06offset\x18\x04 \x01(\x04\x12\x0c\n\x04\x64\x61ta\x18\x05 \x01(\x0c\x12\x0f\n\x07success\x18\x06 \x01(\x08\x12 \n\x05\x65rror\x18\x07 \x01(\x0b\x32\x11.tartlet.v1.Error\x12 \n\x05usage\x18\x08 \x01(\x0b\x32\x11.tartlet.v1.Usage\"h\n\x04Kind\x12\x14\n\x10KIND_UNSPECIFIED\x10\x00\x12\x0c\n\x08\x41\x43\x43\x45PTED\x10\x01\x12\x0c\n\x08REJECTED\x10\x02\x12\x0b\n\x07MESSAGE\x10\x03\x12\n\n\x06STDOUT\x10\x04\x12\n\n\x06STDERR\x10\x05\x12\t\n\x05\x45NDED\x10\x06\"9\n\rProgramEvents\x12(\n\x06\x65vents\x18\x01 \x03(\x0b\x32\x18.tartlet.v1.ProgramEvent\"\xae\x01\n\x05Usage\x12\x16\n\x0esampled_tokens\x18\x01 \x01(\x04\x12\x14\n\x0cinput_tokens\x18\x02 \x01(\x04\x12\x15\n\rfirst_token_s\x18\x03 \x01(\x01\x12\x13\n\x0bper_token_s\x18\x04 \x01(\x01\x12\x0e\n\x06wall_s\x18\x05 \x01(\x01\x12\x10\n\x08\x63ommands\x18\x06 \x01(\x04\x12\x12\n\npeak_pages\x18\x07 \x01(\r\x12\x15\n\rdistributions\x18\x08 \x01(\x04\".\n\x08\x41ttachTo\x12\x12\n\nprogram_id\x18\x01 \x01(\t\x12\x0e\n\x06offset\x18\x02 \x01(\x04\"7\n\rAttachRequest\x12&\n\x08programs\x18\x01 \x03(\x0b\x32\x14.tartlet.v1.AttachTo\"/\n\x08SendItem\x12\x12\n\nprogram_id\x18\x01 \x01(\t\x12\x0f\n\x07message\x18\x02 \x01(\x0c\"2\n\x0bSendRequest\x12#\n\x05items\x18\x01 \x03(\x0b\x32\x14.tartlet.v1.SendItem\".\n\tSendReply\x12!\n\x06\x65rrors\x18\x01 \x03(\x0b\x32\x11.tartlet.v1.Error\"2\n\x0bKillRequest\x12\x13\n\x0bprogram_ids\x18\x01 \x03(\t\x12\x0e\n\x06reason\x18\x02 \x01(\t\".\n\tKillReply\x12!\n\x06\x65rrors\x18\x01 \x03(\x0b\x32\x11.tartlet.v1.Error\"\xe8\x01\n\x0bProgramInfo\x12\x12\n\nprogram_id\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\r\n\x05state\x18\x03 \x01(\t\x12\x0e\n\x06tenant\x18\x04 \x01(\t\x12\x16\n\x0estarted_unix_s\x18\x05 \x01(\x01\x12\r\n\x05\x61ge_s\x18\x06 \x01(\x01\x12 \n\x05usage\x18\x07 \x01(\x0b\x32\x11.tartlet.v1.Usage\x12 \n\x05\x65rror\x18\x08 \x01(\x0b\x32\x11.tartlet.v1.Error\x12\r\n\x05model\x18\t \x01(\t\x12\r\n\x05pages\x18\n \x01(\r\x12\x0f\n\x07runtime\x18\x0b \x01(\t\"*\n\x0bListRequest\x12\x0b\n\x03\x61ll\x18\x01 \x01(\x08\x12\x0e\n\x06tenant\x18\x02 \x01(\t\"K\n\tListReply\x12)\n\x08programs\x18\x01 \x03(\x0b\x32\x17.tartlet.v1.ProgramInfo\x12\x13\n\x0bunreachable\x18\x02 \x03(\t\"\x15\n\x13RuntimeStateRequest\"\xc8\x01\n\x11RuntimeStateReply\x12\x0f\n\x07version\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\x12\x0f\n\x07running\x18\x03 \x01(\r\x12\x10\n\x08\x63\x61pacity\x18\x04 \x01(\r\x12\x19\n\x11\x63ontrol_connected\x18\x05 \x01(\x08\x12\x1a\n\x12\x63ontrol_state_json\x18\x06 \x01(\t\x12\x11\n\tcomponent\x18\x07 \x01(\t\x12\x10\n\x08\x62oundary\x18\x08 \x01(\t\x12\x0e\n\x06spares\x18\t \x01(\r2\x88\x04\n\x08Programs\x12\x42\n\x08Validate\x12\x1b.tartlet.v1.ValidateRequest\x1a\x19.tartlet.v1.ValidateReply\x12<\n\x06Upload\x12\x15.tartlet.v1.BlobChunk\x1a\x19.tartlet.v1.ValidateReply(\x01\x12@\n\x06Launch\x12\x19.tartlet.v1.LaunchRequest\x1a\x19.tartlet.v1.ProgramEvents0\x01\x12@\n\x06\x41ttach\x12\x19.tartlet.v1.AttachRequest\x1a\x19.tartlet.v1.ProgramEvents0\x01\x12\x36\n\x04Send\x12\x17.tartlet.v1.SendRequest\x1a\x15.tartlet.v1.SendReply\x12\x36\n\x04Kill\x12\x17.tartlet.v1.KillRequest\x1a\x15.tartlet.v1.KillReply\x12\x36\n\x04List\x12\x17.tartlet.v1.ListRequest\x1a\x15.tartlet.v1.ListReply\x12N\n\x0cRuntimeState\x12\x1f.tartlet.v1.RuntimeStateRequest\x1a\x1d.tartlet.v1.RuntimeStateReplyb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -51,31 +51,31 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_PROGRAMEVENTS']._serialized_start=893
   _globals['_PROGRAMEVENTS']._serialized_end=950
   _globals['_USAGE']._serialized_start=953
-  _globals['_USAGE']._serialized_end=1104
-  _globals['_ATTACHTO']._serialized_start=1106
-  _globals['_ATTACHTO']._serialized_end=1152
-  _globals['_ATTACHREQUEST']._serialized_start=1154
-  _globals['_ATTACHREQUEST']._serialized_end=1209
-  _globals['_SENDITEM']._serialized_start=1211
-  _globals['_SENDITEM']._serialized_end=1258
-  _globals['_SENDREQUEST']._serialized_start=1260
-  _globals['_SENDREQUEST']._serialized_end=1310
-  _globals['_SENDREPLY']._serialized_start=1312
-  _globals['_SENDREPLY']._serialized_end=1358
-  _globals['_KILLREQUEST']._serialized_start=1360
-  _globals['_KILLREQUEST']._serialized_end=1410
-  _globals['_KILLREPLY']._serialized_start=1412
-  _globals['_KILLREPLY']._serialized_end=1458
-  _globals['_PROGRAMINFO']._serialized_start=1461
-  _globals['_PROGRAMINFO']._serialized_end=1693
-  _globals['_LISTREQUEST']._serialized_start=1695
-  _globals['_LISTREQUEST']._serialized_end=1737
-  _globals['_LISTREPLY']._serialized_start=1739
-  _globals['_LISTREPLY']._serialized_end=1814
-  _globals['_RUNTIMESTATEREQUEST']._serialized_start=1816
-  _globals['_RUNTIMESTATEREQUEST']._serialized_end=1837
-  _globals['_RUNTIMESTATEREPLY']._serialized_start=1840
-  _globals['_RUNTIMESTATEREPLY']._serialized_end=2040
-  _globals['_PROGRAMS']._serialized_start=2043
-  _globals['_PROGRAMS']._serialized_end=2563
+  _globals['_USAGE']._serialized_end=1127
+  _globals['_ATTACHTO']._serialized_start=1129
+  _globals['_ATTACHTO']._serialized_end=1175
+  _globals['_ATTACHREQUEST']._serialized_start=1177
+  _globals['_ATTACHREQUEST']._serialized_end=1232
+  _globals['_SENDITEM']._serialized_start=1234
+  _globals['_SENDITEM']._serialized_end=1281
+  _globals['_SENDREQUEST']._serialized_start=1283
+  _globals['_SENDREQUEST']._serialized_end=1333
+  _globals['_SENDREPLY']._serialized_start=1335
+  _globals['_SENDREPLY']._serialized_end=1381
+  _globals['_KILLREQUEST']._serialized_start=1383
+  _globals['_KILLREQUEST']._serialized_end=1433
+  _globals['_KILLREPLY']._serialized_start=1435
+  _globals['_KILLREPLY']._serialized_end=1481
+  _globals['_PROGRAMINFO']._serialized_start=1484
+  _globals['_PROGRAMINFO']._serialized_end=1716
+  _globals['_LISTREQUEST']._serialized_start=1718
+  _globals['_LISTREQUEST']._serialized_end=1760
+  _globals['_LISTREPLY']._serialized_start=1762
+  _globals['_LISTREPLY']._serialized_end=1837
+  _globals['_RUNTIMESTATEREQUEST']._serialized_start=1839
+  _globals['_RUNTIMESTATEREQUEST']._serialized_end=1860
+  _globals['_RUNTIMESTATEREPLY']._serialized_start=1863
+  _globals['_RUNTIMESTATEREPLY']._serialized_end=2063
+  _globals['_PROGRAMS']._serialized_start=2066
+  _globals['_PROGRAMS']._serialized_end=2586
 # @@protoc_insertion_point(module_scope)

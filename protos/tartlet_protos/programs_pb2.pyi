@@ -276,16 +276,19 @@ class Usage(_message.Message):
     WALL_S_FIELD_NUMBER: _builtins.int
     COMMANDS_FIELD_NUMBER: _builtins.int
     PEAK_PAGES_FIELD_NUMBER: _builtins.int
+    DISTRIBUTIONS_FIELD_NUMBER: _builtins.int
     sampled_tokens: _builtins.int
     input_tokens: _builtins.int
     """tokens embedded from ids"""
     first_token_s: _builtins.float
-    """from launch to the first sampled token, 0 if none"""
+    """from launch to the first sampled token (if none: distribution), 0 if none"""
     per_token_s: _builtins.float
-    """mean time between sampled tokens"""
+    """mean time between sampled tokens (if none: between distributions)"""
     wall_s: _builtins.float
     commands: _builtins.int
     peak_pages: _builtins.int
+    distributions: _builtins.int
+    """of next tokens that the program was given, to choose from by itself"""
     def __init__(
         self,
         *,
@@ -296,10 +299,11 @@ class Usage(_message.Message):
         wall_s: _builtins.float = ...,
         commands: _builtins.int = ...,
         peak_pages: _builtins.int = ...,
+        distributions: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["commands", b"commands", "first_token_s", b"first_token_s", "input_tokens", b"input_tokens", "peak_pages", b"peak_pages", "per_token_s", b"per_token_s", "sampled_tokens", b"sampled_tokens", "wall_s", b"wall_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["commands", b"commands", "distributions", b"distributions", "first_token_s", b"first_token_s", "input_tokens", b"input_tokens", "peak_pages", b"peak_pages", "per_token_s", b"per_token_s", "sampled_tokens", b"sampled_tokens", "wall_s", b"wall_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

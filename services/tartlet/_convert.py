@@ -108,6 +108,7 @@ def usage_from_proto(m: programs_pb2.Usage) -> Usage:
         wall_s=m.wall_s,
         commands=m.commands,
         peak_pages=m.peak_pages,
+        distributions=m.distributions,
     )
 
 

@@ -13,11 +13,12 @@ class Usage:
 
     sampled_tokens: int = 0
     input_tokens: int = 0  # embedded from ids
-    first_token_s: float = 0.0  # from launch to the first sampled token, 0 if there was none
-    per_token_s: float = 0.0  # mean time between sampled tokens
+    first_token_s: float = 0.0  # from launch to the first sampled token (if none: distribution), 0 if there was none
+    per_token_s: float = 0.0  # mean time between sampled tokens (if none: between distributions)
     wall_s: float = 0.0
     commands: int = 0
     peak_pages: int = 0
+    distributions: int = 0  # of next tokens that the program was given, to choose from by itself
 
 
 @dataclass(frozen=True, slots=True)

@@ -72,11 +72,11 @@ def limit_options(f: F) -> F:
 
 
 def seed_bytes(seed: int | None) -> bytes:
-    """What a launch takes for a seed; b"" lets the runtime draw one.
+    r"""What a launch takes for a seed; b"" lets the runtime draw one.
 
     Example:
         >>> seed_bytes(258)[:3], seed_bytes(None)
-        (b'\\x02\\x01\\x00', b'')
+        (b'\x02\x01\x00', b'')
     """
     return b"" if seed is None else (seed % (1 << 128)).to_bytes(16, "little")
 

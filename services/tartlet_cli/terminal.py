@@ -86,18 +86,25 @@ class Printer:
 
 
 def closing_line(usage: Usage) -> str:
-    """Tokens, time to first token, time per output token.
+    """Tokens, time to first token, time per output token; of distributions where the program chose from them itself.
 
     Example:
         >>> closing_line(Usage(sampled_tokens=64, first_token_s=0.0213, per_token_s=0.00412, wall_s=0.29))
         '[64 tokens, first after 21.3 ms, 4.12 ms a token, 0.29 s in all]'
+        >>> closing_line(Usage(distributions=8, first_token_s=0.0213, per_token_s=0.00412, wall_s=0.05))
+        '[8 distributions for the program to sample from, first after 21.3 ms, 4.12 ms each, 0.05 s in all]'
     """
-    if not usage.sampled_tokens:
+    count, noun, each = usage.sampled_tokens, "token", "a token"
+    if not count:
+        count, noun, each = usage.distributions, "distribution", "each"
+    if not count:
         return f"[no tokens sampled, {usage.wall_s:.2f} s in all]"
-    parts = [f"{usage.sampled_tokens} token" + ("s" if usage.sampled_tokens > 1 else "")]
+    parts = [f"{count} {noun}" + ("s" if count > 1 else "")]
+    if not usage.sampled_tokens:
+        parts[0] += " for the program to sample from"
     parts.append(f"first after {_ms(usage.first_token_s)} ms")
-    if usage.sampled_tokens > 1:
-        parts.append(f"{_ms(usage.per_token_s)} ms a token")
+    if count > 1:
+        parts.append(f"{_ms(usage.per_token_s)} ms {each}")
     return "[" + ", ".join([*parts, f"{usage.wall_s:.2f} s in all"]) + "]"
 
 

@@ -302,7 +302,7 @@ class Program:
             limit = self.spec.limits.commands_in_flight
             if self.unsent_commands > limit:
                 raise TooManyCommands(in_flight=self.unsent_commands, limit=limit)
-            self.usage.submitted(count, submission.samples)
+            self.usage.submitted(submission)
             self._world.link.commands(self, count, submission.records, submission.payload)
         local, payload = submission.local, submission.local_payload
         if not self._backlog and len(local) <= ROWS_A_TURN:

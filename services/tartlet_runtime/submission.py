@@ -23,6 +23,7 @@ ROW_STRUCT = Struct("<HHIIIIIII")
 
 _FIRST_CONTROL_OP = int(Op.CREATE_QUEUE)
 _SAMPLE = int(Op.SAMPLE)
+_DIST = int(Op.GET_NEXT_DIST)
 _KNOWN = frozenset(int(op) for op in Op)
 _FEW = 24  # records up to which struct is faster
 
@@ -37,6 +38,7 @@ class Submission:
     records: bytes  # [count] of abi.RECORD
     payload: bytes  # what their offsets point into
     samples: list[int]  # tickets of SAMPLE among them
+    dists: list[tuple[int, int]]  # tickets of GET_NEXT_DIST among them, and of how many embeds
 
 
 def parse(data: bytes) -> Submission:
@@ -62,6 +64,7 @@ def _parse_few(data: bytes, count: int, end: int, payload_bytes: int) -> Submiss
     """As `_parse_many`, for a sound submission of few records; None if something is wrong with it."""
     local: list[Row] = []
     samples: list[int] = []
+    dists: list[tuple[int, int]] = []
     named = 0  # bytes of payload
     for row in ROW_STRUCT.iter_unpack(data[HEADER_BYTES:end]):
         op = row[0]
@@ -72,15 +75,17 @@ def _parse_few(data: bytes, count: int, end: int, payload_bytes: int) -> Submiss
             local.append(row)
         elif op == _SAMPLE:
             samples.append(row[2])
+        elif op == _DIST:
+            dists.append((row[2], row[8] // 4))
     if named > payload_bytes:
         return None
     payload = data[end:]
     if not local:
-        return Submission(local, b"", count, data[HEADER_BYTES:end], payload, samples)
+        return Submission(local, b"", count, data[HEADER_BYTES:end], payload, samples, dists)
     if len(local) == count:
-        return Submission(local, payload, 0, b"", b"", samples)
+        return Submission(local, payload, 0, b"", b"", samples, dists)
     records, rest = _without_local(np.frombuffer(data, RECORD, count, HEADER_BYTES), payload)
-    return Submission(local, payload, count - len(local), records, rest, samples)
+    return Submission(local, payload, count - len(local), records, rest, samples, dists)
 
 
 def _parse_many(data: bytes) -> Submission:
@@ -95,11 +100,13 @@ def _parse_many(data: bytes) -> Submission:
             raise UnknownOperation(op=op)
     is_local = ops < _FIRST_CONTROL_OP
     samples = records["ticket"][ops == _SAMPLE].tolist()
+    asked = records[ops == _DIST]
+    dists = list(zip(asked["ticket"].tolist(), (asked["length"] // 4).tolist(), strict=True))
     if not is_local.any():
-        return Submission([], b"", len(records), records.tobytes(), payload, samples)
+        return Submission([], b"", len(records), records.tobytes(), payload, samples, dists)
     local = records[is_local].tolist()
     control_records, rest = _without_local(records, payload) if len(local) < len(records) else (b"", b"")
-    return Submission(local, payload, len(records) - len(local), control_records, rest, samples)
+    return Submission(local, payload, len(records) - len(local), control_records, rest, samples, dists)
 
 
 def _without_local(records: np.ndarray, payload: bytes) -> tuple[bytes, bytes]:

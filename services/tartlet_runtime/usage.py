@@ -6,10 +6,26 @@ from dataclasses import dataclass, field
 
 from tartlet_common.abi import Event
 from tartlet_protos import control_pb2, programs_pb2
-from tartlet_runtime.submission import ROW_STRUCT
+from tartlet_runtime.submission import ROW_STRUCT, Submission
 
 _RESULT = int(Event.RESULT)
 _KEPT_TICKETS = 65_536
+_TOKEN = -1
+
+
+@dataclass(slots=True)
+class _Pace:
+    """How many of something have come, and when."""
+
+    count: int = 0
+    first_at_s: float = 0.0
+    last_at_s: float = 0.0
+
+    def add(self, count: int, now_s: float) -> None:
+        """So many have come."""
+        self.count += count
+        self.first_at_s = self.first_at_s or now_s
+        self.last_at_s = now_s
 
 
 @dataclass(slots=True)
@@ -17,36 +33,43 @@ class UsageMeter:
     """Counts of one program; times are of the injected monotonic clock, in seconds."""
 
     launched_s: float
-    sampled_tokens: int = 0
     input_tokens: int = 0
     commands: int = 0
     peak_pages: int = 0
-    first_token_at_s: float = 0.0
-    last_token_at_s: float = 0.0
     ended_s: float = 0.0
-    _samples: set[int] = field(default_factory=set)
+    _tokens: _Pace = field(default_factory=_Pace)
+    _distributions: _Pace = field(default_factory=_Pace)
+    _awaited: dict[int, int] = field(default_factory=dict)  # ticket: _TOKEN, or how many distributions
 
-    def submitted(self, count: int, samples: list[int]) -> None:
-        """Count commands; `samples` are the tickets of those that sample a token."""
-        self.commands += count
-        if samples:
-            self._samples.update(samples)
-            if len(self._samples) > _KEPT_TICKETS:  # skipped ones are never answered: forget the oldest
-                self._samples = set(sorted(self._samples)[_KEPT_TICKETS // 2 :])
+    @property
+    def sampled_tokens(self) -> int:
+        """Tokens that the engine sampled and the program was given."""
+        return self._tokens.count
+
+    def submitted(self, submission: Submission) -> None:
+        """Count commands, and remember which will be answered with tokens or distributions."""
+        self.commands += submission.count
+        if submission.samples or submission.dists:
+            awaited = self._awaited
+            awaited.update(dict.fromkeys(submission.samples, _TOKEN))
+            awaited.update(submission.dists)
+            if len(awaited) > _KEPT_TICKETS:  # skipped ones are never answered: forget the oldest
+                self._awaited = dict(sorted(awaited.items())[_KEPT_TICKETS // 2 :])
 
     def delivered(self, rows: bytes, now_s: float) -> None:
-        """Look for sampled tokens among records of abi.RECORD."""
-        samples = self._samples
-        if not samples:
+        """Look for tokens and distributions among records of abi.RECORD."""
+        awaited = self._awaited
+        if not awaited:
             return
         for row in ROW_STRUCT.iter_unpack(rows):
-            if row[2] in samples:
-                samples.discard(row[2])
-                if row[0] == _RESULT:
-                    self.sampled_tokens += 1
-                    if not self.first_token_at_s:
-                        self.first_token_at_s = now_s
-                    self.last_token_at_s = now_s
+            if row[2] in awaited:
+                due = awaited.pop(row[2])
+                if row[0] != _RESULT:
+                    continue
+                if due == _TOKEN:
+                    self._tokens.add(1, now_s)
+                else:
+                    self._distributions.add(due, now_s)
 
     def settled(self, settled: control_pb2.ProgramSettled) -> None:
         """Take over what only control knows."""
@@ -55,12 +78,14 @@ class UsageMeter:
 
     def to_proto(self, now_s: float) -> programs_pb2.Usage:
         """The counts so far, or at the program's end."""
-        gaps = self.sampled_tokens - 1
+        pace = self._tokens if self._tokens.count else self._distributions
+        gaps = pace.count - 1
         return programs_pb2.Usage(
-            sampled_tokens=self.sampled_tokens,
+            sampled_tokens=self._tokens.count,
+            distributions=self._distributions.count,
             input_tokens=self.input_tokens,
-            first_token_s=self.first_token_at_s - self.launched_s if self.first_token_at_s else 0.0,
-            per_token_s=(self.last_token_at_s - self.first_token_at_s) / gaps if gaps > 0 else 0.0,
+            first_token_s=pace.first_at_s - self.launched_s if pace.count else 0.0,
+            per_token_s=(pace.last_at_s - pace.first_at_s) / gaps if gaps > 0 else 0.0,
             wall_s=(self.ended_s or now_s) - self.launched_s,
             commands=self.commands,
             peak_pages=self.peak_pages,

@@ -342,6 +342,17 @@ def test_the_closing_line_leaves_out_what_there_is_not() -> None:
     assert [age(s) for s in (1, 300, 10_000)] == ["1s", "5m", "3h"]
 
 
+def test_programs_that_choose_their_tokens_themselves_are_not_told_of_none(server: Serving, repo: Path) -> None:
+    program = str(repo / "inferlets/std/autoregressive.py")
+    result = tartlet_cli(server.run_dir, "run", "--server", "local", program)
+    closing = (
+        r"\[10 distributions for the program to sample from, first after [\d.]+ ms, [\d.]+ ms each, [\d.]+ s in all\]"
+    )
+    assert re.search(closing, result.stderr), result.stderr
+    usage = json.loads(out(server.run_dir, "run", "--server", "local", "--json", program).splitlines()[-1])["usage"]
+    assert (usage["sampled_tokens"], usage["distributions"]) == (0, 10)
+
+
 def test_a_result_begins_on_a_line_of_its_own(capfdbinary: pytest.CaptureFixture[bytes]) -> None:
     from tartlet.events import Message
 
