@@ -29,6 +29,7 @@ class RuntimeFrame(_message.Message):
     STARTS_FIELD_NUMBER: _builtins.int
     COMMANDS_FIELD_NUMBER: _builtins.int
     ENDS_FIELD_NUMBER: _builtins.int
+    KEPT_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def hello(self) -> Global___RuntimeHello: ...
     @_builtins.property
@@ -37,6 +38,10 @@ class RuntimeFrame(_message.Message):
     def commands(self) -> Global___Commands: ...
     @_builtins.property
     def ends(self) -> _containers.RepeatedCompositeFieldContainer[Global___ProgramEnd]: ...
+    @_builtins.property
+    def kept(self) -> _containers.RepeatedCompositeFieldContainer[Global___KeptProgram]:
+        """those that Hello had no room for"""
+
     def __init__(
         self,
         *,
@@ -44,10 +49,11 @@ class RuntimeFrame(_message.Message):
         starts: _abc.Iterable[Global___ProgramStart] | None = ...,
         commands: Global___Commands | None = ...,
         ends: _abc.Iterable[Global___ProgramEnd] | None = ...,
+        kept: _abc.Iterable[Global___KeptProgram] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["commands", b"commands", "hello", b"hello"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["commands", b"commands", "ends", b"ends", "hello", b"hello", "starts", b"starts"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["commands", b"commands", "ends", b"ends", "hello", b"hello", "kept", b"kept", "starts", b"starts"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -62,6 +68,7 @@ class RuntimeHello(_message.Message):
     INCARNATION_FIELD_NUMBER: _builtins.int
     ADDRESS_FIELD_NUMBER: _builtins.int
     PROGRAMS_FIELD_NUMBER: _builtins.int
+    KEPT_FIELD_NUMBER: _builtins.int
     protocol: _builtins.int
     runtime_id: _builtins.str
     incarnation: _builtins.str
@@ -71,6 +78,10 @@ class RuntimeHello(_message.Message):
     def programs(self) -> _containers.RepeatedCompositeFieldContainer[Global___ProgramStart]:
         """those already running (control restarted)"""
 
+    @_builtins.property
+    def kept(self) -> _containers.RepeatedCompositeFieldContainer[Global___KeptProgram]:
+        """those that have ended, whose output is kept"""
+
     def __init__(
         self,
         *,
@@ -79,14 +90,42 @@ class RuntimeHello(_message.Message):
         incarnation: _builtins.str = ...,
         address: _builtins.str = ...,
         programs: _abc.Iterable[Global___ProgramStart] | None = ...,
+        kept: _abc.Iterable[Global___KeptProgram] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "incarnation", b"incarnation", "programs", b"programs", "protocol", b"protocol", "runtime_id", b"runtime_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "incarnation", b"incarnation", "kept", b"kept", "programs", b"programs", "protocol", b"protocol", "runtime_id", b"runtime_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___RuntimeHello: _TypeAlias = RuntimeHello  # noqa: Y015
+
+@_typing.final
+class KeptProgram(_message.Message):
+    """A program that has ended: who asks for it or launches with its key is sent to this runtime."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PROGRAM_ID_FIELD_NUMBER: _builtins.int
+    TENANT_FIELD_NUMBER: _builtins.int
+    IDEMPOTENCY_KEY_FIELD_NUMBER: _builtins.int
+    program_id: _builtins.str
+    tenant: _builtins.str
+    idempotency_key: _builtins.str
+    def __init__(
+        self,
+        *,
+        program_id: _builtins.str = ...,
+        tenant: _builtins.str = ...,
+        idempotency_key: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["idempotency_key", b"idempotency_key", "program_id", b"program_id", "tenant", b"tenant"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___KeptProgram: _TypeAlias = KeptProgram  # noqa: Y015
 
 @_typing.final
 class ProgramStart(_message.Message):
@@ -122,6 +161,7 @@ class ProgramStart(_message.Message):
     NAME_FIELD_NUMBER: _builtins.int
     TRACE_FIELD_NUMBER: _builtins.int
     LOST_STATE_FIELD_NUMBER: _builtins.int
+    RUNNING_FIELD_NUMBER: _builtins.int
     handle: _builtins.int
     """chosen by the runtime, unique on this stream"""
     program_id: _builtins.str
@@ -135,6 +175,8 @@ class ProgramStart(_message.Message):
     name: _builtins.str
     lost_state: _builtins.bool
     """in Hello: had state on an engine that control no longer knows"""
+    running: _builtins.bool
+    """it runs already: announced, not asked for"""
     @_builtins.property
     def trace(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]: ...
     def __init__(
@@ -150,10 +192,11 @@ class ProgramStart(_message.Message):
         name: _builtins.str = ...,
         trace: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
         lost_state: _builtins.bool = ...,
+        running: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["command_limit", b"command_limit", "handle", b"handle", "idempotency_key", b"idempotency_key", "lost_state", b"lost_state", "model", b"model", "name", b"name", "page_limit", b"page_limit", "program_id", b"program_id", "tenant", b"tenant", "trace", b"trace"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["command_limit", b"command_limit", "handle", b"handle", "idempotency_key", b"idempotency_key", "lost_state", b"lost_state", "model", b"model", "name", b"name", "page_limit", b"page_limit", "program_id", b"program_id", "running", b"running", "tenant", b"tenant", "trace", b"trace"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -194,17 +237,21 @@ class ProgramEnd(_message.Message):
 
     HANDLE_FIELD_NUMBER: _builtins.int
     FAILED_FIELD_NUMBER: _builtins.int
+    WITHDRAWN_FIELD_NUMBER: _builtins.int
     handle: _builtins.int
     failed: _builtins.bool
+    withdrawn: _builtins.bool
+    """its launch was refused: its idempotency key names nothing"""
     def __init__(
         self,
         *,
         handle: _builtins.int = ...,
         failed: _builtins.bool = ...,
+        withdrawn: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["failed", b"failed", "handle", b"handle"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["failed", b"failed", "handle", b"handle", "withdrawn", b"withdrawn"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -782,18 +829,28 @@ Global___DeleteReply: _TypeAlias = DeleteReply  # noqa: Y015
 
 @_typing.final
 class CatalogueListRequest(_message.Message):
+    """A page: a tenant's entries by name. Ask again with `next_page_token` until that is ""."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     TENANT_FIELD_NUMBER: _builtins.int
+    PAGE_TOKEN_FIELD_NUMBER: _builtins.int
+    PAGE_BYTES_FIELD_NUMBER: _builtins.int
     tenant: _builtins.str
+    page_token: _builtins.str
+    """"" the first page, else the one before's `next_page_token`"""
+    page_bytes: _builtins.int
+    """about as large as a reply shall be; 0, or more than fits: as large as fits"""
     def __init__(
         self,
         *,
         tenant: _builtins.str = ...,
+        page_token: _builtins.str = ...,
+        page_bytes: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["tenant", b"tenant"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["page_bytes", b"page_bytes", "page_token", b"page_token", "tenant", b"tenant"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -804,16 +861,19 @@ class CatalogueListReply(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     ENTRIES_FIELD_NUMBER: _builtins.int
+    NEXT_PAGE_TOKEN_FIELD_NUMBER: _builtins.int
+    next_page_token: _builtins.str
     @_builtins.property
     def entries(self) -> _containers.RepeatedCompositeFieldContainer[Global___CatalogueEntry]: ...
     def __init__(
         self,
         *,
         entries: _abc.Iterable[Global___CatalogueEntry] | None = ...,
+        next_page_token: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["entries", b"entries"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["entries", b"entries", "next_page_token", b"next_page_token"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -513,21 +513,33 @@ Global___ProgramInfo: _TypeAlias = ProgramInfo  # noqa: Y015
 
 @_typing.final
 class ListRequest(_message.Message):
+    """A page: each runtime's programs, oldest first. Ask again with `next_page_token` until that is ""."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     ALL_FIELD_NUMBER: _builtins.int
     TENANT_FIELD_NUMBER: _builtins.int
+    PAGE_TOKEN_FIELD_NUMBER: _builtins.int
+    PAGE_BYTES_FIELD_NUMBER: _builtins.int
     all: _builtins.bool
+    """ended ones too"""
     tenant: _builtins.str
+    """"" all that the caller may see"""
+    page_token: _builtins.str
+    """"" the first page, else the one before's `next_page_token`"""
+    page_bytes: _builtins.int
+    """about as large as a reply shall be; 0, or more than fits: as large as fits"""
     def __init__(
         self,
         *,
         all: _builtins.bool = ...,
         tenant: _builtins.str = ...,
+        page_token: _builtins.str = ...,
+        page_bytes: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["all", b"all", "tenant", b"tenant"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["all", b"all", "page_bytes", b"page_bytes", "page_token", b"page_token", "tenant", b"tenant"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -539,6 +551,8 @@ class ListReply(_message.Message):
 
     PROGRAMS_FIELD_NUMBER: _builtins.int
     UNREACHABLE_FIELD_NUMBER: _builtins.int
+    NEXT_PAGE_TOKEN_FIELD_NUMBER: _builtins.int
+    next_page_token: _builtins.str
     @_builtins.property
     def programs(self) -> _containers.RepeatedCompositeFieldContainer[Global___ProgramInfo]: ...
     @_builtins.property
@@ -550,10 +564,11 @@ class ListReply(_message.Message):
         *,
         programs: _abc.Iterable[Global___ProgramInfo] | None = ...,
         unreachable: _abc.Iterable[_builtins.str] | None = ...,
+        next_page_token: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["programs", b"programs", "unreachable", b"unreachable"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["next_page_token", b"next_page_token", "programs", b"programs", "unreachable", b"unreachable"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
