@@ -2,17 +2,22 @@
 #
 #   docker build --target base   -t tartlet .
 #   docker build --target worker -t tartlet-worker .
-#   docker build --target worker --build-arg TORCH_WHEEL=https://.../torch-...%2Bcpu-....whl -t tartlet-worker:cpu .
+#   docker build --target worker --build-arg TORCH_WHEEL=https://.../torch-...%2Bcpu-....whl -t tartlet-worker:slim .
+#   docker build --target worker --build-arg ACCELERATOR=cuda -t tartlet-worker:cuda .
 #
-# BASE      an image with Python 3.11 or later and its venv module.
-# COMPILER  Debian packages of a C compiler, for the runtime's shim; empty: none, and ctypes does its work, more slowly.
-# TORCH_WHEEL  a wheel to take instead of the locked torch, which brings several GB of CUDA libraries.
+# BASE         an image with Python 3.11 or later and its venv module.
+# COMPILER     Debian packages of a C compiler, for the runtime's shim; empty: none, and ctypes does its work, more slowly.
+# ACCELERATOR  cpu: the locked torch, which runs everywhere and on Linux brings several GB of CUDA libraries; cuda:
+#              FlashInfer too.
+# TORCH_WHEEL  for cpu: a wheel to take instead of the locked torch, such as one without CUDA.
 ARG BASE=python:3.11-slim
 
 # ---- the locked packages without torch, Tartlet, and what is compiled once ------------------------------------------------
 FROM ${BASE} AS builder
 ARG COMPILER="gcc libc6-dev"
 ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1 PYTHONDONTWRITEBYTECODE=1 PATH=/opt/venv/bin:$PATH HOME=/tmp
+# the compiler stays behind in this stage, and its version follows the base image's
+# hadolint ignore=DL3008
 RUN if [ -n "$COMPILER" ]; then \
         apt-get update -qq && apt-get install -y -qq --no-install-recommends $COMPILER && rm -rf /var/lib/apt/lists/*; \
     fi
@@ -35,15 +40,21 @@ RUN python -m tartlet_runtime.build --cache-dir /opt/tartlet/cache
 
 # ---- the same with torch and the demo model -------------------------------------------------------------------------------
 FROM builder AS worker-builder
+ARG ACCELERATOR=cpu
 ARG TORCH_WHEEL=""
 USER 0:0
-RUN if [ -n "$TORCH_WHEEL" ]; then \
-        pip install --no-deps "$TORCH_WHEEL" && \
-        pip install --only-binary :all: --require-hashes -r constraints/image-worker-deps.txt; \
-    else \
-        pip install --only-binary :all: --require-hashes -r constraints/image-worker.txt; \
-    fi
+# the wheel is named by whoever builds the image, version and all
+# hadolint ignore=DL3013
+RUN case "$ACCELERATOR${TORCH_WHEEL:+ with a wheel}" in \
+        cpu) locked=image-worker ;; \
+        cuda) locked=image-worker-cuda ;; \
+        "cpu with a wheel") locked=image-worker-deps ;; \
+        *) echo "ACCELERATOR is cpu or cuda, and TORCH_WHEEL goes with cpu alone" >&2; exit 1 ;; \
+    esac && \
+    if [ -n "$TORCH_WHEEL" ]; then pip install --no-deps "$TORCH_WHEEL"; fi && \
+    pip install --only-binary :all: --require-hashes -r "constraints/$locked.txt"
 COPY models/demo/ /opt/tartlet/models/demo/
+USER 10001:10001
 
 # ---- what both images are -------------------------------------------------------------------------------------------------
 FROM ${BASE} AS common

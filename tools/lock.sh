@@ -10,8 +10,8 @@ flags=(--quiet --universal --python-version 3.11 --generate-hashes --no-emit-ind
 "$UV" pip compile "${flags[@]}" --extra all pyproject.toml -o constraints/all.txt
 echo 'uv>=0.9' | "$UV" pip compile "${flags[@]}" - -o constraints/bootstrap.txt
 
-# What the images hold, at the same versions: without torch; with it; and what torch needs beside CUDA, for images that
-# bring a torch of their own.
+# What the images hold, at the same versions: without torch; with it; with FlashInfer too; and what torch needs beside
+# CUDA, for images that bring a torch of their own.
 extras=(--extra control --extra runtime --extra operator --extra build)
 lock_image() { # NAME FLAG...
     local name=$1
@@ -21,6 +21,7 @@ lock_image() { # NAME FLAG...
 }
 lock_image base
 lock_image worker --extra worker
+lock_image worker-cuda --extra worker --extra flashinfer
 # of torch's own dependencies, those on CUDA are what a wheel for CPUs does without
 cuda=(torch triton)
 while read -r package; do cuda+=("$package"); done < <(sed -n 's/^\(\(nvidia\|cuda\)[a-z0-9-]*\)==.*/\1/p' constraints/image-worker.txt)
