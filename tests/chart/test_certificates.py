@@ -18,7 +18,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID
 
 from tartlet_common.access import IDENTITIES, identities
 from tartlet_common.rpc import Tls, make_channel, make_server
-from tests.chart.render import named, of_kind, pods, render
+from tests.chart.render import named, of_kind, pods, refusal, render
 
 ROLES = ("control", "runtime", "worker", "operator", "client")
 
@@ -180,3 +180,12 @@ def test_cert_manager_is_asked_for_the_same() -> None:
     existing = render({"certificates": {"provider": "existing"}})
     assert not of_kind(existing, "Secret")
     assert not of_kind(existing, "Certificate")
+
+
+def test_cert_manager_makes_the_workers_certificate_in_every_watched_namespace() -> None:
+    issuer = {"name": "corp", "kind": "ClusterIssuer", "group": "cert-manager.io"}
+    values = {"operator": {"namespaces": ["prod", "team-a"]}, "certificates": {"provider": "certManager"}}
+    assert "ClusterIssuer" in refusal({**values, "operator": {"namespaces": ["default", "team-a"]}})
+    given = {**values, "certificates": {"provider": "certManager", "issuerRef": issuer}}
+    leaves = {(c["metadata"]["namespace"], c["spec"]["secretName"]) for c in of_kind(render(given), "Certificate")}
+    assert leaves == {*(("prod", f"tartlet-{r}-tls") for r in ROLES), ("team-a", "tartlet-worker-tls")}

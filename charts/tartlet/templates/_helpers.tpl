@@ -59,3 +59,15 @@ app.kubernetes.io/component: {{ .component }}
 {{- end -}}
 {{- end -}}
 {{- end -}}
+
+{{/* Whether a CRD is this release's to bring: nobody has it yet, or this release does. Argument: dict root, name. */}}
+{{- define "tartlet.ownsCrd" -}}
+{{- $there := lookup "apiextensions.k8s.io/v1" "CustomResourceDefinition" "" .name | default dict -}}
+{{- $notes := dig "metadata" "annotations" dict $there -}}
+{{- $ours := and (eq (get $notes "meta.helm.sh/release-name") .root.Release.Name) (eq (get $notes "meta.helm.sh/release-namespace") .root.Release.Namespace) -}}
+{{- if or (not $there) $ours }}true{{ end -}}
+{{- end -}}
+
+{{- define "tartlet.ownsCrds" -}}
+{{- if .Values.crds.enabled }}{{ include "tartlet.ownsCrd" (dict "root" . "name" "enginepools.tartlet.dev") }}{{ end -}}
+{{- end -}}
