@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from queue import SimpleQueue
@@ -98,9 +99,18 @@ class EngineThread:
         return Finished(work.connection, result)
 
     def _traced(self, step: Step) -> StepResult:
-        """Run a step in a span under the one of control's step."""
-        parent = telemetry.extract({"traceparent": step.traceparent})
-        with telemetry.tracer().start_as_current_span(names.SPAN_ENGINE_STEP, context=parent) as span:
-            result = self._engine.step(step)
-            span.set_attribute(names.ATTR_STEP_TOKENS, result.computed_tokens)
-            return result
+        """Run a step, and record its span under the one of control's step."""
+        tracer = telemetry.step_tracer()
+        parent = None if tracer is None else tracer.remote(step.traceparent)
+        if tracer is None or parent is None:
+            return self._engine.step(step)
+        start = time.perf_counter()
+        result = self._engine.step(step)
+        tracer.record(
+            names.SPAN_ENGINE_STEP,
+            tracer.child(parent),
+            parent,
+            time.perf_counter() - start,
+            {names.ATTR_STEP_TOKENS: result.computed_tokens},
+        )
+        return result

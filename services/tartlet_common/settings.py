@@ -39,6 +39,9 @@ class ControlSettings(_Settings):
     )
     program_commands: int = Field(4096, ge=1, le=1 << 20, description="commands a program may have in flight")
     max_programs: int = Field(4096, ge=1, le=1 << 20, description="programs at once")
+    step_spans_per_s: int = Field(
+        100, ge=0, le=1_000_000, description="traced: spans of steps, so many a second for each engine; 0: none"
+    )
     catalogue_dir: Path | None = Field(None, description="keeps the catalogue over restarts; unset: in memory")
 
 

@@ -5,10 +5,8 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Mapping
-from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from opentelemetry import context as otel_context
 from opentelemetry import metrics, propagate, trace
 
 if TYPE_CHECKING:
@@ -17,7 +15,10 @@ if TYPE_CHECKING:
     from opentelemetry.sdk.metrics.export import MetricReader
     from opentelemetry.trace import Tracer
 
+    from tartlet_common.telemetry_steps import StepTracer
+
 _SCOPE = "tartlet"
+_steps: StepTracer | None = None
 
 
 def enabled() -> bool:
@@ -40,13 +41,18 @@ def setup(role: str, *, scraped: bool = False) -> None:
     readers = _readers(scraped=scraped)
     metrics.set_meter_provider(MeterProvider(resource=resource, metric_readers=readers))
     if enabled():
-        from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
         from opentelemetry.sdk.trace import TracerProvider
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
+        from tartlet_common.telemetry_export import SpanExporter
+        from tartlet_common.telemetry_steps import StepTracer
+
         provider = TracerProvider(resource=resource)
-        provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
+        processor = BatchSpanProcessor(SpanExporter())
+        provider.add_span_processor(processor)
         trace.set_tracer_provider(provider)
+        global _steps  # noqa: PLW0603 - the process's, as the providers are
+        _steps = StepTracer(processor, resource)
 
 
 def _readers(*, scraped: bool) -> list[MetricReader]:
@@ -87,29 +93,18 @@ def meter() -> Meter:
     return metrics.get_meter(_SCOPE)
 
 
-def inject() -> dict[str, str]:
-    """The current span as W3C trace context, to send along."""
+def step_tracer() -> StepTracer | None:
+    """What makes spans of steps in this process; None when telemetry is off."""
+    return _steps
+
+
+def inject(context: Context | None = None) -> dict[str, str]:
+    """The current span, or that of `context`, as W3C trace context, to send along."""
     carrier: dict[str, str] = {}
-    propagate.inject(carrier)
+    propagate.inject(carrier, context)
     return carrier
 
 
 def extract(carrier: Mapping[str, str]) -> Context:
     """The context that `inject` made in another process."""
     return propagate.extract(carrier)
-
-
-def current(context: Context) -> AbstractContextManager[Any]:
-    """Make `context` the current one within a `with` block."""
-    return _Attached(context)
-
-
-class _Attached:
-    def __init__(self, context: Context) -> None:
-        self._context = context
-
-    def __enter__(self) -> None:
-        self._token = otel_context.attach(self._context)
-
-    def __exit__(self, *exc: object) -> None:
-        otel_context.detach(self._token)

@@ -20,6 +20,7 @@ ATTR_ERROR = "error.type"
 ATTR_TOKEN_TYPE = "gen_ai.token.type"  # noqa: S105 - not a password
 ATTR_STEP_COMMANDS = "tartlet.step.commands"
 ATTR_STEP_TOKENS = "tartlet.step.tokens"
+ATTR_STEP_DEVICE_TIME = "tartlet.step.device_time"  # s
 ATTR_ENGINE_ID = "tartlet.engine.id"
 
 # metrics
@@ -33,4 +34,5 @@ METRIC_PAGES_FREE = "tartlet.pages.free"
 METRIC_PAGES_HELD = "tartlet.pages.held"
 METRIC_STEP_DURATION = "tartlet.step.duration"  # s
 METRIC_STEP_COMMANDS = "tartlet.step.commands"
+METRIC_STEP_SPANS_LEFT_OUT = "tartlet.step.spans.left_out"
 METRIC_LEDGER_LEAKS = "tartlet.ledger.leaks"

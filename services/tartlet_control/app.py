@@ -16,7 +16,6 @@ from tartlet_control.blobs import BlobStore
 from tartlet_control.catalogue import Catalogue
 from tartlet_control.core import Core
 from tartlet_control.hub import Hub
-from tartlet_control.observe import Observer
 from tartlet_control.server_catalogue import CatalogueService
 from tartlet_control.server_control import ControlService
 from tartlet_control.server_engine import EngineService
@@ -38,6 +37,8 @@ async def main(settings: ControlSettings, notify: Notify) -> None:
     core = Core(settings, SystemClock())
     traced = telemetry.enabled()
     if traced or settings.health_address:
+        from tartlet_control.observe import Observer  # here: it needs OpenTelemetry's SDK, 100 ms
+
         Observer(core).attach(traced=traced)
     hub = Hub(core)
     blobs = BlobStore()

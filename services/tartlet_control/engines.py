@@ -45,7 +45,7 @@ class EngineState:
     __slots__ = (
         "active", "began_s", "clear", "computed_tokens", "device_s", "id", "in_flight", "incarnation", "limits",
         "look_at", "model", "next_lane", "outgoing", "pools", "prioritised", "programs", "reset_lanes",
-        "sampled_tokens", "spec", "status", "step_number", "steps", "times", "tokens_per_s", "window_s",
+        "sampled_tokens", "spec", "status", "step_number", "step_spans", "steps", "times", "tokens_per_s", "window_s",
         "window_tokens",
     )  # fmt: skip
 
@@ -76,6 +76,7 @@ class EngineState:
         self.tokens_per_s = 0.0
         self.window_s = 0.0
         self.window_tokens = 0
+        self.step_spans: Any = None  # how many it may still have (`step_spans`)
 
     def new_lane(self, queue: CommandQueue) -> None:
         """Give a queue its lane; it starts unpoisoned whatever had that number before."""

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from opentelemetry import trace
+from opentelemetry.metrics import Observation
 from opentelemetry.trace import Span, Status, StatusCode
 
 from tartlet_common import telemetry
@@ -22,8 +23,7 @@ class ProgramSpan:
 
     def context(self) -> dict[str, str]:
         """W3C trace context for control."""
-        with trace.use_span(self.span):
-            return telemetry.inject()
+        return telemetry.inject(trace.set_span_in_context(self.span))
 
     def end(self, usage: programs_pb2.Usage, error: TartletError | None) -> None:
         """Close the span; no text of the program's is in it."""
@@ -42,6 +42,7 @@ class Spans:
         """Ask once whether anything is exported. `scraped`: metrics are."""
         self._traced = telemetry.enabled()
         self._measured = self._traced or scraped
+        self._running = 0
         if not self._measured:
             return
         meter = telemetry.meter()
@@ -49,27 +50,27 @@ class Spans:
         self._first = meter.create_histogram(names.METRIC_TIME_TO_FIRST_TOKEN, unit="s")
         self._per_token = meter.create_histogram(names.METRIC_TIME_PER_OUTPUT_TOKEN, unit="s")
         self._ended = meter.create_counter(names.METRIC_PROGRAMS_ENDED)
-        self._running = meter.create_up_down_counter(names.METRIC_PROGRAMS_RUNNING)
+        self._tracer = telemetry.tracer()
+        meter.create_observable_up_down_counter(names.METRIC_PROGRAMS_RUNNING, [lambda _: [Observation(self._running)]])
 
     def start(self, program_id: str, name: str, model: str, parent: Mapping[str, str]) -> ProgramSpan | None:
         """The span of a program that begins, None with telemetry off."""
-        if self._measured:
-            self._running.add(1)
+        self._running += 1
         if not self._traced:
             return None
         attributes = {names.ATTR_OPERATION: "invoke_agent", names.ATTR_PROGRAM_ID: program_id}
         attributes |= {names.ATTR_PROGRAM_NAME: name, names.ATTR_MODEL: model}
         context = telemetry.extract(parent) if parent else None
-        return ProgramSpan(telemetry.tracer().start_span(names.SPAN_PROGRAM, context, attributes=attributes))
+        return ProgramSpan(self._tracer.start_span(names.SPAN_PROGRAM, context, attributes=attributes))
 
     def end(self, span: ProgramSpan | None, model: str, usage: programs_pb2.Usage, error: TartletError | None) -> None:
         """The program has ended."""
+        self._running -= 1
         if span is not None:
             span.end(usage, error)
         if not self._measured:
             return
         attributes = {names.ATTR_MODEL: model} | ({names.ATTR_ERROR: error.name} if error else {})
-        self._running.add(-1)
         self._ended.add(1, attributes)
         self._duration.record(usage.wall_s, attributes)
         if usage.sampled_tokens:

@@ -1,48 +1,137 @@
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from typing import Any
+
 import pytest
-from opentelemetry import trace
-from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.metrics import MeterProvider
+from opentelemetry.sdk.metrics.export import InMemoryMetricReader
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, ALWAYS_ON, Sampler
+from opentelemetry.trace import format_span_id
 
 from tartlet_common import telemetry
 from tartlet_common import telemetry_names as names
+from tartlet_common.telemetry_steps import StepTracer
 from tartlet_control.observe import Observer
-from tests.control.harness import Host, decode_text
+from tests.control.harness import Guest, Host, decode_text
 
 
-def test_steps_link_to_their_programs_and_reach_the_worker(monkeypatch: pytest.MonkeyPatch) -> None:
-    exporter = InMemorySpanExporter()
-    provider = TracerProvider()
-    provider.add_span_processor(SimpleSpanProcessor(exporter))
-    monkeypatch.setattr(telemetry, "tracer", lambda: provider.get_tracer("test"))
-    host = Host()
-    Observer(host.core).attach(traced=True)
-    with provider.get_tracer("runtime").start_as_current_span("runtime") as root:
+class Traced:
+    """A host whose core reports spans and metrics here."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, sampler: Sampler = ALWAYS_ON, **settings: Any) -> None:
+        self._exporter = InMemorySpanExporter()
+        self._reader = InMemoryMetricReader()
+        processor = SimpleSpanProcessor(self._exporter)
+        self.provider = TracerProvider(sampler)
+        self.provider.add_span_processor(processor)
+        meters = MeterProvider([self._reader])
+        monkeypatch.setattr(telemetry, "tracer", lambda: self.provider.get_tracer("test"))
+        monkeypatch.setattr(telemetry, "meter", lambda: meters.get_meter("test"))
+        monkeypatch.setattr(telemetry, "step_tracer", lambda: StepTracer(processor, Resource({})))
+        self.host = Host(**settings)
+        Observer(self.host.core).attach(traced=True)
+
+    def decode(self, tokens: int, guests: int = 1, *, carrier: Sequence[tuple[str, str]] = ()) -> None:
+        started: list[Guest] = [self.host.start(trace=tuple(carrier)) for _ in range(guests)]
+        for guest in started:
+            decode_text(guest, [5, 6], tokens, ahead=False)
+        self.host.run()
+        for guest in started:
+            self.host.end(guest)
+
+    def spans(self, name: str) -> list[ReadableSpan]:
+        return [s for s in self._exporter.get_finished_spans() if s.name == name]
+
+    def metric(self, name: str) -> list[Any]:
+        data = self._reader.get_metrics_data()
+        assert data is not None
+        every = [m for r in data.resource_metrics for s in r.scope_metrics for m in s.metrics]
+        return [point for m in every if m.name == name for point in m.data.data_points]
+
+
+@pytest.fixture
+def traced(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Traced]:
+    return lambda *args, **settings: Traced(monkeypatch, *args, **settings)
+
+
+def test_steps_link_to_their_programs_and_reach_the_worker(traced: Callable[..., Traced]) -> None:
+    t = traced()
+    with t.provider.get_tracer("runtime").start_as_current_span("runtime") as root:
         carrier = tuple(telemetry.inject().items())
-    guests = [host.start(trace=carrier) for _ in range(2)]
-    for guest in guests:
-        decode_text(guest, [5, 6], 2)
-    host.run()
-    for guest in guests:
-        host.end(guest)
-    spans = exporter.get_finished_spans()
-    programs = [s for s in spans if s.name == names.SPAN_CONTROL_PROGRAM]
-    steps = [s for s in spans if s.name == names.SPAN_BATCH]
+    t.decode(2, guests=2, carrier=carrier)
+    programs, steps = t.spans(names.SPAN_CONTROL_PROGRAM), t.spans(names.SPAN_BATCH)
     assert len(programs) == 2
     trace_id = root.get_span_context().trace_id
-    assert {s.context.trace_id for s in [*programs, *steps]} == {trace_id}
-    assert {link.context.span_id for link in steps[0].links} == {p.context.span_id for p in programs}
-    assert all(trace.format_span_id(s.context.span_id) in host.steps[i].traceparent for i, s in enumerate(steps))
+    assert {s.context.trace_id for s in [*programs, *steps] if s.context} == {trace_id}
+    ids = {p.context.span_id for p in programs if p.context}
+    both = [s for s in steps if {link.context.span_id for link in s.links} == ids]
+    assert both, "the programs ran side by side"
+    assert all(s.parent is not None and s.parent.span_id in ids for s in steps)
+    sent = [format_span_id(s.context.span_id) for s in steps if s.context]
+    assert [span_id for span_id, step in zip(sent, t.host.steps, strict=True) if span_id not in step.traceparent] == []
     assert programs[0].attributes is not None
     assert programs[0].attributes[names.ATTR_OUTPUT_TOKENS] == 2
+    told: list[Any] = [s.attributes for s in steps]
+    assert all(a[names.ATTR_STEP_COMMANDS] > 0 for a in told)
+    assert sum(a[names.ATTR_STEP_TOKENS] for a in told) == 2 * (2 + 1)
 
 
-@pytest.mark.parametrize("metrics", [False, True])
-def test_without_tracing_steps_carry_nothing(metrics: bool) -> None:
+def test_beyond_the_limit_steps_are_counted_but_have_no_span(traced: Callable[..., Traced]) -> None:
+    t = traced(step_spans_per_s=3)
+    t.decode(20)
+    sent = [s for s in t.host.steps if s.batches]
+    assert len(sent) > 10
+    assert len(t.spans(names.SPAN_BATCH)) == 3, "the clock of the test stands still"
+    assert [bool(s.traceparent) for s in sent] == [True] * 3 + [False] * (len(sent) - 3)
+    assert [p.value for p in t.metric(names.METRIC_STEP_SPANS_LEFT_OUT)] == [len(sent) - 3]
+    assert sum(p.count for p in t.metric(names.METRIC_STEP_DURATION)) == len(sent), "metrics are complete"
+    t.host.clock.advance(1.0)
+    t.decode(5)
+    assert len(t.spans(names.SPAN_BATCH)) == 6
+
+
+def test_a_slow_step_has_a_span_beyond_the_limit(traced: Callable[..., Traced]) -> None:
+    t = traced(step_spans_per_s=4)
+    t.decode(20)
+    assert len(t.spans(names.SPAN_BATCH)) == 4
+    guest = t.host.start()
+    decode_text(guest, [5, 6], 1)
+    t.host.pump()
+    t.host.clock.advance(0.2)
+    assert t.host.answer()
+    slow = t.spans(names.SPAN_BATCH)[-1]
+    assert len(t.spans(names.SPAN_BATCH)) == 5
+    assert slow.end_time is not None
+    assert slow.start_time is not None
+    assert slow.end_time - slow.start_time == pytest.approx(200_000_000, rel=1e-6)
+    assert t.host.steps[-1].traceparent == "", "it showed only at its end"
+
+
+def test_no_limit_but_none_at_all(traced: Callable[..., Traced]) -> None:
+    t = traced(step_spans_per_s=0)
+    t.decode(3)
+    assert len(t.spans(names.SPAN_CONTROL_PROGRAM)) == 1
+    assert t.spans(names.SPAN_BATCH) == []
+    assert {s.traceparent for s in t.host.steps} == {""}
+
+
+def test_steps_of_programs_that_are_not_sampled_have_no_spans(traced: Callable[..., Traced]) -> None:
+    t = traced(ALWAYS_OFF)
+    t.decode(3)
+    assert t.spans(names.SPAN_BATCH) == []
+    assert {s.traceparent for s in t.host.steps} == {""}
+    assert [p.value for p in t.metric(names.METRIC_STEP_SPANS_LEFT_OUT)] == [0]
+
+
+@pytest.mark.parametrize("scraped", [False, True])
+def test_without_tracing_steps_carry_nothing(scraped: bool) -> None:
     host = Host()
-    if metrics:
+    if scraped:
         Observer(host.core).attach(traced=False)
     guest = host.start()
     decode_text(guest, [5, 6], 2)

@@ -1,0 +1,130 @@
+"""Spans of steps at a few microseconds each: made whole when a step has ended, rate-limited, encoded in bulk.
+
+Hundreds of steps a second run beside Python that is waited for, so a step's span doesn't go the SDK's way through
+context, processors and attribute checks: `StepTracer` makes the finished `ReadableSpan` and puts it into the queue of
+the process's `BatchSpanProcessor`; `telemetry_export` encodes what the queue holds. Whether a trace is recorded at all
+is the sampler's word, which the programs' spans carry.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Final
+
+from opentelemetry.sdk.trace import ReadableSpan, SpanLimits
+from opentelemetry.sdk.trace.id_generator import RandomIdGenerator
+from opentelemetry.sdk.util.instrumentation import InstrumentationScope
+from opentelemetry.trace import Link, SpanContext, SpanKind, Status, StatusCode, TraceFlags
+
+if TYPE_CHECKING:
+    from opentelemetry.sdk.resources import Resource
+    from opentelemetry.sdk.trace import SpanProcessor
+
+_TRACEPARENT: Final = re.compile(r"00-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})")
+_UNSET: Final = Status(StatusCode.UNSET)
+_NS: Final = 1_000_000_000
+DEFAULT_MAX_LINKS: Final = 128
+
+Attributes = Mapping[str, str | int | float]
+
+
+class StepSpan(ReadableSpan):
+    """A finished span of a step; its links are `StepLink`s."""
+
+
+class StepLink(Link):
+    """A link to a program's span, made once a program: the exporter keeps its encoded form in `encoded`."""
+
+    def __init__(self, context: SpanContext) -> None:
+        super().__init__(context)
+        self.encoded: object = None
+
+
+class RateLimit:
+    """A token bucket that holds a second's worth, so that what comes first after a pause is always let through.
+
+    Example:
+        >>> limit = RateLimit(2)
+        >>> [limit.take(at_s) for at_s in (0.0, 0.1, 0.2, 0.6, 0.7)]
+        [True, True, False, True, False]
+    """
+
+    __slots__ = ("_at_s", "_left", "_most", "_per_s")
+
+    def __init__(self, per_s: float) -> None:
+        """`per_s` 0 lets nothing through."""
+        self._per_s = per_s
+        self._most = max(1.0, per_s) if per_s else 0.0
+        self._left = self._most
+        self._at_s = 0.0
+
+    def take(self, now_s: float) -> bool:
+        """Whether one more fits at `now_s` of a clock that doesn't go back."""
+        self._left = min(self._most, self._left + (now_s - self._at_s) * self._per_s)
+        self._at_s = now_s
+        if self._left < 1.0:
+            return False
+        self._left -= 1.0
+        return True
+
+
+class StepTracer:
+    """Makes spans of steps under spans that already have a context, and queues them for export."""
+
+    def __init__(self, processor: SpanProcessor, resource: Resource, unix_ns: Callable[[], int] = time.time_ns) -> None:
+        self._processor = processor
+        self._unix_ns = unix_ns
+        self._resource = resource
+        self._scope = InstrumentationScope("tartlet")
+        self._ids = RandomIdGenerator()
+        self.max_links: Final = min(DEFAULT_MAX_LINKS, SpanLimits().max_links or 0)
+        """Programs that a step's span names; OTEL_SPAN_LINK_COUNT_LIMIT lowers it."""
+
+    def child(self, parent: SpanContext) -> SpanContext:
+        """The context of a new span under `parent`."""
+        span_id = self._ids.generate_span_id()
+        return SpanContext(parent.trace_id, span_id, False, parent.trace_flags, parent.trace_state)
+
+    def record(
+        self,
+        name: str,
+        context: SpanContext,
+        parent: SpanContext,
+        duration_s: float,
+        attributes: Attributes,
+        links: Sequence[StepLink] = (),
+    ) -> None:
+        """Queue the span of a step that ends now and took `duration_s`."""
+        end_ns = self._unix_ns()
+        self._processor.on_end(
+            StepSpan(
+                name=name,
+                context=context,
+                parent=parent,
+                resource=self._resource,
+                attributes=attributes,
+                links=links,
+                kind=SpanKind.INTERNAL,
+                status=_UNSET,
+                start_time=end_ns - int(duration_s * _NS),
+                end_time=end_ns,
+                instrumentation_scope=self._scope,
+            )
+        )
+
+    @staticmethod
+    def remote(traceparent: str) -> SpanContext | None:
+        """The parent that `traceparent` names, of another process; None without one whose trace is recorded."""
+        match = _TRACEPARENT.fullmatch(traceparent)
+        if match is None:
+            return None
+        trace_id, span_id, flags = (int(group, 16) for group in match.groups())
+        context = SpanContext(trace_id, span_id, is_remote=True, trace_flags=TraceFlags(flags))
+        return context if context.is_valid and context.trace_flags.sampled else None
+
+
+def traceparent(context: SpanContext) -> str:
+    """A span's context in W3C form, for the peer that works under it."""
+    return f"00-{context.trace_id:032x}-{context.span_id:016x}-{context.trace_flags:02x}"
