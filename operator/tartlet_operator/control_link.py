@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any, Final, TypeVar
 
 import grpc
@@ -11,12 +14,21 @@ import grpc.aio
 
 from tartlet_common import rpc, wire
 from tartlet_common.errors import TartletError, Unavailable, UnknownInferlet
+from tartlet_common.paging import pages
 from tartlet_operator.catalogue import fingerprint
 from tartlet_protos import common_pb2, control_pb2, control_pb2_grpc
 
 _TIMEOUT_S: Final = 10.0
 _STATE_TIMEOUT_S: Final = 2.0
+_PUT_BYTES: Final = 3 << 20
 T = TypeVar("T")
+
+
+@dataclass(slots=True)
+class _Put:
+    entry: control_pb2.CatalogueEntry
+    done: bool = False
+    error: TartletError | None = None
 
 
 class ControlLink:
@@ -24,41 +36,67 @@ class ControlLink:
 
     def __init__(self, address: str, tls: rpc.Tls | None) -> None:
         self._address = address
-        self._channel = rpc.make_channel(address, tls)
-        self._control = control_pb2_grpc.ControlStub(self._channel)
-        self._catalogue = control_pb2_grpc.CatalogueStub(self._channel)
+        self._dialer = rpc.Dialer(address, tls)
+        self._puts: list[_Put] = []
+        self._putting = asyncio.Lock()
 
     async def close(self) -> None:
         """Close the connection."""
-        await self._channel.close()
+        await self._dialer.close()
 
     async def state(self) -> dict[str, Any]:
         """Engines, programs and models, and control's incarnation."""
-        reply = await self._answer(self._control.State(control_pb2.StateRequest(), timeout=_STATE_TIMEOUT_S))
+        reply = await self._answer(self._control().State(control_pb2.StateRequest(), timeout=_STATE_TIMEOUT_S))
         state: dict[str, Any] = json.loads(reply.json)
         return state
 
     async def fingerprints(self, tenant: str) -> dict[str, str]:
         """What the catalogue holds for a tenant, by name."""
-        request = control_pb2.CatalogueListRequest(tenant=tenant)
-        reply = await self._answer(self._catalogue.List(request, timeout=_TIMEOUT_S))
-        return {e.name: fingerprint(e) for e in reply.entries}
+
+        def page(token: str) -> Awaitable[Any]:
+            request = control_pb2.CatalogueListRequest(tenant=tenant, page_token=token)
+            return self._answer(self._catalogue().List(request, timeout=_TIMEOUT_S))
+
+        return {e.name: fingerprint(e) async for reply in pages(page) for e in reply.entries}
 
     async def put(self, entry: control_pb2.CatalogueEntry) -> None:
-        """Add or replace an entry."""
-        request = control_pb2.PutRequest(entries=[entry])
-        reply = await self._answer(self._catalogue.Put(request, timeout=_TIMEOUT_S))
-        error = wire.error_from_proto(reply.errors[0])
-        if error is not None:
-            raise error
+        """Add or replace an entry; those that come while a request is on its way go together in the next one."""
+        put = _Put(entry)
+        self._puts.append(put)
+        async with self._putting:
+            while not put.done:
+                await self._put_some()
+        if put.error is not None:
+            raise put.error
 
     async def delete(self, tenant: str, name: str) -> None:
         """Forget an entry, if there is one."""
         request = control_pb2.DeleteRequest(tenant=tenant, name=name)
-        reply = await self._answer(self._catalogue.Delete(request, timeout=_TIMEOUT_S))
+        reply = await self._answer(self._catalogue().Delete(request, timeout=_TIMEOUT_S))
         error = wire.error_from_proto(reply.error)
         if error is not None and not isinstance(error, UnknownInferlet):
             raise error
+
+    async def _put_some(self) -> None:
+        """Put what waits, the oldest first, as much as a message holds."""
+        sizes = accumulate(put.entry.ByteSize() for put in self._puts)
+        puts = self._puts[: max(sum(size <= _PUT_BYTES for size in sizes), 1)]
+        request = control_pb2.PutRequest(entries=[put.entry for put in puts])
+        errors: Sequence[TartletError | None]
+        try:
+            reply = await self._answer(self._catalogue().Put(request, timeout=_TIMEOUT_S))
+            errors = [wire.error_from_proto(e) for e in reply.errors]
+        except TartletError as e:
+            errors = [e] * len(puts)
+        del self._puts[: len(puts)]
+        for put, error in zip(puts, errors, strict=True):
+            put.done, put.error = True, error
+
+    def _control(self) -> control_pb2_grpc.ControlAsyncStub:
+        return control_pb2_grpc.ControlStub(self._dialer.current())
+
+    def _catalogue(self) -> control_pb2_grpc.CatalogueAsyncStub:
+        return control_pb2_grpc.CatalogueStub(self._dialer.current())
 
     async def _answer(self, call: Awaitable[T]) -> T:
         try:

@@ -16,7 +16,9 @@ from tartlet.model import CatalogueEntry, LaunchSpec, ProgramInfo, RuntimeState,
 from tartlet_common import rpc, telemetry, wire
 from tartlet_common import telemetry_names as names
 from tartlet_common.errors import InternalError, InvalidArgument, TartletError
+from tartlet_common.paging import pages
 from tartlet_common.paths import run_dir
+from tartlet_common.tenancy import Scope
 from tartlet_protos import control_pb2, control_pb2_grpc, programs_pb2, programs_pb2_grpc
 
 __all__ = ["AsyncClient", "Run"]
@@ -45,17 +47,27 @@ class AsyncClient:
     Args:
         address: the runtime's, `unix:/path` or `host:port`; default: the one of a local `tartlet serve`.
         control: control's, for the catalogue; default: $TARTLET_CLIENT_CONTROL, or beside a Unix runtime's socket.
-        tls: needed for TCP; default: the files that $TARTLET_CLIENT_TLS_CERTIFICATE, _KEY and _AUTHORITY name.
+        tls: needed for TCP; default: the files that $TARTLET_CLIENT_TLS_CERTIFICATE, _KEY and _AUTHORITY name. When
+            they change, new calls go over a new connection.
+        tenant: act for this tenant alone, though certificate or socket would let us act for others.
 
     Every method raises a `TartletError`: `Unavailable` when nobody answers at the address, else what it documents.
     """
 
-    def __init__(self, address: str | None = None, *, control: str | None = None, tls: rpc.Tls | None = None) -> None:
+    def __init__(
+        self,
+        address: str | None = None,
+        *,
+        control: str | None = None,
+        tls: rpc.Tls | None = None,
+        tenant: str | None = None,
+    ) -> None:
         self.address = address or f"unix:{run_dir()}/runtime.sock"
         self._control_address = control or environment.control()
         self._tls = tls or environment.identity()
-        self._channel: grpc.aio.Channel | None = None
-        self._control_channel: grpc.aio.Channel | None = None
+        self._metadata = Scope(tenant).metadata
+        self._dialer: rpc.Dialer | None = None
+        self._control_dialer: rpc.Dialer | None = None
 
     async def __aenter__(self) -> Self:
         return self
@@ -67,10 +79,10 @@ class AsyncClient:
 
     async def close(self) -> None:
         """Close the connections; programs started with `run` end."""
-        for channel in (self._channel, self._control_channel):
-            if channel is not None:
-                await channel.close()
-        self._channel = self._control_channel = None
+        for dialer in (self._dialer, self._control_dialer):
+            if dialer is not None:
+                await dialer.close()
+        self._dialer = self._control_dialer = None
 
     # ---- programs -----------------------------------------------------------------------------------------------
 
@@ -91,7 +103,7 @@ class AsyncClient:
         with telemetry.tracer().start_as_current_span(names.SPAN_CLIENT_LAUNCH):
             await self._upload([spec])
             request = programs_pb2.LaunchRequest(specs=[_convert.launch_to_proto(spec, attach=True, tie=True)])
-            return await self._follow(self._programs().Launch(checked(request)))
+            return await self._follow(self._programs().Launch(checked(request), metadata=self._metadata))
 
     async def launch(
         self, source: Source | None = None, args: Sequence[str] = (), *, spec: LaunchSpec | None = None
@@ -113,7 +125,7 @@ class AsyncClient:
             await self._upload(specs)
             for request in launch_requests(specs):
                 with translated(self.address):
-                    async for frame in self._programs().Launch(request):
+                    async for frame in self._programs().Launch(request, metadata=self._metadata):
                         for message in frame.events:
                             try:
                                 event = _convert.event_from_proto(message)
@@ -134,7 +146,7 @@ class AsyncClient:
         await self._upload(specs)
         request = programs_pb2.LaunchRequest(specs=_convert.launches_to_proto(specs, attach=True, tie=True))
         with translated(self.address):
-            async for frame in self._programs().Launch(checked(request)):
+            async for frame in self._programs().Launch(checked(request), metadata=self._metadata):
                 for message in frame.events:
                     try:
                         event: Event | TartletError = _convert.event_from_proto(message)
@@ -149,7 +161,7 @@ class AsyncClient:
             UnknownProgram: there is none with this id.
         """
         target = programs_pb2.AttachTo(program_id=program_id, offset=offset)
-        stream = self._programs().Attach(programs_pb2.AttachRequest(programs=[target]))
+        stream = self._programs().Attach(programs_pb2.AttachRequest(programs=[target]), metadata=self._metadata)
         return Run(program_id, "", stream, self.address)
 
     async def send(self, program_id: str, message: bytes | str) -> None:
@@ -170,7 +182,7 @@ class AsyncClient:
                 programs_pb2.SendItem(program_id=p, message=m.encode() if isinstance(m, str) else m) for p, m in items
             ]
         )
-        reply = await self._call(self._programs().Send(checked(request)))
+        reply = await self._call(self._programs().Send(checked(request), metadata=self._metadata))
         return [wire.error_from_proto(e) for e in reply.errors]
 
     async def kill(self, program_id: str, reason: str = "") -> None:
@@ -180,15 +192,19 @@ class AsyncClient:
             UnknownProgram: there is none with this id.
         """
         request = programs_pb2.KillRequest(program_ids=[program_id], reason=reason)
-        reply = await self._call(self._programs().Kill(request))
+        reply = await self._call(self._programs().Kill(request, metadata=self._metadata))
         error = wire.error_from_proto(reply.errors[0])
         if error is not None:
             raise error
 
     async def list(self, *, ended: bool = False, tenant: str = "") -> Infos:
         """Programs that run; with `ended` also those that have."""
-        reply = await self._call(self._programs().List(programs_pb2.ListRequest(all=ended, tenant=tenant)))
-        return [_convert.info_from_proto(m) for m in reply.programs]
+
+        def page(token: str) -> Awaitable[Any]:
+            request = programs_pb2.ListRequest(all=ended, tenant=tenant, page_token=token)
+            return self._call(self._programs().List(request, metadata=self._metadata))
+
+        return [_convert.info_from_proto(m) async for reply in pages(page) for m in reply.programs]
 
     async def validate(self, source: Source) -> str:
         """Check a source without running it; its digest.
@@ -207,7 +223,7 @@ class AsyncClient:
     async def state(self) -> RuntimeState:
         """What the runtime says of itself, its control, the engines and models."""
         return _convert.state_from_proto(
-            await self._call(self._programs().RuntimeState(programs_pb2.RuntimeStateRequest()))
+            await self._call(self._programs().RuntimeState(programs_pb2.RuntimeStateRequest(), metadata=self._metadata))
         )
 
     # ---- catalogue ----------------------------------------------------------------------------------------------
@@ -222,7 +238,7 @@ class AsyncClient:
         with translated(self.control_address):
             for entry in entries:
                 await upload(self._catalogue(), entry.source)
-        reply = await self._call(self._catalogue().Put(checked(request)), self.control_address)
+        reply = await self._call(self._catalogue().Put(checked(request), metadata=self._metadata), self.control_address)
         for message in reply.errors:
             error = wire.error_from_proto(message)
             if error is not None:
@@ -236,7 +252,7 @@ class AsyncClient:
             UnknownInferlet: there is none of this name.
         """
         request = control_pb2.GetRequest(tenant=tenant, name=name, digest=digest)
-        reply = await self._call(self._catalogue().Get(request), self.control_address)
+        reply = await self._call(self._catalogue().Get(request, metadata=self._metadata), self.control_address)
         error = wire.error_from_proto(reply.error)
         if error is not None:
             raise error
@@ -252,16 +268,19 @@ class AsyncClient:
             UnknownInferlet: there is none of this name.
         """
         request = control_pb2.DeleteRequest(tenant=tenant, name=name)
-        reply = await self._call(self._catalogue().Delete(request), self.control_address)
+        reply = await self._call(self._catalogue().Delete(request, metadata=self._metadata), self.control_address)
         error = wire.error_from_proto(reply.error)
         if error is not None:
             raise error
 
     async def catalogue(self, *, tenant: str = "") -> Entries:
         """The catalogue's programs, without their sources' data."""
-        request = control_pb2.CatalogueListRequest(tenant=tenant)
-        reply = await self._call(self._catalogue().List(request), self.control_address)
-        return [_convert.entry_from_proto(m) for m in reply.entries]
+
+        def page(token: str) -> Awaitable[Any]:
+            request = control_pb2.CatalogueListRequest(tenant=tenant, page_token=token)
+            return self._call(self._catalogue().List(request, metadata=self._metadata), self.control_address)
+
+        return [_convert.entry_from_proto(m) async for reply in pages(page) for m in reply.entries]
 
     # ---- edges --------------------------------------------------------------------------------------------------
 
@@ -280,14 +299,14 @@ class AsyncClient:
         return f"unix:{path.parent / 'control.sock'}"
 
     def _programs(self) -> Any:
-        if self._channel is None:
-            self._channel = rpc.make_channel(self.address, self._tls)
-        return programs_pb2_grpc.ProgramsStub(self._channel)
+        if self._dialer is None:
+            self._dialer = rpc.Dialer(self.address, self._tls)
+        return programs_pb2_grpc.ProgramsStub(self._dialer.current())
 
     def _control(self) -> grpc.aio.Channel:
-        if self._control_channel is None:
-            self._control_channel = rpc.make_channel(self.control_address, self._tls)
-        return self._control_channel
+        if self._control_dialer is None:
+            self._control_dialer = rpc.Dialer(self.control_address, self._tls)
+        return self._control_dialer.current()
 
     def _catalogue(self) -> Any:
         return control_pb2_grpc.CatalogueStub(self._control())

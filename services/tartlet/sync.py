@@ -70,11 +70,18 @@ class Client:
                         print(event.text, end="", flush=True)
     """
 
-    def __init__(self, address: str | None = None, *, control: str | None = None, tls: Tls | None = None) -> None:
+    def __init__(
+        self,
+        address: str | None = None,
+        *,
+        control: str | None = None,
+        tls: Tls | None = None,
+        tenant: str | None = None,
+    ) -> None:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="tartlet-client", daemon=True)
         self._thread.start()
-        self._client = AsyncClient(address, control=control, tls=tls)
+        self._client = AsyncClient(address, control=control, tls=tls, tenant=tenant)
 
     def __enter__(self) -> Self:
         return self

@@ -14,7 +14,15 @@ from typing import Final
 
 from google.protobuf.message import DecodeError
 
-from tartlet_common.errors import DiskFull, InvalidSource, Overloaded, SourceTooLarge, TartletError, UnknownInferlet
+from tartlet_common.errors import (
+    DiskFull,
+    InvalidArgument,
+    InvalidSource,
+    Overloaded,
+    SourceTooLarge,
+    TartletError,
+    UnknownInferlet,
+)
 from tartlet_protos import common_pb2, control_pb2
 
 log = logging.getLogger("tartlet.control")
@@ -54,7 +62,7 @@ class Catalogue:
         """Add or replace an entry. Returns its source's digest.
 
         Raises:
-            InvalidSource, SourceTooLarge: the entry is not acceptable.
+            InvalidSource, SourceTooLarge, InvalidArgument: the entry is not acceptable.
             Overloaded: the catalogue is full.
             DiskFull: it couldn't be written; the catalogue is unchanged.
         """
@@ -110,11 +118,10 @@ class Catalogue:
                 raise DiskFull(path=str(self._directory), detail=str(e)) from e
         del self._entries[(tenant, name)]
 
-    def list(self, tenant: str) -> Iterator[control_pb2.CatalogueEntry]:
-        """A tenant's entries by name, without their sources' data."""
-        for (owner, _), entry in sorted(self._entries.items()):
-            if owner == tenant:
-                yield without_data(entry)
+    def list(self, tenant: str, after: str = "") -> Iterator[control_pb2.CatalogueEntry]:
+        """A tenant's entries by name, those behind the name `after`, without their sources' data."""
+        for key in sorted(key for key in self._entries if key[0] == tenant and key[1] > after):
+            yield without_data(self._entries[key])
 
     def _check(self, entry: control_pb2.CatalogueEntry) -> None:
         source = entry.source
@@ -131,6 +138,7 @@ class Catalogue:
             raise InvalidSource(detail=f"its digest is {actual}, not {source.digest[:64]}")
 
     def _check_room(self, entry: control_pb2.CatalogueEntry) -> None:
+        _check_texts(entry)
         old = self._entries.get((entry.tenant, entry.name))
         more = len(entry.source.data) - (len(old.source.data) if old is not None else 0)
         if sum(len(e.source.data) for e in self._entries.values()) + more > STORE_BYTES:
@@ -159,6 +167,14 @@ def without_data(entry: control_pb2.CatalogueEntry) -> control_pb2.CatalogueEntr
     )
     short.source.CopyFrom(common_pb2.Source(language=source.language, filename=source.filename, digest=source.digest))
     return short
+
+def _check_texts(entry: control_pb2.CatalogueEntry) -> None:
+    texts = {"description": entry.description, "tenant": entry.tenant, "model": entry.model}
+    for what, text in (texts | {"filename": entry.source.filename}).items():
+        limit = DESCRIPTION_BYTES if what == "description" else _NAME_BYTES
+        if len(text.encode()) > limit:
+            raise InvalidArgument(argument=what, detail=f"longer than {limit} bytes")
+
 
 
 def _write(path: Path, data: bytes) -> None:

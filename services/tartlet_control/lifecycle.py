@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from tartlet_common.errors import InvalidArgument, Overloaded, TartletError
+from tartlet_common.tenancy import Scope
 from tartlet_control.engines import EngineState, Models
 from tartlet_control.outbox import Settled
 from tartlet_control.queues import CommandQueue, Program
@@ -55,7 +56,7 @@ class Lifecycle:
         self._page_limit = page_limit
         self._command_limit = command_limit
         self._keys: OrderedDict[tuple[str, str], str] = OrderedDict()
-        self._ended_at: OrderedDict[str, str] = OrderedDict()  # program id -> its runtime's address
+        self._ended_at: OrderedDict[str, tuple[str, str]] = OrderedDict()  # program id -> runtime's address, tenant
 
     # ---- start --------------------------------------------------------------------------------------------------
 
@@ -101,12 +102,15 @@ class Lifecycle:
         if len(self.programs) >= self._max_programs:
             raise Overloaded(what="control's program table", limit=self._max_programs)
 
-    def locate(self, program_id: str) -> tuple[str, int]:
-        """The address of the program's runtime, "" if nobody knows the program, and the pages that it holds."""
+    def locate(self, program_id: str, scope: Scope) -> tuple[str, int]:
+        """The address of the program's runtime and the pages that it holds; "" if nobody has it, or not for `scope`."""
         program = self.programs.get(program_id)
         if program is not None:
-            return program.session.address, program.num_pages
-        return self._ended_at.get(program_id, ""), 0
+            found, tenant = (program.session.address, program.num_pages), program.tenant
+        else:
+            address, tenant = self._ended_at.get(program_id, ("", ""))
+            found = address, 0
+        return found if scope.allows(tenant) else ("", 0)
 
     # ---- end ----------------------------------------------------------------------------------------------------
 
@@ -174,7 +178,7 @@ class Lifecycle:
     def _remove(self, program: Program) -> None:
         if self.programs.pop(program.id, None) is not None:
             self.ended += 1
-            self._ended_at[program.id] = program.session.address
+            self._ended_at[program.id] = program.session.address, program.tenant
             if len(self._ended_at) > ENDED_KEPT:
                 self._ended_at.popitem(last=False)
             self.on_end(program, program.killed)

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from typing import Any, TypeAlias
 
 import grpc.aio
 
 from tartlet_common.blob_transfer import receive
-from tartlet_common.errors import InvalidSource, SourceTooLarge, TartletError
+from tartlet_common.errors import InvalidSource, SourceTooLarge, TartletError, UnknownInferlet
+from tartlet_common.paging import room
+from tartlet_common.tenancy import Scope, scope_of
 from tartlet_common.wire import error_to_proto
 from tartlet_control.blobs import BlobStore
 from tartlet_control.catalogue import SOURCE_BYTES, Catalogue, without_data
@@ -46,10 +48,12 @@ class CatalogueService(control_pb2_grpc.CatalogueServicer):
 
     async def Put(self, request: control_pb2.PutRequest, context: Context) -> control_pb2.PutReply:  # noqa: N802
         """Add or replace entries."""
+        scope = scope_of(context)
         reply = control_pb2.PutReply()
         for entry in request.entries:
             digest, error = "", None
             try:
+                entry.tenant = scope.own(entry.tenant, "Put")
                 digest = self._catalogue.put(self._with_data(entry))
             except TartletError as e:
                 error = e
@@ -60,7 +64,8 @@ class CatalogueService(control_pb2_grpc.CatalogueServicer):
     async def Get(self, request: control_pb2.GetRequest, context: Context) -> control_pb2.GetReply:  # noqa: N802
         """One entry with its source, or only its digest if that is too large for a message."""
         try:
-            entry = self._catalogue.get(request.tenant, request.name, request.digest)
+            tenant = _seen(scope_of(context), request.tenant, request.name or request.digest)
+            entry = self._catalogue.get(tenant, request.name, request.digest)
         except TartletError as e:
             return control_pb2.GetReply(error=error_to_proto(e))
         return control_pb2.GetReply(entry=entry if len(entry.source.data) <= _MESSAGE_BYTES else without_data(entry))
@@ -68,7 +73,7 @@ class CatalogueService(control_pb2_grpc.CatalogueServicer):
     async def Delete(self, request: control_pb2.DeleteRequest, context: Context) -> control_pb2.DeleteReply:  # noqa: N802
         """Forget one entry."""
         try:
-            self._catalogue.delete(request.tenant, request.name)
+            self._catalogue.delete(_seen(scope_of(context), request.tenant, request.name), request.name)
         except TartletError as e:
             return control_pb2.DeleteReply(error=error_to_proto(e))
         return control_pb2.DeleteReply()
@@ -89,15 +94,35 @@ class CatalogueService(control_pb2_grpc.CatalogueServicer):
     async def List(  # noqa: N802
         self, request: control_pb2.CatalogueListRequest, context: Context
     ) -> control_pb2.CatalogueListReply:
-        """A tenant's entries, as many as one message holds."""
-        reply = control_pb2.CatalogueListReply()
-        size = 0
-        for entry in self._catalogue.list(request.tenant):
-            size += entry.ByteSize() + 8
-            if size > _MESSAGE_BYTES:
-                break
-            reply.entries.append(entry)
-        return reply
+        """A page of a tenant's entries."""
+        try:
+            tenant = _seen(scope_of(context), request.tenant, "")
+        except UnknownInferlet:
+            return control_pb2.CatalogueListReply()
+        return page_of(self._catalogue.list(tenant, after=request.page_token), room(request.page_bytes))
+
+
+def page_of(entries: Iterable[control_pb2.CatalogueEntry], room_bytes: int) -> control_pb2.CatalogueListReply:
+    """As many of the first entries as there is room for, but one at least.
+
+    The token is the last one's name: entries that come or go between two pages move no others.
+    """
+    reply = control_pb2.CatalogueListReply()
+    for entry in entries:
+        room_bytes -= entry.ByteSize() + 8
+        if room_bytes < 0 and reply.entries:
+            reply.next_page_token = reply.entries[-1].name
+            break
+        reply.entries.append(entry)
+    return reply
+
+
+def _seen(scope: Scope, tenant: str, name: str) -> str:
+    """The tenant whose entries are asked for; another's than the caller's are as if they weren't there."""
+    tenant = tenant or scope.tenant or ""
+    if not scope.allows(tenant):
+        raise UnknownInferlet(inferlet=name[:128])
+    return tenant
 
 
 def _too_large(size: int, limit: int) -> TartletError:

@@ -20,6 +20,7 @@ from tartlet_common.errors import (
     Unavailable,
     UnknownResource,
 )
+from tartlet_common.tenancy import scope_of
 from tartlet_common.wire import error_to_proto
 from tartlet_control import greeting
 from tartlet_control.blobs import BlobStore
@@ -158,13 +159,14 @@ class ControlService(control_pb2_grpc.ControlServicer):
 
     async def State(self, request: control_pb2.StateRequest, context: Context) -> control_pb2.StateReply:  # noqa: N802
         """Everything `tartlet ps`, `top` and `doctor` show."""
-        return control_pb2.StateReply(json=json.dumps(state_of(self._core)))
+        return control_pb2.StateReply(json=json.dumps(state_of(self._core, scope_of(context))))
 
     async def Locate(  # noqa: N802
         self, request: control_pb2.LocateRequest, context: Context
     ) -> control_pb2.LocateReply:
         """Where programs run, what pages they hold, and which runtimes there are."""
-        found = [self._core.lifecycle.locate(i) for i in request.program_ids]
+        scope = scope_of(context)
+        found = [self._core.lifecycle.locate(i, scope) for i in request.program_ids]
         return control_pb2.LocateReply(
             addresses=[address for address, _ in found],
             pages=[pages for _, pages in found],

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+from tartlet_common.tenancy import EVERYONE, Scope
 from tartlet_control.core import Core
 from tartlet_control.engines import EngineState
 from tartlet_control.queues import Program
 
 
-def state_of(core: Core) -> dict[str, Any]:
-    """Engines, programs, models, policy and totals, as plain JSON values."""
+def state_of(core: Core, scope: Scope = EVERYONE) -> dict[str, Any]:
+    """Engines, programs (those of `scope`), models, policy and totals, as plain JSON values."""
     now = core.clock.now()
     return {
         "incarnation": core.incarnation,
@@ -22,7 +23,7 @@ def state_of(core: Core) -> dict[str, Any]:
             {"id": s.runtime_id, "address": s.address, "connected": s.gone_since is None, "programs": len(s.programs)}
             for s in core.sessions.values()
         ],
-        "programs": [_program(p, now) for p in core.lifecycle.programs.values()],
+        "programs": [_program(p, now) for p in core.lifecycle.programs.values() if scope.allows(p.tenant)],
         "totals": {
             "started": core.lifecycle.started,
             "ended": core.lifecycle.ended,

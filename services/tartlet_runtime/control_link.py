@@ -18,6 +18,7 @@ import grpc.aio
 
 from tartlet_common.errors import ProtocolMismatch, TartletError, Unavailable
 from tartlet_common.rpc import PROTOCOL_VERSION, Dialer
+from tartlet_common.tenancy import EVERYONE, Scope
 from tartlet_common.wire import error_from_proto
 from tartlet_protos import control_pb2, control_pb2_grpc
 from tartlet_runtime.driver import Driver
@@ -257,8 +258,8 @@ class ControlLink:
             raise Unavailable(what=f"blob {digest[:12]}", detail=_detail(e)) from e
         return b"".join(parts)
 
-    async def locate(self, program_ids: Sequence[str]) -> control_pb2.LocateReply:
-        """Where programs run, and which runtimes there are.
+    async def locate(self, program_ids: Sequence[str], scope: Scope = EVERYONE) -> control_pb2.LocateReply:
+        """Where programs run, as far as `scope` may know, and which runtimes there are.
 
         Raises:
             Unavailable: control can't be reached.
@@ -267,17 +268,19 @@ class ControlLink:
             raise Unavailable(what="control", detail="it knows where programs run, and can't be reached")
         try:
             request = control_pb2.LocateRequest(program_ids=program_ids)
-            reply: control_pb2.LocateReply = await self._stub.Locate(request, timeout=LOCATE_TIMEOUT_S)
+            reply: control_pb2.LocateReply = await self._stub.Locate(
+                request, timeout=LOCATE_TIMEOUT_S, metadata=scope.metadata
+            )
         except grpc.RpcError as e:
             raise Unavailable(what="control", detail=_detail(e)) from e
         return reply
 
-    async def state_json(self) -> str:
+    async def state_json(self, scope: Scope = EVERYONE) -> str:
         """Control's State reply, "" while it can't be reached."""
         if not self.connected:
             return ""
         try:
-            reply = await self._stub.State(control_pb2.StateRequest(), timeout=2.0)
+            reply = await self._stub.State(control_pb2.StateRequest(), timeout=2.0, metadata=scope.metadata)
         except grpc.RpcError:
             return ""
         return str(reply.json)

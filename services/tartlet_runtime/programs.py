@@ -6,7 +6,7 @@ import hashlib
 import logging
 import secrets
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, replace
 from functools import lru_cache
 from typing import Any
@@ -22,13 +22,14 @@ from tartlet_common.errors import (
 )
 from tartlet_common.ids import new_program_id
 from tartlet_common.settings import RuntimeSettings
+from tartlet_common.tenancy import EVERYONE, Scope
 from tartlet_protos import common_pb2, control_pb2, programs_pb2
 from tartlet_runtime.calls import Call
 from tartlet_runtime.control_link import ControlLink
 from tartlet_runtime.driver import Driver
 from tartlet_runtime.journal import JournalHeader, Journals
 from tartlet_runtime.limits import MAX_ARGS_BYTES, MAX_NAME_BYTES, ProgramLimits, default_limits, resolve
-from tartlet_runtime.listing import info_of
+from tartlet_runtime.listing import Place, info_of, page_of
 from tartlet_runtime.local_ops import LocalOps
 from tartlet_runtime.models import ModelTable
 from tartlet_runtime.native import NativeGuest, NativeServer
@@ -72,7 +73,7 @@ class ProgramTable:
     ) -> None:
         """`wasm` None: only native programs run (tests)."""
         self._settings = settings
-        self._address = settings.advertise or settings.address
+        self.address = settings.advertise or settings.address
         self._driver = driver
         self._link = link
         self._models = models
@@ -103,16 +104,22 @@ class ProgramTable:
         """Programs that haven't ended."""
         return self._live.values()
 
-    def known(self, program_id: str) -> Program | None:
-        """A live or kept program; None: it isn't here."""
-        return self._by_id.get(program_id)
+    def known(self, program_id: str, scope: Scope = EVERYONE) -> Program | None:
+        """A live or kept program; None: it isn't here, or not for this caller."""
+        program = self._by_id.get(program_id)
+        return program if program is not None and scope.allows(program.spec.tenant) else None
 
-    def infos(self, *, ended: bool, tenant: str) -> Iterator[programs_pb2.ProgramInfo]:
-        """What List answers, oldest first."""
+    def page(
+        self, request: programs_pb2.ListRequest, scope: Scope, after: Place, room: int
+    ) -> tuple[list[programs_pb2.ProgramInfo], Place | None]:
+        """What List answers: programs behind `after`, oldest first, and where the next page begins."""
         now, unix_s = self._clock.now(), self._clock.unix_ns() / 1e9
-        for program in self._by_id.values():
-            if (ended or program.state is not State.ENDED) and (not tenant or program.spec.tenant == tenant):
-                yield info_of(program, now, unix_s, self._address)
+        shown = (
+            program
+            for program in self._by_id.values()
+            if (request.all or program.state is not State.ENDED) and scope.shows(program.spec.tenant, request.tenant)
+        )
+        return page_of(shown, after, room, lambda program: info_of(program, now, unix_s, self.address))
 
     @property
     def num_live(self) -> int:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import defaultdict
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any, Protocol, TypeAlias
 
 import grpc
@@ -16,13 +16,15 @@ import grpc.aio
 
 from tartlet_common.errors import InternalError, RuntimeLost, TartletError, Unavailable, UnknownProgram
 from tartlet_common.rpc import Tls, make_channel
+from tartlet_common.tenancy import EVERYONE, Metadata, Scope
 from tartlet_common.wire import error_from_proto, error_to_proto
 from tartlet_protos import control_pb2, programs_pb2, programs_pb2_grpc
 from tartlet_runtime.calls import Call
+from tartlet_runtime.listing import Place, make_token, read_token
 
 log = logging.getLogger(__name__)
 
-RELAYED = (("tartlet-relayed", "1"),)
+RELAYED: Metadata = (("tartlet-relayed", "1"),)
 ANSWER_S = 5.0
 """How long another runtime may take to answer."""
 
@@ -36,7 +38,7 @@ Ask = Callable[[Any, list[int]], Coroutine[Any, Any, Sequence[TartletError | Non
 class Locator(Protocol):
     """Control, which knows where programs run."""
 
-    async def locate(self, program_ids: Sequence[str]) -> control_pb2.LocateReply:
+    async def locate(self, program_ids: Sequence[str], scope: Scope) -> control_pb2.LocateReply:
         """Raises `Unavailable` while control can't be reached."""
 
 
@@ -61,10 +63,10 @@ class Relay:
         for channel in self._channels.values():
             await channel.close()
 
-    async def _owners(self, program_ids: Sequence[str]) -> list[str | TartletError]:
-        """The address of each program's runtime, or why there is none."""
+    async def _owners(self, program_ids: Sequence[str], scope: Scope) -> list[str | TartletError]:
+        """The address of each program's runtime, or why there is none for this caller."""
         try:
-            reply = await self._locator.locate(program_ids)
+            reply = await self._locator.locate(program_ids, scope)
         except TartletError as e:
             return [e] * len(program_ids)
         return [
@@ -72,11 +74,11 @@ class Relay:
             for program_id, address in zip(program_ids, reply.addresses, strict=True)
         ]
 
-    async def ask(self, program_ids: Sequence[str], ask: Ask) -> list[TartletError | None]:
+    async def ask(self, program_ids: Sequence[str], scope: Scope, ask: Ask) -> list[TartletError | None]:
         """Ask the owners of programs, each once; an error or None for each program."""
         answers: list[TartletError | None] = [None] * len(program_ids)
         groups: dict[str, list[int]] = defaultdict(list)
-        for place, owner in enumerate(await self._owners(program_ids)):
+        for place, owner in enumerate(await self._owners(program_ids, scope)):
             if isinstance(owner, str):
                 groups[owner].append(place)
             else:
@@ -96,76 +98,82 @@ class Relay:
                 tasks.create_task(one(address, places))
         return answers
 
-    async def send(self, items: Sequence[programs_pb2.SendItem]) -> list[TartletError | None]:
+    async def send(self, items: Sequence[programs_pb2.SendItem], scope: Scope) -> list[TartletError | None]:
         """Messages to programs elsewhere."""
 
         async def ask(stub: Any, places: list[int]) -> list[TartletError | None]:
             request = programs_pb2.SendRequest(items=[items[i] for i in places])
-            reply = await stub.Send(request, metadata=RELAYED, timeout=ANSWER_S)
+            reply = await stub.Send(request, metadata=RELAYED + scope.metadata, timeout=ANSWER_S)
             return [error_from_proto(e) for e in reply.errors]
 
-        return await self.ask([i.program_id for i in items], ask)
+        return await self.ask([i.program_id for i in items], scope, ask)
 
-    async def kill(self, program_ids: Sequence[str], reason: str) -> list[TartletError | None]:
+    async def kill(self, program_ids: Sequence[str], reason: str, scope: Scope) -> list[TartletError | None]:
         """End programs elsewhere."""
 
         async def ask(stub: Any, places: list[int]) -> list[TartletError | None]:
             request = programs_pb2.KillRequest(program_ids=[program_ids[i] for i in places], reason=reason)
-            reply = await stub.Kill(request, metadata=RELAYED, timeout=ANSWER_S)
+            reply = await stub.Kill(request, metadata=RELAYED + scope.metadata, timeout=ANSWER_S)
             return [error_from_proto(e) for e in reply.errors]
 
-        return await self.ask(program_ids, ask)
+        return await self.ask(program_ids, scope, ask)
 
-    async def list(self, runtimes: Sequence[str], request: programs_pb2.ListRequest) -> programs_pb2.ListReply:
-        """The programs of `runtimes` other than this one."""
-        await self._drop_all_but(runtimes)
-        others = [a for a in dict.fromkeys(runtimes) if a != self._address]
+    async def list(
+        self, asked: programs_pb2.ListRequest, places: Mapping[str, Place | None], scope: Scope
+    ) -> tuple[programs_pb2.ListReply, dict[str, Place]]:
+        """A page of other runtimes' programs behind these places, and where to go on with those that have more."""
+        merged, more = programs_pb2.ListReply(), {}
 
-        async def one(address: str) -> programs_pb2.ListReply:
+        async def one(address: str, place: Place | None) -> tuple[programs_pb2.ListReply, Place | None]:
+            request = programs_pb2.ListRequest(page_token="" if place is None else make_token({address: place}))
+            request.MergeFrom(asked)
             try:
-                reply: programs_pb2.ListReply = await self._stub(address).List(
-                    request, metadata=RELAYED, timeout=ANSWER_S
-                )
-            except grpc.RpcError:
-                return programs_pb2.ListReply(unreachable=[address])
-            return reply
+                reply = await self._stub(address).List(request, metadata=RELAYED + scope.metadata, timeout=ANSWER_S)
+                return reply, (read_token(reply.next_page_token) or {}).get(address)
+            except (grpc.RpcError, TartletError):
+                return programs_pb2.ListReply(unreachable=[address]), None
 
-        merged = programs_pb2.ListReply()
-        for reply in await asyncio.gather(*map(one, others)):
-            merged.MergeFrom(reply)
-        return merged
+        answers = await asyncio.gather(*(one(address, place) for address, place in places.items()))
+        for address, (reply, place) in zip(places, answers, strict=True):
+            merged.programs.extend(reply.programs)
+            merged.unreachable.extend(reply.unreachable)
+            if place is not None:
+                more[address] = place
+        return merged, more
 
     # ---- following ----
 
-    async def attach(self, call: Call, wanted: Sequence[tuple[int, programs_pb2.AttachTo]]) -> None:
+    async def attach(self, call: Call, wanted: Sequence[tuple[int, programs_pb2.AttachTo]], scope: Scope) -> None:
         """Let `call` follow programs elsewhere; each is answered as its owner does."""
         groups: dict[str, list[tuple[int, programs_pb2.AttachTo]]] = defaultdict(list)
-        owners = await self._owners([w.program_id for _, w in wanted])
+        owners = await self._owners([w.program_id for _, w in wanted], scope)
         for (index, program), owner in zip(wanted, owners, strict=True):
             if isinstance(owner, str):
                 groups[owner].append((index, program))
             else:
                 call.reject(index, owner)
         for address, group in groups.items():
-            call.relays.add(self._spawn(self._follow(call, address, group)))
+            call.relays.add(self._spawn(self._follow(call, address, group, scope)))
 
     def join(self, call: Call, index: int, program_id: str) -> None:
         """Let `call`, which has answered `index` already, follow a program elsewhere."""
         call.relays.add(self._spawn(self._join(call, index, program_id)))
 
     async def _join(self, call: Call, index: int, program_id: str) -> None:
-        (owner,) = await self._owners([program_id])
+        (owner,) = await self._owners([program_id], EVERYONE)  # a key names programs of its own tenant only
         if isinstance(owner, str):
-            await self._follow(call, owner, [(index, programs_pb2.AttachTo(program_id=program_id))])
+            await self._follow(call, owner, [(index, programs_pb2.AttachTo(program_id=program_id))], EVERYONE)
         else:
             await call.relay([_end(index, program_id, 0, owner)])
 
-    async def _follow(self, call: Call, address: str, group: Sequence[tuple[int, programs_pb2.AttachTo]]) -> None:
+    async def _follow(
+        self, call: Call, address: str, group: Sequence[tuple[int, programs_pb2.AttachTo]], scope: Scope
+    ) -> None:
         """Read another runtime's Attach stream into `call`, until all of its programs have ended."""
         open_: dict[int, int] = {index: program.offset for index, program in group}  # index -> next offset
         ids = {index: program.program_id for index, program in group}
         stream = self._stub(address).Attach(
-            programs_pb2.AttachRequest(programs=[program for _, program in group]), metadata=RELAYED
+            programs_pb2.AttachRequest(programs=[program for _, program in group]), metadata=RELAYED + scope.metadata
         )
         error: TartletError = RuntimeLost()
         try:
@@ -219,7 +227,7 @@ class Relay:
         if channel is not None and channel.get_state() is not grpc.ChannelConnectivity.READY:
             await self._channels.pop(address).close()
 
-    async def _drop_all_but(self, runtimes: Sequence[str]) -> None:
+    async def drop_all_but(self, runtimes: Sequence[str]) -> None:
         """Close the connections to runtimes that are gone."""
         for address in self._channels.keys() - set(runtimes):
             await self._channels.pop(address).close()

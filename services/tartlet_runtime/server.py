@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from typing import Any, TypeAlias
 
+import grpc
 import grpc.aio
 
 from tartlet_common.errors import (
@@ -21,12 +22,15 @@ from tartlet_common.errors import (
     Unavailable,
     UnknownProgram,
 )
+from tartlet_common.paging import room
+from tartlet_common.tenancy import Scope, scope_of
 from tartlet_common.wire import error_to_proto
-from tartlet_protos import common_pb2, control_pb2, programs_pb2, programs_pb2_grpc
+from tartlet_protos import common_pb2, programs_pb2, programs_pb2_grpc
 from tartlet_runtime.calls import Call
 from tartlet_runtime.control_link import ControlLink
 from tartlet_runtime.driver import Driver
 from tartlet_runtime.limits import MAX_NAME_BYTES
+from tartlet_runtime.listing import START, make_token, read_token
 from tartlet_runtime.program_spec import MakeGuest, ProgramSpec, State
 from tartlet_runtime.programs import ProgramTable
 from tartlet_runtime.relay import Relay, is_relayed
@@ -45,6 +49,7 @@ _PORTION = 32  # launches between two turns of the loop
 class _Last:
     """The spec of a request before this one: many are often alike, and checking one takes as long as launching it."""
 
+    scope: Scope
     asked: programs_pb2.LaunchSpec | None = None
     spec: ProgramSpec | None = None
 
@@ -104,21 +109,23 @@ class ProgramsService(programs_pb2_grpc.ProgramsServicer):
     ) -> AsyncIterator[programs_pb2.ProgramEvents]:
         """Launch many, answer each, then stream the output of those with `attach`."""
         call = Call(self._driver, expected=len(request.specs))
+        scope = scope_of(context)
         try:
-            if len(request.specs) == 1 and self._launch_at_once(request.specs[0], call, 0, _Last()):
+            if len(request.specs) == 1 and self._launch_at_once(request.specs[0], call, 0, _Last(scope)):
                 async for events in call.messages():
                     yield events
             else:
                 async with asyncio.TaskGroup() as tasks:
-                    tasks.create_task(self._launch_all(request.specs, call, tasks))
+                    tasks.create_task(self._launch_all(request.specs, call, tasks, _Last(scope)))
                     async for events in call.messages():
                         yield events
         finally:
             call.close(Disconnected())
 
-    async def _launch_all(self, specs: Sequence[programs_pb2.LaunchSpec], call: Call, tasks: asyncio.TaskGroup) -> None:
+    async def _launch_all(
+        self, specs: Sequence[programs_pb2.LaunchSpec], call: Call, tasks: asyncio.TaskGroup, last: _Last
+    ) -> None:
         """Launch in portions, so that the first programs run and answer while the last are still to be started."""
-        last = _Last()
         for index, asked in enumerate(specs):
             if index >= _MAX_SPECS:
                 call.reject(index, InvalidArgument(argument="specs", detail=f"more than {_MAX_SPECS}"))
@@ -131,9 +138,10 @@ class ProgramsService(programs_pb2_grpc.ProgramsServicer):
 
     def _launch_at_once(self, asked: programs_pb2.LaunchSpec, call: Call, index: int, last: _Last) -> bool:
         """Launch, or reject; False if something must be fetched or compiled first."""
-        if asked.inferlet or (asked.source.digest and not asked.source.data):
-            return False
         try:
+            asked.tenant = last.scope.own(asked.tenant, "Launch")
+            if asked.inferlet or (asked.source.digest and not asked.source.data):
+                return False
             if last.spec is not None and last.asked == asked:
                 spec = self._table.another(last.spec, asked.seed)
             else:
@@ -180,10 +188,11 @@ class ProgramsService(programs_pb2_grpc.ProgramsServicer):
     ) -> AsyncIterator[programs_pb2.ProgramEvents]:
         """Stream the output of programs from offsets on; an unknown program is answered with REJECTED."""
         call = Call(self._driver, expected=len(request.programs))
+        scope = scope_of(context)
         elsewhere: list[tuple[int, programs_pb2.AttachTo]] = []
         try:
             for index, wanted in enumerate(request.programs):
-                program = self._table.known(wanted.program_id)
+                program = self._table.known(wanted.program_id, scope)
                 if program is None:
                     elsewhere.append((index, wanted))
                     continue
@@ -193,7 +202,7 @@ class ProgramsService(programs_pb2_grpc.ProgramsServicer):
                 for index, wanted in elsewhere:
                     call.reject(index, UnknownProgram(program=wanted.program_id))
             elif elsewhere:
-                await self._relay.attach(call, elsewhere)
+                await self._relay.attach(call, elsewhere, scope)
             async for events in call.messages():
                 yield events
         finally:
@@ -205,8 +214,9 @@ class ProgramsService(programs_pb2_grpc.ProgramsServicer):
         """Messages to programs."""
         errors: list[TartletError | None] = []
         elsewhere: list[int] = []
+        scope = scope_of(context)
         for place, item in enumerate(request.items):
-            program = self._table.known(item.program_id)
+            program = self._table.known(item.program_id, scope)
             if program is None:
                 errors.append(UnknownProgram(program=item.program_id))
                 elsewhere.append(place)
@@ -215,7 +225,7 @@ class ProgramsService(programs_pb2_grpc.ProgramsServicer):
             else:
                 errors.append(_failing(lambda p=program, m=item.message: p.deliver_message(m)))  # type: ignore[misc]
         if elsewhere and not is_relayed(context):
-            answers = await self._relay.send([request.items[i] for i in elsewhere])
+            answers = await self._relay.send([request.items[i] for i in elsewhere], scope)
             for place, answer in zip(elsewhere, answers, strict=True):
                 errors[place] = answer
         return programs_pb2.SendReply(errors=map(error_to_proto, errors))
@@ -226,8 +236,9 @@ class ProgramsService(programs_pb2_grpc.ProgramsServicer):
         """End programs; one that has ended already is no error."""
         errors: list[TartletError | None] = []
         elsewhere: list[int] = []
+        scope = scope_of(context)
         for place, program_id in enumerate(request.program_ids):
-            program = self._table.known(program_id)
+            program = self._table.known(program_id, scope)
             if program is not None:
                 program.end(ProgramKilled(reason=request.reason[:MAX_NAME_BYTES] or "on request"))
                 errors.append(None)
@@ -235,7 +246,7 @@ class ProgramsService(programs_pb2_grpc.ProgramsServicer):
                 errors.append(UnknownProgram(program=program_id))
                 elsewhere.append(place)
         if elsewhere and not is_relayed(context):
-            answers = await self._relay.kill([request.program_ids[i] for i in elsewhere], request.reason)
+            answers = await self._relay.kill([request.program_ids[i] for i in elsewhere], request.reason, scope)
             for place, answer in zip(elsewhere, answers, strict=True):
                 errors[place] = answer
         return programs_pb2.KillReply(errors=map(error_to_proto, errors))
@@ -243,19 +254,50 @@ class ProgramsService(programs_pb2_grpc.ProgramsServicer):
     async def List(  # noqa: N802 - gRPC's name
         self, request: programs_pb2.ListRequest, context: _Context
     ) -> programs_pb2.ListReply:
-        """Programs of this runtime, then those of the others."""
-        infos = list(self._table.infos(ended=request.all, tenant=request.tenant))
-        reply = programs_pb2.ListReply()
+        """A page: programs of this runtime, then those of the others, each its share of it."""
+        try:
+            places = read_token(request.page_token)
+        except TartletError as e:
+            context.set_trailing_metadata((("tartlet-error-bin", error_to_proto(e).SerializeToString()),))
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(e))
+        scope, here = scope_of(context), self._table.address
+        runtimes = [] if is_relayed(context) else await self._runtimes()
+        others = [a for a in runtimes if a != here and (places is None or a in places)]
+        share = room(request.page_bytes) // (1 + len(others))
+        reply, more = programs_pb2.ListReply(), {}
+        if places is None or here in places:
+            infos, rest = self._table.page(request, scope, (places or {}).get(here, START), share)
+            await self._add_pages(infos)
+            reply.programs.extend(infos)
+            if rest is not None:
+                more[here] = rest
+        if others:
+            asked = programs_pb2.ListRequest(all=request.all, tenant=request.tenant, page_bytes=share)
+            theirs, behind = await self._relay.list(asked, {a: (places or {}).get(a) for a in others}, scope)
+            reply.MergeFrom(theirs)
+            more |= behind
+        if places is not None and not is_relayed(context):  # they had more, and control knows them no longer
+            reply.unreachable.extend(places.keys() - set(others) - {here})
+        if places is None and runtimes:
+            await self._relay.drop_all_but(runtimes)
+        reply.next_page_token = make_token(more)
+        return reply
+
+    async def _runtimes(self) -> Sequence[str]:
+        """Addresses of all runtimes; none while control is away: then there is no saying what is elsewhere."""
+        try:
+            return list(dict.fromkeys((await self._link.locate([])).runtimes))
+        except Unavailable:
+            return []
+
+    async def _add_pages(self, infos: Sequence[programs_pb2.ProgramInfo]) -> None:
+        """Say how many pages programs hold; none while control is away."""
         try:
             located = await self._link.locate([info.program_id for info in infos])
-        except Unavailable:  # then there is no saying what is elsewhere, and no page is held by what is here
-            located = control_pb2.LocateReply()
-        for info, pages in zip(infos, located.pages, strict=False):
+        except Unavailable:
+            return
+        for info, pages in zip(infos, located.pages, strict=True):
             info.pages = pages
-        reply.programs.extend(infos)
-        if not is_relayed(context):
-            reply.MergeFrom(await self._relay.list(located.runtimes, request))
-        return reply
 
     async def RuntimeState(  # noqa: N802 - gRPC's name
         self, request: programs_pb2.RuntimeStateRequest, context: _Context
@@ -267,7 +309,7 @@ class ProgramsService(programs_pb2_grpc.ProgramsServicer):
             running=self._table.num_live,
             capacity=self._capacity,
             control_connected=self._link.connected,
-            control_state_json=await self._link.state_json(),
+            control_state_json=await self._link.state_json(scope_of(context)),
             component=self._wasm.component if self._wasm is not None else "",
             boundary=self._wasm.boundary if self._wasm is not None else "",
             spares=self._wasm.host.num_spares if self._wasm is not None else 0,
