@@ -31,7 +31,10 @@ SOURCE_BYTES: Final = 16 << 20
 """Largest source. One that doesn't fit a message is uploaded before it is put, and fetched by its digest."""
 STORE_BYTES: Final = 512 << 20
 """All sources together."""
-MAX_ENTRIES: Final = 10_000
+MAX_ENTRIES: Final = 20_000
+DESCRIPTION_BYTES: Final = 16 << 10
+"""Largest description; the other texts of an entry are names."""
+_NAME_BYTES: Final = 1024
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]{0,127}")
 _SUFFIX: Final = ".inferlet"
 
@@ -51,6 +54,7 @@ class Catalogue:
         """
         self._directory = directory
         self._entries: dict[tuple[str, str], control_pb2.CatalogueEntry] = {}
+        self._source_bytes = 0  # of all entries
         if directory is not None:
             try:
                 directory.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -76,6 +80,7 @@ class Catalogue:
             raise Overloaded(what="the catalogue", limit=MAX_ENTRIES)
         if self._directory is not None:
             _write(self._path(key), kept.SerializeToString())
+        self._source_bytes += self._growth(entry)
         self._entries[key] = kept
         return kept.source.digest
 
@@ -116,7 +121,7 @@ class Catalogue:
                 self._path((tenant, name)).unlink(missing_ok=True)
             except OSError as e:
                 raise DiskFull(path=str(self._directory), detail=str(e)) from e
-        del self._entries[(tenant, name)]
+        self._source_bytes -= len(self._entries.pop((tenant, name)).source.data)
 
     def list(self, tenant: str, after: str = "") -> Iterator[control_pb2.CatalogueEntry]:
         """A tenant's entries by name, those behind the name `after`, without their sources' data."""
@@ -133,16 +138,19 @@ class Catalogue:
             raise InvalidSource(detail="it is empty")
         if len(source.data) > SOURCE_BYTES:
             raise SourceTooLarge(size=len(source.data), limit=SOURCE_BYTES)
+        _check_texts(entry)
         actual = hashlib.sha256(source.data).hexdigest()
         if source.digest and source.digest != actual:
             raise InvalidSource(detail=f"its digest is {actual}, not {source.digest[:64]}")
 
     def _check_room(self, entry: control_pb2.CatalogueEntry) -> None:
-        _check_texts(entry)
-        old = self._entries.get((entry.tenant, entry.name))
-        more = len(entry.source.data) - (len(old.source.data) if old is not None else 0)
-        if sum(len(e.source.data) for e in self._entries.values()) + more > STORE_BYTES:
+        if self._source_bytes + self._growth(entry) > STORE_BYTES:
             raise Overloaded(what="bytes of sources in the catalogue", limit=STORE_BYTES)
+
+    def _growth(self, entry: control_pb2.CatalogueEntry) -> int:
+        """Bytes of sources more when the entry is put."""
+        old = self._entries.get((entry.tenant, entry.name))
+        return len(entry.source.data) - (len(old.source.data) if old is not None else 0)
 
     def _path(self, key: tuple[str, str]) -> Path:
         assert self._directory is not None
@@ -156,7 +164,16 @@ class Catalogue:
             except (OSError, DecodeError, TartletError) as e:
                 log.error("catalogue entry %s can't be read: %s", path, e)  # noqa: TRY400 - it names what is wrong
                 continue
+            self._source_bytes += self._growth(entry)
             self._entries[(entry.tenant, entry.name)] = entry
+
+
+def _check_texts(entry: control_pb2.CatalogueEntry) -> None:
+    texts = {"description": entry.description, "tenant": entry.tenant, "model": entry.model}
+    for what, text in (texts | {"filename": entry.source.filename}).items():
+        limit = DESCRIPTION_BYTES if what == "description" else _NAME_BYTES
+        if len(text.encode()) > limit:
+            raise InvalidArgument(argument=what, detail=f"longer than {limit} bytes")
 
 
 def without_data(entry: control_pb2.CatalogueEntry) -> control_pb2.CatalogueEntry:
@@ -167,14 +184,6 @@ def without_data(entry: control_pb2.CatalogueEntry) -> control_pb2.CatalogueEntr
     )
     short.source.CopyFrom(common_pb2.Source(language=source.language, filename=source.filename, digest=source.digest))
     return short
-
-def _check_texts(entry: control_pb2.CatalogueEntry) -> None:
-    texts = {"description": entry.description, "tenant": entry.tenant, "model": entry.model}
-    for what, text in (texts | {"filename": entry.source.filename}).items():
-        limit = DESCRIPTION_BYTES if what == "description" else _NAME_BYTES
-        if len(text.encode()) > limit:
-            raise InvalidArgument(argument=what, detail=f"longer than {limit} bytes")
-
 
 
 def _write(path: Path, data: bytes) -> None:
