@@ -12,7 +12,6 @@ from tartlet_common.errors import InvalidConfig
 from tartlet_common.process import Notify
 from tartlet_common.rpc import Tls
 from tartlet_common.settings import WorkerSettings
-from tartlet_worker.checkpoint import check
 from tartlet_worker.engine import Engine
 from tartlet_worker.link import Link
 from tartlet_worker.warm_up import warm_up
@@ -51,6 +50,8 @@ def load(settings: WorkerSettings, progress: Callable[[str], None]) -> Engine:
         )
     if settings.model is None:
         raise InvalidConfig(role="worker", detail="model: a checkpoint directory is needed (or --engine fake)")
+    from tartlet_worker.checkpoint import check  # safetensors, like torch, isn't everywhere that fake engines are
+
     check(settings.model)  # before the seconds that torch takes
     progress("importing torch")
     from tartlet_worker.loader import engine_from_settings  # torch: only when asked for

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import subprocess
+import sys
 from typing import Any
 
 import numpy as np
@@ -291,3 +293,15 @@ def test_added_time_is_per_step_and_per_computed_token() -> None:
     prefill(engine, [0, 1])
     run(engine, dist(1, [63]))
     assert slept == pytest.approx([1.6, 1.0])
+
+
+def test_a_fake_engine_starts_where_only_the_base_images_packages_are() -> None:
+    program = """
+import sys
+sys.modules.update(torch=None, safetensors=None)
+from tartlet_common.settings import WorkerSettings
+from tartlet_worker.app import load
+print(type(load(WorkerSettings(engine="fake"), print)).__name__)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, env={})
+    assert (done.stdout, done.returncode) == ("FakeEngine\n", 0), done.stderr
