@@ -163,32 +163,44 @@ def make_channel(
 
 
 class Dialer:
-    """A channel for long: made anew when the files of its identity have changed (gRPC itself keeps the first ones)."""
+    """A channel for long: made anew when the files of its identity have changed (gRPC itself keeps the first ones).
+
+    Either `renew` it whenever the connection is lost, or ask for the `current` channel before each call.
+    """
 
     def __init__(self, address: str, tls: Tls | None) -> None:
         self._address = address
         self._tls = tls
         self._seen = tls.stamps() if tls is not None else []
         self.channel = make_channel(address, tls)
+        self._replaced: list[grpc.aio.Channel] = []
 
     async def renew(self) -> None:
         """To be called when the connection is lost; what still runs on a channel that is replaced ends."""
+        self.current()
+        while self._replaced:
+            await self._replaced.pop().close()
+
+    def current(self) -> grpc.aio.Channel:
+        """The channel for a new call. Streams go on on the one that it replaced, which idles when they have ended."""
         if self._tls is None:
-            return
+            return self.channel
         try:
             seen = self._tls.stamps()
             if seen == self._seen:
-                return
+                return self.channel
             fresh = make_channel(self._address, self._tls)
         except OSError:
             log.exception("the new TLS files can't be read; the old ones go on")
-            return
-        old, self.channel, self._seen = self.channel, fresh, seen
-        await old.close()
+            return self.channel
+        self._replaced.append(self.channel)
+        self.channel, self._seen = fresh, seen
+        return fresh
 
     async def close(self) -> None:
-        """Close the channel."""
-        await self.channel.close()
+        """Close the channel, and those that it replaced."""
+        for channel in (self.channel, *self._replaced):
+            await channel.close()
 
 
 def _bind(server: grpc.aio.Server, address: str, tls: Tls | None, *, insecure: bool) -> int:
