@@ -22,6 +22,19 @@ async def running(
     env: Mapping[str, str] | None = None,
 ) -> AsyncIterator[str]:
     """Start control, a runtime and a worker in a directory of their own; the runtime's address."""
+    async with running_stack(engine=engine, model=model, flags=flags, env=env) as stack:
+        yield stack.address
+
+
+@asynccontextmanager
+async def running_stack(
+    *,
+    engine: str = "torch",
+    model: Path | None = None,
+    flags: Mapping[str, Sequence[str]] | None = None,
+    env: Mapping[str, str] | None = None,
+) -> AsyncIterator[LocalStack]:
+    """The same; the stack itself, which knows its processes."""
     directory = Path(tempfile.mkdtemp(prefix="tt-"))
     roles = ("control", "runtime", "worker")
     config = StackConfig(
@@ -33,6 +46,6 @@ async def running(
     )
     try:
         async with LocalStack(config) as stack:
-            yield stack.address
+            yield stack
     finally:
         shutil.rmtree(directory, ignore_errors=True)

@@ -1,94 +1,230 @@
 """What telemetry costs: tokens a second with export on over export off, paired.
 
-Two stacks on the demo model run side by side, one exporting spans and metrics to an OTLP receiver in a process of its
-own; 32 core-Wasm programs of 64 tokens go to the one, then to the other, in turn.
+Three stacks on the same model run side by side: one without telemetry, one that exports as it does by default, and one
+whose every step has a span. Core-Wasm programs of 64 tokens go to the one, then to the other, in turn, 32 at once and
+several times over; the order alternates. The receiver is a process of its own with the lowest priority, which reads
+what it is sent and decodes nothing: in life it is on another machine. Spans are sent every second, not every five, so
+that a round pays for what it caused.
+
+Two models: the demo model, whose steps take milliseconds, and the 88M model of `bench overhead`.
 """
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import multiprocessing
+import os
+import shutil
 import sys
 import tempfile
+import time
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from concurrent import futures
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import tartlet
 from bench import report
 from bench.batching import DEMO_MODEL, tokens_per_s
 from bench.guests.build import build
-from bench.stack import running
+from bench.stack import running_stack
+from tartlet.local import LocalStack
 from tartlet_common.rpc import install_uvloop
 
-PROGRAMS, TOKENS = 32, 64
-AT_LEAST = 0.98
+PROGRAMS: Final = 32
+TOKENS: Final = 64
+AT_LEAST: Final = 0.98
+OFF, ON, ALL = "off", "on", "on, every step"
+WORTH_S: Final = 1.5
+"""Seconds that a stack is measured for in a round: as many launches of all programs as that takes."""
+ROLES: Final = ("control", "runtime", "worker")
+_TICK_S: Final = 1 / os.sysconf("SC_CLK_TCK")
 
 
-def _receive(port: Connection) -> None:
+@dataclass(frozen=True, slots=True)
+class Received:
+    """What the receiver has seen."""
+
+    requests: int
+    num_bytes: int
+    cpu_s: float
+
+
+class Receiver:
+    """An OTLP receiver in a process of its own."""
+
+    def __init__(self, endpoint: str, pipe: Connection) -> None:
+        self.endpoint = endpoint
+        self._pipe = pipe
+
+    def received(self) -> Received:
+        """Until now."""
+        self._pipe.send(None)
+        return Received(*self._pipe.recv())
+
+
+def _receive(pipe: Connection) -> None:
     import grpc
-    from opentelemetry.proto.collector.metrics.v1 import metrics_service_pb2 as metrics
-    from opentelemetry.proto.collector.metrics.v1 import metrics_service_pb2_grpc as metrics_grpc
-    from opentelemetry.proto.collector.trace.v1 import trace_service_pb2 as traces
-    from opentelemetry.proto.collector.trace.v1 import trace_service_pb2_grpc as traces_grpc
 
-    class Traces(traces_grpc.TraceServiceServicer):
-        def Export(self, request: Any, context: Any) -> Any:  # noqa: N802 - gRPC calls it so
-            return traces.ExportTraceServiceResponse()
+    os.nice(19)
+    seen = [0, 0]
 
-    class Metrics(metrics_grpc.MetricsServiceServicer):
-        def Export(self, request: Any, context: Any) -> Any:  # noqa: N802 - gRPC calls it so
-            return metrics.ExportMetricsServiceResponse()
+    def take(request: bytes, _: grpc.ServicerContext) -> bytes:
+        seen[0] += 1
+        seen[1] += len(request)
+        return b""  # an empty answer: all was taken
 
-    server = grpc.server(futures.ThreadPoolExecutor(2))
-    traces_grpc.add_TraceServiceServicer_to_server(Traces(), server)  # type: ignore[no-untyped-call]
-    metrics_grpc.add_MetricsServiceServicer_to_server(Metrics(), server)  # type: ignore[no-untyped-call]
-    port.send(server.add_insecure_port("127.0.0.1:0"))
+    class Anything(grpc.GenericRpcHandler):
+        def service(self, _: Any) -> Any:
+            return grpc.unary_unary_rpc_method_handler(take)
+
+    server = grpc.server(futures.ThreadPoolExecutor(1), handlers=[Anything()])
+    pipe.send(server.add_insecure_port("127.0.0.1:0"))
     server.start()
-    server.wait_for_termination()
+    while True:
+        pipe.recv()
+        pipe.send((*seen, time.process_time()))
 
 
-async def measure(repeat: int) -> report.Report:
-    """One table."""
+@contextmanager
+def receiving() -> Iterator[Receiver]:
+    """A running receiver."""
     ours, theirs = multiprocessing.Pipe()
-    receiver = multiprocessing.get_context("spawn").Process(target=_receive, args=(theirs,), daemon=True)
-    receiver.start()
-    endpoint = f"http://127.0.0.1:{ours.recv()}"
-    seen: dict[str, list[float]] = {"off": [], "on": []}
+    process = multiprocessing.get_context("spawn").Process(target=_receive, args=(theirs,), daemon=True)
+    process.start()
     try:
-        with tempfile.TemporaryDirectory(prefix="tt-") as directory:
-            guest = tartlet.Source.from_file(build(Path(directory))["decode"])
-            async with (
-                running(model=DEMO_MODEL) as off,
-                running(model=DEMO_MODEL, env={"OTEL_EXPORTER_OTLP_ENDPOINT": endpoint}) as on,
-                tartlet.AsyncClient(off) as client_off,
-                tartlet.AsyncClient(on) as client_on,
-            ):
-                for i in range(repeat + 1):  # the first round warms up
-                    order = [("off", client_off), ("on", client_on)]
-                    for name, client in order if i % 2 else order[::-1]:
-                        speed = await tokens_per_s(client, guest, PROGRAMS, TOKENS)
-                        if i:
-                            seen[name].append(speed)
-                    report.progress(f"telemetry: round {i} of {repeat}")
+        yield Receiver(f"http://127.0.0.1:{ours.recv()}", ours)
     finally:
-        receiver.kill()
-        receiver.join()
-    ratio = report.median([on / off for on, off in zip(seen["on"], seen["off"], strict=True)])
-    title = f"Telemetry, {PROGRAMS} programs of {TOKENS} tokens on the demo model"
-    result = report.Report("telemetry", title, ["export", "tokens/s", "of off"], y_label="tokens/s")
-    result.rows = [("off", report.median(seen["off"]), 1.0), ("on", report.median(seen["on"]), ratio)]
-    result.goals = [report.Goal("on over off", ratio, AT_LEAST, at_least=True)]
-    result.series = [report.Series("tokens/s", list(seen), [report.median(v) for v in seen.values()])]
+        process.kill()
+        process.join()
+
+
+class Side:
+    """One of the stacks that are compared."""
+
+    def __init__(self, stack: LocalStack, client: tartlet.AsyncClient) -> None:
+        self._stack = stack
+        self._client = client
+        self.speeds: list[float] = []  # tokens/s, one a round
+        self.cpu_s: list[float] = []  # CPU seconds of all its processes a token, one a round
+
+    async def launch(self, guest: tartlet.Source) -> float:
+        """Run all programs once; tokens a second."""
+        return await tokens_per_s(self._client, guest, PROGRAMS, TOKENS)
+
+    async def round(self, guest: tartlet.Source, launches: int) -> None:
+        """Measure once."""
+        before = self._cpu_s()
+        took_s = sum([PROGRAMS * TOKENS / await self.launch(guest) for _ in range(launches)])
+        tokens = launches * PROGRAMS * TOKENS
+        self.speeds.append(tokens / took_s)
+        self.cpu_s.append((self._cpu_s() - before) / tokens)
+
+    def _cpu_s(self) -> float:
+        return sum(_cpu_s(self._stack.pid(role)) for role in ROLES)
+
+
+def _cpu_s(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+    return (int(fields[11]) + int(fields[12])) * _TICK_S
+
+
+@asynccontextmanager
+async def sides(model: Path, worker: Sequence[str], endpoint: str) -> AsyncIterator[dict[str, Side]]:
+    """The stacks, up and connected."""
+    export = {"OTEL_EXPORTER_OTLP_ENDPOINT": endpoint, "OTEL_BSP_SCHEDULE_DELAY": "1000"}
+    kinds: dict[str, tuple[Mapping[str, str], Sequence[str]]] = {
+        OFF: ({}, ()),
+        ON: (export, ()),
+        ALL: (export, ("--step-spans-per-s", "1000000")),
+    }
+    async with AsyncExitStack() as stacks:
+        found = {}
+        for name, (env, control) in kinds.items():
+            flags = {"worker": worker, "control": control}
+            stack = await stacks.enter_async_context(running_stack(model=model, flags=flags, env=env))
+            found[name] = Side(stack, await stacks.enter_async_context(tartlet.AsyncClient(stack.address)))
+        yield found
+
+
+async def measure(name: str, title: str, model: Path, worker: Sequence[str], repeat: int) -> report.Report:
+    """One model's table."""
+    with receiving() as receiver, tempfile.TemporaryDirectory(prefix="tt-") as directory:
+        guest = tartlet.Source.from_file(build(Path(directory))["decode"])
+        async with sides(model, worker, receiver.endpoint) as compared:
+            speeds = [await side.launch(guest) for side in compared.values() for _ in range(2)]  # warms up
+            launches = max(1, round(WORTH_S * max(speeds) / (PROGRAMS * TOKENS)))
+            before, start = receiver.received(), time.perf_counter()
+            order = list(compared.values())
+            for i in range(repeat):
+                for side in order:
+                    await side.round(guest, launches)
+                order.reverse()
+                told = ", ".join(f"{key} {side.speeds[-1]:.0f}" for key, side in compared.items())
+                report.progress(f"{name}: round {i + 1} of {repeat}, tokens/s: {told}")
+            after, took_s = receiver.received(), time.perf_counter() - start
+    columns = ["export", "tokens/s", "of off", "CPU us a token", "of off"]
+    result = report.Report(name, f"Telemetry, {title}", columns, y_label="tokens/s")
+    off = compared[OFF]
+    for key, side in compared.items():
+        speed = report.median([a / b for a, b in zip(side.speeds, off.speeds, strict=True)])
+        cpu = report.median([a / b for a, b in zip(side.cpu_s, off.cpu_s, strict=True)])
+        result.rows.append((key, report.median(side.speeds), speed, report.median(side.cpu_s) * 1e6, cpu))
+        if key == ON:
+            result.goals = [report.Goal(f"on over off, {model.name}", speed, AT_LEAST, at_least=True)]
+    result.notes = [
+        f"{repeat} rounds of {launches} times {PROGRAMS} programs of {TOKENS} tokens on each stack",
+        (
+            f"the receiver: {(after.num_bytes - before.num_bytes) / took_s / 1e3:.1f} kB/s in "
+            f"{(after.requests - before.requests) / took_s:.1f} requests/s, {(after.cpu_s - before.cpu_s) / took_s:.2%} "
+            "of a core"
+        ),
+    ]
+    result.series = [report.Series("tokens/s", list(compared), [report.median(s.speeds) for s in compared.values()])]
     return result
+
+
+async def demo(repeat: int) -> report.Report:
+    """Steps of milliseconds."""
+    return await measure("telemetry", f"{PROGRAMS} programs on the demo model", DEMO_MODEL, [], repeat)
+
+
+async def llama_88m(repeat: int) -> report.Report:
+    """The model of `bench overhead`."""
+    import torch
+
+    from tartlet_worker.random_checkpoint import LLAMA_88M, random_checkpoint
+
+    scratch = Path(tempfile.mkdtemp(prefix="tt-"))
+    try:
+        checkpoint = scratch / "llama-88m"
+        random_checkpoint(checkpoint, LLAMA_88M, dtype=torch.bfloat16)
+        shutil.copy(DEMO_MODEL / "tokenizer.json", checkpoint)
+        title = f"{PROGRAMS} programs on the 88M model"
+        return await measure("telemetry-88m", title, checkpoint, ["--dtype", "bfloat16"], repeat)
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+
+
+MODELS = {"demo": demo, "88m": llama_88m}
+
+
+async def _all(args: argparse.Namespace) -> list[report.Report]:
+    return [await MODELS[name](args.repeat) for name in args.models]
 
 
 def main() -> int:
     """Command line."""
-    args = report.parser(__doc__).parse_args()
+    parser = report.parser(__doc__)
+    parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS), help="default: both")
+    parser.set_defaults(repeat=12)
+    args = parser.parse_args()
     install_uvloop()
-    return report.emit([asyncio.run(measure(args.repeat))], args)
+    return report.emit(asyncio.run(_all(args)), args)
 
 
 if __name__ == "__main__":
