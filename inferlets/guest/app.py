@@ -28,12 +28,16 @@ from host_backend import WitBackend
 import inferlet
 import inferlet._guest
 import inferlet._host
+import inferlet._sandbox
 
 _OUTSIDE_ONLY = {"inferlet._native"}  # runs a program without the sandbox
 
 for _module in pkgutil.walk_packages(inferlet.__path__, "inferlet."):
     if _module.name not in _OUTSIDE_ONLY:
         importlib.import_module(_module.name)
+
+
+sys.breakpointhook = inferlet._sandbox.no_breakpoint  # noqa: SLF001 - the seam that the SDK keeps for its hosts
 
 
 class _Silence:
@@ -106,6 +110,8 @@ class WitWorld(wit_world.WitWorld):
         try:
             result = inferlet._guest.run(source, filename, json.loads(args))  # noqa: SLF001 - the same seam
             return "" if result is None else result
+        except MemoryError:  # there may be none to say more with, and the host knows what it means
+            raise Err("MemoryError") from None
         except BaseException as e:  # noqa: BLE001 - whatever a program raises is its result
             text = getattr(e, "guest_traceback", None) or traceback.format_exc()
             raise Err(text) from None

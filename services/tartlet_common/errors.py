@@ -282,7 +282,7 @@ class ProgramTooLarge(TartletError):
 @_register(305)
 class ProgramMemoryExceeded(TartletError):
     message = "the program used more than its {limit_bytes} bytes of memory"
-    remedy = "Use less memory, or raise memory_bytes."
+    remedy = "Use less memory, or raise the limit: --max-memory, in MiB, up to memory_bytes, a setting of the runtime."
 
 
 @_register(306)

@@ -30,7 +30,7 @@ from tartlet_runtime.wasm.aot import ModuleKind
 from tartlet_runtime.wasm.boundary import GuestState, end_slice
 from tartlet_runtime.wasm.determinism import Clock, GuestClock, GuestRandom, Random
 from tartlet_runtime.wasm.reaper import Remains
-from tartlet_runtime.wasm.types import Delivery, Outcome, OutcomeKind, Phase, WaitRequest
+from tartlet_runtime.wasm.types import STDERR, Delivery, Outcome, OutcomeKind, Phase, WaitRequest
 
 if TYPE_CHECKING:
     from tartlet_runtime.wasm.host import WasmHost
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 
 _SUBMISSION = 0  # beside the streams 1 and 2 in `_events`
 _MEMORY_SLACK_BYTES = 1 << 20
+_LAST_WORDS_BYTES = 2048
 _TABLE_ELEMENTS = 100_000
 _INSTANCES, _TABLES, _MEMORIES = 200, 200, 20
 
@@ -102,6 +103,7 @@ class Guest:
         self.active_clock: Clock = GuestClock(0)
         self.active_random: Random = GuestRandom(b"prepare")
         self._events: list[tuple[int, bytes]] = []
+        self._last_words = b""  # the end of what it wrote to standard error
         self._timers: dict[int, int] = {}
         self._next_timer = 1
         self._wake_ns: int | None = None
@@ -226,6 +228,8 @@ class Guest:
     def _settle(self) -> None:
         until = time.monotonic() + self.limits.cpu_slice_us / 1e6
         while True:
+            if self.trap.value and traps.died_of_memory(self._last_words):  # the error says it better than a panic
+                self._events = [event for event in self._events if event[0] != STDERR]
             self._tell_events()
             if self._kill_reason is not None:
                 return
@@ -322,6 +326,8 @@ class Guest:
 
     def emit(self, stream: int, data: bytes) -> None:
         """Keep what a component wrote to stdout or stderr."""
+        if stream == STDERR:
+            self._last_words = (self._last_words + data)[-_LAST_WORDS_BYTES:]
         self._keep(stream, data)
 
     def begin_wait(self, max_records: int, timeout_us: int, result: int) -> None:
@@ -390,7 +396,8 @@ class Guest:
         if self.state.memory:
             used = capi.memory_data_size(self.context, self.state.memory)
             full = used + _MEMORY_SLACK_BYTES > self.limits.memory_bytes
-        return traps.classify(self._drop_trap(), memory_full=full, limit_bytes=self.limits.memory_bytes)
+        limit = self.limits.memory_bytes
+        return traps.classify(self._drop_trap(), last_words=self._last_words, memory_full=full, limit_bytes=limit)
 
     def _drop_trap(self) -> str:
         text = ""

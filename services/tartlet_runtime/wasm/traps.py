@@ -8,13 +8,16 @@ from tartlet_common.errors import NotAllowed, ProgramMemoryExceeded, ProgramTrap
 
 _UNKNOWN_IMPORT = re.compile(r"unknown import: `([^`]*)`")
 _OUT_OF_MEMORY = re.compile(r"memory minimum size of .* exceeds|exceeds? (?:the )?memory limit|allocation .*too large")
+_DIED_OF_MEMORY = re.compile(rb"MemoryError|memory allocation of \d+ bytes failed")
+"""In the last words of the Python guest: its glue to the host panics where it gets no memory."""
 
 
-def classify(text: str, *, memory_full: bool, limit_bytes: int) -> TartletError:
+def classify(text: str, *, last_words: bytes = b"", memory_full: bool, limit_bytes: int) -> TartletError:
     """The error for a trap.
 
     Args:
         text: wasmtime's message, with its "Caused by" lines.
+        last_words: what the guest wrote to standard error last.
         memory_full: whether the guest had used up its linear memory.
         limit_bytes: its memory limit.
     """
@@ -24,10 +27,17 @@ def classify(text: str, *, memory_full: bool, limit_bytes: int) -> TartletError:
         return ProgramMemoryExceeded(limit_bytes=limit_bytes)
     if "stack exhausted" in text:
         return ProgramTrapped(detail="the call stack overflowed")
+    if died_of_memory(last_words):
+        return ProgramMemoryExceeded(limit_bytes=limit_bytes)
     # A program that can't get memory gives up by `unreachable` (abort) or by using a null pointer.
     if memory_full and ("unreachable" in text or "out of bounds memory" in text):
         return ProgramMemoryExceeded(limit_bytes=limit_bytes)
     return ProgramTrapped(detail=brief(text))
+
+
+def died_of_memory(last_words: bytes) -> bool:
+    """Whether a guest that trapped had just said that it got no memory."""
+    return _DIED_OF_MEMORY.search(last_words) is not None
 
 
 def brief(text: str) -> str:

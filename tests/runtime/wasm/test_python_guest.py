@@ -161,6 +161,73 @@ def test_greed_ends_in_a_typed_error(
         assert type(outcome.error) is error, outcome
 
 
+@pytest.mark.parametrize("mib", [1, 24, 26, 32])
+@pytest.mark.parametrize(
+    "line",
+    [
+        "x.append(bytes(1 << 20))",
+        "x.append(list(range(1000)))",
+        "x.append({len(x): len(x)})",
+        "x.append(bytes(200_000)); _host.backend.submit(bytes(100_000)); _host.backend.wait(1, 1)",
+        "_host.backend.wait(1, 1); x.append(_host.backend.wait(1, 1))",
+    ],
+)
+def test_whatever_allocation_fails_it_is_told_as_the_limit_and_no_panic(
+    driver: Driver, python: Program, line: str, mib: int
+) -> None:
+    limits = GuestLimits(memory_bytes=mib << 20)
+    guest = driver.start(python, program("x = []", f"while True: {line}"), limits=limits)
+    error = outcome_of(driver.run(guest, *[bytes(200_000)] * 300)).error
+    assert isinstance(error, ProgramMemoryExceeded), error
+    assert error.fields["limit_bytes"] == mib << 20
+    assert printed(guest, 2) == b""
+
+
+@pytest.mark.parametrize(
+    ("line", "hint"),
+    [
+        ("breakpoint()", "no debugger"),
+        ("import pdb", "no debugger"),
+        ("import socket; socket.socket()", "no network"),
+        ("import socket; socket.create_connection(('example.org', 80))", "no network"),
+        ("import urllib.request", "no network"),
+        ("import asyncio; await asyncio.open_connection('127.0.0.1', 80)", "no network"),
+        ("import subprocess; subprocess.run(['ls'])", "no processes"),
+        ("import asyncio; await asyncio.create_subprocess_exec('ls')", "no processes"),
+        ("os.system('ls')", "no processes"),
+        ("import multiprocessing", "no processes"),
+        ("import threading; threading.Thread(target=print).start()", "no threads"),
+        ("import asyncio; await asyncio.to_thread(print)", "no threads"),
+        ("open('data.txt')", "no files"),
+        ("open('made.txt', 'w')", "no files"),
+        ("os.listdir('.')", "no files"),
+        ("import tempfile; tempfile.NamedTemporaryFile()", "no files"),
+        ("import numpy", "no modules beside"),
+        ("import sqlite3", "not all of the standard library"),
+        ("input('name? ')", "no standard input: `await inferlet.receive()`"),
+        (
+            "import asyncio\n    async with asyncio.TaskGroup() as g: g.create_task(asyncio.to_thread(print))",
+            "no threads",
+        ),
+    ],
+)
+def test_a_failure_for_want_of_what_the_sandbox_has_not_says_so(
+    driver: Driver, python: Program, line: str, hint: str
+) -> None:
+    outcome = outcome_of(driver.run(driver.start(python, program(line))))
+    assert 'File "user.py", line' in outcome.text
+    last = outcome.text.splitlines()[-1]
+    assert last.startswith(f"The sandbox has {hint}"), outcome.text
+    assert "input" in line or last.endswith("`tartlet run --native FILE` runs the program outside it.")
+
+
+@pytest.mark.parametrize("line", ["raise OSError('mine')", "{}['HOME']", "raise TimeoutError", "1 / 0", "exit('bye')"])
+def test_other_failures_say_nothing_of_the_sandbox(driver: Driver, python: Program, line: str) -> None:
+    outcome = outcome_of(driver.run(driver.start(python, program(line))))
+    assert outcome.kind is OutcomeKind.ERROR
+    assert "sandbox" not in outcome.text
+
+
 def test_an_endless_loop_yields_and_is_ended_at_its_limit(driver: Driver, python: Program) -> None:
     guest = driver.start(python, program("while True: pass"), limits=GuestLimits(cpu_burst_s=0.1))
     assert guest.step() is Phase.READY

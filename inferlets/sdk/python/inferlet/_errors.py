@@ -304,7 +304,9 @@ class ProgramMemoryExceeded(LimitError):
 
     number: ClassVar[int] = 305
     message: ClassVar[str] = "the program used more than its {limit_bytes} bytes of memory"
-    remedy: ClassVar[str] = "Use less memory, or raise memory_bytes."
+    remedy: ClassVar[str] = (
+        "Use less memory, or raise the limit: --max-memory, in MiB, up to memory_bytes, a setting of the runtime."
+    )
 
 
 class ProgramCpuExceeded(LimitError):

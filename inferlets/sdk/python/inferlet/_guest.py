@@ -18,6 +18,9 @@ from inferlet import _channel, _output, _program, _vocab
 from inferlet._loop import Loop
 from inferlet._traceback import format_error, remember
 
+_reserve = [bytes(256 << 10)]
+"""Memory to tell of a failure with, where the program has used up all other."""
+
 
 class ProgramExit(Exception):
     """The program ended itself with a failure (`sys.exit` with a status or a text)."""
@@ -83,11 +86,11 @@ def execute(source: str, filename: str, args: Sequence[str]) -> str | None:
     except SystemExit as error:
         if error.code in (None, 0):
             return None
-        failure = ProgramExit(format_error(error, filename))
+        failure = ProgramExit(_tell(error, filename))
         failure.guest_traceback = str(failure)  # type: ignore[attr-defined]
         raise failure from None
     except BaseException as error:
-        error.guest_traceback = format_error(error, filename)  # type: ignore[attr-defined]
+        error.guest_traceback = _tell(error, filename)  # type: ignore[attr-defined]
         raise
     finally:
         loop.finish()
@@ -95,6 +98,14 @@ def execute(source: str, filename: str, args: Sequence[str]) -> str | None:
         sys.argv = argv
         if before is not None:
             sys.modules["__main__"] = before
+
+
+def _tell(error: BaseException, filename: str) -> str:
+    _reserve.clear()
+    try:
+        return format_error(error, filename)
+    except MemoryError:
+        return "MemoryError"
 
 
 def _run_main(loop: Loop, module: types.ModuleType, source: str, filename: str, args: Sequence[str]) -> str | None:

@@ -1,7 +1,8 @@
 """Tracebacks that show the user's program and not how it is run.
 
 Frames of the SDK and of asyncio are left out, wherever the chain of causes and groups has them, unless TARTLET_DEBUG is
-set. An exception that never was in the program keeps all of its frames.
+set. An exception that never was in the program keeps all of its frames. Where the failure comes from what the sandbox
+lacks, a line at the end says so.
 """
 
 from __future__ import annotations
@@ -10,6 +11,8 @@ import asyncio
 import linecache
 import os
 import traceback
+
+from inferlet._sandbox import SANDBOXED, hint
 
 _SDK = __file__.rpartition("/")[0]
 _ASYNCIO = asyncio.__file__.rpartition("/")[0]
@@ -28,7 +31,8 @@ def format_error(error: BaseException, filename: str) -> str:
     shown = traceback.TracebackException.from_exception(error)
     if not os.environ.get("TARTLET_DEBUG"):
         _trim(shown, filename, set())
-    return "".join(shown.format()).rstrip("\n")
+    lines = [*shown.format(), hint(error) if SANDBOXED else ""]
+    return "".join(lines).rstrip("\n")
 
 
 def _is_ours(filename: str) -> bool:
