@@ -9,6 +9,7 @@ import signal
 import sys
 import threading
 from collections.abc import Awaitable, Callable
+from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING, TypeVar
 
 import click
@@ -76,6 +77,13 @@ def with_client(server: str | None, work: Callable[[AsyncClient], Awaitable[T]])
     Raises:
         SystemExit: after an error or Ctrl-C.
     """
+    return with_opened(lambda: connect(server), work)
+
+
+def with_opened(
+    opening: Callable[[], AbstractAsyncContextManager[AsyncClient]], work: Callable[[AsyncClient], Awaitable[T]]
+) -> T:
+    """As `with_client`, with a client that `opening` gives."""
     from tartlet_common import telemetry
     from tartlet_common.errors import TartletError
 
@@ -83,7 +91,7 @@ def with_client(server: str | None, work: Callable[[AsyncClient], Awaitable[T]])
         task = asyncio.current_task()
         assert task is not None
         asyncio.get_running_loop().add_signal_handler(signal.SIGINT, task.cancel)
-        async with connect(server) as client:
+        async with opening() as client:
             return await work(client)
 
     telemetry.setup("client")

@@ -7,6 +7,7 @@ import sys
 from tartlet_common.errors import (
     InvalidArgument,
     InvalidConfig,
+    PermissionDenied,
     ProgramFailed,
     TartletError,
     UnknownInferlet,
@@ -16,7 +17,7 @@ from tartlet_common.errors import (
 
 PROGRAM_FAILED, USAGE, SYSTEM, INTERRUPTED = 1, 2, 3, 130
 
-_USAGE = (InvalidArgument, InvalidConfig, UnknownInferlet, UnknownModel, UnknownProgram)
+_USAGE = (InvalidArgument, InvalidConfig, PermissionDenied, UnknownInferlet, UnknownModel, UnknownProgram)
 _FIRST_SYSTEM_NUMBER = 400
 
 

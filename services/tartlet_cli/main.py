@@ -19,6 +19,8 @@ _COMMANDS = {  # name: (module, one line of help); in the order of the help
     "logs": ("programs", "Print what a program has written so far."),
     "kill": ("programs", "End programs."),
     "catalogue": ("catalogue", "Put, list and delete named programs."),
+    "apply": ("kube.apply", "Apply a program to a Kubernetes cluster, as an Inferlet."),
+    "crds": ("kube.crds", "Install or upgrade Tartlet's kinds on a Kubernetes cluster."),
     "top": ("top", "Watch programs, pools and engines."),
     "models": ("models", "List the models that a server offers."),
     "doctor": ("doctor", "Check this machine and a server, and say what to do."),

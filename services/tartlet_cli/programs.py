@@ -140,10 +140,10 @@ def attach(program: str, offset: int, server: str | None, *, interactive: bool, 
         program_id = await whole_id(client, program)
         run = await client.attach(program_id, offset)
         if not interactive:
-            return await _print(run, quiet=quiet, as_json=as_json)
+            return await print_run(run, quiet=quiet, as_json=as_json)
         talking = asyncio.ensure_future(send_lines(client, program_id))
         try:
-            return await _print(run, quiet=quiet, as_json=as_json)
+            return await print_run(run, quiet=quiet, as_json=as_json)
         finally:
             talking.cancel()
             await asyncio.gather(talking, return_exceptions=True)
@@ -187,7 +187,7 @@ def logs(program: str, server: str | None, *, follow: bool, as_json: bool) -> No
 
     async def work(client: AsyncClient) -> int:
         run = await client.attach(await whole_id(client, program, ended=True))
-        await _print(run, quiet=True, as_json=as_json, silence_s=None if follow else _SILENCE_S)
+        await print_run(run, quiet=True, as_json=as_json, silence_s=None if follow else _SILENCE_S)
         return 0
 
     raise SystemExit(with_client(server, work))
@@ -237,7 +237,7 @@ async def whole_id(client: AsyncClient, start: str, *, ended: bool = True) -> st
     return found[0]
 
 
-async def _print(run: Run, *, quiet: bool, as_json: bool, silence_s: float | None = None) -> int:
+async def print_run(run: Run, *, quiet: bool, as_json: bool, silence_s: float | None = None) -> int:
     """Print a run's events to its end, or until it has been silent for `silence_s`; the exit code."""
     from tartlet_cli.terminal import Printer
 

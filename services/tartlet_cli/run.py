@@ -17,6 +17,7 @@ import click
 
 from tartlet_cli import exits
 from tartlet_cli.calls import connect, send_lines
+from tartlet_cli.kube.options import Target, release_option, target
 from tartlet_cli.options import PROGRAM_ARGS, json_option, limit_options, seed_bytes, server_option, wants_help
 from tartlet_common.errors import InvalidSource
 
@@ -40,10 +41,29 @@ class RunOptions:
     durable: bool
     config: Path | None
     inferlet: bool
+    kube: Target | None
     limits: dict[str, Any]
 
 
-@click.command(context_settings=PROGRAM_ARGS, add_help_option=False)
+_BEFORE_FILE = {"-n": "--namespace", "--context": "--kube-context"}
+_NOT_ON_CLUSTER = ("server", "native", "config", "engine")
+
+
+class _RunCommand(click.Command):
+    """Takes kubectl's own names of its options, too, where they stand before FILE: behind it they are the program's."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        takes_value = {o for p in self.params if isinstance(p, click.Option) and not p.is_flag for o in p.opts}
+        at = 0
+        while at < len(args) and args[at].startswith("-") and args[at] != "--":
+            name, equals, value = args[at].partition("=")
+            name = _BEFORE_FILE.get(name, name)
+            args[at] = name + equals + value
+            at += 2 if name in takes_value and not equals else 1
+        return super().parse_args(ctx, args)
+
+
+@click.command(cls=_RunCommand, context_settings=PROGRAM_ARGS, add_help_option=False)
 @click.argument("file")
 @click.argument("args", nargs=-1, type=click.UNPROCESSED)
 @click.option(
@@ -54,6 +74,13 @@ class RunOptions:
 @click.option("--engine", type=click.Choice(["torch", "fake"]), default="torch", show_default=True, help="Backend.")
 @server_option
 @click.option("--inferlet", is_flag=True, help="FILE is the name of a program in a server's catalogue.")
+@click.option("--kube", is_flag=True, help="Run it on a Kubernetes cluster, through its API server.")
+@click.option(
+    "--namespace", metavar="NAME", help="With --kube: namespace. Default: the context's. Before FILE also -n."
+)
+@release_option
+@click.option("--kube-context", "context", metavar="NAME", help="With --kube: context. Before FILE also --context.")
+@click.option("--kubeconfig", metavar="FILE", help="With --kube: configuration. Default: $KUBECONFIG.")
 @click.option("--native", is_flag=True, help="Run the file as an ordinary process, so that pdb works.")
 @click.option("--interactive", is_flag=True, help="Send each line of standard input to the program as a message.")
 @click.option("--seed", type=int, help="Decides the program's randomness.")
@@ -76,6 +103,7 @@ def run(ctx: click.Context, /, file: str, args: tuple[str, ...], **options: Any)
       tartlet run --engine fake my_program.py     # no model, no torch
       tartlet run --server local my_program.py    # on a running `tartlet serve`
       tartlet run --inferlet agent                # there, by its name in the catalogue
+      tartlet run --kube my_program.py            # on a cluster that runs Tartlet
       tartlet run --interactive chat.py           # your lines are its messages
       tartlet run my_program.py -- --seed 3       # --seed for the program
     """  # noqa: D301 - \b is click's mark for a paragraph not to be wrapped
@@ -84,6 +112,12 @@ def run(ctx: click.Context, /, file: str, args: tuple[str, ...], **options: Any)
         raise click.UsageError("--interactive: standard input is the program's own with --native", ctx)
     if options["native"] and options["inferlet"]:
         raise click.UsageError("--inferlet: only a file can run as a process (--native)", ctx)
+    kube = target(options)
+    if not options["kube"] and kube != Target():
+        raise click.UsageError("--namespace, --release, --kube-context and --kubeconfig need --kube", ctx)
+    for name in _NOT_ON_CLUSTER if options["kube"] else ():
+        if ctx.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE:
+            raise click.UsageError(f"--{name} and --kube exclude each other", ctx)
     limits = {
         "deadline_s": options["deadline_s"],
         "pages": options["max_pages"],
@@ -103,9 +137,35 @@ def run(ctx: click.Context, /, file: str, args: tuple[str, ...], **options: Any)
         durable=not options["no_journal"],
         config=options["config"],
         inferlet=options["inferlet"],
+        kube=kube if options["kube"] else None,
         limits=limits,
     )
     raise SystemExit(execute(chosen))
+
+
+def run_on_cluster() -> click.Command:
+    """`run` for the plugin of kubectl, where there is no other place to run it."""
+
+    @click.pass_context
+    def callback(ctx: click.Context, /, file: str, args: tuple[str, ...], **options: Any) -> None:
+        wants_help(file, ctx)
+        absent = {"kube": True, "engine": "torch", "server": None, "native": False, "config": None}
+        ctx.invoke(run, file=file, args=args, **options, **absent)
+
+    elsewhere = ("tls_certificate", "tls_key", "tls_authority", "kube", *_NOT_ON_CLUSTER)
+    params = [param for param in run.params if param.name not in elsewhere]
+    text = """Run a program on the cluster and stream its output; Ctrl-C ends it.
+
+    Options of this command may stand anywhere; all others, and everything after `--`, go to the program.
+
+    \b
+    Examples:
+      kubectl tartlet run my_program.py --prompt hello
+      kubectl tartlet run -n production --inferlet answer
+    """
+    return _RunCommand(
+        "run", callback=callback, params=params, context_settings=PROGRAM_ARGS, add_help_option=False, help=text
+    )
 
 
 def execute(options: RunOptions) -> int:
@@ -150,11 +210,19 @@ class _Session:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             loop.add_signal_handler(number, self._interrupt, task)
+        model = self._options.model or ""
         try:
+            if self._options.kube is not None:
+                from tartlet_cli.kube.client import cluster_client
+
+                async with cluster_client(self._options.kube, self._progress.show) as client:
+                    self._progress.clear()
+                    return await self._run_with(client, source, model)
             if self._options.server or self._options.inferlet:  # a catalogue is a running server's
-                return await self._run_on(self._options.server, source, self._options.model or "")
-            async with self._own_stack() as stack:
-                return await self._run_on(stack.address, source, "")
+                async with connect(self._options.server) as client:
+                    return await self._run_with(client, source, model)
+            async with self._own_stack() as stack, connect(stack.address) as client:
+                return await self._run_with(client, source, "")
         except asyncio.CancelledError:
             if not self._interrupted:
                 raise
@@ -213,7 +281,7 @@ class _Session:
         finally:
             shutil.rmtree(directory, ignore_errors=True)
 
-    async def _run_on(self, server: str | None, source: Any, model: str) -> int:
+    async def _run_with(self, client: Any, source: Any, model: str) -> int:
         from tartlet.model import LaunchSpec, Limits
 
         options = self._options
@@ -226,22 +294,21 @@ class _Session:
             durable=options.durable,
             seed=seed_bytes(options.seed),
         )
-        async with connect(server) as client:
-            run = await client.run(spec=spec)
-            try:
-                if options.interactive:
-                    talking = asyncio.ensure_future(send_lines(client, run.program_id))
-                    try:
-                        return await self._follow(run)
-                    finally:
-                        talking.cancel()
-                        await asyncio.gather(talking, return_exceptions=True)
-                if not options.native:
+        run = await client.run(spec=spec)
+        try:
+            if options.interactive:
+                talking = asyncio.ensure_future(send_lines(client, run.program_id))
+                try:
                     return await self._follow(run)
-                async with self._native_process(client, run.guest_token):
-                    return await self._follow(run)
-            finally:
-                run.cancel()
+                finally:
+                    talking.cancel()
+                    await asyncio.gather(talking, return_exceptions=True)
+            if not options.native:
+                return await self._follow(run)
+            async with self._native_process(client, run.guest_token):
+                return await self._follow(run)
+        finally:
+            run.cancel()
 
     async def _follow(self, run: Any) -> int:
         async for event in run:

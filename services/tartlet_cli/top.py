@@ -33,27 +33,28 @@ def top(interval: float, server: str | None, *, once: bool, as_json: bool) -> No
       tartlet top
       tartlet top --once --json
     """  # noqa: D301 - \b is click's mark for a paragraph not to be wrapped
+    with_client(server, lambda client: watch(client, interval, once=once, as_json=as_json))
 
-    async def work(client: AsyncClient) -> None:
-        if as_json:
-            while True:
-                click.echo(json.dumps(_document(await client.state(), await client.list())))
-                if once:
-                    return
-                await asyncio.sleep(interval)
-        from rich.console import Console
-        from rich.live import Live
 
-        console = Console()
-        if once:
-            console.print(_screen(await client.state(), await client.list()))
-            return
-        with Live(console=console, screen=console.is_terminal, auto_refresh=False) as live:
-            while True:
-                live.update(_screen(await client.state(), await client.list()), refresh=True)
-                await asyncio.sleep(interval)
+async def watch(client: AsyncClient, interval: float, *, once: bool, as_json: bool) -> None:
+    """Show what the server does, again and again unless `once`."""
+    if as_json:
+        while True:
+            click.echo(json.dumps(_document(await client.state(), await client.list())))
+            if once:
+                return
+            await asyncio.sleep(interval)
+    from rich.console import Console
+    from rich.live import Live
 
-    with_client(server, work)
+    console = Console()
+    if once:
+        console.print(_screen(await client.state(), await client.list()))
+        return
+    with Live(console=console, screen=console.is_terminal, auto_refresh=False) as live:
+        while True:
+            live.update(_screen(await client.state(), await client.list()), refresh=True)
+            await asyncio.sleep(interval)
 
 
 def _document(state: RuntimeState, infos: list[ProgramInfo]) -> dict[str, Any]:

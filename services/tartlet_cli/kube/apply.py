@@ -1,0 +1,182 @@
+"""`tartlet apply`: a program as an Inferlet of a cluster."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from tartlet_cli import exits
+from tartlet_cli.kube.options import Target, cluster_options, target
+
+if TYPE_CHECKING:
+    from tartlet_cli.kube.api import Applied, Cluster, Object
+    from tartlet_cli.kube.manifest import Manifest, Program
+
+_LOOK_S = 0.25
+_NOT_THE_SOURCE = 400  # errors from here on are the system's, and may pass
+
+
+@click.command()
+@click.argument("file")
+@click.option("--pool", metavar="NAME", default="", help="EnginePool whose model it runs on.")
+@click.option("--model", metavar="NAME", default="", help="Model it runs on, of whichever pool serves it.")
+@click.option("--name", metavar="NAME", default="", help="Name of the Inferlet. Default: the file's.")
+@click.option("--arg", "args", metavar="TEXT", multiple=True, help="Argument of runs that give none; repeatable.")
+@click.option("--description", metavar="TEXT", default="", help="What it does, for people.")
+@cluster_options
+@click.option("--dry-run", is_flag=True, help="Print the manifest, apply nothing; needs no cluster.")
+@click.option("-o", "--output", type=click.Choice(["yaml", "json"]), help="Print the manifest (applied: as stored).")
+@click.option("--wait", is_flag=True, help="Wait until it is Ready: a runtime has validated it, runs can name it.")
+@click.option("--timeout", "timeout_s", type=float, default=60.0, show_default=True, help="Seconds that --wait waits.")
+@click.option("--force-conflicts", is_flag=True, help="Take over fields that others manage.")
+def apply(file: str, timeout_s: float, *, dry_run: bool, wait: bool, force_conflicts: bool, **options: Any) -> None:
+    """Apply a program (a .py file or a core .wasm module) to a cluster, as an Inferlet that runs can name.
+
+    Its source is in the Inferlet itself; a module, or more than 512 KiB of text, goes into a ConfigMap beside it.
+    Applied again, it is replaced: server-side apply, as field manager `tartlet-cli`.
+
+    \b
+    Examples:
+      tartlet apply my_program.py --pool demo --wait
+      tartlet apply my_program.py --pool demo --name answer --arg=--prompt --arg "374+588="
+      tartlet apply my_program.py --dry-run > inferlet.yaml
+    """  # noqa: D301 - \b is click's mark for a paragraph not to be wrapped
+    from tartlet_cli.kube import manifest
+    from tartlet_common.errors import InvalidSource, TartletError
+
+    at, output = target(options), options.pop("output")
+    try:
+        program = _program(file, at.namespace, options)
+        made = manifest.inferlet(program)
+        if dry_run:
+            _print([m for m in (manifest.config_map(program, made), made) if m is not None], output or "yaml")
+            return
+        say = functools.partial(click.echo, err=bool(output))  # standard output is the manifest's, where that is wanted
+        stored = _apply(at, program, say, wait_s=timeout_s if wait else None, force=force_conflicts)
+        if output:
+            _print([stored], output)
+    except InvalidSource as e:
+        if type(e) is not InvalidSource:  # the cluster's own word, not the file's
+            raise exits.fail(e) from e
+        raise click.BadParameter(str(e.fields["detail"]), param_hint="FILE") from e
+    except TartletError as e:
+        raise exits.fail(e) from e
+    except KeyboardInterrupt:
+        raise SystemExit(exits.INTERRUPTED) from None
+
+
+def _program(file: str, namespace: str, options: dict[str, Any]) -> Program:
+    from tartlet.model import Language, Source
+    from tartlet_cli.kube.manifest import Program, check_name, name_of
+
+    source = Source.from_file(file)
+    name = check_name(options.pop("name") or name_of(file))
+    wasm = source.language is Language.WASM
+    return Program(name, namespace, source.data, wasm, Path(file).name, **options)
+
+
+def _print(manifests: list[Manifest], output: str) -> None:
+    from tartlet_cli.kube.manifest import to_json, to_yaml
+
+    for each in manifests:
+        each.get("metadata", {}).pop("managedFields", None)  # long, and nobody's to edit
+    click.echo(to_yaml(manifests) if output == "yaml" else to_json(manifests), nl=False)
+
+
+def _apply(at: Target, program: Program, say: Callable[[str], None], *, wait_s: float | None, force: bool) -> Object:
+    from tartlet_cli.kube.api import Cluster
+    from tartlet_cli.kube.manifest import SHOWN, inferlet
+
+    with Cluster.connect(at) as cluster:
+        program = dataclasses.replace(program, namespace=cluster.namespace)
+        applied = store(cluster, program, inferlet(program), force=force)
+        say(f"{SHOWN}/{program.name} {applied.outcome}")
+        if wait_s is None:
+            return applied.object
+        ready = wait_ready(cluster, applied.object, wait_s)
+        say(f"{SHOWN}/{program.name} ready")
+        where = condition(ready, "Runnable")
+        if where.get("status") == "False":
+            say(f"it can't run yet: {where.get('reason')}: {where.get('message')}")
+        return ready
+
+
+def store(cluster: Cluster, program: Program, made: Manifest, *, force: bool = False) -> Applied:
+    """Apply the Inferlet, and before it the ConfigMap that it refers to; remove one that it no longer does.
+
+    Raises:
+        TartletError: the API server refused either.
+    """
+    from tartlet_cli.kube import manifest
+    from tartlet_cli.kube.api import CONFIG_MAPS, INFERLETS
+    from tartlet_cli.kube.errors import Forbidden
+
+    space = cluster.namespace
+    before = cluster.find(INFERLETS, program.name, space)
+    owner = before["metadata"]["uid"] if before else ""
+    source = manifest.config_map(program, made, owner)
+    if source is not None:
+        cluster.apply(CONFIG_MAPS, source, space, force=force)
+    applied = cluster.apply(INFERLETS, made, space, force=force)
+    uid = applied.object["metadata"]["uid"]
+    owned = manifest.config_map(program, made, uid)
+    if owned is not None:
+        if uid != owner:  # only now it is known whose it is
+            cluster.apply(CONFIG_MAPS, owned, space, force=force)
+    elif before is not None and "configMap" in before["spec"]["source"]:
+        name = manifest.config_map_name(program.name)
+        try:
+            if manifest.is_left_over(cluster.find(CONFIG_MAPS, name, space), uid):
+                cluster.delete(CONFIG_MAPS, name, space)
+        except Forbidden:  # it does no harm, and goes with its Inferlet
+            sys.stderr.write(f"configmap/{name} is no longer needed, and you may not delete it\n")
+    return applied
+
+
+def wait_ready(
+    cluster: Cluster,
+    applied: Object,
+    timeout_s: float,
+    clock: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], None] = time.sleep,
+) -> Object:
+    """The Inferlet once its status speaks of this version and says Ready.
+
+    Raises:
+        InferletRefused: a runtime refused the program.
+        InferletNotReady: not within `timeout_s`; the condition says why.
+    """
+    from tartlet_cli.kube.api import INFERLETS
+    from tartlet_cli.kube.errors import InferletNotReady, InferletRefused
+    from tartlet_common.errors import REGISTRY
+
+    metadata = applied["metadata"]
+    final = {cls.__name__ for number, cls in REGISTRY.items() if number < _NOT_THE_SOURCE and not cls.retryable}
+    end = clock() + timeout_s
+    while True:
+        found = cluster.get(INFERLETS, metadata["name"], metadata["namespace"])
+        ready = condition(found, "Ready")
+        current = ready.get("observedGeneration", 0) >= metadata["generation"]
+        if current and ready.get("status") == "True":
+            return found
+        told = {"name": metadata["name"], "reason": "NoStatus", "detail": "no operator has looked at it yet"}
+        if ready and current:
+            told |= {"reason": ready["reason"], "detail": ready.get("message", "")}
+            if ready["status"] == "False" and ready["reason"] in final:
+                raise InferletRefused(**told)
+        if clock() >= end:
+            raise InferletNotReady(**told, waited_s=timeout_s)
+        sleep(_LOOK_S)
+
+
+def condition(found: Object, kind: str) -> dict[str, Any]:
+    """A condition of an object's status; empty if there is none."""
+    conditions = (found.get("status") or {}).get("conditions") or []
+    return next((dict(c) for c in conditions if c["type"] == kind), {})

@@ -1,0 +1,102 @@
+"""A client of a release's runtime: through the API server, with the `client` identity that the release has for this."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import binascii
+import contextlib
+import os
+import shutil
+import tempfile
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tartlet_cli.kube.api import SECRETS, Cluster
+from tartlet_cli.kube.errors import NotThere, RuntimeUnreachable
+from tartlet_cli.kube.options import Target
+from tartlet_cli.kube.port_forward import PortForward
+from tartlet_cli.kube.release import Release, find_pod, find_release
+from tartlet_common.errors import RuntimeLost, Unavailable
+from tartlet_common.paths import make_private, run_dir
+from tartlet_common.rpc import Tls
+
+if TYPE_CHECKING:
+    from tartlet.client import AsyncClient
+
+_FILES = {"certificate": "tls.crt", "key": "tls.key", "authority": "ca.crt"}
+
+
+@contextlib.asynccontextmanager
+async def cluster_client(target: Target, say: Callable[[str], None] = lambda _: None) -> AsyncIterator[AsyncClient]:
+    """A client of the release's runtime, and what it needs until the end of the block.
+
+    Args:
+        target: cluster, namespace, release.
+        say: told what is being done.
+
+    Raises:
+        TartletError: one of `tartlet_cli.kube.errors`, which says what to do.
+    """
+    from tartlet.client import AsyncClient
+
+    with contextlib.ExitStack() as stack:
+        say("asking the API server")
+        cluster = stack.enter_context(await asyncio.to_thread(Cluster.connect, target))
+        release = await asyncio.to_thread(find_release, cluster, target.release)
+        secret = await asyncio.to_thread(_identity, cluster, release)
+        pod, port = await asyncio.to_thread(find_pod, cluster, release)
+        say(f"connecting to pod {pod}")
+        forward = PortForward(cluster, release.namespace, pod, port)
+        stack.callback(forward.close)
+        await asyncio.to_thread(forward.start)
+        tls = stack.enter_context(private_files(secret, release))
+        try:
+            async with AsyncClient(f"localhost:{forward.local_port}", tls=tls) as client:
+                yield client
+        except (Unavailable, RuntimeLost) as e:
+            broken = forward.error
+            if broken is not None:
+                raise broken from e
+            if isinstance(e, RuntimeLost):
+                raise
+            detail = e.fields.get("detail", e)
+            raise RuntimeUnreachable(pod=pod, namespace=release.namespace, detail=detail) from e
+
+
+@contextlib.contextmanager
+def private_files(secret: dict[str, Any], release: Release) -> Iterator[Tls]:
+    """The Secret's certificate, key and authority as files that only this user can read, while the block lasts.
+
+    They lie where `tartlet run` keeps its sockets: what a killed one leaves, the next one removes.
+
+    Raises:
+        NotThere: the Secret lacks one of them.
+    """
+    base = make_private(run_dir())
+    directory = Path(tempfile.mkdtemp(prefix=f"run-{os.getpid()}-", dir=base))  # mode 0700
+    try:
+        paths = {}
+        for role, name in _FILES.items():
+            try:
+                data = base64.b64decode((secret.get("data") or {})[name], validate=True)
+            except (KeyError, binascii.Error) as e:
+                action, detail = "use the client's identity", f"secret {release.client_secret} has no {name}"
+                raise NotThere(action=action, detail=detail) from e
+            paths[role] = directory / name
+            with open(os.open(paths[role], os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:  # noqa: PTH123
+                file.write(data)
+        yield Tls(**paths)
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+def _identity(cluster: Cluster, release: Release) -> dict[str, Any]:
+    """The Secret with a client's certificate.
+
+    Raises:
+        Forbidden: only the editor role may read it.
+        NotThere: it hasn't been made.
+    """
+    return cluster.get(SECRETS, release.client_secret, release.namespace)

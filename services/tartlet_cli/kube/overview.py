@@ -1,0 +1,124 @@
+"""What `kubectl tartlet status` shows of a namespace. Pure: objects of the API in, tables out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+from tartlet_cli.programs import age, columns
+
+Object = dict[str, Any]
+Row = tuple[str, ...]
+
+_RUNS = 10
+"""So many runs are shown: those that go on, then those that ended last."""
+
+_RELEASES: Row = ("RELEASE", "RUNTIME", "AGE")
+_POOLS: Row = ("POOL", "MODEL", "READY", "REASON", "AGE")
+_ENGINES: Row = ("ENGINE", "POOL", "STATE", "REASON", "NODE")
+_INFERLETS: Row = ("INFERLET", "MODEL", "READY", "RUNNABLE", "REASON", "AGE")
+_RUNS_SHOWN: Row = ("RUN", "INFERLET", "PHASE", "REASON", "TOKENS", "AGE")
+
+
+def text(
+    releases: Sequence[Row], pools: Sequence[Object], inferlets: Sequence[Object], runs: Sequence[Object], now: datetime
+) -> str:
+    """Releases, pools, engines, inferlets and runs, each as a table where there are any.
+
+    Args:
+        releases: rows of the first table: name, how its runtime is, age.
+        pools: EnginePools.
+        inferlets: Inferlets.
+        runs: InferletRuns; the newest are shown.
+        now: the time, with its zone.
+    """
+    shown = newest(runs)
+    tables = [
+        (_RELEASES, list(releases)),
+        (_POOLS, [_pool(each, now) for each in pools]),
+        (_ENGINES, [row for each in pools for row in _engines(each)]),
+        (_INFERLETS, [_inferlet(each, now) for each in inferlets]),
+        (_RUNS_SHOWN, [_run(each, now) for each in shown]),
+    ]
+    parts = [columns([head, *rows]) for head, rows in tables if rows]
+    if len(shown) < len(runs):
+        parts.append(f"and {len(runs) - len(shown)} runs before")
+    return "\n\n".join(parts) or "nothing of Tartlet is here"
+
+
+def newest(runs: Sequence[Object]) -> list[Object]:
+    """Runs that go on, and those that ended last, the newest first."""
+    latest = sorted(runs, key=lambda run: run["metadata"]["creationTimestamp"], reverse=True)
+    going = [run for run in latest if _status(run).get("phase") not in ("Succeeded", "Failed")]
+    rest = [run for run in latest if run not in going]
+    kept = [*going[:_RUNS], *rest][:_RUNS]
+    return [run for run in latest if run in kept]
+
+
+def since(moment: str, now: datetime) -> str:
+    """How long ago a time of the API was.
+
+    Example:
+        >>> since("2026-01-01T00:00:00Z", datetime(2026, 1, 1, 0, 10, tzinfo=timezone.utc))
+        '10m'
+    """
+    try:
+        then = datetime.fromisoformat(moment)
+    except ValueError:
+        return ""
+    return age(max(0.0, (now - then.astimezone(UTC)).total_seconds()))
+
+
+def _status(found: Object) -> Object:
+    return found.get("status") or {}
+
+
+def _condition(found: Object, kind: str) -> Object:
+    return next((c for c in _status(found).get("conditions") or [] if c["type"] == kind), {})
+
+
+def _age(found: Object, now: datetime) -> str:
+    return since(found["metadata"]["creationTimestamp"], now)
+
+
+def _why(*conditions: Object) -> str:
+    """The reason of the first that isn't as it should be."""
+    return next((str(c["reason"]) for c in conditions if c and c["status"] != "True"), "")
+
+
+def _pool(pool: Object, now: datetime) -> Row:
+    status = _status(pool)
+    ready = f"{status.get('readyReplicas', 0)}/{pool['spec'].get('replicas', 1)}"
+    degraded = _condition(pool, "Degraded")
+    why = str(degraded["reason"]) if degraded.get("status") == "True" else _why(_condition(pool, "Ready"))
+    return pool["metadata"]["name"], pool["spec"]["model"]["name"], ready, why, _age(pool, now)
+
+
+def _engines(pool: Object) -> list[Row]:
+    name = pool["metadata"]["name"]
+    return [
+        (engine["pod"], name, engine["state"], engine.get("reason", ""), engine.get("node", ""))
+        for engine in _status(pool).get("engines") or []
+    ]
+
+
+def _inferlet(inferlet: Object, now: datetime) -> Row:
+    ready, runnable = _condition(inferlet, "Ready"), _condition(inferlet, "Runnable")
+    return (
+        inferlet["metadata"]["name"],
+        str(_status(inferlet).get("model") or ""),
+        str(ready.get("status", "Unknown")),
+        str(runnable.get("status", "Unknown")),
+        _why(ready, runnable),
+        _age(inferlet, now),
+    )
+
+
+def _run(run: Object, now: datetime) -> Row:
+    status = _status(run)
+    phase = str(status.get("phase") or "Pending")
+    error = status.get("error") or {}
+    why = str(error.get("name") or "") or ("" if phase == "Succeeded" else _why(_condition(run, "Succeeded")))
+    tokens = str((status.get("tokens") or {}).get("output", 0))
+    return run["metadata"]["name"], run["spec"]["inferlet"], phase, why, tokens, _age(run, now)

@@ -1,0 +1,214 @@
+"""`kubectl tartlet`: what kubectl runs as `kubectl-tartlet`."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from datetime import UTC
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from tartlet_cli import exits
+from tartlet_cli.calls import with_opened
+from tartlet_cli.kube.options import Target, cluster_options, release_option, target
+from tartlet_cli.options import json_option
+from tartlet_cli.run import run_on_cluster
+
+if TYPE_CHECKING:
+    from tartlet_cli.kube.api import Cluster, Object
+
+_LOOK_S = 0.5
+_SILENCE_S = 0.3  # `logs` without --follow takes so long a pause for the end of what is there
+_ENDED = ("Succeeded", "Failed")
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+def cli() -> None:
+    """Tartlet on this cluster: what there is, what a run writes, running a program.
+
+    \b
+    Examples:
+      kubectl tartlet status
+      kubectl tartlet logs -f my-run
+      kubectl tartlet run my_program.py --prompt hello
+      kubectl tartlet top -n production
+    """  # noqa: D301 - \b is click's mark for a paragraph not to be wrapped
+
+
+@cli.command()
+@cluster_options
+@json_option
+def status(*, as_json: bool, **options: Any) -> None:
+    """Pools, engines, inferlets and runs of a namespace at a glance.
+
+    \b
+    Examples:
+      kubectl tartlet status
+      kubectl tartlet status -n production --json
+    """  # noqa: D301 - \b is click's mark for a paragraph not to be wrapped
+    from datetime import datetime
+
+    from tartlet_cli.kube import overview
+    from tartlet_cli.kube.api import INFERLETS, POOLS, RUNS, Cluster
+    from tartlet_common.errors import TartletError
+
+    now = datetime.now(UTC)
+    try:
+        with Cluster.connect(target(options)) as cluster:
+            pools, inferlets, runs = (cluster.list(kind, cluster.namespace) for kind in (POOLS, INFERLETS, RUNS))
+            if as_json:
+                click.echo(json.dumps({"pools": pools, "inferlets": inferlets, "runs": runs}))
+                return
+            click.echo(overview.text(_releases(cluster, now), pools, inferlets, runs, now))
+    except TartletError as e:
+        raise exits.fail(e) from e
+
+
+@cli.command()
+@click.argument("run")
+@click.option("-f", "--follow", is_flag=True, help="Go on until the run has ended, retries included.")
+@cluster_options
+@release_option
+@json_option
+def logs(run: str, *, follow: bool, as_json: bool, **options: Any) -> None:
+    """Print what an InferletRun has written; while it runs it is asked for it, afterwards its status keeps the end.
+
+    \b
+    Examples:
+      kubectl tartlet logs my-run
+      kubectl tartlet logs -f my-run
+    """  # noqa: D301 - \b is click's mark for a paragraph not to be wrapped
+    from tartlet_common.errors import TartletError
+
+    try:
+        _logs(run, target(options), follow=follow, as_json=as_json)
+    except TartletError as e:
+        raise exits.fail(e) from e
+    except KeyboardInterrupt:
+        raise SystemExit(exits.INTERRUPTED) from None
+
+
+@cli.command()
+@click.option(
+    "--interval", type=click.FloatRange(min=0.1), default=1.0, show_default=True, help="Seconds between looks."
+)
+@click.option("--once", is_flag=True, help="One look, then end.")
+@cluster_options
+@release_option
+@json_option
+def top(interval: float, *, once: bool, as_json: bool, **options: Any) -> None:
+    """Watch programs, pools and engines, as `tartlet top` does; Ctrl-C ends it.
+
+    \b
+    Examples:
+      kubectl tartlet top
+      kubectl tartlet top --once --json
+    """  # noqa: D301 - \b is click's mark for a paragraph not to be wrapped
+    from tartlet_cli.kube.client import cluster_client
+    from tartlet_cli.top import watch
+
+    at = target(options)
+    with_opened(lambda: cluster_client(at), lambda client: watch(client, interval, once=once, as_json=as_json))
+
+
+cli.add_command(run_on_cluster())
+
+
+def main() -> None:
+    """Run the plugin."""
+    cli(prog_name="kubectl tartlet")
+
+
+def _releases(cluster: Cluster, now: Any) -> list[tuple[str, ...]]:
+    """Name, how many runtimes are ready, age; nothing where Services and pods may not be seen, as by viewers."""
+    from tartlet_cli.kube.api import PODS, SERVICES
+    from tartlet_cli.kube.errors import Forbidden
+    from tartlet_cli.kube.overview import since
+    from tartlet_cli.kube.release import INSTANCE, RUNTIMES, state
+
+    try:
+        services = cluster.list(SERVICES, cluster.namespace, RUNTIMES)
+        pods = cluster.list(PODS, cluster.namespace, RUNTIMES)
+    except Forbidden:
+        return []
+    rows: list[tuple[str, ...]] = []
+    for service in services:
+        name = service["metadata"]["labels"][INSTANCE]
+        states = [state(pod) for pod in pods if pod["metadata"]["labels"].get(INSTANCE) == name]
+        others = "; ".join(sorted({s for s in states if s != "ready"}))
+        told = f"{states.count('ready')} ready" + (f", else {others}" if others else "")
+        rows.append((name, told, since(service["metadata"]["creationTimestamp"], now)))
+    return rows
+
+
+def _logs(name: str, at: Target, *, follow: bool, as_json: bool) -> None:
+    """Attach to each of the run's programs in turn, and at its end print what its status keeps of those not seen."""
+    import time
+
+    from tartlet_cli.kube.api import RUNS, Cluster
+    from tartlet_cli.kube.errors import RunNotStarted
+    from tartlet_common.errors import UnknownProgram
+
+    seen = ""
+    with Cluster.connect(at) as cluster:
+        while True:
+            run = cluster.get(RUNS, name, cluster.namespace)
+            status = run.get("status") or {}
+            program = str(status.get("programId") or "")
+            if status.get("phase") in _ENDED:
+                if program != seen or not program:
+                    _print_status(run, as_json=as_json)
+                return
+            if program and program != seen:
+                try:
+                    _attach(program, at, follow=follow, as_json=as_json)
+                    seen = program
+                except UnknownProgram:  # it ended, and the runtime has forgotten it: the status will say so
+                    if not follow:
+                        return
+            if not follow:
+                if not program:
+                    waits = _waits(run)
+                    raise RunNotStarted(
+                        name=name, reason=waits.get("reason", "Pending"), detail=waits.get("message", "")
+                    )
+                return
+            time.sleep(_LOOK_S)
+
+
+def _attach(program: str, at: Target, *, follow: bool, as_json: bool) -> None:
+    from tartlet_cli.kube.client import cluster_client
+    from tartlet_cli.programs import print_run
+
+    async def work() -> None:
+        async with cluster_client(at) as client:
+            run = await client.attach(program)
+            await print_run(run, quiet=True, as_json=as_json, silence_s=None if follow else _SILENCE_S)
+
+    asyncio.run(work())
+
+
+def _print_status(run: Object, *, as_json: bool) -> None:
+    """What an ended run's status keeps."""
+    status = run.get("status") or {}
+    if as_json:
+        click.echo(json.dumps(status))
+        return
+    if status.get("outputTruncated"):
+        sys.stderr.write("[the start of the output is not kept]\n")
+    output, result = str(status.get("output") or ""), status.get("result")
+    click.echo(output, nl=bool(output) and not output.endswith("\n"))
+    if result is not None:
+        click.echo(result)
+    error = status.get("error")
+    if error:
+        text = error.get("traceback") or f"{error['name']}: {error.get('message', '')}\n{error.get('remedy', '')}"
+        sys.stderr.write(text.rstrip("\n") + "\n")
+
+
+def _waits(run: Object) -> dict[str, str]:
+    """Why a run has not begun."""
+    conditions = (run.get("status") or {}).get("conditions") or []
+    return next((c for c in conditions if c["type"] in ("Running", "Succeeded")), {})

@@ -1,0 +1,188 @@
+"""A port of this machine that leads to a pod's, through the API server.
+
+One WebSocket a connection, of Kubernetes' `v4.channel.k8s.io`: each message begins with a channel's number, 0 for the
+data and 1 for errors; the first message of a channel repeats the port. RBAC asks for `get` on `pods/portforward`
+because a WebSocket begins with a GET, and newer API servers for `create` as well.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import select
+import socket
+import ssl
+import threading
+from collections.abc import Callable
+from typing import Any, Final, Self
+
+from tartlet_cli.kube.api import CONNECT_S, READ_S, Cluster
+from tartlet_cli.kube.errors import PortForwardFailed, from_status
+from tartlet_common.errors import TartletError
+
+_DATA, _ERROR = b"\0", b"\1"
+_CHUNK: Final = 64 << 10
+_END_S: Final = 2.0  # for what was written last to get through
+_PROTOCOL = "v4.channel.k8s.io"
+
+
+class PortForward:
+    """Listens on a port of 127.0.0.1; threads carry what comes.
+
+    Args:
+        cluster: whose API server it goes through.
+        namespace: the pod's.
+        pod: its name.
+        port: to which port of it.
+
+    Raises:
+        PortForwardFailed: by `start`: it can't be made.
+        Forbidden: by `start`: RBAC says no.
+    """
+
+    def __init__(self, cluster: Cluster, namespace: str, pod: str, port: int) -> None:
+        self._cluster, self._namespace, self._pod, self._remote = cluster, namespace, pod, port
+        self._broken = ""
+        self._closing = threading.Event()
+        self._listener: socket.socket | None = None
+        self._threads: list[threading.Thread] = []
+        self._first: Any = None
+
+    def start(self) -> Self:
+        """Connect and listen."""
+        self._first = self._open()  # now, so that a refusal is told here
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self._spawn(self._accept)
+        return self
+
+    @property
+    def local_port(self) -> int:
+        """Where it listens."""
+        assert self._listener is not None
+        return int(self._listener.getsockname()[1])
+
+    @property
+    def error(self) -> PortForwardFailed | None:
+        """Why it broke, if it did."""
+        return self._failed(self._broken) if self._broken else None
+
+    def close(self) -> None:
+        """Stop listening; what was written gets through, and every connection ends."""
+        self._closing.set()
+        if self._listener is not None:
+            with contextlib.suppress(OSError):  # wakes the thread that accepts
+                self._listener.shutdown(socket.SHUT_RDWR)
+            self._listener.close()
+        for thread in list(self._threads):
+            thread.join(_END_S)
+        if self._first is not None:
+            self._first.shutdown()
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _failed(self, detail: str) -> PortForwardFailed:
+        return PortForwardFailed(pod=self._pod, namespace=self._namespace, detail=detail)
+
+    def _spawn(self, work: Callable[..., None], *args: Any) -> None:
+        thread = threading.Thread(target=work, args=args, name="port-forward", daemon=True)
+        self._threads.append(thread)
+        thread.start()
+
+    def _open(self) -> Any:
+        """A WebSocket to the pod's port."""
+        from kubernetes.stream.ws_client import create_websocket
+        from websocket import WebSocketBadStatusException, WebSocketException, setdefaulttimeout
+
+        host = self._cluster.server
+        scheme, _, rest = host.partition("://")
+        path = f"/api/v1/namespaces/{self._namespace}/pods/{self._pod}/portforward?ports={self._remote}"
+        url = f"{'ws' if scheme == 'http' else 'wss'}://{rest}{path}"
+        headers = {"sec-websocket-protocol": _PROTOCOL, **self._cluster.login()}
+        setdefaulttimeout(CONNECT_S)
+        try:
+            made = create_websocket(self._cluster.configuration, url, headers)
+        except WebSocketBadStatusException as e:
+            error = from_status(e.status_code, e.resp_body or b"", f"forward a port of pod {self._pod}")
+            raise self._failed(str(error)) if error.number >= 400 else error from e
+        except (OSError, WebSocketException) as e:
+            raise self._failed(str(e) or type(e).__name__) from e
+        made.settimeout(READ_S)
+        return made
+
+    def _accept(self) -> None:
+        assert self._listener is not None
+        while not self._closing.is_set():
+            try:
+                local, _ = self._listener.accept()
+            except OSError:
+                return  # closed
+            self._spawn(self._serve, local)
+
+    def _serve(self, local: socket.socket) -> None:
+        """One connection, to its end."""
+        with local:
+            local.settimeout(READ_S)
+            local.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            remote = None
+            try:
+                remote, self._first = self._first, None
+                remote = remote or self._open()
+                why = self._carry(local, remote)
+            except TartletError as e:
+                why = str(e)
+            except Exception as e:  # noqa: BLE001 - of the WebSocket's or TLS's; each ends the connection, and is told
+                why = str(e) or type(e).__name__
+            if why and not self._closing.is_set():
+                self._broken = why  # before the client sees its end
+            if remote is not None:
+                with contextlib.suppress(OSError):
+                    remote.shutdown()
+
+    def _carry(self, local: socket.socket, remote: Any) -> str:
+        """Carry both ways until one ends; "" if that was the client, else what the other end said."""
+        greeted: set[int] = set()
+        poll = select.poll()
+        poll.register(local, select.POLLIN)
+        poll.register(remote.sock, select.POLLIN)
+        while True:
+            ready = {fd for fd, _ in poll.poll(_END_S * 1e3)}
+            if remote.sock.fileno() in ready:
+                told = self._receive(local, remote, greeted)
+                if told is not None:
+                    return told
+            if local.fileno() in ready:
+                try:
+                    data = local.recv(_CHUNK)
+                except ConnectionError:
+                    data = b""
+                if not data:
+                    return ""
+                remote.send_binary(_DATA + data)
+            elif not ready and self._closing.is_set():
+                return ""  # the client should have closed it by now
+
+    def _receive(self, local: socket.socket, remote: Any, greeted: set[int]) -> str | None:
+        """Pass on what has come; a text if the other end has ended."""
+        from websocket import ABNF
+
+        while True:
+            opcode, frame = remote.recv_data_frame(True)
+            if opcode == ABNF.OPCODE_CLOSE:
+                return "the pod closed the connection"
+            if opcode == ABNF.OPCODE_BINARY and frame.data:
+                channel, data = frame.data[0], frame.data[1:]
+                if channel not in greeted:
+                    greeted.add(channel)
+                elif channel == _ERROR[0]:
+                    return data.decode(errors="replace").strip() or "the kubelet reported an error"
+                else:
+                    try:
+                        local.sendall(data)
+                    except ConnectionError:
+                        return ""
+            # TLS may have decrypted the next frame already, which poll can't see
+            if not (isinstance(remote.sock, ssl.SSLSocket) and remote.sock.pending()):
+                return None
