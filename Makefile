@@ -39,7 +39,7 @@ cluster-down: setup  ## Brings that cluster down, without a trace
 
 .PHONY: e2e
 e2e: setup  ## The tests on a cluster, which is brought up and down if it isn't up (ARGS="-k name")
-	@$(BIN)/python -m pytest e2e/tests --capture=no --timeout=600 $(ARGS)
+	@$(BIN)/python -m e2e.cluster test $(ARGS)
 
 ##@ Before a commit
 

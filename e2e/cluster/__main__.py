@@ -1,4 +1,4 @@
-"""`python -m e2e.cluster up|down|build|image|kubectl|helm`."""
+"""`python -m e2e.cluster COMMAND`; see `_USAGE`."""
 
 from __future__ import annotations
 
@@ -7,29 +7,53 @@ import subprocess
 import sys
 from types import FrameType
 
-from e2e.cluster import requirements
+from e2e.cluster import session
 from e2e.cluster.own import Failed
-from e2e.cluster.provider import choose
+from e2e.cluster.provider import Own, choose
+from e2e.cluster.requirements import Unfit
 
-_USAGE = "usage: python -m e2e.cluster up | down | image | kubectl ARGUMENT... | helm ARGUMENT..."
+UNFIT = 3
+"""The exit status of `check` where no cluster can be had."""
+
+_USAGE = """usage: python -m e2e.cluster COMMAND
+  check              whether a cluster can be had here; says in one line why not, with exit status 3
+  build              what is built once: components and image
+  up, down           the cluster
+  test ARGUMENT...   brings it up if it isn't, runs pytest on its tests, brings it down if it wasn't up
+  image              builds Tartlet's image, lets pods use it, and prints its name
+  kubectl ARGUMENT...
+  helm ARGUMENT...
+"""
 
 
 def main(arguments: list[str]) -> int:
     """Does what the first argument says."""
     cluster = choose()
     match arguments:
+        case ["check"]:
+            try:
+                cluster.ensure()
+            except Unfit as e:
+                print(e)
+                return UNFIT
+        case ["build"]:
+            cluster.build()
         case ["up"]:
             cluster.up()
         case ["down"]:
             cluster.down()
+        case ["test", *rest]:
+            return session.test(cluster, rest)
         case ["image"]:
             print(cluster.image().name)
+        case ["image-file"] if isinstance(cluster, Own):  # for `build`
+            cluster.image_file()
         case ["kubectl", *rest]:
             return subprocess.run([*cluster.kubectl(), *rest], check=False).returncode
         case ["helm", *rest]:
             return subprocess.run([*cluster.helm(), *rest], check=False).returncode
         case _:
-            print(_USAGE, file=sys.stderr)
+            print(_USAGE, end="", file=sys.stderr)
             return 2
     return 0
 
@@ -42,7 +66,7 @@ if __name__ == "__main__":
     signal.signal(signal.SIGTERM, _terminated)  # tidied up as after Ctrl-C
     try:
         sys.exit(main(sys.argv[1:]))
-    except (requirements.Unfit, Failed) as e:
+    except (Unfit, Failed) as e:
         sys.exit(str(e))
     except KeyboardInterrupt:
         sys.exit(130)

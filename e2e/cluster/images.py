@@ -21,6 +21,7 @@ INPUTS = ("constraints", "crds", "gpu_worker", "inferlets", "operator", "protos"
 
 NAME = "localhost/tartlet"
 _BASE = "localhost/tartlet-e2e-debian"
+_KEPT = 3
 _DEBIAN_PACKAGES = "python3,python3-venv,ca-certificates"
 
 
@@ -73,11 +74,21 @@ def pack(archive: Path, name: str, files: Mapping[str, Path], command: list[str]
     return Image(name, archive)
 
 
+def wanted(layout: Layout) -> Image:
+    """The target `base` of what the repository holds now, built or not."""
+    key = files_digest(sources(), ROOT, [DEBIAN])
+    return Image(f"{NAME}:{key}", layout.cache / "images" / f"tartlet-{key}.tar")
+
+
+def has_base(layout: Layout) -> bool:
+    """Whether Tartlet's image is there, or at least the Debian that it is made from."""
+    return wanted(layout).archive.exists() or _debian_there(layout)
+
+
 def tartlet(layout: Layout) -> Image:
     """The target `base`: 3 minutes on two cores, once for each state of its inputs."""
-    key = files_digest(sources(), ROOT, [DEBIAN])
-    archive = layout.cache / "images" / f"tartlet-{key}.tar"
-    image = Image(f"{NAME}:{key}", archive)
+    image = wanted(layout)
+    archive = image.archive
     if archive.exists():
         return image
     archive.parent.mkdir(parents=True, exist_ok=True)
@@ -85,20 +96,10 @@ def tartlet(layout: Layout) -> Image:
     print(f"building the image {image.name}", flush=True)
     base = _debian(layout)
     certificates = "/etc/ssl/certs:/etc/ssl/certs:ro"  # without them pip trusts nobody inside
+    how = ("--layers", "--network", "host", "--format", "docker")
     _buildah(
         layout,
-        *(
-            "bud",
-            "--layers",
-            "--network",
-            "host",
-            "--format",
-            "docker",
-            "--build-arg",
-            f"BASE={base}",
-            "--build-arg",
-            "COMPILER=",
-        ),
+        *("bud", *how, "--build-arg", f"BASE={base}", "--build-arg", "COMPILER="),
         *("-v", certificates, "-v", "/etc/resolv.conf:/etc/resolv.conf:ro", *_pip_settings()),
         *("--target", "base", "-t", image.name, "-f", str(ROOT / "Dockerfile"), str(ROOT)),
     )
@@ -106,10 +107,16 @@ def tartlet(layout: Layout) -> Image:
     part.unlink(missing_ok=True)
     _buildah(layout, "push", image.name, f"docker-archive:{part}:{image.name}")
     part.replace(archive)
-    for old in sorted(archive.parent.glob("tartlet-*.tar"), key=lambda f: f.stat().st_mtime)[:-3]:
+    for old in sorted(_archives(layout), key=lambda f: f.stat().st_mtime)[:-_KEPT]:
         old.unlink()
+        _buildah(layout, "rmi", f"{NAME}:{old.stem.removeprefix('tartlet-')}", check=False)
     print(f"built {image.name} in {time.monotonic() - start:.0f} s", flush=True)
     return image
+
+
+def _archives(layout: Layout) -> Iterator[Path]:
+    """Tartlet's images; the cluster's own are named `tartlet-e2e-...`."""
+    return (f for f in (layout.cache / "images").glob("tartlet-*.tar") if not f.name.startswith("tartlet-e2e-"))
 
 
 def built(layout: Layout, name: str) -> Image:
@@ -124,10 +131,14 @@ def built(layout: Layout, name: str) -> Image:
     return Image(name, archive)
 
 
+def _debian_there(layout: Layout) -> bool:
+    return _buildah(layout, "inspect", "--type", "image", f"{_BASE}:{DEBIAN}", check=False).returncode == 0
+
+
 def _debian(layout: Layout) -> str:
     """A Debian with Python in buildah's store, the stand-in for the Dockerfile's BASE."""
     name = f"{_BASE}:{DEBIAN}"
-    if _buildah(layout, "inspect", "--type", "image", name, check=False).returncode == 0:
+    if _debian_there(layout):
         return name
     root = layout.cache / f"rootfs-{DEBIAN}"
     if not root.exists():
@@ -158,8 +169,10 @@ def _buildah(layout: Layout, *arguments: str, check: bool = True) -> subprocess.
 
 def _run(*command: str, check: bool = True) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "BUILDAH_ISOLATION": "chroot"}
+    # in namespaces of its own, so that its mounts and processes end with it, however it ends
+    alone = ("unshare", "--mount", "--pid", "--fork", "--kill-child=SIGKILL", "--mount-proc")
     done = subprocess.run(
-        ["nice", "-n", "5", *command],
+        ["nice", "-n", "5", *alone, *command],
         env=environment,
         capture_output=True,
         text=True,

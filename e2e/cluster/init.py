@@ -21,6 +21,7 @@ from pathlib import Path
 from e2e.cluster import configs
 from e2e.cluster.configs import Component
 from e2e.cluster.layout import Layout
+from e2e.cluster.processes import Process
 
 _CTR = ("ctr", "--address", "/run/containerd/containerd.sock", "--namespace", "k8s.io")
 _API_TIMEOUT_S = 60.0
@@ -41,6 +42,7 @@ class Init:
         signal.signal(signal.SIGTERM, self._stop)
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         state = self.layout.state
+        outside().write(self.layout.first)
         mounts(self.layout)
         network()
         containers = Component("containerd", ["containerd", "--config", str(state / "containerd.toml")])
@@ -129,6 +131,11 @@ class Init:
 
 def _ctr(*arguments: str) -> str:
     return subprocess.run([*_CTR, *arguments], capture_output=True, text=True, timeout=30, check=False).stdout
+
+
+def outside() -> Process:
+    """This process as the rest of the machine knows it: /proc is still the machine's own."""
+    return Process.of(int(Path("/proc/self").readlink().name))
 
 
 def mounts(layout: Layout) -> None:

@@ -44,6 +44,11 @@ class Layout:
         return self.cache / "cluster.json"
 
     @property
+    def first(self) -> Path:
+        """Which process is the first in the cluster's PID namespace: all others end before it does."""
+        return self.state / "first.json"
+
+    @property
     def containers(self) -> Path:
         """containerd's own store: images stay from one cluster to the next."""
         return self.cache / "containerd"

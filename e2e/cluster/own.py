@@ -21,6 +21,7 @@ from e2e.cluster.processes import Process, in_namespace
 
 _UP_TIMEOUT_S = 90.0
 _DOWN_TIMEOUT_S = 25.0
+_KILLED_TIMEOUT_S = 15.0
 _CTR = ("ctr", "--address", "/run/containerd/containerd.sock", "--namespace", "k8s.io")
 
 
@@ -46,13 +47,13 @@ class OwnCluster:
             return
         requirements.ensure()
         with stage("build"):
-            self._build()
+            self.build_components()
         self.down()
         start = time.monotonic()
         try:
             self._start()
         except BaseException:  # Ctrl-C too
-            with _deaf():
+            with deaf():
                 self.down()
             raise
         print(f"up in {time.monotonic() - start:.1f} s; try: python -m e2e.cluster kubectl get pods -A", flush=True)
@@ -64,19 +65,19 @@ class OwnCluster:
             Failed: Something was left behind.
         """
         layout = self.layout
-        process = Process.read(layout.record)
-        if process is not None:
-            namespaces = _namespaces(process)
-            for child in process.children():
-                os.kill(child, signal.SIGTERM)
-            if not process.wait(_DOWN_TIMEOUT_S):
-                for child in process.children():
-                    os.kill(child, signal.SIGKILL)
-                process.wait(5.0)
-            process.send(signal.SIGKILL)
-            left = [pid for kind, inode in namespaces.items() for pid in in_namespace(kind, inode)]
-            if left:
-                raise Failed(f"processes {left} outlived the cluster")
+        process, first = Process.read(layout.record), Process.read(layout.first)
+        namespaces = _namespaces(first) if first is not None else {}
+        ending = [p for p in (first, process) if p is not None]
+        if first is not None:
+            first.send(signal.SIGTERM)  # it heeds this from when it wrote its record, and ends the others in order
+        if first is None or not all(each.wait(_DOWN_TIMEOUT_S) for each in ending):
+            for each in (*_children(process), *ending):
+                each.send(signal.SIGKILL)
+        if not all(each.wait(_KILLED_TIMEOUT_S) for each in ending):
+            raise Failed(f"processes {[each.pid for each in ending if each.alive()]} outlived the cluster")
+        left = sorted({pid for kind, inode in namespaces.items() for pid in in_namespace(kind, inode)})
+        if left:
+            raise Failed(f"processes {left} outlived the cluster")
         if self._started is not None:
             self._started.wait(timeout=5.0)
             self._started = None
@@ -128,6 +129,18 @@ class OwnCluster:
         pid = json.loads((self.layout.state / "components.json").read_text())[component]
         self.run(*self.enter("pid", "mount"), "kill", "-KILL", str(pid))
 
+    def signal_container(self, container_id: str, signal_name: str) -> None:
+        """Sends a signal to a container's first process (`containerd://...`, as a pod's status names it)."""
+        self._ctr("tasks", "kill", "--signal", signal_name, container_id.removeprefix("containerd://"))
+
+    def freeze(self, container_id: str) -> None:
+        """Stops all processes of a container where they are; `thaw` lets them go on."""
+        self._ctr("tasks", "pause", container_id.removeprefix("containerd://"))
+
+    def thaw(self, container_id: str) -> None:
+        """Lets a frozen container go on."""
+        self._ctr("tasks", "resume", container_id.removeprefix("containerd://"))
+
     def connections(self) -> str:
         """What conntrack knows of the cluster's network."""
         return self.run(*self.enter("net"), "conntrack", "-L").stdout
@@ -145,7 +158,8 @@ class OwnCluster:
         if old:
             self._ctr("images", "rm", *old)
 
-    def _build(self) -> None:
+    def build_components(self) -> None:
+        """Builds what isn't there of Kubernetes, DNS and Helm."""
         toolchain.kubernetes(self.layout)
         toolchain.helm(self.layout)
         folder = self.layout.cache / "images"
@@ -164,7 +178,7 @@ class OwnCluster:
         with stage("configuration"):
             self._write()
             cgroups.make()
-        environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+        environment = {**os.environ, "PYTHONPATH": str(ROOT), "TARTLET_E2E_CLUSTER": str(layout.cache)}
         unshare = ["unshare", "--mount", "--net", "--pid", "--ipc", "--fork", "--kill-child=SIGKILL"]
         binary = toolchain.kubernetes(layout)
         with (layout.logs / "init.log").open("wb") as log:
@@ -239,13 +253,14 @@ def stage(name: str) -> Iterator[None]:
 
 
 @contextmanager
-def _deaf() -> Iterator[None]:
-    """Ctrl-C must not stop us from tidying up."""
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+def deaf() -> Iterator[None]:
+    """No signal keeps us from tidying up."""
+    before = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _until(ready: Callable[[], bool], alive: Callable[[], None]) -> None:
@@ -257,15 +272,27 @@ def _until(ready: Callable[[], bool], alive: Callable[[], None]) -> None:
         time.sleep(0.1)
 
 
-def _namespaces(process: Process) -> dict[str, int]:
-    """The cluster's namespaces, by kind."""
-    own = {kind: Path(f"/proc/self/ns/{kind}").stat().st_ino for kind in ("net", "pid", "mnt")}
-    found: dict[str, int] = {}
-    for child in process.children()[:1]:
-        for kind, mine in own.items():
-            inode = Path(f"/proc/{child}/ns/{kind}").stat().st_ino
-            if inode != mine:
-                found[kind] = inode
+def _children(process: Process | None) -> list[Process]:
+    """The processes that it started and that run."""
+    found = []
+    for pid in process.children() if process is not None else ():
+        try:
+            found.append(Process.of(pid))
+        except ProcessLookupError:
+            continue
+    return found
+
+
+def _namespaces(first: Process) -> dict[str, int]:
+    """The cluster's namespaces by kind, while its first process runs; the kernel uses their numbers again."""
+    found = {}
+    for kind in ("net", "pid", "mnt"):
+        try:
+            inode = Path(f"/proc/{first.pid}/ns/{kind}").stat().st_ino
+        except OSError:
+            continue
+        if first.alive() and inode != Path(f"/proc/self/ns/{kind}").stat().st_ino:
+            found[kind] = inode
     return found
 
 

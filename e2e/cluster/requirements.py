@@ -72,9 +72,21 @@ def ensure(environment: Mapping[str, str] = os.environ, *, uid: int | None = Non
         return
     install = f"apt-get install -y --no-install-recommends {' '.join(missing)}"
     if environment.get("CI") and Path("/usr/bin/apt-get").exists():
-        quiet = {**environment, "DEBIAN_FRONTEND": "noninteractive"}
         for command in ("apt-get update -qq", install):
-            subprocess.run(command.split(), check=True, env=quiet, stdout=subprocess.DEVNULL)
+            _apt(command, environment)
         missing = missing_packages(look)
     if missing:
         raise Unfit(f"not installed: {', '.join(missing)}; run: {install}")
+
+
+def _apt(command: str, environment: Mapping[str, str]) -> None:
+    quiet = {**environment, "DEBIAN_FRONTEND": "noninteractive"}
+    done = subprocess.run(command.split(), capture_output=True, text=True, check=False, env=quiet)
+    if done.returncode != 0:
+        raise Unfit(f"`{command}` failed: {last_line(done.stderr or done.stdout)}")
+
+
+def last_line(text: str) -> str:
+    """The last line that says something."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return lines[-1] if lines else "it said nothing"

@@ -11,6 +11,14 @@ from pathlib import Path
 from e2e.cluster.layout import COMPONENTS, COREDNS, HELM, Layout, files_digest, kubernetes_version
 from e2e.cluster.requirements import go
 
+_BUILD = ("build", "-trimpath", "-buildvcs=false")  # the repository may belong to a user whom git doesn't trust
+
+
+def is_built(layout: Layout) -> bool:
+    """Whether nothing is left to build."""
+    tools = (kubernetes_path(layout), pause_path(layout), layout.tool("coredns", COREDNS), helm_path(layout))
+    return all(tool.exists() for tool in tools)
+
 
 def _installed(layout: Layout, name: str, module: str, version: str) -> Path:
     """A command of a module, static."""
@@ -18,7 +26,7 @@ def _installed(layout: Layout, name: str, module: str, version: str) -> Path:
     if target.exists():
         return target
     with _Building(target) as part:
-        environment = {**os.environ, "CGO_ENABLED": "0", "GOBIN": str(part), "GOFLAGS": "-mod=mod"}
+        environment = {**os.environ, "CGO_ENABLED": "0", "GOBIN": str(part), "GOFLAGS": "-mod=mod -buildvcs=false"}
         _run([go(), "install", "-ldflags=-s -w", f"{module}@{version}"], environment)
         (part / name).replace(target)
     return target
@@ -48,35 +56,39 @@ def _run(command: list[str], environment: dict[str, str], cwd: Path | None = Non
     subprocess.run(["nice", "-n", "10", *command], check=True, env=environment, cwd=cwd)
 
 
+def kubernetes_path(layout: Layout) -> Path:
+    """Where `kubernetes` puts it."""
+    sources = [COMPONENTS / name for name in ("main.go", "go.mod", "go.sum")]
+    return layout.tool("k8s", f"{kubernetes_version()}-{files_digest(sources, COMPONENTS)}")
+
+
 def kubernetes(layout: Layout) -> Path:
     """All components in one binary: 5 minutes on two cores where nothing is cached."""
-    version = kubernetes_version()
-    sources = [COMPONENTS / name for name in ("main.go", "go.mod", "go.sum")]
-    target = layout.tool("k8s", f"{version}-{files_digest(sources, COMPONENTS)}")
+    target, version = kubernetes_path(layout), kubernetes_version()
     if target.exists():
         return target
     major, minor = version.removeprefix("v").split(".")[:2]
     stamp = "k8s.io/component-base/version."  # else nodes report v0.0.0
     flags = f"-s -w -X {stamp}gitVersion={version} -X {stamp}gitMajor={major} -X {stamp}gitMinor={minor}"
     with _Building(target) as part:
-        output = part / "k8s"
-        _run([go(), "build", "-trimpath", "-ldflags", flags, "-o", str(output), "."], dict(os.environ), COMPONENTS)
-        output.replace(target)
+        _run([go(), *_BUILD, "-ldflags", flags, "-o", str(part / "k8s"), "."], dict(os.environ), COMPONENTS)
+        (part / "k8s").replace(target)
     return target
+
+
+def pause_path(layout: Layout) -> Path:
+    """Where `pause` puts it."""
+    return layout.tool("pause", files_digest([COMPONENTS / "pause" / "main.go"], COMPONENTS))
 
 
 def pause(layout: Layout) -> Path:
     """The program that holds a pod's namespaces open."""
-    source = COMPONENTS / "pause" / "main.go"
-    target = layout.tool("pause", files_digest([source], COMPONENTS))
+    target = pause_path(layout)
     if not target.exists():
         with _Building(target) as part:
             environment = {**os.environ, "CGO_ENABLED": "0"}
-            _run(
-                [go(), "build", "-trimpath", "-ldflags=-s -w", "-o", str(part / "pause"), "./pause"],
-                environment,
-                COMPONENTS,
-            )
+            command = [go(), *_BUILD, "-ldflags=-s -w", "-o", str(part / "pause"), "./pause"]
+            _run(command, environment, COMPONENTS)
             (part / "pause").replace(target)
     return target
 
@@ -86,8 +98,14 @@ def coredns(layout: Layout) -> Path:
     return _installed(layout, "coredns", "github.com/coredns/coredns", COREDNS)
 
 
-def helm(layout: Layout) -> Path:
-    """Helm: one that is there, else built."""
+def helm_path(layout: Layout) -> Path:
+    """One that is there, else where `helm` puts it."""
     gopath = Path.home() / "go" / "bin" / "helm"
     found = shutil.which("helm") or (str(gopath) if os.access(gopath, os.X_OK) else None)
-    return Path(found) if found else _installed(layout, "helm", "helm.sh/helm/v3/cmd/helm", HELM)
+    return Path(found) if found else layout.tool("helm", HELM)
+
+
+def helm(layout: Layout) -> Path:
+    """Helm: one that is there, else built."""
+    found = helm_path(layout)
+    return found if found.exists() else _installed(layout, "helm", "helm.sh/helm/v3/cmd/helm", HELM)

@@ -38,6 +38,18 @@ class Record:
         with self.lock:
             self.seen.append(each)
 
+    def history(self, kind: str, name: str, condition: str) -> list[str]:
+        """The statuses that a condition of an object had, one after the other; empty where it had none."""
+        with self.lock:
+            bodies = [s.body for s in self.seen if (s.kind, s.name) == (kind, name) and s.body is not None]
+        found: list[str] = []
+        for body in bodies:
+            conditions = {c["type"]: c["status"] for c in body.get("status", {}).get("conditions", ())}
+            status = conditions.get(condition, "")
+            if found[-1:] != [status]:
+                found.append(status)
+        return found
+
 
 State = dict[tuple[str, str], Object]
 """Objects by kind and name."""
@@ -125,7 +137,7 @@ def pool_agrees(state: State) -> bool:
 
 
 @contextmanager
-def honest(kube: Kube, pool: str, within_s: float) -> Iterator[None]:
+def honest(kube: Kube, pool: str, within_s: float) -> Iterator[Record]:
     """A pool's status agrees with its pods while a block runs, and so long after it, but for so long at a time.
 
     Raises:
@@ -133,7 +145,7 @@ def honest(kube: Kube, pool: str, within_s: float) -> Iterator[None]:
     """
     watches = {"pool": [f"epool/{pool}"], "pod": ["pods", "-l", f"tartlet.dev/pool={pool}"]}
     with recording(kube, watches) as record:
-        yield
+        yield record
         time.sleep(within_s)
     found = disagreements(record.seen, pool_agrees, time.monotonic())
     longest = max([length for _, length in found], default=0.0)

@@ -1,4 +1,19 @@
-"""The cluster, and a release of the chart in a namespace that enforces restricted pod security."""
+"""The cluster, and a release of the chart in a namespace that enforces restricted pod security.
+
+What a test module may ask for; all of it lasts for the whole run, so leave it as it was found:
+
+- `cluster`: the cluster itself. `isinstance(cluster, Own)` where a test needs what only this machine's own can do
+  (kill components, freeze containers, list connections); skip otherwise.
+- `image`: Tartlet's image (target `base`), there on the nodes.
+- `kube`: namespace `e2e` with a running release `tartlet`: `kube("get", "pods")`, `kube.apply(...)`, `kube.wait(...)`.
+- `fake_pool`, `demo_pool`: names of Ready pools in it, of fake engines and of torch engines with the demo model. Don't
+  change them; a test that scales or breaks a pool applies one of its own (`pool(name)`).
+- `second`: another namespace, `e2e-other`, with a release of its own, for one module.
+
+`install` and `chart_values` are for tests with a release of their own: call the namespace `e2e-...`, and it goes with
+the others. Name objects after the test that makes them. Modules run in the order of their names, but `test_lifecycle`
+first, for it needs a machine without a cluster, and `test_releases` last, for it takes the release away.
+"""
 
 from __future__ import annotations
 
@@ -9,28 +24,67 @@ from typing import Any
 import pytest
 
 from e2e.cluster.images import Image
-from e2e.cluster.kube import Kube, Object, step
+from e2e.cluster.kube import Kube, Object, Refused, step
 from e2e.cluster.layout import ROOT
 from e2e.cluster.provider import Cluster, Own, choose
 
 RELEASE = "tartlet"
 NAMESPACE = "e2e"
+OTHER = "e2e-other"
+CHART = str(ROOT / "charts" / "tartlet")
+MARK = "tartlet.dev/e2e"
+"""Label of what the tests make outside their releases, so that the next run finds it."""
+
+VALUES_POOL = "from-values"
+"""A pool of the main release's values, without engines."""
+
+PASSING = {"events", "events.events.k8s.io", "componentstatuses", "endpoints", "endpointslices.discovery.k8s.io"}
+"""Resources that come and go by themselves."""
+
+LEAN: Object = {"operator": {"replicas": 1}}
+"""Values of a second release on a small machine."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """A cluster's own coming and going is tested before the others bring one up."""
-    items.sort(key=lambda item: "test_lifecycle" not in item.nodeid)
+    """Puts modules in order: see above."""
+    items.sort(key=lambda item: _turn(item.nodeid))
+
+
+def _turn(nodeid: str) -> int:
+    if "e2e/tests" not in nodeid:
+        return 0
+    return 1 if "test_lifecycle" in nodeid else 3 if "test_releases" in nodeid else 2
 
 
 @pytest.fixture(scope="session")
 def cluster() -> Iterator[Cluster]:
     """The cluster that is up; one that is not is brought up, and down at the end."""
     found = choose()
-    keep = isinstance(found, Own) and found.is_up()
-    found.up()
-    yield found
-    if not keep:
-        found.down()
+    keep = found.is_up()
+    try:
+        found.up()
+        if keep:
+            clear(found)
+        yield found
+        if keep:
+            clear(found)
+    finally:
+        if not keep:
+            found.down()
+
+
+def clear(cluster: Cluster) -> None:
+    """Removes what an earlier run of the tests left in a cluster that stays up."""
+    kube = Kube(cluster, NAMESPACE)
+    for namespace in kube("get", "namespaces", "-l", MARK, "-o", "name").split():
+        each = Kube(cluster, namespace.partition("/")[2])
+        for release in each.helm("list", "--all", "-q").split():
+            each.helm("uninstall", release, "--wait", "--timeout", "60s")
+        each("delete", namespace, "--timeout=60s")
+    kube("delete", "persistentvolumes", "-l", MARK, "--timeout=60s")
+    definitions = [d for d in kube("get", "crds", "-o", "name").split() if d.endswith(".tartlet.dev")]
+    if definitions:
+        kube("delete", *definitions, "--timeout=60s")
 
 
 @pytest.fixture(scope="session")
@@ -41,7 +95,7 @@ def image(cluster: Cluster) -> Image:
 
 
 def chart_values(image: Image, **more: Any) -> dict[str, Any]:
-    """Values of the chart for this image, without pools."""
+    """Values of the chart for this image; without pools, unless some are given."""
     repository, _, tag = image.name.rpartition(":")
     at = {"repository": repository, "tag": tag, "pullPolicy": "IfNotPresent"}
     return {"image": at, "workerImage": at, "enginePools": [], **more}
@@ -49,22 +103,60 @@ def chart_values(image: Image, **more: Any) -> dict[str, Any]:
 
 def install(kube: Kube, image: Image, **more: Any) -> None:
     """A namespace, restricted, and a release in it."""
-    name = kube.namespace
-    enforce = {"pod-security.kubernetes.io/enforce": "restricted"}
-    kube.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name, "labels": enforce}})
-    chart = str(ROOT / "charts" / "tartlet")
-    kube.helm("install", RELEASE, chart, "--wait", "--timeout", "120s", values=chart_values(image, **more))
+    labels = {"pod-security.kubernetes.io/enforce": "restricted", MARK: "true"}
+    kube.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": kube.namespace, "labels": labels}})
+    kube.helm("install", RELEASE, CHART, "--wait", "--timeout", "180s", values=chart_values(image, **more))
+
+
+def everything(kube: Kube, *selection: str, namespaced: bool) -> set[str]:
+    """All objects of a namespace, or all that are in none, as `kind/name`; no kind is left out."""
+    listed = kube("api-resources", "--verbs=list", f"--namespaced={str(namespaced).lower()}", "-o", "name").split()
+    kinds = ",".join(sorted(set(listed) - PASSING))
+    return set(kube("get", kinds, "-o", "name", "--ignore-not-found", *selection).split())
 
 
 @pytest.fixture(scope="session")
-def kube(cluster: Cluster, image: Image) -> Iterator[Kube]:
+def pristine(cluster: Cluster) -> set[str]:
+    """What was in the cluster, outside all namespaces, before any release."""
+    return everything(Kube(cluster, NAMESPACE), namespaced=False)
+
+
+@pytest.fixture(scope="session")
+def kube(cluster: Cluster, image: Image, pristine: set[str]) -> Kube:
     """A release that takes programs."""
     kube = Kube(cluster, NAMESPACE)
+    empty = pool(VALUES_POOL, replicas=0)
     with step("helm install"):
-        install(kube, image)
-    yield kube
-    kube.helm("uninstall", RELEASE, "--wait", "--timeout", "60s")
-    kube("delete", "namespace", NAMESPACE, "--timeout=60s")
+        install(kube, image, enginePools=[{"name": VALUES_POOL, "spec": empty["spec"]}])
+    assert pristine
+    return kube
+
+
+@pytest.fixture(scope="module")
+def second(cluster: Cluster, image: Image, kube: Kube) -> Iterator[Kube]:
+    """A release in another namespace, later than the first."""
+    other = Kube(cluster, OTHER)
+    with step("second release"):
+        install(other, image, **LEAN)
+    yield other
+    try:
+        other.helm("uninstall", RELEASE, "--wait", "--timeout", "60s")
+    except Refused as e:
+        if "not found" not in str(e):
+            raise
+    other("delete", "namespace", OTHER, "--timeout=60s")
+
+
+def pool(name: str, **spec: Any) -> Object:
+    """A pool of fake engines."""
+    shape = {
+        "model": {"name": name},
+        "engine": {"backend": "Fake", "kvMemory": "64Mi"},
+        "replicas": 1,
+        "drain": {"graceSeconds": 10},
+    }
+    metadata = {"name": name}
+    return {"apiVersion": "tartlet.dev/v1alpha1", "kind": "EnginePool", "metadata": metadata, "spec": shape | spec}
 
 
 @pytest.fixture(scope="session")
@@ -98,8 +190,8 @@ def demo_pool(kube: Kube, cluster: Cluster) -> str:
         },
     }
     with step("pool with the demo model"):
-        pool = {"apiVersion": "tartlet.dev/v1alpha1", "kind": "EnginePool", "metadata": {"name": "demo"}, "spec": spec}
-        kube.apply(pool)
+        demo = {"apiVersion": "tartlet.dev/v1alpha1", "kind": "EnginePool", "metadata": {"name": "demo"}, "spec": spec}
+        kube.apply(demo)
         kube.wait("epool/demo", "Ready", 120)
     return "demo"
 
@@ -111,7 +203,7 @@ def read_only(namespace: str, name: str, path: Path) -> Iterator[Object]:
     yield {
         "apiVersion": "v1",
         "kind": "PersistentVolume",
-        "metadata": {"name": volume},
+        "metadata": {"name": volume, "labels": {MARK: "true"}},
         "spec": shape
         | {
             "capacity": {"storage": "1Gi"},

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from e2e.cluster.kube import Kube, Object, step
+from e2e.tests.conftest import RELEASE
 
 API = "tartlet.dev/v1alpha1"
 
@@ -34,6 +35,11 @@ def test_the_demo_model_adds(kube: Kube, demo_pool: str) -> None:
     status = kube.get("irun/adds")["status"]
     assert "962" in status["output"], status
     assert status["tokens"]["output"] > 0
+
+
+def test_helms_own_test_passes(kube: Kube) -> None:
+    with step("helm test"):
+        assert "Phase:          Succeeded" in kube.helm("test", RELEASE, "--timeout", "90s")
 
 
 def run(name: str, inferlet: str, **spec: object) -> Object:

@@ -3,152 +3,118 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Iterator
 
 import pytest
 
 from e2e.cluster.kube import Kube, Object, condition, step, until
+from e2e.cluster.provider import Own
 from e2e.cluster.watch import honest
-from e2e.tests.test_answers import API, run
-
-SLOW = '''
-import asyncio
-import sys
-
-from inferlet import Context, get_model
-
-
-async def main() -> str:
-    """Keeps its context on one engine for so many seconds."""
-    async with Context(await get_model()) as ctx:
-        ctx.fill("a")
-        for _ in range(int(float(sys.argv[1]) * 5)):
-            async for piece in ctx.generate(max_tokens=1):
-                pass
-            await asyncio.sleep(0.2)
-    return "to the end"
-'''
+from e2e.tests.conftest import pool
+from e2e.tests.operators import container
+from e2e.tests.story import SLOW, TERMINAL, inferlet, of, phases
+from e2e.tests.test_answers import run
 
 HONEST_S = 2.0
 """How late a pool's status may be."""
 
-LEASE_S = 15.0
-"""The operators' setting `lease_duration_s`."""
+POOL = "waves"
 
-TERMINAL = {"Succeeded", "Failed"}
 TYPED = {"WorkerLost", "RuntimeLost", "Draining", "ControlLost", "Unavailable"}
 """What a program may end in whose engine was taken from it."""
 
 
-@pytest.fixture(scope="module")
-def slow(kube: Kube, fake_pool: str) -> str:
-    """A program that lasts as long as it is told to."""
-    spec = {"source": {"inline": SLOW}, "pool": fake_pool}
-    kube.apply({"apiVersion": API, "kind": "Inferlet", "metadata": {"name": "slow"}, "spec": spec})
+@pytest.fixture(scope="module", autouse=True)
+def slow(kube: Kube) -> Iterator[None]:
+    """A pool, and a program that lasts as long as it is told to."""
+    kube.apply(pool(POOL), inferlet("slow", POOL, {"inline": SLOW}))
+    kube.wait(f"epool/{POOL}", "Ready")
     kube.wait("ilet/slow", "Ready")
-    return "slow"
+    yield
+    kube("delete", f"epool/{POOL}", "--timeout=60s")
 
 
 def start(kube: Kube, prefix: str, count: int, seconds: float) -> list[str]:
     """Runs that are under way."""
     names = [f"{prefix}-{n}" for n in range(count)]
     kube.apply(*(run(name, "slow", args=[str(seconds)], deadlineSeconds=120) for name in names))
-    until(lambda: phases(kube, prefix).count("Running") == count, f"{count} runs of {prefix} run")
+    until(lambda: phases(kube, f"{prefix}-").count("Running") == count, f"{count} runs of {prefix} run")
     return names
 
 
-def of(kube: Kube, prefix: str) -> list[Object]:
-    """The runs whose names begin so."""
-    return [r for r in kube.items("irun") if r["metadata"]["name"].startswith(f"{prefix}-")]
-
-
-def phases(kube: Kube, prefix: str) -> list[str]:
-    """Their phases."""
-    return [r.get("status", {}).get("phase", "") for r in of(kube, prefix)]
-
-
-def ended(kube: Kube, prefix: str, timeout_s: float = 90) -> Iterator[Object]:
+def ended(kube: Kube, prefix: str, timeout_s: float = 90) -> list[Object]:
     """Their states, once all have ended."""
-    until(lambda: set(phases(kube, prefix)) <= TERMINAL, f"all runs of {prefix} end", timeout_s)
-    yield from (r["status"] for r in of(kube, prefix))
+    until(lambda: set(phases(kube, f"{prefix}-")) <= TERMINAL, f"all runs of {prefix} end", timeout_s)
+    return [r["status"] for r in of(kube, "irun", f"{prefix}-")]
 
 
 def workers(kube: Kube) -> list[Object]:
-    """The pool's pods that aren't about to go."""
-    pods = kube.items("pods", "-l", "tartlet.dev/pool=fake")
-    return [p for p in pods if "deletionTimestamp" not in p["metadata"]]
+    """The pool's pods."""
+    return kube.items("pods", "-l", f"tartlet.dev/pool={POOL}")
 
 
-def holder(kube: Kube) -> str:
-    """The operator that leads."""
-    return str(kube.get("lease/tartlet-operator")["spec"].get("holderIdentity", ""))
+def all_succeeded(states: list[Object], count: int) -> None:
+    """None failed, and none had to be launched again."""
+    assert [s["phase"] for s in states] == ["Succeeded"] * count, json.dumps(states, indent=1)
+    assert {(s["result"], s["attempts"]) for s in states} == {("to the end", 1)}
 
 
-def test_scaling_up_and_down_fails_no_program(kube: Kube, slow: str) -> None:
-    start(kube, "scale", 6, 12)
-    with step("1 -> 2"), honest(kube, "fake", HONEST_S):
-        kube("scale", "epool/fake", "--replicas=2")
-        until(lambda: kube.get("epool/fake")["status"].get("readyReplicas") == 2, "two engines are ready")
-        kube.wait("epool/fake", "Ready")
+def test_scaling_up_and_down_fails_no_program(kube: Kube) -> None:
+    start(kube, "scale", 6, 8)
+    with step("1 -> 2"), honest(kube, POOL, HONEST_S):
+        kube("scale", f"epool/{POOL}", "--replicas=2")
+        until(lambda: kube.get(f"epool/{POOL}")["status"].get("readyReplicas") == 2, "two engines are ready")
+        kube.wait(f"epool/{POOL}", "Ready")
     start(kube, "both", 6, 5)
-    with step("2 -> 1"), honest(kube, "fake", HONEST_S):
-        kube("scale", "epool/fake", "--replicas=1")
+    with step("2 -> 1"), honest(kube, POOL, HONEST_S):
+        kube("scale", f"epool/{POOL}", "--replicas=1")
         until(lambda: len(workers(kube)) == 1, "one pod is left")
-        kube.wait("epool/fake", "Ready")
+        kube.wait(f"epool/{POOL}", "Ready")
     with step("programs end"):
-        states = [*ended(kube, "scale"), *ended(kube, "both")]
-    assert [s["phase"] for s in states] == ["Succeeded"] * 12, json.dumps(states, indent=1)
-    assert {s["result"] for s in states} == {"to the end"}
-    reasons = {e["reason"] for e in kube.items("events")}
-    assert reasons & {"Draining", "EngineDraining", "Drained"}, reasons
+        all_succeeded([*ended(kube, "scale"), *ended(kube, "both")], 12)
+    told = {e["reason"] for e in kube.items("events") if e["involvedObject"]["name"] == POOL}
+    assert {"EngineDraining", "EngineDrained"} <= told, told
 
 
-def test_a_rolling_update_fails_no_program(kube: Kube, slow: str) -> None:
+def test_a_rolling_update_fails_no_program(kube: Kube) -> None:
     before = {p["metadata"]["name"] for p in workers(kube)}
     start(kube, "roll", 6, 6)
-    with step("rolling update"), honest(kube, "fake", HONEST_S):
-        kube("patch", "epool/fake", "--type=merge", "-p", '{"spec":{"engine":{"maxBatchCommands":256}}}')
+    with step("rolling update"), honest(kube, POOL, HONEST_S) as record:
+        kube("patch", f"epool/{POOL}", "--type=merge", "-p", '{"spec":{"engine":{"maxBatchCommands":256}}}')
         until(lambda: not before & {p["metadata"]["name"] for p in workers(kube)}, "the pods are new ones")
-        kube.wait("epool/fake", "Ready")
+        kube.wait(f"epool/{POOL}", "Ready")
+    assert record.history("pool", POOL, "Progressing")[-2:] == ["True", "False"]
+    assert record.history("pool", POOL, "Ready")[-2:] == ["False", "True"]
     with step("programs end"):
-        states = list(ended(kube, "roll"))
-    assert [s["phase"] for s in states] == ["Succeeded"] * 6, json.dumps(states, indent=1)
+        all_succeeded(ended(kube, "roll"), 6)
 
 
-def test_a_killed_pod_ends_programs_in_a_typed_error_and_comes_back(kube: Kube, slow: str) -> None:
-    start(kube, "kill", 4, 60)
-    pod = workers(kube)[0]["metadata"]["name"]
-    seen = []
-    with step("killed pod replaced"), honest(kube, "fake", HONEST_S):
-        kube("delete", "pod", pod, "--grace-period=0", "--force")
-        end = time.monotonic() + 60
-        while time.monotonic() < end:
-            pool = kube.get("epool/fake")
-            seen.append((condition(pool, "Ready")["status"], condition(pool, "Degraded")["status"]))
-            if len(seen) > 1 and seen[-1] == ("True", "False") and ("False" in {ready for ready, _ in seen}):
-                break
-            time.sleep(0.2)
-    assert seen[-1] == ("True", "False"), seen
+@pytest.mark.parametrize("how", ["deleted", "killed"])
+def test_a_lost_pod_degrades_the_pool_ends_programs_in_typed_errors_and_comes_back(kube: Kube, how: str) -> None:
+    if how == "killed" and not isinstance(kube.cluster, Own):
+        pytest.skip("only this machine's own cluster can kill a container")
+    start(kube, how, 4, 60)
+    (pod,) = workers(kube)
+    with step(f"{how} pod replaced"), honest(kube, POOL, HONEST_S) as record:
+        if isinstance(kube.cluster, Own) and how == "killed":
+            kube.cluster.signal_container(container(pod), "SIGKILL")
+        else:
+            kube("delete", "pod", pod["metadata"]["name"], "--grace-period=0", "--force")
+        until(lambda: "True" in record.history("pool", POOL, "Degraded"), "the pool is Degraded")
+        until(lambda: record.history("pool", POOL, "Degraded")[-1] == "False", "it is Degraded no more")
+        until(lambda: record.history("pool", POOL, "Ready")[-1] == "True", "it is Ready")
+    assert record.history("pool", POOL, "Ready") == ["True", "False", "True"]
+    assert condition(kube.get(f"epool/{POOL}"), "Ready")["status"] == "True"
     with step("programs end"):
-        states = list(ended(kube, "kill", 60))
+        states = ended(kube, how, 60)
     for state in states:
         assert state["phase"] == "Succeeded" or state["error"]["name"] in TYPED, state
 
 
-def test_the_operator_is_killed_while_programs_run(kube: Kube, slow: str) -> None:
+def test_programs_outlive_the_operator_that_launched_them(kube: Kube) -> None:
     start(kube, "lead", 4, 6)
-    leader = holder(kube)
-    with step("another leads"):
-        pod = next(
-            p["metadata"]["name"]
-            for p in kube.items("pods", "-l", "app.kubernetes.io/component=operator")
-            if leader.startswith(p["metadata"]["name"])
-        )
-        kube("delete", "pod", pod, "--grace-period=0", "--force")
-        until(lambda: holder(kube) not in {leader, ""}, "another leads", LEASE_S + 5)  # it looks now and then
+    kube("delete", "pods", "-l", "app.kubernetes.io/component=operator", "--grace-period=0", "--force")
     kube.apply(run("lead-late", "slow", args=["1"]))
     with step("programs end"):
-        states = list(ended(kube, "lead"))
-    assert [s["phase"] for s in states] == ["Succeeded"] * 5, json.dumps(states, indent=1)
-    assert {s["attempts"] for s in states} == {1}
+        states = ended(kube, "lead")
+    all_succeeded(states, 5)

@@ -1,69 +1,103 @@
-"""Releases come, change and go; two of them don't see each other."""
+"""Releases come, change and go; two of them don't see each other, whichever comes or goes first."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
-import pytest
+import re
+from collections.abc import Callable
 
 from e2e.cluster.images import Image
 from e2e.cluster.kube import Kube, step, until
 from e2e.cluster.layout import ROOT
-from e2e.cluster.provider import Cluster
-from e2e.tests.conftest import RELEASE, chart_values, install
+from e2e.tests.conftest import CHART, LEAN, NAMESPACE, OTHER, RELEASE, VALUES_POOL, chart_values, everything, install
 from e2e.tests.test_answers import run
 
-KINDS = "deploy,pods,svc,secrets,configmaps,sa,roles,rolebindings,netpol,pdb,epool,ilet,irun,lease,jobs"
-OF_THE_NAMESPACE = {"configmap/kube-root-ca.crt", "serviceaccount/default"}
-
-LEAN = {"operator": {"replicas": 1}}
-"""A second release on a small machine."""
+OF_EACH_NAMESPACE = {"configmap/kube-root-ca.crt", "serviceaccount/default"}
+DEFINITIONS = {f"{plural}.tartlet.dev" for plural in ("enginepools", "inferlets", "inferletruns")}
 
 
-@pytest.fixture
-def fresh(cluster: Cluster, image: Image, kube: Kube) -> Iterator[Kube]:
-    """A namespace with a release of its own beside the tests' main one."""
-    other = Kube(cluster, "e2e-other")
-    with step("second release"):
-        install(other, image, **LEAN)
-    yield other
-    other("delete", "namespace", other.namespace, "--ignore-not-found", "--timeout=60s")
-
-
-def answer(kube: Kube, name: str) -> str:
-    """The output of one more run of hello, which is applied anew."""
+def answer(kube: Kube, name: str) -> None:
+    """One more run of hello, which is applied anew, succeeds."""
     kube.apply_file("docs/examples/inferlet-hello.yaml")
     kube.wait("ilet/hello", "Ready")
     kube.apply(run(name, "hello", args=[name], deadlineSeconds=60))
     kube.wait(f"irun/{name}", "Succeeded")
-    output: str = kube.get(f"irun/{name}")["status"]["output"]
-    return output
+    assert kube.get(f"irun/{name}")["status"]["output"] == f"hello {name}\n"
 
 
-def test_upgrades_change_and_removal_leaves_nothing(cluster: Cluster, image: Image, kube: Kube, fresh: Kube) -> None:
-    assert answer(fresh, "first") == "hello first\n"
-    assert answer(kube, "mine") == "hello mine\n"
+def uninstall(kube: Kube) -> None:
+    """The release goes."""
+    kube.helm("uninstall", RELEASE, "--wait", "--timeout", "90s")
+
+
+def settled(listed: Callable[[], set[str]], expected: set[str]) -> None:
+    """Until what is listed is what is expected: pods and what the garbage collector removes take a moment."""
+    last: set[str] = set()
+
+    def same() -> bool:
+        last.clear()
+        last.update(listed())
+        return last == expected
+
+    try:
+        until(same, "only what is to be left is left", 60)
+    except TimeoutError:
+        assert last == expected
+
+
+def test_an_upgrade_changes_what_it_says_and_nothing_else(image: Image, kube: Kube, second: Kube) -> None:
+    answer(second, "first")
+    answer(kube, "mine")
     assert "first" not in {r["metadata"]["name"] for r in kube.items("irun")}
-    assert [r["metadata"]["name"] for r in fresh.items("irun")] == ["first"]
-
+    assert [r["metadata"]["name"] for r in second.items("irun")] == ["first"]
+    certificates = {n: second.get(f"secret/tartlet-{n}-tls")["data"] for n in ("control", "client", "worker")}
+    before = {d["metadata"]["name"]: d["metadata"]["uid"] for d in second.items("deployments")}
     with step("helm upgrade"):
-        certificate = fresh.get("secret/tartlet-control-tls")["data"]
         values = chart_values(image, **LEAN, log={"level": "warning"})
-        chart = str(ROOT / "charts" / "tartlet")
-        fresh.helm("upgrade", RELEASE, chart, "--wait", "--timeout", "120s", values=values)
-    level = fresh("get", "deploy/tartlet-control", "-o", "yaml")
-    assert "value: warning" in level
-    assert fresh.get("secret/tartlet-control-tls")["data"] == certificate
-    assert answer(fresh, "second") == "hello second\n"
-
-    with step("helm uninstall"):
-        fresh("delete", "irun,ilet", "--all")
-        fresh.helm("uninstall", RELEASE, "--wait", "--timeout", "60s")
-        until(lambda: not left(fresh), f"nothing is left: {left(fresh)}", 30)
-    assert answer(kube, "still") == "hello still\n"
+        second.helm("upgrade", RELEASE, CHART, "--wait", "--timeout", "180s", values=values)
+    assert "value: warning" in second("get", "deploy/tartlet-control", "-o", "yaml")
+    assert {n: second.get(f"secret/tartlet-{n}-tls")["data"] for n in certificates} == certificates
+    assert {d["metadata"]["name"]: d["metadata"]["uid"] for d in second.items("deployments")} == before
+    assert [r["metadata"]["name"] for r in second.items("irun")] == ["first"]
+    answer(second, "second")
 
 
-def left(kube: Kube) -> set[str]:
-    """What is in the namespace that wasn't there before the release."""
-    names = {name.replace(".rbac.authorization.k8s.io", "") for name in kube("get", KINDS, "-o", "name").split()}
-    return names - OF_THE_NAMESPACE
+def test_the_second_goes_first_and_leaves_what_it_says(kube: Kube, second: Kube) -> None:
+    theirs = everything(kube, namespaced=False) - {o for o in everything(kube, namespaced=False) if OTHER in o}
+    with step("helm uninstall, of the second"):
+        uninstall(second)
+        made = {"inferlet.tartlet.dev/hello", "inferletrun.tartlet.dev/first", "inferletrun.tartlet.dev/second"}
+        settled(lambda: everything(second, namespaced=True), OF_EACH_NAMESPACE | made)
+        settled(lambda: everything(kube, namespaced=False), theirs | {f"namespace/{OTHER}"})
+    answer(kube, "still")
+    second("delete", "irun,ilet", "--all", "--timeout=30s")  # nobody is needed for them to go
+    settled(lambda: everything(second, namespaced=True), OF_EACH_NAMESPACE)
+
+
+def test_the_first_goes_first_and_comes_again(image: Image, pristine: set[str], kube: Kube, second: Kube) -> None:
+    with step("second release, again"):
+        install(second, image, **LEAN)
+        answer(second, "again")
+    assert [p["metadata"]["name"] for p in kube.items("epool") if p["metadata"]["name"] == VALUES_POOL]
+    with step("helm uninstall, of the first"):
+        uninstall(kube)
+        settled(lambda: _of_helm(kube), set())
+    assert VALUES_POOL not in {p["metadata"]["name"] for p in kube.items("epool")}
+    new = {o for o in everything(kube, namespaced=False) - pristine if OTHER not in o}
+    kept = {f"customresourcedefinition.apiextensions.k8s.io/{d}" for d in DEFINITIONS}
+    kept |= {"apiservice.apiregistration.k8s.io/v1alpha1.tartlet.dev", f"namespace/{NAMESPACE}"}
+    assert {o for o in new if not o.startswith("persistentvolume/")} == kept
+    assert re.search(r"leaves the CRDs", (ROOT / "charts/tartlet/templates/NOTES.txt").read_text())
+    answer(second, "alone")
+
+    with step("first release, after the second"):
+        install(kube, image)
+    answer(kube, "back")
+    answer(second, "beside")
+    with step("helm uninstall, of the second"):
+        uninstall(second)
+    answer(kube, "last")
+
+
+def _of_helm(kube: Kube) -> set[str]:
+    """What Helm made in a namespace that the tests share."""
+    return everything(kube, "-l", "app.kubernetes.io/managed-by=Helm", namespaced=True)

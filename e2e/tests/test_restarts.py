@@ -2,11 +2,28 @@
 
 from __future__ import annotations
 
+import os
+import time
+
 import pytest
 
 from e2e.cluster.kube import Kube, Refused, condition, step, until
 from e2e.cluster.provider import Cluster, Own
+from e2e.tests import story
+from e2e.tests.operators import (
+    TAKEN_OVER_S,
+    container,
+    holder,
+    kill,
+    killed_at_random,
+    leader,
+    operators,
+    says_it_leads,
+)
 from e2e.tests.test_answers import run
+
+APART_S = (2.0, 9.0)
+"""Operators are killed at random times so far apart: sometimes before another could take over."""
 
 
 def hello(kube: Kube, name: str) -> None:
@@ -16,28 +33,104 @@ def hello(kube: Kube, name: str) -> None:
     assert kube.get(f"irun/{name}")["status"]["output"] == f"hello {name}\n"
 
 
-def test_control_restarted_has_its_catalogue_and_pools_again(kube: Kube, fake_pool: str) -> None:
+@pytest.fixture(scope="module", autouse=True)
+def inferlet(kube: Kube, fake_pool: str) -> None:
     kube.apply_file("docs/examples/inferlet-hello.yaml")
     kube.wait("ilet/hello", "Ready")
+
+
+def ready(kube: Kube, pool: str) -> bool:
+    """Whether a pool is."""
+    return condition(kube.get(f"epool/{pool}"), "Ready").get("status") == "True"
+
+
+def replaced(kube: Kube) -> bool:
+    """Whether there are two operators, one of which leads."""
+    there = {p["metadata"]["name"] for p in operators(kube) if all(c["ready"] for c in _statuses(p))}
+    return len(there) == 2 and holder(kube) in there
+
+
+def test_control_restarted_has_its_catalogue_and_pools_again(kube: Kube, fake_pool: str) -> None:
     with step("control killed and back"):
         kube("delete", "pods", "-l", "app.kubernetes.io/component=control", "--grace-period=0", "--force")
         kube("rollout", "status", "deploy/tartlet-control", "--timeout=60s")
     with step("pool Ready, catalogue back"):
-        until(lambda: condition(kube.get("epool/fake"), "Ready").get("status") == "True", "the pool is Ready", 60)
+        until(lambda: ready(kube, fake_pool), "the pool is Ready", 60)
         hello(kube, "after-control")
+    assert {e["reason"] for e in kube.items("events")} >= {"CatalogueRebuilt"}
 
 
 def test_the_api_server_restarted_is_recovered_from(kube: Kube, cluster: Cluster, fake_pool: str) -> None:
     if not isinstance(cluster, Own):
         pytest.skip("only this machine's own cluster has an API server that may be killed")
-    kube.apply_file("docs/examples/inferlet-hello.yaml")
-    kube.wait("ilet/hello", "Ready")
     with step("API server killed and back"):
         cluster.kill("apiserver")
         until(lambda: _answers(kube), "the API server answers", 60)
     with step("run"):
         hello(kube, "after-api-server")
-    until(lambda: condition(kube.get("epool/fake"), "Ready").get("status") == "True", "the pool is Ready", 30)
+    until(lambda: ready(kube, fake_pool), "the pool is Ready", 30)
+
+
+def test_one_operator_leads_and_another_takes_over_within_the_lease(kube: Kube) -> None:
+    until(lambda: replaced(kube), "two operators are there", 90)
+    first = leader(kube)
+    assert [says_it_leads(kube, p) for p in operators(kube)].count(True) == 1
+    assert says_it_leads(kube, first)
+    start = time.monotonic()
+    with step("leader killed, another leads"):
+        kill(kube, first)
+        until(lambda: holder(kube) not in {first["metadata"]["name"], ""}, "another leads", 2 * TAKEN_OVER_S)
+        took_s = time.monotonic() - start
+    hello(kube, "after-leader")
+    assert took_s <= TAKEN_OVER_S
+
+
+def test_a_leader_that_hangs_is_replaced_and_leads_no_more(kube: Kube, cluster: Cluster) -> None:
+    if not isinstance(cluster, Own):
+        pytest.skip("only this machine's own cluster can freeze a container")
+    until(lambda: replaced(kube), "two operators are there", 90)
+    first = leader(kube)
+    name = first["metadata"]["name"]
+    start = time.monotonic()
+    with step("leader hangs, another leads"):
+        cluster.freeze(container(first))
+        try:
+            until(lambda: holder(kube) not in {name, ""}, "another leads", 2 * TAKEN_OVER_S)
+            took_s = time.monotonic() - start
+        finally:
+            cluster.thaw(container(first))
+    with step("the first has ended"):
+        until(lambda: _restarts(kube, name) > 0, "it ends and starts again", 30)
+    until(lambda: replaced(kube), "both are there", 60)
+    assert holder(kube) != name
+    assert [says_it_leads(kube, p) for p in operators(kube)].count(True) == 1
+    hello(kube, "after-hang")
+    assert took_s <= TAKEN_OVER_S
+
+
+def test_operators_killed_at_random_change_nothing_in_the_end(kube: Kube) -> None:
+    seed = int(os.environ.get("TARTLET_E2E_SEED", time.time_ns() % 100_000))
+    with step("the story, undisturbed"):
+        story.tell(kube, "calm")
+        calm = story.last_word(kube, "calm")
+    story.expected(calm)
+    kube("delete", "epool/calm", "--timeout=60s")  # its engines' share of the processors
+    with step(f"the story, with operators killed (TARTLET_E2E_SEED={seed})"):
+        with killed_at_random(kube, seed, APART_S) as toll:
+            story.tell(kube, "wild")
+        wild = story.last_word(kube, "wild")
+    assert toll.kills >= 3
+    assert wild == calm
+    kube("delete", "epool/wild", "--timeout=60s")
+
+
+def _restarts(kube: Kube, pod: str) -> int:
+    return sum(c["restartCount"] for c in _statuses(kube.get(f"pod/{pod}")))
+
+
+def _statuses(pod: dict[str, object]) -> list[dict[str, int]]:
+    found: list[dict[str, int]] = pod["status"].get("containerStatuses", [])  # type: ignore[attr-defined]
+    return found
 
 
 def _answers(kube: Kube) -> bool:

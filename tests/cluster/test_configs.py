@@ -17,6 +17,7 @@ from e2e.cluster.images import pack, sources
 from e2e.cluster.layout import COMPONENTS, ROOT, Layout, default_layout, files_digest, kubernetes_version
 from e2e.cluster.own import Failed, OwnCluster
 from e2e.cluster.provider import Given, Kind, Own, choose
+from e2e.cluster.requirements import Unfit
 
 
 def test_each_component_has_a_token_and_only_the_administrator_all_rights() -> None:
@@ -115,7 +116,7 @@ def test_the_cluster_that_is_there_is_taken(tmp_path: Path) -> None:
 
 
 def test_a_given_cluster_needs_an_image_that_it_can_pull(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="TARTLET_E2E_IMAGE"):
+    with pytest.raises(Unfit, match="TARTLET_E2E_IMAGE"):
         Given(Layout(tmp_path), {"KUBECONFIG": "/k"}).image()
 
 

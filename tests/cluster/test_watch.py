@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from e2e.cluster.watch import Seen, disagreements, events, pool_agrees
+from e2e.cluster.watch import Record, Seen, disagreements, events, pool_agrees
 
 
 def pod(at_s: float, name: str, *, ready: bool, leaving: bool = False) -> Seen:
@@ -46,3 +46,12 @@ def test_events_are_taken_as_they_come() -> None:
     assert next(stream) == {"a": {}}
     with pytest.raises(StopIteration):
         next(stream)
+
+
+def test_a_conditions_history_is_its_changes() -> None:
+    record = Record()
+    for each in (pool(0, 0, condition="False"), pool(1, 0, condition="False"), pod(1, "a", ready=True), pool(2, 1)):
+        record.add(each)
+    assert record.history("pool", "p", "Ready") == ["False", "True"]
+    assert record.history("pool", "p", "Degraded") == [""]
+    assert record.history("pool", "other", "Ready") == []

@@ -1,0 +1,156 @@
+"""Something of everything that users do, and the state that it must end in, whatever happens meanwhile."""
+
+from __future__ import annotations
+
+from e2e.cluster.kube import Kube, Object, condition, until
+from e2e.tests.conftest import pool
+from e2e.tests.test_answers import API, run
+
+HELLO = """
+import sys
+
+async def main():
+    print("hello", *sys.argv[1:])
+    return "done"
+"""
+
+BYE = HELLO.replace("hello", "bye")
+
+FAILING = """
+async def main():
+    print("so far")
+    raise ValueError("on purpose")
+"""
+
+SLOW = '''
+import asyncio
+import sys
+
+from inferlet import Context, get_model
+
+
+async def main() -> str:
+    """Keeps its context on one engine for so many seconds."""
+    async with Context(await get_model()) as ctx:
+        ctx.fill("a")
+        for _ in range(int(float(sys.argv[1]) * 5)):
+            async for piece in ctx.generate(max_tokens=1):
+                pass
+            await asyncio.sleep(0.2)
+    return "to the end"
+'''
+
+TERMINAL = {"Succeeded", "Failed"}
+PATIENCE_S = 150
+"""Each step may wait for operators that are being killed."""
+
+State = dict[str, object]
+
+
+def inferlet(name: str, pool_name: str, source: Object) -> Object:
+    """An Inferlet."""
+    spec = {"source": source, "pool": pool_name}
+    return {"apiVersion": API, "kind": "Inferlet", "metadata": {"name": name}, "spec": spec}
+
+
+def phases(kube: Kube, prefix: str) -> list[str]:
+    """Phases of the runs whose names begin so."""
+    return [r.get("status", {}).get("phase", "") for r in of(kube, "irun", prefix)]
+
+
+def of(kube: Kube, kind: str, prefix: str) -> list[Object]:
+    """Objects whose names begin so."""
+    return [o for o in kube.items(kind) if o["metadata"]["name"].startswith(prefix)]
+
+
+def tell(kube: Kube, name: str) -> None:
+    """All that users do, up to the last word; every object's name begins with this one."""
+    mapped = {"configMap": {"name": f"{name}-sources", "key": "mapped.py"}}
+    kube.apply(
+        pool(name),
+        inferlet(f"{name}-hello", name, {"inline": HELLO}),
+        inferlet(f"{name}-slow", name, {"inline": SLOW}),
+        inferlet(f"{name}-fails", name, {"inline": FAILING}),
+        inferlet(f"{name}-broken", name, {"inline": "async def main(:\n    pass\n"}),
+        inferlet(f"{name}-mapped", name, mapped),
+        inferlet(f"{name}-leaves", name, {"inline": HELLO}),
+        run(f"{name}-nobody", f"{name}-unknown"),
+    )
+    kube.wait(f"epool/{name}", "Ready", PATIENCE_S)
+    kube.apply(*(run(f"{name}-slow-{n}", f"{name}-slow", args=["5"], deadlineSeconds=300) for n in range(3)))
+    until(lambda: phases(kube, f"{name}-slow-") == ["Running"] * 3, "three programs run", PATIENCE_S)
+    kube("scale", f"epool/{name}", "--replicas=2")
+    kube.apply(*(run(f"{name}-hello-{n}", f"{name}-hello", args=[str(n)], retries=1) for n in range(4)))
+    kube("create", "configmap", f"{name}-sources", f"--from-literal=mapped.py={HELLO}")
+    until(lambda: kube.get(f"epool/{name}")["status"]["readyReplicas"] == 2, "two engines are ready", PATIENCE_S)
+    kube.apply(*(run(f"{name}-slow-{n}", f"{name}-slow", args=["3"], deadlineSeconds=300) for n in range(3, 6)))
+    until(lambda: "" not in phases(kube, f"{name}-slow-"), "they are launched", PATIENCE_S)
+    kube("scale", f"epool/{name}", "--replicas=1")
+    kube("patch", f"epool/{name}", "--type=merge", "-p", '{"spec":{"engine":{"maxBatchCommands":256}}}')
+    kube("delete", f"ilet/{name}-leaves", "--wait=false")
+    kube.apply(
+        inferlet(f"{name}-hello", name, {"inline": BYE}),
+        run(f"{name}-fails-0", f"{name}-fails", retries=1),
+        run(f"{name}-mapped-0", f"{name}-mapped", args=["mapped"]),
+    )
+
+
+def last_word(kube: Kube, name: str) -> State:
+    """What the story ends in, without names, numbers and times that differ each time."""
+
+    def settled() -> bool:
+        runs = {r["metadata"]["name"]: r.get("status", {}).get("phase") for r in of(kube, "irun", f"{name}-")}
+        runs.pop(f"{name}-nobody")
+        there = kube.get(f"epool/{name}")
+        return set(runs.values()) <= TERMINAL and _is_settled(there) and not of(kube, "ilet", f"{name}-leaves")
+
+    until(settled, f"the story of {name} ends", PATIENCE_S)
+    kube.apply(run(f"{name}-bye", f"{name}-hello", args=["all"], retries=1))
+    kube.wait(f"irun/{name}-bye", "Succeeded", PATIENCE_S)
+    status = kube.get(f"epool/{name}")["status"]
+    counts = {k: status[k] for k in ("replicas", "readyReplicas", "updatedReplicas", "drainingReplicas")}
+    state: State = {"pool": {**counts, "conditions": _conditions(status)}}
+    for each in of(kube, "ilet", f"{name}-"):
+        mine = each["status"]
+        state[_key("ilet", each, name)] = {"digest": mine.get("digest"), "conditions": _conditions(mine)}
+    for each in of(kube, "irun", f"{name}-"):
+        mine = each["status"]
+        said = {k: mine.get(k) for k in ("phase", "output", "result", "attempts")}
+        error = (mine.get("error") or {}).get("name")
+        state[_key("irun", each, name)] = {**said, "error": error, "conditions": _conditions(mine)}
+    return state
+
+
+def expected(state: State) -> None:
+    """Asserts what has to be in a last word, lest two be the same and wrong."""
+    runs = {k: v for k, v in state.items() if k.startswith("irun/")}
+    assert len(runs) == 14
+    for key, each in runs.items():
+        assert isinstance(each, dict)
+        if key == "irun/-nobody":
+            assert each["phase"] in {None, "Pending"}, each
+        elif key == "irun/-fails-0":
+            assert (each["phase"], each["attempts"], each["error"]) == ("Failed", 2, "ProgramFailed"), each
+        else:
+            assert (each["phase"], each["attempts"]) == ("Succeeded", 1), (key, each)
+    last = runs["irun/-bye"]
+    assert isinstance(last, dict)
+    assert last["output"] == "bye all\n"
+    there = state["pool"]
+    assert isinstance(there, dict)
+    assert (there["replicas"], there["readyReplicas"], there["updatedReplicas"]) == (1, 1, 1)
+
+
+def _is_settled(there: Object) -> bool:
+    ready = condition(there, "Ready")
+    current = ready.get("observedGeneration") == there["metadata"]["generation"]
+    counts = there["status"].get("drainingReplicas", 0) == 0 and there["status"]["replicas"] == 1
+    return current and counts and ready.get("status") == "True" and condition(there, "Progressing")["status"] == "False"
+
+
+def _conditions(status: Object) -> list[tuple[str, str, str]]:
+    return sorted((c["type"], c["status"], c["reason"]) for c in status.get("conditions", ()))
+
+
+def _key(kind: str, each: Object, name: str) -> str:
+    return f"{kind}/{each['metadata']['name'].removeprefix(name)}"

@@ -1,0 +1,102 @@
+"""Clusters that others bring: kind's, and the one that KUBECONFIG names. Their programs note what they are asked."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from e2e.cluster.layout import ROOT, Layout
+from e2e.cluster.provider import KIND_NAME, KIND_NODE, Given, Kind
+from e2e.cluster.requirements import Unfit
+from tests.cluster.programs import program
+
+IMAGE = "localhost/tartlet:e2e"
+
+
+@pytest.fixture
+def asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The file in which kind, docker, kubectl and helm note their arguments; kind makes its cluster as the real one."""
+    log, there = tmp_path / "asked", tmp_path / "there"
+    note = f'echo "$(basename $0) $*" >> {log}\n'
+    kind = f"""{note}case "$1 $2" in
+    "get clusters") cat {there} 2>/dev/null ;;
+    "create cluster") [ ! -e {tmp_path}/full ] || exit 1; echo {KIND_NAME} > {there}; touch "${{10}}" ;;
+    "delete cluster") rm -f {there} ;;
+    esac"""
+    program(tmp_path / "bin" / "kind", kind)
+    for name in ("docker", "kubectl", "helm"):
+        program(tmp_path / "bin" / name, note)
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:/usr/bin:/bin")
+    return log
+
+
+def commands(asked: Path) -> list[str]:
+    """What was noted since the last call."""
+    lines = asked.read_text().splitlines() if asked.exists() else []
+    asked.unlink(missing_ok=True)
+    return lines
+
+
+def test_kinds_cluster_is_made_once_and_deleted(tmp_path: Path, asked: Path) -> None:
+    cluster = Kind(Layout(tmp_path / "cache"))
+    config = cluster.config
+    assert not cluster.is_up()
+    cluster.up()
+    assert f"kind create cluster --name {KIND_NAME} --image {KIND_NODE} --wait 120s --kubeconfig {config}" in commands(
+        asked
+    )
+    assert cluster.is_up()
+    cluster.up()
+    assert not [c for c in commands(asked) if "create" in c]
+    assert cluster.kubectl() == ["kubectl", f"--kubeconfig={config}"]
+    assert cluster.helm() == [str(tmp_path / "bin" / "helm"), f"--kubeconfig={config}"]
+    cluster.down()
+    assert commands(asked) == [f"kind delete cluster --name {KIND_NAME} --kubeconfig {config}"]
+    assert not config.exists()
+    assert not cluster.is_up()
+
+
+def test_kinds_cluster_that_fails_to_start_is_deleted(tmp_path: Path, asked: Path) -> None:
+    (tmp_path / "full").touch()
+    with pytest.raises(subprocess.CalledProcessError):
+        Kind(Layout(tmp_path / "cache")).up()
+    assert commands(asked)[-1].startswith(f"kind delete cluster --name {KIND_NAME} ")
+
+
+def test_kinds_image_is_dockers_and_loaded(tmp_path: Path, asked: Path) -> None:
+    assert Kind(Layout(tmp_path)).image().name == IMAGE
+    assert commands(asked) == [
+        f"docker build --target base -t {IMAGE} {ROOT}",
+        f"kind load docker-image {IMAGE} --name {KIND_NAME}",
+    ]
+
+
+def test_a_given_cluster_is_asked_and_left_alone(tmp_path: Path, asked: Path) -> None:
+    given = {"KUBECONFIG": "/k", "TARTLET_E2E_IMAGE": "registry.example/tartlet:1"}
+    cluster = Given(Layout(tmp_path), given)
+    cluster.ensure()
+    assert commands(asked) == ["kubectl --kubeconfig=/k get --raw /readyz"]
+    cluster.up()
+    assert cluster.is_up()
+    assert cluster.image().name == "registry.example/tartlet:1"
+    cluster.down()
+    assert commands(asked) == []
+
+
+def test_what_a_given_cluster_lacks_is_said(tmp_path: Path, asked: Path) -> None:
+    with pytest.raises(Unfit, match="TARTLET_E2E_IMAGE"):
+        Given(Layout(tmp_path), {"KUBECONFIG": "/k"}).ensure()
+    program(tmp_path / "bin" / "kubectl", "echo first >&2; echo 'connection refused' >&2; exit 1")
+    unreachable = Given(Layout(tmp_path), {"KUBECONFIG": "/k", "TARTLET_E2E_IMAGE": "i"})
+    with pytest.raises(Unfit, match=r"^the cluster that KUBECONFIG names doesn't answer: connection refused$"):
+        unreachable.ensure()
+
+
+def test_without_kubectl_neither_can_be_used(tmp_path: Path, asked: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(Unfit, match="kubectl is not"):
+        Kind(Layout(tmp_path)).ensure()
+    with pytest.raises(Unfit, match="kubectl is not installed"):
+        Given(Layout(tmp_path), {"KUBECONFIG": "/k", "TARTLET_E2E_IMAGE": "i"}).ensure()

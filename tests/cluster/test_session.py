@@ -1,0 +1,84 @@
+"""One run of the tests: what is run, and what is left when it ends."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from e2e.cluster import session
+from e2e.cluster.images import Image
+from e2e.cluster.layout import ROOT
+
+
+class Recorded:
+    """A cluster that notes what is asked of it."""
+
+    def __init__(self, *, up: bool) -> None:
+        self.was_up, self.calls = up, list[str]()
+
+    def ensure(self) -> None:
+        self.calls.append("ensure")
+
+    def build(self) -> None:
+        self.calls.append("build")
+
+    def up(self) -> None:
+        self.calls.append("up")
+
+    def is_up(self) -> bool:
+        return self.was_up
+
+    def down(self) -> None:
+        self.calls.append("down")
+
+    def kubectl(self) -> list[str]:
+        return ["kubectl"]
+
+    def helm(self) -> list[str]:
+        return ["helm"]
+
+    def image(self) -> Image:
+        return Image("image", Path())
+
+
+def test_tests_that_want_an_api_server_are_found_and_come_first() -> None:
+    found = session.api_tests()
+    assert {"tests/operator/test_live.py", "tests/operator/test_live_pools.py"} <= set(found)
+    assert "tests/operator/test_work_queue.py" not in found
+    assert session.command([])[-len(found) - 1 :] == [*found, "e2e/tests"]
+    assert session.command(["-k", "pools"])[-3:] == ["e2e/tests", "-k", "pools"]
+
+
+def test_named_tests_are_run_alone() -> None:
+    named = "e2e/tests/test_pools.py::test_a_rolling_update_fails_no_program"
+    command = session.command(["-x", named])
+    assert command[-2:] == ["-x", named]
+    assert "e2e/tests" not in command
+    assert not set(session.api_tests()) & set(command)
+
+
+@pytest.mark.parametrize("up", [True, False])
+@pytest.mark.parametrize("end", [0, 1, KeyboardInterrupt()])
+def test_a_cluster_that_was_not_up_is_down_however_the_tests_end(
+    monkeypatch: pytest.MonkeyPatch, end: int | BaseException, *, up: bool
+) -> None:
+    def run(_: list[str], __: dict[str, str]) -> int:
+        if isinstance(end, BaseException):
+            raise end
+        return end
+
+    monkeypatch.setattr(session, "_pytest", run)
+    cluster = Recorded(up=up)
+    if isinstance(end, BaseException):
+        with pytest.raises(KeyboardInterrupt):
+            session.test(cluster, [])
+    else:
+        assert session.test(cluster, []) == end
+    assert cluster.calls == (["build"] if up else ["build", "down"])
+
+
+def test_pytest_runs_at_the_root_in_a_session_of_its_own() -> None:
+    program = f"import os; raise SystemExit(5 if (os.getcwd(), os.getsid(0)) == ({str(ROOT)!r}, os.getpid()) else 6)"
+    assert session._pytest([sys.executable, "-c", program], {}) == 5
