@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator, Sequence
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
@@ -25,6 +27,10 @@ from tartlet_protos import common_pb2, programs_pb2
 
 T = TypeVar("T")
 
+log = logging.getLogger("tartlet")
+
+FIRST_PAUSE_S = 0.1
+LAST_PAUSE_S = 1.0
 LAUNCH_BYTES = 3 << 20  # specs of one Launch message, below the 4 MiB it may have
 
 
@@ -68,6 +74,27 @@ def launch_requests(specs: Sequence[LaunchSpec]) -> Iterator[programs_pb2.Launch
         size += message.ByteSize()
     if request.specs:
         yield checked(request)
+
+
+async def repeated(call: Callable[[], Awaitable[T]], retry_s: float) -> T:
+    """What `call` returns; it is made again while nobody answers it, for `retry_s` at most.
+
+    Raises:
+        Unavailable: nobody did.
+    """
+    clock = asyncio.get_running_loop().time
+    end, pause_s = clock() + retry_s, FIRST_PAUSE_S
+    while True:
+        try:
+            return await call()
+        except (Unavailable, Disconnected) as e:
+            if clock() + pause_s > end:
+                if isinstance(e, Unavailable):
+                    raise
+                raise Unavailable(what="the server", detail="it ended the call") from e
+            log.info("sent again in %g s: %s", pause_s, e)
+        await asyncio.sleep(pause_s)
+        pause_s = min(2 * pause_s, LAST_PAUSE_S)
 
 
 @contextmanager

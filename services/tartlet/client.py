@@ -9,7 +9,7 @@ from typing import Any, Self, TypeVar
 import grpc.aio
 
 from tartlet import _convert, environment
-from tartlet._calls import checked, launch_requests, translated, upload
+from tartlet._calls import checked, launch_requests, repeated, translated, upload
 from tartlet._run import Resumed, Run
 from tartlet.events import Accepted, Event
 from tartlet.model import CatalogueEntry, LaunchSpec, ProgramInfo, RuntimeState, Source
@@ -50,6 +50,7 @@ class AsyncClient:
         tls: needed for TCP; default: the files that $TARTLET_CLIENT_TLS_CERTIFICATE, _KEY and _AUTHORITY name. When
             they change, new calls go over a new connection.
         tenant: act for this tenant alone, though certificate or socket would let us act for others.
+        retry_s: how long a launch with an idempotency key is sent again while nobody answers; 0: never.
 
     Every method raises a `TartletError`: `Unavailable` when nobody answers at the address, else what it documents.
     """
@@ -61,11 +62,13 @@ class AsyncClient:
         control: str | None = None,
         tls: rpc.Tls | None = None,
         tenant: str | None = None,
+        retry_s: float = 30.0,
     ) -> None:
         self.address = address or f"unix:{run_dir()}/runtime.sock"
         self._control_address = control or environment.control()
         self._tls = tls or environment.identity()
         self._metadata = Scope(tenant).metadata
+        self._retry_s = retry_s
         self._dialer: rpc.Dialer | None = None
         self._control_dialer: rpc.Dialer | None = None
 
@@ -110,6 +113,8 @@ class AsyncClient:
     ) -> Accepted:
         """Launch a program that goes on without this client; attach to it by its id.
 
+        With an idempotency key it is sent again for `retry_s` if its answer is lost: it starts one program at most.
+
         Raises:
             TartletError: the launch was rejected.
         """
@@ -119,21 +124,28 @@ class AsyncClient:
         return answer
 
     async def launch_many(self, specs: Sequence[LaunchSpec]) -> Answers:
-        """Launch many programs in few messages; answers in the order of `specs`, an error where one was rejected."""
-        answers: Answers = []
+        """Launch many programs in few messages; answers in the order of `specs`, an error where one was rejected.
+
+        Where every spec has an idempotency key, a launch whose answer is lost is sent again for `retry_s`.
+        """
+        keyed = all(spec.idempotency_key for spec in specs)
         with telemetry.tracer().start_as_current_span(names.SPAN_CLIENT_LAUNCH):
-            await self._upload(specs)
-            for request in launch_requests(specs):
-                with translated(self.address):
-                    async for frame in self._programs().Launch(request, metadata=self._metadata):
-                        for message in frame.events:
-                            try:
-                                event = _convert.event_from_proto(message)
-                            except TartletError as e:
-                                answers.append(e)
-                            else:
-                                if isinstance(event, Accepted):
-                                    answers.append(event)
+            return await repeated(lambda: self._launch(specs), self._retry_s if keyed else 0.0)
+
+    async def _launch(self, specs: Sequence[LaunchSpec]) -> Answers:
+        answers: Answers = []
+        await self._upload(specs)
+        for request in launch_requests(specs):
+            with translated(self.address):
+                async for frame in self._programs().Launch(request, metadata=self._metadata):
+                    for message in frame.events:
+                        try:
+                            event = _convert.event_from_proto(message)
+                        except TartletError as e:
+                            answers.append(e)
+                        else:
+                            if isinstance(event, Accepted):
+                                answers.append(event)
         if len(answers) != len(specs):
             raise InternalError(detail=f"{len(specs)} launches, {len(answers)} answers")
         return answers

@@ -49,6 +49,24 @@ program to the next. Memory, computation without waiting, pages, commands in fli
 are bounded ([configuration.md](configuration.md)). `--native` programs are ordinary processes of the user who starts
 them, outside the sandbox.
 
+## Whose programs
+
+A program, and an entry of the catalogue, belongs to a tenant: the one that its launch or entry names, "" where none is
+named; the operator names the namespace. What belongs to another tenant is for a caller as if it didn't exist: attaching,
+sending, killing, a name or a key find nothing (`UnknownProgram`, `UnknownInferlet`), listings and states don't tell of
+it, though totals count it. A launch or entry for another tenant ends in `PermissionDenied`.
+
+| caller | acts for |
+|---|---|
+| `client` whose certificate also has the DNS name `tenant.NAME` | the tenant NAME |
+| `client` without such a name | the tenant "" |
+| `operator`, `gateway`, `runtime` | every tenant |
+| whoever may use the Unix socket | every tenant |
+
+Those who act for every tenant may narrow a call to one, with the metadata `tartlet-tenant-bin`
+(`AsyncClient(tenant="NAME")`); runtimes pass on whom a call acts for when they relay it. Sources are found by their
+SHA-256 whoever brought them: who knows a digest has seen what it names.
+
 ## Who may call what
 
 On one machine roles talk over Unix sockets in a directory of mode 0700: its owner may call everything. Over TCP every

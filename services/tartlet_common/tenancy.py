@@ -20,7 +20,7 @@ from tartlet_common.errors import PermissionDenied
 
 HEADER: Final = "tartlet-tenant-bin"
 """Metadata that narrows a call to one tenant; its value is the tenant's name in UTF-8."""
-EVERY_TENANT: Final = frozenset({"operator", "gateway", "runtime", "control"})
+EVERY_TENANT: Final = frozenset({"operator", "gateway", "runtime"})
 """Identities that act for all tenants."""
 _LABEL: Final = "tenant."
 

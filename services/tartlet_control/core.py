@@ -18,6 +18,7 @@ from tartlet_common.engine_spec import EngineSpec
 from tartlet_common.errors import (
     ControlLost,
     MalformedSubmission,
+    Overloaded,
     RuntimeLost,
     TartletError,
     UnknownResource,
@@ -28,7 +29,7 @@ from tartlet_common.step import StepResult
 from tartlet_control.dispatcher import Dispatcher
 from tartlet_control.engines import EngineState, Models
 from tartlet_control.ledger import LedgerFault
-from tartlet_control.lifecycle import Lifecycle, StartRequest
+from tartlet_control.lifecycle import Kept, Lifecycle, StartRequest
 from tartlet_control.machine import QueueMachine
 from tartlet_control.policies import policy_of
 from tartlet_control.queues import Program
@@ -59,7 +60,9 @@ class Core:
             max_programs=settings.max_programs,
             page_limit=settings.program_pages,
             command_limit=settings.program_commands,
+            started_s=clock.now(),
         )
+        self._waiting: list[tuple[RuntimeSession, StartRequest]] = []  # for other runtimes, which may know their keys
         self.machine = QueueMachine(self.models, self.lifecycle)
         self.dispatcher = Dispatcher(policy_of(settings), settings.steps_in_flight, self.machine)
         self.settler = Settler(self.machine, self.lifecycle)
@@ -73,9 +76,14 @@ class Core:
     # ---- runtimes -----------------------------------------------------------------------------------------------
 
     def on_runtime(
-        self, runtime_id: str, incarnation: str, address: str, programs: Iterable[StartRequest]
+        self,
+        runtime_id: str,
+        incarnation: str,
+        address: str,
+        programs: Iterable[StartRequest],
+        kept: Iterable[Kept] = (),
     ) -> RuntimeSession:
-        """A runtime has said Hello: new, or back within its grace with the programs it still runs."""
+        """A runtime has said Hello: new, or back within its grace with the programs it still runs and keeps."""
         session = self.sessions.get(runtime_id)
         if session is not None and session.incarnation != incarnation:
             self.lose_runtime(session)
@@ -84,15 +92,24 @@ class Core:
             session = self.sessions[runtime_id] = RuntimeSession(runtime_id, incarnation, address)
         session.gone_since = None
         self._reconcile(session, list(programs))
+        self.on_kept(session, kept)
         return session
+
+    def on_kept(self, session: RuntimeSession, kept: Iterable[Kept]) -> None:
+        """Programs that have ended, whose output the runtime keeps."""
+        for program in kept:
+            self.lifecycle.remember(session, program)
 
     def _reconcile(self, session: RuntimeSession, announced: list[StartRequest]) -> None:
         """Match what the runtime runs with what we know of it."""
+        self._forget_waiting(session)  # it asks again
         known = {p.id: p for p in session.programs.values()}
         running = {r.program_id: r.handle for r in announced}
         for program in known.values():
             if program.id not in running:
                 self.lifecycle.forget(program, None)
+                # it has never begun, and is asked for again or was withdrawn; else the runtime says that it keeps it
+                self.lifecycle.keys.forget(program.tenant, program.idempotency_key, program.id)
         session.outbox.keep({h for i, h in running.items() if i in known and known[i].handle == h})
         session.programs = {r.handle: known[r.program_id] for r in announced if r.program_id in known}
         notices = session.outbox.notices
@@ -118,25 +135,46 @@ class Core:
 
     def lose_runtime(self, session: RuntimeSession) -> None:
         """It won't come back: end its programs, free what they hold."""
+        self._forget_waiting(session)
         for program in list(session.programs.values()):
             self.lifecycle.forget(program, RuntimeLost())
+        self.lifecycle.forget_runtime(session)
         if self.sessions.get(session.runtime_id) is session:
             del self.sessions[session.runtime_id]
 
     def on_start(self, session: RuntimeSession, request: StartRequest) -> None:
         """A runtime starts a program."""
+        now = self.clock.now()
         try:
-            existing = self.lifecycle.start(session, request, self.clock.now())
+            if request.idempotency_key and not request.running and self._may_be_known(request, now):
+                self._waiting.append((session, request))
+                return
+            existing = self.lifecycle.start(session, request, now)
         except TartletError as e:
             session.outbox.notices.started.append((request.handle, e, ""))
             return
         session.outbox.notices.started.append((request.handle, None, existing))
 
-    def on_end(self, session: RuntimeSession, handle: int, *, failed: bool) -> None:
-        """A program has ended in its runtime."""
+    def _may_be_known(self, request: StartRequest, now: float) -> bool:
+        """Whether a runtime that isn't back yet may have a program with the request's key."""
+        if not self.lifecycle.keys.uncertain(request.tenant, request.idempotency_key, now):
+            return False
+        if len(self._waiting) >= self.settings.max_programs:
+            raise Overloaded(what="control's program table", limit=self.settings.max_programs)
+        return True
+
+    def _forget_waiting(self, session: RuntimeSession, handle: int | None = None) -> None:
+        self._waiting = [(s, r) for s, r in self._waiting if s is not session or handle not in (None, r.handle)]
+
+    def on_end(self, session: RuntimeSession, handle: int, *, failed: bool, withdrawn: bool = False) -> None:
+        """A program has ended in its runtime. `withdrawn`: its launch was refused there."""
         program = session.programs.get(handle)
         if program is not None:  # else: it was never started, or we ended it both at once
+            if withdrawn:
+                self.lifecycle.keys.forget(program.tenant, program.idempotency_key, program.id)
             self.lifecycle.end(program, failed=failed)
+        elif self._waiting:
+            self._forget_waiting(session, handle)
 
     def on_commands(self, session: RuntimeSession, handles: bytes, records: bytes, payload: bytes) -> None:
         """A tick's commands of a runtime's programs, in columns as in control.proto.
@@ -260,8 +298,12 @@ class Core:
         return look_at
 
     def tick(self) -> None:
-        """Housekeeping, about once a second: runtimes past their grace, and the books of idle engines."""
+        """Housekeeping, a few times a second: what waited, runtimes past their grace, the books of idle engines."""
         now = self.clock.now()
+        if self._waiting:
+            waiting, self._waiting = self._waiting, []
+            for session, request in waiting:
+                self.on_start(session, request)  # which lets it wait again if it has to
         for session in list(self.sessions.values()):
             if session.gone_since is not None and now - session.gone_since >= self.settings.runtime_grace_s:
                 log.warning("runtime %s did not come back", session.runtime_id)

@@ -11,15 +11,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
-from tartlet_common.errors import InvalidArgument, Overloaded, TartletError
+from tartlet_common.errors import InvalidArgument, Overloaded, TartletError, UnknownModel
 from tartlet_common.tenancy import Scope
-from tartlet_control.engines import EngineState, Models
+from tartlet_control.engines import EngineState, Model, Models
+from tartlet_control.keys import RETURN_S, Keys
 from tartlet_control.outbox import Settled
 from tartlet_control.queues import CommandQueue, Program
 from tartlet_control.runtimes import RuntimeSession
 
-KEYS_KEPT: Final = 65_536
-"""Idempotency keys remembered; the oldest are forgotten first."""
 ENDED_KEPT: Final = 16_384
 """Ended programs whose runtime is remembered: it keeps their output for a while."""
 _MAX_TEXT: Final = 1024
@@ -39,12 +38,25 @@ class StartRequest:
     name: str = ""
     trace: tuple[tuple[str, str], ...] = ()
     lost_state: bool = False
+    running: bool = False  # announced, not asked for
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """A program that has ended, whose output its runtime keeps (`KeptProgram` of control.proto)."""
+
+    program_id: str
+    tenant: str = ""
+    idempotency_key: str = ""
 
 
 class Lifecycle:
     """All programs, and the books of who holds what."""
 
-    def __init__(self, models: Models, *, max_programs: int, page_limit: int, command_limit: int) -> None:
+    def __init__(
+        self, models: Models, *, max_programs: int, page_limit: int, command_limit: int, started_s: float = 0.0
+    ) -> None:
+        """`started_s`: when this control started, by the clock whose times it is told."""
         self.models = models
         self.programs: dict[str, Program] = {}
         self.ending: dict[Program, None] = {}  # ended well, with commands still to be executed
@@ -55,8 +67,8 @@ class Lifecycle:
         self._max_programs = max_programs
         self._page_limit = page_limit
         self._command_limit = command_limit
-        self._keys: OrderedDict[tuple[str, str], str] = OrderedDict()
-        self._ended_at: OrderedDict[str, tuple[str, str]] = OrderedDict()  # program id -> runtime's address, tenant
+        self.keys = Keys(self.programs.__contains__, known_from_s=started_s + RETURN_S)
+        self._ended_at: OrderedDict[str, tuple[RuntimeSession, str]] = OrderedDict()  # by program id; and its tenant
 
     # ---- start --------------------------------------------------------------------------------------------------
 
@@ -69,27 +81,31 @@ class Lifecycle:
             Overloaded: too many programs.
         """
         self._check(session, request)
-        key = (request.tenant, request.idempotency_key)
-        if request.idempotency_key:
-            existing = self._keys.get(key)
-            if existing not in (None, request.program_id):  # else: it is asked for again, its start went unheard
-                return str(existing)
-        model = self.models.named(request.model)
-        program = Program(request.program_id, request.handle, session, model)
-        program.tenant, program.name = request.tenant, request.name
+        if not request.running:  # else it runs, whatever the key names by now
+            existing = self.keys.named(request.tenant, request.idempotency_key)
+            if existing not in ("", request.program_id):  # else: it is asked for again, its start went unheard
+                return existing
+        program = Program(request.program_id, request.handle, session, self._model_for(request))
+        program.asked_model = request.model
+        program.tenant, program.name, program.idempotency_key = request.tenant, request.name, request.idempotency_key
         program.page_limit = _capped(request.page_limit, self._page_limit)
         program.command_limit = _capped(request.command_limit, self._command_limit)
         program.created = self.started
         program.started_s = now
         self.started += 1
-        if request.idempotency_key:
-            self._keys[key] = program.id
-            if len(self._keys) > KEYS_KEPT:
-                self._keys.popitem(last=False)
         self.programs[program.id] = program
+        self.keys.add(request.tenant, request.idempotency_key, program.id)
         session.programs[program.handle] = program
         self.on_start(program, request)
         return ""
+
+    def _model_for(self, request: StartRequest) -> Model | None:
+        try:
+            return self.models.named(request.model)
+        except UnknownModel:
+            if request.running:  # its engines may be on their way back as well
+                return None
+            raise
 
     def _check(self, session: RuntimeSession, request: StartRequest) -> None:
         if request.handle in session.programs:
@@ -108,9 +124,20 @@ class Lifecycle:
         if program is not None:
             found, tenant = (program.session.address, program.num_pages), program.tenant
         else:
-            address, tenant = self._ended_at.get(program_id, ("", ""))
-            found = address, 0
+            session, tenant = self._ended_at.get(program_id, (None, ""))
+            found = "" if session is None else session.address, 0
         return found if scope.allows(tenant) else ("", 0)
+
+    def remember(self, session: RuntimeSession, kept: Kept) -> None:
+        """A runtime says that it keeps the output of a program that has ended."""
+        if kept.program_id not in self.programs:
+            self._ended_where(kept.program_id, session, kept.tenant)
+            self.keys.add(kept.tenant, kept.idempotency_key, kept.program_id)
+
+    def forget_runtime(self, session: RuntimeSession) -> None:
+        """A runtime won't come back: the outputs that it kept are gone."""
+        for program_id in [i for i, (where, _) in self._ended_at.items() if where is session]:
+            del self._ended_at[program_id]
 
     # ---- end ----------------------------------------------------------------------------------------------------
 
@@ -178,12 +205,15 @@ class Lifecycle:
     def _remove(self, program: Program) -> None:
         if self.programs.pop(program.id, None) is not None:
             self.ended += 1
-            self._ended_at[program.id] = program.session.address, program.tenant
-            if len(self._ended_at) > ENDED_KEPT:
-                self._ended_at.popitem(last=False)
+            self._ended_where(program.id, program.session, program.tenant)
             self.on_end(program, program.killed)
         if program.session.programs.get(program.handle) is program:
             del program.session.programs[program.handle]
+
+    def _ended_where(self, program_id: str, session: RuntimeSession, tenant: str) -> None:
+        self._ended_at[program_id] = session, tenant
+        if len(self._ended_at) > ENDED_KEPT:
+            self._ended_at.popitem(last=False)
 
     def release(self, program: Program) -> None:
         """Give back all that the program holds and drop its undispatched commands."""

@@ -100,7 +100,7 @@ class QueueMachine:
         self._enqueue(queue, Faulty(queue, ticket, awaited, now, error))
 
     def _default_queue(self, program: Program) -> CommandQueue:
-        model = program.default_model or self.models.named("")
+        model = program.default_model or self.models.named(program.asked_model)
         if model is None:
             raise NoEngine
         program.default_model = model

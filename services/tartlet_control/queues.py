@@ -70,9 +70,9 @@ class Program:
     """One running program as control knows it."""
 
     __slots__ = (
-        "command_limit", "commands", "created", "default_model", "dispatched", "end_asked", "handle", "id",
-        "in_flight", "input_tokens", "killed", "live", "name", "num_pages", "page_limit", "peak_pages", "places",
-        "queues", "sampled_tokens", "session", "span", "started_s", "tenant",
+        "asked_model", "command_limit", "commands", "created", "default_model", "dispatched", "end_asked", "handle",
+        "id", "idempotency_key", "in_flight", "input_tokens", "killed", "live", "name", "num_pages", "page_limit",
+        "peak_pages", "places", "queues", "sampled_tokens", "session", "span", "started_s", "tenant",
     )  # fmt: skip
 
     def __init__(self, program_id: str, handle: int, session: RuntimeSession, default_model: Model | None) -> None:
@@ -80,7 +80,9 @@ class Program:
         self.handle = handle
         self.session = session
         self.default_model = default_model
+        self.asked_model = ""
         self.tenant = ""
+        self.idempotency_key = ""
         self.name = ""
         self.page_limit = 0  # 0: the engine's all
         self.command_limit = 4096

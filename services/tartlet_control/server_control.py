@@ -26,7 +26,7 @@ from tartlet_control import greeting
 from tartlet_control.blobs import BlobStore
 from tartlet_control.catalogue import Catalogue
 from tartlet_control.hub import Hub, RuntimeLink
-from tartlet_control.lifecycle import StartRequest
+from tartlet_control.lifecycle import Kept, StartRequest
 from tartlet_control.outbox import Chunk, Notices
 from tartlet_control.state import state_of
 from tartlet_protos import common_pb2, control_pb2, control_pb2_grpc
@@ -106,7 +106,11 @@ class ControlService(control_pb2_grpc.ControlServicer):
         if not hello.runtime_id or not hello.incarnation:
             raise MalformedSubmission(detail="Hello without runtime_id or incarnation")
         session = self._core.on_runtime(
-            hello.runtime_id, hello.incarnation, hello.address, [_start_request(p) for p in hello.programs]
+            hello.runtime_id,
+            hello.incarnation,
+            hello.address,
+            [_start_request(p) for p in hello.programs],
+            map(_kept, hello.kept),
         )
         return self._hub.open_runtime(session)
 
@@ -118,7 +122,9 @@ class ControlService(control_pb2_grpc.ControlServicer):
             columns = frame.commands
             core.on_commands(session, columns.handles, columns.records, columns.payload)
         for end in frame.ends:
-            core.on_end(session, end.handle, failed=end.failed)
+            core.on_end(session, end.handle, failed=end.failed, withdrawn=end.withdrawn)
+        if frame.kept:
+            core.on_kept(session, map(_kept, frame.kept))
 
     async def _write_all(self, link: RuntimeLink, context: Context) -> None:
         """Write what waits, in as few frames as fit."""
@@ -233,7 +239,12 @@ def _start_request(start: control_pb2.ProgramStart) -> StartRequest:
         name=start.name,
         trace=tuple(start.trace.items()),
         lost_state=start.lost_state,
+        running=start.running,
     )
+
+
+def _kept(kept: control_pb2.KeptProgram) -> Kept:
+    return Kept(kept.program_id, kept.tenant, kept.idempotency_key)
 
 
 def add_ends(frame: control_pb2.ControlFrame, notices: Notices) -> list[control_pb2.ControlFrame]:

@@ -32,6 +32,7 @@ HELLO_TIMEOUT_S = 5.0
 LOCATE_TIMEOUT_S = 2.0
 MAX_BLOB_BYTES = 256 << 20
 _STARTS_BYTES = 2 << 20  # of one frame, well below the message limit
+_KEPT_BYTES = 1 << 20  # beside them
 _STARTS_BESIDE_COMMANDS = 16  # so that a full frame of commands stays below the message limit
 _Call: TypeAlias = "grpc.aio.StreamStreamCall[control_pb2.RuntimeFrame, control_pb2.ControlFrame]"
 _RPC_ERRORS = (grpc.RpcError, asyncio.InvalidStateError)
@@ -48,6 +49,9 @@ class Programs(Protocol):
 
     def control_back(self) -> list[control_pb2.ProgramStart]:
         """Announce what runs, and queue again what waits to start."""
+
+    def kept(self) -> list[control_pb2.KeptProgram]:
+        """Programs that have ended, whose output is kept."""
 
     def models_changed(self, models: Iterable[control_pb2.ModelInfo]) -> None:
         """Control's list of models."""
@@ -92,7 +96,8 @@ class ControlLink:
         if not self.connected:
             self._forget(program)
             return False
-        self._ends.append(control_pb2.ProgramEnd(handle=program.handle, failed=failed))
+        end = control_pb2.ProgramEnd(handle=program.handle, failed=failed, withdrawn=not program.accepted)
+        self._ends.append(end)
         self._driver.schedule()
         return program.has_engine_state or bool(program.unsent_commands)
 
@@ -156,6 +161,12 @@ class ControlLink:
         hello = control_pb2.RuntimeHello()
         hello.CopyFrom(self._hello)
         self._starts = []
+        kept = self.programs.kept()
+        fit = how_many_fit(kept, _KEPT_BYTES)
+        hello.kept.extend(kept[:fit])
+        while kept := kept[fit:]:
+            fit = how_many_fit(kept, _KEPT_BYTES)
+            self._frames.append(control_pb2.RuntimeFrame(kept=kept[:fit]))
         running = self.programs.control_back()
         fit = how_many_fit(running)
         hello.programs.extend(running[:fit])
@@ -286,14 +297,16 @@ class ControlLink:
         return str(reply.json)
 
 
-def how_many_fit(starts: Sequence[control_pb2.ProgramStart]) -> int:
+def how_many_fit(
+    items: Sequence[control_pb2.ProgramStart] | Sequence[control_pb2.KeptProgram], limit: int = _STARTS_BYTES
+) -> int:
     """How many of the first ones one message carries."""
     size = 0
-    for count, start in enumerate(starts):
-        size += start.ByteSize() + 8
-        if size > _STARTS_BYTES:
+    for count, item in enumerate(items):
+        size += item.ByteSize() + 8
+        if size > limit:
             return max(1, count)
-    return len(starts)
+    return len(items)
 
 
 def _detail(error: grpc.RpcError) -> str:

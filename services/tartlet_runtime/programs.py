@@ -301,12 +301,21 @@ class ProgramTable:
             if program.state is State.STARTING:
                 self._link.start(_start_of(program))
             elif program.state is State.RUNNING:
-                running.append(_start_of(program))
+                running.append(_start_of(program, running=True))
         return running
 
     def models_changed(self, models: Iterable[control_pb2.ModelInfo]) -> None:
         """Control's list of models."""
         self._models.update(models)
+    def kept(self) -> list[control_pb2.KeptProgram]:
+        """Programs that have ended, whose output is kept: a control that is new doesn't know of them."""
+        return [
+            control_pb2.KeptProgram(
+                program_id=program.program_id, tenant=program.spec.tenant, idempotency_key=program.spec.idempotency_key
+            )
+            for program in self._ended.values()
+        ]
+
 
     # ---- ends ----
 
@@ -381,7 +390,7 @@ def _limits_json(limits: ProgramLimits) -> dict[str, Any]:
     return asdict(limits)
 
 
-def _start_of(program: Program) -> control_pb2.ProgramStart:
+def _start_of(program: Program, *, running: bool = False) -> control_pb2.ProgramStart:
     spec = program.spec
     return control_pb2.ProgramStart(
         handle=program.handle,
@@ -394,3 +403,4 @@ def _start_of(program: Program) -> control_pb2.ProgramStart:
         name=spec.name,
         trace=spec.trace,
     )
+        running=running,

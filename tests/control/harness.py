@@ -18,6 +18,7 @@ from tartlet_common.settings import ControlSettings
 from tartlet_common.step import Step, StepResult
 from tartlet_control.core import Core
 from tartlet_control.engines import EngineState
+from tartlet_control.keys import RETURN_S
 from tartlet_control.lifecycle import StartRequest
 from tartlet_control.outbox import Settled
 from tartlet_control.runtimes import RuntimeSession
@@ -144,6 +145,7 @@ class Host:
     def __init__(self, options: FakeOptions | None = None, *, engines: int = 1, **settings: Any) -> None:
         self.clock = ManualClock(start=100.0)
         self.core = Core(ControlSettings(**settings), self.clock, strict=True)
+        self.clock.advance(RETURN_S)  # control is no longer new
         self.engines: list[tuple[EngineState, FakeEngine]] = []
         self.session: RuntimeSession = self.core.on_runtime("rt", "one", "unix:rt", [])
         self.guests: dict[int, Guest] = {}

@@ -1,0 +1,110 @@
+"""What a key promises while control is killed and started again: real roles, two runtimes, one program."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from pathlib import Path
+
+import wasmtime
+
+import tartlet
+from tartlet_common.abi import Flag, Op, Writer, u32
+from tartlet_common.errors import ControlLost, ProgramFailed, ProgramKilled, Unavailable
+from tests.e2e.cluster import Cluster, cluster
+
+
+def _module(body: str, submission: bytes = b"") -> tartlet.Source:
+    """A core-Wasm program: `$hear` waits until it is told something."""
+    data = "".join(f"\\{byte:02x}" for byte in submission)
+    text = f"""(module
+        (import "tartlet" "submit" (func $submit (param i32 i32)))
+        (import "tartlet" "wait" (func $wait (param i32 i32 i32 i64) (result i32)))
+        (memory (export "memory") 3) (data (i32.const 0) "{data}")
+        (func $hear (drop (call $wait (i32.const 65536) (i32.const 65536) (i32.const 0) (i64.const -1))))
+        (func (export "tartlet_main") (result i32) {body}))"""
+    return tartlet.Source(bytes(wasmtime.wat2wasm(text)), tartlet.Language.WASM, "program.wasm")
+
+
+def _holds_pages() -> tartlet.Source:
+    """Allocates two pages, prints nothing, and waits for ever."""
+    writer = Writer()
+    writer.add(Op.ALLOC_KVPAGE, ticket=1, flags=Flag.AWAIT, payload=u32([0, 1]))
+    submission = writer.finish()
+    calls = f"(call $submit (i32.const 0) (i32.const {len(submission)})) (call $hear)"
+    return _module(f"{calls} (call $hear) (i32.const 0)", submission)
+
+
+WAITS = _module("(call $hear) (i32.const 0)")
+FAILS = _module("(i32.const 1)")
+
+
+def _client(made: Cluster, number: int) -> tartlet.AsyncClient:
+    return tartlet.AsyncClient(made.runtimes[number], control=made.control, tls=made.identity("client"))
+
+
+async def _states(made: Cluster) -> dict[str, str]:
+    """Every program that either runtime has or had."""
+    async with _client(made, 0) as client:
+        return {info.program_id: info.state for info in await client.list(ended=True)}
+
+
+async def test_a_launch_that_control_dies_over_starts_one_program(tmp_path: Path) -> None:
+    """Killed after the launch was sent and before it was answered; asked again meanwhile at both runtimes."""
+    spec = tartlet.LaunchSpec(source=WAITS, idempotency_key="once")
+    with cluster(tmp_path, runtimes=2) as made:
+        async with asyncio.timeout(90), _client(made, 0) as one, _client(made, 1) as two:
+            assert await one.validate(WAITS) == await two.validate(WAITS)  # compiled: a launch is passed on at once
+            made.roles["control"].process.send_signal(signal.SIGSTOP)  # it takes the launch in, and says nothing
+            launches = [asyncio.create_task(c.launch(spec=spec)) for c in (one, one)]
+            await asyncio.sleep(0.5)
+            assert not any(launch.done() for launch in launches)
+            made.roles["control"].kill()
+            made.start_control()
+            launches += [asyncio.create_task(c.launch(spec=spec)) for c in (two, one)]
+            ids = {(await launch).program_id for launch in launches}
+            assert len(ids) == 1
+            assert await _states(made) == dict.fromkeys(ids, "running")
+            run = await two.attach(*ids)
+            await one.kill(*ids)
+            assert isinstance((await run.wait()).error, ProgramKilled)
+
+
+async def test_a_key_names_its_program_after_a_restart_however_that_ended(tmp_path: Path) -> None:
+    """One that goes on, one that had ended, and one that ends with control: asked for again at the other runtime."""
+    sources = {"goes on": WAITS, "had failed": FAILS, "had pages": _holds_pages()}
+    specs = {key: tartlet.LaunchSpec(source=source, idempotency_key=key) for key, source in sources.items()}
+    with cluster(tmp_path, runtimes=2) as made:
+        async with asyncio.timeout(90), _client(made, 0) as one, _client(made, 1) as two:
+            before = {key: (await one.launch(spec=spec)).program_id for key, spec in specs.items()}
+            failed = await (await one.attach(before["had failed"])).wait()
+            assert isinstance(failed.error, ProgramFailed)
+            while not any(info.pages for info in await one.list()):  # noqa: ASYNC110 - there is no event
+                await asyncio.sleep(0.05)
+            made.roles["control"].kill()
+            made.start_control()
+            after = {key: (await two.launch(spec=spec)).program_id for key, spec in specs.items()}
+            assert after == before
+            states = await _states(made)
+            assert states == dict(zip(before.values(), ("running", "failed", "failed"), strict=True))
+            ended = await (await two.attach(before["had pages"])).wait()  # found, though control is a new one
+            assert isinstance(ended.error, ControlLost)
+            await two.kill(before["goes on"])
+
+
+async def test_a_launch_with_a_key_is_sent_again_when_its_runtime_dies(tmp_path: Path) -> None:
+    spec = tartlet.LaunchSpec(source=WAITS, idempotency_key="k")
+    with cluster(tmp_path, runtimes=1) as made:
+        async with asyncio.timeout(90), _client(made, 0) as client:
+            await client.list()  # connected
+            made.roles["runtime0"].process.send_signal(signal.SIGSTOP)  # it doesn't even read the launch
+            keyed = asyncio.create_task(client.launch(spec=spec))
+            plain = asyncio.create_task(client.launch(WAITS))
+            await asyncio.sleep(0.3)
+            made.roles["runtime0"].kill()
+            made.start_runtime(0)
+            accepted = await keyed
+            (failed,) = await asyncio.gather(plain, return_exceptions=True)
+            assert isinstance(failed, Unavailable)  # it may run, for all its client knows
+            assert (await _states(made))[accepted.program_id] == "running"
+            await client.kill(accepted.program_id)
