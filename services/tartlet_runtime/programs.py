@@ -304,9 +304,6 @@ class ProgramTable:
                 running.append(_start_of(program, running=True))
         return running
 
-    def models_changed(self, models: Iterable[control_pb2.ModelInfo]) -> None:
-        """Control's list of models."""
-        self._models.update(models)
     def kept(self) -> list[control_pb2.KeptProgram]:
         """Programs that have ended, whose output is kept: a control that is new doesn't know of them."""
         return [
@@ -316,6 +313,9 @@ class ProgramTable:
             for program in self._ended.values()
         ]
 
+    def models_changed(self, models: Iterable[control_pb2.ModelInfo]) -> None:
+        """Control's list of models."""
+        self._models.update(models)
 
     # ---- ends ----
 
@@ -402,5 +402,5 @@ def _start_of(program: Program, *, running: bool = False) -> control_pb2.Program
         command_limit=spec.limits.commands_in_flight,
         name=spec.name,
         trace=spec.trace,
-    )
         running=running,
+    )
