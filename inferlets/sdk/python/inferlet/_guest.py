@@ -22,6 +22,9 @@ _reserve = [bytes(256 << 10)]
 """Memory to tell of a failure with, where the program has used up all other."""
 
 
+_made_ahead: list[Loop] = []
+
+
 class ProgramExit(Exception):
     """The program ended itself with a failure (`sys.exit` with a status or a text)."""
 
@@ -52,6 +55,12 @@ def run(source: str, filename: str, args: Sequence[str]) -> str | None:
         sys.stdout, sys.stderr = streams
 
 
+def prepare() -> None:
+    """Make what every program needs and none has touched yet."""
+    if not _made_ahead:
+        _made_ahead.append(Loop())
+
+
 def seed_random(drawn: bytes) -> None:
     """Seed `random` with what the host's randomness gave."""
     random.seed(int.from_bytes(drawn, "little"))
@@ -79,7 +88,7 @@ def execute(source: str, filename: str, args: Sequence[str]) -> str | None:
     module = types.ModuleType("__main__")
     module.__file__ = filename
     sys.modules["__main__"] = module
-    loop = Loop()
+    loop = _made_ahead.pop() if _made_ahead else Loop()
     Loop.runs = 0
     try:
         return _run_main(loop, module, source, filename, args)
@@ -123,6 +132,8 @@ def _run_main(loop: Loop, module: types.ModuleType, source: str, filename: str, 
 
 
 def _takes_arguments(main: Callable[..., Any]) -> bool:
+    if type(main) is types.FunctionType and not hasattr(main, "__wrapped__"):  # `signature` takes longer than the rest
+        return bool(main.__code__.co_argcount or main.__code__.co_flags & inspect.CO_VARARGS)
     parameters = inspect.signature(main).parameters.values()
     return any(p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD, p.VAR_POSITIONAL) for p in parameters)
 

@@ -71,7 +71,8 @@ class Loop(asyncio.BaseEventLoop):
             task.cancel()
         if tasks:
             self.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
-        self.run_until_complete(self.shutdown_asyncgens())
+        if len(self._asyncgens):  # most programs leave none
+            self.run_until_complete(self.shutdown_asyncgens())
 
     def finish(self) -> None:
         """Close the loop; nothing runs any more."""
