@@ -90,7 +90,7 @@ async def main(settings: RuntimeSettings, notify: Notify) -> None:
         stack.push_async_callback(native.stop)
         async with tasks:
             tasks.create_task(link.run())
-            tasks.create_task(_tend(table))
+            tasks.create_task(_tend(table, wasm))
             tasks.create_task(_prepare_guests(driver, wasm))
             notify.ready()
             notify.set_ready("" if link.connected else NO_CONTROL)
@@ -105,16 +105,19 @@ async def main(settings: RuntimeSettings, notify: Notify) -> None:
                 await server.stop(_STOP_GRACE_S)
 
 
-async def _tend(table: ProgramTable) -> None:
+async def _tend(table: ProgramTable, wasm: WasmGuests) -> None:
     while True:
         await asyncio.sleep(TEND_S)
         table.tend()
+        wasm.reap()
 
 
 async def _prepare_guests(driver: Driver, wasm: WasmGuests) -> None:
-    """Use idle moments to make Python guests ahead: a launch then takes a quarter of its time."""
+    """Use idle moments to free ended guests, and to make guests ahead: a launch of Python then takes a quarter."""
     while True:
         await asyncio.sleep(_IDLE_POLL_S)
+        if driver.idle_for(_IDLE_S):
+            wasm.reap()
         while driver.idle_for(_IDLE_S) and wasm.tend():  # noqa: ASYNC110 - the loop gets its turn between
             await asyncio.sleep(0)
 

@@ -1,9 +1,9 @@
 """The one place where guests compute: fair turns on the event loop, and everything that follows leaves after each.
 
 A turn steps programs that were woken, then those that are new, then those that only ran out of their slice, each round
-robin and for a few milliseconds. Then it flushes, in the order that the journal's promise needs: journals first, then
-commands to control, then events to clients. There is no task a program; a wake-up is a deque entry. Between turns the
-loop serves sockets and gRPC.
+robin and for a few milliseconds; those that have ended are cleared away when no other waits to begin. Then it flushes,
+in the order that the journal's promise needs: journals first, then commands to control, then events to clients. There
+is no task a program; a wake-up is a deque entry. Between turns the loop serves sockets and gRPC.
 """
 
 from __future__ import annotations
@@ -27,6 +27,11 @@ NEW_S = 0.002
 """How long a turn steps programs for the first time, so that of many launched at once the first are heard of while the
 last still start."""
 
+ENDS_S = 0.002
+"""How long a turn clears away programs that have ended."""
+ENDS_WAIT_S = 0.5
+"""How long they wait at most for programs that are to begin: an end takes half as long as a start."""
+
 
 class Runnable(Protocol):
     """A program as the driver sees it."""
@@ -35,6 +40,9 @@ class Runnable(Protocol):
 
     def run(self) -> None:
         """Step the guest once. Raises nothing."""
+
+    def finish(self) -> None:
+        """Clear away what has ended by itself. Raises nothing."""
 
     def flush_journal(self) -> None:
         """Write what the journal has pending. Raises nothing."""
@@ -57,6 +65,10 @@ class Driver:
         self._woken: deque[Runnable] = deque()
         self._new: deque[Runnable] = deque()
         self._busy: deque[Runnable] = deque()
+        self._ended: deque[Runnable] = deque()
+        self._ends_due = 0.0  # when the first of them has waited long enough
+        self.starting = 0
+        """Programs that were launched and wait for control's word to begin."""
         self._journals: dict[Runnable, None] = {}
         self._readers: dict[Reader, None] = {}
         self._scheduled = False
@@ -89,6 +101,19 @@ class Driver:
             program.queued = True
             self._busy.append(program)
         self.schedule()
+
+    def ended(self, program: Runnable) -> None:
+        """Finish `program` in a turn to come, once no other waits to begin."""
+        if not self._ended:
+            self._ends_due = self._now() + ENDS_WAIT_S
+            self.loop.call_later(ENDS_WAIT_S, self.schedule)
+        self._ended.append(program)
+        self.schedule()
+
+    def finish_all(self) -> None:
+        """Finish all that have ended, now: their places are wanted."""
+        while self._ended:
+            _call(self._ended.popleft().finish)
 
     def schedule(self) -> None:
         """Have a turn soon: something is to be flushed."""
@@ -134,10 +159,22 @@ class Driver:
             _step(busy.popleft())
             if self._now() >= end:
                 break
+        unfinished = self._ended and self._finish_some()
         self.flush()
         self._quiet_since = self._now()
-        if woken or new or busy:
+        if woken or new or busy or unfinished:
             self.schedule()
+
+    def _finish_some(self) -> bool:
+        """Whether another turn is to go on with it at once."""
+        now, ended = self._now(), self._ended
+        if (self._new or self.starting) and now < self._ends_due:
+            return False
+        while ended:
+            _call(ended.popleft().finish)
+            if self._now() >= now + ENDS_S:
+                break
+        return bool(ended)
 
     def flush(self) -> None:
         """Let everything leave that earlier steps brought about."""
@@ -154,8 +191,12 @@ class Driver:
 
 def _step(program: Runnable) -> None:
     program.queued = False
+    _call(program.run)
+
+
+def _call(work: Callable[[], None]) -> None:
     try:
-        program.run()
+        work()
     except Exception:  # a bug in one program's end must not stop the others
         log.exception("a program's step")
 

@@ -86,6 +86,7 @@ class Program:
         self._wait = GuestWait(world.driver.loop)
         self._backlog: deque[tuple[list[Row], bytes]] = deque()  # for the runtime, in turns to come
         self._outcome: tuple[TartletError | None, str] | None = None  # ended, once the backlog is done
+        self._unfinished: tuple[TartletError | None, str] | None = None  # how it ended by itself, until `finish`
         self.deferred = Deferred()
         self.eager_bytes = 0
         self._deadline: asyncio.TimerHandle | None = None
@@ -110,6 +111,7 @@ class Program:
                 self.end(error)
             return
         if error is not None or existing_program_id:
+            self._world.driver.starting -= 1
             self._tell_starters(error, existing_program_id)
             self._finish(error)
             return
@@ -120,6 +122,7 @@ class Program:
             self.end(e)
             return
         self.state = State.RUNNING
+        self._world.driver.starting -= 1
         if self.spec.limits.deadline_s:
             self._deadline = self._world.driver.loop.call_later(self.spec.limits.deadline_s, self._past_deadline)
         if self.journal is not None:
@@ -129,8 +132,10 @@ class Program:
 
     def end(self, error: TartletError | None, result: str = "") -> None:
         """End the program, whatever it does; the first end counts. Not to be called from within its guest's step."""
-        if self.state >= State.ENDING:
-            return
+        if self.state < State.ENDING:
+            self._end(error, result)
+
+    def _end(self, error: TartletError | None, result: str) -> None:
         was_starting = self.state is State.STARTING
         self.state = State.ENDING
         if error is None and len(result) > MAX_MESSAGE_BYTES // 4:
@@ -141,6 +146,7 @@ class Program:
         if self.guest is not None:
             self.guest.close(error)
         if was_starting:
+            self._world.driver.starting -= 1
             self._tell_starters(error, "")
         if not self._world.link.ended(self, failed=error is not None):
             self._finish(error)
@@ -158,7 +164,9 @@ class Program:
 
     def control_lost(self) -> None:
         """The stream to control broke: what the program had on engines is gone."""
-        if self.state is State.ENDING:
+        if self._unfinished is not None:
+            self.finish()
+        elif self.state is State.ENDING:
             self._finish(self.error)
         elif self.has_engine_state:
             self.end(ControlLost())
@@ -232,8 +240,17 @@ class Program:
         """The guest has ended by itself; what it said before comes first."""
         if self._backlog:
             self._outcome = (error, result)
-        else:
-            self.end(error, result)
+        elif self.state is State.RUNNING:
+            self.state = State.ENDING
+            self._unfinished = (error, result)
+            self._cancel_timers()
+            self._world.driver.ended(self)
+
+    def finish(self) -> None:
+        """Clear away after the guest's own end."""
+        how, self._unfinished = self._unfinished, None
+        if how is not None:
+            self._end(*how)
 
     def _work_off(self) -> None:
         rows, payload = self._backlog.popleft()
@@ -242,7 +259,7 @@ class Program:
             self._backlog.appendleft((rows[done:], payload))
         if not self._backlog:
             if self._outcome is not None:
-                self.end(*self._outcome)
+                self.end_after_backlog(*self._outcome)
                 return
             self._hold_guest()
         self._world.driver.again(self)

@@ -207,6 +207,8 @@ class ProgramTable:
             DiskFull: there is no room for its journal.
         """
         if len(self._live) >= self._settings.capacity:
+            self._driver.finish_all()
+        if len(self._live) >= self._settings.capacity:
             raise Overloaded(what="this runtime", limit=self._settings.capacity)
         span = self._spans.start(spec.program_id, spec.name, spec.model, spec.trace)
         if span is not None:
@@ -218,6 +220,7 @@ class ProgramTable:
             except TartletError as e:
                 self._spans.end(span, spec.model, programs_pb2.Usage(), e)
                 raise
+        self._driver.starting += 1
         self._live[program.handle] = program
         self._by_id[spec.program_id] = program
         if spec.idempotency_key:
@@ -377,6 +380,7 @@ class ProgramTable:
 
     def end_all(self, error: Callable[[], TartletError]) -> None:
         """The runtime stops."""
+        self._driver.finish_all()
         for program in list(self._live.values()):
             program.end(error())
 

@@ -185,7 +185,7 @@ class WasmGuests:
         compiled = await self.host.aot.compile_async(spec.source)
         module = self._modules[spec.digest] = self.host.load(compiled)
         while len(self._modules) > _MODULES_KEPT:
-            self._modules.popitem(last=False)
+            self.host.unload(self._modules.popitem(last=False)[1])
         return self._maker(module)
 
     async def check_python(self, source: bytes, filename: str) -> None:
@@ -209,9 +209,13 @@ class WasmGuests:
         if outcome.text and outcome.text != "None":
             raise InvalidSource(detail=outcome.text)
 
+    def reap(self) -> None:
+        """Begin to free what ended guests left."""
+        self.host.reap()
+
     def tend(self) -> bool:
-        """Prepare one Python guest ahead of its launch (a few ms); False if there are enough."""
-        return self._python is not None and self.host.tend(self._python)
+        """Prepare one guest ahead of its launch (a few ms); False if there are enough."""
+        return self.host.tend(self._python)
 
     def close(self) -> None:
         """End all guests."""

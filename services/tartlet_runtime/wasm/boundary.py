@@ -24,11 +24,12 @@ import threading
 import time
 from collections.abc import Sequence
 from ctypes import Structure, c_char_p, c_int, c_size_t, c_uint32, c_uint64, c_void_p
+from dataclasses import dataclass
 from typing import Any
 
 from tartlet_runtime.wasm import capi
 
-_SHIM_VERSION = 2
+_SHIM_VERSION = 3
 _U32 = 4
 _TRIM_BYTES = 1 << 16
 _IDLE_TICKS = 64
@@ -64,6 +65,16 @@ class GuestState(Structure):
         ("done", c_uint32),
         ("reserved", c_uint32),
     )
+
+
+@dataclass(frozen=True, slots=True)
+class Remains:
+    """What an ended guest leaves. `kept` holds what its future points to: it must outlive the future."""
+
+    future: int | None
+    store: int
+    state: GuestState
+    kept: tuple[Any, ...]
 
 
 def trap(message: str) -> int:
@@ -134,6 +145,14 @@ class CtypesBoundary:
         self._states.pop(state.id, None)
         self._out.pop(state.id, None)
         self._kept.pop(state.id, None)
+
+    def free(self, remains: Sequence[Remains]) -> None:
+        """Free ended guests, on any thread: the future first, then the store."""
+        for item in remains:
+            if item.future is not None:
+                capi.future_delete(item.future)
+            capi.store_delete(item.store)
+            self.release(item.state)
 
     def poll(self, states: Sequence[GuestState]) -> None:
         """Run each guest until it waits, ends (`done`) or its slice is over."""
@@ -269,6 +288,7 @@ class ShimBoundary:
             raise OSError(f"{library_path} does not find wasmtime's functions")
         self._current = c_uint64.in_dll(held, "shim_current")
         self._poll_many = _prototype(free, "shim_poll_many", None, c_void_p, c_void_p, c_size_t)
+        self._free_many = _prototype(free, "shim_free_many", None, c_void_p, c_void_p, c_void_p, c_size_t)
         self._deliver = _prototype(held, "shim_deliver", c_int, c_void_p, c_char_p, c_uint64)
         self._release = _prototype(held, "shim_release", None, c_void_p)
         self._trim = _prototype(held, "shim_trim", None, c_void_p)
@@ -290,6 +310,14 @@ class ShimBoundary:
     def release(self, state: GuestState) -> None:
         """Free a guest's buffers."""
         self._release(ctypes.addressof(state))
+
+    def free(self, remains: Sequence[Remains]) -> None:
+        """Free ended guests, on any thread: one C call for all of them, without the interpreter's lock."""
+        pointers = c_void_p * len(remains)
+        futures = pointers(*(item.future for item in remains))
+        stores = pointers(*(item.store for item in remains))
+        states = pointers(*(ctypes.addressof(item.state) for item in remains))
+        self._free_many(futures, stores, states, len(remains))
 
     def poll(self, states: Sequence[GuestState]) -> None:
         """Run each guest until it waits, ends (`done`) or its slice is over: one C call for all of them."""

@@ -27,9 +27,8 @@ from tartlet_common.errors import (
 )
 from tartlet_runtime.wasm import capi, traps, values
 from tartlet_runtime.wasm.aot import ModuleKind
-from tartlet_runtime.wasm.boundary import GuestState, end_slice
+from tartlet_runtime.wasm.boundary import GuestState, Remains, end_slice
 from tartlet_runtime.wasm.determinism import Clock, GuestClock, GuestRandom, Random
-from tartlet_runtime.wasm.reaper import Remains
 from tartlet_runtime.wasm.types import STDERR, Delivery, Outcome, OutcomeKind, Phase, WaitRequest
 
 if TYPE_CHECKING:
@@ -419,8 +418,8 @@ class Guest:
             boundary.release(state)
             self._host.forget(self, None)
             return
-        kept = (state, self.trap, self.error, self.instance, self.results, self.kept, self.program)
-        remains = Remains(state.future, self._store, kept, lambda: boundary.release(state))
+        kept = (self.trap, self.error, self.instance, self.results, self.kept, self.program)
+        remains = Remains(state.future, self._store, state, kept)
         self._store = None
         self.kept = ()
         self._host.forget(self, remains)

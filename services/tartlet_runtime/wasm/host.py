@@ -20,12 +20,13 @@ import wasmtime
 
 from tartlet_common.errors import Overloaded
 from tartlet_runtime.wasm import capi
-from tartlet_runtime.wasm.aot import AotCache, Compiled, ModuleKind, default_cache_dir
+from tartlet_runtime.wasm.aot import AotCache, Compiled, default_cache_dir
+from tartlet_runtime.wasm.boundary import Remains
 from tartlet_runtime.wasm.determinism import SEED_BYTES, Clock, GuestClock, GuestRandom, Random
 from tartlet_runtime.wasm.engine_flags import base_config
 from tartlet_runtime.wasm.guest import Guest
 from tartlet_runtime.wasm.program import Program, link
-from tartlet_runtime.wasm.reaper import Reaper, Remains
+from tartlet_runtime.wasm.reaper import Reaper
 from tartlet_runtime.wasm.shim import open_boundary
 from tartlet_runtime.wasm.spares import Demand, target
 from tartlet_runtime.wasm.types import GuestHooks, GuestLimits, Phase, QuietHooks
@@ -36,6 +37,7 @@ _TABLES_PER_COMPONENT = 4
 _TABLE_ELEMENTS = 30_000
 _SLOTS_BEING_REAPED = 64
 _SPARE_SLICES = 100
+_SPARES_IN_ALL = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +46,8 @@ class HostConfig:
 
     max_guests: int = 1024
     max_memory_bytes: int = 256 << 20  # of one guest; its limits may say less
-    min_spares: int = 16  # components kept instantiated ahead when nothing is launched (2 MB each)
-    max_spares: int = 1024  # and at the most, after a burst (`WasmHost.tend`)
+    min_spares: int = 16  # Python guests kept instantiated ahead when nothing is launched (2 MB each)
+    max_spares: int = 1024  # of one module at the most, after a burst (`WasmHost.tend`), and twice that in all
     tick_us: int = 1_000  # unit of CPU slices
     warm_memory_bytes: int = 1 << 20  # of a freed guest's memory that stays mapped, to save page faults
     soft_submit_bytes: int = 256 << 10  # queued by one guest before its slice is cut short
@@ -71,7 +73,7 @@ class WasmHost:
         self.aot = aot or AotCache(self.config.cache_dir)
         self.boundary = open_boundary(self.config.boundary, self.config.cache_dir)
         wasm_config = base_config()
-        self._slots = self.config.max_guests + self.config.max_spares + _SLOTS_BEING_REAPED
+        self._slots = self.config.max_guests + _SPARES_IN_ALL * self.config.max_spares + _SLOTS_BEING_REAPED
         self._add_pool(wasm_config)
         self.engine = wasmtime.Engine(wasm_config)
         self.engine_address = capi.address(self.engine.ptr())
@@ -80,8 +82,7 @@ class WasmHost:
         self._spares: dict[Program, list[Guest]] = {}
         self._unsparable: set[Program] = set()
         self._demand: dict[Program, Demand] = {}
-        self._dying = 0  # handed to the reaper since it was last drained
-        self._reaper = Reaper()
+        self._reaper = Reaper(self.boundary.free)
         self.boundary.start_ticker(self.engine_address, self.config.tick_us)
         self._closed = False
         # A ticker that outlived its engine would crash the process at exit.
@@ -126,7 +127,7 @@ class WasmHost:
         clock = clock or GuestClock(time.time_ns())
         random = random or GuestRandom(os.urandom(SEED_BYTES))
         spares = self._spares.get(program)
-        if spares:
+        if spares and limits.memory_bytes >= program.initial_memory_bytes:
             guest = spares.pop()
             guest.adopt(limits, hooks, clock, random)
             return guest
@@ -137,20 +138,29 @@ class WasmHost:
 
         Counted here, not in `create`: how fast a burst is served must not decide how large it looks.
         """
-        if program.kind is ModuleKind.COMPONENT:
-            self._demand.setdefault(program, Demand()).note(time.monotonic())
+        self._demand.setdefault(program, Demand()).note(time.monotonic())
 
-    def tend(self, program: Program) -> bool:
-        """One unit of upkeep, a few milliseconds: call it while idle, until it returns False.
+    def tend(self, always: Program | None = None) -> bool:
+        """One unit of upkeep, at most a few milliseconds: call it while idle, until it returns False.
 
-        Keeps as many spares of `program` as were expected in the busiest two seconds of the last minute.
+        Keeps as many spares of each program as were expected in the busiest two seconds of the last minute, and of
+        `always` at least `min_spares`.
         """
-        peak = self._demand[program].peak(time.monotonic()) if program in self._demand else 0
-        wanted = target(peak, least=self.config.min_spares, most=self.config.max_spares)
+        if always is not None:
+            self._demand.setdefault(always, Demand())
+        now = time.monotonic()
+        return any(self._tend(p, now, self.config.min_spares if p is always else 0) for p in list(self._demand))
+
+    def _tend(self, program: Program, now: float, least: int) -> bool:
+        peak = self._demand[program].peak(now)
+        wanted = target(peak, least=least, most=self.config.max_spares)
         kept = self._spares.get(program, [])
         if len(kept) > wanted:
             kept.pop().kill("not needed")
             return True
+        if not wanted:
+            self.unload(program)
+            return False
         return self.top_up(program, wanted)
 
     def top_up(self, program: Program, spares: int) -> bool:
@@ -160,7 +170,8 @@ class WasmHost:
         prepared with the same clock and randomness, not yet its own, so a program can't tell a spare from a new one.
         """
         kept = self._spares.setdefault(program, [])
-        if len(kept) >= spares or self.num_spares >= self.config.max_spares or program in self._unsparable:
+        is_full = self.num_spares >= _SPARES_IN_ALL * self.config.max_spares
+        if len(kept) >= spares or is_full or program in self._unsparable:
             return False
         guest = self._new_guest(program, GuestLimits(), QuietHooks(), GuestClock(0), GuestRandom(b"spare"))
         if guest.prepare(_SPARE_SLICES):
@@ -185,7 +196,7 @@ class WasmHost:
     def _new_guest(
         self, program: Program, limits: GuestLimits, hooks: GuestHooks, clock: Clock, random: Random
     ) -> Guest:
-        if self._dying >= _SLOTS_BEING_REAPED and len(self._guests) + self._dying >= self._slots - 1:
+        if len(self._guests) + self._reaper.pending >= self._slots - 1:
             self.drain()
         number = next(self._numbers)
         guest = Guest(self, number, program, limits, hooks, clock, random)
@@ -204,10 +215,13 @@ class WasmHost:
         for guest in ready:
             guest.settle()
 
+    def reap(self) -> None:
+        """Begin to free what ended guests left, beside what runs: call it while idle, and now and then."""
+        self._reaper.go()
+
     def drain(self) -> None:
         """Block until all ended guests are freed."""
         self._reaper.drain()
-        self._dying = 0
 
     @property
     def num_guests(self) -> int:
@@ -245,7 +259,6 @@ class WasmHost:
         """A guest has ended."""
         del self._guests[guest.number]
         if remains is not None:
-            self._dying += 1
             self._reaper.take(remains)
 
     def slice_ticks(self, slice_us: int) -> int:

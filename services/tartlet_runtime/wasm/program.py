@@ -25,6 +25,7 @@ MAIN = "tartlet_main"
 HOST_INTERFACE = "tartlet:inferlet/host"
 PREPARE = b"prepare"
 RUN = b"run"
+WASM_PAGE_BYTES = 1 << 16
 _READY = 1
 
 
@@ -44,6 +45,8 @@ class Program:
     kind: ModuleKind
     digest: str
     has_prepare = False
+    initial_memory_bytes = 0
+    """What an instance has from its start, where that is declared."""
 
     def begin_instance(self, guest: Guest) -> int:
         """A future that instantiates the module in the guest's store."""
@@ -75,7 +78,7 @@ class CoreProgram(Program):
             self._module = wasmtime.Module.deserialize_file(world.engine, str(compiled.path))
         except wasmtime.WasmtimeError as e:
             raise CorruptModule(detail=str(e)) from e
-        _check_exports(self._module)
+        self.initial_memory_bytes = _check_exports(self._module)
         self._clock = capi.SYNC_CALLBACK(self._clock_ns)
         self._random = capi.SYNC_CALLBACK(self._random_bytes)
         linker = wasmtime.Linker(world.engine)
@@ -370,10 +373,13 @@ def _check(error: int | None) -> None:
         raise CorruptModule(detail=capi.take_error(error))
 
 
-def _check_exports(module: wasmtime.Module) -> None:
+def _check_exports(module: wasmtime.Module) -> int:
+    """The initial size of its memory."""
     exports = {export.name: export.type for export in module.exports}
-    if not isinstance(exports.get("memory"), wasmtime.MemoryType):
+    memory = exports.get("memory")
+    if not isinstance(memory, wasmtime.MemoryType):
         raise CorruptModule(detail="it does not export its memory as `memory`")
     main = exports.get(MAIN)
     if not isinstance(main, wasmtime.FuncType) or main.params or [str(r) for r in main.results] != ["i32"]:
         raise CorruptModule(detail=f"it does not export `{MAIN}() -> i32`")
+    return memory.limits.min * WASM_PAGE_BYTES

@@ -13,7 +13,7 @@
 #include <string.h>
 #include <time.h>
 
-#define SHIM_VERSION 2
+#define SHIM_VERSION 3
 
 typedef union { int32_t i32; int64_t i64; uint64_t words[2]; } raw_t;                         /* wasmtime_val_raw_t */
 typedef struct { uint8_t kind; union { int32_t i32; int64_t i64; uint64_t words[3]; } of; } val_t; /* wasmtime_val_t */
@@ -44,6 +44,8 @@ static uint8_t *(*memory_data)(void *, const void *);
 static size_t (*memory_data_size)(void *, const void *);
 static void (*set_epoch_deadline)(void *, uint64_t);
 static void (*increment_epoch)(void *);
+static void (*future_delete)(void *);
+static void (*store_delete)(void *);
 
 uint64_t shim_current; /* id of the guest that is being polled; Python callbacks read it */
 
@@ -62,8 +64,10 @@ int shim_init(const char *library) {
   *(void **)&memory_data_size = dlsym(h, "wasmtime_memory_data_size");
   *(void **)&set_epoch_deadline = dlsym(h, "wasmtime_context_set_epoch_deadline");
   *(void **)&increment_epoch = dlsym(h, "wasmtime_engine_increment_epoch");
+  *(void **)&future_delete = dlsym(h, "wasmtime_call_future_delete");
+  *(void **)&store_delete = dlsym(h, "wasmtime_store_delete");
   return caller_context && context_get_data && future_poll && trap_new && memory_data && memory_data_size &&
-                 set_epoch_deadline && increment_epoch ? 0 : -2;
+                 set_epoch_deadline && increment_epoch && future_delete && store_delete ? 0 : -2;
 }
 
 static void *trap(const char *message) { return trap_new(message, strlen(message)); }
@@ -180,6 +184,15 @@ void shim_release(guest_t *g) {
   shim_trim(g);
   free(g->kept);
   g->kept = NULL;
+}
+
+/* Frees what ended guests left: the future first, which may be null, then its store. */
+void shim_free_many(void **futures, void **stores, guest_t **guests, size_t count) {
+  for (size_t i = 0; i < count; i++) {
+    if (futures[i]) future_delete(futures[i]);
+    store_delete(stores[i]);
+    shim_release(guests[i]);
+  }
 }
 
 /* ---- ticker: an epoch a tick, asleep while no guest runs ---- */

@@ -279,6 +279,32 @@ def test_a_spare_is_a_guest_like_any_other(driver: Driver, host: WasmHost, probe
     assert drawn[0] == drawn[1]
 
 
+def test_a_spare_is_not_for_a_program_whose_limit_is_below_what_it_has(driver: Driver, host: WasmHost) -> None:
+    text = """(module (memory (export "memory") 20) (func (export "tartlet_main") (result i32) i32.const 0))"""
+    module = host.load(host.aot.compile(bytes(wasmtime.wat2wasm(text))))
+    limits = GuestLimits(memory_bytes=1 << 20)
+    fresh = driver.run(driver.start(module, limits=limits)).outcome
+    assert host.top_up(module, 1)
+    beside_spare = driver.run(driver.start(module, limits=limits)).outcome
+    assert host.num_spares == 1
+    host.unload(module)
+    assert fresh is not None
+    assert beside_spare is not None
+    assert (str(fresh.error), fresh.kind) == (str(beside_spare.error), beside_spare.kind)
+    assert fresh.kind is OutcomeKind.TRAP
+
+
+def test_spares_of_a_core_module_follow_its_demand_and_go_with_it(host: WasmHost, probe: Program) -> None:
+    for _ in range(3):
+        host.expect(probe)
+    while host.tend():
+        pass
+    assert host.num_spares == 3
+    host.unload(probe)
+    assert not host.tend()
+    assert host.num_spares == 0
+
+
 def test_spares_can_be_given_up(host: WasmHost, probe: Program) -> None:
     assert host.top_up(probe, 1)
     host.unload(probe)

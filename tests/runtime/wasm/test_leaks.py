@@ -20,7 +20,9 @@ ORDERS = [b"e", b"l", b"m", b"u", b"r\0"]
 @pytest.fixture
 def small(host: WasmHost, cache_dir: Path) -> Iterator[WasmHost]:
     """A host of few slots, which are all warm soon: what grows after that is a leak."""
-    config = HostConfig(max_guests=4, boundary=host.boundary.name, cache_dir=cache_dir, warm_memory_bytes=1 << 16)
+    config = HostConfig(
+        max_guests=4, max_spares=16, boundary=host.boundary.name, cache_dir=cache_dir, warm_memory_bytes=1 << 16
+    )
     with WasmHost(config) as opened:
         yield opened
 
