@@ -18,6 +18,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID
 
 from tartlet_common.access import IDENTITIES, identities
 from tartlet_common.rpc import Tls, make_channel, make_server
+from tartlet_common.tenancy import Scope, decide
 from tests.chart.render import named, of_kind, pods, refusal, render
 
 ROLES = ("control", "runtime", "worker", "operator", "client")
@@ -134,6 +135,12 @@ async def test_a_client_reaches_the_runtime_through_a_port_forward(
 ) -> None:
     runtime, client = (named(objects, "Secret", f"pie-{r}-tls") for r in ("runtime", "client"))
     assert await _answer(tmp_path, runtime, client) is grpc.StatusCode.UNIMPLEMENTED  # it serves nothing here
+
+
+def test_a_client_acts_for_its_namespaces_programs(objects: list[dict[str, Any]]) -> None:
+    client = named(objects, "Secret", "pie-client-tls")
+    names = _names(_certificate(client))
+    assert decide([name.encode() for name in names], ()) == Scope(client["metadata"]["namespace"])
 
 
 async def test_runtimes_reach_each_other_by_their_pods_addresses(objects: list[dict[str, Any]], tmp_path: Path) -> None:

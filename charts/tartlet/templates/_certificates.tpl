@@ -1,6 +1,7 @@
 {{/*
 Names in each identity's certificate, as JSON: identity -> names. The first label of the first name is the identity that
-servers go by; the others are what clients dial. `localhost` is the runtime's at the end of a port-forward.
+servers go by; the others are what clients dial. `localhost` is the runtime's at the end of a port-forward. The client
+acts for the tenant that is this namespace, so that it sees the programs of the namespace's runs, and its inferlets.
 */}}
 {{- define "tartlet.certificateNames" -}}
 {{- $name := include "tartlet.fullname" . -}}
@@ -14,6 +15,7 @@ servers go by; the others are what clients dial. `localhost` is the runtime's at
 {{- $_ := set $names $role (concat (get $names $role) (list $service (printf "%s.%s" $service $ns) (printf "%s.%s.svc" $service $ns) (printf "%s.%s.svc.%s" $service $ns $.Values.clusterDomain))) -}}
 {{- end -}}
 {{- $_ := set $names "runtime" (append (get $names "runtime") "localhost") -}}
+{{- $_ := set $names "client" (list "client" (printf "tenant.%s" $ns)) -}}
 {{- toJson $names -}}
 {{- end -}}
 
