@@ -414,7 +414,8 @@ def test_a_certificate_that_the_runtime_does_not_know_is_no_port_forward_that_br
     release.core("PATCH", "secrets/prod-client-tls", {"data": data}, "application/merge-patch+json")
     done = release.editor("run", "--kube", str(PROGRAMS / "echo.py"))
     assert done.returncode == exits.SYSTEM
-    assert done.stderr.startswith("RuntimeUnreachable: the runtime in pod prod-runtime-0"), done.stderr
+    assert "RuntimeUnreachable: the runtime in pod prod-runtime-0" in done.stderr, done.stderr
+    assert "CERTIFICATE_VERIFY_FAILED" in done.stderr
 
 
 def test_logs_of_a_run_come_from_its_program_and_then_from_its_status(release: Release) -> None:
