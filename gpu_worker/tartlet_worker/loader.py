@@ -90,7 +90,7 @@ def load_engine(
     config = read_config(path)
     options = replace(options, dtype=resolve_dtype(options.dtype, config))
     dtype = DTYPES[options.dtype]
-    progress(f"loading {path.name}")
+    progress(f"loading model {path.name}")
     sizes = pool_sizes(config, options)
     reader = WeightReader(path, config, dtype)
     asked, free = pool_bytes(sizes, config, dtype.itemsize), free_bytes(options.device)

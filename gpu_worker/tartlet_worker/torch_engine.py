@@ -13,6 +13,7 @@ Guarantees that control may use, beyond the protocol's:
 
 from __future__ import annotations
 
+import os
 import time
 
 import torch
@@ -93,11 +94,11 @@ class TorchEngine:
             answers = [self._run(batch) for batch in step.batches]
         except TartletError:
             raise
-        except torch.OutOfMemoryError as error:
-            raise OutOfDeviceMemory(
-                device=self._spec.device, asked_bytes="more", free_bytes=_free(self._spec)
-            ) from error
+        except (torch.OutOfMemoryError, MemoryError) as error:
+            raise self._no_memory() from error
         except RuntimeError as error:
+            if "can't allocate memory" in str(error):  # torch has no type for it on a CPU
+                raise self._no_memory() from error
             raise EngineFailure(detail=str(error)) from error
         return StepResult(
             number=step.number,
@@ -105,6 +106,9 @@ class TorchEngine:
             computed_tokens=sum(tokens for _, tokens in answers),
             device_s=time.perf_counter() - start,
         )
+
+    def _no_memory(self) -> OutOfDeviceMemory:
+        return OutOfDeviceMemory(device=self._spec.device, asked_bytes="more", free_bytes=_free(self._spec))
 
     def _run(self, batch: Batch) -> tuple[BatchResult, int]:
         """One batch's answer, and how many tokens went through the layers."""
@@ -129,4 +133,6 @@ class TorchEngine:
 
 
 def _free(spec: EngineSpec) -> int:
-    return int(torch.cuda.mem_get_info(spec.device)[0]) if spec.device.startswith("cuda") else 0
+    if spec.device.startswith("cuda"):
+        return int(torch.cuda.mem_get_info(spec.device)[0])
+    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

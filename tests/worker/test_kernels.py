@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ctypes
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,7 +17,7 @@ from tartlet_worker.attention.base import AttentionBatch
 from tartlet_worker.attention.c_kernel import CKernel
 from tartlet_worker.kernels import available, library
 from tartlet_worker.kernels.build import NotBuilt, build
-from tartlet_worker.kernels.library import Matrix
+from tartlet_worker.kernels.library import Matrix, Model, Pass
 from tartlet_worker.loader import load_engine
 from tartlet_worker.pools import FAR
 from tests.worker.driver import Driver
@@ -148,6 +150,69 @@ def test_the_decoder_in_c_agrees_with_the_one_in_torch(lib: ctypes.CDLL, name: s
         for kernels, dtype in (("c", "bfloat16"), ("torch", "bfloat16"), ("torch", "float32"))
     )
     assert np.abs(mine - exact).max() <= 1.5 * np.abs(theirs - exact).max()
+
+
+def test_a_kernel_without_room_for_its_scratch_says_so_and_touches_nothing(lib: ctypes.CDLL) -> None:
+    huge, none = 1 << 56, None
+    many, model, tokens = Matrix(None, None, 32, 32), Model(dim=32, layers=0), Pass(tokens=1 << 50)
+    calls = {
+        "linear": (none, huge, 32, ctypes.addressof(many), none, 32),
+        "top_rows": (none, 1, huge, 1, none),
+        "draw_rows": (none, 1, huge, *(none,) * 7),
+        "attend_bf16": (*(none,) * 4, 1, *(none,) * 3, huge, *(none,) * 3, 0, 4, 2, 1, 64, 1.0),
+        "attend_f32": (*(none,) * 4, 1, *(none,) * 3, huge, *(none,) * 3, 0, 4, 2, 1, 64, 1.0),
+        "decoder_run": (ctypes.addressof(model), ctypes.addressof(tokens)),
+    }
+    for name, arguments in calls.items():
+        with pytest.raises(MemoryError):
+            getattr(lib, name)(*arguments)
+        assert lib.kernels_scratch() == 0
+    weight, x = torch.randn(100, 70).bfloat16(), torch.randn(30, 70).bfloat16()
+    keep, matrix = packed(lib, weight)
+    assert torch.allclose(multiply(lib, x, matrix, 100).double(), x.double() @ weight.double().T, atol=1e-2)
+    del keep
+
+
+def test_scratch_of_a_large_batch_is_not_kept(lib: ctypes.CDLL) -> None:
+    keep, matrix = packed(lib, torch.randn(32, 32).bfloat16())
+    multiply(lib, torch.randn(64, 32).bfloat16(), matrix, 32)
+    assert 0 < lib.kernels_scratch() <= 128 << 20
+    lib.top_rows(None, 0, 1 << 25, 1, None)  # room for 256 MiB of keys
+    assert lib.kernels_scratch() == 0
+    del keep
+
+
+_STARVED = """
+import resource, sys
+import numpy as np
+from tartlet_common.errors import OutOfDeviceMemory
+from tartlet_worker.loader import load_engine
+from tests.worker.driver import Driver
+
+driver = Driver(load_engine(sys.argv[1], num_pages=64, num_embeds=1024, kernels=sys.argv[2], dtype="bfloat16"))
+driver.prefill(np.zeros(8, np.int32), [0])
+used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (used, used))
+kept = []
+try:
+    while True:  # what the allocators have free
+        kept.append(bytearray(1 << 16))
+except MemoryError:
+    pass
+try:
+    driver.prefill(np.zeros(512, np.int32), list(range(1, 63)))
+except OutOfDeviceMemory as e:
+    print("typed:", e)
+"""
+
+
+@pytest.mark.parametrize("kernels", ["c", "torch"])
+def test_a_step_that_gets_no_memory_ends_in_a_typed_error(kernels: str) -> None:
+    if kernels == "c" and not available():
+        pytest.skip("the C kernels are not built")
+    command = [sys.executable, "-c", _STARVED, str(checkpoint("llama3-grouped")), kernels]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.stdout.startswith("typed: more bytes needed on cpu"), done.stderr
 
 
 def test_without_a_compiler_the_reason_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -122,22 +122,21 @@ static __attribute__((noinline)) void NAME(attend_token)(
 }
 
 // q, o: [T][heads][hd]; see AttentionBatch for the columns. allowed: [B] pointers to [tokens][columns] bytes, or null.
-void NAME(attend)(const T *q, const T *k, const T *v, T *o, long commands, const int64_t *indptr,
-                  const int32_t *at, const int32_t *pages, long width, const int32_t *num_pages,
-                  const int32_t *position, const uint8_t *const *allowed, int32_t window, int heads, int kv_heads,
-                  int page_size, int hd, float scale) {
+static int NAME(attention)(const T *q, const T *k, const T *v, T *o, long commands, const int64_t *indptr,
+                           const int32_t *at, const int32_t *pages, long width, const int32_t *num_pages,
+                           const int32_t *position, const uint8_t *const *allowed, int32_t window, int heads,
+                           int kv_heads, int page_size, int hd, float scale) {
 #if defined(USE_DOT) && defined(__AMX_BF16__)
-  if (use_amx && hd % 2 == 0 && heads / kv_heads <= 16) {
-    attend_amx(q, k, v, o, commands, indptr, at, pages, width, num_pages, position, allowed, window, heads, kv_heads,
-               page_size, hd, scale);
-    return;
-  }
+  if (use_amx && hd % 2 == 0 && heads / kv_heads <= 16)
+    return attend_amx(q, k, v, o, commands, indptr, at, pages, width, num_pages, position, allowed, window, heads,
+                      kv_heads, page_size, hd, scale);
 #endif
   static Scratch rows_s, score_s, seen_s;
   long most = width * page_size + 16, stride = (most + 31) & ~15L;
   long *rows = reserve(&rows_s, sizeof(long) * most);
   float *score = reserve(&score_s, sizeof(float) * stride * (heads / kv_heads));
   __mmask16 *seen = reserve(&seen_s, sizeof(__mmask16) * (most / 16 + 2));
+  if (!rows || !score || !seen) return OUT_OF_MEMORY;
   for (long b = 0; b < commands; b++) {
     long cols = (long)num_pages[b] * page_size;
     for (long c = 0, p = 0; p < num_pages[b]; p++) {
@@ -149,4 +148,13 @@ void NAME(attend)(const T *q, const T *k, const T *v, T *o, long commands, const
                          at[t], allowed && allowed[b] ? allowed[b] + (t - indptr[b]) * width * page_size : 0, window,
                          heads, kv_heads, page_size, hd, scale, score, stride, seen);
   }
+  return 0;
+}
+
+int NAME(attend)(const T *q, const T *k, const T *v, T *o, long commands, const int64_t *indptr, const int32_t *at,
+                 const int32_t *pages, long width, const int32_t *num_pages, const int32_t *position,
+                 const uint8_t *const *allowed, int32_t window, int heads, int kv_heads, int page_size, int hd,
+                 float scale) {
+  return leave(NAME(attention)(q, k, v, o, commands, indptr, at, pages, width, num_pages, position, allowed, window,
+                               heads, kv_heads, page_size, hd, scale));
 }

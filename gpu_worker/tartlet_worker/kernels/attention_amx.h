@@ -208,8 +208,8 @@ static void look(Block *x, long tokens, const int32_t *at, const int32_t *positi
   }
 }
 
-// Arguments as `attend`.
-static void attend_amx(const bf16 *q, const bf16 *k, const bf16 *v, bf16 *o, long commands, const int64_t *indptr,
+// Arguments and result as of `attention`.
+static int attend_amx(const bf16 *q, const bf16 *k, const bf16 *v, bf16 *o, long commands, const int64_t *indptr,
                        const int32_t *at, const int32_t *pages, long width, const int32_t *num_pages,
                        const int32_t *position, const uint8_t *const *allowed, int32_t window, int heads, int kv_heads,
                        int page_size, int hd, float scale) {
@@ -220,6 +220,7 @@ static void attend_amx(const bf16 *q, const bf16 *k, const bf16 *v, bf16 *o, lon
   Block x = {0, k, v, 0, rows, 0, heads, group, page_size, hd, scale, reserve(&score_s, sizeof(float) * most * 16),
              reserve(&copy_s, sizeof(bf16) * 64 * hd), reserve(&seen_s, sizeof(uint16_t) * most),
              reserve(&queries_s, sizeof(uint32_t) * hd / 2 * 16), 0, 0};
+  if (!rows || !x.score || !x.copy || !x.seen || !x.queries) return OUT_OF_MEMORY;
   float total[16];
   for (long b = 0; b < commands; b++) {
     x.cols = (long)num_pages[b] * page_size;
@@ -249,5 +250,6 @@ static void attend_amx(const bf16 *q, const bf16 *k, const bf16 *v, bf16 *o, lon
     }
   }
   _tile_release();
+  return 0;
 }
 #endif

@@ -123,7 +123,7 @@ static void rotate_store(const Model *mo, const Layer *l, const Pass *p, float *
   }
 }
 
-static void layer_run(const Model *mo, const Layer *l, const Pass *p, float *x, bf16 *kv, const int64_t *keep, int64_t kept,
+static int layer_run(const Model *mo, const Layer *l, const Pass *p, float *x, bf16 *kv, const int64_t *keep, int64_t kept,
                       float *x_kept) {
   static Scratch a_s, qkv_s, q_s, o_s, act_s;
   int64_t n = p->tokens, dim = mo->dim, tiles = (n + 31) / 16 + 1, q_dim = mo->heads * mo->hd;
@@ -132,11 +132,15 @@ static void layer_run(const Model *mo, const Layer *l, const Pass *p, float *x, 
   bf16 *a = reserve(&a_s, tiles * 16 * widest * sizeof(bf16));
   float *qkv = reserve(&qkv_s, n * width * sizeof(float));
   bf16 *q = reserve(&q_s, n * q_dim * sizeof(bf16)), *o = reserve(&o_s, n * q_dim * sizeof(bf16));
+  bf16 *act = reserve(&act_s, tiles * 16 * l->down.k * sizeof(bf16));
+  if (!a || !qkv || !q || !o || !act) return OUT_OF_MEMORY;
   norm_pack(x, 0, n, dim, l->input_norm, mo->eps, a);
   gemm(a, n, &l->qkv, &(Sink){SET, qkv, width, width, 0, 0});
   rotate_store(mo, l, p, qkv, q, kv);
-  attend_bf16(q, kv, kv + mo->kv_half, o, p->commands, p->indptr, p->at, p->pages, p->width, p->num_pages, p->position,
-              p->allowed, (int32_t)l->window, mo->heads, mo->kv_heads, mo->page_size, mo->hd, 1.f / sqrtf((float)mo->hd));
+  if (attention_bf16(q, kv, kv + mo->kv_half, o, p->commands, p->indptr, p->at, p->pages, p->width, p->num_pages,
+                     p->position, p->allowed, (int32_t)l->window, mo->heads, mo->kv_heads, mo->page_size, mo->hd,
+                     1.f / sqrtf((float)mo->hd)))
+    return OUT_OF_MEMORY;
   if (keep) {  // the last layer: from here on only tokens whose output is wanted
     for (int64_t i = 0; i < kept; i++) memcpy(x_kept + i * dim, x + keep[i] * dim, dim * sizeof(float));
     x = x_kept;
@@ -145,20 +149,23 @@ static void layer_run(const Model *mo, const Layer *l, const Pass *p, float *x, 
   pack_rows(o, keep, n, q_dim, a);
   gemm(a, n, &l->out, &(Sink){ADD, x, dim, dim, 0, 0});
   norm_pack(x, 0, n, dim, l->post_norm, mo->eps, a);
-  bf16 *act = reserve(&act_s, tiles * 16 * l->down.k * sizeof(bf16));
   gemm(a, n, &l->gate_up, &(Sink){SILU, 0, 0, 0, act, l->down.k});
   gemm(act, n, &l->down, &(Sink){ADD, x, dim, dim, 0, 0});
+  return 0;
 }
 
-void decoder_run(const Model *mo, const Pass *p) {
+int decoder_run(const Model *mo, const Pass *p) {
   static Scratch x_s, kept_s;
   int64_t dim = mo->dim;
   float *x = reserve(&x_s, p->tokens * dim * sizeof(float));
   float *kept = reserve(&kept_s, (p->outs + 1) * dim * sizeof(float));
+  if (!x || !kept) return leave(OUT_OF_MEMORY);
   for (int64_t i = 0; i < p->tokens * dim; i += 16)
     _mm512_mask_storeu_ps(x + i, first(p->tokens * dim - i), load_bf16(p->x + i, first(p->tokens * dim - i)));
   for (int64_t i = 0; i < mo->layers; i++)
-    layer_run(mo, mo->layer + i, p, x, p->kv + i * mo->kv_layer, i == mo->layers - 1 ? p->out_token : 0, p->outs, kept);
+    if (layer_run(mo, mo->layer + i, p, x, p->kv + i * mo->kv_layer, i == mo->layers - 1 ? p->out_token : 0, p->outs,
+                  kept))
+      return leave(OUT_OF_MEMORY);
   for (int64_t i = 0; i < p->outs; i++) {
     __m512 by = _mm512_set1_ps(inverse_rms(kept + i * dim, dim, mo->eps));
     for (int64_t d = 0; d < dim; d += 16) {
@@ -167,15 +174,21 @@ void decoder_run(const Model *mo, const Pass *p) {
       store_bf16(p->out + i * dim + d, m, _mm512_mul_ps(v, _mm512_maskz_loadu_ps(m, mo->final_norm + d)));
     }
   }
+  return leave(0);
 }
 
 // y [m][n] float32 = x [m][k] bf16 times w.
-void linear(const bf16 *x, int64_t m, int64_t k, const Matrix *w, float *y, int64_t n) {
+int linear(const bf16 *x, int64_t m, int64_t k, const Matrix *w, float *y, int64_t n) {
   static Scratch a_s;
   bf16 *a = reserve(&a_s, ((m + 31) / 16 + 1) * 16 * w->k * sizeof(bf16));
+  if (!a) return leave(OUT_OF_MEMORY);
   pack_rows(x, 0, m, k, a);
   gemm(a, m, w, &(Sink){SET, y, n, n, 0, 0});
+  return leave(0);
 }
+
+// Bytes of scratch that are kept.
+int64_t kernels_scratch(void) { return (int64_t)scratch_bytes; }
 
 // Of each row of y [m][n]: the index of its largest value, the smallest among equals, and log(sum(exp(y))).
 void row_stats(const float *y, int64_t m, int64_t n, int64_t *best, float *log_sum) {

@@ -101,6 +101,7 @@ def _load(path: Path) -> ctypes.CDLL:
         ctypes.c_int64,
     )
     loaded.row_stats.argtypes = (ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64, ctypes.c_void_p, ctypes.c_void_p)
+    loaded.kernels_scratch.restype = ctypes.c_int64
     rows = (ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64)
     loaded.top_rows.argtypes = (*rows, ctypes.c_int64, ctypes.c_void_p)
     loaded.draw_rows.argtypes = (*rows, *(ctypes.c_void_p,) * 7)
@@ -109,15 +110,22 @@ def _load(path: Path) -> ctypes.CDLL:
     signature = (pointer,) * 4 + (long,) + (pointer,) * 3 + (long,) + (pointer,) * 3
     for name in ("attend_bf16", "attend_f32"):
         getattr(loaded, name).argtypes = (*signature, ctypes.c_int32, number, number, number, number, ctypes.c_float)
-        getattr(loaded, name).restype = None
+    for name in ("attend_bf16", "attend_f32", "decoder_run", "linear", "top_rows", "draw_rows"):
+        getattr(loaded, name).errcheck = _checked
     return loaded
+
+
+def _checked(status: int, *_: object) -> int:
+    if status:
+        raise MemoryError("no memory for a kernel's intermediate values")
+    return status
 
 
 def library() -> ctypes.CDLL | None:
     """The loaded kernels, or None where they aren't built or can't run.
 
     Foreign calls release the interpreter's lock; the kernels keep scratch memory of their own, so one thread at a time
-    may call them.
+    may call them. Those that need any raise `MemoryError` where there is none.
     """
     if not cpu_flags() >= NEEDED_CPU_FLAGS:
         return None

@@ -80,13 +80,14 @@ static void select_top(uint64_t *a, int64_t n, int64_t k) {
 // Keys of the k largest of row [n] into keys (room for n), sorted. Not-a-number counts as the smallest value.
 // The k-th largest of the maxima of more than k blocks is no larger than the k-th largest value: only values from it
 // on are sorted.
-static void top_keys(const float *row, int64_t n, int64_t k, uint64_t *keys) {
+static int top_keys(const float *row, int64_t n, int64_t k, uint64_t *keys) {
   static Scratch maxima_s;
   float bound = -INFINITY;
   int64_t size = n / (2 * k) / 16 * 16, have = 0;
   if (size >= 16) {
     int64_t blocks = (n + size - 1) / size;
     uint64_t *maxima = reserve(&maxima_s, blocks * sizeof(uint64_t));
+    if (!maxima) return OUT_OF_MEMORY;
     for (int64_t b = 0; b < blocks; b++) {
       __m512 top = _mm512_set1_ps(-INFINITY);
       int64_t end = b * size + size < n ? b * size + size : n;
@@ -111,6 +112,7 @@ static void top_keys(const float *row, int64_t n, int64_t k, uint64_t *keys) {
   }
   select_top(keys, have, k);
   sort_down(keys, k);
+  return 0;
 }
 
 // The smallest key of the nucleus: the largest keys whose weights reach limit. Keys are those of w [n], reordered.
@@ -134,16 +136,18 @@ static uint64_t nucleus_edge(const float *w, int64_t n, double limit, uint64_t *
   return keys[lo < n ? lo : n - 1];
 }
 
-void top_rows(const float *y, int64_t m, int64_t n, int64_t k, int64_t *ids) {
+int top_rows(const float *y, int64_t m, int64_t n, int64_t k, int64_t *ids) {
   static Scratch keys_s;
   uint64_t *keys = reserve(&keys_s, n * sizeof(uint64_t));
+  if (!keys) return leave(OUT_OF_MEMORY);
   for (int64_t i = 0; i < m; i++) {
-    top_keys(y + i * n, n, k, keys);
+    if (top_keys(y + i * n, n, k, keys)) return leave(OUT_OF_MEMORY);
     for (int64_t j = 0; j < k; j++) ids[i * k + j] = id_of(keys[j]);
   }
+  return leave(0);
 }
 
-// One draw from row [n] with largest value `top`; w is room for n floats, keys for n keys.
+// One draw from row [n] with largest value `top`, or OUT_OF_MEMORY; w is room for n floats, keys for n keys.
 static int64_t draw(const float *row, int64_t n, float top, float temperature, int64_t top_k, float top_p, float min_p,
                     double u, float *w, uint64_t *keys) {
   __m512 by = _mm512_set1_ps(temperature), t = _mm512_set1_ps(top);
@@ -158,7 +162,7 @@ static int64_t draw(const float *row, int64_t n, float top, float temperature, i
   uint64_t last = 0;  // the smallest key that is kept
   if (top_k < n || top_p < 1) {
     int64_t want = top_k < n ? top_k : n < 64 ? n : 64, kept = 0;
-    top_keys(w, n, want, keys);
+    if (top_keys(w, n, want, keys)) return OUT_OF_MEMORY;
     if (top_k < n) {
       total = 0;
       for (int64_t j = 0; j < want; j++) total += w[id_of(keys[j])];
@@ -205,15 +209,18 @@ static int64_t draw(const float *row, int64_t n, float top, float temperature, i
 }
 
 // For rows with temperature > 0; best and log_sum are those of row_stats. token [m] is overwritten where drawn.
-void draw_rows(const float *y, int64_t m, int64_t n, const float *temperature, const int32_t *top_k, const float *top_p,
+int draw_rows(const float *y, int64_t m, int64_t n, const float *temperature, const int32_t *top_k, const float *top_p,
                const float *min_p, const double *u, const int64_t *best, int64_t *token) {
   static Scratch w_s, keys_s;
   float *w = reserve(&w_s, (n + 16) * sizeof(float));
   uint64_t *keys = reserve(&keys_s, n * sizeof(uint64_t));
+  if (!w || !keys) return leave(OUT_OF_MEMORY);
   for (int64_t i = 0; i < m; i++) {
     token[i] = best[i];
     if (!(temperature[i] > 0)) continue;
     int64_t k = top_k[i] <= 0 || top_k[i] > n ? n : top_k[i];
     token[i] = draw(y + i * n, n, y[i * n + best[i]], temperature[i], k, top_p[i], min_p[i], u[i], w, keys);
+    if (token[i] < 0) return leave(OUT_OF_MEMORY);
   }
+  return leave(0);
 }

@@ -51,14 +51,41 @@ static inline __m512 sum_each(__m512 a[16]) {
   return _mm512_add_ps(_mm512_shuffle_f32x4(d[0], d[1], 0x88), _mm512_shuffle_f32x4(d[0], d[1], 0xDD));
 }
 
+#define OUT_OF_MEMORY (-1)  // what a kernel returns that got no scratch; 0: done
+#define KEPT_BYTES ((size_t)128 << 20)  // of scratch between two calls
+
 // A buffer that grows and is kept: one per use, kernels run on one thread at a time.
-typedef struct { void *p; size_t n; } Scratch;
+typedef struct Scratch { void *p; size_t n; struct Scratch *next; } Scratch;
+static Scratch *scratches;  // all that have memory
+static size_t scratch_bytes;
+
+// Room for so many bytes, or null. What was in it is lost where it grows.
 static inline void *reserve(Scratch *s, size_t bytes) {
-  if (s->n < bytes) {
+  if (s->p && s->n >= bytes) return s->p;
+  if (bytes > SIZE_MAX / 2) return 0;
+  if (s->p) {
     free(s->p);
-    s->n = (bytes + bytes / 4 + 4095) & ~(size_t)4095;
-    s->p = aligned_alloc(64, s->n);
-    if (!s->p) abort();
+    scratch_bytes -= s->n;
+  } else {
+    s->next = scratches;
+    scratches = s;
   }
+  s->n = (bytes + bytes / 4 + 4096) & ~(size_t)4095;
+  s->p = aligned_alloc(64, s->n);
+  if (!s->p) s->n = 0;  // the call fails, and `leave` forgets it
+  scratch_bytes += s->n;
   return s->p;
+}
+
+// Ends an exported kernel: a large batch's scratch isn't kept for the small ones.
+static inline int leave(int status) {
+  if (scratch_bytes <= KEPT_BYTES && status == 0) return status;
+  while (scratches) {
+    Scratch *s = scratches;
+    scratches = s->next;
+    free(s->p);
+    *s = (Scratch){0};
+  }
+  scratch_bytes = 0;
+  return status;
 }
