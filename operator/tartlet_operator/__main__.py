@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 
 
@@ -14,6 +15,9 @@ def main() -> int:
     from tartlet_common.settings import OperatorSettings
     from tartlet_operator.app import main as operate
 
+    gc.collect()
+    gc.freeze()  # what the imports made stays: collections needn't look through it
+    gc.set_threshold(10_000, 20, 50)
     return run_role("operator", OperatorSettings, operate)
 
 

@@ -30,8 +30,11 @@ class ApiAccess:
     token: Callable[[], str]
     namespace: str
 
-    def session(self, limit: int) -> aiohttp.ClientSession:
-        """A session with at most `limit` connections; every request carries the token of the moment."""
+    def session(self, limit: int, *more: aiohttp.ClientMiddlewareType) -> aiohttp.ClientSession:
+        """A session with at most `limit` connections; every request carries the token of the moment.
+
+        `more`: what else each request passes through.
+        """
 
         async def authorized(
             request: aiohttp.ClientRequest, handler: aiohttp.ClientHandlerType
@@ -44,7 +47,7 @@ class ApiAccess:
         return aiohttp.ClientSession(
             base_url=self.server,
             connector=aiohttp.TCPConnector(limit=limit, ssl=self.tls),
-            middlewares=(authorized,),
+            middlewares=(*more, authorized),
             headers={"Accept-Encoding": "identity", "User-Agent": "tartlet-operator"},
         )
 

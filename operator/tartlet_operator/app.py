@@ -37,8 +37,8 @@ from tartlet_operator.work_queue import WorkQueue
 log = logging.getLogger("tartlet.operator")
 
 _CONNECTIONS: Final = 16
-_SILENT_RENEWALS: Final = 6
-"""The Lease is renewed five times in its life, and each renewal is an event; so much silence is a broken watch."""
+_SILENT_RENEWALS: Final = 4
+"""The Lease is renewed three times in its life, and each renewal is an event; so much silence is a broken watch."""
 
 
 class _Stopped(Exception):
@@ -90,7 +90,7 @@ async def _lead(
     control = ControlLink(settings.control, tls)
     queue, store = WorkQueue(), Store()
     lease = settings.lease_name if own in namespaces else ""  # watched only where we may read it
-    pulse = _Pulse(clock, notify, silence_s=leader.retry_s * _SILENT_RENEWALS if lease else 0.0)
+    pulse = _Pulse(clock, notify, silence_s=leader.renew_s * _SILENT_RENEWALS if lease else 0.0)
     async with AsyncClient(settings.runtime, control=settings.control, tls=tls) as client:
         ctx = Context(
             settings=settings,
@@ -110,7 +110,9 @@ async def _lead(
         )
         poll = ControlPoll(ctx)
         await poll.once()  # so that settled Inferlets are seen to be
-        registry = Watch(queue, store, pulse.heard).registry(reached, namespaces=len(namespaces), lease=lease)
+        registry = Watch(queue, store, ctx.written, pulse.heard).registry(
+            reached, namespaces=len(namespaces), lease=lease
+        )
         handler = Handler(ctx)
         try:
             async with asyncio.TaskGroup() as tasks:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, TypeVar
@@ -35,17 +36,24 @@ class ControlView:
     Args:
         incarnation: of the control that answered last.
         engines: state by engine id; None: control doesn't answer.
+        programs: how many each engine has.
         catalogue: fingerprint by namespace and name; namespaces that were never listed are absent.
     """
 
     incarnation: str = ""
     engines: Mapping[str, str] | None = None
+    programs: Mapping[str, int] = field(default_factory=dict)
     catalogue: dict[str, dict[str, str]] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
 class Context:
-    """The operator's parts."""
+    """The operator's parts.
+
+    Args:
+        written: resource version of the last status written, until the watch has shown it or a newer one.
+        valid: languages and digests of sources that a runtime has found valid lately.
+    """
 
     settings: OperatorSettings
     clock: Clock
@@ -62,6 +70,7 @@ class Context:
     defaults: WorkerDefaults
     namespaces: Sequence[str]
     written: dict[Key, int] = field(default_factory=dict)
+    valid: OrderedDict[str, None] = field(default_factory=OrderedDict)
 
     @property
     def unix_s(self) -> float:

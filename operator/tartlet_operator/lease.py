@@ -54,8 +54,13 @@ class Leader:
 
     @property
     def retry_s(self) -> float:
-        """Between tries to take the Lease, and between renewals."""
+        """Between tries to take the Lease."""
         return self._duration_s / 5
+
+    @property
+    def renew_s(self) -> float:
+        """Between renewals; one that failed is tried again sooner."""
+        return self._duration_s / 3
 
     async def acquire(self) -> None:
         """Return when this replica holds the Lease."""
@@ -83,13 +88,14 @@ class Leader:
         Raises:
             Unavailable: it is another's, or couldn't be renewed for two thirds of its time: another may soon take it.
         """
-        renewed_s = self._clock.now()
+        renewed_s, wait_s = self._clock.now(), self.renew_s
         while True:
-            await asyncio.sleep(self.retry_s)
+            await asyncio.sleep(wait_s)
+            wait_s = self._duration_s / 15
             try:
-                async with asyncio.timeout(self._duration_s / 3):
+                async with asyncio.timeout(self._duration_s / 4):
                     self._lease = await self._api.replace(self._manifest(self._lease))
-                renewed_s = self._clock.now()
+                renewed_s, wait_s = self._clock.now(), self.renew_s
                 continue
             except ApiError as e:
                 if e.status == 409 and not await self._still_ours():

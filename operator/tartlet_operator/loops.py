@@ -19,6 +19,8 @@ log = logging.getLogger("tartlet.operator")
 
 UNREACHABLE_S: Final = 3.0
 """Control may be gone this long before statuses say that nobody knows."""
+PROGRAMS_S: Final = 15.0
+"""So often at most is a pool's status written only because other programs run."""
 _IDLE_POLL_FACTOR: Final = 5
 _BACKLOG: Final = 1000
 
@@ -28,12 +30,19 @@ def engines_of(state: Mapping[str, Any]) -> dict[str, str]:
     return {str(e["id"]): str(e["state"]) for e in state.get("engines", ())}
 
 
+def programs_of(state: Mapping[str, Any]) -> dict[str, int]:
+    """Programs by engine id."""
+    return {str(e["id"]): int(e["programs"]) for e in state.get("engines", ())}
+
+
 class ControlPoll:
     """Asks control for its state: engines for the pools, its incarnation for the catalogue."""
 
     def __init__(self, ctx: Context) -> None:
         self._ctx = ctx
         self._answered_s = ctx.clock.now()
+        self._told: Mapping[str, int] = {}
+        self._told_s = self._answered_s
 
     async def run(self) -> None:
         """Poll until cancelled; less often while there is no pool to tell about."""
@@ -54,15 +63,18 @@ class ControlPoll:
         except TartletError as e:
             if now - self._answered_s > UNREACHABLE_S and view.engines is not None:
                 log.warning("%s", e)
-                self._tell(None)
+                self._tell(None, {})
             return
         self._answered_s = self._ctx.clock.now()
-        self._tell(engines_of(state))
+        self._tell(engines_of(state), programs_of(state))
 
-    def _tell(self, engines: Mapping[str, str] | None) -> None:
-        if engines == self._ctx.view.engines:
+    def _tell(self, engines: Mapping[str, str] | None, programs: Mapping[str, int]) -> None:
+        """Have pools looked at: at once when an engine's state has changed, now and then when only programs have."""
+        view, now = self._ctx.view, self._ctx.clock.now()
+        same, view.engines, view.programs = engines == view.engines, engines, programs
+        if same and (programs == self._told or now - self._told_s < PROGRAMS_S):
             return
-        self._ctx.view.engines = engines
+        self._told, self._told_s = programs, now
         for pool in list(self._ctx.store.pools):
             self._ctx.queue.add(pool)
 

@@ -14,6 +14,7 @@ RECONCILE_DURATION: Final = "tartlet.operator.reconcile.duration"  # s
 RECONCILES: Final = "tartlet.operator.reconciles"
 RECONCILE_ERRORS: Final = "tartlet.operator.reconcile.errors"
 STATUS_WRITES: Final = "tartlet.operator.status.writes"
+VALIDATION_DURATION: Final = "tartlet.operator.validation.duration"  # s
 OBJECTS: Final = "tartlet.operator.objects"
 QUEUE: Final = "tartlet.operator.queue"
 LEADING: Final = "tartlet.operator.leading"
@@ -28,6 +29,7 @@ class Metrics:
     ) -> None:
         meter = telemetry.meter()
         self._duration = meter.create_histogram(RECONCILE_DURATION, "s", "time to bring an object about")
+        self._validation = meter.create_histogram(VALIDATION_DURATION, "s", "time a runtime took to judge a source")
         self._reconciles = meter.create_counter(RECONCILES, description="objects looked at")
         self._errors = meter.create_counter(RECONCILE_ERRORS, description="failures by reason")
         self._writes = meter.create_counter(STATUS_WRITES, description="statuses written")
@@ -45,6 +47,10 @@ class Metrics:
         """An object was looked at."""
         self._reconciles.add(1, {"kind": kind})
         self._duration.record(seconds, {"kind": kind})
+
+    def validated(self, seconds: float) -> None:
+        """A runtime has judged a source."""
+        self._validation.record(seconds)
 
     def failed(self, kind: str, reason: str) -> None:
         """An object couldn't be brought about."""

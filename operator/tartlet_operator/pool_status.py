@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from tartlet_operator.api.engine_pool import EnginePoolStatus, EngineStatus
@@ -77,6 +77,7 @@ class PoolFacts:
         deployment: after it was applied.
         pods: the pool's, those that go away too.
         engines: state by id (a pod's name) as control tells; None: control doesn't answer.
+        programs: how many each engine has, as control told last.
     """
 
     name: str
@@ -85,6 +86,7 @@ class PoolFacts:
     deployment: DeploymentFacts
     pods: Sequence[PodFacts]
     engines: Mapping[str, str] | None
+    programs: Mapping[str, int] = field(default_factory=dict)
 
 
 def status(facts: PoolFacts, old: EnginePoolStatus, now: str) -> EnginePoolStatus:
@@ -93,7 +95,7 @@ def status(facts: PoolFacts, old: EnginePoolStatus, now: str) -> EnginePoolStatu
     `Ready` is True only when the Deployment has seen its newest spec, every pod is of it, and as many engines as asked
     for take programs; so it is never True for an older generation, nor during a rollout.
     """
-    engines = [_engine(p, facts.engines) for p in sorted(facts.pods, key=lambda p: p.name)]
+    engines = [_engine(p, facts) for p in sorted(facts.pods, key=lambda p: p.name)]
     ready = sum(e.state == "Ready" for e in engines)
     wants = _conditions(facts, old, ready)
     return EnginePoolStatus(
@@ -193,9 +195,14 @@ def _why(facts: PoolFacts, ready: int, trouble: PodFacts | None, counts: str, *,
     return Reason.ENGINES_MISSING, counts
 
 
-def _engine(pod: PodFacts, engines: Mapping[str, str] | None) -> EngineStatus:
+def _engine(pod: PodFacts, facts: PoolFacts) -> EngineStatus:
     return EngineStatus(
-        pod=pod.name, state=_state(pod, engines), reason=pod.reason[:256], node=pod.node, address=pod.address
+        pod=pod.name,
+        state=_state(pod, facts.engines),
+        reason=pod.reason[:256],
+        programs=facts.programs.get(pod.name, 0),
+        node=pod.node,
+        address=pod.address,
     )
 
 

@@ -21,6 +21,7 @@ from tartlet_operator.store import InferletSeen
 from tartlet_protos import control_pb2
 
 _PROBLEM_RETRY_S: Final = 30.0
+_REMEMBERED: Final = 4096
 _NOT_THE_SOURCE: Final = 400
 """Errors from here on are the system's: another try may succeed, whatever the source."""
 _LANGUAGES: Final = {"Python": Language.PYTHON, "Wasm": Language.WASM}
@@ -55,11 +56,6 @@ async def reconcile(ctx: Context, key: Key, body: Mapping[str, Any]) -> float | 
     await ctx.write_status(key, meta, old, new, happenings(old, new))
     _remember(ctx, key, inferlet.spec, new, print_ if verdict.ready == "True" else "")
     return again_s
-
-
-def gone(ctx: Context, key: Key) -> None:
-    """Nothing outside of the API keeps an Inferlet but the catalogue; `forget_entry` follows."""
-    ctx.store.forget(key)
 
 
 async def forget_entry(ctx: Context, key: Key) -> None:
@@ -98,12 +94,22 @@ async def _catalogued(
 
 
 async def _validate(ctx: Context, wanted: control_pb2.CatalogueEntry) -> None:
+    digest = f"{wanted.source.language} {wanted.source.digest}"
+    if digest in ctx.valid:
+        ctx.valid.move_to_end(digest)
+        return
+    started = ctx.clock.now()
     language = Language.PYTHON if wanted.source.filename.endswith(".py") else Language.WASM
     try:
         async with asyncio.timeout(VALIDATE_TIMEOUT_S):
             await ctx.client.validate(Source(wanted.source.data, language, wanted.source.filename))
     except TimeoutError as e:
         raise Unavailable(what="the runtime", detail=f"no answer in {VALIDATE_TIMEOUT_S:g} s") from e
+    finally:
+        ctx.metrics.validated(ctx.clock.now() - started)
+    ctx.valid[digest] = None
+    while len(ctx.valid) > _REMEMBERED:
+        ctx.valid.popitem(last=False)
 
 
 def _digest(old: InferletStatus) -> str:

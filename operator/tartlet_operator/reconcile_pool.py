@@ -36,6 +36,7 @@ async def reconcile(ctx: Context, key: Key, body: Mapping[str, Any]) -> float | 
         deployment=DeploymentFacts.of(live),
         pods=[PodFacts.of(p) for p in pods],
         engines=ctx.view.engines,
+        programs=ctx.view.programs,
     )
     new = status(facts, old, ctx.now)
     await ctx.write_status(key, meta, old, new, happenings(old, new))

@@ -1,36 +1,47 @@
 """kopf's part: it lists and watches; every event goes into the work queue, and kopf writes nothing.
 
 Ordinary kopf handlers keep diffs in annotations, write two or three times an object and hold whole bodies; measured at
-ten thousand objects they took eight times the memory and never finished. So: `on.event` only.
+ten thousand objects they took eight times the memory and never finished. So: `on.event` only, and what kopf prepares
+for the others at every event (a deep copy of the body, to compare) is left out.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import asyncio
+import contextlib
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final
 
+import aiohttp
 import kopf
 
 from tartlet_operator.access import ApiAccess
 from tartlet_operator.api import GROUP, RESOURCES, VERSION
+from tartlet_operator.kube import version
 from tartlet_operator.meta import POOL_LABEL, Key
 from tartlet_operator.store import Store
 from tartlet_operator.work_queue import WorkQueue
 
 WATCHES_A_NAMESPACE: Final = 7
 _PARTS: Final = ("apiVersion", "kind", "spec", "status")
+_META: Final = ("namespace", "name", "uid", "generation", "resourceVersion", "deletionTimestamp")
+_PAGE: Final = 250
+_PAGE_WAIT_S: Final = 5.0
+"""At most so long is a page waited with: the API server lets a list be continued for five minutes."""
 
 
 class Watch:
     """Feeds the queue from kopf's events.
 
     Args:
+        written: resource versions of our own last writes.
         heard: called at every event: the age of the last one tells whether watching works.
     """
 
-    def __init__(self, queue: WorkQueue, store: Store, heard: Callable[[], None]) -> None:
+    def __init__(self, queue: WorkQueue, store: Store, written: dict[Key, int], heard: Callable[[], None]) -> None:
         self._queue = queue
         self._store = store
+        self._written = written
         self._heard = heard
 
     def registry(self, access: ApiAccess, *, namespaces: int, lease: str) -> kopf.OperatorRegistry:
@@ -44,7 +55,7 @@ class Watch:
         @kopf.on.login(registry=registry)
         async def login(**_: Any) -> kopf.AiohttpSession:
             # as many connections as watches, and some to list; kopf's own session knows no bound
-            session = access.session(limit=WATCHES_A_NAMESPACE * namespaces + 4)
+            session = access.session(WATCHES_A_NAMESPACE * namespaces + 4, self._unhurried)
             return kopf.AiohttpSession(server=access.server, aiohttp_session=session)
 
         for resource in RESOURCES:
@@ -56,6 +67,16 @@ class Watch:
             kopf.on.event("coordination.k8s.io", "v1", "leases", registry=registry, id="leases")(self._lease)
         return registry
 
+    async def _unhurried(
+        self, request: aiohttp.ClientRequest, handler: aiohttp.ClientHandlerType
+    ) -> aiohttp.ClientResponse:
+        """A list's next page waits until the last one is worked on: bodies that wait are what takes the memory."""
+        if "continue" in request.url.query:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_PAGE_WAIT_S):
+                    await self._queue.room(2 * _PAGE)
+        return await handler(request)
+
     async def _own(self, event: Mapping[str, Any], **_: Any) -> None:
         self._heard()
         body = event["object"]
@@ -64,6 +85,8 @@ class Watch:
         if event["type"] == "DELETED":
             self._queue.add(key)
             self._queue.forget(key)
+        elif self._written.get(key) == version(body) and observed(body):
+            del self._written[key]  # no news: our own write comes back, and the spec is still the one that it is of
         else:
             self._queue.add(key, slim(body))
 
@@ -84,20 +107,60 @@ class Watch:
         self._heard()
 
 
+def observed(body: Mapping[str, Any]) -> bool:
+    """Whether the status speaks of the newest spec."""
+    generation = (body.get("status") or {}).get("observedGeneration")
+    return bool(generation == body["metadata"].get("generation"))
+
+
 def slim(body: Mapping[str, Any]) -> dict[str, Any]:
     """A body without what nobody reads: managedFields alone are often larger than the rest."""
-    meta = {k: v for k, v in body["metadata"].items() if k != "managedFields"}
-    return {"metadata": meta, **{part: body[part] for part in _PARTS if part in body}}
+    meta = body["metadata"]
+    return {"metadata": {k: meta[k] for k in _META if k in meta}, **{k: body[k] for k in _PARTS if k in body}}
 
 
 def tune(settings: kopf.OperatorSettings, lease: str) -> None:
     """kopf as a lister and watcher that writes nothing, lists in pages and ends workers soon."""
     settings.posting.enabled = False
     settings.scanning.disabled = True
-    settings.watching.chunk_size = 500
+    settings.watching.chunk_size = _PAGE
+    settings.persistence.diffbase_storage = _NoDiffs()
+    settings.persistence.progress_storage = _NoProgress()
     settings.queueing.idle_timeout = 0.05
     settings.process.ultimate_exiting_timeout = None
     settings.watching.label_selectors["apps", "v1", "deployments"] = POOL_LABEL
     settings.watching.label_selectors["", "v1", "pods"] = POOL_LABEL
     if lease:
         settings.watching.field_selectors["coordination.k8s.io", "v1", "leases"] = f"metadata.name={lease}"
+
+
+class _NoDiffs(kopf.DiffBaseStorage):
+    """No handler asks for differences."""
+
+    def build(self, *, body: kopf.Body, extra_fields: Iterable[Any] | None = None) -> kopf.BodyEssence:
+        return kopf.BodyEssence()
+
+    def fetch(self, *, body: kopf.Body) -> kopf.BodyEssence | None:
+        return None
+
+    def store(self, *, body: kopf.Body, patch: kopf.Patch, essence: kopf.BodyEssence) -> None:
+        """Nothing is kept."""
+
+
+class _NoProgress(kopf.ProgressStorage):
+    """No handler has progress to be kept."""
+
+    def fetch(self, *, key: Any, body: kopf.Body) -> Any:
+        return None
+
+    def store(self, *, key: Any, record: Any, body: kopf.Body, patch: kopf.Patch) -> None:
+        """Nothing is kept."""
+
+    def purge(self, *, key: Any, body: kopf.Body, patch: kopf.Patch) -> None:
+        """Nothing is kept."""
+
+    def touch(self, *, body: kopf.Body, patch: kopf.Patch, value: str | None) -> None:
+        """Nothing is kept."""
+
+    def clear(self, *, essence: kopf.BodyEssence) -> kopf.BodyEssence:
+        return essence

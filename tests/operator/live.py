@@ -17,8 +17,7 @@ from typing import Any
 
 from tartlet.local import LocalStack, StackConfig
 from tests.operator.api_server import ApiServer, Refused, _free_port
-from tests.operator.objects import manifest
-from tests.operator.test_validation import path
+from tests.operator.objects import manifest, path
 
 ENGINE = "pool-pod-0"
 """Name of the stack's engine; a pod of this name is taken for its pod."""

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
-from tartlet_operator.api import EnginePool, Inferlet, InferletRun
+from tartlet_operator.api import RESOURCES, EnginePool, Inferlet, InferletRun
 from tartlet_operator.api.common import API_VERSION
 from tartlet_operator.meta import Meta
 
@@ -23,6 +23,11 @@ def body(kind: str, name: str, spec: dict[str, Any], status: dict[str, Any] | No
 
 def manifest(kind: str, name: str, spec: dict[str, Any]) -> dict[str, Any]:
     return {"apiVersion": API_VERSION, "kind": kind, "metadata": {"name": name}, "spec": spec}
+
+
+def path(namespace: str, kind: str, name: str = "") -> str:
+    plural = next(r.plural for r in RESOURCES if r.kind == kind)
+    return f"/apis/{API_VERSION}/namespaces/{namespace}/{plural}" + (f"/{name}" if name else "")
 
 
 def pool(**spec: Any) -> EnginePool:

@@ -84,7 +84,8 @@ async def test_a_pool_from_its_manifest_to_serving_and_back(
         assert seen_s < 2.0
         status = it.get("EnginePool", "pool")["status"]
         assert (status["replicas"], status["readyReplicas"], status["updatedReplicas"]) == (1, 1, 1)
-        assert status["engines"] == [{"pod": ENGINE, "state": "Ready", "reason": "", "node": "", "address": "10.0.0.1"}]
+        engine = {"pod": ENGINE, "state": "Ready", "reason": "", "programs": 0, "node": "", "address": "10.0.0.1"}
+        assert status["engines"] == [engine]
         assert "tartlet.dev/pool=pool" in status["selector"]
         scale = it.core("GET", "apis/tartlet.dev/v1alpha1", "enginepools/pool/scale")
         assert (scale["status"]["replicas"], scale["status"]["selector"]) == (1, status["selector"])

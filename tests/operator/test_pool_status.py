@@ -179,3 +179,8 @@ def test_pods_are_read_from_their_bodies() -> None:
     assert (made.reason, made.terminating) == ("Unschedulable", True)
     calm = {"state": {"waiting": {"reason": "ContainerCreating"}}}
     assert PodFacts.of({"metadata": {"name": "x"}, "status": {"containerStatuses": [calm]}}).reason == ""
+
+
+def test_programs_are_shown_by_engine() -> None:
+    s = status(facts(2, programs={"p-1": 3, "elsewhere": 9}), NONE, NOW)
+    assert [(e.pod, e.programs) for e in s.engines] == [("p-0", 0), ("p-1", 3)]

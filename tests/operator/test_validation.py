@@ -9,9 +9,8 @@ import pytest
 import yaml
 
 from tartlet_operator.api import RESOURCES
-from tartlet_operator.api.common import API_VERSION
 from tests.operator.api_server import ApiServer, Refused
-from tests.operator.objects import manifest
+from tests.operator.objects import manifest, path
 
 FAKE = {"model": {"name": "m"}, "engine": {"backend": "Fake"}}
 CLAIM = {"name": "m", "volumeClaim": {"claimName": "c"}}
@@ -89,11 +88,6 @@ BAD: list[tuple[str, str, dict[str, Any], str, str]] = [
     ("InferletRun", "a", {"inferlet": "i", "deadlineSeconds": 0}, "spec.deadlineSeconds", "greater than or equal to 1"),
     ("InferletRun", "a", {"inferlet": "i", "retries": 99}, "spec.retries", "less than or equal to 10"),
 ]
-
-
-def path(namespace: str, kind: str, name: str = "") -> str:
-    plural = next(r.plural for r in RESOURCES if r.kind == kind)
-    return f"/apis/{API_VERSION}/namespaces/{namespace}/{plural}" + (f"/{name}" if name else "")
 
 
 @pytest.mark.parametrize(("kind", "name", "spec", "field", "remedy"), BAD)

@@ -240,6 +240,7 @@ class EngineStatus(ApiModel):
         "`Unknown`."
     )
     reason: Annotated[str, Field(max_length=256)] = Field(default="", description="Why it isn't ready.")
+    programs: int = Field(default=0, ge=0, description="Programs on it; brought up to date every 15 s.")
     node: Annotated[str, Field(max_length=253)] = Field(default="", description="Where it runs.")
     address: Annotated[str, Field(max_length=64)] = Field(default="", description="The pod's address.")
 

@@ -1,0 +1,57 @@
+"""Puts that come together go together, and each has its own answer."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tartlet_common import rpc
+from tartlet_common.errors import InvalidSource, Unavailable
+from tartlet_control.catalogue import Catalogue
+from tartlet_control.server_catalogue import CatalogueService
+from tartlet_operator.control_link import ControlLink
+from tartlet_protos import common_pb2, control_pb2, control_pb2_grpc
+
+
+class Counting(CatalogueService):
+    """The real service; keeps how many entries each request had."""
+
+    def __init__(self) -> None:
+        super().__init__(Catalogue())
+        self.sizes: list[int] = []
+
+    async def Put(self, request: control_pb2.PutRequest, context: Any) -> control_pb2.PutReply:
+        self.sizes.append(len(request.entries))
+        return await super().Put(request, context)
+
+
+def entry(name: str, data: bytes = b"pass") -> control_pb2.CatalogueEntry:
+    source = common_pb2.Source(language=common_pb2.Source.PYTHON, filename=f"{name}.py", data=data)
+    return control_pb2.CatalogueEntry(tenant="t", name=name, source=source)
+
+
+async def test_many_puts_are_few_requests_with_an_answer_for_each(run_dir: Path) -> None:
+    address, service = f"unix:{run_dir}/control.sock", Counting()
+    server = await rpc.make_server(lambda s: control_pb2_grpc.add_CatalogueServicer_to_server(service, s), address)
+    link = ControlLink(address, None)
+    try:
+        names = [f"i{n}" for n in range(50)]
+        answers = await asyncio.gather(
+            *(link.put(entry(name, b"" if name == "i7" else b"pass")) for name in names), return_exceptions=True
+        )
+        assert [n for n, answer in zip(names, answers, strict=True) if answer is not None] == ["i7"]
+        assert isinstance(answers[7], InvalidSource)
+        assert set(await link.fingerprints("t")) == set(names) - {"i7"}
+        assert sum(service.sizes) == 50
+        assert len(service.sizes) <= 3
+        large = [link.put(entry(f"large{n}", bytes([n]) * (1 << 20))) for n in range(1, 7)]
+        await asyncio.gather(*large)
+        assert max(service.sizes[-4:]) <= 2, "a message holds no three of them"
+    finally:
+        await server.stop(None)
+    with pytest.raises(Unavailable):
+        await link.put(entry("late"))
+    await link.close()

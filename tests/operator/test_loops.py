@@ -1,0 +1,56 @@
+"""When pools are looked at because of what control tells."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+from tartlet_common.clock import ManualClock
+from tartlet_operator.context import ControlView
+from tartlet_operator.inferlet_status import PoolSeen
+from tartlet_operator.loops import PROGRAMS_S, ControlPoll
+from tartlet_operator.meta import Key
+from tartlet_operator.store import Store
+from tartlet_operator.work_queue import WorkQueue
+
+
+class Control:
+    """Tells what the test says."""
+
+    def __init__(self) -> None:
+        self.engine = {"id": "p-0", "state": "ready", "programs": 0}
+
+    async def state(self) -> dict[str, Any]:
+        return {"incarnation": "one", "engines": [dict(self.engine)]}
+
+
+async def test_states_are_told_at_once_and_programs_now_and_then() -> None:
+    control, clock, store, queue = Control(), ManualClock(), Store(), WorkQueue()
+    store.pools[Key("EnginePool", "ns", "p")] = PoolSeen("p", "m", ready=True)
+    ctx: Any = SimpleNamespace(
+        control=control, clock=clock, store=store, queue=queue, view=ControlView(), namespaces=[], settings=None
+    )
+    poll = ControlPoll(ctx)
+
+    async def looked_at() -> bool:
+        before = queue._pending.copy()
+        queue._pending.clear()
+        await poll.once()
+        told = bool(queue._pending)
+        queue._pending.clear()
+        assert not before
+        return told
+
+    assert await looked_at()
+    assert not await looked_at()
+    seen = []
+    for second in range(1, 61):  # a minute of one launch a second
+        clock.advance(1.0)
+        control.engine["programs"] = second
+        seen.append(await looked_at())
+    assert sum(seen) == 60 / PROGRAMS_S
+    assert ctx.view.programs == {"p-0": 60}
+    control.engine["state"] = "draining"
+    assert await looked_at()
+    clock.advance(3600.0)
+    assert not await looked_at(), "nothing has changed"
