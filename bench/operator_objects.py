@@ -1,0 +1,144 @@
+"""Inferlets for the operator's benchmark: made through a bare client, and watched until they are Ready."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import re
+import time
+from collections.abc import AsyncIterator, Iterable, Sequence
+from contextlib import asynccontextmanager
+from typing import Self
+
+import aiohttp
+
+from bench import report
+from tartlet_operator.api.common import API_VERSION
+from tests.operator.api_server import TOKEN, ApiServer
+
+NAMESPACE = "bench"
+SOURCES = 100
+_BYTES = 2048
+_AT_ONCE = 16
+_STALLED_S = 90.0
+_PATH = f"/apis/{API_VERSION}/namespaces/{NAMESPACE}/inferlets"
+_READY = b'"status":"True","type":"Ready"'
+_NAME = re.compile(rb'"name":"([^"]+)"')  # fields are sorted: the object's own is the first
+_PROGRAM = '''"""Program {number}: answers with what it was given."""
+
+import inferlet
+
+{words}
+
+
+async def main():
+    return await inferlet.receive()
+'''
+
+
+def source(number: int) -> str:
+    """One of the distinct programs, 2 KiB of Python."""
+    rng = random.Random(number)
+    words = "".join(f"# {''.join(rng.choices('abcdefghij klmnopq', k=76))}\n" for _ in range(24))
+    return _PROGRAM.format(number=number, words=words)[:_BYTES]
+
+
+@asynccontextmanager
+async def client(server: ApiServer) -> AsyncIterator[aiohttp.ClientSession]:
+    """A bare client of the API server."""
+    async with aiohttp.ClientSession(
+        base_url=server.base,
+        connector=aiohttp.TCPConnector(limit=_AT_ONCE + 1, ssl=server.tls or True),
+        headers={"Authorization": f"Bearer {TOKEN}"},
+        timeout=aiohttp.ClientTimeout(total=None),
+    ) as session:
+        yield session
+
+
+async def create(session: aiohttp.ClientSession, name: str, text: str) -> None:
+    """Make one Inferlet."""
+    spec = {"source": {"inline": text}}
+    body = {"apiVersion": API_VERSION, "kind": "Inferlet", "metadata": {"name": name}, "spec": spec}
+    async with session.post(_PATH, data=json.dumps(body), headers={"Content-Type": "application/json"}) as reply:
+        if reply.status != 201:
+            raise RuntimeError(f"{name} was refused: {await reply.text()}")
+
+
+async def create_all(session: aiohttp.ClientSession, names: Sequence[str], texts: Sequence[str]) -> float:
+    """Make many, the programs in turn; how long it took, s."""
+    left = iter(range(len(names)))
+
+    async def some() -> None:
+        for i in left:
+            await create(session, names[i], texts[i % len(texts)])
+
+    started = time.perf_counter()
+    async with asyncio.TaskGroup() as tasks:
+        for _ in range(_AT_ONCE):
+            tasks.create_task(some())
+    return time.perf_counter() - started
+
+
+async def versions(session: aiohttp.ClientSession) -> dict[str, str]:
+    """Resource version of every Inferlet, by name."""
+    out: dict[str, str] = {}
+    params = {"limit": "1000"}
+    headers = {"Accept": "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"}
+    while True:
+        async with session.get(_PATH, params=params, headers=headers) as reply:
+            page = await reply.json()
+        out |= {o["metadata"]["name"]: o["metadata"]["resourceVersion"] for o in page["items"]}
+        if not page["metadata"].get("continue"):
+            return out
+        params["continue"] = page["metadata"]["continue"]
+
+
+class Watch:
+    """Sees when each Inferlet becomes Ready."""
+
+    def __init__(self, session: aiohttp.ClientSession) -> None:
+        self._session = session
+        self._news = asyncio.Event()
+        self.ready_s: dict[str, float] = {}
+
+    async def __aenter__(self) -> Self:
+        async with self._session.get(_PATH, params={"limit": "1"}) as reply:
+            since = (await reply.json())["metadata"]["resourceVersion"]
+        self._task = asyncio.create_task(self._run(since), name="watch")
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._task.cancel()
+        await asyncio.gather(self._task, return_exceptions=True)
+
+    async def until(self, names: Iterable[str], what: str = "") -> float:
+        """When the last of these was seen Ready, by `time.perf_counter`; `what`: say how far it is."""
+        waiting, said = set(names), time.perf_counter()
+        total = len(waiting)
+        while waiting := {name for name in waiting if name not in self.ready_s}:
+            if what and time.perf_counter() - said >= 5.0:
+                said = time.perf_counter()
+                report.progress(f"{what}: {total - len(waiting):,} of {total:,} Ready")
+            self._news.clear()
+            if self._task.done():
+                self._task.result()
+                raise RuntimeError("the watch has ended")
+            async with asyncio.timeout(_STALLED_S):
+                await self._news.wait()
+            if len(waiting) > 1:
+                await asyncio.sleep(0.02)  # else it would compare thousands of names at every event
+        return max(self.ready_s.values(), default=0.0)
+
+    async def _run(self, since: str) -> None:
+        params = {"watch": "true", "resourceVersion": since}
+        rest = b""
+        async with self._session.get(_PATH, params=params) as reply:
+            async for data in reply.content.iter_any():
+                now = time.perf_counter()
+                *lines, rest = (rest + data).split(b"\n")
+                for line in lines:
+                    name = _NAME.search(line) if _READY in line else None
+                    if name is not None:
+                        self.ready_s.setdefault(name[1].decode(), now)
+                self._news.set()

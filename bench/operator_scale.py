@@ -1,0 +1,244 @@
+"""The operator with a thousand and more Inferlets of 100 distinct sources, against a real API server with its etcd.
+
+For each number of objects: they are made while no operator runs; it is started, and the time until the last of them is
+seen Ready is taken, with its processor time and what it wrote; then a minute in which nothing happens; then some more
+are made one by one; then it is started again and has nothing to write. Control, a runtime and a fake engine are real
+processes: validation is what a runtime does. Run it with `python -m bench.operator_scale`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import astuple, dataclass
+from pathlib import Path
+
+import numpy as np
+
+from bench import report
+from bench.operator_objects import NAMESPACE, SOURCES, Watch, client, create, create_all, source, versions
+from bench.operator_place import Memory, api_server, compile_once, cpu_s, sample, scheduled_s, writes
+from bench.stack import running
+from tartlet_common.settings import OperatorSettings
+from tests.operator.api_server import ApiServer
+from tests.operator.live import OperatorProcess
+
+OBJECTS = (1_000, 5_000, 10_000)
+READY_S = {1_000: 5.0, 10_000: 25.0}
+FLAGS = ("--lease-duration-s=15", "--poll-s=1", "--log-level=warning")  # as they are by default, and quiet
+_PAUSE_S = 0.1
+_SETTLED_S = 120.0
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What one number of objects took; seconds, MiB, milliseconds."""
+
+    ready_s: float  # validation not counted
+    validation_s: float
+    writes: float  # an object
+    cpu_s: float
+    peak: float
+    rss: float
+    pss: float
+    steady: float  # share of a core
+    restart_s: float
+    restart_writes: float
+    restart_cpu_s: float
+    more_ms: float
+    more_p99_ms: float
+
+
+ROWS: Sequence[tuple[str, str, Callable[[Measured], float]]] = (
+    ("all Ready, validation not counted, s", "1,000: 5; 10,000: 25", lambda m: m.ready_s),
+    ("validation, s", "", lambda m: m.validation_s),
+    ("writes an object", "1", lambda m: m.writes),
+    ("operator's CPU until all are Ready, s", "10,000: 10", lambda m: m.cpu_s),
+    ("its memory: peak RSS, MiB", "10,000: 100", lambda m: m.peak),
+    ("  RSS when settled", "", lambda m: m.rss),
+    ("  PSS when settled", "", lambda m: m.pss),
+    ("a minute's steady CPU, thousandths of a core", "1", lambda m: m.steady * 1e3),
+    ("restart until all were looked at, s", "10,000: 6", lambda m: m.restart_s),
+    ("  writes", "0", lambda m: m.restart_writes),
+    ("  CPU, s", "", lambda m: m.restart_cpu_s),
+    ("one more until it is Ready, median ms", "10", lambda m: m.more_ms),
+    ("  p99 ms", "", lambda m: m.more_p99_ms),
+)
+
+
+async def _settled(operator: OperatorProcess, objects: int) -> str:
+    """Wait until the operator knows all of them as ready and nothing waits; its page of metrics."""
+    async with asyncio.timeout(_SETTLED_S):
+        while True:
+            try:
+                page = await asyncio.to_thread(operator.get, "metrics")
+            except OSError:  # it isn't up yet
+                page = ""
+            ready = sample(page, "tartlet_operator_objects", kind="Inferlet", state="ready")
+            if ready == objects and not sample(page, "tartlet_operator_queue"):
+                return page
+            await asyncio.sleep(0.1)
+
+
+def _pid(operator: OperatorProcess) -> int:
+    if operator.child is None:
+        raise RuntimeError("it was not started")
+    return operator.child.pid
+
+
+async def measure(server: ApiServer, objects: int, steady_s: float, more: int) -> Measured:
+    """One number of objects, from none."""
+    what = f"operator: {objects:,} objects"
+    texts = [source(n) for n in range(SOURCES)]
+    names = [f"i{n:05d}" for n in range(objects)]
+    later = [f"more{n:05d}" for n in range(more)]
+    server.create_namespace(NAMESPACE)
+    async with running(engine="fake") as address, client(server) as session:
+        took_s = await create_all(session, names, texts)
+        report.progress(f"{what}: made at {objects / took_s:.0f} a second")
+        operator = OperatorProcess(server, NAMESPACE, Path(address.removeprefix("unix:")).parent, FLAGS)
+        try:
+            async with Watch(session) as watch:
+                before = writes(server)
+                started = time.perf_counter()
+                operator.start()
+                ready_s = await watch.until(names, what) - started
+                used_s = cpu_s(_pid(operator))
+                page = await _settled(operator, objects)
+                wrote = writes(server) - before
+                waited_s = sample(page, "tartlet_operator_validation_duration_seconds_sum")
+                validation_s = waited_s / OperatorSettings().concurrency  # its workers validate at once
+                memory = Memory.of(_pid(operator))
+                report.progress(f"{what}: Ready in {ready_s:.1f} s, writes: {dict(wrote)}; idle for {steady_s:.0f} s")
+                await asyncio.sleep(2.0)
+                idle_s = scheduled_s(_pid(operator))
+                await asyncio.sleep(steady_s)
+                idle_s = scheduled_s(_pid(operator)) - idle_s
+                report.progress(f"{what}: {more} more, one by one")
+                more_ms = [await _one_more(session, watch, name, texts[n % SOURCES]) for n, name in enumerate(later)]
+                await _settled(operator, objects + more)
+            operator.stop()
+            report.progress(f"{what}: restart")
+            seen, before = await versions(session), writes(server)
+            started = time.perf_counter()
+            operator.start()
+            await _settled(operator, objects + more)
+            restart_s, restart_cpu_s = time.perf_counter() - started, cpu_s(_pid(operator))
+            await asyncio.sleep(1.0)
+            again = sum((writes(server) - before).values())
+            if seen != await versions(session):
+                raise RuntimeError("a restart changed objects")
+        finally:
+            if operator.child is not None:
+                operator.stop()
+    return Measured(
+        ready_s=ready_s - validation_s,
+        validation_s=validation_s,
+        writes=sum(wrote.values()) / objects,
+        cpu_s=used_s,
+        peak=memory.peak,
+        rss=memory.rss,
+        pss=memory.pss,
+        steady=idle_s / steady_s,
+        restart_s=restart_s,
+        restart_writes=again,
+        restart_cpu_s=restart_cpu_s,
+        more_ms=float(np.median(more_ms)),
+        more_p99_ms=float(np.percentile(more_ms, 99)),
+    )
+
+
+async def _one_more(session: object, watch: Watch, name: str, text: str) -> float:
+    """From the request that makes it to the event that shows it Ready, ms; its source was validated before."""
+    await asyncio.sleep(_PAUSE_S)
+    started = time.perf_counter()
+    await create(session, name, text)  # type: ignore[arg-type]
+    await watch.until([name])
+    return (watch.ready_s[name] - started) * 1e3
+
+
+def table(measured: dict[int, Measured]) -> report.Report:
+    """A column a number of objects, a row for each thing measured, its goal beside."""
+    result = report.Report(
+        "operator",
+        f"The operator with Inferlets of {SOURCES} distinct sources, from none to Ready and idle",
+        ["", *(f"{n:,}" for n in measured), "goal, at most"],
+    )
+    for name, goal, value in ROWS:
+        result.rows.append((name, *(value(m) for m in measured.values()), goal))
+    for n, m in measured.items():
+        if n in READY_S:
+            result.goals.append(
+                report.Goal(f"{n:,} Ready, validation not counted, s", m.ready_s, READY_S[n], at_least=False)
+            )
+    most = max(measured)
+    last = measured[most]
+    result.goals += [
+        report.Goal(name, value, bound, at_least=False)
+        for name, value, bound in (
+            ("writes an object", max(m.writes for m in measured.values()), 1.0),
+            (f"CPU until {most:,} are Ready, s", last.cpu_s, 10.0),
+            (f"peak RSS with {most:,}, MiB", last.peak, 100.0),
+            (f"steady CPU with {most:,}, share of a core", last.steady, 0.001),
+            (f"restart with {most:,}, s", last.restart_s, 6.0),
+            ("writes of a restart", max(m.restart_writes for m in measured.values()), 0.0),
+            (f"one more beside {most:,}, median ms", last.more_ms, 10.0),
+        )
+    ]
+    result.notes.append(
+        "validation: how long the operator's workers waited for the runtime's verdict, over their number"
+    )
+    lines: Sequence[tuple[str, Callable[[Measured], float]]] = (
+        ("all Ready, validation not counted", lambda m: m.ready_s),
+        ("operator's CPU until then", lambda m: m.cpu_s),
+        ("restart without writes", lambda m: m.restart_s),
+    )
+    result.series = [
+        report.Series(label, list(measured), [value(m) for m in measured.values()]) for label, value in lines
+    ]
+    result.x_label, result.y_label = "Inferlets", "s"
+    return result
+
+
+def _median(rounds: Sequence[Measured]) -> Measured:
+    return Measured(*(report.median(values) for values in zip(*map(astuple, rounds), strict=True)))
+
+
+def _counts(text: str) -> list[int]:
+    return sorted(int(part) for part in text.split(","))
+
+
+def main() -> int:
+    """Command line."""
+    parser = report.parser(__doc__)
+    parser.set_defaults(repeat=1)  # six minutes each
+    parser.add_argument("--objects", type=_counts, default=list(OBJECTS), help="how many, separated by commas")
+    parser.add_argument(
+        "--steady", type=float, default=60.0, metavar="S", help="how long to watch it idle (default 60)"
+    )
+    parser.add_argument("--more", type=int, default=50, help="objects made one by one (default 50)")
+    args: argparse.Namespace = parser.parse_args()
+    args.plot.mkdir(parents=True, exist_ok=True)
+    args.json = args.json or args.plot / "operator.json"
+    signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))  # ends everything that was started
+    rounds: dict[int, list[Measured]] = {n: [] for n in args.objects}
+    try:
+        with tempfile.TemporaryDirectory(prefix="tt-pyc-") as directory:
+            compile_once(Path(directory))
+            for _ in range(args.repeat):
+                for n, seen in rounds.items():
+                    report.progress(f"operator: {n:,} objects: an API server starts")
+                    with api_server() as server:
+                        seen.append(asyncio.run(measure(server, n, args.steady, args.more)))
+    except KeyboardInterrupt:
+        return 130
+    return report.emit([table({n: _median(seen) for n, seen in rounds.items()})], args)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
