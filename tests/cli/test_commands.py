@@ -6,6 +6,7 @@ import json
 import re
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -318,6 +319,26 @@ def test_doctor_without_a_server_warns_and_says_what_to_do(run_dir: Path) -> Non
     checks = {check["name"]: check for check in json.loads(out(run_dir, "doctor", "--json"))}
     assert checks["runtime"]["status"] == "warn"
     assert "tartlet serve" in checks["runtime"]["remedy"]
+
+
+def test_doctor_names_the_process_that_an_address_in_use_sends_one_to_look_for(server: Serving) -> None:
+    second = tartlet_cli(server.run_dir, "serve", "--engine", "fake")
+    assert second.returncode == exits.SYSTEM
+    assert f"AddressInUse: {server.run_dir} is in use" in second.stderr
+    assert "`tartlet doctor` names the process" in second.stderr
+    checks = {check["name"]: check["found"] for check in json.loads(out(server.run_dir, "doctor", "--json"))}
+    assert checks["run directory"] == f"{server.run_dir}, in use by process {server.process.pid}"
+    with tempfile.TemporaryDirectory() as other:
+        checks = {check["name"]: check["found"] for check in json.loads(out(Path(other), "doctor", "--json"))}
+        assert checks["run directory"] == f"{other}, free"
+
+
+@pytest.mark.parametrize("name", ["run", "launch", "ps", "doctor"])
+def test_tls_takes_one_line_of_the_help_and_stands_last(name: str, run_dir: Path) -> None:
+    lines = [line.strip() for line in out(run_dir, name, "--help").splitlines()]
+    options = [line for line in lines if line.startswith("-") and not line.startswith("-h,")]
+    assert options[-1].startswith("--tls-certificate, --tls-key, --tls-authority FILE")
+    assert sum("tls" in line for line in options) == 1
 
 
 def test_run_on_a_server_uses_it(server: Serving) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
+import time
 from datetime import UTC
 from typing import TYPE_CHECKING, Any
 
@@ -145,8 +146,6 @@ def _releases(cluster: Cluster, now: Any) -> list[tuple[str, ...]]:
 
 def _logs(name: str, at: Target, *, follow: bool, as_json: bool) -> None:
     """Attach to each of the run's programs in turn, and at its end print what its status keeps of those not seen."""
-    import time
-
     from tartlet_cli.kube.api import RUNS, Cluster
     from tartlet_cli.kube.errors import RunNotStarted
     from tartlet_common.errors import UnknownProgram

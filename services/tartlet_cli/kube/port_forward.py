@@ -22,6 +22,7 @@ from tartlet_common.errors import TartletError
 _DATA, _ERROR = b"\0", b"\1"
 _CHUNK: Final = 64 << 10
 _END_S: Final = 2.0  # for what was written last to get through
+_REST_S: Final = 0.2  # for the rest of a message that has begun; it is gone on with later
 _PROTOCOL = "v4.channel.k8s.io"
 
 
@@ -109,7 +110,6 @@ class PortForward:
             raise self._failed(str(error)) if error.number >= 400 else error from e
         except (OSError, WebSocketException) as e:
             raise self._failed(str(e) or type(e).__name__) from e
-        made.settimeout(READ_S)
         return made
 
     def _accept(self) -> None:
@@ -160,16 +160,21 @@ class PortForward:
                     data = b""
                 if not data:
                     return ""
+                remote.settimeout(READ_S)
                 remote.send_binary(_DATA + data)
             elif not ready and self._closing.is_set():
                 return ""  # the client should have closed it by now
 
     def _receive(self, local: socket.socket, remote: Any, greeted: set[int]) -> str | None:
         """Pass on what has come; a text if the other end has ended."""
-        from websocket import ABNF
+        from websocket import ABNF, WebSocketTimeoutException
 
         while True:
-            opcode, frame = remote.recv_data_frame(True)
+            remote.settimeout(_REST_S)
+            try:
+                opcode, frame = remote.recv_data_frame(True)  # control frames too; pings it answers itself
+            except WebSocketTimeoutException:
+                return None  # what came was TLS's own, or a part
             if opcode == ABNF.OPCODE_CLOSE:
                 return "the pod closed the connection"
             if opcode == ABNF.OPCODE_BINARY and frame.data:
