@@ -215,7 +215,8 @@ class _Session:
             if self._options.kube is not None:
                 from tartlet_cli.kube.client import cluster_client
 
-                async with cluster_client(self._options.kube, self._progress.show) as client:
+                say = self._progress.show if sys.stderr.isatty() else _silent  # it takes no longer than a second
+                async with cluster_client(self._options.kube, say) as client:
                     self._progress.clear()
                     return await self._run_with(client, source, model)
             if self._options.server or self._options.inferlet:  # a catalogue is a running server's
@@ -339,6 +340,10 @@ class _Session:
                 with contextlib.suppress(ProcessLookupError):
                     process.kill()
                 await process.wait()
+
+
+def _silent(_: str) -> None:
+    """Say nothing."""
 
 
 def _sweep(base: Path) -> None:

@@ -6,7 +6,7 @@ import asyncio
 import json
 import sys
 import time
-from datetime import UTC
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -49,8 +49,6 @@ def status(*, as_json: bool, **options: Any) -> None:
       kubectl tartlet status
       kubectl tartlet status -n production --json
     """  # noqa: D301 - \b is click's mark for a paragraph not to be wrapped
-    from datetime import datetime
-
     from tartlet_cli.kube import overview
     from tartlet_cli.kube.api import INFERLETS, POOLS, RUNS, Cluster
     from tartlet_common.errors import TartletError
@@ -122,7 +120,7 @@ def main() -> None:
     cli(prog_name="kubectl tartlet")
 
 
-def _releases(cluster: Cluster, now: Any) -> list[tuple[str, ...]]:
+def _releases(cluster: Cluster, now: datetime) -> list[tuple[str, ...]]:
     """Name, how many runtimes are ready, age; nothing where Services and pods may not be seen, as by viewers."""
     from tartlet_cli.kube.api import PODS, SERVICES
     from tartlet_cli.kube.errors import Forbidden
