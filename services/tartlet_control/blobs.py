@@ -44,6 +44,10 @@ class BlobStore:
         actual = hashlib.sha256(data).hexdigest()
         if actual != digest:
             raise InvalidArgument(argument="digest", detail=f"{digest[:64]!r} is not {actual}")
+        self.keep(digest, data)
+
+    def keep(self, digest: str, data: bytes) -> None:
+        """Keep a blob whose digest was computed on its way here: for a large one that takes longer than a token."""
         if digest in self._blobs:
             return
         self._blobs[digest] = data
@@ -60,7 +64,7 @@ class BlobStore:
             DeadlineExceeded: the sender pauses.
         """
         digest, data = await receive(chunks, BLOB_BYTES, _too_large)
-        self.put(digest, data)
+        self.keep(digest, data)
         return digest
 
 

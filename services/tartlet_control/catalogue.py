@@ -70,6 +70,10 @@ class Catalogue:
             Overloaded: the catalogue is full.
             DiskFull: it couldn't be written; the catalogue is unchanged.
         """
+        return self.keep(self.prepare(entry))
+
+    def prepare(self, entry: control_pb2.CatalogueEntry) -> control_pb2.CatalogueEntry:
+        """All of `put` that takes its time, the disk's above all: for another thread, while nobody changes anything."""
         self._check(entry)
         self._check_room(entry)
         kept = control_pb2.CatalogueEntry()
@@ -80,9 +84,14 @@ class Catalogue:
             raise Overloaded(what="the catalogue", limit=MAX_ENTRIES)
         if self._directory is not None:
             _write(self._path(key), kept.SerializeToString())
+        return kept
+
+    def keep(self, entry: control_pb2.CatalogueEntry) -> str:
+        """Show what was prepared. Returns its source's digest."""
+        key = (entry.tenant, entry.name)
         self._source_bytes += self._growth(entry)
-        self._entries[key] = kept
-        return kept.source.digest
+        self._entries[key] = entry
+        return entry.source.digest
 
     def get(self, tenant: str, name: str, digest: str) -> control_pb2.CatalogueEntry:
         """An entry by name, or by its source's digest if `name` is empty.

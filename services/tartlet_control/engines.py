@@ -10,7 +10,7 @@ from typing import Any, Final, Literal
 import numpy as np
 
 from tartlet_common.engine_spec import EngineSpec
-from tartlet_common.errors import EngineMismatch, InvalidArgument, NoEngine, TartletError, UnknownModel
+from tartlet_common.errors import EngineMismatch, InvalidArgument, NoEngine, Overloaded, TartletError, UnknownModel
 from tartlet_common.step import Batch, Step
 from tartlet_control.commands import FORWARD, Command
 from tartlet_control.ledger import pools_of
@@ -21,6 +21,10 @@ from tartlet_control.step_times import StepTimes
 EngineStatus = Literal["ready", "cordoned", "draining"]
 MAX_CLEAR: Final = 1 << 17
 """Most ids that a step with batches clears and resets (4 bytes each): a message has to hold them beside the batches."""
+MODELS_BYTES: Final = 2 << 20
+"""All specs that runtimes are told together: in one message, beside other things."""
+MODELS_NAMED: Final = 20
+"""Models that the error for an unknown one names."""
 AGREE: Final = ("model_digest", "page_size", "dtype", "traits", "vocab_size", "max_position", "tokenizer_digest")
 """Fields in which engines of one model must agree."""
 
@@ -145,12 +149,13 @@ def _cut(columns: list[Any], most: int) -> tuple[list[Any], list[Any]]:
 class Model:
     """A model name, its index in records (stable while control lives), and its engines."""
 
-    __slots__ = ("engines", "index", "name", "spec")
+    __slots__ = ("engines", "index", "name", "spec", "spec_bytes")
 
     def __init__(self, index: int, spec: EngineSpec) -> None:
         self.index = index
         self.name = spec.model
         self.spec = spec
+        self.spec_bytes = _spec_bytes(spec)
         self.engines: list[EngineState] = []
 
     def check(self, spec: EngineSpec) -> None:
@@ -207,8 +212,12 @@ class Models:
 
         Raises:
             EngineMismatch: other engines serve it differently.
+            Overloaded: the specs of all models would no longer fit a message.
         """
         model = self._by_name.get(spec.model)
+        others = sum(m.spec_bytes for m in self._list if m is not model)
+        if (model is None or not model.engines) and others + _spec_bytes(spec) > MODELS_BYTES:
+            raise Overloaded(what="bytes of specs in control's list of models", limit=MODELS_BYTES)
         if model is None:
             model = Model(len(self._list), spec)
             self._by_name[spec.model] = model
@@ -216,7 +225,7 @@ class Models:
             return model
         model.check(spec)
         if not model.engines:
-            model.spec = spec
+            model.spec, model.spec_bytes = spec, _spec_bytes(spec)
         return model
 
     def named(self, name: str) -> Model | None:
@@ -228,7 +237,7 @@ class Models:
         if name:
             model = self._by_name.get(name)
             if model is None:
-                raise UnknownModel(model=name, available=[m.name for m in self._list])
+                raise self._unknown(name)
             return model
         ready = (m for m in self._list if any(e.status == "ready" for e in m.engines))
         return next(ready, self._list[0] if self._list else None)
@@ -240,10 +249,19 @@ class Models:
             UnknownModel: there is none.
         """
         if index >= len(self._list):
-            raise UnknownModel(model=f"#{index}", available=[m.name for m in self._list])
+            raise self._unknown(f"#{index}")
         return self._list[index]
 
+    def _unknown(self, name: str) -> UnknownModel:
+        return UnknownModel(model=name, available=[m.name for m in self._list[:MODELS_NAMED]])
 
+
+def _spec_bytes(spec: EngineSpec) -> int:
+    """What a spec takes in a message."""
+    return len(json.dumps(asdict(spec))) + len(spec.model) + 256
+
+
+_NAME_CHARS: Final = 256
 _SPEC_FIELDS: Final = {f.name: f for f in fields(EngineSpec)}
 
 
@@ -286,5 +304,5 @@ def _check_spec(spec: EngineSpec) -> None:
         value = getattr(spec, name)
         if not isinstance(value, int) or not low <= value <= high:
             raise InvalidArgument(argument=f"spec.{name}", detail=f"{value!r} is not between {low} and {high}")
-    if not spec.model:
-        raise InvalidArgument(argument="spec.model", detail="empty")
+    if not 0 < len(spec.model) <= _NAME_CHARS:
+        raise InvalidArgument(argument="spec.model", detail=f"{len(spec.model)} characters, not 1 to {_NAME_CHARS}")

@@ -57,6 +57,11 @@ class RuntimeLink(Link):
         self.drained = asyncio.Event()  # the outbox was taken
         self.task = asyncio.current_task()  # serves the stream; cancelling it ends it
 
+    def writer_ended(self, writer: asyncio.Future[None]) -> None:
+        """End the stream if its writer has failed: a runtime that nobody writes to would wait for ever."""
+        if not writer.cancelled():
+            self.cut()
+
     def cut(self) -> None:
         """End the stream from our side."""
         self.closed = True

@@ -209,6 +209,7 @@ class Lifecycle:
             self.on_end(program, program.killed)
         if program.session.programs.get(program.handle) is program:
             del program.session.programs[program.handle]
+        program.queues, program.places = {}, {}  # which name the program: it shall not wait for the collector
 
     def _ended_where(self, program_id: str, session: RuntimeSession, tenant: str) -> None:
         self._ended_at[program_id] = session, tenant
@@ -224,7 +225,9 @@ class Lifecycle:
             queue.syncs.clear()
             engine = queue.place.engine
             if engine is not None:
-                if queue.cause is not None:  # nobody will reset it; the worker needn't remember it for ever
+                if not queue.dispatched:  # the worker has never heard of it
+                    engine.reset_lanes.discard(queue.lane)
+                elif queue.cause is not None:  # nobody will reset it; the worker needn't remember it for ever
                     engine.reset_lanes.add(queue.lane)
                 engine.active.pop(queue, None)
                 if queue.priority != 1:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable
-from typing import Any, TypeAlias
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from typing import Any, TypeAlias, TypeVar
 
 import grpc.aio
 
 from tartlet_common.blob_transfer import receive
-from tartlet_common.errors import InvalidSource, SourceTooLarge, TartletError, UnknownInferlet
+from tartlet_common.errors import InvalidSource, Overloaded, SourceTooLarge, TartletError, UnknownInferlet
 from tartlet_common.paging import room
 from tartlet_common.tenancy import Scope, scope_of
 from tartlet_common.wire import error_to_proto
@@ -17,11 +17,14 @@ from tartlet_control.blobs import BlobStore
 from tartlet_control.catalogue import SOURCE_BYTES, Catalogue, without_data
 from tartlet_protos import common_pb2, control_pb2, control_pb2_grpc
 
+T = TypeVar("T")
 Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 _MESSAGE_BYTES = 3 << 20
 UPLOADS_BYTES = 128 << 20
 """Uploads that wait to be put; the oldest go first."""
 _UPLOADS_AT_ONCE = 4
+MAX_UPLOADS = 256
+"""Uploads that are read or wait for it."""
 
 
 class CatalogueService(control_pb2_grpc.CatalogueServicer):
@@ -31,6 +34,9 @@ class CatalogueService(control_pb2_grpc.CatalogueServicer):
         self._catalogue = catalogue
         self._uploads = BlobStore(UPLOADS_BYTES)
         self._uploading = asyncio.Semaphore(_UPLOADS_AT_ONCE)
+        self._num_uploads = 0
+        self._changing = asyncio.Lock()
+        self._changes: set[asyncio.Task[Any]] = set()  # which go on when their caller goes away
 
     async def Upload(  # noqa: N802
         self,
@@ -38,28 +44,41 @@ class CatalogueService(control_pb2_grpc.CatalogueServicer):
         context: Context,
     ) -> control_pb2.UploadReply:
         """Keep a large source until it is put."""
+        if self._num_uploads >= MAX_UPLOADS:
+            return control_pb2.UploadReply(
+                error=error_to_proto(Overloaded(what="the queue of uploads", limit=MAX_UPLOADS))
+            )
+        self._num_uploads += 1
         try:
             async with self._uploading:
                 digest, data = await receive(request_iterator, SOURCE_BYTES, _too_large)
-            self._uploads.put(digest, data)
+            self._uploads.keep(digest, data)
         except TartletError as e:
             return control_pb2.UploadReply(error=error_to_proto(e))
+        finally:
+            self._num_uploads -= 1
         return control_pb2.UploadReply(digest=digest)
 
     async def Put(self, request: control_pb2.PutRequest, context: Context) -> control_pb2.PutReply:  # noqa: N802
         """Add or replace entries."""
         scope = scope_of(context)
-        reply = control_pb2.PutReply()
-        for entry in request.entries:
-            digest, error = "", None
-            try:
-                entry.tenant = scope.own(entry.tenant, "Put")
-                digest = self._catalogue.put(self._with_data(entry))
-            except TartletError as e:
-                error = e
-            reply.errors.append(error_to_proto(error))
-            reply.digests.append(digest)
-        return reply
+
+        async def put_all() -> control_pb2.PutReply:
+            reply = control_pb2.PutReply()
+            for entry in request.entries:
+                digest, error = "", None
+                try:
+                    entry.tenant = scope.own(entry.tenant, "Put")
+                    # beside the loop, which serves every token meanwhile: a disk may take its time
+                    kept = await asyncio.to_thread(self._catalogue.prepare, self._with_data(entry))
+                    digest = self._catalogue.keep(kept)
+                except TartletError as e:
+                    error = e
+                reply.errors.append(error_to_proto(error))
+                reply.digests.append(digest)
+            return reply
+
+        return await self._change(put_all)
 
     async def Get(self, request: control_pb2.GetRequest, context: Context) -> control_pb2.GetReply:  # noqa: N802
         """One entry with its source, or only its digest if that is too large for a message."""
@@ -73,10 +92,27 @@ class CatalogueService(control_pb2_grpc.CatalogueServicer):
     async def Delete(self, request: control_pb2.DeleteRequest, context: Context) -> control_pb2.DeleteReply:  # noqa: N802
         """Forget one entry."""
         try:
-            self._catalogue.delete(_seen(scope_of(context), request.tenant, request.name), request.name)
+            tenant = _seen(scope_of(context), request.tenant, request.name)
+
+            async def delete() -> None:
+                self._catalogue.delete(tenant, request.name)
+
+            await self._change(delete)
         except TartletError as e:
             return control_pb2.DeleteReply(error=error_to_proto(e))
         return control_pb2.DeleteReply()
+
+    async def _change(self, make: Callable[[], Awaitable[T]]) -> T:
+        """Make one change after another, each to its end: what is on disk and what is shown must not part."""
+
+        async def alone() -> T:
+            async with self._changing:
+                return await make()
+
+        change = asyncio.create_task(alone())
+        self._changes.add(change)
+        change.add_done_callback(self._changes.discard)
+        return await asyncio.shield(change)
 
     def _with_data(self, entry: control_pb2.CatalogueEntry) -> control_pb2.CatalogueEntry:
         """The entry with its source, which may have been uploaded, or be another entry's."""

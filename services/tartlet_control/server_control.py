@@ -38,6 +38,9 @@ SOFT_LIMIT_BYTES: Final = 8 << 20
 _CHUNK_BYTES: Final = 1 << 20
 _POLL_S: Final = 0.05
 _ENDS_A_FRAME: Final = 128
+_STARTS_BYTES: Final = 2 << 20
+_BESIDE_BYTES: Final = 256 << 10
+"""Of starts that go into one frame with deliveries: those are cut to leave room for them."""
 
 Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 
@@ -72,6 +75,7 @@ class ControlService(control_pb2_grpc.ControlServicer):
         try:
             await context.write(control_pb2.ControlFrame(hello=hello))
             writer = asyncio.ensure_future(link.flush_forever(write_all))
+            writer.add_done_callback(link.writer_ended)
             while not link.closed and frame is not grpc.aio.EOF:
                 self._take(link, frame)
                 self._hub.pump(own=link)
@@ -95,7 +99,9 @@ class ControlService(control_pb2_grpc.ControlServicer):
             self._hub.close_runtime(link)
             if writer is not None:
                 writer.cancel()
-                await asyncio.gather(writer, return_exceptions=True)
+                (outcome,) = await asyncio.gather(writer, return_exceptions=True)
+                if isinstance(outcome, Exception) and not isinstance(outcome, grpc.aio.BaseError):
+                    log.error("runtime %s: can't be written to", link.session.runtime_id, exc_info=outcome)
 
     def _greet(self, frame: control_pb2.RuntimeFrame) -> RuntimeLink:
         if not frame.HasField("hello"):
@@ -145,21 +151,34 @@ class ControlService(control_pb2_grpc.ControlServicer):
             for c in chunks
         ]
         if notices:
+            # what was started, first: nothing may be delivered to a program before that
+            started = self._starts(notices)
+            if frames and len(started) == 1 and started[0].ByteSize() < _BESIDE_BYTES:
+                frames[0].MergeFrom(started.pop())
+            frames = started + frames
             if not frames:
                 frames.append(control_pb2.ControlFrame())
-            # what was started, first: nothing may be delivered to a program before that
-            self._add_models(frames[0], notices)
-            frames[0].started.extend(
-                control_pb2.StartReply(handle=h, error=error_to_proto(e), existing_program_id=existing)
-                for h, e, existing in notices.started
-            )
             frames += add_ends(frames[-1], notices)
         return frames
 
-    def _add_models(self, frame: control_pb2.ControlFrame, notices: Notices) -> None:
+    def _starts(self, notices: Notices) -> list[control_pb2.ControlFrame]:
+        """Models and what was started, in as few frames as fit."""
+        frames = []
         if notices.models_changed:
-            frame.models_changed = True
-            frame.models.extend(control_pb2.ModelInfo(**m.info()) for m in self._core.models)
+            models = [control_pb2.ModelInfo(**m.info()) for m in self._core.models]
+            frames.append(control_pb2.ControlFrame(models_changed=True, models=models))
+        replies = [
+            control_pb2.StartReply(handle=h, error=error_to_proto(e), existing_program_id=existing)
+            for h, e, existing in notices.started
+        ]
+        size = frames[0].ByteSize() if frames else _STARTS_BYTES
+        for reply in replies:
+            size += reply.ByteSize() + 8
+            if size > _STARTS_BYTES:
+                frames.append(control_pb2.ControlFrame())
+                size = 0
+            frames[-1].started.append(reply)
+        return frames
 
     # ---- unary --------------------------------------------------------------------------------------------------
 

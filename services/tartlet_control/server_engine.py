@@ -29,6 +29,9 @@ from tartlet_protos import common_pb2, engine_pb2, engine_pb2_grpc
 
 log = logging.getLogger("tartlet.control")
 
+_CAUSE_CHARS = 1024
+"""Of what ended an engine, as every program that it had is told."""
+
 Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 
 
@@ -97,7 +100,7 @@ class EngineService(engine_pb2_grpc.EngineServicer):
                     core.on_result(engine, result_from_proto(result))
             except (EngineFailure, MalformedSubmission) as e:
                 log.error("engine %s can't be trusted: %s", engine.id, e)  # noqa: TRY400 - it names what is wrong
-                core.on_engine_gone(engine, WorkerLost(engine=f"{engine.id}: {e}"))
+                core.on_engine_gone(engine, WorkerLost(engine=f"{engine.id}: {e}"[:_CAUSE_CHARS]))
                 return
             self._status(engine, frame)
             self._hub.pump(own=link)
@@ -111,7 +114,7 @@ class EngineService(engine_pb2_grpc.EngineServicer):
         elif frame.state == "broken":
             cause = error_from_proto(frame.broken)
             log.error("engine %s is broken: %s", engine.id, cause)
-            self._core.on_engine_gone(engine, WorkerLost(engine=f"{engine.id}: {cause}"))
+            self._core.on_engine_gone(engine, WorkerLost(engine=f"{engine.id}: {cause}"[:_CAUSE_CHARS]))
 
     async def _write_all(self, link: EngineLink, context: Context) -> None:
         """Write the steps that wait; the last frame of a drained engine lets it go and closes the link."""

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
-from typing import Any
+from itertools import islice
+from typing import Any, Final
 
 from tartlet_common.tenancy import EVERYONE, Scope
 from tartlet_control.core import Core
 from tartlet_control.engines import EngineState
 from tartlet_control.queues import Program
 
+QUEUES_SHOWN: Final = 16
+"""Queues of a program that are told of, the oldest ones."""
+PROGRAMS_SHOWN: Final = 3000
+"""Programs that are told of, the newest ones: with more a message wouldn't hold the state."""
+
 
 def state_of(core: Core, scope: Scope = EVERYONE) -> dict[str, Any]:
     """Engines, programs (those of `scope`), models, policy and totals, as plain JSON values."""
     now = core.clock.now()
+    shown = [p for p in core.lifecycle.programs.values() if scope.allows(p.tenant)]
     return {
         "incarnation": core.incarnation,
         "policy": core.settings.policy,
@@ -23,7 +30,8 @@ def state_of(core: Core, scope: Scope = EVERYONE) -> dict[str, Any]:
             {"id": s.runtime_id, "address": s.address, "connected": s.gone_since is None, "programs": len(s.programs)}
             for s in core.sessions.values()
         ],
-        "programs": [_program(p, now) for p in core.lifecycle.programs.values() if scope.allows(p.tenant)],
+        "programs": [_program(p, now) for p in shown[-PROGRAMS_SHOWN:]],
+        "programs_left_out": max(0, len(shown) - PROGRAMS_SHOWN),
         "totals": {
             "started": core.lifecycle.started,
             "ended": core.lifecycle.ended,
@@ -68,7 +76,7 @@ def _program(p: Program, now: float) -> dict[str, Any]:
         "age_s": round(now - p.started_s, 3),
         "pages": p.num_pages,
         "peak_pages": p.peak_pages,
-        "queues": {str(q.id): len(q.pending) for q in p.queues.values()},
+        "queues": {str(q.id): len(q.pending) for q in islice(p.queues.values(), QUEUES_SHOWN)},
         "in_flight": p.in_flight,
         "sampled_tokens": p.sampled_tokens,
         "input_tokens": p.input_tokens,

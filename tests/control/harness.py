@@ -143,7 +143,7 @@ class Host:
     """Core, one runtime session and any number of fake engines."""
 
     def __init__(self, options: FakeOptions | None = None, *, engines: int = 1, **settings: Any) -> None:
-        self.clock = ManualClock(start=100.0)
+        self.clock = ManualClock(start=100.0 - RETURN_S)
         self.core = Core(ControlSettings(**settings), self.clock, strict=True)
         self.clock.advance(RETURN_S)  # control is no longer new
         self.engines: list[tuple[EngineState, FakeEngine]] = []

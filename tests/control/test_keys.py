@@ -27,7 +27,7 @@ def _started(session: RuntimeSession) -> list[tuple[int, TartletError | None, st
 
 def _new(**changes: int) -> tuple[Core, ManualClock]:
     clock = ManualClock(start=50.0)
-    return Core(ControlSettings(**changes), clock, strict=True), clock  # type: ignore[arg-type]
+    return Core(ControlSettings(**changes), clock, strict=True), clock
 
 
 def test_a_new_control_lets_an_unknown_key_wait_until_all_runtimes_can_be_back() -> None:

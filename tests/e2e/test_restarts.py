@@ -62,11 +62,11 @@ async def test_a_launch_that_control_dies_over_starts_one_program(tmp_path: Path
             made.roles["control"].kill()
             made.start_control()
             launches += [asyncio.create_task(c.launch(spec=spec)) for c in (two, one)]
-            ids = {(await launch).program_id for launch in launches}
-            assert len(ids) == 1
-            assert await _states(made) == dict.fromkeys(ids, "running")
-            run = await two.attach(*ids)
-            await one.kill(*ids)
+            program_id, *others = [(await launch).program_id for launch in launches]
+            assert set(others) == {program_id}
+            assert await _states(made) == {program_id: "running"}
+            run = await two.attach(program_id)
+            await one.kill(program_id)
             assert isinstance((await run.wait()).error, ProgramKilled)
 
 

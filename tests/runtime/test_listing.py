@@ -72,7 +72,7 @@ async def test_a_token_that_no_listing_gave_is_refused(run_dir: Path) -> None:
             with pytest.raises(grpc.aio.AioRpcError) as refused:
                 await rig.stub.List(programs_pb2.ListRequest(page_token=token))
             metadata = dict(refused.value.trailing_metadata() or ())
-            error = error_from_proto(common_pb2.Error.FromString(bytes(metadata["tartlet-error-bin"])))  # type: ignore[arg-type]
+            error = error_from_proto(common_pb2.Error.FromString(bytes(metadata["tartlet-error-bin"])))
             assert isinstance(error, InvalidArgument)
     assert read_token("") is None
 
