@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from queue import SimpleQueue
+from typing import TYPE_CHECKING
 
 from tartlet_common import step_codec, telemetry
 from tartlet_common import telemetry_names as names
@@ -20,6 +21,9 @@ from tartlet_common.errors import EngineFailure, MalformedSubmission, TartletErr
 from tartlet_common.step import Step, StepResult
 from tartlet_protos import engine_pb2
 from tartlet_worker.engine import Engine
+
+if TYPE_CHECKING:
+    from tartlet_common.telemetry_steps import StepTracer
 
 log = logging.getLogger("tartlet.worker")
 
@@ -101,16 +105,16 @@ class EngineThread:
     def _traced(self, step: Step) -> StepResult:
         """Run a step, and record its span under the one of control's step."""
         tracer = telemetry.step_tracer()
-        parent = None if tracer is None else tracer.remote(step.traceparent)
-        if tracer is None or parent is None:
+        if tracer is None:
             return self._engine.step(step)
-        start = time.perf_counter()
+        start_ns = time.time_ns()
         result = self._engine.step(step)
-        tracer.record(
-            names.SPAN_ENGINE_STEP,
-            tracer.child(parent),
-            parent,
-            time.perf_counter() - start,
-            {names.ATTR_STEP_TOKENS: result.computed_tokens},
-        )
+        telemetry.later(_record, tracer, step.traceparent, start_ns, time.time_ns(), result.computed_tokens)
         return result
+
+
+def _record(tracer: StepTracer, traceparent: str, start_ns: int, end_ns: int, tokens: int) -> None:
+    parent = tracer.remote(traceparent)
+    if parent is not None:
+        attributes = {names.ATTR_STEP_TOKENS: tokens}
+        tracer.record(names.SPAN_ENGINE_STEP, tracer.new_id(), parent, start_ns, end_ns, attributes)

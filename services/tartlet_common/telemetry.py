@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 
 from opentelemetry import metrics, propagate, trace
 
+from tartlet_common.telemetry_later import Later
+
 if TYPE_CHECKING:
     from opentelemetry.context import Context
     from opentelemetry.metrics import Meter
@@ -19,6 +21,11 @@ if TYPE_CHECKING:
 
 _SCOPE = "tartlet"
 _steps: StepTracer | None = None
+_later = Later()
+later = _later.put
+"""Puts off what a hot path reports (`telemetry_later`)."""
+flush = _later.flush
+"""Makes what was put off, now: before metrics are collected, and at the end."""
 
 
 def enabled() -> bool:
@@ -73,6 +80,7 @@ def shutdown(grace_s: float = 2.0) -> None:
     """Flush what is buffered; called once at the end of a process. A receiver that is gone delays it by `grace_s`."""
 
     def stop() -> None:
+        flush()
         for provider in (trace.get_tracer_provider(), metrics.get_meter_provider()):
             end = getattr(provider, "shutdown", None)
             if end is not None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
+from time import sleep
 from typing import Final, cast
 
 from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
@@ -33,7 +33,7 @@ class SpanExporter(OTLPSpanExporter):
         request = ExportTraceServiceRequest()
         for start in range(0, len(data), _CHUNK):
             if start:
-                time.sleep(_PAUSE_S)
+                sleep(_PAUSE_S)
             request.MergeFrom(encode(data[start : start + _CHUNK]))
         return request
 

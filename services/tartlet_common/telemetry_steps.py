@@ -9,8 +9,7 @@ is the sampler's word, which the programs' spans carry.
 from __future__ import annotations
 
 import re
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
 from opentelemetry.sdk.trace import ReadableSpan, SpanLimits
@@ -24,7 +23,6 @@ if TYPE_CHECKING:
 
 _TRACEPARENT: Final = re.compile(r"00-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})")
 _UNSET: Final = Status(StatusCode.UNSET)
-_NS: Final = 1_000_000_000
 DEFAULT_MAX_LINKS: Final = 128
 
 Attributes = Mapping[str, str | int | float]
@@ -73,42 +71,40 @@ class RateLimit:
 class StepTracer:
     """Makes spans of steps under spans that already have a context, and queues them for export."""
 
-    def __init__(self, processor: SpanProcessor, resource: Resource, unix_ns: Callable[[], int] = time.time_ns) -> None:
+    def __init__(self, processor: SpanProcessor, resource: Resource) -> None:
         self._processor = processor
-        self._unix_ns = unix_ns
         self._resource = resource
         self._scope = InstrumentationScope("tartlet")
         self._ids = RandomIdGenerator()
         self.max_links: Final = min(DEFAULT_MAX_LINKS, SpanLimits().max_links or 0)
         """Programs that a step's span names; OTEL_SPAN_LINK_COUNT_LIMIT lowers it."""
 
-    def child(self, parent: SpanContext) -> SpanContext:
-        """The context of a new span under `parent`."""
-        span_id = self._ids.generate_span_id()
-        return SpanContext(parent.trace_id, span_id, False, parent.trace_flags, parent.trace_state)
+    def new_id(self) -> int:
+        """An id for a span."""
+        return self._ids.generate_span_id()
 
     def record(
         self,
         name: str,
-        context: SpanContext,
+        span_id: int,
         parent: SpanContext,
-        duration_s: float,
+        start_ns: int,
+        end_ns: int,
         attributes: Attributes,
         links: Sequence[StepLink] = (),
     ) -> None:
-        """Queue the span of a step that ends now and took `duration_s`."""
-        end_ns = self._unix_ns()
+        """Queue the span of a step; nanoseconds since 1970."""
         self._processor.on_end(
             StepSpan(
                 name=name,
-                context=context,
+                context=SpanContext(parent.trace_id, span_id, False, parent.trace_flags, parent.trace_state),
                 parent=parent,
                 resource=self._resource,
                 attributes=attributes,
                 links=links,
                 kind=SpanKind.INTERNAL,
                 status=_UNSET,
-                start_time=end_ns - int(duration_s * _NS),
+                start_time=start_ns,
                 end_time=end_ns,
                 instrumentation_scope=self._scope,
             )
@@ -125,6 +121,6 @@ class StepTracer:
         return context if context.is_valid and context.trace_flags.sampled else None
 
 
-def traceparent(context: SpanContext) -> str:
-    """A span's context in W3C form, for the peer that works under it."""
-    return f"00-{context.trace_id:032x}-{context.span_id:016x}-{context.trace_flags:02x}"
+def traceparent(parent: SpanContext, span_id: int) -> str:
+    """The context of a new span under `parent` in W3C form, for the peer that works under that span."""
+    return f"00-{parent.trace_id:032x}-{span_id:016x}-{parent.trace_flags:02x}"

@@ -20,7 +20,7 @@ from tartlet_control.engines import EngineState, SentStep
 from tartlet_control.ledger import PAGES
 from tartlet_control.lifecycle import StartRequest
 from tartlet_control.queues import Program
-from tartlet_control.step_spans import ProgramSpan, StepSpans
+from tartlet_control.step_spans import Ended, ProgramSpan, StepSpans
 
 
 class Observer:
@@ -46,11 +46,9 @@ class Observer:
             core.lifecycle.on_start = self.program_started
             tracer = telemetry.step_tracer()
             if tracer is not None and core.settings.step_spans_per_s:
-                self._steps = steps = StepSpans(tracer, core.clock, core.settings.step_spans_per_s)
-                core.dispatcher.on_step = steps.begin
-                telemetry.meter().create_observable_counter(
-                    names.METRIC_STEP_SPANS_LEFT_OUT, [lambda _: [Observation(steps.left_out)]]
-                )
+                self._steps = StepSpans(tracer, core.clock, core.settings.step_spans_per_s)
+                core.dispatcher.on_step = self._steps.begin
+                telemetry.meter().create_observable_counter(names.METRIC_STEP_SPANS_LEFT_OUT, [self._left_out])
         core.lifecycle.on_end = self.program_ended
         core.settler.on_settled = self.step_ended
         core.on_leak = lambda engine, _: self._leaks.add(1, {names.ATTR_ENGINE_ID: engine.id})
@@ -65,7 +63,10 @@ class Observer:
         program.span = ProgramSpan(span)
 
     def program_ended(self, program: Program, error: TartletError | None) -> None:
-        """Close it with what the program used."""
+        """Note a program's end, for its span and the counter."""
+        telemetry.later(self._close_program, program, error, self._core.clock.unix_ns())
+
+    def _close_program(self, program: Program, error: TartletError | None, end_ns: int) -> None:
         attributes = {} if error is None else {names.ATTR_ERROR: error.name}
         self._ended.add(1, attributes)
         if program.span is None:
@@ -76,21 +77,29 @@ class Observer:
         if error is not None:
             span.set_attribute(names.ATTR_ERROR, error.name)
             span.set_status(Status(StatusCode.ERROR, error.name))
-        span.end()
+        span.end(end_ns)
 
     # ---- steps --------------------------------------------------------------------------------------------------
 
     def step_ended(self, engine: EngineState, sent: SentStep, result: StepResult, now: float) -> None:
-        """Measure a step, and have its span made."""
-        attributes = {names.ATTR_ENGINE_ID: engine.id}
-        self._duration.record(now - sent.sent_s, attributes)
-        self._commands.record(sum(map(len, sent.batches)), attributes)
+        """Note a step, for its span and the histograms."""
+        ended = Ended(engine, sent, result.computed_tokens, result.device_s, now, self._core.clock.unix_ns())
+        telemetry.later(self._measure_step, ended)
+
+    def _measure_step(self, ended: Ended) -> None:
+        attributes = {names.ATTR_ENGINE_ID: ended.engine.id}
+        self._duration.record(ended.duration_s, attributes)
+        self._commands.record(sum(map(len, ended.sent.batches)), attributes)
         if self._steps is not None:
-            self._steps.end(engine, sent, result, now)
+            self._steps.make(ended)
 
     # ---- gauges -------------------------------------------------------------------------------------------------
 
+    def _left_out(self, _: CallbackOptions) -> Iterable[Observation]:
+        return [] if self._steps is None else [Observation(self._steps.left_out)]
+
     def _running(self, _: CallbackOptions) -> Iterable[Observation]:
+        telemetry.flush()  # gauges are asked before counters and histograms are read
         return [Observation(len(self._core.lifecycle.programs))]
 
     def _pages_free(self, _: CallbackOptions) -> Iterable[Observation]:

@@ -7,13 +7,12 @@ worker has none, because that shows at the end. Programs whose traces aren't rec
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, NamedTuple
 
 from opentelemetry.trace import Span, SpanContext
 
 from tartlet_common import telemetry_names as names
 from tartlet_common.clock import Clock
-from tartlet_common.step import StepResult
 from tartlet_common.telemetry_steps import Attributes, RateLimit, StepLink, StepTracer, traceparent
 from tartlet_control.commands import Command
 from tartlet_control.engines import EngineState, SentStep
@@ -35,18 +34,31 @@ class ProgramSpan:
         self.link = StepLink(self.context) if self.sampled else None
 
 
-class _Begun:
-    """A step on its way whose trace is recorded; `context` is None where the limit left it out."""
+class Begun(NamedTuple):
+    """A step on its way whose trace is recorded."""
 
-    __slots__ = ("context", "parent")
+    parent: SpanContext
+    span_id: int  # 0: the limit left it out
 
-    def __init__(self, parent: SpanContext, context: SpanContext | None) -> None:
-        self.parent = parent
-        self.context = context
+
+class Ended(NamedTuple):  # a tuple: frozen dataclasses take four times as long to make
+    """What is known of a step when it is answered."""
+
+    engine: EngineState
+    sent: SentStep
+    computed_tokens: int
+    device_s: float
+    now_s: float  # of control's clock
+    end_ns: int  # since 1970
+
+    @property
+    def duration_s(self) -> float:
+        """From sending it to its answer."""
+        return self.now_s - self.sent.sent_s
 
 
 class StepSpans:
-    """Decides when a step is sent, and has the span made when it is answered."""
+    """Decides when a step is sent; makes the span some time after it was answered."""
 
     def __init__(self, tracer: StepTracer, clock: Clock, per_s: int) -> None:
         """`per_s`: spans of steps a second, for each engine; a quarter more for slow ones."""
@@ -55,7 +67,7 @@ class StepSpans:
         self._per_s = per_s
         self.left_out = 0
 
-    def begin(self, engine: EngineState, batches: list[list[Command]]) -> tuple[_Begun | None, str]:
+    def begin(self, engine: EngineState, batches: list[list[Command]]) -> tuple[Begun | None, str]:
         """What to keep of a step about to be sent, and its W3C traceparent for the worker ("" without a span)."""
         parent = _first_sampled(batches)
         if parent is None:
@@ -63,35 +75,44 @@ class StepSpans:
         if engine.step_spans is None:
             engine.step_spans = RateLimit(self._per_s), RateLimit(self._per_s / 4)
         if not engine.step_spans[0].take(self._clock.now()):
-            return _Begun(parent, None), ""
-        context = self._tracer.child(parent)
-        return _Begun(parent, context), traceparent(context)
+            return Begun(parent, 0), ""
+        span_id = self._tracer.new_id()
+        return Begun(parent, span_id), traceparent(parent, span_id)
 
-    def end(self, engine: EngineState, sent: SentStep, result: StepResult, now: float) -> None:
-        """The step was answered."""
-        begun: _Begun | None = sent.span
+    def make(self, ended: Ended) -> None:
+        """Make the step's span, if it has one; from one thread at a time, which may be another than `begin`'s."""
+        engine, sent = ended.engine, ended.sent
+        begun: Begun | None = sent.span
         if begun is None:
             return
-        duration_s = now - sent.sent_s
-        context = begun.context
-        if context is None:
-            usual_s = engine.times.predict(sent.tokens)
-            if duration_s < max(SLOW_AT_LEAST_S, SLOW * usual_s) or not engine.step_spans[1].take(now):
-                self.left_out += 1
-                return
-            context = self._tracer.child(begun.parent)
+        if not begun.span_id and not self._slow(ended):
+            self.left_out += 1
+            return
         programs = {command.queue.program: None for commands in sent.batches for command in commands}
         links = [p.span.link for p in programs if p.span is not None and p.span.sampled]
         attributes: Attributes = {
             names.ATTR_ENGINE_ID: engine.id,
             names.ATTR_MODEL: engine.model.name,
             names.ATTR_STEP_COMMANDS: sum(map(len, sent.batches)),
-            names.ATTR_STEP_TOKENS: result.computed_tokens,
-            names.ATTR_STEP_DEVICE_TIME: result.device_s,
+            names.ATTR_STEP_TOKENS: ended.computed_tokens,
+            names.ATTR_STEP_DEVICE_TIME: ended.device_s,
         }
         self._tracer.record(
-            names.SPAN_BATCH, context, begun.parent, duration_s, attributes, links[: self._tracer.max_links]
+            names.SPAN_BATCH,
+            begun.span_id or self._tracer.new_id(),
+            begun.parent,
+            ended.end_ns - int(ended.duration_s * 1e9),
+            ended.end_ns,
+            attributes,
+            links[: self._tracer.max_links],
         )
+
+    @staticmethod
+    def _slow(ended: Ended) -> bool:
+        usual_s = ended.engine.times.predict(ended.sent.tokens)
+        if ended.duration_s < max(SLOW_AT_LEAST_S, SLOW * usual_s):
+            return False
+        return bool(ended.engine.step_spans[1].take(ended.now_s))
 
 
 def _first_sampled(batches: list[list[Command]]) -> SpanContext | None:

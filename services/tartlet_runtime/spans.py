@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import time
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from opentelemetry import trace
-from opentelemetry.metrics import Observation
+from opentelemetry.metrics import CallbackOptions, Observation
 from opentelemetry.trace import Span, Status, StatusCode
 
 from tartlet_common import telemetry
@@ -25,14 +26,14 @@ class ProgramSpan:
         """W3C trace context for control."""
         return telemetry.inject(trace.set_span_in_context(self.span))
 
-    def end(self, usage: programs_pb2.Usage, error: TartletError | None) -> None:
-        """Close the span; no text of the program's is in it."""
+    def end(self, usage: programs_pb2.Usage, error: TartletError | None, end_ns: int) -> None:
+        """Close the span as of `end_ns` since 1970; no text of the program's is in it."""
         self.span.set_attribute(names.ATTR_INPUT_TOKENS, usage.input_tokens)
         self.span.set_attribute(names.ATTR_OUTPUT_TOKENS, usage.sampled_tokens)
         if error is not None:
             self.span.set_attribute(names.ATTR_ERROR, error.name)
             self.span.set_status(Status(StatusCode.ERROR, error.name))
-        self.span.end()
+        self.span.end(end_ns)
 
 
 class Spans:
@@ -51,7 +52,7 @@ class Spans:
         self._per_token = meter.create_histogram(names.METRIC_TIME_PER_OUTPUT_TOKEN, unit="s")
         self._ended = meter.create_counter(names.METRIC_PROGRAMS_ENDED)
         self._tracer = telemetry.tracer()
-        meter.create_observable_up_down_counter(names.METRIC_PROGRAMS_RUNNING, [lambda _: [Observation(self._running)]])
+        meter.create_observable_up_down_counter(names.METRIC_PROGRAMS_RUNNING, [self._observe_running])
 
     def start(self, program_id: str, name: str, model: str, parent: Mapping[str, str]) -> ProgramSpan | None:
         """The span of a program that begins, None with telemetry off."""
@@ -66,10 +67,19 @@ class Spans:
     def end(self, span: ProgramSpan | None, model: str, usage: programs_pb2.Usage, error: TartletError | None) -> None:
         """The program has ended."""
         self._running -= 1
+        if self._measured:
+            telemetry.later(self._measure, span, model, usage, error, time.time_ns())
+
+    def _measure(
+        self,
+        span: ProgramSpan | None,
+        model: str,
+        usage: programs_pb2.Usage,
+        error: TartletError | None,
+        end_ns: int,
+    ) -> None:
         if span is not None:
-            span.end(usage, error)
-        if not self._measured:
-            return
+            span.end(usage, error, end_ns)
         attributes = {names.ATTR_MODEL: model} | ({names.ATTR_ERROR: error.name} if error else {})
         self._ended.add(1, attributes)
         self._duration.record(usage.wall_s, attributes)
@@ -77,3 +87,7 @@ class Spans:
             self._first.record(usage.first_token_s, attributes)
         if usage.sampled_tokens > 1:
             self._per_token.record(usage.per_token_s, attributes)
+
+    def _observe_running(self, _: CallbackOptions) -> Iterable[Observation]:
+        telemetry.flush()  # gauges are asked before counters and histograms are read
+        return [Observation(self._running)]

@@ -32,6 +32,7 @@ class Traced:
         meters = MeterProvider([self._reader])
         monkeypatch.setattr(telemetry, "tracer", lambda: self.provider.get_tracer("test"))
         monkeypatch.setattr(telemetry, "meter", lambda: meters.get_meter("test"))
+        monkeypatch.setattr(telemetry, "later", lambda call, *args: call(*args))
         monkeypatch.setattr(telemetry, "step_tracer", lambda: StepTracer(processor, Resource({})))
         self.host = Host(**settings)
         Observer(self.host.core).attach(traced=True)
