@@ -14,7 +14,7 @@ from e2e.cluster.own import deaf, stage
 from e2e.cluster.provider import Cluster, Own
 
 TESTS = "e2e/tests"
-API_TESTS = "tests/operator"
+API_TESTS = ("tests/cli", "tests/operator")
 """Of these, the modules that want an API server; they come first: it and a cluster would be in each other's way."""
 
 _TEST_S = 300
@@ -32,7 +32,7 @@ def command(arguments: Sequence[str]) -> list[str]:
 
 def api_tests() -> list[str]:
     """Modules with tests that are skipped where no API server can be started."""
-    found = sorted((ROOT / API_TESTS).glob("test_*.py"))
+    found = sorted(f for folder in API_TESTS for f in (ROOT / folder).glob("test_*.py"))
     return [str(f.relative_to(ROOT)) for f in found if "api_server" in f.read_text()]
 
 
