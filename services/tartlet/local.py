@@ -86,6 +86,22 @@ class Died:
 StackEvent = Started | Progress | Died
 
 
+def holder(directory: Path) -> int | None:
+    """The process whose stack uses the directory, if there is one."""
+    try:
+        lock = os.open(directory / "lock", os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return int(os.read(lock, 32) or 0) or None
+    else:
+        return None
+    finally:
+        os.close(lock)
+
+
 class LocalStack:
     """The three roles as children of this process.
 
@@ -270,6 +286,8 @@ class LocalStack:
         except BlockingIOError as e:
             os.close(lock)
             raise AddressInUse(address=str(self.directory)) from e
+        os.ftruncate(lock, 0)
+        os.write(lock, b"%d\n" % os.getpid())  # for `holder`
         self._lock = lock
 
     def _release(self) -> None:

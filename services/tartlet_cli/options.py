@@ -15,10 +15,20 @@ PROGRAM_ARGS = {"ignore_unknown_options": True, "allow_interspersed_args": True,
 
 
 _TLS = {
-    "--tls-certificate": ("TARTLET_CLIENT_TLS_CERTIFICATE", "This client's certificate, for a server at host:port."),
-    "--tls-key": ("TARTLET_CLIENT_TLS_KEY", "Its key."),
-    "--tls-authority": ("TARTLET_CLIENT_TLS_AUTHORITY", "Authority that signed the server's certificate."),
+    "--tls-certificate": "TARTLET_CLIENT_TLS_CERTIFICATE",
+    "--tls-key": "TARTLET_CLIENT_TLS_KEY",
+    "--tls-authority": "TARTLET_CLIENT_TLS_AUTHORITY",
 }
+
+
+class _TlsOption(click.Option):
+    """One of three that share a line of help, which the last of them writes."""
+
+    def get_help_record(self, ctx: click.Context) -> tuple[str, str] | None:
+        if self.opts != [list(_TLS)[-1]]:
+            return None
+        text = "For a server at host:port: this client's certificate and key, and who signed the server's."
+        return "--tls-certificate, --tls-key, --tls-authority FILE", f"{text}  [env var: TARTLET_CLIENT_TLS_KEY, ...]"
 
 
 def _to_environment(_ctx: click.Context, param: click.Parameter, value: str | None) -> None:
@@ -28,24 +38,25 @@ def _to_environment(_ctx: click.Context, param: click.Parameter, value: str | No
 
 
 def server_option(f: F) -> F:
-    """`--server`: the address of a running server; `--tls-*`: who calls it."""
-    for flag, (variable, text) in reversed(_TLS.items()):
-        f = click.option(
-            flag,
-            metavar="FILE",
-            type=click.Path(exists=True, dir_okay=False),
-            envvar=variable,
-            show_envvar=True,
-            help=text,
-            expose_value=False,
-            callback=_to_environment,
-        )(f)
-    return click.option(
+    """`--server`: the address of a running server; `--tls-*`, at the end of the help: who calls it."""
+    f = click.option(
         "--server",
         metavar="ADDRESS",
         envvar="TARTLET_SERVER",
         help="Runtime's address, unix:/path or host:port; `local` is that of `tartlet serve` on this machine.",
     )(f)
+    for flag, variable in _TLS.items():
+        option = _TlsOption(
+            [flag],
+            metavar="FILE",
+            type=click.Path(exists=True, dir_okay=False),
+            envvar=variable,
+            expose_value=False,
+            callback=_to_environment,
+        )
+        # Where click collects what decorators add, from the last to the first.
+        f.__click_params__.insert(0, option)  # type: ignore[attr-defined]
+    return f
 
 
 def json_option(f: F) -> F:

@@ -195,7 +195,7 @@ class _Session:
         from tartlet_cli.terminal import Printer, Progress
 
         self._options = options
-        self._progress = Progress()
+        self._progress = Progress(quiet=options.quiet)
         self._printer = Printer(quiet=options.quiet, as_json=options.as_json, native=options.native)
         self._interrupted = False
         self._stack: Any = None
@@ -263,11 +263,11 @@ class _Session:
 
         def report(event: Any) -> None:
             if isinstance(event, Told):
-                self._progress.show(f"starting: {event.text}")
+                self._progress.show(f"{event.role}: {event.text}")
 
         config = StackConfig(engine=options.engine, model=model, directory=directory, config=options.config)
         self._stack = LocalStack(config, report)
-        self._progress.show("starting")
+        self._progress.show("starting control, runtime and worker")
         try:
             async with self._stack as stack:
                 self._progress.clear()

@@ -13,26 +13,35 @@ from tartlet_common.errors import ProgramFailed, TartletError
 
 
 class Progress:
-    """One line on standard error that is overwritten and then wiped; silent unless that is a terminal."""
+    """How far a start is, on standard error.
 
-    def __init__(self) -> None:
-        self._on = sys.stderr.isatty()
-        self._shown = False
+    A terminal gets one line that is overwritten and then wiped, anything else a line a phase.
+
+    Args:
+        quiet: lines to a terminal only.
+    """
+
+    def __init__(self, *, quiet: bool = False) -> None:
+        self._terminal = sys.stderr.isatty()
+        self._quiet = quiet
+        self._last = ""
 
     def show(self, text: str) -> None:
-        """Replace the line."""
-        if self._on:
+        """Replace the line, or write the next."""
+        if self._terminal:
             width = os.get_terminal_size(sys.stderr.fileno()).columns
             sys.stderr.write(f"\r\x1b[2K{text[: width - 1]}")
-            sys.stderr.flush()
-            self._shown = True
+        elif not self._quiet and text != self._last:
+            sys.stderr.write(f"{text}\n")
+        sys.stderr.flush()
+        self._last = text
 
     def clear(self) -> None:
         """Wipe the line."""
-        if self._shown:
+        if self._terminal and self._last:
             sys.stderr.write("\r\x1b[2K")
             sys.stderr.flush()
-            self._shown = False
+        self._last = ""
 
 
 class Printer:

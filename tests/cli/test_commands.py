@@ -1,4 +1,4 @@
-"""The command line: what it says, where it writes, and its exit codes."""
+"""The command line: its help, and the commands that need a server."""
 
 from __future__ import annotations
 
@@ -9,39 +9,14 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from tartlet.events import Ended, Usage
 from tartlet_cli import exits
 from tartlet_cli.main import _COMMANDS, cli
-from tartlet_cli.programs import age, columns
-from tartlet_cli.terminal import Printer, closing_line
-from tartlet_common.errors import CheckpointMissing, ProgramFailed, UnknownModel, WorkerLost
-from tests.e2e.serving import PROGRAMS, Serving, command, environment, serving, tartlet_cli
+from tests.e2e.serving import PROGRAMS, Serving, command, environment, out, tartlet_cli
 
 HELP_S = 0.15
-
-
-def out(run_dir: Path, *args: str, **env: Any) -> str:
-    """Standard output of a command that succeeds."""
-    result = tartlet_cli(run_dir, *args, **env)
-    assert result.returncode == 0, result.stderr
-    return result.stdout
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> object:
-    import shutil
-    import tempfile
-
-    directory = Path(tempfile.mkdtemp(prefix="tt-"))
-    try:
-        with serving(directory) as running:
-            yield running
-    finally:
-        shutil.rmtree(directory, ignore_errors=True)
 
 
 def test_help_starts_quickly_and_imports_no_grpc(run_dir: Path) -> None:
@@ -77,98 +52,6 @@ def test_the_group_lists_what_it_can_import() -> None:
         found = cli.get_command(context, name)
         assert found is not None
         assert found.name == name
-
-
-def test_a_run_prints_the_programs_output_and_nothing_else_to_standard_output(run_dir: Path) -> None:
-    result = tartlet_cli(run_dir, "run", "--engine", "fake", str(PROGRAMS / "sampled.py"), "hello", "0", "0", "1", "1")
-    assert result.returncode == 0
-    *pieces, text = result.stdout.splitlines()
-    assert "".join(pieces).count(";") == 24 + text.count(";")
-    assert len(text) == 24
-    *phases, closing = result.stderr.splitlines()
-    assert phases == ["starting control, runtime and worker", "worker: warming up"]  # where no line can be overwritten
-    assert closing.startswith("[24 tokens, first after ")
-
-
-def test_a_failing_program_shows_its_traceback_alone_and_exits_with_1(server: Serving) -> None:
-    result = tartlet_cli(server.run_dir, "run", "--server", "local", "--quiet", str(PROGRAMS / "fails.py"))
-    assert result.returncode == 1
-    assert result.stdout == "before\n"
-    assert result.stderr.startswith("Traceback (most recent call last):\n")
-    assert result.stderr.endswith("KeyError: 'missing'\n")
-    assert f'File "{PROGRAMS / "fails.py"}", line 7, in inner' in result.stderr
-
-
-ARGS = "import json, sys\ndef main():\n    return json.dumps(sys.argv[1:])\n"
-
-
-def test_our_options_may_stand_anywhere_and_all_others_are_the_programs(server: Serving, run_dir: Path) -> None:
-    file = run_dir / "args.py"
-    file.write_text(ARGS)
-    given = [
-        "--temperature",
-        "0.7",
-        "--server",
-        "local",
-        "-n",
-        "3",
-        "--flag=x",
-        "--quiet",
-        "--help",
-        "--",
-        "--seed",
-        "5",
-    ]
-    printed = out(server.run_dir, "run", str(file), *given)
-    assert json.loads(printed) == ["--temperature", "0.7", "-n", "3", "--flag=x", "--help", "--seed", "5"]
-
-
-def test_native_runs_the_same_file_as_a_process_of_its_own(run_dir: Path) -> None:
-    file = run_dir / "native.py"
-    file.write_text(
-        "import os, inferlet\n\ndef main():\n    inferlet.send('sent')\n    print(os.getpid() > 1)\n    return 'end'\n"
-    )
-    result = tartlet_cli(run_dir, "run", "--engine", "fake", "--native", str(file))
-    assert result.returncode == 0, result.stderr
-    assert "sent" in result.stdout
-    assert "True" in result.stdout
-    assert result.stdout.endswith("end\n")
-
-
-def test_native_failures_show_the_traceback(server: Serving) -> None:
-    result = tartlet_cli(server.run_dir, "run", "--server", "local", "--native", str(PROGRAMS / "fails.py"))
-    assert result.returncode == 1
-    assert result.stderr.count("KeyError: 'missing'") == 1
-
-
-def test_run_tells_usage_errors_before_anything_starts(run_dir: Path) -> None:
-    missing = tartlet_cli(run_dir, "run", "no such file.py")
-    assert (missing.returncode, missing.stdout) == (exits.USAGE, "")
-    assert "no such file.py" in missing.stderr
-    for command_line in (["run"], ["launch"], ["catalogue", "put", "empty"]):
-        empty = tartlet_cli(run_dir, *command_line, "/dev/null")
-        assert (empty.returncode, empty.stdout) == (exits.USAGE, "")
-        assert "the file is empty" in empty.stderr
-    for name in ("run", "launch"):
-        unknown = tartlet_cli(run_dir, name, "--nonsense", "program.py")
-        assert unknown.returncode == exits.USAGE
-        assert "No such option: --nonsense" in unknown.stderr
-    both = tartlet_cli(run_dir, "run", "--native", "--interactive", str(PROGRAMS / "echo.py"))
-    assert both.returncode == exits.USAGE
-    model = tartlet_cli(run_dir, "run", str(PROGRAMS / "echo.py"), "--model", "/no/such/model")
-    assert model.returncode == exits.SYSTEM
-    assert "CheckpointMissing" in model.stderr
-    assert list(run_dir.iterdir()) == []
-
-
-def test_json_events_are_one_object_a_line(server: Serving) -> None:
-    lines = out(
-        server.run_dir, "run", "--server", "local", "--json", str(PROGRAMS / "sampled.py"), "a", "0", "0", "1", "1"
-    )
-    events = [json.loads(line) for line in lines.splitlines()]
-    assert {e["event"] for e in events} == {"message", "ended"}
-    assert events[-1]["success"] is True
-    assert events[-1]["usage"]["sampled_tokens"] == 24
 
 
 def test_what_new_writes_runs_and_obeys_its_arguments(server: Serving, run_dir: Path) -> None:
@@ -246,20 +129,6 @@ def test_lines_of_standard_input_reach_the_program_one_attaches_to(server: Servi
     assert attached.stdout == b"ready\necho a\necho b\nanswered 2\n"
 
 
-def test_lines_of_standard_input_reach_the_program_one_runs(server: Serving, tmp_path: Path) -> None:
-    lines = tmp_path / "lines"
-    lines.write_bytes(b"a\nb\nstop")  # a file, which no loop can wait for, and without an end of its last line
-    with lines.open("rb") as stdin:
-        ran = subprocess.run(
-            command("run", "--server", "local", "--interactive", "--quiet", str(PROGRAMS / "echo.py")),
-            env=environment(server.run_dir),
-            stdin=stdin,
-            capture_output=True,
-            check=True,
-        )
-    assert ran.stdout == b"ready\necho a\necho b\nanswered 2\n"
-
-
 def test_the_guide_s_client_runs(server: Serving, repo: Path, tmp_path: Path) -> None:
     [example] = re.findall(r"^```py\n(.*?)^```", (repo / "docs/guide.md").read_text(), re.DOTALL | re.MULTILINE)
     talk = next(
@@ -325,7 +194,7 @@ def test_doctor_names_the_process_that_an_address_in_use_sends_one_to_look_for(s
     second = tartlet_cli(server.run_dir, "serve", "--engine", "fake")
     assert second.returncode == exits.SYSTEM
     assert f"AddressInUse: {server.run_dir} is in use" in second.stderr
-    assert "`tartlet doctor` names the process" in second.stderr
+    assert "`tartlet doctor` names the process that uses a run directory" in second.stderr
     checks = {check["name"]: check["found"] for check in json.loads(out(server.run_dir, "doctor", "--json"))}
     assert checks["run directory"] == f"{server.run_dir}, in use by process {server.process.pid}"
     with tempfile.TemporaryDirectory() as other:
@@ -339,50 +208,6 @@ def test_tls_takes_one_line_of_the_help_and_stands_last(name: str, run_dir: Path
     options = [line for line in lines if line.startswith("-") and not line.startswith("-h,")]
     assert options[-1].startswith("--tls-certificate, --tls-key, --tls-authority FILE")
     assert sum("tls" in line for line in options) == 1
-
-
-def test_run_on_a_server_uses_it(server: Serving) -> None:
-    result = tartlet_cli(server.run_dir, "run", "--server", "local", str(PROGRAMS / "fails.py"))
-    assert result.returncode == exits.PROGRAM_FAILED
-    assert [p.name for p in server.run_dir.iterdir() if p.name.startswith("run-")] == []
-
-
-def test_exit_codes_tell_whose_fault_it_was() -> None:
-    assert exits.exit_code(ProgramFailed(traceback="x"), ended=True) == exits.PROGRAM_FAILED
-    assert exits.exit_code(UnknownModel(model="m", available=[])) == exits.USAGE
-    assert exits.exit_code(WorkerLost(engine="e"), ended=True) == exits.SYSTEM
-    assert exits.exit_code(CheckpointMissing(path="p", detail="d")) == exits.SYSTEM
-
-
-def test_the_closing_line_leaves_out_what_there_is_not() -> None:
-    assert closing_line(Usage(wall_s=1.5)) == "[no tokens sampled, 1.50 s in all]"
-    assert (
-        closing_line(Usage(sampled_tokens=1, first_token_s=0.5, wall_s=1))
-        == "[1 token, first after 500 ms, 1.00 s in all]"
-    )
-    assert columns([("a", "bb"), ("ccc", "d")]) == "a    bb\nccc  d"
-    assert [age(s) for s in (1, 300, 10_000)] == ["1s", "5m", "3h"]
-
-
-def test_programs_that_choose_their_tokens_themselves_are_not_told_of_none(server: Serving, repo: Path) -> None:
-    program = str(repo / "inferlets/std/autoregressive.py")
-    result = tartlet_cli(server.run_dir, "run", "--server", "local", program)
-    closing = (
-        r"\[10 distributions for the program to sample from, first after [\d.]+ ms, [\d.]+ ms each, [\d.]+ s in all\]"
-    )
-    assert re.search(closing, result.stderr), result.stderr
-    usage = json.loads(out(server.run_dir, "run", "--server", "local", "--json", program).splitlines()[-1])["usage"]
-    assert (usage["sampled_tokens"], usage["distributions"]) == (0, 10)
-
-
-def test_a_result_begins_on_a_line_of_its_own(capfdbinary: pytest.CaptureFixture[bytes]) -> None:
-    from tartlet.events import Message
-
-    printer = Printer(quiet=True)
-    printer.event(Message("p", 0, b"\xe6\x97"))  # a character in two messages arrives whole
-    printer.event(Message("p", 2, b"\xa5"))
-    printer.event(Ended("p", 3, success=True, result="7", error=None, usage=Usage()))
-    assert capfdbinary.readouterr().out.decode() == "日\n7\n"
 
 
 def test_a_program_is_named_listed_launched_by_its_name_and_forgotten(server: Serving, run_dir: Path) -> None:
@@ -401,23 +226,6 @@ def test_a_program_is_named_listed_launched_by_its_name_and_forgotten(server: Se
         gone = tartlet_cli(server.run_dir, name, "--inferlet", "greet", "you")
         assert gone.returncode == exits.USAGE
         assert "no inferlet named 'greet'" in gone.stderr
-
-
-def test_a_catalogue_is_a_running_servers(run_dir: Path) -> None:
-    result = tartlet_cli(run_dir, "run", "--inferlet", "greet")
-    assert (result.returncode, result.stdout) == (exits.SYSTEM, "")
-    assert "there is no such socket\nStart it with `tartlet serve`" in result.stderr
-    native = tartlet_cli(run_dir, "run", "--native", "--inferlet", "greet")
-    assert (native.returncode, "--inferlet" in native.stderr) == (exits.USAGE, True)
-
-
-def test_a_seed_decides_what_a_program_draws(server: Serving, run_dir: Path) -> None:
-    file = run_dir / "draws.py"
-    file.write_text("import random\n\ndef main():\n    return random.random()\n")
-    ran = [out(server.run_dir, "run", "--server", "local", "--quiet", "--seed", seed, str(file)) for seed in ("7", "8")]
-    launched = out(server.run_dir, "launch", "--seed", "7", "--count", "2", str(file)).split()
-    assert [out(server.run_dir, "attach", program) for program in launched] == ran
-    assert ran[0] != ran[1]
 
 
 def test_a_role_lists_its_own_flags(run_dir: Path) -> None:

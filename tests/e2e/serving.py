@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -44,6 +44,13 @@ def tartlet_cli(run_dir: Path, *args: str, timeout_s: float = 60, **env: str) ->
     )
 
 
+def out(run_dir: Path, *args: str, **env: Any) -> str:
+    """Standard output of a command that succeeds."""
+    result = tartlet_cli(run_dir, *args, **env)
+    assert result.returncode == 0, result.stderr
+    return result.stdout
+
+
 def roles_in(run_dir: Path) -> list[psutil.Process]:
     """Every process whose environment names a run directory at or below `run_dir`."""
     found = []
@@ -71,6 +78,7 @@ class Serving:
     run_dir: Path
     process: subprocess.Popen[bytes]
     log: Path
+    small_disk: Path | None = None  # our path to a small file system that its journals are on
     lines: list[str] = field(default_factory=list)
 
     @property
@@ -103,12 +111,12 @@ class Serving:
 
 
 @contextlib.contextmanager
-def serving(run_dir: Path, *flags: str, **env: str) -> Iterator[Serving]:
-    """`tartlet serve --engine fake` in `run_dir`; checks at the end that nothing is left."""
+def serving(run_dir: Path, *flags: str, prefix: Sequence[str] = (), **env: str) -> Iterator[Serving]:
+    """`tartlet serve --engine fake` in `run_dir`, behind the command `prefix`; checks that nothing is left."""
     log = run_dir / "serve.out"
     with log.open("wb") as out:
         process = subprocess.Popen(
-            command("serve", "--engine", "fake", *flags),
+            [*prefix, *command("serve", "--engine", "fake", *flags)],
             env=environment(run_dir, **env),
             stdout=out,
             stderr=out,

@@ -465,7 +465,9 @@ class AddressInUse(StartError):
 
     number: ClassVar[int] = 505
     message: ClassVar[str] = "{address} is in use"
-    remedy: ClassVar[str] = "Stop the other process (`tartlet doctor` shows it), or choose another address."
+    remedy: ClassVar[str] = (
+        "Stop it, or choose another address; `tartlet doctor` names the process that uses a run directory."
+    )
 
 
 class StartFailed(StartError):

@@ -1,0 +1,89 @@
+"""What every error is: a number, fields, a message and a remedy. The errors themselves are in `errors`."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, ClassVar, TypeVar
+
+_E = TypeVar("_E", bound="type[TartletError]")
+
+REGISTRY: dict[int, type[TartletError]] = {}
+
+
+class TartletError(Exception):
+    """An error with a number, data fields and a remedy.
+
+    Example:
+        >>> from tartlet_common.errors import PageQuotaExceeded
+        >>> err = PageQuotaExceeded(held=96, asked=8, limit=100)
+        >>> err.number, str(err)
+        (301, 'the program holds 96 KV pages and asked for 8 more; its limit is 100')
+    """
+
+    number: ClassVar[int] = 999
+    message: ClassVar[str] = "internal error: {detail}"
+    remedy: ClassVar[str] = "This is a bug in Tartlet: please report it with the log."
+    retryable: ClassVar[bool] = False
+
+    def __init__(self, **fields: Any) -> None:
+        """Keep the fields; they fill the message."""
+        self.fields: dict[str, Any] = fields
+        super().__init__(self.text)
+
+    @property
+    def name(self) -> str:
+        """The error's name in the registry."""
+        return type(self).__name__
+
+    @property
+    def text(self) -> str:
+        """The message with its fields filled in."""
+        try:
+            return self.message.format(**self.fields)
+        except (KeyError, IndexError, ValueError):
+            return f"{self.message} {self.fields}"
+
+    def to_json(self) -> bytes:
+        """Fields as compact JSON, for columns that carry an error."""
+        return json.dumps(self.fields, separators=(",", ":"), default=str).encode()
+
+    @staticmethod
+    def from_wire(number: int, fields_json: bytes | str) -> TartletError:
+        """The error that `number` names, rebuilt with its fields; unknown numbers become `UnknownError`."""
+        try:
+            fields = json.loads(fields_json) if fields_json else {}
+        except ValueError:
+            fields = {"detail": repr(fields_json)}
+        if not isinstance(fields, dict):
+            fields = {"detail": fields}
+        cls = REGISTRY.get(number)
+        if cls is None:
+            return UnknownError(code=number, **{k: v for k, v in fields.items() if k != "code"})
+        return cls(**fields)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle by number and fields."""
+        return (TartletError.from_wire, (self.number, self.to_json()))
+
+
+def register(number: int, *, retryable: bool = False) -> Any:
+    """Decorate a class with its number, which nobody else may have."""
+
+    def add(cls: _E) -> _E:
+        if number in REGISTRY:
+            msg = f"error number {number} is taken by {REGISTRY[number].__name__}"
+            raise AssertionError(msg)
+        cls.number = number
+        cls.retryable = retryable
+        REGISTRY[number] = cls
+        return cls
+
+    return add
+
+
+@register(998)
+class UnknownError(TartletError):
+    """What stands for a number that this side doesn't know."""
+
+    message = "error {code} of a newer release"
+    remedy = "Update this side of Tartlet."
