@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -68,6 +71,34 @@ def checkpoint(directory: Path, **changes: object) -> Path:
     (directory / "tokenizer.json").write_text("{}")
     (directory / "model.safetensors").write_bytes((1000).to_bytes(8, "little") + b'{"model.embed')
     return directory
+
+
+def on_a_small_disk(directory: Path, size: str = "256k") -> list[str] | None:
+    """What to put before a command so that it alone sees a small file system at `directory`.
+
+    None where this machine allows nobody like us to mount one.
+    """
+    script = f'mount -t tmpfs -o size={size},mode=700 tmpfs "$0" && exec "$@"'
+    for unshare in (["unshare", "--mount"], ["unshare", "--mount", "--map-root-user"]):
+        prefix = [*unshare, "sh", "-c", script, str(directory)]
+        with contextlib.suppress(FileNotFoundError):
+            if subprocess.run([*prefix, "true"], capture_output=True, check=False).returncode == 0:
+                return prefix
+    return None
+
+
+@contextlib.contextmanager
+def full(disk: Path) -> Iterator[None]:
+    """A file system without a free byte."""
+    filler = disk / "filler"
+    try:
+        with filler.open("wb", buffering=0) as file, contextlib.suppress(OSError):
+            while True:
+                file.write(bytes(4096))
+        assert shutil.disk_usage(disk).free == 0
+        yield
+    finally:
+        filler.unlink()
 
 
 def stepped_clock(directory: Path) -> tuple[dict[str, str], Path]:
