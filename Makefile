@@ -8,12 +8,14 @@ BIN := .venv/bin
 STAGE := tools/stage.sh
 PROMPT ?= 374+588=
 ARGS ?=
+MODEL ?= models/demo
+OUT ?= models/work/demo
 
 ##@ Start here
 
 .PHONY: help
 help:  ## This list
-	@awk 'BEGIN {FS = ":.*  ## "} /^##@ / {printf "\n%s\n", substr($$0, 5)} /^[a-z-]+:.*  ## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk 'BEGIN {FS = ":.*  ## "} /^##@ / {printf "\n%s\n", substr($$0, 5)} /^[a-z0-9-]+:.*  ## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 .PHONY: setup
 setup:  ## Everything the other targets need, into .venv: again at no cost (PYTHON=... chooses the interpreter)
@@ -40,6 +42,16 @@ cluster-down: setup  ## Brings that cluster down, without a trace
 .PHONY: e2e
 e2e: setup  ## The tests on a cluster, which is brought up and down if it isn't up (ARGS="-k name")
 	@$(BIN)/python -m e2e.cluster test $(ARGS)
+
+##@ The demo model
+
+.PHONY: model
+model: setup  ## Trains it in 45 minutes of two cores, into OUT=models/work/demo (at half the speed without a C++ compiler)
+	$(BIN)/python -m models.training.train --out $(OUT) $(if $(shell command -v $(CXX) 2>/dev/null),--compiled) $(ARGS)
+
+.PHONY: eval-model
+eval-model: setup  ## Its answers to problems that it wasn't trained on, as a table (MODEL=..., ARGS="--problems 100")
+	$(BIN)/python -m models.training.evaluate $(MODEL) $(ARGS)
 
 ##@ Before a commit
 

@@ -1,0 +1,35 @@
+"""The Makefile: what its help lists, and what its targets would run."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+
+def make(repo: Path, *args: str, **env: str) -> str:
+    command = ["make", "--no-print-directory", *args]
+    return subprocess.run(
+        command, cwd=repo, env={**os.environ, **env}, capture_output=True, text=True, check=True
+    ).stdout
+
+
+def test_the_demo_model_is_trained_compiled_where_a_compiler_is(repo: Path) -> None:
+    train = "python -m models.training.train --out models/work/demo"
+    assert f"{train} --compiled" in make(repo, "-n", "model", "CXX=sh")  # whatever there is
+    assert f"{train}  --minutes 1\n" in make(repo, "-n", "model", "CXX=no-such-compiler", "ARGS=--minutes 1")
+    assert "models.training.train --out elsewhere" in make(repo, "-n", "model", "OUT=elsewhere")
+
+
+def test_a_model_is_measured(repo: Path) -> None:
+    assert "python -m models.training.evaluate models/demo" in make(repo, "-n", "eval-model")
+    assert "models.training.evaluate other --problems 9" in make(
+        repo, "-n", "eval-model", "MODEL=other", "ARGS=--problems 9"
+    )
+
+
+def test_help_lists_them(repo: Path) -> None:
+    text = make(repo, "help")
+    assert "  make model " in text
+    assert "  make eval-model " in text
+    assert "  make e2e " in text
