@@ -13,10 +13,6 @@ import pytest
 
 from tartlet_common.abi import Flag, Op
 from tartlet_common.errors import (
-    ControlLost,
-    DeadlineExceeded,
-    Disconnected,
-    DiskFull,
     InboxFull,
     InvalidArgument,
     MalformedSubmission,
@@ -24,7 +20,6 @@ from tartlet_common.errors import (
     OutputTooLarge,
     Overloaded,
     ProgramFailed,
-    ProgramKilled,
     QueuePoisoned,
     ResourceQuotaExceeded,
     SourceTooLarge,
@@ -35,15 +30,14 @@ from tartlet_common.errors import (
     UnknownProgram,
     UnsupportedAbi,
 )
-from tartlet_common.wire import error_from_proto, error_to_proto
-from tartlet_protos import common_pb2, control_pb2, programs_pb2
-from tartlet_runtime.control_link import how_many_fit
+from tartlet_common.wire import error_from_proto
+from tartlet_protos import common_pb2, programs_pb2
 from tartlet_runtime.native import HELLO, SUBMIT, WAIT, frame
+from tests.runtime.bystanders import SAMPLE, bystander, ended, launch
 from tests.runtime.harness import (
     PYTHON,
     FakeControl,
     NativeProgram,
-    Rig,
     Stream,
     launch_spec,
     native,
@@ -52,26 +46,6 @@ from tests.runtime.harness import (
 
 _Event = programs_pb2.ProgramEvent
 pytestmark = pytest.mark.usefixtures("python_component")
-SAMPLE = (Op.SAMPLE, {"ticket": 1, "flags": Flag.AWAIT, "payload": bytes(32)})
-
-
-async def launch(rig: Rig, *specs: programs_pb2.LaunchSpec) -> Stream:
-    return Stream(rig.stub.Launch(programs_pb2.LaunchRequest(specs=specs)))
-
-
-async def ended(stream: Stream) -> TartletError | None:
-    last = (await stream.rest())[-1]
-    assert last.kind == _Event.ENDED
-    return error_from_proto(last.error)
-
-
-async def bystander(rig: Rig) -> None:
-    """Somebody else's program, which must not notice."""
-    stream, guest = await native(rig)
-    guest.submit(SAMPLE)
-    await guest.wait()
-    guest.end()
-    assert await ended(stream) is None
 
 
 # ---- output and input past their bounds ----
@@ -329,196 +303,3 @@ async def test_random_requests_are_answered_or_refused_and_the_role_goes_on(run_
             reply = await rig.stub.Send(programs_pb2.SendRequest(items=items))
             assert isinstance(error_from_proto(reply.errors[0]), UnknownProgram)
         await bystander(rig)
-
-
-# ---- ends ----
-
-
-async def test_kill_deadline_and_disconnect_end_programs_wherever_they_are(run_dir: Path) -> None:
-    looping = b"import asyncio\nasync def main():\n    await asyncio.sleep(100)\n"
-    async with running(run_dir) as rig:
-        stream = await launch(
-            rig,
-            launch_spec(PYTHON, looping, limits=common_pb2.Limits(deadline_s=0.1)),
-            launch_spec(PYTHON, looping),
-            launch_spec(PYTHON, looping, attach=False, tie=True),
-            launch_spec(PYTHON, looping, attach=False),
-        )
-        ids = [(await stream.next()).program_id for _ in range(4)]
-        reply = await rig.stub.Kill(programs_pb2.KillRequest(program_ids=[ids[1], "nobody"], reason="enough"))
-        assert [e.number for e in reply.errors] == [0, UnknownProgram.number]
-        assert [error_from_proto(e.error).name for e in await stream.rest() if e.kind == _Event.ENDED]  # type: ignore[union-attr]
-        infos = {p.program_id: p for p in (await rig.stub.List(programs_pb2.ListRequest(all=True))).programs}
-        assert isinstance(error_from_proto(infos[ids[0]].error), DeadlineExceeded)
-        assert isinstance(error_from_proto(infos[ids[1]].error), ProgramKilled)
-        assert isinstance(error_from_proto(infos[ids[2]].error), Disconnected)
-        assert infos[ids[3]].state == "running"
-
-
-async def test_a_client_that_disconnects_in_mid_stream_ends_only_what_is_tied(run_dir: Path) -> None:
-    chatty = b"""
-import asyncio, inferlet
-async def main():
-    while True:
-        inferlet.send('z')
-        await asyncio.sleep(0.01)
-"""
-    async with running(run_dir) as rig:
-        stream = await launch(rig, launch_spec(PYTHON, chatty, tie=True), launch_spec(PYTHON, chatty))
-        ids = [(await stream.next()).program_id for _ in range(2)]
-        await stream.next()
-        stream.call.cancel()
-
-        async def state(program_id: str) -> str:
-            listed = (await rig.stub.List(programs_pb2.ListRequest(all=True))).programs
-            return str(next(p.state for p in listed if p.program_id == program_id))
-
-        async with asyncio.timeout(5):
-            while await state(ids[0]) != "failed":  # noqa: ASYNC110 - a client polls
-                await asyncio.sleep(0.02)
-        assert await state(ids[1]) == "running"
-
-
-async def test_attach_resumes_from_an_offset_also_after_the_end(run_dir: Path) -> None:
-    source = b"from inferlet import send\ndef main():\n    for i in range(5):\n        send(str(i))\n    return 'end'\n"
-    async with running(run_dir) as rig:
-        stream = await launch(rig, launch_spec(PYTHON, source))
-        program_id = (await stream.next()).program_id
-        whole = await stream.rest()
-        for offset in (0, 3, 5, 99):
-            request = programs_pb2.AttachRequest(
-                programs=[
-                    programs_pb2.AttachTo(program_id=program_id, offset=offset),
-                    programs_pb2.AttachTo(program_id="nobody"),
-                ]
-            )
-            attached = Stream(rig.stub.Attach(request))
-            assert (await attached.next()).kind == _Event.ACCEPTED
-            assert isinstance(error_from_proto((await attached.next()).error), UnknownProgram)
-            again = await attached.rest()
-            assert [e.data for e in again] == [e.data for e in whole][min(offset, 5) :]
-            assert again[0].offset == min(offset, 5)
-
-
-async def test_an_idempotency_key_starts_one_program(run_dir: Path) -> None:
-    async with running(run_dir) as rig:
-        spec = launch_spec(PYTHON, b"def main(): return 7\n", idempotency_key="k")
-        stream = await launch(rig, spec, spec)
-        ids = {(await stream.next()).program_id for _ in range(2)}
-        assert len(ids) == 1
-        await stream.rest()
-        again = await launch(rig, spec)
-        assert (await again.next()).program_id in ids
-        assert (await again.rest())[-1].data == b"7"
-        rig.control.known_keys["elsewhere"] = "other-program"
-        other = await launch(rig, launch_spec(PYTHON, b"def main(): pass\n", idempotency_key="elsewhere"))
-        assert (await other.next()).program_id == "other-program"
-        (end,) = await other.rest()  # nobody knows any more where it ran
-        assert isinstance(error_from_proto(end.error), UnknownProgram)
-
-
-# ---- control goes away ----
-
-
-async def test_control_lost_ends_who_used_the_engine_and_nobody_else(run_dir: Path) -> None:
-    async with running(run_dir) as rig:
-        used, guest = await native(rig)
-        guest.submit(SAMPLE)
-        await guest.wait()
-        free, other = await native(rig)
-        await rig.stop_control()
-        assert isinstance(await ended(used), ControlLost)
-        assert await other.call(Op.GET_ARG) == b"[]"
-        other.submit(SAMPLE)  # waits for control
-        waiting = asyncio.ensure_future(other.wait())
-        early = asyncio.ensure_future(native(rig))  # so does a launch
-        await asyncio.sleep(0.1)
-        assert not waiting.done()
-        await rig.restart_control()
-        assert (await waiting).records["a"].tolist() == [1]
-        hello = rig.control.frames[0].hello
-        assert free.seen[0].program_id in [p.program_id for p in hello.programs]
-        other.end()
-        assert await ended(free) is None
-        late, last = await early
-        last.end()
-        assert await ended(late) is None
-
-
-async def test_control_may_kill_a_program(run_dir: Path) -> None:
-    async with running(run_dir) as rig:
-        stream, _ = await native(rig)
-        handle = rig.control.frames[-1].starts[0].handle
-        error = error_to_proto(OutOfPages(kind="KV pages", total=64))
-        kill = control_pb2.ProgramKill(handle=handle, error=error)
-        await rig.control.push(control_pb2.ControlFrame(kills=[kill]))
-        assert isinstance(await ended(stream), OutOfPages)
-
-
-@pytest.mark.parametrize(
-    "reply",
-    [
-        control_pb2.ControlFrame(deliveries=control_pb2.Deliveries(handles=b"abc", records=b"x")),
-        control_pb2.ControlFrame(deliveries=control_pb2.Deliveries(handles=bytes(4), records=b"\xff" * 32)),
-        control_pb2.ControlFrame(models_changed=True, models=[control_pb2.ModelInfo(spec_json="{")]),
-        control_pb2.ControlFrame(started=[control_pb2.StartReply(handle=77)]),
-        control_pb2.ControlFrame(
-            kills=[control_pb2.ProgramKill(handle=1, error=common_pb2.Error(number=201, fields_json=b"\xff{"))]
-        ),
-    ],
-)
-async def test_nonsense_from_control_does_not_end_the_role(run_dir: Path, reply: control_pb2.ControlFrame) -> None:
-    async with running(run_dir) as rig:
-        await rig.control.push(reply)
-        await asyncio.sleep(0.3)
-        stream = await launch(rig, launch_spec(PYTHON, b"def main(): return 1\n"))
-        assert (await stream.rest())[-1].success
-
-
-async def test_a_tokenizer_that_comes_late_is_waited_for_and_a_missing_one_is_a_failure(run_dir: Path) -> None:
-    control = FakeControl(blob_gate=asyncio.Event())
-    async with running(run_dir, control, cache_dir=run_dir / "cache") as rig:
-        stream, guest = await native(rig)
-        waiting = asyncio.ensure_future(guest.call(Op.TOKENIZE, a=0, payload=b"x"))
-        await asyncio.sleep(0.05)
-        assert not waiting.done()
-        assert control.blob_gate is not None
-        control.blob_gate.set()
-        assert await waiting == b"x\0\0\0"
-        guest.end()
-        await ended(stream)
-
-
-async def test_a_full_disk_ends_the_program_whose_journal_it_was(run_dir: Path) -> None:
-    async with running(run_dir) as rig:
-        (run_dir / "journals" / f"slot-{os.getpid()}-0").symlink_to("/dev/full")
-        source = b"import inferlet, asyncio\nasync def main():\n    await asyncio.sleep(0.05)\n    return 1\n"
-        stream = await launch(rig, launch_spec(PYTHON, source))
-        await stream.next()
-        assert isinstance(await ended(stream), DiskFull)
-        stream = await launch(rig, launch_spec(PYTHON, source))
-        assert (await stream.rest())[-1].success
-
-
-async def test_a_launch_with_huge_texts_neither_breaks_the_stream_nor_reaches_control(run_dir: Path) -> None:
-    async with running(run_dir) as rig:
-        traced = launch_spec(
-            PYTHON, b"def main(): return 1\n", trace={"x" * 10: "y" * (3 << 20), "tracestate": "t" * 9999}
-        )
-        assert (await (await launch(rig, traced)).rest())[-1].success
-        wide = "\U0001f600" * 1000
-        refused = await launch(rig, launch_spec(PYTHON, b"1", tenant=wide))
-        assert isinstance(error_from_proto((await refused.next()).error), InvalidArgument)
-        starts = [start for frame in rig.control.frames for start in frame.starts]
-        assert all(start.ByteSize() < 8192 for start in starts)
-        assert sum(frame.HasField("hello") for frame in rig.control.frames) == 1  # the stream is still the first one
-
-
-def test_starts_are_cut_to_what_a_message_carries() -> None:
-    starts = [control_pb2.ProgramStart(handle=i, name="x" * 10_000) for i in range(1000)]
-    left, frames = starts, 0
-    while left:
-        fit = how_many_fit(left)
-        assert sum(s.ByteSize() for s in left[:fit]) < 3 << 20
-        left, frames = left[fit:], frames + 1
-    assert frames >= 4

@@ -13,31 +13,22 @@ import inferlet
 from inferlet import (
     Context,
     Dist,
-    Generation,
-    Length,
     MinP,
     Priority,
     Sampler,
-    StopTokens,
     Temperature,
     TopK,
     TopP,
-    Until,
     errors,
     get_model,
 )
 from tartlet_common.abi import Op
 from tests.sdk.harness import held, run, tokens_of
 from tests.sdk.mini_host import MiniHost
-from tests.sdk.mini_model import EOS, reference_generate
+from tests.sdk.mini_model import reference_generate
 
 PROMPT = "Hello, world"
 PREFIX = len(tokens_of(PROMPT))
-
-
-def script(text: bytes | list[int], *, after: int = PREFIX) -> dict[int, int]:
-    """Make the model say `text` behind `after` tokens."""
-    return {after - 1 + i: token for i, token in enumerate(text)}
 
 
 @pytest.mark.parametrize("page_size", [1, 2, 4, 13, 16, 32])
@@ -80,100 +71,6 @@ def test_the_same_seed_gives_the_same_text_with_and_without_run_ahead(sampler: S
     params = (rounded[0], int(filters[1]), rounded[2], rounded[3], 5, 0)
     assert generate(0, 5) == generate(4, 5) == reference_generate(tokens_of(PROMPT), 24, params)
     assert generate(0, 5) != generate(0, 6)
-
-
-@pytest.mark.parametrize("run_ahead", [0, 4])
-def test_a_stop_string_ends_the_text_and_the_context_goes_on_from_there(run_ahead: int) -> None:
-    said = b"one two END of"
-    host = MiniHost(per_wait=5, script=script(said))
-
-    async def main() -> tuple[str, str, list[int]]:
-        ctx = Context(run_ahead=run_ahead)
-        ctx.fill(PROMPT)
-        first = await ctx.generate_until("END", max_tokens=40)
-        ctx.fill(" next")
-        second = await ctx.generate_until(max_tokens=6)
-        return first, second, ctx.tokens
-
-    first, second, tokens = run(host, main)
-    assert first == "one two "
-    assert (Op.CANCEL in host.ops) == (run_ahead > 0), "what was queued ahead is dropped"
-    prompt = [*tokens_of(PROMPT), *b"one two END", *b" next"]
-    assert tokens == [*prompt, *reference_generate(prompt, 6, script=host.script)]
-    assert second.encode() == bytes(tokens[-6:])
-
-
-@pytest.mark.parametrize("run_ahead", [0, 4])
-def test_a_stop_token_ends_on_the_device_and_the_context_goes_on_from_there(run_ahead: int) -> None:
-    host = MiniHost(script=script([*b"abc", EOS]))
-
-    async def main() -> tuple[Generation, list[int], list[int]]:
-        ctx = Context(run_ahead=run_ahead)
-        ctx.fill(PROMPT)
-        generation = ctx.generate(max_tokens=40)
-        pieces = [piece async for piece in generation]
-        assert "".join(pieces) == "abc"
-        before = ctx.tokens.copy()
-        ctx.fill("!")
-        await ctx.generate_until(max_tokens=3)
-        return generation, before, ctx.tokens
-
-    generation, before, tokens = run(host, main)
-    assert generation.stopped_by == "token"
-    assert before == [*tokens_of(PROMPT), *b"abc", EOS]
-    prompt = [*before, *b"!"]
-    assert tokens == [*prompt, *reference_generate(prompt, 3)]
-
-
-def test_run_ahead_leaves_no_forward_behind_a_stop_token() -> None:
-    host = MiniHost(script=script([EOS]), per_wait=1000)
-
-    async def main() -> None:
-        ctx = Context(run_ahead=4)
-        ctx.fill(PROMPT)
-        assert await ctx.generate_until(max_tokens=40) == ""
-
-    run(host, main)
-    assert host.computed_tokens == PREFIX
-
-
-def test_end_of_sequence_can_be_ignored_and_other_tokens_can_stop() -> None:
-    host = MiniHost(script=script([EOS, *b"ab;cd"]))
-
-    async def main() -> tuple[str, list[int]]:
-        ctx = Context()
-        ctx.fill(PROMPT)
-        text = await ctx.generate_until(StopTokens(b";") | Length(10), eos=False)
-        return text, ctx.tokens[PREFIX:]
-
-    assert run(host, main) == ("</s>ab", [EOS, *b"ab;"])
-
-
-def test_characters_split_over_tokens_come_out_whole() -> None:
-    text = "naïve 🥧 日本"
-    raw = text.encode()
-    host = MiniHost(script=script(raw))
-
-    async def main() -> list[str]:
-        ctx = Context()
-        ctx.fill(PROMPT)
-        return [piece async for piece in ctx.generate(max_tokens=len(raw))]
-
-    pieces = run(host, main)
-    assert "".join(pieces) == text
-    assert len(pieces) == len(raw)
-    assert "\ufffd" not in "".join(pieces)
-
-
-def test_a_character_cut_by_the_limit_is_shown_as_cut() -> None:
-    host = MiniHost(script=script("a🥧".encode()))
-
-    async def main() -> str:
-        ctx = Context()
-        ctx.fill(PROMPT)
-        return await ctx.generate_until(max_tokens=3)
-
-    assert run(host, main) == "a\ufffd"
 
 
 def test_leaving_the_loop_early_keeps_the_tokens_that_were_seen() -> None:
@@ -406,10 +303,6 @@ def test_generating_nothing_is_fine() -> None:
         return await ctx.generate_until(max_tokens=0)
 
     assert run(MiniHost(), main) == ""
-
-
-def test_stop_conditions_combine_by_or() -> None:
-    assert Until("a") | Length(5) | Length(3) | StopTokens([1]) == inferlet.Stop(3, ("a",), (1,))
 
 
 def test_the_paper_s_three_lines() -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import inferlet
-from inferlet import _channel, _guest, _host, _output, _program, _queue
+from inferlet import _channel, _guest, _host, _ids, _output, _program
 from inferlet._loop import Loop
 from inferlet._queue import Queue
 from inferlet._types import Embed, KvPage, Model, TokenSlot
@@ -152,7 +152,7 @@ CALLS["forward_with_mask_and_adapter"] = CALLS["forward"]
 def test_the_sdk_says_it_with_the_same_bytes(vector: Vector, recorder: Recorder) -> None:
     name, arguments = vector["name"], dict(vector["arguments"])
     if name == "create_queue":
-        _queue.ids.queue = arguments["queue"]
+        _ids.ids.queue = arguments["queue"]
         inferlet.create_queue(info(arguments["model"]))
     elif "queue" in arguments:
         queue = Queue(arguments.pop("queue"), info(2))

@@ -21,7 +21,6 @@ from tartlet_common.errors import (
     ProgramCpuExceeded,
     ProgramFailed,
     ProgramKilled,
-    ProgramMemoryExceeded,
     ProgramTrapped,
     TartletError,
 )
@@ -29,6 +28,7 @@ from tartlet_runtime.wasm import capi, traps, values
 from tartlet_runtime.wasm.aot import ModuleKind
 from tartlet_runtime.wasm.boundary import GuestState, Remains, end_slice
 from tartlet_runtime.wasm.determinism import Clock, GuestClock, GuestRandom, Random
+from tartlet_runtime.wasm.outcome import read_outcome
 from tartlet_runtime.wasm.types import STDERR, Delivery, Outcome, OutcomeKind, Phase, WaitRequest
 
 if TYPE_CHECKING:
@@ -37,7 +37,6 @@ if TYPE_CHECKING:
     from tartlet_runtime.wasm.types import GuestHooks, GuestLimits
 
 _SUBMISSION = 0  # beside the streams 1 and 2 in `_events`
-_MEMORY_SLACK_BYTES = 1 << 20
 _LAST_WORDS_BYTES = 2048
 _TABLE_ELEMENTS = 100_000
 _INSTANCES, _TABLES, _MEMORIES = 200, 200, 20
@@ -234,7 +233,7 @@ class Guest:
                 return
             if self.state.done:
                 if self._stage is _Stage.RUN or self.trap.value or self.error.value:
-                    self._end(self._read_outcome())
+                    self._end(read_outcome(self, self._host_error, self._last_words))
                     return
                 self._next_stage()
             elif self._stage is not _Stage.RUN and (self.state.waiting or self._wake_ns is not None):
@@ -368,45 +367,6 @@ class Guest:
             end_slice(self.state)
 
     # ---- the end ----
-
-    def _read_outcome(self) -> Outcome:
-        if self._host_error is not None:
-            self._drop_trap()
-            return Outcome(OutcomeKind.TRAP, error=self._host_error)
-        if self.trap.value or self.error.value:
-            return Outcome(OutcomeKind.TRAP, error=self._classify())
-        if self.program.kind is ModuleKind.CORE:
-            status = self.results.i64 & 0xFFFF_FFFF
-            if status == 0:
-                return Outcome(OutcomeKind.OK)
-            text = f"{self.program.kind} guest ended with status {status}"
-            return Outcome(OutcomeKind.ERROR, text, ProgramFailed(traceback=text))
-        text = values.read_string(self.results.b).decode("utf-8", "replace")
-        is_ok = self.results.a & 1
-        capi.component_val_delete(ctypes.byref(self.results))
-        if is_ok:
-            return Outcome(OutcomeKind.OK, text)
-        if traps.ran_out_of_memory(text):
-            return Outcome(OutcomeKind.ERROR, text, ProgramMemoryExceeded(limit_bytes=self.limits.memory_bytes))
-        return Outcome(OutcomeKind.ERROR, text, ProgramFailed(traceback=text))
-
-    def _classify(self) -> TartletError:
-        full = False
-        if self.state.memory:
-            used = capi.memory_data_size(self.context, self.state.memory)
-            full = used + _MEMORY_SLACK_BYTES > self.limits.memory_bytes
-        limit = self.limits.memory_bytes
-        return traps.classify(self._drop_trap(), last_words=self._last_words, memory_full=full, limit_bytes=limit)
-
-    def _drop_trap(self) -> str:
-        text = ""
-        if self.trap.value:
-            _, text = capi.take_trap(self.trap.value)
-            self.trap.value = None
-        if self.error.value:
-            text = capi.take_error(self.error.value)
-            self.error.value = None
-        return text
 
     def _end(self, outcome: Outcome) -> None:
         self.phase = Phase.ENDED

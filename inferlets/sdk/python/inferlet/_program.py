@@ -13,7 +13,8 @@ from typing import Any
 
 from inferlet import _abi as abi
 from inferlet._channel import channel, from_u32, u32
-from inferlet._queue import Queue, ids
+from inferlet._ids import ids
+from inferlet._queue import Queue
 from inferlet._types import Message, Model, Usage
 
 __all__ = [

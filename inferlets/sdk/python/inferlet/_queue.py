@@ -1,8 +1,7 @@
 """Command queues, and every command that takes its turn in one (the paper's Table 1).
 
 Commands of a queue take effect in order; commands of several queues batch side by side. A program names its pages,
-embeds and slots itself, so that nothing here needs a reply. Ids are reused in the queue that freed them, because
-only there is the old holder's end sure to come before the new one's beginning.
+embeds and slots itself (`_ids`), so that nothing here needs a reply.
 """
 
 from __future__ import annotations
@@ -10,11 +9,12 @@ from __future__ import annotations
 import asyncio
 import struct
 from array import array
-from collections.abc import Iterable, Sequence
-from typing import Any, Generic, TypeVar
+from collections.abc import Sequence
+from typing import Any, TypeVar
 
 from inferlet import _abi as abi
 from inferlet._channel import channel, u32
+from inferlet._ids import Pool
 from inferlet._types import Dist, Embed, KvPage, Model, Priority, Sampled, TokenSlot
 from inferlet.errors import InvalidArgument, TartletError
 
@@ -25,48 +25,6 @@ _THREE = struct.Struct("<III").pack
 _U32 = struct.Struct("<I").pack
 
 Tokens = int | TokenSlot | Sequence[int] | Sequence[TokenSlot]
-
-
-class IdSpace:
-    """Next unused id of each kind, for the whole program."""
-
-    __slots__ = ("embed", "page", "queue", "slot")
-
-    def __init__(self) -> None:
-        self.page = self.embed = self.slot = 0
-        self.queue = 1  # 0 is the default queue
-
-
-ids = IdSpace()
-
-
-class _Pool(Generic[_Id]):
-    """Ids of one kind that one queue has freed, and fresh ones when it has none."""
-
-    __slots__ = ("_cls", "_free", "_kind")
-
-    def __init__(self, cls: type[_Id], kind: str) -> None:
-        self._cls, self._kind = cls, kind
-        self._free: list[_Id] = []
-
-    def take(self, n: int) -> list[_Id]:
-        """`n` ids that nobody holds."""
-        free = self._free
-        if len(free) >= n > 0:
-            out = free[-n:]
-            del free[-n:]
-            return out
-        out, self._free = free, []
-        first = getattr(ids, self._kind)
-        end = first + n - len(out)
-        setattr(ids, self._kind, end)
-        cls = self._cls
-        out.extend([cls(i) for i in range(first, end)])
-        return out
-
-    def give(self, back: Iterable[_Id]) -> None:
-        """Ids whose deallocation has been recorded."""
-        self._free.extend(back)
 
 
 class Queue:
@@ -100,9 +58,9 @@ class Queue:
     def __init__(self, queue_id: int, model: Model | None) -> None:
         self.id = queue_id
         self._model = model
-        self._pages = _Pool(KvPage, "page")
-        self._embeds = _Pool(Embed, "embed")
-        self._slots = _Pool(TokenSlot, "slot")
+        self._pages = Pool(KvPage, "page")
+        self._embeds = Pool(Embed, "embed")
+        self._slots = Pool(TokenSlot, "slot")
         self.priority = Priority.NORMAL
         self.done_ticket = 0  # commands up to this one have ended
         self.last_ticket = 0  # of the last command given
