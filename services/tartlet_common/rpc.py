@@ -33,16 +33,28 @@ log = logging.getLogger("tartlet")
 
 _MAX_UNIX_PATH_BYTES = 107  # sun_path of Linux, less its terminator
 
+PING_MS = 20_000
+PING_TIMEOUT_MS = 20_000
+"""A peer that doesn't answer for so long is gone: what it was connected for ends, or goes on elsewhere."""
+
 _OPTIONS: Sequence[tuple[str, int]] = (
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES + (64 << 10)),
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES + (64 << 10)),
     ("grpc.so_reuseport", 0),  # a second server on one port must fail, not share it
     ("grpc.enable_http_proxy", 0),
+    # A machine that is gone says nothing: both ends ask, on streams where nothing happens too. What a process's own
+    # loop is doing doesn't matter, since gRPC's threads answer.
+    ("grpc.keepalive_time_ms", PING_MS),
+    ("grpc.keepalive_timeout_ms", PING_TIMEOUT_MS),
+    ("grpc.http2.ping_timeout_ms", PING_TIMEOUT_MS),  # whichever of the two a release of gRPC goes by
+    ("grpc.http2.max_pings_without_data", 0),
+)
+_SERVER_OPTIONS: Sequence[tuple[str, int]] = (
+    *_OPTIONS,
+    ("grpc.http2.min_ping_interval_without_data_ms", PING_MS // 2),  # else it takes ours for an attack
 )
 _CHANNEL_OPTIONS: Sequence[tuple[str, int]] = (
     *_OPTIONS,
-    ("grpc.keepalive_time_ms", 20_000),
-    ("grpc.keepalive_timeout_ms", 10_000),
     ("grpc.initial_reconnect_backoff_ms", 50),
     ("grpc.min_reconnect_backoff_ms", 50),
     ("grpc.max_reconnect_backoff_ms", 1_000),
@@ -127,7 +139,7 @@ async def make_server(
     """
     path = unix_path(address)
     tls = None if path is not None else tls  # a Unix socket is protected by its directory
-    server = grpc.aio.server(options=_OPTIONS, interceptors=[AccessInterceptor()] if tls is not None else None)
+    server = grpc.aio.server(options=_SERVER_OPTIONS, interceptors=[AccessInterceptor()] if tls is not None else None)
     add_services(server)
     if path is not None:
         make_private(path.parent)
