@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,15 +22,14 @@ import yaml
 
 from tartlet_cli import exits
 from tartlet_cli.kube import crds
-from tartlet_cli.kube.api import CONFIG_MAPS, CRDS, INFERLETS
+from tartlet_cli.kube.api import CONFIG_MAPS, CRDS, INFERLETS, Cluster, Kind
+from tartlet_cli.kube.errors import KindUnknown
+from tartlet_cli.kube.options import Target
 from tests.cli.kubelet import Kubelet
 from tests.e2e.cluster import Cluster as Roles
 from tests.e2e.cluster import cluster as roles_up
 from tests.e2e.serving import PROGRAMS
-from tests.operator.api_server import ApiServer, Refused
-from tests.operator.conftest import api_server, namespace
-
-__all__ = ["api_server", "namespace"]
+from tests.operator.api_server import ApiServer, Refused, api_server_up
 
 HELLO = "async def main():\n    print('hello')\n"
 NODE = "n1"
@@ -72,6 +72,21 @@ def kubeconfig(server: ApiServer, file: Path, namespace: str, token: str) -> Pat
     config["contexts"][0]["context"]["namespace"] = namespace
     file.write_text(yaml.safe_dump(config))
     return file
+
+
+@pytest.fixture(scope="module")
+def api_server(repo: Path) -> Iterator[ApiServer]:
+    """etcd and an API server that knows our kinds; they end with the module."""
+    with api_server_up(repo / "crds") as server:
+        yield server
+
+
+@pytest.fixture
+def namespace(api_server: ApiServer) -> str:
+    """A namespace of the test's own."""
+    name = f"t-{uuid.uuid4().hex[:8]}"
+    api_server.create_namespace(name)
+    return name
 
 
 @pytest.fixture
@@ -184,6 +199,15 @@ def test_a_cluster_that_isnt_there_a_namespace_and_a_login_that_arent(shell: She
     down = shell("apply", path, "--kubeconfig", str(gone))
     assert (down.returncode, down.stderr.split(":")[0]) == (exits.SYSTEM, "ClusterUnreachable")
     assert "Connection refused" in down.stderr
+
+
+def test_a_kind_that_the_server_does_not_know_is_told_as_such(shell: Shell) -> None:
+    with Cluster.connect(Target(kubeconfig=str(shell.kubeconfig))) as cluster:
+        assert cluster.namespace == shell.namespace
+        for group in ("apis/none.dev/v1", "apis/tartlet.dev/v1alpha1"):
+            with pytest.raises(KindUnknown, match="doesn't know Tartlet's kinds"):
+                cluster.list(Kind(group, "things", "thing"), shell.namespace)
+        assert cluster.find(INFERLETS, "nothing", shell.namespace) is None
 
 
 # ---- CRDs -------------------------------------------------------------------------------------------------------

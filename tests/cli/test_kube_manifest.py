@@ -163,7 +163,7 @@ CONFLICT = {"reason": "FieldManagerConflict", "message": 'conflict with "helm"',
             "tartlet.dev",
             exits.USAGE,
         ),
-        (404, b"404 page not found\n", errors.NotThere, "404 page not found", exits.USAGE),
+        (404, b"404 page not found\n", errors.KindUnknown, "tartlet crds apply", exits.USAGE),
         (409, status("Apply failed", CONFLICT), errors.FieldConflict, '.spec.pool: conflict with "helm"', exits.USAGE),
         (
             422,

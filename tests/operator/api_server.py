@@ -12,13 +12,17 @@ import shutil
 import socket
 import ssl
 import subprocess
+import tempfile
 import time
 import urllib.error
 import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import pytest
 import trustme
 import yaml
 from cryptography.hazmat.primitives import serialization
@@ -209,6 +213,23 @@ class ApiServer:
         except subprocess.TimeoutExpired:
             child.kill()
             child.wait()
+
+
+@contextmanager
+def api_server_up(definitions: Path) -> Iterator[ApiServer]:
+    """etcd and an API server that knows the kinds of a folder; the test is skipped where there can be none."""
+    why = missing()
+    if why:
+        pytest.skip(why)
+    directory = Path(tempfile.mkdtemp(prefix="tt-api-"))
+    server = ApiServer(directory)
+    try:
+        server.start()
+        server.apply_crds(definitions)
+        yield server
+    finally:
+        server.stop()
+        shutil.rmtree(directory, ignore_errors=True)
 
 
 def _established(definition: dict[str, Any]) -> bool:

@@ -2,32 +2,20 @@
 
 from __future__ import annotations
 
-import shutil
-import tempfile
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.operator.api_server import ApiServer, missing
+from tests.operator.api_server import ApiServer, api_server_up
 
 
 @pytest.fixture(scope="session")
 def api_server(repo: Path) -> Iterator[ApiServer]:
     """etcd and an API server that knows our kinds."""
-    why = missing()
-    if why:
-        pytest.skip(why)
-    directory = Path(tempfile.mkdtemp(prefix="tt-api-"))
-    server = ApiServer(directory)
-    try:
-        server.start()
-        server.apply_crds(repo / "crds")
+    with api_server_up(repo / "crds") as server:
         yield server
-    finally:
-        server.stop()
-        shutil.rmtree(directory, ignore_errors=True)
 
 
 @pytest.fixture

@@ -69,7 +69,7 @@ async def cluster_client(target: Target, say: Callable[[str], None] = lambda _: 
 def private_files(secret: dict[str, Any], release: Release) -> Iterator[Tls]:
     """The Secret's certificate, key and authority as files that only this user can read, while the block lasts.
 
-    They lie where `tartlet run` keeps its sockets: what a killed one leaves, the next one removes.
+    They lie where `tartlet run` keeps its sockets, which removes what killed ones have left.
 
     Raises:
         NotThere: the Secret lacks one of them.

@@ -197,10 +197,8 @@ def from_status(code: int, body: bytes | str, action: str) -> TartletError:
     if code == 403:
         return Forbidden(action=action, detail=message)
     if code == 404:
-        unknown = not isinstance(details, Mapping) or not details.get("name")
-        if unknown and "could not find the requested resource" in message:
-            return KindUnknown(action=action)
-        return NotThere(action=action, detail=message)
+        named = isinstance(details, Mapping) and details.get("name")
+        return NotThere(action=action, detail=message) if named else KindUnknown(action=action)
     if code == 409 and any(cause.get("reason") == "FieldManagerConflict" for cause in causes):
         return FieldConflict(action=action, detail=told(causes))
     if code in (400, 409, 413, 415, 422):
