@@ -160,3 +160,11 @@ def test_a_viewer_sees_and_is_told_why_nothing_runs(viewer: Person, editor: Pers
     assert (code, err.split(":")[0]) == (2, "Forbidden")
     code, out, err = editor.tartlet("crds", "apply", "--dry-run")
     assert (code, err.split(":")[0]) == (2, "Forbidden")
+
+
+def test_the_kinds_that_a_release_brought_are_as_the_command_lines(editor: Person, kube: Kube, tmp_path: Path) -> None:
+    config = tmp_path / "administrator"
+    config.write_text(kube("config", "view", "--raw", "--flatten", "-o", "json"))
+    code, out, err = editor.tartlet("crds", "apply", "--dry-run", "--kubeconfig", str(config))
+    assert code == 0, err
+    assert [line.split()[1:] for line in out.splitlines()] == [["unchanged", "(dry", "run)"]] * 3

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import copy
 import os
 import shutil
 import signal
@@ -153,7 +154,11 @@ def run_on_cluster() -> click.Command:
         ctx.invoke(run, file=file, args=args, **options, **absent)
 
     elsewhere = ("tls_certificate", "tls_key", "tls_authority", "kube", *_NOT_ON_CLUSTER)
-    params = [param for param in run.params if param.name not in elsewhere]
+    params = [copy.copy(param) for param in run.params if param.name not in elsewhere]
+    for param in params:
+        if isinstance(param, click.Option) and param.help:
+            told = param.help.removeprefix("With --kube: ")
+            param.help = told[0].upper() + told[1:]
     text = """Run a program on the cluster and stream its output; Ctrl-C ends it.
 
     Options of this command may stand anywhere; all others, and everything after `--`, go to the program.

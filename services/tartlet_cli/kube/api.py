@@ -85,7 +85,7 @@ class Cluster:
 
         named = target.kubeconfig or os.environ.get("KUBECONFIG", "") or str(Path.home() / ".kube" / "config")
         try:
-            if not any(Path(p).is_file() for p in named.split(os.pathsep)) and not target.kubeconfig:
+            if not any(Path(p).exists() for p in named.split(os.pathsep)):
                 return cls._from_pod(target, config, ApiClient, Configuration, named)
             client = config.new_client_from_config(config_file=named, context=target.context or None)
             contexts, active = config.list_kube_config_contexts(config_file=named)
@@ -99,7 +99,7 @@ class Cluster:
     @classmethod
     def _from_pod(cls, target: Target, config: Any, client: Any, configuration: Any, named: str) -> Self:
         """The cluster whose pod this is."""
-        if target.context or not _SERVICE_ACCOUNT.is_dir():
+        if target.context or target.kubeconfig or not _SERVICE_ACCOUNT.is_dir():
             raise ClusterUnknown(detail=f"there is no {named}")
         settings = configuration()
         config.load_incluster_config(client_configuration=settings)
