@@ -10,24 +10,21 @@ from tartlet_common.errors import (
     InternalError,
     InvalidArgument,
     NoEngine,
-    OutOfPages,
-    PageQuotaExceeded,
-    ProgramTooLarge,
     ResourceInUse,
     ResourceQuotaExceeded,
     TartletError,
     TooManyCommands,
     UnknownOperation,
     UnknownQueue,
-    UnknownResource,
 )
-from tartlet_control import commands as cmd
-from tartlet_control.commands import Alloc, Command, Dealloc, Faulty, Record, Reset, Synchronize
-from tartlet_control.engines import EngineState, Models
-from tartlet_control.ledger import PAGES, POOL_NAMES, RESOURCE_NAMES
+from tartlet_control.allocation import Allocator
+from tartlet_control.commands import GET_NEXT_DIST, Alloc, Command, Dealloc, Faulty, Reset, Synchronize
+from tartlet_control.engines import Models
+from tartlet_control.ledger import PAGES
 from tartlet_control.lifecycle import Lifecycle
 from tartlet_control.outbox import CANCELLED, RESULT
 from tartlet_control.queues import CommandQueue, Place, Poison, Program
+from tartlet_control.records import QUEUED, Record, parse
 
 MAX_QUEUES: Final = 1024
 """Command queues a program may have."""
@@ -49,6 +46,7 @@ class QueueMachine:
     def __init__(self, models: Models, lifecycle: Lifecycle) -> None:
         self.models = models
         self.lifecycle = lifecycle
+        self._allocator = Allocator(lifecycle)
 
     # ---- arrival ------------------------------------------------------------------------------------------------
 
@@ -57,7 +55,7 @@ class QueueMachine:
         op, flags, ticket, queue_id = record[:4]
         program.commands += 1
         queue = program.queues.get(queue_id)
-        if op not in cmd.QUEUED:
+        if op not in QUEUED:
             self._at_once(program, queue, record, now)
             return
         if queue is None:
@@ -74,8 +72,8 @@ class QueueMachine:
             return
         command: Command
         try:
-            command = cmd.parse(queue, now, record, payload)
-            if command.size > _LARGE_BYTES and command.kind != cmd.GET_NEXT_DIST:
+            command = parse(queue, now, record, payload)
+            if command.size > _LARGE_BYTES and command.kind != GET_NEXT_DIST:
                 _check_waiting(program, command.size)
         except TartletError as e:
             command = Faulty(queue, ticket, flags & 1, now, e)
@@ -229,30 +227,12 @@ class QueueMachine:
     def _place(self, queue: CommandQueue) -> bool:
         """Find an engine for the head's first use of the model; without one the head fails."""
         try:
-            self._engine_of(queue.place)
+            self._allocator.engine_of(queue.place)
         except NoEngine as e:
             self.poison(queue, queue.pending.popleft(), e)
             self.drain_poisoned(queue)
             return False
         return True
-
-    def _engine_of(self, place: Place) -> EngineState:
-        """The engine that the place is on; chosen at first use (contract 8).
-
-        Raises:
-            NoEngine: none of the model's is ready.
-        """
-        engine = place.engine
-        if engine is None:
-            program = place.program
-            engine = place.engine = place.model.choose()
-            engine.programs[program.id] = program
-            for queue in program.queues.values():
-                if queue.place is place:
-                    queue.spec = engine.spec
-                    engine.new_lane(queue)
-                    engine.prioritised += queue.priority != 1
-        return engine
 
     def _execute(self, queue: CommandQueue, command: Command) -> None:
         program = queue.program
@@ -267,10 +247,10 @@ class QueueMachine:
         else:
             try:
                 if type(command) is Alloc:
-                    if not self._alloc(queue, command):
+                    if not self._allocator.alloc(queue, command):
                         return
                 elif type(command) is Dealloc:
-                    self._dealloc(queue, command)
+                    self._allocator.dealloc(queue, command)
                 else:
                     assert type(command) is Faulty
                     raise command.error
@@ -291,67 +271,6 @@ class QueueMachine:
         engine = queue.place.engine
         if engine is not None:
             engine.reset_lanes.add(queue.lane)
-
-    # ---- allocation ---------------------------------------------------------------------------------------------
-
-    def _alloc(self, queue: CommandQueue, command: Alloc) -> bool:
-        """Take what the command asks for. False: there was no room, and making it ended this very program."""
-        place, pool_index, ids = queue.place, command.pool, command.ids
-        program, held = queue.program, place.held[pool_index]
-        for v in ids:
-            if v in held:
-                raise ResourceInUse(kind=RESOURCE_NAMES[pool_index], id=v)
-        engine = self._engine_of(place)
-        pool, asked = engine.pools[pool_index], len(ids)
-        if pool_index == PAGES and program.page_limit and program.num_pages + asked > program.page_limit:
-            raise PageQuotaExceeded(held=program.num_pages, asked=asked, limit=program.page_limit)
-        if len(held) + asked > pool.total:
-            raise ProgramTooLarge(asked=len(held) + asked, kind=POOL_NAMES[pool_index], total=pool.total)
-        if pool.num_free < asked and not self._make_room(engine, pool_index, asked, program):
-            return False
-        physical = pool.take(asked)
-        held.update(zip(ids, physical, strict=True))
-        engine.clear[pool_index].update(physical)
-        if pool_index == PAGES:
-            program.num_pages += asked
-            program.peak_pages = max(program.peak_pages, program.num_pages)
-        return True
-
-    def _make_room(self, engine: EngineState, pool_index: int, asked: int, asker: Program) -> bool:
-        """First come, first served: end the newest programs until `asked` are free (Pie 5.2)."""
-        pool = engine.pools[pool_index]
-        error = OutOfPages(kind=POOL_NAMES[pool_index], total=pool.total)
-        newer = sorted((p for p in engine.programs.values() if p.created > asker.created), key=lambda p: -p.created)
-        victims, room = [], pool.num_free
-        for program in newer:
-            if room >= asked:
-                break
-            held = len(program.places[engine.model.index].held[pool_index])
-            if held:
-                victims.append(program)
-                room += held
-        if room < asked:  # the newer ones' end would not be enough: then none of them ends for it
-            self.lifecycle.kill(asker, error)
-            return False
-        for program in victims:
-            self.lifecycle.kill(program, error)
-        return True
-
-    def _dealloc(self, queue: CommandQueue, command: Alloc) -> None:
-        held = queue.place.held[command.pool]
-        for v in command.ids:
-            if v not in held:
-                raise UnknownResource(kind=RESOURCE_NAMES[command.pool], id=v)
-        self._free(queue, command.pool, command.ids)
-
-    def _free(self, queue: CommandQueue, pool_index: int, ids: list[int]) -> None:
-        engine = queue.place.engine
-        if engine is None:
-            return
-        held = queue.place.held[pool_index]
-        engine.pools[pool_index].release([held.pop(v) for v in ids])
-        if pool_index == PAGES:
-            queue.program.num_pages -= len(ids)
 
     # ---- failure ------------------------------------------------------------------------------------------------
 
@@ -383,7 +302,7 @@ class QueueMachine:
             command = pending.popleft()
             if type(command) is Dealloc:
                 held = queue.place.held[command.pool]
-                self._free(queue, command.pool, [v for v in command.ids if v in held])
+                self._allocator.free(queue, command.pool, [v for v in command.ids if v in held])
                 self._done(program, queue, command)
             elif type(command) is Reset:
                 self._reset(queue)
@@ -398,7 +317,7 @@ def _check_waiting(program: Program, size: int) -> None:
         command.size
         for queue in program.queues.values()
         for command in queue.pending
-        if command.kind != cmd.GET_NEXT_DIST  # its size is that of the answer
+        if command.kind != GET_NEXT_DIST  # its size is that of the answer
     )
     if held + size > MAX_WAITING_BYTES:
         raise ResourceQuotaExceeded(held=held, kind="bytes of waiting commands", asked=size, limit=MAX_WAITING_BYTES)

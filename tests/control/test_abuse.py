@@ -12,10 +12,10 @@ from tartlet_common.abi import Event, Op
 from tartlet_common.rpc import MAX_MESSAGE_BYTES
 from tartlet_common.step import GetNextDist
 from tartlet_common.step_codec import step_to_proto
-from tartlet_control.commands import MAX_COMMAND_BYTES
 from tartlet_control.lifecycle import StartRequest
 from tartlet_control.machine import MAX_WAITING_BYTES
 from tartlet_control.outbox import Notices, Outbox, Settled
+from tartlet_control.records import MAX_COMMAND_BYTES
 from tartlet_control.server_control import add_ends
 from tartlet_protos import control_pb2
 from tartlet_worker.fake import FakeOptions
