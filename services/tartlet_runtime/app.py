@@ -32,6 +32,7 @@ log = logging.getLogger(__name__)
 
 TEND_S = 0.25
 NO_CONTROL = "control can't be reached"
+_REAP_PUT_OFF = 4
 _STOP_GRACE_S = 1.0
 _IDLE_POLL_S = 0.02
 _IDLE_S = 0.004
@@ -90,7 +91,8 @@ async def main(settings: RuntimeSettings, notify: Notify) -> None:
         stack.push_async_callback(native.stop)
         async with tasks:
             tasks.create_task(link.run())
-            tasks.create_task(_tend(table, wasm))
+            tasks.create_task(_tend(table))
+            tasks.create_task(_reap(driver, wasm))
             tasks.create_task(_prepare_guests(driver, wasm))
             notify.ready()
             notify.set_ready("" if link.connected else NO_CONTROL)
@@ -105,10 +107,19 @@ async def main(settings: RuntimeSettings, notify: Notify) -> None:
                 await server.stop(_STOP_GRACE_S)
 
 
-async def _tend(table: ProgramTable, wasm: WasmGuests) -> None:
+async def _tend(table: ProgramTable) -> None:
     while True:
         await asyncio.sleep(TEND_S)
         table.tend()
+
+
+async def _reap(driver: Driver, wasm: WasmGuests) -> None:
+    """Free what ended guests left also when there are no idle moments, but not beside a burst of launches."""
+    while True:
+        for _ in range(_REAP_PUT_OFF):
+            await asyncio.sleep(TEND_S)
+            if not driver.is_beginning:
+                break
         wasm.reap()
 
 

@@ -16,7 +16,7 @@ from typing import Protocol, TypeAlias
 import grpc
 import grpc.aio
 
-from tartlet_common.errors import ProtocolMismatch, TartletError, Unavailable
+from tartlet_common.errors import InternalError, ProtocolMismatch, TartletError, Unavailable
 from tartlet_common.rpc import PROTOCOL_VERSION, Dialer
 from tartlet_common.tenancy import EVERYONE, Scope
 from tartlet_common.wire import error_from_proto
@@ -221,20 +221,20 @@ class ControlLink:
         for started in frame.started:
             program = get(started.handle)
             if program is not None:
-                program.started(error_from_proto(started.error), started.existing_program_id)
+                _tell(program, program.started, error_from_proto(started.error), started.existing_program_id)
         if frame.HasField("deliveries"):
             for handle, count, records, payload in split_deliveries(frame.deliveries):
                 program = get(handle)
                 if program is not None:  # else it has ended meanwhile, and nobody is left to be told
-                    program.intake(count, records, payload)
+                    _tell(program, program.intake, count, records, payload)
         for kill in frame.kills:
             program = get(kill.handle)
             if program is not None:
-                program.end(error_from_proto(kill.error))
+                _tell(program, program.end, error_from_proto(kill.error))
         for settled in frame.settled:
             program = get(settled.handle)
             if program is not None:
-                program.settled(settled)
+                _tell(program, program.settled, settled)
 
     def _broken(self) -> None:
         if self.connected:
@@ -307,6 +307,15 @@ def how_many_fit(
         if size > limit:
             return max(1, count)
     return len(items)
+
+
+def _tell(program: Program, method: Callable[..., None], *args: object) -> None:
+    """Call a program's method; a bug that shows there is the end of that program, not of the stream and so of all."""
+    try:
+        method(*args)
+    except Exception as e:
+        log.exception("program %s", program.program_id)
+        program.end(InternalError(detail=repr(e)))
 
 
 def _detail(error: grpc.RpcError) -> str:

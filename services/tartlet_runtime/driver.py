@@ -95,6 +95,11 @@ class Driver:
         """Programs that wait for their first step."""
         return len(self._new)
 
+    @property
+    def is_beginning(self) -> bool:
+        """Whether programs are to run for the first time."""
+        return bool(self._new or self.starting)
+
     def again(self, program: Runnable) -> None:
         """Step `program` in a turn to come; it computes without waiting, so those that wait come first."""
         if not program.queued:
@@ -168,7 +173,7 @@ class Driver:
     def _finish_some(self) -> bool:
         """Whether another turn is to go on with it at once."""
         now, ended = self._now(), self._ended
-        if (self._new or self.starting) and now < self._ends_due:
+        if self.is_beginning and now < self._ends_due:
             return False
         while ended:
             _call(ended.popleft().finish)

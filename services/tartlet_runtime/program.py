@@ -73,12 +73,13 @@ class Program:
         self.usage = UsageMeter(world.clock.now())
         self.has_engine_state = False  # commands of it were sent to control
         self.queued = False  # in the driver's deque
+        self._answered = False  # by control
         self.journal: Journal | None = None  # None: not durable
         self.accepted = False  # its launch was answered so
         self.starters: list[Callable[[TartletError | None, str], None]] = []
         self.unsent_commands = 0
         self.kept_bytes = 0  # of output, once it has ended
-        self.guest: Guest | None = None
+        self.guest: Guest | None = None  # made when it first runs
         self._world = world
         self._make_guest = make_guest
         self._result = ""
@@ -100,6 +101,11 @@ class Program:
         return self._wait.max_records is not None
 
     @property
+    def awaits_control(self) -> bool:
+        """Whether control hasn't answered its launch."""
+        return self.state is State.STARTING and not self._answered
+
+    @property
     def clock_start_ns(self) -> int:
         """The guest's time at its start, nanoseconds since the epoch."""
         return self._clock_start_ns
@@ -110,25 +116,32 @@ class Program:
             if error is not None:
                 self.end(error)
             return
-        if error is not None or existing_program_id:
+        if not self._answered:
+            self._answered = True
             self._world.driver.starting -= 1
+        if error is not None or existing_program_id:
             self._tell_starters(error, existing_program_id)
             self._finish(error)
             return
+        self._world.driver.begin(self)
+
+    def _begin(self) -> bool:
+        """Make the guest, now that it is its turn: of many launched at once the first run before the last are made."""
         try:
             self.guest = self._make_guest(self)
-        except TartletError as e:
-            self._tell_starters(e, "")
-            self.end(e)
-            return
+        except Exception as e:
+            error = e if isinstance(e, TartletError) else InternalError(detail=repr(e))
+            if error is not e:  # our own bug: this program ends of it, no other
+                log.exception("program %s", self.program_id)
+            self.end(error)
+            return False
         self.state = State.RUNNING
-        self._world.driver.starting -= 1
         if self.spec.limits.deadline_s:
             self._deadline = self._world.driver.loop.call_later(self.spec.limits.deadline_s, self._past_deadline)
         if self.journal is not None:
             self._world.driver.journal(self)
         self._tell_starters(None, "")
-        self._world.driver.begin(self)
+        return True
 
     def end(self, error: TartletError | None, result: str = "") -> None:
         """End the program, whatever it does; the first end counts. Not to be called from within its guest's step."""
@@ -146,7 +159,8 @@ class Program:
         if self.guest is not None:
             self.guest.close(error)
         if was_starting:
-            self._world.driver.starting -= 1
+            if not self._answered:
+                self._world.driver.starting -= 1
             self._tell_starters(error, "")
         if not self._world.link.ended(self, failed=error is not None):
             self._finish(error)
@@ -199,6 +213,8 @@ class Program:
 
     def run(self) -> None:
         """Deliver what the guest waits for, if it is there, and let it compute for a slice."""
+        if self.state is State.STARTING and not self._begin():
+            return
         if self.state is not State.RUNNING or self._outlet.stopped or self._wait.sleeping:
             return
         guest = self.guest

@@ -369,7 +369,7 @@ class ProgramTable:
             self._forget_oldest()
 
     def _overdue(self, program: Program, age_s: float, away_s: float) -> TartletError | None:
-        if program.state is State.STARTING and age_s > START_TIMEOUT_S:
+        if program.awaits_control and age_s > START_TIMEOUT_S:
             return Unavailable(what="control", detail=f"it did not answer for {START_TIMEOUT_S} s")
         if program.unsent_commands and away_s > CONTROL_GRACE_S:
             return Unavailable(what="control", detail=f"it has been away for {away_s:.0f} s")
