@@ -1,10 +1,10 @@
 """What telemetry costs: tokens a second with export on over export off, paired.
 
-Three stacks on the same model run side by side: one without telemetry, one that exports as it does by default, and one
-whose every step has a span. Core-Wasm programs of 64 tokens go to the one, then to the other, in turn, 32 at once and
-several times over; the order alternates. The receiver is a process of its own with the lowest priority, which reads
-what it is sent and decodes nothing: in life it is on another machine. Spans are sent every second, not every five, so
-that a round pays for what it caused.
+Two stacks on the same model run side by side, one without telemetry and one that exports as it does by default; with
+`--every-step` also one whose every step has a span. 32 core-Wasm programs of 64 tokens go to the one, then to the
+other, in turn, the order alternating; a round is some seconds of that, and its ratio is of sums. The receiver is a
+process of its own with the lowest priority, which reads what it is sent and decodes nothing: in life it is on another
+machine. Spans are sent every second, not every five, so that a round pays for what it caused.
 
 Two models: the demo model, whose steps take milliseconds, and the 88M model of `bench overhead`.
 """
@@ -116,15 +116,14 @@ class Side:
         """Run all programs once; tokens a second."""
         return await tokens_per_s(self._client, guest, PROGRAMS, TOKENS)
 
-    async def round(self, guest: tartlet.Source, launches: int) -> None:
-        """Measure once."""
-        before = self._cpu_s()
-        took_s = sum([PROGRAMS * TOKENS / await self.launch(guest) for _ in range(launches)])
+    def took(self, launches: int, took_s: float, cpu_s: float) -> None:
+        """A round has ended."""
         tokens = launches * PROGRAMS * TOKENS
         self.speeds.append(tokens / took_s)
-        self.cpu_s.append((self._cpu_s() - before) / tokens)
+        self.cpu_s.append(cpu_s / tokens)
 
-    def _cpu_s(self) -> float:
+    def used_s(self) -> float:
+        """CPU seconds of its processes until now."""
         return sum(_cpu_s(self._stack.pid(role)) for role in ROLES)
 
 
@@ -134,14 +133,17 @@ def _cpu_s(pid: int) -> float:
 
 
 @asynccontextmanager
-async def sides(model: Path, worker: Sequence[str], endpoint: str) -> AsyncIterator[dict[str, Side]]:
+async def sides(
+    model: Path, worker: Sequence[str], endpoint: str, *, every_step: bool
+) -> AsyncIterator[dict[str, Side]]:
     """The stacks, up and connected."""
     export = {"OTEL_EXPORTER_OTLP_ENDPOINT": endpoint, "OTEL_BSP_SCHEDULE_DELAY": "1000"}
     kinds: dict[str, tuple[Mapping[str, str], Sequence[str]]] = {
         OFF: ({}, ()),
         ON: (export, ()),
-        ALL: (export, ("--step-spans-per-s", "1000000")),
     }
+    if every_step:
+        kinds[ALL] = export, ("--step-spans-per-s", "1000000")
     async with AsyncExitStack() as stacks:
         found = {}
         for name, (env, control) in kinds.items():
@@ -151,19 +153,28 @@ async def sides(model: Path, worker: Sequence[str], endpoint: str) -> AsyncItera
         yield found
 
 
-async def measure(name: str, title: str, model: Path, worker: Sequence[str], repeat: int) -> report.Report:
+async def _round(guest: tartlet.Source, order: list[Side], launches: int) -> None:
+    before = [side.used_s() for side in order]
+    took = dict.fromkeys(order, 0.0)
+    for i in range(launches):
+        for side in order if i % 2 else order[::-1]:
+            took[side] += PROGRAMS * TOKENS / await side.launch(guest)
+    for side, used_s in zip(order, before, strict=True):
+        side.took(launches, took[side], side.used_s() - used_s)
+
+
+async def measure(
+    name: str, title: str, model: Path, worker: Sequence[str], repeat: int, *, every_step: bool
+) -> report.Report:
     """One model's table."""
     with receiving() as receiver, tempfile.TemporaryDirectory(prefix="tt-") as directory:
         guest = tartlet.Source.from_file(build(Path(directory))["decode"])
-        async with sides(model, worker, receiver.endpoint) as compared:
+        async with sides(model, worker, receiver.endpoint, every_step=every_step) as compared:
             speeds = [await side.launch(guest) for side in compared.values() for _ in range(2)]  # warms up
-            launches = max(1, round(WORTH_S * max(speeds) / (PROGRAMS * TOKENS)))
+            launches = 2 * max(1, round(WORTH_S * max(speeds) / (PROGRAMS * TOKENS) / 2))
             before, start = receiver.received(), time.perf_counter()
-            order = list(compared.values())
             for i in range(repeat):
-                for side in order:
-                    await side.round(guest, launches)
-                order.reverse()
+                await _round(guest, list(compared.values()), launches)
                 told = ", ".join(f"{key} {side.speeds[-1]:.0f}" for key, side in compared.items())
                 report.progress(f"{name}: round {i + 1} of {repeat}, tokens/s: {told}")
             after, took_s = receiver.received(), time.perf_counter() - start
@@ -176,24 +187,23 @@ async def measure(name: str, title: str, model: Path, worker: Sequence[str], rep
         result.rows.append((key, report.median(side.speeds), speed, report.median(side.cpu_s) * 1e6, cpu))
         if key == ON:
             result.goals = [report.Goal(f"on over off, {model.name}", speed, AT_LEAST, at_least=True)]
+    kb_s, busy = (after.num_bytes - before.num_bytes) / took_s / 1e3, (after.cpu_s - before.cpu_s) / took_s
+    requests_s = (after.requests - before.requests) / took_s
     result.notes = [
         f"{repeat} rounds of {launches} times {PROGRAMS} programs of {TOKENS} tokens on each stack",
-        (
-            f"the receiver: {(after.num_bytes - before.num_bytes) / took_s / 1e3:.1f} kB/s in "
-            f"{(after.requests - before.requests) / took_s:.1f} requests/s, {(after.cpu_s - before.cpu_s) / took_s:.2%} "
-            "of a core"
-        ),
+        f"the receiver: {kb_s:.1f} kB/s in {requests_s:.1f} requests/s, {busy:.2%} of a core",
     ]
     result.series = [report.Series("tokens/s", list(compared), [report.median(s.speeds) for s in compared.values()])]
     return result
 
 
-async def demo(repeat: int) -> report.Report:
+async def demo(repeat: int, *, every_step: bool) -> report.Report:
     """Steps of milliseconds."""
-    return await measure("telemetry", f"{PROGRAMS} programs on the demo model", DEMO_MODEL, [], repeat)
+    title = f"{PROGRAMS} programs on the demo model"
+    return await measure("telemetry", title, DEMO_MODEL, [], repeat, every_step=every_step)
 
 
-async def llama_88m(repeat: int) -> report.Report:
+async def llama_88m(repeat: int, *, every_step: bool) -> report.Report:
     """The model of `bench overhead`."""
     import torch
 
@@ -205,7 +215,8 @@ async def llama_88m(repeat: int) -> report.Report:
         random_checkpoint(checkpoint, LLAMA_88M, dtype=torch.bfloat16)
         shutil.copy(DEMO_MODEL / "tokenizer.json", checkpoint)
         title = f"{PROGRAMS} programs on the 88M model"
-        return await measure("telemetry-88m", title, checkpoint, ["--dtype", "bfloat16"], repeat)
+        worker = ["--dtype", "bfloat16"]
+        return await measure("telemetry-88m", title, checkpoint, worker, repeat, every_step=every_step)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
 
@@ -214,13 +225,14 @@ MODELS = {"demo": demo, "88m": llama_88m}
 
 
 async def _all(args: argparse.Namespace) -> list[report.Report]:
-    return [await MODELS[name](args.repeat) for name in args.models]
+    return [await MODELS[name](args.repeat, every_step=args.every_step) for name in args.models]
 
 
 def main() -> int:
     """Command line."""
     parser = report.parser(__doc__)
     parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS), help="default: both")
+    parser.add_argument("--every-step", action="store_true", help="also with a span for every step")
     parser.set_defaults(repeat=12)
     args = parser.parse_args()
     install_uvloop()
