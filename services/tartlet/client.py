@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import AsyncIterator, Awaitable, Iterable, Sequence
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -22,6 +23,8 @@ from tartlet_common.tenancy import Scope
 from tartlet_protos import control_pb2, control_pb2_grpc, programs_pb2, programs_pb2_grpc
 
 __all__ = ["AsyncClient", "Run"]
+
+log = logging.getLogger("tartlet")
 
 T = TypeVar("T")
 Answers = list[Accepted | TartletError]  # named here: in the class, `list` is a method
@@ -210,13 +213,18 @@ class AsyncClient:
             raise error
 
     async def list(self, *, ended: bool = False, tenant: str = "") -> Infos:
-        """Programs that run; with `ended` also those that have."""
+        """Programs that run; with `ended` also those that have. A runtime that doesn't answer is named in a warning."""
 
         def page(token: str) -> Awaitable[Any]:
             request = programs_pb2.ListRequest(all=ended, tenant=tenant, page_token=token)
             return self._call(self._programs().List(request, metadata=self._metadata))
 
-        return [_convert.info_from_proto(m) async for reply in pages(page) for m in reply.programs]
+        infos: Infos = []
+        async for reply in pages(page):
+            infos += [_convert.info_from_proto(m) for m in reply.programs]
+            for address in reply.unreachable:
+                log.warning("the runtime at %s does not answer: its programs are missing in the listing", address)
+        return infos
 
     async def validate(self, source: Source) -> str:
         """Check a source without running it; its digest.

@@ -87,3 +87,19 @@ async def test_a_listing_tells_the_end_of_a_long_traceback(run_dir: Path) -> Non
         assert isinstance(error, ProgramFailed)
         assert str(error.fields["traceback"]).endswith("ValueError: this one")
         assert info.ByteSize() < 10_000
+
+
+async def test_pages_go_on_at_every_runtime_that_has_more(run_dir: Path) -> None:
+    other_dir = run_dir / "o"
+    other_dir.mkdir(mode=0o700)
+    addresses = [f"unix:{d}/r.sock" for d in (run_dir, other_dir)]
+    async with running(run_dir, FakeControl(runtimes=addresses)) as one, running(other_dir) as two:
+        mine, theirs = await _launched(one, 12), await _launched(two, 5)
+        pages = await _pages(one, 1000)
+        seen = [(i.runtime, i.program_id) for page in pages for i in page]
+        assert len(pages) > 2
+        assert [i for where, i in seen if where == addresses[0]] == mine
+        assert [i for where, i in seen if where == addresses[1]] == theirs
+        assert len(seen) == 17
+        assert {i.runtime for i in pages[0]} == set(addresses)  # each has its share
+        assert {i.runtime for i in pages[-1]} == {addresses[0]}  # the other one had no more
