@@ -67,7 +67,6 @@ def must_not_pass(release: str, namespace: str) -> Iterator[Named]:
     world = Host(WORLD)
     yield "a client to control", Flow(client, control, 7443)
     yield "a client to a worker", Flow(client, worker, 7443)
-    yield "a client to the operator", Flow(client, operator, 8080)
     yield "a gateway to control", Flow(role("gateway", release, namespace), control, 7443)
     yield "helm test to control", Flow(role("test", release, namespace), control, 7443)
     yield "a stranger to control", Flow(stranger, control, 7443)
@@ -79,7 +78,9 @@ def must_not_pass(release: str, namespace: str) -> Iterator[Named]:
     yield "another release's operator to control", Flow(role("operator", "other", namespace), control, 7443)
     for name, pod in (("control", control), ("runtime", runtime), ("worker", worker), ("operator", operator)):
         yield f"a stranger reads {name}'s metrics", Flow(stranger, pod, 8080)
-        yield f"a worker reads {name}'s metrics", Flow(worker, pod, 8080)
+        yield f"a client reads {name}'s metrics", Flow(client, pod, 8080)
+        for reader, other in (("runtime", runtime), ("worker", worker), ("operator", operator)):
+            yield f"{reader} reads {name}'s metrics", Flow(other, pod, 8080)
         yield f"the world to {name}", Flow(world, pod, 8080)
         yield f"{name} to the world over HTTP", Flow(pod, world, 80)
         yield f"{name} to the metadata service", Flow(pod, Host(METADATA_SERVICE), 80)
@@ -94,9 +95,7 @@ def must_not_pass(release: str, namespace: str) -> Iterator[Named]:
     yield "control dials a worker", Flow(control, worker, 7443)
     yield "control asks DNS, though it dials nobody", Flow(control, DNS, 53, "UDP")
     yield "runtime to a worker", Flow(runtime, worker, 7443)
-    yield "runtime to the operator", Flow(runtime, operator, 8080)
     yield "a worker to runtime", Flow(worker, runtime, 7444)
     yield "a worker to another worker", Flow(worker, other_worker, 7443)
-    yield "a worker to the operator", Flow(worker, operator, 8080)
     yield "operator to a worker", Flow(operator, worker, 7443)
     yield "the hook to control", Flow(role("hook", release, namespace), control, 7443)

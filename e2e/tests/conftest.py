@@ -12,7 +12,8 @@ What a test module may ask for; all of it lasts for the whole run, so leave it a
 
 `install` and `chart_values` are for tests with a release of their own: call the namespace `e2e-...`, and it goes with
 the others. Name objects after the test that makes them. Modules run in the order of their names, but `test_lifecycle`
-first, for it needs a machine without a cluster, and `test_releases` last, for it takes the release away.
+first, for it needs a machine without a cluster, `test_releases` late, for it takes the release away, and `test_traffic`
+last, for it judges what all others did.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from e2e.cluster.images import Image
 from e2e.cluster.kube import Kube, Object, Refused, step
 from e2e.cluster.layout import ROOT
 from e2e.cluster.provider import Cluster, Own, choose
+from e2e.tests.traffic import Traffic, recorded
 
 RELEASE = "tartlet"
 NAMESPACE = "e2e"
@@ -53,7 +55,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def _turn(nodeid: str) -> int:
     if "e2e/tests" not in nodeid:
         return 0
-    return 1 if "test_lifecycle" in nodeid else 3 if "test_releases" in nodeid else 2
+    turns = {"test_lifecycle": 1, "test_releases": 3, "test_traffic": 4}
+    return next((turn for name, turn in turns.items() if name in nodeid), 2)
 
 
 @pytest.fixture(scope="session")
@@ -122,7 +125,17 @@ def pristine(cluster: Cluster) -> set[str]:
 
 
 @pytest.fixture(scope="session")
-def kube(cluster: Cluster, image: Image, pristine: set[str]) -> Kube:
+def traffic(cluster: Cluster) -> Iterator[Traffic]:
+    """Every connection of the whole run, where this machine's kernel can tell."""
+    if isinstance(cluster, Own):
+        with recorded(Kube(cluster, NAMESPACE), cluster) as found:
+            yield found
+    else:
+        yield Traffic()
+
+
+@pytest.fixture(scope="session")
+def kube(cluster: Cluster, image: Image, pristine: set[str], traffic: Traffic) -> Kube:
     """A release that takes programs."""
     kube = Kube(cluster, NAMESPACE)
     empty = pool(VALUES_POOL, replicas=0)

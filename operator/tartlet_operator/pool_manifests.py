@@ -14,6 +14,8 @@ MODELS_DIR: Final = "/models"
 TLS_DIR: Final = "/etc/tartlet/tls"
 SCRATCH_DIR: Final = "/tmp"  # noqa: S108 - an emptyDir of the pod's own
 HEALTH_PORT: Final = 8080
+GROUP: Final = 10001
+"""The group of our image's user, which the kubelet would leave out, and take root's."""
 END_MARGIN_S: Final = 15
 """Between the end of a drain's grace and the kubelet's SIGKILL."""
 _PROBE_PERIOD_S: Final = 2
@@ -133,7 +135,7 @@ def _container(spec: EnginePoolSpec, defaults: WorkerDefaults) -> dict[str, Any]
         "env": _replaced(environment(spec, defaults), _env(template), "name"),
         "ports": [{"name": "health", "containerPort": HEALTH_PORT, "protocol": "TCP"}],
         "resources": _present({"requests": dict(spec.resources.requests), "limits": dict(spec.resources.limits)}),
-        "securityContext": _restricted(),
+        "securityContext": {**_restricted(), "runAsGroup": GROUP},
         "volumeMounts": _replaced(_mounts(spec, defaults), template.volume_mounts, "mountPath"),
         # loading is no failure until its deadline; after that a stalled loop restarts the container, and an engine
         # that lost control is only taken out of service

@@ -103,6 +103,7 @@ def test_every_pod_meets_the_restricted_standard(values: dict[str, Any]) -> None
             assert security["capabilities"] == {"drop": ["ALL"]}, name
             assert security["readOnlyRootFilesystem"] is True, name
             assert "privileged" not in security, name
+            assert security.get("runAsGroup", 0) == (0 if "redis" in name else 10001), name
             assert {"requests", "limits"} <= set(container["resources"]), name
             assert all("hostPort" not in p for p in container.get("ports", ())), name
 

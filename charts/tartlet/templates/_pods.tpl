@@ -13,6 +13,12 @@ capabilities: {drop: [ALL]}
 seccompProfile: {type: RuntimeDefault}
 {{- end -}}
 
+{{/* The same for our own image: of its user the kubelet leaves out the group, and it would be root's. */}}
+{{- define "tartlet.ownContainerSecurity" -}}
+{{ include "tartlet.containerSecurity" . }}
+runAsGroup: 10001
+{{- end -}}
+
 {{/* How a role's pods are placed. Argument: dict root, component, values. */}}
 {{- define "tartlet.placement" -}}
 {{- with .root.Values.imagePullSecrets }}
