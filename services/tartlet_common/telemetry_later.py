@@ -1,7 +1,7 @@
 """Telemetry's work away from threads that are waited for: noted there in a microsecond, done soon after by a thread.
 
-OpenTelemetry's code is out of the CPU's caches whenever a step or a program's end calls it, and then takes ten times
-what it takes in a loop; so calls wait for each other, and a few at a time are made together.
+OpenTelemetry's code is out of the CPU's caches whenever a step or a program's end calls it, and then takes several
+times what it takes in a loop; so calls wait for each other, and are made together, a few at a time.
 """
 
 from __future__ import annotations
