@@ -23,7 +23,9 @@ from tests.control.harness import Guest, Host, decode_text
 class Traced:
     """A host whose core reports spans and metrics here."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, sampler: Sampler = ALWAYS_ON, **settings: Any) -> None:
+    def __init__(
+        self, monkeypatch: pytest.MonkeyPatch, sampler: Sampler = ALWAYS_ON, *, inline: bool = True, **settings: Any
+    ) -> None:
         self._exporter = InMemorySpanExporter()
         self._reader = InMemoryMetricReader()
         processor = SimpleSpanProcessor(self._exporter)
@@ -32,7 +34,8 @@ class Traced:
         meters = MeterProvider([self._reader])
         monkeypatch.setattr(telemetry, "tracer", lambda: self.provider.get_tracer("test"))
         monkeypatch.setattr(telemetry, "meter", lambda: meters.get_meter("test"))
-        monkeypatch.setattr(telemetry, "later", lambda call, *args: call(*args))
+        if inline:
+            monkeypatch.setattr(telemetry, "later", lambda call, *args: call(*args))
         monkeypatch.setattr(telemetry, "step_tracer", lambda: StepTracer(processor, Resource({})))
         self.host = Host(**settings)
         Observer(self.host.core).attach(traced=True)
@@ -127,6 +130,15 @@ def test_steps_of_programs_that_are_not_sampled_have_no_spans(traced: Callable[.
     assert t.spans(names.SPAN_BATCH) == []
     assert {s.traceparent for s in t.host.steps} == {""}
     assert [p.value for p in t.metric(names.METRIC_STEP_SPANS_LEFT_OUT)] == [0]
+
+
+def test_what_was_only_noted_is_in_what_is_collected(traced: Callable[..., Traced]) -> None:
+    t = traced(inline=False, step_spans_per_s=3)
+    for _ in range(20):
+        t.decode(5, guests=2)
+        steps = len([s for s in t.host.steps if s.batches])
+        assert sum(p.count for p in t.metric(names.METRIC_STEP_DURATION)) == steps
+        assert [p.value for p in t.metric(names.METRIC_STEP_SPANS_LEFT_OUT)] == [steps - 3]
 
 
 @pytest.mark.parametrize("scraped", [False, True])
