@@ -58,7 +58,7 @@ def test_a_role_that_cannot_start_says_why_to_its_parent_and_its_user(tmp_path: 
         _, err = process.communicate(timeout=20)
     assert process.returncode == 1
     assert "unix:/x is in use" in err
-    assert "Stop the other process" in err
+    assert "`tartlet doctor` names the process" in err
 
 
 def test_a_role_whose_parent_is_gone_does_not_start(tmp_path: Path) -> None:

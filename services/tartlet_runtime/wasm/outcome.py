@@ -49,7 +49,9 @@ def _classify(guest: Guest, last_words: bytes) -> TartletError:
     full, limit = False, guest.limits.memory_bytes
     if guest.state.memory:
         full = capi.memory_data_size(guest.context, guest.state.memory) + _MEMORY_SLACK_BYTES > limit
-    return traps.classify(_drop_trap(guest), last_words=last_words, memory_full=full, limit_bytes=limit)
+    python = guest.program.kind is ModuleKind.COMPONENT
+    text = _drop_trap(guest)
+    return traps.classify(text, python=python, last_words=last_words, memory_full=full, limit_bytes=limit)
 
 
 def _drop_trap(guest: Guest) -> str:

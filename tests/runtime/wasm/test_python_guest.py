@@ -170,17 +170,26 @@ def test_greed_ends_in_a_typed_error(
         "x.append({len(x): len(x)})",
         "x.append(bytes(200_000)); _host.backend.submit(bytes(100_000)); _host.backend.wait(1, 1)",
         "_host.backend.wait(1, 1); x.append(_host.backend.wait(1, 1))",
+        "s += 'x' * 100_000",
+        "s = s + s",
     ],
 )
 def test_whatever_allocation_fails_it_is_told_as_the_limit_and_no_panic(
     driver: Driver, python: Program, line: str, mib: int
 ) -> None:
     limits = GuestLimits(memory_bytes=mib << 20)
-    guest = driver.start(python, program("x = []", f"while True: {line}"), limits=limits)
+    guest = driver.start(python, program("x, s = [], 'x'", f"while True: {line}"), limits=limits)
     error = outcome_of(driver.run(guest, *[bytes(200_000)] * 300)).error
     assert isinstance(error, ProgramMemoryExceeded), error
     assert error.fields["limit_bytes"] == mib << 20
     assert printed(guest, 2) == b""
+
+
+@pytest.mark.parametrize("line", ["s += 'x' * 100_000", "s = s + s", "t = s + s; s = t"])
+def test_a_string_that_finds_no_memory_is_told_as_the_limit(driver: Driver, python: Program, line: str) -> None:
+    source = f"def main():\n    s = 'x'\n    while True:\n        {line}\n"
+    error = outcome_of(driver.run(driver.start(python, source, limits=GuestLimits(memory_bytes=64 << 20)))).error
+    assert isinstance(error, ProgramMemoryExceeded), error
 
 
 @pytest.mark.parametrize(
