@@ -14,6 +14,7 @@ from typing import IO, Any
 from e2e.cluster.kube import Kube
 
 Object = dict[str, Any]
+_START_S = 20.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +86,7 @@ def events(lines: Iterable[str]) -> Iterator[Object]:
 
 @contextmanager
 def recording(kube: Kube, watches: dict[str, list[str]]) -> Iterator[Record]:
-    """Records objects while a block runs; `watches`: kind -> what `kubectl get` is asked for."""
+    """Records objects while a block runs; `watches`: kind -> what `kubectl get` is asked for, one object at least."""
     record = Record()
     processes, threads = [], []
     for kind, arguments in watches.items():
@@ -98,6 +99,7 @@ def recording(kube: Kube, watches: dict[str, list[str]]) -> Iterator[Record]:
         processes.append(process)
         threads.append(thread)
     try:
+        _until_seen(record, set(watches))
         yield record
     finally:
         for process in processes:
@@ -105,6 +107,19 @@ def recording(kube: Kube, watches: dict[str, list[str]]) -> Iterator[Record]:
             process.wait()
         for thread in threads:
             thread.join()
+
+
+def _until_seen(record: Record, kinds: set[str]) -> None:
+    """Until every watch has told how things stand: what comes next must not be missed.
+
+    Raises:
+        TimeoutError: One tells nothing.
+    """
+    end = time.monotonic() + _START_S
+    while missing := kinds - {s.kind for s in list(record.seen)}:
+        if time.monotonic() > end:
+            raise TimeoutError(f"nothing was seen of {', '.join(sorted(missing))} within {_START_S:.0f} s")
+        time.sleep(0.02)
 
 
 def _read(record: Record, kind: str, stream: IO[str]) -> None:

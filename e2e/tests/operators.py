@@ -13,10 +13,10 @@ from e2e.cluster.provider import Own
 from e2e.tests.conftest import RELEASE
 
 LEASE_S = 15.0
-"""The operators' setting `lease_duration_s`; a replica looks at the Lease five times in it."""
+"""The operators' setting `lease_duration_s`: within this time of a leader's end another leads."""
 
-TAKEN_OVER_S = LEASE_S * 6 / 5
-"""Within this time of a leader's end another leads: the Lease, and the wait between two looks at it."""
+LOOK_S = 1.0
+"""How late the tests may see it."""
 
 
 def operators(kube: Kube) -> list[Object]:

@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from tartlet_common.clock import Clock
 from tartlet_common.errors import Unavailable
@@ -14,6 +14,12 @@ from tartlet_operator.kube import Api, ApiError
 from tartlet_operator.times import micro_stamp
 
 log = logging.getLogger("tartlet.operator")
+
+_HOLDER_GIVES_UP: Final = 2 / 3
+_OTHERS_TAKE: Final = 4 / 5
+_LOOK: Final = 1 / 5
+"""Parts of a Lease's time. Without a renewal its holder gives up after the first, so that nobody leads beside another;
+others take it after the second, and even if they see a renewal so late as the third says, within the Lease's time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,8 +41,13 @@ def observe(before: Seen | None, lease: Mapping[str, Any], now: float) -> Seen:
 
 
 def may_take(seen: Seen, identity: str, duration_s: float, now: float) -> bool:
-    """Whether the Lease is free, ours, or has not been renewed for as long as it lasts."""
-    return seen.holder in ("", identity) or now - seen.at > duration_s
+    """Whether the Lease is free, ours, or has not been renewed for so long that its holder has given up."""
+    return seen.holder in ("", identity) or now >= take_at_s(seen, duration_s)
+
+
+def take_at_s(seen: Seen, duration_s: float) -> float:
+    """When another's Lease may be taken, unless it is renewed before."""
+    return seen.at + duration_s * _OTHERS_TAKE
 
 
 class Leader:
@@ -50,12 +61,8 @@ class Leader:
         self._identity = identity
         self._duration_s = duration_s
         self._lease: dict[str, Any] | None = None
+        self._renewed_s = 0.0  # when the last request that renewed it was made
         self.leading = False
-
-    @property
-    def retry_s(self) -> float:
-        """Between tries to take the Lease."""
-        return self._duration_s / 5
 
     @property
     def renew_s(self) -> float:
@@ -67,6 +74,7 @@ class Leader:
         seen: Seen | None = None
         log.info("%s waits for Lease %s/%s", self._identity, self._namespace, self._name)
         while True:
+            wait_s, self._renewed_s = self._duration_s * _LOOK, self._clock.now()
             try:
                 lease = await self._api.get("Lease", self._namespace, self._name)
                 if lease is None:
@@ -76,9 +84,10 @@ class Leader:
                 if may_take(seen, self._identity, self._duration_s, self._clock.now()):
                     self._lease = await self._api.replace(self._manifest(lease))
                     break
+                wait_s = min(wait_s, take_at_s(seen, self._duration_s) - self._clock.now())
             except ApiError as e:
                 log.log(logging.DEBUG if e.status == 409 else logging.WARNING, "Lease: %s", e)
-            await asyncio.sleep(self.retry_s)
+            await asyncio.sleep(max(wait_s, 0.0))
         self.leading = True
         log.info("%s leads", self._identity)
 
@@ -88,14 +97,14 @@ class Leader:
         Raises:
             Unavailable: it is another's, or couldn't be renewed for two thirds of its time: another may soon take it.
         """
-        renewed_s, wait_s = self._clock.now(), self.renew_s
+        wait_s = self.renew_s
         while True:
-            await asyncio.sleep(wait_s)
-            wait_s = self._duration_s / 15
+            await asyncio.sleep(min(wait_s, self._left_s()))
+            wait_s, asked_s = self._duration_s / 15, self._clock.now()
             try:
-                async with asyncio.timeout(self._duration_s / 4):
+                async with asyncio.timeout(min(self._duration_s / 4, self._left_s())):
                     self._lease = await self._api.replace(self._manifest(self._lease))
-                renewed_s, wait_s = self._clock.now(), self.renew_s
+                wait_s, self._renewed_s = self.renew_s, asked_s
                 continue
             except ApiError as e:
                 if e.status == 409 and not await self._still_ours():
@@ -103,8 +112,12 @@ class Leader:
                 log.warning("Lease can't be renewed: %s", e)
             except TimeoutError:
                 log.warning("Lease can't be renewed: no answer")
-            if self._clock.now() - renewed_s > self._duration_s * 2 / 3:
+            if self._left_s() == 0:
                 self._lose("it couldn't be renewed")
+
+    def _left_s(self) -> float:
+        """How long we may go on leading without a renewal, s."""
+        return max(self._renewed_s + self._duration_s * _HOLDER_GIVES_UP - self._clock.now(), 0.0)
 
     async def release(self) -> None:
         """Let another replica lead at once."""

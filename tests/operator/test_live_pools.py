@@ -187,7 +187,7 @@ async def test_one_replica_leads_and_the_other_takes_over(api_server: ApiServer,
             await it.until_condition("EnginePool", "pool", "Ready", "False")
             it.operator.kill()
             took_s = await it.until(lambda: holder() == "second")
-            assert took_s < 2 * 3.0  # the Lease's time, and the wait between two looks at it
+            assert took_s < 3.0 + 1.0  # the Lease's time; the other is a process that has to be scheduled
             it.create("EnginePool", "later", FAKE)
             await it.until_condition("EnginePool", "later", "Ready", "False")
 
