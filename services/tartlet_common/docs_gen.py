@@ -52,9 +52,9 @@ them, outside the sandbox.
 ## Whose programs
 
 A program, and an entry of the catalogue, belongs to a tenant: the one that its launch or entry names, "" where none is
-named; the operator names the namespace. What belongs to another tenant is for a caller as if it didn't exist: attaching,
-sending, killing, a name or a key find nothing (`UnknownProgram`, `UnknownInferlet`), listings and states don't tell of
-it, though totals count it. A launch or entry for another tenant ends in `PermissionDenied`.
+named; the operator names the namespace. What belongs to another tenant is for a caller as if it didn't exist: a name, a
+key, attaching, sending and killing find nothing (`UnknownProgram`, `UnknownInferlet`), listings and states don't tell
+of it, though totals count it. A launch or entry for another tenant ends in `PermissionDenied`.
 
 | caller | acts for |
 |---|---|
@@ -73,6 +73,26 @@ On one machine roles talk over Unix sockets in a directory of mode 0700: its own
 connection is mutual TLS; a certificate names its identity as the first label of a DNS name (`worker`,
 `worker.tartlet.svc`). Other calls end in `PermissionDenied` before their handler sees them. New certificates apply to
 new connections.
+"""
+
+SECURITY_TAIL = """
+## On Kubernetes
+
+What [the chart](../charts/tartlet/README.md) installs; tests on a real cluster hold it to each of these.
+
+- Pods meet the restricted pod security standard: user and group 10001, a read-only root, no capabilities, no new
+  privileges, the default seccomp profile. Only the operator's have a service account's token.
+- Each release has an authority of its own, whose key no pod has, and a certificate a role. One that another release's
+  authority signed, or one of the same name, doesn't get as far as a call.
+- NetworkPolicies let through what the roles need, and nothing else, where the cluster's network enforces them.
+- The operator's account writes Deployments and PodDisruptionBudgets, status and events, in the namespaces that it
+  watches; it reads pods and ConfigMaps there. It reads no Secret, and makes no pod, role or token.
+- `...:viewer` sees Tartlet's objects. `...:editor` changes them, reads one Secret, `<release>-client-tls`, and forwards
+  a port to a runtime, which is what `tartlet run --kube` does.
+
+Who may change EnginePools chooses images and volumes of the pods that the operator makes, and who may create pods may
+mount the namespace's Secrets: both can come by every role's certificate. Give `...:editor` to those whom you would let
+create pods there, and keep other people's pods in other namespaces.
 """
 
 
@@ -103,7 +123,7 @@ def security() -> str:
     for method, allowed in sorted(ACCESS.items()):
         cells = " | ".join("yes" if name in allowed else "" for name in who)
         lines.append(f"| `{method.removeprefix('/tartlet.v1.')}` | {cells} |")
-    return "\n".join(lines) + "\n"
+    return "\n".join([*lines, SECURITY_TAIL])
 
 
 def main(argv: list[str]) -> int:
