@@ -5,8 +5,8 @@ No text of a program is in any of them. Spans of steps: `step_spans`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Callable, Iterable
+from typing import Any, Final
 
 from opentelemetry.metrics import CallbackOptions, Observation
 from opentelemetry.trace import Status, StatusCode
@@ -22,12 +22,17 @@ from tartlet_control.lifecycle import StartRequest
 from tartlet_control.queues import Program
 from tartlet_control.step_spans import Ended, ProgramSpan, StepSpans
 
+MAX_ENGINES: Final = 256
+"""Engines that metrics tell apart since control started; a worker may have a name of its own after each start."""
+OTHER_ENGINES: Final = "other"
+
 
 class Observer:
     """What the core reports to."""
 
     def __init__(self, core: Core) -> None:
         self._core = core
+        self._engine_ids: set[str] = set()
         self._tracer = telemetry.tracer()
         meter = telemetry.meter()
         self._ended = meter.create_counter(names.METRIC_PROGRAMS_ENDED)
@@ -51,7 +56,15 @@ class Observer:
                 telemetry.meter().create_observable_counter(names.METRIC_STEP_SPANS_LEFT_OUT, [self._left_out])
         core.lifecycle.on_end = self.program_ended
         core.settler.on_settled = self.step_ended
-        core.on_leak = lambda engine, _: self._leaks.add(1, {names.ATTR_ENGINE_ID: engine.id})
+        core.on_leak = lambda engine, _: self._leaks.add(1, self._label(engine))
+
+    def _label(self, engine: EngineState) -> dict[str, str]:
+        """What metrics call an engine: those beyond the first `MAX_ENGINES` share one, as names stay for ever."""
+        if engine.id not in self._engine_ids:
+            if len(self._engine_ids) >= MAX_ENGINES:
+                return {names.ATTR_ENGINE_ID: OTHER_ENGINES}
+            self._engine_ids.add(engine.id)
+        return {names.ATTR_ENGINE_ID: engine.id}
 
     # ---- programs -----------------------------------------------------------------------------------------------
 
@@ -87,7 +100,7 @@ class Observer:
         telemetry.later(self._measure_step, ended)
 
     def _measure_step(self, ended: Ended) -> None:
-        attributes = {names.ATTR_ENGINE_ID: ended.engine.id}
+        attributes = self._label(ended.engine)
         self._duration.record(ended.duration_s, attributes)
         self._commands.record(sum(map(len, ended.sent.batches)), attributes)
         if self._steps is not None:
@@ -103,10 +116,17 @@ class Observer:
         return [Observation(len(self._core.lifecycle.programs))]
 
     def _pages_free(self, _: CallbackOptions) -> Iterable[Observation]:
-        return [Observation(e.pools[PAGES].num_free, {names.ATTR_ENGINE_ID: e.id}) for e in self._engines()]
+        return self._by_engine(lambda e: e.pools[PAGES].num_free)
 
     def _pages_held(self, _: CallbackOptions) -> Iterable[Observation]:
-        return [Observation(e.pools[PAGES].num_held, {names.ATTR_ENGINE_ID: e.id}) for e in self._engines()]
+        return self._by_engine(lambda e: e.pools[PAGES].num_held)
+
+    def _by_engine(self, value: Callable[[EngineState], int]) -> list[Observation]:
+        sums: dict[str, int] = {}
+        for engine in self._engines():
+            name = self._label(engine)[names.ATTR_ENGINE_ID]
+            sums[name] = sums.get(name, 0) + value(engine)
+        return [Observation(total, {names.ATTR_ENGINE_ID: name}) for name, total in sums.items()]
 
     def _engines(self) -> list[Any]:
         return list(self._core.engines.values())  # a copy: the exporter reads from a thread of its own

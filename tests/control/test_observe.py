@@ -16,6 +16,7 @@ from opentelemetry.trace import format_span_id
 from tartlet_common import telemetry
 from tartlet_common import telemetry_names as names
 from tartlet_common.telemetry_steps import StepTracer
+from tartlet_control import observe
 from tartlet_control.observe import Observer
 from tests.control.harness import Guest, Host, decode_text
 
@@ -151,3 +152,22 @@ def test_without_tracing_steps_carry_nothing(scraped: bool) -> None:
     host.run()
     host.end(guest)
     assert {s.traceparent for s in host.steps} == {""}
+
+
+def test_metrics_tell_only_so_many_engines_apart(
+    monkeypatch: pytest.MonkeyPatch, traced: Callable[..., Traced]
+) -> None:
+    """Workers that are started again and again have new names, and a metric keeps each name that it ever had."""
+    monkeypatch.setattr(observe, "MAX_ENGINES", 3)
+    t = traced(engines=0)
+    for i in range(6):
+        state = t.host.join(f"worker-{i}")
+        t.decode(2)
+        t.host.core.on_engine_gone(state)
+    seen = {p.attributes[names.ATTR_ENGINE_ID]: p.count for p in t.metric(names.METRIC_STEP_DURATION)}
+    assert sorted(seen) == [observe.OTHER_ENGINES, "worker-0", "worker-1", "worker-2"]
+    assert seen[observe.OTHER_ENGINES] == 3 * seen["worker-0"]
+    for name in ("worker-0", "worker-7", "worker-8"):
+        t.host.join(name)
+    free = {p.attributes[names.ATTR_ENGINE_ID]: p.value for p in t.metric(names.METRIC_PAGES_FREE)}
+    assert free == {"worker-0": 64, observe.OTHER_ENGINES: 2 * 64}
