@@ -71,7 +71,7 @@ class Loop(asyncio.BaseEventLoop):
             task.cancel()
         if tasks:
             self.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
-        if len(self._asyncgens):  # most programs leave none
+        if len(self._asyncgens):  # type: ignore[attr-defined]  # most programs leave none
             self.run_until_complete(self.shutdown_asyncgens())
 
     def finish(self) -> None:
