@@ -56,7 +56,8 @@ _SERVER_OPTIONS: Sequence[tuple[str, int]] = (
 _CHANNEL_OPTIONS: Sequence[tuple[str, int]] = (
     *_OPTIONS,
     ("grpc.initial_reconnect_backoff_ms", 50),
-    ("grpc.min_reconnect_backoff_ms", 50),
+    # by its name another pause, but it is how long an attempt may take: far servers answer after several round trips
+    ("grpc.min_reconnect_backoff_ms", 3_000),
     ("grpc.max_reconnect_backoff_ms", 1_000),
     ("grpc.use_local_subchannel_pool", 1),  # one connection a channel, so that one slow stream can't stall another's
 )

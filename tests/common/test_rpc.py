@@ -6,6 +6,7 @@ import asyncio
 import socket
 import stat
 from pathlib import Path
+from typing import Any
 
 import grpc.aio
 import pytest
@@ -70,6 +71,44 @@ def test_tcp_without_tls_is_refused_at_both_ends() -> None:
 def test_a_socket_path_too_long_for_the_kernel_is_refused_before_binding(run_dir: Path) -> None:
     with pytest.raises(InvalidConfig, match="107"):
         asyncio.run(make_server(_nothing, f"unix:{run_dir}/{'x' * 120}.sock"))
+
+
+async def test_a_server_that_is_far_away_is_reached() -> None:
+    server = await make_server(_nothing, address := f"127.0.0.1:{_free_port()}", insecure=True)
+    ends: list[asyncio.Task[None]] = []
+    writers: list[asyncio.StreamWriter] = []
+
+    async def carry(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while data := await reader.read(1 << 16):
+            await asyncio.sleep(0.15)
+            writer.write(data)
+
+    async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        far_reader, far_writer = await asyncio.open_connection(*address.split(":"))
+        writers.extend((writer, far_writer))
+        ends.append(asyncio.create_task(carry(reader, far_writer)))
+        ends.append(asyncio.create_task(carry(far_reader, writer)))
+
+    async with await asyncio.start_server(accept, "127.0.0.1", 0) as proxy:
+        async with make_channel(f"127.0.0.1:{proxy.sockets[0].getsockname()[1]}", insecure=True) as channel:
+            with pytest.raises(grpc.aio.AioRpcError) as answer:
+                await _ask(channel)
+        for writer in writers:
+            writer.close()
+        await asyncio.gather(*ends, return_exceptions=True)
+    await server.stop(0)
+    assert answer.value.code() is grpc.StatusCode.UNIMPLEMENTED  # it was asked
+
+
+async def _ask(channel: Any) -> None:
+    await channel.unary_unary("/no/such")(b"", timeout=10)
+
+
+def _free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port: int = free.getsockname()[1]
+        return port
 
 
 def test_somebody_elses_directory_is_refused(monkeypatch: pytest.MonkeyPatch, run_dir: Path) -> None:
