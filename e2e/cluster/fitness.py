@@ -21,7 +21,7 @@ TRIED = {
     "namespaces": "true",
     "mounts": "mount --make-rshared / && mount -t tmpfs tmpfs merged && umount merged",
     "overlay file systems": "mount -t overlay -o lowerdir=lower,upperdir=upper,workdir=work overlay merged",
-    "network bridges": "ip link add node type bridge",
+    "network bridges": "ip link add node type bridge && ip link add one type veth peer name other",
     "iptables": "iptables -t nat -L -n",
 }
 """What a cluster does first, by what it needs; each in namespaces that end with it."""
