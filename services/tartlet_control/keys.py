@@ -13,9 +13,9 @@ from typing import Final
 
 KEYS_KEPT: Final = 65_536
 """Keys remembered; beyond them the oldest of programs that have ended are forgotten first."""
-RETURN_S: Final = 3.0
-"""Runtimes that were connected to an earlier control are back by then: they wait for 1 s at most between two attempts,
-and so does gRPC."""
+RETURN_S: Final = 5.0
+"""Runtimes that were connected to an earlier control are back by then: an attempt to connect takes 3 s at most, and
+they wait for 1 s at most between two."""
 
 
 class Keys:

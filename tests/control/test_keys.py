@@ -192,7 +192,7 @@ _STEPS = st.lists(
         st.tuples(st.just("end"), st.integers(0, 1), st.booleans()),
         st.tuples(st.just("restart"), st.booleans(), st.booleans()),
         st.tuples(st.just("connect"), st.integers(0, 1), st.just(0)),
-        st.tuples(st.just("wait"), st.sampled_from([0.3, 4.0]), st.just(0)),
+        st.tuples(st.just("wait"), st.sampled_from([0.3, 6.0]), st.just(0)),
     ),
     max_size=30,
 )
@@ -254,7 +254,7 @@ class _Cluster:
 @given(_STEPS)
 def test_a_key_starts_one_program_whatever_restarts_between(steps: list[tuple[str, float, object]]) -> None:
     cluster = _Cluster()
-    for step in [*steps, *[("wait", 1.0, 0)] * 5]:
+    for step in [*steps, *[("wait", 1.0, 0)] * 7]:
         cluster.do(*step)
     assert all(len(programs) == 1 for programs in cluster.begun.values()), cluster.begun
     assert not any(runtime.waiting for runtime in cluster.runtimes)
