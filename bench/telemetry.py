@@ -2,7 +2,9 @@
 
 Two stacks on the same model run side by side, one without telemetry and one that exports as it does by default; with
 `--every-step` also one whose every step has a span. 32 core-Wasm programs of 64 tokens go to the one, then to the
-other, in turn, the order alternating; a round is some seconds of that, and its ratio is of sums. The receiver is a
+other, in turn, the order alternating; a round is some seconds of that, and its ratio is of sums. The stacks are started
+anew several times, now the one first and now the other: two processes of one program differ by a few per cent, by where
+their memory happens to lie, which is more than what is measured. The receiver is a
 process of its own with the lowest priority, which reads what it is sent and decodes nothing: in life it is on another
 machine. Spans are sent every second, not every five, so that a round pays for what it caused.
 
@@ -22,7 +24,7 @@ import time
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from concurrent import futures
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Final
@@ -103,14 +105,21 @@ def receiving() -> Iterator[Receiver]:
         process.join()
 
 
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What was measured of one kind of stack, over all its starts."""
+
+    speeds: list[float] = field(default_factory=list)  # tokens/s, one a round
+    cpu_s: list[float] = field(default_factory=list)  # CPU seconds of all its processes a token, one a round
+
+
 class Side:
     """One of the stacks that are compared."""
 
-    def __init__(self, stack: LocalStack, client: tartlet.AsyncClient) -> None:
+    def __init__(self, stack: LocalStack, client: tartlet.AsyncClient, seen: Seen) -> None:
         self._stack = stack
         self._client = client
-        self.speeds: list[float] = []  # tokens/s, one a round
-        self.cpu_s: list[float] = []  # CPU seconds of all its processes a token, one a round
+        self._seen = seen
 
     async def launch(self, guest: tartlet.Source) -> float:
         """Run all programs once; tokens a second."""
@@ -119,8 +128,8 @@ class Side:
     def took(self, launches: int, took_s: float, cpu_s: float) -> None:
         """A round has ended."""
         tokens = launches * PROGRAMS * TOKENS
-        self.speeds.append(tokens / took_s)
-        self.cpu_s.append(cpu_s / tokens)
+        self._seen.speeds.append(tokens / took_s)
+        self._seen.cpu_s.append(cpu_s / tokens)
 
     def used_s(self) -> float:
         """CPU seconds of its processes until now."""
@@ -134,22 +143,18 @@ def _cpu_s(pid: int) -> float:
 
 @asynccontextmanager
 async def sides(
-    model: Path, worker: Sequence[str], endpoint: str, *, every_step: bool
+    model: Path, worker: Sequence[str], endpoint: str, seen: Mapping[str, Seen]
 ) -> AsyncIterator[dict[str, Side]]:
-    """The stacks, up and connected."""
+    """The stacks, started in the order of `seen`, and connected."""
     export = {"OTEL_EXPORTER_OTLP_ENDPOINT": endpoint, "OTEL_BSP_SCHEDULE_DELAY": "1000"}
-    kinds: dict[str, tuple[Mapping[str, str], Sequence[str]]] = {
-        OFF: ({}, ()),
-        ON: (export, ()),
-    }
-    if every_step:
-        kinds[ALL] = export, ("--step-spans-per-s", "1000000")
     async with AsyncExitStack() as stacks:
         found = {}
-        for name, (env, control) in kinds.items():
-            flags = {"worker": worker, "control": control}
+        for kind, kept in seen.items():
+            flags = {"worker": worker, "control": ["--step-spans-per-s", "1000000"] if kind == ALL else []}
+            env = {} if kind == OFF else export
             stack = await stacks.enter_async_context(running_stack(model=model, flags=flags, env=env))
-            found[name] = Side(stack, await stacks.enter_async_context(tartlet.AsyncClient(stack.address)))
+            client = await stacks.enter_async_context(tartlet.AsyncClient(stack.address))
+            found[kind] = Side(stack, client, kept)
         yield found
 
 
@@ -163,47 +168,62 @@ async def _round(guest: tartlet.Source, order: list[Side], launches: int) -> Non
         side.took(launches, took[side], side.used_s() - used_s)
 
 
-async def measure(
-    name: str, title: str, model: Path, worker: Sequence[str], repeat: int, *, every_step: bool
-) -> report.Report:
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How much is measured."""
+
+    starts: int
+    rounds: int  # of each start
+    kinds: tuple[str, ...]
+
+
+async def measure(name: str, title: str, model: Path, worker: Sequence[str], plan: Plan) -> report.Report:
     """One model's table."""
+    seen = {kind: Seen() for kind in plan.kinds}
+    launches = 0
     with receiving() as receiver, tempfile.TemporaryDirectory(prefix="tt-") as directory:
         guest = tartlet.Source.from_file(build(Path(directory))["decode"])
-        async with sides(model, worker, receiver.endpoint, every_step=every_step) as compared:
-            speeds = [await side.launch(guest) for side in compared.values() for _ in range(2)]  # warms up
-            launches = 2 * max(1, round(WORTH_S * max(speeds) / (PROGRAMS * TOKENS) / 2))
-            before, start = receiver.received(), time.perf_counter()
-            for i in range(repeat):
-                await _round(guest, list(compared.values()), launches)
-                told = ", ".join(f"{key} {side.speeds[-1]:.0f}" for key, side in compared.items())
-                report.progress(f"{name}: round {i + 1} of {repeat}, tokens/s: {told}")
-            after, took_s = receiver.received(), time.perf_counter() - start
-    columns = ["export", "tokens/s", "of off", "CPU us a token", "of off"]
-    result = report.Report(name, f"Telemetry, {title}", columns, y_label="tokens/s")
-    off = compared[OFF]
-    for key, side in compared.items():
-        speed = report.median([a / b for a, b in zip(side.speeds, off.speeds, strict=True)])
-        cpu = report.median([a / b for a, b in zip(side.cpu_s, off.cpu_s, strict=True)])
-        result.rows.append((key, report.median(side.speeds), speed, report.median(side.cpu_s) * 1e6, cpu))
-        if key == ON:
-            result.goals = [report.Goal(f"on over off, {model.name}", speed, AT_LEAST, at_least=True)]
-    kb_s, busy = (after.num_bytes - before.num_bytes) / took_s / 1e3, (after.cpu_s - before.cpu_s) / took_s
-    requests_s = (after.requests - before.requests) / took_s
-    result.notes = [
-        f"{repeat} rounds of {launches} times {PROGRAMS} programs of {TOKENS} tokens on each stack",
-        f"the receiver: {kb_s:.1f} kB/s in {requests_s:.1f} requests/s, {busy:.2%} of a core",
+        begun = time.perf_counter()
+        for start in range(plan.starts):
+            order = list(seen) if start % 2 else list(seen)[::-1]
+            async with sides(model, worker, receiver.endpoint, {kind: seen[kind] for kind in order}) as compared:
+                speeds = [await side.launch(guest) for side in compared.values() for _ in range(2)]  # warms up
+                launches = launches or 2 * max(1, round(WORTH_S * max(speeds) / (PROGRAMS * TOKENS) / 2))
+                for i in range(plan.rounds):
+                    await _round(guest, list(compared.values()), launches)
+                    told = ", ".join(f"{kind} {kept.speeds[-1]:.0f}" for kind, kept in seen.items())
+                    report.progress(f"{name}: start {start + 1} of {plan.starts}, round {i + 1}, tokens/s: {told}")
+        received, took_s = receiver.received(), time.perf_counter() - begun
+    notes = [
+        f"{plan.starts} starts, {plan.rounds} rounds of {launches} launches each",
+        f"the receiver: {received.num_bytes / took_s / 1e3:.1f} kB/s, {received.cpu_s / took_s:.2%} of a core",
     ]
-    result.series = [report.Series("tokens/s", list(compared), [report.median(s.speeds) for s in compared.values()])]
+    return _table(name, title, model.name, seen, plan.rounds, notes)
+
+
+def _table(name: str, title: str, model: str, seen: Mapping[str, Seen], rounds: int, notes: list[str]) -> report.Report:
+    columns = ["export", "tokens/s", "of off", "lowest and highest start", "CPU us a token", "of off"]
+    result = report.Report(name, f"Telemetry, {title}", columns, y_label="tokens/s", notes=notes)
+    off = seen[OFF]
+    for kind, kept in seen.items():
+        each = [a / b for a, b in zip(kept.speeds, off.speeds, strict=True)]
+        starts = sorted(report.median(each[i : i + rounds]) for i in range(0, len(each), rounds))
+        ratio = report.median(each)
+        cpu = report.median([a / b for a, b in zip(kept.cpu_s, off.cpu_s, strict=True)])
+        spread = f"{starts[0]:.3f} {starts[-1]:.3f}"
+        result.rows.append((kind, report.median(kept.speeds), ratio, spread, report.median(kept.cpu_s) * 1e6, cpu))
+        if kind == ON:
+            result.goals = [report.Goal(f"on over off, {model}", ratio, AT_LEAST, at_least=True)]
+    result.series = [report.Series("tokens/s", list(seen), [report.median(kept.speeds) for kept in seen.values()])]
     return result
 
 
-async def demo(repeat: int, *, every_step: bool) -> report.Report:
+async def demo(plan: Plan) -> report.Report:
     """Steps of milliseconds."""
-    title = f"{PROGRAMS} programs on the demo model"
-    return await measure("telemetry", title, DEMO_MODEL, [], repeat, every_step=every_step)
+    return await measure("telemetry", f"{PROGRAMS} programs on the demo model", DEMO_MODEL, [], plan)
 
 
-async def llama_88m(repeat: int, *, every_step: bool) -> report.Report:
+async def llama_88m(plan: Plan) -> report.Report:
     """The model of `bench overhead`."""
     import torch
 
@@ -216,7 +236,7 @@ async def llama_88m(repeat: int, *, every_step: bool) -> report.Report:
         shutil.copy(DEMO_MODEL / "tokenizer.json", checkpoint)
         title = f"{PROGRAMS} programs on the 88M model"
         worker = ["--dtype", "bfloat16"]
-        return await measure("telemetry-88m", title, checkpoint, worker, repeat, every_step=every_step)
+        return await measure("telemetry-88m", title, checkpoint, worker, plan)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
 
@@ -225,7 +245,8 @@ MODELS = {"demo": demo, "88m": llama_88m}
 
 
 async def _all(args: argparse.Namespace) -> list[report.Report]:
-    return [await MODELS[name](args.repeat, every_step=args.every_step) for name in args.models]
+    plan = Plan(args.starts, args.repeat, (OFF, ON, ALL) if args.every_step else (OFF, ON))
+    return [await MODELS[name](plan) for name in args.models]
 
 
 def main() -> int:
@@ -233,7 +254,8 @@ def main() -> int:
     parser = report.parser(__doc__)
     parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS), help="default: both")
     parser.add_argument("--every-step", action="store_true", help="also with a span for every step")
-    parser.set_defaults(repeat=12)
+    parser.add_argument("--starts", type=int, default=4, help="the stacks are started so often (default 4)")
+    parser.set_defaults(repeat=4)
     args = parser.parse_args()
     install_uvloop()
     return report.emit(asyncio.run(_all(args)), args)
