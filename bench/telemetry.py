@@ -4,7 +4,8 @@ Two stacks on the same model run side by side, one without telemetry and one tha
 `--every-step` also one whose every step has a span. 32 core-Wasm programs of 64 tokens go to the one, then to the
 other, in turn, the order alternating; a round is some seconds of that, and its ratio is of sums. The stacks are started
 anew several times, now the one first and now the other: two processes of one program differ by a few per cent, by where
-their memory happens to lie, which is more than what is measured. The receiver is a
+their memory happens to lie, which is more than what is measured. So the ratio is the geometric mean of the starts', of
+which as many have the one first as the other; a start's is the median of its rounds'. The receiver is a
 process of its own with the lowest priority, which reads what it is sent and decodes nothing: in life it is on another
 machine. Spans are sent every second, not every five, so that a round pays for what it caused.
 
@@ -18,6 +19,7 @@ import asyncio
 import multiprocessing
 import os
 import shutil
+import statistics
 import sys
 import tempfile
 import time
@@ -208,7 +210,7 @@ def _table(name: str, title: str, model: str, seen: Mapping[str, Seen], rounds: 
     for kind, kept in seen.items():
         each = [a / b for a, b in zip(kept.speeds, off.speeds, strict=True)]
         starts = sorted(report.median(each[i : i + rounds]) for i in range(0, len(each), rounds))
-        ratio = report.median(each)
+        ratio = statistics.geometric_mean(starts)
         cpu = report.median([a / b for a, b in zip(kept.cpu_s, off.cpu_s, strict=True)])
         spread = f"{starts[0]:.3f} {starts[-1]:.3f}"
         result.rows.append((kind, report.median(kept.speeds), ratio, spread, report.median(kept.cpu_s) * 1e6, cpu))
@@ -254,8 +256,10 @@ def main() -> int:
     parser = report.parser(__doc__)
     parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS), help="default: both")
     parser.add_argument("--every-step", action="store_true", help="also with a span for every step")
-    parser.add_argument("--starts", type=int, default=4, help="the stacks are started so often (default 4)")
-    parser.set_defaults(repeat=4)
+    parser.add_argument(
+        "--starts", type=int, default=6, help="the stacks are started so often; an even number (default 6)"
+    )
+    parser.set_defaults(repeat=2)
     args = parser.parse_args()
     install_uvloop()
     return report.emit(asyncio.run(_all(args)), args)
