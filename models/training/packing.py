@@ -41,10 +41,10 @@ class Segment:
     learned: bool
 
 
-def conversations(rng: Random) -> Iterator[list[Segment]]:
-    """Endless training conversations: problems of all tasks by weight, some two in a row."""
+def conversations(rng: Random, stage: int = 0) -> Iterator[list[Segment]]:
+    """Endless training conversations: problems of all tasks by the stage's weights, some two in a row."""
     names = list(TASKS)
-    weights = [task.weight for task in TASKS.values()]
+    weights = [task.weights[stage] for task in TASKS.values()]
     in_chats = [name for name in names if name != "add_bare"]
     streams = {task: problems(task, rng, held_out=False) for task in names}
     while True:
@@ -52,7 +52,7 @@ def conversations(rng: Random) -> Iterator[list[Segment]]:
         dialogues = [next(streams[task])]
         bare = task == "add_bare"
         if not bare and rng.random() < SECOND_QUESTION_SHARE:
-            dialogues.append(next(streams[rng.choices(in_chats, [TASKS[name].weight for name in in_chats])[0]]))
+            dialogues.append(next(streams[rng.choices(in_chats, [TASKS[name].weights[stage] for name in in_chats])[0]]))
         opening = "" if bare and rng.random() < BARE_WITHOUT_BEGIN_SHARE else BEGIN
         if not bare and rng.random() < SYSTEM_PROMPT_SHARE:
             opening += SYSTEM + rng.choice(SYSTEM_PROMPTS)
@@ -84,13 +84,13 @@ def encode(tokenizer: Tokenizer, batch: list[list[Segment]]) -> list[tuple[list[
     return encoded
 
 
-def pack(tokenizer: Tokenizer, rng: Random, num_rows: int, row_length: int) -> Rows:
+def pack(tokenizer: Tokenizer, rng: Random, num_rows: int, row_length: int, stage: int = 0) -> Rows:
     """Fill `num_rows` rows with fresh conversations, first fit among the rows still open."""
     tokens = np.full((num_rows, row_length), PAD_ID, np.int64)
     labels = np.full((num_rows, row_length), IGNORED, np.int64)
     documents = np.zeros((num_rows, row_length), np.int16)
     used = np.zeros(num_rows, np.int64)
-    stream = conversations(rng)
+    stream = conversations(rng, stage)
     open_rows = 64
     first = 0
     while first < num_rows:

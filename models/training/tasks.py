@@ -119,10 +119,14 @@ def clock(rng: Random) -> Dialogue:
     ))  # fmt: skip
 
 
+CLOSE_RESULTS_SHARE = 0.3
+
+
 def compare(rng: Random) -> Dialogue:
     """Two calls of `lookup`, one after the other, then a sentence with both results that says which is higher."""
     first, second = words.name(rng), words.name(rng)
-    attribute, x, y = rng.choice(words.ATTRIBUTES), words.number(rng), words.number(rng)
+    attribute, x = rng.choice(words.ATTRIBUTES), words.number(rng)
+    y = words.number_near(rng, x) if rng.random() < CLOSE_RESULTS_SHARE else words.number(rng)
     verdict = "they are equal" if x == y else f"the {'first' if x > y else 'second'} is higher"
     question = rng.choice(
         (
@@ -213,10 +217,10 @@ def greet(rng: Random) -> Dialogue:
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """A generator, its share of the training data, and how to judge an answer where more than one is right."""
+    """A generator, its share of the data of each stage of training, and how to judge an answer if several are right."""
 
     generate: Callable[[Random], Dialogue]
-    weight: float
+    weights: tuple[float, float]
     accepts: Callable[[Turn, str], bool] | None = None
 
 
@@ -237,17 +241,17 @@ def is_expansion(turn: Turn, text: str) -> bool:
 
 
 TASKS: dict[str, Task] = {
-    "add_bare": Task(add_bare, 2),
-    "add_chat": Task(add_chat, 2),
-    "lookup": Task(lookup, 0.7),
-    "weather": Task(weather, 0.6),
-    "clock": Task(clock, 0.6),
-    "compare": Task(compare, 10),
-    "fill_schema": Task(fill_schema, 4),
-    "sort": Task(sort_numbers, 8),
-    "outline": Task(outline, 0.4, is_outline),
-    "expand": Task(expand, 0.2, is_expansion),
-    "greet": Task(greet, 1),
+    "add_bare": Task(add_bare, (2, 1)),
+    "add_chat": Task(add_chat, (2, 1)),
+    "lookup": Task(lookup, (0.7, 2)),
+    "weather": Task(weather, (0.6, 2)),
+    "clock": Task(clock, (0.6, 2)),
+    "compare": Task(compare, (10, 8)),
+    "fill_schema": Task(fill_schema, (4, 6)),
+    "sort": Task(sort_numbers, (8, 3)),
+    "outline": Task(outline, (0.4, 0.2), is_outline),
+    "expand": Task(expand, (0.2, 0.4), is_expansion),
+    "greet": Task(greet, (1, 4)),
 }
 
 

@@ -69,3 +69,11 @@ def number(rng: Random, max_digits: int = 3) -> int:
     """A number of 1 to `max_digits` digits; longer ones come more often, as there are more of them."""
     digits = rng.choices(range(1, max_digits + 1), weights=range(1, max_digits + 1))[0]
     return rng.randrange(10 ** (digits - 1) if digits > 1 else 0, 10**digits)
+
+
+def number_near(rng: Random, number: int) -> int:
+    """A number of as many digits that starts as `number` does: what is hard to tell from it."""
+    text = str(number)
+    same = rng.randrange(len(text))
+    tail = "".join(rng.choice("0123456789") for _ in text[same + (same == 0) :])
+    return int((text[:same] or rng.choice("123456789")) + tail)
