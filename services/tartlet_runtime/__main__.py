@@ -10,6 +10,7 @@ from tartlet_common.settings import RuntimeSettings
 from tartlet_runtime.app import main
 
 if __name__ == "__main__":
-    # Collect cycles seldom: a burst of launches allocates much, keeps it, and makes no cycles worth looking for.
-    gc.set_threshold(50_000, 20, 50)
+    # Collect cycles seldom: a burst of launches allocates much, keeps it, and makes no cycles worth looking for. The
+    # idle moments between bursts are for that (`app`).
+    gc.set_threshold(400_000, 20, 50)
     sys.exit(run_role("runtime", RuntimeSettings, main))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import logging
 import socket
 import uuid
@@ -36,6 +37,7 @@ _REAP_PUT_OFF = 4
 _STOP_GRACE_S = 1.0
 _IDLE_POLL_S = 0.02
 _IDLE_S = 0.004
+_YOUNG = 20_000
 
 
 async def main(settings: RuntimeSettings, notify: Notify) -> None:
@@ -124,11 +126,13 @@ async def _reap(driver: Driver, wasm: WasmGuests) -> None:
 
 
 async def _prepare_guests(driver: Driver, wasm: WasmGuests) -> None:
-    """Use idle moments to free ended guests, and to make guests ahead: a launch of Python then takes a quarter."""
+    """Use idle moments to tidy up, and to make guests ahead: a launch of Python then takes a quarter of its time."""
     while True:
         await asyncio.sleep(_IDLE_POLL_S)
         if driver.idle_for(_IDLE_S):
             wasm.reap()
+            if gc.get_count()[0] > _YOUNG:
+                gc.collect(0)
         while driver.idle_for(_IDLE_S) and wasm.tend():  # noqa: ASYNC110 - the loop gets its turn between
             await asyncio.sleep(0)
 

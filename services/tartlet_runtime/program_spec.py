@@ -26,7 +26,7 @@ class State(IntEnum):
     ENDED = 3
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # not frozen: each launch makes one, and that takes thrice as long then
 class ProgramSpec:
     """What was launched."""
 

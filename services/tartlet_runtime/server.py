@@ -43,6 +43,7 @@ _Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 _Event = programs_pb2.ProgramEvent
 _MAX_SPECS = 4096
 _PORTION = 32  # launches between two turns of the loop
+_AT_CONTROL = 4 * _PORTION  # launches that control is to answer before there are more
 
 
 @dataclass(slots=True)
@@ -133,6 +134,8 @@ class ProgramsService(programs_pb2_grpc.ProgramsServicer):
                 tasks.create_task(self._launch_slowly(asked, call, index))
             if index % _PORTION == _PORTION - 1:
                 await asyncio.sleep(0)
+                while self._driver.starting > _AT_CONTROL:  # noqa: ASYNC110 - it may be away, and many may wait here
+                    await asyncio.sleep(0.001)
                 while self._driver.num_new > _PORTION:  # noqa: ASYNC110 - the turns between are theirs
                     await asyncio.sleep(0)
 
