@@ -141,12 +141,12 @@ def test_ctrl_c_ends_the_program_on_the_cluster(editor: Person, fake_pool: str, 
         assert code == 0, err
         return [p["name"] for p in json.loads(out)["programs"] if p["name"] == file.name or "waiting" in p["name"]]
 
-    process = editor.start(["tartlet", "run", "--kube", str(file)])
-    assert process.stdout is not None
-    assert process.stdout.readline() == "begun\n"
-    assert len(running()) == 1
-    process.send_signal(signal.SIGINT)
-    code, _, err = _end(process)
+    with editor.start(["tartlet", "run", "--kube", str(file)]) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "begun\n", process.communicate()[1]
+        assert len(running()) == 1
+        process.send_signal(signal.SIGINT)
+        code, _, err = _end(process)
     assert code == 130, err
     until(lambda: running() == [], "the program has ended", 20)
 

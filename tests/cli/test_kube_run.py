@@ -1,0 +1,243 @@
+"""`run --kube` and kubectl's plugin, by an editor, through a real API server to a real runtime.
+
+Skipped where the fixture api_server can start none.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import shutil
+import signal
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tartlet_cli import exits
+from tests.cli.kube_shell import Shell, file, kubeconfig
+from tests.cli.kubelet import Kubelet
+from tests.e2e.cluster import Cluster as Roles
+from tests.e2e.cluster import cluster as roles_up
+from tests.e2e.serving import PROGRAMS
+
+NODE = "n1"
+
+
+@pytest.fixture(scope="module")
+def roles() -> Iterator[Roles]:
+    """Control, a runtime and a fake engine over mutual TLS."""
+    directory = Path(tempfile.mkdtemp(prefix="tt-"))
+    try:
+        with roles_up(directory, runtimes=1) as made:
+            yield made
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+@dataclass
+class Release:
+    """A release as its objects show it, with an editor of the namespace."""
+
+    shell: Shell
+    kubelet: Kubelet
+    editor: Shell
+    role: str
+    pods: list[str] = field(default_factory=list)
+
+    def core(self, method: str, rest: str, body: Any = None, content_type: str = "application/json") -> Any:
+        path = f"/api/v1/namespaces/{self.shell.namespace}/{rest}"
+        return self.shell.server.call(method, path, body, content_type)
+
+
+LABELS = {
+    "app.kubernetes.io/name": "tartlet",
+    "app.kubernetes.io/component": "runtime",
+    "app.kubernetes.io/instance": "prod",
+}
+RULES = [
+    {"apiGroups": [""], "resources": ["secrets"], "resourceNames": ["prod-client-tls"], "verbs": ["get"]},
+    {"apiGroups": [""], "resources": ["services", "pods"], "verbs": ["get", "list"]},
+    {"apiGroups": [""], "resources": ["pods/portforward"], "verbs": ["get", "create"]},
+]
+
+
+@pytest.fixture
+def release(shell: Shell, roles: Roles) -> Iterator[Release]:
+    kubelet = Kubelet(int(roles.runtimes[0].rpartition(":")[2]))
+    kubelet.start(shell.directory)
+    call, space = shell.server.call, shell.namespace
+    node = f"{NODE}-{space}"
+    call("POST", "/api/v1/nodes", {"metadata": {"name": node}})
+    status: dict[str, Any] = {"addresses": [{"type": "InternalIP", "address": "127.0.0.1"}]}
+    status["daemonEndpoints"] = {"kubeletEndpoint": {"Port": kubelet.port}}
+    call("PATCH", f"/api/v1/nodes/{node}/status", {"status": status}, "application/merge-patch+json")
+    rbac = f"/apis/rbac.authorization.k8s.io/v1/namespaces/{space}"
+    call("POST", f"{rbac}/roles", {"metadata": {"name": "editor"}, "rules": RULES})
+    made = Release(shell, kubelet, shell, f"{rbac}/roles/editor")
+    made.core("POST", "serviceaccounts", {"metadata": {"name": "dev"}})
+    subject = {"kind": "ServiceAccount", "name": "dev", "namespace": space}
+    ref = {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": "editor"}
+    call("POST", f"{rbac}/rolebindings", {"metadata": {"name": "dev"}, "roleRef": ref, "subjects": [subject]})
+    token = made.core("POST", "serviceaccounts/dev/token", {"apiVersion": "authentication.k8s.io/v1", "spec": {}})
+    config = kubeconfig(shell.server, shell.directory / "dev", space, token["status"]["token"])
+    made.editor = Shell(shell.server, space, shell.directory, config)
+
+    tls = roles.identity("client")
+    files = zip(("tls.crt", "tls.key", "ca.crt"), tls.files, strict=True)
+    data = {name: base64.b64encode(path.read_bytes()).decode() for name, path in files}
+    made.core("POST", "secrets", {"metadata": {"name": "prod-client-tls"}, "data": data})
+    ports = [{"name": "grpc", "port": 7444, "targetPort": "grpc"}]
+    spec: dict[str, Any] = {"selector": LABELS, "ports": ports}
+    made.core("POST", "services", {"metadata": {"name": "prod-runtime", "labels": LABELS}, "spec": spec})
+    container = {"name": "runtime", "image": "x", "ports": [{"name": "grpc", "containerPort": 7444}]}
+    pod = {
+        "metadata": {"name": "prod-runtime-0", "labels": LABELS},
+        "spec": {"nodeName": node, "containers": [container]},
+    }
+    made.core("POST", "pods", pod)
+    ready(made, "True")
+    yield made
+    kubelet.stop()
+    call("DELETE", f"/api/v1/nodes/{node}")
+
+
+def ready(release: Release, status: str) -> None:
+    conditions = [{"type": "Ready", "status": status}]
+    body = {"status": {"phase": "Running", "conditions": conditions}}
+    release.core("PATCH", "pods/prod-runtime-0/status", body, "application/strategic-merge-patch+json")
+
+
+SAMPLED = ("hello", "0", "0", "1", "1")
+
+
+def test_a_program_runs_on_the_cluster_as_it_does_here(release: Release) -> None:
+    done = release.editor("run", "--kube", str(PROGRAMS / "sampled.py"), *SAMPLED)
+    assert done.returncode == 0, done.stderr
+    *pieces, text = done.stdout.splitlines()
+    assert "".join(pieces).count(";") == 24 + text.count(";")
+    assert done.stderr.startswith("[24 tokens, first after ")
+    assert done.stderr.count("\n") == 1
+    failed = release.editor("run", "--kube", "--quiet", str(PROGRAMS / "fails.py"))
+    assert failed.returncode == exits.PROGRAM_FAILED
+    assert failed.stderr.endswith("KeyError: 'missing'\n")
+    assert {p.partition("?")[0] for p in release.kubelet.paths} == {
+        f"/portForward/{release.shell.namespace}/prod-runtime-0"
+    }
+    assert list((release.shell.directory / "run").iterdir()) == []  # no certificates are left
+
+
+def test_much_output_comes_whole_and_the_programs_own_n_is_its_own(release: Release) -> None:
+    text = "import sys\nasync def main():\n    for _ in range(400):\n        print('x' * 10_000)\n"
+    text += "    return ' '.join(sys.argv[1:])\n"
+    path = file(release.shell, text)
+    done = release.editor("run", "-n", release.shell.namespace, path, "-n", "3", plugin=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == ("x" * 10_000 + "\n") * 400 + "-n 3\n"
+
+
+def test_ctrl_c_ends_the_program(release: Release) -> None:
+    process = release.editor.start("run", "--kube", str(PROGRAMS / "echo.py"))
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    running = json.loads(release.editor("top", "--once", "--json", plugin=True).stdout)["programs"]
+    assert [p["state"] for p in running] == ["running"]
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=30)
+    assert process.returncode == exits.INTERRUPTED
+    end = time.monotonic() + 10
+    while json.loads(release.editor("top", "--once", "--json", plugin=True).stdout)["programs"]:
+        assert time.monotonic() < end, "it still runs"
+    assert list((release.shell.directory / "run").iterdir()) == []
+
+
+def test_a_connection_that_is_cut_is_told_as_such(release: Release) -> None:
+    process = release.editor.start("run", "--kube", str(PROGRAMS / "echo.py"))
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    release.kubelet.cut()
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == exits.SYSTEM
+    assert err.startswith(
+        f"PortForwardFailed: the port-forward to pod prod-runtime-0 in namespace {release.shell.namespace}"
+    )
+
+
+def test_what_is_missing_is_named_with_what_to_do(release: Release) -> None:
+    path = str(PROGRAMS / "echo.py")
+
+    def refused(*flags: str) -> tuple[str, str, int]:
+        done = release.editor("run", "--kube", *flags, path)
+        return done.stderr.split(":")[0], done.stderr, done.returncode
+
+    name, err, code = refused("--release", "other")
+    assert (name, code) == ("ReleaseNotFound", exits.USAGE)
+    assert "there are: prod" in err
+
+    release.kubelet.refuse = "error forwarding port 7444 to pod: connection refused"
+    name, err, code = refused()
+    assert (name, code) == ("PortForwardFailed", exits.SYSTEM), err
+    assert "connection refused" in err
+    release.kubelet.refuse = ""
+
+    ready(release, "False")
+    name, err, code = refused()
+    assert (name, code) == ("RuntimeNotReady", exits.SYSTEM)
+    assert "pod prod-runtime-0 is Running, not ready" in err
+    ready(release, "True")
+
+    for without, told in ((2, "pods/portforward"), (0, "secrets"), (1, "services")):
+        rules = [rule for n, rule in enumerate(RULES) if n != without]
+        release.shell.server.call("PATCH", release.role, {"rules": rules}, "application/merge-patch+json")
+        deadline = time.monotonic() + 10
+        while (got := refused())[2] == 0 or (told not in got[1] and time.monotonic() < deadline):
+            pass  # RBAC is read from a cache
+        name, err, code = got
+        assert (name, code) == ("Forbidden", exits.USAGE), err
+        assert told in err
+        assert "tartlet:NAMESPACE:RELEASE:editor" in err
+
+
+def test_a_certificate_that_the_runtime_does_not_know_is_no_port_forward_that_broke(
+    release: Release, roles: Roles
+) -> None:
+    other = Roles(release.shell.directory / "other")
+    other.directory.mkdir()
+    tls = other.identity("client")
+    data = {"ca.crt": base64.b64encode(tls.authority.read_bytes()).decode()}
+    release.core("PATCH", "secrets/prod-client-tls", {"data": data}, "application/merge-patch+json")
+    done = release.editor("run", "--kube", str(PROGRAMS / "echo.py"))
+    assert done.returncode == exits.SYSTEM
+    assert "RuntimeUnreachable: the runtime in pod prod-runtime-0" in done.stderr, done.stderr
+    assert "CERTIFICATE_VERIFY_FAILED" in done.stderr
+
+
+def test_logs_of_a_run_come_from_its_program_and_then_from_its_status(release: Release) -> None:
+    space = release.shell.namespace
+    runs = f"/apis/tartlet.dev/v1alpha1/namespaces/{space}/inferletruns"
+    run = {"apiVersion": "tartlet.dev/v1alpha1", "kind": "InferletRun", "metadata": {"name": "r"}}
+    release.shell.server.call("POST", runs, run | {"spec": {"inferlet": "hello"}})
+
+    def state(**status: Any) -> None:
+        release.shell.server.call("PATCH", f"{runs}/r/status", {"status": status}, "application/merge-patch+json")
+
+    waits = release.shell("logs", "r", plugin=True)
+    assert (waits.returncode, waits.stderr.split(":")[0]) == (exits.USAGE, "RunNotStarted")
+    process = release.editor.start("run", "--kube", "--json", str(PROGRAMS / "echo.py"))
+    assert process.stdout is not None
+    state(phase="Running", programId=json.loads(process.stdout.readline())["program_id"])
+    assert release.shell("logs", "r", plugin=True).stdout == "ready\n"
+    process.terminate()
+    process.communicate(timeout=30)
+    error = {"name": "ProgramFailed", "number": 201, "traceback": "Traceback ...\nKeyError: 'k'\n"}
+    state(phase="Failed", output="kept\n", outputTruncated=True, error=error)
+    ended = release.shell("logs", "-f", "r", plugin=True)
+    assert ended.stdout == "kept\n"
+    assert ended.stderr == "[the start of the output is not kept]\nTraceback ...\nKeyError: 'k'\n"
+    shown = release.shell("status", plugin=True).stdout
+    assert "prod     1 ready" in shown
+    assert "r    hello     Failed  ProgramFailed" in shown
