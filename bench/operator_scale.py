@@ -24,6 +24,7 @@ from bench import report
 from bench.operator_objects import NAMESPACE, SOURCES, Watch, client, create, create_all, source, versions
 from bench.operator_place import Memory, api_server, compile_once, cpu_s, sample, scheduled_s, writes
 from bench.stack import running
+from tartlet_common.rpc import install_uvloop
 from tartlet_common.settings import OperatorSettings
 from tests.operator.api_server import ApiServer
 from tests.operator.live import OperatorProcess
@@ -226,6 +227,7 @@ def main() -> int:
     args.plot.mkdir(parents=True, exist_ok=True)
     args.json = args.json or args.plot / "operator.json"
     signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))  # ends everything that was started
+    install_uvloop()
     rounds: dict[int, list[Measured]] = {n: [] for n in args.objects}
     try:
         with tempfile.TemporaryDirectory(prefix="tt-pyc-") as directory:

@@ -31,12 +31,13 @@ from tartlet_operator.pool_manifests import WorkerDefaults
 from tartlet_operator.recorder import Recorder
 from tartlet_operator.sources import SourceFetcher
 from tartlet_operator.store import Store
-from tartlet_operator.watch import Watch
+from tartlet_operator.watch import NoMemories, Watch
 from tartlet_operator.work_queue import WorkQueue
 
 log = logging.getLogger("tartlet.operator")
 
 _CONNECTIONS: Final = 16
+_PULSE_S: Final = 2.0
 _SILENT_RENEWALS: Final = 4
 """The Lease is renewed three times in its life, and each renewal is an event; so much silence is a broken watch."""
 
@@ -138,7 +139,7 @@ async def _kopf(registry: kopf.OperatorRegistry, namespaces: list[str]) -> None:
     """kopf takes the signals while it runs, and returns at one."""
     # named, else kopf asks for the user's name, and the image's user has none
     name: Any = "tartlet-operator"  # a type of theirs that is a string
-    await kopf.operator(registry=registry, namespaces=namespaces, standalone=True, identity=name)
+    await kopf.operator(registry=registry, namespaces=namespaces, standalone=True, identity=name, memories=NoMemories())
     raise _Stopped
 
 
@@ -168,7 +169,7 @@ class _Pulse:
             if silent == well:
                 self._notify.set_ready(f"no event of the API server for {self.age():.0f} s" if silent else "")
             well = not silent
-            await asyncio.sleep(1.0)
+            await asyncio.sleep(_PULSE_S)
 
 
 def _defaults(settings: OperatorSettings) -> WorkerDefaults:

@@ -23,6 +23,7 @@ from tartlet_operator.sources import SourceFetcher
 from tartlet_operator.store import Store
 from tartlet_operator.times import stamp
 from tartlet_operator.work_queue import WorkQueue
+from tartlet_operator.written import Written
 
 S = TypeVar("S", bound=ApiModel)
 
@@ -51,7 +52,7 @@ class Context:
     """The operator's parts.
 
     Args:
-        written: resource version of the last status written, until the watch has shown it or a newer one.
+        written: what we wrote ourselves.
         valid: languages and digests of sources that a runtime has found valid lately.
     """
 
@@ -69,7 +70,7 @@ class Context:
     metrics: Metrics
     defaults: WorkerDefaults
     namespaces: Sequence[str]
-    written: dict[Key, int] = field(default_factory=dict)
+    written: Written = field(default_factory=Written)
     valid: OrderedDict[str, None] = field(default_factory=OrderedDict)
 
     @property
@@ -92,9 +93,9 @@ class Context:
         """
         if new == old:
             return
-        version = await self.api.apply_status(key, meta.uid, new.dump())
+        version, generation = await self.api.apply_status(key, meta.uid, new.dump())
         if version:
-            self.written[key] = version
+            self.written.wrote(key, version, alone=generation == meta.generation)
             self.metrics.wrote(key.kind)
             for happening in happenings:
                 self.recorder.post(key, meta.uid, happening)

@@ -31,12 +31,22 @@ class _Put:
     error: TartletError | None = None
 
 
+class _Stubs:
+    """Of one channel."""
+
+    def __init__(self, channel: grpc.aio.Channel) -> None:
+        self.channel = channel
+        self.control: control_pb2_grpc.ControlAsyncStub = control_pb2_grpc.ControlStub(channel)
+        self.catalogue: control_pb2_grpc.CatalogueAsyncStub = control_pb2_grpc.CatalogueStub(channel)
+
+
 class ControlLink:
     """Unary calls to control; each raises a `TartletError`, `Unavailable` when control doesn't answer."""
 
     def __init__(self, address: str, tls: rpc.Tls | None) -> None:
         self._address = address
         self._dialer = rpc.Dialer(address, tls)
+        self._stubs = _Stubs(self._dialer.channel)
         self._puts: list[_Put] = []
         self._putting = asyncio.Lock()
 
@@ -46,7 +56,7 @@ class ControlLink:
 
     async def state(self) -> dict[str, Any]:
         """Engines, programs and models, and control's incarnation."""
-        reply = await self._answer(self._control().State(control_pb2.StateRequest(), timeout=_STATE_TIMEOUT_S))
+        reply = await self._answer(self._current().control.State(control_pb2.StateRequest(), timeout=_STATE_TIMEOUT_S))
         state: dict[str, Any] = json.loads(reply.json)
         return state
 
@@ -55,7 +65,7 @@ class ControlLink:
 
         def page(token: str) -> Awaitable[Any]:
             request = control_pb2.CatalogueListRequest(tenant=tenant, page_token=token)
-            return self._answer(self._catalogue().List(request, timeout=_TIMEOUT_S))
+            return self._answer(self._current().catalogue.List(request, timeout=_TIMEOUT_S))
 
         return {e.name: fingerprint(e) async for reply in pages(page) for e in reply.entries}
 
@@ -72,7 +82,7 @@ class ControlLink:
     async def delete(self, tenant: str, name: str) -> None:
         """Forget an entry, if there is one."""
         request = control_pb2.DeleteRequest(tenant=tenant, name=name)
-        reply = await self._answer(self._catalogue().Delete(request, timeout=_TIMEOUT_S))
+        reply = await self._answer(self._current().catalogue.Delete(request, timeout=_TIMEOUT_S))
         error = wire.error_from_proto(reply.error)
         if error is not None and not isinstance(error, UnknownInferlet):
             raise error
@@ -84,7 +94,7 @@ class ControlLink:
         request = control_pb2.PutRequest(entries=[put.entry for put in puts])
         errors: Sequence[TartletError | None]
         try:
-            reply = await self._answer(self._catalogue().Put(request, timeout=_TIMEOUT_S))
+            reply = await self._answer(self._current().catalogue.Put(request, timeout=_TIMEOUT_S))
             errors = [wire.error_from_proto(e) for e in reply.errors]
         except TartletError as e:
             errors = [e] * len(puts)
@@ -92,11 +102,11 @@ class ControlLink:
         for put, error in zip(puts, errors, strict=True):
             put.done, put.error = True, error
 
-    def _control(self) -> control_pb2_grpc.ControlAsyncStub:
-        return control_pb2_grpc.ControlStub(self._dialer.current())
-
-    def _catalogue(self) -> control_pb2_grpc.CatalogueAsyncStub:
-        return control_pb2_grpc.CatalogueStub(self._dialer.current())
+    def _current(self) -> _Stubs:
+        channel = self._dialer.current()
+        if channel is not self._stubs.channel:
+            self._stubs = _Stubs(channel)
+        return self._stubs
 
     async def _answer(self, call: Awaitable[T]) -> T:
         try:

@@ -80,19 +80,15 @@ class Handler:
 
     async def _newest(self, key: Key, body: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
         """The body, unless it is older than our own last write: then whatever the API server has."""
-        written = self._ctx.written.get(key, 0)
-        if body is not None:
-            seen = version(body)
-            if seen >= written:
-                self._ctx.written.pop(key, None)
-                return body
+        if body is not None and not self._ctx.written.newer_than(key, version(body)):
+            return body
         return await self._ctx.api.get(key.kind, key.namespace, key.name)
 
     async def _gone(self, key: Key) -> None:
         ctx = self._ctx
         ctx.store.forget(key)
         ctx.queue.forget(key)
-        ctx.written.pop(key, None)
+        ctx.written.forget(key)
         if key.kind == "InferletRun":
             program_id = ctx.followers.forget(key)
             if program_id:

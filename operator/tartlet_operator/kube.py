@@ -100,8 +100,8 @@ class Api:
         path = _path(manifest["kind"], meta["namespace"], meta["name"])
         return await self._do("PATCH", path, manifest, params=_MANAGED, content_type=_APPLY)
 
-    async def apply_status(self, key: Key, uid: str, status: Mapping[str, Any]) -> int:
-        """Write an object's status; returns its new resource version, 0 if the object has gone.
+    async def apply_status(self, key: Key, uid: str, status: Mapping[str, Any]) -> tuple[int, int]:
+        """Write an object's status; returns its new resource version, 0 if the object has gone, and its generation.
 
         Raises:
             ApiError: the status was refused.
@@ -117,9 +117,9 @@ class Api:
             reply = await self._do("PATCH", path, body, params=_MANAGED, content_type=_APPLY, accept=_METADATA_ONLY)
         except ApiError as e:
             if e.status == 404 or (e.status == 409 and "UID" in e.message):
-                return 0
+                return 0, 0
             raise
-        return version(reply)
+        return version(reply), int(reply["metadata"].get("generation", 0))
 
     async def create(self, manifest: Mapping[str, Any]) -> dict[str, Any]:
         """Create an object.

@@ -22,6 +22,8 @@ UNREACHABLE_S: Final = 3.0
 PROGRAMS_S: Final = 15.0
 """So often at most is a pool's status written only because other programs run."""
 _IDLE_POLL_FACTOR: Final = 5
+_SWEEP_S: Final = 10.0
+"""So long after the start, entries of the catalogue that no Inferlet stands for are removed: all have been seen."""
 _BACKLOG: Final = 1000
 
 
@@ -43,6 +45,7 @@ class ControlPoll:
         self._answered_s = ctx.clock.now()
         self._told: Mapping[str, int] = {}
         self._told_s = self._answered_s
+        self._sweep_s = self._answered_s + _SWEEP_S
 
     async def run(self) -> None:
         """Poll until cancelled; less often while there is no pool to tell about."""
@@ -67,6 +70,9 @@ class ControlPoll:
             return
         self._answered_s = self._ctx.clock.now()
         self._tell(engines_of(state), programs_of(state))
+        if self._answered_s > self._sweep_s and self._ctx.queue.idle:
+            self._sweep_s = float("inf")
+            sweep(self._ctx)
 
     def _tell(self, engines: Mapping[str, str] | None, programs: Mapping[str, int]) -> None:
         """Have pools looked at: at once when an engine's state has changed, now and then when only programs have."""
@@ -94,11 +100,21 @@ async def compare_catalogue(ctx: Context) -> None:
         todo = sync(wanted, held)
         for name in todo.put:
             ctx.queue.add(Key("Inferlet", namespace, name))
-        if first:
+        if first:  # perhaps no Inferlet has been seen yet: what has none is for the sweep
             for key in inferlets:
                 ctx.queue.add(key)
-        for name in todo.delete:  # an Inferlet not seen yet is looked at like any other, one that isn't there goes
-            ctx.queue.add(Key("Inferlet", namespace, name))
+        else:
+            for name in todo.delete:  # one not seen yet is looked at like any other, one that isn't there goes
+                ctx.queue.add(Key("Inferlet", namespace, name))
+
+
+def sweep(ctx: Context) -> None:
+    """Have what is in the catalogue and was not seen as an Inferlet looked at: it may have been deleted meanwhile."""
+    for namespace, held in ctx.view.catalogue.items():
+        for name in held:
+            key = Key("Inferlet", namespace, name)
+            if key not in ctx.store.inferlets:
+                ctx.queue.add(key)
 
 
 class Resync:

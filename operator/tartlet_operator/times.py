@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
+from functools import lru_cache
 
 
 def stamp(unix_s: float) -> str:
@@ -12,7 +13,12 @@ def stamp(unix_s: float) -> str:
         >>> stamp(0.9)
         '1970-01-01T00:00:00Z'
     """
-    return datetime.fromtimestamp(int(unix_s), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    return _stamp(int(unix_s))
+
+
+@lru_cache(maxsize=16)  # thousands of statuses are of the same second
+def _stamp(unix_s: int) -> str:
+    return datetime.fromtimestamp(unix_s, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def micro_stamp(unix_s: float) -> str:

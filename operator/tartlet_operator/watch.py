@@ -9,18 +9,20 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import sys
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import aiohttp
 import kopf
+from kopf._core.reactor.inventory import ResourceMemories, ResourceMemory
 
 from tartlet_operator.access import ApiAccess
 from tartlet_operator.api import GROUP, RESOURCES, VERSION
-from tartlet_operator.kube import version
 from tartlet_operator.meta import POOL_LABEL, Key
 from tartlet_operator.store import Store
 from tartlet_operator.work_queue import WorkQueue
+from tartlet_operator.written import Filtered, Written
 
 WATCHES_A_NAMESPACE: Final = 7
 _PARTS: Final = ("apiVersion", "kind", "spec", "status")
@@ -34,11 +36,11 @@ class Watch:
     """Feeds the queue from kopf's events.
 
     Args:
-        written: resource versions of our own last writes.
+        written: what we wrote ourselves, which is no news.
         heard: called at every event: the age of the last one tells whether watching works.
     """
 
-    def __init__(self, queue: WorkQueue, store: Store, written: dict[Key, int], heard: Callable[[], None]) -> None:
+    def __init__(self, queue: WorkQueue, store: Store, written: Written, heard: Callable[[], None]) -> None:
         self._queue = queue
         self._store = store
         self._written = written
@@ -55,7 +57,7 @@ class Watch:
         @kopf.on.login(registry=registry)
         async def login(**_: Any) -> kopf.AiohttpSession:
             # as many connections as watches, and some to list; kopf's own session knows no bound
-            session = access.session(WATCHES_A_NAMESPACE * namespaces + 4, self._unhurried)
+            session = access.session(WATCHES_A_NAMESPACE * namespaces + 4, self._between)
             return kopf.AiohttpSession(server=access.server, aiohttp_session=session)
 
         for resource in RESOURCES:
@@ -67,26 +69,35 @@ class Watch:
             kopf.on.event("coordination.k8s.io", "v1", "leases", registry=registry, id="leases")(self._lease)
         return registry
 
-    async def _unhurried(
+    async def _between(
         self, request: aiohttp.ClientRequest, handler: aiohttp.ClientHandlerType
     ) -> aiohttp.ClientResponse:
-        """A list's next page waits until the last one is worked on: bodies that wait are what takes the memory."""
+        """What kopf asks the API server passes through here.
+
+        A list's next page waits until the last one is worked on: bodies that wait are what takes the memory. A watch
+        leaves out what we wrote ourselves.
+        """
         if "continue" in request.url.query:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_PAGE_WAIT_S):
                     await self._queue.room(2 * _PAGE)
-        return await handler(request)
+        reply = await handler(request)
+        if "watch" in request.url.query and reply.status == 200:
+            reply.content = cast("aiohttp.StreamReader", Filtered(reply.content, self._echoes))
+        return reply
+
+    def _echoes(self, line: bytes) -> bool:
+        self._heard()
+        return self._written.echoes(line)
 
     async def _own(self, event: Mapping[str, Any], **_: Any) -> None:
         self._heard()
         body = event["object"]
         meta = body["metadata"]
-        key = Key(body["kind"], meta["namespace"], meta["name"])
+        key = Key(sys.intern(body["kind"]), sys.intern(meta["namespace"]), meta["name"])
         if event["type"] == "DELETED":
             self._queue.add(key)
             self._queue.forget(key)
-        elif self._written.get(key) == version(body) and observed(body):
-            del self._written[key]  # no news: our own write comes back, and the spec is still the one that it is of
         else:
             self._queue.add(key, slim(body))
 
@@ -105,12 +116,6 @@ class Watch:
 
     async def _lease(self, **_: Any) -> None:
         self._heard()
-
-
-def observed(body: Mapping[str, Any]) -> bool:
-    """Whether the status speaks of the newest spec."""
-    generation = (body.get("status") or {}).get("observedGeneration")
-    return bool(generation == body["metadata"].get("generation"))
 
 
 def slim(body: Mapping[str, Any]) -> dict[str, Any]:
@@ -132,6 +137,16 @@ def tune(settings: kopf.OperatorSettings, lease: str) -> None:
     settings.watching.label_selectors["", "v1", "pods"] = POOL_LABEL
     if lease:
         settings.watching.field_selectors["coordination.k8s.io", "v1", "leases"] = f"metadata.name={lease}"
+
+
+class NoMemories(ResourceMemories):
+    """Forgets each object at once: kopf would keep 1 KB of it for handlers that we don't have."""
+
+    async def recall(
+        self, raw_body: kopf.RawBody, *, memobase: Any = None, noticed_by_listing: bool = False, ephemeral: bool = True
+    ) -> ResourceMemory:
+        """As if it were seen for the first time."""
+        return ResourceMemory(noticed_by_listing=noticed_by_listing)
 
 
 class _NoDiffs(kopf.DiffBaseStorage):

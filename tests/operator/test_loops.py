@@ -10,7 +10,7 @@ from tartlet_operator.context import ControlView
 from tartlet_operator.inferlet_status import PoolSeen
 from tartlet_operator.loops import PROGRAMS_S, ControlPoll
 from tartlet_operator.meta import Key
-from tartlet_operator.store import Store
+from tartlet_operator.store import InferletSeen, Store
 from tartlet_operator.work_queue import WorkQueue
 
 
@@ -54,3 +54,27 @@ async def test_states_are_told_at_once_and_programs_now_and_then() -> None:
     assert await looked_at()
     clock.advance(3600.0)
     assert not await looked_at(), "nothing has changed"
+
+
+async def test_a_catalogue_is_swept_once_all_inferlets_have_been_seen() -> None:
+    clock, store, queue = ManualClock(), Store(), WorkQueue()
+    control = Control()
+    held = {"kept": "1", "deleted while nobody looked": "2"}
+
+    async def fingerprints(_: str) -> dict[str, str]:
+        return dict(held)
+
+    control.fingerprints = fingerprints  # type: ignore[attr-defined]
+    ctx: Any = SimpleNamespace(
+        control=control, clock=clock, store=store, queue=queue, view=ControlView(), namespaces=["ns"], settings=None
+    )
+    poll = ControlPoll(ctx)
+    await poll.once()
+    assert queue.idle, "nothing was seen yet, so nothing is missing"
+    store.inferlets[Key("Inferlet", "ns", "kept")] = InferletSeen("1", "", "", "", ready=True, runnable=False)
+    clock.advance(5.0)
+    await poll.once()
+    assert queue.idle
+    clock.advance(6.0)
+    await poll.once()
+    assert list(queue._pending) == [Key("Inferlet", "ns", "deleted while nobody looked")]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import json
+from collections.abc import AsyncIterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,6 +12,7 @@ from tartlet_operator.meta import Key
 from tartlet_operator.store import Store
 from tartlet_operator.watch import Watch, slim
 from tartlet_operator.work_queue import WorkQueue
+from tartlet_operator.written import Filtered, Written
 from tests.operator.objects import body
 
 KEY = Key("Inferlet", "ns", "i")
@@ -21,22 +24,47 @@ def seen(version: int, generation: int = 1, observed: int = 1) -> dict[str, Any]
     return made
 
 
-async def test_our_own_last_write_is_no_news_unless_the_spec_is_newer() -> None:
-    queue, written = WorkQueue(), {KEY: 7}
-    watch = Watch(queue, Store(), written, lambda: None)
-    await watch._own({"type": "MODIFIED", "object": seen(7)})
-    assert (len(queue), written) == (0, {})
-    written[KEY] = 8
-    await watch._own({"type": "MODIFIED", "object": seen(8, generation=2)})  # changed while we wrote
-    assert len(queue) == 1
-    other = WorkQueue()
-    await Watch(other, Store(), {KEY: 9}, lambda: None)._own({"type": "MODIFIED", "object": seen(10)})
-    assert len(other) == 1, "somebody else's write is"
+def line(version: int) -> bytes:
+    return json.dumps({"type": "MODIFIED", "object": seen(version)}, separators=(",", ":"), sort_keys=True).encode()
+
+
+class Content:
+    """A stream that comes in pieces of a few bytes."""
+
+    def __init__(self, data: bytes) -> None:
+        self.data = data
+
+    async def iter_chunked(self, _: int) -> AsyncIterator[bytes]:
+        for start in range(0, len(self.data), 50):
+            yield self.data[start : start + 50]
+
+
+async def test_our_own_last_write_is_left_out_of_the_watch_unless_the_spec_is_newer() -> None:
+    written = Written()
+    written.wrote(KEY, 7, alone=True)
+    written.wrote(Key("Inferlet", "ns", "changed"), 9, alone=False)  # its spec changed while we wrote
+    content = Content(b"".join(line(version) + b"\n" for version in (6, 7, 8, 9)))
+    shown = b"".join([data async for data in Filtered(content, written.echoes).iter_chunked(1 << 20)])
+    assert [json.loads(x)["object"]["metadata"]["resourceVersion"] for x in shown.splitlines()] == ["6", "8", "9"]
+    assert not written.echoes(line(7)), "it is known once"
+
+
+def test_bodies_older_than_our_last_write_are_known() -> None:
+    written = Written()
+    written.wrote(KEY, 7, alone=True)
+    assert written.newer_than(KEY, 6)
+    assert not written.newer_than(KEY, 7)
+    assert not written.echoes(line(7)), "it was seen"
+    written.wrote(KEY, 8, alone=True)
+    written.wrote(KEY, 10, alone=True)
+    assert not written.echoes(line(8)), "only the last one says what there is"
+    assert written.echoes(line(10))
+    assert written.newer_than(KEY, 9), "an event from before it may still wait"
 
 
 async def test_a_lists_next_page_waits_until_the_last_one_is_worked_on() -> None:
     queue = WorkQueue()
-    watch = Watch(queue, Store(), {}, lambda: None)
+    watch = Watch(queue, Store(), Written(), lambda: None)
     for n in range(1000):
         queue.add(Key("Inferlet", "ns", f"i{n}"))
 
@@ -46,7 +74,7 @@ async def test_a_lists_next_page_waits_until_the_last_one_is_worked_on() -> None
     async def answered(_: Any) -> Any:
         return page
 
-    asking = asyncio.ensure_future(watch._unhurried(request, answered))
+    asking = asyncio.ensure_future(watch._between(request, answered))
     await asyncio.sleep(0.05)
     assert not asking.done()
 
