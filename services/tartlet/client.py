@@ -73,6 +73,7 @@ class AsyncClient:
         self._metadata = Scope(tenant).metadata
         self._retry_s = retry_s
         self._dialer: rpc.Dialer | None = None
+        self._stub: tuple[grpc.aio.Channel, Any] | None = None
         self._control_dialer: rpc.Dialer | None = None
 
     async def __aenter__(self) -> Self:
@@ -321,7 +322,10 @@ class AsyncClient:
     def _programs(self) -> Any:
         if self._dialer is None:
             self._dialer = rpc.Dialer(self.address, self._tls)
-        return programs_pb2_grpc.ProgramsStub(self._dialer.current())
+        channel = self._dialer.current()
+        if self._stub is None or self._stub[0] is not channel:  # making one takes as long as a call
+            self._stub = channel, programs_pb2_grpc.ProgramsStub(channel)
+        return self._stub[1]
 
     def _control(self) -> grpc.aio.Channel:
         if self._control_dialer is None:
