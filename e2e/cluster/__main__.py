@@ -64,6 +64,7 @@ def _terminated(number: int, frame: FrameType | None) -> None:
 
 if __name__ == "__main__":
     signal.signal(signal.SIGTERM, _terminated)  # tidied up as after Ctrl-C
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # shells have commands in the background ignore it
     try:
         sys.exit(main(sys.argv[1:]))
     except (Unfit, Failed) as e:
