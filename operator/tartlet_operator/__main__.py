@@ -18,7 +18,9 @@ def main() -> int:
     gc.collect()
     gc.freeze()  # what the imports made stays: collections needn't look through it
     gc.set_threshold(10_000, 20, 50)
-    return run_role("operator", OperatorSettings, operate)
+    # uvloop loses count of sockets that aiohttp closes while they connect, and refuses their numbers later
+    # (MagicStack/uvloop#653): after a restart of the API server that ended kopf's watches
+    return run_role("operator", OperatorSettings, operate, uvloop=False)
 
 
 if __name__ == "__main__":

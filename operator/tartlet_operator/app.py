@@ -14,7 +14,7 @@ import kopf
 from tartlet import AsyncClient
 from tartlet_common import rpc
 from tartlet_common.clock import Clock, SystemClock
-from tartlet_common.errors import TartletError
+from tartlet_common.errors import TartletError, Unavailable
 from tartlet_common.process import Notify
 from tartlet_common.settings import OperatorSettings
 from tartlet_operator import access
@@ -144,7 +144,11 @@ async def _kopf(registry: kopf.OperatorRegistry, namespaces: list[str]) -> None:
 
 
 class _Pulse:
-    """Honest readiness: watching works as long as events come, and the Lease's renewals make some."""
+    """Honest readiness: watching works as long as events come, and the Lease's renewals make some.
+
+    Whoever renews the Lease and hears nothing of it for twice as long as it takes to be unready has lost its watches
+    for good, and ends: another, or the next life of this one, does better.
+    """
 
     def __init__(self, clock: Clock, notify: Notify, silence_s: float) -> None:
         """`silence_s` 0: nothing makes events, so silence means nothing."""
@@ -162,13 +166,19 @@ class _Pulse:
         return self._clock.now() - self._heard_s
 
     async def run(self) -> None:
-        """Tell the probes until cancelled."""
+        """Tell the probes until cancelled.
+
+        Raises:
+            Unavailable: no event came for too long.
+        """
         well = True
         while True:
             silent = bool(self._silence_s) and self.age() > self._silence_s
             if silent == well:
                 self._notify.set_ready(f"no event of the API server for {self.age():.0f} s" if silent else "")
             well = not silent
+            if silent and self.age() > 2 * self._silence_s:
+                raise Unavailable(what="the API server's events", detail=f"none came for {self.age():.0f} s")
             await asyncio.sleep(_PULSE_S)
 
 

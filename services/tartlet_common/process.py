@@ -72,9 +72,17 @@ class _JsonFormatter(logging.Formatter):
 
 
 def run_role(
-    role: str, model: type[S], main: Callable[[S, Notify], Awaitable[None]], argv: list[str] | None = None
+    role: str,
+    model: type[S],
+    main: Callable[[S, Notify], Awaitable[None]],
+    argv: list[str] | None = None,
+    *,
+    uvloop: bool = True,
 ) -> int:
-    """Run a role to its end and return the exit code. SIGTERM and SIGINT cancel `main`, which cleans up and returns."""
+    """Run a role to its end and return the exit code. SIGTERM and SIGINT cancel `main`, which cleans up and returns.
+
+    `uvloop`: use it where it is installed.
+    """
     parser = argparse.ArgumentParser(prog=f"tartlet serve --role {role}", description=model.__doc__)
     parser.add_argument("--config", type=Path, default=None, help="TOML file with a table for each role")
     parser.add_argument("--ready-fd", type=int, default=None, help=argparse.SUPPRESS)
@@ -90,7 +98,8 @@ def run_role(
         settings = load(model, role, file=flags.pop("config"), env=os.environ, flags=flags).settings
         _log_to_stderr(settings.log_format, settings.log_level, role)
         telemetry.setup(role, scraped=bool(settings.health_address))
-        install_uvloop()
+        if uvloop:
+            install_uvloop()
         asyncio.run(_until_signalled(_with_health(settings.health_address, health, main(settings, notify))))
     except TartletError as e:
         return _fail(notify, role, e)
