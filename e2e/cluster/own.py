@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -75,8 +75,10 @@ class OwnCluster:
                 each.send(signal.SIGKILL)
         if not all(each.wait(_KILLED_TIMEOUT_S) for each in ending):
             raise Failed(f"processes {[each.pid for each in ending if each.alive()]} outlived the cluster")
-        left = sorted({pid for kind, inode in namespaces.items() for pid in in_namespace(kind, inode)})
-        if left:
+        for each in _members(namespaces):  # commands that somebody runs in the cluster's network
+            each.send(signal.SIGKILL)
+            each.wait(_KILLED_TIMEOUT_S)
+        if left := [each.pid for each in _members(namespaces)]:
             raise Failed(f"processes {left} outlived the cluster")
         if self._started is not None:
             self._started.wait(timeout=5.0)
@@ -102,7 +104,8 @@ class OwnCluster:
         children = process.children() if process is not None and process.alive() else []
         if not children:
             raise Failed("no cluster is up: run `make cluster-up`")
-        return ["nsenter", f"--target={children[0]}", *(f"--{kind}" for kind in kinds), "--"]
+        # it ends with whoever started it, however that ends: nothing may hold on to the cluster's network
+        return ["setpriv", "--pdeathsig=KILL", "nsenter", f"--target={children[0]}", *(f"--{k}" for k in kinds), "--"]
 
     def kubectl(self) -> list[str]:
         """kubectl, in the cluster's network, as its administrator."""
@@ -274,13 +277,25 @@ def _until(ready: Callable[[], bool], alive: Callable[[], None]) -> None:
 
 def _children(process: Process | None) -> list[Process]:
     """The processes that it started and that run."""
+    return _running(process.children() if process is not None else ())
+
+
+def _running(pids: Iterable[int]) -> list[Process]:
+    """Those of these processes that run."""
     found = []
-    for pid in process.children() if process is not None else ():
+    for pid in sorted(set(pids)):
         try:
-            found.append(Process.of(pid))
+            process = Process.of(pid)
         except ProcessLookupError:
             continue
+        if process.alive():
+            found.append(process)
     return found
+
+
+def _members(namespaces: dict[str, int]) -> list[Process]:
+    """The processes in these namespaces."""
+    return _running(pid for kind, inode in namespaces.items() for pid in in_namespace(kind, inode))
 
 
 def _namespaces(first: Process) -> dict[str, int]:
