@@ -257,7 +257,8 @@ def test_pods_are_as_poor_inside(kube: Kube, fake_pool: str) -> None:
     code = LOOK.replace("PATHS", repr(PATHS)).replace("TOKEN", TOKEN)
     for pod in ours(kube):
         role, name = _role(pod), pod["metadata"]["name"]
-        seen = json.loads(kube("exec", name, "-c", role, "--", "python", "-c", code))
+        # -I: what the image holds, without what PYTHONPATH adds
+        seen = json.loads(kube("exec", name, "-c", role, "--", "python", "-I", "-c", code))
         assert (seen["user"], seen["group"]) == (10001, 10001), role
         assert seen["capabilities"], role
         assert (seen["no_new_privileges"], seen["seccomp"]) == ("1", "2"), role
