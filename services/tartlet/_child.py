@@ -61,6 +61,7 @@ class Child:
         try:
             self._process = await asyncio.create_subprocess_exec(
                 sys.executable,
+                "-P",  # else a file of the user's, here in the current directory, could be imported for one of ours
                 "-m",
                 f"tartlet_{self.role}",
                 *self._flags,

@@ -34,4 +34,4 @@ def bench(ctx: click.Context, name: str, args: tuple[str, ...]) -> None:
         raise click.ClickException("benchmarks are in the source checkout: run this from an editable install")
     path = os.pathsep.join(filter(None, (str(CHECKOUT), os.environ.get("PYTHONPATH", ""))))
     env = {**os.environ, "PYTHONPATH": path}
-    os.execve(sys.executable, [sys.executable, "-m", f"bench.{name}", *args], env)  # noqa: S606 - no shell is wanted
+    os.execve(sys.executable, [sys.executable, "-P", "-m", f"bench.{name}", *args], env)  # noqa: S606 - no shell is wanted

@@ -74,7 +74,7 @@ def _exec_role(role: str, model: str | None, engine: str | None, config: Path | 
     """Become the role's process. A flag beats its environment and file, so only what was asked for becomes one."""
     from tartlet_cli.places import find_model
 
-    argv = [sys.executable, "-m", f"tartlet_{role}", *flags]
+    argv = [sys.executable, "-P", "-m", f"tartlet_{role}", *flags]
     if {"-h", "--help"} & set(flags):
         os.execv(sys.executable, argv)  # noqa: S606 - no shell is wanted
     if config is not None:

@@ -126,7 +126,7 @@ class AotCache:
         return await asyncio.to_thread(self.compile, wasm)
 
     def _run_compiler(self, kind: ModuleKind, source: Path, target: Path) -> None:
-        command = [sys.executable, "-m", compiler.__name__, kind.value, str(source), str(target)]
+        command = [sys.executable, "-P", "-m", compiler.__name__, kind.value, str(source), str(target)]
         try:
             done = subprocess.run(command, capture_output=True, timeout=self.compile_timeout_s, check=False)
         except subprocess.TimeoutExpired as e:
