@@ -127,6 +127,7 @@ def main() -> int:
     parser = report.parser(__doc__)
     parser.add_argument("--alive", type=int, default=896, help="programs alive meanwhile (default 896)")
     args = parser.parse_args()
+    install_uvloop()  # the echo's client has the same loop as its server
     return report.emit([asyncio.run(measure(args.alive, args.repeat))], args)
 
 

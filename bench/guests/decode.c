@@ -64,6 +64,16 @@ static bool take(uint32_t *sampled, uint32_t go_ticket, bool *go) {
   return true;
 }
 
+/* Says that the first token is there, and asks for the message to go on. */
+static uint32_t tell(void) {
+  tl_send("f", 1);
+  tl_record *record = tl_begin(TL_OP_RECEIVE, 0);
+  record->flags = TL_FLAG_AWAIT;
+  return record->ticket;
+}
+
+static bool tell_and_hear(void) { return tl_await(tell()) != 0; }
+
 TL_EXPORT(tartlet_main) int32_t tartlet_main(void) {
   tl_record *answer = ask(TL_OP_GET_ARG);
   if (!answer) return 1;
@@ -91,11 +101,15 @@ TL_EXPORT(tartlet_main) int32_t tartlet_main(void) {
   for (uint32_t got = 0; got < tokens; got++) {
     if (own_sampling) {
       uint32_t token = most_likely(out), position = n + got, page = position / page_size;
+      if (got == 0 && !tell_and_hear()) return 4;
       if (got + 1 < tokens) {
         embed_token(in, token, position);
         tl_forward(page + 1, in, 1, page, 1, position % page_size, out);
       }
     } else {
+      if (got == 1) /* the steps queued ahead may be answered before the message comes */
+        while (!go)
+          if (!take(&sampled, go_ticket, &go)) return 4;
       for (; sent < tokens && sent <= got + ahead; sent++) {
         uint32_t slot = sent % ring;
         if (sent) {
@@ -105,19 +119,10 @@ TL_EXPORT(tartlet_main) int32_t tartlet_main(void) {
         }
         tl_sample(out + slot, slot, &params, 0);
       }
-      if (got == 1) /* the steps queued ahead may be answered before the message comes */
-        while (!go)
-          if (!take(&sampled, go_ticket, &go)) return 4;
       while (sampled <= got)
         if (!take(&sampled, go_ticket, &go)) return 4;
     }
-    if (got == 0) {
-      tl_send("f", 1);
-      tl_record *record = tl_begin(TL_OP_RECEIVE, 0);
-      record->flags = TL_FLAG_AWAIT;
-      go_ticket = record->ticket;
-      if (own_sampling && !tl_await(go_ticket)) return 4;
-    }
+    if (got == 0 && !own_sampling) go_ticket = tell();
   }
   tl_send("l", 1);
   tl_submit();
