@@ -1,0 +1,23 @@
+"""A thousand Inferlets against a real API server: what the benchmark measures with ten times as many, as a test."""
+
+from __future__ import annotations
+
+import pytest
+
+from bench.operator_scale import READY_S, measure
+from tests.operator.api_server import ApiServer
+
+OBJECTS = 1_000
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(240)
+async def test_a_thousand_inferlets_are_ready_in_seconds_with_one_write_each(
+    api_server: ApiServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    took = await measure(api_server, OBJECTS, steady_s=2.0, more=5)
+    with capsys.disabled():
+        print(f"  {took.ready_s:.1f} s beside {took.validation_s:.1f} s of validation, {took.cpu_s:.1f} s of CPU")  # noqa: T201
+    assert took.writes == 1.0
+    assert took.restart_writes == 0
+    assert took.ready_s <= READY_S[OBJECTS]
