@@ -9,6 +9,7 @@ import ctypes
 import json
 import logging
 import os
+import resource
 import signal
 import sys
 from collections.abc import Awaitable, Callable
@@ -97,6 +98,7 @@ def run_role(
     try:
         settings = load(model, role, file=flags.pop("config"), env=os.environ, flags=flags).settings
         _log_to_stderr(settings.log_format, settings.log_level, role)
+        _allow_files()
         telemetry.setup(role, scraped=bool(settings.health_address))
         if uvloop:
             install_uvloop()
@@ -109,6 +111,13 @@ def run_role(
     finally:
         telemetry.shutdown()
     return 0
+
+
+def _allow_files() -> None:
+    """Open as many files as may be: the usual soft limit of 1024 is for programs that call `select`."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(ValueError, OSError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def _fail(notify: Notify, role: str, error: TartletError) -> int:
@@ -126,7 +135,8 @@ async def _until_signalled(work: Awaitable[None]) -> None:
     task = asyncio.ensure_future(work)
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, task.cancel)
+        # Once: a second signal, or the parent's death after it, must not cancel what cleans up.
+        loop.add_signal_handler(number, lambda: task.cancelling() or task.cancel())
     with contextlib.suppress(asyncio.CancelledError):
         await task
 

@@ -152,6 +152,9 @@ class ControlLink:
             except* (*_RPC_ERRORS, TartletError, TimeoutError) as group:
                 if attempt == 0:
                     log.warning("control: %s", _first(group))
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():  # the group above forgets it where its writer has failed too
+                raise asyncio.CancelledError
             self._broken()
             await self._control.renew()
             await asyncio.sleep(BACKOFF_S[min(attempt, len(BACKOFF_S) - 1)])
@@ -180,6 +183,10 @@ class ControlLink:
             raise ProtocolMismatch(peer="control", theirs=frame.hello.protocol, ours=PROTOCOL_VERSION)
         self.control_incarnation = frame.hello.incarnation
         self.connected = True
+        get = self.programs.get
+        gone = [start.handle for start in running if get(start.handle) is None]
+        self._ends += [control_pb2.ProgramEnd(handle=handle, failed=True) for handle in gone]
+        self._starts = [start for start in self._starts if get(start.handle) is not None]
         self.on_connected()
         log.info("connected to control %s", self.control_incarnation[:8])
         self._take(frame)

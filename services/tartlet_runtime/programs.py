@@ -1,4 +1,4 @@
-"""The table of programs: admission, start, lookup, and what is kept of those that have ended (contract 9)."""
+"""The table of programs: admission, start, lookup, and what is kept of those that have ended."""
 
 from __future__ import annotations
 
@@ -91,6 +91,7 @@ class ProgramTable:
         self._kept_bytes = 0
         self._next_handle = 1
         self._away_since: float | None = clock.now()
+        self._stopping: Callable[[], TartletError] | None = None
         self.follow_elsewhere: Callable[[Call, int, str], None] = _nowhere
         link.programs = self
 
@@ -206,6 +207,8 @@ class ProgramTable:
             Overloaded: this runtime is full.
             DiskFull: there is no room for its journal.
         """
+        if self._stopping is not None:
+            raise self._stopping()
         if len(self._live) >= self._settings.capacity:
             self._driver.finish_all()
         if len(self._live) >= self._settings.capacity:
@@ -380,6 +383,7 @@ class ProgramTable:
 
     def end_all(self, error: Callable[[], TartletError]) -> None:
         """The runtime stops."""
+        self._stopping = error
         self._driver.finish_all()
         for program in list(self._live.values()):
             program.end(error())

@@ -42,7 +42,9 @@ log = logging.getLogger(__name__)
 _Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 _Event = programs_pb2.ProgramEvent
 _MAX_SPECS = 4096
+_VERSION = version("tartlet")
 _PORTION = 32  # launches between two turns of the loop
+_MOST_PAUSES = 50
 _AT_CONTROL = 4 * _PORTION  # launches that control is to answer before there are more
 
 
@@ -111,19 +113,29 @@ class ProgramsService(programs_pb2_grpc.ProgramsServicer):
         """Launch many, answer each, then stream the output of those with `attach`."""
         call = Call(self._driver, expected=len(request.specs))
         scope = scope_of(context)
+        launching: asyncio.Task[None] | None = None
         try:
-            if len(request.specs) == 1 and self._launch_at_once(request.specs[0], call, 0, _Last(scope)):
-                async for events in call.messages():
-                    yield events
-            else:
-                async with asyncio.TaskGroup() as tasks:
-                    tasks.create_task(self._launch_all(request.specs, call, tasks, _Last(scope)))
-                    async for events in call.messages():
-                        yield events
+            if len(request.specs) != 1 or not self._launch_at_once(request.specs[0], call, 0, _Last(scope)):
+                launching = asyncio.create_task(self._launch_all(request.specs, call, _Last(scope)))
+            async for events in call.messages():
+                yield events
         finally:
             call.close(Disconnected())
+            if launching is not None:
+                launching.cancel()
+                await asyncio.wait([launching])
 
-    async def _launch_all(
+    async def _launch_all(self, specs: Sequence[programs_pb2.LaunchSpec], call: Call, last: _Last) -> None:
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                await self._launch_portions(specs, call, tasks, last)
+        except Exception as e:
+            log.exception("launch")
+            error = error_to_proto(InternalError(detail=repr(e)))
+            for index in range(len(specs)):
+                call.answer_if_open(index, _Event(kind=_Event.REJECTED, error=error))
+
+    async def _launch_portions(
         self, specs: Sequence[programs_pb2.LaunchSpec], call: Call, tasks: asyncio.TaskGroup, last: _Last
     ) -> None:
         """Launch in portions, so that the first programs run and answer while the last are still to be started."""
@@ -134,7 +146,9 @@ class ProgramsService(programs_pb2_grpc.ProgramsServicer):
                 tasks.create_task(self._launch_slowly(asked, call, index))
             if index % _PORTION == _PORTION - 1:
                 await asyncio.sleep(0)
-                while self._driver.starting > _AT_CONTROL:  # noqa: ASYNC110 - it may be away, and many may wait here
+                for _ in range(_MOST_PAUSES):  # then they may as well wait there
+                    if self._driver.starting <= _AT_CONTROL or not self._link.connected:
+                        break
                     await asyncio.sleep(0.001)
                 while self._driver.num_new > _PORTION:  # noqa: ASYNC110 - the turns between are theirs
                     await asyncio.sleep(0)
@@ -307,7 +321,7 @@ class ProgramsService(programs_pb2_grpc.ProgramsServicer):
     ) -> programs_pb2.RuntimeStateReply:
         """State of this runtime and, relayed, of control."""
         return programs_pb2.RuntimeStateReply(
-            version=version("tartlet"),
+            version=_VERSION,
             incarnation=self._incarnation,
             running=self._table.num_live,
             capacity=self._capacity,

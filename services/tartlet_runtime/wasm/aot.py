@@ -1,7 +1,7 @@
 """Modules compiled ahead of time, kept in a directory that only we write.
 
 A file is named by the module's digest, wasmtime's version and the engine's flags, so a change of any of them
-recompiles (contract 12). Deserializing runs the file's code, so only files in a directory of mode 0700 that belongs to
+recompiles. Deserializing runs the file's code, so only files in a directory of mode 0700 that belongs to
 this user are loaded; they appear by rename, so a torn one is never seen.
 """
 
@@ -14,13 +14,14 @@ import stat
 import subprocess
 import sys
 import tempfile
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 
 from tartlet_common.errors import CompileTimeout, CorruptModule, DiskFull, SourceTooLarge
 from tartlet_runtime.wasm import compiler
 from tartlet_runtime.wasm.engine_flags import flags_digest, wasmtime_version
+from tartlet_runtime.wasm.sections import has_start
 
 DEFAULT_MAX_WASM_BYTES = 16 << 20
 DEFAULT_COMPILE_TIMEOUT_S = 60.0
@@ -67,6 +68,7 @@ class Compiled:
     kind: ModuleKind
     digest: str  # sha-256 of the module, hex
     path: Path
+    has_start: bool = False  # instantiating it runs code of its own
 
 
 class AotCache:
@@ -106,9 +108,10 @@ class AotCache:
             raise SourceTooLarge(size=len(wasm), limit=self.max_wasm_bytes)
         kind = kind_of(wasm)
         digest = hashlib.sha256(wasm).hexdigest()
+        starts = kind is ModuleKind.CORE and has_start(wasm)
         found = self.find(digest, kind)
         if found is not None:
-            return found
+            return replace(found, has_start=starts)
         try:
             self._make_directory()
             with tempfile.TemporaryDirectory(dir=self.directory, prefix="compile-") as scratch:
@@ -119,7 +122,7 @@ class AotCache:
                 target.replace(self.path_of(digest, kind))
         except OSError as e:
             raise DiskFull(path=str(self.directory), detail=str(e)) from e
-        return Compiled(kind, digest, self.path_of(digest, kind))
+        return Compiled(kind, digest, self.path_of(digest, kind), starts)
 
     async def compile_async(self, wasm: bytes) -> Compiled:
         """`compile` on a thread."""

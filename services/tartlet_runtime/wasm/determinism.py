@@ -1,4 +1,4 @@
-"""What a guest knows of time and chance: pure, explicit state, so that a journal can replay it (contract 6).
+"""What a guest knows of time and chance: pure, explicit state, so that a journal can replay it.
 
 Clock: time of the last delivery, plus 1 us per reading. Randomness: a keyed counter stream (BLAKE2b in counter mode).
 Neither costs a journal entry. The stream is not for secrets: its seed stands in the journal.

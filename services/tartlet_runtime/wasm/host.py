@@ -120,6 +120,8 @@ class WasmHost:
         Raises:
             Overloaded: `max_guests` are alive.
         """
+        if self._closed:
+            raise RuntimeError("the host is closed")
         if self.num_guests >= self.config.max_guests:
             raise Overloaded(what="this runtime's pool of programs", limit=self.config.max_guests)
         limits = limits or GuestLimits()
@@ -171,7 +173,7 @@ class WasmHost:
         """
         kept = self._spares.setdefault(program, [])
         is_full = self.num_spares >= _SPARES_IN_ALL * self.config.max_spares
-        if len(kept) >= spares or is_full or program in self._unsparable:
+        if len(kept) >= spares or is_full or not program.can_be_spare or program in self._unsparable:
             return False
         guest = self._new_guest(program, GuestLimits(), QuietHooks(), GuestClock(0), GuestRandom(b"spare"))
         if guest.prepare(_SPARE_SLICES):
@@ -208,6 +210,8 @@ class WasmHost:
 
         With the C shim this is one call for all of them; callers bound its length by how many they pass.
         """
+        if self._closed:  # the ticker is gone: C would follow a null pointer
+            raise RuntimeError("the host is closed")
         ready = [guest for guest in dict.fromkeys(guests) if guest.phase is Phase.READY]
         if not ready:
             return

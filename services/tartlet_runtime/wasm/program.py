@@ -45,6 +45,8 @@ class Program:
     kind: ModuleKind
     digest: str
     has_prepare = False
+    can_be_spare = True
+    """Instances can be made ahead of a launch: that runs no code which a program's own limits should hold."""
     initial_memory_bytes = 0
     """What an instance has from its start, where that is declared."""
 
@@ -78,6 +80,7 @@ class CoreProgram(Program):
             self._module = wasmtime.Module.deserialize_file(world.engine, str(compiled.path))
         except wasmtime.WasmtimeError as e:
             raise CorruptModule(detail=str(e)) from e
+        self.can_be_spare = not compiled.has_start
         self.initial_memory_bytes = _check_exports(self._module)
         self._clock = capi.SYNC_CALLBACK(self._clock_ns)
         self._random = capi.SYNC_CALLBACK(self._random_bytes)

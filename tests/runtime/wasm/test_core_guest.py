@@ -7,6 +7,8 @@ import time
 
 import pytest
 import wasmtime
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tartlet_common.errors import (
     NotAllowed,
@@ -28,6 +30,7 @@ from tartlet_runtime.wasm import (
     WaitRequest,
     WasmHost,
 )
+from tartlet_runtime.wasm.sections import has_start
 from tests.runtime.wasm.driving import SECOND_NS, START_NS, Driver, submitted
 
 pytestmark = pytest.mark.timeout(60)
@@ -292,6 +295,26 @@ def test_a_spare_is_not_for_a_program_whose_limit_is_below_what_it_has(driver: D
     assert beside_spare is not None
     assert (str(fresh.error), fresh.kind) == (str(beside_spare.error), beside_spare.kind)
     assert fresh.kind is OutcomeKind.TRAP
+
+
+def test_a_module_whose_start_runs_code_has_no_spares(host: WasmHost) -> None:
+    text = """(module (memory (export "memory") 1) (func $start (drop (memory.grow (i32.const 600)))) (start $start)
+        (func (export "tartlet_main") (result i32) i32.const 0))"""
+    wasm = bytes(wasmtime.wat2wasm(text))
+    assert has_start(wasm)
+    for compiled in (host.aot.compile(wasm), host.aot.compile(wasm)):  # made now, and found
+        module = host.load(compiled)
+        host.expect(module)
+        assert not host.top_up(module, 1)
+        while host.tend():
+            pass
+        assert host.num_spares == 0
+        host.unload(module)
+
+
+@given(st.binary(max_size=64))
+def test_any_bytes_have_an_answer_about_their_start(data: bytes) -> None:
+    assert has_start(data) in (True, False)
 
 
 def test_spares_of_a_core_module_follow_its_demand_and_go_with_it(host: WasmHost, probe: Program) -> None:
