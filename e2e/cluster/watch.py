@@ -129,25 +129,42 @@ def _read(record: Record, kind: str, stream: IO[str]) -> None:
             record.add(Seen(time.monotonic(), kind, event["object"]["metadata"]["name"], body))
 
 
-def ready_pods(state: State) -> int:
-    """How many pods are ready and not about to go."""
-    return sum(
-        any(c["type"] == "Ready" and c["status"] == "True" for c in body.get("status", {}).get("conditions", ()))
-        for (kind, _), body in state.items()
-        if kind == "pod" and "deletionTimestamp" not in body["metadata"]
-    )
+def _conditions(body: Object) -> dict[str, str]:
+    return {c["type"]: c["status"] for c in body.get("status", {}).get("conditions", ())}
+
+
+def rolled_out(deployment: Object, replicas: int) -> bool:
+    """Whether a Deployment's controller has seen its newest spec, and all pods are of it."""
+    status = deployment.get("status", {})
+    counts = (deployment["spec"].get("replicas", 1), status.get("updatedReplicas", 0), status.get("replicas", 0))
+    seen = int(status.get("observedGeneration", 0)) >= int(deployment["metadata"]["generation"])
+    return seen and counts == (replicas, replicas, replicas)
 
 
 def pool_agrees(state: State) -> bool:
-    """Whether a pool's count, and its word that it is Ready, are what its pods say."""
+    """Whether a pool's counts, and its word that it is Ready or not, are what its pods and its Deployment say.
+
+    Not Ready is right while too few pods are ready or a rollout is under way, and at no other time.
+    """
+    pods = [body for (kind, _), body in state.items() if kind == "pod"]
+    staying = [p for p in pods if "deletionTimestamp" not in p["metadata"]]
+    ready = sum(_conditions(p).get("Ready") == "True" for p in staying)
+    counts = {
+        "replicas": len(staying),
+        "readyReplicas": ready,
+        "drainingReplicas": len(pods) - len(staying),
+    }
+    deployments = [body for (kind, _), body in state.items() if kind == "deployment"]
     for (kind, _), body in state.items():
-        if kind == "pool":
-            status, ready = body.get("status", {}), ready_pods(state)
-            conditions = {c["type"]: c["status"] for c in status.get("conditions", ())}
-            if status.get("readyReplicas", 0) != ready:
-                return False
-            if conditions.get("Ready") == "True" and ready < body["spec"]["replicas"]:
-                return False
+        if kind != "pool":
+            continue
+        wanted, says_ready = body["spec"]["replicas"], _conditions(body).get("Ready") == "True"
+        if any(body.get("status", {}).get(name, 0) != count for name, count in counts.items()):
+            return False
+        if says_ready and ready < wanted:
+            return False
+        if not says_ready and ready >= wanted and any(rolled_out(d, wanted) for d in deployments):
+            return False
     return True
 
 
@@ -158,7 +175,8 @@ def honest(kube: Kube, pool: str, within_s: float) -> Iterator[Record]:
     Raises:
         AssertionError: It didn't.
     """
-    watches = {"pool": [f"epool/{pool}"], "pod": ["pods", "-l", f"tartlet.dev/pool={pool}"]}
+    label = ["-l", f"tartlet.dev/pool={pool}"]
+    watches = {"pool": [f"epool/{pool}"], "pod": ["pods", *label], "deployment": ["deployments", *label]}
     with recording(kube, watches) as record:
         yield record
         time.sleep(within_s)

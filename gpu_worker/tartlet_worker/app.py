@@ -13,7 +13,7 @@ from tartlet_common.process import Notify
 from tartlet_common.rpc import Tls
 from tartlet_common.settings import WorkerSettings
 from tartlet_worker.engine import Engine
-from tartlet_worker.link import Link
+from tartlet_worker.link import FAREWELL_S, Link
 from tartlet_worker.warm_up import warm_up
 
 log = logging.getLogger("tartlet.worker")
@@ -76,8 +76,12 @@ async def main(settings: WorkerSettings, notify: Notify) -> None:
         link.on_state = _nothing
         notify.set_ready("draining")
         link.drain()
-        with contextlib.suppress(TimeoutError):
+        try:
             await asyncio.wait_for(asyncio.shield(running), settings.drain_grace_s)
+        except TimeoutError:
+            link.end_drain(settings.drain_grace_s)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(asyncio.shield(running), FAREWELL_S)
     finally:
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)

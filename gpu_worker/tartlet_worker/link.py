@@ -1,7 +1,7 @@
 """The worker's stream to control: dial, say Hello, run what comes, answer as it finishes, dial again when it breaks.
 
 A connection is numbered. Whatever the engine finishes for an earlier connection is dropped, and the pools are reset at
-every Hello: control forgets an engine whose stream ended, and a new control never knew it (contract 8).
+every Hello: control forgets an engine whose stream ended, and a new control never knew it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import grpc
 import grpc.aio
 
 from tartlet_common import rpc, wire
-from tartlet_common.errors import Draining, ProtocolMismatch, TartletError
+from tartlet_common.errors import ProtocolMismatch, TartletError
 from tartlet_protos import common_pb2, engine_pb2, engine_pb2_grpc
 from tartlet_worker.engine import Engine
 from tartlet_worker.engine_thread import EngineThread, Finished
@@ -29,7 +29,8 @@ log = logging.getLogger("tartlet.worker")
 BLOB_CHUNK_BYTES = 1 << 20
 _BACKOFF_S = (0.02, 0.05, 0.1, 0.2, 0.3)  # by attempt; the last repeats
 _SAID_AT_ATTEMPT = 4
-_FAREWELL_S = 1.0
+FAREWELL_S = 1.0
+"""How long a worker that goes waits for control to have read why."""
 _RESULTS_PER_FRAME_BYTES = 3 << 20  # below the 4 MiB a message may have
 
 
@@ -60,6 +61,7 @@ class Link:
         self._outbox: list[engine_pb2.StepResultFrame] = []
         self._wake = asyncio.Event()
         self._draining = False
+        self._overdue_s: float | None = None  # the grace, once a drain is past it
         self._broken: TartletError | None = None
         self._malformed: TartletError | None = None  # a frame of this connection
         self._thread = EngineThread(engine, asyncio.get_running_loop(), self._on_finished)
@@ -93,6 +95,11 @@ class Link:
     def drain(self) -> None:
         """Take no new programs; `run` returns when control lets go of this engine or can't be reached."""
         self._draining = True
+        self._wake.set()
+
+    def end_drain(self, grace_s: float) -> None:
+        """The grace of a drain is over: tell control so, and `run` returns, whatever programs are left here."""
+        self._overdue_s = grace_s
         self._wake.set()
 
     async def _pause(self, seconds: float) -> bool:
@@ -144,8 +151,6 @@ class Link:
             return
         error = wire.error_from_proto(frame.hello.error)
         if error is not None:
-            if isinstance(error, Draining):
-                return
             raise error
         if frame.hello.protocol != rpc.PROTOCOL_VERSION:
             raise ProtocolMismatch(peer="control", theirs=frame.hello.protocol, ours=rpc.PROTOCOL_VERSION)
@@ -166,8 +171,8 @@ class Link:
         writer = asyncio.ensure_future(self._write(stream))
         try:
             await asyncio.wait((reader, writer), return_when=asyncio.FIRST_COMPLETED)
-            if self._broken is not None:  # control ends the stream when it has read why
-                await asyncio.wait((reader,), timeout=_FAREWELL_S)
+            if self._broken is not None or self._overdue_s is not None:  # control ends it when it has read why
+                await asyncio.wait((reader,), timeout=FAREWELL_S)
         finally:
             for task in (reader, writer):
                 task.cancel()
@@ -190,6 +195,7 @@ class Link:
     async def _write(self, stream: Any) -> None:
         told_draining = False
         while True:
+            self._wake.clear()  # before looking: what happens during a write is looked at next
             if self._draining and not told_draining:
                 told_draining = True
                 await stream.write(engine_pb2.WorkerFrame(control_incarnation=self._control, state="draining"))
@@ -201,12 +207,16 @@ class Link:
                 await stream.write(frame)
                 await stream.done_writing()
                 return
+            if self._overdue_s is not None:
+                frame = engine_pb2.WorkerFrame(control_incarnation=self._control, state="overdue")
+                frame.drain_grace_s = self._overdue_s
+                await stream.write(frame)
+                await stream.done_writing()
+                return
             if self._malformed is not None:  # costs this stream only: the next one starts with empty pools
                 log.error("a step of control's makes no sense, so the stream ends: %s", self._malformed)
                 return
-            self._wake.clear()
-            if not self._outbox:
-                await self._wake.wait()
+            await self._wake.wait()
 
     def _take(self) -> list[engine_pb2.StepResultFrame]:
         taken, self._outbox = self._outbox, []

@@ -215,8 +215,6 @@ def _state(pod: PodFacts, engines: Mapping[str, str] | None) -> str:
             return "Ready" if pod.ready else "Loading"
         case "draining" | "cordoned":
             return "Draining"
-        case "broken":
-            return "Broken"
     if pod.ready:
         return "Lost" if engines is not None else "Unknown"
     return "Loading" if pod.running else "Pending"

@@ -50,10 +50,13 @@ class WorkerFrame(_message.Message):
     RESULTS_FIELD_NUMBER: _builtins.int
     STATE_FIELD_NUMBER: _builtins.int
     BROKEN_FIELD_NUMBER: _builtins.int
+    DRAIN_GRACE_S_FIELD_NUMBER: _builtins.int
     control_incarnation: _builtins.str
     """which control this answers; others drop it"""
     state: _builtins.str
-    """"ready", "draining", "broken"; "" unchanged"""
+    """"draining", "overdue" (its grace is over: it goes), "broken"; "" unchanged"""
+    drain_grace_s: _builtins.float
+    """with "overdue" """
     @_builtins.property
     def hello(self) -> Global___WorkerHello: ...
     @_builtins.property
@@ -68,10 +71,11 @@ class WorkerFrame(_message.Message):
         results: _abc.Iterable[Global___StepResultFrame] | None = ...,
         state: _builtins.str = ...,
         broken: _common_pb2.Error | None = ...,
+        drain_grace_s: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["broken", b"broken", "hello", b"hello"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["broken", b"broken", "control_incarnation", b"control_incarnation", "hello", b"hello", "results", b"results", "state", b"state"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["broken", b"broken", "control_incarnation", b"control_incarnation", "drain_grace_s", b"drain_grace_s", "hello", b"hello", "results", b"results", "state", b"state"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -1,8 +1,8 @@
 """The one registry of errors: number, name, message, remedy, retryable.
 
 Every error that crosses a process boundary is a `TartletError`. Its number is part of the ABI and never reused; the
-proto enum, the SDK's exceptions and the table in `docs/errors.md` are generated from `REGISTRY`
-(`python -m tartlet_common.errors_gen`). Numbers: 1xx bad requests, 2xx a program's own fault, 3xx limits and memory,
+SDK's exceptions and the table in `docs/errors.md` are generated from `REGISTRY` (`python -m
+tartlet_common.errors_gen`). Numbers: 1xx bad requests, 2xx a program's own fault, 3xx limits and memory,
 4xx parts of the system that went away, 5xx checkpoints and start-up, 9xx our bugs.
 """
 
@@ -157,10 +157,7 @@ class Diverged(TartletError):
     remedy = "The program or its SDK is not the one that wrote the journal; launch it anew."
 
 
-@_register(206)
-class QueuePoisoned(TartletError):
-    message = "queue {queue}: command {ticket} failed ({cause})"
-    remedy = "Handle the first failure and reset(queue) before using it again."
+# 206 is retired: what comes behind a failed command ends with that command's own error
 
 
 @_register(207)
@@ -285,8 +282,8 @@ class Unavailable(TartletError):
 
 @_register(405, retryable=True)
 class Draining(TartletError):
-    message = "{what} is draining and takes no new programs"
-    remedy = "Try again: another one takes over."
+    message = "engine {engine} was drained and has gone after its grace of {grace_s} s; the program had not ended"
+    remedy = "Launch the program again: another engine takes over. For longer programs, raise its drain_grace_s."
 
 
 @_register(406)

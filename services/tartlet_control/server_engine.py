@@ -12,6 +12,7 @@ import grpc.aio
 
 from tartlet_common import rpc
 from tartlet_common.errors import (
+    Draining,
     EngineFailure,
     InvalidArgument,
     MalformedSubmission,
@@ -111,6 +112,9 @@ class EngineService(engine_pb2_grpc.EngineServicer):
         if frame.state == "draining" and engine.status != "draining":
             log.info("engine %s is draining", engine.id)
             self._core.cordon(engine.id, drain=True)
+        elif frame.state == "overdue":
+            log.warning("engine %s goes with %d programs: its grace is over", engine.id, len(engine.programs))
+            self._core.on_engine_gone(engine, Draining(engine=engine.id, grace_s=frame.drain_grace_s))
         elif frame.state == "broken":
             cause = error_from_proto(frame.broken)
             log.error("engine %s is broken: %s", engine.id, cause)

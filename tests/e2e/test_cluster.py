@@ -12,7 +12,15 @@ from pathlib import Path
 import pytest
 
 import tartlet
-from tartlet_common.errors import InvalidConfig, PermissionDenied, RuntimeLost, SourceTooLarge, UnknownProgram
+from tartlet_common.errors import (
+    Draining,
+    InvalidConfig,
+    PermissionDenied,
+    RuntimeLost,
+    SourceTooLarge,
+    UnknownProgram,
+    WorkerLost,
+)
 from tests.e2e.cluster import Cluster, cluster, http_get
 from tests.e2e.serving import message, program, tartlet_cli
 
@@ -175,6 +183,31 @@ async def test_probes_tell_the_truth(tmp_path: Path) -> None:
         runtime.until_readyz(503, "control can't be reached")
         made.start_control()
         runtime.until_readyz(200)
+    finally:
+        made.stop()
+
+
+async def test_programs_past_the_grace_of_a_drain_are_told_so_and_those_of_a_crash_are_not(tmp_path: Path) -> None:
+    made = Cluster(tmp_path)
+    try:
+        worker = made.start_worker("--drain-grace-s", "1", "--engine-id", "first")
+        for role in (made.start_control(), made.start_runtime(0), worker):
+            role.until_readyz(200)
+        async with asyncio.timeout(60), _client(made, 0) as client:
+            run = await client.run(program("holder"))
+            assert await message(aiter(run)) == "ready\n"
+            worker.process.send_signal(signal.SIGTERM)
+            drained = (await run.wait()).error
+            assert isinstance(drained, Draining)
+            assert drained.fields == {"engine": "first", "grace_s": 1.0}
+            assert await asyncio.to_thread(worker.process.wait, 20) == 0
+            made.start_worker("--drain-grace-s", "60").until_readyz(200)
+            run = await client.run(program("holder"))
+            assert await message(aiter(run)) == "ready\n"
+            made.roles["worker"].process.send_signal(signal.SIGTERM)
+            made.roles["worker"].until_readyz(503, "draining")
+            made.roles["worker"].kill()
+            assert isinstance((await run.wait()).error, WorkerLost)
     finally:
         made.stop()
 

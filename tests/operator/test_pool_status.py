@@ -63,9 +63,7 @@ FACTS = st.builds(
     ),
     pods=st.lists(PODS, max_size=4, unique_by=lambda p: p.name),
     engines=st.none()
-    | st.dictionaries(
-        st.sampled_from(["a", "b", "c", "d"]), st.sampled_from(["ready", "draining", "broken", "loading"])
-    ),
+    | st.dictionaries(st.sampled_from(["a", "b", "c", "d"]), st.sampled_from(["ready", "cordoned", "draining"])),
 )
 
 

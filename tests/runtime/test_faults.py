@@ -20,7 +20,6 @@ from tartlet_common.errors import (
     OutputTooLarge,
     Overloaded,
     ProgramFailed,
-    QueuePoisoned,
     ResourceQuotaExceeded,
     SourceTooLarge,
     TartletError,
@@ -28,6 +27,7 @@ from tartlet_common.errors import (
     UnknownInferlet,
     UnknownOperation,
     UnknownProgram,
+    UnknownResource,
     UnsupportedAbi,
 )
 from tartlet_common.wire import error_from_proto
@@ -183,13 +183,13 @@ async def test_too_many_commands_at_once_end_the_program(run_dir: Path) -> None:
 
 
 async def test_a_queue_left_poisoned_fails_the_program(run_dir: Path) -> None:
-    control = FakeControl(poison=QueuePoisoned(queue=0, ticket=1, cause="x"))
+    control = FakeControl(poison=UnknownResource(kind="page", id=1))
     async with running(run_dir, control) as rig:
         stream, guest = await native(rig)
         guest.submit(SAMPLE)
         await guest.wait()
         guest.end()
-        assert isinstance(await ended(stream), QueuePoisoned)
+        assert isinstance(await ended(stream), UnknownResource)
 
 
 async def test_a_native_process_that_vanishes_ends_its_program(run_dir: Path) -> None:

@@ -212,6 +212,18 @@ async def test_draining_is_told_and_the_worker_leaves_when_control_lets_go(run_d
         await r.running
 
 
+async def test_a_drain_past_its_grace_says_so_and_ends(run_dir: Path) -> None:
+    async with rig(run_dir) as r, asyncio.timeout(10):
+        await r.until_hello()
+        r.link.drain()
+        assert (await r.end.frames.get()).state == "draining"
+        r.link.end_drain(2.5)
+        frame = await r.end.frames.get()
+        assert (frame.state, frame.drain_grace_s) == ("overdue", 2.5)
+        r.end.to_send.put_nowait(None)  # control ends the stream when it has read this
+        await r.running
+
+
 async def test_draining_without_a_control_ends_at_once(run_dir: Path) -> None:
     async with rig(run_dir, serve=False) as r, asyncio.timeout(5):
         await asyncio.sleep(0.05)

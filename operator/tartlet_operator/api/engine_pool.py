@@ -131,7 +131,7 @@ class Drain(ApiModel):
         default=30,
         ge=0,
         le=3600,
-        description="How long an engine that is to go waits for its programs; those left then end in `WorkerLost`.",
+        description="How long an engine that is to go waits for its programs; those left then end in `Draining`.",
     )
 
 
@@ -236,8 +236,7 @@ class EngineStatus(ApiModel):
 
     pod: Annotated[str, Field(max_length=253)] = Field(description="Its pod.")
     state: Annotated[str, Field(max_length=64)] = Field(
-        description="`Pending`, `Loading`, `Ready`, `Draining`, `Broken`, `Lost` (control doesn't know it) or "
-        "`Unknown`."
+        description="`Pending`, `Loading`, `Ready`, `Draining`, `Lost` (control doesn't know it) or `Unknown`."
     )
     reason: Annotated[str, Field(max_length=256)] = Field(default="", description="Why it isn't ready.")
     programs: int = Field(default=0, ge=0, description="Programs on it; brought up to date every 15 s.")

@@ -234,14 +234,6 @@ class Diverged(ProgramError):
     remedy: ClassVar[str] = "The program or its SDK is not the one that wrote the journal; launch it anew."
 
 
-class QueuePoisoned(ProgramError):
-    """206: queue {queue}: command {ticket} failed ({cause})."""
-
-    number: ClassVar[int] = 206
-    message: ClassVar[str] = "queue {queue}: command {ticket} failed ({cause})"
-    remedy: ClassVar[str] = "Handle the first failure and reset(queue) before using it again."
-
-
 class ProgramKilled(ProgramError):
     """207: the program was killed: {reason}."""
 
@@ -403,11 +395,15 @@ class Unavailable(LostError):
 
 
 class Draining(LostError):
-    """405: {what} is draining and takes no new programs."""
+    """405: engine {engine} was drained and has gone after its grace of {grace_s} s; the ...."""
 
     number: ClassVar[int] = 405
-    message: ClassVar[str] = "{what} is draining and takes no new programs"
-    remedy: ClassVar[str] = "Try again: another one takes over."
+    message: ClassVar[str] = (
+        "engine {engine} was drained and has gone after its grace of {grace_s} s; the program had not ended"
+    )
+    remedy: ClassVar[str] = (
+        "Launch the program again: another engine takes over. For longer programs, raise its drain_grace_s."
+    )
     retryable: ClassVar[bool] = True
 
 
@@ -535,7 +531,6 @@ REGISTRY: dict[int, type[TartletError]] = {
     203: CorruptModule,
     204: CompileTimeout,
     205: Diverged,
-    206: QueuePoisoned,
     207: ProgramKilled,
     208: DeadlineExceeded,
     209: NotAllowed,
