@@ -1,4 +1,4 @@
-"""A `tartlet serve` of real processes with the fake engine, for tests; nothing of it outlives the test."""
+"""A `tartlet serve` of real processes, for tests, with the fake engine unless another is named; nothing of it stays."""
 
 from __future__ import annotations
 
@@ -111,12 +111,14 @@ class Serving:
 
 
 @contextlib.contextmanager
-def serving(run_dir: Path, *flags: str, prefix: Sequence[str] = (), **env: str) -> Iterator[Serving]:
-    """`tartlet serve --engine fake` in `run_dir`, behind the command `prefix`; checks that nothing is left."""
+def serving(
+    run_dir: Path, *flags: str, engine: str = "fake", prefix: Sequence[str] = (), **env: str
+) -> Iterator[Serving]:
+    """`tartlet serve` in `run_dir`, behind the command `prefix`; checks that nothing is left."""
     log = run_dir / "serve.out"
     with log.open("wb") as out:
         process = subprocess.Popen(
-            [*prefix, *command("serve", "--engine", "fake", *flags)],
+            [*prefix, *command("serve", "--engine", engine, *flags)],
             env=environment(run_dir, **env),
             stdout=out,
             stderr=out,
@@ -155,6 +157,44 @@ async def until_nothing_is_held(client: tartlet.AsyncClient) -> None:
         await asyncio.sleep(0.02)
     assert all(pool["free"] == pool["total"] for pool in await pools(client))
     assert (await client.state()).control["totals"]["leaks"] == 0
+
+
+async def output(client: tartlet.AsyncClient, spec: tartlet.LaunchSpec) -> tuple[bytes, str | None]:
+    """What a program sent, and its result."""
+    run = await client.run(spec=spec)
+    sent = b""
+    async for event in run:
+        if isinstance(event, tartlet.Message | tartlet.Stdout):
+            sent += event.data
+    assert run.ended is not None
+    assert run.ended.success, run.ended.error
+    return sent, run.ended.result
+
+
+SAMPLERS = [
+    ("hello", 0.0, 0, 1.0, 1),
+    ("hello", 1.0, 0, 1.0, 1),
+    ("hello", 1.0, 0, 1.0, 2),
+    ("a longer prompt than the others, past a page", 0.7, 40, 1.0, 3),
+    ("x", 1.5, 5, 1.0, 4),
+    ("x", 0.9, 0, 0.8, 5),
+    ("374+588=", 0.3, 0, 1.0, 6),
+    ("number seven", 2.0, 100, 0.95, 7),
+    ("number eight", 0.0, 0, 1.0, 8),
+    ("hello", 1.0, 3, 1.0, 1),
+]
+
+
+async def ten_at_once_give_what_each_gives_alone(client: tartlet.AsyncClient) -> int:
+    """Ten programs with different samplers: text and log-probabilities, bit for bit. How many texts differ."""
+    source = program("sampled")
+    specs = [tartlet.LaunchSpec(source=source, args=[str(a) for a in sampler]) for sampler in SAMPLERS]
+    assert len(specs) == 10
+    alone = [await output(client, spec) for spec in specs]
+    together = await asyncio.gather(*(output(client, spec) for spec in specs))
+    assert together == alone
+    await until_nothing_is_held(client)
+    return len({result for _, result in alone})
 
 
 async def message(events: Any) -> str:

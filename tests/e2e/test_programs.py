@@ -21,34 +21,19 @@ from tartlet_common.errors import (
     UnknownInferlet,
     UnknownProgram,
 )
-from tests.e2e.serving import PROGRAMS, Serving, client_of, message, program, serving, until_nothing_is_held
+from tests.e2e.serving import (
+    PROGRAMS,
+    Serving,
+    client_of,
+    message,
+    program,
+    serving,
+    ten_at_once_give_what_each_gives_alone,
+    until_nothing_is_held,
+)
 
 STD = Path(__file__).parents[2] / "inferlets" / "std"
 COMPLETION = STD / "text_completion.py"
-SAMPLERS = [
-    ("hello", 0.0, 0, 1.0, 1),
-    ("hello", 1.0, 0, 1.0, 1),
-    ("hello", 1.0, 0, 1.0, 2),
-    ("a longer prompt than the others, past a page", 0.7, 40, 1.0, 3),
-    ("x", 1.5, 5, 1.0, 4),
-    ("x", 0.9, 0, 0.8, 5),
-    ("374+588=", 0.3, 0, 1.0, 6),
-    ("number seven", 2.0, 100, 0.95, 7),
-    ("number eight", 0.0, 0, 1.0, 8),
-    ("hello", 1.0, 3, 1.0, 1),
-]
-
-
-async def output(client: tartlet.AsyncClient, spec: LaunchSpec) -> tuple[bytes, str | None]:
-    """What a program sent, and its result."""
-    run = await client.run(spec=spec)
-    sent = b""
-    async for event in run:
-        if isinstance(event, tartlet.Message | tartlet.Stdout):
-            sent += event.data
-    assert run.ended is not None
-    assert run.ended.success, run.ended.error
-    return sent, run.ended.result
 
 
 async def test_a_completion_streams_and_its_usage_is_counted(server: Serving) -> None:
@@ -65,15 +50,8 @@ async def test_a_completion_streams_and_its_usage_is_counted(server: Serving) ->
 
 
 async def test_ten_programs_at_once_give_bit_for_bit_what_each_gives_alone(server: Serving) -> None:
-    source = program("sampled")
-    specs = [LaunchSpec(source=source, args=[str(a) for a in sampler]) for sampler in SAMPLERS]
-    assert len(specs) == 10
     async with client_of(server) as client:
-        alone = [await output(client, spec) for spec in specs]
-        together = await asyncio.gather(*(output(client, spec) for spec in specs))
-        assert together == alone
-        assert len({result for _, result in alone}) == len(specs)
-        await until_nothing_is_held(client)
+        assert await ten_at_once_give_what_each_gives_alone(client) == 10
 
 
 async def test_a_program_that_forks_four_ways_holds_and_computes_its_prefix_once(server: Serving) -> None:

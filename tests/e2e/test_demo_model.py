@@ -1,0 +1,49 @@
+"""The demo model over real processes: the torch engine on a CPU, and on a GPU where there is one."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.e2e.serving import Serving, client_of, out, serving, ten_at_once_give_what_each_gives_alone
+
+REPO = Path(__file__).parents[2]
+MODEL = REPO / "models" / "demo"
+ADDITION = (str(REPO / "inferlets" / "std" / "text_completion.py"), "--prompt", "374+588=", "--max-tokens", "64")
+
+
+@pytest.fixture(scope="module")
+def torch_server() -> Iterator[Serving]:
+    """A server with the demo model, in batch-invariant mode, that the module's tests share."""
+    directory = Path(tempfile.mkdtemp(prefix="tt-"))
+    try:
+        with serving(
+            directory, "--model", str(MODEL), engine="torch", TARTLET_WORKER_BATCH_INVARIANT="true"
+        ) as running:
+            yield running
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+def test_the_demo_model_adds(torch_server: Serving) -> None:
+    printed = out(torch_server.run_dir, "run", "--server", "local", *ADDITION)
+    assert "so 962" in printed
+
+
+async def test_ten_programs_at_once_give_bit_for_bit_what_each_gives_alone(torch_server: Serving) -> None:
+    async with client_of(torch_server) as client:
+        (model,) = (await client.state()).control["models"]
+        assert model["name"] == "demo"
+        assert await ten_at_once_give_what_each_gives_alone(client) >= 8  # it is sure of some of them
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
+def test_the_demo_model_adds_on_a_gpu(run_dir: Path) -> None:
+    printed = out(run_dir, "run", "--model", str(MODEL), *ADDITION, timeout_s=100, TARTLET_WORKER_DEVICE="cuda")
+    assert "so 962" in printed
