@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -15,47 +15,66 @@ from tests.worker.driver import Driver, embed_batch, forward_batch, mask_batch, 
 from tests.worker.families import CONFIGS, checkpoint, reference
 
 TOKENS = np.random.default_rng(7).integers(0, 320, 75)
-SOME = ["llama32-tied-scaled", "mistral-window", "qwen2-window", "qwen3-norms"]
+FEW = ["llama32-tied-scaled", "mistral-window", "qwen2-window", "qwen3-norms"]
 
 
-@pytest.fixture(scope="module", params=list(CONFIGS))
-def name(request: Any) -> str:
-    return str(request.param)
+class Model(NamedTuple):
+    """What is held against transformers."""
+
+    name: str
+    kernels: str = "auto"  # C where they are built
+    device: str = "cpu"
 
 
-def engine(name: str, **options: Any) -> Driver:
-    return Driver(load_engine(checkpoint(name), **{"dtype": "float32", "num_pages": 64, "num_embeds": 512, **options}))
+CUDA = (pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device"))
+OTHERS = [
+    *(pytest.param(Model(name, "torch"), id=f"{name}-torch") for name in FEW),  # what other devices run
+    pytest.param(Model("qwen3-window", device="cuda"), id="qwen3-window-cuda", marks=CUDA),
+]
+EVERY = [*(pytest.param(Model(name), id=name) for name in CONFIGS), *OTHERS]
+SOME = [*(pytest.param(Model(name), id=name) for name in FEW), *OTHERS]
+
+
+@pytest.fixture(scope="module", params=EVERY)
+def model(request: Any) -> Model:
+    return cast("Model", request.param)
+
+
+def engine(model: Model, **options: Any) -> Driver:
+    sizes = {"dtype": "float32", "num_pages": 64, "num_embeds": 512}
+    where = {"kernels": model.kernels, "device": model.device}
+    return Driver(load_engine(checkpoint(model.name), **{**sizes, **where, **options}))
 
 
 @torch.no_grad()
-def truth(name: str, tokens: Any = TOKENS, dtype: Any = torch.float32) -> npt.NDArray[Any]:
-    """transformers' logits [N, vocab] float32."""
-    return np.asarray(reference(name, dtype)(torch.as_tensor(tokens)[None]).logits[0].float().numpy())
+def truth(model: Model, tokens: Any = TOKENS, dtype: Any = torch.float32) -> npt.NDArray[Any]:
+    """transformers' logits [N, vocab] float32, on a CPU."""
+    return np.asarray(reference(model.name, dtype)(torch.as_tensor(tokens)[None]).logits[0].float().numpy())
 
 
 def close(got: npt.NDArray[Any], want: npt.NDArray[Any]) -> None:
     assert np.abs(got - want).max() <= 1e-4 * np.abs(want).max()
 
 
-def test_prefill_gives_the_logits_of_transformers(name: str) -> None:
-    close(engine(name).prefill(TOKENS, [9, 2, 40, 7, 5]), truth(name))
+def test_prefill_gives_the_logits_of_transformers(model: Model) -> None:
+    close(engine(model).prefill(TOKENS, [9, 2, 40, 7, 5]), truth(model))
 
 
-def test_split_prefill_then_decode_gives_the_same(name: str) -> None:
-    d = engine(name)
+def test_split_prefill_then_decode_gives_the_same(model: Model) -> None:
+    d = engine(model)
     pages = [11, 3, 30, 8, 1]
     parts = [d.prefill(TOKENS[:21], pages)]
     parts.append(d.prefill(TOKENS[21:60], pages, first=21, embed0=100))
     parts += [d.prefill(TOKENS[i : i + 1], pages, first=i, embed0=200) for i in range(60, 75)]
-    close(np.concatenate(parts), truth(name))
+    close(np.concatenate(parts), truth(model))
 
 
 @torch.no_grad()
-def test_bf16_error_is_at_most_half_more_than_that_of_transformers(name: str) -> None:
-    exact = truth(name)
-    d = engine(name, dtype="bfloat16")
+def test_bf16_error_is_at_most_half_more_than_that_of_transformers(model: Model) -> None:
+    exact = truth(model)
+    d = engine(model, dtype="bfloat16")
     got = np.concatenate([d.prefill(TOKENS[:40], [1, 2, 3, 4, 5]), d.prefill(TOKENS[40:], [1, 2, 3, 4, 5], first=40)])
-    mine, theirs = np.abs(got - exact), np.abs(truth(name, dtype=torch.bfloat16) - exact)
+    mine, theirs = np.abs(got - exact), np.abs(truth(model, dtype=torch.bfloat16) - exact)
     assert np.sqrt((mine**2).mean()) <= 1.5 * np.sqrt((theirs**2).mean())
     assert mine.max() <= 1.5 * theirs.max()
 
@@ -81,26 +100,26 @@ def hidden_and_masked(d: Driver) -> npt.NDArray[Any]:
     return np.concatenate(parts)
 
 
-def test_masks_decode_gaps_and_page_order_give_the_logits_of_transformers(name: str) -> None:
-    close(hidden_and_masked(engine(name)), truth(name))
+def test_masks_decode_gaps_and_page_order_give_the_logits_of_transformers(model: Model) -> None:
+    close(hidden_and_masked(engine(model)), truth(model))
 
 
 @torch.no_grad()
-def test_bf16_error_of_masks_decode_gaps_and_page_order_is_bounded_alike(name: str) -> None:
-    exact = truth(name)
-    mine = np.abs(hidden_and_masked(engine(name, dtype="bfloat16")) - exact)
-    theirs = np.abs(truth(name, dtype=torch.bfloat16) - exact)
+def test_bf16_error_of_masks_decode_gaps_and_page_order_is_bounded_alike(model: Model) -> None:
+    exact = truth(model)
+    mine = np.abs(hidden_and_masked(engine(model, dtype="bfloat16")) - exact)
+    theirs = np.abs(truth(model, dtype=torch.bfloat16) - exact)
     assert np.sqrt((mine**2).mean()) <= 1.5 * np.sqrt((theirs**2).mean())
     assert mine.max() <= 1.5 * theirs.max()
 
 
 @torch.no_grad()
-def test_greedy_text_of_64_tokens_is_that_of_generate(name: str) -> None:
+def test_greedy_text_of_64_tokens_is_that_of_generate(model: Model) -> None:
     prompt = TOKENS[:20]
-    want = reference(name, torch.float32).generate(
+    want = reference(model.name, torch.float32).generate(
         torch.as_tensor(prompt)[None], max_new_tokens=64, do_sample=False, pad_token_id=0
     )[0, 20:]
-    d = engine(name)
+    d = engine(model)
     pages = list(range(6))
     d.prefill(prompt, pages)
     d.ok(sample_batch([{"embed": 19, "slot": 0}]))
@@ -116,13 +135,13 @@ def test_greedy_text_of_64_tokens_is_that_of_generate(name: str) -> None:
     assert text == want.tolist()
 
 
-@pytest.mark.parametrize("name", SOME)
+@pytest.mark.parametrize("model", SOME)
 @pytest.mark.parametrize("page_size", [1, 3, 32])
-def test_page_size_and_page_order_do_not_matter(name: str, page_size: int) -> None:
-    d = engine(name, page_size=page_size, num_pages=128)
+def test_page_size_and_page_order_do_not_matter(model: Model, page_size: int) -> None:
+    d = engine(model, page_size=page_size, num_pages=128)
     pages = np.random.default_rng(page_size).permutation(128)[: -(-75 // page_size)].tolist()
     d.prefill(TOKENS[:50], pages)
-    want = truth(name)
+    want = truth(model)
     # Listed backwards, and with unwritten pages between them.
     d.embed(TOKENS[50:], range(300, 325), range(50, 75))
     spare = next(p for p in range(128) if p not in pages)
@@ -130,9 +149,9 @@ def test_page_size_and_page_order_do_not_matter(name: str, page_size: int) -> No
     close(d.logits(range(300, 325)), want[50:])
 
 
-@pytest.mark.parametrize("name", SOME)
-def test_commands_of_one_batch_do_not_see_each_other(name: str) -> None:
-    d = engine(name)
+@pytest.mark.parametrize("model", SOME)
+def test_commands_of_one_batch_do_not_see_each_other(model: Model) -> None:
+    d = engine(model)
     lengths = [1, 5, 17, 30, 5, 40, 1, 1, 75, 5, 2, 5]
     commands: list[dict[str, Any]] = []
     start = page = 0
@@ -143,23 +162,23 @@ def test_commands_of_one_batch_do_not_see_each_other(name: str) -> None:
         commands.append({"lane": i, "ikv": pages, "iemb": embeds, "okv": pages, "oemb": embeds[-1:]})
         start, page = start + n, page + len(pages)
     d.ok(forward_batch(commands))
-    want = truth(name)
+    want = truth(model)
     close(d.logits([c["oemb"][0] for c in commands]), want[np.array(lengths) - 1])
 
 
-def test_tokens_that_are_not_stored_are_still_attended_within_their_call(name: str) -> None:
-    d = engine(name)
+def test_tokens_that_are_not_stored_are_still_attended_within_their_call(model: Model) -> None:
+    d = engine(model)
     d.prefill(TOKENS[:20], [3, 4])
     d.embed(TOKENS[20:], range(100, 155), range(20, 75))
     d.forward(ikv=[3, 4], iemb=range(100, 155), oemb=range(100, 155))
-    close(d.logits(range(100, 155)), truth(name)[20:])
+    close(d.logits(range(100, 155)), truth(model)[20:])
     # And nothing of them stays.
     assert (d.engine.pools.position[:64] >= 0).sum() == 20
 
 
-@pytest.mark.parametrize("name", SOME)
-def test_a_later_command_of_a_batch_reads_pages_that_an_earlier_one_writes(name: str) -> None:
-    d = engine(name)
+@pytest.mark.parametrize("model", SOME)
+def test_a_later_command_of_a_batch_reads_pages_that_an_earlier_one_writes(model: Model) -> None:
+    d = engine(model)
     d.embed(TOKENS, range(75), range(75))
     pages = [8, 1, 5, 2, 9]
     cuts = [0, 10, 24, 40, 75]
@@ -170,4 +189,4 @@ def test_a_later_command_of_a_batch_reads_pages_that_an_earlier_one_writes(name:
     before = d.engine.decoder.passes
     d.ok(forward_batch(commands))
     assert d.engine.decoder.passes == before + 1
-    close(d.logits(range(75)), truth(name))
+    close(d.logits(range(75)), truth(model))
