@@ -29,6 +29,10 @@ demo: setup  ## The text-completion inferlet on the demo model (PROMPT=...)
 test: setup  ## The tests (ARGS="-k name" is passed to pytest)
 	$(BIN)/python -m pytest $(ARGS)
 
+.PHONY: test-gpu
+test-gpu: setup  ## The tests that need a CUDA device; skipped where torch finds none
+	$(BIN)/python -m pytest -m gpu $(ARGS)
+
 ##@ On Kubernetes
 
 .PHONY: cluster-up
@@ -50,7 +54,7 @@ bench-operator: setup  ## The operator with 1,000 to 10,000 Inferlets on a real 
 ##@ The demo model
 
 .PHONY: model
-model: setup  ## Trains it in 45 minutes of two cores, into OUT=models/work/demo (at half the speed without a C++ compiler)
+model: setup  ## Trains it in 59 minutes of two cores, into OUT=models/work/demo (at half the speed without a C++ compiler)
 	$(BIN)/python -m models.training.train --out $(OUT) $(if $(shell command -v $(CXX) 2>/dev/null),--compiled) $(ARGS)
 
 .PHONY: eval-model

@@ -33,3 +33,4 @@ def test_help_lists_them(repo: Path) -> None:
     assert "  make model " in text
     assert "  make eval-model " in text
     assert "  make e2e " in text
+    assert "  make test-gpu " in text
