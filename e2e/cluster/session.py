@@ -17,6 +17,9 @@ TESTS = "e2e/tests"
 API_TESTS = ("tests/cli", "tests/operator")
 """Of these, the modules that want an API server; they come first: it and a cluster would be in each other's way."""
 
+CHART_TESTS = ("tests/chart",)
+"""Of these, the modules that render the chart, which elsewhere are skipped where no Helm is."""
+
 _TEST_S = 300
 _END_S = 60.0
 
@@ -24,7 +27,7 @@ _END_S = 60.0
 def command(arguments: Sequence[str]) -> list[str]:
     """pytest, on the tests that the arguments name, else on all."""
     named = [a for a in arguments if (ROOT / a.partition("::")[0]).exists() and not a.startswith("-")]
-    tests = [] if named else [*api_tests(), TESTS]
+    tests = [] if named else [*chart_tests(), *api_tests(), TESTS]
     # by a signal: a test that hangs fails, and what it holds is tidied up
     limits = (f"--timeout={_TEST_S}", "--timeout-method=signal")
     return [sys.executable, "-m", "pytest", "--capture=no", "--durations=15", *limits, *tests, *arguments]
@@ -32,8 +35,17 @@ def command(arguments: Sequence[str]) -> list[str]:
 
 def api_tests() -> list[str]:
     """Modules with tests that are skipped where no API server can be started."""
-    found = sorted(f for folder in API_TESTS for f in (ROOT / folder).glob("test_*.py"))
-    return [str(f.relative_to(ROOT)) for f in found if "api_server" in f.read_text()]
+    return _modules(API_TESTS, "api_server")
+
+
+def chart_tests() -> list[str]:
+    """Modules with tests that are skipped where no Helm is."""
+    return _modules(CHART_TESTS, "tests.chart.render")
+
+
+def _modules(folders: Sequence[str], word: str) -> list[str]:
+    found = sorted(f for folder in folders for f in (ROOT / folder).glob("test_*.py"))
+    return [str(f.relative_to(ROOT)) for f in found if word in f.read_text()]
 
 
 def test(cluster: Cluster, arguments: Sequence[str]) -> int:

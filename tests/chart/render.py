@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import json
 import os
-import shutil
 import subprocess
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -13,6 +12,9 @@ from typing import Any
 
 import pytest
 import yaml
+
+from e2e.cluster.layout import HELM, default_layout
+from e2e.cluster.toolchain import helm_path
 
 CHART = Path(__file__).resolve().parents[2] / "charts" / "tartlet"
 API = "tartlet.dev/v1alpha1/EnginePool"
@@ -22,11 +24,11 @@ _Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 def helm() -> str:
-    """The Helm to use; skips the test where there is none."""
-    found = shutil.which("helm") or str(Path.home() / "go" / "bin" / "helm")
+    """The Helm to use, one that `make e2e` built among them; skips the test where there is none."""
+    found = helm_path(default_layout())
     if not os.access(found, os.X_OK):
-        pytest.skip("helm is not installed: go install helm.sh/helm/v3/cmd/helm@v3.22.0")
-    return found
+        pytest.skip(f"helm is not installed: go install helm.sh/helm/v3/cmd/helm@{HELM}, or make e2e")
+    return str(found)
 
 
 def run(*args: str, values: Mapping[str, Any] | None = None) -> subprocess.CompletedProcess[str]:

@@ -9,7 +9,8 @@ import pytest
 
 from e2e.cluster import session
 from e2e.cluster.images import Image
-from e2e.cluster.layout import ROOT
+from e2e.cluster.layout import HELM, ROOT, default_layout
+from tests.chart import render
 
 
 class Recorded:
@@ -49,6 +50,19 @@ def test_tests_that_want_an_api_server_are_found_and_come_first() -> None:
     assert "tests/operator/test_work_queue.py" not in found
     assert session.command([])[-len(found) - 1 :] == [*found, "e2e/tests"]
     assert session.command(["-k", "pools"])[-3:] == ["e2e/tests", "-k", "pools"]
+
+
+def test_the_chart_is_rendered_with_the_clusters_helm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert {"tests/chart/test_chart.py", "tests/chart/test_rbac.py"} <= set(session.command([]))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    with pytest.raises(pytest.skip.Exception, match=HELM):
+        render.helm()
+    built = default_layout().tool("helm", HELM)
+    built.parent.mkdir(parents=True)
+    built.touch(0o700)
+    assert render.helm() == str(built)
 
 
 def test_named_tests_are_run_alone() -> None:
