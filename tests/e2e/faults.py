@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
+import resource
 import shutil
 import subprocess
 import sys
@@ -45,6 +47,15 @@ def rows() -> list[Row]:
 def is_error(error: TartletError | None, wanted: type[TartletError]) -> bool:
     """Whether a program ended in this error: by itself, or in a traceback that ends in it."""
     return isinstance(error, wanted) or f".{wanted.__name__}: " in str(error)
+
+
+def named(stderr: str) -> TartletError:
+    """The error that a line of standard error begins with, behind the role's name if a role says it."""
+    names = {cls.__name__: cls for cls in REGISTRY.values()}
+    for found in re.finditer(r"^(?:tartlet \w+: )?(\w+)(?: \(\d+\))?:", stderr, re.MULTILINE):
+        if found[1] in names:
+            return names[found[1]]()
+    raise AssertionError(stderr)
 
 
 CONFIG = {
@@ -99,6 +110,17 @@ def full(disk: Path) -> Iterator[None]:
         yield
     finally:
         filler.unlink()
+
+
+@contextlib.contextmanager
+def no_file_grows(pid: int) -> Iterator[None]:
+    """No file of a process may grow any more: its writes fail, nearly as on a full disk."""
+    soft, hard = resource.prlimit(pid, resource.RLIMIT_FSIZE)
+    resource.prlimit(pid, resource.RLIMIT_FSIZE, (0, hard))
+    try:
+        yield
+    finally:
+        resource.prlimit(pid, resource.RLIMIT_FSIZE, (soft, hard))
 
 
 def stepped_clock(directory: Path) -> tuple[dict[str, str], Path]:

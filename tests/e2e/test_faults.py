@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import resource
 import shutil
+import socket
 import struct
 import tempfile
 import time
@@ -19,7 +19,18 @@ import pytest
 import tartlet
 from tartlet import LaunchSpec, Limits, Source
 from tartlet_common.errors import NoEngine, TartletError
-from tests.e2e.faults import Row, checkpoint, full, is_error, on_a_small_disk, rows, stepped_clock
+from tests.e2e.cluster import Cluster
+from tests.e2e.faults import (
+    Row,
+    checkpoint,
+    full,
+    is_error,
+    named,
+    no_file_grows,
+    on_a_small_disk,
+    rows,
+    stepped_clock,
+)
 from tests.e2e.serving import (
     PROGRAMS,
     Serving,
@@ -126,18 +137,6 @@ async def serve_elsewhere(server: Serving, *flags: str) -> TartletError | None:
     return named(result.stderr)
 
 
-def named(stderr: str) -> TartletError:
-    """The error whose name begins a line of standard error."""
-    from tartlet_common.errors import REGISTRY
-
-    names = {cls.__name__: cls for cls in REGISTRY.values()}
-    for line in stderr.splitlines():
-        name, colon, _ = line.partition(":")
-        if colon and name in names:
-            return names[name]()
-    raise AssertionError(stderr)
-
-
 # ---- programs -------------------------------------------------------------------------------------------------------
 
 
@@ -230,6 +229,21 @@ async def _(server: Serving, client: tartlet.AsyncClient) -> TartletError | None
 
 @injects("port-in-use")
 async def _(server: Serving, client: tartlet.AsyncClient) -> TartletError | None:
+    directory = server.run_dir / "taken"
+    directory.mkdir()
+    tls = Cluster(directory).identity("control", "localhost")
+    files = ["--tls-certificate", tls.certificate, "--tls-key", tls.key, "--tls-authority", tls.authority]
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        command = ["serve", "--role", "control", "--address", address, *map(str, files)]
+        result = await asyncio.to_thread(tartlet_cli, directory, *command)
+    assert result.returncode != 0
+    assert address in result.stderr
+    return named(result.stderr)
+
+
+@injects("directory-in-use")
+async def _(server: Serving, client: tartlet.AsyncClient) -> TartletError | None:
     result = await asyncio.to_thread(tartlet_cli, server.run_dir, "serve", "--engine", "fake")
     assert result.returncode == 3
     return named(result.stderr)
@@ -256,22 +270,32 @@ async def _(server: Serving, client: tartlet.AsyncClient) -> TartletError | None
 import inferlet
 async def main():
     await inferlet.receive()
-    for i in range(4000):
-        inferlet.send("x" * 1000)
+    for i in range(32):
+        inferlet.send(str(i % 10) * 1_000_000)
+        inferlet.alloc_kvpage(1)
+        await inferlet.synchronize()
 """
     launched = await client.launch(Source.python(text))
     slow = await client.attach(launched.program_id)
-    first = aiter(slow)
+    events = aiter(slow)
     await client.send(launched.program_id, "go")
-    await message(first)  # and then no more
-    run = await client.attach(launched.program_id)
-    size = 0
-    async for event in run:
-        size += len(event.data) if isinstance(event, tartlet.Message) else 0
-    slow.cancel()
-    assert size == 4_000_000
-    assert run.ended is not None
-    return run.ended.error
+    read = [await message(events)]  # and then no more
+
+    async def sent() -> int:
+        """Messages of a MB sent so far: after each the program holds a page more."""
+        return next(info.pages for info in await client.list() if info.program_id == launched.program_id)
+
+    before = -1
+    while before < 8 or before != await sent():
+        before = await sent()
+        assert (await (await client.run(program("sampled"), ["a", "0", "0", "1", "1"])).wait()).success
+        await asyncio.sleep(0.3)
+    assert before < 32  # it stands still: the bound of 8 MiB, and what is under way to the client
+    async for event in events:
+        read += [event.text] if isinstance(event, tartlet.Message) else []
+    assert read == [str(i % 10) * 1_000_000 for i in range(32)]
+    assert slow.ended is not None
+    return slow.ended.error
 
 
 @injects("unread-sends")
@@ -342,17 +366,6 @@ async def _(server: Serving, client: tartlet.AsyncClient) -> TartletError | None
             return (await (await client.run(program("sampled"), ["a", "0", "0", "1", "1"])).wait()).error
         except TartletError as e:
             return e
-
-
-@contextlib.contextmanager
-def no_file_grows(pid: int) -> Iterator[None]:
-    """No file of a process may grow any more: its writes fail, nearly as on a full disk."""
-    soft, hard = resource.prlimit(pid, resource.RLIMIT_FSIZE)
-    resource.prlimit(pid, resource.RLIMIT_FSIZE, (0, hard))
-    try:
-        yield
-    finally:
-        resource.prlimit(pid, resource.RLIMIT_FSIZE, (soft, hard))
 
 
 @injects("clock-stepped")
