@@ -22,7 +22,7 @@ from tartlet_worker.c_decoder import CDecoder, supports
 from tartlet_worker.c_sampling import CSampler
 from tartlet_worker.checkpoint import digest
 from tartlet_worker.kernels import available
-from tartlet_worker.memory import free_bytes
+from tartlet_worker.memory import check_device, free_bytes
 from tartlet_worker.model import Decoder
 from tartlet_worker.model_config import ModelConfig, read_config
 from tartlet_worker.pools import Pools, PoolSizes, page_bytes, pool_bytes
@@ -80,12 +80,14 @@ def load_engine(
         CheckpointBroken: files can't be read or don't belong together.
         UnknownFamily: not a model of a supported family.
         OutOfDeviceMemory: weights or pools don't fit.
+        InvalidConfig: there is no such device.
     """
     options = replace(options or EngineOptions(), **settings)
     if not 1 <= options.page_size <= 32:
         raise ValueError(f"page_size {options.page_size} is not within 1 to 32")
     if options.threads is not None:
         torch.set_num_threads(options.threads)
+    check_device(options.device)
     path = Path(path)
     config = read_config(path)
     options = replace(options, dtype=resolve_dtype(options.dtype, config))

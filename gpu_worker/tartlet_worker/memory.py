@@ -1,7 +1,7 @@
-"""How much memory a device has left, so that pools which don't fit are refused before anything is allocated.
+"""Whether a device is there, and how much memory it has left.
 
-Linux grants more than there is and ends a process when it is used; an engine that touches its whole pool would take
-the machine's other processes down with it.
+Pools that don't fit are refused before anything is allocated: Linux grants more than there is and ends a process when
+it is used; an engine that touches its whole pool would take the machine's other processes down with it.
 """
 
 from __future__ import annotations
@@ -11,10 +11,29 @@ from pathlib import Path
 import psutil
 import torch
 
+from tartlet_common.errors import InvalidConfig
+
 _CGROUPS = (  # limit and use of the memory of this process's container, by version of cgroups
     (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")),
     (Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"), Path("/sys/fs/cgroup/memory/memory.usage_in_bytes")),
 )
+
+
+def check_device(device: str) -> None:
+    """Find out whether this machine's torch can use `device`.
+
+    Raises:
+        InvalidConfig: it is no device, there is none such here, or this torch was built without it.
+    """
+    kind, _, number = device.partition(":")
+    if kind not in ("cpu", "cuda") or (number and not number.isdecimal()):
+        raise InvalidConfig(role="worker", detail=f"device {device!r}: give cpu, cuda or cuda:NUMBER")
+    if kind == "cuda":
+        there = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        if int(number or 0) >= there:
+            built = "" if torch.version.cuda else "; this torch was built without CUDA"
+            detail = f"device {device!r}: no such device here ({there} GPUs{built}): use device=cpu"
+            raise InvalidConfig(role="worker", detail=detail)
 
 
 def free_bytes(device: str) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import cache
 from pathlib import Path
-from tempfile import mkdtemp
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -71,10 +71,14 @@ CONFIGS: dict[str, dict[str, Any]] = {
 }
 
 
+_WRITTEN = TemporaryDirectory(prefix="tartlet-families-")  # removed when the process ends
+
+
 @cache
 def checkpoint(name: str) -> Path:
     """The checkpoint of a configuration, written once a test session."""
-    path = Path(mkdtemp(prefix=f"tartlet-{name}-"))
+    path = Path(_WRITTEN.name, name)
+    path.mkdir()
     # Weights large enough for attention to be far from uniform, so that a wrong position or mask shows.
     return random_checkpoint(path, CONFIGS[name], seed=len(name), std=0.15)
 

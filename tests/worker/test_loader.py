@@ -12,7 +12,14 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file, save_file
 
-from tartlet_common.errors import CheckpointBroken, CheckpointMissing, OutOfDeviceMemory, TartletError, UnknownFamily
+from tartlet_common.errors import (
+    CheckpointBroken,
+    CheckpointMissing,
+    InvalidConfig,
+    OutOfDeviceMemory,
+    TartletError,
+    UnknownFamily,
+)
 from tartlet_common.settings import WorkerSettings
 from tartlet_worker.loader import engine_from_settings, load_engine
 from tartlet_worker.random_checkpoint import random_checkpoint
@@ -152,3 +159,9 @@ def test_a_worker_s_settings_make_its_engine(copy: Path) -> None:
     spec = engine_from_settings(settings, told.append).spec
     assert (spec.model, spec.dtype, spec.page_size, spec.max_batch_tokens) == ("mine", "bfloat16", 8, 64)
     assert told
+
+
+@pytest.mark.parametrize("device", ["cuda:99", "cuda:x", "tpu", ""])
+def test_a_device_that_is_not_there_is_told_as_such(tmp_path: Path, device: str) -> None:
+    with pytest.raises(InvalidConfig, match=r"device .*cpu"):
+        load_engine(tmp_path, device=device)
