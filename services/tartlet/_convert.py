@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterable, Iterator
 
 from tartlet.events import Accepted, Ended, Event, Message, Stderr, Stdout, Usage
 from tartlet.model import CatalogueEntry, Language, LaunchSpec, Limits, ProgramInfo, RuntimeState, Source
 from tartlet_common import telemetry, wire
-from tartlet_common.errors import InternalError
+from tartlet_common.errors import InternalError, InvalidArgument
 from tartlet_protos import common_pb2, control_pb2, programs_pb2
 
 _LANGUAGES = {
@@ -17,6 +18,17 @@ _LANGUAGES = {
     Language.NATIVE: common_pb2.Source.NATIVE,
 }
 _FROM_LANGUAGE = {number: language for language, number in _LANGUAGES.items()}
+
+_MOST: dict[str, float] = {  # of each limit: what its field of the message holds
+    "memory_bytes": (1 << 64) - 1,
+    "cpu_slice_s": sys.float_info.max,
+    "pages": (1 << 32) - 1,
+    "commands_in_flight": (1 << 32) - 1,
+    "source_bytes": (1 << 64) - 1,
+    "output_bytes": (1 << 64) - 1,
+    "journal_bytes": (1 << 64) - 1,
+    "deadline_s": sys.float_info.max,
+}
 
 Kind = programs_pb2.ProgramEvent
 UPLOAD_ABOVE_BYTES = 1 << 20
@@ -44,17 +56,19 @@ def source_from_proto(m: common_pb2.Source) -> Source:
 
 
 def limits_to_proto(limits: Limits) -> common_pb2.Limits:
-    """Field by field."""
-    return common_pb2.Limits(
-        memory_bytes=limits.memory_bytes,
-        cpu_slice_s=limits.cpu_slice_s,
-        pages=limits.pages,
-        commands_in_flight=limits.commands_in_flight,
-        source_bytes=limits.source_bytes,
-        output_bytes=limits.output_bytes,
-        journal_bytes=limits.journal_bytes,
-        deadline_s=limits.deadline_s,
-    )
+    """Field by field.
+
+    Raises:
+        InvalidArgument: a limit isn't a finite number of at least 0, or no message can hold it.
+    """
+    message = common_pb2.Limits()
+    for name, most in _MOST.items():
+        value = getattr(limits, name)
+        if value:
+            if not 0 < value <= most:
+                raise InvalidArgument(argument=f"limits.{name}", detail=f"{value} is not within 0 to {most}")
+            setattr(message, name, value)
+    return message
 
 
 def limits_from_proto(m: common_pb2.Limits) -> Limits:

@@ -174,8 +174,11 @@ class AsyncClient:
         """Follow a program from an offset of its output on; ended programs too, for a while.
 
         Raises:
+            InvalidArgument: the offset is negative.
             UnknownProgram: there is none with this id.
         """
+        if offset < 0:
+            raise InvalidArgument(argument="offset", detail=f"{offset} is negative")
         target = programs_pb2.AttachTo(program_id=program_id, offset=offset)
         stream = self._programs().Attach(programs_pb2.AttachRequest(programs=[target]), metadata=self._metadata)
         return Run(program_id, "", stream, self.address)

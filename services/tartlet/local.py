@@ -25,7 +25,7 @@ from typing import Self
 
 from tartlet._child import Child
 from tartlet_common.errors import AddressInUse, DiskFull, StartFailed, TartletError
-from tartlet_common.paths import make_private, run_dir
+from tartlet_common.paths import cache_dir, make_private, run_dir
 
 ROLES = ("control", "runtime", "worker")
 
@@ -166,6 +166,7 @@ class LocalStack:
         Raises:
             TartletError: a role didn't start (all are ended), such as AddressInUse or CheckpointMissing.
         """
+        self._check_guest()
         try:
             make_private(self.directory)
             self._claim()
@@ -256,6 +257,22 @@ class LocalStack:
             await self._children[role].start()
             with contextlib.suppress(TartletError):  # it died again: the loop's next turn reports it
                 await self._until_ready(role, restarts)
+
+    def _check_guest(self) -> None:
+        """Tell that there is no Python guest at all before three processes start; whose it is the runtime checks.
+
+        Raises:
+            StartFailed: the cache directory, where only this process's environment names it, has none.
+        """
+        env = {**os.environ, **self._config.env}
+        elsewhere = (
+            self._config.config is not None or "TARTLET_RUNTIME_CACHE_DIR" in env or "runtime" in self._config.flags
+        )
+        if elsewhere or "TARTLET_CACHE_DIR" in self._config.env:
+            return
+        if not any((cache_dir() / "guest").glob("python-*.json")):
+            detail = "the Python guest is not built: run `make setup` or `python -m tartlet_runtime.build`"
+            raise StartFailed(role="runtime", detail=detail)
 
     def _child(self, role: str) -> Child:
         return Child(

@@ -50,8 +50,14 @@ def connect(server: str | None) -> AsyncClient:
     return client
 
 
-async def send_lines(client: AsyncClient, program_id: str) -> None:
-    """Each line of standard input becomes a message to the program, until either ends."""
+_AFTER_INPUT_S = 1.0
+
+
+async def send_lines(client: AsyncClient, program_id: str, *, quiet: bool = False) -> None:
+    """Each line of standard input becomes a message to the program, until either ends.
+
+    A program that goes on a while after the input's end may be waiting for a line that can't come, so that is told.
+    """
     loop = asyncio.get_running_loop()
     lines: asyncio.Queue[bytes | None] = asyncio.Queue()
 
@@ -69,6 +75,10 @@ async def send_lines(client: AsyncClient, program_id: str) -> None:
     threading.Thread(target=read, name="stdin", daemon=True).start()
     while (line := await lines.get()) is not None:
         await client.send(program_id, line)
+    if not quiet:
+        await asyncio.sleep(_AFTER_INPUT_S)
+        sys.stderr.write("end of input: the program goes on, and gets no more lines\n")
+        sys.stderr.flush()
 
 
 def with_client(server: str | None, work: Callable[[AsyncClient], Awaitable[T]]) -> T:

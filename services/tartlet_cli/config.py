@@ -17,7 +17,7 @@ from tartlet_cli.options import json_option
 @click.option("--config", "file", type=click.Path(path_type=Path), help="TOML file with a table for each role.")
 @json_option
 def config(role: str | None, file: Path | None, *, as_json: bool) -> None:
-    """Print every setting of the roles, its value, and where that came from.
+    """Print every setting of the roles, its value, and where that came from; as TOML that --config takes.
 
     A setting comes from its default, the file, an environment variable TARTLET_<ROLE>_<NAME>, or a flag of
     `tartlet serve --role`, the later winning.
@@ -50,8 +50,13 @@ def config(role: str | None, file: Path | None, *, as_json: bool) -> None:
         return
     for name, table in document.items():
         click.echo(f"[{name}]")
-        lines = {key: json.dumps(entry["value"]) for key, entry in table.items()}
-        width = max(len(f"{key} = {value}") for key, value in lines.items() if len(value) < 60)
-        for key, value in lines.items():
-            click.echo(f"{key} = {value}".ljust(width) + f"  # {table[key]['origin']}; {table[key]['help']}")
+        lines = {key: _assignment(key, entry["value"]) for key, entry in table.items()}
+        width = max(len(line) for line in lines.values() if len(line) < 80)
+        for key, line in lines.items():
+            click.echo(line.ljust(width) + f"  # {table[key]['origin']}; {table[key]['help']}")
         click.echo()
+
+
+def _assignment(key: str, value: object) -> str:
+    """A line of TOML, which has no null: what is unset becomes a comment."""
+    return f"# {key} = " if value is None else f"{key} = {json.dumps(value, ensure_ascii=False)}"

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import importlib.util
 import json
+import os
 import shutil
+import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
@@ -64,6 +66,7 @@ def machine() -> Iterator[Check]:
     fits = sys.version_info >= (3, 11)
     yield Check("python", "ok" if fits else "fail", version, "" if fits else "Use Python 3.11 or later.")
     yield from _packages()
+    yield _device()
     yield _compiler()
     yield _component()
     yield from _directories()
@@ -84,6 +87,20 @@ def _packages() -> Iterator[Check]:
         )
     else:
         yield Check("torch engine", "ok", ", ".join(_WORKER))
+
+
+def _device() -> Check:
+    """The device that a worker started here would use; torch is asked, in a process of its own, only for a GPU."""
+    device = os.environ.get("TARTLET_WORKER_DEVICE") or "cpu"
+    if not device.startswith("cuda"):
+        there = "; there is a GPU: TARTLET_WORKER_DEVICE=cuda uses it" if shutil.which("nvidia-smi") else ""
+        return Check("device", "ok", device + there)
+    count = "import torch; print(torch.cuda.device_count() if torch.cuda.is_available() else 0)"
+    asked = subprocess.run([sys.executable, "-c", count], capture_output=True, text=True, check=False)
+    number = device.partition(":")[2]
+    if asked.stdout.strip().isdecimal() and (number or "0").isdecimal() and int(number or 0) < int(asked.stdout):
+        return Check("device", "ok", f"{device}, of {int(asked.stdout)}")
+    return Check("device", "fail", f"{device}: torch finds no such GPU", "Set TARTLET_WORKER_DEVICE=cpu, or unset it.")
 
 
 def _compiler() -> Check:

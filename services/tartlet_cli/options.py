@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -28,7 +29,7 @@ class _TlsOption(click.Option):
         if self.opts != [list(_TLS)[-1]]:
             return None
         text = "For a server at host:port: this client's certificate and key, and who signed the server's."
-        return "--tls-certificate, --tls-key, --tls-authority FILE", f"{text}  [env var: TARTLET_CLIENT_TLS_KEY, ...]"
+        return "--tls-certificate, --tls-key, --tls-authority FILE", f"{text}  [env var: {', '.join(_TLS.values())}]"
 
 
 def _to_environment(_ctx: click.Context, param: click.Parameter, value: str | None) -> None:
@@ -69,14 +70,39 @@ def address(server: str | None) -> str | None:
     return None if server in (None, "", "local") else server
 
 
+class _Seconds(click.FloatRange):
+    """A finite number of seconds: comparisons alone let NaN through."""
+
+    def __init__(self) -> None:
+        super().__init__(min=0)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        seconds = float(super().convert(value, param, ctx))
+        if not math.isfinite(seconds):
+            self.fail(f"{value} is not a number of seconds.", param, ctx)
+        return seconds
+
+
+MOST_MIB = (1 << 44) - 1
+"""More MiB than these are no 64-bit number of bytes."""
+
+
 def limit_options(f: F) -> F:
     """Limits of one program."""
     for option in (
         click.option(
-            "--deadline", "deadline_s", type=float, default=0.0, help="End the program after this many seconds."
+            "--deadline", "deadline_s", type=_Seconds(), default=0.0, help="End the program after this many seconds."
         ),
-        click.option("--max-pages", type=int, default=0, help="KV pages the program may hold."),
-        click.option("--max-memory", "memory_mib", type=int, default=0, help="MiB of memory the program may use."),
+        click.option(
+            "--max-pages", type=click.IntRange(0, (1 << 32) - 1), default=0, help="KV pages the program may hold."
+        ),
+        click.option(
+            "--max-memory",
+            "memory_mib",
+            type=click.IntRange(0, MOST_MIB),
+            default=0,
+            help="MiB of memory the program may use.",
+        ),
     ):
         f = option(f)
     return f

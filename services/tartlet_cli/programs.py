@@ -122,7 +122,7 @@ def ps(server: str | None, *, ended: bool, as_json: bool) -> None:
 
 @click.command()
 @click.argument("program")
-@click.option("--offset", type=int, default=0, help="Begin at this offset of the output.")
+@click.option("--offset", type=click.IntRange(0, (1 << 63) - 1), default=0, help="Begin at this offset of the output.")
 @click.option("-i", "--interactive", is_flag=True, help="Send each line of standard input as a message.")
 @click.option("--quiet", is_flag=True, help="No closing line.")
 @server_option
@@ -141,7 +141,7 @@ def attach(program: str, offset: int, server: str | None, *, interactive: bool, 
         run = await client.attach(program_id, offset)
         if not interactive:
             return await print_run(run, quiet=quiet, as_json=as_json)
-        talking = asyncio.ensure_future(send_lines(client, program_id))
+        talking = asyncio.ensure_future(send_lines(client, program_id, quiet=quiet))
         try:
             return await print_run(run, quiet=quiet, as_json=as_json)
         finally:
@@ -208,6 +208,8 @@ def kill(programs: tuple[str, ...], reason: str, server: str | None, *, everythi
     """  # noqa: D301 - \b is click's mark for a paragraph not to be wrapped
     if not programs and not everything:
         raise click.UsageError("name a program, or give --all")
+    if not all(programs):  # before anything ends
+        raise click.UsageError("an empty id names no program")
 
     async def work(client: AsyncClient) -> None:
         ids = [info.program_id for info in await client.list()] if everything else []
@@ -223,12 +225,14 @@ async def whole_id(client: AsyncClient, start: str, *, ended: bool = True) -> st
 
     Raises:
         UnknownProgram: none does.
-        InvalidArgument: several do.
+        InvalidArgument: several do, or `start` is empty: a script's unset variable.
     """
     from tartlet_common.errors import InvalidArgument, UnknownProgram
 
     if len(start) >= 36:
         return start
+    if not start:
+        raise InvalidArgument(argument="program", detail="an empty id names no program")
     found = [info.program_id for info in await client.list(ended=ended) if info.program_id.startswith(start)]
     if not found:
         raise UnknownProgram(program=start)

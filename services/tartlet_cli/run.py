@@ -10,6 +10,7 @@ import shutil
 import signal
 import sys
 import tempfile
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from tartlet_cli.options import PROGRAM_ARGS, json_option, limit_options, seed_b
 from tartlet_common.errors import InvalidSource
 
 _NATIVE_GRACE_S = 2.0
+_LOGS_KEPT = 5  # of runs that the system failed
 
 
 @dataclass(frozen=True, slots=True)
@@ -278,10 +280,11 @@ class _Session:
                 self._progress.clear()
                 yield stack
         except TartletError as e:
-            if exits.exit_code(e) == exits.SYSTEM:
-                self._progress.clear()
+            self._progress.clear()
+            if exits.exit_code(e) == exits.SYSTEM and (directory / "logs").is_dir():  # else nothing was started
                 kept = base / f"logs-of-{directory.name}"
                 (directory / "logs").rename(kept)
+                _keep_newest(base.glob("logs-of-*"))
                 sys.stderr.write(f"logs: {kept}\n")
             raise
         finally:
@@ -303,7 +306,7 @@ class _Session:
         run = await client.run(spec=spec)
         try:
             if options.interactive:
-                talking = asyncio.ensure_future(send_lines(client, run.program_id))
+                talking = asyncio.ensure_future(send_lines(client, run.program_id, quiet=options.quiet))
                 try:
                     return await self._follow(run)
                 finally:
@@ -357,3 +360,13 @@ def _sweep(base: Path) -> None:
         pid = directory.name.split("-")[1]
         if pid.isdigit() and not Path(f"/proc/{pid}").exists():
             shutil.rmtree(directory, ignore_errors=True)
+
+
+def _keep_newest(logs: Iterable[Path]) -> None:
+    """Remove all but the newest few directories of logs; another run may be at it, too."""
+    aged = []
+    for path in logs:
+        with contextlib.suppress(OSError):
+            aged.append((path.stat().st_mtime, path))
+    for _, path in sorted(aged)[:-_LOGS_KEPT]:
+        shutil.rmtree(path, ignore_errors=True)

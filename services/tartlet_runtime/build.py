@@ -85,7 +85,8 @@ def python_guest(cache_dir: Path | None = None) -> Compiled:
         compiled = AotCache(cache_dir).find(digest, ModuleKind.COMPONENT)
         if compiled is not None:
             return compiled
-    raise StartFailed(role="runtime", detail="the Python guest is not built: run `python -m tartlet_runtime.build`")
+    detail = "the Python guest is not built: run `make setup` or `python -m tartlet_runtime.build`"
+    raise StartFailed(role="runtime", detail=detail)
 
 
 def build(cache_dir: Path | None = None, *, say: Say = print) -> Compiled:
@@ -113,7 +114,7 @@ def _build_shim(cache_dir: Path, say: Say) -> None:
     elif find_compiler() is None:
         say("shim: no C compiler, ctypes does its work (host calls of core-Wasm guests are slower)")
     else:
-        with _timed("shim: compiled", say):
+        with _timed("shim: compiling", "shim: compiled", say):
             built = build_shim(cache_dir)
         if built is None:
             say("shim: could not be compiled, ctypes does its work")
@@ -123,11 +124,11 @@ def _build_guest(cache_dir: Path, say: Say) -> Compiled:
     note = _note_path(cache_dir)
     component = note.with_suffix(".wasm")
     if not component.exists():  # kept over an upgrade of wasmtime, so that journals still name the same component
-        with _timed("python guest: component built", say):
+        with _timed("python guest: building the component", "python guest: component built", say):
             _componentize(component)
     wasm = component.read_bytes()
     aot = AotCache(cache_dir, compile_timeout_s=_GUEST_COMPILE_TIMEOUT_S)
-    with _timed("python guest: compiled ahead of time", say):
+    with _timed("python guest: compiling ahead of time", "python guest: compiled ahead of time", say):
         compiled = aot.compile(wasm, trusted=True)
     if compiled.kind is not ModuleKind.COMPONENT:
         raise CorruptModule(detail="componentize-py made no component")
@@ -182,10 +183,11 @@ def _locked(cache_dir: Path) -> Iterator[None]:
 
 
 @contextmanager
-def _timed(what: str, say: Say) -> Iterator[None]:
+def _timed(begins: str, done: str, say: Say) -> Iterator[None]:
+    say(f"{begins} ...")
     begin = time.monotonic()
     yield
-    say(f"{what} in {time.monotonic() - begin:.1f} s")
+    say(f"{done} in {time.monotonic() - begin:.1f} s")
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import signal
 import subprocess
 import sys
 import tempfile
@@ -11,9 +12,14 @@ import time
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
+from tartlet._convert import limits_from_proto, limits_to_proto
+from tartlet.model import Limits
 from tartlet_cli import exits
+from tartlet_cli.catalogue import is_wrong_everywhere
 from tartlet_cli.main import _COMMANDS, cli
+from tartlet_common.errors import InvalidArgument
 from tests.e2e.serving import PROGRAMS, Serving, command, environment, out, tartlet_cli
 
 HELP_S = 0.15
@@ -81,6 +87,15 @@ def test_config_tells_each_value_and_where_it_came_from(run_dir: Path) -> None:
     assert "[worker]" in text
     assert "[control]" not in text
     assert out(run_dir, "config", "operator").startswith("[operator]")
+    printed = out(run_dir, "config", **env)
+    assert "# tls_certificate = " in printed  # unset
+    copy = run_dir / "copy.toml"
+    copy.write_text(printed)
+    read_back = json.loads(out(run_dir, "config", "--config", str(copy), "--json"))
+    assert {role: {key: entry["value"] for key, entry in table.items()} for role, table in read_back.items()} == {
+        role: {key: entry["value"] for key, entry in table.items()}
+        for role, table in json.loads(out(run_dir, "config", "--json", **env)).items()
+    }
     file.write_text("[worker]\npage_sise = 8\n")
     refused = tartlet_cli(run_dir, "config", "--config", str(file))
     assert refused.returncode == exits.USAGE
@@ -111,6 +126,45 @@ def test_a_program_is_launched_listed_messaged_followed_and_killed(server: Servi
     assert "tidy" in killed.stderr
 
 
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("--max-memory", "-1"),
+        ("--max-memory", str(1 << 44)),
+        ("--max-pages", "-1"),
+        ("--max-pages", "99999999999"),
+        ("--deadline", "-1"),
+        ("--deadline", "nan"),
+        ("--deadline", "inf"),
+        ("--offset", "-5"),
+    ],
+)
+def test_a_number_out_of_range_is_a_usage_error(option: str, value: str) -> None:
+    line = ["attach", "x"] if option == "--offset" else ["launch", str(PROGRAMS / "echo.py")]
+    result = CliRunner().invoke(cli, [*line, option, value])
+    assert (result.exit_code, option in result.output) == (exits.USAGE, True), result.output
+
+
+@pytest.mark.parametrize(
+    "limits",
+    [Limits(pages=-1), Limits(pages=1 << 32), Limits(memory_bytes=1 << 64), Limits(deadline_s=float("nan"))],
+)
+def test_a_limit_that_no_launch_can_carry_is_an_invalid_argument(limits: Limits) -> None:
+    with pytest.raises(InvalidArgument, match=r"limits\."):
+        limits_to_proto(limits)
+    largest = Limits(memory_bytes=(1 << 64) - 1, pages=(1 << 32) - 1, deadline_s=1e9)
+    assert limits_from_proto(limits_to_proto(largest)) == largest
+
+
+def test_an_empty_id_names_no_program_even_if_only_one_runs(server: Serving) -> None:
+    program = out(server.run_dir, "launch", str(PROGRAMS / "waits.py")).strip()
+    for args in (("attach", ""), ("logs", ""), ("send", "", "x"), ("kill", ""), ("kill", program, "")):
+        result = tartlet_cli(server.run_dir, *args)
+        assert (result.returncode, "an empty id" in result.stderr) == (exits.USAGE, True), args
+    assert program in out(server.run_dir, "ps")
+    out(server.run_dir, "kill", program)
+
+
 def test_unknown_programs_are_usage_errors(server: Serving) -> None:
     for args in (("attach", "zzz"), ("send", "zzz", "x"), ("kill", "zzz"), ("logs", "zzz")):
         result = tartlet_cli(server.run_dir, *args)
@@ -127,6 +181,45 @@ def test_lines_of_standard_input_reach_the_program_one_attaches_to(server: Servi
         check=True,
     )
     assert attached.stdout == b"ready\necho a\necho b\nanswered 2\n"
+
+
+def test_a_program_that_waits_past_the_end_of_the_input_is_told_of(server: Serving) -> None:
+    with subprocess.Popen(
+        command("run", "--server", "local", "--interactive", str(PROGRAMS / "echo.py")),
+        env=environment(server.run_dir),
+        stdin=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as running:
+        assert running.stderr is not None
+        assert "end of input" in running.stderr.readline()
+        running.send_signal(signal.SIGINT)
+        assert running.wait(20) == exits.INTERRUPTED
+
+
+@pytest.mark.parametrize(
+    ("source", "refused"),
+    [
+        ("def main():\nreturn 1\n", True),
+        ("print(\n", True),
+        ("x = 'one\n", True),
+        ("type Pair[T] = tuple[T, T]\n", False),  # newer syntax than some clients know
+        ("x = f'{'('}'\n", False),
+        ("try:\n    pass\nexcept A, B:\n    pass\n", False),
+        ("x = t'{1}'\n", False),
+    ],
+)
+def test_the_catalogue_refuses_what_no_python_reads(source: str, refused: bool, tmp_path: Path) -> None:
+    try:
+        compile(source, "p.py", "exec")
+        wrong = False
+    except SyntaxError as e:
+        wrong = is_wrong_everywhere(e, source.encode(), sys.version_info)
+    assert wrong is refused
+    if refused:
+        (tmp_path / "p.py").write_text(source)
+        put = CliRunner().invoke(cli, ["catalogue", "put", "p", str(tmp_path / "p.py")])
+        assert (put.exit_code, "Error" in put.output, "p.py, line" in put.output) == (exits.USAGE, True, True)
 
 
 def test_the_guide_s_client_runs(server: Serving, repo: Path, tmp_path: Path) -> None:
@@ -188,6 +281,11 @@ def test_doctor_without_a_server_warns_and_says_what_to_do(run_dir: Path) -> Non
     checks = {check["name"]: check for check in json.loads(out(run_dir, "doctor", "--json"))}
     assert checks["runtime"]["status"] == "warn"
     assert "tartlet serve" in checks["runtime"]["remedy"]
+    assert checks["device"]["found"].startswith("cpu")
+    asked = tartlet_cli(run_dir, "doctor", "--json", TARTLET_WORKER_DEVICE="cuda:99")
+    assert asked.returncode == exits.SYSTEM
+    device = next(check for check in json.loads(asked.stdout) if check["name"] == "device")
+    assert (device["status"], "TARTLET_WORKER_DEVICE=cpu" in device["remedy"]) == ("fail", True)
 
 
 def test_doctor_names_the_process_that_an_address_in_use_sends_one_to_look_for(server: Serving) -> None:

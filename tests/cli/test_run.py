@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 from tartlet.events import Ended, Usage
 from tartlet_cli import exits
 from tartlet_cli.programs import age, columns
+from tartlet_cli.run import _keep_newest
 from tartlet_cli.terminal import Printer, closing_line
 from tartlet_common.errors import CheckpointMissing, ProgramFailed, UnknownModel, WorkerLost
 from tests.e2e.serving import PROGRAMS, Serving, command, environment, out, tartlet_cli
@@ -97,6 +99,21 @@ def test_run_tells_usage_errors_before_anything_starts(run_dir: Path) -> None:
     assert model.returncode == exits.SYSTEM
     assert "CheckpointMissing" in model.stderr
     assert list(run_dir.iterdir()) == []
+
+
+def test_a_missing_guest_is_told_before_anything_starts(run_dir: Path, tmp_path: Path) -> None:
+    result = tartlet_cli(run_dir, "run", "--engine", "fake", str(PROGRAMS / "echo.py"), TARTLET_CACHE_DIR=str(tmp_path))
+    assert (result.returncode, result.stdout) == (exits.SYSTEM, "")
+    assert "make setup" in result.stderr
+    assert list(run_dir.iterdir()) == []
+
+
+def test_logs_of_the_newest_failed_runs_are_kept(tmp_path: Path) -> None:
+    for age_s in range(8):
+        (tmp_path / f"logs-of-run-{age_s}").mkdir()
+        os.utime(tmp_path / f"logs-of-run-{age_s}", (1000 - age_s, 1000 - age_s))
+    _keep_newest(tmp_path.glob("logs-of-*"))
+    assert sorted(path.name for path in tmp_path.iterdir()) == [f"logs-of-run-{age_s}" for age_s in range(5)]
 
 
 def test_json_events_are_one_object_a_line(server: Serving) -> None:
