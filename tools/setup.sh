@@ -88,15 +88,17 @@ install_tartlet() {
     "$UV" pip install --quiet --python "$VENV/bin/python" --no-deps --no-build-isolation -e .
 }
 
-build_kernels() { # the worker's C kernels; without a compiler torch does their work
+build_kernels() { # at most a few seconds: the worker's C kernels; without a compiler torch does their work
     [ -f gpu_worker/tartlet_worker/kernels/build.py ] || return 0
     local said
     said=$("$VENV/bin/python" -m tartlet_worker.kernels.build)
     case $said in *'not built'*) say "$said" ;; esac
 }
 
-build_guest() { # says only what it had to do
-    "$VENV/bin/python" -m tartlet_runtime.build | { grep -v 'up to date' || true; } | sed 's/^/setup: /' >&2
+build_guest() { # says only what it has to do, as it comes: a pipe through grep and sed would hold it back
+    "$VENV/bin/python" -m tartlet_runtime.build | while IFS= read -r line; do
+        case $line in *'up to date'*) ;; *) say "$line" ;; esac
+    done
 }
 
 if ! "$VENV/bin/python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then
