@@ -1,6 +1,7 @@
-"""Checks what no linter knows about this tree: nothing tied to one machine, and no file that has outgrown its job.
+"""Checks what no linter knows about this tree: no reference to what isn't in it, and no file that has outgrown its job.
 
-An error: a tracked text file that holds an absolute path of somebody's machine or the host of a package index.
+An error: a tracked text file that holds an absolute path of somebody's machine, the host of a package index, or the
+number of a contract, of which there is no list.
 A warning: a Python source of more than 400 lines, unless it is generated.
 
 Usage: python tools/lint_tree.py
@@ -27,6 +28,7 @@ FORBIDDEN = re.compile(
         ]
     )
 )
+NUMBERED = re.compile(r"\bcontracts? " + r"[0-9]", re.IGNORECASE)
 
 
 def tracked_files() -> list[Path]:
@@ -37,10 +39,12 @@ def tracked_files() -> list[Path]:
 
 
 def forbidden(path: Path, text: str) -> Iterator[str]:
-    """One finding for every line of `text` that is tied to a machine or an index."""
+    """One finding for every line of `text` that is tied to a machine or an index, or names a contract by number."""
     for number, line in enumerate(text.splitlines(), start=1):
         if found := FORBIDDEN.search(line):
             yield f"{path}:{number}: tied to one machine: {found.group()}"
+        if found := NUMBERED.search(line):
+            yield f"{path}:{number}: refers to a list that is not here: {found.group()}"
 
 
 def too_long(path: Path, text: str) -> Iterator[str]:

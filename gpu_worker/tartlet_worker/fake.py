@@ -1,7 +1,7 @@
 """`FakeEngine`: a small, real engine without torch, for tests and for a first look without a model.
 
-It obeys what a backend must obey: contract 2 (columns, valid and mask bits, positions, masks, okv_offset), contract 4
-(a failed command poisons its lane), contract 5 (ended slots and embeds skip), and answers every command. Within a batch
+It obeys what a backend must obey: `forward` as in docs/abi.md (columns, valid and mask bits, positions, masks,
+okv_offset), a failed command poisons its lane, ended slots and embeds skip, every command is answered. Within a batch
 it reads all embeds and slots before it writes any, as a tensor program does: a scheduler that batches a reader with its
 writer gets other text from it. Time can be added (`step_s`, `token_s`) and commands can be made to fail.
 """

@@ -1,4 +1,4 @@
-"""Linear layers: which of the available multiplications a layer uses, and how it keeps bits (contract 7)."""
+"""Linear layers: which of the available multiplications a layer uses, and how it keeps bits."""
 
 from __future__ import annotations
 

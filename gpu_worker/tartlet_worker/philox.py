@@ -1,4 +1,4 @@
-"""Philox4x32-10 (Salmon et al., SC'11): the noise of sampling, the same bits on every backend (contract 7).
+"""Philox4x32-10 (Salmon et al., SC'11): the noise of sampling, the same bits on every backend.
 
 `uniform(seed, position, draw)`:
 

@@ -1,4 +1,4 @@
-"""From logits to tokens: filters, and inverse-CDF sampling with Philox noise (contract 7).
+"""From logits to tokens: filters, and inverse-CDF sampling with Philox noise.
 
 For one row of logits l [V] (float32) and the uniform number u of `philox.uniform(seed, position, draw)`:
 

@@ -9,7 +9,7 @@ from wit_world.imports import host
 
 
 class WitBackend:
-    """`submit` and `wait` over the WIT world, one code point U+0000 to U+00FF a byte (contract 1)."""
+    """`submit` and `wait` over the WIT world, one code point U+0000 to U+00FF a byte (docs/abi.md)."""
 
     def submit(self, data: bytes) -> None:
         """Hand a batch of commands to the host."""

@@ -1,4 +1,4 @@
-"""The binary interface between a guest and its host (contract 1): constants, numpy dtypes and the codec.
+"""The binary interface between a guest and its host (docs/abi.md): constants, numpy dtypes and the codec.
 
 A submission (guest to host) and a delivery (host to guest) have one form: a 16-byte header, `count` records of 32
 bytes, then a payload area that records address by offset and length. Everything is little-endian. docs/abi.md says for

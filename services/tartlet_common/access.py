@@ -1,4 +1,4 @@
-"""Who may call what (contract 10): one table, enforced by every server that speaks TLS.
+"""Who may call what (docs/security.md): one table, enforced by every server that speaks TLS.
 
 A caller's identity is the DNS name in its certificate's subject alternative names: one name a role. Over a Unix socket
 there are no identities: its private directory is the control.

@@ -1,4 +1,4 @@
-"""Settings from file, environment and flags, with where each value came from (contract 11).
+"""Settings from file, environment and flags, with where each value came from.
 
 Precedence: default < file < `TARTLET_<ROLE>_<FIELD>` < flag. A file is TOML with one table a role; unknown keys are
 refused, so that a typo can't hide.

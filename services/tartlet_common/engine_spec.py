@@ -1,4 +1,4 @@
-"""What an engine says of itself in Hello (contract 8)."""
+"""What an engine says of itself in Hello."""
 
 from __future__ import annotations
 

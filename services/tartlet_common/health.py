@@ -1,4 +1,4 @@
-"""`/livez`, `/readyz` and `/metrics` as plain HTTP on a port of their own (contract 10: probes don't speak TLS).
+"""`/livez`, `/readyz` and `/metrics` as plain HTTP on a port of their own (probes don't speak TLS).
 
 Served from a thread, so that a stalled event loop is seen as one: `/livez` fails when the loop's heartbeat is old.
 """

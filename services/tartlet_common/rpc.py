@@ -1,4 +1,4 @@
-"""The only place that makes gRPC channels and servers (contract 10).
+"""The only place that makes gRPC channels and servers.
 
 Addresses are `unix:/path` or `host:port`. A Unix socket is protected by its directory, which is made private (gRPC
 itself creates the socket world-accessible); TCP needs `Tls`, or an explicit `insecure=True` on loopback.

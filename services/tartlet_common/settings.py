@@ -1,4 +1,4 @@
-"""Settings of each role (contract 11). Field names are flags, environment variables and, later, chart values."""
+"""Settings of each role. Field names are flags, environment variables and, later, chart values."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ class WorkerSettings(_Settings):
     max_batch_tokens: int = Field(4096, ge=1, description="tokens of one forward batch")
     max_batch_commands: int = Field(512, ge=1, description="commands of one batch")
     threads: int = Field(1, ge=1, le=1024, description="torch threads")
-    batch_invariant: bool = Field(default=False, description="same bits whatever else is in the batch (contract 7)")
+    batch_invariant: bool = Field(default=False, description="same bits whatever else is in the batch")
     fake_step_s: float = Field(0.0, ge=0, description="fake engine: seconds a step")
     fake_token_s: float = Field(0.0, ge=0, description="fake engine: seconds a computed token")
     fake_fail_token: int = Field(-1, ge=-1, description="fake engine: embedding this token id fails its command")

@@ -6,7 +6,7 @@ A `Step` is an ordered list of batches, each of one kind; a worker executes them
 boundary as bytes (`step_codec`), one field a column (architecture, invariant 1).
 
 `lane[b]` is the command queue of command `b`: when a command fails, the worker refuses the later commands of the same
-lane (contract 4) until a `Step` lists the lane in `reset_lanes`.
+lane until a `Step` lists the lane in `reset_lanes`.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Status(IntEnum):
     """How one command of a batch ended on the worker."""
 
     OK = 0
-    SKIPPED = 1  # read an ended slot or embed (contract 5)
+    SKIPPED = 1  # read an ended slot or embed
     FAILED = 2  # this command failed; its lane is poisoned
     REFUSED = 3  # its lane was poisoned before it ran
 
@@ -61,7 +61,7 @@ class EmbedTxt:
 
 @dataclass(frozen=True, slots=True)
 class Forward:
-    """`forward` of the paper's Table 1 (contract 2) for B commands.
+    """`forward` of the paper's Table 1 for B commands.
 
     Token i of a command's iemb goes to KV slot `okv_offset + i` of its okv pages (if it has any); its oemb take the
     last len(oemb) tokens. `mask_bits` holds, for commands that brought a mask, the row-major
@@ -130,7 +130,7 @@ class Sample:
     top_p: F32  # [B] 1 is off
     min_p: F32  # [B] 0 is off
     seed: U64  # [B]
-    draw: U32  # [B] stream number (contract 7)
+    draw: U32  # [B] stream number
     stop: I32  # stop tokens
     stop_indptr: I32  # [B+1]
     kind = Kind.SAMPLE

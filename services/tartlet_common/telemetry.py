@@ -1,4 +1,4 @@
-"""OpenTelemetry for every role: off, and free, unless OTEL_EXPORTER_OTLP_ENDPOINT is set (contract 13)."""
+"""OpenTelemetry for every role: off, and free, unless OTEL_EXPORTER_OTLP_ENDPOINT is set."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Names of spans, metrics and attributes; OpenTelemetry's GenAI conventions where they exist (contract 13)."""
+"""Names of spans, metrics and attributes; OpenTelemetry's GenAI conventions where they exist."""
 
 from __future__ import annotations
 

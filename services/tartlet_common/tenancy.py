@@ -1,4 +1,4 @@
-"""Whose programs a caller may see and touch (contracts 9 and 10): one decision, asked by every service.
+"""Whose programs a caller may see and touch: one decision, asked by every service.
 
 A program and an entry of the catalogue belong to a tenant; in Kubernetes that is a namespace, and "" is the tenant of
 whoever names none. A client acts for the one tenant that its certificate names (`tenant.<name>` beside `client`). Roles

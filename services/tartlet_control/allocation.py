@@ -1,4 +1,4 @@
-"""Who gets pages, embeds and slots, and who gives way when there are none left (contract 8, Pie 5.2)."""
+"""Who gets pages, embeds and slots, and who gives way when there are none left (Pie 5.2)."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Allocator:
         self._lifecycle = lifecycle
 
     def engine_of(self, place: Place) -> EngineState:
-        """The engine that the place is on; chosen at first use (contract 8).
+        """The engine that the place is on; chosen at first use.
 
         Raises:
             NoEngine: none of the model's is ready.

@@ -1,4 +1,4 @@
-"""The catalogue of inferlets: named, per tenant, in memory and, where a directory is given, on disk (contract 9)."""
+"""The catalogue of inferlets: named, per tenant, in memory and, where a directory is given, on disk."""
 
 from __future__ import annotations
 

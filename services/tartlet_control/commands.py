@@ -107,7 +107,7 @@ class EmbedTxt(Command):
 
 
 class Forward(Command):
-    """`forward` of contract 2; `mask` holds packed rows or is empty."""
+    """`forward`, as docs/abi.md has it; `mask` holds packed rows or is empty."""
 
     __slots__ = ("iemb", "ikv", "mask", "oemb", "okv", "okv_offset")
     kind = FORWARD

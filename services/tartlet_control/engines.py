@@ -1,4 +1,4 @@
-"""Engines that have said Hello, and the models they serve (contract 8)."""
+"""Engines that have said Hello, and the models they serve."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which consecutive commands of one queue may share a batch (vertical batching: Pie 5.2, contract 3).
+"""Which consecutive commands of one queue may share a batch (vertical batching: Pie 5.2).
 
 A batch reads embeds and token slots as they were before it, and the worker makes the K/V of its commands visible in
 command order, layer by layer. So a later forward may read pages that an earlier one of its batch writes, but no

@@ -1,4 +1,4 @@
-"""What happens to a command in its queue, before it is dispatched and when it fails (contracts 3 and 4)."""
+"""What happens to a command in its queue, before it is dispatched and when it fails."""
 
 from __future__ import annotations
 

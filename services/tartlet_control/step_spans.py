@@ -1,4 +1,4 @@
-"""Which steps get a span, and what is in it (contract 13).
+"""Which steps get a span, and what is in it.
 
 A step's span is a child of the first of its programs' spans and links to all of them; the worker's span is a child of
 the step's. An engine's steps have so many spans a second; beyond that a step has one only if it was slow, and then the

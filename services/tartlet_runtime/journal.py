@@ -1,4 +1,4 @@
-"""The journal: everything that a guest was told, which determines what it asks for (contract 6).
+"""The journal: everything that a guest was told, which determines what it asks for.
 
 A file is a header (JSON, then the program's source) and one record a delivery: the guest's clock, a running digest of
 its commands so far, and the delivery's bytes as they were. Records carry a CRC, so a torn tail is recognised and

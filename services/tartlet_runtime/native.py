@@ -1,4 +1,4 @@
-"""Native programs: the client's processes, which speak over `guest.sock` (contract 12).
+"""Native programs: the client's processes, which speak over `guest.sock`.
 
 Frames both ways are `u32 length, u8 kind, body`, little-endian; the length counts kind and body. A connection begins
 with HELLO and the token that the launch was answered with. Records, limits and journal are the sandbox's.

@@ -1,4 +1,4 @@
-"""A program's output: a bounded log of events with offsets, read by any number of clients (contract 9).
+"""A program's output: a bounded log of events with offsets, read by any number of clients.
 
 An offset counts events from the program's start. Bytes that no client has read yet are *unread*; they are never
 dropped. Read ones are kept for a later Attach as long as all of the log fits the bound, then dropped from the front: a

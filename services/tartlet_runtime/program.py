@@ -166,7 +166,7 @@ class Program:
             self._finish(error)
 
     def settled(self, settled: control_pb2.ProgramSettled) -> None:
-        """Control has freed everything it held; a queue left poisoned is its failure (contract 4)."""
+        """Control has freed everything it held; a queue left poisoned is its failure."""
         if self.state is State.ENDING:
             self.usage.settled(settled)
             self._finish(self.error or error_from_proto(settled.poisoned))

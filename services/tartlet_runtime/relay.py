@@ -1,4 +1,4 @@
-"""Programs of other runtimes: calls about them are relayed to the owner, whom control knows (contract 9).
+"""Programs of other runtimes: calls about them are relayed to the owner, whom control knows.
 
 One hop: a relayed call carries `tartlet-relayed` and isn't relayed again, so stale knowledge can't send it in circles.
 """

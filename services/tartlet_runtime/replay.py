@@ -1,4 +1,4 @@
-"""Running a program again from its journal, with no engine and no control (contract 6).
+"""Running a program again from its journal, with no engine and no control.
 
 The guest is told what the journal says it was told, at the times it was told; what it asks for must be what it asked
 for then. `Replayer` is the `Host` of such a guest; `replay_wasm` runs a sandboxed one to the journal's end. A journal

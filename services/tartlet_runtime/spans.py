@@ -1,4 +1,4 @@
-"""A span and metrics for each program; nothing at all when telemetry is off (contract 13)."""
+"""A span and metrics for each program; nothing at all when telemetry is off."""
 
 from __future__ import annotations
 

@@ -271,6 +271,14 @@ def test_an_empty_context_says_what_is_missing() -> None:
     run(MiniHost(), main)
 
 
+def test_a_context_of_a_model_s_name_says_what_gives_a_model() -> None:
+    async def main() -> None:
+        with pytest.raises(TypeError, match="get_model"):
+            Context("model")  # type: ignore[arg-type]
+
+    run(MiniHost(), main)
+
+
 def test_a_closed_context_cannot_be_used() -> None:
     async def main() -> None:
         ctx = Context()

@@ -225,7 +225,7 @@ def test_each_program_draws_its_own_random_numbers() -> None:
 
 
 def test_a_program_told_the_same_says_the_same_byte_for_byte(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What replay rests on (contract 6): nothing but deliveries and the host's randomness decides what is submitted."""
+    """What replay rests on: nothing but deliveries and the host's randomness decides what is submitted."""
     text = """
         import asyncio, random
         from inferlet import Context, Temperature

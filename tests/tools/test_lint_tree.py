@@ -15,6 +15,12 @@ def test_a_line_tied_to_one_machine_is_found_with_its_number(line: str) -> None:
     assert [finding.split(": ")[0] for finding in findings] == ["a.md:2"]
 
 
+def test_a_number_in_a_list_that_is_not_here_is_found() -> None:
+    for name in ("contract", "Contracts"):
+        assert list(forbidden(Path("a.py"), f"obeys {name} " + "12\n"))
+    assert not list(forbidden(Path("a.py"), "the contract of 12 calls\n"))
+
+
 @pytest.mark.parametrize("line", ["ls docs/work/notes", "/usr/bin/env bash", "--model /path/to/any", "self.root/child"])
 def test_a_line_that_holds_anywhere_passes(line: str) -> None:
     assert not list(forbidden(Path("a.md"), line))

@@ -1,4 +1,4 @@
-"""Contract 2 read aloud in float64: a slow model with a dictionary for a KV cache, to hold engines against."""
+"""`forward` of docs/abi.md in float64: a slow model with a dictionary for a KV cache, to hold engines against."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Contract 2 as a whole: random programs against a plain float64 model, on every attention implementation."""
+"""`forward` as in docs/abi.md: random programs against a plain float64 model, on every attention implementation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Contract 7: in batch_invariant mode the same tokens in the same columns give the same bits."""
+"""In batch_invariant mode the same tokens in the same columns give the same bits."""
 
 from __future__ import annotations
 

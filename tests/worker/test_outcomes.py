@@ -1,4 +1,4 @@
-"""Contracts 4 and 5: failed, refused and skipped commands, and what they leave behind."""
+"""Failed, refused and skipped commands, and what they leave behind."""
 
 from __future__ import annotations
 

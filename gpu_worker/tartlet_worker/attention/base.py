@@ -1,4 +1,4 @@
-"""What an attention implementation is given and what it answers (contract 2).
+"""What an attention implementation is given and what it answers (`forward` in docs/abi.md).
 
 Every key and value of a command, stored or not, lies in pages of the pool: its *columns* are the slots of a page list,
 and one number a column says at which position it can be seen. So an implementation knows neither about masks of pages,

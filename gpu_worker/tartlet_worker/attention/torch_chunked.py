@@ -1,4 +1,4 @@
-"""Attention that keeps bits whatever else is computed (contract 7), from torch's own operations.
+"""Attention that keeps bits whatever else is computed, from torch's own operations.
 
 Libraries choose the order of additions by the shapes that they meet, so every multiplication here has one shape: tiles
 of 16 query rows by 64 columns, counted from column 0. The chunks of a row are then added in order; chunks without a

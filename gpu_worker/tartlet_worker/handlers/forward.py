@@ -1,4 +1,4 @@
-"""`forward`: embeds go through the model's layers over KV pages (contract 2)."""
+"""`forward`: embeds go through the model's layers over KV pages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who of a batch runs: refused lanes, skipped and failed commands (contracts 4 and 5)."""
+"""Who of a batch runs: refused lanes, skipped and failed commands."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 // Attention over pages in place, included once a storage type. Keys and values: [pages][kv_heads][page_size][hd].
 // For one query token and one key head, all query heads of the group at once: scores of all columns, softmax, values.
-// Every score, sum and output value is computed in one order that depends on the column numbers alone (contract 7).
+// Every score, sum and output value is computed in one order that depends on the column numbers alone.
 //
 // Needs: T, NAME(x), LOAD, STORE, and for bf16 USE_DOT (dot products on bf16 pairs).
 

@@ -3,7 +3,7 @@
 // A block of query tokens and the heads of one group are up to 16 rows. Scores come from tiles: 16 columns' keys as
 // they lie in their page times the rows' queries, so scores stand as [column][row], rows padded to 4 or 16. Softmax and
 // values are AVX-512 in float32. Sums over columns are kept in four parts (column mod 4) and joined in one order for
-// both paddings, so that a row has the same bits in any block (contract 7).
+// both paddings, so that a row has the same bits in any block.
 #pragma once
 #ifdef __AMX_BF16__
 

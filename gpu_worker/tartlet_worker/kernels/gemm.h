@@ -1,7 +1,7 @@
 // y = x W^T for bf16 weights laid out once: AMX tiles where the CPU has them, AVX-512 BF16 else.
 //
 // Weights: [pairs of 16-column blocks][K / 32][2][16 k-pairs][16 columns][2], zero-padded: one stream through memory.
-// Activations: [M / 16][K / 32][16 rows][32]. Each output is the sum over k in order, whatever M is (contract 7).
+// Activations: [M / 16][K / 32][16 rows][32]. Each output is the sum over k in order, whatever M is.
 #pragma once
 #include "simd.h"
 #include <sys/syscall.h>

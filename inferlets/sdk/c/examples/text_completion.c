@@ -1,4 +1,4 @@
-/* Text completion in core WebAssembly: embed, forward, sample, with `--run-ahead` samples in flight (contract 5).
+/* Text completion in core WebAssembly: embed, forward, sample, with `--run-ahead` samples in flight.
  *
  * Arguments: --prompt TEXT, --max-tokens N (16), --run-ahead N (4). Greedy. Prints the text when it is complete.
  */

@@ -1,7 +1,7 @@
 """One run of generation over a context: run-ahead, stopping, text.
 
 With run-ahead, decode steps are queued before the program has seen the tokens that they build on: `sample` leaves its
-token in a slot on the device, the next `embed_txt` reads it there (contract 5). When generation ends early, the steps
+token in a slot on the device, the next `embed_txt` reads it there. When generation ends early, the steps
 that have not reached the engine are cancelled and what the others wrote is behind the context's end: attention never
 looks there, as its positions lie past every query's, and the next tokens overwrite it.
 """

@@ -139,7 +139,7 @@ def _takes_arguments(main: Callable[..., Any]) -> bool:
 
 
 def _raise_failures() -> None:
-    """A queue that failed, and that nobody awaited or reset, fails the program (contract 4)."""
+    """A queue that failed, and that nobody awaited or reset, fails the program."""
     for queue in _channel.channel.queues.values():
         if queue.failure is not None:
             raise queue.failure

@@ -1,4 +1,4 @@
-"""Runs a program outside the sandbox, as a guest over the runtime's socket (contract 12).
+"""Runs a program outside the sandbox, as a guest over the runtime's socket.
 
 Usage: python -m inferlet._native FILE [ARGS...]
 

@@ -1,6 +1,6 @@
 """KV pages of contexts: growth, sharing between forks, and when a page may be freed.
 
-Between queues nothing but awaited results orders commands (contract 3). A page that several contexts have used is
+Between queues nothing but awaited results orders commands. A page that several contexts have used is
 therefore freed only when the other contexts' queues are known to be past their last use of it.
 """
 

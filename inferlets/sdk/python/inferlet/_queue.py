@@ -161,7 +161,7 @@ class Queue:
         mask: Sequence[Sequence[bool]] | bytes | None = None,
         adapter: int | None = None,
     ) -> None:
-        """One pass through the model (contract 2).
+        """One pass through the model.
 
         Token i of `iemb` goes to KV slot `okv_offset + i` of the pages `okv`; `oemb` takes the outputs of the last
         `len(oemb)` tokens. Attention sees the tokens of `ikv`, in list order, then `iemb`: those whose position is at
@@ -257,7 +257,7 @@ class Queue:
 
         Temperature 0 is greedy; `top_k` 0, `top_p` 1 and `min_p` 0 are off. Noise is keyed by (seed, position, draw),
         so the same call gives the same token in any batch. A token of `stop` ends the slot: what would read it is
-        skipped (contract 5).
+        skipped.
         """
         params = pack_sampling(temperature, top_k, top_p, min_p, seed=seed, draw=draw, stop=stop)
         embed = emb if isinstance(emb, int) else _single(emb, "emb")

@@ -31,7 +31,7 @@ from inferlet.stopping import Length, Stop, Until
 CHUNK = 512
 """Tokens of one forward while a prompt is computed: enough to keep an engine busy, and few embeds held."""
 RUN_AHEAD = 4
-"""Decode steps queued ahead of the token that the program sees (contract 5)."""
+"""Decode steps queued ahead of the token that the program sees."""
 
 
 class _Text:
@@ -86,8 +86,13 @@ class Context:
             model: the program's default model if None.
             seed: keys the noise of its samplers; drawn from `random` if None.
             run_ahead: decode steps to queue ahead, 0 to wait for each token. The text is the same for every depth.
+
+        Raises:
+            TypeError: `model` is something else, such as its name.
         """
         self._closed = True  # until everything is there
+        if model is not None and not isinstance(model, Model):
+            raise TypeError(f"Context takes a model, not {model!r}: `await get_model(name)` gives one")
         self.model = model or default_model()
         self.queue = _take_queue(self.model)
         self.seed = random.getrandbits(64) if seed is None else seed

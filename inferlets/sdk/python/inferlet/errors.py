@@ -1,7 +1,7 @@
 """Exceptions that a program may meet, by name and by group.
 
 A failed command raises at the line that awaits it; commands behind it in the same queue fail with the same cause until
-`reset(queue)` (contract 4).
+`reset(queue)`.
 
 Example:
     >>> from inferlet import errors
@@ -20,7 +20,7 @@ from inferlet._errors import REGISTRY, TartletError, UnknownError
 
 
 class CommandSkipped(TartletError):
-    """The command read a token slot or embed that had ended at a stop token, and did nothing (contract 5)."""
+    """The command read a token slot or embed that had ended at a stop token, and did nothing."""
 
     message = "the command was skipped: it read what a stop token had ended"
     remedy = ""
