@@ -1,4 +1,4 @@
-"""Which program an idempotency key names (contract 9).
+"""Which program an idempotency key names (docs/faults.md).
 
 Keys live in memory, and so end with control; the runtimes know them too, for the programs that they run and for those
 whose output they keep, and tell a new control in their Hello. Until they can have done so, a key that it doesn't know
