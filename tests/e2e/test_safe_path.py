@@ -13,7 +13,7 @@ NAMES = ("uvloop", "jinja2", "token", "random", "numpy", "bench", "encodings")
 
 
 @pytest.mark.parametrize("native", [False, True])
-def test_modules_in_the_current_directory_do_not_run_in_a_role(tmp_path: Path, native: bool) -> None:  # noqa: FBT001
+def test_modules_in_the_current_directory_do_not_run_in_a_role(tmp_path: Path, native: bool) -> None:
     here = tmp_path / "here"
     here.mkdir()
     for name in NAMES:
