@@ -24,7 +24,7 @@ class PackageMissing(InvalidConfig):
     """The extra isn't installed."""
 
     message = "the Python package {package!r} is not installed, which this command needs"
-    remedy = "Install Tartlet with its extra for Kubernetes: pip install 'tartlet[kube]'."
+    remedy = "Run `make setup`, or install Tartlet with its extra for Kubernetes: pip install 'tartlet[kube]'."
 
 
 class ClusterUnknown(InvalidConfig):
