@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+
+import psutil
 import pytest
 
 from bench.operator_scale import READY_S, measure
@@ -10,14 +13,26 @@ from tests.operator.api_server import ApiServer
 OBJECTS = 1_000
 
 
+async def idle(over_s: float = 2.0) -> float:
+    """The share of the processors that nobody uses, a quarter at least: it bounds how fast we can be."""
+    psutil.cpu_percent()
+    await asyncio.sleep(over_s)
+    return max(1 - psutil.cpu_percent() / 100, 0.25)
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(240)
 async def test_a_thousand_inferlets_are_ready_in_seconds_with_one_write_each(
     api_server: ApiServer, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    before = await idle()
     took = await measure(api_server, OBJECTS, steady_s=2.0, more=5)
+    ours = min(before, await idle())
     with capsys.disabled():
-        print(f"  {took.ready_s:.1f} s beside {took.validation_s:.1f} s of validation, {took.cpu_s:.1f} s of CPU")  # noqa: T201
+        print(  # noqa: T201
+            f"  {took.ready_s:.1f} s beside {took.validation_s:.1f} s of validation, {took.cpu_s:.1f} s of CPU,"
+            f" {ours:.0%} of the processors ours"
+        )
     assert took.writes == 1.0
     assert took.restart_writes == 0
-    assert took.ready_s <= READY_S[OBJECTS]
+    assert took.ready_s <= READY_S[OBJECTS] / ours
