@@ -83,12 +83,12 @@ class Watch:
                     await self._queue.room(2 * _PAGE)
         reply = await handler(request)
         if "watch" in request.url.query and reply.status == 200:
-            reply.content = cast("aiohttp.StreamReader", Filtered(reply.content, self._echoes))
+            reply.content = cast("aiohttp.StreamReader", Filtered(reply.content, self._echoed))
         return reply
 
-    def _echoes(self, line: bytes) -> bool:
+    def _echoed(self, line: bytes) -> bytes:
         self._heard()
-        return self._written.echoes(line)
+        return self._written.echoed(line)
 
     async def _own(self, event: Mapping[str, Any], **_: Any) -> None:
         self._heard()
