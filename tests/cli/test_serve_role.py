@@ -27,7 +27,7 @@ def _argv(monkeypatch: pytest.MonkeyPatch, *args: str, **env: str) -> list[str]:
     with pytest.raises(_Became) as became:
         CliRunner().invoke(serve, args, catch_exceptions=False)
     argv: list[str] = became.value.args[0]
-    return argv[2:]
+    return argv[argv.index("-m") + 1 :]
 
 
 @pytest.mark.parametrize("role", ["control", "runtime", "operator"])
