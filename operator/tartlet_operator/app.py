@@ -37,6 +37,8 @@ from tartlet_operator.work_queue import WorkQueue
 log = logging.getLogger("tartlet.operator")
 
 _CONNECTIONS: Final = 16
+_RETRY_S: Final = 2.0
+"""So long a launch that nobody answers is sent again at once; then its run says that it waits, and others go on."""
 _PULSE_S: Final = 2.0
 _SILENT_RENEWALS: Final = 4
 """The Lease is renewed three times in its life, and each renewal is an event; so much silence is a broken watch."""
@@ -92,7 +94,7 @@ async def _lead(
     queue, store = WorkQueue(), Store()
     lease = settings.lease_name if own in namespaces else ""  # watched only where we may read it
     pulse = _Pulse(clock, notify, silence_s=leader.renew_s * _SILENT_RENEWALS if lease else 0.0)
-    async with AsyncClient(settings.runtime, control=settings.control, tls=tls) as client:
+    async with AsyncClient(settings.runtime, control=settings.control, tls=tls, retry_s=_RETRY_S) as client:
         ctx = Context(
             settings=settings,
             clock=clock,

@@ -77,6 +77,11 @@ class Followers:
         self._followed[key] = followed
         followed.task = self._group.create_task(self._follow(key, followed), name=f"follow {key}")
 
+    @property
+    def programs(self) -> set[str]:
+        """Ids of the programs that runs are known to have."""
+        return {followed.program_id for followed in self._followed.values()}
+
     def outcome(self, key: Key, program_id: str) -> Outcome | None:
         """How a run's program ended; None: it hasn't, or isn't followed."""
         known = self._followed.get(key)

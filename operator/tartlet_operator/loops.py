@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from tartlet_common.errors import TartletError
+from tartlet_operator import orphans
 from tartlet_operator.api import RESOURCES
 from tartlet_operator.catalogue import sync
 from tartlet_operator.context import Context
@@ -23,7 +24,7 @@ PROGRAMS_S: Final = 15.0
 """So often at most is a pool's status written only because other programs run."""
 _IDLE_POLL_FACTOR: Final = 5
 _SWEEP_S: Final = 10.0
-"""So long after the start, entries of the catalogue that no Inferlet stands for are removed: all have been seen."""
+"""So long after the start, what was deleted while nobody looked is seen to: all that is there has been seen."""
 _BACKLOG: Final = 1000
 
 
@@ -72,7 +73,11 @@ class ControlPoll:
         self._tell(engines_of(state), programs_of(state))
         if self._answered_s > self._sweep_s and self._ctx.queue.idle:
             self._sweep_s = float("inf")
-            sweep(self._ctx)
+            try:
+                await sweep(self._ctx)
+            except (ApiError, TartletError) as e:
+                log.warning("sweep: %s", e)
+                self._sweep_s = self._answered_s + _SWEEP_S
 
     def _tell(self, engines: Mapping[str, str] | None, programs: Mapping[str, int]) -> None:
         """Have pools looked at: at once when an engine's state has changed, now and then when only programs have."""
@@ -108,13 +113,18 @@ async def compare_catalogue(ctx: Context) -> None:
                 ctx.queue.add(Key("Inferlet", namespace, name))
 
 
-def sweep(ctx: Context) -> None:
-    """Have what is in the catalogue and was not seen as an Inferlet looked at: it may have been deleted meanwhile."""
+async def sweep(ctx: Context) -> None:
+    """See to what was deleted while nobody looked: entries of the catalogue, and programs that run.
+
+    Raises:
+        ApiError, TartletError: somebody didn't answer.
+    """
     for namespace, held in ctx.view.catalogue.items():
         for name in held:
             key = Key("Inferlet", namespace, name)
             if key not in ctx.store.inferlets:
                 ctx.queue.add(key)
+    await orphans.end(ctx)
 
 
 class Resync:
@@ -140,6 +150,7 @@ class Resync:
         """
         ctx = self._ctx
         await compare_catalogue(ctx)
+        await orphans.end(ctx)
         unseen = set(ctx.store.keys())
         for resource in RESOURCES:
             for namespace in ctx.namespaces:

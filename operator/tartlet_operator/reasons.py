@@ -31,6 +31,7 @@ class Reason(StrEnum):
     INFERLET_NOT_READY = "InferletNotReady"
     LAUNCHED = "Launched"
     NOT_FINISHED = "NotFinished"
+    TOO_MANY_RUNS = "TooManyRuns"
     BACK_OFF = "BackOff"
     SUCCEEDED = "Succeeded"
     FAILED = "Failed"
@@ -77,6 +78,7 @@ MEANING: dict[Reason | EventReason, str] = {
     Reason.INFERLET_NOT_READY: "The Inferlet isn't ready; its conditions say why.",
     Reason.LAUNCHED: "The program runs.",
     Reason.NOT_FINISHED: "The run goes on.",
+    Reason.TOO_MANY_RUNS: "The operator follows as many runs as max_runs allows; this one waits until one ends.",
     Reason.BACK_OFF: "A launch failed; the next one waits.",
     Reason.SUCCEEDED: "The program ended well.",
     Reason.FAILED: "The program failed, and no retry is left.",

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Final
 
-from tartlet import LaunchSpec, Limits
+from tartlet import Accepted, LaunchSpec, Limits
 from tartlet_common.errors import NoEngine, TartletError, Unavailable, UnknownInferlet, UnknownModel, UnknownProgram
 from tartlet_operator import run_decisions as runs
 from tartlet_operator.api.inferlet import Inferlet, InferletStatus
@@ -17,13 +17,16 @@ from tartlet_operator.conditions import find, holds
 from tartlet_operator.context import Context
 from tartlet_operator.meta import Key, Meta
 from tartlet_operator.pool_status import Happening
-from tartlet_operator.reasons import EventReason
+from tartlet_operator.reasons import EventReason, Reason
 from tartlet_operator.run_decisions import Delete, Finish, Follow, InferletFacts, Launch, Output, Rest, Retry, Wait
 from tartlet_operator.store import RunSeen
 
 log = logging.getLogger("tartlet.operator")
 
 _LAUNCH_TIMEOUT_S: Final = 60.0
+_FIRST_TIMEOUT_S: Final = 15.0
+"""Of a run that says nothing yet: soon it says that it waits, and the same attempt is asked for again."""
+_LATE_S: Final = 0.5
 _FULL_S: Final = 2.0
 _WAITS: Final = (UnknownModel, UnknownInferlet, NoEngine)
 """Launch errors that an engine or a catalogue on its way will mend; the deadline bounds the wait."""
@@ -34,7 +37,6 @@ async def reconcile(ctx: Context, key: Key, body: Mapping[str, Any]) -> float | 
 
     Raises:
         ApiError: the API server refused something or didn't answer.
-        TartletError: a launch failed in a way that may pass.
     """
     meta, run = Meta.of(body), InferletRun.model_validate(body)
     if meta.deleting:
@@ -111,8 +113,17 @@ async def _launch(
     inferlet: Inferlet | None,
     action: Launch,
 ) -> float | None:
+    started = ctx.unix_s  # from here on the deadline counts, however long the answer takes
+
+    async def waits(wait: Wait) -> float:
+        new = runs.waiting(old, wait, generation=meta.generation, now=started)
+        await _write(ctx, key, meta, old, new)
+        return wait.seconds
+
     if ctx.followers.full:
-        return _FULL_S
+        limit = ctx.settings.max_runs
+        message = f"the operator follows {limit} runs, as many as max_runs allows: it waits until one ends"
+        return await waits(Wait(min(action.deadline_s, _FULL_S), Reason.TOO_MANY_RUNS, message))
     assert inferlet is not None, "decide() launches only what was found"
     args = run.spec.args if run.spec.args is not None else inferlet.spec.args
     spec = LaunchSpec(
@@ -124,22 +135,26 @@ async def _launch(
         limits=Limits(deadline_s=action.deadline_s),
     )
     try:
-        async with asyncio.timeout(_LAUNCH_TIMEOUT_S):
-            accepted = await ctx.client.launch(spec=spec)
-    except TimeoutError as e:
-        raise Unavailable(what="the runtime", detail=f"no answer in {_LAUNCH_TIMEOUT_S:g} s") from e
+        patience_s = _LAUNCH_TIMEOUT_S if old.start_time else _FIRST_TIMEOUT_S
+        accepted = await _answer(ctx, spec, min(patience_s, action.deadline_s + _LATE_S))
     except TartletError as e:
         if not e.retryable and not isinstance(e, _WAITS):
             finish = Finish(runs.Outcome(success=False, error=e))
             return await _finish(ctx, key, meta, run, old, finish)
-        wait = Wait(min(action.deadline_s, runs.RECHECK_S / 5), e.name, f"{e}: {e.remedy}")
-        new = runs.waiting(old, wait, generation=meta.generation, now=ctx.unix_s)
-        await _write(ctx, key, meta, old, new)
-        return wait.seconds
+        left_s = action.deadline_s - (ctx.unix_s - started)
+        return await waits(Wait(max(0.0, min(left_s, runs.RECHECK_S / 5)), e.name, f"{e}: {e.remedy}"))
     new = runs.launched(old, action.attempt, accepted.program_id, generation=meta.generation, now=ctx.unix_s)
     await _write(ctx, key, meta, old, new, EventReason.RUN_LAUNCHED, f"attempt {action.attempt}: {accepted.program_id}")
     ctx.followers.follow(key, accepted.program_id)
     return action.deadline_s
+
+
+async def _answer(ctx: Context, spec: LaunchSpec, timeout_s: float) -> Accepted:
+    try:
+        async with asyncio.timeout(timeout_s):
+            return await ctx.client.launch(spec=spec)
+    except TimeoutError as e:
+        raise Unavailable(what="the runtime", detail="it does not answer a launch") from e
 
 
 async def _follow(

@@ -20,6 +20,7 @@ from tartlet_operator.times import parse, stamp
 
 BACKOFF_S: Final = 1.0
 BACKOFF_MAX_S: Final = 60.0
+_KEY_PREFIX: Final = "inferletrun-"
 RECHECK_S: Final = 10.0
 """How often something waited for is looked at, beside the events that tell."""
 
@@ -114,6 +115,30 @@ class Rest:
 Action = Wait | Launch | Follow | Finish | Retry | Delete | Rest
 
 
+def launch_key(uid: str, attempt: int) -> str:
+    """The idempotency key of a run's attempt; nobody else's begins so.
+
+    Example:
+        >>> uid = "0b3a9c1e-5d53-4c0e-9a57-1f0f2f1b7a11"
+        >>> launched_by(launch_key(uid, 2)) == (uid, 2)
+        True
+    """
+    return f"{_KEY_PREFIX}{uid}-{attempt}"
+
+
+def launched_by(key: str) -> tuple[str, int] | None:
+    """The UID and the attempt that an idempotency key is of; None: no operator made it.
+
+    Example:
+        >>> launched_by("0b3a9c1e-5d53-4c0e-9a57-1f0f2f1b7a11-1") is None
+        True
+    """
+    uid, _, attempt = key.removeprefix(_KEY_PREFIX).rpartition("-")
+    if not key.startswith(_KEY_PREFIX) or not uid or not (attempt.isascii() and attempt.isdecimal()):
+        return None
+    return uid, int(attempt)
+
+
 def backoff_s(attempts: int) -> float:
     """The wait after so many failed attempts.
 
@@ -171,7 +196,7 @@ def _before_launch(
     if status.attempts and (due := _last_failure(status) + backoff_s(status.attempts)) > now:
         return Wait(min(left_s, due - now), Reason.BACK_OFF, f"attempt {status.attempts} failed")
     attempt = status.attempts + 1
-    return Launch(attempt, f"{uid}-{attempt}", left_s)
+    return Launch(attempt, launch_key(uid, attempt), left_s)
 
 
 def _last_failure(status: InferletRunStatus) -> float:

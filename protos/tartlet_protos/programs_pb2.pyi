@@ -471,6 +471,7 @@ class ProgramInfo(_message.Message):
     MODEL_FIELD_NUMBER: _builtins.int
     PAGES_FIELD_NUMBER: _builtins.int
     RUNTIME_FIELD_NUMBER: _builtins.int
+    IDEMPOTENCY_KEY_FIELD_NUMBER: _builtins.int
     program_id: _builtins.str
     name: _builtins.str
     """file or inferlet name"""
@@ -484,6 +485,8 @@ class ProgramInfo(_message.Message):
     """held now"""
     runtime: _builtins.str
     """address of the runtime that it runs at"""
+    idempotency_key: _builtins.str
+    """of its launch, "" none"""
     @_builtins.property
     def usage(self) -> Global___Usage: ...
     @_builtins.property
@@ -502,10 +505,11 @@ class ProgramInfo(_message.Message):
         model: _builtins.str = ...,
         pages: _builtins.int = ...,
         runtime: _builtins.str = ...,
+        idempotency_key: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["error", b"error", "usage", b"usage"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["age_s", b"age_s", "error", b"error", "model", b"model", "name", b"name", "pages", b"pages", "program_id", b"program_id", "runtime", b"runtime", "started_unix_s", b"started_unix_s", "state", b"state", "tenant", b"tenant", "usage", b"usage"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["age_s", b"age_s", "error", b"error", "idempotency_key", b"idempotency_key", "model", b"model", "name", b"name", "pages", b"pages", "program_id", b"program_id", "runtime", b"runtime", "started_unix_s", b"started_unix_s", "state", b"state", "tenant", b"tenant", "usage", b"usage"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -165,6 +165,7 @@ def info_from_proto(m: programs_pb2.ProgramInfo) -> ProgramInfo:
         model=m.model,
         pages=m.pages,
         runtime=m.runtime,
+        idempotency_key=m.idempotency_key,
     )
 
 

@@ -116,6 +116,7 @@ class ProgramInfo:
     model: str
     pages: int  # held now
     runtime: str = ""  # address of the runtime that it runs at
+    idempotency_key: str = ""  # of its launch, "" none
 
 
 @dataclass(frozen=True, slots=True)

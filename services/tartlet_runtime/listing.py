@@ -91,6 +91,7 @@ def info_of(program: Program, now_s: float, unix_s: float, runtime: str) -> prog
         error=error_to_proto(_brief(program.error)),
         model=program.model,
         runtime=runtime,
+        idempotency_key=program.spec.idempotency_key,
     )
 
 

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from tartlet_common.clock import ManualClock
+from tartlet_common.errors import Unavailable
 from tartlet_operator.context import ControlView
 from tartlet_operator.inferlet_status import PoolSeen
 from tartlet_operator.loops import PROGRAMS_S, ControlPoll
@@ -60,6 +61,13 @@ async def test_a_catalogue_is_swept_once_all_inferlets_have_been_seen() -> None:
     clock, store, queue = ManualClock(), Store(), WorkQueue()
     control = Control()
     held = {"kept": "1", "deleted while nobody looked": "2"}
+    asked = []
+
+    async def programs(tenant: str) -> list[Any]:
+        asked.append(tenant)
+        if len(asked) == 1:
+            raise Unavailable(what="the runtime", detail="it is not there yet")
+        return []
 
     async def fingerprints(_: str) -> dict[str, str]:
         return dict(held)
@@ -68,6 +76,7 @@ async def test_a_catalogue_is_swept_once_all_inferlets_have_been_seen() -> None:
     ctx: Any = SimpleNamespace(
         control=control, clock=clock, store=store, queue=queue, view=ControlView(), namespaces=["ns"], settings=None
     )
+    ctx.client, ctx.followers = SimpleNamespace(list=programs), SimpleNamespace(programs=set())
     poll = ControlPoll(ctx)
     await poll.once()
     assert queue.idle, "nothing was seen yet, so nothing is missing"
@@ -78,3 +87,11 @@ async def test_a_catalogue_is_swept_once_all_inferlets_have_been_seen() -> None:
     clock.advance(6.0)
     await poll.once()
     assert list(queue._pending) == [Key("Inferlet", "ns", "deleted while nobody looked")]
+    queue._pending.clear()
+    clock.advance(11.0)
+    await poll.once()
+    assert asked == ["ns", "ns"], "who didn't answer is asked again"
+    queue._pending.clear()
+    clock.advance(3600.0)
+    await poll.once()
+    assert asked == ["ns", "ns"]

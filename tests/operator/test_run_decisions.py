@@ -105,7 +105,7 @@ def test_retries_wait_longer_each_time_and_use_a_key_of_their_own() -> None:
     p.now += 2.0
     p.step()
     assert isinstance(p.step(outcome=BAD), Finish)
-    assert p.keys == ["u-1", "u-2", "u-3"]
+    assert p.keys == ["inferletrun-u-1", "inferletrun-u-2", "inferletrun-u-3"]
     assert p.status.attempts == 3
 
 

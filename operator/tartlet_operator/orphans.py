@@ -1,0 +1,69 @@
+"""Programs of InferletRuns that were deleted while nobody looked: found by their idempotency keys, and ended."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+from tartlet import ProgramInfo
+from tartlet_operator.api.inferlet_run import InferletRunStatus
+from tartlet_operator.context import Context
+from tartlet_operator.meta import Key, Meta
+from tartlet_operator.reconcile_run import kill
+from tartlet_operator.run_decisions import launched_by
+
+log = logging.getLogger("tartlet.operator")
+
+
+class Orphan(NamedTuple):
+    """A program that no run wants."""
+
+    program_id: str
+    reason: str
+
+
+def find(programs: Iterable[ProgramInfo], runs: Mapping[str, InferletRunStatus]) -> list[Orphan]:
+    """Programs that an operator launched, and whose run is gone, has ended or is at a later attempt.
+
+    Args:
+        programs: as they were listed before the runs were: whatever launched them had seen its run by then.
+        runs: status by UID.
+    """
+    found = []
+    for program in programs:
+        launch = launched_by(program.idempotency_key)
+        if launch is None:
+            continue
+        uid, attempt = launch
+        run = runs.get(uid)
+        if run is None:
+            found.append(Orphan(program.program_id, "its InferletRun was deleted"))
+        elif run.phase in ("Succeeded", "Failed"):
+            found.append(Orphan(program.program_id, "its InferletRun has ended"))
+        elif attempt < run.attempts:
+            found.append(Orphan(program.program_id, f"its InferletRun is at attempt {run.attempts}"))
+    return found
+
+
+async def end(ctx: Context) -> None:
+    """End programs that no run wants.
+
+    The runs are read from the API, after the programs: what has been seen of them so far may be less than there is.
+    Where every program is followed, as nearly always, they aren't read.
+
+    Raises:
+        ApiError, TartletError: somebody didn't answer.
+    """
+    for namespace in ctx.namespaces:
+        listed = await ctx.client.list(tenant=namespace)
+        followed = ctx.followers.programs
+        unknown = [p for p in listed if launched_by(p.idempotency_key) and p.program_id not in followed]
+        if not unknown:
+            continue
+        runs = {}
+        async for body in ctx.api.pages("InferletRun", namespace):
+            runs[Meta.of(body).uid] = InferletRunStatus.model_validate(body.get("status") or {})
+        for program_id, reason in find(unknown, runs):
+            log.info("program %s in %s: %s", program_id, namespace, reason)
+            await kill(ctx, Key("Program", namespace, program_id), program_id, reason)

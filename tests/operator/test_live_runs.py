@@ -1,0 +1,81 @@
+"""Runs that nobody looks at for a while: their programs end when they are deleted, their deadlines hold."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import uuid
+from pathlib import Path
+
+import tartlet
+from tests.operator.api_server import ApiServer
+from tests.operator.live import Live, live
+from tests.operator.test_live import SLEEPING
+
+
+async def started(it: Live, name: str, deadline_s: int = 600) -> str:
+    """Create a run that sleeps; the id of its program, once that has begun."""
+    it.create("InferletRun", name, {"inferlet": "sleeping", "deadlineSeconds": deadline_s})
+    await it.until(lambda: it.get("InferletRun", name).get("status", {}).get("output") == "begin\n")
+    return str(it.get("InferletRun", name)["status"]["programId"])
+
+
+async def test_a_run_deleted_while_no_operator_ran_ends_its_program_and_no_other(
+    api_server: ApiServer, namespace: str, run_dir: Path
+) -> None:
+    async with live(api_server, namespace, run_dir) as it:
+        it.create("Inferlet", "sleeping", {"source": {"inline": SLEEPING}})
+        unwanted, kept = await started(it, "unwanted"), await started(it, "kept")
+        async with tartlet.AsyncClient(f"unix:{run_dir}/runtime.sock") as client:
+            spec = tartlet.LaunchSpec(tartlet.Source.python(SLEEPING), tenant=namespace)
+            keyed = tartlet.LaunchSpec(spec.source, tenant=namespace, idempotency_key=f"{uuid.uuid4()}-1")
+            own = {(await client.launch(spec=s)).program_id for s in (spec, keyed)}
+            it.operator.kill()
+            it.delete("InferletRun", "unwanted")
+            it.operator.start()
+            async with asyncio.timeout(60):
+                ended = await (await client.attach(unwanted)).wait()
+            assert isinstance(ended.error, tartlet.TartletError)
+            assert ended.error.name == "ProgramKilled"
+            left = {info.program_id for info in await client.list(tenant=namespace)}
+        assert left == {kept, *own}
+        assert it.get("InferletRun", "kept")["status"]["phase"] == "Running"
+
+
+async def test_a_run_past_max_runs_says_so_and_its_deadline_holds(
+    api_server: ApiServer, namespace: str, run_dir: Path
+) -> None:
+    async with live(api_server, namespace, run_dir, "--max-runs=1") as it:
+        it.create("Inferlet", "sleeping", {"source": {"inline": SLEEPING}})
+        await started(it, "first")
+        it.create("InferletRun", "late", {"inferlet": "sleeping", "deadlineSeconds": 4})
+        it.create("InferletRun", "patient", {"inferlet": "sleeping"})
+        for name in ("late", "patient"):
+            waits = await it.until_condition("InferletRun", name, "Running", "False", "TooManyRuns")
+            assert "1 runs" in waits["message"]
+        failed = await it.until_condition("InferletRun", "late", "Failed")
+        assert failed["reason"] == "DeadlineExceeded"
+        assert it.get("InferletRun", "late")["status"]["attempts"] == 0
+        it.delete("InferletRun", "first")
+        await it.until_condition("InferletRun", "patient", "Running")
+
+
+async def test_a_run_that_no_runtime_answers_says_so_and_its_deadline_holds(
+    api_server: ApiServer, namespace: str, run_dir: Path
+) -> None:
+    async with live(api_server, namespace, run_dir) as it:
+        it.create("Inferlet", "sleeping", {"source": {"inline": SLEEPING}})
+        await it.until_condition("Inferlet", "sleeping", "Ready")
+        runtime = it.stack._children["runtime"]
+        os.kill(runtime.pid, signal.SIGSTOP)  # it answers nothing, and nothing says that it won't
+        try:
+            for name, deadline_s in (("late", 3), ("patient", 600)):
+                it.create("InferletRun", name, {"inferlet": "sleeping", "deadlineSeconds": deadline_s})
+            failed = await it.until_condition("InferletRun", "late", "Failed", timeout_s=10)
+            assert failed["reason"] == "DeadlineExceeded"
+            await it.until_condition("InferletRun", "patient", "Running", "False", "Unavailable", timeout_s=30)
+        finally:
+            os.kill(runtime.pid, signal.SIGCONT)
+        await it.until_condition("InferletRun", "patient", "Running", timeout_s=40)
+        assert it.get("InferletRun", "patient")["status"]["attempts"] == 1
