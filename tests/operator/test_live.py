@@ -139,7 +139,7 @@ async def test_runs_from_launch_to_deletion(api_server: ApiServer, namespace: st
         assert status["startTime"] <= status["completionTime"]
         assert it.condition("InferletRun", "early", "Failed")["status"] == "False"
 
-        it.create("InferletRun", "own-args", {"inferlet": "hello", "args": ["a", "b"], "ttlSecondsAfterFinished": 1})
+        it.create("InferletRun", "own-args", {"inferlet": "hello", "args": ["a", "b"], "ttlSecondsAfterFinished": 3})
         await it.until_condition("InferletRun", "own-args", "Succeeded")
         assert it.get("InferletRun", "own-args")["status"]["output"] == "hello a b\n"
         await it.until(lambda: not it.exists("InferletRun", "own-args"))
