@@ -15,7 +15,12 @@ NODE = "node1"
 NODE_ADDRESS = "10.99.0.1"
 API_PORT = 6443
 ETCD_PORT = 2379
-PODS = "10.88.77.0/24"
+PODS = "10.88.64.0/20"
+"""So many that no address is used twice in a run: who made a connection is told by it."""
+
+PODS_GATEWAY = "10.88.77.1"
+"""The node's address in the pods' network."""
+
 SERVICES = "10.96.0.0/16"
 API_SERVICE = "10.96.0.1"
 DNS_SERVICE = "10.96.0.10"
@@ -97,7 +102,7 @@ def network() -> str:
     """The pods' network: one bridge, no way out of the cluster's own namespace."""
     ipam = {
         "type": "host-local",
-        "ranges": [[{"subnet": PODS}]],
+        "ranges": [[{"subnet": PODS, "gateway": PODS_GATEWAY}]],
         "routes": [{"dst": "0.0.0.0/0"}],
         "dataDir": "/run/cni",
     }

@@ -27,7 +27,7 @@ def test_every_connection_made_is_allowed(kube: Kube, cluster: Cluster, traffic:
     seen = [flow for flow in traffic.flows.values() if _ours(flow)]
     with step(f"{len(seen)} connections of Tartlet's pods, of {len(traffic.flows)}, judged"):
         refused = {
-            (_role(f.source), _role(f.target), f.port, *policies.refusals(f)) for f in seen if not policies.allow(f)
+            (_where(f.source), _where(f.target), f.port, *policies.refusals(f)) for f in seen if not policies.allow(f)
         }
     assert refused == set()
     assert traffic.unresolved == {}
@@ -48,6 +48,10 @@ def _role(end: Pod | Host) -> str:
         return end.ip
     labels = end.labels
     return labels.get("app.kubernetes.io/component") or labels.get("k8s-app") or f"a pod of {end.namespace}"
+
+
+def _where(end: Pod | Host) -> str:
+    return _role(end) if isinstance(end, Host) else f"{_role(end)} at {end.ip} in {end.namespace}"
 
 
 def _ours(flow: Flow) -> bool:

@@ -47,7 +47,8 @@ def test_pods_stay_below_the_group_that_is_removed(tmp_path: Path) -> None:
 def test_the_pods_network_has_no_way_out() -> None:
     bridge = json.loads(configs.network())["plugins"][0]
     assert bridge["ipMasq"] is False
-    assert bridge["ipam"]["ranges"] == [[{"subnet": configs.PODS}]]
+    assert bridge["ipam"]["ranges"] == [[{"subnet": configs.PODS, "gateway": configs.PODS_GATEWAY}]]
+    assert ipaddress.ip_address(configs.PODS_GATEWAY) in ipaddress.ip_network(configs.PODS)
 
 
 def test_the_api_servers_certificate_is_for_its_addresses(tmp_path: Path) -> None:
