@@ -64,9 +64,10 @@ class Traffic:
                         self.flows[key] = flow
 
     def judged_by(self, namespaces: Mapping[str, Mapping[str, str]]) -> Policies:
-        """The policies that there were, as the last look had them."""
+        """The policies that there were, as the last look had them; `namespaces`: labels of those that are there now."""
         with self.lock:
-            return Policies(self.policies.values(), namespaces)
+            gone: dict[str, Mapping[str, str]] = {pod.namespace: {} for pod in self.pods.values()}
+            return Policies(self.policies.values(), {**gone, **namespaces})
 
 
 def _key(line: str) -> str:

@@ -62,3 +62,13 @@ def test_policies_outlive_their_release() -> None:
     for kind in ("ADDED", "DELETED"):
         traffic.saw("networkpolicies", {"type": kind, "object": policy})
     assert not traffic.judged_by({"n": {}}).allow(Flow(known("a", "10.88.77.4"), Host("10.9.0.1"), 7443))
+
+
+def test_policies_outlive_their_namespace() -> None:
+    traffic = Traffic()
+    here = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "n"}}}
+    spec = {"podSelector": {}, "policyTypes": ["Ingress"], "ingress": [{"from": [here]}]}
+    policy = {"metadata": {"name": "own", "namespace": "n"}, "spec": spec}
+    traffic.saw("networkpolicies", {"type": "ADDED", "object": policy})
+    traffic.saw("pods", pod("a", "10.88.77.4"))
+    assert traffic.judged_by({}).allow(Flow(known("b", "10.88.77.5"), known("a", "10.88.77.4"), 7443))
