@@ -23,7 +23,7 @@ WOKEN_S = 0.012
 """How long a turn steps programs that were woken. Longer, because programs whose tokens came in one frame should answer
 in one: cut in two, they would be two batches on the engine from then on."""
 
-NEW_S = 0.001
+NEW_S = 0.0015
 """How long a turn steps programs for the first time, so that of many launched at once the first are heard of while the
 last still start."""
 
