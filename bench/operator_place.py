@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import subprocess
 import sys
-import tempfile
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,7 +16,7 @@ import psutil
 
 from e2e.cluster.layout import default_layout
 from e2e.cluster.toolchain import kubernetes
-from tests.operator.api_server import ApiServer
+from tests.operator.api_server import ApiServer, started
 
 CRDS = Path(__file__).resolve().parents[1] / "crds"
 _READING = frozenset({"GET", "LIST", "WATCH", "CONNECT"})
@@ -39,15 +37,8 @@ def api_server() -> Iterator[ApiServer]:
     """etcd and an API server that knows our kinds; the binary is built where neither TARTLET_K8S nor a cache has it."""
     if not os.environ.get("TARTLET_K8S"):
         os.environ["TARTLET_K8S"] = str(kubernetes(default_layout()))
-    directory = Path(tempfile.mkdtemp(prefix="tt-api-"))
-    server = ApiServer(directory)
-    try:
-        server.start()
-        server.apply_crds(CRDS)
+    with started(CRDS) as server:
         yield server
-    finally:
-        server.stop()
-        shutil.rmtree(directory, ignore_errors=True)
 
 
 def sample(text: str, name: str, **labels: str) -> float:

@@ -65,6 +65,13 @@ def json_option(f: F) -> F:
     return click.option("--json", "as_json", is_flag=True, help="Print JSON for machines.")(f)
 
 
+def look_options(f: F) -> F:
+    """`--interval` and `--once` of what is watched."""
+    f = click.option("--once", is_flag=True, help="One look, then end.")(f)
+    seconds = click.FloatRange(min=0.1)
+    return click.option("--interval", type=seconds, default=1.0, show_default=True, help="Seconds between looks.")(f)
+
+
 def address(server: str | None) -> str | None:
     """What `AsyncClient` takes: None is the local server."""
     return None if server in (None, "", "local") else server

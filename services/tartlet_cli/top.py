@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from tartlet_cli.calls import with_client
-from tartlet_cli.options import json_option, server_option
+from tartlet_cli.options import json_option, look_options, server_option
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -19,10 +19,7 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@click.option(
-    "--interval", type=click.FloatRange(min=0.1), default=1.0, show_default=True, help="Seconds between looks."
-)
-@click.option("--once", is_flag=True, help="One look, then end.")
+@look_options
 @server_option
 @json_option
 def top(interval: float, server: str | None, *, once: bool, as_json: bool) -> None:

@@ -86,8 +86,7 @@ class Program:
         self._mail = Mailbox(spec.limits)
         self._wait = GuestWait(world.driver.loop)
         self._backlog: deque[tuple[list[Row], bytes]] = deque()  # for the runtime, in turns to come
-        self._outcome: tuple[TartletError | None, str] | None = None  # ended, once the backlog is done
-        self._unfinished: tuple[TartletError | None, str] | None = None  # how it ended by itself, until `finish`
+        self._outcome: tuple[TartletError | None, str] | None = None  # how it ended by itself, until `finish`
         self.deferred = Deferred()
         self.eager_bytes = 0
         self._deadline: asyncio.TimerHandle | None = None
@@ -146,6 +145,7 @@ class Program:
     def end(self, error: TartletError | None, result: str = "") -> None:
         """End the program, whatever it does; the first end counts. Not to be called from within its guest's step."""
         if self.state < State.ENDING:
+            self._outcome = None
             self._end(error, result)
 
     def _end(self, error: TartletError | None, result: str) -> None:
@@ -178,7 +178,7 @@ class Program:
 
     def control_lost(self) -> None:
         """The stream to control broke: what the program had on engines is gone."""
-        if self._unfinished is not None:
+        if self.state is State.ENDING and self._outcome is not None:
             self.finish()
         elif self.state is State.ENDING:
             self._finish(self.error)
@@ -254,19 +254,19 @@ class Program:
 
     def end_after_backlog(self, error: TartletError | None, result: str) -> None:
         """The guest has ended by itself; what it said before comes first."""
-        if self._backlog:
-            self._outcome = (error, result)
-        elif self.state is State.RUNNING:
+        if self.state is not State.RUNNING:
+            return
+        self._outcome = (error, result)
+        if not self._backlog:
             self.state = State.ENDING
-            self._unfinished = (error, result)
             self._cancel_timers()
             self._world.driver.ended(self)
 
     def finish(self) -> None:
         """Clear away after the guest's own end."""
-        how, self._unfinished = self._unfinished, None
-        if how is not None:
-            self._end(*how)
+        outcome, self._outcome = self._outcome, None
+        if outcome is not None:
+            self._end(*outcome)
 
     def _work_off(self) -> None:
         rows, payload = self._backlog.popleft()

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
 import logging
-import secrets
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, replace
@@ -12,15 +10,7 @@ from functools import lru_cache
 from typing import Any
 
 from tartlet_common.clock import Clock
-from tartlet_common.errors import (
-    InvalidArgument,
-    InvalidSource,
-    Overloaded,
-    SourceTooLarge,
-    TartletError,
-    Unavailable,
-)
-from tartlet_common.ids import new_program_id
+from tartlet_common.errors import Overloaded, TartletError, Unavailable
 from tartlet_common.settings import RuntimeSettings
 from tartlet_common.tenancy import EVERYONE, Scope
 from tartlet_protos import common_pb2, control_pb2, programs_pb2
@@ -28,7 +18,7 @@ from tartlet_runtime.calls import Call
 from tartlet_runtime.control_link import ControlLink
 from tartlet_runtime.driver import Driver
 from tartlet_runtime.journal import JournalHeader, Journals
-from tartlet_runtime.limits import MAX_ARGS_BYTES, MAX_NAME_BYTES, ProgramLimits, default_limits, resolve
+from tartlet_runtime.limits import ProgramLimits, default_limits
 from tartlet_runtime.listing import Place, info_of, page_of
 from tartlet_runtime.local_ops import LocalOps
 from tartlet_runtime.models import ModelTable
@@ -42,9 +32,6 @@ log = logging.getLogger(__name__)
 
 _Source = common_pb2.Source
 _Event = programs_pb2.ProgramEvent
-_SEED_BYTES = 16
-_TRACE_KEYS = ("traceparent", "tracestate", "baggage")
-"""W3C trace context: what else a client sends, or more than it allows, goes no further."""
 START_TIMEOUT_S = 10.0
 """How long a launch waits for control before it is refused."""
 NATIVE_CONNECT_S = 30.0
@@ -82,7 +69,8 @@ class ProgramTable:
         self._wasm = wasm
         self._journals = journals
         self._spans = Spans(scraped=bool(settings.health_address))
-        self._limits = default_limits(settings)
+        self.limits = default_limits(settings)
+        """Of launches that ask for none."""
         self._world = World(driver, link, ops, clock, self._on_ended)
         self._live: dict[int, Program] = {}  # by handle
         self._by_id: dict[str, Program] = {}  # live and kept
@@ -128,55 +116,6 @@ class ProgramTable:
         return len(self._live)
 
     # ---- launch ----
-
-    def specify(self, asked: programs_pb2.LaunchSpec, source: common_pb2.Source) -> ProgramSpec:
-        """Check a launch and fill in the defaults; `source` holds the program's bytes.
-
-        Raises:
-            InvalidArgument, SourceTooLarge, InvalidSource: as they say.
-        """
-        limits = resolve(asked.limits, self._limits) if asked.HasField("limits") else self._limits
-        data = source.data
-        if len(data) > limits.source_bytes:
-            raise SourceTooLarge(size=len(data), limit=limits.source_bytes)
-        if source.language not in (_Source.PYTHON, _Source.WASM, _Source.NATIVE):
-            raise InvalidArgument(argument="source.language", detail=f"{source.language} is unknown")
-        digest = hashlib.sha256(data).hexdigest()
-        if source.digest and source.digest != digest:
-            raise InvalidSource(detail=f"its digest is {digest}, not {source.digest}")
-        if sum(len(arg.encode()) for arg in asked.args) > MAX_ARGS_BYTES:
-            raise InvalidArgument(argument="args", detail=f"more than {MAX_ARGS_BYTES} bytes")
-        for field in ("tenant", "idempotency_key", "model", "inferlet"):
-            if len(getattr(asked, field).encode()) > MAX_NAME_BYTES:
-                raise InvalidArgument(argument=field, detail=f"longer than {MAX_NAME_BYTES} bytes")
-        if len(asked.seed) not in (0, _SEED_BYTES):
-            raise InvalidArgument(argument="seed", detail=f"{len(asked.seed)} bytes; {_SEED_BYTES} are wanted")
-        filename = source.filename[:MAX_NAME_BYTES] or "main.py"
-        return ProgramSpec(
-            program_id=new_program_id(),
-            name=asked.inferlet or filename.rpartition("/")[2],
-            language=source.language,
-            filename=filename,
-            source=data,
-            digest=digest,
-            args=tuple(asked.args),
-            model=asked.model,
-            tenant=asked.tenant,
-            idempotency_key=asked.idempotency_key,
-            limits=limits,
-            durable=asked.durable,
-            seed=asked.seed or secrets.token_bytes(_SEED_BYTES),
-            trace={
-                key: value
-                for key in _TRACE_KEYS
-                if 0 < len((value := asked.trace.get(key, "")).encode()) <= MAX_NAME_BYTES
-            },
-        )
-
-    @staticmethod
-    def another(spec: ProgramSpec, seed: bytes) -> ProgramSpec:
-        """One more of what `specify` has checked, with an identity and, unless asked for, a seed of its own."""
-        return replace(spec, program_id=new_program_id(), seed=seed or secrets.token_bytes(_SEED_BYTES))
 
     def maker(self, spec: ProgramSpec) -> MakeGuest | None:
         """What makes the program's guest; None if its module must be compiled first (`compile`).

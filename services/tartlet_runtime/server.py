@@ -35,6 +35,7 @@ from tartlet_runtime.program_spec import MakeGuest, ProgramSpec, State
 from tartlet_runtime.programs import ProgramTable
 from tartlet_runtime.relay import Relay, is_relayed
 from tartlet_runtime.sources import Sources
+from tartlet_runtime.specs import another, specify
 from tartlet_runtime.wasm_guests import WasmGuests
 
 log = logging.getLogger(__name__)
@@ -89,7 +90,7 @@ class ProgramsService(programs_pb2_grpc.ProgramsServicer):
         """Check a source as a launch would, and for Python its syntax."""
         digest = request.source.digest or hashlib.sha256(request.source.data).hexdigest()
         try:
-            spec = self._table.specify(programs_pb2.LaunchSpec(), await self._sources.resolve(request.source))
+            spec = specify(programs_pb2.LaunchSpec(), await self._sources.resolve(request.source), self._table.limits)
             if self._table.maker(spec) is None:
                 await self._table.compile(spec)
             if spec.language == common_pb2.Source.PYTHON and self._wasm is not None:
@@ -160,9 +161,9 @@ class ProgramsService(programs_pb2_grpc.ProgramsServicer):
             if asked.inferlet or (asked.source.digest and not asked.source.data):
                 return False
             if last.spec is not None and last.asked == asked:
-                spec = self._table.another(last.spec, asked.seed)
+                spec = another(last.spec, asked.seed)
             else:
-                spec = self._table.specify(asked, asked.source)
+                spec = specify(asked, asked.source, self._table.limits)
                 last.asked, last.spec = asked, spec
             maker = self._table.maker(spec)
             if maker is None:
@@ -178,7 +179,7 @@ class ProgramsService(programs_pb2_grpc.ProgramsServicer):
     async def _launch_slowly(self, asked: programs_pb2.LaunchSpec, call: Call, index: int) -> None:
         try:
             asked, source = await self._sources.find(asked)
-            spec = self._table.specify(asked, source)
+            spec = specify(asked, source, self._table.limits)
             maker = self._table.maker(spec) or await self._table.compile(spec)
             self._launch(spec, maker, asked, call, index)
         except TartletError as e:

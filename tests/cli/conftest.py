@@ -2,28 +2,17 @@
 
 from __future__ import annotations
 
-import shutil
-import tempfile
-import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.cli.kube_shell import Shell, kubeconfig
-from tests.e2e.serving import Serving, serving
+from tests.e2e.conftest import server
 from tests.operator.api_server import ApiServer, api_server_up
+from tests.operator.conftest import namespace
 
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[Serving]:
-    """A server that the module's tests share."""
-    directory = Path(tempfile.mkdtemp(prefix="tt-"))
-    try:
-        with serving(directory) as running:
-            yield running
-    finally:
-        shutil.rmtree(directory, ignore_errors=True)
+__all__ = ["api_server", "namespace", "server", "shell"]
 
 
 @pytest.fixture(scope="module")
@@ -31,14 +20,6 @@ def api_server(repo: Path) -> Iterator[ApiServer]:
     """etcd and an API server that knows our kinds; they end with the module."""
     with api_server_up(repo / "crds") as server:
         yield server
-
-
-@pytest.fixture
-def namespace(api_server: ApiServer) -> str:
-    """A namespace of the test's own."""
-    name = f"t-{uuid.uuid4().hex[:8]}"
-    api_server.create_namespace(name)
-    return name
 
 
 @pytest.fixture

@@ -217,10 +217,17 @@ class ApiServer:
 
 @contextmanager
 def api_server_up(definitions: Path) -> Iterator[ApiServer]:
-    """etcd and an API server that knows the kinds of a folder; the test is skipped where there can be none."""
+    """As `started`; the test is skipped where there can be none."""
     why = missing()
     if why:
         pytest.skip(why)
+    with started(definitions) as server:
+        yield server
+
+
+@contextmanager
+def started(definitions: Path) -> Iterator[ApiServer]:
+    """etcd and an API server that knows the kinds of a folder."""
     directory = Path(tempfile.mkdtemp(prefix="tt-api-"))
     server = ApiServer(directory)
     try:

@@ -14,7 +14,7 @@ import click
 from tartlet_cli import exits
 from tartlet_cli.calls import with_opened
 from tartlet_cli.kube.options import Target, cluster_options, release_option, target
-from tartlet_cli.options import json_option
+from tartlet_cli.options import json_option, look_options
 from tartlet_cli.run import run_on_cluster
 
 if TYPE_CHECKING:
@@ -90,10 +90,7 @@ def logs(run: str, *, follow: bool, as_json: bool, **options: Any) -> None:
 
 
 @cli.command()
-@click.option(
-    "--interval", type=click.FloatRange(min=0.1), default=1.0, show_default=True, help="Seconds between looks."
-)
-@click.option("--once", is_flag=True, help="One look, then end.")
+@look_options
 @cluster_options
 @release_option
 @json_option

@@ -14,11 +14,12 @@ from wasmtime.component import Component
 from tartlet_common.errors import CorruptModule, MalformedSubmission
 from tartlet_runtime.wasm import capi, values, wasi
 from tartlet_runtime.wasm.aot import Compiled, ModuleKind
-from tartlet_runtime.wasm.boundary import Boundary, trap
+from tartlet_runtime.wasm.boundary import trap
 from tartlet_runtime.wasm.determinism import MAX_RANDOM_BYTES
 
 if TYPE_CHECKING:
     from tartlet_runtime.wasm.guest import Guest
+    from tartlet_runtime.wasm.shim import Boundary
 
 IMPORT_MODULE = b"tartlet"
 MAIN = "tartlet_main"

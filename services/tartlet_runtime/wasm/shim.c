@@ -1,7 +1,7 @@
 /* The boundary of core-Wasm guests in C: no GIL, no ctypes conversion (10 ns a call against 300).
  *
  * Links against nothing: symbols are resolved from the wasmtime library that the process has loaded already.
- * boundary.py holds the same logic in Python for machines without a compiler; both pass the same tests.
+ * ctypes_boundary.py holds the same logic in Python for machines without a compiler; both pass the same tests.
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>

@@ -13,7 +13,10 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-from tartlet_runtime.wasm.boundary import Boundary, CtypesBoundary, ShimBoundary
+from tartlet_runtime.wasm.ctypes_boundary import CtypesBoundary
+from tartlet_runtime.wasm.shim_boundary import ShimBoundary
+
+Boundary = CtypesBoundary | ShimBoundary
 
 SOURCE = Path(__file__).with_name("shim.c")
 _BUILD_TIMEOUT_S = 60
