@@ -1,4 +1,4 @@
-"""Follows the programs of InferletRuns: keeps the end of their output, and how they ended."""
+"""Follows the programs of InferletRuns: keeps the end of their output, and how they ended; ends those not wanted."""
 
 from __future__ import annotations
 
@@ -19,6 +19,9 @@ log = logging.getLogger("tartlet.operator")
 PROGRESS_S: Final = 2.0
 """How often output that grows is shown in the status."""
 _RETRY_S: Final = 1.0
+_END_TIMEOUT_S: Final = 5.0
+_END_WAITS_S: Final = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, *([60.0] * 15))
+"""A program that can't be ended is tried again after these, about as long as until a resync finds it."""
 
 
 @dataclass(slots=True)
@@ -49,6 +52,7 @@ class Followers:
         self._limit = limit
         self._changed = changed
         self._followed: dict[Key, _Followed] = {}
+        self._ending: set[str] = set()
         self._group: asyncio.TaskGroup | None = None
 
     def __len__(self) -> int:
@@ -100,6 +104,38 @@ class Followers:
         if known.task is not None:
             known.task.cancel()
         return known.program_id if known.outcome is None else ""
+
+    async def end(self, program_id: str, reason: str) -> None:
+        """End a program that no run wants; one that can't be ended now is tried again while others are seen to."""
+        if program_id in self._ending or await self._ended(program_id, reason):
+            return
+        assert self._group is not None, "run() comes first"
+        self._ending.add(program_id)
+        self._group.create_task(self._end(program_id, reason), name=f"end {program_id}")
+
+    async def _end(self, program_id: str, reason: str) -> None:
+        try:
+            for wait_s in _END_WAITS_S:
+                await asyncio.sleep(wait_s)
+                if await self._ended(program_id, reason):
+                    return
+        finally:
+            self._ending.discard(program_id)
+
+    async def _ended(self, program_id: str, reason: str) -> bool:
+        """Whether nothing is left to be done about a program that was to end."""
+        try:
+            async with asyncio.timeout(_END_TIMEOUT_S):
+                await self._client.kill(program_id, reason)
+        except UnknownProgram:
+            return True
+        except TimeoutError:
+            log.warning("program %s can't be ended: no answer in %g s", program_id, _END_TIMEOUT_S)
+            return False
+        except TartletError as e:
+            log.warning("program %s can't be ended: %s", program_id, e)
+            return not e.retryable
+        return True
 
     async def _follow(self, key: Key, followed: _Followed) -> None:
         while followed.outcome is None:

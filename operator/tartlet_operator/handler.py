@@ -92,7 +92,7 @@ class Handler:
         if key.kind == "InferletRun":
             program_id = ctx.followers.forget(key)
             if program_id:
-                await reconcile_run.kill(ctx, key, program_id, "its InferletRun was deleted")
+                await ctx.followers.end(program_id, "its InferletRun was deleted")
         elif key.kind == "Inferlet":
             await reconcile_inferlet.forget_entry(ctx, key)
         else:

@@ -9,8 +9,7 @@ from typing import NamedTuple
 from tartlet import ProgramInfo
 from tartlet_operator.api.inferlet_run import InferletRunStatus
 from tartlet_operator.context import Context
-from tartlet_operator.meta import Key, Meta
-from tartlet_operator.reconcile_run import kill
+from tartlet_operator.meta import Meta
 from tartlet_operator.run_decisions import launched_by
 
 log = logging.getLogger("tartlet.operator")
@@ -66,4 +65,4 @@ async def end(ctx: Context) -> None:
             runs[Meta.of(body).uid] = InferletRunStatus.model_validate(body.get("status") or {})
         for program_id, reason in find(unknown, runs):
             log.info("program %s in %s: %s", program_id, namespace, reason)
-            await kill(ctx, Key("Program", namespace, program_id), program_id, reason)
+            await ctx.followers.end(program_id, reason)

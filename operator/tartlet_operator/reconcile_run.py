@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Final
 
 from tartlet import Accepted, LaunchSpec, Limits
-from tartlet_common.errors import NoEngine, TartletError, Unavailable, UnknownInferlet, UnknownModel, UnknownProgram
+from tartlet_common.errors import NoEngine, TartletError, Unavailable, UnknownInferlet, UnknownModel
 from tartlet_operator import run_decisions as runs
 from tartlet_operator.api.inferlet import Inferlet, InferletStatus
 from tartlet_operator.api.inferlet_run import InferletRun, InferletRunStatus
@@ -20,8 +19,6 @@ from tartlet_operator.pool_status import Happening
 from tartlet_operator.reasons import EventReason, Reason
 from tartlet_operator.run_decisions import Delete, Finish, Follow, InferletFacts, Launch, Output, Rest, Retry, Wait
 from tartlet_operator.store import RunSeen
-
-log = logging.getLogger("tartlet.operator")
 
 _LAUNCH_TIMEOUT_S: Final = 60.0
 _FIRST_TIMEOUT_S: Final = 15.0
@@ -73,16 +70,6 @@ async def reconcile(ctx: Context, key: Key, body: Mapping[str, Any]) -> float | 
             return seconds
         case Finish():
             return await _finish(ctx, key, meta, run, old, action)
-
-
-async def kill(ctx: Context, key: Key, program_id: str, reason: str) -> None:
-    """End a program that a run no longer wants."""
-    try:
-        await ctx.client.kill(program_id, reason)
-    except UnknownProgram:
-        pass
-    except TartletError as e:
-        log.warning("%s: program %s can't be killed: %s", key, program_id, e)
 
 
 async def _inferlet(ctx: Context, key: Key, run: InferletRun, old: InferletRunStatus) -> Inferlet | None:
@@ -171,7 +158,7 @@ async def _finish(
     ctx: Context, key: Key, meta: Meta, run: InferletRun, old: InferletRunStatus, finish: Finish
 ) -> float | None:
     if finish.kill:
-        await kill(ctx, key, old.program_id, "past the run's deadline")
+        await ctx.followers.end(old.program_id, "past the run's deadline")
         output = ctx.followers.output(key, old.program_id) or Output()
         finish = replace(finish, outcome=replace(finish.outcome, output=output))
     new = runs.finished(old, finish, generation=meta.generation, now=ctx.unix_s)

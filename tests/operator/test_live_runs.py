@@ -43,6 +43,25 @@ async def test_a_run_deleted_while_no_operator_ran_ends_its_program_and_no_other
         assert it.get("InferletRun", "kept")["status"]["phase"] == "Running"
 
 
+async def test_a_run_deleted_while_its_runtime_is_silent_ends_its_program(
+    api_server: ApiServer, namespace: str, run_dir: Path
+) -> None:
+    async with live(api_server, namespace, run_dir) as it:
+        it.create("Inferlet", "sleeping", {"source": {"inline": SLEEPING}})
+        program = await started(it, "unwanted")
+        runtime = it.stack._children["runtime"]
+        os.kill(runtime.pid, signal.SIGSTOP)
+        try:
+            it.delete("InferletRun", "unwanted")
+            await it.until(lambda: f"program {program} can't be ended" in it.operator.log, 15)
+        finally:
+            os.kill(runtime.pid, signal.SIGCONT)
+        async with tartlet.AsyncClient(f"unix:{run_dir}/runtime.sock") as client, asyncio.timeout(30):
+            ended = await (await client.attach(program)).wait()
+        assert isinstance(ended.error, tartlet.TartletError)
+        assert ended.error.name == "ProgramKilled"
+
+
 async def test_a_run_past_max_runs_says_so_and_its_deadline_holds(
     api_server: ApiServer, namespace: str, run_dir: Path
 ) -> None:

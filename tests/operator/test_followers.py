@@ -1,0 +1,68 @@
+"""Programs that no run wants are ended, also when their runtime doesn't answer at first."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from tartlet_common.errors import PermissionDenied, TartletError, Unavailable, UnknownProgram
+from tartlet_operator import followers
+from tartlet_operator.followers import Followers
+from tests.operator.objects import until
+
+AWAY = Unavailable(what="the runtime", detail="it was stopped")
+GONE = UnknownProgram(program="p")
+FORBIDDEN = PermissionDenied(caller="operator", method="Kill")
+
+
+class Client:
+    """Answers so, once each, and then with success; None: it doesn't answer."""
+
+    def __init__(self, *answers: TartletError | None) -> None:
+        self.answers = list(answers)
+        self.asked: list[tuple[str, str]] = []
+
+    async def kill(self, program_id: str, reason: str) -> None:
+        self.asked.append((program_id, reason))
+        if self.answers:
+            answer = self.answers.pop(0)
+            if answer is None:
+                await asyncio.Event().wait()
+            else:
+                raise answer
+
+
+@pytest.mark.parametrize(
+    ("answers", "asked"),
+    [((), 1), ((AWAY, AWAY), 3), ((None, AWAY), 3), ((GONE,), 1), ((AWAY, GONE), 2), ((FORBIDDEN,), 1)],
+)
+async def test_a_program_is_ended_until_it_has_ended(
+    monkeypatch: pytest.MonkeyPatch, answers: tuple[TartletError | None, ...], asked: int
+) -> None:
+    monkeypatch.setattr(followers, "_END_WAITS_S", (0.01,) * 10)
+    monkeypatch.setattr(followers, "_END_TIMEOUT_S", 0.01)
+    client: Any = Client(*answers)
+    following = Followers(client, 1, lambda *_: None)
+    running = asyncio.create_task(following.run())
+    await asyncio.sleep(0)
+    for _ in range(2):  # the second time it is being seen to, or has ended
+        await following.end("p", "not wanted")
+        if asked == 1:
+            break
+    await until(lambda: not following._ending)
+    assert client.asked == [("p", "not wanted")] * asked
+    running.cancel()
+
+
+async def test_one_that_never_ends_is_left_to_the_resync(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(followers, "_END_WAITS_S", (0.0,) * 3)
+    client: Any = Client(*[AWAY] * 50)
+    following = Followers(client, 1, lambda *_: None)
+    running = asyncio.create_task(following.run())
+    await asyncio.sleep(0)
+    await following.end("p", "not wanted")
+    await until(lambda: not following._ending)
+    assert len(client.asked) == 4
+    running.cancel()
