@@ -20,6 +20,8 @@ MAX_BYTES: Final = 3 << 20
 """What control's catalogue takes."""
 _TIMEOUT: Final = aiohttp.ClientTimeout(total=30)
 _KEPT_BYTES: Final = 32 << 20
+_MAY_COME: Final = (404, 429)
+"""Statuses of a file that is yet to be put there, and of a server that is asked too much."""
 
 
 class SourceProblem(Exception):
@@ -79,7 +81,8 @@ class SourceFetcher:
             self._kept.move_to_end(digest)
             return self._kept[digest]
         if not allowed(source.url, self._hosts):
-            message = f"the operator may not fetch from {urlsplit(source.url).netloc}: add it to source_hosts"
+            host = urlsplit(source.url).netloc
+            message = f"spec.source.url.url: the operator may not fetch from {host}: add it to its setting source_hosts"
             raise SourceProblem(Reason.HOST_NOT_ALLOWED, message)
         data = await _download(source.url)
         actual = hashlib.sha256(data).hexdigest()
@@ -116,14 +119,16 @@ async def _download(url: str) -> bytes:
             session.get(url, allow_redirects=False) as reply,
         ):
             if reply.status != 200:
-                message = f"{url} answered {reply.status}: give the URL of the file itself"
-                raise SourceProblem(Reason.FETCH_FAILED, message, retry=reply.status >= 500)
+                message = f"spec.source.url.url: {url} answered {reply.status}: give the URL of the file itself"
+                later = reply.status in _MAY_COME or reply.status >= 500
+                raise SourceProblem(Reason.FETCH_FAILED, message, retry=later)
             data = await reply.content.read(MAX_BYTES + 1)
             while len(data) <= MAX_BYTES and (more := await reply.content.read(MAX_BYTES + 1 - len(data))):
                 data += more
     except (aiohttp.ClientError, TimeoutError) as e:
-        message = f"{url} can't be fetched: {e!r}: check the address and the network policy"
+        message = f"spec.source.url.url: {url} can't be fetched: {e!r}: check the address and the network policy"
         raise SourceProblem(Reason.FETCH_FAILED, message, retry=True) from e
     if len(data) > MAX_BYTES:
-        raise SourceProblem(Reason.FETCH_FAILED, f"{url} has more than {MAX_BYTES} bytes: make the program smaller")
+        message = f"spec.source.url.url: {url} has more than {MAX_BYTES} bytes: make the program smaller"
+        raise SourceProblem(Reason.FETCH_FAILED, message)
     return data
