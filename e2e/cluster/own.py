@@ -144,6 +144,15 @@ class OwnCluster:
         """Lets a frozen container go on."""
         self._ctr("tasks", "resume", container_id.removeprefix("containerd://"))
 
+    def name_image(self, image: str, *names: str) -> None:
+        """Lets pods find an image that is there by other names, too."""
+        for name in names:
+            self._ctr("images", "tag", "--force", image, name)
+
+    def forget_images(self, *names: str) -> None:
+        """Takes names of images away."""
+        self._ctr("images", "rm", *names)
+
     def connections(self) -> str:
         """What conntrack knows of the cluster's network."""
         return self.run(*self.enter("net"), "conntrack", "-L").stdout

@@ -25,9 +25,7 @@ def plain(cluster: Cluster, image: Image, kube: Kube) -> Iterator[Kube]:
     """A namespace on whose nodes the default images are: for want of a registry, ours goes by their names."""
     if not isinstance(cluster, Own):
         pytest.skip("only this machine's own cluster has no registry to pull the default images from")
-    ctr = (*cluster.enter("mount"), "ctr", "--address", "/run/containerd/containerd.sock", "--namespace", "k8s.io")
-    for name in IMAGES:
-        cluster.run(*ctr, "images", "tag", "--force", image.name, name)
+    cluster.name_image(image.name, *IMAGES)
     labels = {"pod-security.kubernetes.io/enforce": "restricted", MARK: "true"}
     kube.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE, "labels": labels}})
     yield Kube(cluster, NAMESPACE)
@@ -36,7 +34,7 @@ def plain(cluster: Cluster, image: Image, kube: Kube) -> Iterator[Kube]:
     made("delete", "namespace", NAMESPACE, "--timeout=90s")
     for volume in ("models", "packages"):
         made("delete", f"persistentvolume/{NAMESPACE}-{volume}", "--ignore-not-found", "--timeout=60s")
-    cluster.run(*ctr, "images", "rm", *IMAGES)
+    cluster.forget_images(*IMAGES)
 
 
 def lend_torch(kube: Kube) -> None:

@@ -34,10 +34,10 @@ def slow(kube: Kube) -> Iterator[None]:
     kube("delete", f"epool/{POOL}", "--timeout=60s")
 
 
-def start(kube: Kube, prefix: str, count: int, seconds: float) -> list[str]:
+def start(kube: Kube, prefix: str, count: int, seconds: float, program: str = "slow") -> list[str]:
     """Runs that are under way."""
     names = [f"{prefix}-{n}" for n in range(count)]
-    kube.apply(*(run(name, "slow", args=[str(seconds)], deadlineSeconds=120) for name in names))
+    kube.apply(*(run(name, program, args=[str(seconds)], deadlineSeconds=120) for name in names))
     until(lambda: phases(kube, f"{prefix}-").count("Running") == count, f"{count} runs of {prefix} run")
     return names
 
@@ -48,9 +48,9 @@ def ended(kube: Kube, prefix: str, timeout_s: float = 90) -> list[Object]:
     return [r["status"] for r in of(kube, "irun", f"{prefix}-")]
 
 
-def workers(kube: Kube) -> list[Object]:
+def workers(kube: Kube, pool_name: str = POOL) -> list[Object]:
     """The pool's pods."""
-    return kube.items("pods", "-l", f"tartlet.dev/pool={POOL}")
+    return kube.items("pods", "-l", f"tartlet.dev/pool={pool_name}")
 
 
 def all_succeeded(states: list[Object], count: int) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from tartlet_operator.api.common import quantity
-from tartlet_operator.api.engine_pool import EnginePoolSpec, PodTemplate
+from tartlet_operator.api.engine_pool import EnginePoolSpec, EnvVar, ModelInit
 from tartlet_operator.meta import Meta, owner, pool_labels, pool_selector
 
 MODELS_DIR: Final = "/models"
@@ -95,19 +95,7 @@ def _pod_spec(spec: EnginePoolSpec, meta: Meta, defaults: WorkerDefaults) -> dic
         "volumes": _replaced(_volumes(spec, defaults), template.volumes, "name"),
     }
     if spec.model.init is not None:
-        pod["initContainers"] = [
-            {
-                "name": "model",
-                "image": spec.model.init.image,
-                "imagePullPolicy": spec.image_pull_policy or defaults.pull_policy,
-                "command": list(spec.model.init.command),
-                "securityContext": _restricted(),
-                "volumeMounts": [
-                    {"name": "models", "mountPath": MODELS_DIR},
-                    {"name": "scratch", "mountPath": SCRATCH_DIR},
-                ],
-            }
-        ]
+        pod["initContainers"] = [_init_container(spec, spec.model.init, defaults)]
     spread = [
         {"labelSelector": {"matchLabels": pool_selector(meta.name)}, **c} for c in spec.topology_spread_constraints
     ]
@@ -125,6 +113,21 @@ def _pod_spec(spec: EnginePoolSpec, meta: Meta, defaults: WorkerDefaults) -> dic
     )
 
 
+def _init_container(spec: EnginePoolSpec, init: ModelInit, defaults: WorkerDefaults) -> dict[str, Any]:
+    """What fetches the model; whatever it needs to know is its own, for it may be anybody's image."""
+    mounts = [{"name": "models", "mountPath": MODELS_DIR}, {"name": "scratch", "mountPath": SCRATCH_DIR}]
+    return {
+        "name": "model",
+        "image": init.image,
+        "imagePullPolicy": spec.image_pull_policy or defaults.pull_policy,
+        "command": list(init.command),
+        "env": _replaced([{"name": "HOME", "value": SCRATCH_DIR}], _env(init.env), "name"),
+        "securityContext": _restricted(),
+        "volumeMounts": _replaced(mounts, init.volume_mounts, "mountPath"),
+        "terminationMessagePolicy": "FallbackToLogsOnError",
+    }
+
+
 def _container(spec: EnginePoolSpec, defaults: WorkerDefaults) -> dict[str, Any]:
     template = spec.pod_template
     return {
@@ -132,7 +135,7 @@ def _container(spec: EnginePoolSpec, defaults: WorkerDefaults) -> dict[str, Any]
         "image": spec.image or defaults.image,
         "imagePullPolicy": spec.image_pull_policy or defaults.pull_policy,
         "command": ["tartlet", "serve", "--role", "worker"],
-        "env": _replaced(environment(spec, defaults), _env(template), "name"),
+        "env": _replaced(environment(spec, defaults), _env(template.env), "name"),
         "ports": [{"name": "health", "containerPort": HEALTH_PORT, "protocol": "TCP"}],
         "resources": _present({"requests": dict(spec.resources.requests), "limits": dict(spec.resources.limits)}),
         "securityContext": {**_restricted(), "runAsGroup": GROUP},
@@ -190,8 +193,8 @@ def environment(spec: EnginePoolSpec, defaults: WorkerDefaults) -> list[dict[str
     return out
 
 
-def _env(template: PodTemplate) -> list[dict[str, Any]]:
-    return [e.dump() for e in template.env]
+def _env(variables: Iterable[EnvVar]) -> list[dict[str, Any]]:
+    return [e.dump() for e in variables]
 
 
 def _volumes(spec: EnginePoolSpec, defaults: WorkerDefaults) -> list[dict[str, Any]]:

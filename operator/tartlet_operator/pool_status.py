@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any
 
 from tartlet_operator.api.engine_pool import EnginePoolStatus, EngineStatus
 from tartlet_operator.conditions import Want, find, holds, merged, truth
 from tartlet_operator.meta import pool_selector
+from tartlet_operator.pod_facts import PodFacts, in_trouble
 from tartlet_operator.reasons import EventReason, Reason
-
-_QUIET: Final = frozenset({"", "ContainerCreating", "PodInitializing", "Completed"})
-"""Reasons of waiting containers that are no trouble."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,37 +31,6 @@ class DeploymentFacts:
             int(status.get("observedGeneration", 0)),
             int(status.get("replicas", 0)),
             int(status.get("updatedReplicas", 0)),
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class PodFacts:
-    """What is read of a pod."""
-
-    name: str
-    ready: bool
-    terminating: bool
-    running: bool
-    reason: str = ""  # of trouble: CrashLoopBackOff, ImagePullBackOff, Unschedulable, ...
-    message: str = ""
-    node: str = ""
-    address: str = ""
-
-    @staticmethod
-    def of(body: Mapping[str, Any]) -> PodFacts:
-        """From its body."""
-        status = body.get("status") or {}
-        conditions = {c["type"]: c for c in status.get("conditions") or ()}
-        reason, message = _trouble(status, conditions)
-        return PodFacts(
-            name=body["metadata"]["name"],
-            ready=conditions.get("Ready", {}).get("status") == "True",
-            terminating="deletionTimestamp" in body["metadata"],
-            running=status.get("phase") == "Running",
-            reason=reason,
-            message=message,
-            node=(body.get("spec") or {}).get("nodeName") or "",
-            address=status.get("podIP") or "",
         )
 
 
@@ -153,7 +120,7 @@ def _conditions(facts: PoolFacts, old: EnginePoolStatus, ready: int) -> list[Wan
     # once a generation was fully out, missing engines are trouble and no longer progress
     settled_before = before is not None and before.status == "False" and before.observed_generation == facts.generation
     progressing = not rolled or (not enough and not settled_before and facts.engines is not None)
-    trouble = next((p for p in facts.pods if p.reason and not p.terminating), None)
+    trouble = in_trouble(facts.pods)
     counts = f"{ready} of {facts.replicas} engines take programs"
     reason, message = _why(facts, ready, trouble, counts, progressing=progressing)
     degraded = trouble is not None or (not enough and not progressing)
@@ -217,19 +184,6 @@ def _state(pod: PodFacts, engines: Mapping[str, str] | None) -> str:
             return "Draining"
     if pod.ready:
         return "Lost" if engines is not None else "Unknown"
-    return "Loading" if pod.running else "Pending"
-
-
-def _trouble(status: Mapping[str, Any], conditions: Mapping[str, Any]) -> tuple[str, str]:
-    """Reason and message of what keeps a pod from running, empty if nothing does."""
-    scheduled = conditions.get("PodScheduled", {})
-    if scheduled.get("status") == "False" and scheduled.get("reason"):
-        return scheduled["reason"], scheduled.get("message", "")
-    for container in (*(status.get("initContainerStatuses") or ()), *(status.get("containerStatuses") or ())):
-        waiting = (container.get("state") or {}).get("waiting") or {}
-        if waiting.get("reason", "") not in _QUIET:
-            last = ((container.get("lastState") or {}).get("terminated") or {}).get("message", "")
-            return waiting["reason"], (last or waiting.get("message", "")).strip()[-1024:]
-    if status.get("phase") == "Failed":
-        return status.get("reason") or "Failed", status.get("message", "")
-    return "", ""
+    if not pod.running:
+        return "Pending"
+    return "Broken" if pod.reason else "Loading"

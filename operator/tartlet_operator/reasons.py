@@ -15,6 +15,7 @@ class Reason(StrEnum):
     SETTLED = "Settled"
     ENGINES_MISSING = "EnginesMissing"
     ENGINE_LOST = "EngineLost"
+    MODEL_INIT_FAILED = "ModelInitFailed"
     AS_EXPECTED = "AsExpected"
     CONTROL_UNREACHABLE = "ControlUnreachable"
     # Inferlet
@@ -64,6 +65,7 @@ MEANING: dict[Reason | EventReason, str] = {
     Reason.SETTLED: "Every pod is of the newest spec.",
     Reason.ENGINES_MISSING: "Fewer engines than asked for take programs.",
     Reason.ENGINE_LOST: "A pod runs, and control doesn't know its engine.",
+    Reason.MODEL_INIT_FAILED: "The container of `spec.model.init` failed.",
     Reason.AS_EXPECTED: "Nothing is wrong.",
     Reason.CONTROL_UNREACHABLE: "Control doesn't answer: nobody knows.",
     Reason.CATALOGUED: "The source was validated and is in the catalogue.",

@@ -11,8 +11,9 @@ from tartlet_operator.conditions import holds
 from tartlet_operator.context import Context
 from tartlet_operator.inferlet_status import PoolSeen
 from tartlet_operator.meta import Key, Meta, pool_selector
+from tartlet_operator.pod_facts import PodFacts
 from tartlet_operator.pool_manifests import deployment, disruption_budget
-from tartlet_operator.pool_status import DeploymentFacts, PodFacts, PoolFacts, happenings, status
+from tartlet_operator.pool_status import DeploymentFacts, PoolFacts, happenings, status
 from tartlet_operator.subset import covers
 
 

@@ -110,7 +110,7 @@ class EngineService(engine_pb2_grpc.EngineServicer):
 
     def _status(self, engine: EngineState, frame: engine_pb2.WorkerFrame) -> None:
         if frame.state == "draining" and engine.status != "draining":
-            log.info("engine %s is draining", engine.id)
+            log.info("engine %s is draining, with %d programs", engine.id, len(engine.programs))
             self._core.cordon(engine.id, drain=True)
         elif frame.state == "overdue":
             log.warning("engine %s goes with %d programs: its grace is over", engine.id, len(engine.programs))

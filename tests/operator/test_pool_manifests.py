@@ -78,6 +78,22 @@ def test_pods_meet_the_restricted_standard() -> None:
     assert all("hostPath" not in v for v in spec["volumes"])
 
 
+def test_the_init_step_has_its_own_environment_and_mounts() -> None:
+    token = {"name": "TOKEN", "valueFrom": {"secretKeyRef": {"name": "hub", "key": "token"}}}
+    source = {"name": "source", "mountPath": "/source", "readOnly": True}
+    init = {"image": "i", "command": ["cp"], "env": [token], "volumeMounts": [source]}
+    spec = pod(pool(model={"name": "m", "init": init}, podTemplate={"env": [{"name": "ENGINES", "value": "1"}]}))
+    (made,) = spec["initContainers"]
+    assert made["env"] == [{"name": "HOME", "value": "/tmp"}, token]
+    assert {m["mountPath"]: m["name"] for m in made["volumeMounts"]} == {
+        "/models": "models",
+        "/tmp": "scratch",
+        "/source": "source",
+    }
+    assert source not in spec["containers"][0]["volumeMounts"]
+    assert made["terminationMessagePolicy"] == "FallbackToLogsOnError"
+
+
 def test_a_rollout_adds_before_it_removes_and_leaves_time_to_drain() -> None:
     made = deployment(pool(drain={"graceSeconds": 90}).spec, META, DEFAULTS)
     assert made["spec"]["strategy"]["rollingUpdate"] == {"maxSurge": 1, "maxUnavailable": 0}

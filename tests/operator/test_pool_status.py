@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from tartlet_operator.api.engine_pool import EnginePoolStatus
 from tartlet_operator.conditions import find
-from tartlet_operator.pool_status import DeploymentFacts, PodFacts, PoolFacts, happenings, status
+from tartlet_operator.pod_facts import PodFacts
+from tartlet_operator.pool_status import DeploymentFacts, PoolFacts, happenings, status
 from tartlet_operator.reasons import EventReason, Reason
 
 NOW = "2026-01-01T00:00:00Z"
@@ -136,6 +137,21 @@ def test_a_pods_trouble_becomes_the_pools_reason() -> None:
     assert [h.reason for h in happenings(NONE, s)] == [EventReason.ROLLOUT_STARTED, EventReason.POOL_DEGRADED]
 
 
+def test_a_pod_of_an_earlier_spec_is_no_trouble_any_more() -> None:
+    old = replace(pod("p-9", ready=False, reason="CheckpointMissing"), created="2026-01-01T00:00:00Z", revision="a")
+    new = replace(pod("p-1", ready=False), created="2026-01-01T00:00:09Z", revision="b")
+    rolling = facts(1, generation=2, pods=(old, new), engines={}, deployment=DeploymentFacts(2, 2, 2, 1))
+    assert conditions(status(rolling, NONE, NOW))["Degraded"] == ("False", Reason.AS_EXPECTED)
+    broken = replace(rolling, pods=(old, replace(new, reason="CheckpointBroken")))
+    assert conditions(status(broken, NONE, NOW))["Degraded"] == ("True", "CheckpointBroken")
+
+
+def test_an_engine_that_loads_is_not_one_that_is_broken() -> None:
+    pods = (pod("p-0", ready=False), pod("p-1", ready=False, reason="CheckpointBroken"))
+    s = status(facts(2, pods=pods, engines={}), NONE, NOW)
+    assert [(e.state, e.reason) for e in s.engines] == [("Loading", ""), ("Broken", "CheckpointBroken")]
+
+
 def test_without_control_nobody_knows() -> None:
     s = status(facts(1, engines=None), status(facts(1), NONE, NOW), NOW)
     assert conditions(s)["Ready"] == ("Unknown", Reason.CONTROL_UNREACHABLE)
@@ -166,17 +182,6 @@ def test_transition_times_change_with_the_status_alone() -> None:
     ready = find(third.conditions, "Ready")
     assert ready is not None
     assert ready.last_transition_time == LATER
-
-
-def test_pods_are_read_from_their_bodies() -> None:
-    crash = {"state": {"waiting": {"reason": "CrashLoopBackOff"}}, "lastState": {"terminated": {"message": "no model"}}}
-    made = PodFacts.of({"metadata": {"name": "x"}, "status": {"phase": "Running", "containerStatuses": [crash]}})
-    assert (made.reason, made.message, made.ready) == ("CrashLoopBackOff", "no model", False)
-    unscheduled = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/1 nodes"}
-    made = PodFacts.of({"metadata": {"name": "x", "deletionTimestamp": NOW}, "status": {"conditions": [unscheduled]}})
-    assert (made.reason, made.terminating) == ("Unschedulable", True)
-    calm = {"state": {"waiting": {"reason": "ContainerCreating"}}}
-    assert PodFacts.of({"metadata": {"name": "x"}, "status": {"containerStatuses": [calm]}}).reason == ""
 
 
 def test_programs_are_shown_by_engine() -> None:

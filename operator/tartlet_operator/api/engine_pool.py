@@ -35,12 +35,26 @@ class VolumeClaim(ApiModel):
     read_only: bool = Field(default=True, description="Mount it read-only.")
 
 
+class EnvVar(ApiModel):
+    """An environment variable."""
+
+    name: Annotated[str, Field(min_length=1, max_length=256)] = Field(description="Its name.")
+    value: Annotated[str, Field(max_length=32_768)] | None = Field(default=None, description="Its value.")
+    value_from: Preserved | None = Field(default=None, description="Where its value comes from, as in the core API.")
+
+
 class ModelInit(ApiModel):
     """A container that fetches the checkpoint before the engine starts."""
 
     image: Annotated[str, Field(min_length=1, max_length=1024)] = Field(description="Its image.")
     command: Annotated[list[Text], Field(min_length=1, max_length=64)] = Field(
         description="Its command; it writes the checkpoint below `/models`, at `model.path`."
+    )
+    env: Annotated[list[EnvVar], Field(max_length=64)] = Field(
+        default_factory=list, description="Its environment, such as a token from a Secret; `HOME` is `/tmp`."
+    )
+    volume_mounts: Annotated[list[Preserved], Field(max_length=32)] = Field(
+        default_factory=list, description="Mounts of volumes of `podTemplate.volumes`, beside `/models` and `/tmp`."
     )
     size_limit: Quantity = Field(default="20Gi", description="Most that it may write.")
 
@@ -133,14 +147,6 @@ class Drain(ApiModel):
         le=3600,
         description="How long an engine that is to go waits for its programs; those left then end in `Draining`.",
     )
-
-
-class EnvVar(ApiModel):
-    """An environment variable."""
-
-    name: Annotated[str, Field(min_length=1, max_length=256)] = Field(description="Its name.")
-    value: Annotated[str, Field(max_length=32_768)] | None = Field(default=None, description="Its value.")
-    value_from: Preserved | None = Field(default=None, description="Where its value comes from, as in the core API.")
 
 
 class PodTemplate(ApiModel):
@@ -236,7 +242,8 @@ class EngineStatus(ApiModel):
 
     pod: Annotated[str, Field(max_length=253)] = Field(description="Its pod.")
     state: Annotated[str, Field(max_length=64)] = Field(
-        description="`Pending`, `Loading`, `Ready`, `Draining`, `Lost` (control doesn't know it) or `Unknown`."
+        description="`Pending`, `Loading`, `Broken` (it ended, and is tried again), `Ready`, `Draining`, `Lost` "
+        "(control doesn't know it) or `Unknown`."
     )
     reason: Annotated[str, Field(max_length=256)] = Field(default="", description="Why it isn't ready.")
     programs: int = Field(default=0, ge=0, description="Programs on it; brought up to date every 15 s.")

@@ -1,0 +1,109 @@
+"""A pool's model from an init step: what goes wrong on the way is told by the pool, and its spec mends it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from e2e.cluster.images import Image
+from e2e.cluster.kube import Kube, Object, condition, step, until
+from e2e.cluster.watch import Record, recording
+from e2e.tests.conftest import pool
+from e2e.tests.story import inferlet
+from e2e.tests.test_answers import run
+from e2e.tests.test_pools import workers
+
+POOL = "fetched"
+COPY = "cp -r /source/demo /models/demo"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def gone_at_the_end(kube: Kube, demo_pool: str) -> Iterator[None]:
+    """The claims are those of the demo pool; programs that bring no model along ask for its."""
+    assert demo_pool
+    yield
+    kube("delete", f"epool/{POOL}", "ilet/fetched", "--ignore-not-found", "--timeout=60s")
+
+
+def fetched(image: Image, script: str) -> Object:
+    """A pool of one torch engine whose model this script brings, from a volume that the engine doesn't see."""
+    source = {"name": "source", "mountPath": "/source", "readOnly": True}
+    init: Object = {"image": image.name, "command": ["sh", "-c", script], "volumeMounts": [source]}
+    claims = {"source": "models", "packages": "packages"}
+    return pool(
+        POOL,
+        model={"name": POOL, "path": "demo", "init": init | {"sizeLimit": "100Mi"}},
+        engine={"device": "cpu", "kvMemory": "64Mi", "threads": 1},
+        podTemplate={
+            "env": [{"name": "PYTHONPATH", "value": "/packages"}],
+            "volumes": [{"name": n, "persistentVolumeClaim": {"claimName": c}} for n, c in claims.items()],
+            "volumeMounts": [{"name": "packages", "mountPath": "/packages", "readOnly": True}],
+        },
+    )
+
+
+def newest(kube: Kube) -> Object:
+    """The pool's youngest pod: one whose model can't be had stays until another one serves."""
+    return max(workers(kube, POOL), key=lambda p: str(p["metadata"]["creationTimestamp"]))
+
+
+def restarts(pod: Object) -> int:
+    """Of the worse of its containers."""
+    kinds = ("initContainerStatuses", "containerStatuses")
+    return max((c["restartCount"] for kind in kinds for c in pod["status"].get(kind, ())), default=0)
+
+
+def states(record: Record, pod: Object) -> list[str]:
+    """What the pool said of a pod's engine, one after the other."""
+    found: list[str] = []
+    for each in record.seen:
+        for engine in (each.body or {}).get("status", {}).get("engines", ()):
+            if engine["pod"] == pod["metadata"]["name"] and found[-1:] != [engine["state"]]:
+                found.append(engine["state"])
+    return found
+
+
+@pytest.mark.parametrize(
+    ("script", "reason", "message"),
+    [
+        ("echo no such model: demo >&2; exit 3", "ModelInitFailed", "spec.model.init: no such model: demo"),
+        ("mkdir /models/other", "CheckpointMissing", "spec.model.path"),
+        (f"{COPY}; truncate -s 9999 /models/demo/model.safetensors", "CheckpointBroken", "model.safetensors"),
+    ],
+)
+def test_a_model_that_cannot_be_had_is_told_and_stays_told(
+    kube: Kube, image: Image, script: str, reason: str, message: str
+) -> None:
+    kube.apply(fetched(image, script))
+    with step(reason):
+        until(lambda: condition(kube.get(f"epool/{POOL}"), "Ready").get("reason") == reason, f"the pool says {reason}")
+    with recording(kube, {"pool": [f"epool/{POOL}"]}) as record:
+        until(lambda: restarts(newest(kube)) > 0, "it is tried again")
+        until(lambda: "restarted" in condition(kube.get(f"epool/{POOL}"), "Ready")["message"], "the pool says so")
+    for kind, status in (("Ready", "False"), ("Degraded", "True")):
+        assert record.history("pool", POOL, kind) == [status], kind
+        said = condition(kube.get(f"epool/{POOL}"), kind)
+        assert (said["reason"], said["status"]) == (reason, status)
+        assert message in said["message"], said
+    assert "Loading" not in states(record, newest(kube))  # that is another thing than broken
+    warned = [e["message"] for e in kube.items("events") if (e["reason"], e["type"]) == ("PoolDegraded", "Warning")]
+    assert any(reason in m and message in m for m in warned), warned
+
+
+def test_its_spec_mended_it_loads_and_answers(kube: Kube, image: Image) -> None:
+    with step("pool with a model that an init step brought"), recording(kube, {"pool": [f"epool/{POOL}"]}) as record:
+        kube.apply(fetched(image, COPY))
+        kube.wait(f"epool/{POOL}", "Ready", 120)
+    made = newest(kube)
+    assert states(record, made)[-2:] == ["Loading", "Ready"], states(record, made)
+    assert restarts(made) == 0
+    assert condition(kube.get(f"epool/{POOL}"), "Degraded")["status"] == "False"
+    source = {"configMap": {"name": "fetched", "key": "text_completion.py"}}
+    kube("create", "configmap", "fetched", "--from-file=inferlets/std/text_completion.py")
+    kube.apply(inferlet("fetched", POOL, source))
+    kube.wait("ilet/fetched", "Runnable")
+    kube.apply(run("fetched", "fetched", args=["--prompt", "374+588=", "--max-tokens", "64"], deadlineSeconds=60))
+    with step("run"):
+        kube.wait("irun/fetched", "Succeeded")
+    assert "962" in kube.get("irun/fetched")["status"]["output"]

@@ -1,0 +1,127 @@
+"""What is read of an engine's pod: how far it is, what keeps it from running, and which field mends it. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from tartlet_operator.reasons import Reason
+
+_QUIET: Final = frozenset({"", "ContainerCreating", "PodInitializing", "Completed"})
+"""Reasons of waiting containers that are no trouble."""
+
+_CRASHED: Final = frozenset({"CrashLoopBackOff", "Error", "ContainerStatusUnknown"})
+"""Reasons that say no more than that a process ended."""
+
+_NO_IMAGE: Final = frozenset({"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull"})
+
+_TYPED: Final = re.compile(r"(?P<name>[A-Z]\w+) \(\d+\): (?P<said>.*)", re.DOTALL)
+"""How a role that can't go on says why, behind its own name, at the end of its log."""
+
+_MODEL: Final = "spec.model.path, and spec.model.volumeClaim or spec.model.init"
+_FIELDS: Final = {
+    "CheckpointMissing": _MODEL,
+    "CheckpointBroken": _MODEL,
+    "UnknownFamily": _MODEL,
+    "OutOfDeviceMemory": "spec.engine.kvMemory",
+    "InvalidConfig": "spec.engine and spec.podTemplate.env",
+    "OOMKilled": "spec.resources.limits",
+}
+"""Where in the pool the cause of a trouble is mended."""
+
+_SAID_CHARS: Final = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class PodFacts:
+    """What is read of a pod."""
+
+    name: str
+    ready: bool
+    terminating: bool
+    running: bool
+    reason: str = ""  # of trouble: CheckpointMissing, CrashLoopBackOff, ImagePullBackOff, Unschedulable, ...
+    message: str = ""
+    node: str = ""
+    address: str = ""
+    created: str = ""
+    revision: str = ""  # of the Deployment's template
+
+    @staticmethod
+    def of(body: Mapping[str, Any]) -> PodFacts:
+        """From its body."""
+        meta, status = body["metadata"], body.get("status") or {}
+        conditions = {c["type"]: c for c in status.get("conditions") or ()}
+        reason, message = _trouble(status, conditions)
+        return PodFacts(
+            name=meta["name"],
+            ready=conditions.get("Ready", {}).get("status") == "True",
+            terminating="deletionTimestamp" in meta,
+            running=status.get("phase") == "Running",
+            reason=reason,
+            message=message,
+            node=(body.get("spec") or {}).get("nodeName") or "",
+            address=status.get("podIP") or "",
+            created=meta.get("creationTimestamp") or "",
+            revision=(meta.get("labels") or {}).get("pod-template-hash") or "",
+        )
+
+
+def in_trouble(pods: Sequence[PodFacts]) -> PodFacts | None:
+    """A pod that is kept from running; what ails those of an earlier spec has been answered by the newer one."""
+    staying = [p for p in pods if not p.terminating]
+    newest = max(staying, key=lambda p: p.created, default=None)
+    return next((p for p in staying if newest and p.reason and p.revision == newest.revision), None)
+
+
+def _trouble(status: Mapping[str, Any], conditions: Mapping[str, Any]) -> tuple[str, str]:
+    """Reason and message of what keeps a pod from running, empty if nothing does."""
+    scheduled = conditions.get("PodScheduled", {})
+    if scheduled.get("status") == "False" and scheduled.get("reason"):
+        return scheduled["reason"], scheduled.get("message", "")
+    for key, init in (("initContainerStatuses", True), ("containerStatuses", False)):
+        for container in status.get(key) or ():
+            reason, message = _of_container(container, init=init)
+            if reason:
+                return reason, message
+    if status.get("phase") == "Failed":
+        return status.get("reason") or "Failed", status.get("message", "")
+    return "", ""
+
+
+def _of_container(container: Mapping[str, Any], *, init: bool) -> tuple[str, str]:
+    """The same of one container. One that failed is in trouble until it has started, also while it is tried again."""
+    state = container.get("state") or {}
+    waiting = state.get("waiting") or {}
+    ended = state.get("terminated") or (container.get("lastState") or {}).get("terminated") or {}
+    failed = ended.get("exitCode", 0) != 0 and (init or not container.get("started"))
+    reason = waiting.get("reason", "")
+    if reason in _QUIET:
+        if not failed:
+            return "", ""
+        reason = ended.get("reason") or "Error"
+    if reason in _NO_IMAGE:
+        field = "spec.model.init.image" if init else "spec.image"
+        return reason, f"{field}: {waiting.get('message') or reason}"
+    if reason in _CRASHED:
+        return _crash(reason, ended, waiting.get("message", ""), container.get("restartCount", 0), init=init)
+    return reason, (ended.get("message") or waiting.get("message", "")).strip()[-_SAID_CHARS:]
+
+
+def _crash(reason: str, ended: Mapping[str, Any], waits: str, restarts: int, *, init: bool) -> tuple[str, str]:
+    """What a process said when it ended, under the name of its error where it gave one."""
+    said = str(ended.get("message") or "").strip()
+    why = f"exit status {ended.get('exitCode', 0)}" if ended else waits
+    typed = _TYPED.match(said.rpartition("tartlet worker: ")[2])
+    if init:
+        reason, said = Reason.MODEL_INIT_FAILED, f"spec.model.init: {said[-_SAID_CHARS:]}"
+    elif typed is not None:
+        reason, said, why = typed["name"], " ".join(typed["said"].split()), ""
+    elif ended.get("reason") == "OOMKilled":
+        reason = "OOMKilled"
+    if reason in _FIELDS:
+        why = f"see {_FIELDS[reason]}"
+    behind = "; ".join(filter(None, (why, f"restarted {restarts} times" if restarts else "")))
+    return reason, f"{said[-_SAID_CHARS:]} ({behind})".strip() if behind else said[-_SAID_CHARS:]

@@ -1,0 +1,88 @@
+"""What is read of an engine's pod, and which field mends what keeps it from running."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tartlet_common.errors import CheckpointBroken, CheckpointMissing, TartletError, UnknownFamily, WorkerLost
+from tartlet_operator.pod_facts import PodFacts
+from tartlet_operator.reasons import Reason
+
+NOW = "2026-01-01T00:00:00Z"
+
+
+def pod(init: dict[str, Any] | None = None, **worker: Any) -> PodFacts:
+    status = {"phase": "Running", "containerStatuses": [worker], "initContainerStatuses": [init] if init else []}
+    return PodFacts.of({"metadata": {"name": "x"}, "status": status})
+
+
+def ended(message: str = "", code: int = 1, reason: str = "Error") -> dict[str, Any]:
+    return {"terminated": {"exitCode": code, "reason": reason, "message": message}}
+
+
+def farewell(error: TartletError) -> str:
+    """The end of a worker's log."""
+    return f'{{"level": "info"}}\ntartlet worker: {error.name} ({error.number}): {error}\n{error.remedy}\n'
+
+
+def test_a_pod_that_waits_says_for_what() -> None:
+    crash = {"state": {"waiting": {"reason": "CrashLoopBackOff"}}, "lastState": {"terminated": {"message": "no model"}}}
+    made = pod(**crash)
+    assert (made.reason, made.message, made.ready) == ("CrashLoopBackOff", "no model (exit status 0)", False)
+    unscheduled = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/1 nodes"}
+    made = PodFacts.of({"metadata": {"name": "x", "deletionTimestamp": NOW}, "status": {"conditions": [unscheduled]}})
+    assert (made.reason, made.terminating) == ("Unschedulable", True)
+    assert pod(state={"waiting": {"reason": "ContainerCreating"}}).reason == ""
+
+
+@pytest.mark.parametrize(
+    ("error", "field"),
+    [
+        (CheckpointMissing(path="/models/x", detail="no config.json"), "spec.model.path"),
+        (CheckpointBroken(path="/models/x", detail="cut short"), "spec.model.init"),
+        (UnknownFamily(family="bert", supported="llama"), "spec.model"),
+        (WorkerLost(engine="x"), ""),
+    ],
+)
+def test_a_typed_error_is_the_reason_and_names_the_field(error: TartletError, field: str) -> None:
+    made = pod(state={"waiting": {"reason": "CrashLoopBackOff"}}, lastState=ended(farewell(error)), restartCount=2)
+    assert made.reason == error.name
+    assert made.message.startswith(f"{error} {error.remedy} (")
+    assert field in made.message
+    assert made.message.endswith("restarted 2 times)")
+
+
+def test_an_engine_that_failed_is_broken_until_it_has_started() -> None:
+    last = ended(farewell(CheckpointMissing(path="p", detail="d")))
+    states: list[dict[str, Any]] = [last, {"running": {}}, {"waiting": {"reason": "CrashLoopBackOff"}}]
+    for state in states:
+        assert pod(state=state, lastState=last, started=False).reason == "CheckpointMissing", state
+    assert pod(state={"running": {}}, lastState=last, started=True).reason == ""
+    assert pod(state={"running": {}}, started=False).reason == ""  # it loads
+
+
+def test_a_process_that_says_nothing_shows_how_it_ended() -> None:
+    assert pod(state=ended("", 137, "OOMKilled")).reason == "OOMKilled"
+    made = pod(state={"waiting": {"reason": "CrashLoopBackOff"}}, lastState=ended("", 137, "OOMKilled"))
+    assert (made.reason, made.message) == ("OOMKilled", "(see spec.resources.limits)")
+    assert pod(state=ended("trace", 2)).message == "trace (exit status 2)"
+
+
+def test_the_models_init_step_is_named() -> None:
+    waits = {"state": {"waiting": {"reason": "PodInitializing"}}}
+    made = pod(init={"state": ended("no such model", 3)}, **waits)
+    expected = (Reason.MODEL_INIT_FAILED, "spec.model.init: no such model (exit status 3)")
+    assert (made.reason, made.message) == expected
+    again = {"state": {"running": {}}, "lastState": ended("no such model", 3), "restartCount": 1, "started": True}
+    assert pod(init=again, **waits).reason == Reason.MODEL_INIT_FAILED
+    done = {"state": ended("", 0, "Completed"), "lastState": ended("no such model", 3), "restartCount": 1}
+    assert pod(init=done, **waits).reason == ""
+
+
+@pytest.mark.parametrize("reason", ["ErrImagePull", "ImagePullBackOff", "InvalidImageName"])
+def test_an_image_that_is_not_there_names_its_field(reason: str) -> None:
+    waits = {"state": {"waiting": {"reason": reason, "message": "not found"}}}
+    assert (pod(**waits).reason, pod(**waits).message) == (reason, "spec.image: not found")
+    assert pod(init=waits).message == "spec.model.init.image: not found"
