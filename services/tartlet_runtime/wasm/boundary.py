@@ -1,8 +1,8 @@
 """The boundary between guests and Python: polling, submissions, deliveries.
 
-`CtypesBoundary` works anywhere; `ShimBoundary` does the same in C (shim.c) and is about thirty times faster for core
-guests. Here is what they share: one `GuestState` per guest. Component guests come through Python callbacks in either
-case; they share polling and the continuation, which only looks at `GuestState.ready`.
+`CtypesBoundary` works anywhere; `ShimBoundary` does the same in C (shim.c) and is about thirty times faster. Here is
+what they share: one `GuestState` per guest. What a component calls is in Python (program.py), but for `submit` and
+`wait` where the boundary has addresses for them.
 
 The core-Wasm interface (import module `tartlet`):
 

@@ -8,7 +8,7 @@ import time
 from collections.abc import Sequence
 from ctypes import c_uint32, c_void_p
 
-from tartlet_runtime.wasm import capi
+from tartlet_runtime.wasm import capi, values
 from tartlet_runtime.wasm.boundary import LENGTH_BYTES, GuestState, Remains, end_slice, trap
 
 _IDLE_TICKS = 64
@@ -20,6 +20,8 @@ class CtypesBoundary:
     """The boundary in Python."""
 
     name = "ctypes"
+    submit_string_address: int | None = None
+    wait_string_address: int | None = None
 
     def __init__(self) -> None:
         """Make the callbacks."""
@@ -103,6 +105,12 @@ class CtypesBoundary:
         if answer < 0:
             self._kept[state.id] = data
         capi.Val.from_address(state.wait_result).i64 = answer & _MASK32
+        state.waiting = 0
+        state.ready = 1
+
+    def deliver_string(self, state: GuestState, data: bytes) -> None:
+        """Answer the wait that a component is suspended in."""
+        values.write_string(state.wait_result, data.decode("latin-1").encode())
         state.waiting = 0
         state.ready = 1
 

@@ -24,7 +24,7 @@ from tartlet_common.errors import (
     ProgramTrapped,
     TartletError,
 )
-from tartlet_runtime.wasm import capi, traps, values
+from tartlet_runtime.wasm import capi, traps
 from tartlet_runtime.wasm.aot import ModuleKind
 from tartlet_runtime.wasm.boundary import GuestState, Remains, end_slice
 from tartlet_runtime.wasm.determinism import Clock, GuestClock, GuestRandom, Random
@@ -100,7 +100,8 @@ class Guest:
         # Until the program runs, time and chance are the same for all: a spare doesn't know its own yet.
         self.active_clock: Clock = GuestClock(0)
         self.active_random: Random = GuestRandom(b"prepare")
-        self._events: list[tuple[int, bytes]] = []
+        self._events: list[tuple[int, bytes]] = []  # output, and submissions before it
+        self._kept_bytes = 0  # in `_events`
         self._last_words = b""  # the end of what it wrote to standard error
         self._timers: dict[int, int] = {}
         self._next_timer = 1
@@ -272,19 +273,22 @@ class Guest:
             if self.state.future is not None:
                 return
         self._stage = _Stage.RUN
-        self._events.clear()
+        self._events.clear()  # and what it submitted before it runs
+        self._host.boundary.take_submissions(self.state)
         self.active_clock, self.active_random = self.clock, self.random
         self.state.future = self.program.begin_call(self)
 
     def _tell_events(self) -> None:
         if self._stage is not _Stage.RUN:
             return
-        if self.program.kind is ModuleKind.CORE:
-            for data in self._host.boundary.take_submissions(self.state):
-                self.hooks.on_submit(data)
-            return
+        if self._events:
+            self._tell_kept()
+        for data in self._host.boundary.take_submissions(self.state):  # what came after the last output
+            self.hooks.on_submit(data)
+
+    def _tell_kept(self) -> None:
         events, self._events = self._events, []
-        self.state.out_bytes = 0
+        self._kept_bytes = 0
         for stream, group in itertools.groupby(events, key=operator.itemgetter(0)):
             if stream == _SUBMISSION:
                 for _, data in group:
@@ -304,9 +308,7 @@ class Guest:
         if self.program.kind is ModuleKind.CORE:
             self._host.boundary.deliver(self.state, delivery.data)
             return
-        values.write_string(self.state.wait_result, delivery.data.decode("latin-1").encode())
-        self.state.waiting = 0
-        self.state.ready = 1
+        self._host.boundary.deliver_string(self.state, delivery.data)
 
     def _end_sleep(self) -> None:
         assert self._wake_ns is not None
@@ -361,9 +363,13 @@ class Guest:
         return pointer
 
     def _keep(self, stream: int, data: bytes) -> None:
-        self._events.append((stream, data))
-        self.state.out_bytes += len(data)
-        if self.state.out_bytes > self.state.soft_limit:  # end the slice so that the host can take it
+        events = [
+            *((_SUBMISSION, before) for before in self._host.boundary.take_submissions(self.state)),
+            (stream, data),
+        ]
+        self._events += events
+        self._kept_bytes += sum(len(event[1]) for event in events)
+        if self._kept_bytes > self.state.soft_limit:  # end the slice so that the host can take it
             end_slice(self.state)
 
     # ---- the end ----

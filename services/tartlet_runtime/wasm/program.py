@@ -183,6 +183,7 @@ class ComponentProgram(Program):
         self.digest = compiled.digest
         self._world = world
         self._callbacks: list[Any] = []
+        self._in_c = {_submit: world.boundary.submit_string_address, _wait: world.boundary.wait_string_address}
         try:
             self._component = Component.deserialize_file(world.engine, str(compiled.path))
         except wasmtime.WasmtimeError as e:
@@ -292,8 +293,9 @@ class ComponentProgram(Program):
                 for function, body in table.items():
                     callback = wrap(body)
                     self._callbacks.append(callback)
-                    encoded = function.encode()
-                    _check(add(instance, encoded, len(encoded), capi.address(callback), None, None))
+                    encoded, ours = function.encode(), capi.address(callback)
+                    in_c = self._in_c.get(body)
+                    _check(add(instance, encoded, len(encoded), in_c or ours, ours if in_c else None, None))
         finally:
             capi.linker_instance_delete(instance)
 

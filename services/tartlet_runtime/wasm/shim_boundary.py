@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
-from ctypes import c_char_p, c_int, c_size_t, c_uint64, c_void_p
+from ctypes import c_char_p, c_int, c_size_t, c_uint8, c_uint64, c_void_p
 from typing import Any
 
-from tartlet_runtime.wasm import capi
+from tartlet_runtime.wasm import capi, values
 from tartlet_runtime.wasm.boundary import LENGTH_BYTES, GuestState, Remains
 
-_SHIM_VERSION = 3
+_SHIM_VERSION = 4
 _TRIM_BYTES = 1 << 16
 
 
@@ -37,6 +37,7 @@ class ShimBoundary:
         self._poll_many = _prototype(free, "shim_poll_many", None, c_void_p, c_void_p, c_size_t)
         self._free_many = _prototype(free, "shim_free_many", None, c_void_p, c_void_p, c_void_p, c_size_t)
         self._deliver = _prototype(held, "shim_deliver", c_int, c_void_p, c_char_p, c_uint64)
+        self._deliver_string = _prototype(held, "shim_deliver_string", None, c_void_p, c_char_p, c_uint64, c_uint8)
         self._release = _prototype(held, "shim_release", None, c_void_p)
         self._trim = _prototype(held, "shim_trim", None, c_void_p)
         self._ticker_start = _prototype(held, "shim_ticker_start", c_void_p, c_void_p, c_uint64)
@@ -44,6 +45,8 @@ class ShimBoundary:
         self.submit_address: int = capi.address(held.shim_submit)
         self.wait_address: int = capi.address(held.shim_wait)
         self.ready_address: int = capi.address(held.shim_ready)
+        self.submit_string_address: int | None = capi.address(held.shim_submit_string)
+        self.wait_string_address: int | None = capi.address(held.shim_wait_string)
         self._ticker: int | None = None
 
     @property
@@ -72,7 +75,7 @@ class ShimBoundary:
         self._poll_many(self._ticker, (c_void_p * count)(*map(ctypes.addressof, states)), count)
 
     def take_submissions(self, state: GuestState) -> list[bytes]:
-        """What a core guest submitted since the last call, in order."""
+        """What a guest submitted since the last call, in order."""
         size = state.out_bytes
         if not size:
             return []
@@ -91,6 +94,10 @@ class ShimBoundary:
         """Answer the wait that a core guest is suspended in."""
         if self._deliver(ctypes.addressof(state), data, len(data)) != 0:
             raise MemoryError
+
+    def deliver_string(self, state: GuestState, data: bytes) -> None:
+        """Answer the wait that a component is suspended in."""
+        self._deliver_string(ctypes.addressof(state), data, len(data), values.STRING)
 
     def start_ticker(self, engine: int, tick_us: int) -> None:
         """Move the engine's epoch on every `tick_us` while guests run."""

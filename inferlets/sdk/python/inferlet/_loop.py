@@ -7,7 +7,9 @@ suspends until an answer, a message or the next timer. Tasks, groups, timeouts, 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable
+from collections import deque
+from collections.abc import Awaitable, Callable
+from contextvars import Context
 from typing import Any
 
 from inferlet._channel import channel
@@ -45,12 +47,41 @@ class _HostSelector:
 class Loop(asyncio.BaseEventLoop):
     """An event loop whose outside world is the host."""
 
+    # asyncio's own, which its types don't show
+    _ready: deque[asyncio.Handle]
+    _scheduled: list[asyncio.TimerHandle]
+    _stopping: bool
+    _closed: bool
+    _debug: bool
+
     runs = 0
     """How often a loop has run since a program was started."""
 
     def __init__(self) -> None:
         super().__init__()
         self._selector = _HostSelector()
+
+    def call_soon(  # type: ignore[override]  # its types are stricter about what callbacks take
+        self, callback: Callable[..., object], *args: Any, context: Context | None = None
+    ) -> asyncio.Handle:
+        """As asyncio's, without its checks outside of debug mode: it is called for each answer."""
+        if self._debug or self._closed:
+            return super().call_soon(callback, *args, context=context)
+        handle = asyncio.Handle(callback, args, self, context)
+        self._ready.append(handle)
+        return handle
+
+    def _run_once(self) -> None:
+        """One round. Without timers it needs neither a heap nor the time of day, which the host would be asked for."""
+        if self._scheduled or self._debug:
+            super()._run_once()  # type: ignore[misc]  # typeshed hides it too
+            return
+        ready = self._ready
+        self._selector.select(0 if ready or self._stopping else None)
+        for _ in range(len(ready)):  # those that become ready meanwhile have their turn in the next
+            handle = ready.popleft()
+            if not handle.cancelled():
+                handle._run()  # noqa: SLF001 - as asyncio's own loop does
 
     def run_main(self, main: Awaitable[Any]) -> Any:
         """Run `main` to its end, then cancel the tasks that it has left and close what is open."""
