@@ -10,11 +10,11 @@ from tartlet_operator.api.engine_pool import EnginePool, EnginePoolStatus
 from tartlet_operator.conditions import holds
 from tartlet_operator.context import Context
 from tartlet_operator.inferlet_status import PoolSeen
-from tartlet_operator.meta import Key, Meta, pool_selector
+from tartlet_operator.meta import MANAGER, Key, Meta, pool_selector
 from tartlet_operator.pod_facts import PodFacts
 from tartlet_operator.pool_manifests import deployment, disruption_budget
 from tartlet_operator.pool_status import DeploymentFacts, PoolFacts, happenings, status
-from tartlet_operator.subset import covers
+from tartlet_operator.subset import covers, leftover
 
 
 async def reconcile(ctx: Context, key: Key, body: Mapping[str, Any]) -> float | None:
@@ -63,6 +63,6 @@ async def _applied(ctx: Context, manifest: Mapping[str, Any]) -> dict[str, Any]:
     """The live object, applied if it isn't what the manifest says."""
     meta = manifest["metadata"]
     live = await ctx.api.get(manifest["kind"], meta["namespace"], meta["name"])
-    if live is not None and covers(live, manifest):
+    if live is not None and covers(live, manifest) and not leftover(live, manifest, MANAGER):
         return live
     return await asyncio.shield(ctx.api.apply(manifest))

@@ -143,6 +143,37 @@ async def test_a_pool_follows_its_spec_and_nobody_elses_changes(
         await it.until(lambda: {"PoolReady", "RolloutStarted"} <= set(it.events("pool")))
 
 
+async def test_what_a_spec_no_longer_says_goes(api_server: ApiServer, namespace: str, run_dir: Path) -> None:
+    more = {
+        "nodeSelector": {"nobody": "has", "this": "label"},
+        "tolerations": [{"key": "a", "operator": "Exists", "effect": "NoSchedule"}],
+        "resources": {"limits": {"cpu": "1"}},
+        "minAvailable": 0,
+        "podTemplate": {"labels": {"team": "x"}, "priorityClassName": "high"},
+    }
+    async with live(api_server, namespace, run_dir) as it:
+        it.create("EnginePool", "pool", FAKE)
+        await it.until_condition("EnginePool", "pool", "Ready", "False", "RollingOut")
+        plain = deployment(it)["spec"]
+        budget = it.core("GET", "apis/policy/v1", "poddisruptionbudgets/pool")["spec"]
+        it.patch("EnginePool", "pool", {"spec": more})
+        await it.until(lambda: deployment(it)["spec"]["template"]["spec"].get("priorityClassName") == "high")
+        for removed in (
+            {"nodeSelector": {"this": None}},
+            {"nodeSelector": None},
+            {"tolerations": [{"key": "a", "operator": "Exists"}]},
+            {"tolerations": None},
+            {"resources": None},
+            {"podTemplate": {"labels": None}},
+            {"podTemplate": None, "minAvailable": None},
+        ):
+            before = deployment(it)["metadata"]["generation"]
+            it.patch("EnginePool", "pool", {"spec": removed})
+            await it.until(lambda before=before: deployment(it)["metadata"]["generation"] > before)  # type: ignore[misc]
+        assert deployment(it)["spec"] == plain
+        await it.until(lambda: it.core("GET", "apis/policy/v1", "poddisruptionbudgets/pool")["spec"] == budget)
+
+
 async def test_draining_is_seen(api_server: ApiServer, namespace: str, run_dir: Path) -> None:
     async with live(api_server, namespace, run_dir) as it:
         await serving(it)

@@ -15,7 +15,7 @@ from tartlet_common.settings import WorkerSettings
 from tartlet_operator.api import EnginePool
 from tartlet_operator.api.common import quantity
 from tartlet_operator.pool_manifests import END_MARGIN_S, WorkerDefaults, deployment, disruption_budget
-from tartlet_operator.subset import covers
+from tartlet_operator.subset import covers, leftover
 from tests.operator.objects import META, pool
 
 DEFAULTS = WorkerDefaults(
@@ -191,3 +191,27 @@ def test_quantities_are_compared_by_worth() -> None:
 def test_what_is_no_quantity_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r".*"):
         quantity(text)
+
+
+def test_what_the_server_keeps_whole_must_be_the_same() -> None:
+    assert not covers({"nodeSelector": {"a": "b", "c": "d"}}, {"nodeSelector": {"a": "b"}})
+    assert not covers({"tolerations": [{"key": "a", "effect": "NoSchedule"}]}, {"tolerations": [{"key": "a"}]})
+    assert covers({}, {"nodeSelector": {}, "tolerations": []})
+    assert covers({"emptyDir": {"sizeLimit": "1Gi"}}, {"emptyDir": {"sizeLimit": "1024Mi"}})
+
+
+def test_what_was_applied_and_is_not_wanted_any_more_is_found() -> None:
+    fields: dict[str, Any] = {
+        "f:spec": {"f:env": {'k:{"name":"A"}': {".": {}, "f:name": {}}}, "f:priorityClassName": {}}
+    }
+
+    def live(**by: str) -> dict[str, Any]:
+        return {"metadata": {"managedFields": [{"manager": "me", "operation": "Apply", "fieldsV1": fields} | by]}}
+
+    wanted = {"spec": {"env": [{"name": "A"}], "priorityClassName": "high"}}
+    assert not leftover(live(), wanted, "me")
+    for less in ({"spec": {"env": [{"name": "A"}]}}, {"spec": {**wanted["spec"], "env": [{"name": "B"}]}}, {}):
+        assert leftover(live(), less, "me")
+        assert not leftover(live(), less, "somebody-else")
+        assert not leftover(live(operation="Update"), less, "me")
+        assert not leftover(live(subresource="status"), less, "me")
