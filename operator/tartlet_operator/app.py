@@ -31,7 +31,7 @@ from tartlet_operator.pool_manifests import WorkerDefaults
 from tartlet_operator.recorder import Recorder
 from tartlet_operator.sources import SourceFetcher
 from tartlet_operator.store import Store
-from tartlet_operator.watch import NoMemories, Watch
+from tartlet_operator.watch import Watch
 from tartlet_operator.work_queue import WorkQueue
 
 log = logging.getLogger("tartlet.operator")
@@ -141,7 +141,7 @@ async def _kopf(registry: kopf.OperatorRegistry, namespaces: list[str]) -> None:
     """kopf takes the signals while it runs, and returns at one."""
     # named, else kopf asks for the user's name, and the image's user has none
     name: Any = "tartlet-operator"  # a type of theirs that is a string
-    await kopf.operator(registry=registry, namespaces=namespaces, standalone=True, identity=name, memories=NoMemories())
+    await kopf.operator(registry=registry, namespaces=namespaces, standalone=True, identity=name)
     raise _Stopped
 
 

@@ -1,31 +1,34 @@
-"""kopf's part: it lists and watches; every event goes into the work queue, and kopf writes nothing.
+"""kopf's part: it lists and watches; every event goes into the work queue, and kopf handles and writes nothing.
 
 Ordinary kopf handlers keep diffs in annotations, write two or three times an object and hold whole bodies; measured at
-ten thousand objects they took eight times the memory and never finished. So: `on.event` only, and what kopf prepares
-for the others at every event (a deep copy of the body, to compare) is left out.
+ten thousand objects they took eight times the memory and never finished. What kopf does at each event for a handler of
+events alone is as much as all that we do. So events are taken from the replies before kopf has them (`tap`).
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import sys
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Final, cast
+from collections.abc import Callable, Mapping
+from typing import Any, Final
 
 import aiohttp
 import kopf
-from kopf._core.reactor.inventory import ResourceMemories, ResourceMemory
 
 from tartlet_operator.access import ApiAccess
 from tartlet_operator.api import GROUP, RESOURCES, VERSION
 from tartlet_operator.meta import POOL_LABEL, Key
 from tartlet_operator.store import Store
+from tartlet_operator.tap import take_events, take_list
 from tartlet_operator.work_queue import WorkQueue
-from tartlet_operator.written import Filtered, Written
+from tartlet_operator.written import Written
 
 WATCHES_A_NAMESPACE: Final = 7
 _PARTS: Final = ("apiVersion", "kind", "spec", "status")
+_KINDS: Final = frozenset(resource.kind for resource in RESOURCES)
+_NEWS: Final = frozenset({"ADDED", "MODIFIED", "DELETED"})
 _META: Final = ("namespace", "name", "uid", "generation", "resourceVersion", "deletionTimestamp")
 _PAGE: Final = 250
 _PAGE_WAIT_S: Final = 5.0
@@ -60,13 +63,14 @@ class Watch:
             session = access.session(WATCHES_A_NAMESPACE * namespaces + 4, self._between)
             return kopf.AiohttpSession(server=access.server, aiohttp_session=session)
 
-        for resource in RESOURCES:
-            kopf.on.event(GROUP, VERSION, resource.plural, registry=registry, id=resource.plural)(self._own)
-        kopf.on.event("apps", "v1", "deployments", registry=registry, id="deployments")(self._dependent)
-        kopf.on.event("", "v1", "pods", registry=registry, id="pods")(self._dependent)
-        kopf.on.event("", "v1", "configmaps", registry=registry, id="configmaps")(self._config_map)
-        if lease:
-            kopf.on.event("coordination.k8s.io", "v1", "leases", registry=registry, id="leases")(self._lease)
+        for group, version, plural in (
+            *((GROUP, VERSION, resource.plural) for resource in RESOURCES),
+            ("apps", "v1", "deployments"),
+            ("", "v1", "pods"),
+            ("", "v1", "configmaps"),
+            *((("coordination.k8s.io", "v1", "leases"),) if lease else ()),
+        ):
+            kopf.on.event(group, version, plural, registry=registry, id=plural)(_watched)
         return registry
 
     async def _between(
@@ -74,48 +78,53 @@ class Watch:
     ) -> aiohttp.ClientResponse:
         """What kopf asks the API server passes through here.
 
-        A list's next page waits until the last one is worked on: bodies that wait are what takes the memory. A watch
-        leaves out what we wrote ourselves.
+        A list's next page waits until the one before the last is worked on: bodies that wait are what takes the memory.
         """
-        if "continue" in request.url.query:
+        asked = request.url.query
+        if "continue" in asked:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_PAGE_WAIT_S):
                     await self._queue.room(2 * _PAGE)
         reply = await handler(request)
-        if "watch" in request.url.query and reply.status == 200:
-            reply.content = cast("aiohttp.StreamReader", Filtered(reply.content, self._echoed))
+        if reply.status == 200 and "watch" in asked:
+            take_events(reply, self._event)
+        elif reply.status == 200 and "limit" in asked:
+            await take_list(reply, self._seen)
         return reply
 
-    def _echoed(self, line: bytes) -> bytes:
+    def _event(self, line: bytes) -> bytes:
+        """Takes a watch's event; its resource version, empty if it tells of the watch itself."""
         self._heard()
-        return self._written.echoed(line)
-
-    async def _own(self, event: Mapping[str, Any], **_: Any) -> None:
-        self._heard()
+        version = self._written.echoed(line)
+        if version:
+            return version
+        event = json.loads(line)
+        if event["type"] not in _NEWS:
+            return b""
         body = event["object"]
+        self._seen(body["kind"], body, gone=event["type"] == "DELETED")
+        return str(body["metadata"]["resourceVersion"]).encode()
+
+    def _seen(self, kind: str, body: Mapping[str, Any], *, gone: bool = False) -> None:
+        """An object is, is another than it was, or is gone."""
+        self._heard()
         meta = body["metadata"]
-        key = Key(sys.intern(body["kind"]), sys.intern(meta["namespace"]), meta["name"])
-        if event["type"] == "DELETED":
-            self._queue.add(key)
-            self._queue.forget(key)
-        else:
-            self._queue.add(key, slim(body))
+        if kind in _KINDS:
+            key = Key(sys.intern(kind), sys.intern(meta["namespace"]), meta["name"])
+            self._queue.add(key, None if gone else slim(body))
+            if gone:
+                self._queue.forget(key)
+        elif kind == "ConfigMap":
+            for key in self._store.inferlets_from(meta["namespace"], meta["name"]):
+                self._queue.add(key)
+        else:  # a pool's, or the Lease
+            pool = (meta.get("labels") or {}).get(POOL_LABEL)
+            if pool:
+                self._queue.add(Key("EnginePool", meta["namespace"], pool))
 
-    async def _dependent(self, event: Mapping[str, Any], **_: Any) -> None:
-        self._heard()
-        meta = event["object"]["metadata"]
-        pool = (meta.get("labels") or {}).get(POOL_LABEL)
-        if pool:
-            self._queue.add(Key("EnginePool", meta["namespace"], pool))
 
-    async def _config_map(self, event: Mapping[str, Any], **_: Any) -> None:
-        self._heard()
-        meta = event["object"]["metadata"]
-        for key in self._store.inferlets_from(meta["namespace"], meta["name"]):
-            self._queue.add(key)
-
-    async def _lease(self, **_: Any) -> None:
-        self._heard()
+async def _watched(**_: Any) -> None:
+    """Has kopf watch a kind; no event gets as far as this."""
 
 
 def slim(body: Mapping[str, Any]) -> dict[str, Any]:
@@ -125,57 +134,12 @@ def slim(body: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def tune(settings: kopf.OperatorSettings, lease: str) -> None:
-    """kopf as a lister and watcher that writes nothing, lists in pages and ends workers soon."""
+    """kopf as a lister and watcher that writes nothing and lists in pages."""
     settings.posting.enabled = False
     settings.scanning.disabled = True
     settings.watching.chunk_size = _PAGE
-    settings.persistence.diffbase_storage = _NoDiffs()
-    settings.persistence.progress_storage = _NoProgress()
-    settings.queueing.idle_timeout = 0.05
     settings.process.ultimate_exiting_timeout = None
     settings.watching.label_selectors["apps", "v1", "deployments"] = POOL_LABEL
     settings.watching.label_selectors["", "v1", "pods"] = POOL_LABEL
     if lease:
         settings.watching.field_selectors["coordination.k8s.io", "v1", "leases"] = f"metadata.name={lease}"
-
-
-class NoMemories(ResourceMemories):
-    """Forgets each object at once: kopf would keep 1 KB of it for handlers that we don't have."""
-
-    async def recall(
-        self, raw_body: kopf.RawBody, *, memobase: Any = None, noticed_by_listing: bool = False, ephemeral: bool = True
-    ) -> ResourceMemory:
-        """As if it were seen for the first time."""
-        return ResourceMemory(noticed_by_listing=noticed_by_listing)
-
-
-class _NoDiffs(kopf.DiffBaseStorage):
-    """No handler asks for differences."""
-
-    def build(self, *, body: kopf.Body, extra_fields: Iterable[Any] | None = None) -> kopf.BodyEssence:
-        return kopf.BodyEssence()
-
-    def fetch(self, *, body: kopf.Body) -> kopf.BodyEssence | None:
-        return None
-
-    def store(self, *, body: kopf.Body, patch: kopf.Patch, essence: kopf.BodyEssence) -> None:
-        """Nothing is kept."""
-
-
-class _NoProgress(kopf.ProgressStorage):
-    """No handler has progress to be kept."""
-
-    def fetch(self, *, key: Any, body: kopf.Body) -> Any:
-        return None
-
-    def store(self, *, key: Any, record: Any, body: kopf.Body, patch: kopf.Patch) -> None:
-        """Nothing is kept."""
-
-    def purge(self, *, key: Any, body: kopf.Body, patch: kopf.Patch) -> None:
-        """Nothing is kept."""
-
-    def touch(self, *, body: kopf.Body, patch: kopf.Patch, value: str | None) -> None:
-        """Nothing is kept."""
-
-    def clear(self, *, essence: kopf.BodyEssence) -> kopf.BodyEssence:
-        return essence

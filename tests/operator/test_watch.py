@@ -10,51 +10,92 @@ from typing import Any
 
 from tartlet_operator.meta import Key
 from tartlet_operator.store import Store
+from tartlet_operator.tap import Events
 from tartlet_operator.watch import Watch, slim
 from tartlet_operator.work_queue import WorkQueue
-from tartlet_operator.written import Filtered, Written
+from tartlet_operator.written import Written
 from tests.operator.objects import body
 
 KEY = Key("Inferlet", "ns", "i")
 
 
-def seen(version: int, generation: int = 1, observed: int = 1) -> dict[str, Any]:
-    made = body("Inferlet", "i", {"source": {"inline": "pass"}}, {"observedGeneration": observed})
-    made["metadata"] |= {"resourceVersion": str(version), "generation": generation, "managedFields": [{"manager": "m"}]}
+def seen(version: int, name: str = "i") -> dict[str, Any]:
+    made = body("Inferlet", name, {"source": {"inline": "pass"}}, {"observedGeneration": 1})
+    made["metadata"] |= {"resourceVersion": str(version), "generation": 1, "managedFields": [{"manager": "m"}]}
     return made
 
 
-def line(version: int) -> bytes:
-    return json.dumps({"type": "MODIFIED", "object": seen(version)}, separators=(",", ":"), sort_keys=True).encode()
+def line(version: int, name: str = "i", kind: str = "MODIFIED") -> bytes:
+    event = {"type": kind, "object": seen(version, name)}
+    return json.dumps(event, separators=(",", ":"), sort_keys=True).encode()
 
 
 class Content:
-    """A stream that comes in pieces of a few bytes."""
+    """A stream that comes in pieces."""
 
-    def __init__(self, data: bytes) -> None:
-        self.data = data
+    def __init__(self, *lines: bytes, piece: int = 50) -> None:
+        self.data = b"".join(x + b"\n" for x in lines)
+        self.piece = piece
+
+    async def read(self) -> bytes:
+        return self.data
 
     async def iter_chunked(self, _: int) -> AsyncIterator[bytes]:
-        for start in range(0, len(self.data), 50):
-            yield self.data[start : start + 50]
+        for start in range(0, len(self.data), self.piece):
+            yield self.data[start : start + self.piece]
 
 
-async def test_our_own_last_write_is_left_out_of_the_watch_unless_the_spec_is_newer() -> None:
-    written = Written()
+def watching() -> tuple[Watch, WorkQueue, Written]:
+    queue, written = WorkQueue(), Written()
+    return Watch(queue, Store(), written, lambda: None), queue, written
+
+
+async def left_for_kopf(watch: Watch, content: Content) -> list[tuple[str, str]]:
+    shown = b"".join([data async for data in Events(content, watch._event).iter_chunked(1 << 20)])
+    events = [json.loads(x) for x in shown.splitlines()]
+    return [(e["type"], e["object"].get("metadata", {}).get("resourceVersion", "")) for e in events]
+
+
+async def test_events_become_work_and_kopf_is_told_how_far_they_came() -> None:
+    watch, queue, _ = watching()
+    gone = json.dumps({"type": "ERROR", "object": {"kind": "Status", "code": 410}}).encode()
+    mark = json.dumps({"type": "BOOKMARK", "object": {"metadata": {"resourceVersion": "8"}}}).encode()
+    lines = line(6, "a"), line(7, "b", "ADDED"), mark, line(9, "a", "DELETED"), gone
+    assert await left_for_kopf(watch, Content(*lines, piece=1 << 20)) == [("BOOKMARK", "8"), ("ERROR", "")]
+    assert queue._pending == {
+        Key("Inferlet", "ns", "a"): None,  # to be asked for, and seen to be gone
+        Key("Inferlet", "ns", "b"): slim(seen(7, "b")),
+    }
+    assert await left_for_kopf(watch, Content(line(10), line(11), piece=1 << 20)) == [("BOOKMARK", "11")]
+    assert queue._pending[KEY] == slim(seen(11))
+    in_pieces = await left_for_kopf(watch, Content(line(12), mark, line(13), gone))
+    assert [kind for kind, _ in in_pieces] == ["BOOKMARK", "BOOKMARK", "BOOKMARK", "ERROR"]
+
+
+async def test_our_own_last_write_is_no_news_unless_the_spec_is_newer() -> None:
+    watch, queue, written = watching()
     written.wrote(KEY, 7, alone=True)
     written.wrote(Key("Inferlet", "ns", "changed"), 9, alone=False)  # its spec changed while we wrote
-    content = Content(b"".join(line(version) + b"\n" for version in (6, 7, 8, 9)))
-    shown = b"".join([data async for data in Filtered(content, written.echoed).iter_chunked(1 << 20)])
-    events = [json.loads(x) for x in shown.splitlines()]
-    assert [(e["type"], e["object"]["metadata"]["resourceVersion"]) for e in events] == [
-        ("MODIFIED", "6"),
-        ("BOOKMARK", "7"),
-        ("MODIFIED", "8"),
-        ("MODIFIED", "9"),
-    ]
-    again = Content(b"".join(line(version) + b"\n" for version in (7, 7, 7)))  # a watch that broke shows it once more
-    shown = b"".join([data async for data in Filtered(again, written.echoed).iter_chunked(1 << 20)])
-    assert b"MODIFIED" not in shown
+    lines = [line(version, f"i{version}") for version in (6, 7, 8, 9)]
+    assert await left_for_kopf(watch, Content(*lines)) == [("BOOKMARK", str(version)) for version in (6, 7, 8, 9)]
+    assert [key.name for key in queue._pending] == ["i6", "i8", "i9"]
+    again = Content(line(7), line(7), line(7))  # a watch that broke shows it once more
+    assert set(await left_for_kopf(watch, again)) == {("BOOKMARK", "7")}
+    assert KEY not in queue._pending
+
+
+async def test_a_lists_objects_become_work_and_kopf_reads_the_rest_of_it() -> None:
+    watch, queue, _ = watching()
+    page = {"kind": "InferletList", "metadata": {"resourceVersion": "9", "continue": "more"}}
+    content = Content(json.dumps({**page, "items": [seen(3, "a"), seen(4, "b")]}).encode())
+
+    async def answered(_: Any) -> Any:
+        return SimpleNamespace(status=200, content=content)
+
+    request: Any = SimpleNamespace(url=SimpleNamespace(query={"limit": "250"}))
+    reply = await watch._between(request, answered)
+    assert json.loads(await reply.content.read()) == {**page, "items": []}
+    assert queue._pending == {Key("Inferlet", "ns", name): slim(seen(n, name)) for n, name in ((3, "a"), (4, "b"))}
 
 
 def test_bodies_older_than_our_last_write_are_known() -> None:
@@ -71,13 +112,12 @@ def test_bodies_older_than_our_last_write_are_known() -> None:
 
 
 async def test_a_lists_next_page_waits_until_the_last_one_is_worked_on() -> None:
-    queue = WorkQueue()
-    watch = Watch(queue, Store(), Written(), lambda: None)
+    watch, queue, _ = watching()
     for n in range(1000):
         queue.add(Key("Inferlet", "ns", f"i{n}"))
 
     request: Any = SimpleNamespace(url=SimpleNamespace(query={"continue": "token"}))
-    page: Any = object()
+    page: Any = SimpleNamespace(status=200)
 
     async def answered(_: Any) -> Any:
         return page
