@@ -62,6 +62,11 @@ class Catalogue:
                 raise DiskFull(path=str(directory), detail=str(e)) from e
             self._load(directory)
 
+    @property
+    def on_disk(self) -> bool:
+        """Whether a change waits for a disk."""
+        return self._directory is not None
+
     def put(self, entry: control_pb2.CatalogueEntry) -> str:
         """Add or replace an entry. Returns its source's digest.
 
@@ -74,11 +79,11 @@ class Catalogue:
 
     def prepare(self, entry: control_pb2.CatalogueEntry) -> control_pb2.CatalogueEntry:
         """All of `put` that takes its time, the disk's above all: for another thread, while nobody changes anything."""
-        self._check(entry)
+        digest = self._check(entry)
         self._check_room(entry)
         kept = control_pb2.CatalogueEntry()
         kept.CopyFrom(entry)
-        kept.source.digest = hashlib.sha256(entry.source.data).hexdigest()
+        kept.source.digest = digest
         key = (kept.tenant, kept.name)
         if key not in self._entries and len(self._entries) >= MAX_ENTRIES:
             raise Overloaded(what="the catalogue", limit=MAX_ENTRIES)
@@ -137,7 +142,8 @@ class Catalogue:
         for key in sorted(key for key in self._entries if key[0] == tenant and key[1] > after):
             yield without_data(self._entries[key])
 
-    def _check(self, entry: control_pb2.CatalogueEntry) -> None:
+    def _check(self, entry: control_pb2.CatalogueEntry) -> str:
+        """The digest of an entry's source, if the entry is acceptable."""
         source = entry.source
         if not _NAME.fullmatch(entry.name):
             raise InvalidSource(detail=f"the name {entry.name[:128]!r} must match {_NAME.pattern}")
@@ -151,6 +157,7 @@ class Catalogue:
         actual = hashlib.sha256(source.data).hexdigest()
         if source.digest and source.digest != actual:
             raise InvalidSource(detail=f"its digest is {actual}, not {source.digest[:64]}")
+        return actual
 
     def _check_room(self, entry: control_pb2.CatalogueEntry) -> None:
         if self._source_bytes + self._growth(entry) > STORE_BYTES:

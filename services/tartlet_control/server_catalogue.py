@@ -20,6 +20,8 @@ from tartlet_protos import common_pb2, control_pb2, control_pb2_grpc
 T = TypeVar("T")
 Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 _MESSAGE_BYTES = 3 << 20
+_QUICK_BYTES = 32 << 10
+"""Sources up to this are digested sooner than a thread answers."""
 UPLOADS_BYTES = 128 << 20
 """Uploads that wait to be put; the oldest go first."""
 _UPLOADS_AT_ONCE = 4
@@ -69,9 +71,7 @@ class CatalogueService(control_pb2_grpc.CatalogueServicer):
                 digest, error = "", None
                 try:
                     entry.tenant = scope.own(entry.tenant, "Put")
-                    # beside the loop, which serves every token meanwhile: a disk may take its time
-                    kept = await asyncio.to_thread(self._catalogue.prepare, self._with_data(entry))
-                    digest = self._catalogue.keep(kept)
+                    digest = self._catalogue.keep(await self._prepared(self._with_data(entry)))
                 except TartletError as e:
                     error = e
                 reply.errors.append(error_to_proto(error))
@@ -113,6 +113,13 @@ class CatalogueService(control_pb2_grpc.CatalogueServicer):
         self._changes.add(change)
         change.add_done_callback(self._changes.discard)
         return await asyncio.shield(change)
+
+    async def _prepared(self, entry: control_pb2.CatalogueEntry) -> control_pb2.CatalogueEntry:
+        """Prepare an entry; beside the loop, which serves every token meanwhile, what may take its time."""
+        if self._catalogue.on_disk or len(entry.source.data) > _QUICK_BYTES:
+            return await asyncio.to_thread(self._catalogue.prepare, entry)
+        await asyncio.sleep(0)  # a request may hold hundreds
+        return self._catalogue.prepare(entry)
 
     def _with_data(self, entry: control_pb2.CatalogueEntry) -> control_pb2.CatalogueEntry:
         """The entry with its source, which may have been uploaded, or be another entry's."""
