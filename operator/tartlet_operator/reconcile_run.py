@@ -66,7 +66,8 @@ async def reconcile(ctx: Context, key: Key, body: Mapping[str, Any]) -> float | 
             return seconds
         case Retry(outcome, seconds):
             new = runs.retrying(old, outcome, generation=meta.generation, now=ctx.unix_s)
-            await _write(ctx, key, meta, old, new, EventReason.RUN_RETRIED, str(outcome.error))
+            message = f"attempt {old.attempts}: {outcome.error}"
+            await _write(ctx, key, meta, old, new, EventReason.RUN_RETRIED, message)
             return seconds
         case Finish():
             return await _finish(ctx, key, meta, run, old, action)
