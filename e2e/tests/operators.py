@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import random
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from contextlib import suppress
 
-from e2e.cluster.kube import Kube, Object, Refused
+from e2e.cluster.kube import Kube, Object
 from e2e.cluster.provider import Own
 from e2e.tests.conftest import RELEASE
 
@@ -57,37 +53,3 @@ def kill(kube: Kube, pod: Object) -> None:
         with suppress(Exception):  # it may have ended by itself, or not have begun
             kube.cluster.signal_container(container(pod), "SIGKILL")
     kube("delete", "pod", pod["metadata"]["name"], "--grace-period=0", "--force", "--ignore-not-found")
-
-
-@dataclass(slots=True)
-class Toll:
-    """How many operators were killed."""
-
-    kills: int = 0
-
-
-@contextmanager
-def killed_at_random(kube: Kube, seed: int, apart_s: tuple[float, float]) -> Iterator[Toll]:
-    """While a block runs, a random operator is killed after every random time between these."""
-    choice, over, toll = random.Random(seed), threading.Event(), Toll()  # noqa: S311 - the seed is told
-    failures: list[Exception] = []
-
-    def work() -> None:
-        while not over.wait(choice.uniform(*apart_s)):
-            try:
-                there = operators(kube)
-                if there:
-                    kill(kube, choice.choice(there))
-                    toll.kills += 1
-            except (Refused, OSError) as e:
-                failures.append(e)
-
-    thread = threading.Thread(target=work, name="killer")
-    thread.start()
-    try:
-        yield toll
-    finally:
-        over.set()
-        thread.join()
-    if failures:
-        raise failures[0]

@@ -3,90 +3,24 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
-import subprocess
-import sys
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from e2e.cluster.kube import Kube, step, until
-from e2e.cluster.layout import ROOT
-from e2e.cluster.provider import Own
-from e2e.tests.conftest import NAMESPACE, RELEASE
+from e2e.tests.conftest import RELEASE
+from e2e.tests.person import Person, end, person
+from e2e.tests.story import inferlet
 from e2e.tests.test_answers import run
 
 COMPLETION = "inferlets/std/text_completion.py"
 QUESTION = ("--prompt", "374+588=", "--max-tokens", "64")
+FAILS = (
+    "async def main():\n    def deeper():\n        raise ValueError('on purpose')\n    print('so far')\n    deeper()\n"
+)
 WAITING = "import inferlet\nasync def main():\n    inferlet.send('begun\\n')\n    await inferlet.receive()\n"
-
-
-@dataclass
-class Person:
-    """A service account of the namespace, with one role of the release, at a terminal."""
-
-    kube: Kube
-    name: str
-    directory: Path
-
-    def may(self, role: str) -> None:
-        """Give the account its role, and write its configuration."""
-        kube = self.kube
-        kube("create", "serviceaccount", self.name)
-        full = f"tartlet:{NAMESPACE}:{RELEASE}:{role}"
-        kube("create", "rolebinding", self.name, f"--clusterrole={full}", f"--serviceaccount={NAMESPACE}:{self.name}")
-        config = json.loads(kube("config", "view", "--raw", "--minify", "--flatten", "-o", "json"))
-        config["users"] = [{"name": self.name, "user": {"token": kube("create", "token", self.name).strip()}}]
-        context = config["contexts"][0]
-        context["context"] |= {"user": self.name, "namespace": NAMESPACE}
-        config["current-context"] = context["name"]
-        self.config.write_text(json.dumps(config))
-
-    @property
-    def config(self) -> Path:
-        """A file of kubectl's."""
-        return self.directory / "config"
-
-    def start(self, command: Sequence[str]) -> subprocess.Popen[str]:
-        """A command in the cluster's network; `tartlet` and its plugin are found as in an activated environment."""
-        cluster = self.kube.cluster
-        inside = cluster.enter("net") if isinstance(cluster, Own) else []
-        path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-        env = {
-            **os.environ,
-            "PATH": path,
-            "KUBECONFIG": str(self.config),
-            "TARTLET_RUN_DIR": str(self.directory / "run"),
-        }
-        return subprocess.Popen(
-            [*inside, *command], env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT
-        )
-
-    def tartlet(self, *arguments: str) -> tuple[int, str, str]:
-        """`tartlet` to its end: exit code, output, errors."""
-        return _end(self.start(["tartlet", *arguments]))
-
-    def kubectl(self, *arguments: str) -> tuple[int, str, str]:
-        """kubectl to its end, with its plugins."""
-        found = [a for a in self.kube.cluster.kubectl() if not a.startswith("--kubeconfig")]
-        inside = found.index("--") + 1 if "--" in found else 0
-        return _end(self.start([*found[inside:], *arguments]))
-
-
-def _end(process: subprocess.Popen[str]) -> tuple[int, str, str]:
-    out, err = process.communicate(timeout=120)
-    return process.returncode, out, err
-
-
-def person(kube: Kube, role: str, directory: Path) -> Iterator[Person]:
-    """Somebody with a role, until the end of the module."""
-    made = Person(kube, f"cli-{role}", directory)
-    made.may(role)
-    yield made
-    kube("delete", f"serviceaccount/{made.name}", f"rolebinding/{made.name}")
 
 
 @pytest.fixture(scope="module")
@@ -132,23 +66,53 @@ def test_an_editor_applies_a_program_and_follows_a_run_of_it(editor: Person, kub
     assert (again[0], "962" in again[1]) == (0, True), again
 
 
+def test_the_plugin_runs_shows_and_tells_why_a_program_failed(
+    editor: Person, kube: Kube, demo_pool: str, tmp_path: Path
+) -> None:
+    with step("kubectl tartlet run"):
+        code, out, err = editor.kubectl("tartlet", "run", "--model", demo_pool, COMPLETION, *QUESTION)
+    assert (code, "962" in out) == (0, True), err
+    file = tmp_path / "fails.py"
+    file.write_text(FAILS)
+    code, out, err = editor.kubectl("tartlet", "run", str(file))
+    assert (code, out) == (1, "so far\n")
+    assert ("line 3, in deeper" in err, "\nValueError: on purpose\n" in err) == (True, True), err
+
+    kube.apply(inferlet("cli-fails", demo_pool, {"inline": FAILS}), run("cli-fails-1", "cli-fails"))
+    kube.wait("irun/cli-fails-1", "Failed")
+    for follow in ((), ("-f",)):
+        assert editor.kubectl("tartlet", "logs", "cli-fails-1", *follow)[:2] == (0, "so far\n")
+    code, out, err = editor.kubectl("tartlet", "logs", "cli-fails-1")
+    assert ("line 3, in deeper" in err, err.strip().endswith("ValueError: on purpose")) == (True, True), err
+    assert editor.kubectl("tartlet", "logs", "cli-unknown")[0] == 2
+    code, out, err = editor.kubectl("tartlet", "status", "--json")
+    assert code == 0, err
+    (listed,) = [r for r in json.loads(out)["runs"] if r["metadata"]["name"] == "cli-fails-1"]
+    assert listed["status"]["error"]["name"] == "ProgramFailed"
+
+    kube.apply(inferlet("cli-waits", demo_pool, {"inline": WAITING}), run("cli-waits-1", "cli-waits"))
+    kube.wait("irun/cli-waits-1", "Running")
+    code, out, err = editor.kubectl("tartlet", "top", "--once")
+    assert code == 0, err
+    lines = [line.split() for line in out.splitlines()]
+    assert [demo_pool, "ready"] in [line[1:3] for line in lines if len(line) > 2], out
+    assert ["cli-waits"] in [line[1:2] for line in lines], out
+    kube("delete", "irun/cli-waits-1")
+    until(lambda: editor.running("cli-waits") == [], "the program has ended", 20)
+
+
 def test_ctrl_c_ends_the_program_on_the_cluster(editor: Person, fake_pool: str, tmp_path: Path) -> None:
     file = tmp_path / "waiting.py"
     file.write_text(WAITING)
 
-    def running() -> list[str]:
-        code, out, err = editor.kubectl("tartlet", "top", "--once", "--json")
-        assert code == 0, err
-        return [p["name"] for p in json.loads(out)["programs"] if p["name"] == file.name or "waiting" in p["name"]]
-
     with editor.start(["tartlet", "run", "--kube", str(file)]) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "begun\n", process.communicate()[1]
-        assert len(running()) == 1
+        assert len(editor.running("waiting")) == 1
         process.send_signal(signal.SIGINT)
-        code, _, err = _end(process)
+        code, _, err = end(process)
     assert code == 130, err
-    until(lambda: running() == [], "the program has ended", 20)
+    until(lambda: editor.running("waiting") == [], "the program has ended", 20)
 
 
 def test_a_viewer_sees_and_is_told_why_nothing_runs(viewer: Person, editor: Person, fake_pool: str) -> None:
