@@ -147,7 +147,8 @@ class Driver:
         return not self._scheduled and self._now() - self._quiet_since >= seconds
 
     def _turn(self) -> None:
-        self._scheduled = False
+        if self._may_finish:
+            self._finish_some()
         start = self._now()
         end, woken = start + WOKEN_S, self._woken
         while woken:
@@ -164,22 +165,23 @@ class Driver:
             _step(busy.popleft())
             if self._now() >= end:
                 break
-        unfinished = self._ended and self._finish_some()
+        self._scheduled = False  # only now: what those steps brought about leaves here
         self.flush()
         self._quiet_since = self._now()
-        if woken or new or busy or unfinished:
+        if woken or new or busy or self._may_finish:
             self.schedule()
 
-    def _finish_some(self) -> bool:
-        """Whether another turn is to go on with it at once."""
-        now, ended = self._now(), self._ended
-        if self.is_beginning and now < self._ends_due:
-            return False
+    @property
+    def _may_finish(self) -> bool:
+        """Whether some have ended, in earlier turns, so that their last words are out; and none waits to begin."""
+        return bool(self._ended) and (not self.is_beginning or self._now() >= self._ends_due)
+
+    def _finish_some(self) -> None:
+        end, ended = self._now() + ENDS_S, self._ended
         while ended:
             _call(ended.popleft().finish)
-            if self._now() >= now + ENDS_S:
+            if self._now() >= end:
                 break
-        return bool(ended)
 
     def flush(self) -> None:
         """Let everything leave that earlier steps brought about."""

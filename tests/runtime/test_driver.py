@@ -158,6 +158,22 @@ async def test_ends_come_when_all_have_begun_a_portion_a_turn() -> None:
     assert world.log == ["new", "flush", "end a", "flush", "end b", "flush", "end c", "flush"]
 
 
+async def test_last_words_are_out_before_who_said_them_is_cleared_away() -> None:
+    world = World()
+
+    class Ends(Steps):
+        def run(self) -> None:
+            super().run()
+            self.driver.tell(Told(self.log))
+            self.driver.ended(self)
+
+    world.driver.wake(Ends(world.driver, world.spend, world.log, "a"))
+    world.driver.turn_now()
+    assert world.log == ["a", "flush", "reader"]
+    await turns(world, 3)
+    assert world.log[3:] == ["end a", "flush"]  # in one turn more
+
+
 async def test_ends_can_be_had_at_once_when_their_places_are_wanted() -> None:
     world = World()
     world.driver.starting = 1

@@ -70,8 +70,10 @@ async def main():
 """
     async with running(run_dir) as rig:
         stream = await launch(rig, launch_spec(PYTHON, chatty, tie=True), launch_spec(PYTHON, chatty))
-        ids = [(await stream.next()).program_id for _ in range(2)]
-        await stream.next()
+        while len(stream.seen) < 3:  # both are accepted, and one is heard of
+            await stream.next()
+        ids = [event.program_id for event in stream.seen if event.kind == _Event.ACCEPTED]
+        assert len(ids) == 2
         stream.call.cancel()
 
         async def state(program_id: str) -> str:
