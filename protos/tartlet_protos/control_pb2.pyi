@@ -30,6 +30,9 @@ class RuntimeFrame(_message.Message):
     COMMANDS_FIELD_NUMBER: _builtins.int
     ENDS_FIELD_NUMBER: _builtins.int
     KEPT_FIELD_NUMBER: _builtins.int
+    MORE_FIELD_NUMBER: _builtins.int
+    more: _builtins.bool
+    """the rest follows at once: no step is formed before it is there"""
     @_builtins.property
     def hello(self) -> Global___RuntimeHello: ...
     @_builtins.property
@@ -50,10 +53,11 @@ class RuntimeFrame(_message.Message):
         commands: Global___Commands | None = ...,
         ends: _abc.Iterable[Global___ProgramEnd] | None = ...,
         kept: _abc.Iterable[Global___KeptProgram] | None = ...,
+        more: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["commands", b"commands", "hello", b"hello"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["commands", b"commands", "ends", b"ends", "hello", b"hello", "kept", b"kept", "starts", b"starts"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["commands", b"commands", "ends", b"ends", "hello", b"hello", "kept", b"kept", "more", b"more", "starts", b"starts"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -270,7 +274,10 @@ class ControlFrame(_message.Message):
     DELIVERIES_FIELD_NUMBER: _builtins.int
     KILLS_FIELD_NUMBER: _builtins.int
     SETTLED_FIELD_NUMBER: _builtins.int
+    IDLE_FIELD_NUMBER: _builtins.int
     models_changed: _builtins.bool
+    idle: _builtins.bool
+    """no engine has anything to do: these deliveries are in a hurry"""
     @_builtins.property
     def hello(self) -> Global___ControlHello: ...
     @_builtins.property
@@ -295,10 +302,11 @@ class ControlFrame(_message.Message):
         deliveries: Global___Deliveries | None = ...,
         kills: _abc.Iterable[Global___ProgramKill] | None = ...,
         settled: _abc.Iterable[Global___ProgramSettled] | None = ...,
+        idle: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["deliveries", b"deliveries", "hello", b"hello"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["deliveries", b"deliveries", "hello", b"hello", "kills", b"kills", "models", b"models", "models_changed", b"models_changed", "settled", b"settled", "started", b"started"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["deliveries", b"deliveries", "hello", b"hello", "idle", b"idle", "kills", b"kills", "models", b"models", "models_changed", b"models_changed", "settled", b"settled", "started", b"started"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -78,7 +78,6 @@ class ControlService(control_pb2_grpc.ControlServicer):
             writer.add_done_callback(link.writer_ended)
             while not link.closed and frame is not grpc.aio.EOF:
                 self._take(link, frame)
-                self._hub.pump(own=link)
                 if link.session.outbox:
                     await link.flush(write_all)
                 while link.session.outbox.size > SOFT_LIMIT_BYTES and not link.closed:
@@ -131,6 +130,8 @@ class ControlService(control_pb2_grpc.ControlServicer):
             core.on_end(session, end.handle, failed=end.failed, withdrawn=end.withdrawn)
         if frame.kept:
             core.on_kept(session, map(_kept, frame.kept))
+        if not frame.more:
+            self._hub.pump(own=link)
 
     async def _write_all(self, link: RuntimeLink, context: Context) -> None:
         """Write what waits, in as few frames as fit."""
@@ -142,11 +143,13 @@ class ControlService(control_pb2_grpc.ControlServicer):
                 await context.write(frame)
 
     def _frames(self, chunks: list[Chunk], notices: Notices) -> list[control_pb2.ControlFrame]:
+        idle = not any(engine.in_flight or engine.active for engine in self._core.engines.values())
         frames = [
             control_pb2.ControlFrame(
+                idle=idle,
                 deliveries=control_pb2.Deliveries(
                     handles=bytes(c.handles), records=bytes(c.records), payload=bytes(c.payload)
-                )
+                ),
             )
             for c in chunks
         ]

@@ -68,6 +68,7 @@ async def main(settings: RuntimeSettings, notify: Notify) -> None:
         ops = LocalOps(models, spawn)
         stack.callback(ops.close)
         wasm = WasmGuests(settings)
+        driver.helpers = wasm
         stack.callback(wasm.close)
         native = NativeServer(settings.guest_socket)
         table = ProgramTable(

@@ -71,6 +71,7 @@ class ControlLink:
         """Called when `connected` has changed."""
         self.control_incarnation = ""
         self._outbox = Outbox()
+        self._held = False  # control was promised more
         self._starts: list[control_pb2.ProgramStart] = []
         self._ends: list[control_pb2.ProgramEnd] = []
         self._unsent: dict[int, Program] = {}
@@ -101,10 +102,14 @@ class ControlLink:
         self._driver.schedule()
         return program.has_engine_state or bool(program.unsent_commands)
 
-    def flush(self) -> None:
-        """Turn what is queued into frames, if the stream is up and has taken the last ones."""
-        if self._writer is None or self._writer.done() or not (self._starts or self._ends or self._outbox.commands):
+    def flush(self, more: bool = False) -> None:  # noqa: FBT001, FBT002 - the driver's only word
+        """Turn what is queued into frames, if the stream is up and has taken the last ones.
+
+        With `more`, what follows at once belongs to it: control forms no step before that.
+        """
+        if self._writer is None or self._writer.done() or not (self._has_words or (self._held and not more)):
             return
+        before = len(self._frames)
         while len(self._starts) > _STARTS_BESIDE_COMMANDS:
             fit = how_many_fit(self._starts)
             self._frames.append(control_pb2.RuntimeFrame(starts=self._starts[:fit]))
@@ -122,9 +127,16 @@ class ControlLink:
             program.has_engine_state = True
             program.unsent_commands = 0
         self._unsent = {}
-        if frame.starts or frame.HasField("commands") or frame.ends:
+        if frame.starts or frame.HasField("commands") or frame.ends or (self._held and not more):
             self._frames.append(frame)
+        for earlier in self._frames[before:]:
+            earlier.more = True
+        self._frames[-1].more = self._held = more
         self._writer.set_result(None)
+
+    @property
+    def _has_words(self) -> bool:
+        return bool(self._starts or self._ends or self._outbox.commands)
 
     # ---- the stream ----
 
@@ -205,7 +217,7 @@ class ControlLink:
         while True:
             if not self._frames:
                 self._writer = asyncio.get_running_loop().create_future()
-                if self._starts or self._ends or self._outbox.commands:
+                if self._has_words or self._held:
                     self._driver.schedule()
                 await self._writer
             frames, self._frames = self._frames, []
@@ -225,6 +237,7 @@ class ControlLink:
         get = self.programs.get
         if frame.models_changed:
             self.programs.models_changed(frame.models)
+        self._driver.hurried |= frame.idle
         for started in frame.started:
             program = get(started.handle)
             if program is not None:
@@ -248,6 +261,7 @@ class ControlLink:
             self.connected = False
             self.on_connected()
         self._writer = None
+        self._held = False
         self._frames, self._ends = [], []  # a new Hello announces only who still runs
         for program in list(self.programs.live()):
             program.control_lost()

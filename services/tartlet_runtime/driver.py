@@ -12,16 +12,20 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
+
+from tartlet_runtime.guest import Guest
 
 log = logging.getLogger(__name__)
 
 TURN_S = 0.004
 """How long a turn steps programs that compute on and on, plus one slice."""
-WOKEN_S = 0.012
-"""How long a turn steps programs that were woken. Longer, because programs whose tokens came in one frame should answer
-in one: cut in two, they would be two batches on the engine from then on."""
+WOKEN_S = 0.0025
+"""How long a turn steps programs that were woken. What they said until then leaves, marked as a part of more: programs
+whose tokens came in one frame should get the next in one step. Control works on the first while the last compute."""
+TOGETHER = 8
+"""Programs that are stepped as a group, where helpers may let them compute."""
 
 NEW_S = 0.0015
 """How long a turn steps programs for the first time, so that of many launched at once the first are heard of while the
@@ -38,6 +42,9 @@ class Runnable(Protocol):
 
     queued: bool
 
+    def prepare(self) -> Guest | None:
+        """Give the guest what it waits for; the guest, if `run` would let it compute. Raises nothing."""
+
     def run(self) -> None:
         """Step the guest once. Raises nothing."""
 
@@ -53,6 +60,26 @@ class Reader(Protocol):
 
     def wake(self) -> None:
         """There is something to send."""
+
+
+class Helpers(Protocol):
+    """Lets guests compute while the loop's thread does something else."""
+
+    def begin_together(self, guests: Sequence[Guest]) -> None:
+        """Begin a step of each, as far as the guest goes."""
+
+    def end_together(self) -> None:
+        """Help, and wait for the end of these steps; `run` takes each from there."""
+
+
+class NoHelpers:
+    """`run` does it all."""
+
+    def begin_together(self, guests: Sequence[Guest]) -> None:
+        """Nothing is done ahead."""
+
+    def end_together(self) -> None:
+        """Nothing was."""
 
 
 class Driver:
@@ -74,7 +101,10 @@ class Driver:
         self._scheduled = False
         self._due: asyncio.Handle
         self._quiet_since = now()
-        self.send_commands: Callable[[], None] = _nothing
+        self.send_commands: Callable[[bool], None] = _nothing  # whether more follows at once
+        self.helpers: Helpers = NoHelpers()
+        self.hurried = False
+        """Those that are woken have an engine waiting for them: it has nothing else to do."""
 
     def wake(self, program: Runnable) -> None:
         """Step `program` in a turn to come."""
@@ -151,10 +181,12 @@ class Driver:
             self._finish_some()
         start = self._now()
         end, woken = start + WOKEN_S, self._woken
-        while woken:
+        if self.hurried:
+            self._step_together(end)
+        while woken and self._now() < end:
             _step(woken.popleft())
-            if self._now() >= end:
-                break
+        if not woken:
+            self.hurried = False
         end, new = self._now() + NEW_S, self._new
         while new:
             _step(new.popleft())
@@ -170,6 +202,24 @@ class Driver:
         self._quiet_since = self._now()
         if woken or new or busy or self._may_finish:
             self.schedule()
+
+    def _step_together(self, end: float) -> None:
+        """Group by group: while one's words are taken here, helpers let the next compute."""
+        group = self._begin_group()
+        while group:
+            self.helpers.end_together()
+            following = self._begin_group() if self._now() < end else []
+            for program in group:
+                _step(program)
+            group = following
+
+    def _begin_group(self) -> list[Runnable]:
+        woken = self._woken
+        group = [woken.popleft() for _ in range(min(len(woken), TOGETHER))]
+        guests = [guest for program in group if (guest := _prepared(program)) is not None]
+        if len(guests) > 1:
+            self.helpers.begin_together(guests)
+        return group
 
     @property
     def _may_finish(self) -> bool:
@@ -189,7 +239,7 @@ class Driver:
             journals, self._journals = self._journals, {}
             for program in journals:
                 program.flush_journal()
-        self.send_commands()
+        self.send_commands(bool(self._woken))
         if self._readers:
             readers, self._readers = self._readers, {}
             for reader in readers:
@@ -201,6 +251,14 @@ def _step(program: Runnable) -> None:
     _call(program.run)
 
 
+def _prepared(program: Runnable) -> Guest | None:
+    try:
+        return program.prepare()
+    except Exception:  # it shows again in `run`, which ends the program of it
+        log.exception("a program's delivery")
+        return None
+
+
 def _call(work: Callable[[], None]) -> None:
     try:
         work()
@@ -208,5 +266,5 @@ def _call(work: Callable[[], None]) -> None:
         log.exception("a program's step")
 
 
-def _nothing() -> None:
+def _nothing(_more: bool) -> None:  # noqa: FBT001 - as what it stands for
     """Until control's link is wired."""

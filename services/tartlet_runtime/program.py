@@ -211,28 +211,39 @@ class Program:
 
     # ---- the driver's side ----
 
-    def run(self) -> None:
-        """Deliver what the guest waits for, if it is there, and let it compute for a slice."""
-        if self.state is State.STARTING and not self._begin():
-            return
-        if self.state is not State.RUNNING or self._outlet.stopped or self._wait.sleeping:
-            return
+    def prepare(self) -> Guest | None:
+        """Deliver what the guest waits for, if it is there; the guest, if `run` will let it compute."""
+        if self.state is not State.RUNNING or self._outlet.stopped or self._wait.sleeping or self._backlog:
+            return None
         guest = self.guest
         assert guest is not None
-        self.eager_bytes = 0
-        try:
-            if self._backlog:
-                self._work_off()
-                return
-            if self._wait.max_records is not None:
+        if self._wait.max_records is not None:
+            try:
                 if self._mail.inbox.count:
                     delivery = self._take(self._wait.max_records)
                 elif self._wait.timed_out:
                     delivery = self._deliver(TIMER_DELIVERY)
                 else:
-                    return
-                self._wait.close()
-                guest.deliver(delivery)
+                    return None
+            except TartletError as e:
+                self.end(e)
+                return None
+            self._wait.close()
+            guest.deliver(delivery)
+        return guest
+
+    def run(self) -> None:
+        """Deliver what the guest waits for, if it is there, and let it compute for a slice."""
+        if self.state is State.STARTING and not self._begin():
+            return
+        self.eager_bytes = 0
+        try:
+            if self._backlog and self.state is State.RUNNING and not self._outlet.stopped and not self._wait.sleeping:
+                self._work_off()
+                return
+            guest = self.prepare()
+            if guest is None:
+                return
             phase = guest.step()
         except TartletError as e:
             self.end(e)

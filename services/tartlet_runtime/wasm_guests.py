@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import OrderedDict
+from collections.abc import Sequence
 
 from tartlet_common.errors import InternalError, InvalidSource, ProgramFailed, StartFailed, TartletError
 from tartlet_common.settings import RuntimeSettings
 from tartlet_protos import common_pb2
 from tartlet_runtime.build import python_guest
-from tartlet_runtime.guest import Delivery, Host, Outcome, Phase, clip_traceback
+from tartlet_runtime.guest import Delivery, Guest, Host, Outcome, Phase, clip_traceback
 from tartlet_runtime.limits import ProgramLimits
 from tartlet_runtime.program import Program
 from tartlet_runtime.program_spec import MakeGuest, ProgramSpec
@@ -61,7 +62,7 @@ class _Hooks:
 class WasmGuest:
     """One fiber; `close` frees it in the background."""
 
-    __slots__ = ("_guest", "deliver", "step", "wake")
+    __slots__ = ("deliver", "fiber", "step", "wake")
 
     def __init__(self, wasm: WasmHost, module: LinkedModule, program: Program) -> None:
         """Create and start it; it computes from the first `step` on.
@@ -70,7 +71,7 @@ class WasmGuest:
             Overloaded: the pool is full.
         """
         spec = program.spec
-        self._guest = wasm.create(
+        self.fiber = wasm.create(
             module,
             hooks=_Hooks(program),
             limits=guest_limits(spec.limits),
@@ -78,15 +79,15 @@ class WasmGuest:
             random=GuestRandom(spec.seed) if spec.durable else SystemRandom(),
         )
         is_python = spec.language == _Source.PYTHON
-        self._guest.start(spec.source.decode() if is_python else "", spec.filename, spec.args)
-        self.step = self._guest.step
-        self.deliver = self._guest.deliver
-        self.wake = self._guest.wake
+        self.fiber.start(spec.source.decode() if is_python else "", spec.filename, spec.args)
+        self.step = self.fiber.step
+        self.deliver = self.fiber.deliver
+        self.wake = self.fiber.wake
 
     @property
     def outcome(self) -> Outcome | None:
         """How it ended."""
-        outcome = self._guest.outcome
+        outcome = self.fiber.outcome
         if outcome is None:
             return None
         if outcome.cause is not None and not isinstance(outcome.cause, TartletError):
@@ -99,14 +100,14 @@ class WasmGuest:
     @property
     def sleep_us(self) -> int:
         """Length of the open sleep."""
-        return self._guest.sleep_us
+        return self.fiber.sleep_us
 
     def pause(self, *, paused: bool) -> None:
         """The driver stops stepping it; there is nothing else to stop."""
 
     def close(self, error: TartletError | None) -> None:
         """End it wherever it is."""
-        self._guest.kill(error.name if error else "ended")
+        self.fiber.kill(error.name if error else "ended")
 
 
 def guest_limits(limits: ProgramLimits) -> GuestLimits:
@@ -208,6 +209,14 @@ class WasmGuests:
             raise InvalidSource(detail=str(outcome.error) if outcome else "it could not be compiled")
         if outcome.text and outcome.text != "None":
             raise InvalidSource(detail=outcome.text)
+
+    def begin_together(self, guests: Sequence[Guest]) -> None:
+        """Let the fibers among them compute on other threads too."""
+        self.host.begin_together([guest.fiber for guest in guests if isinstance(guest, WasmGuest)])
+
+    def end_together(self) -> None:
+        """Wait until each has been stepped as far as a step goes."""
+        self.host.end_together()
 
     def reap(self) -> None:
         """Begin to free what ended guests left."""

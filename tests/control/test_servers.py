@@ -116,6 +116,17 @@ def decode_submission(tokens: int) -> bytes:
     return w.finish()
 
 
+def another_token() -> bytes:
+    """The second token behind `decode_submission(1)`."""
+    w = abi.Writer()
+    params = np.zeros(1, abi.SAMPLE_PARAMS)
+    params["top_p"] = 1.0
+    w.add(Op.EMBED_TXT, ticket=7, a=1, b=1, payload=abi.u32([0, 0, 1]))
+    w.add(Op.FORWARD, ticket=8, a=1, payload=abi.u32([2, 1, 2, 1, 0, 1, 0, 0, 1, 0]))
+    w.add(Op.SAMPLE, ticket=9, a=0, b=0, payload=params.tobytes())
+    return w.finish()
+
+
 def test_tokens_come_back_over_the_wire(tmp_path: Path) -> None:
     async def body() -> None:
         async with control(tmp_path) as address, worker(address):
@@ -142,6 +153,30 @@ def test_tokens_come_back_over_the_wire(tmp_path: Path) -> None:
                 [c.data async for c in rt.stub.FetchBlob(control_pb2.BlobRequest(digest=model.tokenizer_digest))]
             )
             assert hashlib.sha256(blob).hexdigest() == model.tokenizer_digest
+            await rt.channel.close()
+
+    asyncio.run(body())
+
+
+def test_no_step_is_formed_before_the_rest_of_an_answer_and_a_step_behind_which_nothing_waits_says_so(
+    tmp_path: Path,
+) -> None:
+    async def body() -> None:
+        async with control(tmp_path) as address, worker(address):
+            rt = Runtime(address)
+            await rt.hello()
+            await rt.models()
+            starts = [control_pb2.ProgramStart(handle=h, program_id=f"p{h}") for h in (3, 4)]
+            await rt.stream.write(control_pb2.RuntimeFrame(starts=starts))
+            assert len((await rt.read()).started) == 2
+            await rt.send(3, decode_submission(1), more=True)
+            await rt.send(4, decode_submission(1))
+            frame = await rt.read()
+            assert len(frame.deliveries.records) == 2 * abi.RECORD_BYTES  # both in one step
+            assert frame.idle
+            await rt.send(3, another_token(), more=True)
+            await rt.stream.write(control_pb2.RuntimeFrame())  # that was all
+            assert len((await rt.read()).deliveries.records) == abi.RECORD_BYTES
             await rt.channel.close()
 
     asyncio.run(body())

@@ -1,10 +1,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
-from tartlet_runtime.driver import ENDS_S, ENDS_WAIT_S, NEW_S, TURN_S, WOKEN_S, Driver
+from tartlet_runtime.driver import ENDS_S, ENDS_WAIT_S, NEW_S, TOGETHER, TURN_S, WOKEN_S, Driver
 
 
 @dataclass(eq=False)
@@ -18,7 +19,11 @@ class Steps:
     cost_s: float = 0.0
     endless: bool = False
     breaks: bool = False
+    guest: Any = None
     queued: bool = field(default=False, init=False)
+
+    def prepare(self) -> Any:
+        return self.guest
 
     def run(self) -> None:
         self.log.append(self.name)
@@ -49,7 +54,7 @@ class World:
         self.now = 0.0
         self.log: list[str] = []
         self.driver = Driver(asyncio.get_running_loop(), lambda: self.now)
-        self.driver.send_commands = lambda: self.log.append("flush")
+        self.driver.send_commands = lambda more: self.log.append("part" if more else "flush")
 
     def spend(self, seconds: float) -> None:
         self.now += seconds
@@ -66,15 +71,15 @@ async def test_programs_woken_together_answer_in_one_flush() -> None:
     assert world.log == [*(str(i) for i in range(32)), "flush"]
 
 
-async def test_a_flood_of_wake_ups_is_cut_into_turns() -> None:
+async def test_a_flood_of_wake_ups_is_cut_into_turns_and_all_but_the_last_are_parts() -> None:
     world = World()
     for i in range(10):
         world.driver.wake(world.program(str(i), WOKEN_S / 4))
     await asyncio.sleep(0)
-    assert world.log == ["0", "1", "2", "3", "flush"]
+    assert world.log == ["0", "1", "2", "3", "part"]
     for _ in range(4):
         await asyncio.sleep(0)
-    assert [name for name in world.log if name != "flush"] == [str(i) for i in range(10)]
+    assert world.log == ["0", "1", "2", "3", "part", "4", "5", "6", "7", "part", "8", "9", "flush"]
 
 
 async def test_an_endless_one_gets_a_step_a_turn_and_no_more_while_others_are_woken() -> None:
@@ -186,3 +191,50 @@ async def test_ends_can_be_had_at_once_when_their_places_are_wanted() -> None:
 async def turns(world: World, count: int) -> None:
     for _ in range(count):
         await asyncio.sleep(0)
+
+
+class Together:
+    """Helpers that only note what they are asked."""
+
+    def __init__(self, log: list[str]) -> None:
+        self.log = log
+
+    def begin_together(self, guests: Sequence[Any]) -> None:
+        self.log.append("begin " + "".join(guests))
+
+    def end_together(self) -> None:
+        self.log.append("end")
+
+
+async def test_programs_in_a_hurry_compute_in_groups_while_the_group_before_is_heard() -> None:
+    world = World()
+    world.driver.helpers = Together(world.log)
+    names = "abcdefghijklmnopq"
+    programs = [world.program(name, WOKEN_S / 100) for name in names]
+    for program in programs:
+        program.guest = program.name if program.name != "c" else None  # c waits for something else meanwhile
+        world.driver.wake(program)
+    world.driver.hurried = True
+    await asyncio.sleep(0)
+    first, second, third = list(names[:TOGETHER]), list(names[TOGETHER : 2 * TOGETHER]), list(names[2 * TOGETHER :])
+    assert world.log == [
+        "begin " + "".join(first).replace("c", ""), "end", "begin " + "".join(second), *first, "end", *second, "end",
+        *third, "flush",
+    ]  # fmt: skip
+    assert not world.driver.hurried
+
+
+async def test_programs_in_a_hurry_are_cut_into_turns_too() -> None:
+    world = World()
+    world.driver.helpers = Together(world.log)
+    for _ in range(3 * TOGETHER):
+        program = world.program("x", WOKEN_S / TOGETHER)
+        program.guest = "x"
+        world.driver.wake(program)
+    world.driver.hurried = True
+    await asyncio.sleep(0)
+    assert world.log.count("x") == 2 * TOGETHER  # what was begun is ended
+    assert world.log[-1] == "part"
+    await asyncio.sleep(0)
+    assert world.log.count("x") == 3 * TOGETHER
+    assert world.log[-1] == "flush"

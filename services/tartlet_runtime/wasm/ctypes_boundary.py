@@ -52,11 +52,6 @@ class CtypesBoundary:
         """Address of a continuation callback that looks at `GuestState.ready`; its env is the state's address."""
         return capi.address(self._ready_callback)
 
-    @property
-    def current(self) -> int:
-        """Id of the guest that is being polled."""
-        return self._current
-
     # ---- guests ----
 
     def add(self, state: GuestState) -> None:
@@ -92,6 +87,13 @@ class CtypesBoundary:
             after = time.thread_time_ns()
             state.cpu_ns += after - before
             before = after
+
+    def begin_poll(self, states: Sequence[GuestState]) -> None:
+        """`poll`: callbacks in Python leave other threads nothing to gain."""
+        self.poll(states)
+
+    def end_poll(self) -> None:
+        """Nothing is left to do."""
 
     def take_submissions(self, state: GuestState) -> list[bytes]:
         """What a core guest submitted since the last call, in order."""

@@ -88,6 +88,8 @@ class Guest:
             soft_limit=host.config.soft_submit_bytes,
             slice_ticks=host.slice_ticks(limits.cpu_slice_us),
         )
+        self.polled = False  # ahead of its step (`WasmHost.begin_together`)
+        self.is_elsewhere = False  # on another thread
         self.trap = c_void_p()
         self.error = c_void_p()
         self.instance: Any = None
@@ -202,7 +204,7 @@ class Guest:
         """End the guest wherever it is. Nothing happens if it has ended."""
         if self.phase is Phase.ENDED:
             return
-        if self._in_step:  # called by a hook: the step ends with it
+        if self._in_step or self.is_elsewhere:  # called by a hook: the step ends with it
             self._kill_reason = reason
             return
         self._end(Outcome(OutcomeKind.KILLED, error=ProgramKilled(reason=reason)))
@@ -221,6 +223,10 @@ class Guest:
             self._end(Outcome(OutcomeKind.FAULT, error=error, cause=e))
         finally:
             self._in_step = False
+        self.kill_if_asked()
+
+    def kill_if_asked(self) -> None:
+        """Do what `kill` could not do while the guest computed."""
         if self._kill_reason is not None:
             self.kill(self._kill_reason)
 

@@ -10,7 +10,7 @@ import itertools
 import os
 import time
 import weakref
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -21,7 +21,7 @@ import wasmtime
 from tartlet_common.errors import Overloaded
 from tartlet_runtime.wasm import capi
 from tartlet_runtime.wasm.aot import AotCache, Compiled, default_cache_dir
-from tartlet_runtime.wasm.boundary import Remains
+from tartlet_runtime.wasm.boundary import GuestState, Remains
 from tartlet_runtime.wasm.determinism import SEED_BYTES, Clock, GuestClock, GuestRandom, Random
 from tartlet_runtime.wasm.engine_flags import base_config
 from tartlet_runtime.wasm.guest import Guest
@@ -84,6 +84,7 @@ class WasmHost:
         self._demand: dict[Program, Demand] = {}
         self._reaper = Reaper(self.boundary.free)
         self.boundary.start_ticker(self.engine_address, self.config.tick_us)
+        self._together: list[Guest] = []
         self._closed = False
         # A ticker that outlived its engine would crash the process at exit.
         weakref.finalize(self, self.boundary.stop_ticker)
@@ -215,9 +216,33 @@ class WasmHost:
         ready = [guest for guest in dict.fromkeys(guests) if guest.phase is Phase.READY]
         if not ready:
             return
-        self.boundary.poll([guest.state for guest in ready])
+        self.boundary.poll([guest.state for guest in ready if not guest.polled])
         for guest in ready:
+            guest.polled = False
             guest.settle()
+
+    def begin_together(self, guests: Sequence[Guest]) -> None:
+        """Begin to step all that are READY on other threads, until `end_together`; then `step` each to its end.
+
+        Meanwhile they may be killed, which takes effect at the end, and nothing else.
+        """
+        assert not self._together
+        if self._closed:
+            return
+        self._together = [guest for guest in dict.fromkeys(guests) if guest.phase is Phase.READY and not guest.polled]
+        for guest in self._together:
+            guest.polled = guest.is_elsewhere = True
+        self.boundary.begin_poll([guest.state for guest in self._together])
+
+    def end_together(self) -> None:
+        """Help, and wait for what is still under way."""
+        if not self._together:
+            return
+        self.boundary.end_poll()
+        together, self._together = self._together, []
+        for guest in together:
+            guest.is_elsewhere = False
+            guest.kill_if_asked()
 
     def reap(self) -> None:
         """Begin to free what ended guests left, beside what runs: call it while idle, and now and then."""
@@ -255,9 +280,9 @@ class WasmHost:
 
     # ---- for guests and programs ----
 
-    def current_guest(self) -> Guest:
-        """The guest that is being polled."""
-        return self._guests[self.boundary.current]
+    def guest_of(self, context: int) -> Guest:
+        """The guest whose store has this context."""
+        return self._guests[GuestState.from_address(capi.context_get_data(context)).id]
 
     def forget(self, guest: Guest, remains: Remains | None) -> None:
         """A guest has ended."""

@@ -36,8 +36,8 @@ class World(Protocol):
     engine: wasmtime.Engine
     boundary: Boundary
 
-    def current_guest(self) -> Guest:
-        """The guest that is being polled."""
+    def guest_of(self, context: int) -> Guest:
+        """The guest whose store has this context."""
 
 
 class Program:
@@ -147,14 +147,15 @@ class CoreProgram(Program):
 
     def _clock_ns(self, env: int, caller: int, args: int, count: int) -> int | None:
         try:
-            ctypes.c_int64.from_address(args).value = self._world.current_guest().active_clock.now_ns()
+            guest = self._world.guest_of(capi.caller_context(caller))
+            ctypes.c_int64.from_address(args).value = guest.active_clock.now_ns()
         except Exception as e:  # noqa: BLE001 - must not leave a ctypes callback
             return trap(f"tartlet: {e!r}")
         return None
 
     def _random_bytes(self, env: int, caller: int, args: int, count: int) -> int | None:
         try:
-            guest = self._world.current_guest()
+            guest = self._world.guest_of(capi.caller_context(caller))
             words = (c_uint32 * 8).from_address(args)
             pointer, length = words[0], words[4]
             memory = guest.state.memory
@@ -309,7 +310,7 @@ class ComponentProgram(Program):
             results: int,
             nresults: int,
         ) -> int | None:
-            guest = self._world.current_guest()
+            guest = self._world.guest_of(context)
             try:
                 body(guest, args, results)
             except Exception as e:  # noqa: BLE001 - must not leave a ctypes callback
@@ -332,7 +333,7 @@ class ComponentProgram(Program):
             error_out: int,
             continuation_out: int,
         ) -> None:
-            guest = self._world.current_guest()
+            guest = self._world.guest_of(context)
             continuation = capi.Continuation.from_address(continuation_out)
             continuation.callback = ready_address
             continuation.env = ctypes.addressof(guest.state)
@@ -347,7 +348,7 @@ class ComponentProgram(Program):
         return capi.COMPONENT_ASYNC_CALLBACK(call)
 
     def _drop_timer(self, env: int, context: int, rep: int) -> None:
-        self._world.current_guest().drop_timer(rep)
+        self._world.guest_of(context).drop_timer(rep)
 
 
 def link(world: World, compiled: Compiled) -> Program:

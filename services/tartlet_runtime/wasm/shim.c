@@ -13,7 +13,7 @@
 #include <string.h>
 #include <time.h>
 
-#define SHIM_VERSION 4
+#define SHIM_VERSION 5
 
 typedef union { int32_t i32; int64_t i64; uint64_t words[2]; } raw_t;                         /* wasmtime_val_raw_t */
 typedef struct { uint8_t kind; union { int32_t i32; int64_t i64; uint64_t words[3]; } of; } val_t; /* wasmtime_val_t */
@@ -49,8 +49,6 @@ static void (*increment_epoch)(void *);
 static void (*future_delete)(void *);
 static void (*store_delete)(void *);
 static void (*new_bytes)(bytes_t *, size_t);
-
-uint64_t shim_current; /* id of the guest that is being polled; Python callbacks read it */
 
 int shim_version(void) { return SHIM_VERSION; }
 size_t shim_guest_bytes(void) { return sizeof(guest_t); }
@@ -341,18 +339,101 @@ static uint64_t cpu_ns(void) {
   return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
 }
 
-/* Runs each guest until it waits, ends or its slice is over. */
-void shim_poll_many(ticker_t *ticker, guest_t **guests, size_t count) {
-  busy(ticker);
+/* ---- polling ---- */
+
+typedef struct { /* guests, and how many have been taken */
+  guest_t **guests;
+  size_t count, next;
+} round_t;
+
+static void poll_some(round_t *round) {
   uint64_t before = cpu_ns();
-  for (size_t i = 0; i < count; i++) {
-    guest_t *g = guests[i];
-    if (g->done) continue; /* listed twice: polling an ended future would abort the process */
-    shim_current = g->id;
+  size_t i;
+  while ((i = __atomic_fetch_add(&round->next, 1, __ATOMIC_RELAXED)) < round->count) {
+    guest_t *g = round->guests[i];
+    if (g->done) continue; /* polling an ended future would abort the process */
     set_epoch_deadline(g->context, g->slice_ticks);
     g->done = future_poll(g->future);
     uint64_t after = cpu_ns();
     g->cpu_ns += after - before;
     before = after;
   }
+}
+
+/* Runs each guest until it waits, ends or its slice is over. None may be listed twice. */
+void shim_poll_many(ticker_t *ticker, guest_t **guests, size_t count) {
+  busy(ticker);
+  round_t round = {guests, count, 0};
+  poll_some(&round);
+}
+
+/* ---- more threads, for guests that an engine waits for ---- */
+
+enum { MAX_HELPERS = 8 };
+
+typedef struct {
+  pthread_t threads[MAX_HELPERS];
+  pthread_mutex_t lock;
+  pthread_cond_t wake, ended;
+  round_t round;
+  size_t count, working;
+  bool open, stop;
+} helpers_t;
+
+static void *helper_main(void *argument) {
+  helpers_t *h = argument;
+  pthread_mutex_lock(&h->lock);
+  while (!h->stop) {
+    if (!h->open) { pthread_cond_wait(&h->wake, &h->lock); continue; }
+    h->working++;
+    pthread_mutex_unlock(&h->lock);
+    poll_some(&h->round);
+    pthread_mutex_lock(&h->lock);
+    h->open = false;
+    if (--h->working == 0) pthread_cond_signal(&h->ended);
+  }
+  pthread_mutex_unlock(&h->lock);
+  return NULL;
+}
+
+void shim_helpers_stop(helpers_t *h) {
+  pthread_mutex_lock(&h->lock);
+  h->stop = true;
+  pthread_cond_broadcast(&h->wake);
+  pthread_mutex_unlock(&h->lock);
+  for (size_t i = 0; i < h->count; i++) pthread_join(h->threads[i], NULL);
+  free(h);
+}
+
+/* As many of `count` threads as can be had; null if none can. */
+helpers_t *shim_helpers_start(size_t count) {
+  helpers_t *h = calloc(1, sizeof *h);
+  if (!h) return NULL;
+  pthread_mutex_init(&h->lock, NULL);
+  pthread_cond_init(&h->wake, NULL);
+  pthread_cond_init(&h->ended, NULL);
+  while (h->count < count && h->count < MAX_HELPERS && !pthread_create(&h->threads[h->count], NULL, helper_main, h))
+    h->count++;
+  if (h->count) return h;
+  free(h);
+  return NULL;
+}
+
+/* Begins a round on the helpers; `guests` must live, and be left alone, until shim_poll_end. */
+void shim_poll_begin(ticker_t *ticker, helpers_t *h, guest_t **guests, size_t count) {
+  busy(ticker);
+  pthread_mutex_lock(&h->lock);
+  h->round = (round_t){guests, count, 0};
+  h->open = true;
+  pthread_cond_broadcast(&h->wake);
+  pthread_mutex_unlock(&h->lock);
+}
+
+/* Ends it: what the helpers haven't taken runs here. */
+void shim_poll_end(helpers_t *h) {
+  poll_some(&h->round);
+  pthread_mutex_lock(&h->lock);
+  h->open = false;
+  while (h->working) pthread_cond_wait(&h->ended, &h->lock);
+  pthread_mutex_unlock(&h->lock);
 }

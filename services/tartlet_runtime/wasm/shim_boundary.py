@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 from collections.abc import Sequence
 from ctypes import c_char_p, c_int, c_size_t, c_uint8, c_uint64, c_void_p
 from typing import Any
@@ -10,12 +11,14 @@ from typing import Any
 from tartlet_runtime.wasm import capi, values
 from tartlet_runtime.wasm.boundary import LENGTH_BYTES, GuestState, Remains
 
-_SHIM_VERSION = 4
+_SHIM_VERSION = 5
 _TRIM_BYTES = 1 << 16
+_MAX_HELPERS = 3
+"""Threads beside the loop's: from there on it is the loop's own share of a step that takes the time."""
 
 
 class ShimBoundary:
-    """The boundary in C. The current guest is a global of the library: use it from one thread."""
+    """The boundary in C."""
 
     name = "shim"
 
@@ -33,8 +36,11 @@ class ShimBoundary:
             raise OSError(f"{library_path} has another layout")
         if held.shim_init(capi.LIBRARY_PATH.encode()) != 0:
             raise OSError(f"{library_path} does not find wasmtime's functions")
-        self._current = c_uint64.in_dll(held, "shim_current")
         self._poll_many = _prototype(free, "shim_poll_many", None, c_void_p, c_void_p, c_size_t)
+        self._poll_begin = _prototype(held, "shim_poll_begin", None, c_void_p, c_void_p, c_void_p, c_size_t)
+        self._poll_end = _prototype(free, "shim_poll_end", None, c_void_p)
+        self._helpers_start = _prototype(held, "shim_helpers_start", c_void_p, c_size_t)
+        self._helpers_stop = _prototype(free, "shim_helpers_stop", None, c_void_p)
         self._free_many = _prototype(free, "shim_free_many", None, c_void_p, c_void_p, c_void_p, c_size_t)
         self._deliver = _prototype(held, "shim_deliver", c_int, c_void_p, c_char_p, c_uint64)
         self._deliver_string = _prototype(held, "shim_deliver_string", None, c_void_p, c_char_p, c_uint64, c_uint8)
@@ -48,11 +54,8 @@ class ShimBoundary:
         self.submit_string_address: int | None = capi.address(held.shim_submit_string)
         self.wait_string_address: int | None = capi.address(held.shim_wait_string)
         self._ticker: int | None = None
-
-    @property
-    def current(self) -> int:
-        """Id of the guest that is being polled."""
-        return self._current.value
+        self._helpers: int | None = None
+        self._round: Any = None
 
     def add(self, state: GuestState) -> None:
         """Get to know a guest (nothing to do)."""
@@ -73,6 +76,23 @@ class ShimBoundary:
         """Run each guest until it waits, ends (`done`) or its slice is over: one C call for all of them."""
         count = len(states)
         self._poll_many(self._ticker, (c_void_p * count)(*map(ctypes.addressof, states)), count)
+
+    def begin_poll(self, states: Sequence[GuestState]) -> None:
+        """Begin what `poll` does on other threads; the states are not to be touched until `end_poll`."""
+        if self._helpers is None and _cores() > 1:
+            self._helpers = self._helpers_start(min(_MAX_HELPERS, _cores() - 1))
+        if self._helpers is None:
+            self.poll(states)
+            return
+        count = len(states)
+        self._round = (c_void_p * count)(*map(ctypes.addressof, states))
+        self._poll_begin(self._ticker, self._helpers, self._round, count)
+
+    def end_poll(self) -> None:
+        """End it, by doing what is left to do here."""
+        if self._round is not None:
+            self._poll_end(self._helpers)
+            self._round = None
 
     def take_submissions(self, state: GuestState) -> list[bytes]:
         """What a guest submitted since the last call, in order."""
@@ -107,10 +127,17 @@ class ShimBoundary:
             raise OSError("can't start the ticker's thread")
 
     def stop_ticker(self) -> None:
-        """End the ticker."""
+        """End the ticker, and the helpers."""
+        if self._helpers is not None:
+            self._helpers_stop(self._helpers)
+            self._helpers = None
         if self._ticker is not None:
             self._ticker_stop(self._ticker)
             self._ticker = None
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _prototype(library: ctypes.CDLL, name: str, result: Any, *args: Any) -> Any:

@@ -331,3 +331,42 @@ def test_spares_follow_the_demand(cache_dir: Path, python_compiled: Compiled) ->
         while host.tend(python):
             pass
         assert host.num_spares == 2
+
+
+def test_many_step_on_several_threads_as_on_one(driver: Driver, host: WasmHost, python: Program) -> None:
+    """Whatever one does meanwhile (print, trap, ask for the time, overflow its stack) is its own affair."""
+    lines = (
+        "who, words = int(sys.argv[1]), []",
+        "for turn in range(3):",
+        "    words.append(_host.backend.wait(9, 77).decode())",
+        "    print(who, turn, time.time_ns() > 0, flush=True)",
+        "    _host.backend.submit(str((who, turn)).encode() * 50)",
+        "    if turn == 1 and who % 5 == 0: raise ValueError(who)",
+        "    if turn == 1 and who % 5 == 1:",
+        "        def deep(n): return [deep(n + 1) for _ in 'x']",
+        "        deep(0)",
+        "return str(words)",
+    )
+
+    def run(*, together: bool) -> list[tuple[Phase, object, list[bytes], bytes]]:
+        guests = [driver.start(python, program(*lines), str(who)) for who in range(20)]
+        driver.settle(*guests)
+        for turn in range(3):
+            alive = [guest for guest in guests if guest.phase is Phase.WAITING]
+            for guest in alive:
+                guest.deliver(Delivery(str(turn).encode(), START_NS))
+            if together:
+                host.begin_together(alive)
+                if turn == 2:
+                    guests[7].kill("while it computes elsewhere")
+                host.end_together()
+            elif turn == 2:
+                guests[7].kill("while it computes elsewhere")
+            driver.settle(*alive)
+        return [(guest.phase, outcome_of(guest).text, submitted(guest), printed(guest)) for guest in guests]
+
+    apart = run(together=False)
+    for _ in range(5):
+        assert run(together=True) == apart
+    assert {phase for phase, *_ in apart} == {Phase.ENDED}
+    assert len(apart[2][2]) == 6  # three submissions, and what it printed before each
