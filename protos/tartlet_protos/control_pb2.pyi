@@ -415,7 +415,7 @@ Global___ProgramKill: _TypeAlias = ProgramKill  # noqa: Y015
 
 @_typing.final
 class ProgramSettled(_message.Message):
-    """After ProgramEnd: everything the program held is free."""
+    """After ProgramEnd of a program with commands: everything that it held is free."""
 
     DESCRIPTOR: _descriptor.Descriptor
 

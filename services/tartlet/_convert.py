@@ -19,6 +19,7 @@ _LANGUAGES = {
 }
 _FROM_LANGUAGE = {number: language for language, number in _LANGUAGES.items()}
 
+_NO_LIMITS = Limits()
 _MOST: dict[str, float] = {  # of each limit: what its field of the message holds
     "memory_bytes": (1 << 64) - 1,
     "cpu_slice_s": sys.float_info.max,
@@ -92,7 +93,7 @@ def launch_to_proto(spec: LaunchSpec, *, attach: bool, tie: bool) -> programs_pb
         inferlet=spec.inferlet,
         args=spec.args,
         model=spec.model,
-        limits=limits_to_proto(spec.limits),
+        limits=limits_to_proto(spec.limits) if spec.limits != _NO_LIMITS else None,
         tenant=spec.tenant,
         idempotency_key=spec.idempotency_key,
         attach=attach,

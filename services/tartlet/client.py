@@ -340,7 +340,8 @@ class AsyncClient:
 
     async def _upload(self, specs: Iterable[LaunchSpec]) -> None:
         """Bring large sources, each once."""
-        sources = {spec.source.digest: spec.source for spec in specs if spec.source is not None}
+        large = [s.source for s in specs if s.source is not None and len(s.source.data) > _convert.UPLOAD_ABOVE_BYTES]
+        sources = {source.digest: source for source in large}  # of large ones alone: a digest takes its time
         with translated(self.address):
             for source in sources.values():
                 await upload(self._programs(), source)

@@ -186,20 +186,24 @@ class Lifecycle:
         self._remove(program)
 
     def settle_if_done(self, program: Program) -> None:
-        """Tell the runtime once the last command of an ended program has left the engine."""
+        """Tell the runtime once the last command of an ended program has left the engine.
+
+        One that has sent no command of the program does not wait for that. (Those of a killed one are not counted.)
+        """
         if not program.end_asked or program.dispatched or self.programs.get(program.id) is not program:
             return
-        poison = program.poisoned
-        program.session.outbox.notices.settled.append(
-            Settled(
-                program.handle,
-                None if poison is None else poison.error,
-                program.peak_pages,
-                program.sampled_tokens,
-                program.input_tokens,
-                program.commands,
+        if program.commands or program.killed is not None:
+            poison = program.poisoned
+            program.session.outbox.notices.settled.append(
+                Settled(
+                    program.handle,
+                    None if poison is None else poison.error,
+                    program.peak_pages,
+                    program.sampled_tokens,
+                    program.input_tokens,
+                    program.commands,
+                )
             )
-        )
         self._remove(program)
 
     def _remove(self, program: Program) -> None:

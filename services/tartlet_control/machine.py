@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import Final
 
 from tartlet_common.abi import Op, Priority
@@ -36,8 +35,8 @@ _LARGE_BYTES: Final = 32 << 10
 _CREATE_QUEUE: Final = int(Op.CREATE_QUEUE)
 _SET_PRIORITY: Final = int(Op.SET_QUEUE_PRIORITY)
 _CANCEL: Final = int(Op.CANCEL)
-_to_json: Final = json.JSONEncoder(separators=(",", ":")).encode
 _USAGE: Final = int(Op.USAGE)
+_USAGE_JSON: Final = b'{"pages":%d,"embeds":%d,"slots":%d,"page_limit":%d,"free_pages":%d}'
 
 
 class QueueMachine:
@@ -161,18 +160,18 @@ class QueueMachine:
         queue.priority = priority
 
     def _usage(self, program: Program, ticket: int, queue_id: int) -> None:
-        counts = [sum(len(place.held[pool]) for place in program.places.values()) for pool in range(3)]
-        engines = [place.engine for place in program.places.values() if place.engine is not None]
+        pages = embeds = slots = free = total = 0
+        engines = []
+        for place in program.places.values():
+            if place.engine is not None:  # else it holds nothing there
+                engines.append(place.engine)
+                pages, embeds, slots = (n + len(ids) for n, ids in zip((pages, embeds, slots), place.held, strict=True))
         if not engines and program.default_model is not None:
             engines = program.default_model.engines
-        usage = {
-            "pages": counts[0],
-            "embeds": counts[1],
-            "slots": counts[2],
-            "page_limit": program.page_limit or sum(e.spec.num_pages for e in engines),
-            "free_pages": sum(e.pools[PAGES].num_free for e in engines),
-        }
-        payload = _to_json(usage).encode()
+        for engine in engines:
+            free += engine.pools[PAGES].num_free
+            total += engine.spec.num_pages
+        payload = _USAGE_JSON % (pages, embeds, slots, program.page_limit or total, free)
         program.session.outbox.deliver(program.handle, RESULT, 1, ticket, queue_id, 0, 0, 0, payload)
 
     def _cancel(self, queue: CommandQueue, since: int, ticket: int, flags: int) -> None:

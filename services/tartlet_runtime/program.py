@@ -342,10 +342,10 @@ class Program:
             self.journal.digest.add(data)
         count = submission.count
         if count:
-            self.unsent_commands += count
-            limit = self.spec.limits.commands_in_flight
-            if self.unsent_commands > limit:
-                raise TooManyCommands(in_flight=self.unsent_commands, limit=limit)
+            unsent, limit = self.unsent_commands + count, self.spec.limits.commands_in_flight
+            if unsent > limit:
+                raise TooManyCommands(in_flight=unsent, limit=limit)
+            self.unsent_commands = unsent
             self.usage.submitted(submission)
             self._world.link.commands(self, count, submission.records, submission.payload)
         local, payload = submission.local, submission.local_payload

@@ -116,7 +116,9 @@ class ProgramsService(programs_pb2_grpc.ProgramsServicer):
         scope = scope_of(context)
         launching: asyncio.Task[None] | None = None
         try:
-            if len(request.specs) != 1 or not self._launch_at_once(request.specs[0], call, 0, _Last(scope)):
+            if len(request.specs) == 1 and self._launch_at_once(request.specs[0], call, 0, _Last(scope)):
+                self._driver.turn_now()
+            else:
                 launching = asyncio.create_task(self._launch_all(request.specs, call, _Last(scope)))
             async for events in call.messages():
                 yield events

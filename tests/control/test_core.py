@@ -321,3 +321,14 @@ def test_a_mask_must_have_its_size_and_may_be_padded(mask: bytes, fits: bool) ->
         assert host.steps[0].batches[1].mask_bits.tobytes() == b"\x01"  # type: ignore[union-attr]
     else:
         assert isinstance(guest.answer(ticket).error, errors.InvalidArgument)
+
+
+def test_the_end_of_a_program_without_commands_is_not_answered() -> None:
+    host = Host()
+    silent, asking = host.start("silent"), host.start("asking")
+    asking.usage()
+    for guest in (silent, asking):
+        host.end(guest)
+    assert silent.settled is None
+    assert asking.settled is not None
+    assert not host.core.lifecycle.programs

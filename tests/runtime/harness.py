@@ -192,6 +192,8 @@ class FakeControl(control_pb2_grpc.ControlServicer, control_pb2_grpc.CatalogueSe
             self._answer(got.commands, reply)
         for end in got.ends:
             count = len(self.submitted.get(end.handle, ()))
+            if not count:
+                continue
             settled = reply.settled.add(handle=end.handle, commands=count, peak_pages=3, input_tokens=7)
             if self.poison is not None:
                 settled.poisoned.CopyFrom(error_to_proto(self.poison))
