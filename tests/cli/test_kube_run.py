@@ -241,3 +241,29 @@ def test_logs_of_a_run_come_from_its_program_and_then_from_its_status(release: R
     shown = release.shell("status", plugin=True).stdout
     assert "prod     1 ready" in shown
     assert "r    hello     Failed  ProgramFailed" in shown
+
+
+def test_logs_come_from_the_status_where_no_runtime_can_be_reached(release: Release) -> None:
+    space = release.shell.namespace
+    runs = f"/apis/tartlet.dev/v1alpha1/namespaces/{space}/inferletruns"
+    run = {"apiVersion": "tartlet.dev/v1alpha1", "kind": "InferletRun", "metadata": {"name": "r"}}
+    release.shell.server.call("POST", runs, run | {"spec": {"inferlet": "hello"}})
+
+    def state(**status: Any) -> None:
+        release.shell.server.call("PATCH", f"{runs}/r/status", {"status": status}, "application/merge-patch+json")
+
+    state(phase="Running", programId="p", output="first line\n")
+    release.core("DELETE", "services/prod-runtime")
+    shown = release.shell("logs", "r", plugin=True)
+    assert (shown.returncode, shown.stdout) == (0, "first line\n")
+    assert "no release of Tartlet" in shown.stderr
+    process = release.shell.start("logs", "-f", "r", plugin=True)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "first line\n"
+    state(output="first line\nsecond line\n")
+    assert process.stdout.readline() == "second line\n"
+    error = {"name": "ProgramFailed", "number": 201, "traceback": "KeyError: 'k'\n"}
+    state(phase="Failed", output="second line\nthird line\n", outputTruncated=True, error=error)
+    out, err = process.communicate(timeout=30)
+    assert out == "third line\n"
+    assert err.endswith("late; no release of Tartlet in namespace " + space + "]\nKeyError: 'k'\n")

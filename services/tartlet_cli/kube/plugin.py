@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 _LOOK_S = 0.5
 _SILENCE_S = 0.3  # `logs` without --follow takes so long a pause for the end of what is there
+_MARK = 8  # characters that a cut output is found again by
 _ENDED = ("Succeeded", "Failed")
 
 
@@ -73,6 +74,8 @@ def status(*, as_json: bool, **options: Any) -> None:
 @json_option
 def logs(run: str, *, follow: bool, as_json: bool, **options: Any) -> None:
     """Print what an InferletRun has written; while it runs it is asked for it, afterwards its status keeps the end.
+
+    Who may not reach the runtime, or is in another namespace than it, is shown what the status says meanwhile.
 
     \b
     Examples:
@@ -140,36 +143,72 @@ def _releases(cluster: Cluster, now: datetime) -> list[tuple[str, ...]]:
 
 
 def _logs(name: str, at: Target, *, follow: bool, as_json: bool) -> None:
-    """Attach to each of the run's programs in turn, and at its end print what its status keeps of those not seen."""
+    """Attach to each of the run's programs in turn, and at its end print what its status keeps of those not seen.
+
+    Who may not attach, or has no runtime in the namespace, is shown what the status says meanwhile.
+    """
     from tartlet_cli.kube.api import RUNS, Cluster
-    from tartlet_cli.kube.errors import RunNotStarted
+    from tartlet_cli.kube.errors import Forbidden, ReleaseNotFound, RunNotStarted
     from tartlet_common.errors import UnknownProgram
 
     seen = ""
+    shown: tuple[str, str] | None = None  # a program, and what was printed of its output as the status has it
     with Cluster.connect(at) as cluster:
         while True:
             run = cluster.get(RUNS, name, cluster.namespace)
             status = run.get("status") or {}
-            program = str(status.get("programId") or "")
+            program, output = str(status.get("programId") or ""), str(status.get("output") or "")
+            before = shown[1] if shown is not None and shown[0] == program else ""
             if status.get("phase") in _ENDED:
                 if program != seen or not program:
-                    _print_status(run, as_json=as_json)
+                    _print_status(run, before, as_json=as_json)
                 return
-            if program and program != seen:
+            if program and shown is not None:
+                _print_more(before, output, as_json=as_json)
+                shown = program, output
+            elif program and program != seen:
                 try:
                     _attach(program, at, follow=follow, as_json=as_json)
                     seen = program
                 except UnknownProgram:  # it ended, and the runtime has forgotten it: the status will say so
                     if not follow:
                         return
+                except (Forbidden, ReleaseNotFound) as e:
+                    sys.stderr.write(f"[as the run's status shows it, some seconds late; {e}]\n")
+                    _print_more("", output, as_json=as_json)
+                    shown = program, output
             if not follow:
                 if not program:
                     waits = _waits(run)
                     raise RunNotStarted(
                         name=name, reason=waits.get("reason", "Pending"), detail=waits.get("message", "")
                     )
+                if as_json and shown is not None:
+                    click.echo(json.dumps(status))
                 return
             time.sleep(_LOOK_S)
+
+
+def _print_more(before: str, output: str, *, as_json: bool) -> None:
+    """What a status shows more than before; in JSON the whole status says it."""
+    if not as_json:
+        click.echo(grown(before, output), nl=False)
+
+
+def grown(before: str, now: str) -> str:
+    """What an output has more than before; its start may have been cut since.
+
+    Example:
+        >>> grown("one ", "one two "), grown("one two three ", "two three four ")
+        ('two ', 'four ')
+    """
+    if now.startswith(before):
+        return now[len(before) :]
+    start = now[:_MARK]
+    at = before.find(start)
+    while at >= 0 and not now.startswith(before[at:]):
+        at = before.find(start, at + 1)
+    return now[len(before) - at :] if at >= 0 else now
 
 
 def _attach(program: str, at: Target, *, follow: bool, as_json: bool) -> None:
@@ -184,15 +223,15 @@ def _attach(program: str, at: Target, *, follow: bool, as_json: bool) -> None:
     asyncio.run(work())
 
 
-def _print_status(run: Object, *, as_json: bool) -> None:
-    """What an ended run's status keeps."""
+def _print_status(run: Object, before: str, *, as_json: bool) -> None:
+    """What an ended run's status keeps, without what was printed before."""
     status = run.get("status") or {}
     if as_json:
         click.echo(json.dumps(status))
         return
-    if status.get("outputTruncated"):
+    if status.get("outputTruncated") and not before:
         sys.stderr.write("[the start of the output is not kept]\n")
-    output, result = str(status.get("output") or ""), status.get("result")
+    output, result = grown(before, str(status.get("output") or "")), status.get("result")
     click.echo(output, nl=bool(output) and not output.endswith("\n"))
     if result is not None:
         click.echo(result)
