@@ -45,8 +45,11 @@ TERMINAL = {"Succeeded", "Failed"}
 PATIENCE_S = 150
 """Each step may wait for operators that are being killed."""
 
+EARLY = "irun/-fails-early"
+"""It fails in any case, but not always for its own reason."""
+
 AGAIN = 10
-"""Retries of runs whose engines may be taken away."""
+"""Retries of runs whose engines, control or runtime may be taken away."""
 
 State = dict[str, object]
 
@@ -70,7 +73,7 @@ def of(kube: Kube, kind: str, prefix: str) -> list[Object]:
 def tell(kube: Kube, name: str) -> None:
     """All that users do, up to the last word; every object's name begins with this one.
 
-    Runs may be launched again as often as engines and control may be taken away.
+    Runs may be launched again as often as what they run on may be taken away.
     """
     mapped = {"configMap": {"name": f"{name}-sources", "key": "mapped.py"}}
     slow, hello = f"{name}-slow", f"{name}-hello"
@@ -114,7 +117,7 @@ def tell(kube: Kube, name: str) -> None:
     kube("delete", f"ilet/{name}-leaves", "--wait=false", "--ignore-not-found")
     kube.apply(
         inferlet(hello, name, {"inline": BYE}),
-        run(f"{name}-fails-0", f"{name}-fails", retries=1),
+        run(f"{name}-fails-early", f"{name}-fails", retries=1),
         run(f"{name}-mapped-0", f"{name}-mapped", args=["mapped"], retries=AGAIN),
     )
 
@@ -130,8 +133,12 @@ def last_word(kube: Kube, name: str) -> State:
         return set(runs.values()) <= TERMINAL and gone and _is_settled(there)
 
     until(settled, f"the story of {name} ends", PATIENCE_S)
-    kube.apply(run(f"{name}-bye", f"{name}-hello", args=["all"], retries=AGAIN))
+    kube.apply(
+        run(f"{name}-bye", f"{name}-hello", args=["all"], retries=AGAIN),
+        run(f"{name}-fails", f"{name}-fails", retries=1),
+    )
     kube.wait(f"irun/{name}-bye", "Succeeded", PATIENCE_S)
+    kube.wait(f"irun/{name}-fails", "Failed", PATIENCE_S)
     until(lambda: running(kube, name) == [], "no program is left", PATIENCE_S)
     status = kube.get(f"epool/{name}")["status"]
     counts = {k: status[k] for k in ("replicas", "readyReplicas", "updatedReplicas", "drainingReplicas")}
@@ -142,15 +149,17 @@ def last_word(kube: Kube, name: str) -> State:
     for each in of(kube, "irun", f"{name}-"):
         mine = each["status"]
         said = {k: mine.get(k) for k in ("phase", "output", "result")}
-        error = (mine.get("error") or {}).get("name")
-        state[_key("irun", each, name)] = {**said, "error": error, "conditions": _conditions(mine)}
+        said |= {"error": (mine.get("error") or {}).get("name"), "conditions": _conditions(mine)}
+        key = _key("irun", each, name)
+        # its last attempt may have been lost, and no other is left
+        state[key] = said if key != EARLY else {"phase": said["phase"]}
     return state
 
 
 def attempts(kube: Kube, name: str) -> dict[str, int]:
-    """How often each run was launched that nothing but a lost engine or control made fail."""
+    """How often each run was launched that fails only if what it runs on is lost."""
     found = {_key("irun", each, name): each["status"]["attempts"] for each in of(kube, "irun", f"{name}-")}
-    assert (found.pop("irun/-nobody"), found.pop("irun/-fails-0")) == (0, 2)
+    assert (found.pop("irun/-nobody"), found.pop("irun/-fails"), found.pop(EARLY)) == (0, 2, 2)
     del found["irun/-late"]  # past its deadline, launched or not
     return found
 
@@ -158,8 +167,9 @@ def attempts(kube: Kube, name: str) -> dict[str, int]:
 def expected(state: State) -> None:
     """Asserts what has to be in a last word, lest two be the same and wrong."""
     runs = {k: v for k, v in state.items() if k.startswith("irun/")}
-    assert len(runs) == 16
-    errors = {"irun/-fails-0": "ProgramFailed", "irun/-late": "DeadlineExceeded"}
+    assert len(runs) == 17
+    assert runs.pop(EARLY) == {"phase": "Failed"}
+    errors = {"irun/-fails": "ProgramFailed", "irun/-late": "DeadlineExceeded"}
     for key, each in runs.items():
         assert isinstance(each, dict)
         if key == "irun/-nobody":

@@ -110,7 +110,7 @@ def test_a_leader_that_hangs_is_replaced_and_leads_no_more(kube: Kube, cluster: 
 
 
 def test_what_is_killed_at_random_changes_nothing_in_the_end(kube: Kube) -> None:
-    """Operators, engines, control and the API server, while users scale, roll, delete and run."""
+    """Operators, engines, control, the runtime and the API server, while users scale, roll, delete and run."""
     seed = int(os.environ.get("TARTLET_E2E_SEED", time.time_ns() % 100_000))
     kube = Patient(kube.cluster, kube.namespace)
     with step("the story, undisturbed"):
