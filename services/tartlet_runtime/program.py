@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -24,6 +23,7 @@ from tartlet_common.errors import (
 )
 from tartlet_common.wire import error_from_proto
 from tartlet_protos import control_pb2, programs_pb2
+from tartlet_runtime.backlog import Backlog
 from tartlet_runtime.deferred import Deferred
 from tartlet_runtime.guest import STDERR, Delivery, Guest, Phase
 from tartlet_runtime.guest_wait import GuestWait
@@ -42,10 +42,6 @@ log = logging.getLogger(__name__)
 
 _Event = programs_pb2.ProgramEvent
 _SOURCE_KEPT_BYTES = 4096  # of an ended program
-ROWS_A_TURN = 1024
-"""Commands that the runtime answers for one program in one turn, so that the others get theirs."""
-ROWS_S = 0.004
-"""And how long it works on them."""
 
 
 class Program:
@@ -85,7 +81,7 @@ class Program:
         self._result = ""
         self._mail = Mailbox(spec.limits)
         self._wait = GuestWait(world.driver.loop)
-        self._backlog: deque[tuple[list[Row], bytes]] = deque()  # for the runtime, in turns to come
+        self._backlog = Backlog(self._run_row, world.clock.now)
         self._outcome: tuple[TartletError | None, str] | None = None  # how it ended by itself, until `finish`
         self.deferred = Deferred()
         self.eager_bytes = 0
@@ -280,10 +276,7 @@ class Program:
             self._end(*outcome)
 
     def _work_off(self) -> None:
-        rows, payload = self._backlog.popleft()
-        done = self._run_rows(rows, payload)
-        if done < len(rows):
-            self._backlog.appendleft((rows[done:], payload))
+        self._backlog.work_off()
         if not self._backlog:
             if self._outcome is not None:
                 self.end_after_backlog(*self._outcome)
@@ -291,15 +284,8 @@ class Program:
             self._hold_guest()
         self._world.driver.again(self)
 
-    def _run_rows(self, rows: list[Row], payload: bytes) -> int:
-        """Work on as many as one turn has room for; how many."""
-        run, now = self._world.ops.run, self._world.clock.now
-        end = now() + ROWS_S
-        for done, row in enumerate(rows[:ROWS_A_TURN], 1):
-            run(self, row, payload)
-            if now() >= end:
-                return done
-        return min(len(rows), ROWS_A_TURN)
+    def _run_row(self, row: Row, payload: bytes) -> None:
+        self._world.ops.run(self, row, payload)
 
     def _hold_guest(self) -> None:
         """A guest that isn't driven by `step` is held back while its output is unread, or its commands wait."""
@@ -348,11 +334,7 @@ class Program:
             self.unsent_commands = unsent
             self.usage.submitted(submission)
             self._world.link.commands(self, count, submission.records, submission.payload)
-        local, payload = submission.local, submission.local_payload
-        if not self._backlog and len(local) <= ROWS_A_TURN:
-            local = local[self._run_rows(local, payload) :]
-        if local:
-            self._backlog.append((local, payload))
+        if submission.local and self._backlog.take(submission.local, submission.local_payload):
             self._hold_guest()
             self._world.driver.wake(self)
 

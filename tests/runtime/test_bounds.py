@@ -15,11 +15,11 @@ from tartlet_common.abi import RECORD, RECORD_BYTES, Event, Flag, Op
 from tartlet_common.errors import InboxFull, MalformedSubmission, ResourceQuotaExceeded, TooManyCommands, UnknownModel
 from tartlet_common.settings import RuntimeSettings
 from tartlet_common.wire import error_from_proto
+from tartlet_runtime.backlog import ROWS_A_TURN
 from tartlet_runtime.inbox import Inbox, delivery
 from tartlet_runtime.limits import ProgramLimits, default_limits
 from tartlet_runtime.mailbox import Mailbox
 from tartlet_runtime.output_log import LogEvent, OutputLog
-from tartlet_runtime.program import ROWS_A_TURN
 from tartlet_runtime.submission import parse
 from tartlet_runtime.wasm import Compiled
 from tartlet_runtime.wasm_guests import WasmGuests

@@ -1,0 +1,55 @@
+"""What the runtime answers itself, cut into turns: one program's thousand commands must not make the others wait."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+
+from tartlet_runtime.submission import Row
+
+ROWS_A_TURN = 1024
+"""Commands that the runtime answers for one program in one turn."""
+ROWS_S = 0.004
+"""And how long it works on them."""
+
+
+class Backlog:
+    """A program's commands for the runtime, as far as there was no room for them in a turn."""
+
+    def __init__(self, run: Callable[[Row, bytes], None], now: Callable[[], float]) -> None:
+        """`run` answers one."""
+        self._run = run
+        self._now = now
+        self._waiting: deque[tuple[list[Row], bytes]] = deque()
+
+    def __bool__(self) -> bool:
+        """Whether commands wait for turns to come."""
+        return bool(self._waiting)
+
+    def take(self, rows: list[Row], payload: bytes) -> bool:
+        """Answer them, if there is room and none wait before them; whether some wait now."""
+        if not self._waiting and len(rows) <= ROWS_A_TURN:
+            rows = rows[self._answer(rows, payload) :]
+        if rows:
+            self._waiting.append((rows, payload))
+        return bool(rows)
+
+    def work_off(self) -> None:
+        """Answer as many as one turn has room for."""
+        rows, payload = self._waiting.popleft()
+        done = self._answer(rows, payload)
+        if done < len(rows):
+            self._waiting.appendleft((rows[done:], payload))
+
+    def clear(self) -> None:
+        """Nobody waits for the answers any more."""
+        self._waiting.clear()
+
+    def _answer(self, rows: list[Row], payload: bytes) -> int:
+        run, now = self._run, self._now
+        end = now() + ROWS_S
+        for done, row in enumerate(rows[:ROWS_A_TURN], 1):
+            run(row, payload)
+            if now() >= end:
+                return done
+        return min(len(rows), ROWS_A_TURN)
