@@ -8,11 +8,12 @@ from collections.abc import Iterator
 import pytest
 
 from e2e.cluster.images import Image
-from e2e.cluster.kube import Kube, Object, Refused, step, until
+from e2e.cluster.kube import Kube, Object, Refused, condition, step, until
 from e2e.cluster.provider import Own
-from e2e.cluster.watch import honest
+from e2e.cluster.watch import honest, recording
 from e2e.tests.conftest import pool
 from e2e.tests.story import SLOW, inferlet, of, phases
+from e2e.tests.test_answers import run
 from e2e.tests.test_pools import HONEST_S, all_succeeded, ended, start, workers
 
 POOL = "bounds"
@@ -48,6 +49,13 @@ def evict(kube: Kube, pod: str) -> None:
 def may_evict(kube: Kube) -> bool:
     """Whether the pool's budget allows it now."""
     return bool(kube.get(f"pdb/{POOL}").get("status", {}).get("disruptionsAllowed", 0))
+
+
+def is_ready(kube: Kube) -> bool:
+    """Whether the pool is as its newest spec says."""
+    body = kube.get(f"epool/{POOL}")
+    ready = condition(body, "Ready")
+    return (ready["status"], ready["observedGeneration"]) == ("True", body["metadata"]["generation"])
 
 
 def held(kube: Kube, pod: str) -> int:
@@ -105,6 +113,38 @@ def test_an_engine_that_goes_waits_for_its_programs_and_no_longer_than_its_grace
     kube("delete", *(f"irun/long-{n}" for n in range(4)), "--timeout=60s")
 
 
+def patch(kube: Kube, **spec: object) -> None:
+    """Changes the pool's spec."""
+    kube("patch", f"epool/{POOL}", "--type=merge", "-p", json.dumps({"spec": spec}))
+
+
+def test_a_rolling_update_to_another_form_of_the_model_fails_no_program(kube: Kube) -> None:
+    """Engines of two page sizes can't serve a model together: the new ones stand by until the old ones are cordoned."""
+    before, late = names(kube), 0
+    start(kube, "form", 6, 4, PROGRAM)
+    with step("rolling update of the page size"), recording(kube, {"pool": [f"epool/{POOL}"]}) as record:
+        patch(kube, engine={"pageSize": 8})
+        while before & names(kube) or not is_ready(kube):
+            late += 1
+            assert late < 60
+            kube.apply(run(f"form-late-{late}", PROGRAM, args=["0.4"]))
+    kube.apply(run("form-after", PROGRAM, args=["0.4"]))
+    all_succeeded(ended(kube, "form"), 6 + late + 1)
+    engines = [e for s in record.seen for e in (s.body or {})["status"]["engines"] if e["pod"] not in before]
+    assert {"Standby", "Ready"} <= {e["state"] for e in engines}
+    assert record.history("pool", POOL, "Degraded") == ["False"]
+
+
+def test_a_pool_that_no_node_takes_says_so_until_its_spec_is_mended(kube: Kube) -> None:
+    before = names(kube)
+    patch(kube, nodeSelector={"tartlet.dev/node": "nowhere"})
+    until(lambda: condition(kube.get(f"epool/{POOL}"), "Degraded").get("reason") == "Unschedulable", "it says so")
+    with step("mended"):
+        patch(kube, nodeSelector=None)
+        kube.wait(f"epool/{POOL}", "Ready")
+    assert names(kube) == before
+
+
 def test_a_rolling_update_of_the_image_fails_no_program(kube: Kube, image: Image) -> None:
     if not isinstance(kube.cluster, Own):
         pytest.skip("only this machine's own cluster can give an image another name")
@@ -112,13 +152,13 @@ def test_a_rolling_update_of_the_image_fails_no_program(kube: Kube, image: Image
     before = names(kube)
     start(kube, "image", 6, 4, PROGRAM)
     with step("rolling update of the image"), honest(kube, POOL, HONEST_S):
-        kube("patch", f"epool/{POOL}", "--type=merge", "-p", json.dumps({"spec": {"image": AGAIN}}))
+        patch(kube, image=AGAIN)
         until(lambda: not before & names(kube), "the pods are new ones")
         kube.wait(f"epool/{POOL}", "Ready")
     all_succeeded(ended(kube, "image"), 6)
     (made,) = workers(kube, POOL)
     assert made["spec"]["containers"][0]["image"] == AGAIN
     assert all(held(kube, pod) > 0 for pod in before)
-    kube("patch", f"epool/{POOL}", "--type=merge", "-p", json.dumps({"spec": {"image": "", "replicas": 0}}))
+    patch(kube, image="", replicas=0)
     until(lambda: not names(kube), "nobody needs it any more")
     kube.cluster.forget_images(AGAIN)

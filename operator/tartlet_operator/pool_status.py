@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 from tartlet_operator.api.engine_pool import EnginePoolStatus, EngineStatus
 from tartlet_operator.conditions import Want, find, holds, merged, truth
 from tartlet_operator.meta import pool_selector
 from tartlet_operator.pod_facts import PodFacts, in_trouble
 from tartlet_operator.reasons import EventReason, Reason
+
+_STANDS_BY: Final = (
+    "pod {} waits for engines elsewhere that serve spec.model.name in another form (checkpoint, spec.engine.dtype or "
+    "spec.engine.pageSize): give one of them another name"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +125,8 @@ def _conditions(facts: PoolFacts, old: EnginePoolStatus, ready: int) -> list[Wan
     before = find(old.conditions, "Progressing")
     # once a generation was fully out, missing engines are trouble and no longer progress
     settled_before = before is not None and before.status == "False" and before.observed_generation == facts.generation
-    progressing = not rolled or (not enough and not settled_before and facts.engines is not None)
+    starting = not enough and not settled_before and facts.engines is not None and not _standing_by(facts)
+    progressing = not rolled or starting
     trouble = in_trouble(facts.pods)
     counts = f"{ready} of {facts.replicas} engines take programs"
     reason, message = _why(facts, ready, trouble, counts, progressing=progressing)
@@ -156,10 +163,22 @@ def _why(facts: PoolFacts, ready: int, trouble: PodFacts | None, counts: str, *,
         return Reason.SCALED_TO_ZERO, "spec.replicas is 0"
     if ready >= facts.replicas:
         return Reason.ENGINES_READY, counts
+    standby = _standing_by(facts)
+    if standby:
+        return Reason.ENGINE_STANDS_BY, f"{_STANDS_BY.format(standby)}; {counts}"
     lost = [p.name for p in facts.pods if p.ready and not p.terminating and p.name not in (facts.engines or {})]
     if lost:
         return Reason.ENGINE_LOST, f"control doesn't know the engine of pod {lost[0]}; {counts}"
     return Reason.ENGINES_MISSING, counts
+
+
+def _standing_by(facts: PoolFacts) -> str:
+    """A pod whose engine stands by, though not for engines of the pool itself that are about to go; else empty."""
+    engines, staying = facts.engines or {}, {p.name for p in facts.pods if not p.terminating}
+    ours = re.compile(rf"{re.escape(facts.name)}-[a-z0-9]+-[a-z0-9]+")  # a Deployment's pod
+    if any(ours.fullmatch(name) and name not in staying for name in engines):
+        return ""
+    return next((name for name in sorted(staying) if engines.get(name) == "standby"), "")
 
 
 def _engine(pod: PodFacts, facts: PoolFacts) -> EngineStatus:
@@ -180,6 +199,8 @@ def _state(pod: PodFacts, engines: Mapping[str, str] | None) -> str:
     match told:
         case "ready":
             return "Ready" if pod.ready else "Loading"
+        case "standby":
+            return "Standby" if pod.ready else "Loading"
         case "draining" | "cordoned":
             return "Draining"
     if pod.ready:

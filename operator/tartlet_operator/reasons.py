@@ -15,6 +15,7 @@ class Reason(StrEnum):
     SETTLED = "Settled"
     ENGINES_MISSING = "EnginesMissing"
     ENGINE_LOST = "EngineLost"
+    ENGINE_STANDS_BY = "EngineStandsBy"
     MODEL_INIT_FAILED = "ModelInitFailed"
     AS_EXPECTED = "AsExpected"
     CONTROL_UNREACHABLE = "ControlUnreachable"
@@ -65,6 +66,7 @@ MEANING: dict[Reason | EventReason, str] = {
     Reason.SETTLED: "Every pod is of the newest spec.",
     Reason.ENGINES_MISSING: "Fewer engines than asked for take programs.",
     Reason.ENGINE_LOST: "A pod runs, and control doesn't know its engine.",
+    Reason.ENGINE_STANDS_BY: "Engines of another pool serve a model of the same name in another form.",
     Reason.MODEL_INIT_FAILED: "The container of `spec.model.init` failed.",
     Reason.AS_EXPECTED: "Nothing is wrong.",
     Reason.CONTROL_UNREACHABLE: "Control doesn't answer: nobody knows.",

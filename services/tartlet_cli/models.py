@@ -39,7 +39,7 @@ def offered(control: dict[str, Any]) -> list[dict[str, Any]]:
     """The models in control's state, with what their engines have in common and the sum of their pages."""
     found = []
     for model in control.get("models", []):
-        engines = [e for e in control.get("engines", []) if e["model"] == model["name"]]
+        engines = [e for e in control.get("engines", []) if e["model_index"] == model["index"]]
         pools = [pool for e in engines for name, pool in e["pools"].items() if "page" in name]
         first = engines[0] if engines else {"device": "", "dtype": "", "page_size": ""}
         facts = {key: first[key] for key in ("device", "dtype", "page_size")}

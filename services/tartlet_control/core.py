@@ -211,7 +211,7 @@ class Core:
         """An engine has said Hello. One of the same id that we still know is gone: this is its successor.
 
         Raises:
-            EngineMismatch: it differs from others of its model.
+            EngineMismatch: its model is served in too many other forms.
         """
         old = self.engines.get(engine_id)
         if old is not None:
@@ -225,7 +225,8 @@ class Core:
         self.engines[engine_id] = engine
         self._refresh_unplaced()
         self._models_changed()
-        log.info("engine %s joined with model %s", engine_id, spec.model)
+        beside = ", and stands by: others serve it in another form" if self.models.stands_by(model) else ""
+        log.info("engine %s joined with model %s%s", engine_id, spec.model, beside)
         return engine
 
     def _refresh_unplaced(self) -> None:

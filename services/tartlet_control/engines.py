@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import deque
+from collections.abc import Iterator
 from dataclasses import asdict, fields
 from typing import Any, Final, Literal
 
@@ -25,8 +26,10 @@ MODELS_BYTES: Final = 2 << 20
 """All specs that runtimes are told together: in one message, beside other things."""
 MODELS_NAMED: Final = 20
 """Models that the error for an unknown one names."""
+MAX_FORMS: Final = 8
+"""Forms of one model that are served at the same time, as while one is rolled out in place of another."""
 AGREE: Final = ("model_digest", "page_size", "dtype", "traits", "vocab_size", "max_position", "tokenizer_digest")
-"""Fields in which engines of one model must agree."""
+"""Fields in which engines of one form of a model agree."""
 
 
 class SentStep:
@@ -147,40 +150,45 @@ def _cut(columns: list[Any], most: int) -> tuple[list[Any], list[Any]]:
 
 
 class Model:
-    """A model name, its index in records (stable while control lives), and its engines."""
+    """A model in one form: its index in records (stable while control lives), and its engines."""
 
-    __slots__ = ("engines", "index", "name", "spec", "spec_bytes")
+    __slots__ = ("engines", "forms", "index", "name", "spec", "spec_bytes")
 
-    def __init__(self, index: int, spec: EngineSpec) -> None:
+    def __init__(self, index: int, spec: EngineSpec, forms: list[Model]) -> None:
         self.index = index
         self.name = spec.model
+        self.forms = forms  # all of the name, this one too
+        self.engines: list[EngineState] = []
+        self.take(spec)
+
+    def take(self, spec: EngineSpec) -> None:
+        """The form that it has from now on."""
         self.spec = spec
         self.spec_bytes = _spec_bytes(spec)
-        self.engines: list[EngineState] = []
 
-    def check(self, spec: EngineSpec) -> None:
-        """Whether an engine of this spec may join.
+    @property
+    def ready(self) -> bool:
+        """Whether an engine takes programs, or would."""
+        return any(e.status == "ready" for e in self.engines)
 
-        Raises:
-            EngineMismatch: it differs from those that serve the model now.
-        """
-        if not self.engines:
-            return
-        for name in AGREE:
-            ours, theirs = getattr(self.spec, name), getattr(spec, name)
-            if ours != theirs:
-                raise EngineMismatch(model=self.name, field=name, theirs=theirs, ours=ours)
+    def differs(self, spec: EngineSpec) -> str:
+        """The first field in which an engine of this spec is not of this form; empty if it is."""
+        return next((name for name in AGREE if getattr(self.spec, name) != getattr(spec, name)), "")
 
     def choose(self) -> EngineState:
         """The ready engine with the fewest programs.
 
+        A program that asked for a form that has been replaced since goes where others still use it.
+
         Raises:
             NoEngine: none is ready.
         """
-        ready = [e for e in self.engines if e.status == "ready"]
-        if not ready:
+        chosen = [e for e in self.engines if e.status == "ready"]
+        if not chosen and any(form.ready for form in self.forms):
+            chosen = [e for e in self.engines if e.programs]
+        if not chosen:
             raise NoEngine
-        return min(ready, key=lambda e: len(e.programs))
+        return min(chosen, key=lambda e: len(e.programs))
 
     def info(self) -> dict[str, Any]:
         """What runtimes are told: the spec, pools summed over its engines."""
@@ -192,41 +200,63 @@ class Model:
             "name": self.name,
             "spec_json": json.dumps(spec),
             "tokenizer_digest": self.spec.tokenizer_digest,
-            "ready": any(e.status == "ready" for e in self.engines),
+            "ready": self.ready,
             "engines": len(self.engines),
         }
 
 
 class Models:
-    """All models that engines have brought since control started, in order of arrival."""
+    """All models that engines have brought since control started.
+
+    Engines of one name that don't agree (another checkpoint, another page size) serve it in several forms. Programs get
+    the form that was there first for as long as it has a ready engine; the others stand by. So a pool is rolled out in
+    another form without a time in which nobody serves the model: as the last engine of the old one is cordoned, the new
+    one takes over.
+    """
 
     def __init__(self) -> None:
-        self._by_name: dict[str, Model] = {}
-        self._list: list[Model] = []
+        self._forms: dict[str, list[Model]] = {}  # by name; of each, the longest served first
+        self._list: list[Model] = []  # by index
 
-    def __iter__(self) -> Any:
-        return iter(self._list)
+    def __iter__(self) -> Iterator[Model]:
+        """Models in order of arrival; of one name's forms first the one that programs get."""
+        for forms in self._forms.values():
+            current = _current(forms)
+            yield current
+            yield from (m for m in forms if m is not current)
 
     def join(self, spec: EngineSpec) -> Model:
-        """The model of a new engine, made if it is the first.
+        """The model of a new engine, made if it is the first of its form.
 
         Raises:
-            EngineMismatch: other engines serve it differently.
+            EngineMismatch: the model is served in too many other forms.
             Overloaded: the specs of all models would no longer fit a message.
         """
-        model = self._by_name.get(spec.model)
-        others = sum(m.spec_bytes for m in self._list if m is not model)
-        if (model is None or not model.engines) and others + _spec_bytes(spec) > MODELS_BYTES:
+        forms = self._forms.get(spec.model, [])
+        for form in forms:
+            if form.engines and not form.differs(spec):
+                return form
+        unused = next((form for form in forms if not form.engines), None)
+        if unused is None and len(forms) >= MAX_FORMS:
+            field = forms[0].differs(spec)
+            theirs, ours = getattr(spec, field), getattr(forms[0].spec, field)
+            raise EngineMismatch(model=spec.model, field=field, theirs=theirs, ours=ours)
+        if sum(m.spec_bytes for m in self._list if m is not unused) + _spec_bytes(spec) > MODELS_BYTES:
             raise Overloaded(what="bytes of specs in control's list of models", limit=MODELS_BYTES)
-        if model is None:
-            model = Model(len(self._list), spec)
-            self._by_name[spec.model] = model
+        if unused is None:
+            forms = self._forms.setdefault(spec.model, forms)
+            model = Model(len(self._list), spec, forms)
             self._list.append(model)
-            return model
-        model.check(spec)
-        if not model.engines:
-            model.spec, model.spec_bytes = spec, _spec_bytes(spec)
+        else:
+            model = unused
+            model.take(spec)
+            forms.remove(model)
+        forms.append(model)
         return model
+
+    def stands_by(self, model: Model) -> bool:
+        """Whether programs get another form of the model."""
+        return _current(model.forms) is not model
 
     def named(self, name: str) -> Model | None:
         """The model a program asks for; "" is the default: the first with a ready engine, else the first.
@@ -235,12 +265,12 @@ class Models:
             UnknownModel: no engine ever brought one of that name.
         """
         if name:
-            model = self._by_name.get(name)
-            if model is None:
+            forms = self._forms.get(name)
+            if forms is None:
                 raise self._unknown(name)
-            return model
-        ready = (m for m in self._list if any(e.status == "ready" for e in m.engines))
-        return next(ready, self._list[0] if self._list else None)
+            return _current(forms)
+        current = map(_current, self._forms.values())
+        return next((m for m in current if m.ready), None) or next(iter(self), None)
 
     def at(self, index: int) -> Model:
         """The model with this index.
@@ -253,7 +283,13 @@ class Models:
         return self._list[index]
 
     def _unknown(self, name: str) -> UnknownModel:
-        return UnknownModel(model=name, available=[m.name for m in self._list[:MODELS_NAMED]])
+        return UnknownModel(model=name, available=list(self._forms)[:MODELS_NAMED])
+
+
+def _current(forms: list[Model]) -> Model:
+    """The form that programs get: the first that is ready, else the first that has engines, else the newest."""
+    ready = next((m for m in forms if m.ready), None)
+    return ready or next((m for m in forms if m.engines), forms[-1])
 
 
 def _spec_bytes(spec: EngineSpec) -> int:

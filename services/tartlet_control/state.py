@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from tartlet_common.tenancy import EVERYONE, Scope
 from tartlet_control.core import Core
-from tartlet_control.engines import EngineState
+from tartlet_control.engines import EngineState, Model
 from tartlet_control.queues import Program
 
 QUEUES_SHOWN: Final = 16
@@ -24,8 +24,8 @@ def state_of(core: Core, scope: Scope = EVERYONE) -> dict[str, Any]:
         "incarnation": core.incarnation,
         "policy": core.settings.policy,
         "steps_in_flight": core.settings.steps_in_flight,
-        "models": [{k: v for k, v in m.info().items() if k != "spec_json"} for m in core.models],
-        "engines": [_engine(e) for e in core.engines.values()],
+        "models": [_model(m) for m in core.models if m.engines or not core.models.stands_by(m)],
+        "engines": [_engine(e, core) for e in core.engines.values()],
         "runtimes": [
             {"id": s.runtime_id, "address": s.address, "connected": s.gone_since is None, "programs": len(s.programs)}
             for s in core.sessions.values()
@@ -44,11 +44,16 @@ def state_of(core: Core, scope: Scope = EVERYONE) -> dict[str, Any]:
     }
 
 
-def _engine(e: EngineState) -> dict[str, Any]:
+def _model(m: Model) -> dict[str, Any]:
+    return {k: v for k, v in m.info().items() if k != "spec_json"}
+
+
+def _engine(e: EngineState, core: Core) -> dict[str, Any]:
     return {
         "id": e.id,
         "model": e.model.name,
-        "state": e.status,
+        "model_index": e.model.index,
+        "state": "standby" if e.status == "ready" and core.models.stands_by(e.model) else e.status,
         "device": e.spec.device,
         "dtype": e.spec.dtype,
         "page_size": e.spec.page_size,

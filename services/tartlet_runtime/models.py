@@ -76,7 +76,7 @@ class ModelTable:
         self._blob_dir = blob_dir
         self._fetch = fetch
         self._spawn = spawn
-        self._by_index: dict[int, Model] = {}
+        self._by_index: dict[int, Model] = {}  # as control orders them: of one name's forms, the one to use first
         self._info: dict[int, bytes] = {}
         self._tokenizers: dict[str, TokenizerEntry] = {}
         self._loading: dict[str, asyncio.Future[TokenizerEntry]] = {}
@@ -98,7 +98,7 @@ class ModelTable:
 
     def names(self) -> list[str]:
         """Names of all models, the default one first."""
-        return [model.name for model in sorted(self._by_index.values(), key=lambda model: model.index)]
+        return list(dict.fromkeys(model.name for model in self._by_index.values()))
 
     def find(self, name: str) -> Model:
         """The model of that name, or the default one for "".
@@ -110,7 +110,7 @@ class ModelTable:
         if not self._by_index:
             raise NoEngine
         if not name:
-            return self._by_index[min(self._by_index)]
+            return next(iter(self._by_index.values()))
         for model in self._by_index.values():
             if model.name == name:
                 return model

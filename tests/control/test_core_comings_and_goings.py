@@ -6,9 +6,11 @@ import pytest
 
 from tartlet_common import errors
 from tartlet_common.abi import Event, Op
+from tartlet_control.engines import MAX_FORMS
 from tartlet_control.lifecycle import StartRequest
+from tartlet_control.state import state_of
 from tartlet_worker.fake import FakeOptions
-from tests.control.harness import Host, decode_text
+from tests.control.harness import Guest, Host, decode_text
 
 PROMPT = [5, 6, 7, 8, 9]
 
@@ -98,11 +100,75 @@ def test_an_idempotency_key_names_one_program() -> None:
     assert "second" not in host.core.lifecycle.programs
 
 
-def test_engines_of_one_model_must_agree() -> None:
+def other_form(page_size: int = 8) -> FakeOptions:
+    return FakeOptions(page_size=page_size, num_pages=32, num_embeds=256, num_slots=256)
+
+
+def states(host: Host) -> dict[str, str]:
+    return {e["id"]: e["state"] for e in state_of(host.core)["engines"]}
+
+
+def engine_of(host: Host, guest: Guest) -> str:
+    (place,) = host.core.lifecycle.programs[guest.program_id].places.values()
+    assert place.engine is not None
+    return place.engine.id
+
+
+def test_another_form_of_a_model_stands_by_until_the_first_has_no_ready_engine() -> None:
+    host = Host(engines=2)
+    before = host.start()
+    decode_text(before, PROMPT, 3)
+    host.run()
+    late = host.start()  # has asked for the model, and not used it yet
+    host.join("n0", other_form())
+    assert states(host) == {"e0": "ready", "e1": "ready", "n0": "standby"}
+    assert [m.info()["index"] for m in host.core.models] == [0, 1]
+    left = next(e for e in ("e0", "e1") if e != engine_of(host, before))
+    host.core.cordon(left, drain=True)
+    during = host.start()
+    decode_text(during, PROMPT, 3)
+    host.run()
+    assert engine_of(host, during) == engine_of(host, before)
+    host.core.cordon(engine_of(host, before), drain=True)
+    assert states(host)["n0"] == "ready"
+    assert [m.info()["index"] for m in host.core.models] == [1, 0]
+    after = host.start()
+    for guest in (before, late, after):
+        decode_text(guest, PROMPT, 3)
+    host.run()
+    assert engine_of(host, after) == "n0"
+    assert engine_of(host, before) == engine_of(host, late) == engine_of(host, during)
+    assert not any(g.killed for g in (before, late, during, after))
+    for guest in (before, late, during, after):
+        host.end(guest)
+    host.check_idle()
+
+
+def test_a_form_that_was_cordoned_comes_back_before_the_others() -> None:
     host = Host()
+    host.join("n0", other_form())
+    host.core.cordon("e0")
+    assert states(host) == {"e0": "cordoned", "n0": "ready"}
+    host.core.resume("e0")
+    assert states(host) == {"e0": "ready", "n0": "standby"}
+    host.core.on_engine_gone(host.engine)
+    assert states(host) == {"n0": "ready"}
+    assert [m["index"] for m in state_of(host.core)["models"]] == [1]
+    host.join("e1")  # the index of the form that has gone is used again, behind the one that serves
+    assert states(host) == {"n0": "ready", "e1": "standby"}
+    assert [m.info()["index"] for m in host.core.models] == [1, 0]
+
+
+def test_a_model_has_so_many_forms_and_no_more() -> None:
+    host = Host()
+    for n in range(MAX_FORMS - 1):
+        host.join(f"n{n}", other_form(n + 5))
     with pytest.raises(errors.EngineMismatch) as e:
-        host.join("e9", FakeOptions(page_size=8))
+        host.join("e9", other_form(32))
     assert e.value.fields["field"] == "page_size"
+    host.core.on_engine_gone(host.engine)
+    host.join("e9", other_form(32))
+    assert len(list(host.core.models)) == MAX_FORMS
 
 
 def test_a_cordoned_engine_takes_no_new_programs() -> None:

@@ -64,7 +64,9 @@ FACTS = st.builds(
     ),
     pods=st.lists(PODS, max_size=4, unique_by=lambda p: p.name),
     engines=st.none()
-    | st.dictionaries(st.sampled_from(["a", "b", "c", "d"]), st.sampled_from(["ready", "cordoned", "draining"])),
+    | st.dictionaries(
+        st.sampled_from(["a", "b", "c", "d"]), st.sampled_from(["ready", "cordoned", "draining", "standby"])
+    ),
 )
 
 
@@ -144,6 +146,23 @@ def test_a_pod_of_an_earlier_spec_is_no_trouble_any_more() -> None:
     assert conditions(status(rolling, NONE, NOW))["Degraded"] == ("False", Reason.AS_EXPECTED)
     broken = replace(rolling, pods=(old, replace(new, reason="CheckpointBroken")))
     assert conditions(status(broken, NONE, NOW))["Degraded"] == ("True", "CheckpointBroken")
+
+
+def test_an_engine_that_stands_by_is_not_ready_and_after_a_rollout_that_is_trouble() -> None:
+    rolling = facts(1, pods=(pod("p-0"), pod("p-1")), engines={"p-0": "ready", "p-1": "standby"})
+    s = status(replace(rolling, deployment=DeploymentFacts(1, 1, 2, 1)), NONE, NOW)
+    assert [e.state for e in s.engines] == ["Ready", "Standby"]
+    assert conditions(s)["Ready"] == ("False", Reason.ROLLING_OUT)
+    going = {"p-0": "standby", "p-5d9c-x7k2p": "ready"}  # of the pool itself: control hasn't told yet that it has gone
+    assert conditions(status(facts(1, engines=going), NONE, NOW))["Progressing"][0] == "True"
+    for elsewhere in ({}, {"p-q-5d9c-x7k2p": "ready"}):
+        s = status(facts(1, engines={"p-0": "standby", **elsewhere}), NONE, NOW)
+        assert s.ready_replicas == 0
+        assert conditions(s)["Progressing"][0] == "False"
+        assert conditions(s)["Degraded"] == ("True", Reason.ENGINE_STANDS_BY)
+        ready = find(s.conditions, "Ready")
+        assert ready is not None
+        assert "spec.engine.pageSize" in ready.message
 
 
 def test_an_engine_that_loads_is_not_one_that_is_broken() -> None:
