@@ -39,7 +39,7 @@ log = logging.getLogger("tartlet.operator")
 _CONNECTIONS: Final = 16
 _RETRY_S: Final = 2.0
 """So long a launch that nobody answers is sent again at once; then its run says that it waits, and others go on."""
-_PULSE_S: Final = 2.0
+_PULSE_S: Final = 5.0
 _SILENT_RENEWALS: Final = 4
 """The Lease is renewed three times in its life, and each renewal is an event; so much silence is a broken watch."""
 
@@ -123,6 +123,7 @@ async def _lead(
                 tasks.create_task(ctx.followers.run(), name="followers")
                 tasks.create_task(ctx.recorder.run(), name="events")
                 tasks.create_task(poll.run(), name="control")
+                tasks.create_task(poll.mind(), name="connection to control")
                 tasks.create_task(Resync(ctx).run(), name="resync")
                 tasks.create_task(pulse.run(), name="pulse")
                 for n in range(settings.concurrency):

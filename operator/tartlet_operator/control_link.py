@@ -21,6 +21,8 @@ from tartlet_protos import common_pb2, control_pb2, control_pb2_grpc
 _TIMEOUT_S: Final = 10.0
 _STATE_TIMEOUT_S: Final = 2.0
 _PUT_BYTES: Final = 3 << 20
+_PUT_EVERY_S: Final = 0.01
+"""At most so often is something put: a request costs both ends more than ten entries do."""
 T = TypeVar("T")
 
 
@@ -49,10 +51,15 @@ class ControlLink:
         self._stubs = _Stubs(self._dialer.channel)
         self._puts: list[_Put] = []
         self._putting = asyncio.Lock()
+        self._put_s = 0.0  # when something was put last, by the loop's clock
 
     async def close(self) -> None:
         """Close the connection."""
         await self._dialer.close()
+
+    async def parted(self) -> None:
+        """Return when the connection is lost, or at once if there is none."""
+        await self._current().channel.wait_for_state_change(grpc.ChannelConnectivity.READY)
 
     async def state(self) -> dict[str, Any]:
         """Engines, programs and models, and control's incarnation."""
@@ -70,11 +77,13 @@ class ControlLink:
         return {e.name: fingerprint(e) async for reply in pages(page) for e in reply.entries}
 
     async def put(self, entry: control_pb2.CatalogueEntry) -> None:
-        """Add or replace an entry; those that come while a request is on its way go together in the next one."""
-        put = _Put(entry)
+        """Add or replace an entry; a first one at once, those that come shortly after it together."""
+        put, loop = _Put(entry), asyncio.get_running_loop()
         self._puts.append(put)
         async with self._putting:
             while not put.done:
+                await asyncio.sleep(max(self._put_s + _PUT_EVERY_S - loop.time(), 0.0))
+                self._put_s = loop.time()
                 await self._put_some()
         if put.error is not None:
             raise put.error

@@ -114,7 +114,7 @@ class Api:
         }
         path = _path(key.kind, key.namespace, key.name) + "/status"
         try:
-            reply = await self._do("PATCH", path, body, params=_MANAGED, content_type=_APPLY, accept=_METADATA_ONLY)
+            reply = await self._do("PATCH", path, body, params=_STATUS, content_type=_APPLY, accept=_METADATA_ONLY)
         except ApiError as e:
             if e.status == 404 or (e.status == 409 and "UID" in e.message):
                 return 0, 0
@@ -180,6 +180,8 @@ class Api:
 
 
 _MANAGED: Final = {"fieldManager": MANAGER, "force": "true"}
+_STATUS: Final = {**_MANAGED, "fieldValidation": "Ignore"}
+"""A status has the fields of its kind; looking for others, the API server would parse it twice."""
 
 
 def version(body: Mapping[str, Any]) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Mapping
 from typing import Any, Final
@@ -22,7 +23,7 @@ UNREACHABLE_S: Final = 3.0
 """Control may be gone this long before statuses say that nobody knows."""
 PROGRAMS_S: Final = 15.0
 """So often at most is a pool's status written only because other programs run."""
-_IDLE_POLL_FACTOR: Final = 5
+_IDLE_POLL_FACTOR: Final = 15
 _SWEEP_S: Final = 10.0
 """So long after the start, what was deleted while nobody looked is seen to: all that is there has been seen."""
 _BACKLOG: Final = 1000
@@ -49,11 +50,24 @@ class ControlPoll:
         self._sweep_s = self._answered_s + _SWEEP_S
 
     async def run(self) -> None:
-        """Poll until cancelled; less often while there is no pool to tell about."""
+        """Poll until cancelled; seldom while there is no pool to tell about, unless something stirs."""
+        ctx = self._ctx
         while True:
+            ctx.stirred.clear()
             await self.once()
-            poll_s = self._ctx.settings.poll_s
-            await asyncio.sleep(poll_s if self._ctx.store.pools else poll_s * _IDLE_POLL_FACTOR)
+            if ctx.store.pools:
+                await asyncio.sleep(ctx.settings.poll_s)
+                continue
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(ctx.settings.poll_s * _IDLE_POLL_FACTOR):
+                    await ctx.stirred.wait()
+
+    async def mind(self) -> None:
+        """Have control asked soon when the connection to it is gone: it may have been started anew."""
+        while True:
+            await self._ctx.control.parted()
+            self._ctx.stirred.set()
+            await asyncio.sleep(self._ctx.settings.poll_s)
 
     async def once(self) -> None:
         """Ask once, and have looked at what changed."""
@@ -120,10 +134,8 @@ async def sweep(ctx: Context) -> None:
         ApiError, TartletError: somebody didn't answer.
     """
     for namespace, held in ctx.view.catalogue.items():
-        for name in held:
-            key = Key("Inferlet", namespace, name)
-            if key not in ctx.store.inferlets:
-                ctx.queue.add(key)
+        for name in held.keys() - {key.name for key in ctx.store.inferlets if key.namespace == namespace}:
+            ctx.queue.add(Key("Inferlet", namespace, name))
     await orphans.end(ctx)
 
 

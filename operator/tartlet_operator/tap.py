@@ -6,6 +6,7 @@ and 0.3 ms, so none does: it reads lists that are empty, and bookmarks, which te
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any, Final, cast
@@ -72,6 +73,7 @@ class Events(_Content):
                     left.append(line)
                 taken = version  # what is left has a version of its own, and it is newer
             if taken:
+                await asyncio.sleep(0)  # the work first
                 left.append(_BOOKMARK % taken)
             if left:
                 yield b"\n".join(left) + b"\n"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from types import SimpleNamespace
 from typing import Any
 
@@ -20,8 +21,16 @@ class Control:
 
     def __init__(self) -> None:
         self.engine = {"id": "p-0", "state": "ready", "programs": 0}
+        self.asked = 0
+        self.news = asyncio.Event()
+        self.gone = asyncio.Event()
+
+    async def parted(self) -> None:
+        await self.gone.wait()
 
     async def state(self) -> dict[str, Any]:
+        self.asked += 1
+        self.news.set()
         return {"incarnation": "one", "engines": [dict(self.engine)]}
 
 
@@ -55,6 +64,40 @@ async def test_states_are_told_at_once_and_programs_now_and_then() -> None:
     assert await looked_at()
     clock.advance(3600.0)
     assert not await looked_at(), "nothing has changed"
+
+
+async def test_without_pools_control_is_asked_seldom_and_soon_when_something_stirs() -> None:
+    control, store = Control(), Store()
+    ctx: Any = SimpleNamespace(
+        control=control, clock=ManualClock(), store=store, queue=WorkQueue(), view=ControlView(), namespaces=[]
+    )
+    ctx.settings, ctx.stirred = SimpleNamespace(poll_s=0.02), asyncio.Event()
+    poll = ControlPoll(ctx)
+
+    async def asked(more: int) -> None:
+        before = control.asked
+        async with asyncio.timeout(0.25):  # less than the pause
+            while control.asked < before + more:
+                control.news.clear()
+                await control.news.wait()
+
+    running = [asyncio.ensure_future(poll.run()), asyncio.ensure_future(poll.mind())]
+    try:
+        await asked(1)
+        await asyncio.sleep(0.15)
+        assert control.asked == 1
+        ctx.stirred.set()  # a pool has come
+        await asked(1)
+        control.gone.set()  # until it answers, it is asked as often as ever
+        await asked(3)
+        control.gone.clear()
+        store.pools[Key("EnginePool", "ns", "p")] = PoolSeen("p", "m", ready=True)
+        ctx.stirred.set()
+        await asked(4)
+    finally:
+        for task in running:
+            task.cancel()
+        await asyncio.gather(*running, return_exceptions=True)
 
 
 async def test_a_catalogue_is_swept_once_all_inferlets_have_been_seen() -> None:
