@@ -114,20 +114,24 @@ class ControlLink:
             fit = how_many_fit(self._starts)
             self._frames.append(control_pb2.RuntimeFrame(starts=self._starts[:fit]))
             self._starts = self._starts[fit:]
-        frame = control_pb2.RuntimeFrame(starts=self._starts)
-        self._starts = []
-        for commands in self._outbox.take():
-            if frame.HasField("commands"):
+        frame = control_pb2.RuntimeFrame()
+        if self._starts:
+            frame.starts.extend(self._starts)
+            self._starts = []
+        for i, columns in enumerate(self._outbox.take()):
+            if i:
                 self._frames.append(frame)
                 frame = control_pb2.RuntimeFrame()
-            frame.commands.CopyFrom(commands)
-        frame.ends.extend(self._ends)
-        self._ends = []
+            commands = frame.commands
+            commands.handles, commands.records, commands.payload = columns
+        if self._ends:
+            frame.ends.extend(self._ends)
+            self._ends = []
         for program in self._unsent.values():
             program.has_engine_state = True
             program.unsent_commands = 0
         self._unsent = {}
-        if frame.starts or frame.HasField("commands") or frame.ends or (self._held and not more):
+        if frame.ByteSize() or (self._held and not more):
             self._frames.append(frame)
         for earlier in self._frames[before:]:
             earlier.more = True
@@ -207,6 +211,8 @@ class ControlLink:
         while (frame := await self._next(call)) is not None:
             self._take(frame)
             self._driver.turn_now()
+            if self._frames:
+                await asyncio.sleep(0)  # they leave before the next is asked for, which takes as long as to write one
         raise Unavailable(what="control", detail="it closed the stream")
 
     async def _next(self, call: _Call) -> control_pb2.ControlFrame | None:

@@ -181,7 +181,7 @@ class Driver:
             self._finish_some()
         start = self._now()
         end, woken = start + WOKEN_S, self._woken
-        if self.hurried:
+        if self.hurried and len(woken) > 1:
             self._step_together(end)
         while woken and self._now() < end:
             _step(woken.popleft())
@@ -198,9 +198,11 @@ class Driver:
             if self._now() >= end:
                 break
         self._scheduled = False  # only now: what those steps brought about leaves here
+        if woken or new or busy:
+            self.schedule()  # ahead of the streams that are woken: one message tells of two turns of a burst
         self.flush()
         self._quiet_since = self._now()
-        if woken or new or busy or self._may_finish:
+        if self._may_finish:
             self.schedule()
 
     def _step_together(self, end: float) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import NamedTuple
 
 import numpy as np
 
@@ -16,6 +17,14 @@ MAX_FRAME_BYTES = (4 << 20) - (64 << 10)
 
 _HANDLE_BYTES = 4
 _BYTES_PER_COMMAND = RECORD_BYTES + _HANDLE_BYTES
+
+
+class Columns(NamedTuple):
+    """One frame's commands, as in control.proto."""
+
+    handles: bytes
+    records: bytes
+    payload: bytes
 
 
 class Outbox:
@@ -36,9 +45,10 @@ class Outbox:
     def forget(self, handle: int) -> None:
         """Drop what a program that has ended did not get sent."""
         self._parts = [part for part in self._parts if part[0] != handle]
+        self.commands = sum(part[1] for part in self._parts)
 
-    def take(self) -> Iterator[control_pb2.Commands]:
-        """Everything as frames' columns, in order; the outbox is empty again."""
+    def take(self) -> Iterator[Columns]:
+        """Everything, cut into what frames hold, in order; the outbox is empty again."""
         parts, self._parts, self.commands = self._parts, [], 0
         start, size = 0, 0
         for i, (_, count, _, payload) in enumerate(parts):
@@ -51,19 +61,17 @@ class Outbox:
             yield _pack(parts[start:])
 
 
-def _pack(parts: list[tuple[int, int, bytes, bytes]]) -> control_pb2.Commands:
+def _pack(parts: list[tuple[int, int, bytes, bytes]]) -> Columns:
     if len(parts) == 1:
         handle, count, data, payload = parts[0]
-        return control_pb2.Commands(handles=handle.to_bytes(4, "little") * count, records=data, payload=payload)
+        return Columns(handle.to_bytes(4, "little") * count, data, payload)
     counts = np.array([part[1] for part in parts])
     records = np.frombuffer(b"".join([part[2] for part in parts]), RECORD).copy()
     payload_lengths = np.array([len(part[3]) for part in parts], np.uint32)
     bases = np.cumsum(payload_lengths, dtype=np.uint32) - payload_lengths
     records["offset"] += np.repeat(bases, counts)
     handles = np.repeat(np.array([part[0] for part in parts], "<u4"), counts)
-    return control_pb2.Commands(
-        handles=handles.tobytes(), records=records.tobytes(), payload=b"".join([part[3] for part in parts])
-    )
+    return Columns(handles.tobytes(), records.tobytes(), b"".join([part[3] for part in parts]))
 
 
 def split_deliveries(frame: control_pb2.Deliveries) -> Iterator[tuple[int, int, bytes, bytes]]:
@@ -72,18 +80,18 @@ def split_deliveries(frame: control_pb2.Deliveries) -> Iterator[tuple[int, int, 
     Raises:
         MalformedSubmission: the columns don't fit together.
     """
-    if len(frame.handles) == _HANDLE_BYTES and len(frame.records) == RECORD_BYTES:
-        *_, offset, length = ROW_STRUCT.unpack(frame.records)
-        if offset == 0 and length == len(frame.payload):  # one answer: numpy would take longer than all the rest
-            yield int.from_bytes(frame.handles, "little"), 1, frame.records, frame.payload
+    packed, rows, payload = frame.handles, frame.records, frame.payload
+    if len(packed) == _HANDLE_BYTES and len(rows) == RECORD_BYTES:
+        *_, offset, length = ROW_STRUCT.unpack(rows)
+        if offset == 0 and length == len(payload):  # one answer: numpy would take longer than all the rest
+            yield int.from_bytes(packed, "little"), 1, rows, payload
             return
-    handles = np.frombuffer(frame.handles, "<u4") if len(frame.handles) % 4 == 0 else None
-    if handles is None or len(frame.records) != len(handles) * RECORD_BYTES:
+    handles = np.frombuffer(packed, "<u4") if len(packed) % 4 == 0 else None
+    if handles is None or len(rows) != len(handles) * RECORD_BYTES:
         raise MalformedSubmission(detail="a frame's columns differ in length")
     if not len(handles):
         return
-    records = np.frombuffer(frame.records, RECORD)
-    payload = frame.payload
+    records = np.frombuffer(rows, RECORD)
     if payload and int((records["offset"].astype(np.uint64) + records["length"]).max()) > len(payload):
         raise MalformedSubmission(detail="a frame's record points outside its payload")
     if not payload and int(records["length"].max()):
@@ -94,14 +102,12 @@ def split_deliveries(frame: control_pb2.Deliveries) -> Iterator[tuple[int, int, 
         handles, records = handles[order], records[order]
     cuts = [0, *(np.flatnonzero(handles[1:] != handles[:-1]) + 1).tolist(), len(handles)]
     names = handles[cuts[:-1]].tolist()
-    data = records.tobytes() if order is not None else frame.records
+    data = records.tobytes() if order is not None else rows
     for handle, start, end in zip(names, cuts[:-1], cuts[1:], strict=True):
-        rows = data[start * RECORD_BYTES : end * RECORD_BYTES]
         if payload:
-            rows, own = _own_payload(records[start:end], payload)
-            yield handle, end - start, rows, own
+            yield handle, end - start, *_own_payload(records[start:end], payload)
         else:
-            yield handle, end - start, rows, b""
+            yield handle, end - start, data[start * RECORD_BYTES : end * RECORD_BYTES], b""
 
 
 def _own_payload(records: np.ndarray, payload: bytes) -> tuple[bytes, bytes]:

@@ -184,6 +184,9 @@ class WasmGuests:
             SourceTooLarge, CorruptModule, CompileTimeout, DiskFull: as they say.
         """
         compiled = await self.host.aot.compile_async(spec.source)
+        module = self._modules.get(spec.digest)
+        if module is not None:  # another launch that waited for the same compilation was first
+            return self._maker(module)
         module = self._modules[spec.digest] = self.host.load(compiled)
         while len(self._modules) > _MODULES_KEPT:
             self.host.unload(self._modules.popitem(last=False)[1])

@@ -8,7 +8,11 @@ import pytest
 from tartlet_common.errors import CorruptModule, ProgramCpuExceeded, ProgramFailed, ProgramMemoryExceeded
 from tartlet_common.wire import error_from_proto
 from tartlet_protos import common_pb2, programs_pb2
-from tests.runtime.harness import PYTHON, WASM, Rig, Stream, launch_spec, running
+from tartlet_runtime.limits import default_limits
+from tartlet_runtime.specs import specify
+from tartlet_runtime.wasm import Compiled
+from tartlet_runtime.wasm_guests import WasmGuests
+from tests.runtime.harness import PYTHON, WASM, Rig, Stream, launch_spec, make_settings, running
 
 _Event = programs_pb2.ProgramEvent
 pytestmark = pytest.mark.usefixtures("python_component")
@@ -138,3 +142,25 @@ async def test_many_python_programs_at_once(run_dir: Path) -> None:
         events = await stream.rest()
     assert sum(e.kind == _Event.MESSAGE for e in events) == 64
     assert sum(e.success for e in events if e.kind == _Event.ENDED) == 64
+
+
+async def test_launches_that_wait_for_one_compilation_share_its_module(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = make_settings(tmp_path)
+    asked = programs_pb2.LaunchSpec(source=common_pb2.Source(language=WASM, data=SEND_AND_EXIT.read_bytes()))
+    spec = specify(asked, asked.source, default_limits(settings))
+    guests = WasmGuests(settings)
+    loaded: list[Compiled] = []
+    load = guests.host.load
+
+    def counted(compiled: Compiled) -> object:
+        loaded.append(compiled)
+        return load(compiled)
+
+    monkeypatch.setattr(guests.host, "load", counted)
+    try:
+        await asyncio.gather(*(guests.prepare(spec) for _ in range(5)))
+        assert len(loaded) == 1
+    finally:
+        guests.close()
