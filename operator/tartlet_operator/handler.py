@@ -86,16 +86,14 @@ class Handler:
 
     async def _gone(self, key: Key) -> None:
         ctx = self._ctx
+        if key.kind == "InferletRun":
+            await reconcile_run.gone(ctx, key)
         ctx.store.forget(key)
         ctx.queue.forget(key)
         ctx.written.forget(key)
-        if key.kind == "InferletRun":
-            program_id = ctx.followers.forget(key)
-            if program_id:
-                await ctx.followers.end(program_id, "its InferletRun was deleted")
-        elif key.kind == "Inferlet":
+        if key.kind == "Inferlet":
             await reconcile_inferlet.forget_entry(ctx, key)
-        else:
+        elif key.kind == "EnginePool":
             for inferlet in list(ctx.store.inferlets):
                 if inferlet.namespace == key.namespace:
                     ctx.queue.add(inferlet)

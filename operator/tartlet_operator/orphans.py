@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
-from collections.abc import Iterable, Mapping
-from typing import NamedTuple
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Final, NamedTuple
 
 from tartlet import ProgramInfo
+from tartlet_common.errors import Unavailable
 from tartlet_operator.api.inferlet_run import InferletRunStatus
 from tartlet_operator.context import Context
 from tartlet_operator.meta import Meta
 from tartlet_operator.run_decisions import launched_by
 
 log = logging.getLogger("tartlet.operator")
+
+_LIST_TIMEOUT_S: Final = 10.0
 
 
 class Orphan(NamedTuple):
@@ -45,8 +49,8 @@ def find(programs: Iterable[ProgramInfo], runs: Mapping[str, InferletRunStatus])
     return found
 
 
-async def end(ctx: Context) -> None:
-    """End programs that no run wants.
+async def end(ctx: Context, namespaces: Iterable[str] | None = None) -> None:
+    """End programs that no run wants, of all namespaces or of these.
 
     The runs are read from the API, after the programs: what has been seen of them so far may be less than there is.
     Where every program is followed, as nearly always, they aren't read.
@@ -54,8 +58,8 @@ async def end(ctx: Context) -> None:
     Raises:
         ApiError, TartletError: somebody didn't answer.
     """
-    for namespace in ctx.namespaces:
-        listed = await ctx.client.list(tenant=namespace)
+    for namespace in ctx.namespaces if namespaces is None else namespaces:
+        listed = await _programs(ctx, namespace)
         followed = ctx.followers.programs
         unknown = [p for p in listed if launched_by(p.idempotency_key) and p.program_id not in followed]
         if not unknown:
@@ -66,3 +70,11 @@ async def end(ctx: Context) -> None:
         for program_id, reason in find(unknown, runs):
             log.info("program %s in %s: %s", program_id, namespace, reason)
             await ctx.followers.end(program_id, reason)
+
+
+async def _programs(ctx: Context, namespace: str) -> Sequence[ProgramInfo]:
+    try:
+        async with asyncio.timeout(_LIST_TIMEOUT_S):
+            return await ctx.client.list(tenant=namespace)
+    except TimeoutError as e:
+        raise Unavailable(what="the runtime", detail=f"it lists no programs in {_LIST_TIMEOUT_S:g} s") from e

@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from tartlet import Accepted, LaunchSpec, Limits
 from tartlet_common.errors import NoEngine, TartletError, Unavailable, UnknownInferlet, UnknownModel
+from tartlet_operator import orphans
 from tartlet_operator import run_decisions as runs
 from tartlet_operator.api.inferlet import Inferlet, InferletStatus
 from tartlet_operator.api.inferlet_run import InferletRun, InferletRunStatus
@@ -73,6 +74,20 @@ async def reconcile(ctx: Context, key: Key, body: Mapping[str, Any]) -> float | 
             return await _finish(ctx, key, meta, run, old, action)
 
 
+async def gone(ctx: Context, key: Key) -> None:
+    """End what a run that was deleted has left.
+
+    Raises:
+        ApiError, TartletError: somebody didn't answer.
+    """
+    program_id = ctx.followers.forget(key)
+    seen = ctx.store.runs.get(key)
+    if program_id:
+        await ctx.followers.end(program_id, "its InferletRun was deleted")
+    elif seen is not None and seen.phase == "Pending":  # a launch that nobody answered may have been heard
+        await orphans.end(ctx, [key.namespace])
+
+
 async def _inferlet(ctx: Context, key: Key, run: InferletRun, old: InferletRunStatus) -> Inferlet | None:
     """The inferlet of a run that is to be launched."""
     if old.phase != "Pending":
@@ -131,9 +146,9 @@ async def _launch(
             return await _finish(ctx, key, meta, run, old, finish)
         left_s = action.deadline_s - (ctx.unix_s - started)
         return await waits(Wait(max(0.0, min(left_s, runs.RECHECK_S / 5)), e.name, f"{e}: {e.remedy}"))
+    ctx.followers.follow(key, accepted.program_id)  # before it is written: should that fail, it is known
     new = runs.launched(old, action.attempt, accepted.program_id, generation=meta.generation, now=ctx.unix_s)
     await _write(ctx, key, meta, old, new, EventReason.RUN_LAUNCHED, f"attempt {action.attempt}: {accepted.program_id}")
-    ctx.followers.follow(key, accepted.program_id)
     return action.deadline_s
 
 

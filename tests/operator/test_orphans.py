@@ -2,10 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import AsyncIterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
 from tartlet import ProgramInfo, Usage
+from tartlet_common.errors import Unavailable
+from tartlet_operator import orphans, reconcile_run
 from tartlet_operator.api.inferlet_run import InferletRunStatus
+from tartlet_operator.kube import ApiError
+from tartlet_operator.meta import Key
 from tartlet_operator.orphans import find
 from tartlet_operator.run_decisions import launch_key
+from tartlet_operator.store import RunSeen, Store
+from tests.operator.objects import body
 
 UID, OTHER = "0b3a9c1e-5d53-4c0e-9a57-1f0f2f1b7a11", "5ff0a35c-9d4e-44b1-8a4d-6c3b0e3d9a02"
 
@@ -34,3 +47,84 @@ def test_a_program_that_a_run_wants_is_left_alone() -> None:
 def test_a_program_that_no_operator_launched_is_left_alone() -> None:
     for key in ("", "mine", "inferletrun-", "inferletrun-1", f"inferletrun-{UID}-", f"{UID}-1", f"inferletrun-{UID}-x"):
         assert not found(key, {})
+
+
+class Followers:
+    """Notes whom it follows and ends."""
+
+    def __init__(self) -> None:
+        self.full = False
+        self.programs: set[str] = set()
+        self.ended: list[str] = []
+
+    def follow(self, key: Key, program_id: str) -> None:
+        self.programs.add(program_id)
+
+    def forget(self, key: Key) -> str:
+        return self.programs.pop() if self.programs else ""
+
+    def outcome(self, *_: object) -> None:
+        return None
+
+    async def end(self, program_id: str, reason: str) -> None:
+        self.ended.append(program_id)
+
+
+RUN = Key("InferletRun", "ns", "r")
+
+
+def context(*programs: ProgramInfo, phase: str = "Pending") -> Any:
+    """An operator that has seen one run, which is gone, and a runtime with these programs."""
+
+    async def listed(tenant: str) -> list[ProgramInfo]:
+        assert tenant == "ns"
+        return list(programs)
+
+    async def pages(kind: str, namespace: str) -> AsyncIterator[dict[str, Any]]:
+        yield {"metadata": {"namespace": namespace, "name": "other", "uid": OTHER}, "status": {"phase": "Running"}}
+
+    store = Store()
+    store.runs[RUN] = RunSeen("i", phase)
+    client, api = SimpleNamespace(list=listed), SimpleNamespace(pages=pages)
+    return SimpleNamespace(store=store, client=client, api=api, followers=Followers(), namespaces=["ns", "other"])
+
+
+async def test_a_launch_that_nobody_answered_is_ended_with_its_run() -> None:
+    ctx = context(program("heard", launch_key(UID, 1)), program("another's", launch_key(OTHER, 1)))
+    await reconcile_run.gone(ctx, RUN)
+    assert ctx.followers.ended == ["heard"]
+    ctx = context(program("not its own", launch_key(UID, 1)), phase="Succeeded")
+    await reconcile_run.gone(ctx, RUN)
+    assert ctx.followers.ended == []
+
+
+async def test_a_runtime_that_does_not_list_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(orphans, "_LIST_TIMEOUT_S", 0.01)
+    ctx = context()
+    ctx.client.list = lambda tenant: asyncio.Event().wait()
+    with pytest.raises(Unavailable, match="lists no programs"):
+        await reconcile_run.gone(ctx, RUN)
+    assert RUN in ctx.store.runs, "it will be asked again"
+
+
+async def test_a_program_is_known_though_its_launch_could_not_be_written() -> None:
+    ctx = context()
+
+    async def launch(spec: object) -> SimpleNamespace:
+        return SimpleNamespace(program_id="p")
+
+    async def get(*_: object) -> dict[str, Any]:
+        ready = {"type": "Ready", "status": "True", "reason": "Catalogued", "message": "", "observedGeneration": 1}
+        time = {"lastTransitionTime": "2026-01-01T00:00:00Z"}
+        return body("Inferlet", "i", {"source": {"inline": "pass"}}, {"conditions": [ready | time]})
+
+    async def write_status(*_: object) -> None:
+        raise ApiError(500, "InternalError", "it is restarting")
+
+    ctx.client.launch, ctx.api.get, ctx.write_status = launch, get, write_status
+    ctx.unix_s, ctx.settings = 1.8e9, SimpleNamespace(max_runs=1)
+    with pytest.raises(ApiError):
+        await reconcile_run.reconcile(ctx, RUN, body("InferletRun", "r", {"inferlet": "i"}))
+    assert ctx.followers.programs == {"p"}
+    await reconcile_run.gone(ctx, RUN)
+    assert ctx.followers.ended == ["p"]
