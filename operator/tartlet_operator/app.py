@@ -61,9 +61,10 @@ async def main(settings: OperatorSettings, notify: Notify) -> None:
     namespaces = [n.strip() for n in settings.namespaces.split(",") if n.strip()] or [namespace]
     clock = SystemClock()
     async with contextlib.AsyncExitStack() as stack:
-        session = await stack.enter_async_context(reached.session(_CONNECTIONS))
+        api = Api(reached, _CONNECTIONS)
+        stack.push_async_callback(api.close)
         leader = Leader(
-            Api(session),
+            api,
             clock,
             namespace=namespace,
             name=settings.lease_name,
@@ -73,7 +74,7 @@ async def main(settings: OperatorSettings, notify: Notify) -> None:
         notify.ready("standby")
         await leader.acquire()
         try:
-            await _lead(settings, notify, leader, reached, Api(session), namespaces, clock, own=namespace)
+            await _lead(settings, notify, leader, reached, api, namespaces, clock, own=namespace)
         finally:
             await leader.release()
 

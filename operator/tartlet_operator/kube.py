@@ -5,16 +5,16 @@ from __future__ import annotations
 import json
 from collections.abc import AsyncIterator, Mapping
 from typing import Any, Final
+from urllib.parse import urlencode
 
-import aiohttp
-
+from tartlet_operator.access import ApiAccess
 from tartlet_operator.api import RESOURCES
 from tartlet_operator.api.common import API_VERSION
+from tartlet_operator.connections import Connections
 from tartlet_operator.meta import MANAGER, Key
 
 _METADATA_ONLY: Final = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1"
 _APPLY: Final = "application/apply-patch+yaml"
-_TIMEOUT: Final = aiohttp.ClientTimeout(total=30)
 _PAGE: Final = 500
 
 _PATHS: Final = {
@@ -44,10 +44,15 @@ class ApiError(Exception):
 
 
 class Api:
-    """Requests to the API server."""
+    """Requests to the API server, at most `limit` at once."""
 
-    def __init__(self, session: aiohttp.ClientSession) -> None:
-        self._session = session
+    def __init__(self, access: ApiAccess, limit: int) -> None:
+        self._connections = Connections(access.server, access.tls, limit)
+        self._token = access.token
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await self._connections.close()
 
     async def get(self, kind: str, namespace: str, name: str) -> dict[str, Any] | None:
         """An object, or None.
@@ -161,21 +166,19 @@ class Api:
         content_type: str = "application/json",
         accept: str = "application/json",
     ) -> dict[str, Any]:
-        headers = {"Accept": accept}
-        data = None
-        if body is not None:
-            headers["Content-Type"] = content_type
-            data = json.dumps(body).encode()
+        token = self._token()
+        headers = f"Accept: {accept}\r\nContent-Type: {content_type}\r\n"
+        if token:
+            headers += f"Authorization: Bearer {token}\r\n"
+        target = f"{path}?{urlencode(params)}" if params else path
+        data = json.dumps(body).encode() if body is not None else b""
         try:
-            async with self._session.request(
-                method, path, data=data, params=params, headers=headers, timeout=_TIMEOUT
-            ) as reply:
-                raw = await reply.read()
-                if reply.status >= 400:
-                    raise _refusal(reply.status, raw)
-        except (aiohttp.ClientError, TimeoutError) as e:
+            reply = await self._connections.request(method, target, headers, data)
+        except OSError as e:
             raise ApiError(0, "Unreachable", repr(e)) from e
-        answer: dict[str, Any] = json.loads(raw)
+        if reply.status >= 400:
+            raise _refusal(reply.status, reply.body)
+        answer: dict[str, Any] = json.loads(reply.body)
         return answer
 
 
