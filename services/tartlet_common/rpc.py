@@ -181,11 +181,13 @@ class Dialer:
     Either `renew` it whenever the connection is lost, or ask for the `current` channel before each call.
     """
 
-    def __init__(self, address: str, tls: Tls | None) -> None:
+    def __init__(self, address: str, tls: Tls | None, *, identity: str = "") -> None:
+        """`identity`: as for `make_channel`."""
         self._address = address
         self._tls = tls
+        self._identity = identity
         self._seen = tls.stamps() if tls is not None else []
-        self.channel = make_channel(address, tls)
+        self.channel = make_channel(address, tls, identity=identity)
         self._replaced: list[grpc.aio.Channel] = []
 
     async def renew(self) -> None:
@@ -202,7 +204,7 @@ class Dialer:
             seen = self._tls.stamps()
             if seen == self._seen:
                 return self.channel
-            fresh = make_channel(self._address, self._tls)
+            fresh = make_channel(self._address, self._tls, identity=self._identity)
         except OSError:
             log.exception("the new TLS files can't be read; the old ones go on")
             return self.channel

@@ -198,6 +198,7 @@ class _Connection(asyncio.Protocol):
         self._guest: NativeGuest | None = None
         self._held = False  # the program's output goes unread
         self._full = False  # the process doesn't read what we send
+        self._over = False  # we hung up: nothing that it still says counts
         self._transport: asyncio.Transport
         self._hello: asyncio.TimerHandle | None = None
 
@@ -209,6 +210,7 @@ class _Connection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._server.disconnected(self)
         self._stop_hello_timer()
+        self._parse(rest=True)  # it may have ended without reading what we told it, which broke the connection early
         if self._guest is not None:
             self._guest.lost()
 
@@ -236,6 +238,7 @@ class _Connection(asyncio.Protocol):
 
     def hang_up(self) -> None:
         """Close once what was written is out."""
+        self._over = True
         if not self._transport.is_closing():
             self._transport.close()
 
@@ -248,10 +251,11 @@ class _Connection(asyncio.Protocol):
             self._transport.resume_reading()
             asyncio.get_running_loop().call_soon(self._parse)
 
-    def _parse(self) -> None:
+    def _parse(self, *, rest: bool = False) -> None:
+        """Act on the frames that are there. `rest`: held back or not, for no more will come."""
         buffer = self._buffer
         at = 0
-        while len(buffer) - at >= _HEAD.size and not (self._held or self._full or self._transport.is_closing()):
+        while len(buffer) - at >= _HEAD.size and not self._over and (rest or not (self._held or self._full)):
             (length,) = _LENGTH.unpack_from(buffer, at)
             if not 1 <= length <= (_MAX_HELLO_BYTES if self._guest is None else _MAX_FRAME_BYTES):
                 self._refuse(MalformedSubmission(detail=f"a frame of {length} bytes"))

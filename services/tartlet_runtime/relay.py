@@ -15,7 +15,7 @@ import grpc
 import grpc.aio
 
 from tartlet_common.errors import InternalError, RuntimeLost, TartletError, Unavailable, UnknownProgram
-from tartlet_common.rpc import Tls, make_channel
+from tartlet_common.rpc import Dialer, Tls
 from tartlet_common.tenancy import EVERYONE, Metadata, Scope
 from tartlet_common.wire import error_from_proto, error_to_proto
 from tartlet_protos import control_pb2, programs_pb2, programs_pb2_grpc
@@ -56,12 +56,12 @@ class Relay:
         self._address = address
         self._tls = tls
         self._spawn = spawn
-        self._channels: dict[str, grpc.aio.Channel] = {}
+        self._dialers: dict[str, Dialer] = {}
 
     async def close(self) -> None:
         """Close the connections."""
-        for channel in self._channels.values():
-            await channel.close()
+        for dialer in self._dialers.values():
+            await dialer.close()
 
     async def _owners(self, program_ids: Sequence[str], scope: Scope) -> list[str | TartletError]:
         """The address of each program's runtime, or why there is none for this caller."""
@@ -216,21 +216,21 @@ class Relay:
             await call.relay([_end(i, ids[i], open_[i], RuntimeLost()) for i in lost])
 
     def _stub(self, address: str) -> Any:
-        channel = self._channels.get(address)
-        if channel is None:
-            channel = self._channels[address] = make_channel(address, self._tls, identity="runtime")
-        return programs_pb2_grpc.ProgramsStub(channel)
+        dialer = self._dialers.get(address)
+        if dialer is None:
+            dialer = self._dialers[address] = Dialer(address, self._tls, identity="runtime")
+        return programs_pb2_grpc.ProgramsStub(dialer.current())
 
     async def _hang_up(self, address: str) -> None:
-        """Close a connection that has failed; the next call makes one with the TLS files that there are then."""
-        channel = self._channels.get(address)
-        if channel is not None and channel.get_state() is not grpc.ChannelConnectivity.READY:
-            await self._channels.pop(address).close()
+        """Close a connection that has failed; the next call makes one."""
+        dialer = self._dialers.get(address)
+        if dialer is not None and dialer.channel.get_state() is not grpc.ChannelConnectivity.READY:
+            await self._dialers.pop(address).close()
 
     async def drop_all_but(self, runtimes: Sequence[str]) -> None:
         """Close the connections to runtimes that are gone."""
-        for address in self._channels.keys() - set(runtimes):
-            await self._channels.pop(address).close()
+        for address in self._dialers.keys() - set(runtimes):
+            await self._dialers.pop(address).close()
 
 
 def _end(index: int, program_id: str, offset: int, error: TartletError) -> programs_pb2.ProgramEvent:

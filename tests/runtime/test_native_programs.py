@@ -2,12 +2,15 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 from pathlib import Path
 
 import pytest
 
-from tartlet_common.abi import Event, Flag, Op, u32
+from tartlet_common.abi import Event, Flag, Op, Writer, u32
 from tartlet_protos import programs_pb2
+from tartlet_runtime.backlog import ROWS_A_TURN
+from tartlet_runtime.native import END, HELLO, SUBMIT, frame
 from tests.runtime.harness import NativeProgram, Stream, launch_spec, native, running
 
 _Event = programs_pb2.ProgramEvent
@@ -126,3 +129,19 @@ async def test_many_programs_of_one_call_run_side_by_side(run_dir: Path) -> None
         ended = [e for e in await stream.rest() if e.kind == _Event.ENDED]
         assert sorted(int(e.data) for e in ended) == list(range(40))
         assert {e.usage.sampled_tokens for e in ended} == {8}
+
+
+@pytest.mark.parametrize("rows", [1, ROWS_A_TURN + 1], ids=["little", "more than a turn has room for"])
+async def test_a_program_that_ends_without_reading_its_welcome_has_ended_well(run_dir: Path, rows: int) -> None:
+    async with running(run_dir) as rig:
+        stream = Stream(rig.stub.Launch(programs_pb2.LaunchRequest(specs=[launch_spec()])))
+        token = (await stream.next()).data
+        said = Writer()
+        for _ in range(rows):
+            said.add(Op.SEND, payload=b"x")
+        with socket.socket(socket.AF_UNIX) as process:  # it has gone before the runtime reads its first byte
+            process.connect(str(rig.settings.guest_socket))
+            process.sendall(frame(HELLO, token) + frame(SUBMIT, said.finish()) + frame(END, b"\x01done"))
+        events = await stream.rest()
+        assert [e.data for e in events] == [b"x"] * rows + [b"done"]
+        assert events[-1].success

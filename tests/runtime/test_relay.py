@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import socket
 from pathlib import Path
 from typing import Any
 
 import grpc.aio
 import pytest
+import trustme
 
 from tartlet_common.errors import InternalError, RuntimeLost, TartletError, Unavailable, UnknownProgram
-from tartlet_common.rpc import make_server
+from tartlet_common.rpc import Tls, make_server
+from tartlet_common.tenancy import EVERYONE, Scope
 from tartlet_common.wire import error_from_proto
-from tartlet_protos import programs_pb2, programs_pb2_grpc
+from tartlet_protos import common_pb2, control_pb2, programs_pb2, programs_pb2_grpc
+from tartlet_runtime.relay import Relay
 from tests.runtime.harness import PYTHON, FakeControl, Rig, Stream, launch_spec, running
 
 _Event = programs_pb2.ProgramEvent
@@ -99,3 +104,52 @@ async def test_a_runtime_that_is_not_there_fails_its_programs_and_no_others(run_
         listed = await rig.stub.List(programs_pb2.ListRequest(all=True))
         assert list(listed.unreachable) == [nowhere]
         assert [(p.program_id, p.pages) for p in listed.programs] == [(program_id, 5)]  # FakeControl says five of each
+
+
+class Owner(programs_pb2_grpc.ProgramsServicer):
+    """A runtime that keeps the certificates of those who call it."""
+
+    def __init__(self) -> None:
+        self.seen: list[bytes] = []
+
+    async def Kill(self, request: Any, context: Any) -> programs_pb2.KillReply:
+        self.seen += context.auth_context()["x509_pem_cert"]
+        return programs_pb2.KillReply(errors=[common_pb2.Error()])
+
+
+class Located:
+    """Everything runs at one address."""
+
+    def __init__(self, address: str) -> None:
+        self.address = address
+
+    async def locate(self, program_ids: Any, scope: Scope) -> control_pb2.LocateReply:
+        return control_pb2.LocateReply(addresses=[self.address] * len(program_ids))
+
+
+def _identify(files: Tls, ca: trustme.CA, at_s: int) -> None:
+    cert = ca.issue_cert("runtime")
+    files.certificate.write_bytes(b"".join(p.bytes() for p in cert.cert_chain_pems))
+    files.key.write_bytes(cert.private_key_pem.bytes())
+    ca.cert_pem.write_to_path(str(files.authority))
+    for file in files.files:
+        os.utime(file, (at_s, at_s))
+
+
+async def test_a_rotated_certificate_is_shown_to_the_next_who_is_asked(tmp_path: Path) -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{probe.getsockname()[1]}"
+    ca, owner = trustme.CA(), Owner()  # type: ignore[abstract]  # the rest is UNIMPLEMENTED
+    files = Tls(tmp_path / "crt", tmp_path / "key", tmp_path / "ca")
+    _identify(files, ca, 1)
+    server = await make_server(lambda s: programs_pb2_grpc.add_ProgramsServicer_to_server(owner, s), address, files)
+    relay = Relay(Located(address), "elsewhere", files, asyncio.ensure_future)
+    for at_s in (1, 1, 2):
+        if at_s == 2:
+            _identify(files, ca, at_s)
+        assert await relay.kill(["p"], "", EVERYONE) == [None]
+    await relay.close()
+    await server.stop(None)
+    first, second, third = owner.seen
+    assert first == second != third

@@ -89,7 +89,7 @@ class PortForward:
 
     def _spawn(self, work: Callable[..., None], *args: Any) -> None:
         thread = threading.Thread(target=work, args=args, name="port-forward", daemon=True)
-        self._threads.append(thread)
+        self._threads = [*(earlier for earlier in self._threads if earlier.is_alive()), thread]
         thread.start()
 
     def _open(self) -> Any:
