@@ -6,6 +6,7 @@ import base64
 import hashlib
 import json
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -14,6 +15,7 @@ from e2e.cluster.kube import Kube, Object, condition, step, until
 from e2e.cluster.layout import ROOT
 from e2e.cluster.provider import Cluster
 from e2e.tests.conftest import LEAN, MARK, RELEASE, install, pool
+from e2e.tests.person import Person
 from e2e.tests.story import HELLO, inferlet
 from e2e.tests.test_answers import run
 from e2e.tests.test_safety import NEEDS, allowed
@@ -23,6 +25,15 @@ HOST = f"sources.{ONE}:8000"
 EXAMPLES = ROOT / "inferlets" / "sdk" / "c" / "examples"
 COMPLETION, SENDS = ((EXAMPLES / f"{name}.wasm").read_bytes() for name in ("text_completion", "send_and_exit"))
 FILES = {"hello.py": HELLO.encode(), "completion.wasm": COMPLETION}
+SPEAKS = """
+import asyncio
+
+async def main():
+    print("begun", flush=True)
+    await asyncio.sleep(4)
+    print("over")
+"""
+KINDS = (("epool", "fake"), ("ilet", "named"), ("irun", "named"))
 NOT_LEASES = [need for need in NEEDS if "leases" not in need]
 
 
@@ -207,4 +218,13 @@ def test_wasm_inferlets_run_from_a_config_map_and_a_url(given: tuple[Kube, Kube,
         assert answer(one, "broken", "broken")["output"] == "ok"
 
 
-KINDS = (("epool", "fake"), ("ilet", "named"), ("irun", "named"))
+def test_logs_come_from_the_status_where_no_runtime_is(given: tuple[Kube, Kube, Kube], tmp_path: Path) -> None:
+    _, one, _ = given
+    one.apply(inferlet("speaks", "fake", {"inline": SPEAKS}), run("speaks", "speaks"))
+    one.wait("irun/speaks", "Running")
+    somebody = Person(one, "administrator", tmp_path)
+    somebody.configure()
+    with step("kubectl tartlet logs -f"):
+        code, out, err = somebody.kubectl("tartlet", "logs", "-f", "speaks")
+    assert (code, out) == (0, "begun\nover\n"), err
+    assert f"no release of Tartlet in namespace {ONE}" in err
