@@ -88,6 +88,10 @@ class CtypesBoundary:
             state.cpu_ns += after - before
             before = after
 
+    def poll_one(self, state: GuestState) -> None:
+        """`poll` of one."""
+        self.poll((state,))
+
     def begin_poll(self, states: Sequence[GuestState]) -> None:
         """`poll`: callbacks in Python leave other threads nothing to gain."""
         self.poll(states)

@@ -173,7 +173,7 @@ class Guest:
         """Make a spare ready to be adopted; False if that fails or takes longer than `slices`."""
         self.open()
         for _ in range(slices):
-            self._host.boundary.poll((self.state,))
+            self._host.boundary.poll_one(self.state)
             if not self.state.done:
                 continue
             if self.trap.value or self.error.value:
@@ -185,7 +185,12 @@ class Guest:
 
     def step(self) -> Phase:
         """Run until the guest waits, sleeps, ends, or its slice is over (READY); its phase."""
-        self._host.step_many((self,))
+        if self.phase is Phase.READY:
+            self._host.check_open()
+            if not self.polled:
+                self._host.boundary.poll_one(self.state)
+            self.polled = False
+            self.settle()
         return self.phase
 
     def deliver(self, delivery: Delivery) -> None:
@@ -267,7 +272,7 @@ class Guest:
                 return
             if time.monotonic() > until:
                 return
-            self._host.boundary.poll((self.state,))
+            self._host.boundary.poll_one(self.state)
 
     def _next_stage(self) -> None:
         capi.future_delete(self.state.future)

@@ -121,8 +121,7 @@ class WasmHost:
         Raises:
             Overloaded: `max_guests` are alive.
         """
-        if self._closed:
-            raise RuntimeError("the host is closed")
+        self.check_open()
         if self.num_guests >= self.config.max_guests:
             raise Overloaded(what="this runtime's pool of programs", limit=self.config.max_guests)
         limits = limits or GuestLimits()
@@ -206,13 +205,21 @@ class WasmHost:
         self._guests[number] = guest
         return guest
 
+    def check_open(self) -> None:
+        """Before a poll: the ticker of a closed host is gone, and C would follow a null pointer.
+
+        Raises:
+            RuntimeError: it is closed.
+        """
+        if self._closed:
+            raise RuntimeError("the host is closed")
+
     def step_many(self, guests: Iterable[Guest]) -> None:
         """Step those of `guests` that are READY, one slice each; look at their `phase` afterwards.
 
         With the C shim this is one call for all of them; callers bound its length by how many they pass.
         """
-        if self._closed:  # the ticker is gone: C would follow a null pointer
-            raise RuntimeError("the host is closed")
+        self.check_open()
         ready = [guest for guest in dict.fromkeys(guests) if guest.phase is Phase.READY]
         if not ready:
             return

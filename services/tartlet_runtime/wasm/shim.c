@@ -13,7 +13,7 @@
 #include <string.h>
 #include <time.h>
 
-#define SHIM_VERSION 5
+#define SHIM_VERSION 6
 
 typedef union { int32_t i32; int64_t i64; uint64_t words[2]; } raw_t;                         /* wasmtime_val_raw_t */
 typedef struct { uint8_t kind; union { int32_t i32; int64_t i64; uint64_t words[3]; } of; } val_t; /* wasmtime_val_t */
@@ -366,6 +366,8 @@ void shim_poll_many(ticker_t *ticker, guest_t **guests, size_t count) {
   round_t round = {guests, count, 0};
   poll_some(&round);
 }
+
+void shim_poll_one(ticker_t *ticker, guest_t *guest) { shim_poll_many(ticker, &guest, 1); }
 
 /* ---- more threads, for guests that an engine waits for ---- */
 

@@ -11,7 +11,7 @@ from typing import Any
 from tartlet_runtime.wasm import capi, values
 from tartlet_runtime.wasm.boundary import LENGTH_BYTES, GuestState, Remains
 
-_SHIM_VERSION = 5
+_SHIM_VERSION = 6
 _TRIM_BYTES = 1 << 16
 _MAX_HELPERS = 3
 """Threads beside the loop's: from there on it is the loop's own share of a step that takes the time."""
@@ -36,6 +36,7 @@ class ShimBoundary:
             raise OSError(f"{library_path} has another layout")
         if held.shim_init(capi.LIBRARY_PATH.encode()) != 0:
             raise OSError(f"{library_path} does not find wasmtime's functions")
+        self._poll_one = _prototype(free, "shim_poll_one", None, c_void_p, c_void_p)
         self._poll_many = _prototype(free, "shim_poll_many", None, c_void_p, c_void_p, c_size_t)
         self._poll_begin = _prototype(held, "shim_poll_begin", None, c_void_p, c_void_p, c_void_p, c_size_t)
         self._poll_end = _prototype(free, "shim_poll_end", None, c_void_p)
@@ -76,6 +77,10 @@ class ShimBoundary:
         """Run each guest until it waits, ends (`done`) or its slice is over: one C call for all of them."""
         count = len(states)
         self._poll_many(self._ticker, (c_void_p * count)(*map(ctypes.addressof, states)), count)
+
+    def poll_one(self, state: GuestState) -> None:
+        """`poll` of one."""
+        self._poll_one(self._ticker, ctypes.addressof(state))
 
     def begin_poll(self, states: Sequence[GuestState]) -> None:
         """Begin what `poll` does on other threads; the states are not to be touched until `end_poll`."""
