@@ -15,6 +15,7 @@ from e2e.tests.test_answers import run
 from e2e.tests.test_pools import workers
 
 POOL = "fetched"
+UNHEARD = "unheard"
 COPY = "cp -r /source/demo /models/demo"
 
 
@@ -43,9 +44,14 @@ def fetched(image: Image, script: str) -> Object:
     )
 
 
-def newest(kube: Kube) -> Object:
+def said(kube: Kube, name: str, kind: str) -> Object:
+    """A condition of a pool."""
+    return condition(kube.get(f"epool/{name}"), kind)
+
+
+def newest(kube: Kube, name: str = POOL) -> Object:
     """The pool's youngest pod: one whose model can't be had stays until another one serves."""
-    return max(workers(kube, POOL), key=lambda p: str(p["metadata"]["creationTimestamp"]))
+    return max(workers(kube, name), key=lambda p: str(p["metadata"]["creationTimestamp"]))
 
 
 def restarts(pod: Object) -> int:
@@ -77,15 +83,15 @@ def test_a_model_that_cannot_be_had_is_told_and_stays_told(
 ) -> None:
     kube.apply(fetched(image, script))
     with step(reason):
-        until(lambda: condition(kube.get(f"epool/{POOL}"), "Ready").get("reason") == reason, f"the pool says {reason}")
+        until(lambda: said(kube, POOL, "Ready").get("reason") == reason, f"the pool says {reason}")
     with recording(kube, {"pool": [f"epool/{POOL}"]}) as record:
         until(lambda: restarts(newest(kube)) > 0, "it is tried again")
-        until(lambda: "restarted" in condition(kube.get(f"epool/{POOL}"), "Ready")["message"], "the pool says so")
+        until(lambda: "restarted" in said(kube, POOL, "Ready")["message"], "the pool says so")
     for kind, status in (("Ready", "False"), ("Degraded", "True")):
         assert record.history("pool", POOL, kind) == [status], kind
-        said = condition(kube.get(f"epool/{POOL}"), kind)
-        assert (said["reason"], said["status"]) == (reason, status)
-        assert message in said["message"], said
+        found = said(kube, POOL, kind)
+        assert (found["reason"], found["status"]) == (reason, status)
+        assert message in found["message"], found
     assert "Loading" not in states(record, newest(kube))  # that is another thing than broken
     warned = [e["message"] for e in kube.items("events") if (e["reason"], e["type"]) == ("PoolDegraded", "Warning")]
     assert any(reason in m and message in m for m in warned), warned
@@ -98,7 +104,7 @@ def test_its_spec_mended_it_loads_and_answers(kube: Kube, image: Image) -> None:
     made = newest(kube)
     assert states(record, made)[-2:] == ["Loading", "Ready"], states(record, made)
     assert restarts(made) == 0
-    assert condition(kube.get(f"epool/{POOL}"), "Degraded")["status"] == "False"
+    assert said(kube, POOL, "Degraded")["status"] == "False"
     source = {"configMap": {"name": "fetched", "key": "text_completion.py"}}
     kube("create", "configmap", "fetched", "--from-file=inferlets/std/text_completion.py")
     kube.apply(inferlet("fetched", POOL, source))
@@ -107,3 +113,19 @@ def test_its_spec_mended_it_loads_and_answers(kube: Kube, image: Image) -> None:
     with step("run"):
         kube.wait("irun/fetched", "Succeeded")
     assert "962" in kube.get("irun/fetched")["status"]["output"]
+
+
+def test_an_engine_that_never_takes_programs_is_told_from_one_that_loads(kube: Kube) -> None:
+    """It runs and waits for a control that isn't there: so does one that loads, up to its deadline."""
+    nowhere = {"env": [{"name": "TARTLET_WORKER_CONTROL", "value": "tartlet-nowhere:7443"}]}
+    kube.apply(pool(UNHEARD, startDeadlineSeconds=10, drain={"graceSeconds": 0}, podTemplate=nowhere))
+    with step("EngineNotStarted"), recording(kube, {"pool": [f"epool/{UNHEARD}"]}) as record:
+        until(lambda: said(kube, UNHEARD, "Degraded").get("reason") == "EngineNotStarted", "the pool says so")
+        until(lambda: said(kube, UNHEARD, "Ready")["message"].count("restarted") > 0, "it is tried again")
+    assert states(record, newest(kube, UNHEARD))[-2:] == ["Loading", "Broken"]
+    assert record.history("pool", UNHEARD, "Degraded")[-2:] == ["False", "True"]
+    assert "spec.startDeadlineSeconds" in said(kube, UNHEARD, "Ready")["message"]
+    with step("mended"):
+        kube.apply(pool(UNHEARD, startDeadlineSeconds=10, drain={"graceSeconds": 0}))
+        kube.wait(f"epool/{UNHEARD}", "Ready")
+    kube("delete", f"epool/{UNHEARD}", "--timeout=60s")

@@ -12,7 +12,7 @@ from tartlet_operator.reasons import Reason
 _QUIET: Final = frozenset({"", "ContainerCreating", "PodInitializing", "Completed"})
 """Reasons of waiting containers that are no trouble."""
 
-_CRASHED: Final = frozenset({"CrashLoopBackOff", "Error", "ContainerStatusUnknown"})
+_CRASHED: Final = frozenset({"CrashLoopBackOff", "Completed", "ContainerStatusUnknown", "Error"})
 """Reasons that say no more than that a process ended."""
 
 _NO_IMAGE: Final = frozenset({"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull"})
@@ -31,6 +31,7 @@ _FIELDS: Final = {
 }
 """Where in the pool the cause of a trouble is mended."""
 
+_NOT_STARTED: Final = "see its log, whether it reaches control, and spec.startDeadlineSeconds"
 _SAID_CHARS: Final = 1024
 
 
@@ -96,7 +97,7 @@ def _of_container(container: Mapping[str, Any], *, init: bool) -> tuple[str, str
     state = container.get("state") or {}
     waiting = state.get("waiting") or {}
     ended = state.get("terminated") or (container.get("lastState") or {}).get("terminated") or {}
-    failed = ended.get("exitCode", 0) != 0 and (init or not container.get("started"))
+    failed = ended.get("exitCode", 0) != 0 if init else bool(ended) and not container.get("started")
     reason = waiting.get("reason", "")
     if reason in _QUIET:
         if not failed:
@@ -119,6 +120,8 @@ def _crash(reason: str, ended: Mapping[str, Any], waits: str, restarts: int, *, 
         reason, said = Reason.MODEL_INIT_FAILED, f"spec.model.init: {said[-_SAID_CHARS:]}"
     elif typed is not None:
         reason, said, why = typed["name"], " ".join(typed["said"].split()), ""
+    elif ended.get("exitCode") == 0:
+        reason, said, why = Reason.ENGINE_NOT_STARTED, "it was ended before it took programs", _NOT_STARTED
     elif ended.get("reason") == "OOMKilled":
         reason = "OOMKilled"
     if reason in _FIELDS:

@@ -15,6 +15,7 @@ class Reason(StrEnum):
     SETTLED = "Settled"
     ENGINES_MISSING = "EnginesMissing"
     ENGINE_LOST = "EngineLost"
+    ENGINE_NOT_STARTED = "EngineNotStarted"
     ENGINE_STANDS_BY = "EngineStandsBy"
     MODEL_INIT_FAILED = "ModelInitFailed"
     AS_EXPECTED = "AsExpected"
@@ -66,6 +67,7 @@ MEANING: dict[Reason | EventReason, str] = {
     Reason.SETTLED: "Every pod is of the newest spec.",
     Reason.ENGINES_MISSING: "Fewer engines than asked for take programs.",
     Reason.ENGINE_LOST: "A pod runs, and control doesn't know its engine.",
+    Reason.ENGINE_NOT_STARTED: "An engine took no programs within `spec.startDeadlineSeconds`, or was ended before.",
     Reason.ENGINE_STANDS_BY: "Engines of another pool serve a model of the same name in another form.",
     Reason.MODEL_INIT_FAILED: "The container of `spec.model.init` failed.",
     Reason.AS_EXPECTED: "Nothing is wrong.",

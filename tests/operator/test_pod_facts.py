@@ -63,6 +63,17 @@ def test_an_engine_that_failed_is_broken_until_it_has_started() -> None:
     assert pod(state={"running": {}}, started=False).reason == ""  # it loads
 
 
+def test_an_engine_that_is_ended_before_it_has_started_says_so() -> None:
+    last = ended("", 0, "Completed")
+    for state in (last, {"running": {}}):
+        made = pod(state=state, lastState=last, started=False, restartCount=1)
+        assert made.reason == Reason.ENGINE_NOT_STARTED, state
+        assert "spec.startDeadlineSeconds" in made.message
+    waits = {"waiting": {"reason": "CrashLoopBackOff"}}
+    assert pod(state=waits, lastState=last, started=False).reason == Reason.ENGINE_NOT_STARTED
+    assert pod(state={"running": {}}, lastState=last, started=True).reason == ""
+
+
 def test_a_process_that_says_nothing_shows_how_it_ended() -> None:
     assert pod(state=ended("", 137, "OOMKilled")).reason == "OOMKilled"
     made = pod(state={"waiting": {"reason": "CrashLoopBackOff"}}, lastState=ended("", 137, "OOMKilled"))
