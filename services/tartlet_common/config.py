@@ -1,14 +1,15 @@
 """Settings from file, environment and flags, with where each value came from.
 
-Precedence: default < file < `TARTLET_<ROLE>_<FIELD>` < flag. A file is TOML with one table a role; unknown keys are
-refused, so that a typo can't hide.
+Precedence: default < file < `TARTLET_<ROLE>_<FIELD>` < flag. A file is TOML with one table a role; unknown tables and
+keys are refused, so that a typo can't hide.
 """
 
 from __future__ import annotations
 
 import argparse
+import difflib
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -16,6 +17,7 @@ from typing import Any, Generic, TypeVar
 from pydantic import BaseModel, ValidationError
 
 from tartlet_common.errors import InvalidConfig
+from tartlet_common.settings import ROLES
 
 S = TypeVar("S", bound=BaseModel)
 
@@ -39,7 +41,7 @@ def load(
     """Merge the sources of a role's settings.
 
     Raises:
-        InvalidConfig: unreadable file, unknown key, or a value that doesn't fit; names the source.
+        InvalidConfig: unreadable file, unknown table or key, or values that don't fit; names the source.
     """
     values: dict[str, Any] = {}
     origins = dict.fromkeys(model.model_fields, "default")
@@ -53,22 +55,71 @@ def load(
     try:
         return Loaded(model(**values), origins)
     except ValidationError as e:
-        first = e.errors()[0]
-        key = ".".join(str(part) for part in first["loc"])
-        origin = origins.get(key, "")
-        detail = f"{key}: {first['msg']}" + (f" (from {origin})" if origin else "")
-        raise InvalidConfig(role=role, detail=detail) from e
+        fields = model.model_json_schema()["properties"]
+        wrong = []
+        for error in e.errors():
+            key = str(error["loc"][0])
+            if key not in fields:
+                wrong.append(f"{origins[key]}: there is no setting {key!r}{_close(key, fields)}")
+            else:
+                wrong.append(f"{key} is {values[key]!r} (from {origins[key]}), but must be {_allowed(fields[key])}")
+        raise InvalidConfig(role=role, detail="; ".join(wrong)) from e
 
 
 def _from_file(file: Path, role: str) -> dict[str, Any]:
     try:
         document = tomllib.loads(file.read_text())
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as e:
+    except OSError as e:
+        raise InvalidConfig(role=role, detail=f"{file}: {e.strerror}") from e
+    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as e:
         raise InvalidConfig(role=role, detail=f"{file}: {e}") from e
-    table = document.get(role, {})
-    if not isinstance(table, dict):
-        raise InvalidConfig(role=role, detail=f"{file}: [{role}] must be a table")
-    return table
+    for name, table in document.items():
+        if name in ROLES:
+            if not isinstance(table, dict):
+                raise InvalidConfig(role=role, detail=f"{file}: {name} must be a table, [{name}]")
+        elif isinstance(table, dict):
+            told = f"unknown table [{name}]{_close(name, ROLES)}; known: {', '.join(f'[{known}]' for known in ROLES)}"
+            raise InvalidConfig(role=role, detail=f"{file}: {told}")
+        else:
+            raise InvalidConfig(role=role, detail=f"{file}: {name} stands in no table; put it under [{role}], say")
+    return dict(document.get(role, {}))
+
+
+def _close(name: str, known: Iterable[str]) -> str:
+    """A question, where one of the known names is much like this one."""
+    close = difflib.get_close_matches(name, list(known), n=1)
+    return f" (did you mean {close[0]!r}?)" if close else ""
+
+
+def _allowed(schema: Mapping[str, Any]) -> str:
+    """What a setting may be, in words, from its JSON schema.
+
+    Example:
+        >>> _allowed({"type": "integer", "minimum": 1, "maximum": 8}), _allowed({"enum": ["text", "json"]})
+        ('a whole number from 1 to 8', 'one of text, json')
+    """
+    schema = next((kind for kind in schema.get("anyOf", ()) if kind["type"] != "null"), schema)
+    if "enum" in schema:
+        return f"one of {', '.join(schema['enum'])}"
+    match schema["type"]:
+        case "boolean":
+            return "true or false"
+        case "string":
+            return "a path" if schema.get("format") == "path" else _longest("text", schema)
+        case kind:
+            return _bounded("a whole number" if kind == "integer" else "a number", schema)
+
+
+def _longest(what: str, schema: Mapping[str, Any]) -> str:
+    return f"{what} of at most {schema['maxLength']} characters" if "maxLength" in schema else what
+
+
+def _bounded(what: str, schema: Mapping[str, Any]) -> str:
+    if "minimum" in schema and "maximum" in schema:
+        return f"{what} from {schema['minimum']} to {schema['maximum']}"
+    words = {"minimum": "at least", "exclusiveMinimum": "above", "maximum": "at most"}
+    bounds = [f"{word} {schema[key]}" for key, word in words.items() if key in schema]
+    return " ".join([what, " and ".join(bounds)]).rstrip()
 
 
 def _from_env(model: type[BaseModel], role: str, env: Mapping[str, str]) -> dict[str, Any]:
@@ -76,7 +127,8 @@ def _from_env(model: type[BaseModel], role: str, env: Mapping[str, str]) -> dict
     found = {name.removeprefix(prefix).lower(): value for name, value in env.items() if name.startswith(prefix)}
     unknown = sorted(set(found) - set(model.model_fields))
     if unknown:
-        raise InvalidConfig(role=role, detail=f"unknown environment variable {prefix}{unknown[0].upper()}")
+        close = _close(unknown[0], model.model_fields)
+        raise InvalidConfig(role=role, detail=f"unknown environment variable {prefix}{unknown[0].upper()}{close}")
     return found
 
 

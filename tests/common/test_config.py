@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 
 from tartlet_common.config import load
 from tartlet_common.errors import InvalidConfig
-from tartlet_common.settings import ControlSettings
+from tartlet_common.settings import ControlSettings, WorkerSettings
 
 
 def _file(tmp_path: Path, text: str) -> Path:
@@ -30,19 +31,39 @@ def test_flag_beats_environment_beats_file_beats_default(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("text", "env", "said"),
     [
-        ("[control]\npolicies = 1\n", {}, "policies"),
-        ("", {"TARTLET_CONTROL_POLICIES": "1"}, "TARTLET_CONTROL_POLICIES"),
-        ('[control]\npolicy = "fast"\n', {}, "policy"),
-        ("[control]\nsteps_in_flight = 0\n", {}, "steps_in_flight"),
-        ("control = 3\n", {}, "table"),
-        ("[control\n", {}, "tartlet.toml"),
+        ("[control]\npolicies = 1\n", {}, "tartlet.toml: there is no setting 'policies' (did you mean 'policy'?)"),
+        ("", {"TARTLET_CONTROL_POLICIES": "1"}, "TARTLET_CONTROL_POLICIES (did you mean 'policy'?)"),
+        ('[control]\npolicy = "fast"\n', {}, "tartlet.toml), but must be one of adaptive, eager, k-only, t-only"),
+        ("[control]\nsteps_in_flight = 0\n", {}, "steps_in_flight is 0 ("),
+        ("", {"TARTLET_CONTROL_POLICY_K": "x"}, "'x' (from environment), but must be a whole number from 1 to 65536"),
+        ("[control]\npolicy_t_s = 0\n", {}, "policy_t_s is 0 ("),
+        ("[control]\nprogram_pages = 1.5\n", {}, "but must be a whole number at least 0"),
+        ("[control]\ncatalogue_dir = 3\n", {}, "but must be a path"),
+        ("[control]\naddress = false\n", {}, "but must be text"),
+        ("control = 3\n", {}, "control must be a table, [control]"),
+        (
+            "[contorl]\npolicy_k = 3\n",
+            {},
+            "unknown table [contorl] (did you mean 'control'?); known: [control], [runtime]",
+        ),
+        ("[gateway]\n", {}, "unknown table [gateway]; known: [control], [runtime], [worker], [operator]"),
+        ("policy_k = 3\n", {}, "policy_k stands in no table; put it under [control], say"),
+        ("[control\n", {}, "tartlet.toml: Expected ']'"),
     ],
 )
 def test_a_mistake_is_refused_and_named(tmp_path: Path, text: str, env: dict[str, str], said: str) -> None:
-    with pytest.raises(InvalidConfig, match=said):
+    with pytest.raises(InvalidConfig, match=re.escape(said)):
         load(ControlSettings, "control", file=_file(tmp_path, text), env=env)
 
 
+def test_all_mistakes_are_named_at_once(tmp_path: Path) -> None:
+    file = _file(tmp_path, '[worker]\nbatch_invariant = "maybe"\nengine_id = "' + 254 * "e" + '"\nfake_step_s = -1\n')
+    with pytest.raises(InvalidConfig) as e:
+        load(WorkerSettings, "worker", file=file)
+    for said in ("must be true or false; ", "must be text of at most 253 characters; ", "must be a number at least 0"):
+        assert said in str(e.value)
+
+
 def test_a_missing_file_is_a_typed_error(tmp_path: Path) -> None:
-    with pytest.raises(InvalidConfig, match="nowhere"):
+    with pytest.raises(InvalidConfig, match=r"nowhere\.toml: No such file or directory"):
         load(ControlSettings, "control", file=tmp_path / "nowhere.toml")
