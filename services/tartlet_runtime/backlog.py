@@ -21,14 +21,20 @@ class Backlog:
         self._run = run
         self._now = now
         self._waiting: deque[tuple[list[Row], bytes]] = deque()
+        self._rows = 0  # answered in this turn
+        self._spent_s = 0.0  # on them
 
     def __bool__(self) -> bool:
         """Whether commands wait for turns to come."""
         return bool(self._waiting)
 
+    def next_turn(self) -> None:
+        """There is room again."""
+        self._rows, self._spent_s = 0, 0.0
+
     def take(self, rows: list[Row], payload: bytes) -> bool:
         """Answer them, if there is room and none wait before them; whether some wait now."""
-        if not self._waiting and len(rows) <= ROWS_A_TURN:
+        if not self._waiting:
             rows = rows[self._answer(rows, payload) :]
         if rows:
             self._waiting.append((rows, payload))
@@ -46,10 +52,18 @@ class Backlog:
         self._waiting.clear()
 
     def _answer(self, rows: list[Row], payload: bytes) -> int:
+        """Answer the first ones, as far as the turn has room; how many."""
         run, now = self._run, self._now
-        end = now() + ROWS_S
-        for done, row in enumerate(rows[:ROWS_A_TURN], 1):
+        start = now()
+        end = start + ROWS_S - self._spent_s
+        done = 0
+        at = start
+        for row in rows[: ROWS_A_TURN - self._rows]:
+            if at >= end:
+                break
             run(row, payload)
-            if now() >= end:
-                return done
-        return min(len(rows), ROWS_A_TURN)
+            done += 1
+            at = now()
+        self._rows += done
+        self._spent_s += at - start
+        return done

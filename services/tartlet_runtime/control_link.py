@@ -109,6 +109,15 @@ class ControlLink:
         """
         if self._writer is None or self._writer.done() or not (self._has_words or (self._held and not more)):
             return
+        try:
+            self._make_frames(more=more)
+        except Exception as e:  # our own bug: the stream ends of it, and with it what waits for these commands
+            log.exception("commands that can't be sent")
+            self._writer.set_exception(Unavailable(what="control", detail=f"commands that can't be sent: {e!r}"))
+        else:
+            self._writer.set_result(None)
+
+    def _make_frames(self, *, more: bool) -> None:
         before = len(self._frames)
         while len(self._starts) > _STARTS_BESIDE_COMMANDS:
             fit = how_many_fit(self._starts)
@@ -118,6 +127,9 @@ class ControlLink:
         if self._starts:
             frame.starts.extend(self._starts)
             self._starts = []
+        for program in self._unsent.values():
+            program.has_engine_state = True
+            program.unsent_commands = 0
         for i, columns in enumerate(self._outbox.take()):
             if i:
                 self._frames.append(frame)
@@ -127,16 +139,13 @@ class ControlLink:
         if self._ends:
             frame.ends.extend(self._ends)
             self._ends = []
-        for program in self._unsent.values():
-            program.has_engine_state = True
-            program.unsent_commands = 0
         self._unsent = {}
         if frame.ByteSize() or (self._held and not more):
             self._frames.append(frame)
         for earlier in self._frames[before:]:
             earlier.more = True
-        self._frames[-1].more = self._held = more
-        self._writer.set_result(None)
+        if self._frames:
+            self._frames[-1].more = self._held = more
 
     @property
     def _has_words(self) -> bool:
@@ -243,7 +252,6 @@ class ControlLink:
         get = self.programs.get
         if frame.models_changed:
             self.programs.models_changed(frame.models)
-        self._driver.hurried |= frame.idle
         for started in frame.started:
             program = get(started.handle)
             if program is not None:
@@ -253,6 +261,7 @@ class ControlLink:
                 program = get(handle)
                 if program is not None:  # else it has ended meanwhile, and nobody is left to be told
                     _tell(program, program.intake, count, records, payload)
+            self._driver.answered(idle=frame.idle)
         for kill in frame.kills:
             program = get(kill.handle)
             if program is not None:

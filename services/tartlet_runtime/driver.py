@@ -66,7 +66,7 @@ class Helpers(Protocol):
     """Lets guests compute while the loop's thread does something else."""
 
     def begin_together(self, guests: Sequence[Guest]) -> None:
-        """Begin a step of each, as far as the guest goes."""
+        """Begin a step of each, as far as the guest goes. Raises nothing."""
 
     def end_together(self) -> None:
         """Help, and wait for the end of these steps; `run` takes each from there."""
@@ -103,8 +103,8 @@ class Driver:
         self._quiet_since = now()
         self.send_commands: Callable[[bool], None] = _nothing  # whether more follows at once
         self.helpers: Helpers = NoHelpers()
-        self.hurried = False
-        """Those that are woken have an engine waiting for them: it has nothing else to do."""
+        self._owed = 0  # of those that are woken: how many control waits for
+        self._hurried = False  # the engines have nothing else to do
 
     def wake(self, program: Runnable) -> None:
         """Step `program` in a turn to come."""
@@ -112,6 +112,14 @@ class Driver:
             program.queued = True
             self._woken.append(program)
         self.schedule()
+
+    def answered(self, *, idle: bool) -> None:
+        """Control's answers have woken some: what they say belongs together, and with `idle` an engine waits for it.
+
+        Those that are woken later don't count, or a program that wakes itself again and again would hold the engines.
+        """
+        self._owed = self._owed or len(self._woken)
+        self._hurried |= idle
 
     def begin(self, program: Runnable) -> None:
         """Step `program` for the first time in a turn to come."""
@@ -179,14 +187,25 @@ class Driver:
     def _turn(self) -> None:
         if self._may_finish:
             self._finish_some()
+        _call(self._step_some)
+        self._scheduled = False  # only now: what those steps brought about leaves here
+        if self._woken or self._new or self._busy:
+            self.schedule()  # ahead of the streams that are woken: one message tells of two turns of a burst
+        self.flush()
+        self._quiet_since = self._now()
+        if self._may_finish:
+            self.schedule()
+
+    def _step_some(self) -> None:
         start = self._now()
         end, woken = start + WOKEN_S, self._woken
-        if self.hurried and len(woken) > 1:
+        if self._hurried and self._owed > 1:
             self._step_together(end)
         while woken and self._now() < end:
+            self._owed -= self._owed > 0
             _step(woken.popleft())
-        if not woken:
-            self.hurried = False
+        if not self._owed:
+            self._hurried = False
         end, new = self._now() + NEW_S, self._new
         while new:
             _step(new.popleft())
@@ -197,13 +216,6 @@ class Driver:
             _step(busy.popleft())
             if self._now() >= end:
                 break
-        self._scheduled = False  # only now: what those steps brought about leaves here
-        if woken or new or busy:
-            self.schedule()  # ahead of the streams that are woken: one message tells of two turns of a burst
-        self.flush()
-        self._quiet_since = self._now()
-        if self._may_finish:
-            self.schedule()
 
     def _step_together(self, end: float) -> None:
         """Group by group: while one's words are taken here, helpers let the next compute."""
@@ -217,8 +229,9 @@ class Driver:
 
     def _begin_group(self) -> list[Runnable]:
         woken = self._woken
-        group = [woken.popleft() for _ in range(min(len(woken), TOGETHER))]
-        guests = [guest for program in group if (guest := _prepared(program)) is not None]
+        group = [woken.popleft() for _ in range(min(self._owed, TOGETHER))]
+        self._owed -= len(group)
+        guests = [guest for program in group if (guest := program.prepare()) is not None]
         if len(guests) > 1:
             self.helpers.begin_together(guests)
         return group
@@ -241,7 +254,7 @@ class Driver:
             journals, self._journals = self._journals, {}
             for program in journals:
                 program.flush_journal()
-        self.send_commands(bool(self._woken))
+        self.send_commands(self._owed > 0)
         if self._readers:
             readers, self._readers = self._readers, {}
             for reader in readers:
@@ -251,14 +264,6 @@ class Driver:
 def _step(program: Runnable) -> None:
     program.queued = False
     _call(program.run)
-
-
-def _prepared(program: Runnable) -> Guest | None:
-    try:
-        return program.prepare()
-    except Exception:  # it shows again in `run`, which ends the program of it
-        log.exception("a program's delivery")
-        return None
 
 
 def _call(work: Callable[[], None]) -> None:

@@ -124,11 +124,8 @@ class Program:
         """Make the guest, now that it is its turn: of many launched at once the first run before the last are made."""
         try:
             self.guest = self._make_guest(self)
-        except Exception as e:
-            error = e if isinstance(e, TartletError) else InternalError(detail=repr(e))
-            if error is not e:  # our own bug: this program ends of it, no other
-                log.exception("program %s", self.program_id)
-            self.end(error)
+        except Exception as e:  # noqa: BLE001 - `_fail` tells all
+            self._fail(e)
             return False
         self.state = State.RUNNING
         if self.spec.limits.deadline_s:
@@ -213,26 +210,38 @@ class Program:
             return None
         guest = self.guest
         assert guest is not None
+        try:
+            return guest if self._answer_wait(guest) else None
+        except Exception as e:  # noqa: BLE001 - `_fail` tells all
+            self._fail(e)
+            return None
+
+    def _answer_wait(self, guest: Guest) -> bool:
+        """Whether the guest stands in no wait any more."""
         if self._wait.max_records is not None:
-            try:
-                if self._mail.inbox.count:
-                    delivery = self._take(self._wait.max_records)
-                elif self._wait.timed_out:
-                    delivery = self._deliver(TIMER_DELIVERY)
-                else:
-                    return None
-            except TartletError as e:
-                self.end(e)
-                return None
+            if self._mail.inbox.count:
+                delivery = self._take(self._wait.max_records)
+            elif self._wait.timed_out:
+                delivery = self._deliver(TIMER_DELIVERY)
+            else:
+                return False
             self._wait.close()
             guest.deliver(delivery)
-        return guest
+        return True
+
+    def _fail(self, error: Exception) -> None:
+        """End of an error; one of our own ends this program and no other."""
+        if not isinstance(error, TartletError):
+            log.error("program %s", self.program_id, exc_info=error)
+            error = InternalError(detail=repr(error))
+        self.end(error)
 
     def run(self) -> None:
         """Deliver what the guest waits for, if it is there, and let it compute for a slice."""
         if self.state is State.STARTING and not self._begin():
             return
         self.eager_bytes = 0
+        self._backlog.next_turn()
         try:
             if self._backlog and self.state is State.RUNNING and not self._outlet.stopped and not self._wait.sleeping:
                 self._work_off()
@@ -241,12 +250,8 @@ class Program:
             if guest is None:
                 return
             phase = guest.step()
-        except TartletError as e:
-            self.end(e)
-            return
-        except Exception as e:  # our own bug: this program ends of it, no other
-            log.exception("program %s", self.program_id)
-            self.end(InternalError(detail=repr(e)))
+        except Exception as e:  # noqa: BLE001 - `_fail` tells all
+            self._fail(e)
             return
         if phase is Phase.WAITING:
             return

@@ -71,15 +71,46 @@ async def test_programs_woken_together_answer_in_one_flush() -> None:
     assert world.log == [*(str(i) for i in range(32)), "flush"]
 
 
-async def test_a_flood_of_wake_ups_is_cut_into_turns_and_all_but_the_last_are_parts() -> None:
+async def test_a_flood_of_answers_is_cut_into_turns_and_all_but_the_last_are_parts() -> None:
     world = World()
     for i in range(10):
         world.driver.wake(world.program(str(i), WOKEN_S / 4))
+    world.driver.answered(idle=False)
     await asyncio.sleep(0)
     assert world.log == ["0", "1", "2", "3", "part"]
     for _ in range(4):
         await asyncio.sleep(0)
     assert world.log == ["0", "1", "2", "3", "part", "4", "5", "6", "7", "part", "8", "9", "flush"]
+
+
+async def test_those_that_others_wake_hold_no_engine_back() -> None:
+    """A crowd of sleepers, of which always one is awake, must not make a part of more out of every flush."""
+    world = World()
+    for i in range(4):
+        world.driver.wake(world.program(str(i), WOKEN_S / 2))
+    world.driver.answered(idle=False)
+    for i in range(4, 10):
+        world.driver.wake(world.program(str(i), WOKEN_S / 2))
+        world.driver.answered(idle=False)  # what comes meanwhile has its turn in the next step
+    await turns(world, 4)
+    assert world.log == ["0", "1", "part", "2", "3", "flush", "4", "5", "flush", "6", "7", "flush"]
+
+
+async def test_a_bug_in_a_turn_is_not_the_last_of_turns() -> None:
+    world = World()
+
+    class Broken(Together):
+        def end_together(self) -> None:
+            raise RuntimeError("a bug")
+
+    world.driver.helpers = Broken(world.log)
+    for name in "ab":
+        world.driver.wake(world.program(name))
+    world.driver.answered(idle=True)
+    world.driver.turn_now()
+    world.driver.wake(world.program("c"))
+    world.driver.turn_now()
+    assert world.log == ["flush", "c", "flush"]
 
 
 async def test_an_endless_one_gets_a_step_a_turn_and_no_more_while_others_are_woken() -> None:
@@ -214,14 +245,13 @@ async def test_programs_in_a_hurry_compute_in_groups_while_the_group_before_is_h
     for program in programs:
         program.guest = program.name if program.name != "c" else None  # c waits for something else meanwhile
         world.driver.wake(program)
-    world.driver.hurried = True
+    world.driver.answered(idle=True)
     await asyncio.sleep(0)
     first, second, third = list(names[:TOGETHER]), list(names[TOGETHER : 2 * TOGETHER]), list(names[2 * TOGETHER :])
     assert world.log == [
         "begin " + "".join(first).replace("c", ""), "end", "begin " + "".join(second), *first, "end", *second, "end",
         *third, "flush",
     ]  # fmt: skip
-    assert not world.driver.hurried
 
 
 async def test_programs_in_a_hurry_are_cut_into_turns_too() -> None:
@@ -231,7 +261,7 @@ async def test_programs_in_a_hurry_are_cut_into_turns_too() -> None:
         program = world.program("x", WOKEN_S / TOGETHER)
         program.guest = "x"
         world.driver.wake(program)
-    world.driver.hurried = True
+    world.driver.answered(idle=True)
     await asyncio.sleep(0)
     assert world.log.count("x") == 2 * TOGETHER  # what was begun is ended
     assert world.log[-1] == "part"

@@ -237,6 +237,8 @@ class WasmHost:
         if self._closed:
             return
         self._together = [guest for guest in dict.fromkeys(guests) if guest.phase is Phase.READY and not guest.polled]
+        if not self._together:
+            return
         for guest in self._together:
             guest.polled = guest.is_elsewhere = True
         self.boundary.begin_poll([guest.state for guest in self._together])
