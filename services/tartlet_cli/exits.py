@@ -4,28 +4,10 @@ from __future__ import annotations
 
 import sys
 
-from tartlet_common.errors import (
-    InvalidArgument,
-    InvalidConfig,
-    PermissionDenied,
-    ProgramFailed,
-    TartletError,
-    UnknownInferlet,
-    UnknownModel,
-    UnknownProgram,
-)
+from tartlet_common.errors import ProgramFailed, TartletError
+from tartlet_common.exits import INTERRUPTED, PROGRAM_FAILED, SYSTEM, USAGE, exit_code
 
-PROGRAM_FAILED, USAGE, SYSTEM, INTERRUPTED = 1, 2, 3, 130
-
-_USAGE = (InvalidArgument, InvalidConfig, PermissionDenied, UnknownInferlet, UnknownModel, UnknownProgram)
-_FIRST_SYSTEM_NUMBER = 400
-
-
-def exit_code(error: TartletError, *, ended: bool = False) -> int:
-    """The exit code of an error; `ended`: a program that ran ended in it."""
-    if error.number >= _FIRST_SYSTEM_NUMBER:
-        return SYSTEM
-    return USAGE if isinstance(error, _USAGE) and not ended else PROGRAM_FAILED
+__all__ = ["INTERRUPTED", "PROGRAM_FAILED", "SYSTEM", "USAGE", "describe", "exit_code", "fail", "show"]
 
 
 def describe(error: TartletError) -> str:

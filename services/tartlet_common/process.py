@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, TypeVar
 from tartlet_common import telemetry
 from tartlet_common.config import add_flags, load
 from tartlet_common.errors import InternalError, TartletError
+from tartlet_common.exits import exit_code
 from tartlet_common.health import Health, served
 from tartlet_common.rpc import install_uvloop
 from tartlet_common.settings import ROLES
@@ -80,12 +81,14 @@ def run_role(
     *,
     uvloop: bool = True,
 ) -> int:
-    """Run a role to its end and return the exit code. SIGTERM and SIGINT cancel `main`, which cleans up and returns.
+    """Run a role to its end and return the exit code: 0, 2 if its settings are wrong, 3 after another failure.
+
+    SIGTERM and SIGINT cancel `main`, which cleans up and returns.
 
     `uvloop`: use it where it is installed.
     """
-    parser = argparse.ArgumentParser(prog=f"tartlet serve --role {role}", description=model.__doc__)
-    parser.add_argument("--config", type=Path, default=None, help="TOML file with a table for each role")
+    parser = argparse.ArgumentParser(prog=f"tartlet serve --role {role}", description=model.__doc__, allow_abbrev=False)
+    parser.add_argument("--config", metavar="FILE", type=Path, help="TOML file with a table for each role")
     parser.add_argument("--ready-fd", type=int, default=None, help=argparse.SUPPRESS)
     parser.add_argument("--parent-pid", type=int, default=None, help=argparse.SUPPRESS)
     add_flags(parser, model)
@@ -123,7 +126,7 @@ def _allow_files() -> None:
 def _fail(notify: Notify, role: str, error: TartletError) -> int:
     notify.error(error)
     sys.stderr.write(f"tartlet {role}: {error.name} ({error.number}): {error}\n{error.remedy}\n")
-    return 1
+    return exit_code(error)
 
 
 async def _with_health(address: str, health: Health, work: Awaitable[None]) -> None:

@@ -9,6 +9,8 @@ import sys
 import textwrap
 from pathlib import Path
 
+from tartlet_common import exits
+
 ROLE = textwrap.dedent(
     """
     import asyncio, sys
@@ -56,9 +58,22 @@ def test_a_role_that_cannot_start_says_why_to_its_parent_and_its_user(tmp_path: 
     with process, os.fdopen(fd) as ready:
         assert ready.readline() == 'error 505 {"address":"unix:/x"}\n'
         _, err = process.communicate(timeout=20)
-    assert process.returncode == 1
+    assert process.returncode == exits.SYSTEM
     assert "unix:/x is in use" in err
     assert "`tartlet doctor` names the process" in err
+
+
+def test_a_wrong_setting_is_a_wrong_command_line(tmp_path: Path) -> None:
+    for flags, said in (
+        (("--policy", "fast"), "policy is 'fast' (from flag), but must be one of"),
+        (("--config", "nowhere.toml"), "nowhere.toml: No such file or directory"),
+        (("--polic", "eager"), "unrecognized arguments: --polic"),  # no abbreviations: they end with the next setting
+    ):
+        process, fd = _start(tmp_path, *flags)
+        with process, os.fdopen(fd):
+            _, err = process.communicate(timeout=20)
+        assert process.returncode == exits.USAGE
+        assert said in err
 
 
 def test_a_role_whose_parent_is_gone_does_not_start(tmp_path: Path) -> None:
