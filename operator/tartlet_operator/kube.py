@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Mapping
 from typing import Any, Final
 from urllib.parse import urlencode
 
+from tartlet_common.yaml_json import dumps
 from tartlet_operator.access import ApiAccess
 from tartlet_operator.api import RESOURCES
 from tartlet_operator.api.common import API_VERSION
@@ -171,7 +172,7 @@ class Api:
         if token:
             headers += f"Authorization: Bearer {token}\r\n"
         target = f"{path}?{urlencode(params)}" if params else path
-        data = json.dumps(body).encode() if body is not None else b""
+        data = dumps(body) if body is not None else b""
         try:
             reply = await self._connections.request(method, target, headers, data)
         except OSError as e:

@@ -33,6 +33,13 @@ def test_apply_creates_then_leaves_alone_then_configures(shell: Shell) -> None:
     assert json.loads(changed.stdout)["spec"]["pool"] == "other"
 
 
+def test_every_character_of_a_program_arrives(shell: Shell) -> None:
+    odd = f"{HELLO}# \U0001f600\x7f\x85\x9f\u2028\ufeff\uffff\u00e9\n"
+    assert shell("apply", file(shell, odd), "--name", "odd", "--description", "\U0001f600\x85").returncode == 0
+    spec = shell.get(INFERLETS, "odd")["spec"]
+    assert (spec["source"]["inline"], spec["description"]) == (odd, "\U0001f600\x85")
+
+
 def test_what_is_too_large_for_the_inferlet_is_in_its_configmap_until_it_no_longer_is(shell: Shell) -> None:
     large = HELLO + "#" * (900 << 10)
     path = file(shell, large)

@@ -13,6 +13,9 @@ from tests.operator.api_server import ApiServer
 from tests.operator.live import Live, live
 from tests.operator.test_live import SLEEPING
 
+ODD = "\U0001f600 \x00\x1b[1m\x7f\x85\x9f\u2028\ufeff\uffff\U0001fffe \u00e9\t"
+"""What models and terminals write, and what YAML, JSON and the API server look at in different ways."""
+
 
 async def started(it: Live, name: str, deadline_s: int = 600) -> str:
     """Create a run that sleeps; the id of its program, once that has begun."""
@@ -98,3 +101,16 @@ async def test_a_run_that_no_runtime_answers_says_so_and_its_deadline_holds(
             os.kill(runtime.pid, signal.SIGCONT)
         await it.until_condition("InferletRun", "patient", "Running", timeout_s=40)
         assert it.get("InferletRun", "patient")["status"]["attempts"] == 1
+
+
+async def test_whatever_a_program_says_is_in_its_status(api_server: ApiServer, namespace: str, run_dir: Path) -> None:
+    async with live(api_server, namespace, run_dir) as it:
+        for name, last in (("says", f"return {ODD!a}"), ("raises", f"raise ValueError({ODD!a})")):
+            text = f"async def main():\n    print({ODD!a})\n    {last}\n"
+            it.create("Inferlet", name, {"source": {"inline": text}, "description": ODD})
+            it.create("InferletRun", name, {"inferlet": name})
+        await it.until_condition("InferletRun", "says", "Succeeded")
+        status = it.get("InferletRun", "says")["status"]
+        assert (status["output"], status["result"]) == (f"{ODD}\n", ODD)
+        await it.until_condition("InferletRun", "raises", "Failed")
+        assert f"ValueError: {ODD}" in it.get("InferletRun", "raises")["status"]["error"]["traceback"]

@@ -16,6 +16,7 @@ from typing import Any, Final, Self
 
 from tartlet_cli.kube.errors import ClusterUnknown, ClusterUnreachable, NotThere, PackageMissing, from_status
 from tartlet_cli.kube.options import Target
+from tartlet_common.yaml_json import dumps
 
 Object = dict[str, Any]
 
@@ -156,7 +157,7 @@ class Cluster:
         headers = {"Accept": "application/json", "User-Agent": FIELD_MANAGER, **self.login()}
         data = None
         if body is not None:
-            data, headers["Content-Type"] = json.dumps(body, ensure_ascii=False).encode(), content_type
+            data, headers["Content-Type"] = dumps(body), content_type
         timeout = Timeout(connect=CONNECT_S, read=READ_S)
         try:
             answer = self._pool.request(method, url, body=data, headers=headers, timeout=timeout, retries=False)
