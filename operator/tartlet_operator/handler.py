@@ -69,7 +69,7 @@ class Handler:
         except ValidationError as e:  # an older CRD let it through
             again_s = await self._failed(key, body, "InvalidSpec", str(e), permanent=True)
         except ApiError as e:
-            again_s = await self._failed(key, body, e.reason or "ApiError", str(e), permanent=not e.retryable)
+            again_s = await self._failed(key, body, e.reason or "ApiError", e.message, permanent=not e.retryable)
         except TartletError as e:
             again_s = await self._failed(key, body, e.name, f"{e}: {e.remedy}")
         except Exception as e:

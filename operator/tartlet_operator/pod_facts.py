@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from tartlet_operator.reasons import Reason
+from tartlet_operator.times import parse
 
 _QUIET: Final = frozenset({"", "ContainerCreating", "PodInitializing", "Completed"})
 """Reasons of waiting containers that are no trouble."""
@@ -28,8 +29,24 @@ _FIELDS: Final = {
     "OutOfDeviceMemory": "spec.engine.kvMemory",
     "InvalidConfig": "spec.engine and spec.podTemplate.env",
     "OOMKilled": "spec.resources.limits",
+    "CreateContainerConfigError": "spec.podTemplate.env",
+    "CreateContainerError": "spec.image and spec.podTemplate",
+    "RunContainerError": "spec.image and spec.podTemplate",
+    "StartError": "spec.image and spec.podTemplate",
 }
 """Where in the pool the cause of a trouble is mended."""
+
+_CLAIMS: Final = "spec.model.volumeClaim, spec.podTemplate.volumes and the claims that they name"
+_PLACES: Final = (
+    "spec.resources.requests, spec.nodeSelector, spec.tolerations, spec.topologySpreadConstraints and "
+    "spec.podTemplate.affinity"
+)
+_UNSTARTED: Final = (
+    "its volumes or its network can't be made (see `kubectl describe pod`, spec.model.volumeClaim, "
+    "spec.podTemplate.volumes, and whether the Secrets and ConfigMaps that are named exist)"
+)
+START_S: Final = 45.0
+"""A node that has not begun with a pod's containers by then, image apart, lacks something that the pod names."""
 
 _NOT_STARTED: Final = "see its log, whether it reaches control, and spec.startDeadlineSeconds"
 _SAID_CHARS: Final = 1024
@@ -49,13 +66,18 @@ class PodFacts:
     address: str = ""
     created: str = ""
     revision: str = ""  # of the Deployment's template
+    unstarted: bool = False  # a node has it, and can't begin with its containers yet
 
     @staticmethod
-    def of(body: Mapping[str, Any]) -> PodFacts:
-        """From its body."""
+    def of(body: Mapping[str, Any], now: float = 0.0) -> PodFacts:
+        """From its body, at a Unix time, s."""
         meta, status = body["metadata"], body.get("status") or {}
         conditions = {c["type"]: c for c in status.get("conditions") or ()}
         reason, message = _trouble(status, conditions)
+        began = conditions.get("PodReadyToStartContainers", {})
+        unstarted = began.get("status") == "False" and status.get("phase") == "Pending" and not reason
+        if unstarted and now - parse(conditions["PodReadyToStartContainers"]["lastTransitionTime"]) >= START_S:
+            reason, message = Reason.POD_UNSTARTED, _UNSTARTED
         return PodFacts(
             name=meta["name"],
             ready=conditions.get("Ready", {}).get("status") == "True",
@@ -67,6 +89,7 @@ class PodFacts:
             address=status.get("podIP") or "",
             created=meta.get("creationTimestamp") or "",
             revision=(meta.get("labels") or {}).get("pod-template-hash") or "",
+            unstarted=unstarted,
         )
 
 
@@ -81,7 +104,8 @@ def _trouble(status: Mapping[str, Any], conditions: Mapping[str, Any]) -> tuple[
     """Reason and message of what keeps a pod from running, empty if nothing does."""
     scheduled = conditions.get("PodScheduled", {})
     if scheduled.get("status") == "False" and scheduled.get("reason"):
-        return scheduled["reason"], scheduled.get("message", "")
+        said = str(scheduled.get("message", ""))
+        return scheduled["reason"], f"{said} (see {_CLAIMS if 'persistentvolumeclaim' in said.lower() else _PLACES})"
     for key, init in (("initContainerStatuses", True), ("containerStatuses", False)):
         for container in status.get(key) or ():
             reason, message = _of_container(container, init=init)
@@ -108,7 +132,10 @@ def _of_container(container: Mapping[str, Any], *, init: bool) -> tuple[str, str
         return reason, f"{field}: {waiting.get('message') or reason}"
     if reason in _CRASHED:
         return _crash(reason, ended, waiting.get("message", ""), container.get("restartCount", 0), init=init)
-    return reason, (ended.get("message") or waiting.get("message", "")).strip()[-_SAID_CHARS:]
+    said = (ended.get("message") or waiting.get("message", "")).strip()[-_SAID_CHARS:]
+    if init:
+        return reason, f"spec.model.init: {said}"
+    return reason, f"{said} (see {_FIELDS[reason]})".strip() if reason in _FIELDS else said
 
 
 def _crash(reason: str, ended: Mapping[str, Any], waits: str, restarts: int, *, init: bool) -> tuple[str, str]:

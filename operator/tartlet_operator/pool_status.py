@@ -13,6 +13,10 @@ from tartlet_operator.meta import pool_selector
 from tartlet_operator.pod_facts import PodFacts, in_trouble
 from tartlet_operator.reasons import EventReason, Reason
 
+_REFUSED: Final = "correct what it names in spec.podTemplate or spec.resources, or what the namespace allows"
+_SAID_CHARS: Final = 2048
+_ENGINES: Final = 1000
+"""So many are listed; while pods are replaced there may be more."""
 _STANDS_BY: Final = (
     "pod {} waits for engines elsewhere that serve spec.model.name in another form (checkpoint, spec.engine.dtype or "
     "spec.engine.pageSize): give one of them another name"
@@ -27,16 +31,19 @@ class DeploymentFacts:
     observed_generation: int
     replicas: int
     updated: int
+    refused: str = ""  # why no pods can be made
 
     @staticmethod
     def of(body: Mapping[str, Any]) -> DeploymentFacts:
         """From its body."""
         status = body.get("status") or {}
+        failures = (c for c in status.get("conditions") or () if (c["type"], c["status"]) == ("ReplicaFailure", "True"))
         return DeploymentFacts(
             int(body["metadata"].get("generation", 0)),
             int(status.get("observedGeneration", 0)),
             int(status.get("replicas", 0)),
             int(status.get("updatedReplicas", 0)),
+            next((str(c.get("message") or c.get("reason") or "FailedCreate") for c in failures), ""),
         )
 
 
@@ -79,7 +86,7 @@ def status(facts: PoolFacts, old: EnginePoolStatus, now: str) -> EnginePoolStatu
         updated_replicas=facts.deployment.updated if _observed(facts.deployment) else 0,
         draining_replicas=sum(e.state == "Draining" for e in engines),
         selector=",".join(f"{k}={v}" for k, v in pool_selector(facts.name).items()),
-        engines=engines,
+        engines=engines[:_ENGINES],
     )
 
 
@@ -127,7 +134,7 @@ def _conditions(facts: PoolFacts, old: EnginePoolStatus, ready: int) -> list[Wan
     settled_before = before is not None and before.status == "False" and before.observed_generation == facts.generation
     starting = not enough and not settled_before and facts.engines is not None and not _standing_by(facts)
     progressing = not rolled or starting
-    trouble = in_trouble(facts.pods)
+    trouble = _trouble(facts)
     counts = f"{ready} of {facts.replicas} engines take programs"
     reason, message = _why(facts, ready, trouble, counts, progressing=progressing)
     degraded = trouble is not None or (not enough and not progressing)
@@ -151,10 +158,21 @@ def _conditions(facts: PoolFacts, old: EnginePoolStatus, ready: int) -> list[Wan
     ]
 
 
-def _why(facts: PoolFacts, ready: int, trouble: PodFacts | None, counts: str, *, progressing: bool) -> tuple[str, str]:
-    """Reason and message of `Ready`: a pod's own trouble first."""
+def _trouble(facts: PoolFacts) -> tuple[str, str] | None:
+    """Reason and message of what keeps pods from running or from being made."""
+    pod = in_trouble(facts.pods)
+    if pod is not None:
+        return pod.reason, f"pod {pod.name}: {pod.message or pod.reason}"
+    refused = facts.deployment.refused
+    return (Reason.PODS_REFUSED, f"{refused[-_SAID_CHARS:]} ({_REFUSED})") if refused else None
+
+
+def _why(
+    facts: PoolFacts, ready: int, trouble: tuple[str, str] | None, counts: str, *, progressing: bool
+) -> tuple[str, str]:
+    """Reason and message of `Ready`: what keeps pods from running first."""
     if trouble is not None:
-        return trouble.reason, f"pod {trouble.name}: {trouble.message or trouble.reason}; {counts}"
+        return trouble[0], f"{trouble[1]}; {counts}"
     if facts.engines is None and facts.replicas:
         return Reason.CONTROL_UNREACHABLE, "control doesn't answer, so nobody knows which engines take programs"
     if progressing:

@@ -18,6 +18,8 @@ class Reason(StrEnum):
     ENGINE_NOT_STARTED = "EngineNotStarted"
     ENGINE_STANDS_BY = "EngineStandsBy"
     MODEL_INIT_FAILED = "ModelInitFailed"
+    PODS_REFUSED = "PodsRefused"
+    POD_UNSTARTED = "PodUnstarted"
     AS_EXPECTED = "AsExpected"
     CONTROL_UNREACHABLE = "ControlUnreachable"
     # Inferlet
@@ -70,6 +72,8 @@ MEANING: dict[Reason | EventReason, str] = {
     Reason.ENGINE_NOT_STARTED: "An engine took no programs within `spec.startDeadlineSeconds`, or was ended before.",
     Reason.ENGINE_STANDS_BY: "Engines of another pool serve a model of the same name in another form.",
     Reason.MODEL_INIT_FAILED: "The container of `spec.model.init` failed.",
+    Reason.PODS_REFUSED: "The API server refuses the pods: pod security, a quota, or a name that isn't there.",
+    Reason.POD_UNSTARTED: "A node can't make a pod's volumes or network: something that it names isn't there.",
     Reason.AS_EXPECTED: "Nothing is wrong.",
     Reason.CONTROL_UNREACHABLE: "Control doesn't answer: nobody knows.",
     Reason.CATALOGUED: "The source was validated and is in the catalogue.",

@@ -10,8 +10,9 @@ from tartlet_operator.api.engine_pool import EnginePool, EnginePoolStatus
 from tartlet_operator.conditions import holds
 from tartlet_operator.context import Context
 from tartlet_operator.inferlet_status import PoolSeen
-from tartlet_operator.meta import MANAGER, Key, Meta, pool_selector
-from tartlet_operator.pod_facts import PodFacts
+from tartlet_operator.kube import ApiError
+from tartlet_operator.meta import MANAGER, POOL_LABEL, Key, Meta, pool_selector
+from tartlet_operator.pod_facts import START_S, PodFacts
 from tartlet_operator.pool_manifests import deployment, disruption_budget
 from tartlet_operator.pool_status import DeploymentFacts, PoolFacts, happenings, status
 from tartlet_operator.subset import covers, leftover
@@ -35,14 +36,14 @@ async def reconcile(ctx: Context, key: Key, body: Mapping[str, Any]) -> float | 
         generation=meta.generation,
         replicas=pool.spec.replicas,
         deployment=DeploymentFacts.of(live),
-        pods=[PodFacts.of(p) for p in pods],
+        pods=[PodFacts.of(p, ctx.unix_s) for p in pods],
         engines=ctx.view.engines,
         programs=ctx.view.programs,
     )
     new = status(facts, old, ctx.now)
     await ctx.write_status(key, meta, old, new, happenings(old, new))
     _remember(ctx, key, PoolSeen(key.name, pool.spec.model.name, ready=_serves(new)))
-    return None
+    return START_S if any(p.unstarted for p in facts.pods) else None
 
 
 def _serves(new: EnginePoolStatus) -> bool:
@@ -61,9 +62,28 @@ def _remember(ctx: Context, key: Key, seen: PoolSeen) -> None:
 
 
 async def _applied(ctx: Context, manifest: Mapping[str, Any]) -> dict[str, Any]:
-    """The live object, applied if it isn't what the manifest says."""
-    meta = manifest["metadata"]
-    live = await ctx.api.get(manifest["kind"], meta["namespace"], meta["name"])
+    """The live object, applied if it isn't what the manifest says.
+
+    Raises:
+        ApiError: as `reconcile`; `NameTaken`: there is one of somebody else's.
+    """
+    meta, kind = manifest["metadata"], manifest["kind"]
+    live = await ctx.api.get(kind, meta["namespace"], meta["name"])
+    if live is not None and not is_ours(live["metadata"], meta["name"]):
+        message = f"there is a {kind} {meta['name']} that is not this pool's: give the pool another metadata.name"
+        raise ApiError(422, "NameTaken", message)
     if live is not None and covers(live, manifest) and not leftover(live, manifest, MANAGER):
         return live
-    return await asyncio.shield(ctx.api.apply(manifest))
+    try:
+        return await asyncio.shield(ctx.api.apply(manifest))
+    except ApiError as e:
+        if e.retryable:
+            raise
+        message = f"{e.message}: correct it in the pool's spec, from which spec.template is made"
+        raise ApiError(e.status, e.reason, message) from e
+
+
+def is_ours(meta: Mapping[str, Any], name: str) -> bool:
+    """Whether an object of a pool's name was made for it, or for an earlier pool of this name."""
+    makers = {owner["kind"] for owner in meta.get("ownerReferences") or () if owner.get("controller")}
+    return makers <= {EnginePool.__name__} and (meta.get("labels") or {}).get(POOL_LABEL) == name

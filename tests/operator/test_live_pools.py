@@ -174,6 +174,33 @@ async def test_what_a_spec_no_longer_says_goes(api_server: ApiServer, namespace:
         await it.until(lambda: it.core("GET", "apis/policy/v1", "poddisruptionbudgets/pool")["spec"] == budget)
 
 
+async def test_what_cannot_be_made_is_told_with_what_to_do(
+    api_server: ApiServer, namespace: str, run_dir: Path
+) -> None:
+    budget = {"metadata": {"name": "taken"}, "spec": {"selector": {"matchLabels": {"app": "web"}}, "minAvailable": 1}}
+    async with live(api_server, namespace, run_dir) as it:
+        it.core("POST", "apis/policy/v1", "poddisruptionbudgets", budget)
+        it.create("EnginePool", "taken", FAKE)
+        taken = await it.until_condition("EnginePool", "taken", "Ready", "Unknown", "ReconcileFailed")
+        assert "PodDisruptionBudget taken" in taken["message"]
+        assert "metadata.name" in taken["message"]
+        assert it.core("GET", "apis/policy/v1", "poddisruptionbudgets/taken")["spec"] == budget["spec"]
+
+        it.create("EnginePool", "pool", {**FAKE, "tolerations": [{"key": "a", "operator": "Perhaps"}]})
+        refused = await it.until_condition("EnginePool", "pool", "Ready", "Unknown", "ReconcileFailed")
+        assert refused["message"].startswith("Invalid: Deployment.apps")
+        assert "spec.template.spec.tolerations[0].operator" in refused["message"]
+        assert "correct it in the pool's spec" in refused["message"]
+        it.patch("EnginePool", "pool", {"spec": {"tolerations": None}})
+        await it.until_condition("EnginePool", "pool", "Ready", "False", "RollingOut")
+
+        failure = {"type": "ReplicaFailure", "status": "True", "reason": "FailedCreate", "message": "forbidden: why"}
+        it.core("PATCH", "apis/apps/v1", "deployments/pool/status", {"status": {"conditions": [failure]}}, MERGE)
+        await it.until_condition("EnginePool", "pool", "Ready", "False", "PodsRefused")
+        degraded = await it.until_condition("EnginePool", "pool", "Degraded", "True", "PodsRefused")
+        assert "forbidden: why (correct" in degraded["message"]
+
+
 async def test_draining_is_seen(api_server: ApiServer, namespace: str, run_dir: Path) -> None:
     async with live(api_server, namespace, run_dir) as it:
         await serving(it)

@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 
 from tartlet_common.errors import CheckpointBroken, CheckpointMissing, TartletError, UnknownFamily, WorkerLost
-from tartlet_operator.pod_facts import PodFacts
+from tartlet_operator.pod_facts import START_S, PodFacts
 from tartlet_operator.reasons import Reason
+from tartlet_operator.times import parse
 
 NOW = "2026-01-01T00:00:00Z"
 
@@ -65,7 +66,8 @@ def test_an_engine_that_failed_is_broken_until_it_has_started() -> None:
 
 def test_an_engine_that_is_ended_before_it_has_started_says_so() -> None:
     last = ended("", 0, "Completed")
-    for state in (last, {"running": {}}):
+    states: list[dict[str, Any]] = [last, {"running": {}}]
+    for state in states:
         made = pod(state=state, lastState=last, started=False, restartCount=1)
         assert made.reason == Reason.ENGINE_NOT_STARTED, state
         assert "spec.startDeadlineSeconds" in made.message
@@ -90,6 +92,45 @@ def test_the_models_init_step_is_named() -> None:
     assert pod(init=again, **waits).reason == Reason.MODEL_INIT_FAILED
     done = {"state": ended("", 0, "Completed"), "lastState": ended("no such model", 3), "restartCount": 1}
     assert pod(init=done, **waits).reason == ""
+
+
+@pytest.mark.parametrize(
+    ("message", "field"),
+    [
+        ("0/1 nodes are available: 1 Insufficient cpu.", "spec.resources.requests"),
+        ("0/1 nodes are available: 1 node(s) didn't match Pod's node affinity/selector.", "spec.nodeSelector"),
+        ('0/1 nodes are available: persistentvolumeclaim "m" not found.', "spec.model.volumeClaim"),
+    ],
+)
+def test_a_pod_that_no_node_takes_names_the_fields(message: str, field: str) -> None:
+    unscheduled = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": message}
+    made = PodFacts.of({"metadata": {"name": "x"}, "status": {"phase": "Pending", "conditions": [unscheduled]}})
+    assert made.message.startswith(f"{message} (see ")
+    assert field in made.message
+
+
+@pytest.mark.parametrize(
+    ("reason", "field"), [("CreateContainerConfigError", "spec.podTemplate.env"), ("RunContainerError", "spec.image")]
+)
+def test_a_container_that_cannot_be_made_names_its_field(reason: str, field: str) -> None:
+    waits = {"state": {"waiting": {"reason": reason, "message": 'secret "x" not found'}}}
+    assert (pod(**waits).reason, pod(**waits).message.partition(" (see ")[0]) == (reason, 'secret "x" not found')
+    assert field in pod(**waits).message
+    assert pod(init=waits).message == 'spec.model.init: secret "x" not found'
+
+
+def test_a_node_that_cannot_begin_with_a_pod_is_given_some_time() -> None:
+    since = {"type": "PodReadyToStartContainers", "status": "False", "lastTransitionTime": NOW}
+    waits = {"state": {"waiting": {"reason": "ContainerCreating"}}}
+    body = {"metadata": {"name": "x"}, "status": {"phase": "Pending", "containerStatuses": [waits]}}
+    body["status"]["conditions"] = [since]  # type: ignore[index]
+    soon, late = PodFacts.of(body, parse(NOW) + START_S - 1), PodFacts.of(body, parse(NOW) + START_S)
+    assert (soon.reason, soon.unstarted) == ("", True)
+    assert (late.reason, late.unstarted) == (Reason.POD_UNSTARTED, True)
+    assert "spec.podTemplate.volumes" in late.message
+    since["status"] = "True"  # it pulls the image
+    began = PodFacts.of(body, parse(NOW) + START_S)
+    assert (began.reason, began.unstarted) == ("", False)
 
 
 @pytest.mark.parametrize("reason", ["ErrImagePull", "ImagePullBackOff", "InvalidImageName"])

@@ -139,6 +139,20 @@ def test_a_pods_trouble_becomes_the_pools_reason() -> None:
     assert [h.reason for h in happenings(NONE, s)] == [EventReason.ROLLOUT_STARTED, EventReason.POOL_DEGRADED]
 
 
+def test_pods_that_the_api_server_refuses_degrade_the_pool() -> None:
+    refused = DeploymentFacts(1, 1, 0, 0, refused="pods are forbidden: exceeded quota")
+    s = status(facts(1, pods=(), engines={}, deployment=refused), NONE, NOW)
+    assert conditions(s) == {
+        "Ready": ("False", Reason.PODS_REFUSED),
+        "Progressing": ("True", Reason.ROLLING_OUT),
+        "Degraded": ("True", Reason.PODS_REFUSED),
+    }
+    ready = find(s.conditions, "Ready")
+    assert ready is not None
+    assert "exceeded quota (correct" in ready.message
+    assert "spec.resources" in ready.message
+
+
 def test_a_pod_of_an_earlier_spec_is_no_trouble_any_more() -> None:
     old = replace(pod("p-9", ready=False, reason="CheckpointMissing"), created="2026-01-01T00:00:00Z", revision="a")
     new = replace(pod("p-1", ready=False), created="2026-01-01T00:00:09Z", revision="b")
