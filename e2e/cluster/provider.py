@@ -121,12 +121,12 @@ class Given:
         """It stays up."""
 
     def kubectl(self) -> list[str]:
-        """The machine's own kubectl."""
-        return [shutil.which("kubectl") or "kubectl", f"--kubeconfig={self.environment['KUBECONFIG']}"]
+        """The machine's own kubectl; it reads KUBECONFIG itself, which may name several files."""
+        return [shutil.which("kubectl") or "kubectl"]
 
     def helm(self) -> list[str]:
-        """Helm."""
-        return [str(toolchain.helm(self.layout)), f"--kubeconfig={self.environment['KUBECONFIG']}"]
+        """Helm, the same way."""
+        return [str(toolchain.helm(self.layout))]
 
     def image(self) -> Image:
         """The image that the environment names.

@@ -18,6 +18,7 @@ last, for it judges what all others did.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,7 @@ import pytest
 from e2e.cluster.images import Image
 from e2e.cluster.kube import Kube, Object, Refused, step
 from e2e.cluster.layout import ROOT
-from e2e.cluster.provider import Cluster, Own, choose
+from e2e.cluster.provider import Cluster, Given, Own, choose
 from e2e.tests.traffic import Traffic, recorded
 
 RELEASE = "tartlet"
@@ -80,7 +81,7 @@ def cluster() -> Iterator[Cluster]:
 
 
 def clear(cluster: Cluster) -> None:
-    """Removes what an earlier run of the tests left in a cluster that stays up."""
+    """Removes what an earlier run of the tests left in a cluster that stays up, and nothing that is others'."""
     kube = Kube(cluster, NAMESPACE)
     for namespace in kube("get", "namespaces", "-l", MARK, "-o", "name").split():
         each = Kube(cluster, namespace.partition("/")[2])
@@ -88,9 +89,31 @@ def clear(cluster: Cluster) -> None:
             each.helm("uninstall", release, "--wait", "--timeout", "60s")
         each("delete", namespace, "--timeout=60s")
     kube("delete", "persistentvolumes", "-l", MARK, "--timeout=60s")
-    definitions = [d for d in kube("get", "crds", "-o", "name").split() if d.endswith(".tartlet.dev")]
+    definitions = {d["metadata"]["name"]: d for d in kube.items("crds") if d["spec"]["group"] == "tartlet.dev"}
+    others = isinstance(cluster, Given) and [name for name, found in definitions.items() if not _of_tests(found)]
+    if others:  # with them would go all objects of their kinds
+        pytest.exit(f"the cluster has {', '.join(others)} already: the tests need one without Tartlet", 1)
     if definitions:
-        kube("delete", *definitions, "--timeout=60s")
+        kube("delete", "crds", *definitions, "--timeout=60s")
+
+
+def _of_tests(definition: Object) -> bool:
+    """Whether a release of the tests made a CRD."""
+    owner = (definition["metadata"].get("annotations") or {}).get("meta.helm.sh/release-namespace", "")
+    return owner == NAMESPACE or str(owner).startswith(f"{NAMESPACE}-")
+
+
+def make_namespace(kube: Kube) -> None:
+    """A namespace that enforces restricted pod security and goes with the others, unless it is there.
+
+    Raises:
+        Refused: It is there, and not of the tests.
+    """
+    if f"namespace/{kube.namespace}" in kube("get", "namespaces", "-l", MARK, "-o", "name").split():
+        return
+    labels = {"pod-security.kubernetes.io/enforce": "restricted", MARK: "true"}
+    body: Object = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": kube.namespace, "labels": labels}}
+    kube("create", "-f", "-", text=json.dumps(body))
 
 
 @pytest.fixture(scope="session")
@@ -109,8 +132,7 @@ def chart_values(image: Image, **more: Any) -> dict[str, Any]:
 
 def install(kube: Kube, image: Image, **more: Any) -> None:
     """A namespace, restricted, and a release in it."""
-    labels = {"pod-security.kubernetes.io/enforce": "restricted", MARK: "true"}
-    kube.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": kube.namespace, "labels": labels}})
+    make_namespace(kube)
     kube.helm("install", RELEASE, CHART, "--wait", "--timeout", "180s", values=chart_values(image, **more))
 
 

@@ -14,7 +14,7 @@ from e2e.cluster.images import Image
 from e2e.cluster.kube import Kube, Object, condition, step, until
 from e2e.cluster.layout import ROOT
 from e2e.cluster.provider import Cluster
-from e2e.tests.conftest import LEAN, MARK, RELEASE, install, pool
+from e2e.tests.conftest import LEAN, RELEASE, install, make_namespace, pool
 from e2e.tests.person import Person
 from e2e.tests.story import HELLO, inferlet
 from e2e.tests.test_answers import run
@@ -56,9 +56,8 @@ def wasm(made: Object) -> Object:
 def given(cluster: Cluster, image: Image, kube: Kube) -> Iterator[tuple[Kube, Kube, Kube]]:
     """The release's own namespace, which its operator doesn't watch, and the two that it does."""
     own, one, two = (Kube(cluster, name) for name in (OWN, ONE, TWO))
-    labels = {"pod-security.kubernetes.io/enforce": "restricted", MARK: "true"}
-    for name in (ONE, TWO):
-        kube.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name, "labels": labels}})
+    for each in (one, two):
+        make_namespace(each)
     one.apply(*web_server(image))
     to_sources: Object = {
         "to": [

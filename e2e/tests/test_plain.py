@@ -12,7 +12,7 @@ from e2e.cluster.images import Image
 from e2e.cluster.kube import Kube, Object, step
 from e2e.cluster.layout import ROOT
 from e2e.cluster.provider import Cluster, Own
-from e2e.tests.conftest import CHART, MARK, RELEASE, read_only
+from e2e.tests.conftest import CHART, RELEASE, make_namespace, read_only
 from e2e.tests.test_answers import run
 
 NAMESPACE = "e2e-plain"
@@ -26,10 +26,9 @@ def plain(cluster: Cluster, image: Image, kube: Kube) -> Iterator[Kube]:
     if not isinstance(cluster, Own):
         pytest.skip("only this machine's own cluster has no registry to pull the default images from")
     cluster.name_image(image.name, *IMAGES)
-    labels = {"pod-security.kubernetes.io/enforce": "restricted", MARK: "true"}
-    kube.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE, "labels": labels}})
-    yield Kube(cluster, NAMESPACE)
     made = Kube(cluster, NAMESPACE)
+    make_namespace(made)
+    yield made
     made.helm("uninstall", RELEASE, "--wait", "--timeout", "90s")
     made("delete", "namespace", NAMESPACE, "--timeout=90s")
     for volume in ("models", "packages"):

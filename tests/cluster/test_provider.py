@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 from e2e.cluster.layout import ROOT, Layout
 from e2e.cluster.provider import KIND_NAME, KIND_NODE, Given, Kind
 from e2e.cluster.requirements import Unfit
+from e2e.tests.conftest import clear
 from tests.cluster.programs import program
 
 IMAGE = "localhost/tartlet:e2e"
@@ -77,7 +79,7 @@ def test_a_given_cluster_is_asked_and_left_alone(tmp_path: Path, asked: Path) ->
     given = {"KUBECONFIG": "/k", "TARTLET_E2E_IMAGE": "registry.example/tartlet:1"}
     cluster = Given(Layout(tmp_path), given)
     cluster.ensure()
-    assert commands(asked) == ["kubectl --kubeconfig=/k get --raw /readyz"]
+    assert commands(asked) == ["kubectl get --raw /readyz"]  # KUBECONFIG may name several files, --kubeconfig may not
     cluster.up()
     assert cluster.is_up()
     assert cluster.image().name == "registry.example/tartlet:1"
@@ -100,3 +102,23 @@ def test_without_kubectl_neither_can_be_used(tmp_path: Path, asked: Path, monkey
         Kind(Layout(tmp_path)).ensure()
     with pytest.raises(Unfit, match="kubectl is not installed"):
         Given(Layout(tmp_path), {"KUBECONFIG": "/k", "TARTLET_E2E_IMAGE": "i"}).ensure()
+
+
+def definition(name: str, release_namespace: str = "") -> dict[str, object]:
+    """A CRD, of a Helm release or of nobody."""
+    notes = {"meta.helm.sh/release-namespace": release_namespace} if release_namespace else {}
+    return {"metadata": {"name": f"{name}.tartlet.dev", "annotations": notes}, "spec": {"group": "tartlet.dev"}}
+
+
+@pytest.mark.parametrize("owner", ["", "production", "e2example"])
+def test_what_a_given_cluster_has_of_others_is_not_deleted(tmp_path: Path, asked: Path, owner: str) -> None:
+    kinds = tmp_path / "kinds.json"
+    program(tmp_path / "bin" / "kubectl", f'echo "$*" >> {asked}; case "$*" in *"get crds"*) cat {kinds} ;; esac')
+    cluster = Given(Layout(tmp_path), {"KUBECONFIG": "/k", "TARTLET_E2E_IMAGE": "i"})
+    kinds.write_text(json.dumps({"items": [definition("inferlets", "e2e"), definition("enginepools", owner)]}))
+    with pytest.raises(pytest.exit.Exception, match=r"enginepools\.tartlet\.dev already"):
+        clear(cluster)
+    assert not [c for c in commands(asked) if "delete crds" in c or "delete namespace" in c]
+    kinds.write_text(json.dumps({"items": [definition("inferlets", "e2e"), definition("enginepools", "e2e-other")]}))
+    clear(cluster)
+    assert commands(asked)[-1] == "-n e2e delete crds inferlets.tartlet.dev enginepools.tartlet.dev --timeout=60s"
