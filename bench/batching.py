@@ -80,10 +80,16 @@ async def measure(model: Path, programs: int, tokens: int, repeat: int) -> repor
 
 def main() -> int:
     """Command line."""
-    parser = report.parser(__doc__)
-    parser.add_argument("--model", type=Path, default=DEMO_MODEL, help="checkpoint (default: the demo model)")
-    parser.add_argument("--programs", type=int, default=128)
-    parser.add_argument("--tokens", type=int, default=16)
+    parser = report.parser("batching", __doc__)
+    parser.add_argument(
+        "--model", type=Path, default=DEMO_MODEL, metavar="DIR", help="checkpoint (default: the demo model)"
+    )
+    parser.add_argument(
+        "--programs", type=report.positive, default=128, metavar="N", help="at once (default %(default)s)"
+    )
+    parser.add_argument(
+        "--tokens", type=report.positive, default=16, metavar="N", help="of each program (default %(default)s)"
+    )
     args = parser.parse_args()
     install_uvloop()
     return report.emit([asyncio.run(measure(args.model, args.programs, args.tokens, args.repeat))], args)

@@ -124,8 +124,10 @@ async def measure(alive: int, repeat: int) -> report.Report:
 
 def main() -> int:
     """Command line."""
-    parser = report.parser(__doc__)
-    parser.add_argument("--alive", type=int, default=896, help="programs alive meanwhile (default 896)")
+    parser = report.parser("calls", __doc__)
+    parser.add_argument(
+        "--alive", type=report.positive, default=896, metavar="N", help="programs alive meanwhile (default %(default)s)"
+    )
     args = parser.parse_args()
     install_uvloop()  # the echo's client has the same loop as its server
     return report.emit([asyncio.run(measure(args.alive, args.repeat))], args)

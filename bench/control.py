@@ -1,23 +1,21 @@
-"""What control costs: microseconds of one core a command, with an engine that answers at once.
-
-    python bench/control.py [--programs 128] [--tokens 64] [--policy adaptive] [--ahead] [--profile]
+"""What control costs by itself: microseconds of one core a command, with an engine that answers at once.
 
 Each program embeds, forwards and samples for every token; frames are encoded outside of the measured time, frames and
-steps cross no process. The last line is the goal: 10 us a command, all in all.
+steps cross no process. The quickest repetition counts.
 """
 
 from __future__ import annotations
 
-import argparse
 import gc
 import struct
 import sys
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 
+from bench import report
 from tartlet_common import abi
 from tartlet_common.abi import Op
 from tartlet_common.clock import SystemClock
@@ -29,6 +27,8 @@ from tartlet_control.core import Core
 from tartlet_control.lifecycle import StartRequest
 
 PAGE_SIZE = 16
+GOAL_US = 10.0
+POLICIES: tuple[str, ...] = get_args(ControlSettings.model_fields["policy"].annotation)
 _EMPTY_I32, _EMPTY_F32 = np.zeros(0, np.int32), np.zeros(0, np.float32)
 
 
@@ -128,15 +128,30 @@ def run(programs: int, tokens: int, policy: str, prompt_pages: int, *, codec: bo
     return spent
 
 
+def table(spent: dict[str, float], programs: int, tokens: int) -> report.Report:
+    """A row for each part of `spent`, in seconds, and one for their sum, which has a goal."""
+    columns = ["part", "us a command", "ms a step"]
+    result = report.Report("control", f"Control's work, {programs} programs, {tokens} tokens each", columns)
+    commands = programs * tokens * 3
+    total = sum(spent.values())
+    for name, seconds in (*spent.items(), ("total", total)):
+        result.rows.append((name, 1e6 * seconds / commands, 1e3 * seconds / tokens))
+    result.goals.append(report.Goal("us a command", 1e6 * total / commands, GOAL_US, at_least=False))
+    return result
+
+
 def main() -> int:
-    """Run and print."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--programs", type=int, default=128)
-    parser.add_argument("--tokens", type=int, default=64)
-    parser.add_argument("--policy", default="adaptive")
-    parser.add_argument("--pages", type=int, default=8, help="pages of context behind each token")
-    parser.add_argument("--repeat", type=int, default=5)
-    parser.add_argument("--profile", action="store_true")
+    """Command line."""
+    parser = report.parser("control", __doc__, plots=False)
+    for flag, default, told in (
+        ("--programs", 128, "at once"),
+        ("--tokens", 64, "of each program"),
+        ("--pages", 8, "pages of context behind each token"),
+    ):
+        text = f"{told} (default %(default)s)"
+        parser.add_argument(flag, type=report.positive, default=default, metavar="N", help=text)
+    parser.add_argument("--policy", choices=POLICIES, default=POLICIES[0], help="of batching (default %(default)s)")
+    parser.add_argument("--profile", action="store_true", help="print a profile of one repetition, and nothing else")
     args = parser.parse_args()
     gc.freeze()
     gc.set_threshold(50_000, 20, 100)
@@ -149,12 +164,7 @@ def main() -> int:
         return 0
     runs = [run(args.programs, args.tokens, args.policy, args.pages, codec=True) for _ in range(args.repeat)]
     best = min(runs, key=lambda r: sum(r.values()))
-    commands = args.programs * args.tokens * 3
-    for name, seconds in best.items():
-        print(f"{name:16} {1e6 * seconds / commands:7.2f} us/command {1e3 * seconds / args.tokens:8.3f} ms/step")
-    total = sum(best.values())
-    print(f"{'total':16} {1e6 * total / commands:7.2f} us/command {1e3 * total / args.tokens:8.3f} ms/step")
-    return 0
+    return report.emit([table(best, args.programs, args.tokens)], args)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""`bench engine`: the torch engine in a plain loop, beside transformers' `generate` on the same weights.
+"""The torch engine in a plain loop, beside transformers' `generate` on the same weights.
 
 The loop of `BareLoop` is nothing but `Engine.step`: it is also the baseline that `bench overhead` compares whole
 programs with. Pairs are interleaved and ratios taken pair by pair, because other work on the machine changes its speed.
@@ -295,11 +295,24 @@ def tabulated(machine: Machine, rows: Sequence[Row]) -> report.Report:
 
 def main() -> int:
     """Command line: write the 88M checkpoint, run, print the table."""
-    parser = report.parser(__doc__)
-    parser.add_argument("--model", type=Path, help="checkpoint directory; default: the 88M model with random weights")
-    parser.add_argument("--batches", type=int, nargs="+", default=[1, 8, 32])
-    parser.add_argument("--prompt", type=int, default=128)
-    parser.add_argument("--new-tokens", type=int, default=64)
+    parser = report.parser("engine", __doc__)
+    parser.add_argument(
+        "--model", type=Path, metavar="DIR", help="checkpoint (default: the 88M model with random weights)"
+    )
+    parser.add_argument(
+        "--batches",
+        type=report.positive,
+        nargs="+",
+        default=[1, 8, 32],
+        metavar="N",
+        help="sequences at once (default 1 8 32)",
+    )
+    parser.add_argument(
+        "--prompt", type=report.positive, default=128, metavar="N", help="tokens of a prompt (default %(default)s)"
+    )
+    parser.add_argument(
+        "--new-tokens", type=report.positive, default=64, metavar="N", help="tokens generated (default %(default)s)"
+    )
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch:
         path = args.model or random_checkpoint(Path(scratch), LLAMA_88M, dtype=torch.bfloat16)

@@ -92,7 +92,7 @@ async def measure(repeat: int) -> report.Report:
 
 def main() -> int:
     """Command line."""
-    args = report.parser(__doc__).parse_args()
+    args = report.parser("launch", __doc__).parse_args()
     install_uvloop()
     return report.emit([asyncio.run(measure(args.repeat))], args)
 

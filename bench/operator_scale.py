@@ -3,7 +3,7 @@
 For each number of objects: they are made while no operator runs; it is started, and the time until the last of them is
 seen Ready is taken, with its processor time and what it wrote; then a minute in which nothing happens; then some more
 are made one by one; then it is started again and has nothing to write. Control, a runtime and a fake engine are real
-processes: validation is what a runtime does. Run it with `python -m bench.operator_scale`.
+processes: validation is what a runtime does.
 """
 
 from __future__ import annotations
@@ -212,18 +212,26 @@ def _median(rounds: Sequence[Measured]) -> Measured:
 
 
 def _counts(text: str) -> list[int]:
-    return sorted(int(part) for part in text.split(","))
+    return sorted(report.positive(part) for part in text.split(","))
 
 
 def main() -> int:
     """Command line."""
-    parser = report.parser(__doc__)
-    parser.set_defaults(repeat=1)  # six minutes each
-    parser.add_argument("--objects", type=_counts, default=list(OBJECTS), help="how many, separated by commas")
+    parser = report.parser("operator", __doc__, repeat=1)  # six minutes each
+    parser.epilog = "Without --json the numbers go to operator.json, beside the plots."
     parser.add_argument(
-        "--steady", type=float, default=60.0, metavar="S", help="how long to watch it idle (default 60)"
+        "--objects",
+        type=_counts,
+        default=list(OBJECTS),
+        metavar="N,...",
+        help=f"how many (default {','.join(map(str, OBJECTS))})",
     )
-    parser.add_argument("--more", type=int, default=50, help="objects made one by one (default 50)")
+    parser.add_argument(
+        "--steady", type=float, default=60.0, metavar="S", help="seconds it is watched idle (default 60)"
+    )
+    parser.add_argument(
+        "--more", type=report.positive, default=50, metavar="N", help="made one by one (default %(default)s)"
+    )
     args: argparse.Namespace = parser.parse_args()
     args.plot.mkdir(parents=True, exist_ok=True)
     args.json = args.json or args.plot / "operator.json"

@@ -189,7 +189,7 @@ def tables(seen: Seen) -> Sequence[report.Report]:
 
 def main() -> int:
     """Command line."""
-    args = report.parser(__doc__).parse_args()
+    args = report.parser("overhead", __doc__).parse_args()
     install_uvloop()
     return report.emit(tables(asyncio.run(measure(args.repeat))), args)
 

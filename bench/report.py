@@ -88,20 +88,51 @@ def progress(text: str) -> None:
     sys.stderr.flush()
 
 
-def parser(doc: str | None) -> argparse.ArgumentParser:
-    """Flags that all benchmarks share."""
-    p = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
-    p.add_argument("--json", type=Path, default=None, metavar="FILE", help="write the numbers here")
-    p.add_argument(
-        "--plot",
-        type=Path,
-        default=PLOTS,
-        metavar="DIR",
-        help="write NAME.png and NAME.svg here (default: build/bench)",
+def parser(
+    name: str, doc: str | None, *, repeat: int = 5, goals: bool = True, plots: bool = True
+) -> argparse.ArgumentParser:
+    """Flags that all benchmarks share.
+
+    Args:
+        name: what `tartlet bench` calls it.
+        doc: what it measures.
+        repeat: its default of `--repeat`.
+        goals: whether it has any, for `--check`.
+        plots: whether it draws any, for `--plot`.
+    """
+    p = argparse.ArgumentParser(
+        prog=f"tartlet bench {name}",
+        description=doc,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
     )
-    p.add_argument("--repeat", type=int, default=5, help="interleaved repetitions (default 5)")
-    p.add_argument("--check", action="store_true", help="exit with 1 if a goal is missed")
+    p.add_argument("--json", type=_new_file, metavar="FILE", help="write the numbers here")
+    if plots:
+        told = "write plots as PNG and SVG here (default: the checkout's build/bench)"
+        p.add_argument("--plot", type=Path, default=PLOTS, metavar="DIR", help=told)
+    p.add_argument("--repeat", type=positive, default=repeat, metavar="N", help="repetitions (default %(default)s)")
+    if goals:
+        p.add_argument("--check", action="store_true", help="exit with 1 if a goal is missed")
+    else:
+        p.set_defaults(check=False)
     return p
+
+
+def positive(text: str) -> int:
+    """A number of at least 1, for `add_argument`."""
+    if (number := int(text)) < 1:
+        raise argparse.ArgumentTypeError(f"{number} is less than 1")
+    return number
+
+
+def _new_file(text: str) -> Path:
+    """Where a file can be made: that it can't is better told before minutes of measuring than after them."""
+    path = Path(text)
+    if path.is_dir():
+        raise argparse.ArgumentTypeError(f"{path} is a directory")
+    if not path.parent.is_dir():
+        raise argparse.ArgumentTypeError(f"there is no directory {path.parent}")
+    return path
 
 
 def emit(reports: Sequence[Report], args: argparse.Namespace) -> int:
@@ -121,9 +152,9 @@ def emit(reports: Sequence[Report], args: argparse.Namespace) -> int:
     if args.json:
         document = {"machine": m, "reports": [asdict(r) | {"goals": [asdict(g) for g in r.goals]} for r in reports]}
         args.json.write_text(json.dumps(document, indent=1) + "\n")
-    args.plot.mkdir(parents=True, exist_ok=True)
     for r in reports:
         if r.series:
+            args.plot.mkdir(parents=True, exist_ok=True)
             _plot(r, args.plot)
             console.print(f"  plot: {args.plot / r.name}.png and .svg", highlight=False, soft_wrap=True)
     missed = [g for r in reports for g in r.goals if not g.met]

@@ -246,6 +246,12 @@ async def llama_88m(plan: Plan) -> report.Report:
 MODELS = {"demo": demo, "88m": llama_88m}
 
 
+def _even(text: str) -> int:
+    if (starts := report.positive(text)) % 2:
+        raise argparse.ArgumentTypeError(f"{starts} is odd: as many starts have the one stack first as the other")
+    return starts
+
+
 async def _all(args: argparse.Namespace) -> list[report.Report]:
     plan = Plan(args.starts, args.repeat, (OFF, ON, ALL) if args.every_step else (OFF, ON))
     return [await MODELS[name](plan) for name in args.models]
@@ -253,13 +259,18 @@ async def _all(args: argparse.Namespace) -> list[report.Report]:
 
 def main() -> int:
     """Command line."""
-    parser = report.parser(__doc__)
-    parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS), help="default: both")
+    parser = report.parser("telemetry", __doc__, repeat=2)
+    parser.add_argument(
+        "--models", nargs="+", choices=MODELS, default=list(MODELS), help="measured one after the other (default: both)"
+    )
     parser.add_argument("--every-step", action="store_true", help="also with a span for every step")
     parser.add_argument(
-        "--starts", type=int, default=6, help="the stacks are started so often; an even number (default 6)"
+        "--starts",
+        type=_even,
+        default=6,
+        metavar="N",
+        help="the stacks are started so often; an even number (default %(default)s)",
     )
-    parser.set_defaults(repeat=2)
     args = parser.parse_args()
     install_uvloop()
     return report.emit(asyncio.run(_all(args)), args)

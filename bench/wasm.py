@@ -1,7 +1,5 @@
 """What hosting WebAssembly guests costs by itself: launches and host calls, no network, no engine.
 
-    python bench/wasm.py [--json FILE] [--repeat N]
-
 Launches are measured from `create` of the first to the first submission of each, all at once, on one thread.
 """
 
@@ -10,8 +8,6 @@ from __future__ import annotations
 import sys
 import time
 from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from bench.report import Report, emit, median, parser
 from tartlet_runtime.build import build
@@ -158,7 +154,7 @@ def wake_many(host: WasmHost, program: Program, count: int) -> float:
 
 def main() -> int:
     """Measure and print."""
-    options = parser(__doc__).parse_args()
+    options = parser("wasm", __doc__, goals=False, plots=False).parse_args()
     rounds = options.repeat
     report = Report(
         "wasm", "WebAssembly host", ["measure", "core, shim", "core, ctypes", "python, shim", "python, ctypes"]

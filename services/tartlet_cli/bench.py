@@ -9,29 +9,51 @@ import click
 
 from tartlet_cli.places import CHECKOUT
 
-NAMES = ("overhead", "launch", "calls", "engine", "batching", "telemetry")
+BENCHMARKS = {  # name: (module, what it measures)
+    "overhead": ("overhead", "what the layers around the engine cost a token"),
+    "launch": ("launch", "from a launch to the program's first message"),
+    "calls": ("calls", "what one call costs a program"),
+    "engine": ("engine", "the torch engine beside transformers"),
+    "batching": ("batching", "batching policies under load"),
+    "telemetry": ("telemetry", "what exporting telemetry costs"),
+    "operator": ("operator_scale", "the operator with up to 10,000 Inferlets; needs etcd"),
+    "control": ("control", "control alone: microseconds a command"),
+    "wasm": ("wasm", "hosting guests alone: launches and host calls"),
+}
+
+_HELP = f"""Measure something: a table with its goals; plots (PNG and SVG), and JSON for machines.
+
+\b
+Benchmarks:
+{chr(10).join(f"  {name:10} {what}" for name, (_, what) in BENCHMARKS.items())}
+
+\b
+Examples:
+  tartlet bench launch
+  tartlet bench overhead --json overhead.json
+  tartlet bench batching --help
+"""
 
 
-@click.command(context_settings={"ignore_unknown_options": True, "help_option_names": []}, add_help_option=False)
+@click.command(
+    context_settings={"ignore_unknown_options": True, "help_option_names": []},
+    add_help_option=False,
+    options_metavar="",
+    help=_HELP,
+)
 @click.argument("name")
 @click.argument("args", nargs=-1, type=click.UNPROCESSED)
 @click.pass_context
 def bench(ctx: click.Context, name: str, args: tuple[str, ...]) -> None:
-    """Measure overhead, launch, calls, engine, batching or telemetry: a table, a plot (PNG and SVG), JSON for machines.
-
-    \b
-    Examples:
-      tartlet bench launch
-      tartlet bench overhead --json overhead.json
-      tartlet bench batching --help
-    """  # noqa: D301 - \b is click's mark for a paragraph not to be wrapped
+    """Become the benchmark's process."""
     if name in ("-h", "--help"):
         click.echo(ctx.get_help())
         return
-    if name not in NAMES:
-        raise click.UsageError(f"no benchmark {name!r}: choose one of {', '.join(NAMES)}")
-    if not (CHECKOUT / "bench" / f"{name}.py").is_file():
+    if name not in BENCHMARKS:
+        raise click.UsageError(f"no benchmark {name!r}: choose one of {', '.join(BENCHMARKS)}", ctx)
+    module, _ = BENCHMARKS[name]
+    if not (CHECKOUT / "bench" / f"{module}.py").is_file():
         raise click.ClickException("benchmarks are in the source checkout: run this from an editable install")
     path = os.pathsep.join(filter(None, (str(CHECKOUT), os.environ.get("PYTHONPATH", ""))))
     env = {**os.environ, "PYTHONPATH": path}
-    os.execve(sys.executable, [sys.executable, "-P", "-m", f"bench.{name}", *args], env)  # noqa: S606 - no shell is wanted
+    os.execve(sys.executable, [sys.executable, "-P", "-m", f"bench.{module}", *args], env)  # noqa: S606 - no shell is wanted

@@ -1,10 +1,14 @@
-"""`tartlet bench`: the cheapest benchmark, with the smallest settings, makes all that every one makes."""
+"""`tartlet bench`: the cheapest benchmarks, with the smallest settings, make all that every one makes."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
 
+import pytest
+
+from tartlet_cli.bench import BENCHMARKS
+from tartlet_cli.places import CHECKOUT
 from tests.e2e.serving import tartlet_cli
 
 
@@ -25,3 +29,34 @@ def test_a_benchmark_prints_a_table_and_writes_plots_and_numbers(run_dir: Path, 
     assert len(report["goals"]) == 3
     assert (plots / "calls.png").read_bytes().startswith(b"\x89PNG\r\n")
     assert "<svg" in (plots / "calls.svg").read_text()
+
+
+def test_a_goal_that_is_missed_fails_where_that_is_asked_for(run_dir: Path, tmp_path: Path) -> None:
+    numbers = tmp_path / "control.json"
+    args = ("--programs", "1", "--tokens", "2", "--repeat", "1", "--json", str(numbers), "--check")
+    done = tartlet_cli(run_dir, "bench", "control", *args)  # one program pays for a whole step: far above the goal
+    assert (done.returncode, done.stderr) == (1, "")
+    (report,) = json.loads(numbers.read_text())["reports"]
+    *parts, total = (row[1] for row in report["rows"])
+    assert total == pytest.approx(sum(parts))
+    assert [goal["value"] for goal in report["goals"]] == [total]
+
+
+def test_a_wrong_option_is_told_before_anything_is_measured(run_dir: Path) -> None:
+    for args, said in (
+        (("--repeat", "0"), "0 is less than 1"),
+        (("--json", "nowhere/numbers.json"), "there is no directory nowhere"),
+        (("--rep", "2"), "unrecognized arguments: --rep"),
+        (("--plot", "."), "unrecognized arguments: --plot"),  # it draws none
+    ):
+        done = tartlet_cli(run_dir, "bench", "control", *args)
+        assert done.returncode == 2
+        assert done.stderr.startswith("usage: tartlet bench control ")
+        assert said in done.stderr
+
+
+def test_each_benchmark_is_there_under_its_name(run_dir: Path) -> None:
+    told = tartlet_cli(run_dir, "bench", "--help").stdout
+    for name, (module, what) in BENCHMARKS.items():
+        assert f'parser("{name}", __doc__' in (CHECKOUT / "bench" / f"{module}.py").read_text()
+        assert what in told
