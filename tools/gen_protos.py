@@ -57,7 +57,9 @@ def present() -> dict[str, str]:
 
 def main() -> int:
     """Writes the files that changed; with --check, names them and returns 1."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    )
     parser.add_argument("--check", action="store_true", help="change nothing; fail if a file is stale")
     check: bool = parser.parse_args().check
     fresh, old = generate(), present()

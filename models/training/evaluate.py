@@ -168,7 +168,9 @@ def with_table(card: str, new_table: str) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    )
     parser.add_argument("model", type=Path, help="checkpoint directory")
     parser.add_argument("--problems", type=int, default=500, help="problems per line of the table")
     parser.add_argument("--seed", type=int, default=EVALUATION_SEED, help="which of the held-out problems")

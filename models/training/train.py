@@ -166,7 +166,9 @@ def _save(model: LlamaForCausalLM, tokenizer: Tokenizer, out: Path, work: Path) 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """The command."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    )
     parser.add_argument("--out", type=Path, required=True, help="directory of the finished checkpoint")
     parser.add_argument("--work", type=Path, default=Path("models/work"), help="fp32 weights, to resume from")
     parser.add_argument(

@@ -11,8 +11,12 @@ def write_or_check(files: Mapping[Path, str], argv: list[str], *, root: Path, co
     """Write `files` (path below `root`, text), or with `--check` in `argv` say which of them are stale.
 
     Returns:
-        The exit status: 1 if a file is stale, whose refreshing `command` is named on standard error.
+        The exit status: 1 if a file is stale, whose refreshing `command` is named on standard error, 2 if `argv` has
+        anything else.
     """
+    if argv not in ([], ["--check"]):
+        sys.stderr.write("usage: without an argument the files are written, with --check they are compared\n")
+        return 2
     status = 0
     for path, text in files.items():
         target = root / path

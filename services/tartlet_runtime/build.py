@@ -192,7 +192,7 @@ def _timed(begins: str, done: str, say: Say) -> Iterator[None]:
 
 def main(argv: list[str] | None = None) -> int:
     """Run the set-up; the exit status."""
-    parser = argparse.ArgumentParser(prog="python -m tartlet_runtime.build", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m tartlet_runtime.build", description=__doc__, allow_abbrev=False)
     parser.add_argument(
         "--cache-dir", type=Path, default=None, help="default: $TARTLET_CACHE_DIR, else ~/.cache/tartlet"
     )

@@ -37,7 +37,7 @@ def compile_guest(source: Path, target: Path) -> None:
 
 def main() -> int:
     """Rebuild, or check."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
     parser.add_argument("--check", action="store_true", help="only compare")
     check = parser.parse_args().check
     stale = []
