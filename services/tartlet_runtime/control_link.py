@@ -261,7 +261,8 @@ class ControlLink:
                 program = get(handle)
                 if program is not None:  # else it has ended meanwhile, and nobody is left to be told
                     _tell(program, program.intake, count, records, payload)
-            self._driver.answered(idle=frame.idle)
+            if frame.idle:
+                self._driver.hurry()
         for kill in frame.kills:
             program = get(kill.handle)
             if program is not None:

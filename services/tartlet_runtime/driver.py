@@ -24,6 +24,8 @@ TURN_S = 0.004
 WOKEN_S = 0.0025
 """How long a turn steps programs that were woken. What they said until then leaves, marked as a part of more: programs
 whose tokens came in one frame should get the next in one step. Control works on the first while the last compute."""
+HELD_S = 0.015
+"""How long at most: a crowd of programs that wake one another must not hold the engines."""
 TOGETHER = 8
 """Programs that are stepped as a group, where helpers may let them compute."""
 
@@ -103,8 +105,9 @@ class Driver:
         self._quiet_since = now()
         self.send_commands: Callable[[bool], None] = _nothing  # whether more follows at once
         self.helpers: Helpers = NoHelpers()
-        self._owed = 0  # of those that are woken: how many control waits for
-        self._hurried = False  # the engines have nothing else to do
+        self._owed = 0  # of those that are woken: how many belong together
+        self._held_until = 0.0  # and how long control may wait for the last of them
+        self._hurried = False
 
     def wake(self, program: Runnable) -> None:
         """Step `program` in a turn to come."""
@@ -113,13 +116,9 @@ class Driver:
             self._woken.append(program)
         self.schedule()
 
-    def answered(self, *, idle: bool) -> None:
-        """Control's answers have woken some: what they say belongs together, and with `idle` an engine waits for it.
-
-        Those that are woken later don't count, or a program that wakes itself again and again would hold the engines.
-        """
-        self._owed = self._owed or len(self._woken)
-        self._hurried |= idle
+    def hurry(self) -> None:
+        """The engines have nothing else to do than to wait for those that are woken now."""
+        self._hurried = True
 
     def begin(self, program: Runnable) -> None:
         """Step `program` for the first time in a turn to come."""
@@ -199,13 +198,15 @@ class Driver:
     def _step_some(self) -> None:
         start = self._now()
         end, woken = start + WOKEN_S, self._woken
+        if not self._owed:
+            self._owed, self._held_until = len(woken), start + HELD_S
         if self._hurried and self._owed > 1:
             self._step_together(end)
         while woken and self._now() < end:
             self._owed -= self._owed > 0
             _step(woken.popleft())
-        if not self._owed:
-            self._hurried = False
+        if not self._owed or self._now() >= self._held_until:
+            self._owed, self._hurried = 0, False
         end, new = self._now() + NEW_S, self._new
         while new:
             _step(new.popleft())

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from tartlet_runtime.driver import ENDS_S, ENDS_WAIT_S, NEW_S, TOGETHER, TURN_S, WOKEN_S, Driver
+from tartlet_runtime.driver import ENDS_S, ENDS_WAIT_S, HELD_S, NEW_S, TOGETHER, TURN_S, WOKEN_S, Driver
 
 
 @dataclass(eq=False)
@@ -71,11 +71,10 @@ async def test_programs_woken_together_answer_in_one_flush() -> None:
     assert world.log == [*(str(i) for i in range(32)), "flush"]
 
 
-async def test_a_flood_of_answers_is_cut_into_turns_and_all_but_the_last_are_parts() -> None:
+async def test_a_flood_of_wake_ups_is_cut_into_turns_and_all_but_the_last_are_parts() -> None:
     world = World()
     for i in range(10):
         world.driver.wake(world.program(str(i), WOKEN_S / 4))
-    world.driver.answered(idle=False)
     await asyncio.sleep(0)
     assert world.log == ["0", "1", "2", "3", "part"]
     for _ in range(4):
@@ -83,17 +82,27 @@ async def test_a_flood_of_answers_is_cut_into_turns_and_all_but_the_last_are_par
     assert world.log == ["0", "1", "2", "3", "part", "4", "5", "6", "7", "part", "8", "9", "flush"]
 
 
-async def test_those_that_others_wake_hold_no_engine_back() -> None:
-    """A crowd of sleepers, of which always one is awake, must not make a part of more out of every flush."""
+async def test_those_that_wake_later_do_not_hold_the_engines_back() -> None:
     world = World()
     for i in range(4):
         world.driver.wake(world.program(str(i), WOKEN_S / 2))
-    world.driver.answered(idle=False)
-    for i in range(4, 10):
+    await turns(world, 1)
+    for i in range(4, 6):
         world.driver.wake(world.program(str(i), WOKEN_S / 2))
-        world.driver.answered(idle=False)  # what comes meanwhile has its turn in the next step
-    await turns(world, 4)
-    assert world.log == ["0", "1", "part", "2", "3", "flush", "4", "5", "flush", "6", "7", "flush"]
+    await turns(world, 3)
+    assert world.log == ["0", "1", "part", "2", "3", "flush", "4", "5", "flush"]
+
+
+async def test_a_crowd_holds_the_engines_back_for_a_while_only() -> None:
+    world = World()
+    for i in range(20):
+        world.driver.wake(world.program(str(i), WOKEN_S))
+    await turns(world, 25)
+    words = [word for word in world.log if not word.isdigit()]
+    assert words[-1] == "flush"
+    assert {len(held.split()) for held in " ".join(words).split("flush")[:-1]} <= set(
+        range(round(HELD_S / WOKEN_S) + 1)
+    )
 
 
 async def test_a_bug_in_a_turn_is_not_the_last_of_turns() -> None:
@@ -106,7 +115,7 @@ async def test_a_bug_in_a_turn_is_not_the_last_of_turns() -> None:
     world.driver.helpers = Broken(world.log)
     for name in "ab":
         world.driver.wake(world.program(name))
-    world.driver.answered(idle=True)
+    world.driver.hurry()
     world.driver.turn_now()
     world.driver.wake(world.program("c"))
     world.driver.turn_now()
@@ -245,7 +254,7 @@ async def test_programs_in_a_hurry_compute_in_groups_while_the_group_before_is_h
     for program in programs:
         program.guest = program.name if program.name != "c" else None  # c waits for something else meanwhile
         world.driver.wake(program)
-    world.driver.answered(idle=True)
+    world.driver.hurry()
     await asyncio.sleep(0)
     first, second, third = list(names[:TOGETHER]), list(names[TOGETHER : 2 * TOGETHER]), list(names[2 * TOGETHER :])
     assert world.log == [
@@ -261,7 +270,7 @@ async def test_programs_in_a_hurry_are_cut_into_turns_too() -> None:
         program = world.program("x", WOKEN_S / TOGETHER)
         program.guest = "x"
         world.driver.wake(program)
-    world.driver.answered(idle=True)
+    world.driver.hurry()
     await asyncio.sleep(0)
     assert world.log.count("x") == 2 * TOGETHER  # what was begun is ended
     assert world.log[-1] == "part"
