@@ -164,8 +164,10 @@ class LocalStack:
         """Start all roles and wait until they serve; from then on those that die are restarted.
 
         Raises:
+            InvalidConfig: a setting is wrong; nothing was started.
             TartletError: a role didn't start (all are ended), such as AddressInUse or CheckpointMissing.
         """
+        self._check_settings()
         self._check_guest()
         try:
             make_private(self.directory)
@@ -257,6 +259,18 @@ class LocalStack:
             await self._children[role].start()
             with contextlib.suppress(TartletError):  # it died again: the loop's next turn reports it
                 await self._until_ready(role, restarts)
+
+    def _check_settings(self) -> None:
+        """Tell what is wrong in the configuration file or the environment, once, before three processes do."""
+        env = {**os.environ, **self._config.env}
+        prefixes = tuple(f"TARTLET_{role.upper()}_" for role in ROLES)
+        if self._config.config is None and not any(name.startswith(prefixes) for name in env):
+            return
+        from tartlet_common.config import load  # takes a tenth of a second, which most starts can save
+        from tartlet_common.settings import ROLES as SETTINGS
+
+        for role in ROLES:
+            load(SETTINGS[role], role, file=self._config.config, env=env)
 
     def _check_guest(self) -> None:
         """Tell that there is no Python guest at all before three processes start; whose it is the runtime checks.

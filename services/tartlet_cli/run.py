@@ -202,7 +202,7 @@ class _Session:
         from tartlet_cli.terminal import Printer, Progress
 
         self._options = options
-        self._progress = Progress(quiet=options.quiet)
+        self._progress = Progress()
         self._printer = Printer(quiet=options.quiet, as_json=options.as_json, native=options.native)
         self._interrupted = False
         self._stack: Any = None
@@ -222,8 +222,7 @@ class _Session:
             if self._options.kube is not None:
                 from tartlet_cli.kube.client import cluster_client
 
-                say = self._progress.show if sys.stderr.isatty() else _silent  # it takes no longer than a second
-                async with cluster_client(self._options.kube, say) as client:
+                async with cluster_client(self._options.kube, self._progress.show) as client:
                     self._progress.clear()
                     return await self._run_with(client, source, model)
             if self._options.server or self._options.inferlet:  # a catalogue is a running server's
@@ -348,10 +347,6 @@ class _Session:
                 with contextlib.suppress(ProcessLookupError):
                     process.kill()
                 await process.wait()
-
-
-def _silent(_: str) -> None:
-    """Say nothing."""
 
 
 def _sweep(base: Path) -> None:

@@ -6,12 +6,17 @@ import asyncio
 import os
 import signal
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import click
 
 from tartlet_cli import exits
+
+if TYPE_CHECKING:
+    from tartlet.local import LocalStack, StackEvent
+    from tartlet_cli.terminal import Progress
 
 ROLES = ("control", "runtime", "worker", "operator")
 
@@ -109,7 +114,7 @@ async def _serve(model: str | None, engine: str, config: Path | None, *, quiet: 
         loop.add_signal_handler(number, interrupt)
 
     checkpoint = find_model(model) if engine == "torch" else None
-    echo = None if quiet else _echo
+    echo = None if quiet else _echo(progress)
     stack = LocalStack(StackConfig(engine=engine, model=checkpoint, config=config), _reporter(progress), echo)
     starting = asyncio.ensure_future(stack.start())
     stopping = asyncio.ensure_future(stop.wait())
@@ -129,26 +134,36 @@ async def _serve(model: str | None, engine: str, config: Path | None, *, quiet: 
     return 0
 
 
-def _echo(role: str, line: bytes) -> None:
-    sys.stderr.buffer.write(line)
-    sys.stderr.buffer.flush()
+def _echo(progress: Progress) -> Callable[[str, bytes], None]:
+    def echo(_role: str, line: bytes) -> None:
+        with progress.above():
+            sys.stderr.buffer.write(line)
+            sys.stderr.buffer.flush()
+
+    return echo
 
 
-def _reporter(progress: Any) -> Any:
+def _reporter(progress: Progress) -> Callable[[StackEvent], None]:
     from tartlet.local import Died, Started
     from tartlet.local import Progress as Told
 
-    def report(event: Any) -> None:
-        match event:
-            case Told():
-                progress.show(f"{event.role}: {event.text}")
-            case Started():
-                progress.clear()
-                again = f", restart {event.restarts}" if event.restarts else ""
-                click.echo(f"{event.role} serves (pid {event.pid}{again})", err=True)
-            case Died():
-                progress.clear()
-                click.echo(f"{event.role} died: {event.cause}", err=True)
-                click.echo(f"restarting {event.role} in {event.restart_in_s:g} s", err=True)
+    loading = ""  # the role that the line of progress is about
+
+    def report(event: StackEvent) -> None:
+        nonlocal loading
+        if isinstance(event, Told):
+            loading = event.role
+            progress.show(f"{event.role}: {event.text}")
+            return
+        if event.role == loading:
+            progress.clear()
+        with progress.above():
+            match event:
+                case Started():
+                    again = f", restart {event.restarts}" if event.restarts else ""
+                    click.echo(f"{event.role} serves (pid {event.pid}{again})", err=True)
+                case Died():
+                    click.echo(f"{event.role} died: {event.cause}", err=True)
+                    click.echo(f"restarting {event.role} in {event.restart_in_s:g} s", err=True)
 
     return report

@@ -2,46 +2,51 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import sys
+from collections.abc import Iterator
 from typing import Any, BinaryIO
 
 from tartlet.events import Accepted, Ended, Event, Message, Stderr, Stdout, Usage
 from tartlet_cli.exits import describe
 from tartlet_common.errors import ProgramFailed, TartletError
 
+_WIPE = "\r\x1b[2K"
+_WIDTH = 80  # of a terminal that doesn't know its own
+
 
 class Progress:
-    """How far a start is, on standard error.
+    """How far a start is: a line on standard error that is overwritten and then wiped, if that is a terminal."""
 
-    A terminal gets one line that is overwritten and then wiped, anything else a line a phase.
-
-    Args:
-        quiet: lines to a terminal only.
-    """
-
-    def __init__(self, *, quiet: bool = False) -> None:
-        self._terminal = sys.stderr.isatty()
-        self._quiet = quiet
-        self._last = ""
+    def __init__(self) -> None:
+        self._terminal = sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
+        self._line = ""
 
     def show(self, text: str) -> None:
-        """Replace the line, or write the next."""
+        """Replace the line."""
+        self._line = text
         if self._terminal:
-            width = os.get_terminal_size(sys.stderr.fileno()).columns
-            sys.stderr.write(f"\r\x1b[2K{text[: width - 1]}")
-        elif not self._quiet and text != self._last:
-            sys.stderr.write(f"{text}\n")
-        sys.stderr.flush()
-        self._last = text
+            width = os.get_terminal_size(sys.stderr.fileno()).columns or _WIDTH
+            sys.stderr.write(f"{_WIPE}{text[: width - 1]}")
+            sys.stderr.flush()
 
     def clear(self) -> None:
         """Wipe the line."""
-        if self._terminal and self._last:
-            sys.stderr.write("\r\x1b[2K")
+        if self._terminal and self._line:
+            sys.stderr.write(_WIPE)
             sys.stderr.flush()
-        self._last = ""
+        self._line = ""
+
+    @contextlib.contextmanager
+    def above(self) -> Iterator[None]:
+        """What the block writes to the terminal stands above the line."""
+        line = self._line
+        self.clear()
+        yield
+        if line:
+            self.show(line)
 
 
 class Printer:
