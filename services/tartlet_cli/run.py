@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+from click.core import ParameterSource
 
 from tartlet_cli import exits
 from tartlet_cli.calls import connect, send_lines
@@ -50,6 +51,7 @@ class RunOptions:
 
 _BEFORE_FILE = {"-n": "--namespace", "--context": "--kube-context"}
 _NOT_ON_CLUSTER = ("server", "native", "config", "engine")
+_NOT_ON_SERVER = ("config", "engine")
 
 
 class _RunCommand(click.Command):
@@ -119,8 +121,10 @@ def run(ctx: click.Context, /, file: str, args: tuple[str, ...], **options: Any)
     if not options["kube"] and kube != Target():
         raise click.UsageError("--namespace, --release, --kube-context and --kubeconfig need --kube", ctx)
     for name in _NOT_ON_CLUSTER if options["kube"] else ():
-        if ctx.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE:
+        if ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE:
             raise click.UsageError(f"--{name} and --kube exclude each other", ctx)
+    if not options["kube"]:
+        _check_place(ctx, options)
     limits = {
         "deadline_s": options["deadline_s"],
         "pages": options["max_pages"],
@@ -144,6 +148,22 @@ def run(ctx: click.Context, /, file: str, args: tuple[str, ...], **options: Any)
         limits=limits,
     )
     raise SystemExit(execute(chosen))
+
+
+def _check_place(ctx: click.Context, options: dict[str, Any]) -> None:
+    """Options that would be ignored are refused, as far as they don't come from the environment.
+
+    Raises:
+        click.UsageError: for one of them.
+    """
+    if options["server"] or options["inferlet"]:
+        told = ctx.get_parameter_source("server") is ParameterSource.COMMANDLINE
+        why = "--server" if told else "TARTLET_SERVER" if options["server"] else "--inferlet"
+        for name in _NOT_ON_SERVER:
+            if ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE:
+                raise click.UsageError(f"--{name}: the server that {why} means has its own", ctx)
+    elif options["model"] and options["engine"] == "fake":
+        raise click.UsageError("--model: the fake engine has none", ctx)
 
 
 def run_on_cluster() -> click.Command:

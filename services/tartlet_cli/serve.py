@@ -33,7 +33,7 @@ ROLES = ("control", "runtime", "worker", "operator")
 @click.option(
     "--run-dir", type=click.Path(path_type=Path), help="Directory of sockets and logs. Default: $TARTLET_RUN_DIR."
 )
-@click.option("--quiet", is_flag=True, help="Leave the roles' log lines to their files.")
+@click.option("--quiet", is_flag=True, help="Leave the roles' log lines to their files. Not with --role.")
 @click.argument("flags", nargs=-1, type=click.UNPROCESSED)
 @click.pass_context
 def serve(
@@ -65,6 +65,7 @@ def serve(
         return
     if run_dir is not None:
         os.environ["TARTLET_RUN_DIR"] = str(run_dir)
+    _check(role, model, engine, quiet=quiet)
     try:
         if role is not None:
             _exec_role(role, model, engine, config, flags)
@@ -73,6 +74,20 @@ def serve(
         raise SystemExit(asyncio.run(_serve(model, engine or "torch", config, quiet=quiet)))
     except TartletError as e:
         raise exits.fail(e) from e
+
+
+def _check(role: str | None, model: str | None, engine: str | None, *, quiet: bool) -> None:
+    """Options that would be ignored are refused.
+
+    Raises:
+        click.UsageError: for one of them.
+    """
+    if role not in (None, "worker") and (model or engine):
+        raise click.UsageError(f"{'--model' if model else '--engine'} is for a worker, not for --role {role}")
+    if role is not None and quiet:
+        raise click.UsageError("--quiet: a role alone keeps no log file; --log-level error leaves out most lines")
+    if model and engine == "fake":
+        raise click.UsageError("--model: the fake engine has none")
 
 
 def _exec_role(role: str, model: str | None, engine: str | None, config: Path | None, flags: tuple[str, ...]) -> None:

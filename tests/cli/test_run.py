@@ -53,6 +53,18 @@ def test_a_wrong_setting_is_told_once_and_starts_nothing(run_dir: Path) -> None:
             assert not list(run_dir.rglob("*.log"))  # of a role
 
 
+def test_an_option_that_would_be_ignored_is_refused(run_dir: Path) -> None:
+    for args, server, said in (
+        (("--server", "local", "--engine", "fake"), "", "--engine: the server that --server means has its own"),
+        (("--config", "x.toml"), "local", "--config: the server that TARTLET_SERVER means has its own"),
+        (("--inferlet", "--engine", "torch"), "", "--engine: the server that --inferlet means has its own"),
+        (("--engine", "fake", "--model", "demo"), "", "--model: the fake engine has none"),
+    ):
+        result = tartlet_cli(run_dir, "run", *args, "program.py", TARTLET_SERVER=server)
+        assert result.returncode == exits.USAGE
+        assert said in result.stderr
+
+
 ARGS = "import json, sys\ndef main():\n    return json.dumps(sys.argv[1:])\n"
 
 

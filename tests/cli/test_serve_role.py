@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from tartlet_cli import exits
 from tartlet_cli.serve import serve
 
 
@@ -44,6 +45,19 @@ def test_a_worker_told_nothing_serves_the_default_model(monkeypatch: pytest.Monk
     (tmp_path / "config.json").write_text("{}")
     argv = _argv(monkeypatch, "--role", "worker", TARTLET_MODEL=str(tmp_path))
     assert argv == ["tartlet_worker", "--model", str(tmp_path.resolve())]
+
+
+def test_a_flag_that_would_be_ignored_is_refused() -> None:
+    for args, said in (
+        (("--role", "control", "--model", "/m"), "--model is for a worker, not for --role control"),
+        (("--role", "runtime", "--engine", "fake"), "--engine is for a worker, not for --role runtime"),
+        (("--role", "worker", "--quiet"), "--quiet: a role alone keeps no log file"),
+        (("--engine", "fake", "--model", "/m"), "--model: the fake engine has none"),
+        (("--role", "worker", "--engine", "fake", "--model", "/m"), "--model: the fake engine has none"),
+    ):
+        result = CliRunner().invoke(serve, args)
+        assert result.exit_code == exits.USAGE
+        assert said in result.output
 
 
 def test_flags_reach_the_worker(monkeypatch: pytest.MonkeyPatch) -> None:
