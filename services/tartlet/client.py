@@ -253,7 +253,7 @@ class AsyncClient:
     # ---- catalogue ----------------------------------------------------------------------------------------------
 
     async def put(self, entries: Sequence[CatalogueEntry]) -> Digests:
-        """Name programs in the catalogue; their digests.
+        """Name programs in the catalogue; their digests. What they contain isn't read: `validate` them before.
 
         Raises:
             TartletError: the first one that was refused; the others may have been stored.
