@@ -54,8 +54,8 @@ class ControlPoll:
         ctx = self._ctx
         while True:
             ctx.stirred.clear()
-            await self.once()
-            if ctx.store.pools:
+            answered = await self.once()
+            if ctx.store.pools or not answered:
                 await asyncio.sleep(ctx.settings.poll_s)
                 continue
             with contextlib.suppress(TimeoutError):
@@ -69,8 +69,8 @@ class ControlPoll:
             self._ctx.stirred.set()
             await asyncio.sleep(self._ctx.settings.poll_s)
 
-    async def once(self) -> None:
-        """Ask once, and have looked at what changed."""
+    async def once(self) -> bool:
+        """Ask once, and have looked at what changed; whether control has answered."""
         view, now = self._ctx.view, self._ctx.clock.now()
         try:
             state = await self._ctx.control.state()
@@ -82,7 +82,7 @@ class ControlPoll:
             if now - self._answered_s > UNREACHABLE_S and view.engines is not None:
                 log.warning("%s", e)
                 self._tell(None, {})
-            return
+            return False
         self._answered_s = self._ctx.clock.now()
         self._tell(engines_of(state), programs_of(state))
         if self._answered_s > self._sweep_s and self._ctx.queue.idle:
@@ -92,6 +92,7 @@ class ControlPoll:
             except (ApiError, TartletError) as e:
                 log.warning("sweep: %s", e)
                 self._sweep_s = self._answered_s + _SWEEP_S
+        return True
 
     def _tell(self, engines: Mapping[str, str] | None, programs: Mapping[str, int]) -> None:
         """Have pools looked at: at once when an engine's state has changed, now and then when only programs have."""

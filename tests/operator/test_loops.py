@@ -24,6 +24,7 @@ class Control:
         self.asked = 0
         self.news = asyncio.Event()
         self.gone = asyncio.Event()
+        self.silent = False
 
     async def parted(self) -> None:
         await self.gone.wait()
@@ -31,6 +32,8 @@ class Control:
     async def state(self) -> dict[str, Any]:
         self.asked += 1
         self.news.set()
+        if self.silent:
+            raise Unavailable(what="control", detail="it has only begun")
         return {"incarnation": "one", "engines": [dict(self.engine)]}
 
 
@@ -91,6 +94,14 @@ async def test_without_pools_control_is_asked_seldom_and_soon_when_something_sti
         control.gone.set()  # until it answers, it is asked as often as ever
         await asked(3)
         control.gone.clear()
+        control.silent = True  # though there is a connection, which nobody will lose
+        ctx.stirred.set()
+        await asked(4)
+        control.silent = False
+        await asked(1)
+        answered = control.asked
+        await asyncio.sleep(0.15)
+        assert control.asked == answered
         store.pools[Key("EnginePool", "ns", "p")] = PoolSeen("p", "m", ready=True)
         ctx.stirred.set()
         await asked(4)
