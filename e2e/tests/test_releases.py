@@ -8,7 +8,18 @@ from collections.abc import Callable
 from e2e.cluster.images import Image
 from e2e.cluster.kube import Kube, step, until
 from e2e.cluster.layout import ROOT
-from e2e.tests.conftest import CHART, LEAN, NAMESPACE, OTHER, RELEASE, VALUES_POOL, chart_values, everything, install
+from e2e.tests.conftest import (
+    CHART,
+    LEAN,
+    NAMESPACE,
+    OTHER,
+    RELEASE,
+    VALUES_POOL,
+    chart_values,
+    everything,
+    install,
+    pool,
+)
 from e2e.tests.test_answers import run
 
 OF_EACH_NAMESPACE = {"configmap/kube-root-ca.crt", "serviceaccount/default"}
@@ -59,6 +70,18 @@ def test_an_upgrade_changes_what_it_says_and_nothing_else(image: Image, kube: Ku
     assert {d["metadata"]["name"]: d["metadata"]["uid"] for d in second.items("deployments")} == before
     assert [r["metadata"]["name"] for r in second.items("irun")] == ["first"]
     answer(second, "second")
+
+
+def test_a_rollback_to_the_first_revision_leaves_the_pools_there(image: Image, kube: Kube) -> None:
+    """There they were made by hooks, for Helm didn't know their kind; since, they are objects of the release."""
+    values = chart_values(image, enginePools=[{"name": VALUES_POOL, "spec": pool(VALUES_POOL)["spec"]}])
+    with step("helm upgrade, one engine"):
+        kube.helm("upgrade", RELEASE, CHART, "--wait", "--timeout", "180s", values=values)
+        kube.wait(f"epool/{VALUES_POOL}", "Ready")
+    with step("helm rollback, to none"):
+        kube.helm("rollback", RELEASE, "1", "--wait", "--timeout", "180s")
+        until(lambda: kube.get(f"epool/{VALUES_POOL}")["status"].get("replicas") == 0, "its engine has gone")
+    answer(kube, "rolled-back")
 
 
 def test_the_second_goes_first_and_leaves_what_it_says(kube: Kube, second: Kube) -> None:

@@ -205,7 +205,7 @@ def test_pools_are_plain_objects_where_the_kind_is_known_and_hooks_in_the_releas
     made, removed = hooked
     notes = made["metadata"]["annotations"]
     assert made["spec"] == pool["spec"]
-    assert notes["helm.sh/hook"] == "post-install,post-upgrade"
+    assert notes["helm.sh/hook"] == "post-install,post-upgrade,post-rollback"
     assert notes["meta.helm.sh/release-name"] == "tartlet"  # by which Helm takes it over at the next upgrade
     assert made["metadata"]["labels"]["app.kubernetes.io/managed-by"] == "Helm"
     assert removed["metadata"]["annotations"]["helm.sh/hook"] == "pre-delete"
