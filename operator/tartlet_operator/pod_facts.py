@@ -38,8 +38,7 @@ _FIELDS: Final = {
 
 _CLAIMS: Final = "spec.model.volumeClaim, spec.podTemplate.volumes and the claims that they name"
 _PLACES: Final = (
-    "spec.resources.requests, spec.nodeSelector, spec.tolerations, spec.topologySpreadConstraints and "
-    "spec.podTemplate.affinity"
+    "spec.resources, spec.nodeSelector, spec.tolerations, spec.topologySpreadConstraints and spec.podTemplate.affinity"
 )
 _UNSTARTED: Final = (
     "its volumes or its network can't be made (see `kubectl describe pod`, spec.model.volumeClaim, "

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 from tartlet_operator.api.engine_pool import EnginePool, EnginePoolStatus
 from tartlet_operator.conditions import holds
@@ -16,6 +16,8 @@ from tartlet_operator.pod_facts import START_S, PodFacts
 from tartlet_operator.pool_manifests import deployment, disruption_budget
 from tartlet_operator.pool_status import DeploymentFacts, PoolFacts, happenings, status
 from tartlet_operator.subset import covers, leftover
+
+_UNTYPED: Final = "failed to create typed patch object"
 
 
 async def reconcile(ctx: Context, key: Key, body: Mapping[str, Any]) -> float | None:
@@ -77,10 +79,11 @@ async def _applied(ctx: Context, manifest: Mapping[str, Any]) -> dict[str, Any]:
     try:
         return await asyncio.shield(ctx.api.apply(manifest))
     except ApiError as e:
-        if e.retryable:
+        unknown_field = _UNTYPED in e.message  # which the API server takes for a fault of its own
+        if e.retryable and not unknown_field:
             raise
         message = f"{e.message}: correct it in the pool's spec, from which spec.template is made"
-        raise ApiError(e.status, e.reason, message) from e
+        raise ApiError(422 if unknown_field else e.status, e.reason or "Invalid", message) from e
 
 
 def is_ours(meta: Mapping[str, Any], name: str) -> bool:

@@ -191,6 +191,9 @@ async def test_what_cannot_be_made_is_told_with_what_to_do(
         assert refused["message"].startswith("Invalid: Deployment.apps")
         assert "spec.template.spec.tolerations[0].operator" in refused["message"]
         assert "correct it in the pool's spec" in refused["message"]
+        it.patch("EnginePool", "pool", {"spec": {"tolerations": [{"kei": "a"}]}})
+        await it.until(lambda: "tolerations[0].kei" in it.condition("EnginePool", "pool", "Ready")["message"], 5)
+        assert "correct it in the pool's spec" in it.condition("EnginePool", "pool", "Ready")["message"]
         it.patch("EnginePool", "pool", {"spec": {"tolerations": None}})
         await it.until_condition("EnginePool", "pool", "Ready", "False", "RollingOut")
 

@@ -97,7 +97,7 @@ def test_the_models_init_step_is_named() -> None:
 @pytest.mark.parametrize(
     ("message", "field"),
     [
-        ("0/1 nodes are available: 1 Insufficient cpu.", "spec.resources.requests"),
+        ("0/1 nodes are available: 1 Insufficient cpu.", "spec.resources"),
         ("0/1 nodes are available: 1 node(s) didn't match Pod's node affinity/selector.", "spec.nodeSelector"),
         ('0/1 nodes are available: persistentvolumeclaim "m" not found.', "spec.model.volumeClaim"),
     ],
