@@ -19,6 +19,7 @@ from tartlet_common.errors import (
     Disconnected,
     FrameTooLarge,
     InternalError,
+    InvalidArgument,
     SourceTooLarge,
     TartletError,
     Unavailable,
@@ -32,6 +33,31 @@ log = logging.getLogger("tartlet")
 FIRST_PAUSE_S = 0.1
 LAST_PAUSE_S = 1.0
 LAUNCH_BYTES = 3 << 20  # specs of one Launch message, below the 4 MiB it may have
+
+
+def launch_spec(source: Source | None, args: Sequence[str], spec: LaunchSpec | None) -> LaunchSpec:
+    """The launch that a call's arguments mean.
+
+    Raises:
+        InvalidArgument: `spec` isn't all there is, or something is no source.
+    """
+    if spec is None:
+        return LaunchSpec(source=source, args=args)
+    if source is not None or args:
+        raise InvalidArgument(argument="spec", detail="it names source and arguments itself: give it alone")
+    return all_specs([spec])[0]
+
+
+def all_specs(specs: Sequence[LaunchSpec]) -> Sequence[LaunchSpec]:
+    """The same.
+
+    Raises:
+        InvalidArgument: one of them is something else.
+    """
+    for spec in specs:
+        if not isinstance(spec, LaunchSpec):
+            raise InvalidArgument(argument="specs", detail=f"{spec!r} is no LaunchSpec")
+    return specs
 
 
 async def upload(stub: Any, source: Source) -> None:
@@ -114,8 +140,16 @@ def from_rpc(e: grpc.aio.AioRpcError, address: str) -> TartletError:
                 return error
     match e.code():
         case grpc.StatusCode.UNAVAILABLE:
-            return Unavailable(what=f"the server at {address}", detail=e.details() or "no connection")
+            return Unavailable(what=f"the server at {address}", detail=_why(address, e.details() or "no connection"))
         case grpc.StatusCode.CANCELLED:
             return Disconnected()
         case _:
             return InternalError(detail=f"{e.code().name}: {e.details()}")
+
+
+def _why(address: str, details: str) -> str:
+    """Why nobody answers at `address`; gRPC says it at length."""
+    path = rpc.unix_path(address)
+    if path is not None and not path.exists():
+        return "there is no such socket"
+    return details.removeprefix("failed to connect to all addresses; last error: ")

@@ -10,7 +10,7 @@ from typing import Any, Self, TypeVar
 import grpc.aio
 
 from tartlet import _convert, environment
-from tartlet._calls import checked, launch_requests, repeated, translated, upload
+from tartlet._calls import all_specs, checked, launch_requests, launch_spec, repeated, translated, upload
 from tartlet._run import Resumed, Run
 from tartlet.events import Accepted, Event
 from tartlet.model import CatalogueEntry, LaunchSpec, ProgramInfo, RuntimeState, Source
@@ -104,9 +104,10 @@ class AsyncClient:
             spec: all there is to say about a launch.
 
         Raises:
+            InvalidArgument: `source` is no `Source`, or there is more than `spec`.
             TartletError: the launch was rejected.
         """
-        spec = spec or LaunchSpec(source=source, args=args)
+        spec = launch_spec(source, args, spec)
         with telemetry.tracer().start_as_current_span(names.SPAN_CLIENT_LAUNCH):
             await self._upload([spec])
             request = programs_pb2.LaunchRequest(specs=[_convert.launch_to_proto(spec, attach=True, tie=True)])
@@ -122,7 +123,7 @@ class AsyncClient:
         Raises:
             TartletError: the launch was rejected.
         """
-        (answer,) = await self.launch_many([spec or LaunchSpec(source=source, args=args)])
+        (answer,) = await self.launch_many([launch_spec(source, args, spec)])
         if isinstance(answer, TartletError):
             raise answer
         return answer
@@ -132,7 +133,7 @@ class AsyncClient:
 
         Where every spec has an idempotency key, a launch whose answer is lost is sent again for `retry_s`.
         """
-        keyed = all(spec.idempotency_key for spec in specs)
+        keyed = all(spec.idempotency_key for spec in all_specs(specs))
         with telemetry.tracer().start_as_current_span(names.SPAN_CLIENT_LAUNCH):
             return await repeated(lambda: self._launch(specs), self._retry_s if keyed else 0.0)
 
@@ -159,7 +160,7 @@ class AsyncClient:
 
         A rejected spec gives its error. All specs together must fit one message (4 MiB).
         """
-        await self._upload(specs)
+        await self._upload(all_specs(specs))
         request = programs_pb2.LaunchRequest(specs=_convert.launches_to_proto(specs, attach=True, tie=True))
         with translated(self.address):
             async for frame in self._programs().Launch(checked(request), metadata=self._metadata):

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from tartlet.events import Usage
-from tartlet_common.errors import InvalidSource, SourceTooLarge, TartletError
+from tartlet_common.errors import InvalidArgument, InvalidSource, SourceTooLarge, TartletError
 
 MAX_SOURCE_BYTES = 64 << 20
 """Largest source that a client sends; the server's own limit is lower, 16 MiB by default."""
@@ -38,6 +38,16 @@ class Source:
     data: bytes = field(repr=False)
     language: Language = Language.PYTHON
     filename: str = "program.py"  # shown in tracebacks
+
+    def __post_init__(self) -> None:
+        """Tell text from data.
+
+        Raises:
+            InvalidArgument: `data` is text.
+        """
+        data: object = self.data
+        if isinstance(data, str):
+            raise InvalidArgument(argument="data", detail="a program's text becomes one with Source.python(text)")
 
     @property
     def digest(self) -> str:
@@ -72,6 +82,18 @@ class Source:
         return Source(data, language, str(path))
 
 
+def check_source(given: object) -> None:
+    """Tell a path or a text from a source.
+
+    Raises:
+        InvalidArgument: it is none; says what makes one.
+    """
+    if given is not None and not isinstance(given, Source):
+        shown = repr(given) if len(repr(given)) < 80 else f"a {type(given).__name__}"
+        detail = f"{shown} is no Source: give Source.from_file(path) or Source.python(text)"
+        raise InvalidArgument(argument="source", detail=detail)
+
+
 @dataclass(frozen=True, slots=True)
 class Limits:
     """Limits of one program; 0 is the server's default."""
@@ -99,6 +121,20 @@ class LaunchSpec:
     idempotency_key: str = ""  # a second launch with the same key gives the first one's program
     durable: bool = True  # keep a journal; False gives real clock and entropy
     seed: bytes = b""  # 16 bytes that decide the program's randomness; b"" draws them
+
+    def __post_init__(self) -> None:
+        """Tell what is easily mistaken.
+
+        Raises:
+            InvalidArgument: a path, a text or a number stands where something else belongs.
+        """
+        check_source(self.source)
+        if isinstance(self.args, str) or not all(isinstance(arg, str) for arg in self.args):
+            raise InvalidArgument(argument="args", detail=f"{self.args!r} is no sequence of strings")
+        if not isinstance(self.seed, bytes):
+            raise InvalidArgument(
+                argument="seed", detail=f"{self.seed!r} is not 16 bytes, as (3).to_bytes(16, 'little') is"
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +165,14 @@ class CatalogueEntry:
     limits: Limits = Limits()
     model: str = ""
     description: str = ""
+
+    def __post_init__(self) -> None:
+        """Tell what is easily mistaken.
+
+        Raises:
+            InvalidArgument: the source is a path or a text.
+        """
+        check_source(self.source)
 
 
 @dataclass(frozen=True, slots=True)

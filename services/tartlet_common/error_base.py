@@ -29,6 +29,7 @@ class TartletError(Exception):
         """Keep the fields; they fill the message."""
         self.fields: dict[str, Any] = fields
         super().__init__(self.text)
+        self.add_note(self.remedy)  # for a traceback that nobody has caught
 
     @property
     def name(self) -> str:

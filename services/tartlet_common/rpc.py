@@ -166,13 +166,19 @@ def make_channel(
     """
     if unix_path(address) is not None or tls is None:
         if unix_path(address) is None and not insecure:
-            raise InvalidConfig(role="rpc", detail=f"{address} is TCP: give TLS files")
+            raise _insecure(address)
         return grpc.aio.insecure_channel(address, options=_CHANNEL_OPTIONS)
     credentials = grpc.ssl_channel_credentials(
         tls.authority.read_bytes(), tls.key.read_bytes(), tls.certificate.read_bytes()
     )
     override = (("grpc.ssl_target_name_override", identity),) if identity else ()
     return grpc.aio.secure_channel(address, credentials, options=(*_CHANNEL_OPTIONS, *override))
+
+
+def _insecure(address: str) -> InvalidConfig:
+    named = address.rpartition(":")[2].isdigit()
+    why = "is TCP: give TLS files" if named else "is no address: give unix:/path or host:port"
+    return InvalidConfig(role="rpc", detail=f"{address} {why}")
 
 
 class Dialer:
@@ -226,7 +232,7 @@ def _bind(server: grpc.aio.Server, address: str, tls: Tls | None, *, insecure: b
         )
         return server.add_secure_port(address, credentials)
     if not insecure:
-        raise InvalidConfig(role="rpc", detail=f"{address} is TCP: give TLS files")
+        raise _insecure(address)
     return server.add_insecure_port(address)
 
 

@@ -1,0 +1,67 @@
+"""What the client says to those who give it something else than it takes, or call where no server is."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+import tartlet
+from tartlet import CatalogueEntry, LaunchSpec, Source
+from tartlet_common.errors import InvalidArgument, InvalidConfig, Unavailable
+from tests.e2e.serving import environment
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (lambda c: c.run("x.py"), "source: 'x.py' is no Source: give Source.from_file(path) or Source.python(text)"),
+        (lambda c: c.launch(Path("x.py")), "PosixPath('x.py') is no Source"),
+        (lambda c: c.validate("x" * 1000), "source: a str is no Source"),
+        (lambda c: c.put([CatalogueEntry("x", cast("Any", "x.py"))]), "'x.py' is no Source"),
+        (lambda c: c.launch_many([Source.python("")]), "is no LaunchSpec"),
+        (lambda c: c.run(Source(cast("Any", "async def main(): ..."))), "data: a program's text"),
+        (lambda c: c.run(Source.python(""), "--flag"), "args: '--flag' is no sequence of strings"),
+        (lambda c: c.run(Source.python(""), [3]), "args: [3] is no sequence of strings"),
+        (lambda c: c.run(spec=LaunchSpec(seed=cast("Any", 3))), "seed: 3 is not 16 bytes"),
+        (lambda c: c.run(Source.python(""), spec=LaunchSpec(inferlet="x")), "spec: it names source and arguments"),
+    ],
+)
+def test_what_is_no_program_is_told_from_one(call: Callable[[Any], Any], said: str) -> None:
+    with tartlet.Client() as client, pytest.raises(InvalidArgument) as e:
+        call(client)
+    assert said in str(e.value)
+
+
+def test_where_no_server_is_the_address_and_what_starts_one_are_told(run_dir: Path) -> None:
+    code = "import tartlet\ntartlet.Client().state()\n"
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment(run_dir), capture_output=True, text=True, check=False
+    )
+    error, remedy = done.stderr.splitlines()[-2:]
+    where = f"unix:{run_dir}/runtime.sock"
+    assert error.endswith(f"Unavailable: the server at {where} can't be reached: there is no such socket")
+    assert remedy == "Start it with `tartlet serve`, or check the address."
+
+
+def test_a_socket_that_nobody_listens_at_is_told_shortly(run_dir: Path) -> None:
+    path = run_dir / "runtime.sock"
+    with socket.socket(socket.AF_UNIX) as left:
+        left.bind(str(path))
+    with tartlet.Client(f"unix:{path}") as client, pytest.raises(Unavailable) as e:
+        client.state()
+    assert str(e.value).count("Connection refused") == 1
+    assert "all addresses" not in str(e.value)
+
+
+@pytest.mark.parametrize(
+    ("address", "said"), [("localhost:1", "is TCP: give TLS files"), ("local", "is no address: give unix:/path or")]
+)
+def test_an_address_that_cannot_be_dialed_says_why(address: str, said: str) -> None:
+    with tartlet.Client(address) as client, pytest.raises(InvalidConfig, match=said):
+        client.state()
