@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import tartlet
+from tartlet_common import exits
 from tartlet_common.errors import (
     Draining,
     InvalidConfig,
@@ -67,7 +68,7 @@ async def test_tcp_without_tls_is_refused_by_client_and_role(pair: Cluster, tmp_
         for flags in ((), ("--tls-key", str(tmp_path / "missing"))):
             role = lonely.start("bare", "control", "--address", lonely.control, *flags)
             assert role.until_ready().startswith(f"error {InvalidConfig.number} ")
-            assert role.process.wait(10) == 1
+            assert role.process.wait(10) == exits.USAGE
     finally:
         lonely.stop()
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tartlet_common import exits
 from tartlet_common.errors import RuntimeLost
 from tartlet_common.rpc import make_channel
 from tartlet_common.settings import RuntimeSettings
@@ -68,7 +69,7 @@ async def test_a_second_runtime_at_one_address_is_refused_and_harms_nothing(run_
         told = os.read(second_ready, 1000)
         os.close(second_ready)
         assert told.startswith(b"error 505 "), told
-        assert second.wait(10) == 1
+        assert second.wait(10) == exits.SYSTEM
         assert settings.guest_socket.exists()
     finally:
         for process in (first, second):
