@@ -52,6 +52,10 @@ def default_limits(settings: RuntimeSettings) -> ProgramLimits:
     )
 
 
+PYTHON_BYTES = 22 << 20
+"""Memory that the Python guest has when it starts, in whole MiB: with less no Python program runs."""
+
+
 def resolve(asked: common_pb2.Limits, server: ProgramLimits) -> ProgramLimits:
     """The limits a launch gets: what it asked for, capped by the server's.
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 from tartlet_common.errors import InvalidArgument, InvalidSource, SourceTooLarge
 from tartlet_common.ids import new_program_id
 from tartlet_protos import common_pb2, programs_pb2
-from tartlet_runtime.limits import MAX_ARGS_BYTES, MAX_NAME_BYTES, ProgramLimits, resolve
+from tartlet_runtime.limits import MAX_ARGS_BYTES, MAX_NAME_BYTES, PYTHON_BYTES, ProgramLimits, resolve
 from tartlet_runtime.program_spec import ProgramSpec
 
 _Source = common_pb2.Source
@@ -28,6 +28,9 @@ def specify(asked: programs_pb2.LaunchSpec, source: common_pb2.Source, defaults:
     data = source.data
     if len(data) > limits.source_bytes:
         raise SourceTooLarge(size=len(data), limit=limits.source_bytes)
+    if source.language == _Source.PYTHON and limits.memory_bytes < PYTHON_BYTES:
+        detail = f"{limits.memory_bytes} bytes; a Python program needs at least {PYTHON_BYTES >> 20} MiB to start"
+        raise InvalidArgument(argument="limits.memory_bytes", detail=detail)
     if source.language not in (_Source.PYTHON, _Source.WASM, _Source.NATIVE):
         raise InvalidArgument(argument="source.language", detail=f"{source.language} is unknown")
     digest = hashlib.sha256(data).hexdigest()

@@ -12,7 +12,7 @@ from tartlet_common.settings import RuntimeSettings
 from tartlet_protos import common_pb2
 from tartlet_runtime.build import python_guest
 from tartlet_runtime.guest import Delivery, Guest, Host, Outcome, Phase, clip_traceback
-from tartlet_runtime.limits import ProgramLimits
+from tartlet_runtime.limits import PYTHON_BYTES, ProgramLimits
 from tartlet_runtime.program import Program
 from tartlet_runtime.program_spec import MakeGuest, ProgramSpec
 from tartlet_runtime.wasm import (
@@ -139,6 +139,9 @@ class WasmGuests:
         self._python_error: TartletError | None = None
         self._flags = flags_digest()
         try:
+            if settings.memory_bytes < PYTHON_BYTES:
+                told = f"memory_bytes is {settings.memory_bytes}, and Python needs at least {PYTHON_BYTES >> 20} MiB"
+                raise StartFailed(role="Python", detail=told)
             self._python = self.host.load(python_guest(settings.cache_dir))
         except StartFailed as e:
             self._python_error = e

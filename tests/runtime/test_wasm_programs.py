@@ -5,12 +5,19 @@ from pathlib import Path
 
 import pytest
 
-from tartlet_common.errors import CorruptModule, ProgramCpuExceeded, ProgramFailed, ProgramMemoryExceeded
+from tartlet_common.errors import (
+    CorruptModule,
+    InvalidArgument,
+    ProgramCpuExceeded,
+    ProgramFailed,
+    ProgramMemoryExceeded,
+    StartFailed,
+)
 from tartlet_common.wire import error_from_proto
 from tartlet_protos import common_pb2, programs_pb2
-from tartlet_runtime.limits import default_limits
+from tartlet_runtime.limits import PYTHON_BYTES, default_limits
 from tartlet_runtime.specs import specify
-from tartlet_runtime.wasm import Compiled
+from tartlet_runtime.wasm import Compiled, GuestLimits, Phase
 from tartlet_runtime.wasm_guests import WasmGuests
 from tests.runtime.harness import PYTHON, WASM, Rig, Stream, launch_spec, make_settings, running
 
@@ -162,5 +169,46 @@ async def test_launches_that_wait_for_one_compilation_share_its_module(
     try:
         await asyncio.gather(*(guests.prepare(spec) for _ in range(5)))
         assert len(loaded) == 1
+    finally:
+        guests.close()
+
+
+async def test_a_launch_with_less_memory_than_python_needs_is_refused_and_says_how_much_that_is(run_dir: Path) -> None:
+    source = "async def main():\n    return 'ran'\n"
+    async with running(run_dir) as rig:
+        *_, end = await run_program(rig, source, limits=common_pb2.Limits(memory_bytes=PYTHON_BYTES))
+        assert (end.success, end.data) == (True, b"ran")
+        for bytes_ in (1, PYTHON_BYTES - 1):
+            spec = launch_spec(PYTHON, source.encode(), limits=common_pb2.Limits(memory_bytes=bytes_))
+            refused = await Stream(rig.stub.Launch(programs_pb2.LaunchRequest(specs=[spec]))).next()
+            error = error_from_proto(refused.error)
+            assert isinstance(error, InvalidArgument)
+            assert "a Python program needs at least 22 MiB to start" in str(error)
+
+
+async def test_no_python_starts_in_less_memory_than_it_is_said_to_need(
+    tmp_path: Path, python_component: Compiled
+) -> None:
+    guests = WasmGuests(make_settings(tmp_path))
+    try:
+        guest = guests.host.create(guests.host.load(python_component), limits=GuestLimits(PYTHON_BYTES - (1 << 20)))
+        guest.start("", "p.py")
+        while guest.step() is Phase.READY:
+            pass
+        assert guest.outcome is not None
+        assert isinstance(guest.outcome.error, ProgramMemoryExceeded)
+    finally:
+        guests.close()
+
+
+async def test_a_runtime_whose_programs_get_too_little_for_python_runs_the_others(tmp_path: Path) -> None:
+    settings = make_settings(tmp_path, memory_bytes=PYTHON_BYTES - 1)
+    guests = WasmGuests(settings)
+    try:
+        wasm = common_pb2.Source(language=WASM, data=SEND_AND_EXIT.read_bytes())
+        await guests.prepare(specify(programs_pb2.LaunchSpec(), wasm, default_limits(settings)))
+        assert guests.component == ""
+        with pytest.raises(StartFailed, match="memory_bytes is 23068671, and Python needs at least 22 MiB"):
+            await guests.check_python(b"", "p.py")
     finally:
         guests.close()
