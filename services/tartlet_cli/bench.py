@@ -53,7 +53,7 @@ def bench(ctx: click.Context, name: str, args: tuple[str, ...]) -> None:
         raise click.UsageError(f"no benchmark {name!r}: choose one of {', '.join(BENCHMARKS)}", ctx)
     module, _ = BENCHMARKS[name]
     if not (CHECKOUT / "bench" / f"{module}.py").is_file():
-        raise click.ClickException("benchmarks are in the source checkout: run this from an editable install")
+        raise click.UsageError("benchmarks are in the source checkout: run this from an editable install")
     path = os.pathsep.join(filter(None, (str(CHECKOUT), os.environ.get("PYTHONPATH", ""))))
     env = {**os.environ, "PYTHONPATH": path}
     os.execve(sys.executable, [sys.executable, "-P", "-m", f"bench.{module}", *args], env)  # noqa: S606 - no shell is wanted

@@ -28,9 +28,11 @@ def new(name: str, *, force: bool) -> None:
         )
     if path.exists() and not force:
         raise click.UsageError(f"{path} exists (--force overwrites it)")
+    if not path.parent.is_dir():
+        raise click.UsageError(f"there is no directory {path.parent}: make it first")
     text = files("tartlet_cli").joinpath("template.py.txt").read_text().replace("{name}", path.name)
     try:
         path.write_text(text)
     except OSError as e:
-        raise click.FileError(str(path), e.strerror) from e
+        raise click.UsageError(f"{path} can't be written: {e.strerror}") from e
     click.echo(f"wrote {path}; run it with: tartlet run {path}")

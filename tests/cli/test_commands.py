@@ -68,8 +68,9 @@ def test_what_new_writes_runs_and_obeys_its_arguments(server: Serving, run_dir: 
     assert len(out(server.run_dir, "run", "--server", "local", file, "--max-tokens", "8").rstrip("\n")) == 8
     again = subprocess.run(command("new", "my_inferlet"), cwd=run_dir, capture_output=True, text=True, check=False)
     assert (again.returncode, "exists" in again.stderr) == (exits.USAGE, True)
-    bad = subprocess.run(command("new", "1-2"), cwd=run_dir, capture_output=True, text=True, check=False)
-    assert bad.returncode == exits.USAGE
+    for name, said in (("1-2", "no name for a Python module"), ("a/b", "there is no directory a: make it first")):
+        bad = subprocess.run(command("new", name), cwd=run_dir, capture_output=True, text=True, check=False)
+        assert (bad.returncode, said in bad.stderr) == (exits.USAGE, True)
 
 
 def test_config_tells_each_value_and_where_it_came_from(run_dir: Path) -> None:
