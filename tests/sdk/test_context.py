@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -187,6 +188,25 @@ def test_what_a_custom_sampler_chooses_is_a_token(chosen: Any) -> None:
         ctx.fill(PROMPT)
         with pytest.raises(errors.InvalidArgument, match=f"sampler: it chose {chosen!r}, which is no token id below"):
             await ctx.generate_until(max_tokens=8, sampler=lambda _: chosen)
+        await ctx.generate_until(max_tokens=1)
+
+    run(MiniHost(), main)
+
+
+def test_a_custom_sampler_is_a_plain_function() -> None:
+    async def awaits(dist: Dist) -> int:
+        return dist.tokens[0]
+
+    async def main() -> None:
+        ctx = Context()
+        ctx.fill(PROMPT)
+        for sampler, said in (
+            (awaits, "sampler: it is an async function, but is called between two tokens: make it a plain one"),
+            (Temperature, "sampler: Temperature is neither a Sampler, as Temperature"),
+            ("greedy", "sampler: 'greedy' is neither a Sampler"),
+        ):
+            with pytest.raises(errors.InvalidArgument, match=re.escape(said)):
+                await ctx.generate_until(max_tokens=8, sampler=cast("Any", sampler))
         await ctx.generate_until(max_tokens=1)
 
     run(MiniHost(), main)

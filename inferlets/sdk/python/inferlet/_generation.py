@@ -53,6 +53,10 @@ class Generation:
     """
 
     def __init__(self, context: Context, stop: Stop, sampler: AnySampler, *, eos: bool) -> None:
+        if not isinstance(sampler, Sampler) and (isinstance(sampler, type) or not callable(sampler)):
+            told = getattr(sampler, "__name__", repr(sampler))
+            detail = f"{told} is neither a Sampler, as Temperature(0.7) is, nor a function of a Dist"
+            raise InvalidArgument(argument="sampler", detail=detail)
         self._context = context
         self._vocab = vocab_of(context.model)
         self._limit = stop.max_tokens
@@ -165,6 +169,11 @@ class Generation:
         """Let the program's own sampler decide."""
         assert not isinstance(self._sampler, Sampler)
         chosen = self._sampler(dist)
+        if hasattr(chosen, "__await__"):
+            if hasattr(chosen, "close"):
+                chosen.close()  # nobody will await it
+            detail = "it is an async function, but is called between two tokens: make it a plain one (`def`)"
+            raise InvalidArgument(argument="sampler", detail=detail)
         size = self._context.model.vocab_size
         try:
             token = index(chosen)
