@@ -1,6 +1,10 @@
+"""The port-forward's own connections; a pod's end is made up."""
+
 from __future__ import annotations
 
 import socket
+import threading
+import time
 from typing import Any
 
 from tartlet_cli.kube.port_forward import PortForward
@@ -29,4 +33,43 @@ def test_threads_of_connections_that_have_ended_are_not_kept() -> None:
             with socket.create_connection(("127.0.0.1", forward.local_port)) as client:
                 assert not client.recv(1)
         assert len(forward._threads) <= 4
+    assert forward.error is None
+
+
+class Silent(PortForward):
+    """The pod says nothing, and keeps what it is told."""
+
+    def _open(self) -> Any:
+        return Listener()
+
+
+class Listener(Remote):
+    """A connection to a pod that only listens."""
+
+    def __init__(self) -> None:
+        self.sock, self._end = socket.socketpair()
+        self.heard = b""
+        self.has_heard = threading.Event()
+
+    def settimeout(self, _: float) -> None:
+        """It never waits."""
+
+    def send_binary(self, data: bytes) -> None:
+        self.heard += data[1:]
+        self.has_heard.set()
+
+
+def test_connections_that_a_client_keeps_open_hold_nobody_up_and_lose_nothing() -> None:
+    forward = Silent(None, "team-a", "prod-runtime-0", 8400)  # type: ignore[arg-type]  # it asks no cluster
+    forward.start()
+    pod = forward._first
+    with socket.create_connection(("127.0.0.1", forward.local_port)) as client:
+        client.sendall(b"first words, ")
+        assert pod.has_heard.wait(5)
+        client.sendall(b"last words")
+        start = time.monotonic()
+        forward.close()
+        assert time.monotonic() - start < 1.0
+        assert pod.heard == b"first words, last words"
+    assert not any(thread.is_alive() for thread in forward._threads)
     assert forward.error is None

@@ -12,6 +12,7 @@ import select
 import socket
 import ssl
 import threading
+import time
 from collections.abc import Callable
 from typing import Any, Final, Self
 
@@ -21,7 +22,8 @@ from tartlet_common.errors import TartletError
 
 _DATA, _ERROR = b"\0", b"\1"
 _CHUNK: Final = 64 << 10
-_END_S: Final = 2.0  # for what was written last to get through
+_END_S: Final = 2.0  # for connections to end
+_QUIET_S: Final = 0.1  # without anything more to carry, once they are to end: what was written last is through
 _REST_S: Final = 0.2  # for the rest of a message that has begun; it is gone on with later
 _PROTOCOL = "v4.channel.k8s.io"
 
@@ -44,6 +46,7 @@ class PortForward:
         self._cluster, self._namespace, self._pod, self._remote = cluster, namespace, pod, port
         self._broken = ""
         self._closing = threading.Event()
+        self._woken, self._waker = socket.socketpair()
         self._listener: socket.socket | None = None
         self._threads: list[threading.Thread] = []
         self._first: Any = None
@@ -69,12 +72,15 @@ class PortForward:
     def close(self) -> None:
         """Stop listening; what was written gets through, and every connection ends."""
         self._closing.set()
+        self._waker.close()
         if self._listener is not None:
             with contextlib.suppress(OSError):  # wakes the thread that accepts
                 self._listener.shutdown(socket.SHUT_RDWR)
             self._listener.close()
-        for thread in list(self._threads):
-            thread.join(_END_S)
+        end_s = time.monotonic() + _END_S
+        while (left := [t for t in self._threads if t.is_alive()]) and time.monotonic() < end_s:
+            left[0].join(end_s - time.monotonic())  # the one that accepts may start another meanwhile
+        self._woken.close()
         if self._first is not None:
             self._first.shutdown()
 
@@ -144,11 +150,13 @@ class PortForward:
     def _carry(self, local: socket.socket, remote: Any) -> str:
         """Carry both ways until one ends; "" if that was the client, else what the other end said."""
         greeted: set[int] = set()
-        poll = select.poll()
-        poll.register(local, select.POLLIN)
-        poll.register(remote.sock, select.POLLIN)
         while True:
-            ready = {fd for fd, _ in poll.poll(_END_S * 1e3)}
+            if self._closing.is_set():
+                ready = _readable(_QUIET_S, local, remote.sock)
+                if not ready:
+                    return ""  # the client should have closed it by now
+            else:
+                ready = _readable(None, local, remote.sock, self._woken)
             if remote.sock.fileno() in ready:
                 told = self._receive(local, remote, greeted)
                 if told is not None:
@@ -162,8 +170,6 @@ class PortForward:
                     return ""
                 remote.settimeout(READ_S)
                 remote.send_binary(_DATA + data)
-            elif not ready and self._closing.is_set():
-                return ""  # the client should have closed it by now
 
     def _receive(self, local: socket.socket, remote: Any, greeted: set[int]) -> str | None:
         """Pass on what has come; a text if the other end has ended."""
@@ -191,3 +197,11 @@ class PortForward:
             # TLS may have decrypted the next frame already, which poll can't see
             if not (isinstance(remote.sock, ssl.SSLSocket) and remote.sock.pending()):
                 return None
+
+
+def _readable(timeout_s: float | None, *sockets: socket.socket) -> set[int]:
+    """Numbers of those from which something can be read, once there are any."""
+    poll = select.poll()  # `select` takes no numbers past 1023
+    for each in sockets:
+        poll.register(each, select.POLLIN)
+    return {number for number, _ in poll.poll(None if timeout_s is None else timeout_s * 1e3)}
