@@ -261,8 +261,8 @@ class ControlLink:
                 program = get(handle)
                 if program is not None:  # else it has ended meanwhile, and nobody is left to be told
                     _tell(program, program.intake, count, records, payload)
-            if frame.idle:
-                self._driver.hurry()
+                if frame.idle:
+                    self._driver.hurry()
         for kill in frame.kills:
             program = get(kill.handle)
             if program is not None:

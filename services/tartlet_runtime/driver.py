@@ -12,7 +12,8 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from functools import partial
 from typing import Protocol
 
 from tartlet_runtime.guest import Guest
@@ -26,8 +27,8 @@ WOKEN_S = 0.0025
 whose tokens came in one frame should get the next in one step. Control works on the first while the last compute."""
 HELD_S = 0.015
 """How long at most: a crowd of programs that wake one another must not hold the engines."""
-TOGETHER = 8
-"""Programs that are stepped as a group, where helpers may let them compute."""
+AHEAD = 8
+"""Programs that helpers may let compute ahead of the one whose words are taken."""
 
 NEW_S = 0.0015
 """How long a turn steps programs for the first time, so that of many launched at once the first are heard of while the
@@ -67,20 +68,20 @@ class Reader(Protocol):
 class Helpers(Protocol):
     """Lets guests compute while the loop's thread does something else."""
 
-    def begin_together(self, guests: Sequence[Guest]) -> None:
-        """Begin a step of each, as far as the guest goes. Raises nothing."""
+    def begin_step(self, guest: Guest) -> None:
+        """Begin a step, as far as the guest goes. Raises nothing."""
 
-    def end_together(self) -> None:
-        """Help, and wait for the end of these steps; `run` takes each from there."""
+    def end_step(self, guest: Guest) -> None:
+        """Help, and wait for the end of that; `run` takes it from there. Raises nothing."""
 
 
 class NoHelpers:
     """`run` does it all."""
 
-    def begin_together(self, guests: Sequence[Guest]) -> None:
+    def begin_step(self, guest: Guest) -> None:
         """Nothing is done ahead."""
 
-    def end_together(self) -> None:
+    def end_step(self, guest: Guest) -> None:
         """Nothing was."""
 
 
@@ -92,6 +93,7 @@ class Driver:
         self.loop = loop
         self._now = now
         self._woken: deque[Runnable] = deque()
+        self._begun: deque[tuple[Runnable, Guest | None]] = deque()  # the first of them, whose guests may be elsewhere
         self._new: deque[Runnable] = deque()
         self._busy: deque[Runnable] = deque()
         self._ended: deque[Runnable] = deque()
@@ -117,8 +119,15 @@ class Driver:
         self.schedule()
 
     def hurry(self) -> None:
-        """The engines have nothing else to do than to wait for those that are woken now."""
+        """An engine has nothing else to do than to wait for those that are woken: helpers begin at once."""
         self._hurried = True
+        woken, begun = self._woken, self._begun
+        while woken and len(begun) < AHEAD and len(woken) + len(begun) > 1:
+            program = woken.popleft()
+            guest = program.prepare()
+            if guest is not None:
+                self.helpers.begin_step(guest)
+            begun.append((program, guest))
 
     def begin(self, program: Runnable) -> None:
         """Step `program` for the first time in a turn to come."""
@@ -188,7 +197,7 @@ class Driver:
             self._finish_some()
         _call(self._step_some)
         self._scheduled = False  # only now: what those steps brought about leaves here
-        if self._woken or self._new or self._busy:
+        if self._woken or self._begun or self._new or self._busy:
             self.schedule()  # ahead of the streams that are woken: one message tells of two turns of a burst
         self.flush()
         self._quiet_since = self._now()
@@ -197,14 +206,14 @@ class Driver:
 
     def _step_some(self) -> None:
         start = self._now()
-        end, woken = start + WOKEN_S, self._woken
+        end, woken, begun = start + WOKEN_S, self._woken, self._begun
         if not self._owed:
-            self._owed, self._held_until = len(woken), start + HELD_S
-        if self._hurried and self._owed > 1:
-            self._step_together(end)
-        while woken and self._now() < end:
+            self._owed, self._held_until = len(begun) + len(woken), start + HELD_S
+        while (woken or begun) and self._now() < end:
+            if self._hurried:
+                self.hurry()
             self._owed -= self._owed > 0
-            _step(woken.popleft())
+            _step(self._first())
         if not self._owed or self._now() >= self._held_until:
             self._owed, self._hurried = 0, False
         end, new = self._now() + NEW_S, self._new
@@ -218,24 +227,14 @@ class Driver:
             if self._now() >= end:
                 break
 
-    def _step_together(self, end: float) -> None:
-        """Group by group: while one's words are taken here, helpers let the next compute."""
-        group = self._begin_group()
-        while group:
-            self.helpers.end_together()
-            following = self._begin_group() if self._now() < end else []
-            for program in group:
-                _step(program)
-            group = following
-
-    def _begin_group(self) -> list[Runnable]:
-        woken = self._woken
-        group = [woken.popleft() for _ in range(min(self._owed, TOGETHER))]
-        self._owed -= len(group)
-        guests = [guest for program in group if (guest := program.prepare()) is not None]
-        if len(guests) > 1:
-            self.helpers.begin_together(guests)
-        return group
+    def _first(self) -> Runnable:
+        """The first of those that were woken; its guest is here."""
+        if not self._begun:
+            return self._woken.popleft()
+        program, guest = self._begun.popleft()
+        if guest is not None:
+            _call(partial(self.helpers.end_step, guest))
+        return program
 
     @property
     def _may_finish(self) -> bool:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import OrderedDict
-from collections.abc import Sequence
 
 from tartlet_common.errors import InternalError, InvalidSource, ProgramFailed, StartFailed, TartletError
 from tartlet_common.settings import RuntimeSettings
@@ -216,13 +215,15 @@ class WasmGuests:
         if outcome.text and outcome.text != "None":
             raise InvalidSource(detail=outcome.text)
 
-    def begin_together(self, guests: Sequence[Guest]) -> None:
-        """Let the fibers among them compute on other threads too."""
-        self.host.begin_together([guest.fiber for guest in guests if isinstance(guest, WasmGuest)])
+    def begin_step(self, guest: Guest) -> None:
+        """Let it compute on another thread, if it is one of ours."""
+        if isinstance(guest, WasmGuest):
+            self.host.begin_step(guest.fiber)
 
-    def end_together(self) -> None:
-        """Wait until each has been stepped as far as a step goes."""
-        self.host.end_together()
+    def end_step(self, guest: Guest) -> None:
+        """Wait until it has been stepped as far as a step goes."""
+        if isinstance(guest, WasmGuest):
+            self.host.end_step(guest.fiber)
 
     def reap(self) -> None:
         """Begin to free what ended guests left."""

@@ -1,11 +1,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from tartlet_runtime.driver import ENDS_S, ENDS_WAIT_S, HELD_S, NEW_S, TOGETHER, TURN_S, WOKEN_S, Driver
+from tartlet_runtime.driver import AHEAD, ENDS_S, ENDS_WAIT_S, HELD_S, NEW_S, TURN_S, WOKEN_S, Driver
 
 
 @dataclass(eq=False)
@@ -109,17 +109,19 @@ async def test_a_bug_in_a_turn_is_not_the_last_of_turns() -> None:
     world = World()
 
     class Broken(Together):
-        def end_together(self) -> None:
+        def end_step(self, guest: Any) -> None:
             raise RuntimeError("a bug")
 
     world.driver.helpers = Broken(world.log)
     for name in "ab":
-        world.driver.wake(world.program(name))
+        program = world.program(name)
+        program.guest = name
+        world.driver.wake(program)
     world.driver.hurry()
     world.driver.turn_now()
     world.driver.wake(world.program("c"))
     world.driver.turn_now()
-    assert world.log == ["flush", "c", "flush"]
+    assert world.log == ["begin a", "begin b", "a", "b", "flush", "c", "flush"]
 
 
 async def test_an_endless_one_gets_a_step_a_turn_and_no_more_while_others_are_woken() -> None:
@@ -239,41 +241,55 @@ class Together:
     def __init__(self, log: list[str]) -> None:
         self.log = log
 
-    def begin_together(self, guests: Sequence[Any]) -> None:
-        self.log.append("begin " + "".join(guests))
+    def begin_step(self, guest: Any) -> None:
+        self.log.append(f"begin {guest}")
 
-    def end_together(self) -> None:
-        self.log.append("end")
+    def end_step(self, guest: Any) -> None:
+        self.log.append(f"end {guest}")
 
 
-async def test_programs_in_a_hurry_compute_in_groups_while_the_group_before_is_heard() -> None:
+async def test_programs_in_a_hurry_compute_ahead_of_the_one_that_is_heard() -> None:
     world = World()
     world.driver.helpers = Together(world.log)
-    names = "abcdefghijklmnopq"
-    programs = [world.program(name, WOKEN_S / 100) for name in names]
-    for program in programs:
-        program.guest = program.name if program.name != "c" else None  # c waits for something else meanwhile
+    names = [str(i) for i in range(AHEAD + 4)]
+    for name in names:
+        program = world.program(name, WOKEN_S / 100)
+        program.guest = program.name if program.name != "2" else None  # it waits for something else meanwhile
         world.driver.wake(program)
     world.driver.hurry()
     await asyncio.sleep(0)
-    first, second, third = list(names[:TOGETHER]), list(names[TOGETHER : 2 * TOGETHER]), list(names[2 * TOGETHER :])
-    assert world.log == [
-        "begin " + "".join(first).replace("c", ""), "end", "begin " + "".join(second), *first, "end", *second, "end",
-        *third, "flush",
-    ]  # fmt: skip
+    expected = [f"begin {name}" for name in names[:AHEAD]]
+    for i, name in enumerate(names):
+        expected += [f"end {name}", name]
+        if i + AHEAD < len(names):
+            expected.append(f"begin {names[i + AHEAD]}")
+    assert world.log == [*(word for word in expected if word not in {"begin 2", "end 2"}), "flush"]
 
 
-async def test_programs_in_a_hurry_are_cut_into_turns_too() -> None:
+async def test_programs_in_a_hurry_are_cut_into_turns_too_and_helpers_go_on_meanwhile() -> None:
     world = World()
     world.driver.helpers = Together(world.log)
-    for _ in range(3 * TOGETHER):
-        program = world.program("x", WOKEN_S / TOGETHER)
+    for _ in range(2 * AHEAD):
+        program = world.program("x", WOKEN_S / AHEAD)
         program.guest = "x"
         world.driver.wake(program)
     world.driver.hurry()
+    assert world.log == ["begin x"] * AHEAD  # at once
     await asyncio.sleep(0)
-    assert world.log.count("x") == 2 * TOGETHER  # what was begun is ended
+    assert world.log.count("x") == AHEAD
+    assert world.log.count("begin x") == 2 * AHEAD - 1
     assert world.log[-1] == "part"
     await asyncio.sleep(0)
-    assert world.log.count("x") == 3 * TOGETHER
+    assert world.log.count("x") == world.log.count("end x") == 2 * AHEAD
     assert world.log[-1] == "flush"
+
+
+async def test_one_that_is_alone_is_not_sent_elsewhere() -> None:
+    world = World()
+    world.driver.helpers = Together(world.log)
+    program = world.program("x")
+    program.guest = "x"
+    world.driver.wake(program)
+    world.driver.hurry()
+    world.driver.turn_now()
+    assert world.log == ["x", "flush"]

@@ -55,7 +55,7 @@ class GuestState(Structure):
         ("slice_ticks", c_uint64),
         ("cpu_ns", c_uint64),
         ("done", c_uint32),
-        ("reserved", c_uint32),
+        ("polled", c_uint32),
     )
 
 

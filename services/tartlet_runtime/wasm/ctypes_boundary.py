@@ -92,11 +92,11 @@ class CtypesBoundary:
         """`poll` of one."""
         self.poll((state,))
 
-    def begin_poll(self, states: Sequence[GuestState]) -> None:
-        """`poll`: callbacks in Python leave other threads nothing to gain."""
-        self.poll(states)
+    def begin_poll(self, state: GuestState) -> None:
+        """`poll_one`: callbacks in Python leave other threads nothing to gain."""
+        self.poll_one(state)
 
-    def end_poll(self) -> None:
+    def end_poll(self, state: GuestState) -> None:
         """Nothing is left to do."""
 
     def take_submissions(self, state: GuestState) -> list[bytes]:

@@ -88,7 +88,7 @@ class Guest:
             soft_limit=host.config.soft_submit_bytes,
             slice_ticks=host.slice_ticks(limits.cpu_slice_us),
         )
-        self.polled = False  # ahead of its step (`WasmHost.begin_together`)
+        self.polled = False  # ahead of its step (`WasmHost.begin_step`)
         self.is_elsewhere = False  # on another thread
         self.trap = c_void_p()
         self.error = c_void_p()

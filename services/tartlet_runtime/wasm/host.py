@@ -10,7 +10,7 @@ import itertools
 import os
 import time
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -84,7 +84,7 @@ class WasmHost:
         self._demand: dict[Program, Demand] = {}
         self._reaper = Reaper(self.boundary.free)
         self.boundary.start_ticker(self.engine_address, self.config.tick_us)
-        self._together: list[Guest] = []
+        self._elsewhere: set[Guest] = set()  # begun and not ended
         self._closed = False
         # A ticker that outlived its engine would crash the process at exit.
         weakref.finalize(self, self.boundary.stop_ticker)
@@ -228,30 +228,25 @@ class WasmHost:
             guest.polled = False
             guest.settle()
 
-    def begin_together(self, guests: Sequence[Guest]) -> None:
-        """Begin to step all that are READY on other threads, until `end_together`; then `step` each to its end.
+    def begin_step(self, guest: Guest) -> None:
+        """Begin to step a guest on another thread, if it is READY, until `end_step`; then `step` it to its end.
 
-        Meanwhile they may be killed, which takes effect at the end, and nothing else.
+        Meanwhile it may be killed, which takes effect at the end, and nothing else.
         """
-        assert not self._together
-        if self._closed:
+        if self._closed or guest.polled or guest.phase is not Phase.READY:
             return
-        self._together = [guest for guest in dict.fromkeys(guests) if guest.phase is Phase.READY and not guest.polled]
-        if not self._together:
-            return
-        for guest in self._together:
-            guest.polled = guest.is_elsewhere = True
-        self.boundary.begin_poll([guest.state for guest in self._together])
+        guest.polled = guest.is_elsewhere = True
+        self._elsewhere.add(guest)
+        self.boundary.begin_poll(guest.state)
 
-    def end_together(self) -> None:
-        """Help, and wait for what is still under way."""
-        if not self._together:
+    def end_step(self, guest: Guest) -> None:
+        """Wait for it, if it is under way, and help."""
+        if not guest.is_elsewhere:
             return
-        self.boundary.end_poll()
-        together, self._together = self._together, []
-        for guest in together:
-            guest.is_elsewhere = False
-            guest.kill_if_asked()
+        self.boundary.end_poll(guest.state)
+        self._elsewhere.discard(guest)
+        guest.is_elsewhere = False
+        guest.kill_if_asked()
 
     def reap(self) -> None:
         """Begin to free what ended guests left, beside what runs: call it while idle, and now and then."""
@@ -271,6 +266,8 @@ class WasmHost:
         if self._closed:
             return
         self._closed = True
+        for guest in list(self._elsewhere):
+            self.end_step(guest)
         self._spares.clear()
         for guest in list(self._guests.values()):
             guest.kill("the runtime shuts down")

@@ -13,7 +13,7 @@
 #include <string.h>
 #include <time.h>
 
-#define SHIM_VERSION 6
+#define SHIM_VERSION 7
 
 typedef union { int32_t i32; int64_t i64; uint64_t words[2]; } raw_t;                         /* wasmtime_val_raw_t */
 typedef struct { uint8_t kind; union { int32_t i32; int64_t i64; uint64_t words[3]; } of; } val_t; /* wasmtime_val_t */
@@ -35,7 +35,7 @@ typedef struct {
   uint8_t *kept;       /* a delivery that the guest's buffer could not hold */
   uint64_t kept_bytes;
   uint64_t slice_ticks, cpu_ns;
-  uint32_t done, reserved;
+  uint32_t done, polled;
 } guest_t;
 
 static void *(*caller_context)(void *);
@@ -341,67 +341,88 @@ static uint64_t cpu_ns(void) {
 
 /* ---- polling ---- */
 
-typedef struct { /* guests, and how many have been taken */
-  guest_t **guests;
-  size_t count, next;
-} round_t;
-
-static void poll_some(round_t *round) {
+/* Runs a guest until it waits, ends or its slice is over. */
+static void poll(guest_t *g) {
+  if (g->done) return; /* polling an ended future would abort the process */
   uint64_t before = cpu_ns();
-  size_t i;
-  while ((i = __atomic_fetch_add(&round->next, 1, __ATOMIC_RELAXED)) < round->count) {
-    guest_t *g = round->guests[i];
-    if (g->done) continue; /* polling an ended future would abort the process */
-    set_epoch_deadline(g->context, g->slice_ticks);
-    g->done = future_poll(g->future);
-    uint64_t after = cpu_ns();
-    g->cpu_ns += after - before;
-    before = after;
-  }
+  set_epoch_deadline(g->context, g->slice_ticks);
+  g->done = future_poll(g->future);
+  g->cpu_ns += cpu_ns() - before;
 }
 
-/* Runs each guest until it waits, ends or its slice is over. None may be listed twice. */
+/* None may be listed twice. */
 void shim_poll_many(ticker_t *ticker, guest_t **guests, size_t count) {
   busy(ticker);
-  round_t round = {guests, count, 0};
-  poll_some(&round);
+  for (size_t i = 0; i < count; i++) poll(guests[i]);
 }
 
 void shim_poll_one(ticker_t *ticker, guest_t *guest) { shim_poll_many(ticker, &guest, 1); }
 
 /* ---- more threads, for guests that an engine waits for ---- */
 
-enum { MAX_HELPERS = 8 };
+enum { MAX_HELPERS = 8, QUEUE = 64, SPINS = 2000 };
 
+/* One thread puts guests in and takes back each; it and the helpers poll them, first come first served. A helper that
+ * finds none looks again for some 50 us before it sleeps: waking a thread takes as long as a guest computes. */
 typedef struct {
   pthread_t threads[MAX_HELPERS];
+  size_t count;
   pthread_mutex_t lock;
-  pthread_cond_t wake, ended;
-  round_t round;
-  size_t count, working;
-  bool open, stop;
+  pthread_cond_t put, polled;
+  guest_t *queue[QUEUE];
+  size_t next, end; /* to be taken, to be put; only ever growing */
+  size_t asleep, awaited;
+  bool stop;
 } helpers_t;
+
+static bool is_empty(helpers_t *h) {
+  return __atomic_load_n(&h->next, __ATOMIC_SEQ_CST) == __atomic_load_n(&h->end, __ATOMIC_SEQ_CST);
+}
+
+static bool is_polled(guest_t *g) { return __atomic_load_n(&g->polled, __ATOMIC_SEQ_CST); }
+
+static bool poll_next(helpers_t *h) {
+  size_t next = __atomic_load_n(&h->next, __ATOMIC_SEQ_CST);
+  guest_t *g;
+  do {
+    if (next == __atomic_load_n(&h->end, __ATOMIC_SEQ_CST)) return false;
+    g = __atomic_load_n(&h->queue[next % QUEUE], __ATOMIC_SEQ_CST);
+  } while (!__atomic_compare_exchange_n(&h->next, &next, next + 1, false, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST));
+  poll(g);
+  __atomic_store_n(&g->polled, 1, __ATOMIC_SEQ_CST);
+  if (!__atomic_load_n(&h->awaited, __ATOMIC_SEQ_CST)) return true;
+  pthread_mutex_lock(&h->lock);
+  pthread_cond_signal(&h->polled);
+  pthread_mutex_unlock(&h->lock);
+  return true;
+}
+
+static void relax(void) {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#endif
+}
 
 static void *helper_main(void *argument) {
   helpers_t *h = argument;
-  pthread_mutex_lock(&h->lock);
-  while (!h->stop) {
-    if (!h->open) { pthread_cond_wait(&h->wake, &h->lock); continue; }
-    h->working++;
-    pthread_mutex_unlock(&h->lock);
-    poll_some(&h->round);
+  while (!__atomic_load_n(&h->stop, __ATOMIC_SEQ_CST)) {
+    for (int spins = 0; spins < SPINS; spins++) {
+      if (poll_next(h)) spins = 0;
+      relax();
+    }
     pthread_mutex_lock(&h->lock);
-    h->open = false;
-    if (--h->working == 0) pthread_cond_signal(&h->ended);
+    __atomic_add_fetch(&h->asleep, 1, __ATOMIC_SEQ_CST);
+    while (is_empty(h) && !h->stop) pthread_cond_wait(&h->put, &h->lock);
+    __atomic_sub_fetch(&h->asleep, 1, __ATOMIC_SEQ_CST);
+    pthread_mutex_unlock(&h->lock);
   }
-  pthread_mutex_unlock(&h->lock);
   return NULL;
 }
 
 void shim_helpers_stop(helpers_t *h) {
   pthread_mutex_lock(&h->lock);
-  h->stop = true;
-  pthread_cond_broadcast(&h->wake);
+  __atomic_store_n(&h->stop, true, __ATOMIC_SEQ_CST);
+  pthread_cond_broadcast(&h->put);
   pthread_mutex_unlock(&h->lock);
   for (size_t i = 0; i < h->count; i++) pthread_join(h->threads[i], NULL);
   free(h);
@@ -412,8 +433,8 @@ helpers_t *shim_helpers_start(size_t count) {
   helpers_t *h = calloc(1, sizeof *h);
   if (!h) return NULL;
   pthread_mutex_init(&h->lock, NULL);
-  pthread_cond_init(&h->wake, NULL);
-  pthread_cond_init(&h->ended, NULL);
+  pthread_cond_init(&h->put, NULL);
+  pthread_cond_init(&h->polled, NULL);
   while (h->count < count && h->count < MAX_HELPERS && !pthread_create(&h->threads[h->count], NULL, helper_main, h))
     h->count++;
   if (h->count) return h;
@@ -421,21 +442,29 @@ helpers_t *shim_helpers_start(size_t count) {
   return NULL;
 }
 
-/* Begins a round on the helpers; `guests` must live, and be left alone, until shim_poll_end. */
-void shim_poll_begin(ticker_t *ticker, helpers_t *h, guest_t **guests, size_t count) {
+/* Has a guest polled by whoever is free; it must live, and be left alone, until shim_poll_end. */
+void shim_poll_begin(ticker_t *ticker, helpers_t *h, guest_t *guest) {
   busy(ticker);
+  guest->polled = 0;
+  while (h->end - __atomic_load_n(&h->next, __ATOMIC_SEQ_CST) == QUEUE) poll_next(h);
+  __atomic_store_n(&h->queue[h->end % QUEUE], guest, __ATOMIC_SEQ_CST);
+  __atomic_store_n(&h->end, h->end + 1, __ATOMIC_SEQ_CST);
+  if (!__atomic_load_n(&h->asleep, __ATOMIC_SEQ_CST)) return;
   pthread_mutex_lock(&h->lock);
-  h->round = (round_t){guests, count, 0};
-  h->open = true;
-  pthread_cond_broadcast(&h->wake);
+  pthread_cond_signal(&h->put);
   pthread_mutex_unlock(&h->lock);
 }
 
-/* Ends it: what the helpers haven't taken runs here. */
-void shim_poll_end(helpers_t *h) {
-  poll_some(&h->round);
+/* Returns when it has been polled; until then, helps. */
+void shim_poll_end(helpers_t *h, guest_t *guest) {
+  for (int spins = 0; !is_polled(guest) && spins < SPINS; spins++) {
+    if (poll_next(h)) spins = 0;
+    relax();
+  }
+  if (is_polled(guest)) return;
   pthread_mutex_lock(&h->lock);
-  h->open = false;
-  while (h->working) pthread_cond_wait(&h->ended, &h->lock);
+  __atomic_store_n(&h->awaited, 1, __ATOMIC_SEQ_CST);
+  while (!is_polled(guest)) pthread_cond_wait(&h->polled, &h->lock);
+  __atomic_store_n(&h->awaited, 0, __ATOMIC_SEQ_CST);
   pthread_mutex_unlock(&h->lock);
 }

@@ -11,7 +11,7 @@ from typing import Any
 from tartlet_runtime.wasm import capi, values
 from tartlet_runtime.wasm.boundary import LENGTH_BYTES, GuestState, Remains
 
-_SHIM_VERSION = 6
+_SHIM_VERSION = 7
 _TRIM_BYTES = 1 << 16
 _MAX_HELPERS = 3
 """Threads beside the loop's: from there on it is the loop's own share of a step that takes the time."""
@@ -38,8 +38,8 @@ class ShimBoundary:
             raise OSError(f"{library_path} does not find wasmtime's functions")
         self._poll_one = _prototype(free, "shim_poll_one", None, c_void_p, c_void_p)
         self._poll_many = _prototype(free, "shim_poll_many", None, c_void_p, c_void_p, c_size_t)
-        self._poll_begin = _prototype(held, "shim_poll_begin", None, c_void_p, c_void_p, c_void_p, c_size_t)
-        self._poll_end = _prototype(free, "shim_poll_end", None, c_void_p)
+        self._poll_begin = _prototype(held, "shim_poll_begin", None, c_void_p, c_void_p, c_void_p)
+        self._poll_end = _prototype(free, "shim_poll_end", None, c_void_p, c_void_p)
         self._helpers_start = _prototype(held, "shim_helpers_start", c_void_p, c_size_t)
         self._helpers_stop = _prototype(free, "shim_helpers_stop", None, c_void_p)
         self._free_many = _prototype(free, "shim_free_many", None, c_void_p, c_void_p, c_void_p, c_size_t)
@@ -56,7 +56,6 @@ class ShimBoundary:
         self.wait_string_address: int | None = capi.address(held.shim_wait_string)
         self._ticker: int | None = None
         self._helpers: int | None = None
-        self._round: Any = None
 
     def add(self, state: GuestState) -> None:
         """Get to know a guest (nothing to do)."""
@@ -82,22 +81,19 @@ class ShimBoundary:
         """`poll` of one."""
         self._poll_one(self._ticker, ctypes.addressof(state))
 
-    def begin_poll(self, states: Sequence[GuestState]) -> None:
-        """Begin what `poll` does on other threads; the states are not to be touched until `end_poll`."""
+    def begin_poll(self, state: GuestState) -> None:
+        """Do what `poll_one` does on another thread; the state is not to be touched until `end_poll`."""
         if self._helpers is None and _cores() > 1:
             self._helpers = self._helpers_start(min(_MAX_HELPERS, _cores() - 1))
         if self._helpers is None:
-            self.poll(states)
+            self.poll_one(state)
             return
-        count = len(states)
-        self._round = (c_void_p * count)(*map(ctypes.addressof, states))
-        self._poll_begin(self._ticker, self._helpers, self._round, count)
+        self._poll_begin(self._ticker, self._helpers, ctypes.addressof(state))
 
-    def end_poll(self) -> None:
-        """End it, by doing what is left to do here."""
-        if self._round is not None:
-            self._poll_end(self._helpers)
-            self._round = None
+    def end_poll(self, state: GuestState) -> None:
+        """Wait until it is done, and do meanwhile what others were to do."""
+        if self._helpers is not None:
+            self._poll_end(self._helpers, ctypes.addressof(state))
 
     def take_submissions(self, state: GuestState) -> list[bytes]:
         """What a guest submitted since the last call, in order."""

@@ -356,10 +356,12 @@ def test_many_step_on_several_threads_as_on_one(driver: Driver, host: WasmHost, 
             for guest in alive:
                 guest.deliver(Delivery(str(turn).encode(), START_NS))
             if together:
-                host.begin_together(alive)
+                for guest in alive:
+                    host.begin_step(guest)
                 if turn == 2:
                     guests[7].kill("while it computes elsewhere")
-                host.end_together()
+                for guest in alive:
+                    host.end_step(guest)
             elif turn == 2:
                 guests[7].kill("while it computes elsewhere")
             driver.settle(*alive)
