@@ -51,6 +51,10 @@ class Listener(Remote):
         self.heard = b""
         self.has_heard = threading.Event()
 
+    def shutdown(self) -> None:
+        self.sock.close()
+        self._end.close()
+
     def settimeout(self, _: float) -> None:
         """It never waits."""
 
