@@ -40,11 +40,22 @@ def _to_environment(_ctx: click.Context, param: click.Parameter, value: str | No
 
 def server_option(f: F) -> F:
     """`--server`: the address of a running server; `--tls-*`, at the end of the help: who calls it."""
+    return _server_option(f, "Default: local")
+
+
+def other_server_option(f: F) -> F:
+    """As `server_option`, for a command that starts a server of its own where none is named."""
+    return _server_option(f, "Default: a server that it starts and ends itself; with --inferlet: local")
+
+
+def _server_option(f: F, default: str) -> F:
     f = click.option(
         "--server",
         metavar="ADDRESS",
         envvar="TARTLET_SERVER",
-        help="Runtime's address, unix:/path or host:port; `local` is that of `tartlet serve` on this machine.",
+        show_envvar=True,
+        help="Runtime's address: unix:/path, host:port, or `local`, that of `tartlet serve` on this machine. "
+        f"{default}.",
     )(f)
     for flag, variable in _TLS.items():
         option = _TlsOption(

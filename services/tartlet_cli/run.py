@@ -21,7 +21,7 @@ from click.core import ParameterSource
 from tartlet_cli import exits
 from tartlet_cli.calls import connect, send_lines
 from tartlet_cli.kube.options import Target, release_option, target
-from tartlet_cli.options import PROGRAM_ARGS, json_option, limit_options, seed_bytes, server_option, wants_help
+from tartlet_cli.options import PROGRAM_ARGS, json_option, limit_options, other_server_option, seed_bytes, wants_help
 from tartlet_common.errors import InvalidSource
 
 _NATIVE_GRACE_S = 2.0
@@ -77,7 +77,7 @@ class _RunCommand(click.Command):
     help="Checkpoint directory (on a server: a model's name). Default: the demo model (the server's first).",
 )
 @click.option("--engine", type=click.Choice(["torch", "fake"]), default="torch", show_default=True, help="Backend.")
-@server_option
+@other_server_option
 @click.option("--inferlet", is_flag=True, help="FILE is the name of a program in a server's catalogue.")
 @click.option("--kube", is_flag=True, help="Run it on a Kubernetes cluster, through its API server.")
 @click.option(

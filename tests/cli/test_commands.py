@@ -292,6 +292,13 @@ def test_doctor_names_the_process_that_an_address_in_use_sends_one_to_look_for(s
         assert checks["run directory"] == f"{other}, free"
 
 
+def test_every_command_on_a_server_says_which_it_means_by_default(run_dir: Path) -> None:
+    for name in ("launch", "ps", "attach", "send", "logs", "kill", "top", "models", "doctor"):
+        told = " ".join(out(run_dir, name, "--help").split())
+        assert "on this machine. Default: local. [env var: TARTLET_SERVER]" in told, name
+    assert "Default: a server that it starts and ends itself" in " ".join(out(run_dir, "run", "--help").split())
+
+
 @pytest.mark.parametrize("name", ["run", "launch", "ps", "doctor"])
 def test_tls_takes_one_line_of_the_help_and_stands_last(name: str, run_dir: Path) -> None:
     lines = [line.strip() for line in out(run_dir, name, "--help").splitlines()]
