@@ -36,6 +36,7 @@ class Dispatcher:
                 prioritised=engine.prioritised > 0,
                 running=engine.running(),
                 away=engine.away(),
+                expected=engine.returns.expected(now),
             )
             plan = self._policy(view, now)
             if not plan.dispatches:

@@ -16,7 +16,8 @@ from tartlet_common.step import Batch, Step
 from tartlet_control.commands import FORWARD, Command
 from tartlet_control.ledger import pools_of
 from tartlet_control.queues import CommandQueue
-from tartlet_control.scheduler import Limits
+from tartlet_control.returns import WORTH, Returns
+from tartlet_control.scheduler import Away, Limits
 from tartlet_control.step_times import StepTimes
 
 EngineStatus = Literal["ready", "cordoned", "draining"]
@@ -52,8 +53,8 @@ class EngineState:
     __slots__ = (
         "active", "began_s", "clear", "computed_tokens", "device_s", "id", "in_flight", "incarnation", "limits",
         "look_at", "model", "next_lane", "outgoing", "pools", "prioritised", "programs", "reset_lanes",
-        "sampled_tokens", "spec", "status", "step_number", "step_spans", "steps", "times", "tokens_per_s", "window_s",
-        "window_tokens",
+        "returns", "sampled_tokens", "spec", "status", "step_number", "step_spans", "steps", "times", "tokens_per_s",
+        "window_s", "window_tokens",
     )  # fmt: skip
 
     def __init__(self, engine_id: str, incarnation: str, spec: EngineSpec, model: Model, first_step: int) -> None:
@@ -75,6 +76,7 @@ class EngineState:
         self.reset_lanes: set[int] = set()
         self.look_at: float | None = None
         self.times = StepTimes()
+        self.returns = Returns()
         self.began_s = 0.0  # when the oldest step in flight began to run
         self.steps = 0
         self.computed_tokens = 0
@@ -98,9 +100,12 @@ class EngineState:
         takes_s = self.times.predict(self.in_flight[0].tokens)
         return self.began_s + takes_s, takes_s
 
-    def away(self) -> int:
+    def away(self) -> Away:
         """Queues that have a command in flight and none waiting: their programs wait for an answer."""
-        return len({q for sent in self.in_flight for q in sent.queues if not q.pending and q.program.live})
+        away = {q for sent in self.in_flight for q in sent.queues if not q.pending and q.program.live}
+        worth_s = WORTH * self.times.predict(0)
+        soon = [q.returns_s for q in away if q.returns_s <= worth_s]
+        return Away(len(away), len(soon), max(soon, default=0.0), worth_s)
 
     def finish_step(
         self,

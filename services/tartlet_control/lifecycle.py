@@ -234,6 +234,7 @@ class Lifecycle:
                 elif queue.cause is not None:  # nobody will reset it; the worker needn't remember it for ever
                     engine.reset_lanes.add(queue.lane)
                 engine.active.pop(queue, None)
+                engine.returns.forget(queue)
                 if queue.priority != 1:
                     engine.prioritised -= 1
                     queue.priority = 1
@@ -264,6 +265,7 @@ class Lifecycle:
         engine.in_flight.clear()
         engine.outgoing.clear()
         engine.active.clear()
+        engine.returns.clear()
         for program in touched:
             program.in_flight = program.dispatched
             self.settle_if_done(program)

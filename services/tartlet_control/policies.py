@@ -29,16 +29,29 @@ def adaptive(view: View, now: float) -> Plan:
     The second step in flight is there so that the engine needn't wait for us. Formed at once it would miss the programs
     that wait for the first one's answers, and load would split into ever smaller groups that never meet (three of
     them, in a simulation of 128 programs without run-ahead: a third of the batch). So it is formed just before the
-    first ends, unless nobody could still join it.
+    first ends, unless nobody could still join it. And where those who will be answered then come back sooner than the
+    fixed part of another step takes (`returns`), it waits for them: groups that have missed each other meet again.
     """
     if view.in_flight >= view.depth:
         return NOTHING
-    if view.in_flight and view.away:
+    away = view.away
+    expected, until = view.expected
+    if view.in_flight and away.queues:
         ends, takes_s = view.running
         due = ends - LEAD_S - LEAD_SHARE * takes_s
         if now < due:
             return Plan([], look_at=due)
+        together_s = away.soon_s * (1 + len(view.queues) / max(1, away.soon))  # more of them take longer
+        if together_s <= away.worth_s and _has_room(view, away.soon):
+            return NOTHING  # asked again when it ends
+    elif not view.in_flight and now < until and _has_room(view, expected):
+        return Plan([], look_at=until)
     return Plan(gather(view, now))
+
+
+def _has_room(view: View, more: int) -> bool:
+    """Whether one batch takes `more` queues beside those that wait, and none of these should go ahead of others."""
+    return 0 < more <= view.limits.batch_commands - len(view.queues) and not view.prioritised
 
 
 def eager(view: View, now: float) -> Plan:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass
+from math import inf
 from typing import TYPE_CHECKING, Any
 
 from tartlet_common.abi import Priority
@@ -46,8 +47,8 @@ class CommandQueue:
     """
 
     __slots__ = (
-        "cause", "dispatched", "id", "lane", "pending", "place", "poison", "priority", "program", "reset_at",
-        "settled", "spec", "syncs",
+        "answered_s", "cause", "dispatched", "id", "lane", "pending", "place", "poison", "priority", "program",
+        "reset_at", "returns_s", "settled", "spec", "syncs",
     )  # fmt: skip
 
     def __init__(self, program: Program, queue_id: int, place: Place) -> None:
@@ -60,6 +61,8 @@ class CommandQueue:
         self.pending: deque[Command] = deque()
         self.dispatched = 0
         self.settled = 0
+        self.answered_s = 0.0  # when the last command was, if none has come since
+        self.returns_s = inf  # how long until one comes, usually; inf before that was seen
         self.reset_at = 0  # failures of commands dispatched before this one don't poison what follows a reset
         self.syncs: deque[tuple[int, int]] = deque()  # (answer when `settled` reaches this, ticket)
         self.poison: Poison | None = None

@@ -12,7 +12,7 @@ walked by one iterator, from its head.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from typing import Final
 
@@ -49,16 +49,27 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True)
+class Away:
+    """Queues that are in flight and have nothing waiting."""
+
+    queues: int = 0
+    soon: int = 0  # of these, who come back soon after their answer (`returns`)
+    soon_s: float = 0.0  # how long the last of them usually takes
+    worth_s: float = 0.0  # how long it pays to wait for them
+
+
+@dataclass(frozen=True, slots=True)
 class View:
     """What a policy sees of an engine: its queues that have commands waiting (live, not to be changed)."""
 
-    queues: Iterable[CommandQueue]
+    queues: Collection[CommandQueue]
     in_flight: int  # steps sent and unanswered
     depth: int  # steps that may be in flight
     limits: Limits
     prioritised: bool = False  # some queue has another priority than normal
     running: tuple[float, float] = (0.0, 0.0)  # when the step that runs now should end, and how long it takes in all
-    away: int = 0  # queues that are in flight and have nothing waiting
+    away: Away = Away()
+    expected: tuple[int, float] = (0, 0.0)  # queues that were answered and should be back; until when to wait for them
 
 
 @dataclass(frozen=True, slots=True)
