@@ -17,7 +17,7 @@ class TartletError(Exception):
         >>> from tartlet_common.errors import PageQuotaExceeded
         >>> err = PageQuotaExceeded(held=96, asked=8, limit=100)
         >>> err.number, str(err)
-        (301, 'the program holds 96 KV pages and asked for 8 more; its limit is 100')
+        (301, 'KV pages: the program holds 96 and asked for 8 more; its limit is 100')
     """
 
     number: ClassVar[int] = 999

@@ -183,13 +183,13 @@ class NotAllowed(TartletError):
 
 @_register(301)
 class PageQuotaExceeded(TartletError):
-    message = "the program holds {held} KV pages and asked for {asked} more; its limit is {limit}"
+    message = "KV pages: the program holds {held} and asked for {asked} more; its limit is {limit}"
     remedy = "Free pages, generate less, or raise the program's page limit."
 
 
 @_register(302)
 class ResourceQuotaExceeded(TartletError):
-    message = "the program holds {held} {kind} and asked for {asked} more; its limit is {limit}"
+    message = "{kind}: the program holds {held} and asked for {asked} more; its limit is {limit}"
     remedy = "Free some, or raise the program's limit."
 
 
@@ -201,7 +201,7 @@ class OutOfPages(TartletError):
 
 @_register(304)
 class ProgramTooLarge(TartletError):
-    message = "asked for {asked} {kind}; the engine has {total} in all"
+    message = "{kind}: asked for {asked}; the engine has {total} in all"
     remedy = "Use fewer, or start the engine with more memory."
 
 
@@ -219,7 +219,7 @@ class ProgramCpuExceeded(TartletError):
 
 @_register(307)
 class TooManyCommands(TartletError):
-    message = "{in_flight} commands in flight; the limit is {limit}"
+    message = "commands in flight: {in_flight}; the limit is {limit}"
     remedy = "Await results before submitting more."
 
 

@@ -259,18 +259,18 @@ class NotAllowed(ProgramError):
 
 
 class PageQuotaExceeded(LimitError):
-    """301: the program holds {held} KV pages and asked for {asked} more; its limit is {l...."""
+    """301: KV pages: the program holds {held} and asked for {asked} more; its limit is {...."""
 
     number: ClassVar[int] = 301
-    message: ClassVar[str] = "the program holds {held} KV pages and asked for {asked} more; its limit is {limit}"
+    message: ClassVar[str] = "KV pages: the program holds {held} and asked for {asked} more; its limit is {limit}"
     remedy: ClassVar[str] = "Free pages, generate less, or raise the program's page limit."
 
 
 class ResourceQuotaExceeded(LimitError):
-    """302: the program holds {held} {kind} and asked for {asked} more; its limit is {lim...."""
+    """302: {kind}: the program holds {held} and asked for {asked} more; its limit is {li...."""
 
     number: ClassVar[int] = 302
-    message: ClassVar[str] = "the program holds {held} {kind} and asked for {asked} more; its limit is {limit}"
+    message: ClassVar[str] = "{kind}: the program holds {held} and asked for {asked} more; its limit is {limit}"
     remedy: ClassVar[str] = "Free some, or raise the program's limit."
 
 
@@ -284,10 +284,10 @@ class OutOfPages(LimitError):
 
 
 class ProgramTooLarge(LimitError):
-    """304: asked for {asked} {kind}; the engine has {total} in all."""
+    """304: {kind}: asked for {asked}; the engine has {total} in all."""
 
     number: ClassVar[int] = 304
-    message: ClassVar[str] = "asked for {asked} {kind}; the engine has {total} in all"
+    message: ClassVar[str] = "{kind}: asked for {asked}; the engine has {total} in all"
     remedy: ClassVar[str] = "Use fewer, or start the engine with more memory."
 
 
@@ -310,10 +310,10 @@ class ProgramCpuExceeded(LimitError):
 
 
 class TooManyCommands(LimitError):
-    """307: {in_flight} commands in flight; the limit is {limit}."""
+    """307: commands in flight: {in_flight}; the limit is {limit}."""
 
     number: ClassVar[int] = 307
-    message: ClassVar[str] = "{in_flight} commands in flight; the limit is {limit}"
+    message: ClassVar[str] = "commands in flight: {in_flight}; the limit is {limit}"
     remedy: ClassVar[str] = "Await results before submitting more."
 
 

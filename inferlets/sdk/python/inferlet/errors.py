@@ -8,7 +8,7 @@ Example:
     >>> issubclass(errors.PageQuotaExceeded, errors.LimitError)
     True
     >>> str(errors.from_wire(301, b'{"held":96,"asked":8,"limit":100}'))
-    'the program holds 96 KV pages and asked for 8 more; its limit is 100'
+    'KV pages: the program holds 96 and asked for 8 more; its limit is 100'
 """
 
 from __future__ import annotations
