@@ -152,7 +152,7 @@ def _compared(seen: Seen, name: str, title: str, mode: str) -> report.Report:
             medians.append(report.median(each))
             mine, bare = (report.median(seen[k]) * 1e3 for k in ((kind, mode, n), ("bare loop", "", n)))
             table.rows.append((kind, n, mine, bare, medians[-1], max(each), goal))
-            table.goals.append(report.Goal(f"{kind}, {n} programs", medians[-1], goal, at_least=False))
+            table.goals.append(report.Goal(f"{kind}, {n} program{'s' * (n > 1)}", medians[-1], goal, at_least=False))
         table.series.append(report.Series(kind, [str(n) for n in PROGRAMS], medians))
     return table
 

@@ -103,7 +103,7 @@ def happenings(old: EnginePoolStatus, new: EnginePoolStatus) -> list[Happening]:
     """What is worth an event between two statuses of a pool."""
     out: list[Happening] = []
     if holds(new.conditions, "Ready") and not holds(old.conditions, "Ready"):
-        out.append(Happening(EventReason.POOL_READY, f"{new.ready_replicas} engines take programs"))
+        out.append(Happening(EventReason.POOL_READY, f"engines that take programs: {new.ready_replicas}"))
     progressing = find(new.conditions, "Progressing")
     if holds(new.conditions, "Progressing") and not holds(old.conditions, "Progressing"):
         out.append(Happening(EventReason.ROLLOUT_STARTED, progressing.message if progressing else ""))

@@ -179,9 +179,9 @@ async def _finish(
         finish = replace(finish, outcome=replace(finish.outcome, output=output))
     new = runs.finished(old, finish, generation=meta.generation, now=ctx.unix_s)
     if finish.outcome.success:
-        await _write(ctx, key, meta, old, new, EventReason.RUN_SUCCEEDED, f"{new.tokens.output} tokens sampled")
+        await _write(ctx, key, meta, old, new, EventReason.RUN_SUCCEEDED, f"tokens sampled: {new.tokens.output}")
     else:
-        await _write(ctx, key, meta, old, new, EventReason.RUN_FAILED, str(finish.outcome.error))
+        await _write(ctx, key, meta, old, new, EventReason.RUN_FAILED, new.error.message if new.error else "")
     ctx.followers.forget(key)
     return float(run.spec.ttl_seconds_after_finished) if run.spec.ttl_seconds_after_finished is not None else None
 

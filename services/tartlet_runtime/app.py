@@ -64,7 +64,7 @@ async def main(settings: RuntimeSettings, notify: Notify) -> None:
         journals = Journals(settings.journal_dir)
         stack.callback(journals.close_all)
         if journals.leftovers:
-            log.warning("kept the journals of %d programs that a runtime left behind", len(journals.leftovers))
+            log.warning("kept journals of programs that a runtime left behind: %d", len(journals.leftovers))
         ops = LocalOps(models, spawn)
         stack.callback(ops.close)
         wasm = WasmGuests(settings)
