@@ -21,6 +21,7 @@ from tartlet_operator.times import parse, stamp
 BACKOFF_S: Final = 1.0
 BACKOFF_MAX_S: Final = 60.0
 _KEY_PREFIX: Final = "inferletrun-"
+_WAITED_REMEDY: Final = "Mend what it waited for, or raise spec.deadlineSeconds; then create another InferletRun."
 RECHECK_S: Final = 10.0
 """How often something waited for is looked at, beside the events that tell."""
 
@@ -90,6 +91,7 @@ class Finish:
 
     outcome: Outcome
     kill: bool = False  # the program still runs
+    waited: str = ""  # for what, all the time that was left
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,7 +180,7 @@ def decide(
         return Retry(outcome, backoff_s(status.attempts))
     if left_s <= 0:
         error = DeadlineExceeded(deadline_s=spec.deadline_seconds)
-        return Finish(Outcome(success=False, error=error), kill=running)
+        return Finish(Outcome(success=False, error=error), kill=running, waited="" if running else _waits_for(status))
     if running and status.program_id:
         return Follow(status.program_id, left_s)
     return _before_launch(spec, status, uid=uid, now=now, left_s=left_s, inferlet=inferlet)
@@ -197,6 +199,12 @@ def _before_launch(
         return Wait(min(left_s, due - now), Reason.BACK_OFF, f"attempt {status.attempts} failed")
     attempt = status.attempts + 1
     return Launch(attempt, launch_key(uid, attempt), left_s)
+
+
+def _waits_for(status: InferletRunStatus) -> str:
+    """What a run that isn't running says of itself."""
+    running = find(status.conditions, "Running")
+    return f"{running.reason}: {running.message}" if running is not None else ""
 
 
 def _last_failure(status: InferletRunStatus) -> float:
@@ -246,7 +254,12 @@ def finished(old: InferletRunStatus, finish: Finish, *, generation: int, now: fl
     if outcome.success:
         return _with(new, generation, now, "Succeeded", Reason.SUCCEEDED, "")
     name = outcome.error.name if outcome.error is not None else Reason.FAILED
-    return _with(new, generation, now, "Failed", name, str(outcome.error or ""))
+    message = str(outcome.error or "")
+    if finish.waited and new.error is not None:
+        message = f"{message}; it waited: {finish.waited}"
+        told = {"message": message[:TRACEBACK_CHARS], "remedy": _WAITED_REMEDY}
+        new = new.model_copy(update={"error": new.error.model_copy(update=told)})
+    return _with(new, generation, now, "Failed", name, message)
 
 
 def tail(data: bytes, truncated: bool = False, limit: int = OUTPUT_BYTES) -> Output:  # noqa: FBT001, FBT002 - a flag of data
@@ -255,12 +268,16 @@ def tail(data: bytes, truncated: bool = False, limit: int = OUTPUT_BYTES) -> Out
     Example:
         >>> tail("añb".encode(), limit=2)
         Output(text='b', truncated=True)
+        >>> tail(bytes([0xFF, 0xFF]), limit=3)
+        Output(text='�', truncated=True)
     """
     if len(data) > limit:
         data, truncated = data[-limit:], True
         start = next((i for i, byte in enumerate(data[:4]) if byte & 0xC0 != 0x80), 0)
         data = data[start:]
-    return Output(data.decode(errors="replace")[-limit:], truncated)
+    text = data.decode(errors="replace")  # what is no text grows by it
+    grown = text.encode()
+    return Output(text, truncated) if len(grown) <= limit else tail(grown, truncated=True, limit=limit)
 
 
 def _ended(old: InferletRunStatus, outcome: Outcome) -> InferletRunStatus:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tartlet_common.errors import DeadlineExceeded, ProgramFailed, WorkerLost
 from tartlet_operator import run_decisions as runs
 from tartlet_operator.api.inferlet_run import OUTPUT_BYTES, InferletRunSpec, InferletRunStatus
-from tartlet_operator.conditions import holds
+from tartlet_operator.conditions import find, holds
 from tartlet_operator.reasons import Reason
 from tartlet_operator.run_decisions import (
     Delete,
@@ -122,6 +122,24 @@ def test_a_deadline_counts_waiting_and_kills_what_runs() -> None:
     assert isinstance(finish, Finish)
     assert finish.kill
     assert isinstance(finish.outcome.error, DeadlineExceeded)
+    assert p.status.error is not None
+    assert p.status.error.message == "the program ran longer than its deadline of 30 s"
+
+
+def test_a_run_whose_time_is_over_before_it_ran_says_what_it_waited_for() -> None:
+    p = play(deadlineSeconds=30)
+    p.step(InferletFacts(found=False))
+    p.now += 31
+    finish = p.step(InferletFacts(found=False))
+    assert isinstance(finish, Finish)
+    assert not finish.kill
+    error, failed = p.status.error, find(p.status.conditions, "Failed")
+    assert error is not None
+    assert failed is not None
+    assert (error.name, failed.reason) == ("DeadlineExceeded", "DeadlineExceeded")
+    assert "it waited: InferletNotFound: spec.inferlet names i," in error.message
+    assert failed.message == error.message
+    assert "spec.deadlineSeconds" in error.remedy
 
 
 def test_a_program_past_its_deadline_is_not_retried() -> None:
@@ -174,6 +192,13 @@ def test_every_run_ends_once_and_within_its_bounds(
     assert ends + (p.status.phase == "Failed" and ends == 0) == 1
 
 
+@given(st.binary(), st.integers(4, 64))
+def test_bytes_that_are_no_text_stay_within_the_bound(data: bytes, limit: int) -> None:
+    kept = tail(data, limit=limit)
+    assert len(kept.text.encode()) <= limit
+    assert kept.truncated or kept.text == data.decode(errors="replace")
+
+
 @given(st.text(), st.integers(4, 64))
 def test_the_end_of_the_output_is_kept_whole(text: str, limit: int) -> None:
     data = text.encode(errors="replace")
@@ -186,4 +211,5 @@ def test_the_end_of_the_output_is_kept_whole(text: str, limit: int) -> None:
 
 def test_output_fits_the_schema_whatever_the_bytes() -> None:
     kept = tail(bytes(range(256)) * 1000)
-    assert len(kept.text) <= OUTPUT_BYTES
+    assert OUTPUT_BYTES - 8 < len(kept.text.encode()) <= OUTPUT_BYTES
+    assert kept.truncated
