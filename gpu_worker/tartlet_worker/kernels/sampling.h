@@ -77,38 +77,112 @@ static void select_top(uint64_t *a, int64_t n, int64_t k) {
   }
 }
 
-// Keys of the k largest of row [n] into keys (room for n), sorted. Not-a-number counts as the smallest value.
-// The k-th largest of the maxima of more than k blocks is no larger than the k-th largest value: only values from it
-// on are sorted.
+// How many of x [n] are at least `bound`.
+static inline int64_t count_from(const float *x, int64_t n, float bound) {
+  __m512 least = _mm512_set1_ps(bound);
+  int64_t count = 0;
+  for (int64_t i = 0; i < n; i += 16)
+    count += _mm_popcnt_u32(_mm512_mask_cmp_ps_mask(first(n - i), _mm512_loadu_ps(x + i), least, _CMP_GE_OQ));
+  return count;
+}
+
+// A value that at least k of x [n] reach, and not many more; x has room for 16 more. Halving takes no guesses of
+// branches, which selecting would get wrong every other time.
+static float reached_by(const float *x, int64_t n, int64_t k) {
+  float low = x[0], high = x[0];
+  for (int64_t i = 1; i < n; i++) {
+    low = x[i] < low ? x[i] : low;
+    high = x[i] > high ? x[i] : high;
+  }
+  for (int i = 0; i < 12; i++) {
+    float middle = low / 2 + high / 2;
+    int64_t count = count_from(x, n, middle);
+    if (count < k) high = middle;
+    else low = middle;
+    if (count == k) break;
+  }
+  return low;
+}
+
+// Sorts keys that are in order of their ids, larger ones first, by the bytes of their values; b is room for as many.
+static void sort_values_down(uint64_t *a, int64_t n, uint64_t *b) {
+  uint32_t counts[4][256] = {0};
+  for (int64_t i = 0; i < n; i++)
+    for (int digit = 0; digit < 4; digit++) counts[digit][a[i] >> (32 + 8 * digit) & 255]++;
+  uint64_t *from = a, *to = b;
+  for (int digit = 0; digit < 4; digit++) {
+    uint32_t *count = counts[digit], next = 0;
+    if (count[from[0] >> (32 + 8 * digit) & 255] == n) continue;
+    for (int value = 255; value >= 0; value--) {
+      uint32_t here = count[value];
+      count[value] = next;
+      next += here;
+    }
+    for (int64_t i = 0; i < n; i++) to[count[from[i] >> (32 + 8 * digit) & 255]++] = from[i];
+    uint64_t *t = from;
+    from = to;
+    to = t;
+  }
+  if (from != a) memcpy(a, from, n * sizeof(uint64_t));
+}
+
+// Adds the keys of those of v (of ids from `id` on) that m names; writes up to 8 keys behind them.
+static inline int64_t add_keys(uint64_t *keys, int64_t have, __m512 v, int64_t id, __mmask16 m) {
+  v = _mm512_mask_mov_ps(v, _mm512_cmp_ps_mask(v, v, _CMP_UNORD_Q), _mm512_set1_ps(-INFINITY));
+  __m512i bits = _mm512_castps_si512(v);
+  bits = _mm512_xor_si512(bits, _mm512_srli_epi32(_mm512_srai_epi32(bits, 31), 1));
+  bits = _mm512_xor_si512(bits, _mm512_set1_epi32((int)0x80000000u));
+  __m512i count = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+  __m512i ids = _mm512_sub_epi32(_mm512_set1_epi32((int)(0xFFFFFFFFu - (uint32_t)id)), count);
+  for (int half = 0; half < 2; half++) {
+    __m256i upper = half ? _mm512_extracti64x4_epi64(bits, 1) : _mm512_castsi512_si256(bits);
+    __m256i lower = half ? _mm512_extracti64x4_epi64(ids, 1) : _mm512_castsi512_si256(ids);
+    __m512i key = _mm512_or_si512(_mm512_slli_epi64(_mm512_cvtepu32_epi64(upper), 32), _mm512_cvtepu32_epi64(lower));
+    __mmask8 some = (__mmask8)(half ? m >> 8 : m);
+    _mm512_storeu_si512(keys + have, _mm512_maskz_compress_epi64(some, key));
+    have += _mm_popcnt_u32(some);
+  }
+  return have;
+}
+
+// Keys of the k largest of row [n] into keys (room for n + 16), sorted. Not-a-number counts as the smallest value.
+// What at least k of the maxima of more than k blocks reach, at least k values reach: only these are sorted.
 static int top_keys(const float *row, int64_t n, int64_t k, uint64_t *keys) {
-  static Scratch maxima_s;
+  static Scratch maxima_s, sorted_s;
   float bound = -INFINITY;
   int64_t size = n / (2 * k) / 16 * 16, have = 0;
   if (size >= 16) {
     int64_t blocks = (n + size - 1) / size;
-    uint64_t *maxima = reserve(&maxima_s, blocks * sizeof(uint64_t));
+    float *maxima = reserve(&maxima_s, (blocks + 16) * sizeof(float));
     if (!maxima) return OUT_OF_MEMORY;
     for (int64_t b = 0; b < blocks; b++) {
       __m512 top = _mm512_set1_ps(-INFINITY);
       int64_t end = b * size + size < n ? b * size + size : n;
       for (int64_t i = b * size; i < end; i += 16)
         top = _mm512_max_ps(_mm512_mask_loadu_ps(top, first(end - i), row + i), top);
-      maxima[b] = key_of(_mm512_reduce_max_ps(top), 0);
+      maxima[b] = _mm512_reduce_max_ps(top);
     }
-    select_top(maxima, blocks, k);
-    bound = value_of(maxima[k - 1]);
+    bound = reached_by(maxima, blocks, k);
   }
   __m512 least = _mm512_set1_ps(bound);
   for (int64_t i = 0; i < n; i += 16) {
     __mmask16 m = first(n - i);
-    if (size >= 16) m = _mm512_mask_cmp_ps_mask(m, _mm512_maskz_loadu_ps(m, row + i), least, _CMP_GE_OQ);
-    for (unsigned left = m; left; left &= left - 1) {
-      int64_t id = i + __builtin_ctz(left);
-      keys[have++] = key_of(row[id] == row[id] ? row[id] : -INFINITY, id);
-    }
+    __m512 v = _mm512_maskz_loadu_ps(m, row + i);
+    if (size >= 16) m = _mm512_mask_cmp_ps_mask(m, v, least, _CMP_GE_OQ);
+    if (m) have = add_keys(keys, have, v, i, m);
   }
   if (have < k) {  // not-a-number in the row: take them all
-    for (have = 0; have < n; have++) keys[have] = key_of(row[have] == row[have] ? row[have] : -INFINITY, have);
+    have = 0;
+    for (int64_t i = 0; i < n; i += 16) {
+      __mmask16 m = first(n - i);
+      have = add_keys(keys, have, _mm512_maskz_loadu_ps(m, row + i), i, m);
+    }
+  }
+  if (k > 64 && have <= 4 * k) {
+    uint64_t *sorted = reserve(&sorted_s, have * sizeof(uint64_t));
+    if (!sorted) return OUT_OF_MEMORY;
+    sort_values_down(keys, have, sorted);
+    return 0;
   }
   select_top(keys, have, k);
   sort_down(keys, k);
@@ -138,7 +212,7 @@ static uint64_t nucleus_edge(const float *w, int64_t n, double limit, uint64_t *
 
 int top_rows(const float *y, int64_t m, int64_t n, int64_t k, int64_t *ids) {
   static Scratch keys_s;
-  uint64_t *keys = reserve(&keys_s, n * sizeof(uint64_t));
+  uint64_t *keys = reserve(&keys_s, (n + 16) * sizeof(uint64_t));
   if (!keys) return leave(OUT_OF_MEMORY);
   for (int64_t i = 0; i < m; i++) {
     if (top_keys(y + i * n, n, k, keys)) return leave(OUT_OF_MEMORY);
@@ -213,7 +287,7 @@ int draw_rows(const float *y, int64_t m, int64_t n, const float *temperature, co
                const float *min_p, const double *u, const int64_t *best, int64_t *token) {
   static Scratch w_s, keys_s;
   float *w = reserve(&w_s, (n + 16) * sizeof(float));
-  uint64_t *keys = reserve(&keys_s, n * sizeof(uint64_t));
+  uint64_t *keys = reserve(&keys_s, (n + 16) * sizeof(uint64_t));
   if (!w || !keys) return leave(OUT_OF_MEMORY);
   for (int64_t i = 0; i < m; i++) {
     token[i] = best[i];
