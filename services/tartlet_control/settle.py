@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from struct import Struct
 from typing import Final
 
 import numpy as np
@@ -20,6 +21,7 @@ _OK: Final = int(Status.OK)
 _SKIPPED: Final = int(Status.SKIPPED)
 _FAILED: Final = int(Status.FAILED)
 _RATE_WINDOW_S: Final = 1.0
+_DIST_HEAD: Final = Struct("<II")
 
 
 class Settler:
@@ -185,13 +187,14 @@ def _distributions(commands: list[Command], answers: BatchResult) -> list[bytes]
     """u32 n, k, ids[n, k], f32 probs[n, k] for each command; b"" for one that wasn't answered."""
     payloads = []
     indptr = answers.dist_indptr.tolist()
+    ids, probs = answers.dist_token.tobytes(), answers.dist_prob.tobytes()
     at = 0
     for command in commands:
         n = len(command.embeds)  # type: ignore[attr-defined]  # a GetNextDist, by its kind
         start, end = indptr[at], indptr[at + n]
         at += n
-        head = np.array([n, (end - start) // n], np.uint32).tobytes()
-        payloads.append(head + answers.dist_token[start:end].tobytes() + answers.dist_prob[start:end].tobytes())
+        head = _DIST_HEAD.pack(n, (end - start) // n)
+        payloads.append(head + ids[4 * start : 4 * end] + probs[4 * start : 4 * end])
     return payloads
 
 

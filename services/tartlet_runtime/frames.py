@@ -104,19 +104,17 @@ def split_deliveries(frame: control_pb2.Deliveries) -> Iterator[tuple[int, int, 
     names = handles[cuts[:-1]].tolist()
     data = records.tobytes() if order is not None else rows
     for handle, start, end in zip(names, cuts[:-1], cuts[1:], strict=True):
-        if payload:
-            yield handle, end - start, *_own_payload(records[start:end], payload)
-        else:
-            yield handle, end - start, data[start * RECORD_BYTES : end * RECORD_BYTES], b""
+        mine = data[start * RECORD_BYTES : end * RECORD_BYTES]
+        yield handle, end - start, *(_own_payload(mine, payload) if payload else (mine, b""))
 
 
-def _own_payload(records: np.ndarray, payload: bytes) -> tuple[bytes, bytes]:
+def _own_payload(rows: bytes, payload: bytes) -> tuple[bytes, bytes]:
     """One program's records with offsets into a payload of their own."""
-    lengths = records["length"].tolist()
-    if not any(lengths):
-        return records.tobytes(), b""
-    own = b"".join([payload[o : o + n] for o, n in zip(records["offset"].tolist(), lengths, strict=True)])
-    mine = records.copy()
-    ends = np.cumsum(records["length"], dtype=np.uint32)
-    mine["offset"] = ends - records["length"]
-    return mine.tobytes(), own
+    own, at = [], 0
+    mine = bytearray()
+    for *fields, offset, length in ROW_STRUCT.iter_unpack(rows):  # a few: numpy would take ten times as long
+        mine += ROW_STRUCT.pack(*fields, at, length)
+        own.append(payload[offset : offset + length])
+        at += length
+    return bytes(mine), b"".join(own)
+

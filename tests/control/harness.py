@@ -215,6 +215,10 @@ class Host:
         self.collect()
         return True
 
+    def discard(self) -> None:
+        """Forget the steps that wait: they were answered otherwise."""
+        self._waiting.clear()
+
     def run(self) -> None:
         """Until nothing moves."""
         for _ in range(10_000):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tartlet_common import abi, errors
@@ -92,6 +92,7 @@ EMPTY = np.zeros(0, np.float32)
     status=st.integers(0, 255),
     tokens=st.integers(0, 3),
 )
+@example(number=0, shape=[1, 1, 1], status=0, tokens=1)
 def test_answers_that_do_not_fit_are_refused(number: int, shape: list[int], status: int, tokens: int) -> None:
     host = Host(OPTIONS)
     guest = host.start()
@@ -109,6 +110,7 @@ def test_answers_that_do_not_fit_are_refused(number: int, shape: list[int], stat
     fits = number == 0 and shape == [1, 1, 1] and tokens == 1
     if fits:
         host.core.on_result(host.engine, result)
+        host.discard()
     else:
         with pytest.raises(errors.EngineFailure):
             host.core.on_result(host.engine, result)
