@@ -117,4 +117,3 @@ def _own_payload(rows: bytes, payload: bytes) -> tuple[bytes, bytes]:
         own.append(payload[offset : offset + length])
         at += length
     return bytes(mine), b"".join(own)
-
