@@ -169,16 +169,16 @@ class Generation:
         """Let the program's own sampler decide."""
         assert not isinstance(self._sampler, Sampler)
         chosen = self._sampler(dist)
-        if hasattr(chosen, "__await__"):
-            if hasattr(chosen, "close"):
-                chosen.close()  # nobody will await it
-            detail = "it is an async function, but is called between two tokens: make it a plain one (`def`)"
-            raise InvalidArgument(argument="sampler", detail=detail)
         size = self._context.model.vocab_size
         try:
             token = index(chosen)
         except TypeError:
             token = -1
+            if hasattr(chosen, "__await__"):
+                if hasattr(chosen, "close"):
+                    chosen.close()  # nobody will await it
+                detail = "it is an async function, but is called between two tokens: make it a plain one (`def`)"
+                raise InvalidArgument(argument="sampler", detail=detail) from None
         if not 0 <= token < size:
             raise InvalidArgument(argument="sampler", detail=f"it chose {chosen!r}, which is no token id below {size}")
         prob = dist.prob(token)
