@@ -162,3 +162,16 @@ def test_a_rolling_update_of_the_image_fails_no_program(kube: Kube, image: Image
     patch(kube, image="", replicas=0)
     until(lambda: not names(kube), "nobody needs it any more")
     kube.cluster.forget_images(AGAIN)
+
+
+def test_a_run_waits_for_the_engine_that_it_needs(kube: Kube) -> None:
+    patch(kube, image="", replicas=0)
+    until(lambda: condition(kube.get(f"ilet/{PROGRAM}"), "Runnable").get("status") == "False", "nothing can run it")
+    kube.apply(run("bounds-waits", PROGRAM, args=["0.4"]))
+    until(
+        lambda: condition(kube.get("irun/bounds-waits"), "Running").get("reason") == "InferletNotRunnable", "it waits"
+    )
+    with step("an engine, and the run"):
+        patch(kube, replicas=1)
+        kube.wait("irun/bounds-waits", "Succeeded")
+    assert kube.get("irun/bounds-waits")["status"]["attempts"] == 1

@@ -34,6 +34,7 @@ class Reason(StrEnum):
     # InferletRun
     INFERLET_NOT_FOUND = "InferletNotFound"
     INFERLET_NOT_READY = "InferletNotReady"
+    INFERLET_NOT_RUNNABLE = "InferletNotRunnable"
     LAUNCHED = "Launched"
     NOT_FINISHED = "NotFinished"
     TOO_MANY_RUNS = "TooManyRuns"
@@ -86,6 +87,7 @@ MEANING: dict[Reason | EventReason, str] = {
     Reason.POOL_NOT_READY: "The pools that serve the model have no engine ready.",
     Reason.INFERLET_NOT_FOUND: "There is no Inferlet of that name in the namespace.",
     Reason.INFERLET_NOT_READY: "The Inferlet isn't ready; its conditions say why.",
+    Reason.INFERLET_NOT_RUNNABLE: "No engine of the Inferlet's pool or model takes programs; the run waits for one.",
     Reason.LAUNCHED: "The program runs.",
     Reason.NOT_FINISHED: "The run goes on.",
     Reason.TOO_MANY_RUNS: "The operator follows as many runs as max_runs allows; this one waits until one ends.",

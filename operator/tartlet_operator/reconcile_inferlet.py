@@ -129,6 +129,6 @@ def _remember(ctx: Context, key: Key, spec: InferletSpec, new: InferletStatus, p
     )
     before = ctx.store.inferlets.get(key)
     ctx.store.inferlets[key] = seen
-    if before is None or before.ready != seen.ready:
+    if before is None or (before.ready, before.runnable) != (seen.ready, seen.runnable):
         for run in ctx.store.runs_of(key):
             ctx.queue.add(run)

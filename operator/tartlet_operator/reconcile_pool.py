@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from tartlet_operator.api.engine_pool import EnginePool, EnginePoolStatus
-from tartlet_operator.conditions import holds
 from tartlet_operator.context import Context
 from tartlet_operator.inferlet_status import PoolSeen
 from tartlet_operator.kube import ApiError
@@ -49,8 +48,8 @@ async def reconcile(ctx: Context, key: Key, body: Mapping[str, Any]) -> float | 
 
 
 def _serves(new: EnginePoolStatus) -> bool:
-    """Whether programs can run there: during a rollout and with an engine missing, too."""
-    return new.ready_replicas > 0 or holds(new.conditions, "Ready")
+    """Whether programs can run there: during a rollout and with an engine missing, too; not on no engine at all."""
+    return new.ready_replicas > 0
 
 
 def _remember(ctx: Context, key: Key, seen: PoolSeen) -> None:

@@ -47,7 +47,7 @@ async def reconcile(ctx: Context, key: Key, body: Mapping[str, Any]) -> float | 
         old,
         uid=meta.uid,
         now=ctx.unix_s,
-        inferlet=_facts(inferlet),
+        inferlet=facts(inferlet, run.spec.model),
         outcome=ctx.followers.outcome(key, old.program_id),
     )
     match action:
@@ -96,14 +96,22 @@ async def _inferlet(ctx: Context, key: Key, run: InferletRun, old: InferletRunSt
     return Inferlet.model_validate(body) if body is not None else None
 
 
-def _facts(inferlet: Inferlet | None) -> InferletFacts:
+def facts(inferlet: Inferlet | None, model: str = "") -> InferletFacts:
+    """What matters of an Inferlet to a run, which may name another model.
+
+    A program without a pool may run without engines, or on those of another namespace: only one whose own pool isn't
+    there or isn't ready is held back.
+    """
     if inferlet is None:
         return InferletFacts(found=False)
     conditions = (inferlet.status or InferletStatus()).conditions
     ready = find(conditions, "Ready")
     message = f"{ready.reason}: {ready.message}" if ready is not None else "not looked at yet"
+    where, spec = find(conditions, "Runnable"), inferlet.spec
+    needs = spec.pool or (spec.model and where is not None and where.reason == Reason.POOL_NOT_READY)
+    held = f"{where.reason}: {where.message}" if where is not None and where.status == "False" else ""
     return InferletFacts(
-        found=True, ready=holds(conditions, "Ready"), runnable=holds(conditions, "Runnable"), message=message
+        found=True, ready=holds(conditions, "Ready"), message=message, held=held if needs and not model else ""
     )
 
 

@@ -32,8 +32,8 @@ class InferletFacts:
 
     found: bool
     ready: bool = False
-    runnable: bool = False
     message: str = ""
+    held: str = ""  # why no engine can run it, where one has to
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,6 +195,8 @@ def _before_launch(
         return Wait(recheck_s, Reason.INFERLET_NOT_FOUND, message)
     if not inferlet.ready:
         return Wait(recheck_s, Reason.INFERLET_NOT_READY, f"Inferlet {spec.inferlet}: {inferlet.message}")
+    if inferlet.held:
+        return Wait(recheck_s, Reason.INFERLET_NOT_RUNNABLE, f"Inferlet {spec.inferlet}: {inferlet.held}")
     if status.attempts and (due := _last_failure(status) + backoff_s(status.attempts)) > now:
         return Wait(min(left_s, due - now), Reason.BACK_OFF, f"attempt {status.attempts} failed")
     attempt = status.attempts + 1

@@ -10,9 +10,11 @@ from hypothesis import strategies as st
 
 from tartlet_common.errors import DeadlineExceeded, ProgramFailed, WorkerLost
 from tartlet_operator import run_decisions as runs
+from tartlet_operator.api import Inferlet
 from tartlet_operator.api.inferlet_run import OUTPUT_BYTES, InferletRunSpec, InferletRunStatus
 from tartlet_operator.conditions import find, holds
 from tartlet_operator.reasons import Reason
+from tartlet_operator.reconcile_run import facts
 from tartlet_operator.run_decisions import (
     Delete,
     Finish,
@@ -27,9 +29,11 @@ from tartlet_operator.run_decisions import (
     decide,
     tail,
 )
-from tests.operator.objects import run
+from tests.operator.objects import body, run
 
-READY = InferletFacts(found=True, ready=True, runnable=True)
+NOW = "2026-01-01T00:00:00Z"
+
+READY = InferletFacts(found=True, ready=True)
 OK = Outcome(success=True, output=Output("962\n"), result="done", input_tokens=3, output_tokens=7)
 BAD = Outcome(success=False, error=ProgramFailed(traceback="Traceback:\n  line 1\nValueError: x"))
 
@@ -140,6 +144,32 @@ def test_a_run_whose_time_is_over_before_it_ran_says_what_it_waited_for() -> Non
     assert "it waited: InferletNotFound: spec.inferlet names i," in error.message
     assert failed.message == error.message
     assert "spec.deadlineSeconds" in error.remedy
+
+
+def pooled(reason: str, **spec: str) -> InferletFacts:
+    """What a run is told of an Inferlet that is in the catalogue, and that nothing can run."""
+    conditions = [
+        {"type": "Ready", "status": "True", "reason": "Catalogued", "lastTransitionTime": NOW},
+        {"type": "Runnable", "status": "False", "reason": reason, "message": "why", "lastTransitionTime": NOW},
+    ]
+    status = {"conditions": conditions}
+    there = Inferlet.model_validate(body("Inferlet", "i", {"source": {"inline": "pass"}, **spec}, status))
+    return facts(there)
+
+
+def test_a_run_waits_for_the_engines_that_its_inferlet_names() -> None:
+    for there in (
+        pooled("PoolNotReady", pool="p"),
+        pooled("PoolNotFound", pool="p"),
+        pooled("PoolNotReady", model="m"),
+    ):
+        wait = play().step(there)
+        assert isinstance(wait, Wait)
+        assert wait.reason == Reason.INFERLET_NOT_RUNNABLE
+        assert wait.message.endswith(": why")
+    # it may need none, or those of another namespace
+    for there in (pooled("PoolNotFound"), pooled("PoolNotReady"), pooled("PoolNotFound", model="m")):
+        assert isinstance(play().step(there), Launch)
 
 
 def test_a_program_past_its_deadline_is_not_retried() -> None:
