@@ -19,13 +19,14 @@ from tartlet_runtime.wasm.shim_boundary import ShimBoundary
 Boundary = CtypesBoundary | ShimBoundary
 
 SOURCE = Path(__file__).with_name("shim.c")
+PARTS = (SOURCE, SOURCE.with_name("shim_polls.h"))
 _BUILD_TIMEOUT_S = 60
 _log = logging.getLogger(__name__)
 
 
 def library_path(cache_dir: Path) -> Path:
-    """Where the compiled shim is kept: named by its source's digest and the machine."""
-    digest = hashlib.sha256(SOURCE.read_bytes()).hexdigest()[:16]
+    """Where the compiled shim is kept: named by its sources' digest and the machine."""
+    digest = hashlib.sha256(b"".join(part.read_bytes() for part in PARTS)).hexdigest()[:16]
     return cache_dir / "shim" / f"shim-{digest}-{platform.machine()}.so"
 
 
