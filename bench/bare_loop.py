@@ -6,6 +6,7 @@ both as JSON lines.
 
 from __future__ import annotations
 
+import argparse
 import json
 import sys
 from pathlib import Path
@@ -20,8 +21,10 @@ PROMPT_TOKENS, NEW_TOKENS = 128, 64
 
 
 def main(argv: list[str]) -> None:
-    """Serve measurements of the checkpoint at argv[0] until standard input ends."""
-    checkpoint = Path(argv[0])
+    """Serve measurements of a checkpoint until standard input ends."""
+    parser = argparse.ArgumentParser(prog="python -m bench.bare_loop", description=__doc__)
+    parser.add_argument("checkpoint", type=Path, help="directory of the 88M checkpoint")
+    checkpoint = parser.parse_args(argv).checkpoint
     if not checkpoint.exists():
         random_checkpoint(checkpoint, LLAMA_88M, dtype=torch.bfloat16)
     engine = load_engine(

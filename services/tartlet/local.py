@@ -39,8 +39,8 @@ class StackConfig:
     """What a local stack runs.
 
     Args:
-        engine: "torch" or "fake".
-        model: checkpoint directory for torch.
+        engine: "torch" or "fake"; None: as the worker's settings say (torch, if nothing says otherwise).
+        model: checkpoint directory for torch; None: likewise.
         directory: of sockets and logs; default: `tartlet_common.paths.run_dir()`.
         config: TOML file that every role reads.
         flags: more flags by role, such as `{"worker": ["--page-size", "8"]}`.
@@ -48,7 +48,7 @@ class StackConfig:
         start_timeout_s: how long the start may take.
     """
 
-    engine: str = "torch"
+    engine: str | None = None
     model: Path | None = None
     directory: Path | None = None
     config: Path | None = None
@@ -304,7 +304,8 @@ class LocalStack:
         if self._config.config is not None:
             flags += ["--config", str(self._config.config)]
         if role == "worker":
-            flags += ["--engine", self._config.engine]
+            if self._config.engine is not None:
+                flags += ["--engine", self._config.engine]
             if self._config.model is not None:
                 flags += ["--model", str(self._config.model)]
         return [*flags, *self._config.flags.get(role, ())]

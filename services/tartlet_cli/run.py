@@ -35,7 +35,7 @@ class RunOptions:
     file: str
     args: tuple[str, ...]
     model: str | None
-    engine: str
+    engine: str | None
     server: str | None
     native: bool
     interactive: bool
@@ -76,7 +76,7 @@ class _RunCommand(click.Command):
     metavar="PATH",
     help="Checkpoint directory (on a server: a model's name). Default: the demo model (the server's first).",
 )
-@click.option("--engine", type=click.Choice(["torch", "fake"]), default="torch", show_default=True, help="Backend.")
+@click.option("--engine", type=click.Choice(["torch", "fake"]), help="Backend. Default: torch.")
 @other_server_option
 @click.option("--inferlet", is_flag=True, help="FILE is the name of a program in a server's catalogue.")
 @click.option("--kube", is_flag=True, help="Run it on a Kubernetes cluster, through its API server.")
@@ -172,7 +172,7 @@ def run_on_cluster() -> click.Command:
     @click.pass_context
     def callback(ctx: click.Context, /, file: str, args: tuple[str, ...], **options: Any) -> None:
         wants_help(file, ctx)
-        absent = {"kube": True, "engine": "torch", "server": None, "native": False, "config": None}
+        absent = {"kube": True, "engine": None, "server": None, "native": False, "config": None}
         ctx.invoke(run, file=file, args=args, **options, **absent)
 
     elsewhere = ("tls_certificate", "tls_key", "tls_authority", "kube", *_NOT_ON_CLUSTER)
@@ -277,12 +277,12 @@ class _Session:
     async def _own_stack(self) -> Any:
         from tartlet.local import LocalStack, StackConfig
         from tartlet.local import Progress as Told
-        from tartlet_cli.places import find_model
+        from tartlet_cli.places import backend
         from tartlet_common.errors import TartletError
         from tartlet_common.paths import make_private, run_dir
 
         options = self._options
-        model = find_model(options.model) if options.engine == "torch" else None
+        chosen = backend(options.engine, options.model, options.config)
         base = make_private(run_dir())
         _sweep(base)
         directory = Path(tempfile.mkdtemp(prefix=f"run-{os.getpid()}-", dir=base))
@@ -291,7 +291,7 @@ class _Session:
             if isinstance(event, Told):
                 self._progress.show(f"{event.role}: {event.text}")
 
-        config = StackConfig(engine=options.engine, model=model, directory=directory, config=options.config)
+        config = StackConfig(engine=chosen.engine, model=chosen.model, directory=directory, config=options.config)
         self._stack = LocalStack(config, report)
         self._progress.show("starting control, runtime and worker")
         try:

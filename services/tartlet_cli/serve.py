@@ -16,6 +16,7 @@ from tartlet_cli import exits
 
 if TYPE_CHECKING:
     from tartlet.local import LocalStack, StackEvent
+    from tartlet_cli.places import Backend
     from tartlet_cli.terminal import Progress
 
 ROLES = ("control", "runtime", "worker", "operator")
@@ -27,8 +28,14 @@ ROLES = ("control", "runtime", "worker", "operator")
     type=click.Choice(ROLES),
     help="Run this role alone; its own flags follow (`--role ROLE --help` lists them).",
 )
-@click.option("--model", metavar="PATH", help="Checkpoint directory. Default: $TARTLET_MODEL, else the demo model.")
-@click.option("--engine", type=click.Choice(["torch", "fake"]), help="Backend. Default: torch.")
+@click.option(
+    "--model",
+    metavar="PATH",
+    help="Checkpoint directory. Default: the worker's setting, else $TARTLET_MODEL, else the demo model.",
+)
+@click.option(
+    "--engine", type=click.Choice(["torch", "fake"]), help="Backend. Default: the worker's setting, else torch."
+)
 @click.option("--config", type=click.Path(path_type=Path), help="TOML file with a table for each role.")
 @click.option(
     "--run-dir", type=click.Path(path_type=Path), help="Directory of sockets and logs. Default: $TARTLET_RUN_DIR."
@@ -58,6 +65,7 @@ def serve(
       tartlet serve --role worker --model /path/to/checkpoint --threads 2
       TARTLET_CONTROL_POLICY=eager tartlet serve
     """  # noqa: D301 - \b is click's mark for a paragraph not to be wrapped
+    from tartlet_cli.places import backend
     from tartlet_common.errors import TartletError
 
     if role is None and {"-h", "--help"} & set(flags):
@@ -71,7 +79,7 @@ def serve(
             _exec_role(role, model, engine, config, flags)
         if flags:
             raise click.UsageError(f"unknown option {flags[0]} (a role's own flags need --role)")
-        raise SystemExit(asyncio.run(_serve(model, engine or "torch", config, quiet=quiet)))
+        raise SystemExit(asyncio.run(_serve(backend(engine, model, config), config, quiet=quiet)))
     except TartletError as e:
         raise exits.fail(e) from e
 
@@ -92,7 +100,7 @@ def _check(role: str | None, model: str | None, engine: str | None, *, quiet: bo
 
 def _exec_role(role: str, model: str | None, engine: str | None, config: Path | None, flags: tuple[str, ...]) -> None:
     """Become the role's process. A flag beats its environment and file, so only what was asked for becomes one."""
-    from tartlet_cli.places import find_model
+    from tartlet_cli.places import backend
 
     argv = [sys.executable, "-P", "-m", f"tartlet_{role}", *flags]
     if {"-h", "--help"} & set(flags):
@@ -100,17 +108,16 @@ def _exec_role(role: str, model: str | None, engine: str | None, config: Path | 
     if config is not None:
         argv += ["--config", str(config)]
     if role == "worker":
-        if engine is not None:
-            argv += ["--engine", engine]
-        torch = (engine or os.environ.get("TARTLET_WORKER_ENGINE", "torch")) == "torch"
-        if torch and (model or (config is None and "TARTLET_WORKER_MODEL" not in os.environ)):
-            argv += ["--model", str(find_model(model))]
+        chosen = backend(engine, model, config)
+        if chosen.engine is not None:
+            argv += ["--engine", chosen.engine]
+        if chosen.model is not None:
+            argv += ["--model", str(chosen.model)]
     os.execv(sys.executable, argv)  # noqa: S606 - no shell is wanted
 
 
-async def _serve(model: str | None, engine: str, config: Path | None, *, quiet: bool) -> int:
+async def _serve(chosen: Backend, config: Path | None, *, quiet: bool) -> int:
     from tartlet.local import LocalStack, StackConfig
-    from tartlet_cli.places import find_model
     from tartlet_cli.terminal import Progress
 
     progress = Progress()
@@ -128,9 +135,8 @@ async def _serve(model: str | None, engine: str, config: Path | None, *, quiet: 
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         loop.add_signal_handler(number, interrupt)
 
-    checkpoint = find_model(model) if engine == "torch" else None
     echo = None if quiet else _echo(progress)
-    stack = LocalStack(StackConfig(engine=engine, model=checkpoint, config=config), _reporter(progress), echo)
+    stack = LocalStack(StackConfig(engine=chosen.engine, model=chosen.model, config=config), _reporter(progress), echo)
     starting = asyncio.ensure_future(stack.start())
     stopping = asyncio.ensure_future(stop.wait())
     try:

@@ -29,6 +29,12 @@ def test_a_run_prints_the_programs_output_and_nothing_else_to_standard_output(ru
     assert closing.startswith("[24 tokens, first after ")
 
 
+def test_the_workers_settings_decide_what_no_flag_does(run_dir: Path) -> None:
+    args = ("run", "--quiet", "--seed", "1", str(PROGRAMS / "sampled.py"), "hello", "0", "0", "1", "1")
+    by_setting = out(run_dir, *args, TARTLET_WORKER_ENGINE="fake", TARTLET_MODEL="/nowhere")
+    assert by_setting == out(run_dir, "run", "--engine", "fake", *args[1:])
+
+
 def test_a_failing_program_shows_its_traceback_alone_and_exits_with_1(server: Serving) -> None:
     result = tartlet_cli(server.run_dir, "run", "--server", "local", "--quiet", str(PROGRAMS / "fails.py"))
     assert result.returncode == 1

@@ -47,6 +47,17 @@ def test_a_worker_told_nothing_serves_the_default_model(monkeypatch: pytest.Monk
     assert argv == ["tartlet_worker", "--model", str(tmp_path.resolve())]
 
 
+def test_a_workers_file_is_overruled_by_flags_alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    file = tmp_path / "tartlet.toml"
+    file.write_text('[worker]\nengine = "fake"\n')
+    told = ("--role", "worker", "--config", str(file))
+    assert _argv(monkeypatch, *told, TARTLET_MODEL=str(tmp_path)) == ["tartlet_worker", *told[2:]]
+    model = str(tmp_path.resolve())
+    argv = _argv(monkeypatch, *told, "--model", model)
+    assert argv == ["tartlet_worker", *told[2:], "--engine", "torch", "--model", model]
+
+
 def test_a_flag_that_would_be_ignored_is_refused() -> None:
     for args, said in (
         (("--role", "control", "--model", "/m"), "--model is for a worker, not for --role control"),
