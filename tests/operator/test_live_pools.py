@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from tartlet_common import exits
 from tests.operator.api_server import ApiServer, Refused
 from tests.operator.live import ENGINE, Live, OperatorProcess, live
 
@@ -262,7 +263,7 @@ async def test_one_replica_leads_and_the_other_takes_over(api_server: ApiServer,
             it.core("PATCH", lease, "leases/tartlet-operator", {"spec": {"holderIdentity": "thief"}}, MERGE)
             child = it.operator.child
             assert child is not None
-            assert await asyncio.to_thread(child.wait, 10) == 1
+            assert await asyncio.to_thread(child.wait, 10) == exits.SYSTEM
             assert "another replica took it" in it.operator.log
         finally:
             if second.child is not None and second.child.poll() is None:
