@@ -15,11 +15,15 @@ from tartlet_operator.times import micro_stamp
 
 log = logging.getLogger("tartlet.operator")
 
+_RENEWED: Final = 2 / 5
+_ANSWERED: Final = 1 / 5
+_AGAIN: Final = 1 / 15
 _HOLDER_GIVES_UP: Final = 2 / 3
 _OTHERS_TAKE: Final = 4 / 5
 _LOOK: Final = 1 / 5
-"""Parts of a Lease's time. Without a renewal its holder gives up after the first, so that nobody leads beside another;
-others take it after the second, and even if they see a renewal so late as the third says, within the Lease's time."""
+"""Parts of a Lease's time: a renewal begins so long after the one before, has so long to be answered, and is tried
+again so long after a failure. Without one its holder gives up after two thirds, so that nobody leads beside another;
+others take it after four fifths, and even if they see a renewal so late as `_LOOK` says, within the Lease's time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +71,7 @@ class Leader:
     @property
     def renew_s(self) -> float:
         """Between renewals; one that failed is tried again sooner."""
-        return self._duration_s / 3
+        return self._duration_s * _RENEWED
 
     async def acquire(self) -> None:
         """Return when this replica holds the Lease."""
@@ -100,9 +104,9 @@ class Leader:
         wait_s = self.renew_s
         while True:
             await asyncio.sleep(min(wait_s, self._left_s()))
-            wait_s, asked_s = self._duration_s / 15, self._clock.now()
+            wait_s, asked_s = self._duration_s * _AGAIN, self._clock.now()
             try:
-                async with asyncio.timeout(min(self._duration_s / 4, self._left_s())):
+                async with asyncio.timeout(min(self._duration_s * _ANSWERED, self._left_s())):
                     self._lease = await self._api.replace(self._manifest(self._lease))
                 wait_s, self._renewed_s = self.renew_s, asked_s
                 continue
