@@ -22,7 +22,7 @@ from tartlet_control.engines import Models
 from tartlet_control.ledger import PAGES
 from tartlet_control.lifecycle import Lifecycle
 from tartlet_control.outbox import CANCELLED, RESULT
-from tartlet_control.queues import CommandQueue, Place, Poison, Program
+from tartlet_control.queues import CommandQueue, Place, Poison, Program, Sync
 from tartlet_control.records import QUEUED, Record, parse
 
 MAX_QUEUES: Final = 1024
@@ -239,7 +239,7 @@ class QueueMachine:
         program = queue.program
         if type(command) is Synchronize:
             if queue.settled < queue.dispatched:
-                queue.syncs.append((queue.dispatched, command.ticket if command.awaited else 0))
+                queue.syncs.append(Sync(queue.dispatched, command.ticket if command.awaited else 0, queue.reset_at))
                 return  # still in flight
             self._done(program, queue, command)
         elif type(command) is Reset:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass
 from math import inf
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tartlet_common.abi import Priority
 from tartlet_common.errors import TartletError
@@ -28,6 +28,14 @@ class Poison:
     error: TartletError
 
 
+class Sync(NamedTuple):
+    """A synchronize that waits for what was dispatched before it."""
+
+    at: int  # answered when `settled` reaches this
+    ticket: int  # 0: nobody awaits it
+    reset_at: int  # of commands from this one on none may have failed
+
+
 class Place:
     """What one program holds on the one engine of a model that it was placed on."""
 
@@ -47,8 +55,8 @@ class CommandQueue:
     """
 
     __slots__ = (
-        "answered_s", "cause", "dispatched", "id", "lane", "pending", "place", "poison", "priority", "program",
-        "reset_at", "returns_s", "settled", "spec", "syncs",
+        "answered_s", "cause", "dispatched", "failed", "id", "lane", "pending", "place", "poison", "priority",
+        "program", "reset_at", "returns_s", "settled", "spec", "syncs",
     )  # fmt: skip
 
     def __init__(self, program: Program, queue_id: int, place: Place) -> None:
@@ -64,7 +72,8 @@ class CommandQueue:
         self.answered_s = 0.0  # when the last command was, if none has come since
         self.returns_s = inf  # how long until one comes, usually; inf before that was seen
         self.reset_at = 0  # failures of commands dispatched before this one don't poison what follows a reset
-        self.syncs: deque[tuple[int, int]] = deque()  # (answer when `settled` reaches this, ticket)
+        self.syncs: deque[Sync] = deque()
+        self.failed: tuple[int, TartletError] | None = None  # the last command to fail on the engine: its number, why
         self.poison: Poison | None = None
         self.cause: Poison | None = None  # the last poison, kept over a reset for those still on the engine
 

@@ -160,6 +160,7 @@ class Settler:
             engine.reset_lanes.add(queue.lane)  # nobody will reset it; the worker needn't remember it
             machine.poison(queue, command, error)
             return
+        queue.failed = (index, error)
         behind_reset = index < queue.reset_at
         standing = queue.poison
         machine.poison(queue, command, error)
@@ -170,11 +171,15 @@ class Settler:
             machine.advance(queue)
 
     def _answer_syncs(self, queue: CommandQueue) -> None:
-        program = queue.program
-        while queue.syncs and queue.syncs[0][0] <= queue.settled:
-            _, ticket = queue.syncs.popleft()
+        program, failed = queue.program, queue.failed
+        while queue.syncs and queue.syncs[0].at <= queue.settled:
+            _, ticket, reset_at = queue.syncs.popleft()
             program.in_flight -= 1
-            if ticket:
+            if not ticket:
+                continue
+            if failed is not None and failed[0] >= reset_at:
+                program.session.outbox.fail(program.handle, ticket, queue.id, failed[1], answers=True)
+            else:
                 program.session.outbox.deliver(program.handle, RESULT, 1, ticket, queue.id)
 
 

@@ -40,10 +40,10 @@ async def listed(stub: Any, page_bytes: int, between: Any = None) -> list[list[s
             return pages
 
 
-async def test_client_and_operator_see_every_entry_of_a_catalogue_larger_than_a_message(tmp_path: Path) -> None:
+async def test_client_and_operator_see_every_entry_of_a_catalogue_larger_than_a_message(run_dir: Path) -> None:
     names = [f"n{i:04}" for i in range(4000)]
     text = "what it does, at some length; " * 50
-    async with control(tmp_path) as address, rpc.make_channel(address) as channel:
+    async with control(run_dir) as address, rpc.make_channel(address) as channel:
         stub: Any = control_pb2_grpc.CatalogueStub(channel)
         for i in range(0, len(names), 500):
             await stub.Put(control_pb2.PutRequest(entries=[entry(n, description=text) for n in names[i : i + 500]]))
@@ -51,15 +51,15 @@ async def test_client_and_operator_see_every_entry_of_a_catalogue_larger_than_a_
         pages = await listed(stub, 0)
         assert len(pages) > 2
         assert [n for page in pages for n in page] == names
-        async with tartlet.AsyncClient(f"unix:{tmp_path}/nobody.sock", control=address) as client:
+        async with tartlet.AsyncClient(f"unix:{run_dir}/nobody.sock", control=address) as client:
             assert [e.name for e in await client.catalogue(tenant="t")] == names
         operator = ControlLink(address, None)
         assert list(await operator.fingerprints("t")) == names
         await operator.close()
 
 
-async def test_entries_that_come_and_go_between_pages_move_no_others(tmp_path: Path) -> None:
-    async with control(tmp_path) as address, rpc.make_channel(address) as channel:
+async def test_entries_that_come_and_go_between_pages_move_no_others(run_dir: Path) -> None:
+    async with control(run_dir) as address, rpc.make_channel(address) as channel:
         stub: Any = control_pb2_grpc.CatalogueStub(channel)
         await stub.Put(control_pb2.PutRequest(entries=[entry(f"n{i:02}") for i in range(20)]))
 

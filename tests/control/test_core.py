@@ -169,6 +169,27 @@ def test_the_worker_answers_failures_which_poison_the_queue() -> None:
     assert len(guest.poisons()) == 1
 
 
+def test_a_synchronize_fails_with_what_the_worker_refused_before_it_unless_a_reset_came_between() -> None:
+    host = Host(FakeOptions(page_size=4, fail_token=66))
+    guest = host.start()
+    guest.alloc(Op.ALLOC_EMB, [0, 1])
+    guest.embed([0], [5], [0])
+    before = guest.sync()
+    bad = guest.embed([0], [66], [0])
+    guest.embed([1], [5], [0])
+    behind, again = guest.sync(), guest.sync()
+    guest.put(Op.RESET)
+    forgiven = guest.sync()
+    guest.embed([1], [5], [0])
+    later = guest.sync()
+    host.run()
+    (named,) = guest.poisons()
+    assert named.ticket == bad
+    assert [guest.answer(sync).event for sync in (before, forgiven, later)] == [Event.RESULT] * 3
+    assert [type(guest.answer(sync).error) for sync in (behind, again)] == [errors.EngineFailure] * 2
+    host.check_idle()
+
+
 def test_a_program_that_ends_with_a_poisoned_queue_hears_the_cause() -> None:
     host = Host()
     guest = host.start()

@@ -126,7 +126,7 @@ def test_the_state_of_many_programs_fits_a_message() -> None:
     assert len(state["programs"][-1]["queues"]) == 16
 
 
-async def test_a_disk_that_takes_its_time_holds_up_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_disk_that_takes_its_time_holds_up_nobody(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write = catalogue._write
 
     def slowly(path: Path, data: bytes) -> None:
@@ -134,7 +134,7 @@ async def test_a_disk_that_takes_its_time_holds_up_nobody(tmp_path: Path, monkey
         write(path, data)
 
     monkeypatch.setattr(catalogue, "_write", slowly)
-    async with control(tmp_path, catalogue_dir=tmp_path / "c") as address, rpc.make_channel(address) as channel:
+    async with control(run_dir, catalogue_dir=run_dir / "c") as address, rpc.make_channel(address) as channel:
         names: Any = control_pb2_grpc.CatalogueStub(channel)
         state: Any = control_pb2_grpc.ControlStub(channel)
         await state.State(control_pb2.StateRequest())
@@ -151,12 +151,12 @@ async def test_a_disk_that_takes_its_time_holds_up_nobody(tmp_path: Path, monkey
         gone.cancel()  # its change is made all the same: disk and memory agree
         deleted = await names.Delete(control_pb2.DeleteRequest(tenant="t", name="last"))
         assert not deleted.error.number
-        assert len(list((tmp_path / "c").glob("*.inferlet"))) == 5
+        assert len(list((run_dir / "c").glob("*.inferlet"))) == 5
 
 
-async def test_uploads_that_wait_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_uploads_that_wait_are_bounded(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server_catalogue, "MAX_UPLOADS", 6)
-    async with control(tmp_path) as address, rpc.make_channel(address) as channel:
+    async with control(run_dir) as address, rpc.make_channel(address) as channel:
         stub: Any = control_pb2_grpc.CatalogueStub(channel)
         calls = []
         for _ in range(6):  # they have begun, and pause
@@ -170,9 +170,9 @@ async def test_uploads_that_wait_are_bounded(tmp_path: Path, monkeypatch: pytest
             call.cancel()
 
 
-async def test_a_runtime_that_can_not_be_written_to_is_let_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_runtime_that_can_not_be_written_to_is_let_go(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever bug it is: a stream on which nothing comes any more would let its programs wait for ever."""
-    async with control(tmp_path) as address:
+    async with control(run_dir) as address:
         runtime = Runtime(address)
         await runtime.hello()
         await runtime.read()  # its first frame of models

@@ -28,10 +28,10 @@ from tartlet_worker.link import Link
 
 
 @contextlib.asynccontextmanager
-async def control(tmp_path: Path, name: str = "c", **settings: Any) -> AsyncIterator[str]:
-    address = f"unix:{tmp_path}/run/{name}.sock"
+async def control(run_dir: Path, name: str = "c", **settings: Any) -> AsyncIterator[str]:
+    address = f"unix:{run_dir}/run/{name}.sock"
     task = asyncio.create_task(main(ControlSettings(address=address, **settings), Notify(None)))
-    while not (tmp_path / "run" / f"{name}.sock").exists():
+    while not (run_dir / "run" / f"{name}.sock").exists():
         await asyncio.sleep(0.01)
         assert not task.done(), task.exception()
     try:
@@ -127,9 +127,9 @@ def another_token() -> bytes:
     return w.finish()
 
 
-def test_tokens_come_back_over_the_wire(tmp_path: Path) -> None:
+def test_tokens_come_back_over_the_wire(run_dir: Path) -> None:
     async def body() -> None:
-        async with control(tmp_path) as address, worker(address):
+        async with control(run_dir) as address, worker(address):
             rt = Runtime(address)
             hello = await rt.hello()
             assert hello.hello.protocol == 1
@@ -159,10 +159,10 @@ def test_tokens_come_back_over_the_wire(tmp_path: Path) -> None:
 
 
 def test_no_step_is_formed_before_the_rest_of_an_answer_and_a_step_behind_which_nothing_waits_says_so(
-    tmp_path: Path,
+    run_dir: Path,
 ) -> None:
     async def body() -> None:
-        async with control(tmp_path) as address, worker(address):
+        async with control(run_dir) as address, worker(address):
             rt = Runtime(address)
             await rt.hello()
             await rt.models()
@@ -182,9 +182,9 @@ def test_no_step_is_formed_before_the_rest_of_an_answer_and_a_step_behind_which_
     asyncio.run(body())
 
 
-def test_a_worker_that_goes_away_ends_its_programs(tmp_path: Path) -> None:
+def test_a_worker_that_goes_away_ends_its_programs(run_dir: Path) -> None:
     async def body() -> None:
-        async with control(tmp_path) as address:
+        async with control(run_dir) as address:
             rt = Runtime(address)
             async with worker(address):
                 await rt.hello()
@@ -204,9 +204,9 @@ def test_a_worker_that_goes_away_ends_its_programs(tmp_path: Path) -> None:
     asyncio.run(body())
 
 
-def test_a_runtime_that_goes_away_frees_its_pages(tmp_path: Path) -> None:
+def test_a_runtime_that_goes_away_frees_its_pages(run_dir: Path) -> None:
     async def body() -> None:
-        async with control(tmp_path, runtime_grace_s=0.1) as address, worker(address):
+        async with control(run_dir, runtime_grace_s=0.1) as address, worker(address):
             rt = Runtime(address)
             await rt.hello()
             await rt.models()
@@ -226,9 +226,9 @@ def test_a_runtime_that_goes_away_frees_its_pages(tmp_path: Path) -> None:
     asyncio.run(body())
 
 
-def test_a_drained_engine_is_let_go(tmp_path: Path) -> None:
+def test_a_drained_engine_is_let_go(run_dir: Path) -> None:
     async def body() -> None:
-        async with control(tmp_path) as address, worker(address) as link:
+        async with control(run_dir) as address, worker(address) as link:
             rt = Runtime(address)
             await rt.hello()
             await rt.models()
@@ -254,11 +254,9 @@ def test_a_drained_engine_is_let_go(tmp_path: Path) -> None:
         (engine_pb2.WorkerHello(protocol=1, engine_id="e", incarnation="i", spec_json="]["), errors.InvalidArgument),
     ],
 )
-def test_a_bad_hello_is_refused(
-    tmp_path: Path, hello: engine_pb2.WorkerHello, error: type[errors.TartletError]
-) -> None:
+def test_a_bad_hello_is_refused(run_dir: Path, hello: engine_pb2.WorkerHello, error: type[errors.TartletError]) -> None:
     async def body() -> None:
-        async with control(tmp_path) as address, rpc.make_channel(address) as channel:
+        async with control(run_dir) as address, rpc.make_channel(address) as channel:
             stub: Any = engine_pb2_grpc.EngineStub(channel)
             stream = stub.Connect()
             await stream.write(engine_pb2.WorkerFrame(hello=hello))
@@ -269,11 +267,11 @@ def test_a_bad_hello_is_refused(
 
 
 @pytest.mark.parametrize("stub", [control_pb2_grpc.ControlStub, engine_pb2_grpc.EngineStub])
-def test_a_stream_that_never_says_hello_is_ended(tmp_path: Path, stub: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stream_that_never_says_hello_is_ended(run_dir: Path, stub: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(greeting, "HELLO_TIMEOUT_S", 0.2)
 
     async def body() -> None:
-        async with control(tmp_path) as address, rpc.make_channel(address) as channel:
+        async with control(run_dir) as address, rpc.make_channel(address) as channel:
             silent = stub(channel).Connect()
             with pytest.raises(grpc.aio.AioRpcError) as caught:
                 await asyncio.wait_for(silent.read(), 5)
@@ -288,12 +286,12 @@ def test_a_stream_that_never_says_hello_is_ended(tmp_path: Path, stub: Any, monk
     asyncio.run(body())
 
 
-def test_a_blob_with_another_digest_is_refused(tmp_path: Path) -> None:
+def test_a_blob_with_another_digest_is_refused(run_dir: Path) -> None:
     async def chunks() -> AsyncIterator[common_pb2.BlobChunk]:
         yield common_pb2.BlobChunk(digest="0" * 64, size=3, data=b"abc")
 
     async def body() -> None:
-        async with control(tmp_path) as address, rpc.make_channel(address) as channel:
+        async with control(run_dir) as address, rpc.make_channel(address) as channel:
             stub: Any = engine_pb2_grpc.EngineStub(channel)
             reply = await stub.PutBlob(chunks())
             assert isinstance(error_from_proto(reply.error), errors.InvalidArgument)
@@ -301,9 +299,9 @@ def test_a_blob_with_another_digest_is_refused(tmp_path: Path) -> None:
     asyncio.run(body())
 
 
-def test_a_frame_that_makes_no_sense_costs_its_stream_only(tmp_path: Path) -> None:
+def test_a_frame_that_makes_no_sense_costs_its_stream_only(run_dir: Path) -> None:
     async def body() -> None:
-        async with control(tmp_path) as address, worker(address):
+        async with control(run_dir) as address, worker(address):
             bad, good = Runtime(address), Runtime(address)
             await bad.hello("bad")
             await bad.models()
@@ -320,7 +318,7 @@ def test_a_frame_that_makes_no_sense_costs_its_stream_only(tmp_path: Path) -> No
     asyncio.run(body())
 
 
-def test_the_catalogue_survives_a_restart(tmp_path: Path) -> None:
+def test_the_catalogue_survives_a_restart(run_dir: Path) -> None:
     entry = control_pb2.CatalogueEntry(
         tenant="t",
         name="hello",
@@ -328,14 +326,14 @@ def test_the_catalogue_survives_a_restart(tmp_path: Path) -> None:
     )
 
     async def body() -> None:
-        directory = tmp_path / "catalogue"
-        async with control(tmp_path, catalogue_dir=directory) as address, rpc.make_channel(address) as channel:
+        directory = run_dir / "catalogue"
+        async with control(run_dir, catalogue_dir=directory) as address, rpc.make_channel(address) as channel:
             stub: Any = control_pb2_grpc.CatalogueStub(channel)
             reply = await stub.Put(control_pb2.PutRequest(entries=[entry, control_pb2.CatalogueEntry(name="../x")]))
             assert [e.number for e in reply.errors] == [0, errors.InvalidSource.number]
             assert reply.digests[0] == hashlib.sha256(b"print('hi')").hexdigest()
         (directory / "broken.inferlet").write_bytes(b"\xff\xff")
-        async with control(tmp_path, "d", catalogue_dir=directory) as address, rpc.make_channel(address) as channel:
+        async with control(run_dir, "d", catalogue_dir=directory) as address, rpc.make_channel(address) as channel:
             stub = control_pb2_grpc.CatalogueStub(channel)
             got = await stub.Get(control_pb2.GetRequest(tenant="t", name="hello"))
             assert got.entry.source.data == b"print('hi')"
@@ -354,9 +352,9 @@ def test_the_catalogue_survives_a_restart(tmp_path: Path) -> None:
     asyncio.run(body())
 
 
-def test_a_runtime_that_starts_anew_ends_its_earlier_stream(tmp_path: Path) -> None:
+def test_a_runtime_that_starts_anew_ends_its_earlier_stream(run_dir: Path) -> None:
     async def body() -> None:
-        async with control(tmp_path) as address, worker(address):
+        async with control(run_dir) as address, worker(address):
             before, now = Runtime(address), Runtime(address)
             await before.hello("one")
             await now.hello("two")
