@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import inspect
 import os
-import shutil
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from tests.run_directory import run_directory
 
 # Two cores serve the test and the processes that it starts: more threads than that only wait for each other.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -30,10 +30,9 @@ def repo() -> Path:
 
 @pytest.fixture
 def run_dir() -> Iterator[Path]:
-    """A private (0700) directory for Unix sockets; short, because a socket's path holds at most 107 bytes."""
-    path = Path(tempfile.mkdtemp(prefix="tt-"))
-    yield path
-    shutil.rmtree(path, ignore_errors=True)
+    """A private (0700) directory for Unix sockets, with a short path."""
+    with run_directory() as path:
+        yield path
 
 
 @pytest.hookimpl(tryfirst=True)

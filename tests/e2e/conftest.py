@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-import shutil
-import tempfile
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 from tests.e2e.serving import Serving, serving
+from tests.run_directory import run_directory
 
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Serving]:
     """A server that the module's tests share."""
-    directory = Path(tempfile.mkdtemp(prefix="tt-"))
-    try:
-        with serving(directory) as running:
-            yield running
-    finally:
-        shutil.rmtree(directory, ignore_errors=True)
+    with run_directory() as directory, serving(directory) as running:
+        yield running

@@ -13,7 +13,7 @@ NAMES = ("uvloop", "jinja2", "token", "random", "numpy", "bench", "encodings")
 
 
 @pytest.mark.parametrize("native", [False, True])
-def test_modules_in_the_current_directory_do_not_run_in_a_role(tmp_path: Path, native: bool) -> None:
+def test_modules_in_the_current_directory_do_not_run_in_a_role(tmp_path: Path, run_dir: Path, native: bool) -> None:
     here = tmp_path / "here"
     here.mkdir()
     for name in NAMES:
@@ -25,7 +25,7 @@ def test_modules_in_the_current_directory_do_not_run_in_a_role(tmp_path: Path, n
     done = subprocess.run(
         [*command, str(program)],
         cwd=here,
-        env={**environment, "TARTLET_RUN_DIR": str(tmp_path / "run")},
+        env={**environment, "TARTLET_RUN_DIR": str(run_dir)},
         capture_output=True,
         text=True,
         timeout=120,
