@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
@@ -17,10 +18,12 @@ if TYPE_CHECKING:
     from opentelemetry.sdk.metrics.export import MetricReader
     from opentelemetry.trace import Tracer
 
+    from tartlet_common.telemetry_export import Leaving
     from tartlet_common.telemetry_steps import StepTracer
 
 _SCOPE = "tartlet"
 _steps: StepTracer | None = None
+_exporters: list[Leaving] = []
 _later = Later()
 later = _later.put
 """Puts off what a hot path reports (`telemetry_later`)."""
@@ -46,7 +49,8 @@ def setup(role: str, *, scraped: bool = False) -> None:
 
     resource = Resource.create({"service.name": f"tartlet-{role}", "service.namespace": "tartlet"})
     readers = _readers(scraped=scraped)
-    metrics.set_meter_provider(MeterProvider(resource=resource, metric_readers=readers))
+    # the SDK's own flush at exit has no limit: `shutdown` is ours
+    metrics.set_meter_provider(MeterProvider(resource=resource, metric_readers=readers, shutdown_on_exit=False))
     if enabled():
         from opentelemetry.sdk.trace import TracerProvider
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
@@ -54,8 +58,10 @@ def setup(role: str, *, scraped: bool = False) -> None:
         from tartlet_common.telemetry_export import SpanExporter
         from tartlet_common.telemetry_steps import StepTracer
 
-        provider = TracerProvider(resource=resource)
-        processor = BatchSpanProcessor(SpanExporter())
+        provider = TracerProvider(resource=resource, shutdown_on_exit=False)
+        exporter = SpanExporter()
+        _exporters.append(exporter)
+        processor = BatchSpanProcessor(exporter)
         provider.add_span_processor(processor)
         trace.set_tracer_provider(provider)
         global _steps  # noqa: PLW0603 - the process's, as the providers are
@@ -69,26 +75,37 @@ def _readers(*, scraped: bool) -> list[MetricReader]:
 
         readers.append(PrometheusMetricReader())
     if enabled():
-        from opentelemetry.exporter.otlp.proto.grpc.metric_exporter import OTLPMetricExporter
         from opentelemetry.sdk.metrics.export import PeriodicExportingMetricReader
 
-        readers.append(PeriodicExportingMetricReader(OTLPMetricExporter()))
+        from tartlet_common.telemetry_export import MetricExporter
+
+        exporter = MetricExporter()
+        _exporters.append(exporter)
+        readers.append(PeriodicExportingMetricReader(exporter))
     return readers
 
 
 def shutdown(grace_s: float = 2.0) -> None:
-    """Flush what is buffered; called once at the end of a process. A receiver that is gone delays it by `grace_s`."""
+    """Flush what is buffered; called once at the end of a process.
 
-    def stop() -> None:
-        flush()
-        for provider in (trace.get_tracer_provider(), metrics.get_meter_provider()):
-            end = getattr(provider, "shutdown", None)
-            if end is not None:
-                end()
+    A receiver that isn't there costs at most `telemetry_export.LEAVING_S`, one that is slow at most `grace_s`.
+    """
+    for exporter in _exporters:
+        exporter.leave()
+    providers = (trace.get_tracer_provider(), metrics.get_meter_provider())
+    flushing = [threading.Thread(target=_stop, args=(p,), name="telemetry", daemon=True) for p in providers]
+    for thread in flushing:
+        thread.start()
+    end = time.monotonic() + grace_s
+    for thread in flushing:
+        thread.join(max(0.0, end - time.monotonic()))
 
-    flushing = threading.Thread(target=stop, name="telemetry", daemon=True)  # the exporter retries for a minute
-    flushing.start()
-    flushing.join(grace_s)
+
+def _stop(provider: object) -> None:
+    flush()
+    end = getattr(provider, "shutdown", None)
+    if end is not None:
+        end()
 
 
 def tracer() -> Tracer:

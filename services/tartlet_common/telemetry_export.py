@@ -1,12 +1,17 @@
-"""Encodes spans for export beside threads that are waited for: cheaply, and a few at a time."""
+"""Exports spans and metrics beside threads that are waited for: spans cheaply encoded, and a few at a time.
+
+At the end of a process an exporter is told to `leave`: a receiver that is gone shall cost it little time.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from threading import Event
 from time import sleep
-from typing import Final, cast
+from typing import Any, Final, cast
 
 from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
+from opentelemetry.exporter.otlp.proto.grpc.metric_exporter import OTLPMetricExporter
 from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue, KeyValue
@@ -26,7 +31,32 @@ _UNSET: Final = StatusMessage()
 _REMOTE: Final = _LOCAL | SpanFlags.SPAN_FLAGS_CONTEXT_IS_REMOTE_MASK
 
 
-class SpanExporter(OTLPSpanExporter):
+LEAVING_S: Final = 0.6
+"""What a message may take once the process leaves: less than the pause before the library sends it again."""
+
+
+class Leaving:
+    """An exporter's end: from `leave` on each message is sent once, and none after one that failed."""
+
+    _timeout: float
+    _result: Any
+    _shutdown_in_progress: Event
+    _leaving = False
+    _gone = False
+
+    def leave(self) -> None:
+        """The process ends."""
+        self._leaving = True
+        self._timeout = min(self._timeout, LEAVING_S)
+        self._shutdown_in_progress.set()  # whoever waits to send again waits no longer
+
+    def _export(self, data: Any) -> Any:
+        result: Any = self._result.FAILURE if self._gone else super()._export(data)  # type: ignore[misc]
+        self._gone = self._leaving and result is self._result.FAILURE
+        return result
+
+
+class SpanExporter(Leaving, OTLPSpanExporter):
     """OTLP over gRPC, with all that the standard variables set; only the encoding is ours."""
 
     def _translate_data(self, data: Sequence[ReadableSpan]) -> ExportTraceServiceRequest:
@@ -36,6 +66,10 @@ class SpanExporter(OTLPSpanExporter):
                 sleep(_PAUSE_S)
             request.MergeFrom(encode(data[start : start + _CHUNK]))
         return request
+
+
+class MetricExporter(Leaving, OTLPMetricExporter):
+    """OTLP over gRPC, with all that the standard variables set."""
 
 
 def encode(spans: Sequence[ReadableSpan]) -> ExportTraceServiceRequest:

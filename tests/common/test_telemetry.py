@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import threading
 import time
 from typing import Any
 
@@ -7,11 +8,11 @@ import pytest
 from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
-from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor, SpanExportResult
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import SpanContext, TraceFlags, TraceState
 
-from tartlet_common.telemetry_export import SpanExporter, encode
+from tartlet_common.telemetry_export import LEAVING_S, SpanExporter, encode
 from tartlet_common.telemetry_steps import Attributes, RateLimit, StepLink, StepSpan, StepTracer, traceparent
 
 RESOURCE = Resource.create({"service.name": "tartlet-test", "service.namespace": "tartlet"})
@@ -77,6 +78,30 @@ def test_encoding_lets_other_threads_in(
     request: Any = SpanExporter(endpoint="http://127.0.0.1:1")._translate_data(exporter.get_finished_spans())
     assert sum(len(s.spans) for e in request.resource_spans for s in e.scope_spans) == 100
     assert len(pauses) == 3
+
+
+@pytest.mark.parametrize("waiting", [False, True])
+def test_a_receiver_that_is_gone_delays_the_end_of_a_process_little(
+    tracer: StepTracer, exporter: InMemorySpanExporter, monkeypatch: pytest.MonkeyPatch, *, waiting: bool
+) -> None:
+    """The library tries for ten seconds; `waiting`: it is at that already."""
+    a_step(tracer)
+    ours = SpanExporter(endpoint="http://127.0.0.1:1", insecure=True)
+    if waiting:
+        results: list[SpanExportResult] = []
+        trying = threading.Thread(target=lambda: results.append(ours.export(exporter.get_finished_spans())))
+        trying.start()
+        time.sleep(0.3)
+        assert trying.is_alive()
+    start = time.monotonic()
+    ours.leave()
+    if waiting:
+        trying.join()
+        assert results == [SpanExportResult.FAILURE]
+    assert ours.export(exporter.get_finished_spans()) is SpanExportResult.FAILURE
+    assert time.monotonic() - start < 3 * LEAVING_S
+    monkeypatch.setattr(ours, "_translate_data", None)  # nothing more is sent
+    assert ours.export(exporter.get_finished_spans()) is SpanExportResult.FAILURE
 
 
 def test_a_step_costs_microseconds() -> None:
