@@ -22,6 +22,8 @@ from tartlet_control.lifecycle import StartRequest
 from tartlet_control.queues import Program
 from tartlet_control.step_spans import Ended, ProgramSpan, StepSpans
 
+UNNAMED_ERROR: Final = "_OTHER"
+"""OpenTelemetry's word where an error's name isn't known: of a program's own failure control learns just that."""
 MAX_ENGINES: Final = 256
 """Engines that metrics tell apart since control started; a worker may have a name of its own after each start."""
 OTHER_ENGINES: Final = "other"
@@ -33,6 +35,7 @@ class Observer:
     def __init__(self, core: Core) -> None:
         self._core = core
         self._engine_ids: set[str] = set()
+        self._failed: set[str] = set()  # programs, until they have ended
         self._tracer = telemetry.tracer()
         meter = telemetry.meter()
         self._ended = meter.create_counter(names.METRIC_PROGRAMS_ENDED)
@@ -55,6 +58,7 @@ class Observer:
                 core.dispatcher.on_step = self._steps.begin
                 telemetry.meter().create_observable_counter(names.METRIC_STEP_SPANS_LEFT_OUT, [self._left_out])
         core.lifecycle.on_end = self.program_ended
+        self._hear_failures()
         core.settler.on_settled = self.step_ended
         core.on_leak = lambda engine, _: self._leaks.add(1, self._label(engine))
 
@@ -75,21 +79,36 @@ class Observer:
         span = self._tracer.start_span(names.SPAN_CONTROL_PROGRAM, context=parent, attributes=attributes)
         program.span = ProgramSpan(span)
 
-    def program_ended(self, program: Program, error: TartletError | None) -> None:
-        """Note a program's end, for its span and the counter."""
-        telemetry.later(self._close_program, program, error, self._core.clock.unix_ns())
+    def _hear_failures(self) -> None:
+        """Note which programs' runtimes say that they failed, before they end of it."""
+        lifecycle = self._core.lifecycle
+        end = lifecycle.end
 
-    def _close_program(self, program: Program, error: TartletError | None, end_ns: int) -> None:
-        attributes = {} if error is None else {names.ATTR_ERROR: error.name}
-        self._ended.add(1, attributes)
+        def noted(program: Program, *, failed: bool) -> None:
+            if failed and lifecycle.programs.get(program.id) is program:
+                self._failed.add(program.id)
+            end(program, failed=failed)
+
+        lifecycle.end = noted  # type: ignore[method-assign]
+
+    def program_ended(self, program: Program, error: TartletError | None) -> None:
+        """Note a program's end, for its span and the counter. `error`: what control ended it for."""
+        failed = program.id in self._failed
+        self._failed.discard(program.id)
+        cause = error or (program.poisoned.error if program.poisoned is not None else None)
+        name = cause.name if cause is not None else UNNAMED_ERROR if failed else ""
+        telemetry.later(self._close_program, program, name, self._core.clock.unix_ns())
+
+    def _close_program(self, program: Program, error: str, end_ns: int) -> None:
+        self._ended.add(1, {names.ATTR_ERROR: error} if error else {})
         if program.span is None:
             return
         span = program.span.span
         span.set_attribute(names.ATTR_INPUT_TOKENS, program.input_tokens)
         span.set_attribute(names.ATTR_OUTPUT_TOKENS, program.sampled_tokens)
-        if error is not None:
-            span.set_attribute(names.ATTR_ERROR, error.name)
-            span.set_status(Status(StatusCode.ERROR, error.name))
+        if error:
+            span.set_attribute(names.ATTR_ERROR, error)
+            span.set_status(Status(StatusCode.ERROR, error))
         span.end(end_ns)
 
     # ---- steps --------------------------------------------------------------------------------------------------

@@ -206,6 +206,8 @@ class ProgramTable:
                     self.follow_elsewhere(call, index, existing)
         else:
             program.accepted = True
+            if not program.model:  # control has placed it on the default one
+                program.model = next(iter(self._models.names()), "")
             self.accept(program, call, index, attach=attach)
 
     def _take_handle(self) -> int:
@@ -271,7 +273,7 @@ class ProgramTable:
             keep = program.accepted and (program.error is not None or self._settings.keep_journals)
             self._journals.close(spec.program_id, program.journal, keep=keep)
             program.journal = None
-        self._spans.end(program.span, spec.model, program.usage.to_proto(self._clock.now()), program.error)
+        self._spans.end(program.span, program.model, program.usage.to_proto(self._clock.now()), program.error)
         if not program.accepted:
             self._forget(program)
             return

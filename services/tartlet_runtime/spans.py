@@ -26,8 +26,9 @@ class ProgramSpan:
         """W3C trace context for control."""
         return telemetry.inject(trace.set_span_in_context(self.span))
 
-    def end(self, usage: programs_pb2.Usage, error: TartletError | None, end_ns: int) -> None:
+    def end(self, model: str, usage: programs_pb2.Usage, error: TartletError | None, end_ns: int) -> None:
         """Close the span as of `end_ns` since 1970; no text of the program's is in it."""
+        self.span.set_attribute(names.ATTR_MODEL, model)  # of one that asked for none it shows after its launch
         self.span.set_attribute(names.ATTR_INPUT_TOKENS, usage.input_tokens)
         self.span.set_attribute(names.ATTR_OUTPUT_TOKENS, usage.sampled_tokens)
         if error is not None:
@@ -79,7 +80,7 @@ class Spans:
         end_ns: int,
     ) -> None:
         if span is not None:
-            span.end(usage, error, end_ns)
+            span.end(model, usage, error, end_ns)
         attributes = {names.ATTR_MODEL: model} | ({names.ATTR_ERROR: error.name} if error else {})
         self._ended.add(1, attributes)
         self._duration.record(usage.wall_s, attributes)

@@ -15,6 +15,8 @@ from opentelemetry.trace import format_span_id
 
 from tartlet_common import telemetry
 from tartlet_common import telemetry_names as names
+from tartlet_common.abi import Op
+from tartlet_common.errors import WorkerLost
 from tartlet_common.telemetry_steps import StepTracer
 from tartlet_control import observe
 from tartlet_control.observe import Observer
@@ -115,6 +117,29 @@ def test_a_slow_step_has_a_span_beyond_the_limit(traced: Callable[..., Traced]) 
     assert slow.start_time is not None
     assert slow.end_time - slow.start_time == pytest.approx(200_000_000, rel=1e-6)
     assert t.host.steps[-1].traceparent == "", "it showed only at its end"
+
+
+@pytest.mark.parametrize("how", ["well", "failed", "killed", "poisoned", "poisoned and failed"])
+def test_how_a_program_ended_is_in_its_span_and_counted(traced: Callable[..., Traced], how: str) -> None:
+    t = traced()
+    guest = t.host.start()
+    if "poisoned" in how:
+        guest.alloc(Op.ALLOC_KVPAGE, range(65), wait=True)  # of 64
+    else:
+        decode_text(guest, [5, 6], 2)
+    t.host.run()
+    if how == "killed":
+        program = next(iter(t.host.core.lifecycle.programs.values()))
+        t.host.core.lifecycle.kill(program, WorkerLost(engine="worker-0"))
+    t.host.end(guest, failed="failed" in how)
+    t.host.run()
+    told = {"well": None, "failed": "_OTHER", "killed": "WorkerLost"}.get(how, "ProgramTooLarge")
+    (span,) = t.spans(names.SPAN_CONTROL_PROGRAM)
+    assert span.attributes is not None
+    assert span.attributes.get(names.ATTR_ERROR) == told
+    assert span.status.is_unset is (told is None)
+    (ended,) = t.metric(names.METRIC_PROGRAMS_ENDED)
+    assert (ended.value, ended.attributes.get(names.ATTR_ERROR)) == (1, told)
 
 
 def test_no_limit_but_none_at_all(traced: Callable[..., Traced]) -> None:

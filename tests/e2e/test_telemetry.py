@@ -25,13 +25,16 @@ class Receiver(trace_service_pb2_grpc.TraceServiceServicer, metrics_service_pb2_
         self.lock = threading.Lock()
         self.spans: list[tuple[str, Any]] = []  # service, span
         self.metrics: dict[str, set[str]] = {}  # service, names
+        self.models: set[str] = set()  # that metrics name
 
     def Export(self, request: Any, context: Any) -> Any:
         with self.lock:
             if isinstance(request, metrics_service_pb2.ExportMetricsServiceRequest):
                 for resource in request.resource_metrics:
-                    names = {m.name for scope in resource.scope_metrics for m in scope.metrics}
-                    self.metrics.setdefault(_service(resource), set()).update(names)
+                    metrics = [m for scope in resource.scope_metrics for m in scope.metrics]
+                    self.metrics.setdefault(_service(resource), set()).update(m.name for m in metrics)
+                    points = [p for m in metrics for p in m.histogram.data_points]
+                    self.models |= {_attributes(p).get("gen_ai.request.model", "") for p in points}
                 return metrics_service_pb2.ExportMetricsServiceResponse()
             for resource in request.resource_spans:
                 for scope in resource.scope_spans:
@@ -41,6 +44,10 @@ class Receiver(trace_service_pb2_grpc.TraceServiceServicer, metrics_service_pb2_
 
 def _service(resource: Any) -> str:
     return next(str(a.value.string_value) for a in resource.resource.attributes if a.key == "service.name")
+
+
+def _attributes(told: Any) -> dict[str, str]:
+    return {a.key: a.value.string_value for a in told.attributes}
 
 
 @pytest.fixture
@@ -70,6 +77,9 @@ def test_one_trace_runs_through_all_four_processes(run_dir: Path, receiver: Any)
     assert all(not span.parent_span_id or span.parent_span_id in ids for _, span in kept.spans)
     assert len(kept.spans) < 100, "spans are per program, call and step, never per token"
     assert "tartlet-control" in kept.metrics
+    (program,) = [_attributes(span) for _, span in kept.spans if span.name == "invoke_agent"]
+    assert program["gen_ai.request.model"] in kept.models, "the default model has a name"
+    assert program["gen_ai.request.model"] != ""
     assert PROMPT.encode() not in b"".join(span.SerializeToString() for _, span in kept.spans)
 
 
