@@ -60,12 +60,12 @@ def test_the_command_line_takes_tls_files_from_flags_and_environment(pair: Clust
     assert "give --tls-certificate" in refused.stderr
 
 
-async def test_tcp_without_tls_is_refused_by_client_and_role(pair: Cluster, tmp_path: Path) -> None:
+async def test_tcp_without_tls_is_refused_by_client_and_role(pair: Cluster, run_dir: Path) -> None:
     with pytest.raises(InvalidConfig):
         await tartlet.AsyncClient(pair.runtimes[0]).list()
-    lonely = Cluster(tmp_path)
+    lonely = Cluster(run_dir)
     try:
-        for flags in ((), ("--tls-key", str(tmp_path / "missing"))):
+        for flags in ((), ("--tls-key", str(run_dir / "missing"))):
             role = lonely.start("bare", "control", "--address", lonely.control, *flags)
             assert role.until_ready().startswith(f"error {InvalidConfig.number} ")
             assert role.process.wait(10) == exits.USAGE
@@ -156,9 +156,9 @@ def replace_source(source: tartlet.Source) -> tartlet.CatalogueEntry:
     return tartlet.CatalogueEntry("refused", source)
 
 
-async def test_probes_tell_the_truth(tmp_path: Path) -> None:
+async def test_probes_tell_the_truth(run_dir: Path) -> None:
     """Control goes and comes back; the runtime drains; none of it by waiting for a time."""
-    made = Cluster(tmp_path)
+    made = Cluster(run_dir)
     try:
         runtime = made.start_runtime(0)
         assert runtime.until_ready().startswith("ready")
@@ -188,8 +188,8 @@ async def test_probes_tell_the_truth(tmp_path: Path) -> None:
         made.stop()
 
 
-async def test_programs_past_the_grace_of_a_drain_are_told_so_and_those_of_a_crash_are_not(tmp_path: Path) -> None:
-    made = Cluster(tmp_path)
+async def test_programs_past_the_grace_of_a_drain_are_told_so_and_those_of_a_crash_are_not(run_dir: Path) -> None:
+    made = Cluster(run_dir)
     try:
         worker = made.start_worker("--drain-grace-s", "1", "--engine-id", "first")
         for role in (made.start_control(), made.start_runtime(0), worker):
@@ -213,8 +213,8 @@ async def test_programs_past_the_grace_of_a_drain_are_told_so_and_those_of_a_cra
         made.stop()
 
 
-async def test_roles_meet_again_after_every_certificate_was_rotated(tmp_path: Path) -> None:
-    with cluster(tmp_path, runtimes=2) as made:
+async def test_roles_meet_again_after_every_certificate_was_rotated(run_dir: Path) -> None:
+    with cluster(run_dir, runtimes=2) as made:
         async with asyncio.timeout(60), _client(made, 1) as client:
             await client.list()
         made.rotate()
@@ -226,8 +226,8 @@ async def test_roles_meet_again_after_every_certificate_was_rotated(tmp_path: Pa
             assert (await (await other.attach(accepted.program_id)).wait()).success
 
 
-async def test_the_runtime_of_a_followed_program_dies(tmp_path: Path) -> None:
-    with cluster(tmp_path, runtimes=2) as made:
+async def test_the_runtime_of_a_followed_program_dies(run_dir: Path) -> None:
+    with cluster(run_dir, runtimes=2) as made:
         async with asyncio.timeout(60), _client(made, 0) as owner, _client(made, 1) as other:
             accepted = await owner.launch(program("echo"))
             run = await other.attach(accepted.program_id)

@@ -49,10 +49,10 @@ async def _states(made: Cluster) -> dict[str, str]:
         return {info.program_id: info.state for info in await client.list(ended=True)}
 
 
-async def test_a_launch_that_control_dies_over_starts_one_program(tmp_path: Path) -> None:
+async def test_a_launch_that_control_dies_over_starts_one_program(run_dir: Path) -> None:
     """Killed after the launch was sent and before it was answered; asked again meanwhile at both runtimes."""
     spec = tartlet.LaunchSpec(source=WAITS, idempotency_key="once")
-    with cluster(tmp_path, runtimes=2) as made:
+    with cluster(run_dir, runtimes=2) as made:
         async with asyncio.timeout(90), _client(made, 0) as one, _client(made, 1) as two:
             assert await one.validate(WAITS) == await two.validate(WAITS)  # compiled: a launch is passed on at once
             made.roles["control"].process.send_signal(signal.SIGSTOP)  # it takes the launch in, and says nothing
@@ -70,11 +70,11 @@ async def test_a_launch_that_control_dies_over_starts_one_program(tmp_path: Path
             assert isinstance((await run.wait()).error, ProgramKilled)
 
 
-async def test_a_key_names_its_program_after_a_restart_however_that_ended(tmp_path: Path) -> None:
+async def test_a_key_names_its_program_after_a_restart_however_that_ended(run_dir: Path) -> None:
     """One that goes on, one that had ended, and one that ends with control: asked for again at the other runtime."""
     sources = {"goes on": WAITS, "had failed": FAILS, "had pages": _holds_pages()}
     specs = {key: tartlet.LaunchSpec(source=source, idempotency_key=key) for key, source in sources.items()}
-    with cluster(tmp_path, runtimes=2) as made:
+    with cluster(run_dir, runtimes=2) as made:
         async with asyncio.timeout(90), _client(made, 0) as one, _client(made, 1) as two:
             before = {key: (await one.launch(spec=spec)).program_id for key, spec in specs.items()}
             failed = await (await one.attach(before["had failed"])).wait()
@@ -92,9 +92,9 @@ async def test_a_key_names_its_program_after_a_restart_however_that_ended(tmp_pa
             await two.kill(before["goes on"])
 
 
-async def test_a_launch_with_a_key_is_sent_again_when_its_runtime_dies(tmp_path: Path) -> None:
+async def test_a_launch_with_a_key_is_sent_again_when_its_runtime_dies(run_dir: Path) -> None:
     spec = tartlet.LaunchSpec(source=WAITS, idempotency_key="k")
-    with cluster(tmp_path, runtimes=1) as made:
+    with cluster(run_dir, runtimes=1) as made:
         async with asyncio.timeout(90), _client(made, 0) as client:
             await client.list()  # connected
             made.roles["runtime0"].process.send_signal(signal.SIGSTOP)  # it doesn't even read the launch

@@ -13,8 +13,8 @@ from tests.e2e.cluster import cluster
 from tests.e2e.serving import message, program
 
 
-async def test_new_calls_go_out_with_the_new_certificates_while_streams_go_on(tmp_path: Path) -> None:
-    with cluster(tmp_path, runtimes=1) as made:
+async def test_new_calls_go_out_with_the_new_certificates_while_streams_go_on(run_dir: Path) -> None:
+    with cluster(run_dir, runtimes=1) as made:
         tls = made.identity("operator")
         link = ControlLink(made.control, tls)
         async with asyncio.timeout(90), tartlet.AsyncClient(made.runtimes[0], tls=tls) as client:
@@ -34,8 +34,8 @@ async def test_new_calls_go_out_with_the_new_certificates_while_streams_go_on(tm
         await link.close()
 
 
-async def test_files_that_cannot_be_read_leave_the_connection_as_it_was(tmp_path: Path) -> None:
-    with cluster(tmp_path, runtimes=0) as made:
+async def test_files_that_cannot_be_read_leave_the_connection_as_it_was(run_dir: Path) -> None:
+    with cluster(run_dir, runtimes=0) as made:
         tls = made.identity("operator")
         link = ControlLink(made.control, tls)
         async with asyncio.timeout(60):
