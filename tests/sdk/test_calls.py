@@ -366,6 +366,6 @@ def test_a_failure_heard_of_after_the_reset_poisons_nothing_behind_it() -> None:
     queue.reset()
     after = queue.mark()
     queue.alloc_kvpage(1)
-    queue.fail(failing, errors.UnknownResource(kind="page", id=8), seen=False)
+    queue.fail(failing, errors.UnknownResource(kind="page", id=8))
     assert queue.failure is None
     assert (queue.lost(failing), queue.lost(after)) == (True, False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import random
 import textwrap
@@ -214,6 +215,68 @@ def test_a_caught_and_reset_failure_does_not() -> None:
                 return error.number
     """
     assert run_source(MiniHost(), source(text)) == "105"
+
+
+CAUGHT = {
+    "a generation's": """
+        ctx = inferlet.Context()
+        ctx.fill("a" * 500)
+        keep = ctx
+        await ctx.generate_until(max_tokens=3)
+    """,
+    "a synchronize's": """
+        queue = inferlet.create_queue()
+        queue.dealloc_emb([inferlet.Embed(3)])
+        await inferlet.synchronize(queue)
+    """,
+    "an answer's that came before it was awaited": """
+        queue = inferlet.create_queue()
+        answer = queue.get_next_dist(inferlet.Embed(3))
+        await asyncio.sleep(0.01)
+        await answer
+    """,
+    "several tasks'": """
+        await asyncio.gather(*(inferlet.create_queue().get_next_dist(inferlet.Embed(n)) for n in range(3)))
+    """,
+    "one before a successful exit's": """
+        await inferlet.create_queue().get_next_dist(inferlet.Embed(3))
+    """,
+}
+
+
+@pytest.mark.parametrize("what", CAUGHT)
+def test_a_caught_failure_is_not_the_program_s(what: str) -> None:
+    text = f"""
+import asyncio, inferlet, sys
+keep = None
+async def main():
+    global keep
+    try:
+{textwrap.indent(textwrap.dedent(CAUGHT[what]), "        ")}
+    except inferlet.errors.TartletError as error:
+        {"sys.exit()" if "exit" in what else "pass"}
+        return f"sorry: {{type(error).__name__}}"
+"""
+    host = MiniHost(page_limit=2)
+    result = run_source(host, text)
+    assert result is None if "exit" in what else result.startswith("sorry: ")
+    assert all(lane.cause is None for lane in host.lanes.values()), "control takes a poisoned queue for one unseen"
+
+
+def test_answers_that_failed_unread_fail_the_program_without_asyncio_s_warnings(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    host = MiniHost()
+    text = """
+        import asyncio, inferlet
+        async def main():
+            inferlet.get_next_dist(inferlet.Embed(3))
+            await asyncio.sleep(0.01)
+    """
+    with pytest.raises(errors.UnknownResource):
+        run_source(host, source(text))
+    gc.collect()
+    assert (host.log[2], capfd.readouterr().err) == (b"", "")
 
 
 def test_each_program_draws_its_own_random_numbers() -> None:

@@ -149,10 +149,11 @@ class Channel:
             raise self.killed
 
     def _stuck(self) -> None:
-        for queue in self.queues.values():
-            if queue.failure is not None:
-                raise queue.failure
         error = NothingToWaitFor()
+        for queue in self.queues.values():
+            if queue.failure is not None and not queue.failure_seen:
+                raise queue.failure
+            error.__cause__ = error.__cause__ or queue.failure  # one that the program knows of may well be why it waits
         for task in asyncio.all_tasks(self.loop):
             for frame in task.get_stack(limit=1):
                 error.add_note(f"Waiting: {frame.f_code.co_name}, {frame.f_code.co_filename}:{frame.f_lineno}")
@@ -197,18 +198,17 @@ class Channel:
     def _failed(self, flags: int, ticket: int, queue: int, error: TartletError) -> None:
         if flags & abi.FLAG_AWAIT:
             entry = self.pending.get(ticket)
-            if entry is not None and entry[2] is not None:
-                entry[2].fail(ticket, error, seen=not entry[0].cancelled())
-            self._settle(ticket, error)
+            unread = entry is not None and entry[2] is not None and entry[2].fail(ticket, error, entry[0])
+            self._settle(ticket, error, unread=unread)
         elif queue in self.queues:
-            self.queues[queue].fail(ticket, error, seen=False)
+            self.queues[queue].fail(ticket, error)
 
-    def _settle(self, ticket: int, error: TartletError) -> None:
+    def _settle(self, ticket: int, error: TartletError, *, unread: bool = False) -> None:
         entry = self.pending.pop(ticket, None)
         if entry is not None and not entry[0].done():
             entry[0].set_exception(error)
-            # The queue remembers its failure, so one that nobody awaits is no lost error: no warning for it.
-            entry[0]._log_traceback = False  # noqa: SLF001
+            if not unread:  # its queue remembers the failure, so one that nobody awaits is no lost error: no warning
+                entry[0]._log_traceback = False  # noqa: SLF001
 
 
 channel = Channel()

@@ -91,10 +91,10 @@ def execute(source: str, filename: str, args: Sequence[str]) -> str | None:
     loop = _made_ahead.pop() if _made_ahead else Loop()
     Loop.runs = 0
     try:
-        return _run_main(loop, module, source, filename, args)
+        result = _run_main(loop, module, source, filename, args)
+        _raise_failures()
+        return result
     except SystemExit as error:
-        if error.code in (None, 0):
-            return None
         failure = ProgramExit(_tell(error, filename))
         failure.guest_traceback = str(failure)  # type: ignore[attr-defined]
         raise failure from None
@@ -102,6 +102,8 @@ def execute(source: str, filename: str, args: Sequence[str]) -> str | None:
         error.guest_traceback = _tell(error, filename)  # type: ignore[attr-defined]
         raise
     finally:
+        for queue in _channel.channel.queues.values():
+            queue.hush()
         loop.finish()
         asyncio.events.new_event_loop = asyncio.new_event_loop = new_event_loop
         sys.argv = argv
@@ -119,15 +121,18 @@ def _tell(error: BaseException, filename: str) -> str:
 
 def _run_main(loop: Loop, module: types.ModuleType, source: str, filename: str, args: Sequence[str]) -> str | None:
     _channel.channel.loop = loop
-    exec(compile(source, filename, "exec", dont_inherit=True), module.__dict__)  # noqa: S102 - running it is our job
-    main: Callable[..., Any] | None = getattr(module, "main", None)
-    if main is None or Loop.runs:  # a script without main, or one that has run its main itself
-        _raise_failures()
+    try:
+        exec(compile(source, filename, "exec", dont_inherit=True), module.__dict__)  # noqa: S102 - running it is our job
+        main: Callable[..., Any] | None = getattr(module, "main", None)
+        if main is None or Loop.runs:  # a script without main, or one that has run its main itself
+            return None
+        result = main(list(args)) if _takes_arguments(main) else main()
+        if inspect.isawaitable(result):
+            result = loop.run_main(result)
+    except SystemExit as error:
+        if error.code not in (None, 0):
+            raise
         return None
-    result = main(list(args)) if _takes_arguments(main) else main()
-    if inspect.isawaitable(result):
-        result = loop.run_main(result)
-    _raise_failures()
     return None if result is None else str(result)
 
 
@@ -139,7 +144,13 @@ def _takes_arguments(main: Callable[..., Any]) -> bool:
 
 
 def _raise_failures() -> None:
-    """A queue that failed, and that nobody awaited or reset, fails the program."""
-    for queue in _channel.channel.queues.values():
-        if queue.failure is not None:
+    """A queue that failed, and that nobody awaited or reset, fails the program.
+
+    One whose failure the program got to know is reset: to control, a queue left poisoned is a failure that nobody saw.
+    """
+    failed = [queue for queue in _channel.channel.queues.values() if queue.failure is not None]
+    for queue in failed:
+        if queue.failure is not None and not queue.failure_seen:
             raise queue.failure
+    for queue in failed:
+        queue.reset()

@@ -44,11 +44,12 @@ class Queue:
         "_lost",
         "_model",
         "_pages",
+        "_seen",
         "_slots",
+        "_unread",
         "done_ticket",
         "failed_ticket",
         "failure",
-        "failure_seen",
         "id",
         "last_ticket",
         "priority",
@@ -66,7 +67,8 @@ class Queue:
         self.last_ticket = 0  # of the last command given
         self.failure: TartletError | None = None  # why the queue is poisoned
         self.failed_ticket = 0  # of the first failed command, if it is
-        self.failure_seen = False  # somebody awaited a command and got it
+        self._seen = False  # somebody awaited a command and got it
+        self._unread: list[asyncio.Future[Any]] = []  # of failed commands that nobody awaited so far
         self.reset_ticket = 0  # of the last reset
         self._lost: list[tuple[int, int]] = []  # tickets [from, to) that earlier poisonings took
         channel.queues[queue_id] = self
@@ -290,18 +292,39 @@ class Queue:
             self._lost.append((self.failed_ticket, ticket))
         self.reset_ticket = ticket
         self.failure = None
-        self.failure_seen = False
+        self._seen = False
+        self.hush()
 
-    def fail(self, ticket: int, error: TartletError, *, seen: bool) -> None:
-        """The host says that the command `ticket` failed; the queue is poisoned from there on."""
+    @property
+    def failure_seen(self) -> bool:
+        """Whether the program got to know of the failure: a command's answer was awaited."""
+        return self._seen or any(not answer._log_traceback for answer in self._unread)  # noqa: SLF001 - asyncio's mark
+
+    def hush(self) -> None:
+        """Forget the answers that nobody awaited; asyncio shall not tell of them as well."""
+        for answer in self._unread:
+            answer._log_traceback = False  # noqa: SLF001
+        self._unread.clear()
+
+    def fail(self, ticket: int, error: TartletError, answer: asyncio.Future[Any] | None = None) -> bool:
+        """The host says that the command `ticket` failed; the queue is poisoned from there on.
+
+        `answer` is about to get the failure. Returns whether it must keep asyncio's mark of one that nobody has read.
+        """
         if self._was_lost(ticket):
-            return  # a late answer from before the reset
+            return False  # a late answer from before the reset
         if ticket < self.reset_ticket:  # it was under way when the queue was reset, and poisons nothing behind that
             self._lost.append((ticket, self.reset_ticket))
-            return
+            return False
         if self.failure is None or ticket < self.failed_ticket:
             self.failure, self.failed_ticket = error, ticket
-        self.failure_seen |= seen
+        if answer is None or answer.done() or self._seen:  # `done`: cancelled, nobody will read it
+            return False
+        if answer._callbacks:  # noqa: SLF001 - somebody awaits it
+            self._seen = True
+            return False
+        self._unread.append(answer)
+        return True
 
     def lost(self, ticket: int) -> bool:
         """Whether the command `ticket` had no effect, because it or one before it failed."""
