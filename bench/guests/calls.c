@@ -26,7 +26,7 @@ static uint32_t digit_after(const char *text, uint32_t n, char key) {
   return 0;
 }
 
-TL_EXPORT(tartlet_main) int32_t tartlet_main(void) {
+int32_t tartlet_main(void) {
   tl_record *record = tl_begin(TL_OP_GET_ARG, 0);
   record->flags = TL_FLAG_AWAIT;
   tl_record *answer = tl_await(record->ticket);
@@ -52,6 +52,5 @@ TL_EXPORT(tartlet_main) int32_t tartlet_main(void) {
     if (mode == 3 && !ask(TL_OP_USAGE)) return 2; /* control has caught up */
   }
   tl_send(samples, sizeof samples);
-  tl_submit();
   return 0;
 }

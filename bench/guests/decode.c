@@ -74,7 +74,7 @@ static uint32_t tell(void) {
 
 static bool tell_and_hear(void) { return tl_await(tell()) != 0; }
 
-TL_EXPORT(tartlet_main) int32_t tartlet_main(void) {
+int32_t tartlet_main(void) {
   tl_record *answer = ask(TL_OP_GET_ARG);
   if (!answer) return 1;
   read_args((const char *)tl_payload(answer), answer->length);
@@ -125,6 +125,5 @@ TL_EXPORT(tartlet_main) int32_t tartlet_main(void) {
     if (got == 0 && !own_sampling) go_ticket = tell();
   }
   tl_send("l", 1);
-  tl_submit();
   return 0;
 }

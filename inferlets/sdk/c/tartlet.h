@@ -1,11 +1,22 @@
 /* The C SDK: an inferlet in core WebAssembly, without a C library.
  *
- * One header, no dependencies. Constants and layouts are those of docs/abi.md (a test holds them to it). Build with
+ * One header, no dependencies. Constants and layouts are those of docs/abi.md (a test holds them to it). `make setup`
+ * brings a compiler, zig's, as a Python package, and the machine needs no other. From the root of the repository:
  *
- *     zig cc --target=wasm32-freestanding -Os -nostdlib -Wl,--no-entry -I inferlets/sdk/c -o my.wasm my.c
+ *     .venv/bin/python -m ziglang cc --target=wasm32-freestanding -Os -nostdlib -Wl,--no-entry \
+ *         -I inferlets/sdk/c -o my.wasm my.c
+ *     .venv/bin/tartlet run my.wasm
  *
- * A program defines `int32_t tartlet_main(void)`; 0 means success. Records are collected with the tl_* calls, handed
- * over by `tl_submit`, and answers come from `tl_next`.
+ * A program is one C file that includes this header and defines
+ *
+ *     int32_t tartlet_main(void) {
+ *       tl_send("hi\n", 3);
+ *       return 0; // success
+ *     }
+ *
+ * Records are collected with the tl_* calls and handed over together: by `tl_submit`, when the program waits for an
+ * answer (`tl_next`, `tl_await`), when no more fit, and when `tartlet_main` returns. What must arrive while the program
+ * goes on computing needs a `tl_submit`.
  */
 #ifndef TARTLET_H
 #define TARTLET_H
@@ -16,7 +27,9 @@
 
 #define TL_IMPORT(name) __attribute__((import_module("tartlet"), import_name(#name)))
 #define TL_CALL __attribute__((noinline, unused)) static
-#define TL_EXPORT(name) __attribute__((export_name(#name)))
+
+/* The program: defined by whoever includes this. 0 is success. */
+static int32_t tartlet_main(void);
 
 /* ---- the host's four functions ---- */
 
@@ -135,7 +148,7 @@ static struct {
   uint32_t in_count, in_at;
 } tl;
 
-/* Hands over what has been collected. */
+/* Hands over what has been collected; see above for what else does. */
 TL_CALL void tl_submit(void) {
   if (!tl.count) return;
   tl_header *header = (tl_header *)tl.out;
@@ -144,6 +157,13 @@ TL_CALL void tl_submit(void) {
   memcpy(tl.out + TL_HEADER_BYTES + tl.count * TL_RECORD_BYTES, tl.payload, tl.payload_bytes);
   tl_host_submit(tl.out, TL_HEADER_BYTES + tl.count * TL_RECORD_BYTES + tl.payload_bytes);
   tl.count = tl.payload_bytes = 0;
+}
+
+/* What the host calls: a program that returns loses nothing of what it has collected. */
+__attribute__((export_name("tartlet_main"))) int32_t tl_run_program(void) {
+  int32_t status = tartlet_main();
+  tl_submit();
+  return status;
 }
 
 /* Appends a record whose payload (of `length` bytes) the caller fills in through `tl_put`; submits when full. */

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -44,6 +45,26 @@ def test_the_checked_in_guests_are_fresh() -> None:
 @pytest.mark.parametrize("guest", sorted(EXAMPLES.glob("*.wasm")), ids=lambda path: path.stem)
 def test_the_checked_in_guests_are_small(guest: Path) -> None:
     assert guest.stat().st_size < 4096
+
+
+def test_the_headers_own_program_and_command_give_a_guest_that_loses_nothing(
+    tmp_path: Path, driver: Driver, host: WasmHost
+) -> None:
+    pytest.importorskip("ziglang")
+    comment = re.sub(r"^ \* ?", "", (C_SDK / "tartlet.h").read_text().partition("*/")[0], flags=re.MULTILINE)
+    program = re.search(r"^    int32_t tartlet_main.*?^    }$", comment, re.MULTILINE | re.DOTALL)
+    command = re.search(r"^    .venv/bin/python (.*\\\n.*)$", comment, re.MULTILINE)
+    assert program is not None
+    assert command is not None
+    source, target = tmp_path / "my.c", tmp_path / "my.wasm"
+    source.write_text('#include "tartlet.h"\n' + program[0])
+    files = {"my.c": str(source), "my.wasm": str(target)}
+    words = [files.get(word, word) for word in shlex.split(command[1].replace("\\\n", " "))]
+    subprocess.run([sys.executable, *words], cwd=ROOT, check=True)
+    guest = driver.run(driver.start(host.load(host.aot.compile(target.read_bytes()))))
+    assert outcome_of(guest).kind is OutcomeKind.OK
+    batch = abi.decode(submitted(guest)[0])
+    assert (batch.records["op"].tolist(), batch.payload) == ([abi.Op.SEND], b"hi\n")
 
 
 @pytest.fixture

@@ -94,7 +94,7 @@ static tl_record *ask(uint16_t op, uint32_t b, const void *text, uint32_t length
   return tl_await(ticket);
 }
 
-TL_EXPORT(tartlet_main) int32_t tartlet_main(void) {
+int32_t tartlet_main(void) {
   tl_record *answer = ask(TL_OP_GET_ARG, 0, "", 0);
   if (!answer) return 1;
   const char *args = (const char *)tl_payload(answer), *end = args + answer->length;
@@ -157,6 +157,5 @@ TL_EXPORT(tartlet_main) int32_t tartlet_main(void) {
   if (!answer) return 1;
   tl_log(1, tl_payload(answer), answer->length);
   tl_log(1, "\n", 1);
-  tl_submit();
   return 0;
 }

@@ -14,7 +14,7 @@ __attribute__((noinline)) static uint32_t down(uint32_t n) {
   return n == 0 ? 0 : down(n + 3) * down(n + 5) + 1;
 }
 
-TL_EXPORT(tartlet_main) int32_t tartlet_main(void) {
+int32_t tartlet_main(void) {
   uint8_t *buffer = tl.in;
   int32_t n = tl_host_wait(buffer, TL_INBOX_BYTES, 7, 1234);
   volatile int zero = 0;
