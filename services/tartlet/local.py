@@ -25,9 +25,11 @@ from typing import Self
 
 from tartlet._child import Child
 from tartlet_common.errors import AddressInUse, DiskFull, StartFailed, TartletError
-from tartlet_common.paths import cache_dir, make_private, run_dir
+from tartlet_common.paths import cache_dir, check_socket, make_private, run_dir
 
 ROLES = ("control", "runtime", "worker")
+SOCKETS = ("runtime.sock", "control.sock", "guest.sock")
+"""In the run directory."""
 
 _BACKOFF_S = (0.05, 0.2, 0.5, 1.0, 2.0, 5.0)  # before the n-th restart in a row
 _STABLE_S = 10.0  # a role that ran so long starts its backoff over
@@ -168,6 +170,8 @@ class LocalStack:
             TartletError: a role didn't start (all are ended), such as AddressInUse or CheckpointMissing.
         """
         self._check_settings()
+        for name in SOCKETS:
+            check_socket(self.directory / name)
         self._check_guest()
         try:
             make_private(self.directory)
@@ -325,7 +329,7 @@ class LocalStack:
     def _release(self) -> None:
         if self._lock is None:
             return
-        for name in ("runtime.sock", "control.sock", "guest.sock"):
+        for name in SOCKETS:
             with contextlib.suppress(OSError):
                 (self.directory / name).unlink()
         os.close(self._lock)

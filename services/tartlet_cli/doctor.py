@@ -127,13 +127,16 @@ def _component() -> Check:
 
 def _directories() -> Iterator[Check]:
     from tartlet.local import holder
-    from tartlet_common.errors import TartletError
-    from tartlet_common.paths import cache_dir, make_private, run_dir
+    from tartlet_common.errors import InvalidConfig, TartletError
+    from tartlet_common.paths import cache_dir, check_socket, make_private, run_dir
 
     try:
         make_private(run_dir())
+        check_socket(run_dir() / f"run-{os.getpid()}-xxxxxxxx" / "control.sock")  # that of a `tartlet run` is longest
         process = holder(run_dir())
         yield Check("run directory", "ok", f"{run_dir()}, " + (f"in use by process {process}" if process else "free"))
+    except InvalidConfig as e:
+        yield Check("run directory", "fail", str(e.fields["detail"]), e.remedy)
     except (OSError, TartletError) as e:
         yield Check("run directory", "fail", str(e), "Set TARTLET_RUN_DIR to a directory of yours.")
     for name, path in (("run", run_dir()), ("cache", cache_dir())):

@@ -56,32 +56,43 @@ def load(
         return Loaded(model(**values), origins)
     except ValidationError as e:
         fields = model.model_json_schema()["properties"]
-        wrong = []
+        wrong, remedies = [], []
         for error in e.errors():
             key = str(error["loc"][0])
+            remedies.append(_remedy(origins[key], f"TARTLET_{role.upper()}_{key.upper()}"))
             if key not in fields:
                 wrong.append(f"{origins[key]}: there is no setting {key!r}{_close(key, fields)}")
             else:
                 wrong.append(f"{key} is {values[key]!r} (from {origins[key]}), but must be {_allowed(fields[key])}")
-        raise InvalidConfig(role=role, detail="; ".join(wrong)) from e
+        remedy = " ".join(dict.fromkeys(remedies))
+        raise InvalidConfig(role=role, detail="; ".join(wrong), remedy=remedy) from e
+
+
+def _remedy(origin: str, variable: str) -> str:
+    """What to do about a setting from there: `tartlet config` ends in the same error."""
+    if origin == "environment":
+        return f"Correct or unset {variable}."
+    return f"Correct the {origin}."
 
 
 def _from_file(file: Path, role: str) -> dict[str, Any]:
+    remedy = _remedy(f"file {file}", "")
     try:
         document = tomllib.loads(file.read_text())
     except OSError as e:
-        raise InvalidConfig(role=role, detail=f"{file}: {e.strerror}") from e
+        raise InvalidConfig(role=role, detail=f"{file}: {e.strerror}", remedy=remedy) from e
     except (UnicodeDecodeError, tomllib.TOMLDecodeError) as e:
-        raise InvalidConfig(role=role, detail=f"{file}: {e}") from e
+        raise InvalidConfig(role=role, detail=f"{file}: {e}", remedy=remedy) from e
     for name, table in document.items():
         if name in ROLES:
             if not isinstance(table, dict):
-                raise InvalidConfig(role=role, detail=f"{file}: {name} must be a table, [{name}]")
+                raise InvalidConfig(role=role, detail=f"{file}: {name} must be a table, [{name}]", remedy=remedy)
         elif isinstance(table, dict):
             told = f"unknown table [{name}]{_close(name, ROLES)}; known: {', '.join(f'[{known}]' for known in ROLES)}"
-            raise InvalidConfig(role=role, detail=f"{file}: {told}")
+            raise InvalidConfig(role=role, detail=f"{file}: {told}", remedy=remedy)
         else:
-            raise InvalidConfig(role=role, detail=f"{file}: {name} stands in no table; put it under [{role}], say")
+            told = f"{name} stands in no table; put it under [{role}], say"
+            raise InvalidConfig(role=role, detail=f"{file}: {told}", remedy=remedy)
     return dict(document.get(role, {}))
 
 
@@ -128,7 +139,10 @@ def _from_env(model: type[BaseModel], role: str, env: Mapping[str, str]) -> dict
     unknown = sorted(set(found) - set(model.model_fields))
     if unknown:
         close = _close(unknown[0], model.model_fields)
-        raise InvalidConfig(role=role, detail=f"unknown environment variable {prefix}{unknown[0].upper()}{close}")
+        name = prefix + unknown[0].upper()
+        raise InvalidConfig(
+            role=role, detail=f"unknown environment variable {name}{close}", remedy=f"Correct or unset {name}."
+        )
     return found
 
 

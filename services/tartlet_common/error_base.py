@@ -22,14 +22,16 @@ class TartletError(Exception):
 
     number: ClassVar[int] = 999
     message: ClassVar[str] = "internal error: {detail}"
-    remedy: ClassVar[str] = "This is a bug in Tartlet: please report it with the log."
+    remedy: str = "This is a bug in Tartlet: please report it with the log."
     retryable: ClassVar[bool] = False
 
     def __init__(self, **fields: Any) -> None:
-        """Keep the fields; they fill the message."""
+        """Keep the fields; they fill the message. A field `remedy` is for this one error, in place of its kind's."""
         self.fields: dict[str, Any] = fields
         super().__init__(self.text)
-        self.add_note(self.remedy)  # for a traceback that nobody has caught
+        self.remedy = str(fields.get("remedy", self.remedy))
+        if self.remedy:
+            self.add_note(self.remedy)  # for a traceback that nobody has caught
 
     @property
     def name(self) -> str:
@@ -43,6 +45,11 @@ class TartletError(Exception):
             return self.message.format(**self.fields)
         except (KeyError, IndexError, ValueError):
             return f"{self.message} {self.fields}"
+
+    @property
+    def told(self) -> str:
+        """The message and, on a line of its own, the remedy, if there is one."""
+        return f"{self}\n{self.remedy}".rstrip("\n")
 
     def to_json(self) -> bytes:
         """Fields as compact JSON, for columns that carry an error."""

@@ -37,7 +37,7 @@ class MalformedSubmission(TartletError):
 @_register(104)
 class InvalidArgument(TartletError):
     message = "{argument}: {detail}"
-    remedy = "Correct the argument."
+    remedy = ""  # the message has it
 
 
 @_register(105)
@@ -79,7 +79,7 @@ class UnknownInferlet(TartletError):
 @_register(111)
 class InvalidSource(TartletError):
     message = "the program's source was refused: {detail}"
-    remedy = "Correct the source; `tartlet run FILE` shows the whole message."
+    remedy = "Correct what it names; `tartlet run FILE` shows the whole message."
 
 
 @_register(112)
@@ -243,8 +243,8 @@ class Overloaded(TartletError):
 
 @_register(311)
 class FrameTooLarge(TartletError):
-    message = "a message of {size} bytes; the limit is {limit}"
-    remedy = "Send it in smaller pieces."
+    message = "{size} bytes at once (characters, where it is the result); the limit is {limit}"
+    remedy = "Send what is long in parts, and return less; split a message, or the ids of one call, into several."
 
 
 @_register(312)

@@ -51,13 +51,15 @@ class TartletError(Exception):
         except (KeyError, IndexError, ValueError):
             text = f"{self.message} {fields}"
         super().__init__(text)
-        if self.remedy:
-            self.add_note(self.remedy)
+        if remedy := fields.get("remedy", self.remedy):
+            self.add_note(str(remedy))
 '''
 
 DOCS_HEAD = """# Errors
 
-Every failure that reaches a user is one of these. The number is part of the ABI and never reused; `{fields}` in a
+Every failure that reaches a user is one of these, but for mistakes in a command line. What commands for Kubernetes say
+of a cluster has names of its own (`ClusterUnknown`, `CrdOwned`): each is a case of one of these, whose number and exit
+code it has, and says what to do. The number is part of the ABI and never reused; `{fields}` in a
 message are data fields of the error (`error.fields` in Python). *Retry* says that the same request may succeed later.
 A program catches them as `inferlet.errors.<Name>`, or by group. This page is generated from the registry in
 `services/tartlet_common/errors.py` by `python -m tartlet_common.errors_gen`.

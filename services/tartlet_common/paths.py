@@ -6,7 +6,7 @@ import os
 import stat
 from pathlib import Path
 
-from tartlet_common.errors import PermissionDenied
+from tartlet_common.errors import InvalidConfig, PermissionDenied
 
 
 def run_dir() -> Path:
@@ -25,6 +25,23 @@ def cache_dir() -> Path:
         return Path(configured)
     xdg = os.environ.get("XDG_CACHE_HOME")
     return (Path(xdg) if xdg else Path.home() / ".cache") / "tartlet"
+
+
+_MAX_SOCKET_BYTES = 107  # sun_path of Linux, less its terminator
+
+
+def check_socket(path: Path) -> None:
+    """Tell that no socket can be at `path`, before gRPC does at length.
+
+    Raises:
+        InvalidConfig: it is too long.
+    """
+    if len(os.fsencode(path)) > _MAX_SOCKET_BYTES:
+        raise InvalidConfig(
+            role="the sockets",
+            detail=f"{path} is longer than the {_MAX_SOCKET_BYTES} bytes that a socket's path may have",
+            remedy="Set TARTLET_RUN_DIR to a shorter path, or name the socket elsewhere.",
+        )
 
 
 def make_private(directory: Path) -> Path:

@@ -125,7 +125,7 @@ def _allow_files() -> None:
 
 def _fail(notify: Notify, role: str, error: TartletError) -> int:
     notify.error(error)
-    sys.stderr.write(f"tartlet {role}: {error.name} ({error.number}): {error}\n{error.remedy}\n")
+    sys.stderr.write(f"tartlet {role}: {error.name} ({error.number}): {error.told}\n")
     return exit_code(error)
 
 

@@ -21,7 +21,7 @@ import grpc.aio
 
 from tartlet_common.access import AccessInterceptor
 from tartlet_common.errors import AddressInUse, InvalidConfig
-from tartlet_common.paths import make_private
+from tartlet_common.paths import check_socket, make_private
 
 PROTOCOL_VERSION = 1
 """Version of the streams between roles; both ends must agree."""
@@ -31,7 +31,10 @@ MAX_MESSAGE_BYTES = 4 << 20
 
 log = logging.getLogger("tartlet")
 
-_MAX_UNIX_PATH_BYTES = 107  # sun_path of Linux, less its terminator
+_TLS_REMEDY = (
+    "Give all of --tls-certificate, --tls-key and --tls-authority (in the environment TARTLET_<ROLE>_TLS_CERTIFICATE "
+    "and so on, a client's TARTLET_CLIENT_TLS_CERTIFICATE); docs/operations.md shows how to make them."
+)
 
 PING_MS = 20_000
 PING_TIMEOUT_MS = 20_000
@@ -92,11 +95,11 @@ class Tls:
             return None
         for name, path in named.items():
             if path is None:
-                raise InvalidConfig(
-                    role="rpc", detail=f"tls_{name} is missing: TLS needs certificate, key and authority"
-                )
+                detail = f"tls_{name} is missing: TLS needs certificate, key and authority"
+                raise InvalidConfig(role="TLS", detail=detail, remedy=_TLS_REMEDY)
             if not os.access(path, os.R_OK):
-                raise InvalidConfig(role="rpc", detail=f"tls_{name}: {path} can't be read")
+                remedy = "Name a file that is there, and give this user the right to read it."
+                raise InvalidConfig(role="TLS", detail=f"tls_{name}: {path} can't be read", remedy=remedy)
         return cls(**named)
 
 
@@ -139,13 +142,13 @@ async def make_server(
         InvalidConfig: the address is malformed, too long, or TCP without TLS.
     """
     path = unix_path(address)
+    if path is not None:
+        check_socket(path)
     tls = None if path is not None else tls  # a Unix socket is protected by its directory
     server = grpc.aio.server(options=_SERVER_OPTIONS, interceptors=[AccessInterceptor()] if tls is not None else None)
     add_services(server)
     if path is not None:
         make_private(path.parent)
-        if len(os.fsencode(path)) > _MAX_UNIX_PATH_BYTES:
-            raise InvalidConfig(role="rpc", detail=f"socket path {path} is longer than {_MAX_UNIX_PATH_BYTES} bytes")
         _claim(path)
     try:
         bound = _bind(server, address, tls, insecure=insecure or path is not None)
@@ -164,8 +167,11 @@ def make_channel(
 
     `identity`: the name that the server's certificate must carry where its address is no name, as a pod's own isn't.
     """
-    if unix_path(address) is not None or tls is None:
-        if unix_path(address) is None and not insecure:
+    path = unix_path(address)
+    if path is not None or tls is None:
+        if path is not None:
+            check_socket(path)
+        elif not insecure:
             raise _insecure(address)
         return grpc.aio.insecure_channel(address, options=_CHANNEL_OPTIONS)
     credentials = grpc.ssl_channel_credentials(
@@ -176,9 +182,10 @@ def make_channel(
 
 
 def _insecure(address: str) -> InvalidConfig:
-    named = address.rpartition(":")[2].isdigit()
-    why = "is TCP: give TLS files" if named else "is no address: give unix:/path or host:port"
-    return InvalidConfig(role="rpc", detail=f"{address} {why}")
+    if "/" in address or not address.rpartition(":")[2].isdigit():
+        remedy = "Give unix:/path or host:port."
+        return InvalidConfig(role="the address", detail=f"{address!r} is none", remedy=remedy)
+    return InvalidConfig(role="the address", detail=f"{address} is TCP, and no TLS files are given", remedy=_TLS_REMEDY)
 
 
 class Dialer:

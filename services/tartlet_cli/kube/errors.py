@@ -140,7 +140,7 @@ class RuntimeNotReady(Unavailable):
 
     def __init__(self, **fields: Any) -> None:
         super().__init__(**fields)
-        self.remedy = type(self).remedy.format(**fields)  # type: ignore[misc] # it names what to look at
+        self.remedy = type(self).remedy.format(**fields)  # it names what to look at
 
 
 class PortForwardFailed(Unavailable):

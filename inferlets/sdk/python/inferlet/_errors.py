@@ -20,8 +20,8 @@ class TartletError(Exception):
         except (KeyError, IndexError, ValueError):
             text = f"{self.message} {fields}"
         super().__init__(text)
-        if self.remedy:
-            self.add_note(self.remedy)
+        if remedy := fields.get("remedy", self.remedy):
+            self.add_note(str(remedy))
 
 
 class RequestError(TartletError):
@@ -77,7 +77,7 @@ class InvalidArgument(RequestError):
 
     number: ClassVar[int] = 104
     message: ClassVar[str] = "{argument}: {detail}"
-    remedy: ClassVar[str] = "Correct the argument."
+    remedy: ClassVar[str] = ""
 
 
 class UnknownResource(RequestError):
@@ -133,7 +133,7 @@ class InvalidSource(RequestError):
 
     number: ClassVar[int] = 111
     message: ClassVar[str] = "the program's source was refused: {detail}"
-    remedy: ClassVar[str] = "Correct the source; `tartlet run FILE` shows the whole message."
+    remedy: ClassVar[str] = "Correct what it names; `tartlet run FILE` shows the whole message."
 
 
 class InvalidConfig(RequestError):
@@ -343,11 +343,13 @@ class Overloaded(LimitError):
 
 
 class FrameTooLarge(LimitError):
-    """311: a message of {size} bytes; the limit is {limit}."""
+    """311: {size} bytes at once (characters, where it is the result); the limit is {limit}."""
 
     number: ClassVar[int] = 311
-    message: ClassVar[str] = "a message of {size} bytes; the limit is {limit}"
-    remedy: ClassVar[str] = "Send it in smaller pieces."
+    message: ClassVar[str] = "{size} bytes at once (characters, where it is the result); the limit is {limit}"
+    remedy: ClassVar[str] = (
+        "Send what is long in parts, and return less; split a message, or the ids of one call, into several."
+    )
 
 
 class InboxFull(LimitError):
