@@ -5,19 +5,17 @@ tartlet run --interactive inferlets/std/chat.py    # each line is a message; "by
 
 from __future__ import annotations
 
-from inferlet import Context, Message, get_arg, receive, send
+from inferlet import Context, get_arg, receive, send
 
 
 async def main() -> None:
-    """Answer until the client says bye."""
-    history: list[Message] = [{"role": "system", "content": " ".join(get_arg())}] if get_arg() else []
-    while (said := await receive()) != "bye":
-        history.append({"role": "user", "content": said})
-        async with Context() as ctx:
-            ctx.chat(history)
-            generation = ctx.generate(max_tokens=256)
-            async for piece in generation:
+    """Answer until the client says bye; the arguments are what the model is told first."""
+    async with Context() as ctx:
+        if get_arg():
+            ctx.chat([{"role": "system", "content": " ".join(get_arg())}])
+        while (said := await receive()) != "bye":
+            ctx.chat(said)
+            async for piece in ctx.generate(max_tokens=256):
                 if piece:
                     send(piece)
-        send("\n")
-        history.append({"role": "assistant", "content": generation.text})
+            send("\n")

@@ -35,6 +35,28 @@ def test_the_demo_model_adds(torch_server: Serving) -> None:
     assert "so 962" in printed
 
 
+TOOL_CALL = """
+from inferlet import Context
+
+async def main():
+    ctx = Context()
+    ctx.chat("What is the price of Karo?")
+    call = await ctx.generate_until(max_tokens=64)
+    ctx.chat([{"role": "tool", "content": "27"}])
+    return call, await ctx.generate_until(max_tokens=64), ctx.tokens.count(ctx.model.bos_token)
+"""
+
+
+@pytest.mark.parametrize("mode", [(), ("--native",)])
+def test_a_second_turn_in_a_context_continues_the_dialogue(
+    torch_server: Serving, tmp_path: Path, mode: tuple[str, ...]
+) -> None:
+    (tmp_path / "tool.py").write_text(TOOL_CALL)
+    printed = out(torch_server.run_dir, "run", "--server", "local", *mode, str(tmp_path / "tool.py"))
+    assert '"name": "lookup"' in printed
+    assert "'The price of Karo is 27.', 1)" in printed
+
+
 async def test_ten_programs_at_once_give_bit_for_bit_what_each_gives_alone(torch_server: Serving) -> None:
     async with client_of(torch_server) as client:
         (model,) = (await client.state()).control["models"]

@@ -77,13 +77,16 @@ def test_forks_print_a_line_each(repo: Path) -> None:
 
 def test_chat_answers_until_the_client_says_bye(repo: Path) -> None:
     host = MiniHost()
-    host.deliver(b"hi")
-    host.deliver(b"bye")
+    for message in (b"hi", b"more", b"bye"):
+        host.deliver(message)
     run_source(host, read(repo, "chat.py"), "Be", "brief.")
-    [(text, _)] = host.tokenized
-    assert text == "<system>Be brief.</system><user>hi</user><assistant>"
-    assert b"".join(host.sent[:-1]) == bytes(reference_generate(tokens_of(text, special=False), 256))
-    assert host.sent[-1] == b"\n"
+    dialogue = [*b"<system>Be brief.</system><user>hi</user><assistant>"]
+    first = reference_generate(dialogue, 256)
+    dialogue += [*first, *b"</assistant><user>more</user><assistant>"]
+    second = reference_generate(dialogue, 256)
+    assert b"".join(host.sent) == bytes(first) + b"\n" + bytes(second) + b"\n"
+    assert host.computed_tokens < len(dialogue) + 256 + 20, "the second turn computes what is new alone"
+    assert held(host) == (0, 0, 0)
 
 
 def test_the_template_of_a_new_program_runs(repo: Path, monkeypatch: pytest.MonkeyPatch) -> None:

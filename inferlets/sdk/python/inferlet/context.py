@@ -21,8 +21,9 @@ from zlib import crc32
 from inferlet._channel import channel
 from inferlet._generation import Generation
 from inferlet._pages import PageTable
-from inferlet._program import create_queue, default_model, format_chat, state, tokenize_with
+from inferlet._program import create_queue, default_model, state
 from inferlet._queue import Queue
+from inferlet._text import Chat, Text, plain
 from inferlet._types import Embed, Message, Model, Priority, TokenSlot
 from inferlet.errors import InvalidArgument
 from inferlet.sampling import AnySampler, Greedy
@@ -32,43 +33,6 @@ CHUNK = 512
 """Tokens of one forward while a prompt is computed: enough to keep an engine busy, and few embeds held."""
 RUN_AHEAD = 4
 """Decode steps queued ahead of the token that the program sees."""
-
-
-class _Text:
-    """Text that is on its way to becoming tokens."""
-
-    __slots__ = ("_chat", "_model", "_special", "_tokens")
-
-    def __init__(self, model: Model, text: str | asyncio.Future[str], *, special: bool) -> None:
-        self._model, self._special = model, special
-        self._chat: asyncio.Future[str] | None = None
-        self._tokens: asyncio.Future[list[int]] | None = None
-        if isinstance(text, str):
-            self._tokens = tokenize_with(model, text, special=special)
-        else:
-            self._chat = text
-
-    async def tokens(self) -> list[int]:
-        """The tokens; a cancelled caller doesn't take them from the next."""
-        if self._tokens is None:
-            assert self._chat is not None
-            text = await asyncio.shield(self._chat)
-            return await asyncio.shield(self._tokenize(text))
-        return await asyncio.shield(self._tokens)
-
-    def _tokenize(self, text: str) -> asyncio.Future[list[int]]:
-        if self._tokens is None:  # else another task was faster
-            self._tokens = tokenize_with(self._model, text, special=self._special)
-        return self._tokens
-
-    def tokens_now(self) -> list[int]:
-        """The tokens, without giving other tasks a turn."""
-        if self._tokens is None:
-            assert self._chat is not None
-            self._tokenize(channel.result(self._chat))
-        assert self._tokens is not None
-        tokens: list[int] = channel.result(self._tokens)
-        return tokens
 
 
 class Context:
@@ -101,7 +65,8 @@ class Context:
         self.tokens: list[int] = []
         """All tokens of the context, those generated included; of `fill`ed text once it has been computed."""
         self._kv_len = 0  # tokens[:_kv_len] are in the pages, or commands that put them there are on their way
-        self._parts: list[_Text | list[int]] = []
+        self._parts: list[Text | list[int]] = []
+        self._answering = False  # behind chat messages with a generation prompt: an answer follows, or stands there
         self._pages = PageTable(self.queue, self.model.page_size)
         self._fixed: tuple[Embed, Embed, TokenSlot] | None = None
         self._after: asyncio.Future[None] | None = None  # the parent's commands that ours build on
@@ -118,7 +83,7 @@ class Context:
         if special is None:
             special = not self.tokens and not self._parts
         if text or special:
-            self._parts.append(_Text(self.model, text, special=special))
+            self._parts.append(Text(plain(self.model, text, special)))
 
     def fill_tokens(self, tokens: Sequence[int]) -> None:
         """Append tokens."""
@@ -128,13 +93,23 @@ class Context:
             self._parts.append(list(tokens))
 
     def chat(self, messages: Sequence[Message] | str, *, add_generation_prompt: bool = True) -> None:
-        """Append chat messages in the form that the model was trained on; a string is one message of the user."""
+        """Append chat messages in the form that the model was trained on; a string is one message of the user.
+
+        Behind other tokens they continue the dialogue: an answer that stands there is closed, and nothing is written
+        that a text begins with, such as BOS.
+        """
         self._check_open()
         self._stop_active()
         if isinstance(messages, str):
             messages = [{"role": "user", "content": messages}]
-        text = format_chat(messages, add_generation_prompt=add_generation_prompt, model=self.model)
-        self._parts.append(_Text(self.model, text, special=False))
+        begins, answering = not self.tokens and not self._parts, self._answering
+        if self._parts and isinstance(self._parts[-1], Chat):  # nothing stands between: they are one chat
+            last = self._parts.pop()
+            assert isinstance(last, Chat)
+            messages, begins, answering = [*last.messages, *messages], last.begins, last.answering
+        chat = Chat(self.model, messages, self.tokens, prompt=add_generation_prompt, begins=begins, answering=answering)
+        self._parts.append(chat)
+        self._answering = add_generation_prompt
 
     async def flush(self) -> None:
         """Compute everything filled in so far but the last token, and wait for it."""
@@ -234,6 +209,7 @@ class Context:
         child = Context(self.model, seed=self.seed, run_ahead=self.run_ahead)
         child.draw = crc32(f"{self.draw}/{fork}/{i}".encode())
         child.tokens = self.tokens.copy()
+        child._answering = self._answering
         child._kv_len = shared
         child._pages = self._pages.fork(child.queue, shared)
         return child
