@@ -20,9 +20,12 @@ async def first_frame(context: Context, timeout_s: float) -> Any:
     """The stream's first frame, or EOF. One that doesn't come in time ends the stream in DeadlineExceeded."""
     try:
         async with asyncio.timeout(timeout_s):
-            return await context.read()
+            frame = await context.read()
     except TimeoutError:
         await abort(context, DeadlineExceeded(deadline_s=timeout_s))
+    # Now, not with our first frame: a call that is cut while it writes both can't be given a status.
+    await context.send_initial_metadata(())
+    return frame
 
 
 async def abort(context: Context, error: TartletError) -> None:

@@ -65,12 +65,12 @@ class Runtime:
         self.stream: Any = self.stub.Connect()
         self.writer: list[tuple[int, bytes]] = []
 
+    async def begin(self, incarnation: str) -> None:
+        hello = control_pb2.RuntimeHello(protocol=1, runtime_id="rt", incarnation=incarnation)
+        await self.stream.write(control_pb2.RuntimeFrame(hello=hello))
+
     async def hello(self, incarnation: str = "i") -> Any:
-        await self.stream.write(
-            control_pb2.RuntimeFrame(
-                hello=control_pb2.RuntimeHello(protocol=1, runtime_id="rt", incarnation=incarnation)
-            )
-        )
+        await self.begin(incarnation)
         return await self.read()
 
     async def read(self) -> Any:
@@ -79,6 +79,14 @@ class Runtime:
     async def drain(self) -> None:
         while await self.read() is not grpc.aio.EOF:
             pass
+
+    async def end(self) -> grpc.StatusCode:
+        """The stream's status, which comes behind its last frame."""
+        with contextlib.suppress(grpc.aio.AioRpcError):
+            while await self.stream.read() is not grpc.aio.EOF:
+                pass
+        code: grpc.StatusCode = await self.stream.code()
+        return code
 
     async def models(self) -> list[Any]:
         while True:
@@ -348,6 +356,26 @@ def test_the_catalogue_survives_a_restart(run_dir: Path) -> None:
             assert not (await stub.Delete(control_pb2.DeleteRequest(tenant="t", name="hello"))).error.number
             gone = await stub.Get(control_pb2.GetRequest(tenant="t", name="hello"))
             assert isinstance(error_from_proto(gone.error), errors.UnknownInferlet)
+
+    asyncio.run(body())
+
+
+def test_of_a_runtimes_streams_that_begin_at_once_one_stays_and_the_others_are_told(run_dir: Path) -> None:
+    async def body() -> None:
+        async with control(run_dir) as address:
+            for _ in range(5):
+                runtimes = [Runtime(address) for _ in range(8)]
+                await asyncio.gather(*(runtime.begin(str(n)) for n, runtime in enumerate(runtimes)))
+                ends = {asyncio.ensure_future(runtime.end()) for runtime in runtimes}
+                for _ in runtimes[1:]:
+                    ended, ends = await asyncio.wait(ends, timeout=10, return_when=asyncio.FIRST_COMPLETED)
+                    assert {end.result() for end in ended} <= {grpc.StatusCode.FAILED_PRECONDITION}
+                    if len(ends) == 1:
+                        break
+                (last,) = ends
+                assert not last.done()
+                last.cancel()
+                await asyncio.gather(*(runtime.channel.close() for runtime in runtimes))
 
     asyncio.run(body())
 
