@@ -71,10 +71,22 @@ def get_arg() -> list[str]:
 
 
 def send(message: str | bytes) -> None:
-    """Send a message to the client that launched the program."""
+    """Send a message to the client that launched the program.
+
+    Raises:
+        TypeError: it is neither text nor bytes.
+    """
+    if isinstance(message, str):
+        payload = message.encode()
+    else:
+        try:
+            payload = bytes(memoryview(message))
+        except TypeError:
+            told = f"send takes a str or bytes, not {type(message).__name__}: str() or json.dumps() makes text of it"
+            raise TypeError(told) from None
     if channel.before_submit is not None:
         channel.before_submit()  # printed text and messages stay in order
-    channel.record(abi.OP_SEND, payload=message.encode() if isinstance(message, str) else bytes(message))
+    channel.record(abi.OP_SEND, payload=payload)
 
 
 def receive() -> asyncio.Future[str]:
