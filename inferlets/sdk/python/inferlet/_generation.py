@@ -74,6 +74,8 @@ class Generation:
         self.tokens: list[int] = []
         self.stopped_by: str | None = None
         self._ended = False
+        self._busy = False  # a task is in it, and awaits something else than the next token
+        self._displaced = False  # something else was begun on its context
 
     def _pack(self, sampler: Sampler) -> bytes:
         return pack_sampling(
@@ -102,7 +104,11 @@ class Generation:
     async def __anext__(self) -> Piece:
         while not self.ended:
             if self._newest < 0:
-                await self._start()
+                self._busy = True
+                try:
+                    await self._start()
+                finally:
+                    self._busy = False
                 continue
             while len(self._ahead) <= self._depth and self._left:
                 self._step()
@@ -115,6 +121,8 @@ class Generation:
                 self.stop()  # failed, or the task was cancelled: the context ends at the last token given out
                 raise
             if not self._ahead:  # stopped by another task meanwhile
+                if self._displaced:
+                    raise _generates_already()
                 break
             self._ahead.popleft()
             piece = self._accept(sampled)
@@ -162,7 +170,11 @@ class Generation:
         value = await self._ahead[0][1]
         sampled = value if isinstance(value, Sampled) else self._choose(value)
         if sampled.token not in self._vocab.known and not self._ended:
-            await self._vocab.fetch(sampled.token)
+            self._busy = True
+            try:
+                await self._vocab.fetch(sampled.token)
+            finally:
+                self._busy = False
         return sampled
 
     def _choose(self, dist: Dist) -> Sampled:
@@ -211,6 +223,17 @@ class Generation:
         self.stopped_by = reason
         self.stop()
 
+    def give_way(self) -> None:
+        """End for something else that begins on the context.
+
+        Raises:
+            InvalidArgument: a task awaits the next piece.
+        """
+        if self._busy or (self._ahead and self._ahead[0][1]._callbacks):  # noqa: SLF001 - somebody awaits it
+            raise _generates_already()
+        self._displaced = True
+        self.stop()
+
     def stop(self) -> None:
         """End now: the context ends at the last token given out, what was queued behind it is dropped."""
         if self._ended:
@@ -224,3 +247,7 @@ class Generation:
         # The last token's output is gone, so it counts as not yet computed: the next command computes it again.
         context._active = None  # noqa: SLF001
         context._kv_len = max(0, min(context._kv_len, len(context.tokens) - 1))  # noqa: SLF001
+
+
+def _generates_already() -> InvalidArgument:
+    return InvalidArgument(argument="context", detail="it generates already: fork it to generate twice at once")

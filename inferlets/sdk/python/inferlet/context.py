@@ -79,7 +79,7 @@ class Context:
     def fill(self, text: str, *, special: bool | None = None) -> None:
         """Append text. `special` adds the tokenizer's own tokens around it (such as BOS): by default to the first."""
         self._check_open()
-        self._stop_active()
+        self._interrupt()
         if special is None:
             special = not self.tokens and not self._parts
         if text or special:
@@ -88,7 +88,7 @@ class Context:
     def fill_tokens(self, tokens: Sequence[int]) -> None:
         """Append tokens."""
         self._check_open()
-        self._stop_active()
+        self._interrupt()
         if tokens:
             self._parts.append(list(tokens))
 
@@ -99,7 +99,7 @@ class Context:
         that a text begins with, such as BOS.
         """
         self._check_open()
-        self._stop_active()
+        self._interrupt()
         if isinstance(messages, str):
             messages = [{"role": "user", "content": messages}]
         begins, answering = not self.tokens and not self._parts, self._answering
@@ -152,7 +152,7 @@ class Context:
             1 True
         """
         self._check_open()
-        self._stop_active()
+        self._interrupt()
         conditions = Until(stop) if isinstance(stop, str) else stop or Stop()
         if max_tokens is not None:
             conditions |= Length(max_tokens)
@@ -190,7 +190,7 @@ class Context:
             4
         """
         self._check_open()
-        self._stop_active()
+        self._interrupt()
         for part in self._parts:
             self.tokens.extend(part if isinstance(part, list) else part.tokens_now())
         self._parts.clear()
@@ -218,7 +218,8 @@ class Context:
         """Free what the context holds. Closing twice is fine."""
         if self._closed:
             return
-        self._stop_active()
+        if self._active is not None:
+            self._active.stop()
         self._closed = True
         self._pages.release()
         if self._fixed is not None:
@@ -316,9 +317,10 @@ class Context:
         if self._closed:
             raise InvalidArgument(argument="context", detail="it has been closed")
 
-    def _stop_active(self) -> None:
+    def _interrupt(self) -> None:
+        """What is not being awaited, such as a loop that was left early, ends for what comes now."""
         if self._active is not None:
-            self._active.stop()
+            self._active.give_way()
 
 
 def _take_queue(model: Model) -> Queue:
