@@ -18,7 +18,7 @@ help:  ## This list
 	@awk 'BEGIN {FS = ":.*  ## "} /^##@ / {printf "\n%s\n", substr($$0, 5)} /^[a-z0-9-]+:.*  ## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 .PHONY: setup
-setup:  ## Everything the other targets need, into .venv: again at no cost (PYTHON=... chooses the interpreter)
+setup:  ## Everything the other targets need, into .venv: several GB once, then nothing (PYTHON=... names the interpreter)
 	@tools/setup.sh
 
 .PHONY: demo
@@ -26,7 +26,7 @@ demo: setup  ## The text-completion inferlet on the demo model (PROMPT=...)
 	$(BIN)/tartlet run inferlets/std/text_completion.py --prompt "$(PROMPT)" --max-tokens 64
 
 .PHONY: test
-test: setup  ## The tests (ARGS="-k name" is passed to pytest)
+test: setup  ## The tests: 5 to 9 minutes on two cores (ARGS="-k name" is passed to pytest)
 	$(BIN)/python -m pytest $(ARGS)
 
 .PHONY: test-gpu
@@ -64,7 +64,7 @@ eval-model: setup  ## Its answers to problems that it wasn't trained on, as a ta
 ##@ Before a commit
 
 .PHONY: check
-check: lint test  ## All that CI asks for: lint, then test
+check: lint test  ## All that CI asks for: lint, then test (6 to 10 minutes)
 
 .PHONY: lint
 lint: setup  ## Format, ruff, types, layers, generated code: nothing is changed
