@@ -19,13 +19,15 @@ from enum import StrEnum
 from pathlib import Path
 
 from tartlet_common.errors import CompileTimeout, CorruptModule, DiskFull, SourceTooLarge
-from tartlet_runtime.wasm import compiler
 from tartlet_runtime.wasm.engine_flags import flags_digest, wasmtime_version
 from tartlet_runtime.wasm.sections import has_start
 
 DEFAULT_MAX_WASM_BYTES = 16 << 20
 DEFAULT_COMPILE_TIMEOUT_S = 60.0
 
+INVALID = 3
+"""What `compiler` ends with where the module isn't valid."""
+_COMPILER = "tartlet_runtime.wasm.compiler"  # not imported: Python complains where a module run by -m already is
 _WASM_MAGIC = b"\0asm"
 _CORE_LAYER = b"\x01\0\0\0"
 _COMPONENT_LAYER = b"\x0d\0\x01\0"
@@ -129,12 +131,12 @@ class AotCache:
         return await asyncio.to_thread(self.compile, wasm)
 
     def _run_compiler(self, kind: ModuleKind, source: Path, target: Path) -> None:
-        command = [sys.executable, "-P", "-m", compiler.__name__, kind.value, str(source), str(target)]
+        command = [sys.executable, "-P", "-m", _COMPILER, kind.value, str(source), str(target)]
         try:
             done = subprocess.run(command, capture_output=True, timeout=self.compile_timeout_s, check=False)
         except subprocess.TimeoutExpired as e:
             raise CompileTimeout(limit_s=self.compile_timeout_s) from e
-        if done.returncode == compiler.INVALID:
+        if done.returncode == INVALID:
             raise CorruptModule(detail=done.stderr.decode(errors="replace"))
         if done.returncode != 0:  # the compiler crashed or ran out of memory: the module's fault all the same
             detail = f"the compiler ended with status {done.returncode}: {done.stderr[-300:].decode(errors='replace')}"

@@ -13,9 +13,9 @@ from pathlib import Path
 import wasmtime
 from wasmtime.component import Component
 
+from tartlet_runtime.wasm.aot import INVALID
 from tartlet_runtime.wasm.engine_flags import compile_config
 
-INVALID = 3
 MEMORY_LIMIT_BYTES = 8 << 30
 
 
