@@ -55,6 +55,11 @@ class Child:
         """The process's id, 0 before the start."""
         return self._process.pid if self._process else 0
 
+    @property
+    def served(self) -> bool:
+        """Whether it has come as far as that."""
+        return self._ready.done()
+
     async def start(self) -> None:
         """Start the process; `ready` says when it serves."""
         read_fd, write_fd = os.pipe()

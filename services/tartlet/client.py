@@ -13,7 +13,7 @@ from tartlet import _convert, environment
 from tartlet._calls import all_specs, checked, launch_requests, launch_spec, repeated, translated, upload
 from tartlet._run import Resumed, Run
 from tartlet.events import Accepted, Event
-from tartlet.model import CatalogueEntry, LaunchSpec, ProgramInfo, RuntimeState, Source
+from tartlet.model import CatalogueEntry, LaunchSpec, ProgramInfo, RuntimeState, Source, check_name
 from tartlet_common import rpc, telemetry, wire
 from tartlet_common import telemetry_names as names
 from tartlet_common.errors import InternalError, InvalidArgument, TartletError
@@ -257,8 +257,11 @@ class AsyncClient:
         """Name programs in the catalogue; their digests. What they contain isn't read: `validate` them before.
 
         Raises:
+            InvalidArgument: a name is none; nothing was stored.
             TartletError: the first one that was refused; the others may have been stored.
         """
+        for entry in entries:
+            check_name(entry.name)
         request = control_pb2.PutRequest(entries=[_convert.entry_to_proto(e) for e in entries])
         with translated(self.control_address):
             for entry in entries:

@@ -83,6 +83,15 @@ class Died:
     role: str
     cause: TartletError
     restart_in_s: float
+    served: bool = False  # before it ended
+
+    @property
+    def why(self) -> str:
+        """The cause in words; where it had served, not that it didn't start."""
+        if not (self.served and isinstance(self.cause, StartFailed)):
+            return str(self.cause)
+        how, _, lines = str(self.cause.fields["detail"]).partition("\n")
+        return how if how.startswith("killed") else f"{how}\n{lines}".rstrip()  # it hadn't known of a signal
 
 
 StackEvent = Started | Progress | Died
@@ -256,7 +265,7 @@ class LocalStack:
             if loop.time() - since > _STABLE_S:
                 in_a_row = 0
             pause_s = _BACKOFF_S[min(in_a_row, len(_BACKOFF_S) - 1)]
-            self._report(Died(role, await child.cause(), pause_s))
+            self._report(Died(role, await child.cause(), pause_s, child.served))
             await asyncio.sleep(pause_s)
             restarts, in_a_row, since = restarts + 1, in_a_row + 1, loop.time()
             self._children[role] = self._child(role)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
@@ -14,6 +15,9 @@ from tartlet_common.errors import InvalidArgument, InvalidSource, SourceTooLarge
 
 MAX_SOURCE_BYTES = 64 << 20
 """Largest source that a client sends; the server's own limit is lower, 16 MiB by default."""
+
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]{0,127}")
+"""Of an entry of the catalogue."""
 
 _WASM_MAGIC = b"\0asm"
 
@@ -92,6 +96,17 @@ def check_source(given: object) -> None:
         shown = repr(given) if len(repr(given)) < 80 else f"a {type(given).__name__}"
         detail = f"{shown} is no Source: give Source.from_file(path) or Source.python(text)"
         raise InvalidArgument(argument="source", detail=detail)
+
+
+def check_name(name: str) -> None:
+    """Tell a name that the catalogue takes from others.
+
+    Raises:
+        InvalidArgument: it doesn't.
+    """
+    if not NAME.fullmatch(name):
+        detail = f"{name[:128]!r}: letters, digits and . _ / - make a name, up to 128, the first a letter or digit"
+        raise InvalidArgument(argument="name", detail=detail)
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,8 +39,10 @@ def connect(server: str | None) -> AsyncClient:
     path = unix_path(client.address)
     if path is None:
         host, _, port = client.address.rpartition(":")
-        if not host or not port.isdigit():
-            raise click.BadParameter(f"{client.address}: give unix:/path, host:port or `local`", param_hint="--server")
+        if not host or "/" in host or not port.isdigit():
+            scheme = ", without a scheme" if "://" in client.address else ""
+            told = f"{client.address}: give unix:/path, host:port or `local`{scheme}"
+            raise click.BadParameter(told, param_hint="--server")
         if environment.identity() is None:
             raise click.UsageError(
                 f"{client.address} is TCP: give --tls-certificate, --tls-key and --tls-authority as well"

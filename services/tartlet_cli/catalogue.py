@@ -37,10 +37,14 @@ def catalogue() -> None:
 @server_option
 def put(name: str, file: Path, description: str, model: str, server: str | None) -> None:
     """Name the program in FILE, if it is valid; replaces what had the name. Prints its digest."""
-    from tartlet.model import CatalogueEntry, Source
+    from tartlet.model import CatalogueEntry, Source, check_name
     from tartlet_cli import exits
-    from tartlet_common.errors import InvalidSource, TartletError
+    from tartlet_common.errors import InvalidArgument, InvalidSource, TartletError
 
+    try:
+        check_name(name)
+    except InvalidArgument as e:
+        raise click.BadParameter(str(e.fields["detail"]), param_hint="NAME") from e
     try:
         source = replace(Source.from_file(file), filename=file.name)  # where it lay is nobody's business there
     except InvalidSource as e:

@@ -199,25 +199,36 @@ def logs(program: str, server: str | None, *, follow: bool, as_json: bool) -> No
 @click.option("--reason", default="", help="What the program's error says.")
 @server_option
 def kill(programs: tuple[str, ...], reason: str, server: str | None, *, everything: bool) -> None:
-    """End programs.
+    """End programs; those that aren't there are named, and the others end.
 
     \b
     Examples:
       tartlet kill 3f2b7c1e
       tartlet kill --all
     """  # noqa: D301 - \b is click's mark for a paragraph not to be wrapped
+    from tartlet_common.errors import InvalidArgument, TartletError, UnknownProgram
+
     if not programs and not everything:
         raise click.UsageError("name a program, or give --all")
     if not all(programs):  # before anything ends
         raise click.UsageError("an empty id names no program")
 
-    async def work(client: AsyncClient) -> None:
+    async def work(client: AsyncClient) -> list[TartletError]:
         ids = [info.program_id for info in await client.list()] if everything else []
-        ids += [await whole_id(client, program) for program in programs]
-        for program_id in ids:
-            await client.kill(program_id, reason)
+        wrong: list[TartletError] = []
+        for program in (*ids, *programs):
+            try:
+                await client.kill(await whole_id(client, program), reason)
+            except (UnknownProgram, InvalidArgument) as e:
+                if program not in ids:  # else it has ended meanwhile
+                    wrong.append(e)
+        return wrong
 
-    with_client(server, work)
+    wrong = with_client(server, work)
+    for error in wrong:
+        exits.show(error)
+    if wrong:
+        raise SystemExit(exits.exit_code(wrong[0]))
 
 
 async def whole_id(client: AsyncClient, start: str, *, ended: bool = True) -> str:

@@ -10,8 +10,9 @@ import shutil
 import signal
 import sys
 import tempfile
+import time
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from tartlet_cli import exits
 from tartlet_cli.calls import connect, send_lines
 from tartlet_cli.kube.options import Target, release_option, target
 from tartlet_cli.options import PROGRAM_ARGS, json_option, limit_options, other_server_option, seed_bytes, wants_help
+from tartlet_cli.run_arguments import RunCommand, tell_mistyped
 from tartlet_common.errors import InvalidSource
 
 _NATIVE_GRACE_S = 2.0
@@ -49,34 +51,24 @@ class RunOptions:
     limits: dict[str, Any]
 
 
-_BEFORE_FILE = {"-n": "--namespace", "--context": "--kube-context"}
 _NOT_ON_CLUSTER = ("server", "native", "config", "engine")
 _NOT_ON_SERVER = ("config", "engine")
 
 
-class _RunCommand(click.Command):
-    """Takes kubectl's own names of its options, too, where they stand before FILE: behind it they are the program's."""
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        takes_value = {o for p in self.params if isinstance(p, click.Option) and not p.is_flag for o in p.opts}
-        at = 0
-        while at < len(args) and args[at].startswith("-") and args[at] != "--":
-            name, equals, value = args[at].partition("=")
-            name = _BEFORE_FILE.get(name, name)
-            args[at] = name + equals + value
-            at += 2 if name in takes_value and not equals else 1
-        return super().parse_args(ctx, args)
-
-
-@click.command(cls=_RunCommand, context_settings=PROGRAM_ARGS, add_help_option=False)
+@click.command(cls=RunCommand, context_settings=PROGRAM_ARGS, add_help_option=False)
 @click.argument("file")
 @click.argument("args", nargs=-1, type=click.UNPROCESSED)
 @click.option(
     "--model",
     metavar="PATH",
-    help="Checkpoint directory (on a server: a model's name). Default: the demo model (the server's first).",
+    help="Checkpoint directory. Default: the worker's setting, else $TARTLET_MODEL, else the demo model. "
+    "On a server: a model's name. Default: its first.",
 )
-@click.option("--engine", type=click.Choice(["torch", "fake"]), help="Backend. Default: torch.")
+@click.option(
+    "--engine",
+    type=click.Choice(["torch", "fake"]),
+    help="Backend. Default: the worker's setting (TARTLET_WORKER_ENGINE, [worker] in --config), else torch.",
+)
 @other_server_option
 @click.option("--inferlet", is_flag=True, help="FILE is the name of a program in a server's catalogue.")
 @click.option("--kube", is_flag=True, help="Run it on a Kubernetes cluster, through its API server.")
@@ -125,6 +117,7 @@ def run(ctx: click.Context, /, file: str, args: tuple[str, ...], **options: Any)
             raise click.UsageError(f"--{name} and --kube exclude each other", ctx)
     if not options["kube"]:
         _check_place(ctx, options)
+    tell_mistyped(ctx)
     limits = {
         "deadline_s": options["deadline_s"],
         "pages": options["max_pages"],
@@ -178,7 +171,9 @@ def run_on_cluster() -> click.Command:
     elsewhere = ("tls_certificate", "tls_key", "tls_authority", "kube", *_NOT_ON_CLUSTER)
     params = [copy.copy(param) for param in run.params if param.name not in elsewhere]
     for param in params:
-        if isinstance(param, click.Option) and param.help:
+        if isinstance(param, click.Option) and param.name == "model":
+            param.metavar, param.help = "NAME", "A model's name. Default: the runtime's first."
+        elif isinstance(param, click.Option) and param.help:
             told = param.help.removeprefix("With --kube: ")
             param.help = told[0].upper() + told[1:]
     text = """Run a program on the cluster and stream its output; Ctrl-C ends it.
@@ -190,7 +185,7 @@ def run_on_cluster() -> click.Command:
       kubectl tartlet run my_program.py --prompt hello
       kubectl tartlet run -n production --inferlet answer
     """
-    return _RunCommand(
+    return RunCommand(
         "run", callback=callback, params=params, context_settings=PROGRAM_ARGS, add_help_option=False, help=text
     )
 
@@ -262,7 +257,12 @@ class _Session:
 
         if self._options.inferlet:
             return None
-        return Source.from_file(self._options.file, Language.NATIVE if self._options.native else None)
+        source = Source.from_file(self._options.file)
+        if not self._options.native:
+            return source
+        if source.language is not Language.PYTHON:
+            raise click.UsageError(f"--native is for Python files, and {self._options.file} is a WebAssembly module")
+        return replace(source, language=Language.NATIVE)
 
     def _interrupt(self, task: asyncio.Task[Any]) -> None:
         """First: end the program and the stack in order. Second: kill them."""
@@ -294,9 +294,11 @@ class _Session:
         config = StackConfig(engine=chosen.engine, model=chosen.model, directory=directory, config=options.config)
         self._stack = LocalStack(config, report)
         self._progress.show("starting control, runtime and worker")
+        start = time.monotonic()
         try:
             async with self._stack as stack:
                 self._progress.clear()
+                self._printer.started_s = time.monotonic() - start
                 yield stack
         except TartletError as e:
             self._progress.clear()

@@ -184,7 +184,7 @@ def _reporter(progress: Progress) -> Callable[[StackEvent], None]:
                     again = f", restart {event.restarts}" if event.restarts else ""
                     click.echo(f"{event.role} serves (pid {event.pid}{again})", err=True)
                 case Died():
-                    click.echo(f"{event.role} died: {event.cause}", err=True)
+                    click.echo(f"{event.role} died: {event.why}", err=True)
                     click.echo(f"restarting {event.role} in {event.restart_in_s:g} s", err=True)
 
     return report

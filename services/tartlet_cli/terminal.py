@@ -14,6 +14,7 @@ from tartlet_cli.exits import describe
 from tartlet_common.errors import ProgramFailed, TartletError
 
 _WIPE = "\r\x1b[2K"
+_LEAST_S = 5e-6  # less is shown as 0.00 ms
 _WIDTH = 80  # of a terminal that doesn't know its own
 
 
@@ -64,6 +65,8 @@ class Printer:
         self._as_json = as_json
         self._out: BinaryIO = sys.stdout.buffer
         self._at_line_start = True
+        self.started_s = 0.0
+        """How long the start of a stack of its own took."""
 
     def event(self, event: Event) -> None:
         """Print one event."""
@@ -89,7 +92,7 @@ class Printer:
         if event.error is not None and not (self._native and isinstance(event.error, ProgramFailed)):
             sys.stderr.write(describe(event.error) + "\n")
         if not self._quiet:
-            sys.stderr.write(closing_line(event.usage) + "\n")
+            sys.stderr.write(closing_line(event.usage, self.started_s) + "\n")
         sys.stderr.flush()
 
     def _write(self, data: bytes) -> None:
@@ -99,27 +102,32 @@ class Printer:
             self._at_line_start = data.endswith(b"\n")
 
 
-def closing_line(usage: Usage) -> str:
+def closing_line(usage: Usage, started_s: float = 0.0) -> str:
     """Tokens, time to first token, time per output token; of distributions where the program chose from them itself.
+
+    `started_s`: what passed before, while a stack of its own started; 0: there was one.
 
     Example:
         >>> closing_line(Usage(sampled_tokens=64, first_token_s=0.0213, per_token_s=0.00412, wall_s=0.29))
         '[64 tokens, first after 21.3 ms, 4.12 ms a token, 0.29 s in all]'
         >>> closing_line(Usage(distributions=8, first_token_s=0.0213, per_token_s=0.00412, wall_s=0.05))
         '[8 distributions for the program to sample from, first after 21.3 ms, 4.12 ms each, 0.05 s in all]'
+        >>> closing_line(Usage(wall_s=0.29), started_s=4.1)
+        '[no tokens sampled, 0.29 s in all, started in 4.1 s]'
     """
     count, noun, each = usage.sampled_tokens, "token", "a token"
     if not count:
         count, noun, each = usage.distributions, "distribution", "each"
+    total = [f"{usage.wall_s:.2f} s in all", *([f"started in {started_s:.1f} s"] if started_s else [])]
     if not count:
-        return f"[no tokens sampled, {usage.wall_s:.2f} s in all]"
+        return "[" + ", ".join(["no tokens sampled", *total]) + "]"
     parts = [f"{count} {noun}" + ("s" if count > 1 else "")]
     if not usage.sampled_tokens:
         parts[0] += " for the program to sample from"
     parts.append(f"first after {_ms(usage.first_token_s)} ms")
-    if count > 1:
+    if count > 1 and usage.per_token_s >= _LEAST_S:  # else they came at once
         parts.append(f"{_ms(usage.per_token_s)} ms {each}")
-    return "[" + ", ".join([*parts, f"{usage.wall_s:.2f} s in all"]) + "]"
+    return "[" + ", ".join([*parts, *total]) + "]"
 
 
 def _ms(seconds: float) -> str:

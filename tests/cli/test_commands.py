@@ -15,10 +15,11 @@ import pytest
 from click.testing import CliRunner
 
 from tartlet._convert import limits_from_proto, limits_to_proto
-from tartlet.model import Limits
+from tartlet.model import NAME, Limits
 from tartlet_cli import exits
 from tartlet_cli.main import _COMMANDS, cli
 from tartlet_common.errors import InvalidArgument
+from tartlet_control.catalogue import _NAME
 from tests.e2e.serving import PROGRAMS, Serving, command, environment, out, tartlet_cli
 
 HELP_S = 0.15
@@ -121,6 +122,10 @@ def test_a_program_is_launched_listed_messaged_followed_and_killed(server: Servi
     assert len(set(many)) == 3
     out(d, "kill", "--reason", "tidy", *many[:2])
     out(d, "kill", "--all")
+    last = out(d, "launch", str(PROGRAMS / "echo.py")).strip()
+    some = tartlet_cli(d, "kill", "zzz", last)
+    assert (some.returncode, some.stderr.startswith("UnknownProgram: no program zzz\n")) == (exits.USAGE, True)
+    assert last not in out(d, "ps"), "the others end all the same"
     killed = tartlet_cli(d, "attach", many[0])
     assert killed.returncode == exits.PROGRAM_FAILED
     assert "tidy" in killed.stderr
@@ -237,6 +242,7 @@ def test_the_guide_s_client_runs(server: Serving, repo: Path, tmp_path: Path) ->
     ("address", "code", "words"),
     [
         ("nonsense", exits.USAGE, "nonsense: give unix:/path, host:port or `local`"),
+        ("http://host:1", exits.USAGE, "http://host:1: give unix:/path, host:port or `local`, without a scheme"),
         ("localhost:1", exits.USAGE, "give --tls-certificate, --tls-key and --tls-authority"),
         ("unix:/no/such.sock", exits.SYSTEM, "unix:/no/such.sock can't be reached: there is no such socket\nStart it"),
     ],
@@ -346,6 +352,14 @@ def test_a_program_is_named_listed_launched_by_its_name_and_forgotten(server: Se
         gone = tartlet_cli(server.run_dir, name, "--inferlet", "greet", "you")
         assert gone.returncode == exits.USAGE
         assert "no inferlet named 'greet'" in gone.stderr
+
+
+@pytest.mark.parametrize("name", ["bad name", "", "-x", "x" * 129])
+def test_a_name_that_the_catalogue_does_not_take_is_a_usage_error(server: Serving, name: str) -> None:
+    refused = tartlet_cli(server.run_dir, "catalogue", "put", "--", name, str(PROGRAMS / "echo.py"))
+    assert refused.returncode == exits.USAGE
+    assert "Invalid value for NAME: " in refused.stderr
+    assert NAME.pattern == _NAME.pattern, "control's"
 
 
 def test_a_role_lists_its_own_flags(run_dir: Path) -> None:

@@ -107,6 +107,21 @@ def test_native_runs_the_same_file_as_a_process_of_its_own(run_dir: Path) -> Non
     assert result.stdout.endswith("end\n")
 
 
+def test_native_takes_no_module(run_dir: Path, repo: Path) -> None:
+    refused = tartlet_cli(run_dir, "run", "--native", str(repo / "inferlets/sdk/c/examples/send_and_exit.wasm"))
+    assert refused.returncode == exits.USAGE
+    assert "--native is for Python files" in refused.stderr
+
+
+def test_an_option_much_like_one_of_ours_goes_to_the_program_with_a_warning(server: Serving, run_dir: Path) -> None:
+    program = run_dir / "arguments.py"
+    program.write_text("import sys\n\ndef main():\n    return ' '.join(sys.argv[1:])\n")
+    line = ["run", "--server", "local", "--quiet", str(program), "--sed", "7", "--max-tokens", "3"]
+    asked = tartlet_cli(server.run_dir, *line, "--", "--modle")
+    assert asked.stdout == "--sed 7 --max-tokens 3 --modle\n"
+    assert asked.stderr == "--sed goes to the program; did you mean --seed? (Behind -- nobody asks.)\n"
+
+
 def test_native_failures_show_the_traceback(server: Serving) -> None:
     result = tartlet_cli(server.run_dir, "run", "--server", "local", "--native", str(PROGRAMS / "fails.py"))
     assert result.returncode == 1
@@ -191,6 +206,8 @@ def test_the_closing_line_leaves_out_what_there_is_not() -> None:
         closing_line(Usage(sampled_tokens=1, first_token_s=0.5, wall_s=1))
         == "[1 token, first after 500 ms, 1.00 s in all]"
     )
+    at_once = Usage(sampled_tokens=2, first_token_s=0.5, per_token_s=1e-7, wall_s=1)
+    assert closing_line(at_once, 4.06) == "[2 tokens, first after 500 ms, 1.00 s in all, started in 4.1 s]"
     assert columns([("a", "bb"), ("ccc", "d")]) == "a    bb\nccc  d"
     assert [age(s) for s in (1, 300, 10_000)] == ["1s", "5m", "3h"]
 
