@@ -323,7 +323,11 @@ class AsyncClient:
             return self._control_address
         path = rpc.unix_path(self.address)
         if path is None:
-            raise InvalidArgument(argument="control", detail="give control's address to use the catalogue over TCP")
+            raise InvalidArgument(
+                argument="control",
+                detail="the catalogue is control's, whose address isn't known over TCP",
+                remedy=f"Set {environment.CONTROL}=host:port, or give `control` in Python.",
+            )
         return f"unix:{path.parent / 'control.sock'}"
 
     def _programs(self) -> Any:

@@ -70,9 +70,9 @@ SHA-256 whoever brought them: who knows a digest has seen what it names.
 ## Who may call what
 
 On one machine roles talk over Unix sockets in a directory of mode 0700: its owner may call everything. Over TCP every
-connection is mutual TLS; a certificate names its identity as the first label of a DNS name (`worker`,
-`worker.tartlet.svc`). Other calls end in `PermissionDenied` before their handler sees them. New certificates apply to
-new connections.
+connection is mutual TLS ([operations.md](operations.md#roles-one-by-one) makes the certificates), and a certificate
+names its identity as the first label of a DNS name (`worker`, `worker.tartlet.svc`). Other calls end in
+`PermissionDenied` before their handler sees them. New certificates apply to new connections.
 """
 
 SECURITY_TAIL = """

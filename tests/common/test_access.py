@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import socket
+import subprocess
+import textwrap
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -94,6 +97,28 @@ def test_each_identity_may_call_what_the_table_says_and_nothing_else(tmp_path: P
     seen = asyncio.run(run())
     assert len(seen) == len(METHODS) * len(access.IDENTITIES)
     assert [x for x in seen if x[2] != (x[0] in access.ACCESS[x[1]])] == []
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="no openssl")
+def test_certificates_made_as_operations_says_are_those_of_their_roles(tmp_path: Path, repo: Path) -> None:
+    text = (repo / "docs/operations.md").read_text()
+    recipe = text[text.index("    openssl req -x509") : text.index("    tartlet ps --server localhost:7002")]
+    subprocess.run(["bash", "-ec", textwrap.dedent(recipe)], cwd=tmp_path, check=True, capture_output=True)
+
+    def identity(role: str) -> Tls:
+        return Tls(tmp_path / f"{role}.pem", tmp_path / f"{role}.key", tmp_path / "ca.pem")
+
+    async def run() -> list[grpc.StatusCode]:
+        address = f"localhost:{_port()}"
+        server = await make_server(_services, address, identity("control"))
+        codes = []
+        for who in ("client", "operator"):
+            async with make_channel(address, identity(who)) as channel:
+                codes.append((await _outcome(channel, "/tartlet.v1.Catalogue/Put")).code())
+        await server.stop(None)
+        return codes
+
+    assert asyncio.run(run()) == [grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.UNIMPLEMENTED]
 
 
 def test_a_refusal_carries_the_typed_error(tmp_path: Path) -> None:
