@@ -7,7 +7,6 @@ It is runtime, control and worker in one and synchronous: commands wait in their
 from __future__ import annotations
 
 import json
-import re
 import struct
 import time
 from collections import deque
@@ -19,8 +18,8 @@ import numpy as np
 
 from tartlet_common import abi, errors
 from tartlet_common.abi import Event, Flag, Op
-from tartlet_runtime.chat import format_chat
 from tests.sdk import mini_model as model
+from tests.sdk import mini_text
 
 
 @dataclass
@@ -153,7 +152,7 @@ class MiniHost:
             case Op.TOKENIZE:
                 text = command.payload.decode()
                 self.tokenized.append((text, bool(command.b)))
-                self.answer(command, payload=abi.u32([model.BOS] * command.b + self.encode(text)))
+                self.answer(command, payload=abi.u32([model.BOS] * command.b + mini_text.encode(text, self.template)))
             case Op.DETOKENIZE:
                 self.answer(command, payload=b"".join(self.vocab()[i] for i in command.u32()))
             case Op.GET_VOCABS:
@@ -161,7 +160,10 @@ class MiniHost:
                 lengths = abi.u32([len(words), *map(len, words)])
                 self.answer(command, payload=lengths + b"".join(words))
             case Op.FORMAT_CHAT:
-                self.format_chat(command)
+                try:
+                    self.answer(command, payload=mini_text.render(self.template, command.payload))
+                except errors.TartletError as error:
+                    self.fail(command, error)
             case Op.USAGE:
                 counts = {"pages": len(self.pages), "embeds": len(self.embeds), "slots": len(self.slots)}
                 free = self.page_limit - len(self.pages)
@@ -192,23 +194,6 @@ class MiniHost:
             "top_k_limit": 256,
             "traits": ["core", "Allocate", "Forward", "InputText", "Tokenize", "OutputText", "Sample"],
         }
-
-    def encode(self, text: str) -> list[int]:
-        parts = re.split("(</?s>)", text) if self.template else [text]
-        special = {"<s>": [model.BOS], "</s>": [model.EOS]} if self.template else {}
-        return [token for part in parts for token in special.get(part, part.encode())]
-
-    def format_chat(self, command: Command) -> None:
-        body = json.loads(command.payload)
-        if not self.template:
-            text = "".join(f"<{m['role']}>{m['content']}</{m['role']}>" for m in body["messages"])
-            self.answer(command, payload=(text + "<assistant>" * body["add_generation_prompt"]).encode())
-            return
-        try:
-            text = format_chat(self.template, command.payload, bos_token="<s>", eos_token="</s>")
-            self.answer(command, payload=text.encode())
-        except errors.TartletError as error:
-            self.fail(command, error)
 
     def vocab(self) -> list[bytes]:
         return [bytes([i]) for i in range(256)] + [b"<s>", b"</s>", b"", b""]

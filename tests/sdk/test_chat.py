@@ -12,6 +12,7 @@ from tartlet_runtime.chat import format_chat
 from tests.sdk.harness import run
 from tests.sdk.mini_host import MiniHost
 from tests.sdk.mini_model import EOS
+from tests.sdk.mini_text import encode
 
 DEMO = Path(__file__).resolve().parents[2] / "models/demo/tokenizer_config.json"
 TEMPLATES = {
@@ -50,7 +51,7 @@ def text_of(host: MiniHost, tokens: list[int]) -> str:
 @pytest.mark.parametrize("template", TEMPLATES)
 def test_a_second_turn_continues_the_first(template: str, ended: str) -> None:
     host = MiniHost(template=TEMPLATES[template])
-    begun = len(host.encode(rendered(host.template, USER)))
+    begun = len(encode(rendered(host.template, USER), host.template))
     space = " " * rendered(host.template, [*USER, ANSWER], prompt=False).endswith("ok </s>")
     said = [*(space + "ok" + space).encode(), EOS] if ended == "stop token" else [*(space + "ok").encode()]
     host.script = {begun - 1 + i: token for i, token in enumerate(said)}

@@ -178,6 +178,50 @@ def test_a_syntax_error_shows_its_line() -> None:
     assert shown.startswith('  File "prog.py", line 2\n    def main(:')
 
 
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("from inferlet import send\nawait send('hi')\n", "such as `async def main():`, which Tartlet runs."),
+        ("async with x: pass\n", "such as `async def main():`, which Tartlet runs."),
+        ("def main():\n    await receive()\n", "Make the function an asynchronous one: `async def`."),
+    ],
+)
+def test_an_await_in_the_wrong_place_says_where_it_goes(text: str, told: str) -> None:
+    error, shown = failure(text)
+    assert isinstance(error, SyntaxError)
+    assert shown.splitlines()[-1].endswith(told)
+    assert text.splitlines()[(error.lineno or 0) - 1].strip() in shown.splitlines()[1]
+
+
+@pytest.mark.parametrize(
+    ("result", "told"),
+    [
+        ("ctx.generate_until(max_tokens=3)", "Context.generate_until, which was not awaited: write `return await ...`"),
+        ("inferlet.tokenize('a')", "Future, which was not awaited: write `return await ...`"),
+        ("ctx.generate(max_tokens=3)", "Generation, which was not iterated by `async for`"),
+    ],
+)
+@pytest.mark.filterwarnings("error")
+def test_a_result_that_was_not_awaited_is_none(result: str, told: str) -> None:
+    _, shown = failure(f"""
+        import inferlet
+        async def main():
+            ctx = inferlet.Context()
+            ctx.fill("a")
+            return {result}
+    """)
+    assert shown == f"TypeError: main returned {told}"
+
+
+def test_a_file_that_runs_nothing_says_so() -> None:
+    host = MiniHost()
+    assert run_source(host, "import inferlet\n\nasync def mian():\n    inferlet.send('hi')\n") is None
+    assert host.log[2] == b"prog.py defines functions, none of them is `main`, and nothing was run\n"
+    host = MiniHost()
+    run_source(host, "def double(n):\n    return 2 * n\n\nprint(double(4))\n")
+    assert host.log == {1: b"8\n", 2: b""}
+
+
 @pytest.mark.parametrize(("code", "text"), [("3", "exit status 3"), ("'no prompt'", "no prompt")])
 def test_a_failing_exit_says_why(code: str, text: str) -> None:
     _, shown = failure(f"import sys\ndef main(): sys.exit({code})")

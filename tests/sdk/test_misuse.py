@@ -8,7 +8,24 @@ from typing import Any
 
 import pytest
 
-from inferlet import Context, create_queue, errors, send, synchronize
+from inferlet import (
+    Context,
+    Length,
+    StopTokens,
+    Temperature,
+    TopK,
+    Until,
+    alloc_emb,
+    alloc_kvpage,
+    create_queue,
+    dealloc_emb,
+    detokenize,
+    errors,
+    format_chat,
+    send,
+    synchronize,
+    tokenize,
+)
 from tests.sdk.harness import held, run, tokens_of
 from tests.sdk.mini_host import MiniHost
 from tests.sdk.mini_model import reference_generate
@@ -102,3 +119,74 @@ def test_a_message_is_text_or_bytes(message: Any) -> None:
     host = MiniHost()
     run(host, main)
     assert host.sent == [b"a", b"b", b"c", b"d"]
+
+
+WRONG: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
+    "max_tokens=-3": (lambda: Length(-3), ValueError, "max_tokens is -3, it must be at least 0"),
+    "max_tokens='8'": (lambda: Length("8"), TypeError, "max_tokens is a whole number, not '8'"),  # type: ignore[arg-type]
+    "a list of stop strings": (lambda: Until(["a", "b"]), TypeError, r"Until takes .*: give Until\('a', 'b'\)"),  # type: ignore[arg-type]
+    "one stop token": (lambda: StopTokens(2), TypeError, "StopTokens takes a list of token ids, not 2"),  # type: ignore[arg-type]
+    "a negative stop token": (lambda: StopTokens([-2]), ValueError, "at least 0"),
+    "a stop or a sampler": (lambda: Length(2) | Temperature(1), TypeError, "unsupported operand"),  # type: ignore[operator]
+    "a sampler or a stop": (lambda: Temperature(1) | Length(2), TypeError, "unsupported operand"),  # type: ignore[operator]
+    "a word for a number": (lambda: Temperature("hot"), TypeError, "temperature is a number, not 'hot'"),  # type: ignore[arg-type]
+    "half a token": (lambda: TopK(2.5), TypeError, "top_k is a whole number, not 2.5"),  # type: ignore[arg-type]
+    "no number": (lambda: Temperature(float("nan")), ValueError, "temperature is nan"),
+    "negative pages": (lambda: alloc_kvpage(-1), ValueError, "the number of pages is -1"),
+    "two texts": (lambda: tokenize("a", "b"), TypeError, "tokenize takes one text, not 2"),  # type: ignore[call-overload]
+    "no text": (lambda: tokenize(None), TypeError, "tokenize takes a str, not None"),  # type: ignore[call-overload]
+    "two token lists": (lambda: detokenize([1], [2]), TypeError, "detokenize takes one "),  # type: ignore[call-overload]
+    "a message alone": (lambda: format_chat({"role": "user"}), TypeError, "a list of messages, such as"),  # type: ignore[arg-type]
+    "a seed of letters": (lambda: Context(seed="x"), TypeError, "seed is a whole number, not 'x'"),  # type: ignore[arg-type]
+    "negative run-ahead": (lambda: Context(run_ahead=-1), ValueError, "run_ahead is -1, it must be at least 0"),
+}
+OF_A_CONTEXT: dict[str, tuple[Callable[[Any], Any], type[Exception], str]] = {
+    "a length": (lambda ctx: ctx.generate(20), TypeError, "not 20: give max_tokens=20"),
+    "a negative length": (lambda ctx: ctx.generate(max_tokens=-3), ValueError, "max_tokens is -3"),
+    "a sampler": (lambda ctx: ctx.generate(Temperature(1)), TypeError, r"give sampler=Sampler\(temperature=1\)"),
+    "stop strings": (lambda ctx: ctx.generate(["a", "b"]), TypeError, r"give Until\('a', 'b'\)"),
+    "stop tokens": (lambda ctx: ctx.generate([1, 2]), TypeError, r"give StopTokens\(\[1, 2\]\)"),
+    "no text": (lambda ctx: ctx.fill(None), TypeError, "fill takes a str, not None: `fill_tokens` takes"),
+    "a number": (lambda ctx: ctx.fill(123), TypeError, "fill takes a str, not 123"),
+    "text for tokens": (lambda ctx: ctx.fill_tokens("ab"), TypeError, "a list of token ids, not 'ab'"),
+    "negative tokens": (lambda ctx: ctx.fill_tokens([-1]), ValueError, "token ids, which are at least 0"),
+    "a message alone": (lambda ctx: ctx.chat({"role": "user", "content": "hi"}), TypeError, "a list of messages"),
+    "texts for messages": (lambda ctx: ctx.chat(["hi"]), TypeError, "a list of messages"),
+    "negative forks": (lambda ctx: ctx.fork(-1), ValueError, "the number of forks is -1"),
+}
+
+
+@pytest.mark.parametrize("what", WRONG)
+def test_a_wrong_argument_is_refused_where_it_is_given(what: str) -> None:
+    call, kind, text = WRONG[what]
+
+    async def main() -> None:
+        with pytest.raises(kind, match=text):
+            call()
+
+    run(MiniHost(), main)
+
+
+@pytest.mark.parametrize("what", OF_A_CONTEXT)
+def test_a_context_refuses_a_wrong_argument_and_stays_as_it_is(what: str) -> None:
+    call, kind, text = OF_A_CONTEXT[what]
+
+    async def main() -> str:
+        async with Context() as ctx:
+            ctx.fill("Hello")
+            with pytest.raises(kind, match=text):
+                call(ctx)
+            return await ctx.generate_until(max_tokens=8)
+
+    assert run(MiniHost(), main) == text_of("Hello", 8)
+
+
+def test_none_of_something_takes_no_ids() -> None:
+    async def main() -> list[int]:
+        freed = alloc_emb(3)
+        dealloc_emb(freed)
+        assert alloc_emb(0) == []
+        return [*alloc_emb(2), *alloc_emb(2)]
+
+    host = MiniHost()
+    assert len(set(run(host, main))) == 4

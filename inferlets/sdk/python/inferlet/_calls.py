@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, cast, overload
 
+from inferlet._arguments import text
 from inferlet._program import default_model, default_queue, detokenize_with, tokenize_with
 from inferlet._queue import Queue
 from inferlet._types import Priority
@@ -65,8 +66,8 @@ def set_queue_priority(queue: Queue, priority: Priority, /) -> None: ...
 def set_queue_priority(priority: Priority, /) -> None: ...
 def set_queue_priority(*args: Any) -> None:
     """Say how urgent a queue's commands are beside those of other queues."""
-    queue, priority = args if isinstance(args[0], Queue) else (default_queue(), *args)
-    queue.set_priority(priority)
+    queue, priority = _parted("set_queue_priority", "priority", args)
+    (queue or default_queue()).set_priority(priority)
 
 
 @overload
@@ -82,8 +83,9 @@ def tokenize(*args: Any, special: bool = False) -> asyncio.Future[list[int]]:
         ...     print(await detokenize(tokens))
         Hi
     """
-    model = args[0].model if isinstance(args[0], Queue) else default_model()
-    return tokenize_with(model, args[-1], special=special)
+    queue, given = _parted("tokenize", "text", args)
+    text("tokenize", given)
+    return tokenize_with(queue.model if queue else default_model(), given, special=special)
 
 
 @overload
@@ -92,5 +94,14 @@ def detokenize(queue: Queue, tokens: int | Sequence[int], /) -> asyncio.Future[s
 def detokenize(tokens: int | Sequence[int], /) -> asyncio.Future[str]: ...
 def detokenize(*args: Any) -> asyncio.Future[str]:
     """The text of one or more tokens; bytes that are no UTF-8 become U+FFFD."""
-    model = args[0].model if isinstance(args[0], Queue) else default_model()
-    return detokenize_with(model, args[-1])
+    queue, tokens = _parted("detokenize", "token, or list of tokens", args)
+    return detokenize_with(queue.model if queue else default_model(), tokens)
+
+
+def _parted(name: str, what: str, args: tuple[Any, ...]) -> tuple[Queue | None, Any]:
+    """The queue, if one leads, and the one argument behind it."""
+    queue = args[0] if args and isinstance(args[0], Queue) else None
+    rest = args if queue is None else args[1:]
+    if len(rest) != 1:
+        raise TypeError(f"{name} takes one {what}, not {len(rest)}")
+    return queue, rest[0]

@@ -16,6 +16,7 @@ from typing import Any
 
 from inferlet import _channel, _output, _program, _vocab
 from inferlet._loop import Loop
+from inferlet._source import defines_alone
 from inferlet._traceback import format_error, remember
 
 _reserve = [bytes(256 << 10)]
@@ -125,6 +126,8 @@ def _run_main(loop: Loop, module: types.ModuleType, source: str, filename: str, 
         exec(compile(source, filename, "exec", dont_inherit=True), module.__dict__)  # noqa: S102 - running it is our job
         main: Callable[..., Any] | None = getattr(module, "main", None)
         if main is None or Loop.runs:  # a script without main, or one that has run its main itself
+            if main is None and defines_alone(source):
+                print(f"{filename} defines functions, none of them is `main`, and nothing was run", file=sys.stderr)
             return None
         result = main(list(args)) if _takes_arguments(main) else main()
         if inspect.isawaitable(result):
@@ -133,7 +136,22 @@ def _run_main(loop: Loop, module: types.ModuleType, source: str, filename: str, 
         if error.code not in (None, 0):
             raise
         return None
-    return None if result is None else str(result)
+    return None if result is None else _as_text(result)
+
+
+def _as_text(result: object) -> str:
+    """What `main` returned.
+
+    Raises:
+        TypeError: it is still to be awaited, or to be iterated.
+    """
+    if inspect.isawaitable(result) or hasattr(result, "__aiter__"):
+        name = getattr(result, "__qualname__", type(result).__qualname__)
+        if inspect.iscoroutine(result):
+            result.close()  # nobody will await it
+        how = "awaited: write `return await ...`" if inspect.isawaitable(result) else "iterated by `async for`"
+        raise TypeError(f"main returned {name}, which was not {how}")
+    return str(result)
 
 
 def _takes_arguments(main: Callable[..., Any]) -> bool:

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Generic, TypeVar
 
+from inferlet._arguments import whole
+
 _Id = TypeVar("_Id", bound=int)
 
 
@@ -41,6 +43,9 @@ class Pool(Generic[_Id]):
             out = free[-n:]
             del free[-n:]
             return out
+        if n <= 0:
+            whole(f"the number of {self._kind}s", n, 0)
+            return []
         out, self._free = free, []
         first = getattr(ids, self._kind)
         end = first + n - len(out)

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from inferlet import _abi as abi
+from inferlet import _arguments
 from inferlet._channel import channel, from_u32, u32
 from inferlet._ids import ids
 from inferlet._queue import Queue
@@ -192,7 +193,8 @@ def format_chat(
         ...     print(await format_chat([{"role": "user", "content": "Hi"}]))
         <user>Hi</user><assistant>
     """
-    body = json.dumps({"messages": list(messages), "add_generation_prompt": add_generation_prompt}).encode()
+    listed = _arguments.messages("format_chat", messages)
+    body = json.dumps({"messages": listed, "add_generation_prompt": add_generation_prompt}).encode()
     return channel.call(_decode_text, abi.OP_FORMAT_CHAT, 0, (model or default_model()).index, payload=body)
 
 

@@ -12,6 +12,7 @@ import linecache
 import os
 import traceback
 
+from inferlet import _source
 from inferlet._sandbox import SANDBOXED, hint
 
 _SDK = __file__.rpartition("/")[0]
@@ -28,10 +29,12 @@ def format_error(error: BaseException, filename: str) -> str:
     """The traceback of `error`, trimmed to frames of the program `filename`."""
     if isinstance(error, SystemExit):
         return error.code if isinstance(error.code, str) else f"exit status {error.code}"
+    if isinstance(error, SyntaxError) and error.text is None:  # the compiler looked for it in a file
+        error.text = linecache.getline(filename, error.lineno or 0)
     shown = traceback.TracebackException.from_exception(error)
     if not os.environ.get("TARTLET_DEBUG"):
         _trim(shown, filename, set())
-    lines = [*shown.format(), hint(error) if SANDBOXED else ""]
+    lines = [*shown.format(), _source.hint(error) or (hint(error) if SANDBOXED else "")]
     return "".join(lines).rstrip("\n")
 
 

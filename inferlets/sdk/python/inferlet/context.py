@@ -18,6 +18,9 @@ from types import TracebackType
 from typing import Self
 from zlib import crc32
 
+from inferlet._arguments import messages as listed_messages
+from inferlet._arguments import text as text_argument
+from inferlet._arguments import token_list, whole
 from inferlet._channel import channel
 from inferlet._generation import Generation
 from inferlet._pages import PageTable
@@ -27,7 +30,7 @@ from inferlet._text import Chat, Text, plain
 from inferlet._types import Embed, Message, Model, Priority, TokenSlot
 from inferlet.errors import InvalidArgument
 from inferlet.sampling import AnySampler, Greedy
-from inferlet.stopping import Length, Stop, Until
+from inferlet.stopping import Stop, conditions
 
 CHUNK = 512
 """Tokens of one forward while a prompt is computed: enough to keep an engine busy, and few embeds held."""
@@ -52,11 +55,14 @@ class Context:
             run_ahead: decode steps to queue ahead, 0 to wait for each token. The text is the same for every depth.
 
         Raises:
-            TypeError: `model` is something else, such as its name.
+            TypeError, ValueError: an argument is something else, such as a model's name.
         """
         self._closed = True  # until everything is there
         if model is not None and not isinstance(model, Model):
             raise TypeError(f"Context takes a model, not {model!r}: `await get_model(name)` gives one")
+        if seed is not None:
+            whole("seed", seed)
+        whole("run_ahead", run_ahead, 0)
         self.model = model or default_model()
         self.queue = _take_queue(self.model)
         self.seed = random.getrandbits(64) if seed is None else seed
@@ -78,6 +84,7 @@ class Context:
 
     def fill(self, text: str, *, special: bool | None = None) -> None:
         """Append text. `special` adds the tokenizer's own tokens around it (such as BOS): by default to the first."""
+        text_argument("fill", text, ": `fill_tokens` takes tokens, and `chat` messages")
         self._check_open()
         self._interrupt()
         if special is None:
@@ -87,10 +94,11 @@ class Context:
 
     def fill_tokens(self, tokens: Sequence[int]) -> None:
         """Append tokens."""
+        listed = token_list("fill_tokens", tokens)
         self._check_open()
         self._interrupt()
-        if tokens:
-            self._parts.append(list(tokens))
+        if listed:
+            self._parts.append(listed)
 
     def chat(self, messages: Sequence[Message] | str, *, add_generation_prompt: bool = True) -> None:
         """Append chat messages in the form that the model was trained on; a string is one message of the user.
@@ -98,10 +106,11 @@ class Context:
         Behind other tokens they continue the dialogue: an answer that stands there is closed, and nothing is written
         that a text begins with, such as BOS.
         """
+        messages = (
+            [{"role": "user", "content": messages}] if isinstance(messages, str) else listed_messages("chat", messages)
+        )
         self._check_open()
         self._interrupt()
-        if isinstance(messages, str):
-            messages = [{"role": "user", "content": messages}]
         begins, answering = not self.tokens and not self._parts, self._answering
         if self._parts and isinstance(self._parts[-1], Chat):  # nothing stands between: they are one chat
             last = self._parts.pop()
@@ -151,12 +160,10 @@ class Context:
             1 True
             1 True
         """
+        condition = conditions(stop, max_tokens)
         self._check_open()
         self._interrupt()
-        conditions = Until(stop) if isinstance(stop, str) else stop or Stop()
-        if max_tokens is not None:
-            conditions |= Length(max_tokens)
-        self._active = Generation(self, conditions, sampler or Greedy(), eos=eos)
+        self._active = Generation(self, condition, Greedy() if sampler is None else sampler, eos=eos)
         return self._active
 
     async def generate_until(
@@ -189,6 +196,7 @@ class Context:
             ...     print(len(texts))
             4
         """
+        whole("the number of forks", n, 0)
         self._check_open()
         self._interrupt()
         for part in self._parts:

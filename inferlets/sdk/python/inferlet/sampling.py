@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 
+from inferlet._arguments import number, whole
 from inferlet._types import Dist
 
 
@@ -34,7 +35,16 @@ class Sampler:
 
     def __post_init__(self) -> None:
         """Refuse what has no meaning."""
-        if self.temperature is not None and self.temperature < 0:
+        for name, check in (
+            ("temperature", number),
+            ("top_k", whole),
+            ("top_p", number),
+            ("min_p", number),
+            ("seed", whole),
+        ):
+            if getattr(self, name) is not None:
+                check(name, getattr(self, name))
+        if self.temperature is not None and not self.temperature >= 0:  # a NaN is not
             raise ValueError(f"temperature is {self.temperature}, it must be at least 0")
         if self.top_k is not None and self.top_k < 0:
             raise ValueError(f"top_k is {self.top_k}, it must be at least 0 (0: off)")
@@ -45,6 +55,8 @@ class Sampler:
 
     def __or__(self, other: Sampler) -> Sampler:
         """Both together; where both say something, `other` wins."""
+        if not isinstance(other, Sampler):
+            return NotImplemented
         merged = {
             f.name: mine if (theirs := getattr(other, f.name)) is None else theirs
             for f in fields(Sampler)

@@ -12,6 +12,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from inferlet._arguments import text, token_list, whole
+from inferlet.sampling import Sampler
+
 
 @dataclass(frozen=True)
 class Stop:
@@ -21,8 +24,17 @@ class Stop:
     until: tuple[str, ...] = ()
     tokens: tuple[int, ...] = ()
 
+    def __post_init__(self) -> None:
+        """Refuse what has no meaning."""
+        if self.max_tokens is not None:
+            whole("max_tokens", self.max_tokens, 0)
+        for until in self.until:
+            text("Until", until, _instead(until))
+
     def __or__(self, other: Stop) -> Stop:
         """Ends where either ends."""
+        if not isinstance(other, Stop):
+            return NotImplemented
         limits = [limit for limit in (self.max_tokens, other.max_tokens) if limit is not None]
         return Stop(min(limits, default=None), self.until + other.until, self.tokens + other.tokens)
 
@@ -48,7 +60,34 @@ class StopTokens(Stop):
     """Ends when one of these tokens is generated; the device itself then skips what was queued behind it."""
 
     def __init__(self, tokens: Iterable[int]) -> None:
-        super().__init__(tokens=tuple(tokens))
+        super().__init__(tokens=tuple(token_list("StopTokens", tokens)))
+
+
+def conditions(stop: Stop | str | None, max_tokens: int | None) -> Stop:
+    """What `generate` was given, as one condition.
+
+    Example:
+        >>> conditions("end", 20)
+        Stop(max_tokens=20, until=('end',), tokens=())
+    """
+    found: object = Until(stop) if isinstance(stop, str) else Stop() if stop is None else stop
+    if not isinstance(found, Stop):
+        told = "the stop condition is a str, or such as Until('end') | Length(20)"
+        raise TypeError(f"{told}, not {found!r}{_instead(found)}")
+    return found if max_tokens is None else found | Length(max_tokens)
+
+
+def _instead(given: object) -> str:
+    if isinstance(given, int):
+        return f": give max_tokens={given}"
+    if isinstance(given, Sampler) or callable(given):
+        return f": give sampler={getattr(given, '__name__', given)}"
+    if isinstance(given, (list, tuple)) and given:
+        if all(isinstance(each, str) for each in given):
+            return f": give Until({', '.join(map(repr, given))})"
+        if all(isinstance(each, int) for each in given):
+            return f": give StopTokens({given!r})"
+    return ""
 
 
 class Scanner:
