@@ -97,6 +97,7 @@ async def test_a_killed_runtime_is_a_typed_error_and_new_launches_succeed(run_di
             with pytest.raises(RuntimeLost):
                 await message(holding)
             server.until("runtime serves", 2, RESTART_S)
+            assert "runtime died: killed by SIGKILL\nrestarting" in server.text()
             await works_again(client)
         async with client_of(server) as client:
             await until_nothing_is_held(client)
