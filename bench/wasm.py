@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
-from bench.report import Report, emit, median, parser
+from bench.report import Report, emit, median, parser, progress
 from tartlet_runtime.build import build
 from tartlet_runtime.wasm import (
     Delivery,
@@ -44,6 +45,16 @@ async def main():
         pass
 """
 SUBMIT_RECORDS = 64
+
+
+def told(what: str, rounds: int) -> Iterator[int]:
+    """The rounds of a measurement, of which the first is told, then one every two seconds or more."""
+    last_s = float("-inf")
+    for i in range(rounds):
+        if time.monotonic() - last_s >= 2:
+            progress(f"wasm: {what}: round {i + 1} of {rounds}")
+            last_s = time.monotonic()
+        yield i
 
 
 class FirstSubmission(QuietHooks):
@@ -171,9 +182,11 @@ def main() -> int:
                 column = f"{name}, {boundary}"
                 for count in (1, 128, 896):
                     launch(host, program, source, count)  # warm
-                    times = sorted(t for _ in range(rounds) for t in launch(host, program, source, count))
+                    what = f"{column}: launch {count} at once"
+                    times = sorted(t for _ in told(what, rounds) for t in launch(host, program, source, count))
                     results.setdefault(f"launch {count} at once, median (ms)", {})[column] = median(times) * 1e3
-                    spared = sorted(t for _ in range(rounds) for t in launch(host, program, source, count, spares=True))
+                    again = told(f"{column}: launch {count}, spares", rounds)
+                    spared = sorted(t for _ in again for t in launch(host, program, source, count, spares=True))
                     results.setdefault(f"launch {count}, spares, median (ms)", {})[column] = median(spared) * 1e3
                     p99 = times[min(len(times) - 1, int(len(times) * 0.99))]
                     results.setdefault(f"launch {count} at once, p99 (ms)", {})[column] = p99 * 1e3
@@ -182,7 +195,8 @@ def main() -> int:
             for name, program, source in (("core", probe, ""), ("python", python, PYTHON_CALLS)):
                 column = f"{name}, {boundary}"
                 for alive in (0, 895):
-                    pairs = [calls(host, program, source, alive) for _ in range(rounds)]
+                    each = told(f"{column}: calls, {alive + 1} alive", rounds)
+                    pairs = [calls(host, program, source, alive) for _ in each]
                     results.setdefault(f"record submitted, 64 a submit, {alive + 1} alive (us)", {})[column] = median(
                         [pair[0] for pair in pairs]
                     )
@@ -190,7 +204,7 @@ def main() -> int:
                         [pair[1] for pair in pairs]
                     )
             results.setdefault("wait and wake, 896 together (us)", {})[f"core, {boundary}"] = median(
-                [wake_many(host, probe, 896) for _ in range(rounds)]
+                [wake_many(host, probe, 896) for _ in told(f"core, {boundary}: wake-ups, 896 together", rounds)]
             )
     for measure, values in results.items():
         report.rows.append([measure, *(round(values[c], 3) if c in values else "" for c in report.columns[1:])])
