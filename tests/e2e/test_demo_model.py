@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -10,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
+import tartlet
 from tests.e2e.serving import Serving, client_of, out, serving, ten_at_once_give_what_each_gives_alone
 
 REPO = Path(__file__).parents[2]
@@ -55,6 +58,20 @@ def test_a_second_turn_in_a_context_continues_the_dialogue(
     printed = out(torch_server.run_dir, "run", "--server", "local", *mode, str(tmp_path / "tool.py"))
     assert '"name": "lookup"' in printed
     assert "'The price of Karo is 27.', 1)" in printed
+
+
+async def test_the_guide_s_program_that_calls_a_tool_has_its_client_do_it(torch_server: Serving) -> None:
+    examples = re.findall(r"^```python\n(.*?)^```", (REPO / "docs/guide.md").read_text(), re.DOTALL | re.MULTILINE)
+    [source] = [example for example in examples if '"role": "tool"' in example]
+    async with client_of(torch_server) as client:
+        run = await client.run(tartlet.Source.python(source))
+        async for event in run:
+            if isinstance(event, tartlet.Message):
+                call = json.loads(event.text)
+                assert call == {"name": "lookup", "arguments": {"entity": "Karo", "attribute": "price"}}
+                await client.send(run.program_id, "27")
+        assert run.ended is not None
+        assert run.ended.result == "The price of Karo is 27."
 
 
 async def test_ten_programs_at_once_give_bit_for_bit_what_each_gives_alone(torch_server: Serving) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 import inferlet
@@ -112,6 +114,24 @@ def test_a_character_cut_by_the_limit_is_shown_as_cut() -> None:
         return await ctx.generate_until(max_tokens=3)
 
     assert run(host, main) == "a\ufffd"
+
+
+@pytest.mark.parametrize("room", [0, 1, 7])
+def test_generation_ends_at_the_model_s_last_position(room: int) -> None:
+    class Short(MiniHost):
+        def model_info(self) -> dict[str, Any]:
+            return {**super().model_info(), "max_position": PREFIX + room}
+
+    async def main() -> tuple[str | None, int, int]:
+        ctx = Context()
+        ctx.fill(PROMPT)
+        generation = ctx.generate(eos=False)
+        async for _ in generation:
+            pass
+        assert generation.tokens == ctx.tokens[PREFIX:]
+        return generation.stopped_by, len(generation.tokens), len(ctx)
+
+    assert run(Short(), main) == ("length", room, PREFIX + room)
 
 
 def test_stop_conditions_combine_by_or() -> None:
