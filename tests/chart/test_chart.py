@@ -220,6 +220,22 @@ def test_the_default_pool_takes_its_model_from_the_workers_image() -> None:
     assert {"name": "TARTLET_OPERATOR_WORKER_IMAGE", "value": "example.org/w:v7"} in operator["env"]
 
 
+def test_the_examples_stand_beside_the_default_pool() -> None:
+    """One of its name would be merged with it, and one of its model's name would stand by for it."""
+    bodies = [yaml.safe_load(p.read_text()) for p in (CHART.parents[1] / "docs" / "examples").glob("*.yaml")]
+    examples = [(b["metadata"]["name"], b["spec"]["model"]["name"]) for b in bodies if b["kind"] == "EnginePool"]
+    default = [
+        (p["metadata"]["name"], p["spec"]["model"]["name"]) for p in of_kind(render(crds_known=True), "EnginePool")
+    ]
+    assert default
+    for names in zip(*examples, *default, strict=True):
+        assert len(set(names)) == len(names)
+    pools = {name for name, _ in (*examples, *default)}
+    inferlets = {b["metadata"]["name"]: b["spec"].get("pool") for b in bodies if b["kind"] == "Inferlet"}
+    assert {pool for pool in inferlets.values() if pool} <= pools
+    assert {b["spec"]["inferlet"] for b in bodies if b["kind"] == "InferletRun"} <= set(inferlets)
+
+
 @pytest.mark.parametrize("role", ["runtime", "operator"])
 def test_disruption_budgets_let_nodes_drain(role: str) -> None:
     objects = render()
