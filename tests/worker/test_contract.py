@@ -10,6 +10,7 @@ import torch
 
 from tartlet_worker.handlers import output, waves
 from tartlet_worker.handlers.forward_plan import ForwardPlan
+from tartlet_worker.kernels import available
 from tartlet_worker.loader import load_engine
 from tartlet_worker.pools import Pools
 from tests.worker.driver import Driver, copy_batch, dist_batch, embed_batch, forward_batch, mask_batch, sample_batch
@@ -21,6 +22,8 @@ ATTENTION = ["torch-gather", "torch-chunked", "c"]
 
 
 def drive(name: str, attention: str, page_size: int, **options: Any) -> Driver:
+    if attention == "c" and not available():
+        pytest.skip("the C kernels are not built")
     options = {"dtype": "float32", "num_pages": 40, "num_embeds": 256, "page_size": page_size, **options}
     return Driver(load_engine(checkpoint(name), attention=attention, **options))
 
