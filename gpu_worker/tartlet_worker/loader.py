@@ -216,6 +216,8 @@ def engine_spec(
         stop_tokens=stop_tokens(path, config),
         bos_token=config.bos_token,
         chat_template=chat_template(path),
+        chat_bos=tokenizer_s_own(path, "bos_token"),
+        chat_eos=tokenizer_s_own(path, "eos_token"),
         batch_invariant=options.batch_invariant,
     )
 
@@ -238,6 +240,19 @@ def chat_template(path: Path) -> str:
         named = {entry.get("name"): entry.get("template", "") for entry in template}
         template = named.get("default", "")
     return str(template or "")
+
+
+def tokenizer_s_own(path: Path, name: str) -> str | None:
+    """A special token as the tokenizer's configuration has it: the model's configuration may name another.
+
+    "" if it has none on purpose, None if it doesn't say.
+    """
+    for file in ("tokenizer_config.json", "special_tokens_map.json"):
+        fields = _json(path / file)
+        if name in fields:
+            token = fields[name]
+            return str((token.get("content") if isinstance(token, dict) else token) or "")
+    return None
 
 
 def _json(file: Path) -> dict[str, Any]:

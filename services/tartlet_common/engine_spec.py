@@ -33,6 +33,8 @@ class EngineSpec:
     stop_tokens: tuple[int, ...] = ()  # what the checkpoint names as end of sequence
     bos_token: int | None = None
     chat_template: str = ""
+    chat_bos: str | None = None  # what the template's `bos_token` stands for; None: the text of our `bos_token`
+    chat_eos: str | None = None  # the same of `eos_token`; None: the text of the first of our `stop_tokens`
     batch_invariant: bool = False
     traits: tuple[str, ...] = field(
         default=("core", "Allocate", "Forward", "InputText", "Tokenize", "OutputText", "Sample")

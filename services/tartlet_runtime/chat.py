@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from datetime import UTC, datetime
 from functools import lru_cache
 from typing import Any
@@ -11,6 +12,7 @@ import jinja2
 from jinja2.ext import loopcontrols
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+from tartlet_common.engine_spec import EngineSpec
 from tartlet_common.errors import InvalidArgument
 
 MAX_PROMPT_CHARS = 4 << 20
@@ -32,6 +34,18 @@ def _compiled(template: str) -> jinja2.Template:
     environment.globals["raise_exception"] = _raise_exception
     environment.globals["strftime_now"] = lambda form: datetime.now(UTC).strftime(form)
     return environment.from_string(template)
+
+
+def special_texts(spec: EngineSpec, text_of: Callable[[int | None], str]) -> tuple[str, str]:
+    """What a template's `bos_token` and `eos_token` stand for.
+
+    The tokenizer's configuration says; the model's may name other tokens (of DeepSeek's distilled Qwen2 it does).
+    """
+    eos = spec.stop_tokens[0] if spec.stop_tokens else None
+    return (
+        text_of(spec.bos_token) if spec.chat_bos is None else spec.chat_bos,
+        text_of(eos) if spec.chat_eos is None else spec.chat_eos,
+    )
 
 
 def format_chat(template: str, request: bytes, *, bos_token: str, eos_token: str) -> str:

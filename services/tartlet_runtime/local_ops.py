@@ -14,7 +14,7 @@ import numpy as np
 
 from tartlet_common.abi import Flag, Op
 from tartlet_common.errors import InvalidArgument, TartletError, UnsupportedTrait
-from tartlet_runtime.chat import format_chat
+from tartlet_runtime.chat import format_chat, special_texts
 from tartlet_runtime.deferred import Bench, Deferred, Job, Work
 from tartlet_runtime.guest import STDERR, STDOUT
 from tartlet_runtime.models import ModelTable, Spawn
@@ -128,11 +128,10 @@ class LocalOps:
         spec = model.spec
         if not spec.chat_template:
             raise UnsupportedTrait(model=model.name, trait="a chat template")
-        eos = spec.stop_tokens[0] if spec.stop_tokens else None
 
         def render(tokenizer: TokenizerEntry) -> bytes:
-            bos_text, eos_text = tokenizer.text_of(spec.bos_token), tokenizer.text_of(eos)
-            return format_chat(spec.chat_template, payload, bos_token=bos_text, eos_token=eos_text).encode()
+            bos, eos = special_texts(spec, tokenizer.text_of)
+            return format_chat(spec.chat_template, payload, bos_token=bos, eos_token=eos).encode()
 
         return self._with_tokenizer(caller, row, len(payload), render)
 

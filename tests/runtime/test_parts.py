@@ -7,7 +7,7 @@ import contextlib
 import json
 import random
 from collections.abc import Coroutine
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from tartlet_common.abi import RECORD, RECORD_BYTES, Flag, Op, Writer, decode
 from tartlet_common.errors import InternalError, InvalidArgument, TartletError, Unavailable
 from tartlet_protos import control_pb2
-from tartlet_runtime.chat import format_chat
+from tartlet_runtime.chat import format_chat, special_texts
 from tartlet_runtime.deferred import Deferred, Job
 from tartlet_runtime.frames import MAX_FRAME_BYTES, Outbox, split_deliveries
 from tartlet_runtime.inbox import Inbox
@@ -198,6 +198,14 @@ def test_chat_templates_have_what_checkpoints_use() -> None:
     rich = "{{ bos_token }}{% for m in messages %}{% if m.role == 'x' %}{% break %}{% endif %}"
     rich += "{{ m | tojson }}{% endfor %}"
     assert format_chat(rich, chat, bos_token="<s>", eos_token="") == '<s>{"role": "a", "content": "<&>"}'
+
+
+def test_a_template_s_special_tokens_are_the_tokenizer_s_own() -> None:
+    texts = {1: "<s>", 2: "</s>", None: ""}
+    spec = engine_spec(bos_token=1, stop_tokens=(2, 1))
+    assert special_texts(spec, texts.__getitem__) == ("<s>", "</s>")
+    assert special_texts(replace(spec, chat_bos="<begin>", chat_eos=""), texts.__getitem__) == ("<begin>", "")
+    assert special_texts(replace(spec, bos_token=None, stop_tokens=()), texts.__getitem__) == ("", "")
 
 
 @pytest.mark.parametrize(
