@@ -23,6 +23,19 @@ ROPE_TYPES: dict[str, tuple[str, ...]] = {  # and the parameters that each can't
     "yarn": ("factor",),
 }
 
+ABSENT: dict[str, dict[str, int]] = {  # what a field that config.json leaves out means; a field that is null means none
+    "llama": {"bos_token_id": 1, "eos_token_id": 2},
+    "mistral": {
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+        "num_key_value_heads": 8,
+        "sliding_window": 4096,
+        "max_position_embeddings": 131_072,
+    },
+    "qwen2": {"num_key_value_heads": 32, "sliding_window": 4096, "max_position_embeddings": 32_768},
+    "qwen3": {"num_key_value_heads": 32, "head_dim": 128, "sliding_window": 4096, "max_position_embeddings": 32_768},
+}
+
 
 @dataclass(frozen=True, slots=True)
 class RopeConfig:
@@ -110,6 +123,7 @@ def parse_config(raw: Mapping[str, Any]) -> ModelConfig:
         ValueError: fields contradict each other, or name something unsupported.
     """
     family = str(raw["model_type"])
+    raw = {**ABSENT[family], **raw}
     dim, layers, heads = (int(raw[k]) for k in ("hidden_size", "num_hidden_layers", "num_attention_heads"))
     kv_heads = int(raw.get("num_key_value_heads") or heads)
     head_dim = int(raw.get("head_dim") or dim // heads)

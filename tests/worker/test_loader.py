@@ -6,11 +6,13 @@ import hashlib
 import json
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from safetensors.torch import load_file, save_file
+from transformers import CONFIG_MAPPING
 
 from tartlet_common.errors import (
     CheckpointBroken,
@@ -22,6 +24,7 @@ from tartlet_common.errors import (
 )
 from tartlet_common.settings import WorkerSettings
 from tartlet_worker.loader import engine_from_settings, load_engine
+from tartlet_worker.model_config import FAMILIES, parse_config
 from tartlet_worker.random_checkpoint import random_checkpoint
 from tests.worker.driver import Driver
 from tests.worker.families import CONFIGS, checkpoint
@@ -78,11 +81,31 @@ def test_the_spec_names_model_stop_tokens_template_and_tokenizer(copy: Path) -> 
     assert (spec.model, spec.stop_tokens, spec.chat_template) == ("other", (2,), "newer")
 
 
+def test_the_template_s_tokens_are_those_of_the_tokenizer_s_configuration(copy: Path) -> None:
+    edit(copy, bos_token_id=1, eos_token_id=2)
+    spec = load_engine(copy, num_pages=2).spec
+    assert (spec.chat_bos, spec.chat_eos) == (None, None)  # nobody says: the texts of 1 and 2
+    (copy / "special_tokens_map.json").write_text('{"bos_token": "<map>", "eos_token": "</map>"}')
+    (copy / "tokenizer_config.json").write_text('{"bos_token": {"content": "<own>"}, "pad_token": null}')
+    spec = load_engine(copy, num_pages=2).spec
+    assert (spec.chat_bos, spec.chat_eos, spec.bos_token) == ("<own>", "</map>", 1)
+    (copy / "tokenizer_config.json").write_text('{"bos_token": null}')
+    assert load_engine(copy, num_pages=2).spec.chat_bos == ""
+
+
 def test_the_digest_is_that_of_config_and_weights(copy: Path) -> None:
     first = load_engine(copy, num_pages=2).spec.model_digest
     assert load_engine(checkpoint(NAME), num_pages=2).spec.model_digest == first
     edit(copy, rope_theta=9999.0)
     assert load_engine(copy, num_pages=2).spec.model_digest != first
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_field_that_is_left_out_means_what_transformers_takes_it_for(family: str) -> None:
+    sizes = {"hidden_size": 512, "num_hidden_layers": 2, "num_attention_heads": 32, "intermediate_size": 64}
+    config: Any = CONFIG_MAPPING[family]
+    full = config(vocab_size=100, **sizes).to_dict()
+    assert parse_config({"model_type": family, "vocab_size": 100, **sizes}) == replace(parse_config(full), dtype="")
 
 
 def remove_tensor(path: Path) -> None:
