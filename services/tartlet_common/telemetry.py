@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING
 
 from opentelemetry import metrics, propagate, trace
 
+from tartlet_common import telemetry_names as names
 from tartlet_common.telemetry_later import Later
 
 if TYPE_CHECKING:
     from opentelemetry.context import Context
-    from opentelemetry.metrics import Meter
+    from opentelemetry.metrics import Histogram, Meter
     from opentelemetry.sdk.metrics.export import MetricReader
     from opentelemetry.trace import Tracer
 
@@ -116,6 +117,11 @@ def tracer() -> Tracer:
 def meter() -> Meter:
     """The meter of this process (a no-op one when telemetry is off)."""
     return metrics.get_meter(_SCOPE)
+
+
+def histogram(name: str, unit: str = "") -> Histogram:
+    """A histogram of this process with the bounds that `telemetry_names` has for its name."""
+    return meter().create_histogram(name, unit=unit, explicit_bucket_boundaries_advisory=names.BUCKETS[name])
 
 
 def step_tracer() -> StepTracer | None:

@@ -14,6 +14,7 @@ ATTR_PROGRAM_ID = "tartlet.program.id"
 ATTR_PROGRAM_NAME = "gen_ai.agent.name"
 ATTR_MODEL = "gen_ai.request.model"
 ATTR_OPERATION = "gen_ai.operation.name"
+ATTR_PROVIDER = "gen_ai.provider.name"
 ATTR_OUTPUT_TOKENS = "gen_ai.usage.output_tokens"
 ATTR_INPUT_TOKENS = "gen_ai.usage.input_tokens"
 ATTR_ERROR = "error.type"
@@ -36,3 +37,21 @@ METRIC_STEP_DURATION = "tartlet.step.duration"  # s
 METRIC_STEP_COMMANDS = "tartlet.step.commands"
 METRIC_STEP_SPANS_LEFT_OUT = "tartlet.step.spans.left_out"
 METRIC_LEDGER_LEAKS = "tartlet.ledger.leaks"
+
+# what the names stand for, where the conventions say it
+OPERATION = SPAN_PROGRAM
+PROVIDER = "tartlet"
+BUCKETS: dict[str, tuple[float, ...]] = {  # upper bounds of a histogram; the library's own begin at 5, for milliseconds
+    METRIC_REQUEST_DURATION: tuple(0.01 * 2**i for i in range(14)),
+    METRIC_TIME_TO_FIRST_TOKEN: (
+        *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1),
+        *(0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0),
+    ),
+    METRIC_TIME_PER_OUTPUT_TOKEN: (
+        *(0.001, 0.0025, 0.005),  # small models on a CPU: below the conventions' first bound
+        *(0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5),
+    ),
+    METRIC_TOKEN_USAGE: tuple(4.0**i for i in range(14)),
+    METRIC_STEP_DURATION: tuple(0.001 * 2**i for i in range(14)),  # ours, like the next
+    METRIC_STEP_COMMANDS: tuple(2.0**i for i in range(14)),
+}

@@ -40,8 +40,8 @@ class Observer:
         meter = telemetry.meter()
         self._ended = meter.create_counter(names.METRIC_PROGRAMS_ENDED)
         self._leaks = meter.create_counter(names.METRIC_LEDGER_LEAKS)
-        self._duration = meter.create_histogram(names.METRIC_STEP_DURATION, unit="s")
-        self._commands = meter.create_histogram(names.METRIC_STEP_COMMANDS)
+        self._duration = telemetry.histogram(names.METRIC_STEP_DURATION, "s")
+        self._commands = telemetry.histogram(names.METRIC_STEP_COMMANDS)
         self._steps: StepSpans | None = None
         meter.create_observable_gauge(names.METRIC_PROGRAMS_RUNNING, [self._running])
         meter.create_observable_gauge(names.METRIC_PAGES_FREE, [self._pages_free])

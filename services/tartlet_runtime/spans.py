@@ -48,9 +48,10 @@ class Spans:
         if not self._measured:
             return
         meter = telemetry.meter()
-        self._duration = meter.create_histogram(names.METRIC_REQUEST_DURATION, unit="s")
-        self._first = meter.create_histogram(names.METRIC_TIME_TO_FIRST_TOKEN, unit="s")
-        self._per_token = meter.create_histogram(names.METRIC_TIME_PER_OUTPUT_TOKEN, unit="s")
+        self._duration = telemetry.histogram(names.METRIC_REQUEST_DURATION, "s")
+        self._first = telemetry.histogram(names.METRIC_TIME_TO_FIRST_TOKEN, "s")
+        self._per_token = telemetry.histogram(names.METRIC_TIME_PER_OUTPUT_TOKEN, "s")
+        self._tokens = telemetry.histogram(names.METRIC_TOKEN_USAGE, "{token}")
         self._ended = meter.create_counter(names.METRIC_PROGRAMS_ENDED)
         self._tracer = telemetry.tracer()
         meter.create_observable_up_down_counter(names.METRIC_PROGRAMS_RUNNING, [self._observe_running])
@@ -60,7 +61,8 @@ class Spans:
         self._running += 1
         if not self._traced:
             return None
-        attributes = {names.ATTR_OPERATION: "invoke_agent", names.ATTR_PROGRAM_ID: program_id}
+        attributes = {names.ATTR_OPERATION: names.OPERATION, names.ATTR_PROVIDER: names.PROVIDER}
+        attributes[names.ATTR_PROGRAM_ID] = program_id
         attributes |= {names.ATTR_PROGRAM_NAME: name, names.ATTR_MODEL: model}
         context = telemetry.extract(parent) if parent else None
         return ProgramSpan(self._tracer.start_span(names.SPAN_PROGRAM, context, attributes=attributes))
@@ -83,7 +85,11 @@ class Spans:
             span.end(model, usage, error, end_ns)
         attributes = {names.ATTR_MODEL: model} | ({names.ATTR_ERROR: error.name} if error else {})
         self._ended.add(1, attributes)
+        attributes |= {names.ATTR_OPERATION: names.OPERATION, names.ATTR_PROVIDER: names.PROVIDER}
         self._duration.record(usage.wall_s, attributes)
+        for kind, count in (("input", usage.input_tokens), ("output", usage.sampled_tokens)):
+            if count:
+                self._tokens.record(count, attributes | {names.ATTR_TOKEN_TYPE: kind})
         if usage.sampled_tokens:
             self._first.record(usage.first_token_s, attributes)
         if usage.sampled_tokens > 1:

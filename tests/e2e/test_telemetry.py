@@ -13,6 +13,7 @@ import pytest
 from opentelemetry.proto.collector.metrics.v1 import metrics_service_pb2, metrics_service_pb2_grpc
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2, trace_service_pb2_grpc
 
+from tartlet_common import telemetry_names as names
 from tests.e2e.serving import PROGRAMS, tartlet_cli
 
 PROMPT = "a secret prompt"
@@ -77,6 +78,7 @@ def test_one_trace_runs_through_all_four_processes(run_dir: Path, receiver: Any)
     assert all(not span.parent_span_id or span.parent_span_id in ids for _, span in kept.spans)
     assert len(kept.spans) < 100, "spans are per program, call and step, never per token"
     assert "tartlet-control" in kept.metrics
+    assert {names.METRIC_REQUEST_DURATION, names.METRIC_TOKEN_USAGE} <= kept.metrics["tartlet-runtime"]
     (program,) = [_attributes(span) for _, span in kept.spans if span.name == "invoke_agent"]
     assert program["gen_ai.request.model"] in kept.models, "the default model has a name"
     assert program["gen_ai.request.model"] != ""
