@@ -31,6 +31,19 @@ EXAMPLES = examples()
 def test_there_are_examples() -> None:
     assert {"inferlet", "inferlet.context", "inferlet.sampling", "inferlet.stopping"} <= {t.name for t in EXAMPLES}
     assert len(EXAMPLES) >= 12
+    shown = " ".join(example.source for test in EXAMPLES for example in test.examples)
+    for call in (
+        "alloc_kvpage",
+        "embed_txt",
+        "forward",
+        "get_next_dist",
+        "sample",
+        "mask_kvpage",
+        "cancel",
+        "usage",
+        "fork",
+    ):
+        assert f"{call}(" in shown, call
 
 
 @pytest.mark.parametrize("test", EXAMPLES, ids=lambda t: t.name)

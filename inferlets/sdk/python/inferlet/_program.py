@@ -154,7 +154,15 @@ def default_queue() -> Queue:
 
 
 def usage() -> asyncio.Future[Usage]:
-    """What the program holds of its engine."""
+    """What the program holds of its engine.
+
+    Example:
+        >>> async def main():
+        ...     pages = alloc_kvpage(2)
+        ...     await synchronize()
+        ...     print((await usage()).pages)
+        2
+    """
     return channel.call(_decode_usage, abi.OP_USAGE)
 
 

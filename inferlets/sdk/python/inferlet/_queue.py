@@ -178,6 +178,17 @@ class Queue:
             mask: [len(iemb)][len(ikv) * page_size + len(iemb)] booleans, True to see; or the same packed to bits,
                 row-major, least significant first.
             adapter: number of a LoRA adapter.
+
+        Example:
+            >>> async def main():
+            ...     prompt, (page,), embeds, output = [72, 105], alloc_kvpage(1), alloc_emb(2), alloc_emb(1)
+            ...     embed_txt(prompt, [0, 1], embeds)
+            ...     forward([], embeds, [page], output)  # reads no page, fills one
+            ...     dist = await get_next_dist(output, top_k=5)
+            ...     embed_txt(dist.max_index(), 2, output)
+            ...     forward([page], output, [page], output, okv_offset=2)  # one token more
+            ...     print(len(dist), len(await get_next_dist(output)))
+            5 256
         """
         ids_ = array("I", ikv)
         ids_.extend(iemb)
@@ -227,7 +238,14 @@ class Queue:
         self._record(abi.OP_COPY_KVPAGE, src_offset, dst_offset, size, u32((src, dst)))
 
     def mask_kvpage(self, page: KvPage, mask: Sequence[bool] | int) -> None:
-        """Hide tokens of a page from every later forward: True (or a set bit) hides, False shows again."""
+        """Hide tokens of a page from every later forward: True (or a set bit) hides, False shows again.
+
+        Example:
+            >>> async def main():
+            ...     (page,) = alloc_kvpage(1)
+            ...     mask_kvpage(page, [True, False, True])  # as mask_kvpage(page, 0b101)
+            ...     await synchronize()
+        """
         bits = mask if isinstance(mask, int) else sum(1 << i for i, hidden in enumerate(mask) if hidden)
         self._record(abi.OP_MASK_KVPAGE, page, bits)
 
@@ -260,6 +278,16 @@ class Queue:
         Temperature 0 is greedy; `top_k` 0, `top_p` 1 and `min_p` 0 are off. Noise is keyed by (seed, position, draw),
         so the same call gives the same token in any batch. A token of `stop` ends the slot: what would read it is
         skipped.
+
+        Example:
+            >>> async def main():
+            ...     (embed,), (slot,) = alloc_emb(1), alloc_slot(1)
+            ...     embed_txt(72, 0, embed)
+            ...     forward([], [embed], oemb=[embed])
+            ...     sampled = sample(embed, slot, temperature=0.7, top_p=0.9, seed=1)
+            ...     embed_txt(slot, 1, embed)  # on the device, before anybody here has seen the token
+            ...     print((await sampled).ended)
+            False
         """
         params = pack_sampling(temperature, top_k, top_p, min_p, seed=seed, draw=draw, stop=stop)
         embed = emb if isinstance(emb, int) else _single(emb, "emb")
@@ -339,6 +367,13 @@ class Queue:
         """Drop commands with ticket >= `since` that have not been sent to the engine (allocations stay).
 
         The future gives the first ticket dropped, 0 if none; `mark()` gives tickets.
+
+        Example:
+            >>> async def main():
+            ...     since = mark()
+            ...     mask_kvpage(alloc_kvpage(1)[0], 1)
+            ...     print(await cancel(since) in (0, since + 1))  # allocations stay
+            True
         """
         return channel.call(_decode_a, abi.OP_CANCEL, self.id, since)
 
