@@ -17,6 +17,7 @@ GUESTS = [
     HERE / "examples" / "send_and_exit.c",
     HERE / "examples" / "text_completion.c",
     ROOT / "tests" / "runtime" / "wasm" / "guests" / "probe.c",
+    ROOT / "tests" / "runtime" / "wasm" / "guests" / "vectors.c",
 ]
 FLAGS = [
     "--target=wasm32-freestanding",

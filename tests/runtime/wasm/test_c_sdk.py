@@ -14,11 +14,12 @@ import pytest
 
 from tartlet_common import abi
 from tartlet_runtime.wasm import OutcomeKind, Phase, Program, WasmHost
-from tests.runtime.wasm.conftest import ROOT
+from tests.runtime.wasm.conftest import GUESTS, ROOT
 from tests.runtime.wasm.driving import Driver, outcome_of, submitted
 
 C_SDK = ROOT / "inferlets" / "sdk" / "c"
 EXAMPLES = C_SDK / "examples"
+VECTORS = json.loads((ROOT / "inferlets" / "sdk" / "vectors" / "abi.json").read_text())
 VOCABULARY, PAGE_SIZE, STOP = 1000, 4, 7
 
 
@@ -65,6 +66,15 @@ def test_the_headers_own_program_and_command_give_a_guest_that_loses_nothing(
     assert outcome_of(guest).kind is OutcomeKind.OK
     batch = abi.decode(submitted(guest)[0])
     assert (batch.records["op"].tolist(), batch.payload) == ([abi.Op.SEND], b"hi\n")
+
+
+def test_every_vector_is_read_and_said_again_to_the_byte(driver: Driver, host: WasmHost) -> None:
+    guest = driver.run(driver.start(host.load(host.aot.compile((GUESTS / "vectors.wasm").read_bytes()))))
+    for vector in VECTORS:
+        driver.run(guest, bytes.fromhex(vector["bytes"]))
+        assert submitted(guest).pop().hex() == vector["bytes"], vector["name"]
+    assert {int(record["op"]) for vector in VECTORS for record in vector["records"]} == {*abi.Op, *abi.Event}
+    guest.kill()
 
 
 @pytest.fixture
