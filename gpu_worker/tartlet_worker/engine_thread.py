@@ -95,11 +95,12 @@ class EngineThread:
             step = step_codec.step_from_proto(work.frame)
         except MalformedSubmission as e:
             return Finished(work.connection, None, malformed=e)
+        except Exception as e:  # noqa: BLE001 - a bug of ours: whoever waits for the step is told all the same
+            return _broken(work, e)
         try:
             result = step_codec.result_to_proto(self._traced(step) if step.traceparent else self._engine.step(step))
-        except Exception as e:
-            log.exception("the engine broke in step %d", work.frame.number)
-            return Finished(work.connection, None, e if isinstance(e, TartletError) else EngineFailure(detail=repr(e)))
+        except Exception as e:  # noqa: BLE001 - likewise, or the engine's end
+            return _broken(work, e)
         return Finished(work.connection, result)
 
     def _traced(self, step: Step) -> StepResult:
@@ -111,6 +112,12 @@ class EngineThread:
         result = self._engine.step(step)
         telemetry.later(_record, tracer, step.traceparent, start_ns, time.time_ns(), result.computed_tokens)
         return result
+
+
+def _broken(work: _Work, error: Exception) -> Finished:
+    log.error("the engine broke in step %d", work.frame.number, exc_info=error)
+    typed = error if isinstance(error, TartletError) else EngineFailure(detail=repr(error))
+    return Finished(work.connection, None, typed)
 
 
 def _record(tracer: StepTracer, traceparent: str, start_ns: int, end_ns: int, tokens: int) -> None:

@@ -14,15 +14,23 @@ from tartlet_protos import engine_pb2
 _BATCHES: dict[int, type[Any]] = {int(cls.kind): cls for cls in get_args(s.Batch)}
 
 
+def _scalar(hint: Any) -> type[np.generic] | None:
+    """X of NDArray[X], None for another hint.
+
+    An alias of numpy that was ndarray[shape, dtype[X]] before numpy 2.5, and is NDArray[X] since.
+    """
+    inner = (get_args(hint) or (None,))[-1]
+    inner = (get_args(inner) or (inner,))[0]
+    return inner if isinstance(inner, type) and issubclass(inner, np.generic) else None
+
+
 def _columns_of(cls: type[Any]) -> tuple[tuple[str, np.dtype[Any]], ...]:
     """Names and dtypes of the array fields of `cls`, in order."""
     hints = get_type_hints(cls)
-    columns = []
-    for f in fields(cls):
-        args = get_args(hints[f.name])  # NDArray[X] is ndarray[shape, dtype[X]]
-        if args and get_args(args[-1]):
-            columns.append((f.name, np.dtype(get_args(args[-1])[0]).newbyteorder("<")))
-    return tuple(columns)
+    scalars = [(f.name, _scalar(hints[f.name])) for f in fields(cls)]
+    columns = tuple((name, np.dtype(x).newbyteorder("<")) for name, x in scalars if x is not None)
+    assert columns, f"{cls.__name__} has no arrays: numpy's types are other ones than `_scalar` knows"
+    return columns
 
 
 _COLUMNS = {cls: _columns_of(cls) for cls in (*get_args(s.Batch), s.BatchResult)}

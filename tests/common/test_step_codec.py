@@ -6,14 +6,23 @@ from dataclasses import fields
 from typing import Any, get_args
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
+from typing_extensions import TypeAliasType, TypeVar
 
 from tartlet_common import step as s
 from tartlet_common.errors import MalformedSubmission
-from tartlet_common.step_codec import _COLUMNS, result_from_proto, result_to_proto, step_from_proto, step_to_proto
+from tartlet_common.step_codec import (
+    _COLUMNS,
+    _scalar,
+    result_from_proto,
+    result_to_proto,
+    step_from_proto,
+    step_to_proto,
+)
 from tartlet_protos import engine_pb2
 
 
@@ -25,6 +34,20 @@ def _same(a: Any, b: Any) -> bool:
     return type(a) is type(b) and all(
         np.array_equal(getattr(a, n).view(np.uint8), getattr(b, n).view(np.uint8)) for n, _ in _COLUMNS[type(a)]
     )
+
+
+def test_an_array_s_type_is_found_by_numpy_s_alias_of_before_and_after_2_5() -> None:
+    alias_type: Any = TypeAliasType
+    variable: Any = TypeVar
+    array: Any = np.ndarray
+    dtype: Any = np.dtype
+    x = variable("x", bound=np.generic)
+    aliases: list[Any] = [npt.NDArray, alias_type("NDArray", array[Any, dtype[x]], type_params=(x,))]
+    for alias in aliases:
+        assert [_scalar(alias[kind]) for kind in (np.int32, np.uint8)] == [np.int32, np.uint8]
+    for other in (int, str, tuple[str, ...], tuple[bytes, int], list[int], float | None):
+        assert _scalar(other) is None
+    assert [name for name, _ in _COLUMNS[s.MaskKvPage]] == [f.name for f in fields(s.MaskKvPage)]
 
 
 @given(st.lists(st.one_of([_columns(cls) for cls in get_args(s.Batch)]), max_size=4), hnp.arrays("<i4", 5))

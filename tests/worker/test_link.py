@@ -185,6 +185,23 @@ async def test_a_broken_engine_tells_control_and_ends(run_dir: Path) -> None:
             await r.running
 
 
+async def test_a_step_that_fails_for_a_reason_of_our_own_is_answered_too(
+    run_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(_: engine_pb2.StepFrame) -> Step:
+        raise TypeError("a bug")
+
+    async with rig(run_dir) as r, asyncio.timeout(10):
+        await r.until_hello()
+        monkeypatch.setattr(step_codec, "step_from_proto", fails)
+        r.end.step(1, *decode_one())
+        frame = await r.end.frames.get()
+        assert "a bug" in str(wire.error_from_proto(frame.broken))
+        r.end.to_send.put_nowait(None)
+        with pytest.raises(EngineFailure):
+            await r.running
+
+
 @pytest.mark.parametrize("seed", range(3))
 async def test_a_step_of_random_bytes_costs_its_stream_only(run_dir: Path, seed: int) -> None:
     rng = random.Random(seed)
