@@ -13,7 +13,6 @@ static volatile int64_t *offset_s;
 static int (*real_gettime)(clockid_t, struct timespec *);
 
 __attribute__((constructor)) static void start(void) {
-    real_gettime = (int (*)(clockid_t, struct timespec *))dlsym(RTLD_NEXT, "clock_gettime");
     const char *path = getenv("STEPPED_CLOCK");
     int fd = path ? open(path, O_RDONLY | O_CLOEXEC) : -1;
     if (fd < 0) return;
@@ -23,6 +22,8 @@ __attribute__((constructor)) static void start(void) {
 }
 
 int clock_gettime(clockid_t clock, struct timespec *at) {
+    /* here, because constructors of other libraries (Python 3.13's allocator) ask before ours runs */
+    if (!real_gettime) real_gettime = (int (*)(clockid_t, struct timespec *))dlsym(RTLD_NEXT, "clock_gettime");
     int failed = real_gettime(clock, at);
     if (!failed && offset_s && (clock == CLOCK_REALTIME || clock == CLOCK_REALTIME_COARSE)) at->tv_sec += *offset_s;
     return failed;
