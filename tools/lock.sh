@@ -5,7 +5,7 @@ set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 UV=.venv/bin/uv
 [ -x "$UV" ] || UV=uv
-flags=(--quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-header --no-annotate)
+flags=(--quiet --universal --fork-strategy fewest --python-version 3.11 --generate-hashes --no-emit-index-url --no-header --no-annotate)
 [ -z "${UPGRADE:-}" ] || flags+=(--upgrade)
 "$UV" pip compile "${flags[@]}" --extra all pyproject.toml -o constraints/all.txt
 echo 'uv>=0.9' | "$UV" pip compile "${flags[@]}" - -o constraints/bootstrap.txt
