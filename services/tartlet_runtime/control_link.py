@@ -33,7 +33,9 @@ LOCATE_TIMEOUT_S = 2.0
 MAX_BLOB_BYTES = 256 << 20
 _STARTS_BYTES = 2 << 20  # of one frame, well below the message limit
 _KEPT_BYTES = 1 << 20  # beside them
-_STARTS_BESIDE_COMMANDS = 16  # so that a full frame of commands stays below the message limit
+_STARTS_BESIDE_COMMANDS = 16  # so that a full frame of commands stays below the message limit, as with
+_BESIDE_COMMANDS_BYTES = 16 << 10  # so many bytes of them
+_ENDS_A_FRAME = 1024  # for the same reason
 _Call: TypeAlias = "grpc.aio.StreamStreamCall[control_pb2.RuntimeFrame, control_pb2.ControlFrame]"
 _RPC_ERRORS = (grpc.RpcError, asyncio.InvalidStateError)
 
@@ -119,7 +121,9 @@ class ControlLink:
 
     def _make_frames(self, *, more: bool) -> None:
         before = len(self._frames)
-        while len(self._starts) > _STARTS_BESIDE_COMMANDS:
+        while len(self._starts) > _STARTS_BESIDE_COMMANDS or (
+            how_many_fit(self._starts, _BESIDE_COMMANDS_BYTES) < len(self._starts)
+        ):
             fit = how_many_fit(self._starts)
             self._frames.append(control_pb2.RuntimeFrame(starts=self._starts[:fit]))
             self._starts = self._starts[fit:]
@@ -136,9 +140,11 @@ class ControlLink:
                 frame = control_pb2.RuntimeFrame()
             commands = frame.commands
             commands.handles, commands.records, commands.payload = columns
-        if self._ends:
-            frame.ends.extend(self._ends)
-            self._ends = []
+        ends, self._ends = self._ends, []
+        frame.ends.extend(ends[:_ENDS_A_FRAME])
+        for at in range(_ENDS_A_FRAME, len(ends), _ENDS_A_FRAME):
+            self._frames.append(frame)
+            frame = control_pb2.RuntimeFrame(ends=ends[at : at + _ENDS_A_FRAME])
         self._unsent = {}
         if frame.ByteSize() or (self._held and not more):
             self._frames.append(frame)

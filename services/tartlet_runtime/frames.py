@@ -13,7 +13,7 @@ from tartlet_protos import control_pb2
 from tartlet_runtime.submission import ROW_STRUCT
 
 MAX_FRAME_BYTES = (4 << 20) - (64 << 10)
-"""Frames stay below gRPC's message limit; a single submission is smaller by itself."""
+"""Frames stay below gRPC's message limit, with room for some starts and ends; a single command always fits."""
 
 _HANDLE_BYTES = 4
 _BYTES_PER_COMMAND = RECORD_BYTES + _HANDLE_BYTES
@@ -39,8 +39,11 @@ class Outbox:
 
     def add(self, handle: int, count: int, records: bytes, payload: bytes) -> None:
         """Append `count` records of one program, offsets into `payload`."""
-        self._parts.append((handle, count, records, payload))
         self.commands += count
+        if count > 1 and count * _BYTES_PER_COMMAND + len(payload) > MAX_FRAME_BYTES:
+            self._parts += _cut(handle, records, payload)
+        else:
+            self._parts.append((handle, count, records, payload))
 
     def forget(self, handle: int) -> None:
         """Drop what a program that has ended did not get sent."""
@@ -59,6 +62,18 @@ class Outbox:
             size += more
         if start < len(parts):
             yield _pack(parts[start:])
+
+
+def _cut(handle: int, records: bytes, payload: bytes) -> Iterator[tuple[int, int, bytes, bytes]]:
+    """A program's commands, which are too large for one frame, in parts that fit; each has its own payload."""
+    rows = np.frombuffer(records, RECORD)
+    ends = np.cumsum(rows["length"].astype(np.int64) + _BYTES_PER_COMMAND)
+    start, before = 0, 0
+    while start < len(rows):
+        end = max(start + 1, int(np.searchsorted(ends, before + MAX_FRAME_BYTES, "right")))
+        own, part = _own_payload(records[start * RECORD_BYTES : end * RECORD_BYTES], payload)
+        yield handle, end - start, own, part
+        start, before = end, int(ends[end - 1])
 
 
 def _pack(parts: list[tuple[int, int, bytes, bytes]]) -> Columns:

@@ -6,24 +6,54 @@ import asyncio
 import tracemalloc
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from tartlet_common.abi import RECORD, RECORD_BYTES, Event, Flag, Op
+from tartlet_common.abi import HEADER_BYTES, MAX_SUBMISSION_BYTES, RECORD, RECORD_BYTES, Event, Flag, Op
 from tartlet_common.errors import InboxFull, MalformedSubmission, ResourceQuotaExceeded, TooManyCommands, UnknownModel
+from tartlet_common.rpc import MAX_MESSAGE_BYTES, Dialer
 from tartlet_common.settings import RuntimeSettings
 from tartlet_common.wire import error_from_proto
+from tartlet_protos import control_pb2
 from tartlet_runtime.backlog import ROWS_A_TURN
+from tartlet_runtime.control_link import ControlLink
+from tartlet_runtime.driver import Driver
 from tartlet_runtime.inbox import Inbox, delivery
-from tartlet_runtime.limits import ProgramLimits, default_limits
+from tartlet_runtime.limits import MAX_NAME_BYTES, ProgramLimits, default_limits
 from tartlet_runtime.mailbox import Mailbox
 from tartlet_runtime.output_log import LogEvent, OutputLog
-from tartlet_runtime.submission import parse
+from tartlet_runtime.submission import ROW_STRUCT, parse
 from tartlet_runtime.wasm import Compiled
 from tartlet_runtime.wasm_guests import WasmGuests
 from tests.runtime.harness import make_settings, native, running
+
+
+async def test_what_stands_beside_a_large_submission_does_not_pass_a_message() -> None:
+    """Else the stream would break, and all programs of the runtime with it."""
+    loop = asyncio.get_running_loop()
+    link = ControlLink(Dialer("unix:/nowhere", None), control_pb2.RuntimeHello(), Driver(loop))
+    link.connected, link._writer = True, loop.create_future()
+    program: Any = SimpleNamespace(handle=1, accepted=True, has_engine_state=True, unsent_commands=0)
+    longest = 4 * MAX_NAME_BYTES
+    texts: dict[str, Any] = dict.fromkeys(("tenant", "idempotency_key", "model"), "x" * MAX_NAME_BYTES)
+    starts = [control_pb2.ProgramStart(handle=2**31 + i, name="y" * longest, **texts) for i in range(100)]
+    for start in starts:
+        link.start(start)
+    size = MAX_SUBMISSION_BYTES - HEADER_BYTES - 2 * RECORD_BYTES
+    link.commands(program, 1, ROW_STRUCT.pack(Op.USAGE, 0, 1, 0, 0, 0, 0, 0, size), bytes(size))
+    for i in range(10_000):
+        program.handle = 2**31 + i
+        link.ended(program, failed=True)
+    link.flush()
+    assert max(frame.ByteSize() for frame in link._frames) <= MAX_MESSAGE_BYTES + (32 << 10)  # of the slack it has
+    assert [start for frame in link._frames for start in frame.starts] == starts
+    assert [end.handle for frame in link._frames for end in frame.ends] == [2**31 + i for i in range(10_000)]
+    assert [frame.more for frame in link._frames] == [True] * (len(link._frames) - 1) + [False]
+    sent = [frame.HasField("commands") for frame in link._frames]
+    assert sent.index(True) <= [bool(frame.ends) for frame in link._frames].index(True)
 
 
 def shared_payload(count: int, size: int, local: int) -> bytes:

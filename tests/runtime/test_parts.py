@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tartlet_common.abi import RECORD, RECORD_BYTES, Flag, Op, Writer, decode
+from tartlet_common.abi import MAX_SUBMISSION_BYTES, RECORD, RECORD_BYTES, Flag, Op, Writer, decode
 from tartlet_common.errors import InternalError, InvalidArgument, TartletError, Unavailable
 from tartlet_protos import control_pb2
 from tartlet_runtime.chat import format_chat, special_texts
@@ -112,6 +112,26 @@ def test_large_outboxes_are_split_below_the_message_limit() -> None:
     frames = list(out.take())
     assert len(frames) == 4
     assert all(sum(map(len, columns)) < MAX_FRAME_BYTES for columns in frames)
+
+
+@pytest.mark.parametrize(("count", "length"), [(131_000, 0), (100_000, 9), (3, 1_380_000), (2, 2_080_000)])
+def test_one_submission_that_is_larger_than_a_frame_is_cut_between_its_commands(count: int, length: int) -> None:
+    payload = np.arange(count * length // 4 + 1, dtype="<u4").tobytes()[: count * length]
+    records = np.zeros(count, RECORD)
+    records["op"], records["ticket"], records["length"] = Op.FORWARD, np.arange(count), length
+    records["offset"] = np.arange(count)[::-1] * length  # whatever their order is
+    assert 16 + records.nbytes + len(payload) <= MAX_SUBMISSION_BYTES
+    out = Outbox()
+    out.add(7, count, records.tobytes(), payload)
+    tickets, parts = [], []
+    for columns in out.take():
+        assert sum(map(len, columns)) <= MAX_FRAME_BYTES
+        assert set(np.frombuffer(columns.handles, "<u4")) == {7}
+        rows = np.frombuffer(columns.records, RECORD)
+        tickets += rows["ticket"].tolist()
+        parts += [columns.payload[r["offset"] : r["offset"] + length] for r in rows] if count < 10 else []
+    assert tickets == list(range(count))
+    assert parts == [payload[o : o + length] for o in records["offset"]] if count < 10 else True
 
 
 @given(st.lists(st.lists(st.binary(max_size=30), min_size=1, max_size=6), max_size=8), st.integers(0, 7))
