@@ -85,8 +85,6 @@ class QueueMachine:
             self.drain_poisoned(queue)
             self.advance(queue)
         elif len(queue.pending) == 1:
-            if queue.answered_s and queue.place.engine is not None:
-                queue.place.engine.returns.back(queue, command.arrived)
             self.advance(queue)
 
     def _too_many(self, queue: CommandQueue, ticket: int, awaited: int, now: float) -> None:
@@ -217,6 +215,8 @@ class QueueMachine:
                     continue
                 engine = queue.place.engine
                 assert engine is not None
+                if queue.answered_s:
+                    engine.returns.back(queue, head.arrived)
                 engine.active[queue] = None
                 return
             pending.popleft()

@@ -44,7 +44,7 @@ class Returns:
                 self._until = max(self._until, now + PATIENCE * queue.returns_s + SLACK_S)
 
     def back(self, queue: CommandQueue, now: float) -> None:
-        """It asks for more, for the first time since it was answered."""
+        """It asks the engine for more, for the first time since it was answered."""
         took, queue.answered_s = now - queue.answered_s, 0.0
         old = queue.returns_s
         queue.returns_s = took if old == inf else old + _WEIGHT * (min(took, _MOST * old + SLACK_S) - old)

@@ -123,6 +123,21 @@ def test_one_long_call_does_not_hide_how_soon_it_comes_back_usually() -> None:
     assert returns_s(host, a) < 2 * RETURN_S + SLACK_S
 
 
+def test_who_only_frees_something_is_not_back() -> None:
+    host, a, _ = two()
+    token(a)
+    host.pump()
+    host.answer()
+    a.put(Op.DEALLOC_EMB)
+    host.clock.advance(RETURN_S / 2)
+    host.pump()
+    assert host.engine.returns.expected(host.clock.now())[0] == 1
+    host.clock.advance(RETURN_S)
+    token(a)
+    host.pump()
+    assert returns_s(host, a) > RETURN_S
+
+
 def test_nothing_is_known_of_the_first() -> None:
     host, _, b = two()
     assert returns_s(host, b) == inf
