@@ -102,10 +102,11 @@ class EngineState:
 
     def away(self) -> Away:
         """Queues that have a command in flight and none waiting: their programs wait for an answer."""
-        away = {q for sent in self.in_flight for q in sent.queues if not q.pending and q.program.live}
+        live = {q for sent in self.in_flight for q in sent.queues if q.program.live}
+        away = [q for q in live if not q.pending]
         worth_s = WORTH * self.times.predict(0)
         soon = [q.returns_s for q in away if q.returns_s <= worth_s]
-        return Away(len(away), len(soon), max(soon, default=0.0), worth_s)
+        return Away(len(away), len(live) - len(away), len(soon), max(soon, default=0.0), worth_s)
 
     def finish_step(
         self,

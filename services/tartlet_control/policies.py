@@ -41,7 +41,8 @@ def adaptive(view: View, now: float) -> Plan:
         due = ends - LEAD_S - LEAD_SHARE * takes_s
         if now < due:
             return Plan([], look_at=due)
-        together_s = away.soon_s * (1 + len(view.queues) / max(1, away.soon))  # more of them take longer
+        # More of them take longer, and who runs ahead is in each step anyway: twice as many wait with nothing to gain.
+        together_s = away.soon_s * (1 + (len(view.queues) + away.ahead) / max(1, away.soon))
         if together_s <= away.worth_s and _has_room(view, away.soon):
             return NOTHING  # asked again when it ends
     elif not view.in_flight and now < until and _has_room(view, expected):

@@ -53,6 +53,7 @@ class Away:
     """Queues that are in flight and have nothing waiting."""
 
     queues: int = 0
+    ahead: int = 0  # those in flight that do have something waiting: they run ahead
     soon: int = 0  # of these, who come back soon after their answer (`returns`)
     soon_s: float = 0.0  # how long the last of them usually takes
     worth_s: float = 0.0  # how long it pays to wait for them

@@ -66,6 +66,20 @@ def test_the_second_step_is_not_formed_for_those_who_can_meet_the_first() -> Non
     assert [len(batch.lane) for batch in host.steps[1].batches] == [2, 2, 2]
 
 
+@pytest.mark.parametrize("ahead", [False, True])
+def test_programs_that_run_ahead_are_in_each_step_anyway_so_others_are_waited_for_less(*, ahead: bool) -> None:
+    host, a, b = two()
+    (c,) = ready(host, 1)
+    for guest in (a, b, c) if ahead else (a,):
+        token(guest)
+    host.pump()
+    token(b)
+    token(c)
+    host.clock.advance(STEP_S)
+    host.pump()
+    assert len(host.steps) == 1 + ahead
+
+
 def test_who_does_not_come_back_is_waited_for_once() -> None:
     host, a, b = two()
     token(a)
