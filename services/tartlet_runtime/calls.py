@@ -142,11 +142,13 @@ class Call:
 
     def _gather(self) -> tuple[list[programs_pb2.ProgramEvent], list[tuple[Program, int]]]:
         events: list[programs_pb2.ProgramEvent] = []
-        while self._answered in self._answers:
-            events.append(self._answers.pop(self._answered))
+        room = MESSAGE_BYTES
+        while room > 0 and self._answered in self._answers:
+            answer = self._answers.pop(self._answered)
+            room -= answer.ByteSize()
+            events.append(answer)
             self._answered += 1
         read: list[tuple[Program, int]] = []
-        room = MESSAGE_BYTES
         early: list[Program] = []
         while self._dirty and room > 0:
             program = next(iter(self._dirty))

@@ -19,6 +19,7 @@ from tartlet_common.settings import RuntimeSettings
 from tartlet_common.wire import error_from_proto
 from tartlet_protos import control_pb2
 from tartlet_runtime.backlog import ROWS_A_TURN
+from tartlet_runtime.calls import Call
 from tartlet_runtime.control_link import ControlLink
 from tartlet_runtime.driver import Driver
 from tartlet_runtime.inbox import Inbox, delivery
@@ -54,6 +55,15 @@ async def test_what_stands_beside_a_large_submission_does_not_pass_a_message() -
     assert [frame.more for frame in link._frames] == [True] * (len(link._frames) - 1) + [False]
     sent = [frame.HasField("commands") for frame in link._frames]
     assert sent.index(True) <= [bool(frame.ends) for frame in link._frames].index(True)
+
+
+async def test_answers_to_many_launches_are_cut_into_messages() -> None:
+    call = Call(Driver(asyncio.get_running_loop()), expected=4096)
+    for index in range(call.expected):
+        call.reject(index, UnknownModel(model="x" * MAX_NAME_BYTES, available=[]))
+    messages = [message async for message in call.messages()]
+    assert max(message.ByteSize() for message in messages) <= MAX_MESSAGE_BYTES
+    assert [event.index for message in messages for event in message.events] == list(range(call.expected))
 
 
 def shared_payload(count: int, size: int, local: int) -> bytes:
