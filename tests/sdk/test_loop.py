@@ -10,7 +10,7 @@ import pytest
 
 from inferlet import Context, errors, receive, send, synchronize
 from inferlet._abi import MAX_SUBMISSION_BYTES
-from tests.sdk.harness import run
+from tests.sdk.harness import run, run_source
 from tests.sdk.mini_host import MiniHost
 
 
@@ -21,6 +21,26 @@ def test_sleep_lasts_as_long_as_asked() -> None:
         return time.monotonic() - start
 
     assert 0.02 <= run(MiniHost(), main) < 1
+
+
+@pytest.mark.parametrize("start", ["", "asyncio.run(main())"])
+def test_what_a_thread_does_is_awaited_outside_the_sandbox(start: str) -> None:
+    source = f"""
+import asyncio, time
+from inferlet import send, synchronize
+async def main():
+    slow = asyncio.to_thread(lambda: time.sleep(0.02) or "slow")
+    async with asyncio.timeout(5):
+        words = [*await asyncio.gather(slow, asyncio.to_thread(str, 1)), await asyncio.to_thread(str, 2)]
+        await synchronize()
+    send(" ".join(words))
+{start}
+"""
+    host = MiniHost()
+    before = time.monotonic()
+    run_source(host, source)
+    assert time.monotonic() - before < 2
+    assert host.sent == [b"slow 1 2"]
 
 
 def test_a_timeout_cancels_what_takes_too_long() -> None:

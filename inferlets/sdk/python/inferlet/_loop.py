@@ -17,6 +17,8 @@ from inferlet._host import NO_TIMEOUT_US
 
 POLL_EVERY = 128
 """Turns without blocking after which a busy program looks for answers all the same."""
+THREADS_S = 0.005
+"""How long the loop waits at once for a thread, which can't wake it; there are some outside the sandbox alone."""
 
 
 class _HostSelector:
@@ -24,9 +26,12 @@ class _HostSelector:
 
     def __init__(self) -> None:
         self._busy = 0
+        self.threads = 0  # that do something for the loop
 
     def select(self, timeout: float | None) -> tuple[()]:
         """Suspend until the host has something, at most `timeout` seconds (None: no limit)."""
+        if self.threads:
+            timeout = THREADS_S if timeout is None else min(timeout, THREADS_S)
         if timeout is None:
             self._busy = 0
             channel.wait(NO_TIMEOUT_US)
@@ -118,6 +123,24 @@ class Loop(asyncio.BaseEventLoop):
             super().run_forever()
         finally:
             channel.loop = before
+
+    def run_in_executor(self, *args: Any) -> asyncio.Future[Any]:  # type: ignore[override]
+        """As asyncio's; the loop looks often whether it is done."""
+        future = super().run_in_executor(*args)
+        self._selector.threads += 1
+        future.add_done_callback(self._thread_done)
+        return future
+
+    def _thread_done(self, _: object) -> None:
+        self._selector.threads -= 1
+
+    async def shutdown_default_executor(self, *args: Any) -> None:
+        """As asyncio's, which has a thread wait for the others."""
+        self._selector.threads += 1
+        try:
+            await super().shutdown_default_executor(*args)
+        finally:
+            self._thread_done(None)
 
     def _process_events(self, events: object) -> None:
         """The selector has resolved everything itself."""
