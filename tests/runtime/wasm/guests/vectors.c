@@ -1,7 +1,7 @@
 /* Says each record that it is told again, so that a test vector comes back as the SDK reads and writes it. */
 #include "tartlet.h"
 
-TL_EXPORT(tartlet_main) int32_t tartlet_main(void) {
+int32_t tartlet_main(void) {
   for (;;) {
     const tl_record *told = tl_next();
     tl.next_ticket = told->ticket - 1;
