@@ -50,7 +50,7 @@ async def reconcile(ctx: Context, key: Key, body: Mapping[str, Any]) -> float | 
     except TartletError as e:
         if e.retryable or e.number >= _NOT_THE_SOURCE:
             raise
-        verdict = Verdict("False", e.name, f"{e}\n{e.remedy}", _digest(old))
+        verdict = Verdict("False", e.name, e.told, _digest(old))
     pools = ctx.store.pools_in(key.namespace)
     new = status(inferlet.spec, old, verdict, pools, generation=meta.generation, now=ctx.now)
     await ctx.write_status(key, meta, old, new, happenings(old, new))

@@ -200,7 +200,7 @@ def main(argv: list[str] | None = None) -> int:
     try:
         build(options.cache_dir, say=_print)
     except TartletError as e:
-        _print(f"error: {e}\n{e.remedy}")
+        _print(f"error: {e.told}")
         return 1
     return 0
 
