@@ -17,7 +17,9 @@ from tests.sdk.mini_host import MiniHost
 ROOT = Path(__file__).resolve().parents[2]
 README = ROOT / "README.md"
 CODE = ("services", "gpu_worker", "inferlets")
-PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
+PAGES = sorted(
+    [*ROOT.glob("*.md"), *(p for top in ("charts", "docs", "e2e", "models") for p in (ROOT / top).rglob("*.md"))]
+)
 REFERENCES = sorted(
     set(re.findall(r"`([\w/]+\.py):([\w.]+)`", (ROOT / "docs/architecture.md").read_text(encoding="utf-8")))
 )
