@@ -96,7 +96,7 @@ class MiniHost:
             op, flags, ticket, queue, a, b, c, offset, length = (int(x) for x in row)
             payload = batch.payload[offset : offset + length]
             command = Command(Op(op), flags, ticket, queue, a, b, c, payload)
-            if command.op in abi.QUEUED_OPS:
+            if command.op in abi.QUEUED_OPS or command.op is Op.RESET:
                 assert queue in self.lanes, f"queue {queue} was not created"
                 lane = self.lanes[queue]
                 lane.commands.append(command)
@@ -174,8 +174,6 @@ class MiniHost:
                 self.lanes[command.queue] = Lane()
             case Op.SET_QUEUE_PRIORITY:
                 self.priorities.append(command.a)
-            case Op.RESET:
-                self.lanes[command.queue].cause = None
             case Op.CANCEL:
                 self.cancel(command)
             case _:
@@ -203,7 +201,7 @@ class MiniHost:
         kept: deque[Command] = deque()
         first = 0
         for other in lane.commands:
-            stays = other.op.name.startswith(("ALLOC", "DEALLOC"))
+            stays = other.op.name.startswith(("ALLOC", "DEALLOC", "RESET"))
             if other.ticket < command.a or stays:
                 kept.append(other)
                 continue
@@ -230,7 +228,7 @@ class MiniHost:
 
     def execute(self, lane: Lane, command: Command) -> None:
         name = command.op.name
-        if lane.cause is not None and not name.startswith("DEALLOC"):
+        if lane.cause is not None and not name.startswith(("DEALLOC", "RESET")):
             self.fail(command, lane.cause)
             return
         self.ops.append(command.op)
@@ -294,6 +292,10 @@ class MiniHost:
         self.answer(command)
         return None
 
+    def do_reset(self, command: Command) -> None:
+        self.lanes[command.queue].cause = None
+        self.answer(command)
+
     def do_embed_txt(self, command: Command) -> bool | None:
         n, words = command.a, command.u32()
         assert len(words) == 3 * n
@@ -309,8 +311,7 @@ class MiniHost:
         return None
 
     def do_forward(self, command: Command) -> bool | None:
-        head = np.frombuffer(command.payload, abi.FORWARD_HEAD, count=1)[0]
-        counts = [int(x) for x in head]
+        counts = [int(x) for x in np.frombuffer(command.payload, abi.FORWARD_HEAD, count=1)[0]]
         lists, at = [], 16
         for n in counts:
             lists.append(np.frombuffer(command.payload, "<u4", n, at).tolist())

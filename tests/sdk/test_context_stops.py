@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from typing import Any
 
 import pytest
@@ -9,7 +10,7 @@ import pytest
 import inferlet
 from inferlet import Context, Generation, Length, StopTokens, Until
 from tartlet_common.abi import Op
-from tests.sdk.harness import run, tokens_of
+from tests.sdk.harness import run, run_source, tokens_of
 from tests.sdk.mini_host import MiniHost
 from tests.sdk.mini_model import EOS, reference_generate
 
@@ -132,6 +133,29 @@ def test_generation_ends_at_the_model_s_last_position(room: int) -> None:
         return generation.stopped_by, len(generation.tokens), len(ctx)
 
     assert run(Short(), main) == ("length", room, PREFIX + room)
+
+
+@pytest.mark.parametrize("per_wait", [1, 2, 5, 100])
+@pytest.mark.parametrize("prompt", range(9, 14))
+@pytest.mark.parametrize("run_ahead", [0, 1, 4])
+def test_pages_that_only_dropped_steps_needed_are_no_failure(run_ahead: int, prompt: int, per_wait: int) -> None:
+    text = """
+        from inferlet import Context, errors
+        async def main(args):
+            ctx = Context(run_ahead=int(args[0]))
+            ctx.fill_tokens([65] * int(args[1]))
+            text = await ctx.generate_until("E")
+            full = 16 - len(ctx)
+            assert len(await ctx.generate_until(max_tokens=full, eos=False)) == full
+            assert ctx.num_pages == 4
+            try:
+                await ctx.generate_until(max_tokens=2, eos=False)
+            except errors.PageQuotaExceeded:
+                return text
+    """
+    said = {prompt - 1 + i: token for i, token in enumerate(b"abEnext")}
+    host = MiniHost(page_size=4, page_limit=4, script=said, per_wait=per_wait)
+    assert run_source(host, textwrap.dedent(text), str(run_ahead), str(prompt)) == "ab"
 
 
 def test_stop_conditions_combine_by_or() -> None:

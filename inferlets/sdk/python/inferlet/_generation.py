@@ -244,6 +244,7 @@ class Generation:
             first = self._ahead[0][0]
             self._ahead.clear()
             channel.record(abi.OP_CANCEL, context.queue.id, first)
+            context._give_back_ahead(first)  # noqa: SLF001
         # The last token's output is gone, so it counts as not yet computed: the next command computes it again.
         context._active = None  # noqa: SLF001
         context._kv_len = max(0, min(context._kv_len, len(context.tokens) - 1))  # noqa: SLF001

@@ -60,6 +60,14 @@ class PageTable:
             self._pages.append(page)
             self.ids.append(page.page)
 
+    def trim(self, num_tokens: int) -> bool:
+        """Free the pages behind those that `num_tokens` need, which nobody else has; whether there are any."""
+        keep = -(-num_tokens // self._size)
+        dropped = [shared.page for shared in self._pages[keep:]]
+        del self._pages[keep:], self.ids[keep:]
+        self._queue.dealloc_kvpage(dropped)
+        return bool(dropped)
+
     def fork(self, queue: Queue, num_tokens: int) -> PageTable:
         """A table on `queue` with the same first `num_tokens`: full pages are shared, the rest of them copied.
 

@@ -321,6 +321,13 @@ class Context:
             self._pages.grow(at + 1)
         self.queue.decode(self._pages.ids, at, source, (embed, output), size)
 
+    def _give_back_ahead(self, first: int) -> None:
+        """Give back the pages of steps dropped from ticket `first` on. That they couldn't be had is no failure then."""
+        queue = self.queue
+        told = queue.failure is not None and (queue.failure_seen or queue.failed_ticket < first)
+        if not told and self._pages.trim(len(self.tokens)):
+            queue.reset()
+
     def _check_open(self) -> None:
         if self._closed:
             raise InvalidArgument(argument="context", detail="it has been closed")
