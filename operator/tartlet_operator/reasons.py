@@ -71,7 +71,7 @@ MEANING: dict[Reason | EventReason, str] = {
     Reason.ENGINES_MISSING: "Fewer engines than asked for take programs.",
     Reason.ENGINE_LOST: "A pod runs, and control doesn't know its engine.",
     Reason.ENGINE_NOT_STARTED: "An engine took no programs within `spec.startDeadlineSeconds`, or was ended before.",
-    Reason.ENGINE_STANDS_BY: "Engines of another pool serve a model of the same name in another form.",
+    Reason.ENGINE_STANDS_BY: "Engines of another pool serve this model, with another checkpoint, dtype or page size.",
     Reason.MODEL_INIT_FAILED: "The container of `spec.model.init` failed.",
     Reason.PODS_REFUSED: "The API server refuses the pods: pod security, a quota, or a name that isn't there.",
     Reason.POD_UNSTARTED: "A node can't make a pod's volumes or network: something that it names isn't there.",

@@ -82,8 +82,8 @@ What [the chart](../charts/tartlet/README.md) installs; tests on a real cluster 
 
 - Pods meet the restricted pod security standard: user and group 10001, a read-only root, no capabilities, no new
   privileges, the default seccomp profile. Only the operator's have a service account's token.
-- Each release has an authority of its own, whose key no pod has, and a certificate a role. One that another release's
-  authority signed, or one of the same name, doesn't get as far as a call.
+- Each release has a CA of its own, whose key no pod has, and a certificate a role. One that another release's CA
+  signed, or one of the same name, doesn't get as far as a call.
 - NetworkPolicies let through what the roles need, and nothing else, where the cluster's network enforces them.
 - The operator's account writes Deployments and PodDisruptionBudgets, status and events, in the namespaces that it
   watches; it reads pods and ConfigMaps there. It reads no Secret, and makes no pod, role or token.

@@ -18,7 +18,7 @@ class _Settings(BaseModel):
     health_address: str = Field("", description="host:port of /livez, /readyz and /metrics; empty: nowhere")
     tls_certificate: Path | None = Field(None, description="PEM certificate for TCP addresses")
     tls_key: Path | None = Field(None, description="PEM key for TCP addresses")
-    tls_authority: Path | None = Field(None, description="PEM authority that signed the peers' certificates")
+    tls_authority: Path | None = Field(None, description="PEM certificate of the CA that signed the peers'")
 
 
 class ControlSettings(_Settings):

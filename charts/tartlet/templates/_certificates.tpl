@@ -20,9 +20,9 @@ acts for the tenant that is this namespace, so that it sees the programs of the 
 {{- end -}}
 
 {{/*
-The authority and a certificate for each identity, as JSON: name -> {crt, key, ca, names, renewAfter, checksum} (PEM).
+The CA and a certificate for each identity, as JSON: name -> {crt, key, ca, names, renewAfter, checksum} (PEM).
 Made once for the whole rendering, since each call of genSignedCert gives another one. What is in the cluster is kept,
-until two thirds of its time are over or its names change; a new authority brings the old one along for a while.
+until two thirds of its time are over or its names change; a new CA brings the old one along for a while.
 */}}
 {{- define "tartlet.certificates" -}}
 {{- if not (hasKey . "tartletCertificates") -}}

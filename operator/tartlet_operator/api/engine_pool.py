@@ -243,7 +243,8 @@ class EngineStatus(ApiModel):
     pod: Annotated[str, Field(max_length=253)] = Field(description="Its pod.")
     state: Annotated[str, Field(max_length=64)] = Field(
         description="`Pending`, `Loading`, `Broken` (it ended, and is tried again), `Standby` (others serve the "
-        "model in another form), `Ready`, `Draining`, `Lost` (control doesn't know it) or `Unknown`."
+        "model, with another checkpoint, dtype or page size), `Ready`, `Draining`, `Lost` (control doesn't know it) or "
+        "`Unknown`."
     )
     reason: Annotated[str, Field(max_length=256)] = Field(default="", description="Why it isn't ready.")
     programs: int = Field(default=0, ge=0, description="Programs on it; brought up to date every 15 s.")
