@@ -46,8 +46,7 @@ class TokenizerEntry:
         self._tokenizer.no_padding()
         self._special = {token["id"] for token in fields.get("added_tokens", ()) if token.get("special")}
         self._bytes = self._byte_table(fields)
-        self._words = self._bytes or self._fallback_table()
-        self.vocabulary = _pack_vocabulary(self._words)
+        self._vocabulary = _Vocabulary(self._bytes or self._fallback_table())
 
     def encode(self, text: str, *, special: bool) -> bytes:
         """Token ids of `text`, packed u32; `special` adds what the model wants around it (such as its BOS)."""
@@ -71,9 +70,7 @@ class TokenizerEntry:
 
     def words(self, first: int, count: int) -> bytes:
         """GET_VOCABS's answer: the bytes of `count` tokens (0: all the rest) from `first` on."""
-        if not first and not count:
-            return self.vocabulary
-        return _pack_vocabulary(self._words[first : first + count] if count else self._words[first:])
+        return self._vocabulary.run(first, first + count if count else None)
 
     def text_of(self, token: int | None) -> str:
         """A token as it is written in the vocabulary, "" for None."""
@@ -124,6 +121,17 @@ def _sentencepiece(token: str) -> bytes:
     return token.replace(_SPACE_MARK, " ").encode()
 
 
-def _pack_vocabulary(table: list[bytes]) -> bytes:
-    lengths = np.array([len(table), *map(len, table)], "<u4")
-    return lengths.tobytes() + b"".join(table)
+class _Vocabulary:
+    """The bytes of all tokens, kept so that those of any run of them are a slice."""
+
+    def __init__(self, table: list[bytes]) -> None:
+        self._lengths = np.array([*map(len, table)], "<u4")
+        self._starts = np.concatenate(([0], np.cumsum(self._lengths, dtype=np.int64)))
+        self._bytes = b"".join(table)
+
+    def run(self, first: int, end: int | None) -> bytes:
+        """Their number, their lengths (all u32), their bytes."""
+        lengths = self._lengths[first:end]
+        begin = min(first, len(self._lengths))
+        words = self._bytes[self._starts[begin] : self._starts[begin + len(lengths)]]
+        return b"".join((len(lengths).to_bytes(4, "little"), lengths.tobytes(), words))

@@ -3,12 +3,35 @@
 from __future__ import annotations
 
 import asyncio
+from array import array
+from itertools import accumulate
 
-from inferlet._program import get_vocabs
+from inferlet import _abi
+from inferlet._channel import channel, from_u32
 from inferlet._types import Model
 
 BLOCK = 512
 SMALL_VOCABULARY = 4096
+
+
+class _Block:
+    """A run of tokens as it came: a program needs few of them."""
+
+    __slots__ = ("_bytes", "_starts", "size")
+
+    def __init__(self, payload: bytes) -> None:
+        self._bytes = payload
+        self.size = int.from_bytes(payload[:4], "little")
+        words = 4 + 4 * self.size
+        self._starts = array("I", accumulate(from_u32(payload[4:words]), initial=words))
+
+    def word(self, i: int) -> bytes:
+        """The bytes of its token `i`; none of one that it hasn't: a model's vocabulary may be padded."""
+        return self._bytes[self._starts[i] : self._starts[i + 1]] if i < self.size else b""
+
+
+def _decode(_a: int, _b: int, _c: int, payload: bytes) -> _Block:
+    return _Block(payload)
 
 
 class Vocab:
@@ -19,7 +42,7 @@ class Vocab:
     def __init__(self, model: Model) -> None:
         self._model = model
         self._block = model.vocab_size if model.vocab_size <= SMALL_VOCABULARY else BLOCK
-        self._loading: dict[int, asyncio.Future[list[bytes]]] = {}
+        self._loading: dict[int, asyncio.Future[_Block]] = {}
         self.known: dict[int, bytes] = {}
 
     def prefetch(self) -> None:
@@ -27,10 +50,10 @@ class Vocab:
         if self._model.vocab_size <= SMALL_VOCABULARY:
             self._ask(0)
 
-    def _ask(self, first: int) -> asyncio.Future[list[bytes]]:
+    def _ask(self, first: int) -> asyncio.Future[_Block]:
         if first not in self._loading:
             count = min(self._block, self._model.vocab_size - first)
-            self._loading[first] = get_vocabs(self._model, first=first, count=count)
+            self._loading[first] = channel.call(_decode, _abi.OP_GET_VOCABS, 0, self._model.index, first, count)
         return self._loading[first]
 
     async def fetch(self, token: int) -> bytes:
@@ -38,9 +61,9 @@ class Vocab:
         first = token - token % self._block
         # Several contexts may wait for one block: the one that is cancelled must not take it from the others.
         block = await asyncio.shield(self._ask(first))
-        whole = len(block) > self._block  # a host may answer with all of it
-        self.known.update(enumerate(block, 0 if whole else first))
-        return self.known.setdefault(token, b"")  # a model's vocabulary may be padded beyond its tokenizer's
+        whole = block.size > self._block  # a host may answer with all of it
+        word = self.known[token] = block.word(token if whole else token - first)
+        return word
 
 
 _vocabs: dict[str, Vocab] = {}
