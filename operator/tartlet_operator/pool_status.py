@@ -133,7 +133,8 @@ def _conditions(facts: PoolFacts, old: EnginePoolStatus, ready: int) -> list[Wan
     # once a generation was fully out, missing engines are trouble and no longer progress
     settled_before = before is not None and before.status == "False" and before.observed_generation == facts.generation
     starting = not enough and not settled_before and facts.engines is not None and not _standing_by(facts)
-    progressing = not rolled or starting
+    lost = settled_before and _observed(d) and d.updated == d.replicas < facts.replicas  # not yet made anew
+    progressing = not (rolled or lost) or starting
     trouble = _trouble(facts)
     counts = f"{ready} of {facts.replicas} engines take programs"
     reason, message = _why(facts, ready, trouble, counts, progressing=progressing)

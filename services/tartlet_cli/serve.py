@@ -100,7 +100,8 @@ def _check(role: str | None, model: str | None, engine: str | None, *, quiet: bo
 
 def _exec_role(role: str, model: str | None, engine: str | None, config: Path | None, flags: tuple[str, ...]) -> None:
     """Become the role's process. A flag beats its environment and file, so only what was asked for becomes one."""
-    from tartlet_cli.places import backend
+    from tartlet_cli.places import Backend, backend
+    from tartlet_common.errors import InvalidConfig
 
     argv = [sys.executable, "-P", "-m", f"tartlet_{role}", *flags]
     if {"-h", "--help"} & set(flags):
@@ -108,7 +109,10 @@ def _exec_role(role: str, model: str | None, engine: str | None, config: Path | 
     if config is not None:
         argv += ["--config", str(config)]
     if role == "worker":
-        chosen = backend(engine, model, config)
+        try:
+            chosen = backend(engine, model, config)
+        except InvalidConfig:
+            chosen = Backend(engine, None)  # the role says so itself, in the words that are looked for in a pod's log
         if chosen.engine is not None:
             argv += ["--engine", chosen.engine]
         if chosen.model is not None:

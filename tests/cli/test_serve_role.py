@@ -58,6 +58,10 @@ def test_a_workers_file_is_overruled_by_flags_alone(monkeypatch: pytest.MonkeyPa
     assert argv == ["tartlet_worker", *told[2:], "--engine", "torch", "--model", model]
 
 
+def test_a_worker_says_itself_what_is_wrong_with_its_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert _argv(monkeypatch, "--role", "worker", TARTLET_WORKER_THREADS="many") == ["tartlet_worker"]
+
+
 def test_a_flag_that_would_be_ignored_is_refused() -> None:
     for args, said in (
         (("--role", "control", "--model", "/m"), "--model is for a worker, not for --role control"),

@@ -103,6 +103,16 @@ def test_the_same_facts_change_nothing(f: PoolFacts) -> None:
     assert happenings(twice, settled) == []
 
 
+def test_a_pod_that_goes_is_trouble_also_while_the_deployment_has_none_in_its_place() -> None:
+    s = status(facts(1), NONE, NOW)
+    gone = facts(1, pods=(), engines={}, deployment=DeploymentFacts(1, 1, 0, 0))
+    s = status(gone, s, LATER)
+    assert conditions(s)["Progressing"][0] == "False"
+    assert conditions(s)["Degraded"] == ("True", Reason.ENGINES_MISSING)
+    s = status(facts(1, pods=(pod("p-1", ready=False),), engines={}), s, LATER)
+    assert conditions(s)["Degraded"] == ("True", Reason.ENGINES_MISSING)
+
+
 def test_a_new_generation_progresses_until_all_of_it_serves_then_missing_engines_are_trouble() -> None:
     starting = facts(2, engines={"p-0": "ready"})
     s = status(starting, NONE, NOW)
