@@ -1,6 +1,6 @@
 """Several continuations of one prompt, side by side: forks share the prompt's KV pages and batch with each other.
 
-tartlet run inferlets/std/fork.py --prompt "Once" --branches 4 --temperature 0.8
+tartlet run inferlets/std/fork.py --prompt "374+588=" --branches 4 --temperature 0.8
 """
 
 from __future__ import annotations

@@ -21,6 +21,8 @@ QUEUE: Final = "tartlet.operator.queue"
 LEADING: Final = "tartlet.operator.leading"
 WATCH_AGE: Final = "tartlet.operator.watch.age"  # s
 
+_BOUNDS_S: Final = tuple(0.001 * 2**i for i in range(16))
+
 
 class Metrics:
     """Counters, histograms, and gauges that ask when they are read.
@@ -33,8 +35,18 @@ class Metrics:
         self, store: Store, queue_depth: Callable[[], int], leading: Callable[[], bool], watch_age: Callable[[], float]
     ) -> None:
         meter = telemetry.meter()
-        self._duration = meter.create_histogram(RECONCILE_DURATION, "s", "time to bring an object about")
-        self._validation = meter.create_histogram(VALIDATION_DURATION, "s", "time a runtime took to judge a source")
+        self._duration = meter.create_histogram(
+            RECONCILE_DURATION,
+            "s",
+            "time to bring an object about",
+            explicit_bucket_boundaries_advisory=_BOUNDS_S,
+        )
+        self._validation = meter.create_histogram(
+            VALIDATION_DURATION,
+            "s",
+            "time a runtime took to judge a source",
+            explicit_bucket_boundaries_advisory=_BOUNDS_S,
+        )
         self._reconciles: Counter[str] = Counter()
         self._errors: Counter[tuple[str, str]] = Counter()
         self._writes: Counter[str] = Counter()

@@ -19,7 +19,7 @@ def new(name: str, *, force: bool) -> None:
     \b
     Examples:
       tartlet new my_inferlet
-      tartlet run my_inferlet.py --prompt "Once upon a time"
+      tartlet run my_inferlet.py --prompt "374+588="
     """  # noqa: D301 - \b is click's mark for a paragraph not to be wrapped
     path = Path(name if name.endswith(".py") else f"{name}.py")
     if not re.fullmatch(r"[A-Za-z_]\w*", path.stem) or keyword.iskeyword(path.stem):

@@ -22,7 +22,7 @@ from tartlet_common.errors import (
     TartletError,
     UnknownProgram,
 )
-from tartlet_common.paths import make_private
+from tartlet_common.paths import check_socket, make_private
 from tartlet_runtime.guest import Delivery, Outcome, Phase, clip_traceback
 from tartlet_runtime.limits import MAX_SUBMISSION_BYTES
 from tartlet_runtime.program import Program
@@ -153,7 +153,9 @@ class NativeServer:
 
         Raises:
             PermissionDenied: somebody else owns the socket's directory.
+            InvalidConfig: its path is longer than a socket's may be.
         """
+        check_socket(self._path)
         make_private(self._path.parent)
         self._path.unlink(missing_ok=True)
         loop = asyncio.get_running_loop()
