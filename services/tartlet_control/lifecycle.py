@@ -147,6 +147,7 @@ class Lifecycle:
         One that ended well has its last commands executed first, so that whether it leaves a poisoned queue doesn't
         depend on how far the engine was; one that failed has them dropped.
         """
+        program.failed |= failed
         if program.live and not failed and program.in_flight:
             self.ending[program] = None
         else:

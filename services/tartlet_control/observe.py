@@ -35,7 +35,6 @@ class Observer:
     def __init__(self, core: Core) -> None:
         self._core = core
         self._engine_ids: set[str] = set()
-        self._failed: set[str] = set()  # programs, until they have ended
         self._tracer = telemetry.tracer()
         meter = telemetry.meter()
         self._ended = meter.create_counter(names.METRIC_PROGRAMS_ENDED)
@@ -58,7 +57,6 @@ class Observer:
                 core.dispatcher.on_step = self._steps.begin
                 telemetry.meter().create_observable_counter(names.METRIC_STEP_SPANS_LEFT_OUT, [self._left_out])
         core.lifecycle.on_end = self.program_ended
-        self._hear_failures()
         core.settler.on_settled = self.step_ended
         core.on_leak = lambda engine, _: self._leaks.add(1, self._label(engine))
 
@@ -79,24 +77,10 @@ class Observer:
         span = self._tracer.start_span(names.SPAN_CONTROL_PROGRAM, context=parent, attributes=attributes)
         program.span = ProgramSpan(span)
 
-    def _hear_failures(self) -> None:
-        """Note which programs' runtimes say that they failed, before they end of it."""
-        lifecycle = self._core.lifecycle
-        end = lifecycle.end
-
-        def noted(program: Program, *, failed: bool) -> None:
-            if failed and lifecycle.programs.get(program.id) is program:
-                self._failed.add(program.id)
-            end(program, failed=failed)
-
-        lifecycle.end = noted  # type: ignore[method-assign]
-
     def program_ended(self, program: Program, error: TartletError | None) -> None:
         """Note a program's end, for its span and the counter. `error`: what control ended it for."""
-        failed = program.id in self._failed
-        self._failed.discard(program.id)
         cause = error or (program.poisoned.error if program.poisoned is not None else None)
-        name = cause.name if cause is not None else UNNAMED_ERROR if failed else ""
+        name = cause.name if cause is not None else UNNAMED_ERROR if program.failed else ""
         telemetry.later(self._close_program, program, name, self._core.clock.unix_ns())
 
     def _close_program(self, program: Program, error: str, end_ns: int) -> None:

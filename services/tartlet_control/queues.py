@@ -82,9 +82,9 @@ class Program:
     """One running program as control knows it."""
 
     __slots__ = (
-        "asked_model", "command_limit", "commands", "created", "default_model", "dispatched", "end_asked", "handle",
-        "id", "idempotency_key", "in_flight", "input_tokens", "killed", "live", "name", "num_pages", "page_limit",
-        "peak_pages", "places", "queues", "sampled_tokens", "session", "span", "started_s", "tenant",
+        "asked_model", "command_limit", "commands", "created", "default_model", "dispatched", "end_asked", "failed",
+        "handle", "id", "idempotency_key", "in_flight", "input_tokens", "killed", "live", "name", "num_pages",
+        "page_limit", "peak_pages", "places", "queues", "sampled_tokens", "session", "span", "started_s", "tenant",
     )  # fmt: skip
 
     def __init__(self, program_id: str, handle: int, session: RuntimeSession, default_model: Model | None) -> None:
@@ -110,6 +110,7 @@ class Program:
         self.input_tokens = 0
         self.commands = 0
         self.killed: TartletError | None = None
+        self.failed = False  # so says its runtime
         self.end_asked = False
         self.live = True  # neither killed nor ended: its commands still count
         self.span: Any = None
