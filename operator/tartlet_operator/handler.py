@@ -71,7 +71,7 @@ class Handler:
         except ApiError as e:
             again_s = await self._failed(key, body, e.reason or "ApiError", e.message, permanent=not e.retryable)
         except TartletError as e:
-            again_s = await self._failed(key, body, e.name, ": ".join(e.told.split("\n")))
+            again_s = await self._failed(key, body, e.name, e.told_in_line)
         except Exception as e:
             log.exception("%s", key)
             again_s = await self._failed(key, body, "InternalError", repr(e))

@@ -153,7 +153,7 @@ async def _launch(
             finish = Finish(runs.Outcome(success=False, error=e))
             return await _finish(ctx, key, meta, run, old, finish)
         left_s = action.deadline_s - (ctx.unix_s - started)
-        return await waits(Wait(max(0.0, min(left_s, runs.RECHECK_S / 5)), e.name, ": ".join(e.told.split("\n"))))
+        return await waits(Wait(max(0.0, min(left_s, runs.RECHECK_S / 5)), e.name, e.told_in_line))
     ctx.followers.follow(key, accepted.program_id)  # before it is written: should that fail, it is known
     new = runs.launched(old, action.attempt, accepted.program_id, generation=meta.generation, now=ctx.unix_s)
     await _write(ctx, key, meta, old, new, EventReason.RUN_LAUNCHED, f"attempt {action.attempt}: {accepted.program_id}")

@@ -51,6 +51,11 @@ class TartletError(Exception):
         """The message and, on a line of its own, the remedy, if there is one."""
         return f"{self}\n{self.remedy}".rstrip("\n")
 
+    @property
+    def told_in_line(self) -> str:
+        """The same in one text, as a condition's message or a log's has it."""
+        return f"{self}: {self.remedy}" if self.remedy else str(self)
+
     def to_json(self) -> bytes:
         """Fields as compact JSON, for columns that carry an error."""
         return json.dumps(self.fields, separators=(",", ":"), default=str).encode()
