@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import struct
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,6 +16,7 @@ from inferlet._channel import channel, from_u32, u32
 from inferlet._ids import ids
 from inferlet._queue import Queue
 from inferlet._types import Message, Model, Usage
+from inferlet._vocab import Words
 
 __all__ = [
     "available_models",
@@ -235,12 +235,8 @@ def _decode_usage(_a: int, _b: int, _c: int, payload: bytes) -> Usage:
 
 
 def _decode_vocabs(_a: int, _b: int, _c: int, payload: bytes) -> list[bytes]:
-    (count,) = struct.unpack_from("<I", payload)
-    out, at = [], 4 + 4 * count
-    for length in from_u32(payload[4:at]):
-        out.append(payload[at : at + length])
-        at += length
-    return out
+    words = Words(payload)
+    return [words.word(i) for i in range(words.size)]
 
 
 def _decode_model(_a: int, _b: int, _c: int, payload: bytes) -> Model:

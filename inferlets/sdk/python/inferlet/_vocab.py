@@ -14,7 +14,7 @@ BLOCK = 512
 SMALL_VOCABULARY = 4096
 
 
-class _Block:
+class Words:
     """A run of tokens as it came: a program needs few of them."""
 
     __slots__ = ("_bytes", "_starts", "size")
@@ -26,12 +26,12 @@ class _Block:
         self._starts = array("I", accumulate(from_u32(payload[4:words]), initial=words))
 
     def word(self, i: int) -> bytes:
-        """The bytes of its token `i`; none of one that it hasn't: a model's vocabulary may be padded."""
+        """The bytes of token `i` of the run; none of one that it hasn't: a model's vocabulary may be padded."""
         return self._bytes[self._starts[i] : self._starts[i + 1]] if i < self.size else b""
 
 
-def _decode(_a: int, _b: int, _c: int, payload: bytes) -> _Block:
-    return _Block(payload)
+def _decode(_a: int, _b: int, _c: int, payload: bytes) -> Words:
+    return Words(payload)
 
 
 class Vocab:
@@ -42,7 +42,7 @@ class Vocab:
     def __init__(self, model: Model) -> None:
         self._model = model
         self._block = model.vocab_size if model.vocab_size <= SMALL_VOCABULARY else BLOCK
-        self._loading: dict[int, asyncio.Future[_Block]] = {}
+        self._loading: dict[int, asyncio.Future[Words]] = {}
         self.known: dict[int, bytes] = {}
 
     def prefetch(self) -> None:
@@ -50,7 +50,7 @@ class Vocab:
         if self._model.vocab_size <= SMALL_VOCABULARY:
             self._ask(0)
 
-    def _ask(self, first: int) -> asyncio.Future[_Block]:
+    def _ask(self, first: int) -> asyncio.Future[Words]:
         if first not in self._loading:
             count = min(self._block, self._model.vocab_size - first)
             self._loading[first] = channel.call(_decode, _abi.OP_GET_VOCABS, 0, self._model.index, first, count)
