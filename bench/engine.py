@@ -12,6 +12,7 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -236,13 +237,17 @@ def bench(
         loops = {on: BareLoop(engine, batch, prompt, new_tokens) for on, engine in engines.items()}
         mine: dict[bool, list[Timing]] = {False: [], True: []}
         theirs: list[Timing] = []
+        runs: list[tuple[list[Timing], Callable[[], Timing]]] = [
+            (theirs, partial(peer.run, prompts, new_tokens)),
+            *((mine[on], partial(loop.run, prompts)) for on, loop in loops.items()),
+        ]
         for pair in range(pairs + 1):
-            runs = {on: loop.run(prompts) for on, loop in loops.items()}
-            other = peer.run(prompts, new_tokens)
-            if pair:
-                theirs.append(other)
-                for on, timing in runs.items():
-                    mine[on].append(timing)
+            report.progress(f"engine: batch {batch}, " + (f"pair {pair} of {pairs}" if pair else "warming up"))
+            for timings, run in runs:
+                timing = run()
+                if pair:
+                    timings.append(timing)
+            runs.reverse()  # so that none always follows the same one: a run leaves its mark on the caches
         spec = engines[False].spec
         context = spec.kv_bytes_per_token * batch * (prompt + new_tokens / 2)
         for on, timings in mine.items():
