@@ -40,6 +40,7 @@ _CONNECTIONS: Final = 16
 _RETRY_S: Final = 2.0
 """So long a launch that nobody answers is sent again at once; then its run says that it waits, and others go on."""
 _PULSE_S: Final = 5.0
+"""How often a silent operator listens whether it hears something again."""
 _SILENT_RENEWALS: Final = 4
 """The Lease is renewed three times in its life, and each renewal is an event; so much silence is a broken watch."""
 
@@ -177,13 +178,13 @@ class _Pulse:
         """
         well = True
         while True:
-            silent = bool(self._silence_s) and self.age() > self._silence_s
+            silent = bool(self._silence_s) and self.age() >= self._silence_s
             if silent == well:
                 self._notify.set_ready(f"no event of the API server for {self.age():.0f} s" if silent else "")
             well = not silent
             if silent and self.age() > 2 * self._silence_s:
                 raise Unavailable(what="the API server's events", detail=f"none came for {self.age():.0f} s")
-            await asyncio.sleep(_PULSE_S)
+            await asyncio.sleep(max(self._silence_s - self.age(), _PULSE_S))  # before that it can't be silent
 
 
 def _defaults(settings: OperatorSettings) -> WorkerDefaults:

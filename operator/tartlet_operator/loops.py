@@ -23,7 +23,7 @@ UNREACHABLE_S: Final = 3.0
 """Control may be gone this long before statuses say that nobody knows."""
 PROGRAMS_S: Final = 15.0
 """So often at most is a pool's status written only because other programs run."""
-_IDLE_POLL_FACTOR: Final = 15
+_IDLE_POLL_FACTOR: Final = 30
 _SWEEP_S: Final = 10.0
 """So long after the start, what was deleted while nobody looked is seen to: all that is there has been seen."""
 _BACKLOG: Final = 1000

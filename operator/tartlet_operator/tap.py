@@ -1,19 +1,21 @@
 """Takes lists' objects and watches' events out of the API server's replies, on their way to kopf.
 
 kopf decides what is listed and watched, from where, and when again. Each event that reaches it costs a task, two timers
-and 0.3 ms, so none does: it reads lists that are empty, and bookmarks, which tell it from where to go on.
+and 0.3 ms, so none does: it reads lists that are empty, and now and then a bookmark, to know from where to go on.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from typing import Any, Final, cast
 
 import aiohttp
 
-_BOOKMARK: Final = b'{"type":"BOOKMARK","object":{"metadata":{"resourceVersion":"%s"}}}'
+_BOOKMARK: Final = b'{"type":"BOOKMARK","object":{"metadata":{"resourceVersion":"%s"}}}\n'
+_BOOKMARK_S: Final = 30.0
+"""Between bookmarks of ours while a watch lasts: kopf takes one that is silent for 70 s for broken."""
 
 
 async def take_list(reply: aiohttp.ClientResponse, take: Callable[[str, Mapping[str, Any]], None]) -> None:
@@ -60,22 +62,40 @@ class Events(_Content):
     def __init__(self, content: Any, take: Callable[[bytes], bytes]) -> None:
         super().__init__(content)
         self._take = take
+        self._taken = b""  # the newest version that was taken, until kopf is told
 
     async def iter_chunked(self, size: int) -> AsyncIterator[bytes]:
         """Whole lines, as they come."""
-        rest = b""
-        async for data in self._content.iter_chunked(size):
-            *lines, rest = (rest + data).split(b"\n")
-            left, taken = [], b""
-            for line in filter(None, lines):
-                version = self._take(line)
-                if not version:
-                    left.append(line)
-                taken = version  # what is left has a version of its own, and it is newer
-            if taken:
-                await asyncio.sleep(0)  # the work first
-                left.append(_BOOKMARK % taken)
-            if left:
-                yield b"\n".join(left) + b"\n"
+        loop = asyncio.get_running_loop()
+        rest, told_s = b"", loop.time()
+        try:
+            async for data in self._content.iter_chunked(size):
+                *lines, rest = (rest + data).split(b"\n")
+                left = self._left(lines)
+                if self._taken and loop.time() - told_s >= _BOOKMARK_S:
+                    left += self._bookmark()
+                if left:
+                    told_s = loop.time()
+                    yield left
+        except Exception:  # the watch broke
+            if self._taken:
+                yield self._bookmark()
+            raise
+        if self._taken:
+            rest = self._bookmark() + rest
         if rest:
             yield rest
+
+    def _left(self, lines: Iterable[bytes]) -> bytes:
+        """What is for kopf."""
+        left = b""
+        for line in filter(None, lines):
+            version = self._take(line)
+            if not version:
+                left += line + b"\n"
+            self._taken = version  # what is left has a version of its own, and it is newer
+        return left
+
+    def _bookmark(self) -> bytes:
+        taken, self._taken = self._taken, b""
+        return _BOOKMARK % taken

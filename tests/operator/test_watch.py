@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 from collections.abc import AsyncIterator
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
+from tartlet_operator import tap
 from tartlet_operator.meta import Key
 from tartlet_operator.store import Store
 from tartlet_operator.tap import Events
@@ -33,9 +37,10 @@ def line(version: int, name: str = "i", kind: str = "MODIFIED") -> bytes:
 class Content:
     """A stream that comes in pieces."""
 
-    def __init__(self, *lines: bytes, piece: int = 50) -> None:
+    def __init__(self, *lines: bytes, piece: int = 50, breaks: bool = False) -> None:
         self.data = b"".join(x + b"\n" for x in lines)
         self.piece = piece
+        self.breaks = breaks
 
     async def read(self) -> bytes:
         return self.data
@@ -43,6 +48,8 @@ class Content:
     async def iter_chunked(self, _: int) -> AsyncIterator[bytes]:
         for start in range(0, len(self.data), self.piece):
             yield self.data[start : start + self.piece]
+        if self.breaks:
+            raise ConnectionResetError
 
 
 def watching() -> tuple[Watch, WorkQueue, Written]:
@@ -51,7 +58,10 @@ def watching() -> tuple[Watch, WorkQueue, Written]:
 
 
 async def left_for_kopf(watch: Watch, content: Content) -> list[tuple[str, str]]:
-    shown = b"".join([data async for data in Events(content, watch._event).iter_chunked(1 << 20)])
+    shown = b""
+    with pytest.raises(ConnectionResetError) if content.breaks else contextlib.nullcontext():
+        async for data in Events(content, watch._event).iter_chunked(1 << 20):
+            shown += data
     events = [json.loads(x) for x in shown.splitlines()]
     return [(e["type"], e["object"].get("metadata", {}).get("resourceVersion", "")) for e in events]
 
@@ -69,7 +79,19 @@ async def test_events_become_work_and_kopf_is_told_how_far_they_came() -> None:
     assert await left_for_kopf(watch, Content(line(10), line(11), piece=1 << 20)) == [("BOOKMARK", "11")]
     assert queue._pending[KEY] == slim(seen(11))
     in_pieces = await left_for_kopf(watch, Content(line(12), mark, line(13), gone))
-    assert [kind for kind, _ in in_pieces] == ["BOOKMARK", "BOOKMARK", "BOOKMARK", "ERROR"]
+    assert in_pieces == [("BOOKMARK", "8"), ("ERROR", "")], "12 needs none: theirs came after it"
+
+
+@pytest.mark.parametrize("breaks", [False, True])
+async def test_kopf_is_told_how_far_a_watch_came_when_it_ends_or_breaks_and_now_and_then(
+    breaks: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines = [line(version, f"i{version}") for version in (6, 7, 8, 9)]
+    one_by_one = Content(*lines, piece=len(lines[0]) + 1, breaks=breaks)
+    assert await left_for_kopf(watching()[0], one_by_one) == [("BOOKMARK", "9")]
+    monkeypatch.setattr(tap, "_BOOKMARK_S", 0.0)
+    told = await left_for_kopf(watching()[0], one_by_one)
+    assert told == [("BOOKMARK", str(version)) for version in (6, 7, 8, 9)]
 
 
 async def test_our_own_last_write_is_no_news_unless_the_spec_is_newer() -> None:
@@ -77,10 +99,10 @@ async def test_our_own_last_write_is_no_news_unless_the_spec_is_newer() -> None:
     written.wrote(KEY, 7, alone=True)
     written.wrote(Key("Inferlet", "ns", "changed"), 9, alone=False)  # its spec changed while we wrote
     lines = [line(version, f"i{version}") for version in (6, 7, 8, 9)]
-    assert await left_for_kopf(watch, Content(*lines)) == [("BOOKMARK", str(version)) for version in (6, 7, 8, 9)]
+    assert await left_for_kopf(watch, Content(*lines)) == [("BOOKMARK", "9")]
     assert [key.name for key in queue._pending] == ["i6", "i8", "i9"]
     again = Content(line(7), line(7), line(7))  # a watch that broke shows it once more
-    assert set(await left_for_kopf(watch, again)) == {("BOOKMARK", "7")}
+    assert await left_for_kopf(watch, again) == [("BOOKMARK", "7")]
     assert KEY not in queue._pending
 
 
