@@ -32,7 +32,8 @@ log = logging.getLogger("tartlet")
 
 FIRST_PAUSE_S = 0.1
 LAST_PAUSE_S = 1.0
-LAUNCH_BYTES = 3 << 20  # specs of one Launch message, below the 4 MiB it may have
+PORTION_BYTES = 3 << 20  # specs or items of one message, below the 4 MiB it may have
+SENT_AT_ONCE = 4096
 
 
 def launch_spec(source: Source | None, args: Sequence[str], spec: LaunchSpec | None) -> LaunchSpec:
@@ -90,16 +91,34 @@ def checked(request: T) -> T:
 
 
 def launch_requests(specs: Sequence[LaunchSpec]) -> Iterator[programs_pb2.LaunchRequest]:
-    """Requests of at most `LAUNCH_BYTES`, or of one spec."""
+    """Requests of at most `PORTION_BYTES`, or of one spec."""
     request, size = programs_pb2.LaunchRequest(), 0
     for message in _convert.launches_to_proto(specs, attach=False, tie=False):
-        if request.specs and size + message.ByteSize() > LAUNCH_BYTES:
-            yield request
+        if request.specs and size + message.ByteSize() > PORTION_BYTES:
+            yield checked(request)
             request, size = programs_pb2.LaunchRequest(), 0
         request.specs.append(message)
         size += message.ByteSize()
     if request.specs:
         yield checked(request)
+
+
+def send_requests(items: Sequence[tuple[str, bytes | str]]) -> Iterator[programs_pb2.SendRequest]:
+    """Requests that one message can carry, and so can the answer, even if each item's is an error."""
+    request, size = programs_pb2.SendRequest(), 0
+    for program_id, message in items:
+        item = programs_pb2.SendItem(program_id=program_id, message=_bytes(message))
+        if request.items and (size + item.ByteSize() > PORTION_BYTES or len(request.items) == SENT_AT_ONCE):
+            yield checked(request)
+            request, size = programs_pb2.SendRequest(), 0
+        request.items.append(item)
+        size += item.ByteSize()
+    if request.items:
+        yield checked(request)
+
+
+def _bytes(message: bytes | str) -> bytes:
+    return message.encode() if isinstance(message, str) else message
 
 
 async def repeated(call: Callable[[], Awaitable[T]], retry_s: float) -> T:

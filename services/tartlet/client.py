@@ -10,7 +10,7 @@ from typing import Any, Self, TypeVar
 import grpc.aio
 
 from tartlet import _convert, environment
-from tartlet._calls import all_specs, checked, launch_requests, launch_spec, repeated, translated, upload
+from tartlet._calls import all_specs, checked, launch_requests, launch_spec, repeated, send_requests, translated, upload
 from tartlet._run import Resumed, Run
 from tartlet.events import Accepted, Event
 from tartlet.model import CatalogueEntry, LaunchSpec, ProgramInfo, RuntimeState, Source, check_name
@@ -197,13 +197,11 @@ class AsyncClient:
 
     async def send_many(self, items: Sequence[tuple[str, bytes | str]]) -> Errors:
         """Give many programs messages; an error or None for each, in order."""
-        request = programs_pb2.SendRequest(
-            items=[
-                programs_pb2.SendItem(program_id=p, message=m.encode() if isinstance(m, str) else m) for p, m in items
-            ]
-        )
-        reply = await self._call(self._programs().Send(checked(request), metadata=self._metadata))
-        return [wire.error_from_proto(e) for e in reply.errors]
+        errors: Errors = []
+        for request in list(send_requests(items)):  # one too long is refused before any is sent
+            reply = await self._call(self._programs().Send(request, metadata=self._metadata))
+            errors += [wire.error_from_proto(e) for e in reply.errors]
+        return errors
 
     async def kill(self, program_id: str, reason: str = "") -> None:
         """End a program; it ends in `ProgramKilled`.

@@ -16,6 +16,7 @@ from tartlet_common.errors import (
     ProgramFailed,
     TartletError,
     UnknownModel,
+    UnknownProgram,
 )
 from tests.e2e.serving import Serving, client_of, message, program, until_nothing_is_held
 
@@ -56,13 +57,21 @@ async def test_a_hundred_thousand_unread_messages_are_refused_past_the_limit(ser
         run = await client.run(program("waits"))
         events = aiter(run)
         assert await message(events) == "waiting\n"
-        answers: list[TartletError | None] = []
-        for _ in range(100):
-            answers += await client.send_many([(run.program_id, b"x")] * 1000)
+        answers = await client.send_many([(run.program_id, b"x")] * 100_000)
+        assert len(answers) == 100_000
         taken = answers.count(None)
         assert 0 < taken < 10_000
         assert all(isinstance(a, InboxFull) for a in answers[taken:])
         run.cancel()
+
+
+async def test_each_of_many_messages_to_nobody_is_refused_by_name(server: Serving) -> None:
+    async with client_of(server) as client:
+        answers = await client.send_many([(f"nobody-{n}", b"x") for n in range(60_000)])
+        assert [a.fields["program"] for a in answers if isinstance(a, UnknownProgram)] == [
+            f"nobody-{n}" for n in range(60_000)
+        ]
+        assert await client.send_many([]) == []
 
 
 async def test_bytes_that_are_no_grpc_are_no_harm(server: Serving) -> None:

@@ -167,6 +167,24 @@ def test_a_custom_sampler_chooses_from_the_distribution() -> None:
     assert run(MiniHost(), main)[0] != reference[0]
 
 
+def test_a_large_vocabulary_comes_in_blocks_and_only_as_far_as_the_tokenizer_goes() -> None:
+    class Large(MiniHost):
+        def model_info(self) -> dict[str, Any]:
+            return super().model_info() | {"vocab_size": 6000}  # padded
+
+        def vocab(self) -> list[bytes]:
+            return [b"<%d>" % i for i in range(3000)]
+
+    async def main() -> str:
+        ctx = Context()
+        ctx.fill_tokens([1, 2, 3])
+        return await ctx.generate_until(max_tokens=6, sampler=lambda _: next(tokens))
+
+    tokens, host = iter([5, 700, 2900, 2500, 5999, 4000]), Large()
+    assert run(host, main) == "<5><700><2900><2500>"
+    assert host.ops.count(Op.GET_VOCABS) == 2, "the first beside the prompt; the other was short"
+
+
 def test_an_exception_of_a_custom_sampler_reaches_its_caller() -> None:
     def broken(_: Dist) -> int:
         raise LookupError("no")

@@ -235,8 +235,7 @@ def _decode_usage(_a: int, _b: int, _c: int, payload: bytes) -> Usage:
 
 
 def _decode_vocabs(_a: int, _b: int, _c: int, payload: bytes) -> list[bytes]:
-    words = Words(payload)
-    return [words.word(i) for i in range(words.size)]
+    return Words(payload).all()
 
 
 def _decode_model(_a: int, _b: int, _c: int, payload: bytes) -> Model:
