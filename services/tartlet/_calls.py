@@ -86,7 +86,7 @@ def checked(request: T) -> T:
     """The request, if one message can carry it."""
     size = request.ByteSize()  # type: ignore[attr-defined]
     if size > rpc.MAX_MESSAGE_BYTES:
-        raise FrameTooLarge(size=size, limit=rpc.MAX_MESSAGE_BYTES)
+        raise FrameTooLarge(size=size, what="bytes in a request", limit=rpc.MAX_MESSAGE_BYTES)
     return request
 
 

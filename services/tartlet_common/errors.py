@@ -243,7 +243,7 @@ class Overloaded(TartletError):
 
 @_register(311)
 class FrameTooLarge(TartletError):
-    message = "{size} bytes at once (characters, where it is the result); the limit is {limit}"
+    message = "{size} {what}; the limit is {limit}"
     remedy = "Send what is long in parts, and return less; split a message, or the ids of one call, into several."
 
 

@@ -40,7 +40,7 @@ class BlobStore:
             FrameTooLarge: it passes BLOB_BYTES.
         """
         if len(data) > BLOB_BYTES:
-            raise FrameTooLarge(size=len(data), limit=BLOB_BYTES)
+            raise _too_large(len(data), BLOB_BYTES)
         actual = hashlib.sha256(data).hexdigest()
         if actual != digest:
             raise InvalidArgument(argument="digest", detail=f"{digest[:64]!r} is not {actual}")
@@ -69,4 +69,4 @@ class BlobStore:
 
 
 def _too_large(size: int, limit: int) -> TartletError:
-    return FrameTooLarge(size=size, limit=limit)
+    return FrameTooLarge(size=size, what="bytes in a source", limit=limit)

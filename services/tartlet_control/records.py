@@ -65,7 +65,7 @@ def parse(queue: CommandQueue, arrived: float, record: Record, payload: memoryvi
         raise UnknownOperation(op=record[0])
     command = parser(queue, arrived, record, payload)
     if command.size > MAX_COMMAND_BYTES:
-        raise FrameTooLarge(size=command.size, limit=MAX_COMMAND_BYTES)
+        raise FrameTooLarge(size=command.size, what="bytes in a command", limit=MAX_COMMAND_BYTES)
     return command
 
 

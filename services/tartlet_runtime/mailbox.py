@@ -101,7 +101,7 @@ class Mailbox:
             FrameTooLarge: it is too long.
         """
         if len(message) > MAX_MESSAGE_BYTES:
-            raise FrameTooLarge(size=len(message), limit=MAX_MESSAGE_BYTES)
+            raise FrameTooLarge(size=len(message), what="bytes in a message", limit=MAX_MESSAGE_BYTES)
         limit = self._limits.inbox_messages
         if self._receives:
             if self.inbox.payload_bytes + len(message) > MAX_INBOX_BYTES:

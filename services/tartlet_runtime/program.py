@@ -144,8 +144,8 @@ class Program:
     def _end(self, error: TartletError | None, result: str) -> None:
         was_starting = self.state is State.STARTING
         self.state = State.ENDING
-        if error is None and len(result) > MAX_MESSAGE_BYTES // 4:
-            error, result = FrameTooLarge(size=len(result), limit=MAX_MESSAGE_BYTES // 4), ""
+        if error is None and len(result) > (limit := MAX_MESSAGE_BYTES // 4):
+            error, result = FrameTooLarge(size=len(result), what="characters in the result", limit=limit), ""
         self.error, self._result = error, result
         self._cancel_timers()
         self.deferred.clear()
@@ -383,7 +383,7 @@ class Program:
     def send(self, message: bytes) -> None:
         """Send a message to the clients."""
         if len(message) > MAX_MESSAGE_BYTES:
-            raise FrameTooLarge(size=len(message), limit=MAX_MESSAGE_BYTES)
+            raise FrameTooLarge(size=len(message), what="bytes in a message", limit=MAX_MESSAGE_BYTES)
         self._emit(_Event.MESSAGE, message)
 
     def receive(self, ticket: int) -> None:

@@ -343,10 +343,10 @@ class Overloaded(LimitError):
 
 
 class FrameTooLarge(LimitError):
-    """311: {size} bytes at once (characters, where it is the result); the limit is {limit}."""
+    """311: {size} {what}; the limit is {limit}."""
 
     number: ClassVar[int] = 311
-    message: ClassVar[str] = "{size} bytes at once (characters, where it is the result); the limit is {limit}"
+    message: ClassVar[str] = "{size} {what}; the limit is {limit}"
     remedy: ClassVar[str] = (
         "Send what is long in parts, and return less; split a message, or the ids of one call, into several."
     )
