@@ -27,6 +27,8 @@ from tartlet_cli.run_arguments import RunCommand, tell_mistyped
 from tartlet_common.errors import InvalidSource
 
 _NATIVE_GRACE_S = 2.0
+_SILENCE_S = 3.0
+_STILL_RUNNING = "tartlet: still running; if it waits for a message: --interactive sends what you type"
 _LOGS_KEPT = 5  # of runs that the system failed
 
 
@@ -341,8 +343,15 @@ class _Session:
             run.cancel()
 
     async def _follow(self, run: Any) -> int:
-        async for event in run:
-            self._printer.event(event)
+        from tartlet_cli.terminal import Silence
+
+        options = self._options
+        alone = self._stack is not None and not options.interactive | options.native  # nobody can send it a message
+        after_s = _SILENCE_S if alone and not options.quiet else None
+        with Silence(after_s, lambda: self._printer.note(_STILL_RUNNING)) as silence:
+            async for event in run:
+                self._printer.event(event)
+                silence.heard()
         ended = run.ended
         if ended.success:
             return 0

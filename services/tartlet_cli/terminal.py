@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import os
 import sys
-from collections.abc import Iterator
-from typing import Any, BinaryIO
+from collections.abc import Callable, Iterator
+from typing import Any, BinaryIO, Self
 
 from tartlet.events import Accepted, Ended, Event, Message, Stderr, Stdout, Usage
 from tartlet_cli.exits import describe
@@ -50,6 +51,38 @@ class Progress:
             self.show(line)
 
 
+class Silence:
+    """A block in which something is said once, as soon as nothing has been heard for a while (None: for ever)."""
+
+    def __init__(self, after_s: float | None, say: Callable[[], None]) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._after_s = after_s
+        self._say = say
+        self._heard = 0.0
+        self._timer: asyncio.TimerHandle | None = None
+
+    def __enter__(self) -> Self:
+        self.heard()
+        self._wait()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def heard(self) -> None:
+        """The while begins anew."""
+        self._heard = self._loop.time()
+
+    def _wait(self) -> None:
+        if self._after_s is None:
+            return
+        if self._loop.time() >= self._heard + self._after_s:
+            self._say()
+        else:
+            self._timer = self._loop.call_at(self._heard + self._after_s, self._wait)
+
+
 class Printer:
     """Prints events: the program's output verbatim, its result on a line of its own, then the closing line.
 
@@ -83,6 +116,11 @@ class Printer:
                 self._end(event)
             case Accepted():
                 pass
+
+    def note(self, text: str) -> None:
+        """A line of our own on standard error."""
+        sys.stderr.write(f"{'' if self._at_line_start or self._as_json else chr(10)}{text}\n")
+        sys.stderr.flush()
 
     def _end(self, event: Ended) -> None:
         if not self._at_line_start:

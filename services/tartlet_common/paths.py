@@ -48,9 +48,15 @@ def make_private(directory: Path) -> Path:
     """Create `directory` with mode 0700, or check that it is ours and private.
 
     Raises:
+        InvalidConfig: it can't be made.
         PermissionDenied: somebody else owns it (a planted directory in a shared place).
     """
-    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    try:
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as e:
+        remedy = "Set TARTLET_RUN_DIR to a directory that you can write to, or name the socket elsewhere."
+        detail = f"can't make the directory {directory}: {e.strerror}"
+        raise InvalidConfig(role="the sockets", detail=detail, remedy=remedy) from e
     info = directory.stat()
     if info.st_uid != os.getuid():
         raise PermissionDenied(caller=f"uid {os.getuid()}", method=f"use {directory}, which uid {info.st_uid} owns")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
 import subprocess
 from pathlib import Path
 
@@ -185,6 +186,24 @@ def test_lines_of_standard_input_reach_the_program_one_runs(server: Serving, tmp
             check=True,
         )
     assert ran.stdout == b"ready\necho a\necho b\nanswered 2\n"
+
+
+def test_a_program_that_waits_where_nobody_can_reach_it_is_told_of_once(run_dir: Path) -> None:
+    waits = subprocess.Popen(
+        command("run", "--engine", "fake", str(PROGRAMS / "echo.py")),
+        env=environment(run_dir),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    try:
+        assert waits.stdout is not None
+        assert waits.stderr is not None
+        assert waits.stdout.readline() == b"ready\n"
+        assert b"--interactive sends what you type" in waits.stderr.readline()
+    finally:
+        waits.send_signal(signal.SIGINT)
+    assert waits.communicate(timeout=30) == (b"", b"")
+    assert waits.returncode == exits.INTERRUPTED
 
 
 def test_run_on_a_server_uses_it(server: Serving) -> None:

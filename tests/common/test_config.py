@@ -9,6 +9,7 @@ import pytest
 
 from tartlet_common.config import load
 from tartlet_common.errors import InvalidConfig
+from tartlet_common.paths import make_private
 from tartlet_common.settings import ControlSettings, WorkerSettings
 
 
@@ -67,3 +68,10 @@ def test_all_mistakes_are_named_at_once(tmp_path: Path) -> None:
 def test_a_missing_file_is_a_typed_error(tmp_path: Path) -> None:
     with pytest.raises(InvalidConfig, match=r"nowhere\.toml: No such file or directory"):
         load(ControlSettings, "control", file=tmp_path / "nowhere.toml")
+
+
+def test_a_run_directory_that_cannot_be_made_is_a_typed_error(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(InvalidConfig, match=r"can't make the directory .*/file/run: Not a directory") as e:
+        make_private(tmp_path / "file" / "run")
+    assert "TARTLET_RUN_DIR" in e.value.remedy
