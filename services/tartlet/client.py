@@ -11,7 +11,7 @@ import grpc.aio
 
 from tartlet import _convert, environment
 from tartlet._calls import all_specs, checked, launch_requests, launch_spec, repeated, send_requests, translated, upload
-from tartlet._run import Resumed, Run
+from tartlet._run import Run
 from tartlet.events import Accepted, Event
 from tartlet.model import CatalogueEntry, LaunchSpec, ProgramInfo, RuntimeState, Source, check_name
 from tartlet_common import rpc, telemetry, wire
@@ -374,4 +374,4 @@ class AsyncClient:
         if not isinstance(first, Accepted):
             raise InternalError(detail=f"a launch was answered with {first}")
         rest = programs_pb2.ProgramEvents(events=frame.events[1:])
-        return Run(first.program_id, first.guest_token, Resumed(rest, stream), self.address)
+        return Run(first.program_id, first.guest_token, stream, self.address, rest)

@@ -22,6 +22,16 @@ Entries = list[CatalogueEntry]
 Digests = list[str]
 
 
+def _result(work: Coroutine[Any, Any, T], loop: asyncio.AbstractEventLoop) -> T:
+    """Have it done on the loop's thread."""
+    future = asyncio.run_coroutine_threadsafe(work, loop)
+    try:
+        return future.result()
+    except BaseException:  # Ctrl-C, say: it ends here too, and other calls may follow
+        future.cancel()
+        raise
+
+
 class SyncRun:
     """A program that is followed: iterate its events, or wait for its end."""
 
@@ -41,17 +51,18 @@ class SyncRun:
 
     def __iter__(self) -> Iterator[Event]:
         """Events as they come; `Ended` is the last."""
-        events = aiter(self._run)
-
-        async def one() -> Event | None:
-            return await anext(events, None)
-
-        while (event := asyncio.run_coroutine_threadsafe(one(), self._loop).result()) is not None:
+        while (event := self._do(self._next())) is not None:
             yield event
 
     def wait(self) -> Ended:
         """Drop the other events until the program has ended."""
-        return asyncio.run_coroutine_threadsafe(self._run.wait(), self._loop).result()
+        return self._do(self._run.wait())
+
+    async def _next(self) -> Event | None:
+        return await anext(self._run, None)
+
+    def _do(self, work: Coroutine[Any, Any, T]) -> T:
+        return _result(work, self._loop)
 
     def cancel(self) -> None:
         """Stop following; a program of `Client.run` ends with it."""
@@ -153,4 +164,4 @@ class Client:
         return self._do(self._client.catalogue(tenant=tenant))
 
     def _do(self, work: Coroutine[Any, Any, T]) -> T:
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+        return _result(work, self._loop)

@@ -1,0 +1,84 @@
+"""A run is followed in pieces: loops that are left, waits that time out, ends that are looked at again."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+
+import pytest
+
+import tartlet
+from tartlet import Source
+from tartlet_common.errors import Disconnected, InvalidArgument
+from tests.e2e.serving import Serving, client_of, message, program
+
+TALKER = Source.python(
+    """
+import inferlet
+
+async def main():
+    inferlet.send("hello")
+    asked = await inferlet.receive()
+    for n in range(4):
+        inferlet.send(f"{asked} {n}")
+    return "said"
+"""
+)
+
+
+@pytest.mark.parametrize("attached", [False, True])
+async def test_a_loop_goes_on_where_the_one_before_was_left(server: Serving, attached: bool) -> None:
+    async with client_of(server) as client:
+        run = await client.run(TALKER)
+        if attached:
+            run = await client.attach((await client.launch(TALKER)).program_id)
+        assert await message(run) == "hello"
+        await client.send(run.program_id, "part")
+        assert [await message(run) for _ in range(4)] == [f"part {n}" for n in range(4)]
+        assert (await run.wait()).result == "said"
+        assert (await run.wait()).result == "said", "it is known"
+        assert [event async for event in run] == []
+
+
+async def test_a_wait_that_times_out_loses_nothing(server: Serving) -> None:
+    async with client_of(server) as client:
+        run = await client.run(program("echo"))
+        assert await message(run) == "ready\n"
+        for _ in range(3):
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(anext(run), 0.05)
+        await client.send(run.program_id, "still here")
+        assert await message(run) == "echo still here\n"
+        waits = asyncio.ensure_future(anext(run))
+        await asyncio.sleep(0)
+        with pytest.raises(InvalidArgument, match="another task waits"):
+            await run.wait()
+        await client.send(run.program_id, "stop")
+        assert (await waits).result == "answered 1"  # type: ignore[union-attr]
+
+
+async def test_a_run_that_is_let_go_ends_and_so_does_reading_one_that_was_cancelled(server: Serving) -> None:
+    async with client_of(server) as client:
+        run = await client.run(program("echo"))
+        assert await message(run) == "ready\n"
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(anext(run), 0.05)
+        program_id = run.program_id
+        del run
+        gc.collect()
+        while program_id in {info.program_id for info in await client.list()}:  # noqa: ASYNC110
+            await asyncio.sleep(0.02)
+        cancelled = await client.run(program("echo"))
+        cancelled.cancel()
+        for _ in range(2):
+            with pytest.raises(Disconnected):
+                await cancelled.wait()
+
+
+def test_the_client_that_blocks_goes_on_too(server: Serving) -> None:
+    with tartlet.Client(server.address) as client:
+        run = client.run(TALKER)
+        assert next(e.text for e in run if isinstance(e, tartlet.Message)) == "hello"
+        client.send(run.program_id, "part")
+        assert [e.text for e in run if isinstance(e, tartlet.Message)] == [f"part {n}" for n in range(4)]
+        assert run.wait().result == run.wait().result == "said"
