@@ -63,7 +63,7 @@ def load(
             if key not in fields:
                 wrong.append(f"{origins[key]}: there is no setting {key!r}{_close(key, fields)}")
             else:
-                wrong.append(f"{key} is {values[key]!r} (from {origins[key]}), but must be {_allowed(fields[key])}")
+                wrong.append(f"{key} is {values[key]!r} (from {origins[key]}), but must be {allowed(fields[key])}")
         remedy = " ".join(dict.fromkeys(remedies))
         raise InvalidConfig(role=role, detail="; ".join(wrong), remedy=remedy) from e
 
@@ -102,11 +102,11 @@ def _close(name: str, known: Iterable[str]) -> str:
     return f" (did you mean {close[0]!r}?)" if close else ""
 
 
-def _allowed(schema: Mapping[str, Any]) -> str:
+def allowed(schema: Mapping[str, Any]) -> str:
     """What a setting may be, in words, from its JSON schema.
 
     Example:
-        >>> _allowed({"type": "integer", "minimum": 1, "maximum": 8}), _allowed({"enum": ["text", "json"]})
+        >>> allowed({"type": "integer", "minimum": 1, "maximum": 8}), allowed({"enum": ["text", "json"]})
         ('a whole number from 1 to 8', 'one of text, json')
     """
     schema = next((kind for kind in schema.get("anyOf", ()) if kind["type"] != "null"), schema)
@@ -147,6 +147,25 @@ def _from_env(model: type[BaseModel], role: str, env: Mapping[str, str]) -> dict
 
 
 def add_flags(parser: argparse.ArgumentParser, model: type[BaseModel]) -> None:
-    """One `--field-name VALUE` flag a field; pydantic checks the values in `load`."""
+    """One `--field-name VALUE` flag a field; its help says what it may be, and pydantic checks the values in `load`."""
+    fields = model.model_json_schema()["properties"]
     for name, info in model.model_fields.items():
-        parser.add_argument(f"--{name.replace('_', '-')}", dest=name, default=None, help=info.description)
+        told = f"{info.description} [{allowed(fields[name])}]".replace("%", "%%")
+        parser.add_argument(_flag(name), dest=name, default=None, metavar="VALUE", help=told)
+
+
+def unknown_flag(given: str, model: type[BaseModel]) -> str:
+    """What to say of a flag that isn't there.
+
+    Example:
+        >>> from tartlet_common.settings import WorkerSettings
+        >>> unknown_flag("--thread=2", WorkerSettings)
+        "unrecognized arguments: --thread (did you mean '--threads'?)"
+    """
+    name = given.partition("=")[0]
+    flags = [_flag(field) for field in model.model_fields] if name.startswith("--") else []
+    return f"unrecognized arguments: {name}{_close(name, flags)}"
+
+
+def _flag(field: str) -> str:
+    return f"--{field.replace('_', '-')}"

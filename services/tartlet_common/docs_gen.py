@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from tartlet_common.access import ACCESS, IDENTITIES
+from tartlet_common.config import allowed
 from tartlet_common.generated import write_or_check
 from tartlet_common.paths import cache_dir, run_dir
 from tartlet_common.settings import ROLES
@@ -103,10 +104,11 @@ def configuration() -> str:
 
 def _settings_tables() -> Iterator[str]:
     for role, model in ROLES.items():
-        yield f"## {role}\n\n| setting | default | what it is |\n|---|---|---|"
+        yield f"## {role}\n\n| setting | default | what it is | what it may be |\n|---|---|---|---|"
+        fields = model.model_json_schema()["properties"]
         for name, info in model.model_fields.items():
             default = info.get_default(call_default_factory=True)
-            yield f"| `{name}` | {_shown(default)} | {info.description} |"
+            yield f"| `{name}` | {_shown(default)} | {info.description} | {allowed(fields[name])} |"
         yield ""
 
 
@@ -120,8 +122,8 @@ def security() -> str:
     """docs/security.md."""
     who = sorted(IDENTITIES)
     lines = [SECURITY_HEAD, f"| method | {' | '.join(who)} |", "|---" * (len(who) + 1) + "|"]
-    for method, allowed in sorted(ACCESS.items()):
-        cells = " | ".join("yes" if name in allowed else "" for name in who)
+    for method, who_may in sorted(ACCESS.items()):
+        cells = " | ".join("yes" if name in who_may else "" for name in who)
         lines.append(f"| `{method.removeprefix('/tartlet.v1.')}` | {cells} |")
     return "\n".join([*lines, SECURITY_TAIL])
 

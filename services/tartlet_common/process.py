@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from tartlet_common import telemetry
-from tartlet_common.config import add_flags, load
+from tartlet_common.config import add_flags, load, unknown_flag
 from tartlet_common.errors import InternalError, TartletError
 from tartlet_common.exits import exit_code
 from tartlet_common.health import Health, served
@@ -87,12 +87,17 @@ def run_role(
 
     `uvloop`: use it where it is installed.
     """
-    parser = argparse.ArgumentParser(prog=f"tartlet serve --role {role}", description=model.__doc__, allow_abbrev=False)
+    prog = f"tartlet serve --role {role}"
+    usage = f"{prog} [--help] [--config FILE] [--SETTING VALUE ...]"
+    parser = argparse.ArgumentParser(prog=prog, usage=usage, description=model.__doc__, allow_abbrev=False)
     parser.add_argument("--config", metavar="FILE", type=Path, help="TOML file with a table for each role")
     parser.add_argument("--ready-fd", type=int, default=None, help=argparse.SUPPRESS)
     parser.add_argument("--parent-pid", type=int, default=None, help=argparse.SUPPRESS)
     add_flags(parser, model)
-    flags = vars(parser.parse_args(argv))
+    known, unknown = parser.parse_known_args(argv)
+    if unknown:
+        parser.error(unknown_flag(unknown[0], model))
+    flags = vars(known)
     health = Health()
     notify = Notify(flags.pop("ready_fd"), health)
     parent = flags.pop("parent_pid")

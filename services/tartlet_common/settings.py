@@ -1,4 +1,4 @@
-"""Settings of each role. Field names are flags, environment variables and, later, chart values."""
+"""Settings of each role. Field names are flags, environment variables and the chart's `ROLE.settings`."""
 
 from __future__ import annotations
 

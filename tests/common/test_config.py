@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import argparse
 import re
 from pathlib import Path
 
 import pytest
 
-from tartlet_common.config import load
+from tartlet_common.config import add_flags, load
 from tartlet_common.errors import InvalidConfig
 from tartlet_common.paths import make_private
-from tartlet_common.settings import ControlSettings, WorkerSettings
+from tartlet_common.settings import ROLES, ControlSettings, WorkerSettings
 
 
 def _file(tmp_path: Path, text: str) -> Path:
@@ -68,6 +69,17 @@ def test_all_mistakes_are_named_at_once(tmp_path: Path) -> None:
 def test_a_missing_file_is_a_typed_error(tmp_path: Path) -> None:
     with pytest.raises(InvalidConfig, match=r"nowhere\.toml: No such file or directory"):
         load(ControlSettings, "control", file=tmp_path / "nowhere.toml")
+
+
+def test_the_help_says_what_a_setting_may_be() -> None:
+    helps = {}
+    for role, model in ROLES.items():
+        parser = argparse.ArgumentParser()
+        add_flags(parser, model)
+        helps[role] = " ".join(parser.format_help().split())
+    assert "[one of adaptive, eager, k-only, t-only]" in helps["control"]
+    assert "[one of auto, shim, ctypes]" in helps["runtime"]
+    assert "tokens a KV page [a whole number from 1 to 32]" in helps["worker"]
 
 
 def test_a_run_directory_that_cannot_be_made_is_a_typed_error(tmp_path: Path) -> None:

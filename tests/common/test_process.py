@@ -67,7 +67,9 @@ def test_a_wrong_setting_is_a_wrong_command_line(tmp_path: Path) -> None:
     for flags, said in (
         (("--policy", "fast"), "policy is 'fast' (from flag), but must be one of"),
         (("--config", "nowhere.toml"), "nowhere.toml: No such file or directory"),
-        (("--polic", "eager"), "unrecognized arguments: --polic"),  # no abbreviations: they end with the next setting
+        # No abbreviations: they end with the next setting.
+        (("--polic", "eager"), "unrecognized arguments: --polic (did you mean '--policy'?)"),
+        (("stray",), "unrecognized arguments: stray\n"),
     ):
         process, fd = _start(tmp_path, *flags)
         with process, os.fdopen(fd):
