@@ -34,6 +34,7 @@ from tartlet.model import (
 )
 from tartlet.sync import Client, SyncRun
 from tartlet_common.errors import TartletError
+from tartlet_common.rpc import Tls
 
 __all__ = [
     "MAX_SOURCE_BYTES",
@@ -55,5 +56,6 @@ __all__ = [
     "Stdout",
     "SyncRun",
     "TartletError",
+    "Tls",
     "Usage",
 ]

@@ -73,7 +73,8 @@ SHA-256 whoever brought them: who knows a digest has seen what it names.
 On one machine roles talk over Unix sockets in a directory of mode 0700: its owner may call everything. Over TCP every
 connection is mutual TLS ([operations.md](operations.md#roles-one-by-one) makes the certificates), and a certificate
 names its identity as the first label of a DNS name (`worker`, `worker.tartlet.svc`). Other calls end in
-`PermissionDenied` before their handler sees them. New certificates apply to new connections.
+`PermissionDenied` before their handler sees them. New certificates apply to new connections. `gateway` is for a front
+of your own that calls for many tenants; no role of Tartlet's has it.
 """
 
 SECURITY_TAIL = """
