@@ -162,6 +162,20 @@ async def test_a_worker_cannot_pass_for_the_runtime(objects: list[dict[str, Any]
     assert await _answer(tmp_path, worker, client) is grpc.StatusCode.UNAVAILABLE
 
 
+@pytest.mark.parametrize("provider", ["chart", "certManager"])
+def test_the_runtime_may_have_more_names_but_none_that_says_more_of_it(provider: str) -> None:
+    names = ["tartlet.example.org", "*.ai.example.org"]
+    objects = render({"certificates": {"provider": provider, "runtimeNames": names}})
+    if provider == "chart":
+        has = {role: _names(_certificate(named(objects, "Secret", f"tartlet-{role}-tls"))) for role in ROLES}
+    else:
+        has = {role: named(objects, "Certificate", f"tartlet-{role}-tls")["spec"]["dnsNames"] for role in ROLES}
+    assert [role for role in ROLES if set(names) & set(has[role])] == ["runtime"]
+    assert set(names) < set(has["runtime"])
+    for name in (*(f"{identity}.example.org" for identity in IDENTITIES), "operator", "tenant.a", "Example.org"):
+        assert "runtimeNames" in refusal({"certificates": {"provider": provider, "runtimeNames": [name]}}), name
+
+
 def test_workers_find_their_certificate_in_every_watched_namespace() -> None:
     objects = render({"operator": {"namespaces": ["team-a", "team-b"]}})
     where = {o["metadata"]["namespace"] for o in of_kind(objects, "Secret") if "worker" in o["metadata"]["name"]}

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+import tartlet
 from tartlet_common.settings import ControlSettings, RuntimeSettings, WorkerSettings
 from tests.sdk.harness import held, run_source
 from tests.sdk.mini_host import MiniHost
@@ -107,6 +108,11 @@ def test_links_between_documents_lead_somewhere(page: Path) -> None:
         assert path.exists(), target
         if anchor and path.suffix == ".md":
             assert anchor in anchors(path), f"{target}#{anchor}"
+
+
+def test_what_the_documents_take_from_the_client_is_exported() -> None:
+    used = {name for page in PAGES for name in re.findall(r"\btartlet\.([A-Z]\w+)", page.read_text(encoding="utf-8"))}
+    assert {"AsyncClient", "Client", "Source", "Tls"} <= used <= set(tartlet.__all__)
 
 
 def test_the_limits_are_those_of_the_settings() -> None:
