@@ -197,7 +197,7 @@ def test_an_await_in_the_wrong_place_says_where_it_goes(text: str, told: str) ->
     ("result", "told"),
     [
         ("ctx.generate_until(max_tokens=3)", "Context.generate_until, which was not awaited: write `return await ...`"),
-        ("inferlet.tokenize('a')", "Future, which was not awaited: write `return await ...`"),
+        ("inferlet.tokenize('a')", "Answer, which was not awaited: write `return await ...`"),
         ("ctx.generate(max_tokens=3)", "Generation, which was not iterated by `async for`"),
     ],
 )

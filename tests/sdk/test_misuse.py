@@ -132,7 +132,7 @@ WRONG: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     "a word for a number": (lambda: Temperature("hot"), TypeError, "temperature is a number, not 'hot'"),  # type: ignore[arg-type]
     "half a token": (lambda: TopK(2.5), TypeError, "top_k is a whole number, not 2.5"),  # type: ignore[arg-type]
     "no number": (lambda: Temperature(float("nan")), ValueError, "temperature is nan"),
-    "negative pages": (lambda: alloc_kvpage(-1), ValueError, "the number of pages is -1"),
+    "negative pages": (lambda: alloc_kvpage(-1), errors.InvalidArgument, "n of alloc_kvpage: .* at least 0, not -1"),
     "two texts": (lambda: tokenize("a", "b"), TypeError, "tokenize takes one text, not 2"),  # type: ignore[call-overload]
     "no text": (lambda: tokenize(None), TypeError, "tokenize takes a str, not None"),  # type: ignore[call-overload]
     "two token lists": (lambda: detokenize([1], [2]), TypeError, "detokenize takes one "),  # type: ignore[call-overload]

@@ -6,11 +6,25 @@ from array import array
 from collections.abc import Iterable
 from typing import Any
 
+SHOWN = 80
+"""Characters of an argument that a message shows."""
+
+
+def shown(value: Any) -> str:
+    """How a message shows what was given: cut where it is long.
+
+    Example:
+        >>> shown("a" * 100)[-9:], shown([1, 2])
+        ('aaaaaa...', '[1, 2]')
+    """
+    text = repr(value)
+    return text if len(text) <= SHOWN else text[: SHOWN - 3] + "..."
+
 
 def whole(name: str, value: Any, least: int | None = None) -> None:
     """Refuse what is no whole number of at least `least`."""
     if not hasattr(value, "__index__"):
-        raise TypeError(f"{name} is a whole number, not {value!r}")
+        raise TypeError(f"{name} is a whole number, not {shown(value)}")
     if least is not None and value < least:
         raise ValueError(f"{name} is {value}, it must be at least {least}")
 
@@ -18,13 +32,13 @@ def whole(name: str, value: Any, least: int | None = None) -> None:
 def number(name: str, value: Any) -> None:
     """Refuse what is no number."""
     if not hasattr(value, "__float__"):
-        raise TypeError(f"{name} is a number, not {value!r}")
+        raise TypeError(f"{name} is a number, not {shown(value)}")
 
 
 def text(name: str, value: Any, otherwise: str = "") -> None:
     """Refuse what is no text; `otherwise` says what takes something else."""
     if not isinstance(value, str):
-        raise TypeError(f"{name} takes a str, not {value!r}{otherwise}")
+        raise TypeError(f"{name} takes a str, not {shown(value)}{otherwise}")
 
 
 def token_list(name: str, values: Iterable[Any]) -> list[int]:
@@ -38,9 +52,9 @@ def token_list(name: str, values: Iterable[Any]) -> list[int]:
         ids = list(values)
         array("I", ids)
     except TypeError:
-        raise TypeError(f"{name} takes a list of token ids, not {values!r}") from None
+        raise TypeError(f"{name} takes a list of token ids, not {shown(values)}") from None
     except OverflowError:
-        raise ValueError(f"{name} takes token ids, which are at least 0, not {values!r}") from None
+        raise ValueError(f"{name} takes token ids, which are at least 0, not {shown(values)}") from None
     return ids
 
 
@@ -49,4 +63,4 @@ def messages(name: str, values: Any) -> list[dict[str, object]]:
     if isinstance(values, (list, tuple)) and all(isinstance(value, dict) for value in values):
         return list(values)
     wanted = "[{'role': 'user', 'content': 'Hello'}]"
-    raise TypeError(f"{name} takes a list of messages, such as {wanted}, not {values!r}")
+    raise TypeError(f"{name} takes a list of messages, such as {wanted}, not {shown(values)}")

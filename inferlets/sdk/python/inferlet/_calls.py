@@ -7,6 +7,7 @@ call takes and does stands at the method of `Queue`.
 from __future__ import annotations
 
 import asyncio
+import inspect
 from collections.abc import Callable, Sequence
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, cast, overload
 
@@ -36,8 +37,11 @@ def _on_queue(method: Callable[Concatenate[Queue, _P], _R_co]) -> _QueueCall[_P,
             return method(*args, **kwargs)
         return method(default_queue(), *args, **kwargs)
 
+    signature = inspect.signature(method)
     call.__name__ = call.__qualname__ = method.__name__
     call.__doc__ = method.__doc__
+    call.__module__ = "inferlet"
+    call.__signature__ = signature.replace(parameters=[*signature.parameters.values()][1:])  # type: ignore[attr-defined]
     return cast("_QueueCall[_P, _R_co]", call)
 
 

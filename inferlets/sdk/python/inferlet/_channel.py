@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import struct
+import sys
 from array import array
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
@@ -44,6 +45,22 @@ def from_u32(data: bytes) -> list[int]:
     out = array("I")
     out.frombytes(data)
     return out.tolist()
+
+
+class Answer(asyncio.Future[Any]):
+    """The result of a command of no queue. It warns where a program makes text of it and has not awaited it."""
+
+    def __str__(self) -> str:
+        if not self.done():
+            place = sys._getframe(1)  # noqa: SLF001 - the program's line
+            if place.f_code is Answer.__format__.__code__:
+                place = place.f_back or place
+            told = "a call's result was made text before it came: write `await` before the call"
+            print(f"{place.f_code.co_filename}:{place.f_lineno}: {told}", file=sys.stderr)
+        return repr(self)
+
+    def __format__(self, spec: str) -> str:
+        return format(str(self), spec)
 
 
 class Channel:
@@ -113,7 +130,7 @@ class Channel:
         loop = self.loop
         if loop is None:
             raise RuntimeError("no program is running: commands can be given from main() on")
-        future = loop.create_future()
+        future = loop.create_future() if owner is not None else Answer(loop=loop)
         self.pending[ticket] = (future, decode, owner)
         return future
 

@@ -16,6 +16,7 @@ from operator import index
 from typing import TYPE_CHECKING, Self
 
 from inferlet import _abi as abi
+from inferlet._arguments import shown
 from inferlet._channel import channel
 from inferlet._queue import pack_sampling
 from inferlet._types import Dist, Sampled
@@ -192,7 +193,9 @@ class Generation:
                 detail = "it is an async function, but is called between two tokens: make it a plain one (`def`)"
                 raise InvalidArgument(argument="sampler", detail=detail) from None
         if not 0 <= token < size:
-            raise InvalidArgument(argument="sampler", detail=f"it chose {chosen!r}, which is no token id below {size}")
+            raise InvalidArgument(
+                argument="sampler", detail=f"it chose {shown(chosen)}, which is no token id below {size}"
+            )
         prob = dist.prob(token)
         return Sampled(token, token in self._stop_tokens, log(prob) if prob > 0 else -inf)
 

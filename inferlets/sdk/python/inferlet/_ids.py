@@ -7,11 +7,14 @@ one's beginning.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Generic, TypeVar
+from operator import index
+from typing import Generic, NoReturn, TypeVar
 
-from inferlet._arguments import whole
+from inferlet._arguments import shown
+from inferlet.errors import InvalidArgument
 
 _Id = TypeVar("_Id", bound=int)
+_CALLS = {"page": "alloc_kvpage", "embed": "alloc_emb", "slot": "alloc_slot"}
 
 
 class IdSpace:
@@ -30,29 +33,42 @@ ids = IdSpace()
 class Pool(Generic[_Id]):
     """Ids of one kind that one queue has freed, and fresh ones when it has none."""
 
-    __slots__ = ("_cls", "_free", "_kind")
+    __slots__ = ("_free", "_kind", "cls")
 
     def __init__(self, cls: type[_Id], kind: str) -> None:
-        self._cls, self._kind = cls, kind
+        self.cls, self._kind = cls, kind
         self._free: list[_Id] = []
 
     def take(self, n: int) -> list[_Id]:
-        """`n` ids that nobody holds."""
+        """`n` ids that nobody holds.
+
+        Raises:
+            InvalidArgument: `n` is no number of them.
+        """
         free = self._free
-        if len(free) >= n > 0:
-            out = free[-n:]
-            del free[-n:]
-            return out
+        try:
+            if len(free) >= n > 0:
+                out = free[-n:]
+                del free[-n:]
+                return out
+            n = index(n)
+        except TypeError:
+            self._refuse(n)
         if n <= 0:
-            whole(f"the number of {self._kind}s", n, 0)
+            if n:
+                self._refuse(n)
             return []
         out, self._free = free, []
         first = getattr(ids, self._kind)
         end = first + n - len(out)
         setattr(ids, self._kind, end)
-        cls = self._cls
+        cls = self.cls
         out.extend([cls(i) for i in range(first, end)])
         return out
+
+    def _refuse(self, n: object) -> NoReturn:
+        told = f"it is the number of {self._kind}s, a whole number of at least 0, not {shown(n)}"
+        raise InvalidArgument(argument=f"n of {_CALLS[self._kind]}", detail=told)
 
     def give(self, back: Iterable[_Id]) -> None:
         """Ids whose deallocation has been recorded."""

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from inferlet import _abi as abi
-from inferlet import _arguments
+from inferlet import _arguments, _refusals
 from inferlet._channel import channel, from_u32, u32
 from inferlet._ids import ids
 from inferlet._queue import Queue
@@ -117,6 +117,7 @@ def get_model(name: str = "") -> asyncio.Future[Model]:
         ...     print(model.page_size > 0)
         True
     """
+    _arguments.text("get_model", name)
     return channel.call(_decode_model, abi.OP_GET_MODEL, payload=name.encode())
 
 
@@ -127,19 +128,30 @@ def default_model() -> Model:
     return state.model
 
 
+def _chosen(call: str, model: Any) -> Model:
+    """The model that a call was given, or the default."""
+    if model is None:
+        return default_model()
+    if not isinstance(model, Model):
+        name = repr(model) if isinstance(model, str) else "name"
+        told = f"it takes a model, not {_arguments.shown(model)}: `await get_model({name})` gives one"
+        raise _refusals.refusal(call, "model", told)
+    return model
+
+
 def available_traits(model: Model | None = None) -> list[str]:
     """Names of the groups of calls that the model offers."""
-    return list((model or default_model()).traits)
+    return list(_chosen("available_traits", model).traits)
 
 
 def get_kv_page_size(model: Model | None = None) -> int:
     """Tokens that one KvPage holds."""
-    return (model or default_model()).page_size
+    return _chosen("get_kv_page_size", model).page_size
 
 
 def create_queue(model: Model | None = None) -> Queue:
     """A new command queue for `model` (None: the default)."""
-    model = model or default_model()
+    model = _chosen("create_queue", model)
     queue_id = ids.queue
     ids.queue += 1
     channel.record(abi.OP_CREATE_QUEUE, queue_id, model.index)
@@ -176,19 +188,18 @@ def tokenize_with(model: Model, text: str, *, special: bool = False) -> asyncio.
 
 def detokenize_with(model: Model, tokens: int | Sequence[int]) -> asyncio.Future[str]:
     """The text of `tokens`; bytes that are no UTF-8 become U+FFFD."""
-    return channel.call(_decode_text, abi.OP_DETOKENIZE, 0, model.index, payload=_token_list(tokens))
+    return channel.call(_decode_text, abi.OP_DETOKENIZE, 0, model.index, payload=_token_list("detokenize", tokens))
 
 
 def detokenize_bytes(tokens: int | Sequence[int], model: Model | None = None) -> asyncio.Future[bytes]:
     """The bytes of `tokens`, which may end inside a character."""
-    return channel.call(
-        _decode_bytes, abi.OP_DETOKENIZE, 0, (model or default_model()).index, payload=_token_list(tokens)
-    )
+    number = _chosen("detokenize_bytes", model).index
+    return channel.call(_decode_bytes, abi.OP_DETOKENIZE, 0, number, payload=_token_list("detokenize_bytes", tokens))
 
 
 def get_vocabs(model: Model | None = None, *, first: int = 0, count: int = 0) -> asyncio.Future[list[bytes]]:
     """The bytes of each token, from token `first` on: `count` of them, or all (0)."""
-    return channel.call(_decode_vocabs, abi.OP_GET_VOCABS, 0, (model or default_model()).index, first, count)
+    return channel.call(_decode_vocabs, abi.OP_GET_VOCABS, 0, _chosen("get_vocabs", model).index, first, count)
 
 
 def format_chat(
@@ -203,11 +214,14 @@ def format_chat(
     """
     listed = _arguments.messages("format_chat", messages)
     body = json.dumps({"messages": listed, "add_generation_prompt": add_generation_prompt}).encode()
-    return channel.call(_decode_text, abi.OP_FORMAT_CHAT, 0, (model or default_model()).index, payload=body)
+    return channel.call(_decode_text, abi.OP_FORMAT_CHAT, 0, _chosen("format_chat", model).index, payload=body)
 
 
-def _token_list(tokens: int | Sequence[int]) -> bytes:
-    return u32((tokens,) if isinstance(tokens, int) else tokens)
+def _token_list(call: str, tokens: int | Sequence[int]) -> bytes:
+    try:
+        return u32((tokens,) if isinstance(tokens, int) else tokens)
+    except (TypeError, OverflowError):
+        raise _refusals.tokens(call, tokens) from None
 
 
 # ---- decoders: (a, b, c, payload) -> value --------------------------------------------------------------------------

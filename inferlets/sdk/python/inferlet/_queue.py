@@ -13,6 +13,8 @@ from collections.abc import Sequence
 from typing import Any, TypeVar
 
 from inferlet import _abi as abi
+from inferlet import _answers, _refusals
+from inferlet._arguments import shown
 from inferlet._channel import channel, u32
 from inferlet._ids import Pool
 from inferlet._types import Dist, Embed, KvPage, Model, Priority, Sampled, TokenSlot
@@ -23,6 +25,7 @@ _FORWARD_HEAD = struct.Struct(abi.FORWARD_HEAD_FORMAT).pack
 _SAMPLE_PARAMS = struct.Struct(abi.SAMPLE_PARAMS_FORMAT).pack
 _THREE = struct.Struct("<III").pack
 _U32 = struct.Struct("<I").pack
+_NO_PAGES, _NO_EMBEDS = _refusals.OTHERS[KvPage], _refusals.OTHERS[Embed]
 
 Tokens = int | TokenSlot | Sequence[int] | Sequence[TokenSlot]
 
@@ -86,7 +89,26 @@ class Queue:
         return self._model
 
     def _record(self, op: int, a: int = 0, b: int = 0, c: int = 0, payload: bytes = b"") -> None:
-        self.last_ticket = channel.record(op, self.id, a, b, c, payload)
+        try:
+            self.last_ticket = channel.record(op, self.id, a, b, c, payload)
+        except struct.error:
+            raise _refusals.numbers(op, (a, b, c)) from None
+
+    def _free(self, op: int, call: str, pool: Pool[_Id], handles: _Id | Sequence[_Id]) -> None:
+        if isinstance(handles, int):
+            handles = [handles]
+        elif not handles:
+            return
+        try:
+            mixed = type(handles[0]) in _refusals.OTHERS[pool.cls]
+            payload = u32(handles)
+        except (TypeError, OverflowError):
+            mixed = True
+        if mixed:
+            handles = _refusals.handles(call, "its argument", pool.cls, handles)
+            payload = u32(handles)
+        self._record(op, payload=payload)
+        pool.give(handles)
 
     # ---- allocation -------------------------------------------------------------------------------------------
 
@@ -96,11 +118,9 @@ class Queue:
         self._record(abi.OP_ALLOC_KVPAGE, payload=u32(pages))
         return pages
 
-    def dealloc_kvpage(self, pages: Sequence[KvPage]) -> None:
-        """Free pages. They must not be used by commands given later, in any queue."""
-        if pages:
-            self._record(abi.OP_DEALLOC_KVPAGE, payload=u32(pages))
-            self._pages.give(pages)
+    def dealloc_kvpage(self, pages: KvPage | Sequence[KvPage]) -> None:
+        """Free pages, or one. They must not be used by commands given later, in any queue."""
+        self._free(abi.OP_DEALLOC_KVPAGE, "dealloc_kvpage", self._pages, pages)
 
     def alloc_emb(self, n: int) -> list[Embed]:
         """Allocate `n` embedding slots."""
@@ -108,11 +128,9 @@ class Queue:
         self._record(abi.OP_ALLOC_EMB, payload=u32(embeds))
         return embeds
 
-    def dealloc_emb(self, embeds: Sequence[Embed]) -> None:
-        """Free embedding slots."""
-        if embeds:
-            self._record(abi.OP_DEALLOC_EMB, payload=u32(embeds))
-            self._embeds.give(embeds)
+    def dealloc_emb(self, embeds: Embed | Sequence[Embed]) -> None:
+        """Free embedding slots, or one."""
+        self._free(abi.OP_DEALLOC_EMB, "dealloc_emb", self._embeds, embeds)
 
     def alloc_slot(self, n: int) -> list[TokenSlot]:
         """Allocate `n` token slots."""
@@ -120,11 +138,9 @@ class Queue:
         self._record(abi.OP_ALLOC_SLOT, payload=u32(slots))
         return slots
 
-    def dealloc_slot(self, slots: Sequence[TokenSlot]) -> None:
-        """Free token slots."""
-        if slots:
-            self._record(abi.OP_DEALLOC_SLOT, payload=u32(slots))
-            self._slots.give(slots)
+    def dealloc_slot(self, slots: TokenSlot | Sequence[TokenSlot]) -> None:
+        """Free token slots, or one."""
+        self._free(abi.OP_DEALLOC_SLOT, "dealloc_slot", self._slots, slots)
 
     # ---- the model --------------------------------------------------------------------------------------------
 
@@ -132,32 +148,38 @@ class Queue:
         """Embed tokens (ids, or slots that will hold them) at `positions` into `embeds`, one each."""
         if isinstance(tokens, int) and isinstance(embeds, (int, list)):
             from_slots = isinstance(tokens, TokenSlot)
-            embed = embeds if isinstance(embeds, int) else _single(embeds, "embeds")
-            position = positions if isinstance(positions, int) else _single(positions, "positions")
-            self._record(abi.OP_EMBED_TXT, 1, int(from_slots), payload=_THREE(embed, tokens, position))
+            embed = embeds if isinstance(embeds, int) else _single(embeds, "embeds of embed_txt")
+            position = positions if isinstance(positions, int) else _single(positions, "positions of embed_txt")
+            try:
+                payload = _THREE(embed, tokens, position)
+            except struct.error:
+                raise _refusals.embedding(tokens, positions, embeds) from None
+            self._record(abi.OP_EMBED_TXT, 1, int(from_slots), payload=payload)
             return
         sources = (tokens,) if isinstance(tokens, int) else tokens
         where = (positions,) if isinstance(positions, int) else positions
         into = (embeds,) if isinstance(embeds, int) else embeds
+        try:
+            packed = array("I", into)
+            packed.extend(sources)
+            packed.extend(where)
+        except (TypeError, OverflowError):
+            raise _refusals.embedding(tokens, positions, embeds) from None
         n = len(sources)
         if len(where) != n or len(into) != n:
-            raise InvalidArgument(
-                argument="embed_txt", detail=f"{n} tokens, {len(where)} positions and {len(into)} embeds"
-            )
+            told = f"{n} tokens, {len(where)} positions and {len(into)} embeds: it takes one of each for a token"
+            raise InvalidArgument(argument="embed_txt", detail=told)
         kinds = {isinstance(source, TokenSlot) for source in sources}
         if len(kinds) > 1:
             raise InvalidArgument(argument="tokens", detail="token ids and token slots can't be mixed in one call")
-        packed = array("I", into)
-        packed.extend(sources)
-        packed.extend(where)
         self._record(abi.OP_EMBED_TXT, n, int(True in kinds), payload=packed.tobytes())
 
     def forward(
         self,
-        ikv: Sequence[KvPage],
-        iemb: Sequence[Embed],
-        okv: Sequence[KvPage] = (),
-        oemb: Sequence[Embed] = (),
+        ikv: KvPage | Sequence[KvPage],
+        iemb: Embed | Sequence[Embed],
+        okv: KvPage | Sequence[KvPage] = (),
+        oemb: Embed | Sequence[Embed] = (),
         *,
         okv_offset: int = 0,
         mask: Sequence[Sequence[bool]] | bytes | None = None,
@@ -190,13 +212,26 @@ class Queue:
             ...     print(len(dist), len(await get_next_dist(output)))
             5 256
         """
-        ids_ = array("I", ikv)
-        ids_.extend(iemb)
-        ids_.extend(okv)
-        ids_.extend(oemb)
-        payload = _FORWARD_HEAD(len(ikv), len(iemb), len(okv), len(oemb)) + ids_.tobytes()
+        try:
+            ids_ = array("I", ikv)  # type: ignore[arg-type]  # a single handle is found out by this
+            ids_.extend(iemb)  # type: ignore[arg-type]
+            ids_.extend(okv)  # type: ignore[arg-type]
+            ids_.extend(oemb)  # type: ignore[arg-type]
+            mixed = (
+                (ikv and type(ikv[0]) in _NO_PAGES)  # type: ignore[index]
+                or (iemb and type(iemb[0]) in _NO_EMBEDS)  # type: ignore[index]
+                or (okv and type(okv[0]) in _NO_PAGES)  # type: ignore[index]
+                or (oemb and type(oemb[0]) in _NO_EMBEDS)  # type: ignore[index]
+            )
+        except (TypeError, ValueError, OverflowError):
+            mixed = True
+        if mixed:  # lists of what belongs there come back, or none
+            ikv, iemb, okv, oemb = _refusals.forward(ikv, iemb, okv, oemb)
+            self.forward(ikv, iemb, okv, oemb, okv_offset=okv_offset, mask=mask, adapter=adapter)
+            return
+        payload = _FORWARD_HEAD(len(ikv), len(iemb), len(okv), len(oemb)) + ids_.tobytes()  # type: ignore[arg-type]
         if mask is not None:
-            payload += self._pack_mask(mask, len(ikv), len(iemb))
+            payload += self._pack_mask(mask, len(ikv), len(iemb))  # type: ignore[arg-type]
         self._record(abi.OP_FORWARD, okv_offset, adapter or 0, int(mask is not None), payload)
 
     def decode(
@@ -253,12 +288,22 @@ class Queue:
 
     def get_next_dist(self, emb: Embed | Sequence[Embed], *, top_k: int = 0) -> asyncio.Future[Dist]:
         """The next-token distribution after `emb` (one embed, or a list of one), cut to `top_k` (0: 256) tokens."""
-        embed = emb if isinstance(emb, int) else _single(emb, "emb")
-        return self._call(_decode_dist, abi.OP_GET_NEXT_DIST, top_k, payload=_U32(embed))
+        embed = (
+            emb if isinstance(emb, int) else _single(emb, "emb of get_next_dist", ": `get_next_dists` takes several")
+        )
+        try:
+            payload = _U32(embed)
+        except struct.error:
+            payload = u32(_refusals.handles("get_next_dist", "emb", Embed, emb))
+        return self._call(_answers.dist, abi.OP_GET_NEXT_DIST, top_k, payload=payload)
 
-    def get_next_dists(self, embeds: Sequence[Embed], *, top_k: int = 0) -> asyncio.Future[list[Dist]]:
+    def get_next_dists(self, embeds: Embed | Sequence[Embed], *, top_k: int = 0) -> asyncio.Future[list[Dist]]:
         """`get_next_dist` of several embeds with one command."""
-        return self._call(_decode_dists, abi.OP_GET_NEXT_DIST, top_k, payload=u32(embeds))
+        try:
+            payload = u32(embeds)  # type: ignore[arg-type]  # a single embed is found out by this
+        except (TypeError, OverflowError):
+            payload = u32(_refusals.handles("get_next_dists", "embeds", Embed, embeds))
+        return self._call(_answers.dists, abi.OP_GET_NEXT_DIST, top_k, payload=payload)
 
     def sample(  # noqa: PLR0913 - the sampler's parameters
         self,
@@ -289,28 +334,39 @@ class Queue:
             ...     print((await sampled).ended)
             False
         """
-        params = pack_sampling(temperature, top_k, top_p, min_p, seed=seed, draw=draw, stop=stop)
-        embed = emb if isinstance(emb, int) else _single(emb, "emb")
-        into = slot if isinstance(slot, int) else _single(slot, "slot")
+        try:
+            params = pack_sampling(temperature, top_k, top_p, min_p, seed=seed, draw=draw, stop=stop)
+        except (TypeError, OverflowError, struct.error):
+            floats = {"temperature": temperature, "top_p": top_p, "min_p": min_p}
+            raise _refusals.sampling(floats, {"top_k": top_k, "seed": seed, "draw": draw}, stop) from None
+        embed = emb if isinstance(emb, int) else _single(emb, "emb of sample")
+        into = slot if isinstance(slot, int) else _single(slot, "slot of sample")
         return self.sample_packed(embed, into, params)
 
     def sample_packed(self, embed: int, slot: int, params: bytes) -> asyncio.Future[Sampled]:
         """`sample` with parameters packed beforehand by `pack_sampling`."""
-        return self._call(_decode_sampled, abi.OP_SAMPLE, embed, slot, params)
+        return self._call(_answers.sampled, abi.OP_SAMPLE, embed, slot, params)
 
     def _call(self, decode: Any, op: int, a: int, b: int = 0, payload: bytes = b"") -> asyncio.Future[Any]:
         self.last_ticket = channel.next_ticket
-        return channel.call(decode, op, self.id, a, b, 0, payload, self)
+        try:
+            return channel.call(decode, op, self.id, a, b, 0, payload, self)
+        except struct.error:
+            raise _refusals.numbers(op, (a, b)) from None
 
     # ---- the queue itself -------------------------------------------------------------------------------------
 
     def synchronize(self) -> asyncio.Future[None]:
         """Ends when all earlier commands of the queue have ended."""
-        return self._call(_decode_nothing, abi.OP_SYNCHRONIZE, 0)
+        return self._call(_answers.nothing, abi.OP_SYNCHRONIZE, 0)
 
     def set_priority(self, priority: Priority) -> None:
         """Say how urgent this queue is beside the others."""
-        self.priority = priority
+        try:
+            self.priority = priority = Priority(priority)
+        except ValueError:
+            told = f"it is Priority.LOW, Priority.NORMAL or Priority.HIGH, not {shown(priority)}"
+            raise _refusals.refusal("set_queue_priority", "priority", told) from None
         channel.record(abi.OP_SET_QUEUE_PRIORITY, self.id, int(priority))
 
     def reset(self) -> None:
@@ -375,7 +431,7 @@ class Queue:
             ...     print(await cancel(since) in (0, since + 1))  # allocations stay
             True
         """
-        return channel.call(_decode_a, abi.OP_CANCEL, self.id, since)
+        return channel.call(_answers.number, abi.OP_CANCEL, self.id, since)
 
     def mark(self) -> int:
         """The ticket of the next command, for `cancel`."""
@@ -389,35 +445,7 @@ def pack_sampling(
     return _SAMPLE_PARAMS(temperature, top_k, top_p, min_p, seed & (2**64 - 1), draw, len(stop)) + u32(stop)
 
 
-def _single(values: Sequence[_Id], argument: str) -> _Id:
+def _single(values: Sequence[_Id], argument: str, several: str = "") -> _Id:
     if len(values) != 1:
-        raise InvalidArgument(argument=argument, detail=f"expected one, got {len(values)}")
+        raise InvalidArgument(argument=argument, detail=f"expected one, got {len(values)}{several}")
     return values[0]
-
-
-def _decode_nothing(_a: int, _b: int, _c: int, _payload: bytes) -> None:
-    return None
-
-
-def _decode_a(a: int, _b: int, _c: int, _payload: bytes) -> int:
-    return a
-
-
-_c_float = struct.Struct("<f").unpack
-
-
-def _decode_sampled(a: int, b: int, c: int, _payload: bytes) -> Sampled:
-    return Sampled(a, b != 0, _c_float(_U32(c))[0])
-
-
-def _decode_dists(_a: int, _b: int, _c: int, payload: bytes) -> list[Dist]:
-    n, k = struct.unpack_from("<II", payload)
-    tokens = array("I")
-    tokens.frombytes(payload[8 : 8 + 4 * n * k])
-    probs = array("f")
-    probs.frombytes(payload[8 + 4 * n * k : 8 + 8 * n * k])
-    return [Dist(tokens[i * k : i * k + k], probs[i * k : i * k + k]) for i in range(n)]
-
-
-def _decode_dist(a: int, b: int, c: int, payload: bytes) -> Dist:
-    return _decode_dists(a, b, c, payload)[0]

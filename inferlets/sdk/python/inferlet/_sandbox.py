@@ -51,13 +51,13 @@ def hint(error: BaseException) -> str:
         >>> hint(KeyError("a"))
         ''
     """
-    for cause in _chain(error, set()):
+    for cause in chain(error, set()):
         if text := _hint(cause):
             return text
     return ""
 
 
-def _chain(error: BaseException, seen: set[int]) -> Iterator[BaseException]:
+def chain(error: BaseException, seen: set[int]) -> Iterator[BaseException]:
     """The error, the parts of a group, and what each was raised from."""
     if id(error) in seen:
         return
@@ -67,7 +67,7 @@ def _chain(error: BaseException, seen: set[int]) -> Iterator[BaseException]:
     context = None if error.__suppress_context__ else error.__context__
     for other in (*parts, error.__cause__, context):
         if other is not None:
-            yield from _chain(other, seen)
+            yield from chain(other, seen)
 
 
 def _hint(error: BaseException) -> str:

@@ -12,7 +12,7 @@ import linecache
 import os
 import traceback
 
-from inferlet import _source
+from inferlet import _slips, _source
 from inferlet._sandbox import SANDBOXED, hint
 
 _SDK = __file__.rpartition("/")[0]
@@ -34,7 +34,7 @@ def format_error(error: BaseException, filename: str) -> str:
     shown = traceback.TracebackException.from_exception(error)
     if not os.environ.get("TARTLET_DEBUG"):
         _trim(shown, filename, set())
-    lines = [*shown.format(), _source.hint(error) or (hint(error) if SANDBOXED else "")]
+    lines = [*shown.format(), _source.hint(error) or _slips.hint(error) or (hint(error) if SANDBOXED else "")]
     return "".join(lines).rstrip("\n")
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from inferlet._arguments import text, token_list, whole
+from inferlet._arguments import shown, text, token_list, whole
 from inferlet.sampling import Sampler
 
 
@@ -73,7 +73,7 @@ def conditions(stop: Stop | str | None, max_tokens: int | None) -> Stop:
     found: object = Until(stop) if isinstance(stop, str) else Stop() if stop is None else stop
     if not isinstance(found, Stop):
         told = "the stop condition is a str, or such as Until('end') | Length(20)"
-        raise TypeError(f"{told}, not {found!r}{_instead(found)}")
+        raise TypeError(f"{told}, not {shown(found)}{_instead(found)}")
     return found if max_tokens is None else found | Length(max_tokens)
 
 
@@ -86,7 +86,7 @@ def _instead(given: object) -> str:
         if all(isinstance(each, str) for each in given):
             return f": give Until({', '.join(map(repr, given))})"
         if all(isinstance(each, int) for each in given):
-            return f": give StopTokens({given!r})"
+            return f": give StopTokens({shown(given)})"
     return ""
 
 

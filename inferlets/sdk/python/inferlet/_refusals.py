@@ -1,0 +1,134 @@
+"""What to say of arguments that a call can't take.
+
+Calls find out by packing them, which costs nothing while it goes well; what is wrong is looked for afterwards.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from operator import index
+from typing import Any, TypeVar
+
+from inferlet import _abi as abi
+from inferlet._arguments import shown
+from inferlet._types import Embed, KvPage, TokenSlot
+from inferlet.errors import InvalidArgument
+
+_Handle = TypeVar("_Handle", bound=int)
+
+OTHERS: dict[type, frozenset[type]] = {
+    cls: frozenset({KvPage, Embed, TokenSlot} - {cls}) for cls in (KvPage, Embed, TokenSlot)
+}
+"""Handles of the other kinds."""
+_WANTED: dict[type, str] = {
+    KvPage: "KV pages, as `alloc_kvpage` gives them",
+    Embed: "embeds, as `alloc_emb` gives them",
+    TokenSlot: "token slots, as `alloc_slot` gives them",
+}
+_U32_FIELDS = {
+    abi.OP_FORWARD: ("forward", "okv_offset", "adapter"),
+    abi.OP_COPY_KVPAGE: ("copy_kvpage", "src_offset", "dst_offset", "size"),
+    abi.OP_MASK_KVPAGE: ("mask_kvpage", "page", "mask"),
+    abi.OP_GET_NEXT_DIST: ("get_next_dist", "top_k"),
+    abi.OP_SAMPLE: ("sample", "emb", "slot"),
+}
+_A_U32 = f"a whole number from 0 to {2**32 - 1}"
+_TOKENIZE = "text is no list of tokens, `await tokenize(text)` gives its tokens"
+
+
+def refusal(call: str, argument: str, detail: str) -> InvalidArgument:
+    """The error of one argument of a call."""
+    return InvalidArgument(argument=f"{argument} of {call}", detail=detail)
+
+
+def _is_u32(value: Any) -> bool:
+    try:
+        return 0 <= index(value) < 2**32
+    except TypeError:
+        return False
+
+
+def numbers(op: int, values: Sequence[Any]) -> InvalidArgument:
+    """Of a command whose numbers don't fit its record."""
+    call, *names = _U32_FIELDS.get(op, ("this call",))
+    for name, value in zip(names, values, strict=False):
+        if not _is_u32(value):
+            return refusal(call, name, f"it is {_A_U32}, not {shown(value)}")
+    return refusal(call, "a number", f"it is {_A_U32}")
+
+
+def handles(call: str, argument: str, cls: type[_Handle], given: Any) -> list[_Handle]:
+    """Handles as a list, a single one as a list of one.
+
+    Raises:
+        InvalidArgument: there are other things among them.
+
+    Example:
+        >>> handles("forward", "ikv", KvPage, KvPage(3))
+        [KvPage(3)]
+    """
+    try:
+        listed: list[_Handle] = [given] if isinstance(given, int) else list(given)  # type: ignore[list-item]
+        once = iter(given) is given if not isinstance(given, int) else False
+    except TypeError:
+        raise refusal(call, argument, f"it takes {_WANTED[cls]}, not {shown(given)}") from None
+    if once:  # it may have been used up
+        raise refusal(call, argument, f"it takes a list of {_WANTED[cls]}, not {shown(given)}")
+    for handle in listed:
+        if type(handle) in OTHERS[cls] or not _is_u32(handle):
+            raise refusal(call, argument, f"it takes {_WANTED[cls]}, not {shown(handle)}")
+    return listed
+
+
+def forward(ikv: Any, iemb: Any, okv: Any, oemb: Any) -> tuple[list[KvPage], list[Embed], list[KvPage], list[Embed]]:
+    """The arguments of `forward` as lists.
+
+    Raises:
+        InvalidArgument: as `handles`.
+    """
+    read, into = handles("forward", "ikv", KvPage, ikv), handles("forward", "iemb", Embed, iemb)
+    return read, into, handles("forward", "okv", KvPage, okv), handles("forward", "oemb", Embed, oemb)
+
+
+def tokens(call: str, given: Any) -> InvalidArgument:
+    """Of a call whose tokens are none."""
+    if isinstance(given, (str, bytes)):
+        return refusal(call, "tokens", f"{_TOKENIZE}: {shown(given)}")
+    return refusal(call, "tokens", f"they are token ids, {_A_U32} each, not {shown(given)}")
+
+
+def embedding(given: Any, positions: Any, embeds: Any) -> InvalidArgument:
+    """What is wrong with the arguments of `embed_txt`."""
+    if isinstance(given, (str, bytes)):
+        return tokens("embed_txt", given)
+    try:
+        handles("embed_txt", "embeds", Embed, embeds)
+    except InvalidArgument as error:
+        return error
+    for token in _each(given):
+        if not _is_u32(token):
+            return tokens("embed_txt", given)
+    for position in _each(positions):
+        if not _is_u32(position):
+            return refusal("embed_txt", "positions", f"each is {_A_U32}, not {shown(position)}")
+    return refusal("embed_txt", "the arguments", "tokens, positions and embeds are lists, or a single one of each")
+
+
+def _each(given: Any) -> list[Any]:
+    try:
+        return list(given)
+    except TypeError:
+        return [given]
+
+
+def sampling(floats: dict[str, Any], wholes: dict[str, Any], stop: Any) -> InvalidArgument:
+    """What is wrong with the arguments of `sample`."""
+    for name, value in floats.items():
+        if not hasattr(value, "__float__"):
+            return refusal("sample", name, f"it is a number, not {shown(value)}")
+    for name, value in wholes.items():
+        if not (hasattr(value, "__index__") if name == "seed" else _is_u32(value)):
+            return refusal("sample", name, f"it is {_A_U32}, not {shown(value)}")
+    if isinstance(stop, int) or not all(map(_is_u32, _each(stop))):
+        return refusal("sample", "stop", f"it is a list of token ids, not {shown(stop)}")
+    return refusal("sample", "the arguments", "temperature, top_p and min_p are too large for 32 bits")

@@ -1,0 +1,69 @@
+"""Slips whose exception says little of what to write instead: an `await` forgotten or one too many, and names."""
+
+from __future__ import annotations
+
+import re
+
+from inferlet._sandbox import chain
+from inferlet.errors import InvalidArgument
+
+_PENDING = re.compile(
+    r"""_asyncio\.Future|(?:'|"|not |<|got )(?:Future|Answer|coroutine)\b|\b(?:Future|Answer|coroutine) found"""
+)
+_NEVER_AWAITED = re.compile(
+    r"(?:object |')(NoneType|list|int|str|Queue|Generation)(?:' object can't be awaited| can't be used in 'await')"
+)
+_KEYWORD = re.compile(r"generate(?:_until)?\(\) got an unexpected keyword argument '(\w+)'")
+
+_AWAIT = "A call's result comes with `await`: `value = await call(...)`."
+_NO_AWAIT = "This call returns at once: leave out `await`."
+_FOR = "Pieces come with `async for piece in ctx.generate(...)`; `await ctx.generate_until(...)` gives the whole text."
+_TASK = (
+    "A call runs from the moment it is made: `await` it, or give it to `asyncio.gather`; a task takes an `async def`."
+)
+_INSTEAD = {
+    "temperature": "sampler=Temperature(0.7)",
+    "top_k": "sampler=TopK(40)",
+    "top_p": "sampler=TopP(0.9)",
+    "min_p": "sampler=MinP(0.05)",
+    "seed": "sampler=Sampler(temperature=0.7, seed=1)",
+    "until": "Until('end')",
+    "stop_tokens": "StopTokens([2])",
+    "stop_strings": "Until('end')",
+    "length": "max_tokens=20",
+    "n": "max_tokens=20",
+}
+
+
+def hint(error: BaseException) -> str:
+    """What to write instead; "" if there is nothing to add.
+
+    Example:
+        >>> hint(TypeError("object of type '_asyncio.Future' has no len()"))
+        "A call's result comes with `await`: `value = await call(...)`."
+        >>> hint(TypeError("'NoneType' object can't be awaited"))
+        'This call returns at once: leave out `await`.'
+        >>> hint(TypeError("generate() got an unexpected keyword argument 'top_k'"))
+        'Give `sampler=TopK(40)`.'
+        >>> hint(TypeError("unsupported operand type(s) for +: 'int' and 'str'"))
+        ''
+    """
+    for cause in chain(error, set()):
+        if isinstance(cause, (TypeError, AttributeError, ValueError, InvalidArgument)) and (text := _hint(str(cause))):
+            return text
+    return ""
+
+
+def _hint(told: str) -> str:
+    if (
+        "Generation' object is not iterable" in told
+        or "requires an object with __aiter__ method, got coroutine" in told
+    ):
+        return _FOR
+    if found := _NEVER_AWAITED.search(told):
+        return _FOR if found[1] == "Generation" else _NO_AWAIT
+    if "coroutine was expected, got <" in told:
+        return _TASK
+    if found := _KEYWORD.search(told):
+        return f"Give `{_INSTEAD[found[1]]}`." if found[1] in _INSTEAD else ""
+    return _AWAIT if _PENDING.search(told) else ""
