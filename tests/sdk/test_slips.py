@@ -46,7 +46,10 @@ REFUSED: dict[str, tuple[Callable[[Any, Any, Any], Any], str]] = {
     "a single one of another kind": (lambda p, e, s: forward(e[0], e), "ikv of forward: it takes KV pages"),
     "nothing": (lambda p, e, s: forward([], None), "iemb of forward: it takes embeds, .*, not None"),
     "used up": (lambda p, e, s: forward([], iter(e)), "iemb of forward: it takes a list"),
-    "a page freed as an embed": (lambda p, e, s: dealloc_emb(p), r"dealloc_emb: it takes embeds, .* not KvPage\(0\)"),
+    "a page freed as an embed": (
+        lambda p, e, s: dealloc_emb(p),
+        r"embeds of dealloc_emb: .* not KvPage\(0\)",
+    ),
     "one freed as another": (lambda p, e, s: dealloc_slot(e[1]), r"dealloc_slot: .* not Embed\(1\)"),
     "a position": (lambda p, e, s: embed_txt(72, -1, e[0]), f"positions of embed_txt: each is {U32}-1"),
     "a position of several": (lambda p, e, s: embed_txt([1, 2], [0, -2], e), f"positions of embed_txt: .*{U32}-2"),
@@ -121,6 +124,14 @@ HINTS = {
     "'you said ' + receive()": "comes with `await`",
     "sum([get_next_dist(alloc_emb(1))])": "comes with `await`",
     "create_queue(get_model())": "comes with `await`",
+    "embed_txt(tokenize('Hi'), [0, 1], alloc_emb(2))": "comes with `await`",
+    "forward([], get_next_dist(alloc_emb(1)))": "comes with `await`",
+    "Context().fill_tokens(tokenize('Hi'))": "comes with `await`",
+    "[token for token in tokenize('Hi')]": "comes with `await`",
+    "detokenize(tokenize('Hi'))": "comes with `await`",
+    "Context(get_model())": "comes with `await`",
+    "await Context()": "leave out `await`",
+    "asyncio.create_task(main)": "`create_task(name())`",
     "await mask_kvpage(alloc_kvpage(1)[0], 1)": "leave out `await`",
     "await alloc_emb(1)": "leave out `await`",
     "[piece for piece in Context().generate()]": "`async for piece",
@@ -132,7 +143,7 @@ HINTS = {
 
 @pytest.mark.parametrize("slip", HINTS)
 def test_a_slip_s_traceback_ends_with_what_to_write(slip: str) -> None:
-    with pytest.raises((TypeError, AttributeError, errors.InvalidArgument)) as caught:
+    with pytest.raises((TypeError, AttributeError, RuntimeError, errors.InvalidArgument)) as caught:
         run_source(MiniHost(), f"import asyncio\nfrom inferlet import *\nasync def main():\n    return {slip}\n")
     assert HINTS[slip] in caught.value.guest_traceback.splitlines()[-1]
 

@@ -51,7 +51,7 @@ def token_list(name: str, values: Iterable[Any]) -> list[int]:
     try:
         ids = list(values)
         array("I", ids)
-    except TypeError:
+    except (TypeError, RuntimeError):  # the latter of a future that is iterated
         raise TypeError(f"{name} takes a list of token ids, not {shown(values)}") from None
     except OverflowError:
         raise ValueError(f"{name} takes token ids, which are at least 0, not {shown(values)}") from None

@@ -33,10 +33,10 @@ ids = IdSpace()
 class Pool(Generic[_Id]):
     """Ids of one kind that one queue has freed, and fresh ones when it has none."""
 
-    __slots__ = ("_free", "_kind", "cls")
+    __slots__ = ("_free", "cls", "kind")
 
     def __init__(self, cls: type[_Id], kind: str) -> None:
-        self.cls, self._kind = cls, kind
+        self.cls, self.kind = cls, kind
         self._free: list[_Id] = []
 
     def take(self, n: int) -> list[_Id]:
@@ -59,16 +59,16 @@ class Pool(Generic[_Id]):
                 self._refuse(n)
             return []
         out, self._free = free, []
-        first = getattr(ids, self._kind)
+        first = getattr(ids, self.kind)
         end = first + n - len(out)
-        setattr(ids, self._kind, end)
+        setattr(ids, self.kind, end)
         cls = self.cls
         out.extend([cls(i) for i in range(first, end)])
         return out
 
     def _refuse(self, n: object) -> NoReturn:
-        told = f"it is the number of {self._kind}s, a whole number of at least 0, not {shown(n)}"
-        raise InvalidArgument(argument=f"n of {_CALLS[self._kind]}", detail=told)
+        told = f"it is the number of {self.kind}s, a whole number of at least 0, not {shown(n)}"
+        raise InvalidArgument(argument=f"n of {_CALLS[self.kind]}", detail=told)
 
     def give(self, back: Iterable[_Id]) -> None:
         """Ids whose deallocation has been recorded."""

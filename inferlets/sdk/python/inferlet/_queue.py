@@ -105,7 +105,7 @@ class Queue:
         except (TypeError, OverflowError):
             mixed = True
         if mixed:
-            handles = _refusals.handles(call, "its argument", pool.cls, handles)
+            handles = _refusals.handles(call, f"{pool.kind}s", pool.cls, handles)
             payload = u32(handles)
         self._record(op, payload=payload)
         pool.give(handles)

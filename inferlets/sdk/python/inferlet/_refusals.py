@@ -68,7 +68,7 @@ def handles(call: str, argument: str, cls: type[_Handle], given: Any) -> list[_H
         [KvPage(3)]
     """
     try:
-        listed: list[_Handle] = [given] if isinstance(given, int) else list(given)  # type: ignore[list-item]
+        listed: list[_Handle] = [given] if isinstance(given, int) else list(_iterable(given))  # type: ignore[list-item]
         once = iter(given) is given if not isinstance(given, int) else False
     except TypeError:
         raise refusal(call, argument, f"it takes {_WANTED[cls]}, not {shown(given)}") from None
@@ -78,6 +78,12 @@ def handles(call: str, argument: str, cls: type[_Handle], given: Any) -> list[_H
         if type(handle) in OTHERS[cls] or not _is_u32(handle):
             raise refusal(call, argument, f"it takes {_WANTED[cls]}, not {shown(handle)}")
     return listed
+
+
+def _iterable(given: Any) -> Any:
+    if hasattr(given, "__await__"):
+        raise TypeError
+    return given
 
 
 def forward(ikv: Any, iemb: Any, okv: Any, oemb: Any) -> tuple[list[KvPage], list[Embed], list[KvPage], list[Embed]]:
@@ -116,7 +122,7 @@ def embedding(given: Any, positions: Any, embeds: Any) -> InvalidArgument:
 
 def _each(given: Any) -> list[Any]:
     try:
-        return list(given)
+        return [given] if hasattr(given, "__await__") else list(given)  # a future gives itself, and then fails
     except TypeError:
         return [given]
 

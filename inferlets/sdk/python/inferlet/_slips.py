@@ -11,8 +11,10 @@ _PENDING = re.compile(
     r"""_asyncio\.Future|(?:'|"|not |<|got )(?:Future|Answer|coroutine)\b|\b(?:Future|Answer|coroutine) found"""
 )
 _NEVER_AWAITED = re.compile(
-    r"(?:object |')(NoneType|list|int|str|Queue|Generation)(?:' object can't be awaited| can't be used in 'await')"
+    r"(?:object |')(NoneType|list|int|str|Queue|Context|Generation)"
+    r"(?:' object can't be awaited| can't be used in 'await')"
 )
+_NO_COROUTINE = re.compile("coroutine was expected, got <(Future|Answer|function)")
 _KEYWORD = re.compile(r"generate(?:_until)?\(\) got an unexpected keyword argument '(\w+)'")
 
 _AWAIT = "A call's result comes with `await`: `value = await call(...)`."
@@ -21,6 +23,8 @@ _FOR = "Pieces come with `async for piece in ctx.generate(...)`; `await ctx.gene
 _TASK = (
     "A call runs from the moment it is made: `await` it, or give it to `asyncio.gather`; a task takes an `async def`."
 )
+_CALLED = "A task takes what the function gives when it is called: `create_task(name())`."
+_KINDS = (TypeError, AttributeError, ValueError, RuntimeError, InvalidArgument)
 _INSTEAD = {
     "temperature": "sampler=Temperature(0.7)",
     "top_k": "sampler=TopK(40)",
@@ -49,7 +53,7 @@ def hint(error: BaseException) -> str:
         ''
     """
     for cause in chain(error, set()):
-        if isinstance(cause, (TypeError, AttributeError, ValueError, InvalidArgument)) and (text := _hint(str(cause))):
+        if isinstance(cause, _KINDS) and (text := _hint(str(cause))):
             return text
     return ""
 
@@ -62,8 +66,8 @@ def _hint(told: str) -> str:
         return _FOR
     if found := _NEVER_AWAITED.search(told):
         return _FOR if found[1] == "Generation" else _NO_AWAIT
-    if "coroutine was expected, got <" in told:
-        return _TASK
+    if found := _NO_COROUTINE.search(told):
+        return _TASK if found[1] != "function" else _CALLED
     if found := _KEYWORD.search(told):
         return f"Give `{_INSTEAD[found[1]]}`." if found[1] in _INSTEAD else ""
-    return _AWAIT if _PENDING.search(told) else ""
+    return _AWAIT if _PENDING.search(told) or told == "await wasn't used with future" else ""
