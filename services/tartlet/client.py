@@ -364,10 +364,14 @@ class AsyncClient:
 
     async def _follow(self, stream: Any) -> Run:
         """Read a Launch stream up to its answer."""
-        with translated(self.address):
-            frame = await stream.read()
-            while frame is not grpc.aio.EOF and not frame.events:
+        try:
+            with translated(self.address):
                 frame = await stream.read()
+                while frame is not grpc.aio.EOF and not frame.events:
+                    frame = await stream.read()
+        except BaseException:  # cancelled as the answer comes, it would run for somebody who doesn't know of it
+            stream.cancel()
+            raise
         if frame is grpc.aio.EOF:
             raise InternalError(detail="a launch was not answered")
         first = _convert.event_from_proto(frame.events[0])

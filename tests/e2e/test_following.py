@@ -82,3 +82,16 @@ def test_the_client_that_blocks_goes_on_too(server: Serving) -> None:
         client.send(run.program_id, "part")
         assert [e.text for e in run if isinstance(e, tartlet.Message)] == [f"part {n}" for n in range(4)]
         assert run.wait().result == run.wait().result == "said"
+
+
+async def test_a_run_cancelled_as_its_answer_comes_leaves_no_program(server: Serving) -> None:
+    async with client_of(server) as client:
+        for n in range(200):
+            running = asyncio.ensure_future(client.run(program("echo")))
+            await asyncio.sleep(n * 1e-4)
+            running.cancel()
+            await asyncio.wait((running,))
+            if not running.cancelled():
+                running.result().cancel()
+        while await client.list():  # noqa: ASYNC110
+            await asyncio.sleep(0.02)
