@@ -160,6 +160,9 @@ def from_rpc(e: grpc.aio.AioRpcError, address: str) -> TartletError:
     match e.code():
         case grpc.StatusCode.UNAVAILABLE:
             return Unavailable(what=f"the server at {address}", detail=_why(address, e.details() or "no connection"))
+        case grpc.StatusCode.UNIMPLEMENTED:
+            detail = f"who answers there is another role, or of another release ({e.details()})"
+            return Unavailable(what=f"the server at {address}", detail=detail)
         case grpc.StatusCode.CANCELLED:
             return Disconnected()
         case _:

@@ -214,9 +214,8 @@ def test_a_result_that_was_not_awaited_is_none(result: str, told: str) -> None:
 
 
 def test_a_file_that_runs_nothing_says_so() -> None:
-    host = MiniHost()
-    assert run_source(host, "import inferlet\n\nasync def mian():\n    inferlet.send('hi')\n") is None
-    assert host.log[2] == b"prog.py defines functions, none of them is `main`, and nothing was run\n"
+    _, shown = failure("import inferlet\n\nasync def mian():\n    inferlet.send('hi')\n")
+    assert shown.endswith("prog.py defines functions, none of them is `main`, and nothing was run")
     host = MiniHost()
     run_source(host, "def double(n):\n    return 2 * n\n\nprint(double(4))\n")
     assert host.log == {1: b"8\n", 2: b""}

@@ -127,7 +127,7 @@ def _run_main(loop: Loop, module: types.ModuleType, source: str, filename: str, 
         main: Callable[..., Any] | None = getattr(module, "main", None)
         if main is None or Loop.runs:  # a script without main, or one that has run its main itself
             if main is None and defines_alone(source):
-                print(f"{filename} defines functions, none of them is `main`, and nothing was run", file=sys.stderr)
+                raise SystemExit(f"{filename} defines functions, none of them is `main`, and nothing was run")
             return None
         result = main(list(args)) if _takes_arguments(main) else main()
         if inspect.isawaitable(result):
