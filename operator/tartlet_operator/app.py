@@ -23,11 +23,12 @@ from tartlet_operator.context import Context, ControlView
 from tartlet_operator.control_link import ControlLink
 from tartlet_operator.followers import Followers
 from tartlet_operator.handler import Handler
-from tartlet_operator.kube import Api
+from tartlet_operator.kube import Api, ApiError
 from tartlet_operator.lease import Leader
 from tartlet_operator.loops import ControlPoll, Resync
 from tartlet_operator.metrics import Metrics
 from tartlet_operator.pool_manifests import WorkerDefaults
+from tartlet_operator.reconcile_pool import recall
 from tartlet_operator.recorder import Recorder
 from tartlet_operator.sources import SourceFetcher
 from tartlet_operator.store import Store
@@ -42,7 +43,7 @@ _RETRY_S: Final = 2.0
 _PULSE_S: Final = 5.0
 """How often a silent operator listens whether it hears something again."""
 _SILENT_RENEWALS: Final = 4
-"""The Lease is renewed three times in its life, and each renewal is an event; so much silence is a broken watch."""
+"""The Lease is renewed more than twice in its life, and each renewal is an event; so much silence is a broken watch."""
 
 
 class _Stopped(Exception):
@@ -115,6 +116,10 @@ async def _lead(
         )
         poll = ControlPoll(ctx)
         await poll.once()  # so that settled Inferlets are seen to be
+        try:
+            await recall(ctx)
+        except ApiError as e:  # they are looked at soon
+            log.warning("pools: %s", e)
         registry = Watch(queue, store, ctx.written, pulse.heard).registry(
             reached, namespaces=len(namespaces), lease=lease
         )

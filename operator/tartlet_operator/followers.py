@@ -53,6 +53,7 @@ class Followers:
         self._changed = changed
         self._followed: dict[Key, _Followed] = {}
         self._ending: set[str] = set()
+        self._waiting: dict[Key, None] = {}  # runs that there was no room for, oldest first
         self._group: asyncio.TaskGroup | None = None
 
     def __len__(self) -> int:
@@ -70,16 +71,21 @@ class Followers:
         """No more programs can be followed now."""
         return len(self) >= self._limit
 
-    def follow(self, key: Key, program_id: str) -> None:
-        """Follow a run's program, unless it already is."""
+    def wait(self, key: Key) -> None:
+        """Have a run looked at again when another's program has ended."""
+        self._waiting.setdefault(key)
+
+    def follow(self, key: Key, program_id: str) -> str:
+        """Follow a run's program, unless it already is; the id of another that is still running, else ""."""
         known = self._followed.get(key)
         if known is not None and known.program_id == program_id:
-            return
-        self.forget(key)
+            return ""
+        left = self.forget(key)
         assert self._group is not None, "run() comes first"
         followed = _Followed(program_id)
         self._followed[key] = followed
         followed.task = self._group.create_task(self._follow(key, followed), name=f"follow {key}")
+        return left
 
     @property
     def programs(self) -> set[str]:
@@ -98,12 +104,16 @@ class Followers:
 
     def forget(self, key: Key) -> str:
         """Stop following; the id of the program if it was running, else ""."""
+        self._waiting.pop(key, None)
         known = self._followed.pop(key, None)
         if known is None:
             return ""
         if known.task is not None:
             known.task.cancel()
-        return known.program_id if known.outcome is None else ""
+        if known.outcome is not None:
+            return ""
+        self._next()
+        return known.program_id
 
     async def end(self, program_id: str, reason: str) -> None:
         """End a program that no run wants; one that can't be ended now is tried again while others are seen to."""
@@ -152,6 +162,13 @@ class Followers:
                 log.exception("%s", key)
                 followed.outcome = Outcome(success=False, output=followed.output, error=InternalError(detail=repr(e)))
         self._changed(key, 0.0)
+        self._next()
+
+    def _next(self) -> None:
+        """There is room for one more."""
+        for key in list(self._waiting)[:1]:
+            del self._waiting[key]
+            self._changed(key, 0.0)
 
     async def _read(self, key: Key, followed: _Followed) -> None:
         run = await self._client.attach(followed.program_id, followed.next_offset)

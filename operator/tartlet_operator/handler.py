@@ -26,6 +26,8 @@ log = logging.getLogger("tartlet.operator")
 
 _BACKOFF_S: Final = 0.5
 _BACKOFF_MAX_S: Final = 30.0
+_SCOUT_S: Final = 30.0
+"""So often is one tried of those that were given up; should it succeed, what stood in their way may be gone."""
 
 _RECONCILE: Final[Mapping[str, Callable[[Context, Key, Mapping[str, Any]], Awaitable[float | None]]]] = {
     "EnginePool": reconcile_pool.reconcile,
@@ -53,6 +55,7 @@ class Handler:
     def __init__(self, ctx: Context) -> None:
         self._ctx = ctx
         self._failures: dict[Key, int] = {}
+        self._given_up: dict[Key, None] = {}  # the first is the one that is tried
 
     async def handle(self, key: Key, body: Mapping[str, Any] | None) -> float | None:
         """Bring one object about; returns when to look at it again, s."""
@@ -65,7 +68,7 @@ class Handler:
                 again_s = None
             else:
                 again_s = await _RECONCILE[key.kind](ctx, key, body)
-            self._failures.pop(key, None)
+            self._succeeded(key)
         except ValidationError as e:  # an older CRD let it through
             again_s = await self._failed(key, body, "InvalidSpec", str(e), permanent=True)
         except ApiError as e:
@@ -113,7 +116,24 @@ class Handler:
                 await self._confess(key, body, f"{reason}: {message}")
             except (ApiError, ValidationError) as e:
                 log.warning("%s: its condition can't be written: %s", key, e)
+        if again_s is None:
+            self._give_up(key, permanent=permanent)
         return again_s
+
+    def _give_up(self, key: Key, *, permanent: bool) -> None:
+        """Have one of those that were given up tried in a while; one that has just failed comes last."""
+        self._given_up.pop(key, None)
+        if not permanent:
+            self._given_up[key] = None
+        for first in list(self._given_up)[:1]:
+            self._ctx.queue.add_after(first, _SCOUT_S)
+
+    def _succeeded(self, key: Key) -> None:
+        self._failures.pop(key, None)
+        if key in self._given_up:
+            given_up, self._given_up = self._given_up, {}
+            for other in given_up.keys() - {key}:
+                self._ctx.queue.add(other)
 
     async def _confess(self, key: Key, body: Mapping[str, Any], message: str) -> None:
         meta = Meta.of(body)

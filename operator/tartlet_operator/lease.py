@@ -138,8 +138,9 @@ class Leader:
     async def _still_ours(self) -> bool:
         """After a conflict: a renewal whose answer was lost is no loss of the Lease."""
         try:
-            lease = await self._api.get("Lease", self._namespace, self._name)
-        except ApiError:
+            async with asyncio.timeout(self._left_s()):
+                lease = await self._api.get("Lease", self._namespace, self._name)
+        except (ApiError, TimeoutError):
             return True  # nobody knows: the clock decides
         if lease is None or (lease.get("spec") or {}).get("holderIdentity") != self._identity:
             return False

@@ -59,7 +59,8 @@ class ControlPoll:
                 await asyncio.sleep(ctx.settings.poll_s)
                 continue
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(ctx.settings.poll_s * _IDLE_POLL_FACTOR):
+                sweep_in_s = max(self._sweep_s - ctx.clock.now(), ctx.settings.poll_s)
+                async with asyncio.timeout(min(ctx.settings.poll_s * _IDLE_POLL_FACTOR, sweep_in_s)):
                     await ctx.stirred.wait()
 
     async def mind(self) -> None:

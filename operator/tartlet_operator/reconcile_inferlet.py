@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from tartlet import Language, Source
@@ -12,7 +12,7 @@ from tartlet_operator.api.inferlet import Inferlet, InferletSpec, InferletStatus
 from tartlet_operator.catalogue import entry, fingerprint
 from tartlet_operator.conditions import holds
 from tartlet_operator.context import VALIDATE_TIMEOUT_S, Context
-from tartlet_operator.inferlet_status import Verdict, happenings, model_of, status
+from tartlet_operator.inferlet_status import PoolSeen, Verdict, happenings, model_of, status
 from tartlet_operator.meta import Key, Meta
 from tartlet_operator.pool_status import Happening
 from tartlet_operator.reasons import EventReason, Reason
@@ -38,9 +38,10 @@ async def reconcile(ctx: Context, key: Key, body: Mapping[str, Any]) -> float | 
     if meta.deleting:
         return None
     old = inferlet.status or InferletStatus()
+    pools = ctx.store.pools_in(key.namespace)
     print_, again_s = "", None
     try:
-        wanted = await _entry(ctx, key, inferlet.spec)
+        wanted = await _entry(ctx, key, inferlet.spec, pools)
         print_ = fingerprint(wanted)
         await _catalogued(ctx, key, meta, wanted, print_, old)
         verdict = Verdict("True", Reason.CATALOGUED, digest=wanted.source.digest)
@@ -51,11 +52,10 @@ async def reconcile(ctx: Context, key: Key, body: Mapping[str, Any]) -> float | 
         if e.retryable or e.number >= _NOT_THE_SOURCE:
             raise
         verdict = Verdict("False", e.name, e.told, _digest(old))
-    pools = ctx.store.pools_in(key.namespace)
     new = status(inferlet.spec, old, verdict, pools, generation=meta.generation, now=ctx.now)
     await ctx.write_status(key, meta, old, new, happenings(old, new))
     _remember(ctx, key, inferlet.spec, new, print_ if verdict.ready == "True" else "")
-    return again_s
+    return again_s if ctx.store.pools_in(key.namespace) == pools else 0.0  # who changed them didn't know of it yet
 
 
 async def forget_entry(ctx: Context, key: Key) -> None:
@@ -69,9 +69,9 @@ async def forget_entry(ctx: Context, key: Key) -> None:
         ctx.view.catalogue[key.namespace].pop(key.name, None)
 
 
-async def _entry(ctx: Context, key: Key, spec: InferletSpec) -> control_pb2.CatalogueEntry:
+async def _entry(ctx: Context, key: Key, spec: InferletSpec, pools: Sequence[PoolSeen]) -> control_pb2.CatalogueEntry:
     data = await ctx.fetcher.fetch(spec.source, key.namespace)
-    model = model_of(spec, ctx.store.pools_in(key.namespace))
+    model = model_of(spec, pools)
     return entry(spec, key.namespace, key.name, data, model or "")
 
 

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Mapping
 from typing import Any, Final
+
+from pydantic import ValidationError
 
 from tartlet_operator.api.engine_pool import EnginePool, EnginePoolStatus
 from tartlet_operator.context import Context
@@ -45,6 +48,20 @@ async def reconcile(ctx: Context, key: Key, body: Mapping[str, Any]) -> float | 
     await ctx.write_status(key, meta, old, new, happenings(old, new))
     _remember(ctx, key, PoolSeen(key.name, pool.spec.model.name, ready=_serves(new)))
     return START_S if any(p.unstarted for p in facts.pods) else None
+
+
+async def recall(ctx: Context) -> None:
+    """Remember the pools as their statuses say, before anything is looked at: what inferlets say depends on them.
+
+    Raises:
+        ApiError: the API server didn't answer.
+    """
+    for namespace in ctx.namespaces:
+        async for body in ctx.api.pages(EnginePool.__name__, namespace):
+            with contextlib.suppress(ValidationError):  # an older CRD let it through: its own turn tells
+                pool, name = EnginePool.model_validate(body), body["metadata"]["name"]
+                seen = PoolSeen(name, pool.spec.model.name, ready=_serves(pool.status or EnginePoolStatus()))
+                ctx.store.pools[Key(EnginePool.__name__, namespace, name)] = seen
 
 
 def _serves(new: EnginePoolStatus) -> bool:

@@ -25,7 +25,8 @@ _LAUNCH_TIMEOUT_S: Final = 60.0
 _FIRST_TIMEOUT_S: Final = 15.0
 """Of a run that says nothing yet: soon it says that it waits, and the same attempt is asked for again."""
 _LATE_S: Final = 0.5
-_FULL_S: Final = 2.0
+_FULL_S: Final = 30.0
+"""A run that there is no room for is looked at when another ends, and so often in any case."""
 _WAITS: Final = (UnknownModel, UnknownInferlet, NoEngine)
 """Launch errors that an engine or a catalogue on its way will mend; the deadline bounds the wait."""
 
@@ -132,6 +133,7 @@ async def _launch(
         return wait.seconds
 
     if ctx.followers.full:
+        ctx.followers.wait(key)
         limit = ctx.settings.max_runs
         message = f"the operator follows {limit} runs, as many as max_runs allows: it waits until one ends"
         return await waits(Wait(min(action.deadline_s, _FULL_S), Reason.TOO_MANY_RUNS, message))
@@ -154,7 +156,9 @@ async def _launch(
             return await _finish(ctx, key, meta, run, old, finish)
         left_s = action.deadline_s - (ctx.unix_s - started)
         return await waits(Wait(max(0.0, min(left_s, runs.RECHECK_S / 5)), e.name, e.told_in_line))
-    ctx.followers.follow(key, accepted.program_id)  # before it is written: should that fail, it is known
+    left = ctx.followers.follow(key, accepted.program_id)  # before it is written: should that fail, it is known
+    if left:
+        await ctx.followers.end(left, "its InferletRun was deleted and made again")
     new = runs.launched(old, action.attempt, accepted.program_id, generation=meta.generation, now=ctx.unix_s)
     await _write(ctx, key, meta, old, new, EventReason.RUN_LAUNCHED, f"attempt {action.attempt}: {accepted.program_id}")
     return action.deadline_s

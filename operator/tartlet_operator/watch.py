@@ -12,6 +12,7 @@ import contextlib
 import json
 import sys
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, Final
 
 import aiohttp
@@ -48,6 +49,7 @@ class Watch:
         self._store = store
         self._written = written
         self._heard = heard
+        self._newest: dict[str, int] = {}  # the version up to which a kind's watches came, by the path of the requests
 
     def registry(self, access: ApiAccess, *, namespaces: int, lease: str) -> kopf.OperatorRegistry:
         """Handlers and settings for `kopf.operator`; `lease` names the Lease to watch, "" none."""
@@ -87,23 +89,29 @@ class Watch:
                     await self._queue.room(2 * _PAGE)
         reply = await handler(request)
         if reply.status == 200 and "watch" in asked:
-            take_events(reply, self._event)
+            take_events(reply, partial(self._event, request.url.path))
         elif reply.status == 200 and "limit" in asked:
+            self._newest.pop(request.url.path, None)  # a list says what there is, whatever was seen before
             await take_list(reply, self._seen)
         return reply
 
-    def _event(self, line: bytes) -> bytes:
-        """Takes a watch's event; its resource version, empty if it tells of the watch itself."""
+    def _event(self, path: str, line: bytes) -> bytes:
+        """Takes a watch's event; its resource version, empty if it tells of the watch itself.
+
+        Versions only grow in a watch: an older one was seen, and is shown again by a watch that broke unnoticed.
+        """
         self._heard()
-        version = self._written.echoed(line)
-        if version:
-            return version
-        event = json.loads(line)
-        if event["type"] not in _NEWS:
-            return b""
-        body = event["object"]
-        self._seen(body["kind"], body, gone=event["type"] == "DELETED")
-        return str(body["metadata"]["resourceVersion"]).encode()
+        version, newest = self._written.echoed(line), self._newest.get(path, 0)
+        if not version:
+            event = json.loads(line)
+            if event["type"] not in _NEWS:
+                return b""
+            body = event["object"]
+            version = str(body["metadata"]["resourceVersion"]).encode()
+            if int(version) > newest:
+                self._seen(body["kind"], body, gone=event["type"] == "DELETED")
+        self._newest[path] = max(newest, int(version))
+        return version
 
     def _seen(self, kind: str, body: Mapping[str, Any], *, gone: bool = False) -> None:
         """An object is, is another than it was, or is gone."""
@@ -111,9 +119,10 @@ class Watch:
         meta = body["metadata"]
         if kind in _KINDS:
             key = Key(sys.intern(kind), sys.intern(meta["namespace"]), meta["name"])
-            self._queue.add(key, None if gone else slim(body))
             if gone:
-                self._queue.forget(key)
+                self._queue.gone(key)
+            else:
+                self._queue.add(key, slim(body))
         elif kind == "ConfigMap":
             for key in self._store.inferlets_from(meta["namespace"], meta["name"]):
                 self._queue.add(key)

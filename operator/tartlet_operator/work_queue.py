@@ -53,11 +53,14 @@ class WorkQueue:
         self._cancel_timer(key)
         self._timers[key] = loop.call_at(due, self.add, key)
 
+    def gone(self, key: Key) -> None:
+        """The object was deleted: whatever body waits, it is asked for."""
+        self.add(key)
+        self._pending[key] = None
+
     def forget(self, key: Key) -> None:
         """The object is gone: no timer brings it back."""
         self._cancel_timer(key)
-        if key in self._pending and key not in self._busy:
-            self._pending[key] = None
 
     async def room(self, limit: int) -> None:
         """Return when fewer than `limit` objects wait."""

@@ -10,6 +10,7 @@ import pytest
 from tartlet_common.errors import PermissionDenied, TartletError, Unavailable, UnknownProgram
 from tartlet_operator import followers
 from tartlet_operator.followers import Followers
+from tartlet_operator.meta import Key
 from tests.operator.objects import until
 
 AWAY = Unavailable(what="the runtime", detail="it was stopped")
@@ -65,4 +66,34 @@ async def test_one_that_never_ends_is_left_to_the_resync(monkeypatch: pytest.Mon
     await following.end("p", "not wanted")
     await until(lambda: not following._ending)
     assert len(client.asked) == 4
+    running.cancel()
+
+
+async def test_a_run_that_there_was_no_room_for_is_looked_at_when_another_ends() -> None:
+    class Following:
+        """Programs that go on until they are told to end."""
+
+        def __init__(self) -> None:
+            self.over = {name: asyncio.Event() for name in "pq"}
+
+        async def attach(self, program_id: str, _: int) -> Any:
+            await self.over[program_id].wait()
+            raise GONE
+
+    looked_at: list[str] = []
+    client: Any = Following()
+    following = Followers(client, 2, lambda key, _: looked_at.append(key.name))
+    running = asyncio.create_task(following.run())
+    await asyncio.sleep(0)
+    a, b, c, d, e = (Key("InferletRun", "ns", name) for name in "abcde")
+    assert following.follow(a, "p") == following.follow(b, "q") == ""
+    for waits in (c, d, e, c):
+        following.wait(waits)
+    following.forget(d)  # it was deleted
+    client.over["p"].set()
+    await until(lambda: looked_at == ["a", "c"])
+    assert following.forget(b) == "q"
+    assert looked_at == ["a", "c", "e"]
+    assert following.follow(a, "q") == "", "its program had ended"
+    assert following.follow(a, "p") == "q"
     running.cancel()

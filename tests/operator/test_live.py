@@ -12,6 +12,7 @@ from pathlib import Path
 import tartlet
 from tests.operator.api_server import ApiServer
 from tests.operator.live import live
+from tests.operator.test_live_pools import serving
 
 HELLO = """
 import sys
@@ -195,10 +196,11 @@ async def test_a_settled_namespace_is_taken_up_again_without_a_write(
     api_server: ApiServer, namespace: str, run_dir: Path
 ) -> None:
     async with live(api_server, namespace, run_dir) as it:
+        await serving(it)
         names = [f"i{n}" for n in range(30)]
         for n, name in enumerate(names):
-            it.create("Inferlet", name, {"source": {"inline": f"{HELLO}# {n}\n"}})
-        await it.until(lambda: all(it.condition("Inferlet", n, "Ready")["status"] == "True" for n in names))
+            it.create("Inferlet", name, {"source": {"inline": f"{HELLO}# {n}\n"}, "pool": "pool"})
+        await it.until(lambda: all(it.condition("Inferlet", n, "Runnable")["status"] == "True" for n in names))
         versions = {n: it.get("Inferlet", n)["metadata"]["resourceVersion"] for n in names}
         managed = it.get("Inferlet", "i0")["metadata"]["managedFields"]
         assert [(m["manager"], m["operation"]) for m in managed if m.get("subresource")] == [

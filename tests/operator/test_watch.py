@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 from collections.abc import AsyncIterator
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -21,6 +22,7 @@ from tartlet_operator.written import Written
 from tests.operator.objects import body
 
 KEY = Key("Inferlet", "ns", "i")
+PAGE = {"kind": "InferletList", "metadata": {"resourceVersion": "9", "continue": "more"}}
 
 
 def seen(version: int, name: str = "i") -> dict[str, Any]:
@@ -52,6 +54,18 @@ class Content:
             raise ConnectionResetError
 
 
+async def listed(watch: Watch, *items: dict[str, Any]) -> Any:
+    """What kopf reads of a list."""
+    content = Content(json.dumps({**PAGE, "items": items}).encode())
+
+    async def answered(_: Any) -> Any:
+        return SimpleNamespace(status=200, content=content)
+
+    request: Any = SimpleNamespace(url=SimpleNamespace(query={"limit": "250"}, path="/inferlets"))
+    reply = await watch._between(request, answered)
+    return json.loads(await reply.content.read())
+
+
 def watching() -> tuple[Watch, WorkQueue, Written]:
     queue, written = WorkQueue(), Written()
     return Watch(queue, Store(), written, lambda: None), queue, written
@@ -60,7 +74,7 @@ def watching() -> tuple[Watch, WorkQueue, Written]:
 async def left_for_kopf(watch: Watch, content: Content) -> list[tuple[str, str]]:
     shown = b""
     with pytest.raises(ConnectionResetError) if content.breaks else contextlib.nullcontext():
-        async for data in Events(content, watch._event).iter_chunked(1 << 20):
+        async for data in Events(content, partial(watch._event, "/inferlets")).iter_chunked(1 << 20):
             shown += data
     events = [json.loads(x) for x in shown.splitlines()]
     return [(e["type"], e["object"].get("metadata", {}).get("resourceVersion", "")) for e in events]
@@ -94,6 +108,18 @@ async def test_kopf_is_told_how_far_a_watch_came_when_it_ends_or_breaks_and_now_
     assert told == [("BOOKMARK", str(version)) for version in (6, 7, 8, 9)]
 
 
+async def test_what_a_broken_watch_shows_again_is_no_news_and_a_list_is() -> None:
+    watch, queue, _ = watching()
+    await left_for_kopf(watch, Content(line(6), line(7, kind="DELETED"), line(8, "b")))
+    queue._pending.clear()
+    again = Content(line(6), line(7, kind="DELETED"), line(8, "b"), line(9, "c"), line(10, kind="ADDED"))
+    assert await left_for_kopf(watch, again) == [("BOOKMARK", "10")]
+    assert [key.name for key in queue._pending] == ["c", "i"]
+    await listed(watch, seen(3, "a"))  # of an API server that was set back
+    await left_for_kopf(watch, Content(line(5, "d")))
+    assert [key.name for key in queue._pending] == ["c", "i", "a", "d"]
+
+
 async def test_our_own_last_write_is_no_news_unless_the_spec_is_newer() -> None:
     watch, queue, written = watching()
     written.wrote(KEY, 7, alone=True)
@@ -108,15 +134,7 @@ async def test_our_own_last_write_is_no_news_unless_the_spec_is_newer() -> None:
 
 async def test_a_lists_objects_become_work_and_kopf_reads_the_rest_of_it() -> None:
     watch, queue, _ = watching()
-    page = {"kind": "InferletList", "metadata": {"resourceVersion": "9", "continue": "more"}}
-    content = Content(json.dumps({**page, "items": [seen(3, "a"), seen(4, "b")]}).encode())
-
-    async def answered(_: Any) -> Any:
-        return SimpleNamespace(status=200, content=content)
-
-    request: Any = SimpleNamespace(url=SimpleNamespace(query={"limit": "250"}))
-    reply = await watch._between(request, answered)
-    assert json.loads(await reply.content.read()) == {**page, "items": []}
+    assert await listed(watch, seen(3, "a"), seen(4, "b")) == {**PAGE, "items": []}
     assert queue._pending == {Key("Inferlet", "ns", name): slim(seen(n, name)) for n, name in ((3, "a"), (4, "b"))}
 
 

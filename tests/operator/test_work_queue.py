@@ -64,6 +64,23 @@ async def test_the_newest_body_wins_and_one_object_is_never_worked_on_twice_at_o
     await workers.stop()
 
 
+async def test_of_a_deleted_object_no_body_waits_even_while_it_is_worked_on() -> None:
+    queue = WorkQueue()
+    workers = Workers(queue)
+    workers.gate.clear()
+    queue.add(A, {"n": 1})
+    await asyncio.sleep(0.01)  # a worker has it
+    queue.add(A, {"n": 2})
+    queue.gone(A)
+    queue.add(B, {"n": 1})
+    queue.gone(B)
+    workers.gate.set()
+    await workers.idle()
+    assert [body for key, body in workers.seen if key == A] == [{"n": 1}, None]
+    assert [body for key, body in workers.seen if key == B] == [None]
+    await workers.stop()
+
+
 async def test_under_load_every_object_is_seen_in_its_last_state() -> None:
     queue, rng = WorkQueue(), random.Random(1)
     workers = Workers(queue, n=12)

@@ -1,0 +1,58 @@
+"""What failed too often is not forgotten: one is tried now and then, and all when it succeeds."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tartlet_common.clock import ManualClock
+from tartlet_common.errors import Unavailable
+from tartlet_operator import handler
+from tartlet_operator.handler import Handler
+from tartlet_operator.meta import Key
+from tartlet_operator.work_queue import WorkQueue
+from tartlet_operator.written import Written
+from tests.operator.objects import body, until
+
+KEYS = [Key("Inferlet", "ns", name) for name in "abcd"]
+
+
+async def test_what_was_given_up_is_taken_up_when_one_succeeds(monkeypatch: pytest.MonkeyPatch) -> None:
+    tried: list[str] = []
+    away = True
+
+    async def reconcile(_: Any, key: Key, __: Mapping[str, Any]) -> None:
+        tried.append(key.name)
+        if away or key.name == "d":
+            raise Unavailable(what="the runtime", detail="it was stopped")
+
+    async def write_status(*_: Any) -> None:
+        pass
+
+    async def get(kind: str, _: str, name: str) -> Any:
+        return body(kind, name, {"source": {"inline": "pass"}}, {})
+
+    monkeypatch.setattr(handler, "_RECONCILE", {"Inferlet": reconcile})
+    monkeypatch.setattr(handler, "_SCOUT_S", 0.02)
+    queue = WorkQueue()
+    metrics = SimpleNamespace(reconciled=lambda *_: None, failed=lambda *_: None)
+    ctx: Any = SimpleNamespace(clock=ManualClock(), queue=queue, written=Written(), metrics=metrics, now="now")
+    ctx.settings, ctx.write_status, ctx.api = SimpleNamespace(max_retries=0), write_status, SimpleNamespace(get=get)
+    worker = asyncio.ensure_future(queue.work(Handler(ctx).handle))
+    for key in KEYS:
+        queue.add(key)
+    await until(lambda: len(tried) >= 12)
+    assert tried[:4] == list("abcd")
+    assert tried[4:8] == list("abcd"), "one after another"
+    tried.clear()
+    away = False
+    await until(lambda: {"a", "b", "c"} <= set(tried))
+    await asyncio.sleep(0.1)
+    assert sum(name != "d" for name in tried) == 3, "what succeeded is done"
+    assert tried.count("d") > 2, "what fails is tried on"
+    worker.cancel()
+    queue.close()
