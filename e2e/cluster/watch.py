@@ -141,12 +141,17 @@ def rolled_out(deployment: Object, replicas: int) -> bool:
     return seen and counts == (replicas, replicas, replicas)
 
 
+def _over(pod: Object) -> bool:
+    """Whether a pod runs no more and won't again, as an evicted one: its Deployment counts it no more either."""
+    return pod.get("status", {}).get("phase") in ("Failed", "Succeeded")
+
+
 def pool_agrees(state: State) -> bool:
     """Whether a pool's counts, and its word that it is Ready or not, are what its pods and its Deployment say.
 
     Not Ready is right while too few pods are ready or a rollout is under way, and at no other time.
     """
-    pods = [body for (kind, _), body in state.items() if kind == "pod"]
+    pods = [body for (kind, _), body in state.items() if kind == "pod" and not _over(body)]
     staying = [p for p in pods if "deletionTimestamp" not in p["metadata"]]
     ready = sum(_conditions(p).get("Ready") == "True" for p in staying)
     counts = {

@@ -47,6 +47,22 @@ _UNSTARTED: Final = (
 START_S: Final = 45.0
 """A node that has not begun with a pod's containers by then, image apart, lacks something that the pod names."""
 
+_OVER: Final = frozenset({"Failed", "Succeeded"})
+"""Phases of pods that run no more: a Deployment counts them no more either, and makes others in their place."""
+
+_OVER_FIELDS: Final = (
+    ('emptydir volume "models"', "spec.model.init.sizeLimit"),
+    ("emptydir volume", "spec.podTemplate.volumes"),
+    ("preempt", "spec.podTemplate.priorityClassName"),
+    ("node affinity", _PLACES),
+    ("unexpectedadmission", "spec.resources"),
+    ("evicted", "spec.resources"),
+    ("outof", "spec.resources"),
+)
+"""What a kubelet says of a pod that it ended or didn't take, and which field that comes from; first match."""
+
+_AS_ROOT: Final = "runasnonroot"
+_USER: Final = "whose USER must be a number other than 0"
 _NOT_STARTED: Final = "see its log, whether it reaches control, and spec.startDeadlineSeconds"
 _SAID_CHARS: Final = 1024
 
@@ -66,6 +82,9 @@ class PodFacts:
     created: str = ""
     revision: str = ""  # of the Deployment's template
     unstarted: bool = False  # a node has it, and can't begin with its containers yet
+    started: bool = False  # its engine has taken programs, or would have
+    over: bool = False  # it runs no more and won't again, though the pod is still there
+    ended: str = ""  # when, if it is over
 
     @staticmethod
     def of(body: Mapping[str, Any], now: float = 0.0) -> PodFacts:
@@ -74,6 +93,7 @@ class PodFacts:
         conditions = {c["type"]: c for c in status.get("conditions") or ()}
         reason, message = _trouble(status, conditions)
         began = conditions.get("PodReadyToStartContainers", {})
+        over = status.get("phase") in _OVER
         unstarted = began.get("status") == "False" and status.get("phase") == "Pending" and not reason
         if unstarted and now - parse(conditions["PodReadyToStartContainers"]["lastTransitionTime"]) >= START_S:
             reason, message = Reason.POD_UNSTARTED, _UNSTARTED
@@ -89,18 +109,56 @@ class PodFacts:
             created=meta.get("creationTimestamp") or "",
             revision=(meta.get("labels") or {}).get("pod-template-hash") or "",
             unstarted=unstarted,
+            started=any(c.get("started") for c in status.get("containerStatuses") or ()),
+            over=over,
+            ended=_ended(meta, status) if over else "",
         )
 
 
 def in_trouble(pods: Sequence[PodFacts]) -> PodFacts | None:
     """A pod that is kept from running; what ails those of an earlier spec has been answered by the newer one."""
+    return next((p for p in _newest(pods) if p.reason and not p.over), None)
+
+
+def ended_early(pods: Sequence[PodFacts], replicas: int) -> PodFacts | None:
+    """The last pod that is over, while too few are ready and none that was made after its end has been so yet."""
+    newest = _newest(pods)
+    living = [p for p in newest if not p.over]
+    last = max((p for p in newest if p.over), key=lambda p: p.ended, default=None)
+    if last is None or sum(p.ready for p in living) >= replicas:
+        return None
+    replaced = any((p.ready or p.started) and p.created >= last.ended for p in living)
+    return None if replaced else last
+
+
+def _newest(pods: Sequence[PodFacts]) -> list[PodFacts]:
+    """Those of the newest spec that stay."""
     staying = [p for p in pods if not p.terminating]
     newest = max(staying, key=lambda p: p.created, default=None)
-    return next((p for p in staying if newest and p.reason and p.revision == newest.revision), None)
+    return [p for p in staying if newest and p.revision == newest.revision]
+
+
+def _ended(meta: Mapping[str, Any], status: Mapping[str, Any]) -> str:
+    """When a pod that is over ended, as near as it tells."""
+    states = (c.get("state") or {} for c in status.get("containerStatuses") or ())
+    times = [(s.get("terminated") or {}).get("finishedAt") for s in states]
+    times += [c.get("lastTransitionTime") for c in status.get("conditions") or ()]
+    return max(t or "" for t in (*times, meta.get("creationTimestamp")))
+
+
+def _of_over(status: Mapping[str, Any]) -> tuple[str, str]:
+    """Reason and message of a pod that is over: the kubelet's own, and the field that they come from."""
+    reason = status.get("reason") or status["phase"]
+    said = str(status.get("message") or "it runs no more").strip()[-_SAID_CHARS:]
+    words = f"{reason} {said}".lower()
+    field = next((field for word, field in _OVER_FIELDS if word in words), "")
+    return reason, f"{said} (see {field})" if field else said
 
 
 def _trouble(status: Mapping[str, Any], conditions: Mapping[str, Any]) -> tuple[str, str]:
     """Reason and message of what keeps a pod from running, empty if nothing does."""
+    if status.get("phase") in _OVER:
+        return _of_over(status)
     scheduled = conditions.get("PodScheduled", {})
     if scheduled.get("status") == "False" and scheduled.get("reason"):
         said = str(scheduled.get("message", ""))
@@ -110,8 +168,6 @@ def _trouble(status: Mapping[str, Any], conditions: Mapping[str, Any]) -> tuple[
             reason, message = _of_container(container, init=init)
             if reason:
                 return reason, message
-    if status.get("phase") == "Failed":
-        return status.get("reason") or "Failed", status.get("message", "")
     return "", ""
 
 
@@ -132,6 +188,8 @@ def _of_container(container: Mapping[str, Any], *, init: bool) -> tuple[str, str
     if reason in _CRASHED:
         return _crash(reason, ended, waiting.get("message", ""), container.get("restartCount", 0), init=init)
     said = (ended.get("message") or waiting.get("message", "")).strip()[-_SAID_CHARS:]
+    if _AS_ROOT in said.lower():
+        return reason, f"{said} (see {'spec.model.init.image' if init else 'spec.image'}, {_USER})"
     if init:
         return reason, f"spec.model.init: {said}"
     return reason, f"{said} (see {_FIELDS[reason]})".strip() if reason in _FIELDS else said

@@ -10,7 +10,7 @@ from typing import Any, Final
 from tartlet_operator.api.engine_pool import EnginePoolStatus, EngineStatus
 from tartlet_operator.conditions import Want, find, holds, merged, truth
 from tartlet_operator.meta import pool_selector
-from tartlet_operator.pod_facts import PodFacts, in_trouble
+from tartlet_operator.pod_facts import PodFacts, ended_early, in_trouble
 from tartlet_operator.reasons import EventReason, Reason
 
 _REFUSED: Final = "correct what it names in spec.podTemplate or spec.resources, or what the namespace allows"
@@ -21,6 +21,13 @@ _STANDS_BY: Final = (
     "pod {} waits for engines elsewhere that serve spec.model.name in another form (checkpoint, spec.engine.dtype or "
     "spec.engine.pageSize): give one of them another name"
 )
+_UNREACHABLE: Final = (
+    "control doesn't answer, so nobody knows which engines take programs: see whether control's pod runs, its log, and "
+    "the operator's"
+)
+_LOST: Final = "control doesn't know the engine of pod {}: see the pod's log, and whether it reaches control"
+_UNREADY: Final = "pod {} is {}: see its log and `kubectl describe pod`"
+_UNMADE: Final = "pods are missing: see `kubectl describe` of the pool's Deployment and its ReplicaSet"
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +62,7 @@ class PoolFacts:
         generation: of the pool.
         replicas: that its spec asks for.
         deployment: after it was applied.
-        pods: the pool's, those that go away too.
+        pods: the pool's, those that go away or are over too.
         engines: state by id (a pod's name) as control tells; None: control doesn't answer.
         programs: how many each engine has, as control told last.
     """
@@ -68,6 +75,11 @@ class PoolFacts:
     engines: Mapping[str, str] | None
     programs: Mapping[str, int] = field(default_factory=dict)
 
+    @property
+    def living(self) -> list[PodFacts]:
+        """The pods that aren't over: all that is counted."""
+        return [p for p in self.pods if not p.over]
+
 
 def status(facts: PoolFacts, old: EnginePoolStatus, now: str) -> EnginePoolStatus:
     """The pool's status.
@@ -75,14 +87,13 @@ def status(facts: PoolFacts, old: EnginePoolStatus, now: str) -> EnginePoolStatu
     `Ready` is True only when the Deployment has seen its newest spec, every pod is of it, and as many engines as asked
     for take programs; so it is never True for an older generation, nor during a rollout.
     """
-    engines = [_engine(p, facts) for p in sorted(facts.pods, key=lambda p: p.name)]
-    ready = sum(e.state == "Ready" for e in engines)
-    wants = _conditions(facts, old, ready)
+    engines = [_engine(p, facts) for p in sorted(facts.living, key=lambda p: p.name)]
+    wants = _conditions(facts, old, engines)
     return EnginePoolStatus(
         observed_generation=facts.generation,
         conditions=merged(old.conditions, wants, generation=facts.generation, now=now),
-        replicas=sum(not p.terminating for p in facts.pods),
-        ready_replicas=ready,
+        replicas=sum(not p.terminating for p in facts.living),
+        ready_replicas=_ready(engines),
         updated_replicas=facts.deployment.updated if _observed(facts.deployment) else 0,
         draining_replicas=sum(e.state == "Draining" for e in engines),
         selector=",".join(f"{k}={v}" for k, v in pool_selector(facts.name).items()),
@@ -121,12 +132,16 @@ def happenings(old: EnginePoolStatus, new: EnginePoolStatus) -> list[Happening]:
     return out
 
 
+def _ready(engines: Sequence[EngineStatus]) -> int:
+    return sum(e.state == "Ready" for e in engines)
+
+
 def _observed(deployment: DeploymentFacts) -> bool:
     return deployment.observed_generation >= deployment.generation
 
 
-def _conditions(facts: PoolFacts, old: EnginePoolStatus, ready: int) -> list[Want]:
-    d = facts.deployment
+def _conditions(facts: PoolFacts, old: EnginePoolStatus, engines: Sequence[EngineStatus]) -> list[Want]:
+    d, ready = facts.deployment, _ready(engines)
     rolled = _observed(d) and d.updated == facts.replicas == d.replicas
     enough = ready >= facts.replicas
     before = find(old.conditions, "Progressing")
@@ -137,9 +152,10 @@ def _conditions(facts: PoolFacts, old: EnginePoolStatus, ready: int) -> list[Wan
     progressing = not (rolled or lost) or starting
     trouble = _trouble(facts)
     counts = f"{ready} of {facts.replicas} engines take programs"
-    reason, message = _why(facts, ready, trouble, counts, progressing=progressing)
-    degraded = trouble is not None or (not enough and not progressing)
+    reason, message = _why(facts, engines, trouble, counts, progressing=progressing)
     known = facts.engines is not None or facts.replicas == 0
+    short = not known or (not enough and not progressing)
+    degraded = trouble is not None or short
     return [
         Want("Ready", truth(value=rolled and enough) if known else "Unknown", reason, message),
         Want(
@@ -152,7 +168,7 @@ def _conditions(facts: PoolFacts, old: EnginePoolStatus, ready: int) -> list[Wan
         ),
         Want(
             "Degraded",
-            truth(value=degraded and known) if not trouble else "True",
+            truth(value=degraded) if known or trouble else "Unknown",
             reason if degraded else Reason.AS_EXPECTED,
             message if degraded else "",
         ),
@@ -161,39 +177,45 @@ def _conditions(facts: PoolFacts, old: EnginePoolStatus, ready: int) -> list[Wan
 
 def _trouble(facts: PoolFacts) -> tuple[str, str] | None:
     """Reason and message of what keeps pods from running or from being made."""
-    pod = in_trouble(facts.pods)
-    if pod is not None:
-        return pod.reason, f"pod {pod.name}: {pod.message or pod.reason}"
-    refused = facts.deployment.refused
-    return (Reason.PODS_REFUSED, f"{refused[-_SAID_CHARS:]} ({_REFUSED})") if refused else None
+    pod, refused = in_trouble(facts.pods), facts.deployment.refused
+    if pod is None and refused:
+        return Reason.PODS_REFUSED, f"{refused[-_SAID_CHARS:]} ({_REFUSED})"
+    pod = pod or ended_early(facts.pods, facts.replicas)
+    return (pod.reason, f"pod {pod.name}: {pod.message or pod.reason}") if pod else None
 
 
 def _why(
-    facts: PoolFacts, ready: int, trouble: tuple[str, str] | None, counts: str, *, progressing: bool
+    facts: PoolFacts,
+    engines: Sequence[EngineStatus],
+    trouble: tuple[str, str] | None,
+    counts: str,
+    *,
+    progressing: bool,
 ) -> tuple[str, str]:
     """Reason and message of `Ready`: what keeps pods from running first."""
     if trouble is not None:
         return trouble[0], f"{trouble[1]}; {counts}"
     if facts.engines is None and facts.replicas:
-        return Reason.CONTROL_UNREACHABLE, "control doesn't answer, so nobody knows which engines take programs"
+        return Reason.CONTROL_UNREACHABLE, _UNREACHABLE
     if progressing:
         return Reason.ROLLING_OUT, counts
     if facts.replicas == 0:
         return Reason.SCALED_TO_ZERO, "spec.replicas is 0"
-    if ready >= facts.replicas:
+    if _ready(engines) >= facts.replicas:
         return Reason.ENGINES_READY, counts
     standby = _standing_by(facts)
     if standby:
         return Reason.ENGINE_STANDS_BY, f"{_STANDS_BY.format(standby)}; {counts}"
-    lost = [p.name for p in facts.pods if p.ready and not p.terminating and p.name not in (facts.engines or {})]
-    if lost:
-        return Reason.ENGINE_LOST, f"control doesn't know the engine of pod {lost[0]}; {counts}"
-    return Reason.ENGINES_MISSING, counts
+    if lost := next((e.pod for e in engines if e.state == "Lost"), ""):
+        return Reason.ENGINE_LOST, f"{_LOST.format(lost)}; {counts}"
+    unready = next((e for e in engines if e.state not in ("Ready", "Draining")), None)
+    hint = _UNREADY.format(unready.pod, unready.state) if unready else _UNMADE
+    return Reason.ENGINES_MISSING, f"{hint}; {counts}"
 
 
 def _standing_by(facts: PoolFacts) -> str:
     """A pod whose engine stands by, though not for engines of the pool itself that are about to go; else empty."""
-    engines, staying = facts.engines or {}, {p.name for p in facts.pods if not p.terminating}
+    engines, staying = facts.engines or {}, {p.name for p in facts.living if not p.terminating}
     ours = re.compile(rf"{re.escape(facts.name)}-[a-z0-9]+-[a-z0-9]+")  # a Deployment's pod
     if any(ours.fullmatch(name) and name not in staying for name in engines):
         return ""

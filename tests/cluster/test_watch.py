@@ -46,6 +46,12 @@ def test_pods_about_to_go_are_counted_as_draining_and_as_nothing_else() -> None:
     assert disagreements(seen, pool_agrees, 10) == [(3, 1), (6, 1.5)]
 
 
+def test_a_pod_that_is_over_counts_as_nothing() -> None:
+    over = Seen(0, "pod", "a", {"metadata": {}, "status": {"phase": "Failed", "reason": "Evicted"}})
+    assert disagreements([over, pod(0, "b", ready=True), pool(0, 1)], pool_agrees, 10) == []
+    assert disagreements([over, pod(0, "b", ready=True), pool(0, 1, all_=2)], pool_agrees, 10) == [(0, 10)]
+
+
 @pytest.mark.parametrize("wrong", [{"ready": 0}, {"ready": 2}, {"all_": 0}, {"all_": 2}, {"draining": 1}])
 def test_each_count_that_is_too_low_or_too_high_is_a_disagreement(wrong: dict[str, int]) -> None:
     right = [pod(0, "a", ready=True), pool(0, 1)]

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tartlet_common.errors import CheckpointBroken, CheckpointMissing, TartletError, UnknownFamily, WorkerLost
-from tartlet_operator.pod_facts import START_S, PodFacts
+from tartlet_operator.pod_facts import START_S, PodFacts, ended_early, in_trouble
 from tartlet_operator.reasons import Reason
 from tartlet_operator.times import parse
 
@@ -117,6 +117,46 @@ def test_a_container_that_cannot_be_made_names_its_field(reason: str, field: str
     assert (pod(**waits).reason, pod(**waits).message.partition(" (see ")[0]) == (reason, 'secret "x" not found')
     assert field in pod(**waits).message
     assert pod(init=waits).message == 'spec.model.init: secret "x" not found'
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        'container has runAsNonRoot and image will run as root (pod: "p_ns(uid)", container: worker)',
+        "container has runAsNonRoot and image has non-numeric user (nobody), cannot verify user is non-root",
+    ],
+)
+def test_an_image_that_would_run_as_root_is_named(message: str) -> None:
+    waits = {"state": {"waiting": {"reason": "CreateContainerConfigError", "message": message}}}
+    assert pod(**waits).message.startswith(f"{message} (see spec.image, ")
+    assert pod(init=waits).message.startswith(f"{message} (see spec.model.init.image, ")
+
+
+@pytest.mark.parametrize(
+    ("reason", "message", "field"),
+    [
+        ("Evicted", 'Usage of EmptyDir volume "models" exceeds the limit "1Gi". ', "spec.model.init.sizeLimit"),
+        ("Evicted", 'Usage of EmptyDir volume "data" exceeds the limit "1Gi". ', "spec.podTemplate.volumes"),
+        ("Evicted", "The node was low on resource: memory. Threshold quantity: 100Mi.", "spec.resources"),
+        ("UnexpectedAdmissionError", "Allocate failed due to no healthy devices present", "spec.resources"),
+        ("NodeAffinity", "Pod was rejected: Predicate NodeAffinity failed: node affinity", "spec.nodeSelector"),
+        ("Terminated", "Pod was terminated in response to imminent node shutdown.", ""),
+    ],
+)
+def test_a_pod_that_is_over_gives_the_kubelets_words_and_the_field(reason: str, message: str, field: str) -> None:
+    ready = {"type": "Ready", "status": "False", "lastTransitionTime": "2026-01-01T00:00:09Z"}
+    worker = {"state": ended("", 0, "Completed"), "started": False}
+    body: dict[str, Any] = {"metadata": {"name": "x", "creationTimestamp": NOW}}
+    body["status"] = {"phase": "Failed", "reason": reason, "message": message, "conditions": [ready]}
+    for containers in ([], [worker]):
+        body["status"]["containerStatuses"] = containers
+        made = PodFacts.of(body)
+        assert (made.over, made.reason, made.ended) == (True, reason, "2026-01-01T00:00:09Z")
+        assert made.message.startswith(message.strip())
+        assert ("(see " in made.message) == bool(field)
+        assert field in made.message
+        assert in_trouble([made]) is None
+        assert ended_early([made], 1) == made
 
 
 def test_a_node_that_cannot_begin_with_a_pod_is_given_some_time() -> None:

@@ -49,7 +49,8 @@ PODS = st.builds(
     terminating=st.booleans(),
     running=st.booleans(),
     reason=st.sampled_from(["", "CrashLoopBackOff", "Unschedulable"]),
-)
+    over=st.booleans(),
+).map(lambda p: replace(p, reason="Evicted") if p.over else p)
 FACTS = st.builds(
     PoolFacts,
     name=st.just("p"),
@@ -86,10 +87,11 @@ def test_ready_means_settled_and_enough(before: PoolFacts, now: PoolFacts) -> No
 @given(FACTS)
 def test_counts_and_engines_agree_with_the_pods(f: PoolFacts) -> None:
     s = status(f, NONE, NOW)
-    assert {e.pod for e in s.engines} == {p.name for p in f.pods}
-    assert s.replicas == sum(not p.terminating for p in f.pods)
+    living = [p for p in f.pods if not p.over]
+    assert {e.pod for e in s.engines} == {p.name for p in living}
+    assert s.replicas == sum(not p.terminating for p in living)
     told = f.engines or {}
-    assert s.ready_replicas == sum(p.ready and not p.terminating and told.get(p.name) == "ready" for p in f.pods)
+    assert s.ready_replicas == sum(p.ready and not p.terminating and told.get(p.name) == "ready" for p in living)
     assert s.observed_generation == f.generation
     assert all(c.observed_generation == f.generation for c in s.conditions)
 
@@ -172,6 +174,40 @@ def test_a_pod_of_an_earlier_spec_is_no_trouble_any_more() -> None:
     assert conditions(status(broken, NONE, NOW))["Degraded"] == ("True", "CheckpointBroken")
 
 
+def test_a_pod_that_is_over_is_trouble_until_another_in_its_place_has_served() -> None:
+    first = replace(pod("p-0"), created="2026-01-01T00:00:00Z")
+    evicted = replace(pod("p-1", ready=False, reason="Evicted"), created=first.created, over=True, ended=LATER)
+    two = facts(2, pods=(first, evicted), engines={"p-0": "ready"}, deployment=DeploymentFacts(1, 1, 1, 1))
+    before = status(facts(2), NONE, NOW)
+    s = status(two, before, LATER)
+    assert (s.replicas, [e.pod for e in s.engines]) == (1, ["p-0"])
+    assert conditions(s)["Degraded"] == ("True", "Evicted")
+
+    loads = replace(pod("p-2", ready=False), created=LATER)  # made in the second in which the other ended
+    replaced = replace(two, pods=(first, evicted, loads), deployment=DeploymentFacts(1, 1, 2, 2))
+    for old in (NONE, s):  # also in a pool that never got so far: it would be evicted again and again, unseen
+        assert conditions(status(replaced, old, LATER))["Degraded"] == ("True", "Evicted")
+    worse = replace(replaced, pods=(first, evicted, replace(loads, reason="Unschedulable")))
+    assert conditions(status(worse, s, LATER))["Degraded"] == ("True", "Unschedulable")
+
+    serves = replace(loads, ready=True)
+    engines = {"p-0": "ready", "p-2": "ready"}
+    s = status(replace(replaced, pods=(first, evicted, serves), engines=engines), s, LATER)
+    assert (s.replicas, s.ready_replicas, len(s.engines)) == (2, 2, 2)
+    assert {kind: told[0] for kind, told in conditions(s).items()} == {
+        "Ready": "True",
+        "Progressing": "False",
+        "Degraded": "False",
+    }
+    # it stays for days: what ails a later one is nothing of it
+    unready = replace(replaced, pods=(first, evicted, replace(serves, ready=False, started=True)))
+    assert conditions(status(unready, s, LATER))["Degraded"] == ("True", Reason.ENGINES_MISSING)
+    lost = replace(replaced, pods=(first, evicted, serves), engines={"p-0": "ready"})
+    assert conditions(status(lost, s, LATER))["Degraded"] == ("True", Reason.ENGINE_LOST)
+    gone = replace(facts(0), pods=(evicted,), engines={})
+    assert conditions(status(gone, s, LATER))["Ready"] == ("True", Reason.SCALED_TO_ZERO)
+
+
 def test_an_engine_that_stands_by_is_not_ready_and_after_a_rollout_that_is_trouble() -> None:
     rolling = facts(1, pods=(pod("p-0"), pod("p-1")), engines={"p-0": "ready", "p-1": "standby"})
     s = status(replace(rolling, deployment=DeploymentFacts(1, 1, 2, 1)), NONE, NOW)
@@ -196,9 +232,34 @@ def test_an_engine_that_loads_is_not_one_that_is_broken() -> None:
 
 
 def test_without_control_nobody_knows() -> None:
-    s = status(facts(1, engines=None), status(facts(1), NONE, NOW), NOW)
-    assert conditions(s)["Ready"] == ("Unknown", Reason.CONTROL_UNREACHABLE)
-    assert s.ready_replicas == 0
+    served = status(facts(1), NONE, NOW)
+    lost = status(facts(1, engines={}), served, NOW)
+    for before in (served, lost):
+        s = status(facts(1, engines=None), before, LATER)
+        for kind in ("Ready", "Degraded"):
+            assert conditions(s)[kind] == ("Unknown", Reason.CONTROL_UNREACHABLE)
+            told = find(s.conditions, kind)
+            assert told is not None
+            assert "its log" in told.message
+        assert s.ready_replicas == 0
+    broken = facts(1, engines=None, pods=(pod("p-0", ready=False, reason="CheckpointBroken"),))
+    assert conditions(status(broken, served, NOW))["Degraded"] == ("True", "CheckpointBroken")
+    assert conditions(status(facts(0, engines=None), NONE, NOW))["Degraded"] == ("False", Reason.AS_EXPECTED)
+
+
+def test_missing_engines_say_where_to_look() -> None:
+    served = status(facts(1), NONE, NOW)
+    unmade = facts(1, pods=(), engines={}, deployment=DeploymentFacts(1, 1, 0, 0))
+    unready = facts(1, pods=(pod("p-0", ready=False),), engines={})
+    for now, said in (
+        (facts(1, engines={}), "pod p-0: see the pod's log"),
+        (unready, "pod p-0 is Loading: see its log"),
+        (unmade, "ReplicaSet"),
+    ):
+        told = find(status(now, served, NOW).conditions, "Degraded")
+        assert told is not None
+        assert said in told.message
+        assert told.message.endswith("; 0 of 1 engines take programs")
 
 
 def test_no_replicas_is_ready_and_says_so() -> None:
