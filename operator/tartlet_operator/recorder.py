@@ -13,6 +13,7 @@ from tartlet_operator.api.common import API_VERSION
 from tartlet_operator.kube import Api, ApiError
 from tartlet_operator.meta import MANAGER, Key
 from tartlet_operator.pool_status import Happening
+from tartlet_operator.reasons import EventReason
 from tartlet_operator.times import stamp
 
 log = logging.getLogger("tartlet.operator")
@@ -20,7 +21,19 @@ log = logging.getLogger("tartlet.operator")
 _WAITING: Final = 1000
 _REMEMBERED: Final = 4096
 _QUIET_S: Final = 600.0
+_OFTEN: Final = 10
+"""So often the same event is posted within that time, even if the object changed again and again."""
 _MESSAGE_CHARS: Final = 1000
+_STATES: Final = frozenset(
+    {
+        EventReason.POOL_READY,
+        EventReason.POOL_DEGRADED,
+        EventReason.ROLLOUT_STARTED,
+        EventReason.INFERLET_READY,
+        EventReason.INFERLET_REFUSED,
+    }
+)
+"""Of these an object has one after the other: the same one after another one is news."""
 
 
 class Recorder:
@@ -31,24 +44,32 @@ class Recorder:
         self._clock = clock
         self._instance = instance
         self._queue: asyncio.Queue[tuple[Key, str, Happening]] = asyncio.Queue(_WAITING)
-        self._posted: OrderedDict[tuple[str, str, str], float] = OrderedDict()
+        self._posted: OrderedDict[tuple[str, str, str], list[float]] = OrderedDict()  # when, lately
+        self._states: OrderedDict[str, EventReason] = OrderedDict()  # the last of an object
         self.dropped = 0
 
     def post(self, key: Key, uid: str, happening: Happening) -> None:
-        """Have an event posted, unless the same one was within the last ten minutes."""
+        """Have an event posted, unless the same one was within the last ten minutes, and no other state since."""
         known = (uid, happening.reason, happening.message)
         now = self._clock.now()
-        if now - self._posted.get(known, -_QUIET_S) < _QUIET_S:
+        lately = [at_s for at_s in self._posted.get(known, ()) if now - at_s < _QUIET_S]
+        state = happening.reason in _STATES
+        changed = state and self._states.get(uid, happening.reason) != happening.reason
+        if lately and (not changed or len(lately) >= _OFTEN):
             return
         try:
             self._queue.put_nowait((key, uid, happening))
         except asyncio.QueueFull:
             self.dropped += 1
             return
-        self._posted[known] = now
+        self._posted[known] = [*lately, now]
         self._posted.move_to_end(known)
-        while len(self._posted) > _REMEMBERED:
-            self._posted.popitem(last=False)
+        if state:
+            self._states[uid] = happening.reason
+            self._states.move_to_end(uid)
+        for memory in (self._posted, self._states):
+            while len(memory) > _REMEMBERED:
+                memory.popitem(last=False)
 
     async def run(self) -> None:
         """Post what waits, until cancelled."""
