@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -65,6 +64,7 @@ class PoolFacts:
         pods: the pool's, those that go away or are over too.
         engines: state by id (a pod's name) as control tells; None: control doesn't answer.
         programs: how many each engine has, as control told last.
+        own: ids of the pool's engines, as `own` tells: other engines may have names like theirs.
     """
 
     name: str
@@ -74,11 +74,20 @@ class PoolFacts:
     pods: Sequence[PodFacts]
     engines: Mapping[str, str] | None
     programs: Mapping[str, int] = field(default_factory=dict)
+    own: Collection[str] = ()
 
     @property
     def living(self) -> list[PodFacts]:
         """The pods that aren't over: all that is counted."""
         return [p for p in self.pods if not p.over]
+
+
+def own(
+    before: Collection[str], old: EnginePoolStatus, pods: Sequence[PodFacts], engines: Mapping[str, str] | None
+) -> frozenset[str]:
+    """Ids of a pool's engines: its pods', and those whose pods have gone while control still tells of them."""
+    known = {*before, *(e.pod for e in old.engines)}
+    return frozenset({p.name for p in pods} | (known if engines is None else known & engines.keys()))
 
 
 def status(facts: PoolFacts, old: EnginePoolStatus, now: str) -> EnginePoolStatus:
@@ -216,8 +225,7 @@ def _why(
 def _standing_by(facts: PoolFacts) -> str:
     """A pod whose engine stands by, though not for engines of the pool itself that are about to go; else empty."""
     engines, staying = facts.engines or {}, {p.name for p in facts.living if not p.terminating}
-    ours = re.compile(rf"{re.escape(facts.name)}-[a-z0-9]+-[a-z0-9]+")  # a Deployment's pod
-    if any(ours.fullmatch(name) and name not in staying for name in engines):
+    if any(name in facts.own and name not in staying for name in engines):
         return ""
     return next((name for name in sorted(staying) if engines.get(name) == "standby"), "")
 

@@ -16,7 +16,7 @@ from tartlet_operator.kube import ApiError
 from tartlet_operator.meta import MANAGER, POOL_LABEL, Key, Meta, pool_selector
 from tartlet_operator.pod_facts import START_S, PodFacts
 from tartlet_operator.pool_manifests import deployment, disruption_budget
-from tartlet_operator.pool_status import DeploymentFacts, PoolFacts, happenings, status
+from tartlet_operator.pool_status import DeploymentFacts, PoolFacts, happenings, own, status
 from tartlet_operator.subset import covers, leftover
 
 _UNTYPED: Final = "failed to create typed patch object"
@@ -33,16 +33,19 @@ async def reconcile(ctx: Context, key: Key, body: Mapping[str, Any]) -> float | 
         return None
     live = await _applied(ctx, deployment(pool.spec, meta, ctx.defaults))
     await _applied(ctx, disruption_budget(pool.spec, meta))
-    pods = await ctx.api.list("Pod", key.namespace, pool_selector(key.name))
+    listed = await ctx.api.list("Pod", key.namespace, pool_selector(key.name))
+    pods = [PodFacts.of(p, ctx.unix_s) for p in listed]
     old = pool.status or EnginePoolStatus()
+    engines = ctx.store.engines[key] = own(ctx.store.engines.get(key, ()), old, pods, ctx.view.engines)
     facts = PoolFacts(
         name=key.name,
         generation=meta.generation,
         replicas=pool.spec.replicas,
         deployment=DeploymentFacts.of(live),
-        pods=[PodFacts.of(p, ctx.unix_s) for p in pods],
+        pods=pods,
         engines=ctx.view.engines,
         programs=ctx.view.programs,
+        own=engines,
     )
     new = status(facts, old, ctx.now)
     await ctx.write_status(key, meta, old, new, happenings(old, new))

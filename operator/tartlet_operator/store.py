@@ -33,12 +33,13 @@ class Store:
 
     def __init__(self) -> None:
         self.pools: dict[Key, PoolSeen] = {}
+        self.engines: dict[Key, frozenset[str]] = {}  # a pool's own, as control names them
         self.inferlets: dict[Key, InferletSeen] = {}
         self.runs: dict[Key, RunSeen] = {}
 
     def forget(self, key: Key) -> None:
         """The object is gone."""
-        for table in (self.pools, self.inferlets, self.runs):
+        for table in (self.pools, self.engines, self.inferlets, self.runs):
             table.pop(key, None)
 
     def keys(self) -> Iterator[Key]:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tartlet_operator.api.engine_pool import EnginePoolStatus
 from tartlet_operator.conditions import find
 from tartlet_operator.pod_facts import PodFacts
-from tartlet_operator.pool_status import DeploymentFacts, PoolFacts, happenings, status
+from tartlet_operator.pool_status import DeploymentFacts, PoolFacts, happenings, own, status
 from tartlet_operator.reasons import EventReason, Reason
 
 NOW = "2026-01-01T00:00:00Z"
@@ -214,15 +214,28 @@ def test_an_engine_that_stands_by_is_not_ready_and_after_a_rollout_that_is_troub
     assert [e.state for e in s.engines] == ["Ready", "Standby"]
     assert conditions(s)["Ready"] == ("False", Reason.ROLLING_OUT)
     going = {"p-0": "standby", "p-5d9c-x7k2p": "ready"}  # of the pool itself: control hasn't told yet that it has gone
-    assert conditions(status(facts(1, engines=going), NONE, NOW))["Progressing"][0] == "True"
-    for elsewhere in ({}, {"p-q-5d9c-x7k2p": "ready"}):
-        s = status(facts(1, engines={"p-0": "standby", **elsewhere}), NONE, NOW)
+    s = status(facts(1, engines=going, own=["p-5d9c-x7k2p"]), NONE, NOW)
+    assert conditions(s)["Progressing"][0] == "True"
+    for elsewhere in ({}, {"p-5d9c-x7k2p": "ready"}):  # maybe of a pool of the same name in another namespace
+        s = status(facts(1, engines={"p-0": "standby", **elsewhere}, own=["p-0"]), NONE, NOW)
         assert s.ready_replicas == 0
         assert conditions(s)["Progressing"][0] == "False"
         assert conditions(s)["Degraded"] == ("True", Reason.ENGINE_STANDS_BY)
         ready = find(s.conditions, "Ready")
         assert ready is not None
         assert "spec.engine.pageSize" in ready.message
+
+
+def test_a_pools_own_engines_are_known_until_control_forgets_them() -> None:
+    old = status(facts(1), NONE, NOW)  # of p-0
+    new = (pod("p-1"),)
+    told = {"p-0": "ready", "p-1": "standby", "p-elsewhere": "ready"}
+    known = own((), old, new, told)
+    assert known == {"p-0", "p-1"}
+    after = status(facts(1, pods=new, engines=told, own=known), old, NOW)
+    for engines in (told, None):
+        assert own(known, after, new, engines) == known
+    assert own(known, after, new, {"p-1": "ready", "p-elsewhere": "ready"}) == {"p-1"}
 
 
 def test_an_engine_that_loads_is_not_one_that_is_broken() -> None:
