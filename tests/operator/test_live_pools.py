@@ -144,6 +144,27 @@ async def test_a_pool_follows_its_spec_and_nobody_elses_changes(
         await it.until(lambda: {"PoolReady", "RolloutStarted"} <= set(it.events("pool")))
 
 
+async def test_an_evicted_pod_is_the_reason_until_another_serves(
+    api_server: ApiServer, namespace: str, run_dir: Path
+) -> None:
+    async with live(api_server, namespace, run_dir) as it:
+        it.create("EnginePool", "pool", FAKE)
+        await it.until_condition("EnginePool", "pool", "Ready", "False", "RollingOut")
+        rolled_out(it, 1)
+        add_pod(it, "early")
+        set_pod(it, "early", phase="Failed", reason="Evicted", message="The node was low on resource: memory.")
+        told = await it.until_condition("EnginePool", "pool", "Degraded", "True", "Evicted")
+        assert "pod early: The node was low on resource: memory. (see spec.resources)" in told["message"]
+        add_pod(it, ENGINE)
+        runs(it, ENGINE, ready=True)
+        await it.until_condition("EnginePool", "pool", "Ready")
+        await it.until_condition("EnginePool", "pool", "Degraded", "False", "AsExpected")
+        status = it.get("EnginePool", "pool")["status"]
+        assert ([e["pod"] for e in status["engines"]], status["replicas"]) == ([ENGINE], 1)
+        scale = it.core("GET", "apis/tartlet.dev/v1alpha1", "enginepools/pool/scale")
+        assert scale["status"]["replicas"] == 1
+
+
 async def test_what_a_spec_no_longer_says_goes(api_server: ApiServer, namespace: str, run_dir: Path) -> None:
     more = {
         "nodeSelector": {"nobody": "has", "this": "label"},
@@ -224,6 +245,7 @@ async def test_without_control_a_pool_says_that_nobody_knows(
         await serving(it)
         await it.stack.stop()
         await it.until_condition("EnginePool", "pool", "Ready", "Unknown", "ControlUnreachable")
+        await it.until_condition("EnginePool", "pool", "Degraded", "Unknown", "ControlUnreachable")
         it.create("Inferlet", "i", {"source": {"inline": "pass"}})
         failed = await it.until_condition("Inferlet", "i", "Ready", "Unknown", "ReconcileFailed", timeout_s=40)
         assert "Unavailable" in failed["message"]
