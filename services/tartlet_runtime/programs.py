@@ -242,12 +242,12 @@ class ProgramTable:
     # ---- control came, or came back (`control_link.Programs`) ----
 
     def control_back(self) -> list[control_pb2.ProgramStart]:
-        """Announce what runs; what waits to start is asked for again."""
+        """Announce what runs, or will as soon as it is its turn; what control has not answered is asked for again."""
         running = []
         for program in self._live.values():
-            if program.state is State.STARTING:
+            if program.awaits_control:
                 self._link.start(_start_of(program))
-            elif program.state is State.RUNNING:
+            elif program.state in (State.STARTING, State.RUNNING):
                 running.append(_start_of(program, running=True))
         return running
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -22,14 +23,17 @@ from tartlet_common.errors import (
 from tartlet_common.wire import error_from_proto, error_to_proto
 from tartlet_protos import common_pb2, control_pb2, programs_pb2
 from tartlet_runtime.control_link import how_many_fit
+from tartlet_runtime.driver import Driver
 from tests.runtime.bystanders import SAMPLE, ended, launch
 from tests.runtime.harness import (
     PYTHON,
     FakeControl,
+    NativeProgram,
     Stream,
     launch_spec,
     native,
     running,
+    until,
 )
 
 _Event = programs_pb2.ProgramEvent
@@ -150,6 +154,33 @@ async def test_control_lost_ends_who_used_the_engine_and_nobody_else(run_dir: Pa
         late, last = await early
         last.end()
         assert await ended(late) is None
+
+
+async def test_who_only_waits_for_a_first_turn_is_announced_and_who_has_no_answer_is_asked_for_again(
+    run_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waiting: list[Any] = []
+    async with running(run_dir) as rig:
+        with monkeypatch.context() as patched:
+            patched.setattr(Driver, "begin", lambda _driver, program: waiting.append(program))
+            answered = await launch(rig, launch_spec(idempotency_key="a"))
+            await until(lambda: bool(waiting))
+            rig.control.hold_starts = True
+            unanswered = await launch(rig, launch_spec(idempotency_key="b"))
+            await until(lambda: sum(len(f.starts) for f in rig.control.frames) == 2)
+            await rig.restart_control()
+            await until(lambda: len(waiting) == 2)
+        first, second = waiting
+        assert [(p.program_id, p.running) for p in rig.control.frames[0].hello.programs] == [(first.program_id, True)]
+        starts = [start for frame in rig.control.frames for start in frame.starts]
+        assert [(p.program_id, p.running) for p in starts] == [(second.program_id, False)]
+        for stream, program in ((answered, first), (unanswered, second)):
+            program.run()
+            guest = await NativeProgram.connect(rig, (await stream.next()).data)
+            guest.submit(SAMPLE)
+            assert (await guest.wait()).records["a"].tolist() == [1]
+            guest.end()
+            assert await ended(stream) is None
 
 
 async def test_control_may_kill_a_program(run_dir: Path) -> None:
