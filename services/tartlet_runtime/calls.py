@@ -45,7 +45,8 @@ class Call:
     _relayed: deque[tuple[list[programs_pb2.ProgramEvent], asyncio.Future[None]]] = field(default_factory=deque)
     _answers: dict[int, programs_pb2.ProgramEvent] = field(default_factory=dict)
     _answered: int = 0
-    _cursors: dict[Program, _Cursor] = field(default_factory=dict)
+    _cursors: dict[Program, deque[_Cursor]] = field(default_factory=dict)
+    """Of each watched program one for every index that names it."""
     _dirty: dict[Program, None] = field(default_factory=dict)
     _waiter: asyncio.Future[None] | None = None
     _closed: bool = False
@@ -79,8 +80,10 @@ class Call:
         if self._closed:
             return
         last = program.log.end - (program.state is State.ENDED)  # an ended program's end is always told
-        self._cursors[program] = _Cursor(index, min(offset, last))
-        program.attach(self)
+        if program not in self._cursors:
+            self._cursors[program] = deque()
+            program.attach(self)
+        self._cursors[program].append(_Cursor(index, min(offset, last)))
         self.mark(program)
 
     def mark(self, program: Program) -> None:
@@ -153,28 +156,50 @@ class Call:
         while self._dirty and room > 0:
             program = next(iter(self._dirty))
             del self._dirty[program]
-            cursor = self._cursors.get(program)
-            if cursor is None:
+            cursors = self._cursors.get(program)
+            if cursors is None:
                 continue
-            if cursor.index >= self._answered:  # its answer waits for those before it
-                early.append(program)
-                continue
-            log = program.log
-            offset = max(cursor.offset, log.first)
-            taken = log.read(offset, min(room, SHARE_BYTES)) if offset < log.end else []
-            for event in taken:
-                room -= event.cost_bytes
-                events.append(_to_proto(event, cursor.index, program.program_id, offset))
-                offset += 1
-            cursor.offset = offset
-            read.append((program, offset))
-            if taken and taken[-1].kind == _Event.ENDED:
+            is_early = is_behind = False
+            reached = 0
+            for _ in range(len(cursors)):
+                if room <= 0:
+                    is_behind = True  # those that had no turn are the first of the next
+                    break
+                cursor = cursors.popleft()
+                if cursor.index >= self._answered:  # its answer waits for those before it
+                    is_early = True
+                    cursors.append(cursor)
+                    continue
+                taken = self._read(program, cursor, min(room, SHARE_BYTES), events)
+                room -= sum(event.cost_bytes for event in taken)
+                reached = max(reached, cursor.offset)
+                if not taken or taken[-1].kind != _Event.ENDED:
+                    is_behind |= cursor.offset < program.log.end
+                    cursors.append(cursor)
+            read.append((program, reached))
+            if not cursors:
                 del self._cursors[program]
                 program.detach(self)
-            elif offset < log.end:
+            elif is_behind:
                 self._dirty[program] = None
+            elif is_early:
+                early.append(program)
         self._dirty.update(dict.fromkeys(early))
         return events, read
+
+    @staticmethod
+    def _read(
+        program: Program, cursor: _Cursor, max_bytes: int, events: list[programs_pb2.ProgramEvent]
+    ) -> list[LogEvent]:
+        """Add what follows the cursor to `events`, and move it behind that."""
+        log = program.log
+        offset = max(cursor.offset, log.first)
+        taken = log.read(offset, max_bytes) if offset < log.end else []
+        for event in taken:
+            events.append(_to_proto(event, cursor.index, program.program_id, offset))
+            offset += 1
+        cursor.offset = offset
+        return taken
 
 
 def _to_proto(event: LogEvent, index: int, program_id: str, offset: int) -> programs_pb2.ProgramEvent:

@@ -17,6 +17,7 @@ from tartlet_common.errors import (
     DiskFull,
     InvalidArgument,
     OutOfPages,
+    OutputTooLarge,
     ProgramKilled,
     UnknownProgram,
 )
@@ -109,6 +110,40 @@ async def test_attach_resumes_from_an_offset_also_after_the_end(run_dir: Path) -
             again = await attached.rest()
             assert [e.data for e in again] == [e.data for e in whole][min(offset, 5) :]
             assert again[0].offset == min(offset, 5)
+
+
+async def test_a_program_that_one_call_names_twice_is_told_at_both_places(run_dir: Path) -> None:
+    async with running(run_dir) as rig:
+        source = b"from inferlet import receive\nasync def main():\n    print(await receive())\n    print('x' * 2000)\n"
+        spec = launch_spec(PYTHON, source, idempotency_key="k")
+        stream = await launch(rig, spec, spec)
+        name = (await stream.next()).program_id
+        await stream.next()
+        await rig.stub.Send(programs_pb2.SendRequest(items=[programs_pb2.SendItem(program_id=name, message=b"1")]))
+        events = await stream.rest()
+        first, second = ([(e.kind, e.offset, e.data) for e in events if e.index == i] for i in range(2))
+        assert first == second
+        assert [kind for kind, _, _ in first].count(_Event.ENDED) == 1
+        kept = rig.stub.Attach(programs_pb2.AttachRequest(programs=[programs_pb2.AttachTo(program_id=name)] * 2))
+        again = [event async for message in kept for event in message.events if event.kind != _Event.ACCEPTED]
+        assert sorted((e.index, e.offset) for e in again) == sorted((e.index, e.offset) for e in events)
+
+
+async def test_a_client_that_attached_twice_is_gone_when_it_goes(run_dir: Path) -> None:
+    async with running(run_dir, output_bytes=1024) as rig:
+        source = b"from inferlet import receive\nasync def main():\n    await receive()\n    print('x' * 2000)\n"
+        stream = await launch(rig, launch_spec(PYTHON, source, attach=False))
+        name = (await stream.next()).program_id
+        twice = rig.stub.Attach(programs_pb2.AttachRequest(programs=[programs_pb2.AttachTo(program_id=name)] * 2))
+        await twice.read()
+        twice.cancel()
+        await asyncio.sleep(0.1)
+        await rig.stub.Send(programs_pb2.SendRequest(items=[programs_pb2.SendItem(program_id=name, message=b"1")]))
+        states: list[programs_pb2.ProgramInfo] = []
+        async with asyncio.timeout(5.0):
+            while not states or states[0].state == "running":
+                states = list((await rig.stub.List(programs_pb2.ListRequest(all=True))).programs)
+        assert isinstance(error_from_proto(states[0].error), OutputTooLarge)
 
 
 async def test_an_idempotency_key_starts_one_program(run_dir: Path) -> None:
