@@ -16,6 +16,9 @@ from tartlet_protos import common_pb2
 CHUNK_BYTES: Final = 1 << 20
 CHUNK_TIMEOUT_S: Final = 30.0
 """How long the sender may take for one chunk: what it has sent occupies memory meanwhile."""
+TOTAL_TIMEOUT_S: Final = 30.0
+"""How long the sender may take for all of them, and `MIB_TIMEOUT_S` more for each MiB that it has announced."""
+MIB_TIMEOUT_S: Final = 1.0
 
 
 def chunks(data: bytes) -> Iterator[common_pb2.BlobChunk]:
@@ -37,24 +40,36 @@ async def receive(
     """A blob of at most `limit` bytes, and its digest. `too_large(size, limit)` is the error for a larger one.
 
     Raises:
-        InvalidArgument: it isn't what its first chunk announced.
-        DeadlineExceeded: the sender pauses for longer than `CHUNK_TIMEOUT_S`.
+        InvalidArgument: it isn't what its first chunk announced, or a chunk after that is empty.
+        DeadlineExceeded: the sender pauses for longer than `CHUNK_TIMEOUT_S`, or takes too long for all of it.
     """
     first = await _next(incoming)
     if first is None or not first.digest:
         raise InvalidArgument(argument="digest", detail="the first chunk must name digest and size")
     if first.size > limit:
         raise too_large(first.size, limit)
-    data, running = bytearray(first.data), hashlib.sha256(first.data)
-    while len(data) <= first.size and (chunk := await _next(incoming)) is not None:
-        data += chunk.data
-        running.update(chunk.data)  # a chunk at a time, so that others get their turns between
+    total_s = TOTAL_TIMEOUT_S + MIB_TIMEOUT_S * (first.size >> 20)
+    try:
+        async with asyncio.timeout(total_s):
+            data, actual = await _rest(first, incoming)
+    except TimeoutError as e:
+        raise DeadlineExceeded(deadline_s=total_s) from e
     if len(data) != first.size:
         raise InvalidArgument(argument="size", detail=f"announced {first.size} bytes, sent {len(data)} or more")
-    actual = running.hexdigest()
     if actual != first.digest:
         raise InvalidArgument(argument="digest", detail=f"{first.digest[:64]!r} is not {actual}")
     return actual, bytes(data)
+
+
+async def _rest(first: common_pb2.BlobChunk, incoming: AsyncIterator[common_pb2.BlobChunk]) -> tuple[bytearray, str]:
+    """All data, or a chunk more than was announced; and its digest."""
+    data, running = bytearray(first.data), hashlib.sha256(first.data)
+    while len(data) <= first.size and (chunk := await _next(incoming)) is not None:
+        if not chunk.data:
+            raise InvalidArgument(argument="data", detail="only the first chunk may be empty")
+        data += chunk.data
+        running.update(chunk.data)  # a chunk at a time, so that others get their turns between
+    return data, running.hexdigest()
 
 
 async def _next(incoming: AsyncIterator[common_pb2.BlobChunk]) -> common_pb2.BlobChunk | None:

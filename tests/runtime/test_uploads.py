@@ -106,6 +106,23 @@ async def test_a_sender_that_pauses_gives_its_place_back(monkeypatch: pytest.Mon
         await blob_transfer.receive(stuck(), 100, lambda size, limit: SourceTooLarge(size=size, limit=limit))
 
 
+async def test_a_sender_that_only_trickles_gives_its_place_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def trickle(data: bytes) -> AsyncIterator[Chunk]:
+        yield Chunk(digest="0" * 64, size=1000)
+        while True:
+            await asyncio.sleep(0.01)
+            yield Chunk(data=data)
+
+    def too_large(size: int, limit: int) -> SourceTooLarge:
+        return SourceTooLarge(size=size, limit=limit)
+
+    with pytest.raises(InvalidArgument, match="empty"):
+        await blob_transfer.receive(trickle(b""), 1000, too_large)
+    monkeypatch.setattr(blob_transfer, "TOTAL_TIMEOUT_S", 0.1)
+    with pytest.raises(DeadlineExceeded):
+        await blob_transfer.receive(trickle(b"x"), 1000, too_large)
+
+
 async def test_kept_sources_are_bounded_and_the_oldest_go(run_dir: Path) -> None:
     control = Dialer(f"unix:{run_dir}/nobody.sock", None)  # a source that is kept needs no control
     sources = Sources(control, MIB)
