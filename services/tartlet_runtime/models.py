@@ -100,6 +100,10 @@ class ModelTable:
         """Names of all models, the default one first."""
         return list(dict.fromkeys(model.name for model in self._by_index.values()))
 
+    def known_name(self, name: str) -> str:
+        """The name if control announces such a model, else ""."""
+        return name if any(model.name == name for model in self._by_index.values()) else ""
+
     def find(self, name: str) -> Model:
         """The model of that name, or the default one for "".
 

@@ -160,7 +160,7 @@ class ProgramTable:
             try:
                 program.journal = self._journals.open(self._header(program), spec.limits.journal_bytes)
             except TartletError as e:
-                self._spans.end(span, spec.model, programs_pb2.Usage(), e)
+                self._spans.end(span, self._models.known_name(spec.model), programs_pb2.Usage(), e)
                 raise
         self._driver.starting += 1
         self._live[program.handle] = program
@@ -273,7 +273,9 @@ class ProgramTable:
             keep = program.accepted and (program.error is not None or self._settings.keep_journals)
             self._journals.close(spec.program_id, program.journal, keep=keep)
             program.journal = None
-        self._spans.end(program.span, program.model, program.usage.to_proto(self._clock.now()), program.error)
+        # a name that nobody serves is the client's own, and would be kept as a label for ever
+        model = program.model if program.accepted else self._models.known_name(program.model)
+        self._spans.end(program.span, model, program.usage.to_proto(self._clock.now()), program.error)
         if not program.accepted:
             self._forget(program)
             return

@@ -28,7 +28,8 @@ class ProgramSpan:
 
     def end(self, model: str, usage: programs_pb2.Usage, error: TartletError | None, end_ns: int) -> None:
         """Close the span as of `end_ns` since 1970; no text of the program's is in it."""
-        self.span.set_attribute(names.ATTR_MODEL, model)  # of one that asked for none it shows after its launch
+        if model:  # of one that asked for none it shows after its launch; an unknown one stays as it was asked for
+            self.span.set_attribute(names.ATTR_MODEL, model)
         self.span.set_attribute(names.ATTR_INPUT_TOKENS, usage.input_tokens)
         self.span.set_attribute(names.ATTR_OUTPUT_TOKENS, usage.sampled_tokens)
         if error is not None:
