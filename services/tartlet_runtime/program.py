@@ -114,6 +114,8 @@ class Program:
         if not self._answered:
             self._answered = True
             self._world.driver.starting -= 1
+            if error is None and not existing_program_id:
+                self._world.on_accepted(self)
         if error is not None or existing_program_id:
             self._tell_starters(error, existing_program_id)
             self._finish(error)

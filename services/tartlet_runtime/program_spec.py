@@ -80,3 +80,5 @@ class World:
     ops: LocalOps
     clock: Clock
     on_ended: Callable[[Program], None]
+    on_accepted: Callable[[Program], None]
+    """Control has accepted a launch: a guest will be made, as soon as it is its turn."""

@@ -71,7 +71,7 @@ class ProgramTable:
         self._spans = Spans(scraped=bool(settings.health_address))
         self.limits = default_limits(settings)
         """Of launches that ask for none."""
-        self._world = World(driver, link, ops, clock, self._on_ended)
+        self._world = World(driver, link, ops, clock, self._on_ended, self._on_accepted)
         self._live: dict[int, Program] = {}  # by handle
         self._by_id: dict[str, Program] = {}  # live and kept
         self._by_key: dict[tuple[str, str], Program] = {}  # tenant and idempotency key
@@ -209,6 +209,10 @@ class ProgramTable:
             if not program.model:  # control has placed it on the default one
                 program.model = next(iter(self._models.names()), "")
             self.accept(program, call, index, attach=attach)
+
+    def _on_accepted(self, program: Program) -> None:
+        if self._wasm is not None:
+            self._wasm.expect(program.spec)
 
     def _take_handle(self) -> int:
         while self._next_handle in self._live:

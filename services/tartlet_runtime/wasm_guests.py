@@ -194,6 +194,13 @@ class WasmGuests:
             self.host.unload(self._modules.popitem(last=False)[1])
         return self._maker(module)
 
+    def expect(self, spec: ProgramSpec) -> None:
+        """Its guest will be asked for. Said of launches that control has accepted: refused ones need no spares."""
+        is_python = spec.language == _Source.PYTHON
+        module = self._python if is_python else self._modules.get(spec.digest)
+        if module is not None and spec.language != _Source.NATIVE:
+            self.host.expect(module)
+
     async def check_python(self, source: bytes, filename: str) -> None:
         """Compile a Python source where it would run, so that it is the guest's own version that judges.
 
@@ -243,7 +250,6 @@ class WasmGuests:
         return self._python
 
     def _maker(self, module: LinkedModule) -> MakeGuest:
-        self.host.expect(module)
         return lambda program: WasmGuest(self.host, module, program)
 
 

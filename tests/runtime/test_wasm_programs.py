@@ -12,13 +12,16 @@ from tartlet_common.errors import (
     ProgramFailed,
     ProgramMemoryExceeded,
     StartFailed,
+    UnknownModel,
 )
 from tartlet_common.wire import error_from_proto
 from tartlet_protos import common_pb2, programs_pb2
 from tartlet_runtime.limits import PYTHON_BYTES, default_limits
+from tartlet_runtime.spans import Spans
 from tartlet_runtime.specs import specify
-from tartlet_runtime.wasm import Compiled, GuestLimits, Phase
+from tartlet_runtime.wasm import Compiled, GuestLimits, Phase, WasmHost
 from tartlet_runtime.wasm_guests import WasmGuests
+from tests.runtime.bystanders import launch
 from tests.runtime.harness import PYTHON, WASM, Rig, Stream, launch_spec, make_settings, running
 
 _Event = programs_pb2.ProgramEvent
@@ -212,3 +215,22 @@ async def test_a_runtime_whose_programs_get_too_little_for_python_runs_the_other
             await guests.check_python(b"", "p.py")
     finally:
         guests.close()
+
+
+async def test_refused_launches_prepare_no_guests_and_their_models_are_no_labels(
+    run_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected: list[object] = []
+    labels: list[str] = []
+    monkeypatch.setattr(WasmHost, "expect", lambda _host, module: expected.append(module))
+    monkeypatch.setattr(Spans, "end", lambda _spans, _span, model, _usage, _error: labels.append(model))
+    source = b"def main(): return 7\n"
+    async with running(run_dir) as rig:
+        rig.control.refuse = UnknownModel(model="mine", available="fake")
+        stream = await launch(rig, *(launch_spec(PYTHON, source, model=f"mine-{i}") for i in range(3)))
+        assert [e.kind for e in await stream.rest()] == [_Event.REJECTED] * 3
+        assert (expected, labels) == ([], [""] * 3)
+        rig.control.refuse = None
+        stream = await launch(rig, launch_spec(PYTHON, source, model="fake"), launch_spec(PYTHON, source))
+        assert (await stream.rest())[-1].success
+        assert (len(expected), labels[3:]) == (2, ["fake"] * 2)
