@@ -5,8 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
+import pytest
+
 from e2e.cluster.images import Image
-from e2e.cluster.kube import Kube, step, until
+from e2e.cluster.kube import Kube, Refused, step, until
 from e2e.cluster.layout import ROOT
 from e2e.tests.conftest import (
     CHART,
@@ -70,6 +72,19 @@ def test_an_upgrade_changes_what_it_says_and_nothing_else(image: Image, kube: Ku
     assert {d["metadata"]["name"]: d["metadata"]["uid"] for d in second.items("deployments")} == before
     assert [r["metadata"]["name"] for r in second.items("irun")] == ["first"]
     answer(second, "second")
+
+
+def test_a_second_release_that_would_watch_the_same_namespace_is_refused(image: Image, kube: Kube) -> None:
+    """By itself Helm wouldn't: no object of the two has the same name."""
+    twice = Kube(kube.cluster, f"{NAMESPACE}-twice")
+
+    def install_watching(*namespaces: str) -> None:
+        values = chart_values(image, operator={"replicas": 1, "namespaces": list(namespaces)})
+        twice.helm("install", "second", CHART, "--dry-run=server", values=values)
+
+    with pytest.raises(Refused, match=f'already watches namespace "{NAMESPACE}"'):
+        install_watching(twice.namespace, NAMESPACE)
+    install_watching(twice.namespace)
 
 
 def test_a_rollback_to_the_first_revision_leaves_the_pools_there(image: Image, kube: Kube) -> None:

@@ -49,13 +49,26 @@ app.kubernetes.io/component: {{ .component }}
 {{- .Values.operator.namespaces | default (list .Release.Namespace) | uniq | sortAlpha | toJson -}}
 {{- end -}}
 
-{{/* One Tartlet a namespace: two operators would fight over the same objects. */}}
+{{/* One Tartlet a namespace, and one operator that watches it: two would fight over the same objects. */}}
 {{- define "tartlet.checkAlone" -}}
 {{- $root := . -}}
 {{- range (lookup "apps/v1" "Deployment" .Release.Namespace "").items -}}
 {{- $labels := .metadata.labels | default dict -}}
 {{- if and (eq (get $labels "app.kubernetes.io/name") "tartlet") (eq (get $labels "app.kubernetes.io/component") "operator") (ne (get $labels "app.kubernetes.io/instance") $root.Release.Name) -}}
 {{- fail (printf "release %q already runs Tartlet in namespace %q: install into another namespace, or upgrade that release" (get $labels "app.kubernetes.io/instance") $root.Release.Namespace) -}}
+{{- end -}}
+{{- end -}}
+{{- range $watched := include "tartlet.namespaces" . | fromJsonArray -}}
+{{- range (lookup "rbac.authorization.k8s.io/v1" "RoleBinding" $watched "").items -}}
+{{- $labels := .metadata.labels | default dict -}}
+{{- $operators := and (eq (get $labels "app.kubernetes.io/name") "tartlet") (eq (get $labels "app.kubernetes.io/component") "operator") -}}
+{{- if and $operators (not (hasSuffix "-lease" .roleRef.name)) -}}{{/* -lease: it runs here, and watches elsewhere */}}
+{{- $release := get $labels "app.kubernetes.io/instance" -}}
+{{- $home := (.subjects | default list | first | default dict).namespace -}}
+{{- if or (ne $release $root.Release.Name) (ne $home $root.Release.Namespace) -}}
+{{- fail (printf "release %q of namespace %q already watches namespace %q, and two operators would fight over its objects: leave %q out of operator.namespaces (none given: the release's own), or first upgrade %q without it" $release $home $watched $watched $release) -}}
+{{- end -}}
+{{- end -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}
