@@ -19,7 +19,7 @@ from e2e.cluster.toolchain import helm_path
 CHART = Path(__file__).resolve().parents[2] / "charts" / "tartlet"
 API = "tartlet.dev/v1alpha1/EnginePool"
 
-_KUBERNETES = ("--kube-version", "1.31.0")  # a helm built without its build flags takes 1.20
+KUBERNETES = ("--kube-version", "1.31.0")  # a helm built without its build flags takes 1.20
 _Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
@@ -47,7 +47,7 @@ def render(
 ) -> list[dict[str, Any]]:
     """Every object of the rendered chart."""
     known = ("--api-versions", API) if crds_known else ()
-    text = _rendered(json.dumps(values), ("template", release, str(CHART), "-n", namespace, *_KUBERNETES, *known))
+    text = _rendered(json.dumps(values), ("template", release, str(CHART), "-n", namespace, *KUBERNETES, *known))
     return [o for o in yaml.load_all(text, _Loader) if o]
 
 
@@ -61,7 +61,7 @@ def _rendered(values: str, arguments: tuple[str, ...]) -> str:
 
 def refusal(values: Mapping[str, Any]) -> str:
     """What Helm says of values that it refuses."""
-    done = run("template", "tartlet", str(CHART), *_KUBERNETES, values=values)
+    done = run("template", "tartlet", str(CHART), *KUBERNETES, values=values)
     assert done.returncode != 0, "these values were accepted"
     return done.stderr
 

@@ -1,0 +1,43 @@
+"""What an installation says is to be copied."""
+
+from __future__ import annotations
+
+import shlex
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.chart.render import CHART, EVERYTHING, KUBERNETES, run
+
+
+def notes(values: dict[str, Any], directory: Path) -> str:
+    """The notes; `helm template` leaves them out, so a copy of the chart has them as an object."""
+    copy = shutil.copytree(CHART, directory / "chart")
+    file = copy / "templates" / "NOTES.txt"
+    text = '{{ define "notes" }}' + file.read_text() + '{{ end }}\nnotes: {{ include "notes" . | toJson }}\n'
+    (copy / "templates" / "notes.yaml").write_text(text)
+    file.unlink()
+    done = run("template", "t", str(copy), "-n", "prod", "-s", "templates/notes.yaml", *KUBERNETES, values=values)
+    assert done.returncode == 0, done.stderr
+    return str(yaml.safe_load(done.stdout)["notes"])
+
+
+@pytest.mark.parametrize(
+    "values", [{}, {**EVERYTHING, "enginePools": []}, {"crds": {"keep": False}}], ids=["defaults", "pools", "crds"]
+)
+def test_every_line_of_the_notes_that_is_to_be_copied_is_one_command(values: dict[str, Any], tmp_path: Path) -> None:
+    said = notes(values, tmp_path).splitlines()
+    copied = [line for line in said if line.startswith("  ")]
+    assert any("tartlet run --kube -n prod" in line for line in copied)
+    assert any("helm -n prod test t" in line for line in copied)
+    for line in copied:
+        done = subprocess.run(["bash", "-n", "-c", line], capture_output=True, text=True, timeout=10, check=False)
+        assert (done.returncode, done.stderr) == (0, ""), line
+        words = shlex.split(line, comments=True)  # prose after a command would be its arguments
+        assert not words or words[0] in {"kubectl", "helm", "tartlet"}, line
+        assert not {"before", "after", "it"} & set(words), line
+    assert not [line for line in said if not line.startswith("  ") and "kubectl -n" in line]
