@@ -96,6 +96,7 @@ EDITS = (
     *("patch enginepools/scale", "update enginepools/scale"),
     *("get secrets tartlet-client-tls", "get pods", "list pods", "get services", "list services"),
     *("get pods/portforward", "create pods/portforward"),
+    *(f"{verb} configmaps" for verb in ("get", "create", "update", "patch")),
 )
 IDENTITIES_OF_ROLES = ("tartlet-ca", *(f"tartlet-{role}-tls" for role in ("control", "runtime", "worker", "operator")))
 MUST_NOT_EDIT = (
@@ -104,7 +105,8 @@ MUST_NOT_EDIT = (
     *(f"{verb} secrets tartlet-client-tls" for verb in ("list", "patch", "update", "delete")),
     *(f"{verb} {kind}/status" for verb in ("update", "patch") for kind in KINDS),
     *("create pods", "delete pods", "create pods/exec", "get pods/exec", "get pods/log", "patch deployments"),
-    *("get configmaps", "update leases tartlet-operator", "create roles", "create rolebindings", "impersonate users"),
+    *("list configmaps", "watch configmaps", "delete configmaps", "deletecollection configmaps"),
+    *("update leases tartlet-operator", "create roles", "create rolebindings", "impersonate users"),
     *("create serviceaccounts/token", "patch customresourcedefinitions", "delete networkpolicies"),
 )
 MUST_NOT_VIEW = tuple(dict.fromkeys((*(a for a in EDITS if a not in VIEWS), *MUST_NOT_EDIT)))

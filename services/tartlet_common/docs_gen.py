@@ -89,12 +89,12 @@ What [the chart](../charts/tartlet/README.md) installs; tests on a real cluster 
 - NetworkPolicies let through what the roles need, and nothing else, where the cluster's network enforces them.
 - The operator's account writes Deployments and PodDisruptionBudgets, status and events, in the namespaces that it
   watches; it reads pods and ConfigMaps there. It reads no Secret, and makes no pod, role or token.
-- `...:viewer` sees Tartlet's objects. `...:editor` changes them, reads one Secret, `<release>-client-tls`, and forwards
-  a port to a runtime, which is what `tartlet run --kube` does.
+- `...:viewer` sees Tartlet's objects. `...:editor` changes them, reads and writes ConfigMaps, where large programs are,
+  reads one Secret, `<release>-client-tls`, and forwards a port to a runtime, which is what `tartlet run --kube` does.
 
 Who may change EnginePools chooses images and volumes of the pods that the operator makes, and who may create pods may
 mount the namespace's Secrets: both can come by every role's certificate. Give `...:editor` to those whom you would let
-create pods there, and keep other people's pods in other namespaces.
+create pods there, by RoleBindings and not for the whole cluster, and keep other people's pods in other namespaces.
 """
 
 

@@ -71,6 +71,8 @@ def test_user_roles_see_or_change_the_custom_resources(role: str, writes: bool) 
         for verb in ("create", "update", "patch", "delete"):
             assert ((verb, "tartlet.dev", kind, "") in granted) == writes
     assert not {g for g in granted if g[2].endswith("/status") and g[0] not in {"get", "list", "watch"}}
+    sources = {g for g in granted if g[2] == "configmaps"}  # of programs too large for an Inferlet
+    assert sources == ({(v, "", "configmaps", "") for v in ("get", "create", "update", "patch")} if writes else set())
     for verb in ("get", "create"):  # by WebSocket and by SPDY
         assert ((verb, "", "pods/portforward", "") in granted) == writes
 

@@ -189,6 +189,17 @@ def test_an_answer_becomes_a_typed_error_with_all_that_it_says(
     assert exits.exit_code(error) == exit_code
 
 
+def test_a_refusal_sends_to_who_can_help() -> None:
+    def refused(group: str, kind: str) -> str:
+        details = {"group": group, "kind": kind, "name": "x"}
+        body = json.dumps({"message": "forbidden", "details": details}).encode()
+        return exits.describe(errors.from_status(403, body, "do it"))
+
+    assert "editor role" in refused("tartlet.dev", "inferlets")
+    kinds = refused("apiextensions.k8s.io", "customresourcedefinitions")
+    assert ("cluster administrator" in kinds, "editor role" in kinds) == (True, False)
+
+
 def test_every_error_of_the_cluster_tells_a_message_and_a_remedy() -> None:
     kinds = [k for k in vars(errors).values() if isinstance(k, type) and k.__module__ == errors.__name__]
     assert len(kinds) > 15

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 from tartlet_common.errors import (
     InvalidArgument,
@@ -18,6 +18,8 @@ from tartlet_common.errors import (
     TartletError,
     Unavailable,
 )
+
+_DEFINITIONS: Final = "apiextensions.k8s.io"
 
 
 class PackageMissing(InvalidConfig):
@@ -63,6 +65,15 @@ class Forbidden(PermissionDenied):
         "Ask for the release's editor role: kubectl -n NAMESPACE create rolebinding NAME --user USER "
         "--clusterrole tartlet:NAMESPACE:RELEASE:editor (the cluster's `edit` and `admin` include it)."
     )
+
+    def __init__(self, *, group: str = "", **fields: Any) -> None:
+        """Definitions of kinds, by their API group, are no namespace's, so no editor's."""
+        super().__init__(**fields)
+        if group == _DEFINITIONS:
+            self.remedy = (
+                "Kinds are the whole cluster's: ask a cluster administrator to do it, or choose an administrator's "
+                "--context. Where a release is installed, its kinds are there already."
+            )
 
 
 class NotThere(InvalidArgument):
@@ -195,7 +206,8 @@ def from_status(code: int, body: bytes | str, action: str) -> TartletError:
     if code == 401:
         return LoginRefused(action=action, detail=message)
     if code == 403:
-        return Forbidden(action=action, detail=message)
+        group = str(details.get("group") or "") if isinstance(details, Mapping) else ""
+        return Forbidden(action=action, detail=message, group=group)
     if code == 404:
         named = isinstance(details, Mapping) and details.get("name")
         return NotThere(action=action, detail=message) if named else KindUnknown(action=action)
