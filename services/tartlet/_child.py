@@ -10,6 +10,7 @@ import sys
 from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import BinaryIO
 
 from tartlet_common.errors import StartFailed, TartletError
 
@@ -61,7 +62,18 @@ class Child:
         return self._ready.done()
 
     async def start(self) -> None:
-        """Start the process; `ready` says when it serves."""
+        """Start the process; `ready` says when it serves.
+
+        Raises:
+            StartFailed: the system has no room for it, such as no descriptors; `cause` then says the same.
+        """
+        try:
+            await self._start()
+        except OSError as e:
+            self.error = StartFailed(role=self.role, detail=e.strerror or repr(e))
+            raise self.error from e
+
+    async def _start(self) -> None:
         read_fd, write_fd = os.pipe()
         try:
             self._process = await asyncio.create_subprocess_exec(
@@ -107,7 +119,9 @@ class Child:
             raise await self.cause()
 
     async def wait(self) -> int:
-        """The exit code, when it has ended and its last words are read."""
+        """The exit code, when it has ended and its last words are read; at once where it couldn't be started."""
+        if self._process is None and self.error is not None:
+            return os.EX_OSERR
         code = await self._running().wait()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         return code
@@ -172,11 +186,15 @@ class Child:
         """Its standard error, to the log, the last lines and the echo."""
         stream = self._running().stderr
         assert stream is not None
-        with self._log.open("ab", buffering=0) as log:
+        with contextlib.ExitStack() as files:
+            log: BinaryIO | None = None
+            with contextlib.suppress(OSError):  # without it, the role would wait for ever for somebody to read it
+                log = files.enter_context(self._log.open("ab", buffering=0))
             while line := await _line(stream):
                 self.last_lines.append(line.decode(errors="replace").rstrip())
-                with contextlib.suppress(OSError):  # a full disk must not take the role with it
-                    log.write(line)
+                if log is not None:
+                    with contextlib.suppress(OSError):  # a full disk must not take the role with it
+                        log.write(line)
                 if self._echo is not None:
                     self._echo(self.role, line)
 

@@ -269,8 +269,8 @@ class LocalStack:
             await asyncio.sleep(pause_s)
             restarts, in_a_row, since = restarts + 1, in_a_row + 1, loop.time()
             self._children[role] = self._child(role)
-            await self._children[role].start()
-            with contextlib.suppress(TartletError):  # it died again: the loop's next turn reports it
+            with contextlib.suppress(TartletError):  # it died again, or can't start: the loop's next turn reports it
+                await self._children[role].start()
                 await self._until_ready(role, restarts)
 
     def _check_settings(self) -> None:
