@@ -549,6 +549,9 @@ class LocateReply(_message.Message):
     ADDRESSES_FIELD_NUMBER: _builtins.int
     PAGES_FIELD_NUMBER: _builtins.int
     RUNTIMES_FIELD_NUMBER: _builtins.int
+    RETURNING_FIELD_NUMBER: _builtins.int
+    returning: _builtins.bool
+    """control is new, and runtimes may be on their way back: "" says nothing yet"""
     @_builtins.property
     def addresses(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """one a program; "" nobody knows it"""
@@ -567,10 +570,11 @@ class LocateReply(_message.Message):
         addresses: _abc.Iterable[_builtins.str] | None = ...,
         pages: _abc.Iterable[_builtins.int] | None = ...,
         runtimes: _abc.Iterable[_builtins.str] | None = ...,
+        returning: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["addresses", b"addresses", "pages", b"pages", "runtimes", b"runtimes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["addresses", b"addresses", "pages", b"pages", "returning", b"returning", "runtimes", b"runtimes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

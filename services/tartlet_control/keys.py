@@ -37,7 +37,11 @@ class Keys:
 
     def uncertain(self, tenant: str, key: str, now: float) -> bool:
         """Whether a runtime that isn't back yet may have a program of this name."""
-        return bool(key) and now < self.known_from_s and (tenant, key) not in self._keys
+        return bool(key) and self.returning(now) and (tenant, key) not in self._keys
+
+    def returning(self, now: float) -> bool:
+        """Whether runtimes that an earlier control had may still be on their way back."""
+        return now < self.known_from_s
 
     def add(self, tenant: str, key: str, program_id: str) -> None:
         """Let a key, unless it is "", name a program if it names none yet."""

@@ -197,6 +197,7 @@ class ControlService(control_pb2_grpc.ControlServicer):
             addresses=[address for address, _ in found],
             pages=[pages for _, pages in found],
             runtimes=[s.address for s in self._core.sessions.values() if s.gone_since is None],
+            returning=self._core.lifecycle.keys.returning(self._core.clock.now()),
         )
 
     async def Cordon(self, request: control_pb2.EngineAction, context: Context) -> control_pb2.EngineActionReply:  # noqa: N802

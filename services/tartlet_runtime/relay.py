@@ -6,9 +6,10 @@ One hop: a relayed call carries `tartlet-relayed` and isn't relayed again, so st
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
-from collections import defaultdict
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from typing import Any, Protocol, TypeAlias
 
 import grpc
@@ -27,6 +28,9 @@ log = logging.getLogger(__name__)
 RELAYED: Metadata = (("tartlet-relayed", "1"),)
 ANSWER_S = 5.0
 """How long another runtime may take to answer."""
+RETURN_S = 6.0
+"""How long runtimes take at most to be back at a new control: somewhat more than it allows them itself."""
+_ASK_AGAIN_S = 0.25
 
 _Event = programs_pb2.ProgramEvent
 _Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
@@ -57,6 +61,7 @@ class Relay:
         self._tls = tls
         self._spawn = spawn
         self._dialers: dict[str, Dialer] = {}
+        self._in_use: Counter[str] = Counter()  # calls under way, by address
 
     async def close(self) -> None:
         """Close the connections."""
@@ -66,13 +71,31 @@ class Relay:
     async def _owners(self, program_ids: Sequence[str], scope: Scope) -> list[str | TartletError]:
         """The address of each program's runtime, or why there is none for this caller."""
         try:
-            reply = await self._locator.locate(program_ids, scope)
+            reply = await self._locate(program_ids, scope)
         except TartletError as e:
             return [e] * len(program_ids)
         return [
-            address if address and address != self._address else UnknownProgram(program=program_id[:64])
+            self._owner(program_id, address, returning=reply.returning)
             for program_id, address in zip(program_ids, reply.addresses, strict=True)
         ]
+
+    async def _locate(self, program_ids: Sequence[str], scope: Scope) -> control_pb2.LocateReply:
+        """What control says, once runtimes have had the time to tell a new one what they run."""
+        reply = await self._locator.locate(program_ids, scope)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(RETURN_S):
+                while reply.returning and not all(reply.addresses):
+                    await asyncio.sleep(_ASK_AGAIN_S)
+                    reply = await self._locator.locate(program_ids, scope)
+        return reply
+
+    def _owner(self, program_id: str, address: str, *, returning: bool) -> str | TartletError:
+        if address and address != self._address:
+            return address
+        if returning and not address:
+            what = f"the runtime of program {program_id[:64]}"
+            return Unavailable(what=what, detail="control has just started, and doesn't know yet who has this program")
+        return UnknownProgram(program=program_id[:64])
 
     async def ask(self, program_ids: Sequence[str], scope: Scope, ask: Ask) -> list[TartletError | None]:
         """Ask the owners of programs, each once; an error or None for each program."""
@@ -86,7 +109,8 @@ class Relay:
 
         async def one(address: str, places: list[int]) -> None:
             try:
-                errors = await ask(self._stub(address), places)
+                with self._calling(address) as stub:
+                    errors = await ask(stub, places)
             except grpc.RpcError as e:
                 errors = [_unreachable(address, e)] * len(places)
                 await self._hang_up(address)
@@ -128,7 +152,8 @@ class Relay:
             request = programs_pb2.ListRequest(page_token="" if place is None else make_token({address: place}))
             request.MergeFrom(asked)
             try:
-                reply = await self._stub(address).List(request, metadata=RELAYED + scope.metadata, timeout=ANSWER_S)
+                with self._calling(address) as stub:
+                    reply = await stub.List(request, metadata=RELAYED + scope.metadata, timeout=ANSWER_S)
                 return reply, (read_token(reply.next_page_token) or {}).get(address)
             except (grpc.RpcError, TartletError):
                 return programs_pb2.ListReply(unreachable=[address]), None
@@ -143,8 +168,11 @@ class Relay:
 
     # ---- following ----
 
-    async def attach(self, call: Call, wanted: Sequence[tuple[int, programs_pb2.AttachTo]], scope: Scope) -> None:
+    def attach(self, call: Call, wanted: Sequence[tuple[int, programs_pb2.AttachTo]], scope: Scope) -> None:
         """Let `call` follow programs elsewhere; each is answered as its owner does."""
+        call.relays.add(self._spawn(self._attach(call, wanted, scope)))
+
+    async def _attach(self, call: Call, wanted: Sequence[tuple[int, programs_pb2.AttachTo]], scope: Scope) -> None:
         groups: dict[str, list[tuple[int, programs_pb2.AttachTo]]] = defaultdict(list)
         owners = await self._owners([w.program_id for _, w in wanted], scope)
         for (index, program), owner in zip(wanted, owners, strict=True):
@@ -169,10 +197,16 @@ class Relay:
     async def _follow(
         self, call: Call, address: str, group: Sequence[tuple[int, programs_pb2.AttachTo]], scope: Scope
     ) -> None:
+        with self._calling(address) as stub:
+            await self._read(stub, call, address, group, scope)
+
+    async def _read(
+        self, stub: Any, call: Call, address: str, group: Sequence[tuple[int, programs_pb2.AttachTo]], scope: Scope
+    ) -> None:
         """Read another runtime's Attach stream into `call`, until all of its programs have ended."""
         open_: dict[int, int] = {index: program.offset for index, program in group}  # index -> next offset
         ids = {index: program.program_id for index, program in group}
-        stream = self._stub(address).Attach(
+        stream = stub.Attach(
             programs_pb2.AttachRequest(programs=[program for _, program in group]), metadata=RELAYED + scope.metadata
         )
         error: TartletError = RuntimeLost()
@@ -215,6 +249,17 @@ class Relay:
         if lost:
             await call.relay([_end(i, ids[i], open_[i], RuntimeLost()) for i in lost])
 
+    @contextlib.contextmanager
+    def _calling(self, address: str) -> Iterator[Any]:
+        """A stub for a call, whose connection stays until the call has ended."""
+        self._in_use[address] += 1
+        try:
+            yield self._stub(address)
+        finally:
+            self._in_use[address] -= 1
+            if not self._in_use[address]:
+                del self._in_use[address]
+
     def _stub(self, address: str) -> Any:
         dialer = self._dialers.get(address)
         if dialer is None:
@@ -228,8 +273,8 @@ class Relay:
             await self._dialers.pop(address).close()
 
     async def drop_all_but(self, runtimes: Sequence[str]) -> None:
-        """Close the connections to runtimes that are gone."""
-        for address in self._dialers.keys() - set(runtimes):
+        """Close the connections to runtimes that are gone; those in use stay: control may just be new."""
+        for address in self._dialers.keys() - set(runtimes) - self._in_use.keys():
             await self._dialers.pop(address).close()
 
 

@@ -222,7 +222,7 @@ class ProgramsService(programs_pb2_grpc.ProgramsServicer):
                 for index, wanted in elsewhere:
                     call.reject(index, UnknownProgram(program=wanted.program_id))
             elif elsewhere:
-                await self._relay.attach(call, elsewhere, scope)
+                self._relay.attach(call, elsewhere, scope)
             async for events in call.messages():
                 yield events
         finally:

@@ -39,8 +39,10 @@ def test_a_new_control_lets_an_unknown_key_wait_until_all_runtimes_can_be_back()
     clock.advance(RETURN_S - 0.1)
     core.tick()
     assert _started(one) == []
+    assert core.lifecycle.keys.returning(clock.now())
     clock.advance(0.2)
     core.tick()
+    assert not core.lifecycle.keys.returning(clock.now())
     assert _started(one) == [(1, None, "")]
     core.on_start(one, StartRequest(3, "p3", idempotency_key="other"))
     assert _started(one) == [(3, None, "")]

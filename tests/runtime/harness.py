@@ -114,6 +114,7 @@ class FakeControl(control_pb2_grpc.ControlServicer, control_pb2_grpc.CatalogueSe
     known_keys: dict[str, str] = field(default_factory=dict)
     located: dict[str, str] = field(default_factory=dict)
     runtimes: list[str] = field(default_factory=list)
+    returning: bool = False
     _stream: Any = None
     _writing: asyncio.Lock = field(default_factory=asyncio.Lock)
 
@@ -156,7 +157,9 @@ class FakeControl(control_pb2_grpc.ControlServicer, control_pb2_grpc.CatalogueSe
 
     async def Locate(self, request: Any, context: Any) -> control_pb2.LocateReply:
         addresses = [self.located.get(i, "") for i in request.program_ids]
-        return control_pb2.LocateReply(addresses=addresses, pages=[5] * len(addresses), runtimes=self.runtimes)
+        return control_pb2.LocateReply(
+            addresses=addresses, pages=[5] * len(addresses), runtimes=self.runtimes, returning=self.returning
+        )
 
     async def Upload(self, request_iterator: Any, context: Any) -> control_pb2.UploadReply:
         return control_pb2.UploadReply()

@@ -17,6 +17,7 @@ from tartlet_common.rpc import Tls, make_server
 from tartlet_common.tenancy import EVERYONE, Scope
 from tartlet_common.wire import error_from_proto
 from tartlet_protos import common_pb2, control_pb2, programs_pb2, programs_pb2_grpc
+from tartlet_runtime import relay
 from tartlet_runtime.relay import Relay
 from tests.runtime.harness import PYTHON, FakeControl, Rig, Stream, launch_spec, running
 
@@ -40,6 +41,11 @@ class Elsewhere(programs_pb2_grpc.ProgramsServicer):
 async def _attach(rig: Rig, *ids: str) -> list[programs_pb2.ProgramEvent]:
     targets = [programs_pb2.AttachTo(program_id=i) for i in ids]
     return await Stream(rig.stub.Attach(programs_pb2.AttachRequest(programs=targets))).rest()
+
+
+async def _kill(rig: Rig, program_id: str) -> TartletError | None:
+    (error,) = (await rig.stub.Kill(programs_pb2.KillRequest(program_ids=[program_id]))).errors
+    return error_from_proto(error)
 
 
 async def _serve(service: Elsewhere, address: str) -> grpc.aio.Server:
@@ -106,6 +112,56 @@ async def test_a_runtime_that_is_not_there_fails_its_programs_and_no_others(run_
         assert [(p.program_id, p.pages) for p in listed.programs] == [(program_id, 5)]  # FakeControl says five of each
 
 
+async def test_a_listing_does_not_cut_who_follows_a_program_of_a_runtime_that_control_does_not_know_yet(
+    run_dir: Path,
+) -> None:
+    address = f"unix:{run_dir}/other.sock"
+    control = FakeControl(located={"p": address}, runtimes=[f"unix:{run_dir}/r.sock", address])
+    go_on = asyncio.Event()
+
+    class Slow(Elsewhere):
+        async def Attach(self, request: Any, context: Any) -> Any:
+            yield programs_pb2.ProgramEvents(events=[_Event(kind=_Event.ACCEPTED, program_id="p")])
+            await go_on.wait()
+            yield programs_pb2.ProgramEvents(events=[_Event(kind=_Event.ENDED, program_id="p", success=True)])
+
+    server = await _serve(Slow([]), address)  # type: ignore[abstract]  # the rest is UNIMPLEMENTED
+    async with running(run_dir, control) as rig, asyncio.timeout(10):
+        targets = [programs_pb2.AttachTo(program_id="p")]
+        stream = Stream(rig.stub.Attach(programs_pb2.AttachRequest(programs=targets)))
+        assert (await stream.next()).kind == _Event.ACCEPTED
+        control.runtimes = [f"unix:{run_dir}/r.sock"]
+        await rig.stub.List(programs_pb2.ListRequest(all=True))
+        go_on.set()
+        (end,) = await stream.rest()
+        assert (end.kind, end.success) == (_Event.ENDED, True)
+    await server.stop(None)
+
+
+async def test_a_program_is_not_unknown_while_its_runtime_may_be_on_its_way_back_to_control(
+    run_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    address = f"unix:{run_dir}/other.sock"
+    control = FakeControl(returning=True)
+    server = await _serve(Elsewhere([[_Event(kind=_Event.ACCEPTED)]]), address)  # type: ignore[abstract]
+    async with running(run_dir, control) as rig, asyncio.timeout(20):
+        following = asyncio.create_task(_attach(rig, "p"))
+        await asyncio.sleep(0.4)
+        control.located["p"] = address  # its runtime is back
+        assert [e.kind for e in await following] == [_Event.ACCEPTED, _Event.ENDED]
+        asked = asyncio.ensure_future(_kill(rig, "q"))
+        await asyncio.sleep(0.4)
+        control.returning = False  # all who could come have come
+        assert isinstance(await asked, UnknownProgram)
+        control.returning = True
+        monkeypatch.setattr(relay, "RETURN_S", 0.3)
+        (event,) = await _attach(rig, "q")
+        error = error_from_proto(event.error)
+        assert isinstance(error, Unavailable)
+        assert error.retryable
+    await server.stop(None)
+
+
 class Owner(programs_pb2_grpc.ProgramsServicer):
     """A runtime that keeps the certificates of those who call it."""
 
@@ -144,12 +200,12 @@ async def test_a_rotated_certificate_is_shown_to_the_next_who_is_asked(tmp_path:
     files = Tls(tmp_path / "crt", tmp_path / "key", tmp_path / "ca")
     _identify(files, ca, 1)
     server = await make_server(lambda s: programs_pb2_grpc.add_ProgramsServicer_to_server(owner, s), address, files)
-    relay = Relay(Located(address), "elsewhere", files, asyncio.ensure_future)
+    way = Relay(Located(address), "elsewhere", files, asyncio.ensure_future)
     for at_s in (1, 1, 2):
         if at_s == 2:
             _identify(files, ca, at_s)
-        assert await relay.kill(["p"], "", EVERYONE) == [None]
-    await relay.close()
+        assert await way.kill(["p"], "", EVERYONE) == [None]
+    await way.close()
     await server.stop(None)
     first, second, third = owner.seen
     assert first == second != third
