@@ -15,6 +15,7 @@ from typing import BinaryIO
 from tartlet_common.errors import StartFailed, TartletError
 
 _LAST_LINES = 20
+_LINE_BYTES = 8192
 _REAP_S = 2.0  # after SIGKILL
 
 
@@ -200,7 +201,20 @@ class Child:
 
 
 async def _line(stream: asyncio.StreamReader) -> bytes:
-    """A line, or the part of one that fits the reader's buffer; b"" at the end."""
+    """A line, cut where it is very long; b"" at the end."""
+    line, size = b"", 0
+    while part := await _part(stream):
+        line += part[: max(0, _LINE_BYTES - size)]
+        size += len(part)
+        if part.endswith(b"\n"):
+            break
+    if size <= _LINE_BYTES:
+        return line
+    return line.decode(errors="ignore").encode() + b"... (%d bytes in all)\n" % size
+
+
+async def _part(stream: asyncio.StreamReader) -> bytes:
+    """The rest of a line, or the part of it that fits the reader's buffer; b"" at the end."""
     try:
         return await stream.readuntil(b"\n")
     except asyncio.IncompleteReadError as e:

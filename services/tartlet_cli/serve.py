@@ -16,10 +16,12 @@ from tartlet_cli import exits
 
 if TYPE_CHECKING:
     from tartlet.local import LocalStack, StackEvent
+    from tartlet_cli.error_output import ErrorOutput
     from tartlet_cli.places import Backend
     from tartlet_cli.terminal import Progress
 
 ROLES = ("control", "runtime", "worker", "operator")
+_LAST_WORDS_S = 1.0  # for whoever reads standard error, at the end
 
 
 @click.command(context_settings={"ignore_unknown_options": True, "help_option_names": []}, add_help_option=False)
@@ -122,9 +124,11 @@ def _exec_role(role: str, model: str | None, engine: str | None, config: Path | 
 
 async def _serve(chosen: Backend, config: Path | None, *, quiet: bool) -> int:
     from tartlet.local import LocalStack, StackConfig
+    from tartlet_cli.error_output import ErrorOutput
     from tartlet_cli.terminal import Progress
 
-    progress = Progress()
+    errors = ErrorOutput(sys.stderr.fileno(), "the logs have them")
+    progress = Progress(errors.write)
     stop = asyncio.Event()
     stack: LocalStack | None = None
 
@@ -139,8 +143,9 @@ async def _serve(chosen: Backend, config: Path | None, *, quiet: bool) -> int:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         loop.add_signal_handler(number, interrupt)
 
-    echo = None if quiet else _echo(progress)
-    stack = LocalStack(StackConfig(engine=chosen.engine, model=chosen.model, config=config), _reporter(progress), echo)
+    echo = None if quiet else _echo(progress, errors)
+    what = StackConfig(engine=chosen.engine, model=chosen.model, config=config)
+    stack = LocalStack(what, _reporter(progress, errors), echo)
     starting = asyncio.ensure_future(stack.start())
     stopping = asyncio.ensure_future(stop.wait())
     try:
@@ -148,27 +153,29 @@ async def _serve(chosen: Backend, config: Path | None, *, quiet: bool) -> int:
         if starting.done():
             await starting
             progress.clear()
-            click.echo(f"serving at {stack.address} (Ctrl-C ends it; logs in {stack.log_dir})", err=True)
+            errors.write(f"serving at {stack.address} (Ctrl-C ends it; logs in {stack.log_dir})\n")
             await stopping
     finally:
         progress.clear()
         starting.cancel()
         stopping.cancel()
         await asyncio.gather(starting, stopping, return_exceptions=True)
-        await stack.stop()
+        try:
+            await stack.stop()
+        finally:
+            errors.close(_LAST_WORDS_S)
     return 0
 
 
-def _echo(progress: Progress) -> Callable[[str, bytes], None]:
+def _echo(progress: Progress, errors: ErrorOutput) -> Callable[[str, bytes], None]:
     def echo(_role: str, line: bytes) -> None:
         with progress.above():
-            sys.stderr.buffer.write(line)
-            sys.stderr.buffer.flush()
+            errors.write(line)
 
     return echo
 
 
-def _reporter(progress: Progress) -> Callable[[StackEvent], None]:
+def _reporter(progress: Progress, errors: ErrorOutput) -> Callable[[StackEvent], None]:
     from tartlet.local import Died, Started
     from tartlet.local import Progress as Told
 
@@ -186,9 +193,9 @@ def _reporter(progress: Progress) -> Callable[[StackEvent], None]:
             match event:
                 case Started():
                     again = f", restart {event.restarts}" if event.restarts else ""
-                    click.echo(f"{event.role} serves (pid {event.pid}{again})", err=True)
+                    errors.write(f"{event.role} serves (pid {event.pid}{again})\n")
                 case Died():
-                    click.echo(f"{event.role} died: {event.why}", err=True)
-                    click.echo(f"restarting {event.role} in {event.restart_in_s:g} s", err=True)
+                    errors.write(f"{event.role} died: {event.why}\n")
+                    errors.write(f"restarting {event.role} in {event.restart_in_s:g} s\n")
 
     return report

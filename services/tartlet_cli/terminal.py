@@ -22,7 +22,9 @@ _WIDTH = 80  # of a terminal that doesn't know its own
 class Progress:
     """How far a start is: a line on standard error that is overwritten and then wiped, if that is a terminal."""
 
-    def __init__(self) -> None:
+    def __init__(self, write: Callable[[str], None] | None = None) -> None:
+        """`write`: writes to standard error instead."""
+        self._write = write or _write_error
         self._terminal = sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
         self._line = ""
 
@@ -31,14 +33,12 @@ class Progress:
         self._line = text
         if self._terminal:
             width = os.get_terminal_size(sys.stderr.fileno()).columns or _WIDTH
-            sys.stderr.write(f"{_WIPE}{text[: width - 1]}")
-            sys.stderr.flush()
+            self._write(f"{_WIPE}{text[: width - 1]}")
 
     def clear(self) -> None:
         """Wipe the line."""
         if self._terminal and self._line:
-            sys.stderr.write(_WIPE)
-            sys.stderr.flush()
+            self._write(_WIPE)
         self._line = ""
 
     @contextlib.contextmanager
@@ -49,6 +49,11 @@ class Progress:
         yield
         if line:
             self.show(line)
+
+
+def _write_error(text: str) -> None:
+    sys.stderr.write(text)
+    sys.stderr.flush()
 
 
 class Silence:
