@@ -131,9 +131,10 @@ class Leader:
         manifest = self._manifest(self._lease)
         manifest["spec"]["holderIdentity"] = ""
         try:
-            await self._api.replace(manifest)
-        except ApiError as e:
-            log.warning("Lease can't be released: %s", e)
+            async with asyncio.timeout(self._duration_s * _ANSWERED):
+                await self._api.replace(manifest)
+        except (ApiError, TimeoutError) as e:
+            log.warning("Lease can't be released: %s", str(e) or "no answer")
 
     async def _still_ours(self) -> bool:
         """After a conflict: a renewal whose answer was lost is no loss of the Lease."""

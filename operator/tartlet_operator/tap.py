@@ -81,10 +81,8 @@ class Events(_Content):
             if self._taken:
                 yield self._bookmark()
             raise
-        if self._taken:
-            rest = self._bookmark() + rest
-        if rest:
-            yield rest
+        if self._taken:  # a line that was cut off comes again, whole, in the next watch
+            yield self._bookmark()
 
     def _left(self, lines: Iterable[bytes]) -> bytes:
         """What is for kopf."""

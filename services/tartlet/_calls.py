@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
@@ -27,13 +27,14 @@ from tartlet_common.errors import (
 from tartlet_protos import common_pb2, programs_pb2
 
 T = TypeVar("T")
+M = TypeVar("M", programs_pb2.LaunchSpec, programs_pb2.SendItem)
 
 log = logging.getLogger("tartlet")
 
 FIRST_PAUSE_S = 0.1
 LAST_PAUSE_S = 1.0
 PORTION_BYTES = 3 << 20  # specs or items of one message, below the 4 MiB it may have
-SENT_AT_ONCE = 4096
+AT_ONCE = 4096
 
 
 def launch_spec(source: Source | None, args: Sequence[str], spec: LaunchSpec | None) -> LaunchSpec:
@@ -91,30 +92,29 @@ def checked(request: T) -> T:
 
 
 def launch_requests(specs: Sequence[LaunchSpec]) -> Iterator[programs_pb2.LaunchRequest]:
-    """Requests of at most `PORTION_BYTES`, or of one spec."""
-    request, size = programs_pb2.LaunchRequest(), 0
-    for message in _convert.launches_to_proto(specs, attach=False, tie=False):
-        if request.specs and size + message.ByteSize() > PORTION_BYTES:
-            yield checked(request)
-            request, size = programs_pb2.LaunchRequest(), 0
-        request.specs.append(message)
-        size += message.ByteSize()
-    if request.specs:
-        yield checked(request)
+    """Requests that one message can carry."""
+    for portion in _portions(_convert.launches_to_proto(specs, attach=False, tie=False)):
+        yield checked(programs_pb2.LaunchRequest(specs=portion))
 
 
 def send_requests(items: Sequence[tuple[str, bytes | str]]) -> Iterator[programs_pb2.SendRequest]:
     """Requests that one message can carry, and so can the answer, even if each item's is an error."""
-    request, size = programs_pb2.SendRequest(), 0
-    for program_id, message in items:
-        item = programs_pb2.SendItem(program_id=program_id, message=_bytes(message))
-        if request.items and (size + item.ByteSize() > PORTION_BYTES or len(request.items) == SENT_AT_ONCE):
-            yield checked(request)
-            request, size = programs_pb2.SendRequest(), 0
-        request.items.append(item)
-        size += item.ByteSize()
-    if request.items:
-        yield checked(request)
+    for portion in _portions(programs_pb2.SendItem(program_id=p, message=_bytes(m)) for p, m in items):
+        yield checked(programs_pb2.SendRequest(items=portion))
+
+
+def _portions(messages: Iterable[M]) -> Iterator[list[M]]:
+    """As they come, at most `AT_ONCE` and `PORTION_BYTES` together, or one."""
+    portion: list[M] = []
+    size = 0
+    for message in messages:
+        if portion and (size + message.ByteSize() > PORTION_BYTES or len(portion) == AT_ONCE):
+            yield portion
+            portion, size = [], 0
+        portion.append(message)
+        size += message.ByteSize()
+    if portion:
+        yield portion
 
 
 def _bytes(message: bytes | str) -> bytes:

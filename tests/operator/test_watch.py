@@ -103,6 +103,9 @@ async def test_kopf_is_told_how_far_a_watch_came_when_it_ends_or_breaks_and_now_
     lines = [line(version, f"i{version}") for version in (6, 7, 8, 9)]
     one_by_one = Content(*lines, piece=len(lines[0]) + 1, breaks=breaks)
     assert await left_for_kopf(watching()[0], one_by_one) == [("BOOKMARK", "9")]
+    one_by_one.data = one_by_one.data[:-40]  # what was cut off will come again
+    assert await left_for_kopf(watching()[0], one_by_one) == [("BOOKMARK", "8")]
+    one_by_one.data += line(9, "i9")[-39:] + b"\n"
     monkeypatch.setattr(tap, "_BOOKMARK_S", 0.0)
     told = await left_for_kopf(watching()[0], one_by_one)
     assert told == [("BOOKMARK", str(version)) for version in (6, 7, 8, 9)]
