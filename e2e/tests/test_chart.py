@@ -65,18 +65,19 @@ def test_helm_test_launches_a_program_and_fails_where_none_runs(kube: Kube, seco
 
 def test_the_notes_tell_commands_that_work(kube: Kube, fake_pool: str, tmp_path: Path) -> None:
     notes = kube.helm("get", "notes", RELEASE)
-    commands = [line.strip() for line in notes.splitlines() if line.startswith("  ")]
-    told = [shlex.split(c) for c in commands if "delete" not in c]
-    assert {c[0] for c in told} == {"kubectl", "tartlet"}
+    told = [shlex.split(line, comments=True) for line in notes.splitlines() if line.startswith("  ")]
+    commands = [command for command in told if command]
+    assert {command[0] for command in commands} == {"helm", "kubectl", "tartlet"}
     (tmp_path / "prog.py").write_text("async def main():\n    return 'as the notes say'\n")
-    for command in told:
-        said = _done(kube, command, tmp_path)
-        assert command[0] == "kubectl" or "as the notes say" in said, (command, said)
-    assert f"helm -n {NAMESPACE} test {RELEASE}" in notes
-    removed = [c for c in commands if c.startswith("kubectl") and "delete" in c]
+    for command in commands:
+        if command[0] != "helm" and "delete" not in command:
+            said = _done(kube, command, tmp_path)
+            assert command[0] == "kubectl" or "as the notes say" in said, (command, said)
+    assert ["helm", "-n", NAMESPACE, "test", RELEASE] in commands
+    removed = [command for command in commands if "delete" in command]
     assert len(removed) == 2
-    for line in removed:  # they say what would go
-        _done(kube, [*shlex.split(line.partition("  ")[0]), "--dry-run=server"], tmp_path)
+    for command in removed:  # they say what would go
+        _done(kube, [*command, "--dry-run=server"], tmp_path)
 
 
 def _done(kube: Kube, command: list[str], directory: Path) -> str:
