@@ -20,7 +20,7 @@ from tartlet_operator.context import Context
 from tartlet_operator.kube import ApiError, version
 from tartlet_operator.meta import Key, Meta
 from tartlet_operator.pool_status import Happening
-from tartlet_operator.reasons import EventReason, Reason
+from tartlet_operator.reasons import EventReason, Reason, told
 
 log = logging.getLogger("tartlet.operator")
 
@@ -74,7 +74,7 @@ class Handler:
         except ApiError as e:
             again_s = await self._failed(key, body, e.reason or "ApiError", e.message, permanent=not e.retryable)
         except TartletError as e:
-            again_s = await self._failed(key, body, e.name, e.told_in_line)
+            again_s = await self._failed(key, body, e.name, told(e))
         except Exception as e:
             log.exception("%s", key)
             again_s = await self._failed(key, body, "InternalError", repr(e))

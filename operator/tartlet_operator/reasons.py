@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from enum import StrEnum
 
+from tartlet_common.errors import TartletError, Unavailable
+
 
 class Reason(StrEnum):
     """CamelCase words of conditions; reasons of pods, and names of errors, are passed on beside them."""
@@ -110,3 +112,10 @@ MEANING: dict[Reason | EventReason, str] = {
     EventReason.RECONCILE_FAILED: "The operator failed to bring an object about.",
 }
 """What each reason means, for the reference page."""
+
+
+def told(error: TartletError) -> str:
+    """An error as a condition says it: its remedy is the cluster's."""
+    if isinstance(error, Unavailable):
+        return f"{error}: see whether its pods run (`kubectl get pods`), and their logs"
+    return error.told_in_line

@@ -17,7 +17,7 @@ from tartlet_operator.conditions import find, holds
 from tartlet_operator.context import Context
 from tartlet_operator.meta import Key, Meta
 from tartlet_operator.pool_status import Happening
-from tartlet_operator.reasons import EventReason, Reason
+from tartlet_operator.reasons import EventReason, Reason, told
 from tartlet_operator.run_decisions import Delete, Finish, Follow, InferletFacts, Launch, Output, Rest, Retry, Wait
 from tartlet_operator.store import RunSeen
 
@@ -155,7 +155,7 @@ async def _launch(
             finish = Finish(runs.Outcome(success=False, error=e))
             return await _finish(ctx, key, meta, run, old, finish)
         left_s = action.deadline_s - (ctx.unix_s - started)
-        return await waits(Wait(max(0.0, min(left_s, runs.RECHECK_S / 5)), e.name, e.told_in_line))
+        return await waits(Wait(max(0.0, min(left_s, runs.RECHECK_S / 5)), e.name, told(e)))
     left = ctx.followers.follow(key, accepted.program_id)  # before it is written: should that fail, it is known
     if left:
         await ctx.followers.end(left, "its InferletRun was deleted and made again")

@@ -30,8 +30,8 @@ async def test_what_was_given_up_is_taken_up_when_one_succeeds(monkeypatch: pyte
         if away or key.name == "d":
             raise Unavailable(what="the runtime", detail="it was stopped")
 
-    async def write_status(*_: Any) -> None:
-        pass
+    async def write_status(_: Key, __: Any, ___: Any, new: Any, ____: Any) -> None:
+        assert "see whether its pods run" in new.conditions[0].message
 
     async def get(kind: str, _: str, name: str) -> Any:
         return body(kind, name, {"source": {"inline": "pass"}}, {})
