@@ -104,10 +104,11 @@ async def test_attach_resumes_from_an_offset_also_after_the_end(run_dir: Path) -
                     programs_pb2.AttachTo(program_id="nobody"),
                 ]
             )
-            attached = Stream(rig.stub.Attach(request))
-            assert (await attached.next()).kind == _Event.ACCEPTED
-            assert isinstance(error_from_proto((await attached.next()).error), UnknownProgram)
-            again = await attached.rest()
+            events = await Stream(rig.stub.Attach(request)).rest()
+            (unknown,) = (e for e in events if e.index == 1)
+            assert isinstance(error_from_proto(unknown.error), UnknownProgram)
+            accepted, *again = (e for e in events if e.index == 0)
+            assert accepted.kind == _Event.ACCEPTED
             assert [e.data for e in again] == [e.data for e in whole][min(offset, 5) :]
             assert again[0].offset == min(offset, 5)
 
