@@ -116,8 +116,8 @@ def _ended(kube: Kube, what: str, pool: str, choice: random.Random) -> bool:
         plain = Kube(kube.cluster, kube.namespace)
         until(lambda: answers(plain), "the API server answers", AWAY_S)
         return True
-    there = _pods(kube, what, pool)
-    if there:
+    there = [pod for pod in _pods(kube, what, pool) if "podIP" in pod.get("status", {})]
+    if there:  # of one that went before anybody heard its address, nobody could tell whose connections these were
         kill(kube, choice.choice(there))
     return bool(there)
 
