@@ -72,6 +72,7 @@ def place() -> Iterator[Place]:
         pytest.skip("there is another cluster to use here")
     if there.is_up():
         pytest.skip("the cluster is up, and the tests' to use")
+    there.down()  # what one that was killed left
     there.build_components()
     home = default_layout().cache / "lifecycle"
     environment = {**os.environ, "XDG_CACHE_HOME": str(home)}
