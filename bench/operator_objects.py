@@ -7,9 +7,9 @@ import json
 import random
 import re
 import time
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from typing import Self
+from typing import Any, Self
 
 import aiohttp
 
@@ -22,7 +22,8 @@ SOURCES = 100
 _BYTES = 2048
 _AT_ONCE = 16
 _STALLED_S = 90.0
-_PATH = f"/apis/{API_VERSION}/namespaces/{NAMESPACE}/inferlets"
+_PATHS = f"/apis/{API_VERSION}/namespaces/{NAMESPACE}"
+_PATH = f"{_PATHS}/inferlets"
 _READY = b'"status":"True","type":"Ready"'
 _NAME = re.compile(rb'"name":"([^"]+)"')  # fields are sorted: the object's own is the first
 _PROGRAM = '''"""Program {number}: answers with what it was given."""
@@ -58,9 +59,18 @@ async def client(server: ApiServer) -> AsyncIterator[aiohttp.ClientSession]:
 
 async def create(session: aiohttp.ClientSession, name: str, text: str) -> None:
     """Make one Inferlet."""
-    spec = {"source": {"inline": text}}
-    body = {"apiVersion": API_VERSION, "kind": "Inferlet", "metadata": {"name": name}, "spec": spec}
-    async with session.post(_PATH, data=json.dumps(body), headers={"Content-Type": "application/json"}) as reply:
+    await _create(session, "Inferlet", name, {"source": {"inline": text}})
+
+
+async def create_pool(session: aiohttp.ClientSession) -> None:
+    """Make a pool: nobody here makes its pods, but the operator listens how its engines are."""
+    await _create(session, "EnginePool", "pool", {"model": {"name": "fake"}, "engine": {"backend": "Fake"}})
+
+
+async def _create(session: aiohttp.ClientSession, kind: str, name: str, spec: Mapping[str, Any]) -> None:
+    body = {"apiVersion": API_VERSION, "kind": kind, "metadata": {"name": name}, "spec": spec}
+    path = f"{_PATHS}/{kind.lower()}s"
+    async with session.post(path, data=json.dumps(body), headers={"Content-Type": "application/json"}) as reply:
         if reply.status != 201:
             raise RuntimeError(f"{name} was refused: {await reply.text()}")
 

@@ -30,7 +30,8 @@ MAY: dict[str, set[str]] = {
     "operator": {
         *PROGRAMS,
         *CATALOGUE,
-        *("Control/FetchBlob", "Control/State", "Control/Cordon", "Control/Drain", "Control/Resume"),
+        *("Control/FetchBlob", "Control/State", "Control/WatchEngines"),
+        *("Control/Cordon", "Control/Drain", "Control/Resume"),
     },
     "runtime": {
         *PROGRAMS,

@@ -25,7 +25,7 @@ from tartlet_operator.followers import Followers
 from tartlet_operator.handler import Handler
 from tartlet_operator.kube import Api, ApiError
 from tartlet_operator.lease import Leader
-from tartlet_operator.loops import ControlPoll, Resync
+from tartlet_operator.loops import ControlWatch, Resync
 from tartlet_operator.metrics import Metrics
 from tartlet_operator.pool_manifests import WorkerDefaults
 from tartlet_operator.reconcile_pool import recall
@@ -114,8 +114,8 @@ async def _lead(
             defaults=_defaults(settings),
             namespaces=namespaces,
         )
-        poll = ControlPoll(ctx)
-        await poll.once()  # so that settled Inferlets are seen to be
+        watch = ControlWatch(ctx)
+        await watch.once()  # so that settled Inferlets are seen to be
         try:
             await recall(ctx)
         except ApiError as e:  # they are looked at soon
@@ -129,8 +129,7 @@ async def _lead(
                 tasks.create_task(leader.keep(), name="lease")
                 tasks.create_task(ctx.followers.run(), name="followers")
                 tasks.create_task(ctx.recorder.run(), name="events")
-                tasks.create_task(poll.run(), name="control")
-                tasks.create_task(poll.mind(), name="connection to control")
+                tasks.create_task(watch.run(), name="control")
                 tasks.create_task(Resync(ctx).run(), name="resync")
                 tasks.create_task(pulse.run(), name="pulse")
                 for n in range(settings.concurrency):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -55,7 +54,6 @@ class Context:
     Args:
         written: what we wrote ourselves.
         valid: languages and digests of sources that a runtime has found valid lately.
-        stirred: control is to be asked for its state soon.
     """
 
     settings: OperatorSettings
@@ -74,7 +72,6 @@ class Context:
     namespaces: Sequence[str]
     written: Written = field(default_factory=Written)
     valid: OrderedDict[str, None] = field(default_factory=OrderedDict)
-    stirred: asyncio.Event = field(default_factory=asyncio.Event)
 
     @property
     def unix_s(self) -> float:

@@ -1,10 +1,9 @@
-"""Control as the operator asks it: its state, and its catalogue as fingerprints."""
+"""Control as the operator asks it: its engines, and its catalogue as fingerprints."""
 
 from __future__ import annotations
 
 import asyncio
-import json
-from collections.abc import Awaitable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any, Final, TypeVar
@@ -19,7 +18,8 @@ from tartlet_operator.catalogue import fingerprint
 from tartlet_protos import common_pb2, control_pb2, control_pb2_grpc
 
 _TIMEOUT_S: Final = 10.0
-_STATE_TIMEOUT_S: Final = 2.0
+_ANSWER_S: Final = 2.0
+"""So much later than it should control may say how its engines are."""
 _PUT_BYTES: Final = 3 << 20
 _PUT_EVERY_S: Final = 0.01
 """At most so often is something put: a request costs both ends more than ten entries do."""
@@ -43,7 +43,7 @@ class _Stubs:
 
 
 class ControlLink:
-    """Unary calls to control; each raises a `TartletError`, `Unavailable` when control doesn't answer."""
+    """Calls to control; each raises a `TartletError`, `Unavailable` when control doesn't answer."""
 
     def __init__(self, address: str, tls: rpc.Tls | None) -> None:
         self._address = address
@@ -57,15 +57,25 @@ class ControlLink:
         """Close the connection."""
         await self._dialer.close()
 
-    async def parted(self) -> None:
-        """Return when the connection is lost, or at once if there is none."""
-        await self._current().channel.wait_for_state_change(grpc.ChannelConnectivity.READY)
+    async def engines(self, every_s: float) -> AsyncGenerator[control_pb2.EnginesReply]:
+        """The engines, whenever one comes, goes or changes its state, and every `every_s` in any case.
 
-    async def state(self) -> dict[str, Any]:
-        """Engines, programs and models, and control's incarnation."""
-        reply = await self._answer(self._current().control.State(control_pb2.StateRequest(), timeout=_STATE_TIMEOUT_S))
-        state: dict[str, Any] = json.loads(reply.json)
-        return state
+        Ends when there are new certificates: the next one uses them.
+        """
+        stubs, patience_s = self._current(), _ANSWER_S
+        call = stubs.control.WatchEngines(control_pb2.WatchEnginesRequest(every_s=every_s))
+        try:
+            while stubs is self._current():
+                async with asyncio.timeout(patience_s):
+                    reply = await self._answer(call.read())
+                if not isinstance(reply, control_pb2.EnginesReply):  # the end of the stream
+                    raise Unavailable(what=f"control at {self._address}", detail="it has ended")
+                yield reply
+                patience_s = every_s + _ANSWER_S
+        except TimeoutError:
+            raise Unavailable(what=f"control at {self._address}", detail=f"nothing for {patience_s:g} s") from None
+        finally:
+            call.cancel()
 
     async def fingerprints(self, tenant: str) -> dict[str, str]:
         """What the catalogue holds for a tenant, by name."""

@@ -1,4 +1,4 @@
-"""What goes on beside the queue: control's state is polled, the catalogue compared, every object looked at again."""
+"""What goes on beside the queue: control is heard, the catalogue compared, every object looked at again."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Final
 
 from tartlet_common.errors import TartletError
 from tartlet_operator import orphans
@@ -16,84 +16,79 @@ from tartlet_operator.context import Context
 from tartlet_operator.kube import ApiError
 from tartlet_operator.meta import Key
 from tartlet_operator.watch import slim
+from tartlet_protos import control_pb2
 
 log = logging.getLogger("tartlet.operator")
 
 UNREACHABLE_S: Final = 3.0
 """Control may be gone this long before statuses say that nobody knows."""
+_AGAIN_S: Final = 1.0
+"""So long after control was lost it is asked again."""
 PROGRAMS_S: Final = 15.0
 """So often at most is a pool's status written only because other programs run."""
-_IDLE_POLL_FACTOR: Final = 30
 _SWEEP_S: Final = 10.0
 """So long after the start, what was deleted while nobody looked is seen to: all that is there has been seen."""
 _BACKLOG: Final = 1000
 
 
-def engines_of(state: Mapping[str, Any]) -> dict[str, str]:
-    """State by engine id, from what control's State answers."""
-    return {str(e["id"]): str(e["state"]) for e in state.get("engines", ())}
-
-
-def programs_of(state: Mapping[str, Any]) -> dict[str, int]:
-    """Programs by engine id."""
-    return {str(e["id"]): int(e["programs"]) for e in state.get("engines", ())}
-
-
-class ControlPoll:
-    """Asks control for its state: engines for the pools, its incarnation for the catalogue."""
+class ControlWatch:
+    """Hears from control: engines for the pools, its incarnation for the catalogue."""
 
     def __init__(self, ctx: Context) -> None:
         self._ctx = ctx
-        self._answered_s = ctx.clock.now()
+        self._lost_s: float | None = None  # since when nothing has been heard
         self._told: Mapping[str, int] = {}
-        self._told_s = self._answered_s
-        self._sweep_s = self._answered_s + _SWEEP_S
+        self._told_s = ctx.clock.now()
+        self._sweep_s = self._told_s + _SWEEP_S
 
     async def run(self) -> None:
-        """Poll until cancelled; seldom while there is no pool to tell about, unless something stirs."""
-        ctx = self._ctx
+        """Listen until cancelled."""
         while True:
-            ctx.stirred.clear()
-            answered = await self.once()
-            if ctx.store.pools or not answered:
-                await asyncio.sleep(ctx.settings.poll_s)
+            try:
+                async with contextlib.aclosing(self._ctx.control.engines(self._ctx.settings.heartbeat_s)) as replies:
+                    async for reply in replies:
+                        await self._heard(reply)
                 continue
-            with contextlib.suppress(TimeoutError):
-                sweep_in_s = max(self._sweep_s - ctx.clock.now(), ctx.settings.poll_s)
-                async with asyncio.timeout(min(ctx.settings.poll_s * _IDLE_POLL_FACTOR, sweep_in_s)):
-                    await ctx.stirred.wait()
+            except TartletError as e:
+                self._unheard(e)
+            await asyncio.sleep(_AGAIN_S)
 
-    async def mind(self) -> None:
-        """Have control asked soon when the connection to it is gone: it may have been started anew."""
-        while True:
-            await self._ctx.control.parted()
-            self._ctx.stirred.set()
-            await asyncio.sleep(self._ctx.settings.poll_s)
-
-    async def once(self) -> bool:
-        """Ask once, and have looked at what changed; whether control has answered."""
-        view, now = self._ctx.view, self._ctx.clock.now()
+    async def once(self) -> None:
+        """Ask once, and have looked at what changed."""
         try:
-            state = await self._ctx.control.state()
-            incarnation = str(state.get("incarnation", ""))
-            if incarnation != view.incarnation or len(view.catalogue) < len(self._ctx.namespaces):
-                await compare_catalogue(self._ctx)
-                view.incarnation = incarnation
+            async with contextlib.aclosing(self._ctx.control.engines(self._ctx.settings.heartbeat_s)) as replies:
+                await self._heard(await anext(replies))
         except TartletError as e:
-            if now - self._answered_s > UNREACHABLE_S and view.engines is not None:
-                log.warning("%s", e)
-                self._tell(None, {})
-            return False
-        self._answered_s = self._ctx.clock.now()
-        self._tell(engines_of(state), programs_of(state))
-        if self._answered_s > self._sweep_s and self._ctx.queue.idle:
+            self._unheard(e)
+
+    async def _heard(self, reply: control_pb2.EnginesReply) -> None:
+        """Have looked at what has changed since the last reply.
+
+        Raises:
+            TartletError: control said no more when it was asked for its catalogue.
+        """
+        ctx, view = self._ctx, self._ctx.view
+        if reply.incarnation != view.incarnation or len(view.catalogue) < len(ctx.namespaces):
+            await compare_catalogue(ctx)
+            view.incarnation = reply.incarnation
+        self._lost_s = None
+        self._tell({e.id: e.state for e in reply.engines}, {e.id: e.programs for e in reply.engines})
+        if ctx.clock.now() > self._sweep_s and ctx.queue.idle:
             self._sweep_s = float("inf")
             try:
-                await sweep(self._ctx)
+                await sweep(ctx)
             except (ApiError, TartletError) as e:
                 log.warning("sweep: %s", e)
-                self._sweep_s = self._answered_s + _SWEEP_S
-        return True
+                self._sweep_s = ctx.clock.now() + _SWEEP_S
+
+    def _unheard(self, error: TartletError) -> None:
+        """Control is not there; if that goes on, nobody knows how its engines are."""
+        now = self._ctx.clock.now()
+        if self._lost_s is None:
+            self._lost_s = now
+        elif now - self._lost_s > UNREACHABLE_S and self._ctx.view.engines is not None:
+            log.warning("%s", error)
+            self._tell(None, {})
 
     def _tell(self, engines: Mapping[str, str] | None, programs: Mapping[str, int]) -> None:
         """Have pools looked at: at once when an engine's state has changed, now and then when only programs have."""

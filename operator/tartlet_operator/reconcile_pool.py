@@ -77,7 +77,6 @@ def _remember(ctx: Context, key: Key, seen: PoolSeen) -> None:
     if ctx.store.pools.get(key) == seen:
         return
     ctx.store.pools[key] = seen
-    ctx.stirred.set()
     for inferlet in ctx.store.inferlets_of(key, seen):
         ctx.queue.add(inferlet)
 

@@ -523,6 +523,75 @@ class StateReply(_message.Message):
 Global___StateReply: _TypeAlias = StateReply  # noqa: Y015
 
 @_typing.final
+class WatchEnginesRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    EVERY_S_FIELD_NUMBER: _builtins.int
+    every_s: _builtins.float
+    def __init__(
+        self,
+        *,
+        every_s: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["every_s", b"every_s"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___WatchEnginesRequest: _TypeAlias = WatchEnginesRequest  # noqa: Y015
+
+@_typing.final
+class EnginesReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    INCARNATION_FIELD_NUMBER: _builtins.int
+    ENGINES_FIELD_NUMBER: _builtins.int
+    incarnation: _builtins.str
+    """of control: another one has another catalogue"""
+    @_builtins.property
+    def engines(self) -> _containers.RepeatedCompositeFieldContainer[Global___EngineSeen]: ...
+    def __init__(
+        self,
+        *,
+        incarnation: _builtins.str = ...,
+        engines: _abc.Iterable[Global___EngineSeen] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["engines", b"engines", "incarnation", b"incarnation"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___EnginesReply: _TypeAlias = EnginesReply  # noqa: Y015
+
+@_typing.final
+class EngineSeen(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ID_FIELD_NUMBER: _builtins.int
+    STATE_FIELD_NUMBER: _builtins.int
+    PROGRAMS_FIELD_NUMBER: _builtins.int
+    id: _builtins.str
+    state: _builtins.str
+    """ready, standby, cordoned, draining"""
+    programs: _builtins.int
+    def __init__(
+        self,
+        *,
+        id: _builtins.str = ...,
+        state: _builtins.str = ...,
+        programs: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["id", b"id", "programs", b"programs", "state", b"state"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___EngineSeen: _TypeAlias = EngineSeen  # noqa: Y015
+
+@_typing.final
 class LocateRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 

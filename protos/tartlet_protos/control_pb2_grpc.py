@@ -45,6 +45,11 @@ class ControlStub:
                 request_serializer=tartlet_dot_v1_dot_control__pb2.StateRequest.SerializeToString,
                 response_deserializer=tartlet_dot_v1_dot_control__pb2.StateReply.FromString,
                 _registered_method=True)
+        self.WatchEngines = channel.unary_stream(
+                '/tartlet.v1.Control/WatchEngines',
+                request_serializer=tartlet_dot_v1_dot_control__pb2.WatchEnginesRequest.SerializeToString,
+                response_deserializer=tartlet_dot_v1_dot_control__pb2.EnginesReply.FromString,
+                _registered_method=True)
         self.Locate = channel.unary_unary(
                 '/tartlet.v1.Control/Locate',
                 request_serializer=tartlet_dot_v1_dot_control__pb2.LocateRequest.SerializeToString,
@@ -84,6 +89,13 @@ class ControlServicer:
 
     def State(self, request, context):
         """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def WatchEngines(self, request, context):
+        """The engines: at once, again whenever one comes, goes or changes its state, and every `every_s` in any case.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -134,6 +146,11 @@ def add_ControlServicer_to_server(servicer, server):
                     servicer.State,
                     request_deserializer=tartlet_dot_v1_dot_control__pb2.StateRequest.FromString,
                     response_serializer=tartlet_dot_v1_dot_control__pb2.StateReply.SerializeToString,
+            ),
+            'WatchEngines': grpc.unary_stream_rpc_method_handler(
+                    servicer.WatchEngines,
+                    request_deserializer=tartlet_dot_v1_dot_control__pb2.WatchEnginesRequest.FromString,
+                    response_serializer=tartlet_dot_v1_dot_control__pb2.EnginesReply.SerializeToString,
             ),
             'Locate': grpc.unary_unary_rpc_method_handler(
                     servicer.Locate,
@@ -215,6 +232,33 @@ class Control:
             '/tartlet.v1.Control/State',
             tartlet_dot_v1_dot_control__pb2.StateRequest.SerializeToString,
             tartlet_dot_v1_dot_control__pb2.StateReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def WatchEngines(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/tartlet.v1.Control/WatchEngines',
+            tartlet_dot_v1_dot_control__pb2.WatchEnginesRequest.SerializeToString,
+            tartlet_dot_v1_dot_control__pb2.EnginesReply.FromString,
             options,
             channel_credentials,
             insecure,

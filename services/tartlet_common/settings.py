@@ -113,7 +113,9 @@ class OperatorSettings(_Settings):
     identity: str = Field("", description="this replica's name in the Lease; empty: the host's, and a random part")
     concurrency: int = Field(12, ge=1, le=256, description="objects worked on at once")
     resync_s: float = Field(900.0, ge=1, le=86_400, description="every object is looked at again so often")
-    poll_s: float = Field(1.0, ge=0.1, le=60, description="how often control is asked for its state")
+    heartbeat_s: float = Field(
+        3.0, ge=0.1, le=60, description="control says so often that it is there; what changes it tells at once"
+    )
     max_retries: int = Field(
         5, ge=0, le=100, description="tries after a failure, before the object waits for the next resync"
     )

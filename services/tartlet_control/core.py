@@ -69,6 +69,8 @@ class Core:
         self.leaks = 0
         self.on_leak: Callable[[EngineState, LedgerFault], None] | None = None
         self._strict = strict
+        self.engines_version = 0
+        """Grows whenever an engine comes, goes or changes its state."""
         self._connections = 0
         self._checked_s = clock.now()
         self._checks = 0
@@ -281,6 +283,7 @@ class Core:
         return engine
 
     def _models_changed(self) -> None:
+        self.engines_version += 1
         for session in self.sessions.values():
             session.outbox.notices.models_changed = True
 

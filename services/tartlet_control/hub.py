@@ -8,8 +8,9 @@ time.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from typing import Final
 
 from tartlet_control.core import Core
@@ -93,6 +94,8 @@ class Hub:
         self._loop = asyncio.get_running_loop()
         self._scheduled = False
         self._timer: asyncio.TimerHandle | None = None
+        self._watches: set[asyncio.Event] = set()
+        self._watched_version = core.engines_version
 
     def changed(self) -> None:
         """Something has happened in the core: pump soon."""
@@ -119,6 +122,10 @@ class Hub:
         for session, to_runtime in self.runtimes.items():
             if to_runtime is not own and session.outbox:
                 to_runtime.wake.set()
+        if self.core.engines_version != self._watched_version:
+            self._watched_version = self.core.engines_version
+            for watch in self._watches:
+                watch.set()
 
     async def tick_forever(self) -> None:
         """Housekeeping until cancelled."""
@@ -134,6 +141,16 @@ class Hub:
             if session.outbox.size > HARD_LIMIT_BYTES:
                 log.error("runtime %s leaves %d bytes unread", session.runtime_id, session.outbox.size)
                 link.cut()
+
+    @contextlib.contextmanager
+    def watching_engines(self) -> Iterator[asyncio.Event]:
+        """An event that is set whenever an engine has come, gone or changed its state."""
+        watch = asyncio.Event()
+        self._watches.add(watch)
+        try:
+            yield watch
+        finally:
+            self._watches.remove(watch)
 
     # ---- streams ------------------------------------------------------------------------------------------------
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import logging
 from collections.abc import AsyncIterator
@@ -28,7 +29,7 @@ from tartlet_control.catalogue import Catalogue
 from tartlet_control.hub import Hub, RuntimeLink
 from tartlet_control.lifecycle import Kept, StartRequest
 from tartlet_control.outbox import Chunk, Notices
-from tartlet_control.state import state_of
+from tartlet_control.state import engines_of, state_of
 from tartlet_protos import common_pb2, control_pb2, control_pb2_grpc
 
 log = logging.getLogger("tartlet.control")
@@ -37,6 +38,8 @@ SOFT_LIMIT_BYTES: Final = 8 << 20
 """Above this much unread, control stops reading the runtime's commands until it has read."""
 _CHUNK_BYTES: Final = 1 << 20
 _POLL_S: Final = 0.05
+_WATCH_S: Final = (0.1, 60.0)
+"""Between these lies how often a watch is told that nothing has changed."""
 _ENDS_A_FRAME: Final = 128
 _STARTS_BYTES: Final = 2 << 20
 _BESIDE_BYTES: Final = 256 << 10
@@ -186,6 +189,19 @@ class ControlService(control_pb2_grpc.ControlServicer):
     async def State(self, request: control_pb2.StateRequest, context: Context) -> control_pb2.StateReply:  # noqa: N802
         """Everything `tartlet ps`, `top` and `doctor` show."""
         return control_pb2.StateReply(json=json.dumps(state_of(self._core, scope_of(context))))
+
+    async def WatchEngines(  # noqa: N802
+        self, request: control_pb2.WatchEnginesRequest, context: Context
+    ) -> AsyncIterator[control_pb2.EnginesReply]:
+        """The engines now, whenever one comes, goes or changes its state, and every so often, until the caller goes."""
+        every_s = max(_WATCH_S[0], min(_WATCH_S[1], request.every_s))
+        with self._hub.watching_engines() as changed:
+            while True:
+                changed.clear()
+                yield engines_of(self._core)
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(every_s):
+                        await changed.wait()
 
     async def Locate(  # noqa: N802
         self, request: control_pb2.LocateRequest, context: Context

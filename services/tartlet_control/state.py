@@ -1,4 +1,4 @@
-"""What `tartlet ps`, `top` and `doctor` show of control (the State RPC's JSON; docs/operations.md)."""
+"""What control tells: its state, which `tartlet ps`, `top` and `doctor` show (docs/operations.md), and its engines."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from tartlet_common.tenancy import EVERYONE, Scope
 from tartlet_control.core import Core
 from tartlet_control.engines import EngineState, Model
 from tartlet_control.queues import Program
+from tartlet_protos import control_pb2
 
 QUEUES_SHOWN: Final = 16
 """Queues of a program that are told of, the oldest ones."""
@@ -48,12 +49,27 @@ def _model(m: Model) -> dict[str, Any]:
     return {k: v for k, v in m.info().items() if k != "spec_json"}
 
 
+def engines_of(core: Core) -> control_pb2.EnginesReply:
+    """What whoever watches engines is told."""
+    return control_pb2.EnginesReply(
+        incarnation=core.incarnation,
+        engines=[
+            control_pb2.EngineSeen(id=e.id, state=_standing(e, core), programs=len(e.programs))
+            for e in core.engines.values()
+        ],
+    )
+
+
+def _standing(e: EngineState, core: Core) -> str:
+    return "standby" if e.status == "ready" and core.models.stands_by(e.model) else e.status
+
+
 def _engine(e: EngineState, core: Core) -> dict[str, Any]:
     return {
         "id": e.id,
         "model": e.model.name,
         "model_index": e.model.index,
-        "state": "standby" if e.status == "ready" and core.models.stands_by(e.model) else e.status,
+        "state": _standing(e, core),
         "device": e.spec.device,
         "dtype": e.spec.dtype,
         "page_size": e.spec.page_size,

@@ -127,7 +127,7 @@ def test_environment_variables_are_settings_that_the_roles_accept() -> None:
     settings: dict[str, Any] = {
         "control": {"settings": {"policy": "k-only", "policy_k": 4, "program_commands": 1_048_576}},
         "runtime": {"settings": {"capacity": 2000, "journal_bytes": 67_108_864, "keep_journals": True}},
-        "operator": {"settings": {"poll_s": 0.5, "source_hosts": "example.org"}},
+        "operator": {"settings": {"heartbeat_s": 0.5, "source_hosts": "example.org"}},
     }
     objects = render({**EVERYTHING, **{k: {**dict(EVERYTHING.get(k, {})), **v} for k, v in settings.items()}})
     for role in ("control", "runtime", "operator"):

@@ -234,6 +234,39 @@ def test_a_runtime_that_goes_away_frees_its_pages(run_dir: Path) -> None:
     asyncio.run(body())
 
 
+def test_who_watches_engines_hears_at_once_what_becomes_of_them_and_that_control_is_there(run_dir: Path) -> None:
+    async def body() -> None:
+        async with control(run_dir) as address:
+            channel = rpc.make_channel(address)
+            stub: Any = control_pb2_grpc.ControlStub(channel)
+            seldom = stub.WatchEngines(control_pb2.WatchEnginesRequest(every_s=60))
+
+            async def hear() -> list[tuple[str, str]]:
+                reply = await asyncio.wait_for(seldom.read(), 10)
+                assert reply.incarnation
+                return [(e.id, e.state) for e in reply.engines]
+
+            assert await hear() == []
+            async with worker(address):
+                ((name, state),) = await hear()
+                assert state == "ready"
+                await stub.Cordon(control_pb2.EngineAction(engine_id=name))
+                assert await hear() == [(name, "cordoned")]
+                await stub.Resume(control_pb2.EngineAction(engine_id=name))
+                assert await hear() == [(name, "ready")]
+            assert await hear() == []
+            for every_s in (0.0, -1.0, float("-inf")):
+                often = stub.WatchEngines(control_pb2.WatchEnginesRequest(every_s=every_s))
+                replies = [await asyncio.wait_for(often.read(), 10) for _ in range(3)]
+                assert {len(reply.engines) for reply in replies} == {0}
+                often.cancel()
+            with pytest.raises(TimeoutError):  # nothing has become of any engine
+                await asyncio.wait_for(seldom.read(), 0.5)
+            await channel.close()
+
+    asyncio.run(body())
+
+
 def test_a_drained_engine_is_let_go(run_dir: Path) -> None:
     async def body() -> None:
         async with control(run_dir) as address, worker(address) as link:

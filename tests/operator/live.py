@@ -45,7 +45,7 @@ class OperatorProcess:
             f"--control=unix:{self.run_dir}/control.sock",
             f"--runtime=unix:{self.run_dir}/runtime.sock",
             "--lease-duration-s=3",
-            "--poll-s=0.2",
+            "--heartbeat-s=0.2",
             f"--health-address=127.0.0.1:{self.health_port}",
             f"--identity={self.name}",
             *self.flags,

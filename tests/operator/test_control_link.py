@@ -1,4 +1,4 @@
-"""Puts that come together go together, and each has its own answer."""
+"""Puts that come together go together, and each has its own answer; who hears nothing is told."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from tartlet_control.catalogue import Catalogue
 from tartlet_control.server_catalogue import CatalogueService
 from tartlet_operator.control_link import ControlLink
 from tartlet_protos import common_pb2, control_pb2, control_pb2_grpc
+from tests.runtime.harness import FakeControl
 
 
 class Counting(CatalogueService):
@@ -58,17 +59,21 @@ async def test_many_puts_are_few_requests_with_an_answer_for_each(run_dir: Path)
     await link.close()
 
 
-async def test_a_connection_that_is_lost_is_told_of_at_once(run_dir: Path) -> None:
-    address, service = f"unix:{run_dir}/control.sock", Counting()
-    server = await rpc.make_server(lambda s: control_pb2_grpc.add_CatalogueServicer_to_server(service, s), address)
+async def test_a_control_that_falls_silent_or_goes_is_told_of(run_dir: Path) -> None:
+    address = f"unix:{run_dir}/control.sock"
+    server = await rpc.make_server(
+        lambda s: control_pb2_grpc.add_ControlServicer_to_server(FakeControl(incarnation="one"), s), address
+    )
     link = ControlLink(address, None)
-    assert await link.fingerprints("t") == {}
-    parted = asyncio.ensure_future(link.parted())
-    try:
-        await asyncio.sleep(0.1)
-        assert not parted.done()
-    finally:
+    impatient, patient = link.engines(0.1), link.engines(60.0)
+    async with asyncio.timeout(10):
+        assert (await anext(impatient)).incarnation == "one"
+        assert (await anext(patient)).incarnation == "one"
+        with pytest.raises(Unavailable, match=r"nothing for 2\.1 s"):
+            await anext(impatient)
         await server.stop(None)
-    await asyncio.wait_for(parted, 5)
-    await asyncio.wait_for(link.parted(), 5)  # there still is none
+        with pytest.raises(Unavailable):
+            await anext(patient)
+        with pytest.raises(Unavailable):
+            await anext(link.engines(60.0))
     await link.close()

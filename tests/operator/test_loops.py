@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,45 +12,55 @@ from tartlet_common.clock import ManualClock
 from tartlet_common.errors import Unavailable
 from tartlet_operator.context import ControlView
 from tartlet_operator.inferlet_status import PoolSeen
-from tartlet_operator.loops import PROGRAMS_S, ControlPoll
+from tartlet_operator.loops import PROGRAMS_S, UNREACHABLE_S, ControlWatch
 from tartlet_operator.meta import Key
 from tartlet_operator.store import InferletSeen, Store
 from tartlet_operator.work_queue import WorkQueue
+from tartlet_protos import control_pb2
 
 
 class Control:
     """Tells what the test says."""
 
     def __init__(self) -> None:
-        self.engine = {"id": "p-0", "state": "ready", "programs": 0}
-        self.asked = 0
+        self.engine = control_pb2.EngineSeen(id="p-0", state="ready")
+        self.watched = 0
+        self.gone = False
         self.news = asyncio.Event()
-        self.gone = asyncio.Event()
-        self.silent = False
 
-    async def parted(self) -> None:
-        await self.gone.wait()
+    async def engines(self, every_s: float) -> AsyncGenerator[control_pb2.EnginesReply]:
+        self.watched += 1
+        while not self.gone:
+            yield control_pb2.EnginesReply(incarnation="one", engines=[self.engine])
+            self.news.clear()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self.news.wait(), every_s)
+        raise Unavailable(what="control", detail="it has gone")
 
-    async def state(self) -> dict[str, Any]:
-        self.asked += 1
-        self.news.set()
-        if self.silent:
-            raise Unavailable(what="control", detail="it has only begun")
-        return {"incarnation": "one", "engines": [dict(self.engine)]}
+
+def context(control: Control, **parts: Any) -> Any:
+    beside: dict[str, Any] = {
+        "clock": ManualClock(),
+        "store": Store(),
+        "queue": WorkQueue(),
+        "view": ControlView(),
+        "namespaces": [],
+        "settings": SimpleNamespace(heartbeat_s=0.02),
+    }
+    return SimpleNamespace(control=control, **{**beside, **parts})
 
 
 async def test_states_are_told_at_once_and_programs_now_and_then() -> None:
-    control, clock, store, queue = Control(), ManualClock(), Store(), WorkQueue()
-    store.pools[Key("EnginePool", "ns", "p")] = PoolSeen("p", "m", ready=True)
-    ctx: Any = SimpleNamespace(
-        control=control, clock=clock, store=store, queue=queue, view=ControlView(), namespaces=[], settings=None
-    )
-    poll = ControlPoll(ctx)
+    control = Control()
+    ctx = context(control)
+    clock, queue = ctx.clock, ctx.queue
+    ctx.store.pools[Key("EnginePool", "ns", "p")] = PoolSeen("p", "m", ready=True)
+    watch = ControlWatch(ctx)
 
     async def looked_at() -> bool:
         before = queue._pending.copy()
         queue._pending.clear()
-        await poll.once()
+        await watch.once()
         told = bool(queue._pending)
         queue._pending.clear()
         assert not before
@@ -59,60 +71,54 @@ async def test_states_are_told_at_once_and_programs_now_and_then() -> None:
     seen = []
     for second in range(1, 61):  # a minute of one launch a second
         clock.advance(1.0)
-        control.engine["programs"] = second
+        control.engine.programs = second
         seen.append(await looked_at())
     assert sum(seen) == 60 / PROGRAMS_S
     assert ctx.view.programs == {"p-0": 60}
-    control.engine["state"] = "draining"
+    control.engine.state = "draining"
     assert await looked_at()
     clock.advance(3600.0)
     assert not await looked_at(), "nothing has changed"
 
 
-async def test_without_pools_control_is_asked_seldom_and_soon_when_something_stirs() -> None:
-    control, store = Control(), Store()
-    ctx: Any = SimpleNamespace(
-        control=control, clock=ManualClock(), store=store, queue=WorkQueue(), view=ControlView(), namespaces=[]
-    )
-    ctx.settings, ctx.stirred = SimpleNamespace(poll_s=0.02), asyncio.Event()
-    poll = ControlPoll(ctx)
+async def test_who_hears_of_a_change_looks_at_once_and_who_hears_nothing_says_so_after_a_while() -> None:
+    control = Control()
+    ctx = context(control, settings=SimpleNamespace(heartbeat_s=60.0))
+    pool = Key("EnginePool", "ns", "p")
+    ctx.store.pools[pool] = PoolSeen("p", "m", ready=True)
+    running = asyncio.ensure_future(ControlWatch(ctx).run())
 
-    async def asked(more: int) -> None:
-        before = control.asked
-        async with asyncio.timeout(0.25):  # less than the pause
-            while control.asked < before + more:
-                control.news.clear()
-                await control.news.wait()
+    async def until(check: Callable[[], bool]) -> None:
+        async with asyncio.timeout(10):
+            while not check():  # noqa: ASYNC110 - the operator has no event for a test's sake
+                await asyncio.sleep(0.01)
 
-    running = [asyncio.ensure_future(poll.run()), asyncio.ensure_future(poll.mind())]
+    async def looked_at() -> None:
+        await until(lambda: pool in ctx.queue._pending)
+        ctx.queue._pending.clear()
+
     try:
-        await asked(1)
-        await asyncio.sleep(0.15)
-        assert control.asked == 1
-        ctx.stirred.set()  # a pool has come
-        await asked(1)
-        control.gone.set()  # until it answers, it is asked as often as ever
-        await asked(3)
-        control.gone.clear()
-        control.silent = True  # though there is a connection, which nobody will lose
-        ctx.stirred.set()
-        await asked(4)
-        control.silent = False
-        await asked(1)
-        answered = control.asked
-        await asyncio.sleep(0.15)
-        assert control.asked == answered
-        store.pools[Key("EnginePool", "ns", "p")] = PoolSeen("p", "m", ready=True)
-        ctx.stirred.set()
-        await asked(4)
+        await looked_at()
+        control.engine.state = "cordoned"
+        control.news.set()
+        await looked_at()
+        assert ctx.view.engines == {"p-0": "cordoned"}
+        control.gone = True
+        control.news.set()
+        await until(lambda: control.watched >= 3)  # asked again and again
+        assert ctx.view.engines == {"p-0": "cordoned"}, "it may only have been started anew"
+        ctx.clock.advance(UNREACHABLE_S + 1.0)
+        await looked_at()
+        assert ctx.view.engines is None
+        control.gone = False
+        await looked_at()
+        assert ctx.view.engines == {"p-0": "cordoned"}
     finally:
-        for task in running:
-            task.cancel()
-        await asyncio.gather(*running, return_exceptions=True)
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
 
 
 async def test_a_catalogue_is_swept_once_all_inferlets_have_been_seen() -> None:
-    clock, store, queue = ManualClock(), Store(), WorkQueue()
     control = Control()
     held = {"kept": "1", "deleted while nobody looked": "2"}
     asked = []
@@ -127,25 +133,24 @@ async def test_a_catalogue_is_swept_once_all_inferlets_have_been_seen() -> None:
         return dict(held)
 
     control.fingerprints = fingerprints  # type: ignore[attr-defined]
-    ctx: Any = SimpleNamespace(
-        control=control, clock=clock, store=store, queue=queue, view=ControlView(), namespaces=["ns"], settings=None
-    )
+    ctx = context(control, namespaces=["ns"])
     ctx.client, ctx.followers = SimpleNamespace(list=programs), SimpleNamespace(programs=set())
-    poll = ControlPoll(ctx)
-    await poll.once()
+    clock, store, queue = ctx.clock, ctx.store, ctx.queue
+    watch = ControlWatch(ctx)
+    await watch.once()
     assert queue.idle, "nothing was seen yet, so nothing is missing"
     store.inferlets[Key("Inferlet", "ns", "kept")] = InferletSeen("1", "", "", "", ready=True, runnable=False)
     clock.advance(5.0)
-    await poll.once()
+    await watch.once()
     assert queue.idle
     clock.advance(6.0)
-    await poll.once()
+    await watch.once()
     assert list(queue._pending) == [Key("Inferlet", "ns", "deleted while nobody looked")]
     queue._pending.clear()
     clock.advance(11.0)
-    await poll.once()
+    await watch.once()
     assert asked == ["ns", "ns"], "who didn't answer is asked again"
     queue._pending.clear()
     clock.advance(3600.0)
-    await poll.once()
+    await watch.once()
     assert asked == ["ns", "ns"]

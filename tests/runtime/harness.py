@@ -167,6 +167,10 @@ class FakeControl(control_pb2_grpc.ControlServicer, control_pb2_grpc.CatalogueSe
     async def State(self, request: Any, context: Any) -> control_pb2.StateReply:
         return control_pb2.StateReply(json='{"engines": []}')
 
+    async def WatchEngines(self, request: Any, context: Any) -> AsyncIterator[control_pb2.EnginesReply]:
+        yield control_pb2.EnginesReply(incarnation=self.incarnation)
+        await asyncio.Event().wait()
+
     async def Cordon(self, request: Any, context: Any) -> control_pb2.EngineActionReply:
         return control_pb2.EngineActionReply()
 
