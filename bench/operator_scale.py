@@ -31,7 +31,7 @@ from tests.operator.live import OperatorProcess
 
 OBJECTS = (1_000, 5_000, 10_000)
 READY_S = {1_000: 5.0, 10_000: 25.0}
-FLAGS = ("--lease-duration-s=15", "--heartbeat-s=3", "--log-level=warning")  # as they are by default, and quiet
+FLAGS = ("--lease-duration-s=15", "--heartbeat-s=60", "--log-level=warning")  # as they are by default, and quiet
 _PAUSE_S = 0.1
 _SETTLED_S = 120.0
 _REST_S = 20.0  # until the first sweep is over: what is measured then is rest

@@ -25,7 +25,7 @@ from tartlet_operator.followers import Followers
 from tartlet_operator.handler import Handler
 from tartlet_operator.kube import Api, ApiError
 from tartlet_operator.lease import Leader
-from tartlet_operator.loops import ControlWatch, Resync
+from tartlet_operator.loops import ControlWatch, Resync, sweep_when_settled
 from tartlet_operator.metrics import Metrics
 from tartlet_operator.pool_manifests import WorkerDefaults
 from tartlet_operator.reconcile_pool import recall
@@ -131,6 +131,7 @@ async def _lead(
                 tasks.create_task(ctx.recorder.run(), name="events")
                 tasks.create_task(watch.run(), name="control")
                 tasks.create_task(Resync(ctx).run(), name="resync")
+                tasks.create_task(sweep_when_settled(ctx), name="sweep")
                 tasks.create_task(pulse.run(), name="pulse")
                 for n in range(settings.concurrency):
                     tasks.create_task(queue.work(handler.handle), name=f"worker {n}")

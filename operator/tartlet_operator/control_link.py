@@ -58,7 +58,7 @@ class ControlLink:
         await self._dialer.close()
 
     async def engines(self, every_s: float) -> AsyncGenerator[control_pb2.EnginesReply]:
-        """The engines, whenever one comes, goes or changes its state, and every `every_s` in any case.
+        """The engines, whenever something becomes of one, and every `every_s` in any case.
 
         Ends when there are new certificates: the next one uses them.
         """

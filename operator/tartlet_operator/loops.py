@@ -24,10 +24,8 @@ UNREACHABLE_S: Final = 3.0
 """Control may be gone this long before statuses say that nobody knows."""
 _AGAIN_S: Final = 1.0
 """So long after control was lost it is asked again."""
-PROGRAMS_S: Final = 15.0
-"""So often at most is a pool's status written only because other programs run."""
-_SWEEP_S: Final = 10.0
-"""So long after the start, what was deleted while nobody looked is seen to: all that is there has been seen."""
+SWEEP_S: Final = 10.0
+"""So long after the start, what was deleted while nobody looked is seen to."""
 _BACKLOG: Final = 1000
 
 
@@ -37,9 +35,6 @@ class ControlWatch:
     def __init__(self, ctx: Context) -> None:
         self._ctx = ctx
         self._lost_s: float | None = None  # since when nothing has been heard
-        self._told: Mapping[str, int] = {}
-        self._told_s = ctx.clock.now()
-        self._sweep_s = self._told_s + _SWEEP_S
 
     async def run(self) -> None:
         """Listen until cancelled."""
@@ -73,13 +68,6 @@ class ControlWatch:
             view.incarnation = reply.incarnation
         self._lost_s = None
         self._tell({e.id: e.state for e in reply.engines}, {e.id: e.programs for e in reply.engines})
-        if ctx.clock.now() > self._sweep_s and ctx.queue.idle:
-            self._sweep_s = float("inf")
-            try:
-                await sweep(ctx)
-            except (ApiError, TartletError) as e:
-                log.warning("sweep: %s", e)
-                self._sweep_s = ctx.clock.now() + _SWEEP_S
 
     def _unheard(self, error: TartletError) -> None:
         """Control is not there; if that goes on, nobody knows how its engines are."""
@@ -91,12 +79,10 @@ class ControlWatch:
             self._tell(None, {})
 
     def _tell(self, engines: Mapping[str, str] | None, programs: Mapping[str, int]) -> None:
-        """Have pools looked at: at once when an engine's state has changed, now and then when only programs have."""
-        view, now = self._ctx.view, self._ctx.clock.now()
-        same, view.engines, view.programs = engines == view.engines, engines, programs
-        if same and (programs == self._told or now - self._told_s < PROGRAMS_S):
+        view = self._ctx.view
+        if (engines, programs) == (view.engines, view.programs):
             return
-        self._told, self._told_s = programs, now
+        view.engines, view.programs = engines, programs
         for pool in list(self._ctx.store.pools):
             self._ctx.queue.add(pool)
 
@@ -122,6 +108,19 @@ async def compare_catalogue(ctx: Context) -> None:
         else:
             for name in todo.delete:  # one not seen yet is looked at like any other, one that isn't there goes
                 ctx.queue.add(Key("Inferlet", namespace, name))
+
+
+async def sweep_when_settled(ctx: Context, after_s: float = SWEEP_S) -> None:
+    """Sweep once, when all that is there has been seen; tried every `after_s`."""
+    while True:
+        await asyncio.sleep(after_s)
+        if ctx.queue.idle and len(ctx.view.catalogue) == len(ctx.namespaces):
+            try:
+                await sweep(ctx)
+            except (ApiError, TartletError) as e:
+                log.warning("sweep: %s", e)
+            else:
+                return
 
 
 async def sweep(ctx: Context) -> None:

@@ -94,7 +94,8 @@ class ControlServicer:
         raise NotImplementedError('Method not implemented!')
 
     def WatchEngines(self, request, context):
-        """The engines: at once, again whenever one comes, goes or changes its state, and every `every_s` in any case.
+        """The engines: at once; again whenever one comes, goes or changes its state, within 10 s when only other programs run,
+        and every `every_s` in any case.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -36,7 +36,9 @@ class ControlStub:
     """One stream a runtime: a tick's commands of all of its programs go up as one frame, results come down as one."""
     State: _grpc.UnaryUnaryMultiCallable[_control_pb2.StateRequest, _control_pb2.StateReply]
     WatchEngines: _grpc.UnaryStreamMultiCallable[_control_pb2.WatchEnginesRequest, _control_pb2.EnginesReply]
-    """The engines: at once, again whenever one comes, goes or changes its state, and every `every_s` in any case."""
+    """The engines: at once; again whenever one comes, goes or changes its state, within 10 s when only other programs run,
+    and every `every_s` in any case.
+    """
     Locate: _grpc.UnaryUnaryMultiCallable[_control_pb2.LocateRequest, _control_pb2.LocateReply]
     """Which runtime has a program, and how many pages the program holds; and all runtimes that are connected."""
     Cordon: _grpc.UnaryUnaryMultiCallable[_control_pb2.EngineAction, _control_pb2.EngineActionReply]
@@ -54,7 +56,9 @@ class ControlAsyncStub(ControlStub):
     """One stream a runtime: a tick's commands of all of its programs go up as one frame, results come down as one."""
     State: _aio.UnaryUnaryMultiCallable[_control_pb2.StateRequest, _control_pb2.StateReply]  # type: ignore[assignment]
     WatchEngines: _aio.UnaryStreamMultiCallable[_control_pb2.WatchEnginesRequest, _control_pb2.EnginesReply]  # type: ignore[assignment]
-    """The engines: at once, again whenever one comes, goes or changes its state, and every `every_s` in any case."""
+    """The engines: at once; again whenever one comes, goes or changes its state, within 10 s when only other programs run,
+    and every `every_s` in any case.
+    """
     Locate: _aio.UnaryUnaryMultiCallable[_control_pb2.LocateRequest, _control_pb2.LocateReply]  # type: ignore[assignment]
     """Which runtime has a program, and how many pages the program holds; and all runtimes that are connected."""
     Cordon: _aio.UnaryUnaryMultiCallable[_control_pb2.EngineAction, _control_pb2.EngineActionReply]  # type: ignore[assignment]
@@ -87,7 +91,9 @@ class ControlServicer(metaclass=_abc_1.ABCMeta):
         request: _control_pb2.WatchEnginesRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_control_pb2.EnginesReply], _abc.AsyncIterator[_control_pb2.EnginesReply]]:
-        """The engines: at once, again whenever one comes, goes or changes its state, and every `every_s` in any case."""
+        """The engines: at once; again whenever one comes, goes or changes its state, within 10 s when only other programs run,
+        and every `every_s` in any case.
+        """
 
     @_abc_1.abstractmethod
     def Locate(

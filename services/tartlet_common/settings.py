@@ -114,7 +114,7 @@ class OperatorSettings(_Settings):
     concurrency: int = Field(12, ge=1, le=256, description="objects worked on at once")
     resync_s: float = Field(900.0, ge=1, le=86_400, description="every object is looked at again so often")
     heartbeat_s: float = Field(
-        3.0, ge=0.1, le=60, description="control says so often that it is there; what changes it tells at once"
+        60.0, ge=0.1, le=600, description="control says so often that it is there; what changes it tells at once"
     )
     max_retries: int = Field(
         5, ge=0, le=100, description="tries after a failure, before the object waits for the next resync"

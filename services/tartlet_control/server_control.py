@@ -38,8 +38,10 @@ SOFT_LIMIT_BYTES: Final = 8 << 20
 """Above this much unread, control stops reading the runtime's commands until it has read."""
 _CHUNK_BYTES: Final = 1 << 20
 _POLL_S: Final = 0.05
-_WATCH_S: Final = (0.1, 60.0)
-"""Between these lies how often a watch is told that nothing has changed."""
+_WATCH_S: Final = (0.1, 600.0)
+"""Between these lies how often who watches engines is told that nothing has changed."""
+_PROGRAMS_S: Final = 10.0
+"""So late it is told that only other programs run."""
 _ENDS_A_FRAME: Final = 128
 _STARTS_BYTES: Final = 2 << 20
 _BESIDE_BYTES: Final = 256 << 10
@@ -193,14 +195,18 @@ class ControlService(control_pb2_grpc.ControlServicer):
     async def WatchEngines(  # noqa: N802
         self, request: control_pb2.WatchEnginesRequest, context: Context
     ) -> AsyncIterator[control_pb2.EnginesReply]:
-        """The engines now, whenever one comes, goes or changes its state, and every so often, until the caller goes."""
+        """The engines now, when something has become of one, and every so often in any case, until the caller goes."""
         every_s = max(_WATCH_S[0], min(_WATCH_S[1], request.every_s))
+        told, told_s = None, 0.0
         with self._hub.watching_engines() as changed:
             while True:
                 changed.clear()
-                yield engines_of(self._core)
+                reply, now = engines_of(self._core), self._core.clock.now()
+                if reply != told or now - told_s >= every_s:
+                    told, told_s = reply, now
+                    yield reply
                 with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(every_s):
+                    async with asyncio.timeout(min(_PROGRAMS_S, told_s + every_s - now)):
                         await changed.wait()
 
     async def Locate(  # noqa: N802
