@@ -18,12 +18,12 @@ from tartlet_operator.api.common import API_VERSION
 from tests.operator.api_server import TOKEN, ApiServer
 
 NAMESPACE = "bench"
+UNWATCHED = "unwatched"
 SOURCES = 100
 _BYTES = 2048
 _AT_ONCE = 16
 _STALLED_S = 90.0
-_PATHS = f"/apis/{API_VERSION}/namespaces/{NAMESPACE}"
-_PATH = f"{_PATHS}/inferlets"
+_METADATA_ONLY = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1"
 _READY = b'"status":"True","type":"Ready"'
 _NAME = re.compile(rb'"name":"([^"]+)"')  # fields are sorted: the object's own is the first
 _PROGRAM = '''"""Program {number}: answers with what it was given."""
@@ -67,12 +67,44 @@ async def create_pool(session: aiohttp.ClientSession) -> None:
     await _create(session, "EnginePool", "pool", {"model": {"name": "fake"}, "engine": {"backend": "Fake"}})
 
 
-async def _create(session: aiohttp.ClientSession, kind: str, name: str, spec: Mapping[str, Any]) -> None:
+async def write_twice(session: aiohttp.ClientSession, name: str, text: str) -> None:
+    """Make an Inferlet where no operator looks, and write its status as one does: nothing can be Ready sooner."""
+    await _create(session, "Inferlet", name, {"source": {"inline": text}}, UNWATCHED)
+    condition = {
+        "type": "Ready",
+        "status": "True",
+        "reason": "Ready",
+        "message": "written by nobody who has looked",
+        "lastTransitionTime": "2026-01-01T00:00:00Z",
+        "observedGeneration": 1,
+    }
+    body = {
+        "apiVersion": API_VERSION,
+        "kind": "Inferlet",
+        "metadata": {"name": name},
+        "status": {"observedGeneration": 1, "conditions": [condition]},
+    }
+    headers = {"Content-Type": "application/apply-patch+yaml", "Accept": _METADATA_ONLY}
+    params = {"fieldManager": "bench", "force": "true"}
+    path = f"{_path('Inferlet', UNWATCHED)}/{name}/status"
+    async with session.patch(path, data=json.dumps(body), headers=headers, params=params) as reply:
+        if reply.status != 200:
+            raise RuntimeError(f"{name}'s status was refused: {await reply.text()}")
+        await reply.read()
+
+
+async def _create(
+    session: aiohttp.ClientSession, kind: str, name: str, spec: Mapping[str, Any], namespace: str = NAMESPACE
+) -> None:
     body = {"apiVersion": API_VERSION, "kind": kind, "metadata": {"name": name}, "spec": spec}
-    path = f"{_PATHS}/{kind.lower()}s"
-    async with session.post(path, data=json.dumps(body), headers={"Content-Type": "application/json"}) as reply:
+    headers = {"Content-Type": "application/json"}
+    async with session.post(_path(kind, namespace), data=json.dumps(body), headers=headers) as reply:
         if reply.status != 201:
             raise RuntimeError(f"{name} was refused: {await reply.text()}")
+
+
+def _path(kind: str, namespace: str = NAMESPACE) -> str:
+    return f"/apis/{API_VERSION}/namespaces/{namespace}/{kind.lower()}s"
 
 
 async def create_all(session: aiohttp.ClientSession, names: Sequence[str], texts: Sequence[str]) -> float:
@@ -95,8 +127,9 @@ async def versions(session: aiohttp.ClientSession) -> dict[str, str]:
     out: dict[str, str] = {}
     params = {"limit": "1000"}
     headers = {"Accept": "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"}
+    path = _path("Inferlet")
     while True:
-        async with session.get(_PATH, params=params, headers=headers) as reply:
+        async with session.get(path, params=params, headers=headers) as reply:
             page = await reply.json()
         out |= {o["metadata"]["name"]: o["metadata"]["resourceVersion"] for o in page["items"]}
         if not page["metadata"].get("continue"):
@@ -113,7 +146,7 @@ class Watch:
         self.ready_s: dict[str, float] = {}
 
     async def __aenter__(self) -> Self:
-        async with self._session.get(_PATH, params={"limit": "1"}) as reply:
+        async with self._session.get(_path("Inferlet"), params={"limit": "1"}) as reply:
             since = (await reply.json())["metadata"]["resourceVersion"]
         self._task = asyncio.create_task(self._run(since), name="watch")
         return self
@@ -143,7 +176,7 @@ class Watch:
     async def _run(self, since: str) -> None:
         params = {"watch": "true", "resourceVersion": since}
         rest = b""
-        async with self._session.get(_PATH, params=params) as reply:
+        async with self._session.get(_path("Inferlet"), params=params) as reply:
             async for data in reply.content.iter_any():
                 now = time.perf_counter()
                 *lines, rest = (rest + data).split(b"\n")

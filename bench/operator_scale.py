@@ -21,7 +21,19 @@ from pathlib import Path
 import numpy as np
 
 from bench import report
-from bench.operator_objects import NAMESPACE, SOURCES, Watch, client, create, create_all, create_pool, source, versions
+from bench.operator_objects import (
+    NAMESPACE,
+    SOURCES,
+    UNWATCHED,
+    Watch,
+    client,
+    create,
+    create_all,
+    create_pool,
+    source,
+    versions,
+    write_twice,
+)
 from bench.operator_place import Memory, api_server, compile_once, cpu_s, sample, scheduled_s, writes
 from bench.stack import running
 from tartlet_common.rpc import install_uvloop
@@ -54,6 +66,7 @@ class Measured:
     restart_cpu_s: float
     more_ms: float
     more_p99_ms: float
+    bare_ms: float
 
 
 ROWS: Sequence[tuple[str, str, Callable[[Measured], float]]] = (
@@ -70,6 +83,7 @@ ROWS: Sequence[tuple[str, str, Callable[[Measured], float]]] = (
     ("  CPU, s", "", lambda m: m.restart_cpu_s),
     ("one more until it is Ready, median ms", "10", lambda m: m.more_ms),
     ("  p99 ms", "", lambda m: m.more_p99_ms),
+    ("  its two writes by a bare client, median ms", "", lambda m: m.bare_ms),
 )
 
 
@@ -100,6 +114,7 @@ async def measure(server: ApiServer, objects: int, steady_s: float, more: int) -
     names = [f"i{n:05d}" for n in range(objects)]
     later = [f"more{n:05d}" for n in range(more)]
     server.create_namespace(NAMESPACE)
+    server.create_namespace(UNWATCHED)
     async with running(engine="fake") as address, client(server) as session:
         await create_pool(session)
         took_s = await create_all(session, names, texts)
@@ -123,7 +138,10 @@ async def measure(server: ApiServer, objects: int, steady_s: float, more: int) -
                 await asyncio.sleep(steady_s)
                 idle_s = scheduled_s(_pid(operator)) - idle_s
                 report.progress(f"{what}: {more} more, one by one")
-                more_ms = [await _one_more(session, watch, name, texts[n % SOURCES]) for n, name in enumerate(later)]
+                more_ms, bare_ms = [], []
+                for n, name in enumerate(later):
+                    more_ms.append(await _one_more(session, watch, name, texts[n % SOURCES]))
+                    bare_ms.append(await _bare(session, name, texts[n % SOURCES]))
                 await _settled(operator, objects + more)
             operator.stop()
             report.progress(f"{what}: restart")
@@ -153,6 +171,7 @@ async def measure(server: ApiServer, objects: int, steady_s: float, more: int) -
         restart_cpu_s=restart_cpu_s,
         more_ms=float(np.median(more_ms)),
         more_p99_ms=float(np.percentile(more_ms, 99)),
+        bare_ms=float(np.median(bare_ms)),
     )
 
 
@@ -163,6 +182,14 @@ async def _one_more(session: object, watch: Watch, name: str, text: str) -> floa
     await create(session, name, text)  # type: ignore[arg-type]
     await watch.until([name])
     return (watch.ready_s[name] - started) * 1e3
+
+
+async def _bare(session: object, name: str, text: str) -> float:
+    """What the API server takes for the two writes alone, ms."""
+    await asyncio.sleep(_PAUSE_S)
+    started = time.perf_counter()
+    await write_twice(session, name, text)  # type: ignore[arg-type]
+    return (time.perf_counter() - started) * 1e3
 
 
 def table(measured: dict[int, Measured]) -> report.Report:
