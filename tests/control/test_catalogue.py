@@ -16,7 +16,7 @@ from tartlet_common.rpc import MAX_MESSAGE_BYTES
 from tartlet_control.catalogue import DESCRIPTION_BYTES, Catalogue
 from tartlet_operator.control_link import ControlLink
 from tartlet_protos import common_pb2, control_pb2, control_pb2_grpc
-from tests.control.test_servers import control
+from tests.control.served import control
 
 SOURCE = common_pb2.Source(language=common_pb2.Source.PYTHON, filename="p.py", data=b"def main(): pass")
 

@@ -28,8 +28,8 @@ from tartlet_control.server_control import ControlService
 from tartlet_control.state import PROGRAMS_SHOWN, state_of
 from tartlet_protos import common_pb2, control_pb2, control_pb2_grpc
 from tests.control.harness import Host, decode_text
+from tests.control.served import Runtime, control, worker
 from tests.control.test_catalogue import entry
-from tests.control.test_servers import Runtime, control, worker
 from tests.runtime.harness import engine_spec
 
 

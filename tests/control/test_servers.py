@@ -17,95 +17,10 @@ import pytest
 
 from tartlet_common import abi, errors, rpc
 from tartlet_common.abi import Event, Op
-from tartlet_common.process import Notify
-from tartlet_common.settings import ControlSettings
 from tartlet_common.wire import error_from_proto
 from tartlet_control import greeting
-from tartlet_control.app import main
 from tartlet_protos import common_pb2, control_pb2, control_pb2_grpc, engine_pb2, engine_pb2_grpc
-from tartlet_worker.fake import FakeEngine, FakeOptions
-from tartlet_worker.link import Link
-
-
-@contextlib.asynccontextmanager
-async def control(run_dir: Path, name: str = "c", **settings: Any) -> AsyncIterator[str]:
-    address = f"unix:{run_dir}/run/{name}.sock"
-    task = asyncio.create_task(main(ControlSettings(address=address, **settings), Notify(None)))
-    while not (run_dir / "run" / f"{name}.sock").exists():
-        await asyncio.sleep(0.01)
-        assert not task.done(), task.exception()
-    try:
-        yield address
-    finally:
-        task.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await task
-
-
-@contextlib.asynccontextmanager
-async def worker(address: str, options: FakeOptions | None = None) -> AsyncIterator[Link]:
-    ready = asyncio.Event()
-    link = Link(FakeEngine(options or FakeOptions(page_size=4, num_pages=64)), address, None, ready.set)
-    task = asyncio.create_task(link.run())
-    await asyncio.wait_for(ready.wait(), 10)
-    try:
-        yield link
-    finally:
-        task.cancel()
-        with contextlib.suppress(asyncio.CancelledError, errors.TartletError):
-            await task
-
-
-class Runtime:
-    """The least a runtime does."""
-
-    def __init__(self, address: str) -> None:
-        self.channel = rpc.make_channel(address)
-        self.stub: Any = control_pb2_grpc.ControlStub(self.channel)
-        self.stream: Any = self.stub.Connect()
-        self.writer: list[tuple[int, bytes]] = []
-
-    async def begin(self, incarnation: str) -> None:
-        hello = control_pb2.RuntimeHello(protocol=1, runtime_id="rt", incarnation=incarnation)
-        await self.stream.write(control_pb2.RuntimeFrame(hello=hello))
-
-    async def hello(self, incarnation: str = "i") -> Any:
-        await self.begin(incarnation)
-        return await self.read()
-
-    async def read(self) -> Any:
-        return await asyncio.wait_for(self.stream.read(), 10)
-
-    async def drain(self) -> None:
-        while await self.read() is not grpc.aio.EOF:
-            pass
-
-    async def end(self) -> grpc.StatusCode:
-        """The stream's status, which comes behind its last frame."""
-        with contextlib.suppress(grpc.aio.AioRpcError):
-            while await self.stream.read() is not grpc.aio.EOF:
-                pass
-        code: grpc.StatusCode = await self.stream.code()
-        return code
-
-    async def models(self) -> list[Any]:
-        while True:
-            frame = await self.read()
-            if frame.models_changed and any(m.ready for m in frame.models):
-                return list(frame.models)
-
-    async def send(self, handle: int, submission: bytes, **parts: Any) -> None:
-        batch = abi.decode(submission)
-        handles = np.full(len(batch.records), handle, "<u4").tobytes()
-        commands = control_pb2.Commands(handles=handles, records=batch.records.tobytes(), payload=batch.payload)
-        await self.stream.write(control_pb2.RuntimeFrame(commands=commands, **parts))
-
-    async def deliveries(self, count: int) -> list[tuple[int, ...]]:
-        rows: list[tuple[int, ...]] = []
-        while len(rows) < count:
-            frame = await self.read()
-            rows += np.frombuffer(frame.deliveries.records, abi.RECORD).tolist()
-        return rows
+from tests.control.served import Runtime, control, worker
 
 
 def decode_submission(tokens: int) -> bytes:
@@ -230,39 +145,6 @@ def test_a_runtime_that_goes_away_frees_its_pages(run_dir: Path) -> None:
             assert state["programs"] == []
             assert state["engines"][0]["pools"]["KV pages"]["held"] == 0
             await rt.channel.close()
-
-    asyncio.run(body())
-
-
-def test_who_watches_engines_hears_at_once_what_becomes_of_them_and_that_control_is_there(run_dir: Path) -> None:
-    async def body() -> None:
-        async with control(run_dir) as address:
-            channel = rpc.make_channel(address)
-            stub: Any = control_pb2_grpc.ControlStub(channel)
-            seldom = stub.WatchEngines(control_pb2.WatchEnginesRequest(every_s=60))
-
-            async def hear() -> list[tuple[str, str]]:
-                reply = await asyncio.wait_for(seldom.read(), 10)
-                assert reply.incarnation
-                return [(e.id, e.state) for e in reply.engines]
-
-            assert await hear() == []
-            async with worker(address):
-                ((name, state),) = await hear()
-                assert state == "ready"
-                await stub.Cordon(control_pb2.EngineAction(engine_id=name))
-                assert await hear() == [(name, "cordoned")]
-                await stub.Resume(control_pb2.EngineAction(engine_id=name))
-                assert await hear() == [(name, "ready")]
-            assert await hear() == []
-            for every_s in (0.0, -1.0, float("-inf")):
-                often = stub.WatchEngines(control_pb2.WatchEnginesRequest(every_s=every_s))
-                replies = [await asyncio.wait_for(often.read(), 10) for _ in range(3)]
-                assert {len(reply.engines) for reply in replies} == {0}
-                often.cancel()
-            with pytest.raises(TimeoutError):  # nothing has become of any engine
-                await asyncio.wait_for(seldom.read(), 0.5)
-            await channel.close()
 
     asyncio.run(body())
 

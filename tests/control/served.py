@@ -1,0 +1,102 @@
+"""Control as a process sees it: real gRPC over a Unix socket, a fake engine behind a real worker link."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import grpc.aio
+import numpy as np
+
+from tartlet_common import abi, errors, rpc
+from tartlet_common.process import Notify
+from tartlet_common.settings import ControlSettings
+from tartlet_control.app import main
+from tartlet_protos import control_pb2, control_pb2_grpc
+from tartlet_worker.fake import FakeEngine, FakeOptions
+from tartlet_worker.link import Link
+
+
+@contextlib.asynccontextmanager
+async def control(run_dir: Path, name: str = "c", **settings: Any) -> AsyncIterator[str]:
+    address = f"unix:{run_dir}/run/{name}.sock"
+    task = asyncio.create_task(main(ControlSettings(address=address, **settings), Notify(None)))
+    while not (run_dir / "run" / f"{name}.sock").exists():
+        await asyncio.sleep(0.01)
+        assert not task.done(), task.exception()
+    try:
+        yield address
+    finally:
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+
+
+@contextlib.asynccontextmanager
+async def worker(address: str, options: FakeOptions | None = None) -> AsyncIterator[Link]:
+    ready = asyncio.Event()
+    link = Link(FakeEngine(options or FakeOptions(page_size=4, num_pages=64)), address, None, ready.set)
+    task = asyncio.create_task(link.run())
+    await asyncio.wait_for(ready.wait(), 10)
+    try:
+        yield link
+    finally:
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError, errors.TartletError):
+            await task
+
+
+class Runtime:
+    """The least a runtime does."""
+
+    def __init__(self, address: str) -> None:
+        self.channel = rpc.make_channel(address)
+        self.stub: Any = control_pb2_grpc.ControlStub(self.channel)
+        self.stream: Any = self.stub.Connect()
+        self.writer: list[tuple[int, bytes]] = []
+
+    async def begin(self, incarnation: str) -> None:
+        hello = control_pb2.RuntimeHello(protocol=1, runtime_id="rt", incarnation=incarnation)
+        await self.stream.write(control_pb2.RuntimeFrame(hello=hello))
+
+    async def hello(self, incarnation: str = "i") -> Any:
+        await self.begin(incarnation)
+        return await self.read()
+
+    async def read(self) -> Any:
+        return await asyncio.wait_for(self.stream.read(), 10)
+
+    async def drain(self) -> None:
+        while await self.read() is not grpc.aio.EOF:
+            pass
+
+    async def end(self) -> grpc.StatusCode:
+        """The stream's status, which comes behind its last frame."""
+        with contextlib.suppress(grpc.aio.AioRpcError):
+            while await self.stream.read() is not grpc.aio.EOF:
+                pass
+        code: grpc.StatusCode = await self.stream.code()
+        return code
+
+    async def models(self) -> list[Any]:
+        while True:
+            frame = await self.read()
+            if frame.models_changed and any(m.ready for m in frame.models):
+                return list(frame.models)
+
+    async def send(self, handle: int, submission: bytes, **parts: Any) -> None:
+        batch = abi.decode(submission)
+        handles = np.full(len(batch.records), handle, "<u4").tobytes()
+        commands = control_pb2.Commands(handles=handles, records=batch.records.tobytes(), payload=batch.payload)
+        await self.stream.write(control_pb2.RuntimeFrame(commands=commands, **parts))
+
+    async def deliveries(self, count: int) -> list[tuple[int, ...]]:
+        rows: list[tuple[int, ...]] = []
+        while len(rows) < count:
+            frame = await self.read()
+            rows += np.frombuffer(frame.deliveries.records, abi.RECORD).tolist()
+        return rows
