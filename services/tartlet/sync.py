@@ -3,39 +3,91 @@
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import threading
-from collections.abc import Coroutine, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Final, Self, TypeVar
 
 from tartlet._run import Run
 from tartlet.client import AsyncClient
 from tartlet.events import Accepted, Ended, Event
 from tartlet.model import CatalogueEntry, LaunchSpec, ProgramInfo, RuntimeState, Source
-from tartlet_common.errors import TartletError
+from tartlet_common.errors import Disconnected, TartletError
 from tartlet_common.rpc import Tls
 
 T = TypeVar("T")
+_CLOSED: Final = "The client was closed; make another, or close it when all threads have done with it."
+_LAST_S: Final = 1.0
+"""So long calls of other threads may take to end by themselves once the client is closed."""
 Answers = list[Accepted | TartletError]  # named here: in the class, `list` is a method
 Infos = list[ProgramInfo]
 Entries = list[CatalogueEntry]
 Digests = list[str]
 
 
-def _result(work: Coroutine[Any, Any, T], loop: asyncio.AbstractEventLoop) -> T:
-    """Have it done on the loop's thread."""
-    future = asyncio.run_coroutine_threadsafe(work, loop)
-    try:
-        return future.result()
-    except BaseException:  # Ctrl-C, say: it ends here too, and other calls may follow
-        future.cancel()
-        raise
+class _Loop:
+    """An event loop in a thread of its own, for calls from any other."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="tartlet-client", daemon=True)
+        self._thread.start()
+        self._closing = threading.Lock()
+        self._closed = False
+
+    def do(self, work: Coroutine[Any, Any, T]) -> T:
+        """Have it done in the thread.
+
+        Raises:
+            Disconnected: the client was closed, by another thread perhaps.
+        """
+        with self._closing:
+            if self._closed:
+                work.close()
+                raise Disconnected(remedy=_CLOSED)
+            future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        try:
+            return future.result()
+        except concurrent.futures.CancelledError:
+            raise Disconnected(remedy=_CLOSED) from None
+        except BaseException:  # Ctrl-C, say: it ends here too, and other calls may follow
+            future.cancel()
+            raise
+
+    def soon(self, call: Callable[[], None]) -> None:
+        """Have it called in the thread, unless that has ended."""
+        with self._closing:
+            if not self._closed:
+                self._loop.call_soon_threadsafe(call)
+
+    def close(self, close: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """End the thread; what others wait for ends before, by itself when `close` has been done, or cancelled."""
+        with self._closing:
+            if self._closed:
+                return
+            self._closed = True
+        asyncio.run_coroutine_threadsafe(close(), self._loop).result()
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.run_until_complete(_ended())
+        self._loop.close()
+
+
+async def _ended() -> None:
+    """What was under way has ended: answered, or cancelled."""
+    others = asyncio.all_tasks() - {asyncio.current_task()}
+    if others:
+        await asyncio.wait(others, timeout=_LAST_S)
+    for task in others:
+        task.cancel()
+    await asyncio.gather(*others, return_exceptions=True)
 
 
 class SyncRun:
     """A program that is followed: iterate its events, or wait for its end."""
 
-    def __init__(self, run: Run, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, run: Run, loop: _Loop) -> None:
         self._run = run
         self._loop = loop
 
@@ -62,11 +114,11 @@ class SyncRun:
         return await anext(self._run, None)
 
     def _do(self, work: Coroutine[Any, Any, T]) -> T:
-        return _result(work, self._loop)
+        return self._loop.do(work)
 
     def cancel(self) -> None:
         """Stop following; a program of `Client.run` ends with it."""
-        self._loop.call_soon_threadsafe(self._run.cancel)
+        self._loop.soon(self._run.cancel)
 
 
 class Client:
@@ -89,9 +141,7 @@ class Client:
         tls: Tls | None = None,
         tenant: str | None = None,
     ) -> None:
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="tartlet-client", daemon=True)
-        self._thread.start()
+        self._loop = _Loop()
         self._client = AsyncClient(address, control=control, tls=tls, tenant=tenant)
 
     def __enter__(self) -> Self:
@@ -102,12 +152,7 @@ class Client:
 
     def close(self) -> None:
         """Close the connections and end the thread; programs started with `run` end."""
-        if self._loop.is_closed():
-            return
-        self._do(self._client.close())
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-        self._loop.close()
+        self._loop.close(self._client.close)
 
     def run(self, source: Source | None = None, args: Sequence[str] = (), *, spec: LaunchSpec | None = None) -> SyncRun:
         """See `AsyncClient.run`."""
@@ -164,4 +209,4 @@ class Client:
         return self._do(self._client.catalogue(tenant=tenant))
 
     def _do(self, work: Coroutine[Any, Any, T]) -> T:
-        return _result(work, self._loop)
+        return self._loop.do(work)

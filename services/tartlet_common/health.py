@@ -18,6 +18,7 @@ from tartlet_common.errors import AddressInUse, InvalidConfig
 HEARTBEAT_S = 5.0
 """Every wake of a process that rests costs it 0.1 ms."""
 STALLED_S = 15.0
+_PATIENCE_S = 5.0
 
 
 class Health:
@@ -91,6 +92,8 @@ async def _keep_beating(health: Health) -> None:
 
 def _bind(health: Health, address: str) -> ThreadingHTTPServer:
     class Handler(BaseHTTPRequestHandler):
+        timeout = _PATIENCE_S  # who connects and says nothing holds a thread
+
         def do_GET(self) -> None:
             if self.path == "/metrics":
                 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest

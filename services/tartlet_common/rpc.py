@@ -6,6 +6,7 @@ itself creates the socket world-accessible); TCP needs `Tls`, or an explicit `in
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import errno
 import logging
@@ -36,6 +37,10 @@ _TLS_REMEDY = (
     "and so on, a client's TARTLET_CLIENT_TLS_CERTIFICATE); docs/operations.md shows how to make them."
 )
 
+LAST_CALLS_S = 60.0
+"""So long calls may go on on a channel that is given up: longer than any that has a time limit."""
+_closing: set[asyncio.Future[None]] = set()
+
 PING_MS = 20_000
 PING_TIMEOUT_MS = 20_000
 """A peer that doesn't answer for so long is gone: what it was connected for ends, or goes on elsewhere."""
@@ -55,6 +60,9 @@ _OPTIONS: Sequence[tuple[str, int]] = (
 _SERVER_OPTIONS: Sequence[tuple[str, int]] = (
     *_OPTIONS,
     ("grpc.http2.min_ping_interval_without_data_ms", PING_MS // 2),  # else it takes ours for an attack
+    # calls that arrive together, before anybody has taken them up: beyond these they end in CANCELLED
+    ("grpc.server.max_pending_requests", 16_384),
+    ("grpc.server.max_pending_requests_hard_limit", 32_768),
 )
 _CHANNEL_OPTIONS: Sequence[tuple[str, int]] = (
     *_OPTIONS,
@@ -204,10 +212,21 @@ class Dialer:
         self._replaced: list[grpc.aio.Channel] = []
 
     async def renew(self) -> None:
-        """To be called when the connection is lost; what still runs on a channel that is replaced ends."""
+        """To be called when the connection is lost; replaced channels are closed once the calls on them have ended."""
         self.current()
         while self._replaced:
-            await self._replaced.pop().close()
+            self._leave(self._replaced.pop())
+
+    def leave(self) -> None:
+        """Close the channel, for which there is no more use, once the calls on it have ended."""
+        for channel in (self.channel, *self._replaced):
+            self._leave(channel)
+
+    def _leave(self, channel: grpc.aio.Channel) -> None:
+        # closed at once, it would cancel them, and whoever awaits them would be taken for cancelled
+        closing = asyncio.ensure_future(channel.close(LAST_CALLS_S))
+        _closing.add(closing)
+        closing.add_done_callback(_closing.discard)
 
     def current(self) -> grpc.aio.Channel:
         """The channel for a new call. Streams go on on the one that it replaced, which idles when they have ended."""

@@ -238,7 +238,7 @@ class ControlService(control_pb2_grpc.ControlServicer):
         engine = self._core.engines[request.engine_id]
         end = self._core.clock.now() + request.grace_s
         while self._core.engines.get(engine.id) is engine and engine.programs:
-            if self._core.clock.now() >= end:
+            if not self._core.clock.now() < end:  # a grace that is no number, too
                 left = DeadlineExceeded(deadline_s=request.grace_s)
                 return control_pb2.EngineActionReply(error=error_to_proto(left))
             await asyncio.sleep(_POLL_S)

@@ -99,7 +99,9 @@ class Relay:
 
     async def ask(self, program_ids: Sequence[str], scope: Scope, ask: Ask) -> list[TartletError | None]:
         """Ask the owners of programs, each once; an error or None for each program."""
-        answers: list[TartletError | None] = [None] * len(program_ids)
+        answers: list[TartletError | None] = [Unavailable(what="the program's runtime", detail="no answer")] * len(
+            program_ids
+        )
         groups: dict[str, list[int]] = defaultdict(list)
         for place, owner in enumerate(await self._owners(program_ids, scope)):
             if isinstance(owner, str):
@@ -270,12 +272,12 @@ class Relay:
         """Close a connection that has failed; the next call makes one."""
         dialer = self._dialers.get(address)
         if dialer is not None and dialer.channel.get_state() is not grpc.ChannelConnectivity.READY:
-            await self._dialers.pop(address).close()
+            self._dialers.pop(address).leave()
 
     async def drop_all_but(self, runtimes: Sequence[str]) -> None:
         """Close the connections to runtimes that are gone; those in use stay: control may just be new."""
         for address in self._dialers.keys() - set(runtimes) - self._in_use.keys():
-            await self._dialers.pop(address).close()
+            self._dialers.pop(address).leave()
 
 
 def _end(index: int, program_id: str, offset: int, error: TartletError) -> programs_pb2.ProgramEvent:

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import queue
 import shutil
 import tempfile
+import threading
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -208,6 +212,28 @@ def test_the_blocking_client_does_the_same(server: Serving) -> None:
         assert client.launch(program("echo")).program_id in [info.program_id for info in client.list()]
         for info in client.list():
             client.kill(info.program_id)
+
+
+def test_closing_the_blocking_client_ends_what_other_threads_wait_for(server: Serving) -> None:
+    client, ends = tartlet.Client(server.address), queue.SimpleQueue[str]()
+
+    def use(work: Callable[[], object]) -> None:
+        try:
+            while True:
+                work()
+        except Exception as e:  # noqa: BLE001 - what it is is what the test looks at
+            ends.put(type(e).__name__)
+
+    waiting = [client.run(program("echo")) for _ in range(4)]
+    works: list[Callable[[], object]] = [*(run.wait for run in waiting), *[client.list] * 4]
+    threads = [threading.Thread(target=use, args=(work,), daemon=True) for work in works]
+    for thread in threads:
+        thread.start()
+    time.sleep(0.5)
+    client.close()
+    for thread in threads:
+        thread.join(10)
+    assert [ends.get_nowait() for _ in threads] == ["Disconnected"] * len(threads)
 
 
 async def test_state_tells_models_and_engines(server: Serving) -> None:

@@ -209,3 +209,31 @@ async def test_a_rotated_certificate_is_shown_to_the_next_who_is_asked(tmp_path:
     await server.stop(None)
     first, second, third = owner.seen
     assert first == second != third
+
+
+async def test_messages_to_a_runtime_that_nobody_reaches_are_never_taken_for_sent(tmp_path: Path) -> None:
+    """Its connection fails and is given up while others have just begun to use it."""
+    tls = Tls(tmp_path / "crt", tmp_path / "key", tmp_path / "ca")
+    _identify(tls, trustme.CA(), 1)
+    listener = socket.socket()
+    listener.bind(("127.0.0.1", 0))
+    listener.listen(1000)
+
+    async def cut(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await asyncio.sleep(0.02)
+        writer.transport.abort()
+
+    server = await asyncio.start_server(cut, sock=listener)
+    address = f"localhost:{listener.getsockname()[1]}"
+    tested = Relay(Located(address), "localhost:1", tls, asyncio.ensure_future)
+
+    async def one(number: int) -> TartletError | None:
+        await asyncio.sleep(number * 0.002)
+        (answer,) = await tested.send([programs_pb2.SendItem(program_id="p", message=b"m")], EVERYONE)
+        return answer
+
+    async with asyncio.timeout(30):
+        answers = await asyncio.gather(*map(one, range(1000)), return_exceptions=True)
+    assert {type(answer) for answer in answers} == {Unavailable}
+    await tested.close()
+    server.close()
