@@ -23,7 +23,7 @@ from tartlet_operator.context import Context, ControlView
 from tartlet_operator.control_link import ControlLink
 from tartlet_operator.followers import Followers
 from tartlet_operator.handler import Handler
-from tartlet_operator.kube import Api, ApiError
+from tartlet_operator.kube import Api
 from tartlet_operator.lease import Leader
 from tartlet_operator.loops import ControlWatch, Resync, sweep_when_settled
 from tartlet_operator.metrics import Metrics
@@ -116,10 +116,7 @@ async def _lead(
         )
         watch = ControlWatch(ctx)
         await watch.once()  # so that settled Inferlets are seen to be
-        try:
-            await recall(ctx)
-        except ApiError as e:  # they are looked at soon
-            log.warning("pools: %s", e)
+        await recall(ctx)
         registry = Watch(queue, store, ctx.written, pulse.heard).registry(
             reached, namespaces=len(namespaces), lease=lease
         )

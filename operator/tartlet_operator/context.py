@@ -53,6 +53,7 @@ class Context:
 
     Args:
         written: what we wrote ourselves.
+        given_up: what failed too often, the longest ago first.
         valid: languages and digests of sources that a runtime has found valid lately.
     """
 
@@ -71,7 +72,14 @@ class Context:
     defaults: WorkerDefaults
     namespaces: Sequence[str]
     written: Written = field(default_factory=Written)
+    given_up: dict[Key, None] = field(default_factory=dict)
     valid: OrderedDict[str, None] = field(default_factory=OrderedDict)
+
+    def try_again(self) -> None:
+        """Have all looked at that was given up: what stood in its way is gone."""
+        for key in self.given_up:
+            self.queue.add(key)
+        self.given_up.clear()
 
     @property
     def unix_s(self) -> float:

@@ -30,6 +30,7 @@ class _Followed:
     task: asyncio.Task[None] | None = None
     data: bytearray = field(default_factory=bytearray)
     truncated: bool = False
+    since_s: float = 0.0
     next_offset: int = 0
     outcome: Outcome | None = None
 
@@ -82,7 +83,7 @@ class Followers:
             return ""
         left = self.forget(key)
         assert self._group is not None, "run() comes first"
-        followed = _Followed(program_id)
+        followed = _Followed(program_id, since_s=asyncio.get_running_loop().time())
         self._followed[key] = followed
         followed.task = self._group.create_task(self._follow(key, followed), name=f"follow {key}")
         return left
@@ -96,6 +97,13 @@ class Followers:
         """How a run's program ended; None: it hasn't, or isn't followed."""
         known = self._followed.get(key)
         return known.outcome if known is not None and known.program_id == program_id else None
+
+    def followed_s(self, key: Key, program_id: str) -> float:
+        """Since when a run's program is followed, s."""
+        known = self._followed.get(key)
+        if known is None or known.program_id != program_id:
+            return 0.0
+        return asyncio.get_running_loop().time() - known.since_s
 
     def output(self, key: Key, program_id: str) -> Output | None:
         """What a run's program has put out so far; None: nobody knows."""

@@ -55,7 +55,6 @@ class Handler:
     def __init__(self, ctx: Context) -> None:
         self._ctx = ctx
         self._failures: dict[Key, int] = {}
-        self._given_up: dict[Key, None] = {}  # the first is the one that is tried
 
     async def handle(self, key: Key, body: Mapping[str, Any] | None) -> float | None:
         """Bring one object about; returns when to look at it again, s."""
@@ -122,18 +121,18 @@ class Handler:
 
     def _give_up(self, key: Key, *, permanent: bool) -> None:
         """Have one of those that were given up tried in a while; one that has just failed comes last."""
-        self._given_up.pop(key, None)
+        given_up = self._ctx.given_up
+        given_up.pop(key, None)
         if not permanent:
-            self._given_up[key] = None
-        for first in list(self._given_up)[:1]:
+            given_up[key] = None
+        for first in list(given_up)[:1]:
             self._ctx.queue.add_after(first, _SCOUT_S)
 
     def _succeeded(self, key: Key) -> None:
         self._failures.pop(key, None)
-        if key in self._given_up:
-            given_up, self._given_up = self._given_up, {}
-            for other in given_up.keys() - {key}:
-                self._ctx.queue.add(other)
+        if key in self._ctx.given_up:
+            del self._ctx.given_up[key]
+            self._ctx.try_again()
 
     async def _confess(self, key: Key, body: Mapping[str, Any], message: str) -> None:
         meta = Meta.of(body)

@@ -21,7 +21,7 @@ from tartlet_protos import control_pb2
 log = logging.getLogger("tartlet.operator")
 
 UNREACHABLE_S: Final = 3.0
-"""Control may be gone this long before statuses say that nobody knows."""
+"""Control may be gone this long before statuses say that nobody knows; one that hangs is noticed later (ADR 15)."""
 _AGAIN_S: Final = 1.0
 """So long after control was lost it is asked again."""
 SWEEP_S: Final = 10.0
@@ -66,7 +66,9 @@ class ControlWatch:
         if reply.incarnation != view.incarnation or len(view.catalogue) < len(ctx.namespaces):
             await compare_catalogue(ctx)
             view.incarnation = reply.incarnation
-        self._lost_s = None
+        if self._lost_s is not None:
+            self._lost_s = None
+            ctx.try_again()
         self._tell({e.id: e.state for e in reply.engines}, {e.id: e.programs for e in reply.engines})
 
     def _unheard(self, error: TartletError) -> None:
@@ -145,27 +147,26 @@ class Resync:
         """Resync until cancelled."""
         while True:
             await asyncio.sleep(self._ctx.settings.resync_s)
-            try:
-                await self.once()
-            except (ApiError, TartletError) as e:
-                log.warning("resync: %s", e)
+            await self.once()
 
     async def once(self) -> None:
-        """Queue every object that there is, and every one that was.
-
-        Raises:
-            ApiError, TartletError: somebody didn't answer; the next resync sees to it.
-        """
+        """Queue every object that there is, and every one that was; who doesn't answer is for the next resync."""
         ctx = self._ctx
-        await compare_catalogue(ctx)
-        await orphans.end(ctx)
+        for look in (compare_catalogue, orphans.end):
+            try:
+                await look(ctx)
+            except (ApiError, TartletError) as e:
+                log.warning("resync: %s", e)
         unseen = set(ctx.store.keys())
         for resource in RESOURCES:
             for namespace in ctx.namespaces:
-                async for body in ctx.api.pages(resource.kind, namespace):
-                    key = Key(resource.kind, namespace, body["metadata"]["name"])
-                    unseen.discard(key)
-                    ctx.queue.add(key, slim(body))
-                    await ctx.queue.room(_BACKLOG)
+                try:
+                    async for body in ctx.api.pages(resource.kind, namespace):
+                        key = Key(resource.kind, namespace, body["metadata"]["name"])
+                        unseen.discard(key)
+                        ctx.queue.add(key, slim(body))
+                        await ctx.queue.room(_BACKLOG)
+                except ApiError as e:
+                    log.warning("resync: %s in %s: %s", resource.plural, namespace, e)
         for key in unseen:
             ctx.queue.add(key)

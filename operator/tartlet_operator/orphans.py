@@ -8,9 +8,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from tartlet import ProgramInfo
-from tartlet_common.errors import Unavailable
+from tartlet_common.errors import TartletError, Unavailable
 from tartlet_operator.api.inferlet_run import InferletRunStatus
 from tartlet_operator.context import Context
+from tartlet_operator.kube import ApiError
 from tartlet_operator.meta import Meta
 from tartlet_operator.run_decisions import launched_by
 
@@ -58,18 +59,28 @@ async def end(ctx: Context, namespaces: Iterable[str] | None = None) -> None:
     Raises:
         ApiError, TartletError: somebody didn't answer.
     """
+    failed: ApiError | TartletError | None = None
     for namespace in ctx.namespaces if namespaces is None else namespaces:
-        listed = await _programs(ctx, namespace)
-        followed = ctx.followers.programs
-        unknown = [p for p in listed if launched_by(p.idempotency_key) and p.program_id not in followed]
-        if not unknown:
-            continue
-        runs = {}
-        async for body in ctx.api.pages("InferletRun", namespace):
-            runs[Meta.of(body).uid] = InferletRunStatus.model_validate(body.get("status") or {})
-        for program_id, reason in find(unknown, runs):
-            log.info("program %s in %s: %s", program_id, namespace, reason)
-            await ctx.followers.end(program_id, reason)
+        try:
+            await _end(ctx, namespace)
+        except (ApiError, TartletError) as e:  # the other namespaces are none the worse
+            failed = e
+    if failed is not None:
+        raise failed
+
+
+async def _end(ctx: Context, namespace: str) -> None:
+    listed = await _programs(ctx, namespace)
+    followed = ctx.followers.programs
+    unknown = [p for p in listed if launched_by(p.idempotency_key) and p.program_id not in followed]
+    if not unknown:
+        return
+    runs = {}
+    async for body in ctx.api.pages("InferletRun", namespace):
+        runs[Meta.of(body).uid] = InferletRunStatus.model_validate(body.get("status") or {})
+    for program_id, reason in find(unknown, runs):
+        log.info("program %s in %s: %s", program_id, namespace, reason)
+        await ctx.followers.end(program_id, reason)
 
 
 async def _programs(ctx: Context, namespace: str) -> Sequence[ProgramInfo]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -18,6 +19,8 @@ from tartlet_operator.pod_facts import START_S, PodFacts
 from tartlet_operator.pool_manifests import deployment, disruption_budget
 from tartlet_operator.pool_status import DeploymentFacts, PoolFacts, happenings, own, status
 from tartlet_operator.subset import covers, leftover
+
+log = logging.getLogger("tartlet.operator")
 
 _UNTYPED: Final = "failed to create typed patch object"
 
@@ -54,17 +57,16 @@ async def reconcile(ctx: Context, key: Key, body: Mapping[str, Any]) -> float | 
 
 
 async def recall(ctx: Context) -> None:
-    """Remember the pools as their statuses say, before anything is looked at: what inferlets say depends on them.
-
-    Raises:
-        ApiError: the API server didn't answer.
-    """
+    """Remember the pools as their statuses say, before anything is looked at: what inferlets say depends on them."""
     for namespace in ctx.namespaces:
-        async for body in ctx.api.pages(EnginePool.__name__, namespace):
-            with contextlib.suppress(ValidationError):  # an older CRD let it through: its own turn tells
-                pool, name = EnginePool.model_validate(body), body["metadata"]["name"]
-                seen = PoolSeen(name, pool.spec.model.name, ready=_serves(pool.status or EnginePoolStatus()))
-                ctx.store.pools[Key(EnginePool.__name__, namespace, name)] = seen
+        try:
+            async for body in ctx.api.pages(EnginePool.__name__, namespace):
+                with contextlib.suppress(ValidationError):  # an older CRD let it through: its own turn tells
+                    pool, name = EnginePool.model_validate(body), body["metadata"]["name"]
+                    seen = PoolSeen(name, pool.spec.model.name, ready=_serves(pool.status or EnginePoolStatus()))
+                    ctx.store.pools[Key(EnginePool.__name__, namespace, name)] = seen
+        except ApiError as e:  # they are looked at soon
+            log.warning("pools in %s: %s", namespace, e)
 
 
 def _serves(new: EnginePoolStatus) -> bool:

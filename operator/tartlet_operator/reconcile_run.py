@@ -50,6 +50,7 @@ async def reconcile(ctx: Context, key: Key, body: Mapping[str, Any]) -> float | 
         now=ctx.unix_s,
         inferlet=facts(inferlet, run.spec.model),
         outcome=ctx.followers.outcome(key, old.program_id),
+        followed_s=ctx.followers.followed_s(key, old.program_id),
     )
     match action:
         case Rest(seconds):

@@ -22,6 +22,11 @@ BACKOFF_S: Final = 1.0
 BACKOFF_MAX_S: Final = 60.0
 _KEY_PREFIX: Final = "inferletrun-"
 _WAITED_REMEDY: Final = "Mend what it waited for, or raise spec.deadlineSeconds; then create another InferletRun."
+LATE_S: Final = 5.0
+"""So long after its deadline, and so long listened to, a program is ended here: its runtime keeps the deadline itself.
+
+It may have ended in time while nobody looked; and the time at which it started is known to the second.
+"""
 RECHECK_S: Final = 10.0
 """How often something waited for is looked at, beside the events that tell."""
 
@@ -159,6 +164,7 @@ def decide(
     now: float,
     inferlet: InferletFacts,
     outcome: Outcome | None,
+    followed_s: float = 0.0,
 ) -> Action:
     """The next thing to do about a run.
 
@@ -169,6 +175,7 @@ def decide(
         now: Unix time, s.
         inferlet: what is known of the one it names.
         outcome: how the current attempt ended, if it has.
+        followed_s: since when it has been listened to.
     """
     if status.phase in ("Succeeded", "Failed"):
         return _after_end(spec, status, now)
@@ -178,11 +185,11 @@ def decide(
         if outcome.success or status.attempts > spec.retries or isinstance(outcome.error, DeadlineExceeded):
             return Finish(outcome)
         return Retry(outcome, backoff_s(status.attempts))
+    if running and status.program_id and (left_s > -LATE_S or followed_s < LATE_S):
+        return Follow(status.program_id, max(left_s, 0.0) + LATE_S)
     if left_s <= 0:
         error = DeadlineExceeded(deadline_s=spec.deadline_seconds)
         return Finish(Outcome(success=False, error=error), kill=running, waited="" if running else _waits_for(status))
-    if running and status.program_id:
-        return Follow(status.program_id, left_s)
     return _before_launch(spec, status, uid=uid, now=now, left_s=left_s, inferlet=inferlet)
 
 

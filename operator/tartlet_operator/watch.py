@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import logging
 import sys
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -26,12 +27,18 @@ from tartlet_operator.tap import take_events, take_list
 from tartlet_operator.work_queue import WorkQueue
 from tartlet_operator.written import Written
 
+log = logging.getLogger("tartlet.operator")
+
 WATCHES_A_NAMESPACE: Final = 7
 _PARTS: Final = ("apiVersion", "kind", "spec", "status")
 _KINDS: Final = frozenset(resource.kind for resource in RESOURCES)
 _NEWS: Final = frozenset({"ADDED", "MODIFIED", "DELETED"})
 _META: Final = ("namespace", "name", "uid", "generation", "resourceVersion", "deletionTimestamp")
 _PAGE: Final = 250
+_NOT_HERE: Final = (403, 404)
+_FIRST_PAUSE_S: Final = 1.0
+_LAST_PAUSE_S: Final = 30.0
+"""What may not be read, or isn't there, is asked for again after so long: kopf would give it up, and all with it."""
 _PAGE_WAIT_S: Final = 5.0
 """At most so long is a page waited with: the API server lets a list be continued for five minutes."""
 
@@ -81,6 +88,7 @@ class Watch:
         """What kopf asks the API server passes through here.
 
         A list's next page waits until the one before the last is worked on: bodies that wait are what takes the memory.
+        What may not be read is asked for again in a while: one namespace without its role must not end all watches.
         """
         asked = request.url.query
         if "continue" in asked:
@@ -88,6 +96,13 @@ class Watch:
                 async with asyncio.timeout(_PAGE_WAIT_S):
                     await self._queue.room(2 * _PAGE)
         reply = await handler(request)
+        pause_s = _FIRST_PAUSE_S
+        while reply.status in _NOT_HERE and asked.keys() & {"watch", "limit"}:
+            log.warning("%s: %s %s; asked again in %g s", request.url.path, reply.status, reply.reason, pause_s)
+            reply.release()
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, _LAST_PAUSE_S)
+            reply = await handler(request)
         if reply.status == 200 and "watch" in asked:
             take_events(reply, partial(self._event, request.url.path))
         elif reply.status == 200 and "limit" in asked:

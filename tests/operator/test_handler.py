@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 from tartlet_common.clock import ManualClock
 from tartlet_common.errors import Unavailable
 from tartlet_operator import handler
+from tartlet_operator.context import Context
 from tartlet_operator.handler import Handler
 from tartlet_operator.meta import Key
 from tartlet_operator.work_queue import WorkQueue
@@ -41,6 +43,7 @@ async def test_what_was_given_up_is_taken_up_when_one_succeeds(monkeypatch: pyte
     queue = WorkQueue()
     metrics = SimpleNamespace(reconciled=lambda *_: None, failed=lambda *_: None)
     ctx: Any = SimpleNamespace(clock=ManualClock(), queue=queue, written=Written(), metrics=metrics, now="now")
+    ctx.given_up, ctx.try_again = {}, partial(Context.try_again, ctx)
     ctx.settings, ctx.write_status, ctx.api = SimpleNamespace(max_retries=0), write_status, SimpleNamespace(get=get)
     worker = asyncio.ensure_future(queue.work(Handler(ctx).handle))
     for key in KEYS:

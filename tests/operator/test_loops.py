@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, Callable
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
 from tartlet_common.clock import ManualClock
 from tartlet_common.errors import Unavailable
-from tartlet_operator.context import ControlView
+from tartlet_operator.context import Context, ControlView
 from tartlet_operator.inferlet_status import PoolSeen
 from tartlet_operator.loops import UNREACHABLE_S, ControlWatch, sweep_when_settled
 from tartlet_operator.meta import Key
@@ -46,8 +47,11 @@ def context(control: Control, **parts: Any) -> Any:
         "view": ControlView(),
         "namespaces": [],
         "settings": SimpleNamespace(heartbeat_s=0.02),
+        "given_up": {},
     }
-    return SimpleNamespace(control=control, **{**beside, **parts})
+    made = SimpleNamespace(control=control, **{**beside, **parts})
+    made.try_again = partial(Context.try_again, made)  # type: ignore[arg-type]
+    return made
 
 
 async def until(check: Callable[[], bool]) -> None:
@@ -102,10 +106,13 @@ async def test_who_hears_of_a_change_looks_at_once_and_who_hears_nothing_says_so
         assert ctx.view.engines == {"p-0": "cordoned"}, "it may only have been started anew"
         ctx.clock.advance(UNREACHABLE_S + 1.0)
         await looked_at()
-        assert ctx.view.engines is None
+        assert not ctx.view.engines, "nobody knows"
+        tried = Key("Inferlet", "ns", "tried too often")
+        ctx.given_up[tried] = None
         control.gone = False
         await looked_at()
         assert ctx.view.engines == {"p-0": "cordoned"}
+        assert not ctx.given_up, "what it stood in the way of is looked at"
     finally:
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)

@@ -60,6 +60,9 @@ class Followers:
     def follow(self, key: Key, program_id: str) -> None:
         self.programs.add(program_id)
 
+    def followed_s(self, key: Key, program_id: str) -> float:
+        return 0.0
+
     def forget(self, key: Key) -> str:
         return self.programs.pop() if self.programs else ""
 

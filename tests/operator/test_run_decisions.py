@@ -16,6 +16,7 @@ from tartlet_operator.conditions import find, holds
 from tartlet_operator.reasons import Reason
 from tartlet_operator.reconcile_run import facts
 from tartlet_operator.run_decisions import (
+    LATE_S,
     Delete,
     Finish,
     Follow,
@@ -47,9 +48,18 @@ class Play:
         self.status = InferletRunStatus()
         self.keys: list[str] = []
         self.killed = False
+        self.followed_s = 600.0
 
     def step(self, inferlet: InferletFacts = READY, outcome: Outcome | None = None) -> Any:
-        action = decide(self.spec, self.status, uid="u", now=self.now, inferlet=inferlet, outcome=outcome)
+        action = decide(
+            self.spec,
+            self.status,
+            uid="u",
+            now=self.now,
+            inferlet=inferlet,
+            outcome=outcome,
+            followed_s=self.followed_s,
+        )
         match action:
             case Launch():
                 self.keys.append(action.key)
@@ -72,7 +82,7 @@ def test_a_run_that_works() -> None:
     p = play(ttlSecondsAfterFinished=60)
     assert isinstance(p.step(), Launch)
     assert p.status.phase == "Running"
-    assert p.step() == Follow("prog", 600.0)
+    assert p.step() == Follow("prog", 600.0 + LATE_S)
     assert isinstance(p.step(outcome=OK), Finish)
     s = p.status
     assert (s.phase, s.output, s.result, s.attempts, s.tokens.output) == ("Succeeded", "962\n", "done", 1, 7)
@@ -122,12 +132,32 @@ def test_a_deadline_counts_waiting_and_kills_what_runs() -> None:
     assert isinstance(launch, Launch)
     assert launch.deadline_s == 10
     p.now += 10
+    assert isinstance(p.step(), Follow), "its runtime ends it, to the millisecond"
+    p.now += LATE_S
     finish = p.step()
     assert isinstance(finish, Finish)
     assert finish.kill
     assert isinstance(finish.outcome.error, DeadlineExceeded)
     assert p.status.error is not None
     assert p.status.error.message == "the program ran longer than its deadline of 30 s"
+
+
+def test_a_run_that_nobody_looked_at_past_its_deadline_is_listened_to_first() -> None:
+    p = play(deadlineSeconds=30)
+    p.step()
+    p.now += 3600
+    p.followed_s = 0.0  # another operator, or one that has just started
+    assert p.step() == Follow("prog", LATE_S)
+    assert isinstance(p.step(outcome=OK), Finish)
+    assert p.status.phase == "Succeeded", "it had ended in time"
+
+    p = play(deadlineSeconds=30)
+    p.step()
+    p.now += 3600
+    p.followed_s = LATE_S
+    finish = p.step()
+    assert isinstance(finish, Finish)
+    assert finish.kill
 
 
 def test_a_run_whose_time_is_over_before_it_ran_says_what_it_waited_for() -> None:
@@ -216,7 +246,7 @@ def test_every_run_ends_once_and_within_its_bounds(
         assert len(set(p.keys)) == len(p.keys)
         assert sum(holds(p.status.conditions, t) for t in ("Succeeded", "Failed", "Running")) <= 1
         assert (p.status.completion_time is not None) == (p.status.phase in ("Succeeded", "Failed"))
-    p.now += deadline_s + 1
+    p.now += deadline_s + LATE_S
     p.step()
     assert p.status.phase in ("Succeeded", "Failed")
     assert ends + (p.status.phase == "Failed" and ends == 0) == 1

@@ -44,6 +44,7 @@ BAD: list[tuple[str, str, dict[str, Any], str, str]] = [
         "like 4Gi",
     ),
     ("EnginePool", "a", {**FAKE, "engine": {"backend": "Fake", "kvMemory": "1Ki"}}, "spec.engine.kvMemory", "at least"),
+    ("EnginePool", "a", {**FAKE, "engine": {"backend": "Fake", "kvMemory": "2Ei"}}, "spec.engine.kvMemory", "at most"),
     ("EnginePool", "a", {**FAKE, "engine": {"backend": "Jax"}}, "spec.engine.backend", '"Torch", "Fake"'),
     ("EnginePool", "a", {**FAKE, "replicas": -1}, "spec.replicas", "greater than or equal to 0"),
     ("EnginePool", "a", {"model": {**CLAIM, "path": "../etc"}}, "spec.model.path", "relative"),

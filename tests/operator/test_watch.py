@@ -178,6 +178,25 @@ async def test_a_lists_next_page_waits_until_the_last_one_is_worked_on() -> None
     await asyncio.gather(worker, return_exceptions=True)
 
 
+async def test_what_may_not_be_read_for_a_while_is_asked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A namespace without its role, say: kopf would end all watches, those of other namespaces too."""
+    monkeypatch.setattr("tartlet_operator.watch._FIRST_PAUSE_S", 0.01)
+    watch, queue, _ = watching()
+    content = Content(json.dumps({**PAGE, "items": [seen(3)]}).encode())
+    answers = [SimpleNamespace(status=s, reason="", release=lambda: None, content=content) for s in (403, 404, 200)]
+
+    async def answered(_: Any) -> Any:
+        return answers.pop(0)
+
+    request: Any = SimpleNamespace(url=SimpleNamespace(query={"limit": "250"}, path="/inferlets"))
+    reply = await asyncio.wait_for(watch._between(request, answered), 5)
+    assert reply.status == 200
+    assert list(queue._pending) == [KEY]
+    discovery: Any = SimpleNamespace(url=SimpleNamespace(query={}, path="/apis"))
+    answers.append(SimpleNamespace(status=404, reason="", release=lambda: None, content=content))
+    assert (await watch._between(discovery, answered)).status == 404, "what is no list is kopf's affair"
+
+
 def test_a_body_is_kept_without_what_nobody_reads() -> None:
     kept = slim(seen(3))
     assert set(kept["metadata"]) == {"name", "namespace", "uid", "generation", "resourceVersion"}

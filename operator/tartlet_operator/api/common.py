@@ -22,6 +22,11 @@ def rule(expression: str, message: str, **more: str) -> dict[str, str]:
     return {"rule": expression, "message": message, **more}
 
 
+def between(least: str, most: str) -> str:
+    """CEL: the quantity `self` lies there."""
+    return f"!quantity(self).isLessThan(quantity('{least}')) && !quantity(self).isGreaterThan(quantity('{most}'))"
+
+
 def rules(*each: dict[str, str]) -> dict[str, Any]:
     """CEL rules as the extra keywords of a JSON schema."""
     return {"x-kubernetes-validations": list(each)}
@@ -43,7 +48,13 @@ Preserved = Annotated[dict[str, Any], WithJsonSchema({"type": "object", "x-kuber
 Quantity = Annotated[
     str | int,
     WithJsonSchema(
-        {"anyOf": [{"type": "integer"}, {"type": "string"}], "pattern": _QUANTITY, "x-kubernetes-int-or-string": True}
+        {
+            "anyOf": [{"type": "integer"}, {"type": "string"}],
+            "pattern": _QUANTITY,
+            "maxLength": 32,
+            "minimum": 0,
+            "x-kubernetes-int-or-string": True,
+        }
     ),
 ]
 """A Kubernetes quantity, such as `2`, `500m` or `4Gi`."""
@@ -110,36 +121,42 @@ def condition_column(name: str, condition: str, field: str = "status", priority:
 
 AGE: Final = Column("Age", ".metadata.creationTimestamp", "date")
 
+_NUMBER: Final = re.compile(
+    r"([+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?)(n|u|m|k|M|G|T|P|E|Ki|Mi|Gi|Ti|Pi|Ei)?"
+)
 _FACTORS: Final = {
-    "": 1.0,
+    None: 1.0,
+    "n": 1e-9,
+    "u": 1e-6,
     "m": 1e-3,
     "k": 1e3,
     "M": 1e6,
     "G": 1e9,
     "T": 1e12,
     "P": 1e15,
+    "E": 1e18,
     "Ki": 2.0**10,
     "Mi": 2.0**20,
     "Gi": 2.0**30,
     "Ti": 2.0**40,
     "Pi": 2.0**50,
+    "Ei": 2.0**60,
 }
 
 
 def quantity(value: str | int) -> float:
-    """A quantity as a number.
+    """A quantity as a number, in any form that Kubernetes knows.
 
     Example:
-        >>> quantity("2Ki"), quantity("500m"), quantity(3)
-        (2048.0, 0.5, 3.0)
+        >>> quantity("2Ki"), quantity("500m"), quantity(3), quantity("+.5e3"), quantity("1E")
+        (2048.0, 0.5, 3.0, 500.0, 1e+18)
 
     Raises:
         ValueError: it is none.
     """
     text = str(value)
-    digits = text.rstrip("mkKMGTPi")
-    factor = _FACTORS.get(text[len(digits) :])
-    if factor is None or re.fullmatch(_QUANTITY, text) is None:
+    found = _NUMBER.fullmatch(text)
+    if found is None:
         msg = f"{text!r} is no quantity"
         raise ValueError(msg)
-    return float(digits) * factor
+    return float(found[1]) * _FACTORS[found[2]]

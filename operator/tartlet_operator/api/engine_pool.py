@@ -17,6 +17,7 @@ from tartlet_operator.api.common import (
     Quantity,
     Resource,
     Text,
+    between,
     condition_column,
     rule,
     rules,
@@ -114,8 +115,8 @@ class Engine(ApiModel):
         description="Memory for KV pages, a quantity.",
         json_schema_extra=rules(
             rule(
-                "isQuantity(self) && !quantity(self).isLessThan(quantity('64Ki'))",
-                "spec.engine.kvMemory must be a quantity of at least 64Ki: write it like 4Gi",
+                f"isQuantity(self) && {between('64Ki', '1Pi')}",
+                "spec.engine.kvMemory must be a quantity of at least 64Ki and at most 1Pi: write it like 4Gi",
             )
         ),
     )
@@ -247,7 +248,7 @@ class EngineStatus(ApiModel):
         "`Unknown`."
     )
     reason: Annotated[str, Field(max_length=256)] = Field(default="", description="Why it isn't ready.")
-    programs: int = Field(default=0, ge=0, description="Programs on it; brought up to date every 15 s.")
+    programs: int = Field(default=0, ge=0, description="Programs on it; brought up to date every 10 s.")
     node: Annotated[str, Field(max_length=253)] = Field(default="", description="Where it runs.")
     address: Annotated[str, Field(max_length=64)] = Field(default="", description="The pod's address.")
 

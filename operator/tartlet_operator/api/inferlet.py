@@ -14,6 +14,7 @@ from tartlet_operator.api.common import (
     Name,
     Resource,
     Text,
+    between,
     condition_column,
     rule,
     rules,
@@ -83,8 +84,8 @@ class Limits(ApiModel):
         description="Memory, a quantity.",
         json_schema_extra=rules(
             rule(
-                "isQuantity(self) && !quantity(self).isLessThan(quantity('1Mi'))",
-                "spec.limits.memory must be a quantity of at least 1Mi: write it like 256Mi",
+                f"isQuantity(self) && {between('1Mi', '1Pi')}",
+                "spec.limits.memory must be a quantity of at least 1Mi and at most 1Pi: write it like 256Mi",
             )
         ),
     )
