@@ -12,6 +12,7 @@ import grpc
 import grpc.aio
 
 from tartlet import _convert
+from tartlet._given import check_id, check_kind, message_bytes
 from tartlet.model import MAX_SOURCE_BYTES, LaunchSpec, Source
 from tartlet_common import rpc, wire
 from tartlet_common.blob_transfer import chunks
@@ -47,19 +48,8 @@ def launch_spec(source: Source | None, args: Sequence[str], spec: LaunchSpec | N
         return LaunchSpec(source=source, args=args)
     if source is not None or args:
         raise InvalidArgument(argument="spec", detail="it names source and arguments itself: give it alone")
-    return all_specs([spec])[0]
-
-
-def all_specs(specs: Sequence[LaunchSpec]) -> Sequence[LaunchSpec]:
-    """The same.
-
-    Raises:
-        InvalidArgument: one of them is something else.
-    """
-    for spec in specs:
-        if not isinstance(spec, LaunchSpec):
-            raise InvalidArgument(argument="specs", detail=f"{spec!r} is no LaunchSpec")
-    return specs
+    check_kind(LaunchSpec, spec=spec)
+    return spec
 
 
 async def upload(stub: Any, source: Source) -> None:
@@ -99,8 +89,13 @@ def launch_requests(specs: Sequence[LaunchSpec]) -> Iterator[programs_pb2.Launch
 
 def send_requests(items: Sequence[tuple[str, bytes | str]]) -> Iterator[programs_pb2.SendRequest]:
     """Requests that one message can carry, and so can the answer, even if each item's is an error."""
-    for portion in _portions(programs_pb2.SendItem(program_id=p, message=_bytes(m)) for p, m in items):
+    for portion in _portions(_send_item(p, m) for p, m in items):
         yield checked(programs_pb2.SendRequest(items=portion))
+
+
+def _send_item(program_id: str, message: bytes | str) -> programs_pb2.SendItem:
+    check_id(program_id)
+    return programs_pb2.SendItem(program_id=program_id, message=message_bytes(message))
 
 
 def _portions(messages: Iterable[M]) -> Iterator[list[M]]:
@@ -115,10 +110,6 @@ def _portions(messages: Iterable[M]) -> Iterator[list[M]]:
         size += message.ByteSize()
     if portion:
         yield portion
-
-
-def _bytes(message: bytes | str) -> bytes:
-    return message.encode() if isinstance(message, str) else message
 
 
 async def repeated(call: Callable[[], Awaitable[T]], retry_s: float) -> T:

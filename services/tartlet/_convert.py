@@ -6,6 +6,7 @@ import json
 import sys
 from collections.abc import Iterable, Iterator
 
+from tartlet._given import seed_bytes
 from tartlet.events import Accepted, Ended, Event, Message, Stderr, Stdout, Usage
 from tartlet.model import CatalogueEntry, Language, LaunchSpec, Limits, ProgramInfo, RuntimeState, Source
 from tartlet_common import telemetry, wire
@@ -99,7 +100,7 @@ def launch_to_proto(spec: LaunchSpec, *, attach: bool, tie: bool) -> programs_pb
         attach=attach,
         tie=tie,
         durable=spec.durable,
-        seed=spec.seed,
+        seed=seed_bytes(spec.seed),
         trace=telemetry.inject(),
     )
 

@@ -10,10 +10,11 @@ from typing import Any, Self, TypeVar
 import grpc.aio
 
 from tartlet import _convert, environment
-from tartlet._calls import all_specs, checked, launch_requests, launch_spec, repeated, send_requests, translated, upload
+from tartlet._calls import checked, launch_requests, launch_spec, repeated, send_requests, translated, upload
+from tartlet._given import all_of, check_id, check_offset, check_texts
 from tartlet._run import Run
 from tartlet.events import Accepted, Event
-from tartlet.model import CatalogueEntry, LaunchSpec, ProgramInfo, RuntimeState, Source, check_name
+from tartlet.model import CatalogueEntry, LaunchSpec, ProgramInfo, RuntimeState, Source, check_name, check_source
 from tartlet_common import rpc, telemetry, wire
 from tartlet_common import telemetry_names as names
 from tartlet_common.errors import InternalError, InvalidArgument, TartletError
@@ -133,7 +134,8 @@ class AsyncClient:
 
         Where every spec has an idempotency key, a launch whose answer is lost is sent again for `retry_s`.
         """
-        keyed = all(spec.idempotency_key for spec in all_specs(specs))
+        specs = all_of(LaunchSpec, "specs", specs)
+        keyed = all(spec.idempotency_key for spec in specs)
         with telemetry.tracer().start_as_current_span(names.SPAN_CLIENT_LAUNCH):
             return await repeated(lambda: self._launch(specs), self._retry_s if keyed else 0.0)
 
@@ -160,7 +162,8 @@ class AsyncClient:
 
         A rejected spec gives its error. All specs together must fit one message (4 MiB).
         """
-        await self._upload(all_specs(specs))
+        specs = all_of(LaunchSpec, "specs", specs)
+        await self._upload(specs)
         request = programs_pb2.LaunchRequest(specs=_convert.launches_to_proto(specs, attach=True, tie=True))
         with translated(self.address):
             async for frame in self._programs().Launch(checked(request), metadata=self._metadata):
@@ -175,11 +178,11 @@ class AsyncClient:
         """Follow a program from an offset of its output on; ended programs too, for a while.
 
         Raises:
-            InvalidArgument: the offset is negative.
+            InvalidArgument: the offset is negative, or the id is none.
             UnknownProgram: there is none with this id.
         """
-        if offset < 0:
-            raise InvalidArgument(argument="offset", detail=f"{offset} is negative")
+        check_id(program_id)
+        check_offset(offset)
         target = programs_pb2.AttachTo(program_id=program_id, offset=offset)
         stream = self._programs().Attach(programs_pb2.AttachRequest(programs=[target]), metadata=self._metadata)
         return Run(program_id, "", stream, self.address)
@@ -209,6 +212,8 @@ class AsyncClient:
         Raises:
             UnknownProgram: there is none with this id.
         """
+        check_id(program_id)
+        check_texts(reason=reason)
         request = programs_pb2.KillRequest(program_ids=[program_id], reason=reason)
         reply = await self._call(self._programs().Kill(request, metadata=self._metadata))
         error = wire.error_from_proto(reply.errors[0])
@@ -233,8 +238,9 @@ class AsyncClient:
         """Check a source without running it; its digest.
 
         Raises:
-            InvalidSource, CorruptModule, SourceTooLarge: what is wrong with it.
+            InvalidArgument, InvalidSource, CorruptModule, SourceTooLarge: what is wrong with it.
         """
+        check_source(source)
         await self._upload([LaunchSpec(source=source)])
         request = programs_pb2.ValidateRequest(source=_convert.source_or_digest(source))
         reply = await self._call(self._programs().Validate(checked(request)))
@@ -258,6 +264,7 @@ class AsyncClient:
             InvalidArgument: a name is none; nothing was stored.
             TartletError: the first one that was refused; the others may have been stored.
         """
+        entries = all_of(CatalogueEntry, "entries", entries)
         for entry in entries:
             check_name(entry.name)
         request = control_pb2.PutRequest(entries=[_convert.entry_to_proto(e) for e in entries])
@@ -277,6 +284,7 @@ class AsyncClient:
         Raises:
             UnknownInferlet: there is none of this name.
         """
+        check_texts(name=name, tenant=tenant, digest=digest)
         request = control_pb2.GetRequest(tenant=tenant, name=name, digest=digest)
         reply = await self._call(self._catalogue().Get(request, metadata=self._metadata), self.control_address)
         error = wire.error_from_proto(reply.error)
@@ -293,6 +301,7 @@ class AsyncClient:
         Raises:
             UnknownInferlet: there is none of this name.
         """
+        check_texts(name=name, tenant=tenant)
         request = control_pb2.DeleteRequest(tenant=tenant, name=name)
         reply = await self._call(self._catalogue().Delete(request, metadata=self._metadata), self.control_address)
         error = wire.error_from_proto(reply.error)

@@ -10,6 +10,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
+from tartlet._given import check_kind, check_number, check_texts, seed_bytes, shown
 from tartlet.events import Usage
 from tartlet_common.errors import InvalidArgument, InvalidSource, SourceTooLarge, TartletError
 
@@ -92,9 +93,8 @@ def check_source(given: object) -> None:
     Raises:
         InvalidArgument: it is none; says what makes one.
     """
-    if given is not None and not isinstance(given, Source):
-        shown = repr(given) if len(repr(given)) < 80 else f"a {type(given).__name__}"
-        detail = f"{shown} is no Source: give Source.from_file(path) or Source.python(text)"
+    if not isinstance(given, Source):
+        detail = f"{shown(given)} is no Source: give Source.from_file(path) or Source.python(text)"
         raise InvalidArgument(argument="source", detail=detail)
 
 
@@ -104,9 +104,13 @@ def check_name(name: str) -> None:
     Raises:
         InvalidArgument: it doesn't.
     """
+    check_texts(name=name)
     if not NAME.fullmatch(name):
         detail = f"{name[:128]!r}: letters, digits and . _ / - make a name, up to 128, the first a letter or digit"
         raise InvalidArgument(argument="name", detail=detail)
+
+
+_SECONDS = ("cpu_slice_s", "deadline_s")
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,10 +126,19 @@ class Limits:
     journal_bytes: int = 0
     deadline_s: float = 0.0
 
+    def __post_init__(self) -> None:
+        """Tell numbers from other things; how large they may be is told at the launch.
+
+        Raises:
+            InvalidArgument: one of them is none.
+        """
+        for name in self.__slots__:
+            check_number(f"limits.{name}", getattr(self, name), whole=name not in _SECONDS)
+
 
 @dataclass(frozen=True, slots=True)
 class LaunchSpec:
-    """One program to launch: give `source`, or `inferlet`, the name of one in the catalogue."""
+    """One program to launch: give either `source`, or `inferlet`, the name of one in the catalogue."""
 
     source: Source | None = None
     inferlet: str = ""
@@ -135,21 +148,24 @@ class LaunchSpec:
     tenant: str = ""
     idempotency_key: str = ""  # a second launch with the same key gives the first one's program
     durable: bool = True  # keep a journal; False gives real clock and entropy
-    seed: bytes = b""  # 16 bytes that decide the program's randomness; b"" draws them
+    seed: bytes | int = b""  # a number, or 16 bytes, that decides the program's randomness; b"" draws one
 
     def __post_init__(self) -> None:
         """Tell what is easily mistaken.
 
         Raises:
-            InvalidArgument: a path, a text or a number stands where something else belongs.
+            InvalidArgument: something stands where something else belongs, or there are two programs.
         """
-        check_source(self.source)
+        if self.source is not None:
+            check_source(self.source)
+        check_texts(inferlet=self.inferlet, model=self.model, tenant=self.tenant, idempotency_key=self.idempotency_key)
+        if self.source is not None and self.inferlet:
+            raise InvalidArgument(argument="inferlet", detail="there is a source, too", remedy="Give exactly one.")
+        check_kind(Limits, limits=self.limits)
+        check_kind(bool, durable=self.durable)
         if isinstance(self.args, str) or not all(isinstance(arg, str) for arg in self.args):
             raise InvalidArgument(argument="args", detail=f"{self.args!r} is no sequence of strings")
-        if not isinstance(self.seed, bytes):
-            raise InvalidArgument(
-                argument="seed", detail=f"{self.seed!r} is not 16 bytes, as (3).to_bytes(16, 'little') is"
-            )
+        seed_bytes(self.seed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,9 +201,11 @@ class CatalogueEntry:
         """Tell what is easily mistaken.
 
         Raises:
-            InvalidArgument: the source is a path or a text.
+            InvalidArgument: something stands where something else belongs.
         """
         check_source(self.source)
+        check_texts(name=self.name, tenant=self.tenant, model=self.model, description=self.description)
+        check_kind(Limits, limits=self.limits)
 
 
 @dataclass(frozen=True, slots=True)

@@ -126,16 +126,6 @@ def limit_options(f: F) -> F:
     return f
 
 
-def seed_bytes(seed: int | None) -> bytes:
-    r"""What a launch takes for a seed; b"" lets the runtime draw one.
-
-    Example:
-        >>> seed_bytes(258)[:3], seed_bytes(None)
-        (b'\x02\x01\x00', b'')
-    """
-    return b"" if seed is None else (seed % (1 << 128)).to_bytes(16, "little")
-
-
 def wants_help(file: str, ctx: click.Context) -> None:
     """Print the command's help if that is what stands where the file should; later `--help` are the program's.
 

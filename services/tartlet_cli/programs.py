@@ -12,7 +12,7 @@ import click
 
 from tartlet_cli import exits
 from tartlet_cli.calls import send_lines, with_client
-from tartlet_cli.options import PROGRAM_ARGS, json_option, limit_options, seed_bytes, server_option, wants_help
+from tartlet_cli.options import PROGRAM_ARGS, json_option, limit_options, server_option, wants_help
 
 if TYPE_CHECKING:
     from tartlet.client import AsyncClient, Run
@@ -67,7 +67,7 @@ def launch(ctx: click.Context, /, file: str, args: tuple[str, ...], **options: A
     seed, count = options["seed"], options["count"]
     specs = [spec] * count
     if seed is not None:
-        specs = [replace(spec, seed=seed_bytes(seed + i)) for i in range(count)]
+        specs = [replace(spec, seed=seed + i) for i in range(count)]
 
     async def work(client: AsyncClient) -> list[Accepted | TartletError]:
         return await client.launch_many(specs)

@@ -22,7 +22,7 @@ from click.core import ParameterSource
 from tartlet_cli import exits
 from tartlet_cli.calls import connect, send_lines
 from tartlet_cli.kube.options import Target, release_option, target
-from tartlet_cli.options import PROGRAM_ARGS, json_option, limit_options, other_server_option, seed_bytes, wants_help
+from tartlet_cli.options import PROGRAM_ARGS, json_option, limit_options, other_server_option, wants_help
 from tartlet_cli.run_arguments import RunCommand, tell_mistyped
 from tartlet_common.errors import InvalidSource
 
@@ -324,7 +324,7 @@ class _Session:
             model=model,
             limits=Limits(**options.limits),
             durable=options.durable,
-            seed=seed_bytes(options.seed),
+            seed=b"" if options.seed is None else options.seed,
         )
         run = await client.run(spec=spec)
         try:

@@ -12,7 +12,8 @@ from typing import Any, cast
 import pytest
 
 import tartlet
-from tartlet import CatalogueEntry, LaunchSpec, Source
+from tartlet import Accepted, CatalogueEntry, LaunchSpec, Limits, Source
+from tartlet._convert import launch_to_proto
 from tartlet_common.errors import InvalidArgument, InvalidConfig, Unavailable
 from tests.e2e.serving import environment
 
@@ -28,7 +29,21 @@ from tests.e2e.serving import environment
         (lambda c: c.run(Source(cast("Any", "async def main(): ..."))), "data: a program's text"),
         (lambda c: c.run(Source.python(""), "--flag"), "args: '--flag' is no sequence of strings"),
         (lambda c: c.run(Source.python(""), [3]), "args: [3] is no sequence of strings"),
-        (lambda c: c.run(spec=LaunchSpec(seed=cast("Any", 3))), "seed: 3 is not 16 bytes"),
+        (lambda c: c.run(spec=LaunchSpec(seed=cast("Any", "3"))), "seed: '3' is neither a whole number nor 16 bytes"),
+        (lambda c: c.run(spec=cast("Any", Source.python(""))), "spec: Source("),
+        (lambda c: c.validate(None), "source: None is no Source"),
+        (lambda c: c.put([CatalogueEntry("x", cast("Any", None))]), "source: None is no Source"),
+        (lambda c: c.put(CatalogueEntry("x", Source.python(""))), "entries: one CatalogueEntry is no list of them"),
+        (lambda c: c.put(3), "entries: 3 is no list of CatalogueEntry"),
+        (lambda c: c.launch_many(LaunchSpec(inferlet="x")), "specs: one LaunchSpec is no list of them"),
+        (lambda c: c.run(spec=LaunchSpec(model=cast("Any", 3))), "model: 3 is no str"),
+        (lambda c: c.run(spec=LaunchSpec(durable=cast("Any", None))), "durable: None is no bool"),
+        (lambda c: c.run(spec=LaunchSpec(limits=cast("Any", {"pages": 3}))), "limits: {'pages': 3} is no Limits"),
+        (lambda _: Limits(deadline_s=cast("Any", "3")), "limits.deadline_s: '3' is no number"),
+        (lambda _: Limits(pages=cast("Any", 1.5)), "limits.pages: 1.5 is no whole number"),
+        (lambda c: c.run(spec=LaunchSpec(Source.python(""), "x")), "inferlet: there is a source, too"),
+        (lambda c: c.get(3), "name: 3 is no str"),
+        (lambda c: c.delete(3), "name: 3 is no str"),
         (lambda c: c.run(Source.python(""), spec=LaunchSpec(inferlet="x")), "spec: it names source and arguments"),
     ],
 )
@@ -36,6 +51,37 @@ def test_what_is_no_program_is_told_from_one(call: Callable[[Any], Any], said: s
     with tartlet.Client() as client, pytest.raises(InvalidArgument) as e:
         call(client)
     assert said in str(e.value)
+
+
+@pytest.mark.parametrize("method", ["attach", "send", "kill"])
+def test_what_is_no_id_is_told_from_one(method: str) -> None:
+    accepted = Accepted("3f2b7c1e")
+    more = ("message",) if method == "send" else ()
+    with tartlet.Client() as client:
+        for given, said in ((accepted, "Give its .program_id."), ([accepted.program_id], "Give one program's id")):
+            with pytest.raises(InvalidArgument) as e:
+                getattr(client, method)(given, *more)
+            assert f"program_id: {given} is no id" in e.value.told
+            assert said in e.value.told
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (lambda c: c.attach("x", -1), "offset: -1 is negative"),
+        (lambda c: c.attach("x", "1"), "offset: '1' is no whole number"),
+        (lambda c: c.send("x", 3), "message: 3 is neither text nor bytes"),
+        (lambda c: c.kill("x", 3), "reason: 3 is no str"),
+    ],
+)
+def test_what_goes_with_an_id_is_checked_too(call: Callable[[Any], Any], said: str) -> None:
+    with tartlet.Client() as client, pytest.raises(InvalidArgument, match=said):
+        call(client)
+
+
+def test_a_number_is_a_seed_as_the_command_line_takes_it() -> None:
+    for given, sent in ((258, b"\2\1" + bytes(14)), (-1, b"\xff" * 16), (1 << 128, bytes(16)), (b"", b"")):
+        assert launch_to_proto(LaunchSpec(seed=given), attach=False, tie=False).seed == sent
 
 
 def test_where_no_server_is_the_address_and_what_starts_one_are_told(run_dir: Path) -> None:

@@ -1,0 +1,129 @@
+"""What callers give, told from what is easily mistaken for it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from numbers import Integral, Real
+from typing import TypeVar
+
+from tartlet_common.errors import InvalidArgument
+
+T = TypeVar("T")
+
+_SHOWN = 80
+
+
+def shown(given: object) -> str:
+    """It in a few words.
+
+    Example:
+        >>> shown("x.py"), shown("x" * 1000), shown(print)
+        ("'x.py'", 'a str', 'a builtin_function_or_method')
+    """
+    text = repr(given)
+    return text if len(text) < _SHOWN and not text.startswith("<") else f"a {type(given).__name__}"
+
+
+def check_id(given: object) -> None:
+    """Tell a program's id from what has one.
+
+    Raises:
+        InvalidArgument: it is none; says where the id is.
+    """
+    if isinstance(given, str):
+        return
+    remedy = "Give one program's id, a str."
+    if isinstance(getattr(given, "program_id", None), str):
+        remedy = "Give its .program_id."
+    raise InvalidArgument(argument="program_id", detail=f"{shown(given)} is no id", remedy=remedy)
+
+
+def check_offset(given: object) -> None:
+    """Tell an offset of a program's output.
+
+    Raises:
+        InvalidArgument: it is negative, or no whole number.
+    """
+    if not isinstance(given, Integral):
+        raise InvalidArgument(argument="offset", detail=f"{shown(given)} is no whole number")
+    if int(given) < 0:
+        raise InvalidArgument(argument="offset", detail=f"{given} is negative")
+
+
+def check_texts(**given: object) -> None:
+    """Tell text from other things, by their arguments' names.
+
+    Raises:
+        InvalidArgument: one of them is something else.
+    """
+    for argument, value in given.items():
+        if not isinstance(value, str):
+            raise InvalidArgument(argument=argument, detail=f"{shown(value)} is no str")
+
+
+def check_kind(kind: type, **given: object) -> None:
+    """Tell what is of this kind, by their arguments' names.
+
+    Raises:
+        InvalidArgument: one of them is something else.
+    """
+    for argument, value in given.items():
+        if not isinstance(value, kind):
+            raise InvalidArgument(argument=argument, detail=f"{shown(value)} is no {kind.__name__}")
+
+
+def check_number(argument: str, given: object, *, whole: bool) -> None:
+    """Tell a number from other things.
+
+    Raises:
+        InvalidArgument: it is none, or not a whole one.
+    """
+    if not isinstance(given, Integral if whole else Real):
+        raise InvalidArgument(argument=argument, detail=f"{shown(given)} is no {'whole ' if whole else ''}number")
+
+
+def all_of(kind: type[T], argument: str, given: Iterable[T]) -> list[T]:
+    """The same, as a list.
+
+    Raises:
+        InvalidArgument: it is one alone, or one of them is something else.
+    """
+    if isinstance(given, kind):
+        raise InvalidArgument(argument=argument, detail=f"one {kind.__name__} is no list of them", remedy="Give [it].")
+    if not isinstance(given, Iterable):
+        raise InvalidArgument(argument=argument, detail=f"{shown(given)} is no list of {kind.__name__}")
+    values = list(given)
+    for value in values:
+        if not isinstance(value, kind):
+            raise InvalidArgument(argument=argument, detail=f"{shown(value)} is no {kind.__name__}")
+    return values
+
+
+def message_bytes(given: bytes | str) -> bytes:
+    """A message, as it travels.
+
+    Raises:
+        InvalidArgument: it is neither text nor bytes.
+    """
+    if isinstance(given, str):
+        return given.encode()
+    if isinstance(given, bytes | bytearray | memoryview):
+        return bytes(given)
+    raise InvalidArgument(argument="message", detail=f"{shown(given)} is neither text nor bytes")
+
+
+def seed_bytes(given: object) -> bytes:
+    r"""What a launch takes for a seed: a number's lower 128 bits.
+
+    Example:
+        >>> seed_bytes(258)[:3], len(seed_bytes(-1)), seed_bytes(b"")
+        (b'\x02\x01\x00', 16, b'')
+
+    Raises:
+        InvalidArgument: it is neither a whole number nor bytes.
+    """
+    if isinstance(given, bytes):
+        return given
+    if not isinstance(given, Integral):
+        raise InvalidArgument(argument="seed", detail=f"{shown(given)} is neither a whole number nor 16 bytes")
+    return (int(given) % (1 << 128)).to_bytes(16, "little")
