@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from tartlet_cli import exits
 from tartlet_cli.options import json_option
+
+if TYPE_CHECKING:
+    from pydantic import BaseModel
 
 
 @click.command()
@@ -19,6 +24,7 @@ from tartlet_cli.options import json_option
 def config(role: str | None, file: Path | None, *, as_json: bool) -> None:
     """Print every setting of the roles, its value, and where that came from; as TOML that --config takes.
 
+    Defaults that follow from the run directory and the like are commented out, as what is unset is.
     A setting comes from its default, the file, an environment variable TARTLET_<ROLE>_<NAME>, or a flag of
     `tartlet serve --role`, the later winning.
 
@@ -50,13 +56,22 @@ def config(role: str | None, file: Path | None, *, as_json: bool) -> None:
         return
     for name, table in document.items():
         click.echo(f"[{name}]")
-        lines = {key: _assignment(key, entry["value"]) for key, entry in table.items()}
+        derived = _derived(ROLES[name], table)
+        lines = {key: _assignment(key, entry["value"], out=key in derived) for key, entry in table.items()}
         width = max(len(line) for line in lines.values() if len(line) < 80)
         for key, line in lines.items():
             click.echo(line.ljust(width) + f"  # {table[key]['origin']}; {table[key]['help']}")
         click.echo()
 
 
-def _assignment(key: str, value: object) -> str:
-    """A line of TOML, which has no null: what is unset becomes a comment."""
-    return f"# {key} = " if value is None else f"{key} = {json.dumps(value, ensure_ascii=False)}"
+def _derived(model: type[BaseModel], table: Mapping[str, Mapping[str, object]]) -> set[str]:
+    """Defaults that follow from the environment, such as the run directory: in a file they would no longer."""
+    fields = model.model_fields
+    return {k for k, entry in table.items() if entry["origin"] == "default" and fields[k].default_factory is not None}
+
+
+def _assignment(key: str, value: object, *, out: bool) -> str:
+    """A line of TOML; commented out, or unset, for which it has no null, it becomes a comment."""
+    if value is None:
+        return f"# {key} = "
+    return f"{'# ' if out else ''}{key} = {json.dumps(value, ensure_ascii=False)}"

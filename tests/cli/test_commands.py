@@ -90,6 +90,9 @@ def test_config_tells_each_value_and_where_it_came_from(run_dir: Path) -> None:
     assert out(run_dir, "config", "operator").startswith("[operator]")
     printed = out(run_dir, "config", **env)
     assert "# tls_certificate = " in printed  # unset
+    assert f'\n# address = "unix:{run_dir}/control.sock"' in printed  # where the run directory is, now
+    set_ = out(run_dir, "config", "control", TARTLET_CONTROL_ADDRESS="localhost:1")
+    assert '\naddress = "localhost:1"' in set_
     copy = run_dir / "copy.toml"
     copy.write_text(printed)
     read_back = json.loads(out(run_dir, "config", "--config", str(copy), "--json"))
