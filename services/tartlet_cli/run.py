@@ -17,13 +17,12 @@ from pathlib import Path
 from typing import Any
 
 import click
-from click.core import ParameterSource
 
 from tartlet_cli import exits
 from tartlet_cli.calls import connect, send_lines
 from tartlet_cli.kube.options import Target, release_option, target
 from tartlet_cli.options import PROGRAM_ARGS, json_option, limit_options, other_server_option, wants_help
-from tartlet_cli.run_arguments import RunCommand, tell_mistyped
+from tartlet_cli.run_arguments import NOT_ON_CLUSTER, RunCommand, check_options, tell_mistyped
 from tartlet_common.errors import InvalidSource
 
 _NATIVE_GRACE_S = 2.0
@@ -53,10 +52,6 @@ class RunOptions:
     limits: dict[str, Any]
 
 
-_NOT_ON_CLUSTER = ("server", "native", "config", "engine")
-_NOT_ON_SERVER = ("config", "engine")
-
-
 @click.command(cls=RunCommand, context_settings=PROGRAM_ARGS, add_help_option=False)
 @click.argument("file")
 @click.argument("args", nargs=-1, type=click.UNPROCESSED)
@@ -83,7 +78,7 @@ _NOT_ON_SERVER = ("config", "engine")
 @click.option("--native", is_flag=True, help="Run the file as an ordinary process, so that pdb works.")
 @click.option("--interactive", is_flag=True, help="Send each line of standard input to the program as a message.")
 @click.option("--seed", type=int, help="Decides the program's randomness.")
-@click.option("--no-journal", is_flag=True, help="Real clock and entropy, no journal.")
+@click.option("--no-journal", is_flag=True, help="Real clock and entropy, which no --seed decides; no journal.")
 @click.option("--quiet", is_flag=True, help="No closing line.")
 @click.option("--config", type=click.Path(path_type=Path), help="TOML file with settings of the roles.")
 @limit_options
@@ -107,18 +102,10 @@ def run(ctx: click.Context, /, file: str, args: tuple[str, ...], **options: Any)
       tartlet run my_program.py -- --seed 3       # --seed for the program
     """  # noqa: D301 - \b is click's mark for a paragraph not to be wrapped
     wants_help(file, ctx)
-    if options["native"] and options["interactive"]:
-        raise click.UsageError("--interactive: standard input is the program's own with --native", ctx)
-    if options["native"] and options["inferlet"]:
-        raise click.UsageError("--inferlet: only a file can run as a process (--native)", ctx)
     kube = target(options)
     if not options["kube"] and kube != Target():
         raise click.UsageError("--namespace, --release, --kube-context and --kubeconfig need --kube", ctx)
-    for name in _NOT_ON_CLUSTER if options["kube"] else ():
-        if ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE:
-            raise click.UsageError(f"--{name} and --kube exclude each other", ctx)
-    if not options["kube"]:
-        _check_place(ctx, options)
+    check_options(ctx, options)
     tell_mistyped(ctx)
     limits = {
         "deadline_s": options["deadline_s"],
@@ -145,22 +132,6 @@ def run(ctx: click.Context, /, file: str, args: tuple[str, ...], **options: Any)
     raise SystemExit(execute(chosen))
 
 
-def _check_place(ctx: click.Context, options: dict[str, Any]) -> None:
-    """Options that would be ignored are refused, as far as they don't come from the environment.
-
-    Raises:
-        click.UsageError: for one of them.
-    """
-    if options["server"] or options["inferlet"]:
-        told = ctx.get_parameter_source("server") is ParameterSource.COMMANDLINE
-        why = "--server" if told else "TARTLET_SERVER" if options["server"] else "--inferlet"
-        for name in _NOT_ON_SERVER:
-            if ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE:
-                raise click.UsageError(f"--{name}: the server that {why} means has its own", ctx)
-    elif options["model"] and options["engine"] == "fake":
-        raise click.UsageError("--model: the fake engine has none", ctx)
-
-
 def run_on_cluster() -> click.Command:
     """`run` for the plugin of kubectl, where there is no other place to run it."""
 
@@ -170,7 +141,7 @@ def run_on_cluster() -> click.Command:
         absent = {"kube": True, "engine": None, "server": None, "native": False, "config": None}
         ctx.invoke(run, file=file, args=args, **options, **absent)
 
-    elsewhere = ("tls_certificate", "tls_key", "tls_authority", "kube", *_NOT_ON_CLUSTER)
+    elsewhere = ("tls_certificate", "tls_key", "tls_authority", "kube", *NOT_ON_CLUSTER)
     params = [copy.copy(param) for param in run.params if param.name not in elsewhere]
     for param in params:
         if isinstance(param, click.Option) and param.name == "model":

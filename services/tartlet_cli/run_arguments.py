@@ -1,11 +1,20 @@
-"""How `tartlet run` tells its own options from the program's."""
+"""How `tartlet run` tells its own options from the program's, and which of them exclude each other."""
 
 from __future__ import annotations
 
 import difflib
+from typing import Any
 
 import click
+from click.core import ParameterSource
 
+NOT_ON_CLUSTER = ("server", "native", "config", "engine")
+_NOT_ON_SERVER = ("config", "engine")
+_NOT_NATIVE = {
+    "interactive": "--interactive: standard input is the program's own with --native",
+    "inferlet": "--inferlet: only a file can run as a process (--native)",
+    "memory_mib": "--max-memory: it holds in the sandbox alone, and --native runs outside of it",
+}
 _BEFORE_FILE = {"-n": "--namespace", "--context": "--kube-context"}
 _MISTYPED = "tartlet.mistyped"
 _ALIKE = 0.85  # of two options; --max-tokens and --max-pages are 0.7
@@ -25,6 +34,37 @@ class RunCommand(click.Command):
             at += 2 if name in takes_value and not equals else 1
         ctx.meta[_MISTYPED] = _mistyped(args, {o for p in self.params for o in p.opts})
         return super().parse_args(ctx, args)
+
+
+def check_options(ctx: click.Context, options: dict[str, Any]) -> None:
+    """Options that would be ignored are refused, as far as they don't come from the environment.
+
+    Raises:
+        click.UsageError: for one of them.
+    """
+    for name, why in _NOT_NATIVE.items() if options["native"] else ():
+        if options[name]:
+            raise click.UsageError(why, ctx)
+    if options["no_journal"] and options["seed"] is not None and not options["native"]:
+        raise click.UsageError("--seed: with --no-journal a program's randomness is the machine's own", ctx)
+    if not options["kube"]:
+        _check_place(ctx, options)
+        return
+    for name in NOT_ON_CLUSTER:
+        if ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE:
+            raise click.UsageError(f"--{name} and --kube exclude each other", ctx)
+
+
+def _check_place(ctx: click.Context, options: dict[str, Any]) -> None:
+    """The same, by where the program runs."""
+    if options["server"] or options["inferlet"]:
+        told = ctx.get_parameter_source("server") is ParameterSource.COMMANDLINE
+        why = "--server" if told else "TARTLET_SERVER" if options["server"] else "--inferlet"
+        for name in _NOT_ON_SERVER:
+            if ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE:
+                raise click.UsageError(f"--{name}: the server that {why} means has its own", ctx)
+    elif options["model"] and options["engine"] == "fake":
+        raise click.UsageError("--model: the fake engine has none", ctx)
 
 
 def tell_mistyped(ctx: click.Context) -> None:
