@@ -109,17 +109,24 @@ def limit_options(f: F) -> F:
     """Limits of one program."""
     for option in (
         click.option(
-            "--deadline", "deadline_s", type=_Seconds(), default=0.0, help="End the program after this many seconds."
+            "--deadline",
+            "deadline_s",
+            type=_Seconds(),
+            default=0.0,
+            help="End the program after this many seconds; 0: none.",
         ),
         click.option(
-            "--max-pages", type=click.IntRange(0, (1 << 32) - 1), default=0, help="KV pages the program may hold."
+            "--max-pages",
+            type=click.IntRange(0, (1 << 32) - 1),
+            default=0,
+            help="KV pages the program may hold; 0: none but the server's.",
         ),
         click.option(
             "--max-memory",
             "memory_mib",
             type=click.IntRange(0, MOST_MIB),
             default=0,
-            help="MiB of memory the program may use.",
+            help="MiB of memory the program may use, at most the runtime's memory_bytes; 0: those.",
         ),
     ):
         f = option(f)

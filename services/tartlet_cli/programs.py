@@ -27,7 +27,7 @@ _SILENCE_S = 0.3  # `logs` without --follow takes so long a pause for the end of
 @click.option("--model", metavar="NAME", default="", help="Model to use. Default: the server's first.")
 @click.option("--inferlet", is_flag=True, help="FILE is the name of a program in the catalogue.")
 @click.option("--key", default="", help="Idempotency key: a second launch with it gives the first one's program.")
-@click.option("--count", type=click.IntRange(1, 100_000), default=1, help="Launch this many.")
+@click.option("--count", type=click.IntRange(1, 100_000), default=1, help="Launch this many. Not with --key.")
 @click.option("--seed", type=int, help="Decides the program's randomness; with --count, the next ones get the next.")
 @limit_options
 @server_option
@@ -43,6 +43,8 @@ def launch(ctx: click.Context, /, file: str, args: tuple[str, ...], **options: A
       tartlet launch --inferlet agent -- --model "for the program"
     """  # noqa: D301 - \b is click's mark for a paragraph not to be wrapped
     wants_help(file, ctx)
+    if options["key"] and options["count"] > 1:
+        raise click.UsageError("--count: launches with the same --key are one program; give each its own key", ctx)
     from tartlet.events import Accepted
     from tartlet.model import LaunchSpec, Limits, Source
     from tartlet_common.errors import InvalidSource, TartletError

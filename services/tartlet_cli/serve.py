@@ -80,7 +80,8 @@ def serve(
         if role is not None:
             _exec_role(role, model, engine, config, flags)
         if flags:
-            raise click.UsageError(f"unknown option {flags[0]} (a role's own flags need --role)")
+            what = "unknown option" if flags[0].startswith("-") else "unexpected argument"
+            raise click.UsageError(f"{what} {flags[0]} (a role's own flags need --role)")
         raise SystemExit(asyncio.run(_serve(backend(engine, model, config), config, quiet=quiet)))
     except TartletError as e:
         raise exits.fail(e) from e

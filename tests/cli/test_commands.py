@@ -368,3 +368,15 @@ def test_a_name_that_the_catalogue_does_not_take_is_a_usage_error(server: Servin
 def test_a_role_lists_its_own_flags(run_dir: Path) -> None:
     assert "--steps-in-flight" in out(run_dir, "serve", "--role", "control", "--help")
     assert "--steps-in-flight" not in out(run_dir, "serve", "--help")
+
+
+def test_what_serve_does_not_take_is_called_by_its_name(run_dir: Path) -> None:
+    for given, said in (("extra", "unexpected argument extra"), ("--extra", "unknown option --extra")):
+        refused = tartlet_cli(run_dir, "serve", given)
+        assert (refused.returncode, said in refused.stderr) == (exits.USAGE, True), given
+
+
+def test_many_launches_with_one_key_are_refused(run_dir: Path) -> None:
+    refused = tartlet_cli(run_dir, "launch", "--count", "3", "--key", "k", str(PROGRAMS / "echo.py"))
+    assert (refused.returncode, refused.stdout) == (exits.USAGE, "")
+    assert "--count: launches with the same --key are one program" in refused.stderr
