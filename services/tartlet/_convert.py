@@ -88,7 +88,13 @@ def limits_from_proto(m: common_pb2.Limits) -> Limits:
 
 
 def launch_to_proto(spec: LaunchSpec, *, attach: bool, tie: bool) -> programs_pb2.LaunchSpec:
-    """With the current trace, so that the program's span hangs under the caller's."""
+    """With the current trace, so that the program's span hangs under the caller's.
+
+    Raises:
+        InvalidArgument: it names no program, or a limit is none.
+    """
+    if spec.source is None and not spec.inferlet:
+        raise InvalidArgument(argument="source", detail="there is none, and no inferlet", remedy="Give exactly one.")
     return programs_pb2.LaunchSpec(
         source=source_or_digest(spec.source) if spec.source is not None else None,
         inferlet=spec.inferlet,

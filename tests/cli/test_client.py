@@ -42,6 +42,7 @@ from tests.e2e.serving import environment
         (lambda _: Limits(deadline_s=cast("Any", "3")), "limits.deadline_s: '3' is no number"),
         (lambda _: Limits(pages=cast("Any", 1.5)), "limits.pages: 1.5 is no whole number"),
         (lambda c: c.run(spec=LaunchSpec(Source.python(""), "x")), "inferlet: there is a source, too"),
+        (lambda c: c.run(), "source: there is none, and no inferlet"),
         (lambda c: c.get(3), "name: 3 is no str"),
         (lambda c: c.delete(3), "name: 3 is no str"),
         (lambda c: c.run(Source.python(""), spec=LaunchSpec(inferlet="x")), "spec: it names source and arguments"),
@@ -81,7 +82,7 @@ def test_what_goes_with_an_id_is_checked_too(call: Callable[[Any], Any], said: s
 
 def test_a_number_is_a_seed_as_the_command_line_takes_it() -> None:
     for given, sent in ((258, b"\2\1" + bytes(14)), (-1, b"\xff" * 16), (1 << 128, bytes(16)), (b"", b"")):
-        assert launch_to_proto(LaunchSpec(seed=given), attach=False, tie=False).seed == sent
+        assert launch_to_proto(LaunchSpec(inferlet="x", seed=given), attach=False, tie=False).seed == sent
 
 
 def test_where_no_server_is_the_address_and_what_starts_one_are_told(run_dir: Path) -> None:
