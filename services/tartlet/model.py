@@ -37,7 +37,7 @@ class Source:
 
     Example:
         >>> Source.python("async def main(): ...").digest[:8]
-        '04a6ac92'
+        '5a17cb38'
     """
 
     data: bytes = field(repr=False)

@@ -60,7 +60,7 @@ def since(moment: str, now: datetime) -> str:
     """How long ago a time of the API was.
 
     Example:
-        >>> since("2026-01-01T00:00:00Z", datetime(2026, 1, 1, 0, 10, tzinfo=timezone.utc))
+        >>> since("2026-01-01T00:00:00Z", datetime(2026, 1, 1, 0, 10, tzinfo=UTC))
         '10m'
     """
     try:
