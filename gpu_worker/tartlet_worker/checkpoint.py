@@ -8,17 +8,19 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from safetensors import SafetensorError, safe_open
 
 from tartlet_common.errors import CheckpointBroken, CheckpointMissing
-from tartlet_worker.model_config import ModelConfig, read_config
+from tartlet_worker.model_config import ModelConfig, quantised, read_config
 
 EMBEDDING = "model.embed_tokens.weight"
 FINAL_NORM = "model.norm.weight"
 LM_HEAD = "lm_head.weight"
+FLOATS = frozenset({"BF16", "F16", "F32", "F64"})
+"""Types of tensors that are weights as they stand; values of any other (float8, integers) are to be scaled first."""
 _HASH_BLOCK_BYTES = 1 << 22
 
 
@@ -27,29 +29,43 @@ def check(path: Path) -> None:
 
     Raises:
         CheckpointMissing: no such directory, or files are missing from it.
-        CheckpointBroken: files can't be read, are cut short, or lack tensors.
+        CheckpointBroken: files can't be read, are cut short, lack tensors, or have quantised ones.
         UnknownFamily: not a model of a supported family.
     """
     config = read_config(path)
-    found: set[str] = set()
+    found: dict[str, str] = {}
     for file in weight_files(path):
         try:
             with safe_open(str(file), framework="np") as reader:
-                found.update(reader.keys())
+                found |= types(reader)
         except (SafetensorError, OSError) as error:
             raise CheckpointBroken(path=str(path), detail=f"{file.name}: {error}") from error
     require(path, config, found)
 
 
-def require(path: Path, config: ModelConfig, found: set[str]) -> None:
-    """Refuse a checkpoint whose files lack tensors that its configuration implies.
+def require(path: Path, config: ModelConfig, found: Mapping[str, str]) -> None:
+    """Refuse a checkpoint whose files lack tensors that its configuration implies, or have them quantised.
+
+    Args:
+        path: the checkpoint's directory.
+        config: its configuration.
+        found: the type of each tensor of its files, as their heads name it.
 
     Raises:
         CheckpointBroken: names the first of them.
     """
-    missing = sorted(tensor_shapes(config).keys() - found)
+    names = tensor_shapes(config).keys()
+    missing = sorted(names - found.keys())
     if missing:
         raise CheckpointBroken(path=str(path), detail=f"{len(missing)} tensors are missing, {missing[0]} among them")
+    for name in sorted(names):
+        if found[name] not in FLOATS:
+            raise quantised(path, name, found[name])
+
+
+def types(reader: safe_open) -> dict[str, str]:
+    """The type of each tensor of a file, as its head names it: "BF16", "F8_E4M3", ..."""
+    return {name: reader.get_slice(name).get_dtype() for name in reader.keys()}  # noqa: SIM118 - it is no mapping
 
 
 def tensor_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:

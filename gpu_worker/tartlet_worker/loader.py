@@ -77,7 +77,7 @@ def load_engine(
 
     Raises:
         CheckpointMissing: no such directory, or files are missing from it.
-        CheckpointBroken: files can't be read or don't belong together.
+        CheckpointBroken: files can't be read or don't belong together, or weights are quantised.
         UnknownFamily: not a model of a supported family.
         OutOfDeviceMemory: weights or pools don't fit.
         InvalidConfig: there is no such device.

@@ -91,7 +91,7 @@ def read_config(path: Path) -> ModelConfig:
 
     Raises:
         CheckpointMissing: no such directory or file.
-        CheckpointBroken: not JSON, or values that don't fit together.
+        CheckpointBroken: not JSON, values that don't fit together, or quantised weights.
         UnknownFamily: a model type that this worker can't run.
     """
     file = path / "config.json"
@@ -107,12 +107,21 @@ def read_config(path: Path) -> ModelConfig:
     family = raw.get("model_type")
     if family not in FAMILIES:
         raise UnknownFamily(family=family, supported=", ".join(FAMILIES))
+    if (said := raw.get("quantization_config")) is not None:
+        method = said.get("quant_method") if isinstance(said, dict) else None
+        raise quantised(path, "config.json has a quantization_config", str(method or "by an unnamed method"))
     try:
         return parse_config(raw)
     except KeyError as error:
         raise CheckpointBroken(path=str(path), detail=f"config.json lacks {error}") from error
     except (TypeError, ValueError) as error:
         raise CheckpointBroken(path=str(path), detail=f"config.json: {error}") from error
+
+
+def quantised(path: Path, found: str, kind: str) -> CheckpointBroken:
+    """The error of a checkpoint whose weights are quantised: their scales are needed, and nothing here reads them."""
+    detail = f"{found}: quantised checkpoints ({kind}) are not supported"
+    return CheckpointBroken(path=str(path), detail=detail, remedy="Take the bf16 or fp16 checkpoint of this model.")
 
 
 def parse_config(raw: Mapping[str, Any]) -> ModelConfig:

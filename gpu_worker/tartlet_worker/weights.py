@@ -9,7 +9,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from tartlet_common.errors import CheckpointBroken
-from tartlet_worker.checkpoint import require, tensor_shapes, weight_files
+from tartlet_worker.checkpoint import require, tensor_shapes, types, weight_files
 from tartlet_worker.model_config import ModelConfig
 
 
@@ -20,13 +20,15 @@ class WeightReader:
         self._path, self._dtype = path, dtype
         self._shapes = tensor_shapes(config)
         self._open = {}
+        found: dict[str, str] = {}
         for file in weight_files(path):
             try:
                 reader = safe_open(str(file), framework="pt", device="cpu")
+                found |= types(reader)
                 self._open.update(dict.fromkeys(reader.keys(), reader))
             except (SafetensorError, OSError) as error:
                 raise CheckpointBroken(path=str(path), detail=f"{file.name}: {error}") from error
-        require(path, config, set(self._open))
+        require(path, config, found)
 
     def has(self, name: str) -> bool:
         """True if this configuration has such a tensor."""

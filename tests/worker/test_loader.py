@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from safetensors.torch import load_file, save_file
 from transformers import CONFIG_MAPPING
 
@@ -23,6 +24,7 @@ from tartlet_common.errors import (
     UnknownFamily,
 )
 from tartlet_common.settings import WorkerSettings
+from tartlet_worker.checkpoint import check
 from tartlet_worker.loader import engine_from_settings, load_engine
 from tartlet_worker.model_config import FAMILIES, parse_config
 from tartlet_worker.random_checkpoint import random_checkpoint
@@ -155,6 +157,52 @@ def test_a_broken_checkpoint_is_a_typed_error(copy: Path, what: str) -> None:
         load_engine(copy, num_pages=2)
     assert isinstance(caught.value, TartletError)
     assert caught.value.remedy
+
+
+@pytest.mark.parametrize(
+    "said", [{"quant_method": "fp8", "weight_block_size": [128, 128]}, {"quant_method": "gptq", "bits": 4}, {}]
+)
+def test_a_quantised_checkpoint_is_refused_by_its_configuration(copy: Path, said: dict[str, Any]) -> None:
+    edit(copy, quantization_config=said)
+    for load in (check, load_engine):
+        with pytest.raises(CheckpointBroken, match="quantised checkpoints") as caught:
+            load(copy)
+        assert f"({said.get('quant_method', 'by an unnamed method')}) are not supported" in str(caught.value)
+        assert "bf16" in caught.value.remedy
+
+
+def test_a_quantization_config_that_is_null_is_none(copy: Path) -> None:
+    edit(copy, quantization_config=None)
+    check(copy)
+    load_engine(copy, num_pages=2)
+
+
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2, torch.int8, torch.int32, torch.uint8])
+def test_weights_that_are_no_floats_of_16_bits_or_more_are_refused(tmp_path: Path, dtype: torch.dtype) -> None:
+    path = random_checkpoint(tmp_path, CONFIGS[NAME], dtype=dtype)
+    for load in (check, load_engine):
+        with pytest.raises(CheckpointBroken, match="quantised checkpoints"):
+            load(path)
+
+
+def test_one_quantised_tensor_is_refused_by_its_name(copy: Path) -> None:
+    name = "model.layers.1.mlp.up_proj.weight"
+    tensors = load_file(copy / "model.safetensors")
+    tensors[f"{name}_scale"] = torch.ones(1)
+    tensors["rotary_emb.positions"] = torch.arange(4)  # none that the model has: it is left alone
+    save_file(tensors, copy / "model.safetensors")
+    load_engine(copy, num_pages=2)
+    tensors[name] = tensors[name].to(torch.float8_e4m3fn)
+    save_file(tensors, copy / "model.safetensors")
+    with pytest.raises(CheckpointBroken, match=rf"{name}: .*F8_E4M3"):
+        load_engine(copy, num_pages=2)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+def test_weights_of_any_float_are_taken(tmp_path: Path, dtype: torch.dtype) -> None:
+    path = random_checkpoint(tmp_path, CONFIGS[NAME], dtype=dtype)
+    check(path)
+    load_engine(path, num_pages=2)
 
 
 def test_a_budget_below_one_page_is_out_of_memory(copy: Path) -> None:
