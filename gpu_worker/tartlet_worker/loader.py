@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -29,6 +30,8 @@ from tartlet_worker.pools import Pools, PoolSizes, page_bytes, pool_bytes
 from tartlet_worker.sampling import Sampler, TorchSampler
 from tartlet_worker.torch_engine import TorchEngine
 from tartlet_worker.weights import WeightReader
+
+log = logging.getLogger("tartlet.worker")
 
 DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 ATTENTION: dict[str, Callable[[int, str], Attention]] = {
@@ -108,6 +111,8 @@ def load_engine(
     tokenizer = path / "tokenizer.json"
     tokenizer_json = tokenizer.read_bytes() if tokenizer.is_file() else b""
     spec = engine_spec(path, config, options, sizes, tokenizer_json)
+    if not tokenizer_json:
+        log.warning("%s: no such file: programs can use tokens only, no text and no chat template", tokenizer)
     return TorchEngine(spec, decoder, pools, make_sampler(options), tokenizer_json)
 
 
@@ -196,7 +201,7 @@ def engine_spec(
     path: Path, config: ModelConfig, options: EngineOptions, sizes: PoolSizes, tokenizer_json: bytes
 ) -> EngineSpec:
     """What the engine says of itself in Hello."""
-    return EngineSpec(
+    spec = EngineSpec(
         model=options.name or path.resolve().name,
         model_digest=digest(path),
         family=config.family,
@@ -220,6 +225,7 @@ def engine_spec(
         chat_eos=tokenizer_s_own(path, "eos_token"),
         batch_invariant=options.batch_invariant,
     )
+    return spec if tokenizer_json else replace(spec, traits=tuple(t for t in spec.traits if t != "Tokenize"))
 
 
 def stop_tokens(path: Path, config: ModelConfig) -> tuple[int, ...]:

@@ -97,7 +97,7 @@ class PermissionDenied(TartletError):
 @_register(114)
 class UnsupportedTrait(TartletError):
     message = "the model {model!r} does not offer {trait}"
-    remedy = "Ask available_traits(model) and adapt, or choose another model."
+    remedy = "Ask available_traits(model) and adapt, or choose another model; Tokenize takes a tokenizer.json."
 
 
 @_register(115)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
@@ -203,6 +204,18 @@ def test_weights_of_any_float_are_taken(tmp_path: Path, dtype: torch.dtype) -> N
     path = random_checkpoint(tmp_path, CONFIGS[NAME], dtype=dtype)
     check(path)
     load_engine(path, num_pages=2)
+
+
+def test_a_checkpoint_without_tokenizer_says_so_and_offers_no_text(
+    copy: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING, "tartlet.worker"):
+        assert "Tokenize" not in load_engine(copy, num_pages=2).spec.traits
+        assert f"{copy / 'tokenizer.json'}: no such file" in caplog.text
+        caplog.clear()
+        (copy / "tokenizer.json").write_bytes(b"{}")
+        assert "Tokenize" in load_engine(copy, num_pages=2).spec.traits
+        assert not caplog.text
 
 
 def test_a_budget_below_one_page_is_out_of_memory(copy: Path) -> None:

@@ -157,7 +157,9 @@ class UnsupportedTrait(RequestError):
 
     number: ClassVar[int] = 114
     message: ClassVar[str] = "the model {model!r} does not offer {trait}"
-    remedy: ClassVar[str] = "Ask available_traits(model) and adapt, or choose another model."
+    remedy: ClassVar[str] = (
+        "Ask available_traits(model) and adapt, or choose another model; Tokenize takes a tokenizer.json."
+    )
 
 
 class ProtocolMismatch(RequestError):
