@@ -304,7 +304,9 @@ class NoEngine(TartletError):
 @_register(501)
 class CheckpointMissing(TartletError):
     message = "no checkpoint at {path}: {detail}"
-    remedy = "Give a directory with config.json, *.safetensors and tokenizer.json."
+    remedy = (
+        "Give a directory, not a hub's name: `hf download ORG/NAME --local-dir DIR` brings config, weights, tokenizer."
+    )
 
 
 @_register(502)

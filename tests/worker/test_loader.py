@@ -218,6 +218,13 @@ def test_a_checkpoint_without_tokenizer_says_so_and_offers_no_text(
         assert not caplog.text
 
 
+def test_a_hub_s_name_is_told_to_be_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(CheckpointMissing, match=r"Qwen/Qwen2\.5-0\.5B: no such directory") as caught:
+        check(Path("Qwen/Qwen2.5-0.5B"))
+    assert "hf download" in caught.value.remedy
+
+
 def test_a_budget_below_one_page_is_out_of_memory(copy: Path) -> None:
     with pytest.raises(OutOfDeviceMemory):
         load_engine(copy, kv_memory_bytes=100)

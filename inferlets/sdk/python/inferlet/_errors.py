@@ -433,7 +433,9 @@ class CheckpointMissing(StartError):
 
     number: ClassVar[int] = 501
     message: ClassVar[str] = "no checkpoint at {path}: {detail}"
-    remedy: ClassVar[str] = "Give a directory with config.json, *.safetensors and tokenizer.json."
+    remedy: ClassVar[str] = (
+        "Give a directory, not a hub's name: `hf download ORG/NAME --local-dir DIR` brings config, weights, tokenizer."
+    )
 
 
 class CheckpointBroken(StartError):
