@@ -49,6 +49,7 @@ _Parser = Callable[["CommandQueue", float, Record, memoryview], Command]
 
 _SAMPLE_PARAMS = struct.Struct("<fIffQII")
 _I32_MAX: Final = 0x7FFF_FFFF
+_MAX_TEMPERATURE: Final = 1_000_000
 
 
 def parse(queue: CommandQueue, arrived: float, record: Record, payload: memoryview) -> Command:
@@ -215,8 +216,9 @@ def _sample(queue: CommandQueue, arrived: float, record: Record, payload: memory
     temperature, top_k, top_p, min_p, _, _, n_stop = _SAMPLE_PARAMS.unpack_from(payload)
     if size != 32 + 4 * n_stop:
         raise MalformedSubmission(detail=f"sample with {n_stop} stop tokens needs {32 + 4 * n_stop} bytes, not {size}")
-    if not 0.0 <= temperature <= 1e6:
-        raise InvalidArgument(argument="temperature", detail=f"{temperature} is not 0 or more")
+    if not 0.0 <= temperature <= _MAX_TEMPERATURE:
+        detail = f"{temperature} is not within 0 to {_MAX_TEMPERATURE}"
+        raise InvalidArgument(argument="temperature", detail=detail)
     if not (0.0 < top_p <= 1.0 and 0.0 <= min_p <= 1.0):
         raise InvalidArgument(argument="top_p, min_p", detail=f"{top_p}, {min_p} are not probabilities")
     if top_k > _I32_MAX:

@@ -46,6 +46,22 @@ async def test_a_bad_program_ends_in_its_typed_error(server: Serving, case: str)
         await until_nothing_is_held(client)
 
 
+async def test_a_temperature_past_its_bounds_is_told_them(server: Serving) -> None:
+    text = """
+import inferlet
+
+async def main():
+    async with inferlet.Context() as ctx:
+        ctx.fill("x")
+        async for _ in ctx.generate(max_tokens=1, sampler=inferlet.Temperature(1e7)):
+            pass
+"""
+    async with client_of(server) as client:
+        ended = await (await client.run(spec=LaunchSpec(source=Source.python(text)))).wait()
+    assert isinstance(ended.error, ProgramFailed), ended
+    assert "temperature: 10000000.0 is not within 0 to 1000000" in str(ended.error.fields)
+
+
 async def test_an_unknown_model_names_those_there_are(server: Serving) -> None:
     async with client_of(server) as client:
         with pytest.raises(UnknownModel, match="fake"):
