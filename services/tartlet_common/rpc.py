@@ -224,7 +224,7 @@ class Dialer:
 
     def _leave(self, channel: grpc.aio.Channel) -> None:
         # closed at once, it would cancel them, and whoever awaits them would be taken for cancelled
-        closing = asyncio.ensure_future(channel.close(LAST_CALLS_S))
+        closing = asyncio.ensure_future(_close_later(channel))
         _closing.add(closing)
         closing.add_done_callback(_closing.discard)
 
@@ -248,6 +248,13 @@ class Dialer:
         """Close the channel, and those that it replaced."""
         for channel in (self.channel, *self._replaced):
             await channel.close()
+
+
+async def _close_later(channel: grpc.aio.Channel) -> None:
+    try:
+        await channel.close(LAST_CALLS_S)
+    finally:  # the loop ends: a call that is left open would have gRPC wait for it for ever
+        await channel.close()
 
 
 def _bind(server: grpc.aio.Server, address: str, tls: Tls | None, *, insecure: bool) -> int:
