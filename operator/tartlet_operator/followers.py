@@ -78,8 +78,7 @@ class Followers:
 
     def follow(self, key: Key, program_id: str) -> str:
         """Follow a run's program, unless it already is; the id of another that is still running, else ""."""
-        known = self._followed.get(key)
-        if known is not None and known.program_id == program_id:
+        if self._known(key, program_id) is not None:
             return ""
         left = self.forget(key)
         assert self._group is not None, "run() comes first"
@@ -95,20 +94,22 @@ class Followers:
 
     def outcome(self, key: Key, program_id: str) -> Outcome | None:
         """How a run's program ended; None: it hasn't, or isn't followed."""
-        known = self._followed.get(key)
-        return known.outcome if known is not None and known.program_id == program_id else None
+        known = self._known(key, program_id)
+        return known.outcome if known is not None else None
 
     def followed_s(self, key: Key, program_id: str) -> float:
         """Since when a run's program is followed, s."""
-        known = self._followed.get(key)
-        if known is None or known.program_id != program_id:
-            return 0.0
-        return asyncio.get_running_loop().time() - known.since_s
+        known = self._known(key, program_id)
+        return asyncio.get_running_loop().time() - known.since_s if known is not None else 0.0
 
     def output(self, key: Key, program_id: str) -> Output | None:
         """What a run's program has put out so far; None: nobody knows."""
+        known = self._known(key, program_id)
+        return known.output if known is not None else None
+
+    def _known(self, key: Key, program_id: str) -> _Followed | None:
         known = self._followed.get(key)
-        return known.output if known is not None and known.program_id == program_id else None
+        return known if known is not None and known.program_id == program_id else None
 
     def forget(self, key: Key) -> str:
         """Stop following; the id of the program if it was running, else ""."""

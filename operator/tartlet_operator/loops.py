@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Mapping
+from collections.abc import AsyncGenerator, Mapping
 from typing import Final
 
 from tartlet_common.errors import TartletError
@@ -40,7 +40,7 @@ class ControlWatch:
         """Listen until cancelled."""
         while True:
             try:
-                async with contextlib.aclosing(self._ctx.control.engines(self._ctx.settings.heartbeat_s)) as replies:
+                async with self._replies() as replies:
                     async for reply in replies:
                         await self._heard(reply)
                 continue
@@ -51,10 +51,13 @@ class ControlWatch:
     async def once(self) -> None:
         """Ask once, and have looked at what changed."""
         try:
-            async with contextlib.aclosing(self._ctx.control.engines(self._ctx.settings.heartbeat_s)) as replies:
+            async with self._replies() as replies:
                 await self._heard(await anext(replies))
         except TartletError as e:
             self._unheard(e)
+
+    def _replies(self) -> contextlib.aclosing[AsyncGenerator[control_pb2.EnginesReply]]:
+        return contextlib.aclosing(self._ctx.control.engines(self._ctx.settings.heartbeat_s))
 
     async def _heard(self, reply: control_pb2.EnginesReply) -> None:
         """Have looked at what has changed since the last reply.

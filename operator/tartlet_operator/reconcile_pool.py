@@ -52,7 +52,7 @@ async def reconcile(ctx: Context, key: Key, body: Mapping[str, Any]) -> float | 
     )
     new = status(facts, old, ctx.now)
     await ctx.write_status(key, meta, old, new, happenings(old, new))
-    _remember(ctx, key, PoolSeen(key.name, pool.spec.model.name, ready=_serves(new)))
+    _remember(ctx, key, _seen(pool, key.name, new))
     return START_S if any(p.unstarted for p in facts.pods) else None
 
 
@@ -63,15 +63,15 @@ async def recall(ctx: Context) -> None:
             async for body in ctx.api.pages(EnginePool.__name__, namespace):
                 with contextlib.suppress(ValidationError):  # an older CRD let it through: its own turn tells
                     pool, name = EnginePool.model_validate(body), body["metadata"]["name"]
-                    seen = PoolSeen(name, pool.spec.model.name, ready=_serves(pool.status or EnginePoolStatus()))
+                    seen = _seen(pool, name, pool.status or EnginePoolStatus())
                     ctx.store.pools[Key(EnginePool.__name__, namespace, name)] = seen
         except ApiError as e:  # they are looked at soon
             log.warning("pools in %s: %s", namespace, e)
 
 
-def _serves(new: EnginePoolStatus) -> bool:
-    """Whether programs can run there: during a rollout and with an engine missing, too; not on no engine at all."""
-    return new.ready_replicas > 0
+def _seen(pool: EnginePool, name: str, status: EnginePoolStatus) -> PoolSeen:
+    """Programs can run there during a rollout and with an engine missing, too; not on no engine at all."""
+    return PoolSeen(name, pool.spec.model.name, ready=status.ready_replicas > 0)
 
 
 def _remember(ctx: Context, key: Key, seen: PoolSeen) -> None:

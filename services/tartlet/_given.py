@@ -38,15 +38,14 @@ def check_id(given: object) -> None:
     raise InvalidArgument(argument="program_id", detail=f"{shown(given)} is no id", remedy=remedy)
 
 
-def check_offset(given: object) -> None:
+def check_offset(given: int) -> None:
     """Tell an offset of a program's output.
 
     Raises:
         InvalidArgument: it is negative, or no whole number.
     """
-    if not isinstance(given, Integral):
-        raise InvalidArgument(argument="offset", detail=f"{shown(given)} is no whole number")
-    if int(given) < 0:
+    check_number("offset", given, whole=True)
+    if given < 0:
         raise InvalidArgument(argument="offset", detail=f"{given} is negative")
 
 
@@ -56,9 +55,7 @@ def check_texts(**given: object) -> None:
     Raises:
         InvalidArgument: one of them is something else.
     """
-    for argument, value in given.items():
-        if not isinstance(value, str):
-            raise InvalidArgument(argument=argument, detail=f"{shown(value)} is no str")
+    check_kind(str, **given)
 
 
 def check_kind(kind: type, **given: object) -> None:
@@ -94,8 +91,7 @@ def all_of(kind: type[T], argument: str, given: Iterable[T]) -> list[T]:
         raise InvalidArgument(argument=argument, detail=f"{shown(given)} is no list of {kind.__name__}")
     values = list(given)
     for value in values:
-        if not isinstance(value, kind):
-            raise InvalidArgument(argument=argument, detail=f"{shown(value)} is no {kind.__name__}")
+        check_kind(kind, **{argument: value})
     return values
 
 

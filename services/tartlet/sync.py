@@ -103,18 +103,15 @@ class SyncRun:
 
     def __iter__(self) -> Iterator[Event]:
         """Events as they come; `Ended` is the last."""
-        while (event := self._do(self._next())) is not None:
+        while (event := self._loop.do(self._next())) is not None:
             yield event
 
     def wait(self) -> Ended:
         """Drop the other events until the program has ended."""
-        return self._do(self._run.wait())
+        return self._loop.do(self._run.wait())
 
     async def _next(self) -> Event | None:
         return await anext(self._run, None)
-
-    def _do(self, work: Coroutine[Any, Any, T]) -> T:
-        return self._loop.do(work)
 
     def cancel(self) -> None:
         """Stop following; a program of `Client.run` ends with it."""
@@ -156,57 +153,54 @@ class Client:
 
     def run(self, source: Source | None = None, args: Sequence[str] = (), *, spec: LaunchSpec | None = None) -> SyncRun:
         """See `AsyncClient.run`."""
-        return SyncRun(self._do(self._client.run(source, args, spec=spec)), self._loop)
+        return SyncRun(self._loop.do(self._client.run(source, args, spec=spec)), self._loop)
 
     def launch(
         self, source: Source | None = None, args: Sequence[str] = (), *, spec: LaunchSpec | None = None
     ) -> Accepted:
         """See `AsyncClient.launch`."""
-        return self._do(self._client.launch(source, args, spec=spec))
+        return self._loop.do(self._client.launch(source, args, spec=spec))
 
     def launch_many(self, specs: Sequence[LaunchSpec]) -> Answers:
         """See `AsyncClient.launch_many`."""
-        return self._do(self._client.launch_many(specs))
+        return self._loop.do(self._client.launch_many(specs))
 
     def attach(self, program_id: str, offset: int = 0) -> SyncRun:
         """See `AsyncClient.attach`."""
-        return SyncRun(self._do(self._client.attach(program_id, offset)), self._loop)
+        return SyncRun(self._loop.do(self._client.attach(program_id, offset)), self._loop)
 
     def send(self, program_id: str, message: bytes | str) -> None:
         """See `AsyncClient.send`."""
-        self._do(self._client.send(program_id, message))
+        self._loop.do(self._client.send(program_id, message))
 
     def kill(self, program_id: str, reason: str = "") -> None:
         """See `AsyncClient.kill`."""
-        self._do(self._client.kill(program_id, reason))
+        self._loop.do(self._client.kill(program_id, reason))
 
     def list(self, *, ended: bool = False, tenant: str = "") -> Infos:
         """See `AsyncClient.list`."""
-        return self._do(self._client.list(ended=ended, tenant=tenant))
+        return self._loop.do(self._client.list(ended=ended, tenant=tenant))
 
     def validate(self, source: Source) -> str:
         """See `AsyncClient.validate`."""
-        return self._do(self._client.validate(source))
+        return self._loop.do(self._client.validate(source))
 
     def state(self) -> RuntimeState:
         """See `AsyncClient.state`."""
-        return self._do(self._client.state())
+        return self._loop.do(self._client.state())
 
     def put(self, entries: Sequence[CatalogueEntry]) -> Digests:
         """See `AsyncClient.put`."""
-        return self._do(self._client.put(entries))
+        return self._loop.do(self._client.put(entries))
 
     def get(self, name: str, *, tenant: str = "", digest: str = "") -> CatalogueEntry:
         """See `AsyncClient.get`."""
-        return self._do(self._client.get(name, tenant=tenant, digest=digest))
+        return self._loop.do(self._client.get(name, tenant=tenant, digest=digest))
 
     def delete(self, name: str, *, tenant: str = "") -> None:
         """See `AsyncClient.delete`."""
-        self._do(self._client.delete(name, tenant=tenant))
+        self._loop.do(self._client.delete(name, tenant=tenant))
 
     def catalogue(self, *, tenant: str = "") -> Entries:
         """See `AsyncClient.catalogue`."""
-        return self._do(self._client.catalogue(tenant=tenant))
-
-    def _do(self, work: Coroutine[Any, Any, T]) -> T:
-        return self._loop.do(work)
+        return self._loop.do(self._client.catalogue(tenant=tenant))
