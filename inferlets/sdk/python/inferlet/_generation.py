@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Self
 from inferlet import _abi as abi
 from inferlet._arguments import shown
 from inferlet._channel import channel
-from inferlet._queue import pack_sampling
+from inferlet._packing import pack_sampling
 from inferlet._types import Dist, Sampled
 from inferlet._vocab import vocab_of
 from inferlet.errors import InvalidArgument

@@ -16,13 +16,14 @@ from inferlet import _abi as abi
 from inferlet import _answers, _refusals
 from inferlet._arguments import shown
 from inferlet._channel import channel, u32
+from inferlet._failures import Failures
 from inferlet._ids import Pool
+from inferlet._packing import pack_mask, pack_sampling, single
 from inferlet._types import Dist, Embed, KvPage, Model, Priority, Sampled, TokenSlot
-from inferlet.errors import InvalidArgument, TartletError
+from inferlet.errors import InvalidArgument
 
 _Id = TypeVar("_Id", bound=int)
 _FORWARD_HEAD = struct.Struct(abi.FORWARD_HEAD_FORMAT).pack
-_SAMPLE_PARAMS = struct.Struct(abi.SAMPLE_PARAMS_FORMAT).pack
 _THREE = struct.Struct("<III").pack
 _U32 = struct.Struct("<I").pack
 _NO_PAGES, _NO_EMBEDS = _refusals.OTHERS[KvPage], _refusals.OTHERS[Embed]
@@ -30,7 +31,7 @@ _NO_PAGES, _NO_EMBEDS = _refusals.OTHERS[KvPage], _refusals.OTHERS[Embed]
 Tokens = int | TokenSlot | Sequence[int] | Sequence[TokenSlot]
 
 
-class Queue:
+class Queue(Failures):
     """A command queue. `create_queue()` makes one; the calls of this module are also methods of it.
 
     Example:
@@ -42,24 +43,10 @@ class Queue:
         ...     await asyncio.gather(synchronize(q1), synchronize(q2))
     """
 
-    __slots__ = (
-        "_embeds",
-        "_lost",
-        "_model",
-        "_pages",
-        "_seen",
-        "_slots",
-        "_unread",
-        "done_ticket",
-        "failed_ticket",
-        "failure",
-        "id",
-        "last_ticket",
-        "priority",
-        "reset_ticket",
-    )
+    __slots__ = ("_embeds", "_model", "_pages", "_slots", "done_ticket", "id", "last_ticket", "priority")
 
     def __init__(self, queue_id: int, model: Model | None) -> None:
+        super().__init__()
         self.id = queue_id
         self._model = model
         self._pages = Pool(KvPage, "page")
@@ -68,12 +55,6 @@ class Queue:
         self.priority = Priority.NORMAL
         self.done_ticket = 0  # commands up to this one have ended
         self.last_ticket = 0  # of the last command given
-        self.failure: TartletError | None = None  # why the queue is poisoned
-        self.failed_ticket = 0  # of the first failed command, if it is
-        self._seen = False  # somebody awaited a command and got it
-        self._unread: list[asyncio.Future[Any]] = []  # of failed commands that nobody awaited so far
-        self.reset_ticket = 0  # of the last reset
-        self._lost: list[tuple[int, int]] = []  # tickets [from, to) that earlier poisonings took
         channel.queues[queue_id] = self
 
     def __repr__(self) -> str:
@@ -148,8 +129,8 @@ class Queue:
         """Embed tokens (ids, or slots that will hold them) at `positions` into `embeds`, one each."""
         if isinstance(tokens, int) and isinstance(embeds, (int, list)):
             from_slots = isinstance(tokens, TokenSlot)
-            embed = embeds if isinstance(embeds, int) else _single(embeds, "embeds of embed_txt")
-            position = positions if isinstance(positions, int) else _single(positions, "positions of embed_txt")
+            embed = embeds if isinstance(embeds, int) else single(embeds, "embeds of embed_txt")
+            position = positions if isinstance(positions, int) else single(positions, "positions of embed_txt")
             try:
                 payload = _THREE(embed, tokens, position)
             except struct.error:
@@ -231,7 +212,7 @@ class Queue:
             return
         payload = _FORWARD_HEAD(len(ikv), len(iemb), len(okv), len(oemb)) + ids_.tobytes()  # type: ignore[arg-type]
         if mask is not None:
-            payload += self._pack_mask(mask, len(ikv), len(iemb))  # type: ignore[arg-type]
+            payload += pack_mask(mask, self.model.page_size * len(ikv), len(iemb))  # type: ignore[arg-type]
         self._record(abi.OP_FORWARD, okv_offset, adapter or 0, int(mask is not None), payload)
 
     def decode(
@@ -249,20 +230,6 @@ class Queue:
         read = pages[: page + (offset > 0)]
         payload = _FORWARD_HEAD(len(read), 1, 1, 1) + read.tobytes() + _THREE(embed, pages[page], output)
         self.last_ticket = record(abi.OP_FORWARD, number, offset, 0, 0, payload)
-
-    def _pack_mask(self, mask: Sequence[Sequence[bool]] | bytes, num_pages: int, num_tokens: int) -> bytes:
-        columns = num_pages * self.model.page_size + num_tokens
-        num_bytes = (num_tokens * columns + 7) // 8
-        if isinstance(mask, bytes):
-            packed = mask
-        elif len(mask) != num_tokens or any(len(row) != columns for row in mask):
-            raise InvalidArgument(argument="mask", detail=f"needs {num_tokens} rows of {columns} columns")
-        else:
-            bits = "".join("1" if seen else "0" for row in reversed(mask) for seen in reversed(row))
-            packed = int(bits or "0", 2).to_bytes(num_bytes, "little")
-        if len(packed) != num_bytes:
-            raise InvalidArgument(argument="mask", detail=f"{len(packed)} bytes, needs {num_bytes}")
-        return packed
 
     def copy_kvpage(
         self, src: KvPage, dst: KvPage, *, src_offset: int = 0, dst_offset: int = 0, size: int | None = None
@@ -288,9 +255,7 @@ class Queue:
 
     def get_next_dist(self, emb: Embed | Sequence[Embed], *, top_k: int = 0) -> asyncio.Future[Dist]:
         """The next-token distribution after `emb` (one embed, or a list of one), cut to `top_k` (0: 256) tokens."""
-        embed = (
-            emb if isinstance(emb, int) else _single(emb, "emb of get_next_dist", ": `get_next_dists` takes several")
-        )
+        embed = emb if isinstance(emb, int) else single(emb, "emb of get_next_dist", ": `get_next_dists` takes several")
         try:
             payload = _U32(embed)
         except struct.error:
@@ -339,8 +304,8 @@ class Queue:
         except (TypeError, OverflowError, struct.error):
             floats = {"temperature": temperature, "top_p": top_p, "min_p": min_p}
             raise _refusals.sampling(floats, {"top_k": top_k, "seed": seed, "draw": draw}, stop) from None
-        embed = emb if isinstance(emb, int) else _single(emb, "emb of sample")
-        into = slot if isinstance(slot, int) else _single(slot, "slot of sample")
+        embed = emb if isinstance(emb, int) else single(emb, "emb of sample")
+        into = slot if isinstance(slot, int) else single(slot, "slot of sample")
         return self.sample_packed(embed, into, params)
 
     def sample_packed(self, embed: int, slot: int, params: bytes) -> asyncio.Future[Sampled]:
@@ -371,53 +336,7 @@ class Queue:
 
     def reset(self) -> None:
         """Make a poisoned queue usable again. Commands given from here on run; those that failed stay failed."""
-        ticket = channel.record(abi.OP_RESET, self.id)
-        if self.failure is not None:
-            self._lost.append((self.failed_ticket, ticket))
-        self.reset_ticket = ticket
-        self.failure = None
-        self._seen = False
-        self.hush()
-
-    @property
-    def failure_seen(self) -> bool:
-        """Whether the program got to know of the failure: a command's answer was awaited."""
-        return self._seen or any(not answer._log_traceback for answer in self._unread)  # noqa: SLF001 - asyncio's mark
-
-    def hush(self) -> None:
-        """Forget the answers that nobody awaited; asyncio shall not tell of them as well."""
-        for answer in self._unread:
-            answer._log_traceback = False  # noqa: SLF001
-        self._unread.clear()
-
-    def fail(self, ticket: int, error: TartletError, answer: asyncio.Future[Any] | None = None) -> bool:
-        """The host says that the command `ticket` failed; the queue is poisoned from there on.
-
-        `answer` is about to get the failure. Returns whether it must keep asyncio's mark of one that nobody has read.
-        """
-        if self._was_lost(ticket):
-            return False  # a late answer from before the reset
-        if ticket < self.reset_ticket:  # it was under way when the queue was reset, and poisons nothing behind that
-            self._lost.append((ticket, self.reset_ticket))
-            return False
-        if self.failure is None or ticket < self.failed_ticket:
-            self.failure, self.failed_ticket = error, ticket
-        if answer is None or answer.done() or self._seen:  # `done`: cancelled, nobody will read it
-            return False
-        if answer._callbacks:  # noqa: SLF001 - somebody awaits it
-            self._seen = True
-            return False
-        self._unread.append(answer)
-        return True
-
-    def lost(self, ticket: int) -> bool:
-        """Whether the command `ticket` had no effect, because it or one before it failed."""
-        if self.failure is not None and ticket >= self.failed_ticket:
-            return True
-        return self._was_lost(ticket)
-
-    def _was_lost(self, ticket: int) -> bool:
-        return any(start <= ticket < end for start, end in self._lost)
+        self.forgive(channel.record(abi.OP_RESET, self.id))
 
     def cancel(self, since: int) -> asyncio.Future[int]:
         """Drop commands with ticket >= `since` that have not been sent to the engine (allocations stay).
@@ -436,16 +355,3 @@ class Queue:
     def mark(self) -> int:
         """The ticket of the next command, for `cancel`."""
         return channel.next_ticket
-
-
-def pack_sampling(
-    temperature: float, top_k: int, top_p: float, min_p: float, *, seed: int, draw: int, stop: Sequence[int]
-) -> bytes:
-    """The payload of a SAMPLE record."""
-    return _SAMPLE_PARAMS(temperature, top_k, top_p, min_p, seed & (2**64 - 1), draw, len(stop)) + u32(stop)
-
-
-def _single(values: Sequence[_Id], argument: str, several: str = "") -> _Id:
-    if len(values) != 1:
-        raise InvalidArgument(argument=argument, detail=f"expected one, got {len(values)}{several}")
-    return values[0]
