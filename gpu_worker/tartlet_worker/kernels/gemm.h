@@ -88,7 +88,7 @@ static void tiles_on(void) {
 }
 
 #define IN_CACHE (512 << 10)  // bytes of activations
-#define AHEAD 8192  // bytes of weights that are asked for ahead of use
+#define AHEAD 8192  // bytes of weights that are asked for ahead of use; into L2, as L1 belongs to the activations
 
 static void gemm_amx(const bf16 *a, int64_t m, const Matrix *w, const Sink *sink) {
   int64_t kp = w->k / 32, np = w->n / 32, mt = (m + 15) / 16;
@@ -111,7 +111,7 @@ static void gemm_amx(const bf16 *a, int64_t m, const Matrix *w, const Sink *sink
         for (int64_t k = 0; k < kp; k++) {
           const char *next = (const char *)(b + k * 1024) + AHEAD;
           if (t == t0)
-            for (int i = 0; i < 2048; i += 64) _mm_prefetch(next + i, _MM_HINT_T0);
+            for (int i = 0; i < 2048; i += 64) _mm_prefetch(next + i, _MM_HINT_T1);
           _tile_loadd(4, a0 + k * 512, 64);
           _tile_loadd(6, b + k * 1024, 64);
           _tile_dpbf16ps(0, 4, 6);
@@ -127,7 +127,7 @@ static void gemm_amx(const bf16 *a, int64_t m, const Matrix *w, const Sink *sink
         for (int64_t k = 0; k < kp; k++) {
           const char *next = (const char *)(b + k * 1024) + AHEAD;
           if (t == t0)
-            for (int i = 0; i < 2048; i += 64) _mm_prefetch(next + i, _MM_HINT_T0);
+            for (int i = 0; i < 2048; i += 64) _mm_prefetch(next + i, _MM_HINT_T1);
           _tile_loadd(4, a0 + k * 512, 64);
           _tile_loadd(6, b + k * 1024, 64);
           _tile_dpbf16ps(0, 4, 6);
