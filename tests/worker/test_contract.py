@@ -31,9 +31,9 @@ def drive(name: str, attention: str, page_size: int, **options: Any) -> Driver:
 class RandomProgram:
     """A stream of calls on fourteen pages, given to an engine and to the plain model alike."""
 
-    def __init__(self, name: str, attention: str, page_size: int, seed: int) -> None:
+    def __init__(self, name: str, attention: str, page_size: int, seed: int, **options: Any) -> None:
         self.rng = np.random.default_rng(seed)
-        self.d, self.plain = drive(name, attention, page_size), PlainModel(checkpoint(name), page_size)
+        self.d, self.plain = drive(name, attention, page_size, **options), PlainModel(checkpoint(name), page_size)
         self.page_size, self.pages = page_size, self.rng.permutation(40)[:14]
 
     def some_pages(self, low: int = 0) -> list[int]:
