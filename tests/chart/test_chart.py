@@ -69,10 +69,25 @@ def test_every_value_is_documented_and_in_the_schema() -> None:
         ({"crds": {"install": True}}, "install"),
         ({"fullnameOverride": "Not-A-Name"}, "fullnameOverride"),
         ({"redis": {"runAsUser": 0}}, "runAsUser"),
+        ({"image": {"tag": "a b"}}, "tag"),
+        ({"image": {"repository": "registry.example:5000/tartlet:v1"}}, "repository"),
+        ({"commonLabels": {"team": "a b"}}, "team"),
+        ({"commonLabels": {"a team": "b"}}, "'a team' does not match"),
+        ({"runtime": {"nodeSelector": {"kubernetes.io/arch": "amd 64"}}}, "nodeSelector"),
     ],
 )
 def test_the_schema_refuses_unknown_and_wrong_values(values: dict[str, Any], named_in_message: str) -> None:
     assert named_in_message in refusal(values)
+
+
+def test_images_of_any_registry_and_labels_with_a_prefix_are_taken() -> None:
+    image = {"repository": "registry.example:5000/team/tartlet", "tag": "1.2@sha256:" + "0" * 64}
+    labels = {"example.org/team": "serving", "empty": ""}
+    objects = render({"image": image, "commonLabels": labels})
+    deployment = named(objects, "Deployment", "tartlet-control")
+    container = deployment["spec"]["template"]["spec"]["containers"][0]
+    assert container["image"] == f"{image['repository']}:{image['tag']}"
+    assert labels.items() <= deployment["metadata"]["labels"].items()
 
 
 def test_two_pools_of_one_name_are_refused() -> None:
