@@ -61,7 +61,7 @@ class Op(IntEnum):
     TOKENIZE = 7  # a: model index, b: 1 to add the model's special tokens; payload: UTF-8; answer: u32 ids
     DETOKENIZE = 8  # a: model index; payload: u32 ids; answer: bytes (UTF-8 unless tokens split a character)
     GET_VOCABS = 9  # a: model index; answer: u32 count, count u32 lengths, bytes
-    FORMAT_CHAT = 10  # a: model index; payload: JSON {messages, add_generation_prompt}; answer: UTF-8
+    FORMAT_CHAT = 10  # a: model index; payload: JSON {messages, add_generation_prompt, tools}; answer: UTF-8
     # answered by control
     CREATE_QUEUE = 32  # queue: id chosen by the program; a: model index. No answer.
     SET_QUEUE_PRIORITY = 33  # a: Priority. No answer.

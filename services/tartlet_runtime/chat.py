@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from datetime import UTC, datetime
+from difflib import get_close_matches
 from functools import lru_cache
 from typing import Any
 
@@ -16,6 +17,8 @@ from tartlet_common.engine_spec import EngineSpec
 from tartlet_common.errors import InvalidArgument
 
 MAX_PROMPT_CHARS = 4 << 20
+_ROLES = ("system", "developer", "user", "assistant", "tool")
+_SLIP = 0.75  # how alike a role and a known one are where it is taken for a slip
 
 
 def _raise_exception(message: str) -> None:
@@ -48,11 +51,30 @@ def special_texts(spec: EngineSpec, text_of: Callable[[int | None], str]) -> tup
     )
 
 
+def _check(template: str, fields: dict[str, Any]) -> None:
+    """Refuse what a template would pass over in silence."""
+    tools = fields.get("tools")
+    if tools is not None and not (isinstance(tools, list) and all(isinstance(tool, dict) for tool in tools)):
+        raise InvalidArgument(argument="tools", detail="a list of objects is wanted")
+    if tools and "tools" not in template:
+        told = "the model's chat template writes none: tell of them in a message of the role 'system'"
+        raise InvalidArgument(argument="tools", detail=told)
+    for message in fields["messages"]:
+        role = message.get("role") if isinstance(message, dict) else None
+        if not isinstance(role, str):
+            raise InvalidArgument(argument="messages", detail="one has no role, such as 'user'")
+        if role in _ROLES or f"'{role}'" in template or f'"{role}"' in template:
+            continue
+        if meant := get_close_matches(role.strip().lower(), _ROLES, n=1, cutoff=_SLIP):
+            told = f"one has the role {role[:40]!r}, which the model's chat template doesn't name"
+            raise InvalidArgument(argument="messages", detail=f"{told}: did you mean {meant[0]!r}?")
+
+
 def format_chat(template: str, request: bytes, *, bos_token: str, eos_token: str) -> str:
     """The prompt that `template` makes of a request: JSON with `messages`; `add_generation_prompt`, `tools` as wanted.
 
     Raises:
-        InvalidArgument: the request is malformed, or the template refuses it.
+        InvalidArgument: the request is malformed, the template refuses it or writes no tools, or a role looks misspelt.
     """
     try:
         fields = json.loads(request)
@@ -60,6 +82,7 @@ def format_chat(template: str, request: bytes, *, bos_token: str, eos_token: str
         raise InvalidArgument(argument="format_chat", detail=f"not JSON: {e}") from e
     if not isinstance(fields, dict) or not isinstance(fields.get("messages"), list):
         raise InvalidArgument(argument="format_chat", detail="an object with a list `messages` is wanted")
+    _check(template, fields)
     variables = {"add_generation_prompt": True, "tools": None, "documents": None} | fields
     try:
         prompt = _compiled(template).render(**variables | {"bos_token": bos_token, "eos_token": eos_token})

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import random
+import re
 from collections.abc import Coroutine
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -28,7 +29,7 @@ from tartlet_runtime.models import ModelTable
 from tartlet_runtime.output_log import LogEvent, OutputLog
 from tartlet_runtime.submission import Row, _parse_few, _parse_many, parse
 from tartlet_runtime.tokens import TokenizerEntry
-from tests.runtime.harness import TEMPLATE, engine_spec, tokenizer_json
+from tests.runtime.fake_control import TEMPLATE, engine_spec, tokenizer_json
 
 OPS = st.sampled_from([int(op) for op in Op])
 ROWS = st.lists(st.tuples(OPS, st.integers(0, 2**32 - 1), st.binary(max_size=40)), max_size=40)
@@ -250,6 +251,46 @@ def test_a_template_s_special_tokens_are_the_tokenizer_s_own() -> None:
 def test_a_refused_chat_is_a_typed_error(template: str, request_json: bytes) -> None:
     with pytest.raises(InvalidArgument):
         format_chat(template, request_json, bos_token="", eos_token="")
+
+
+KNOWS_TOOLS = "{% for t in tools or [] %}{{ t.function.name }};{% endfor %}" + TEMPLATE
+
+
+def test_tools_reach_a_template_that_writes_them_and_are_refused_by_others() -> None:
+    tools = [{"type": "function", "function": {"name": "lookup"}}]
+    chat = {"messages": [{"role": "user", "content": "Hi"}], "add_generation_prompt": False}
+    for asked, wanted in ({"tools": tools}, "lookup;[user]Hi"), ({"tools": []}, "[user]Hi"), ({}, "[user]Hi"):
+        assert format_chat(KNOWS_TOOLS, json.dumps(chat | asked).encode(), bos_token="", eos_token="") == wanted
+    with pytest.raises(InvalidArgument, match="template writes none: tell of them in a message of the role 'system'"):
+        format_chat(TEMPLATE, json.dumps(chat | {"tools": tools}).encode(), bos_token="", eos_token="")
+    for malformed in ("lookup", {"name": "lookup"}, ["lookup"]):
+        with pytest.raises(InvalidArgument, match="a list of objects is wanted"):
+            format_chat(KNOWS_TOOLS, json.dumps(chat | {"tools": malformed}).encode(), bos_token="", eos_token="")
+
+
+@pytest.mark.parametrize(
+    ("role", "told"),
+    [
+        ("uesr", "did you mean 'user'?"),
+        ("User", "did you mean 'user'?"),
+        ("asistant", "did you mean 'assistant'?"),
+        (None, "one has no role"),
+        (7, "one has no role"),
+        ("developer", ""),
+        ("ipython", ""),  # like none that is known: some template's own
+    ],
+)
+def test_a_misspelt_role_is_told_where_a_template_would_be_silent(role: object, told: str) -> None:
+    message = {"content": "Hi"} | ({} if role is None else {"role": role})
+    chat = json.dumps({"messages": [message], "add_generation_prompt": False}).encode()
+    if not told:
+        assert format_chat(TEMPLATE, chat, bos_token="", eos_token="") == f"[{role}]Hi"
+        return
+    with pytest.raises(InvalidArgument, match=re.escape(told)):
+        format_chat(TEMPLATE, chat, bos_token="", eos_token="")
+    if role == "User":
+        named = TEMPLATE + "{% if messages[0].role == 'User' %}!{% endif %}"
+        assert format_chat(named, chat, bos_token="", eos_token="") == "[User]Hi!"
 
 
 def test_random_columns_are_split_or_refused() -> None:

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from inferlet import Context, Message, errors
+from inferlet import Context, Message, Tool, errors
+from inferlet import format_chat as format_chat_call
 from tartlet_runtime.chat import format_chat
 from tests.sdk.harness import run
 from tests.sdk.mini_host import MiniHost
@@ -34,12 +35,18 @@ TEMPLATES = {
         "{% if add_generation_prompt %}<assistant>{% endif %}"
     ),
 }
+LOOKUP: Tool = {"type": "function", "function": {"name": "lookup", "parameters": {"type": "object"}}}
+WITH_TOOLS = (
+    "{{ bos_token }}{% for t in tools or [] %}({{ t.function.name }}){% endfor %}"
+    "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}{{ eos_token }}{% endfor %}"
+    "{% if add_generation_prompt %}<assistant>{% endif %}"
+)
 USER: list[Message] = [{"role": "user", "content": "one"}]
 ANSWER: Message = {"role": "assistant", "content": "ok"}
 
 
-def rendered(template: str, messages: list[Message], *, prompt: bool = True) -> str:
-    request = json.dumps({"messages": messages, "add_generation_prompt": prompt}).encode()
+def rendered(template: str, messages: list[Message], *, prompt: bool = True, tools: list[Tool] | None = None) -> str:
+    request = json.dumps({"messages": messages, "add_generation_prompt": prompt, "tools": tools}).encode()
     return format_chat(template, request, bos_token="<s>", eos_token="</s>")
 
 
@@ -134,3 +141,64 @@ def test_what_the_template_refuses_altogether_is_told_where_it_is_computed() -> 
                 await ctx.generate_until(max_tokens=1)
 
     run(host, main)
+
+
+def test_tools_stand_at_the_beginning_of_a_dialogue_and_only_there() -> None:
+    host = MiniHost(template=WITH_TOOLS)
+    begun = len(encode(rendered(WITH_TOOLS, USER, tools=[LOOKUP]), WITH_TOOLS))
+    host.script = {begun - 1: ord("o"), begun: ord("k"), begun + 1: EOS}
+    result: Message = {"role": "tool", "content": "27"}
+
+    async def main() -> tuple[list[int], list[int], str]:
+        ctx = Context()
+        ctx.chat(USER, tools=[LOOKUP])
+        await ctx.generate_until(max_tokens=3)
+        with pytest.raises(errors.InvalidArgument, match="give them to the context's first `chat`"):
+            ctx.chat([result], tools=[LOOKUP])
+        [fork] = ctx.fork()
+        for context in (ctx, fork):
+            context.chat([result])
+            await context.flush()
+        return ctx.tokens, fork.tokens, await format_chat_call(USER, tools=[LOOKUP])
+
+    tokens, forked, alone = run(host, main)
+    assert tokens == forked
+    assert text_of(host, tokens) == rendered(WITH_TOOLS, [*USER, ANSWER, result], tools=[LOOKUP])
+    assert alone == rendered(WITH_TOOLS, USER, tools=[LOOKUP])
+
+
+def test_tools_of_messages_that_follow_each_other_are_those_of_the_chat() -> None:
+    host = MiniHost(template=WITH_TOOLS)
+
+    async def main() -> list[int]:
+        ctx = Context()
+        ctx.chat([{"role": "system", "content": "be brief"}], tools=[LOOKUP])
+        ctx.chat("one")
+        await ctx.flush()
+        return ctx.tokens
+
+    messages: list[Message] = [{"role": "system", "content": "be brief"}, *USER]
+    assert text_of(host, run(host, main)) == rendered(WITH_TOOLS, messages, tools=[LOOKUP])
+
+
+def test_messages_that_are_no_json_leave_those_before_them() -> None:
+    host = MiniHost(template=WITH_TOOLS)
+
+    async def main() -> list[int]:
+        ctx = Context()
+        ctx.chat(USER, tools=[LOOKUP])
+        with pytest.raises(TypeError, match="not JSON serializable"):
+            ctx.chat([{"role": "user", "content": len}], add_generation_prompt=False)
+        await ctx.flush()
+        return ctx.tokens
+
+    assert text_of(host, run(host, main)) == rendered(WITH_TOOLS, USER, tools=[LOOKUP])
+
+
+def test_tools_that_are_no_descriptions_are_refused() -> None:
+    async def main() -> None:
+        for wrong in (len, "lookup", [len], {"name": "lookup"}):
+            with pytest.raises(TypeError, match="takes tools as a list of their descriptions"):
+                Context().chat("one", tools=wrong)  # type: ignore[arg-type]
+
+    run(MiniHost(), main)

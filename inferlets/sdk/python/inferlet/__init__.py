@@ -58,7 +58,7 @@ from inferlet._program import (
     usage,
 )
 from inferlet._queue import Queue
-from inferlet._types import Dist, Embed, KvPage, Message, Model, Priority, Sampled, TokenSlot, Usage
+from inferlet._types import Dist, Embed, KvPage, Message, Model, Priority, Sampled, TokenSlot, Tool, Usage
 from inferlet.context import Context
 from inferlet.sampling import Greedy, MinP, Sampler, Temperature, TopK, TopP
 from inferlet.stopping import Length, Stop, StopTokens, Until
@@ -83,6 +83,7 @@ __all__ = [
     "StopTokens",
     "Temperature",
     "TokenSlot",
+    "Tool",
     "TopK",
     "TopP",
     "Until",

@@ -64,3 +64,11 @@ def messages(name: str, values: Any) -> list[dict[str, object]]:
         return list(values)
     wanted = "[{'role': 'user', 'content': 'Hello'}]"
     raise TypeError(f"{name} takes a list of messages, such as {wanted}, not {shown(values)}")
+
+
+def tools(name: str, values: Any) -> list[dict[str, object]]:
+    """Descriptions of tools as a list."""
+    if isinstance(values, (list, tuple)) and all(isinstance(value, dict) for value in values):
+        return list(values)
+    wanted = "[{'type': 'function', 'function': {'name': 'lookup', 'parameters': {'type': 'object', ...}}}]"
+    raise TypeError(f"{name} takes tools as a list of their descriptions, {wanted}, not {shown(values)}")

@@ -15,7 +15,7 @@ from inferlet import _arguments, _refusals
 from inferlet._channel import channel, from_u32, u32
 from inferlet._ids import ids
 from inferlet._queue import Queue
-from inferlet._types import Message, Model, Usage
+from inferlet._types import Message, Model, Tool, Usage
 from inferlet._vocab import Words
 
 __all__ = [
@@ -203,9 +203,16 @@ def get_vocabs(model: Model | None = None, *, first: int = 0, count: int = 0) ->
 
 
 def format_chat(
-    messages: Sequence[Message], *, add_generation_prompt: bool = True, model: Model | None = None
+    messages: Sequence[Message],
+    *,
+    tools: Sequence[Tool] | None = None,
+    add_generation_prompt: bool = True,
+    model: Model | None = None,
 ) -> asyncio.Future[str]:
-    """Chat messages as the text that the model's template makes of them.
+    """Chat messages as the text that the model's template makes of them, with the `tools` that it may call.
+
+    Raises:
+        InvalidArgument: the template refuses the messages or writes no tools, or a role looks misspelt.
 
     Example:
         >>> async def main():
@@ -213,7 +220,10 @@ def format_chat(
         <user>Hi</user><assistant>
     """
     listed = _arguments.messages("format_chat", messages)
-    body = json.dumps({"messages": listed, "add_generation_prompt": add_generation_prompt}).encode()
+    wanted = {"messages": listed, "add_generation_prompt": add_generation_prompt}
+    if tools is not None:
+        wanted["tools"] = _arguments.tools("format_chat", tools)
+    body = json.dumps(wanted).encode()
     return channel.call(_decode_text, abi.OP_FORMAT_CHAT, 0, _chosen("format_chat", model).index, payload=body)
 
 

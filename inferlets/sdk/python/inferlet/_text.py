@@ -9,7 +9,7 @@ from typing import Any
 
 from inferlet._channel import channel
 from inferlet._program import format_chat, tokenize_with
-from inferlet._types import Message, Model
+from inferlet._types import Message, Model, Tool
 from inferlet.errors import InvalidArgument, TartletError
 
 Steps = Generator[asyncio.Future[Any], Any, list[int]]
@@ -79,13 +79,16 @@ class Chat(Text):
         messages: Sequence[Message],
         before: Sequence[int],
         *,
+        tools: Sequence[Tool] | None,
         prompt: bool,
         begins: bool,
         answering: bool,
     ) -> None:
         self.messages, self.begins, self.answering = messages, begins, answering
         super().__init__(
-            _beginning(model, messages, prompt) if begins else _next_turn(model, messages, prompt, before, answering)
+            _beginning(model, messages, tools, prompt)
+            if begins
+            else _next_turn(model, messages, tools, prompt, before, answering)
         )
 
 
@@ -95,9 +98,9 @@ def plain(model: Model, text: str, special: bool) -> Steps:  # noqa: FBT001 - of
     return tokens
 
 
-def _beginning(model: Model, messages: Sequence[Message], prompt: bool) -> Steps:  # noqa: FBT001
+def _beginning(model: Model, messages: Sequence[Message], tools: Sequence[Tool] | None, prompt: bool) -> Steps:  # noqa: FBT001
     """A chat from its beginning."""
-    text = yield format_chat(messages, add_generation_prompt=prompt, model=model)
+    text = yield format_chat(messages, tools=tools, add_generation_prompt=prompt, model=model)
     tokens: list[int] = yield tokenize_with(model, text)
     return tokens
 
@@ -105,6 +108,7 @@ def _beginning(model: Model, messages: Sequence[Message], prompt: bool) -> Steps
 def _next_turn(
     model: Model,
     messages: Sequence[Message],
+    tools: Sequence[Tool] | None,
     prompt: bool,  # noqa: FBT001
     before: Sequence[int],
     answering: bool,  # noqa: FBT001
@@ -114,8 +118,8 @@ def _next_turn(
     An answer that stands there is closed as the template closes one, less what the stop token has closed already.
     """
     asked = [
-        format_chat(_TURN, add_generation_prompt=False, model=model),
-        format_chat([*_TURN, *messages], add_generation_prompt=prompt, model=model),
+        format_chat(_TURN, tools=tools, add_generation_prompt=False, model=model),
+        format_chat([*_TURN, *messages], tools=tools, add_generation_prompt=prompt, model=model),
     ]
     closing = ""
     try:
@@ -125,7 +129,7 @@ def _next_turn(
             raise InvalidArgument(argument="messages", detail="the template writes an answer differently in a dialogue")
         tokens: list[int] = yield tokenize_with(model, rest.removeprefix(closing))
     except InvalidArgument:  # the template knows no such dialogue: as a chat of their own, but for its BOS
-        tokens = yield from _beginning(model, messages, prompt)
+        tokens = yield from _beginning(model, messages, None, prompt)
         if tokens and tokens[0] == model.bos_token:
             tokens = tokens[1:]
     if not (answering and closing):

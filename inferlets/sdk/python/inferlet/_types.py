@@ -132,3 +132,5 @@ class Dist:
 Role = Literal["system", "user", "assistant", "tool"] | str  # noqa: PYI051 - templates know more roles than these
 Message = dict[str, object]
 """A chat message: at least `role` and `content`, further keys as the model's template understands them."""
+Tool = dict[str, object]
+"""A tool as chat templates take one: `{"type": "function", "function": {"name": ..., "parameters": JSON schema}}`."""

@@ -21,13 +21,14 @@ from zlib import crc32
 from inferlet._arguments import messages as listed_messages
 from inferlet._arguments import text as text_argument
 from inferlet._arguments import token_list, whole
+from inferlet._arguments import tools as listed_tools
 from inferlet._channel import channel
 from inferlet._generation import Generation
 from inferlet._pages import PageTable
 from inferlet._program import create_queue, default_model, state
 from inferlet._queue import Queue
 from inferlet._text import Chat, Text, plain
-from inferlet._types import Embed, Message, Model, Priority, TokenSlot
+from inferlet._types import Embed, Message, Model, Priority, TokenSlot, Tool
 from inferlet.errors import InvalidArgument
 from inferlet.sampling import AnySampler, Greedy
 from inferlet.stopping import Stop, conditions
@@ -72,6 +73,7 @@ class Context:
         """All tokens of the context, those generated included; of `fill`ed text once it has been computed."""
         self._kv_len = 0  # tokens[:_kv_len] are in the pages, or commands that put them there are on their way
         self._parts: list[Text | list[int]] = []
+        self._tools: list[Tool] | None = None  # of its chat
         self._answering = False  # behind chat messages with a generation prompt: an answer follows, or stands there
         self._pages = PageTable(self.queue, self.model.page_size)
         self._fixed: tuple[Embed, Embed, TokenSlot] | None = None
@@ -100,25 +102,43 @@ class Context:
         if listed:
             self._parts.append(listed)
 
-    def chat(self, messages: Sequence[Message] | str, *, add_generation_prompt: bool = True) -> None:
+    def chat(
+        self,
+        messages: Sequence[Message] | str,
+        *,
+        tools: Sequence[Tool] | None = None,
+        add_generation_prompt: bool = True,
+    ) -> None:
         """Append chat messages in the form that the model was trained on; a string is one message of the user.
 
         Behind other tokens they continue the dialogue: an answer that stands there is closed, and nothing is written
-        that a text begins with, such as BOS.
+        that a text begins with, such as BOS. `tools` are those that the model may call, and belong to the first
+        messages: templates write them at the beginning.
+
+        Raises:
+            InvalidArgument: tools came behind other tokens. When the messages are used: the template refuses them or
+                writes no tools, or a role looks misspelt.
         """
         messages = (
             [{"role": "user", "content": messages}] if isinstance(messages, str) else listed_messages("chat", messages)
         )
+        tools = None if tools is None else listed_tools("chat", tools)
         self._check_open()
-        self._interrupt()
+        last = self._parts[-1] if self._parts else None
         begins, answering = not self.tokens and not self._parts, self._answering
-        if self._parts and isinstance(self._parts[-1], Chat):  # nothing stands between: they are one chat
-            last = self._parts.pop()
-            assert isinstance(last, Chat)
+        if isinstance(last, Chat):  # nothing stands between: they are one chat
             messages, begins, answering = [*last.messages, *messages], last.begins, last.answering
-        chat = Chat(self.model, messages, self.tokens, prompt=add_generation_prompt, begins=begins, answering=answering)
+        if tools is not None and not begins:
+            told = "templates write them at the beginning: give them to the context's first `chat`"
+            raise InvalidArgument(argument="tools", detail=told)
+        tools = self._tools if tools is None else tools
+        self._interrupt()
+        prompt = add_generation_prompt
+        chat = Chat(self.model, messages, self.tokens, tools=tools, prompt=prompt, begins=begins, answering=answering)
+        if isinstance(last, Chat):
+            self._parts.pop()
         self._parts.append(chat)
-        self._answering = add_generation_prompt
+        self._tools, self._answering = tools, prompt
 
     async def flush(self) -> None:
         """Compute everything filled in so far but the last token, and wait for it."""
@@ -218,6 +238,7 @@ class Context:
         child.draw = crc32(f"{self.draw}/{fork}/{i}".encode())
         child.tokens = self.tokens.copy()
         child._answering = self._answering
+        child._tools = self._tools
         child._kv_len = shared
         child._pages = self._pages.fork(child.queue, shared)
         return child
