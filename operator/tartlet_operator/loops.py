@@ -81,7 +81,7 @@ class ControlWatch:
             self._lost_s = now
         elif now - self._lost_s > UNREACHABLE_S and self._ctx.view.engines is not None:
             log.warning("%s", error)
-            self._tell(None, {})
+            self._tell(None, self._ctx.view.programs)  # how many there were last
 
     def _tell(self, engines: Mapping[str, str] | None, programs: Mapping[str, int]) -> None:
         view = self._ctx.view

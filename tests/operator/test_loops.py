@@ -96,7 +96,7 @@ async def test_who_hears_of_a_change_looks_at_once_and_who_hears_nothing_says_so
 
     try:
         await looked_at()
-        control.engine.state = "cordoned"
+        control.engine.state, control.engine.programs = "cordoned", 3
         control.news.set()
         await looked_at()
         assert ctx.view.engines == {"p-0": "cordoned"}
@@ -107,6 +107,7 @@ async def test_who_hears_of_a_change_looks_at_once_and_who_hears_nothing_says_so
         ctx.clock.advance(UNREACHABLE_S + 1.0)
         await looked_at()
         assert not ctx.view.engines, "nobody knows"
+        assert ctx.view.programs == {"p-0": 3}, "as control told last"
         tried = Key("Inferlet", "ns", "tried too often")
         ctx.given_up[tried] = None
         control.gone = False
