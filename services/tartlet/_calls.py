@@ -165,4 +165,9 @@ def _why(address: str, details: str) -> str:
     path = rpc.unix_path(address)
     if path is not None and not path.exists():
         return "there is no such socket"
-    return details.removeprefix("failed to connect to all addresses; last error: ")
+    why = details.removeprefix("failed to connect to all addresses; last error: ")
+    if "handshake" in why:
+        return (
+            f"{why}; it runs, but its certificate and the one shown to it must be of one authority, and the name right"
+        )
+    return why

@@ -14,7 +14,7 @@ class Usage:
     sampled_tokens: int = 0
     input_tokens: int = 0  # embedded from ids
     first_token_s: float = 0.0  # from launch to the first sampled token (if none: distribution), 0 if there was none
-    per_token_s: float = 0.0  # mean time between sampled tokens (if none: between distributions)
+    per_token_s: float = 0.0  # mean time between sampled tokens (if none: distributions) of one answer
     wall_s: float = 0.0
     commands: int = 0
     peak_pages: int = 0

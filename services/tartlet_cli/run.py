@@ -78,7 +78,7 @@ class RunOptions:
 @click.option("--native", is_flag=True, help="Run the file as an ordinary process, so that pdb works.")
 @click.option("--interactive", is_flag=True, help="Send each line of standard input to the program as a message.")
 @click.option("--seed", type=int, help="Decides the program's randomness.")
-@click.option("--no-journal", is_flag=True, help="Real clock and entropy, which no --seed decides; no journal.")
+@click.option("--no-journal", is_flag=True, help="No journal; the real clock and, without --seed, entropy.")
 @click.option("--quiet", is_flag=True, help="No closing line.")
 @click.option("--config", type=click.Path(path_type=Path), help="TOML file with settings of the roles.")
 @limit_options

@@ -45,8 +45,6 @@ def check_options(ctx: click.Context, options: dict[str, Any]) -> None:
     for name, why in _NOT_NATIVE.items() if options["native"] else ():
         if options[name]:
             raise click.UsageError(why, ctx)
-    if options["no_journal"] and options["seed"] is not None and not options["native"]:
-        raise click.UsageError("--seed: with --no-journal a program's randomness is the machine's own", ctx)
     if not options["kube"]:
         _check_place(ctx, options)
         return

@@ -43,6 +43,7 @@ class ProgramSpec:
     limits: ProgramLimits
     durable: bool
     seed: bytes
+    seeded: bool  # the launch asked for that seed
     trace: Mapping[str, str] = field(default_factory=dict)
 
 

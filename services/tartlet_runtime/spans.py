@@ -93,7 +93,7 @@ class Spans:
                 self._tokens.record(count, attributes | {names.ATTR_TOKEN_TYPE: kind})
         if usage.sampled_tokens:
             self._first.record(usage.first_token_s, attributes)
-        if usage.sampled_tokens > 1:
+        if usage.sampled_tokens > 1 and usage.per_token_s:
             self._per_token.record(usage.per_token_s, attributes)
 
     def _observe_running(self, _: CallbackOptions) -> Iterable[Observation]:

@@ -58,6 +58,7 @@ def specify(asked: programs_pb2.LaunchSpec, source: common_pb2.Source, defaults:
         limits=limits,
         durable=asked.durable,
         seed=asked.seed or secrets.token_bytes(_SEED_BYTES),
+        seeded=bool(asked.seed),
         trace={
             key: value for key in _TRACE_KEYS if 0 < len((value := asked.trace.get(key, "")).encode()) <= MAX_NAME_BYTES
         },

@@ -18,14 +18,29 @@ class _Pace:
     """How many of something have come, and when."""
 
     count: int = 0
-    first_at_s: float = 0.0
+    gaps: int = 0  # between two of them
+    gaps_s: float = 0.0
     last_at_s: float = 0.0
+    first_at_s: float = 0.0
+    anew: bool = False  # the next belongs to another answer: what lies before it is no gap
 
     def add(self, count: int, now_s: float) -> None:
         """So many have come."""
+        if not count:
+            return
+        if not self.count:
+            self.first_at_s = now_s
+        elif not self.anew:
+            self.gaps += 1
+            self.gaps_s += now_s - self.last_at_s
+        self.gaps += count - 1
         self.count += count
-        self.first_at_s = self.first_at_s or now_s
-        self.last_at_s = now_s
+        self.last_at_s, self.anew = now_s, False
+
+    @property
+    def mean_gap_s(self) -> float:
+        """Seconds between two; 0 if there were no two of one answer."""
+        return self.gaps_s / self.gaps if self.gaps else 0.0
 
 
 @dataclass(slots=True)
@@ -71,6 +86,11 @@ class UsageMeter:
                 else:
                     self._distributions.add(due, now_s)
 
+    def heard(self) -> None:
+        """The program takes a message: unless it generates meanwhile, its next token is the first of another answer."""
+        if not self._awaited:
+            self._tokens.anew = self._distributions.anew = True
+
     def settled(self, settled: control_pb2.ProgramSettled) -> None:
         """Take over what only control knows."""
         self.peak_pages = settled.peak_pages
@@ -79,13 +99,12 @@ class UsageMeter:
     def to_proto(self, now_s: float) -> programs_pb2.Usage:
         """The counts so far, or at the program's end."""
         pace = self._tokens if self._tokens.count else self._distributions
-        gaps = pace.count - 1
         return programs_pb2.Usage(
             sampled_tokens=self._tokens.count,
             distributions=self._distributions.count,
             input_tokens=self.input_tokens,
             first_token_s=pace.first_at_s - self.launched_s if pace.count else 0.0,
-            per_token_s=(pace.last_at_s - pace.first_at_s) / gaps if gaps > 0 else 0.0,
+            per_token_s=pace.mean_gap_s,
             wall_s=(self.ended_s or now_s) - self.launched_s,
             commands=self.commands,
             peak_pages=self.peak_pages,

@@ -75,7 +75,7 @@ class WasmGuest:
             hooks=_Hooks(program),
             limits=guest_limits(spec.limits),
             clock=GuestClock(program.clock_start_ns) if spec.durable else SystemClock(),
-            random=GuestRandom(spec.seed) if spec.durable else SystemRandom(),
+            random=GuestRandom(spec.seed) if spec.durable or spec.seeded else SystemRandom(),
         )
         is_python = spec.language == _Source.PYTHON
         self.fiber.start(spec.source.decode() if is_python else "", spec.filename, spec.args)

@@ -66,7 +66,6 @@ def test_an_option_that_would_be_ignored_is_refused(run_dir: Path) -> None:
         (("--config", "x.toml"), "local", "--config: the server that TARTLET_SERVER means has its own"),
         (("--inferlet", "--engine", "torch"), "", "--engine: the server that --inferlet means has its own"),
         (("--engine", "fake", "--model", "demo"), "", "--model: the fake engine has none"),
-        (("--no-journal", "--seed", "0"), "", "--seed: with --no-journal a program's randomness is the machine's own"),
         (("--native", "--max-memory", "100"), "", "--max-memory: it holds in the sandbox alone"),
     ):
         result = tartlet_cli(run_dir, "run", *args, "program.py", TARTLET_SERVER=server)

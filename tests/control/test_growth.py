@@ -30,7 +30,7 @@ from tartlet_protos import common_pb2, control_pb2, control_pb2_grpc
 from tests.control.harness import Host, decode_text
 from tests.control.served import Runtime, control, worker
 from tests.control.test_catalogue import entry
-from tests.runtime.harness import engine_spec
+from tests.runtime.fake_control import engine_spec
 
 
 def _programs() -> int:

@@ -19,6 +19,7 @@ from tartlet_common.errors import (
     PermissionDenied,
     RuntimeLost,
     SourceTooLarge,
+    Unavailable,
     UnknownProgram,
     WorkerLost,
 )
@@ -58,6 +59,11 @@ def test_the_command_line_takes_tls_files_from_flags_and_environment(pair: Clust
     refused = tartlet_cli(pair.directory, "ps", "--server", pair.runtimes[0])
     assert refused.returncode != 0
     assert "give --tls-certificate" in refused.stderr
+
+
+async def test_who_shows_a_certificate_of_another_authority_is_told_what_must_fit(pair: Cluster, run_dir: Path) -> None:
+    with pytest.raises(Unavailable, match=r"handshake failed.*must be of one authority"):
+        await tartlet.AsyncClient(pair.runtimes[0], tls=Cluster(run_dir).identity("client")).list()
 
 
 async def test_tcp_without_tls_is_refused_by_client_and_role(pair: Cluster, run_dir: Path) -> None:

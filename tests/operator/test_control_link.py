@@ -14,7 +14,7 @@ from tartlet_control.catalogue import Catalogue
 from tartlet_control.server_catalogue import CatalogueService
 from tartlet_operator.control_link import ControlLink
 from tartlet_protos import common_pb2, control_pb2, control_pb2_grpc
-from tests.runtime.harness import FakeControl
+from tests.runtime.fake_control import FakeControl
 
 
 class Counting(CatalogueService):

@@ -23,7 +23,8 @@ from tartlet_runtime.local_ops import LocalOps
 from tartlet_runtime.models import ModelTable
 from tartlet_runtime.submission import Row
 from tartlet_runtime.tokens import TokenizerEntry
-from tests.runtime.harness import engine_spec, native, running, tokenizer_json, until
+from tests.runtime.fake_control import engine_spec, tokenizer_json
+from tests.runtime.harness import native, running, until
 
 AWAIT = int(Flag.AWAIT)
 

@@ -26,16 +26,8 @@ from tartlet_protos import common_pb2, control_pb2, programs_pb2
 from tartlet_runtime.control_link import how_many_fit
 from tartlet_runtime.driver import Driver
 from tests.runtime.bystanders import SAMPLE, ended, launch
-from tests.runtime.harness import (
-    PYTHON,
-    FakeControl,
-    NativeProgram,
-    Stream,
-    launch_spec,
-    native,
-    running,
-    until,
-)
+from tests.runtime.fake_control import FakeControl
+from tests.runtime.harness import PYTHON, NativeProgram, Stream, launch_spec, native, running, until
 
 _Event = programs_pb2.ProgramEvent
 pytestmark = pytest.mark.usefixtures("python_component")

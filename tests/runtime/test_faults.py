@@ -34,15 +34,8 @@ from tartlet_common.wire import error_from_proto
 from tartlet_protos import common_pb2, programs_pb2
 from tartlet_runtime.native import HELLO, SUBMIT, WAIT, frame
 from tests.runtime.bystanders import SAMPLE, bystander, ended, launch
-from tests.runtime.harness import (
-    PYTHON,
-    FakeControl,
-    NativeProgram,
-    Stream,
-    launch_spec,
-    native,
-    running,
-)
+from tests.runtime.fake_control import FakeControl
+from tests.runtime.harness import PYTHON, NativeProgram, Stream, launch_spec, native, running
 
 _Event = programs_pb2.ProgramEvent
 pytestmark = pytest.mark.usefixtures("python_component")

@@ -23,17 +23,8 @@ from tartlet_runtime.journal import CommandDigest, JournalHeader, JournalRecord,
 from tartlet_runtime.replay import Replayed, replay_wasm
 from tartlet_runtime.wasm import Compiled, HostConfig, WasmHost
 from tartlet_runtime.wasm.engine_flags import flags_digest
-from tests.runtime.harness import (
-    PYTHON,
-    WASM,
-    FakeControl,
-    Rig,
-    Stream,
-    launch_spec,
-    make_settings,
-    running,
-    serve_control,
-)
+from tests.runtime.fake_control import FakeControl, serve_control
+from tests.runtime.harness import PYTHON, WASM, Rig, Stream, launch_spec, make_settings, running
 
 _Event = programs_pb2.ProgramEvent
 C_GUESTS = Path(__file__).parents[2] / "inferlets" / "sdk" / "c" / "examples"

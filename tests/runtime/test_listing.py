@@ -13,7 +13,8 @@ from tartlet_common.errors import InvalidArgument, ProgramFailed
 from tartlet_common.wire import error_from_proto
 from tartlet_protos import common_pb2, programs_pb2
 from tartlet_runtime.listing import make_token, read_token
-from tests.runtime.harness import FakeControl, Rig, Stream, launch_spec, native, running
+from tests.runtime.fake_control import FakeControl
+from tests.runtime.harness import Rig, Stream, launch_spec, native, running
 
 
 async def _launched(rig: Rig, count: int) -> list[str]:

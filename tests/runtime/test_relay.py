@@ -19,7 +19,8 @@ from tartlet_common.wire import error_from_proto
 from tartlet_protos import common_pb2, control_pb2, programs_pb2, programs_pb2_grpc
 from tartlet_runtime import relay
 from tartlet_runtime.relay import Relay
-from tests.runtime.harness import PYTHON, FakeControl, Rig, Stream, launch_spec, running
+from tests.runtime.fake_control import FakeControl
+from tests.runtime.harness import PYTHON, Rig, Stream, launch_spec, running
 
 _Event = programs_pb2.ProgramEvent
 Answers = list[list[programs_pb2.ProgramEvent]]

@@ -16,7 +16,8 @@ from tartlet_common.rpc import make_channel
 from tartlet_common.settings import RuntimeSettings
 from tartlet_common.wire import error_from_proto
 from tartlet_protos import programs_pb2, programs_pb2_grpc
-from tests.runtime.harness import PYTHON, FakeControl, Stream, launch_spec, make_settings, serve_control
+from tests.runtime.fake_control import FakeControl, serve_control
+from tests.runtime.harness import PYTHON, Stream, launch_spec, make_settings
 
 pytestmark = pytest.mark.usefixtures("python_component")
 _Event = programs_pb2.ProgramEvent

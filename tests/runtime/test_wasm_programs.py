@@ -234,3 +234,15 @@ async def test_refused_launches_prepare_no_guests_and_their_models_are_no_labels
         stream = await launch(rig, launch_spec(PYTHON, source, model="fake"), launch_spec(PYTHON, source))
         assert (await stream.rest())[-1].success
         assert (len(expected), labels[3:]) == (2, ["fake"] * 2)
+
+
+@pytest.mark.usefixtures("python_component")
+async def test_a_seed_decides_a_program_s_randomness_with_and_without_a_journal(run_dir: Path) -> None:
+    source = b"import random, secrets\ndef main(): return f'{random.random()} {secrets.token_hex(4)}'\n"
+    async with running(run_dir) as rig:
+        wanted = [(durable, seed) for durable in (True, False) for seed in (b"s" * 16, b"s" * 16, b"")]
+        specs = [launch_spec(PYTHON, source, durable=durable, seed=seed) for durable, seed in wanted]
+        stream = Stream(rig.stub.Launch(programs_pb2.LaunchRequest(specs=specs)))
+        drawn = {e.index: e.data for e in await stream.rest() if e.kind == _Event.ENDED}
+    assert drawn[0] == drawn[1] == drawn[3] == drawn[4]
+    assert len({drawn[0], drawn[2], drawn[5]}) == 3
