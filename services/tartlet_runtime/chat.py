@@ -7,6 +7,7 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from difflib import get_close_matches
 from functools import lru_cache
+from itertools import islice
 from typing import Any
 
 import jinja2
@@ -19,6 +20,7 @@ from tartlet_common.errors import InvalidArgument
 MAX_PROMPT_CHARS = 4 << 20
 _ROLES = ("system", "developer", "user", "assistant", "tool")
 _SLIP = 0.75  # how alike a role and a known one are where it is taken for a slip
+_LOOKED_AT = 16  # roles that are none of these
 
 
 def _raise_exception(message: str) -> None:
@@ -59,11 +61,11 @@ def _check(template: str, fields: dict[str, Any]) -> None:
     if tools and "tools" not in template:
         told = "the model's chat template writes none: tell of them in a message of the role 'system'"
         raise InvalidArgument(argument="tools", detail=told)
-    for message in fields["messages"]:
-        role = message.get("role") if isinstance(message, dict) else None
-        if not isinstance(role, str):
-            raise InvalidArgument(argument="messages", detail="one has no role, such as 'user'")
-        if role in _ROLES or f"'{role}'" in template or f'"{role}"' in template:
+    roles: list[Any] = [message.get("role") if isinstance(message, dict) else None for message in fields["messages"]]
+    if not all(isinstance(role, str) for role in roles):
+        raise InvalidArgument(argument="messages", detail="one has no role, such as 'user'")
+    for role in islice((role for role in dict.fromkeys(roles) if role not in _ROLES), _LOOKED_AT):
+        if f"'{role}'" in template or f'"{role}"' in template:
             continue
         if meant := get_close_matches(role.strip().lower(), _ROLES, n=1, cutoff=_SLIP):
             told = f"one has the role {role[:40]!r}, which the model's chat template doesn't name"
