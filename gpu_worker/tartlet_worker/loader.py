@@ -237,15 +237,18 @@ def stop_tokens(path: Path, config: ModelConfig) -> tuple[int, ...]:
 
 
 def chat_template(path: Path) -> str:
-    """The Jinja source of the chat template, "" if there is none; of several named ones, the default."""
-    file = path / "chat_template.jinja"
+    """The Jinja source of the chat template, "" if none; of several the default, and `tool_use` for tools."""
+    file, more = path / "chat_template.jinja", path / "additional_chat_templates" / "tool_use.jinja"
+    with_tools = more.read_text() if more.is_file() else ""
     if file.is_file():
-        return file.read_text()
-    template = _json(path / "tokenizer_config.json").get("chat_template", "")
-    if isinstance(template, list):
-        named = {entry.get("name"): entry.get("template", "") for entry in template}
-        template = named.get("default", "")
-    return str(template or "")
+        template = file.read_text()
+    else:
+        template = _json(path / "tokenizer_config.json").get("chat_template", "")
+        if isinstance(template, list):
+            named = {entry.get("name"): entry.get("template", "") for entry in template}
+            template, with_tools = named.get("default", ""), named.get("tool_use", with_tools)
+    parts = [str(each or "").removesuffix("\n") for each in (with_tools, template)]  # as Jinja does at a file's end
+    return "{{% if tools %}}{}{{% else %}}{}{{% endif %}}".format(*parts) if with_tools else str(template or "")
 
 
 def tokenizer_s_own(path: Path, name: str) -> str | None:

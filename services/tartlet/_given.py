@@ -50,12 +50,18 @@ def check_offset(given: int) -> None:
 
 
 def check_texts(**given: object) -> None:
-    """Tell text from other things, by their arguments' names.
+    """Tell text that can travel, as UTF-8, from other things, by their arguments' names.
 
     Raises:
-        InvalidArgument: one of them is something else.
+        InvalidArgument: one of them is something else, or holds half a character.
     """
     check_kind(str, **given)
+    for argument, text in given.items():
+        try:
+            str(text).encode()
+        except UnicodeEncodeError as e:
+            detail = f"its character {e.start + 1} is half of one, or a byte that is no UTF-8"
+            raise InvalidArgument(argument=argument, detail=detail) from None
 
 
 def check_kind(kind: type, **given: object) -> None:
@@ -102,6 +108,7 @@ def message_bytes(given: bytes | str) -> bytes:
         InvalidArgument: it is neither text nor bytes.
     """
     if isinstance(given, str):
+        check_texts(message=given)
         return given.encode()
     if isinstance(given, bytes | bytearray | memoryview):
         return bytes(given)
@@ -112,14 +119,14 @@ def seed_bytes(given: object) -> bytes:
     r"""What a launch takes for a seed: a number's lower 128 bits.
 
     Example:
-        >>> seed_bytes(258)[:3], len(seed_bytes(-1)), seed_bytes(b"")
+        >>> seed_bytes(258)[:3], len(seed_bytes(-1)), seed_bytes(None)
         (b'\x02\x01\x00', 16, b'')
 
     Raises:
         InvalidArgument: it is neither a whole number nor bytes.
     """
-    if isinstance(given, bytes):
-        return given
+    if given is None or isinstance(given, bytes):
+        return given or b""
     if not isinstance(given, Integral):
         raise InvalidArgument(argument="seed", detail=f"{shown(given)} is neither a whole number nor 16 bytes")
     return (int(given) % (1 << 128)).to_bytes(16, "little")

@@ -13,7 +13,7 @@ class Usage:
 
     sampled_tokens: int = 0
     input_tokens: int = 0  # embedded from ids
-    first_token_s: float = 0.0  # from launch to the first sampled token (if none: distribution), 0 if there was none
+    first_token_s: float = 0.0  # from launch, or the last message before it, to the first token, 0 if there was none
     per_token_s: float = 0.0  # mean time between sampled tokens (if none: distributions) of one answer
     wall_s: float = 0.0
     commands: int = 0

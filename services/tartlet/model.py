@@ -148,7 +148,7 @@ class LaunchSpec:
     tenant: str = ""
     idempotency_key: str = ""  # a second launch with the same key gives the first one's program
     durable: bool = True  # keep a journal; False gives real clock and entropy
-    seed: bytes | int = b""  # a number, or 16 bytes, that decides the program's randomness; b"" draws one
+    seed: bytes | int | None = None  # a number, or 16 bytes, that decides the program's randomness; None draws one
 
     def __post_init__(self) -> None:
         """Tell what is easily mistaken.
@@ -165,6 +165,8 @@ class LaunchSpec:
         check_kind(bool, durable=self.durable)
         if isinstance(self.args, str) or not all(isinstance(arg, str) for arg in self.args):
             raise InvalidArgument(argument="args", detail=f"{self.args!r} is no sequence of strings")
+        for arg in self.args:
+            check_texts(args=arg)
         seed_bytes(self.seed)
 
 

@@ -67,15 +67,15 @@ class _Loop:
             if self._closed:
                 return
             self._closed = True
-        asyncio.run_coroutine_threadsafe(close(), self._loop).result()
+        asyncio.run_coroutine_threadsafe(_ended(close()), self._loop).result()
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
-        self._loop.run_until_complete(_ended())
         self._loop.close()
 
 
-async def _ended() -> None:
-    """What was under way has ended: answered, or cancelled."""
+async def _ended(closing: Coroutine[Any, Any, None]) -> None:
+    """What was under way when it was closed has ended: answered, or cancelled."""
+    await closing
     others = asyncio.all_tasks() - {asyncio.current_task()}
     if others:
         await asyncio.wait(others, timeout=_LAST_S)

@@ -390,7 +390,7 @@ class Program:
 
     def receive(self, ticket: int) -> None:
         """Answer with the next message, now or when it comes."""
-        self.usage.heard()
+        self.usage.heard(self._world.clock.now())
         self._mail.receive(ticket)
 
     def answer(self, row: Row, payload: bytes) -> None:
@@ -419,7 +419,7 @@ class Program:
             FrameTooLarge: it is too long.
         """
         if self._mail.deliver(message):
-            self.usage.heard()
+            self.usage.heard(self._world.clock.now())
             self._wake_if_waiting()
 
     def _wake_if_waiting(self) -> None:

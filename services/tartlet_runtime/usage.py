@@ -52,6 +52,7 @@ class UsageMeter:
     commands: int = 0
     peak_pages: int = 0
     ended_s: float = 0.0
+    _asked_s: float = 0.0  # when it took its last message before its first token
     _tokens: _Pace = field(default_factory=_Pace)
     _distributions: _Pace = field(default_factory=_Pace)
     _awaited: dict[int, int] = field(default_factory=dict)  # ticket: _TOKEN, or how many distributions
@@ -86,10 +87,12 @@ class UsageMeter:
                 else:
                     self._distributions.add(due, now_s)
 
-    def heard(self) -> None:
+    def heard(self, now_s: float) -> None:
         """The program takes a message: unless it generates meanwhile, its next token is the first of another answer."""
         if not self._awaited:
             self._tokens.anew = self._distributions.anew = True
+            if not (self._tokens.count or self._distributions.count):
+                self._asked_s = now_s
 
     def settled(self, settled: control_pb2.ProgramSettled) -> None:
         """Take over what only control knows."""
@@ -103,7 +106,7 @@ class UsageMeter:
             sampled_tokens=self._tokens.count,
             distributions=self._distributions.count,
             input_tokens=self.input_tokens,
-            first_token_s=pace.first_at_s - self.launched_s if pace.count else 0.0,
+            first_token_s=pace.first_at_s - (self._asked_s or self.launched_s) if pace.count else 0.0,
             per_token_s=pace.mean_gap_s,
             wall_s=(self.ended_s or now_s) - self.launched_s,
             commands=self.commands,

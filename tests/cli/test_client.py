@@ -15,7 +15,7 @@ import tartlet
 from tartlet import Accepted, CatalogueEntry, LaunchSpec, Limits, Source
 from tartlet._convert import launch_to_proto
 from tartlet_common.errors import InvalidArgument, InvalidConfig, Unavailable
-from tests.e2e.serving import environment
+from tests.e2e.serving import environment, tartlet_cli
 
 
 @pytest.mark.parametrize(
@@ -94,6 +94,26 @@ def test_where_no_server_is_the_address_and_what_starts_one_are_told(run_dir: Pa
     where = f"unix:{run_dir}/runtime.sock"
     assert error.endswith(f"Unavailable: the server at {where} can't be reached: there is no such socket")
     assert remedy == "Start it with `tartlet serve`, or check the address."
+
+
+def test_half_a_character_is_refused_where_it_is_given(run_dir: Path) -> None:
+    with pytest.raises(InvalidArgument, match="args: its character 2 is half of one"):
+        LaunchSpec(inferlet="x", args=["a\ud800"])
+    with tartlet.Client(f"unix:{run_dir}/none.sock") as client, pytest.raises(InvalidArgument, match="message"):
+        client.send("p", "\ud83d")
+    (run_dir / "x.py").write_text("def main(): pass\n")
+    done = tartlet_cli(run_dir, "run", "--engine", "fake", str(run_dir / "x.py"), "\udcff")
+    assert done.returncode
+    assert "InvalidArgument: args" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+async def test_a_blocking_client_closes_amid_a_running_loop(run_dir: Path) -> None:
+    client = tartlet.Client(f"unix:{run_dir}/none.sock")
+    with pytest.raises(Unavailable):
+        client.state()
+    client.close()
+    client.close()
 
 
 def test_a_socket_that_nobody_listens_at_is_told_shortly(run_dir: Path) -> None:

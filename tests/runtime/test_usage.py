@@ -39,8 +39,8 @@ def test_the_time_between_tokens_is_their_mean_distance() -> None:
 def test_what_a_program_waits_for_a_message_is_not_between_its_tokens() -> None:
     metered = Metered()
     metered.tokens(11.0, 11.5)
-    metered.usage.heard()  # it asks for a message,
-    metered.usage.heard()  # and gets one, an hour later
+    metered.usage.heard(11.5)  # it asks for a message,
+    metered.usage.heard(3610.0)  # and gets one, an hour later
     metered.tokens(3611.0, 3611.25, 3611.5)
     told = metered.usage.to_proto(4000.0)
     assert (told.sampled_tokens, told.first_token_s, told.per_token_s) == (5, 1.0, 1.0 / 3)
@@ -50,7 +50,7 @@ def test_a_message_in_the_midst_of_generating_interrupts_nothing() -> None:
     metered = Metered()
     metered.tokens(11.0)
     ahead = metered.ask()
-    metered.usage.heard()
+    metered.usage.heard(11.5)
     metered.come(ahead, at_s=12.0)
     assert metered.usage.to_proto(20.0).per_token_s == 1.0
 
@@ -58,6 +58,7 @@ def test_a_message_in_the_midst_of_generating_interrupts_nothing() -> None:
 def test_one_token_an_answer_has_no_time_between() -> None:
     metered = Metered()
     for at_s in (11.0, 12.0):
-        metered.usage.heard()
+        metered.usage.heard(at_s - 0.25)
         metered.tokens(at_s)
-    assert metered.usage.to_proto(20.0).per_token_s == 0.0
+    told = metered.usage.to_proto(20.0)
+    assert (told.first_token_s, told.per_token_s) == (0.25, 0.0)

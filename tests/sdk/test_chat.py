@@ -153,7 +153,7 @@ def test_tools_stand_at_the_beginning_of_a_dialogue_and_only_there() -> None:
         ctx = Context()
         ctx.chat(USER, tools=[LOOKUP])
         await ctx.generate_until(max_tokens=3)
-        with pytest.raises(errors.InvalidArgument, match="give them to the context's first `chat`"):
+        with pytest.raises(errors.InvalidArgument, match="give them to the `chat` that a context begins with"):
             ctx.chat([result], tools=[LOOKUP])
         [fork] = ctx.fork()
         for context in (ctx, fork):

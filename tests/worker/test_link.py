@@ -218,6 +218,29 @@ async def test_a_step_of_random_bytes_costs_its_stream_only(run_dir: Path, seed:
         assert not r.running.done()
 
 
+async def test_a_result_that_comes_as_the_call_ends_does_not_end_the_worker(
+    run_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with rig(run_dir) as r, asyncio.timeout(10):
+        serve = r.link._serve
+
+        async def with_a_late_result(stream: Any) -> None:
+            def come(_: object) -> None:
+                r.link._outbox.append(engine_pb2.StepResultFrame())
+                r.link._wake.set()
+
+            stream.add_done_callback(come)
+            await serve(stream)
+
+        monkeypatch.setattr(r.link, "_serve", with_a_late_result)
+        await r.until_hello()
+        r.end.to_send.put_nowait(None)  # the call ends
+        while len(r.end.hellos) < 3:
+            await asyncio.sleep(0.01)
+            r.end.to_send.put_nowait(None)
+        assert not r.running.done()
+
+
 async def test_draining_is_told_and_the_worker_leaves_when_control_lets_go(run_dir: Path) -> None:
     async with rig(run_dir) as r, asyncio.timeout(10):
         await r.until_hello()

@@ -78,6 +78,11 @@ def test_the_spec_names_model_stop_tokens_template_and_tokenizer(copy: Path) -> 
     assert (spec.stop_tokens, spec.bos_token, spec.chat_template) == ((5, 9), 1, "{{ messages }}")
     assert spec.tokenizer_digest == hashlib.sha256(b"{}").hexdigest()
     assert engine.tokenizer_json() == b"{}"
+    named = [{"name": "default", "template": "plain\n"}, {"name": "tool_use", "template": "with {{ tools }}"}]
+    (copy / "tokenizer_config.json").write_text(json.dumps({"chat_template": named}))
+    assert load_engine(copy, num_pages=4).spec.chat_template == (
+        "{% if tools %}with {{ tools }}{% else %}plain{% endif %}"
+    )
     (copy / "chat_template.jinja").write_text("newer")
     (copy / "generation_config.json").unlink()
     spec = load_engine(copy, num_pages=2, name="other").spec

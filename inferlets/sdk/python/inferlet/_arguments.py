@@ -66,6 +66,17 @@ def messages(name: str, values: Any) -> list[dict[str, object]]:
     raise TypeError(f"{name} takes a list of messages, such as {wanted}, not {shown(values)}")
 
 
+def variables(name: str, values: Any) -> dict[str, object]:
+    """A chat template's variables that are none of the call's other arguments."""
+    if isinstance(values, dict) and all(isinstance(key, str) for key in values):
+        taken = {"messages", "tools", "add_generation_prompt"} & set(values)
+        if not taken:
+            return values
+        raise TypeError(f"{name} takes {' and '.join(sorted(taken))} as arguments of their own, not in variables")
+    wanted = "{'enable_thinking': False}"
+    raise TypeError(f"{name} takes the template's variables by their names, such as {wanted}, not {shown(values)}")
+
+
 def tools(name: str, values: Any) -> list[dict[str, object]]:
     """Descriptions of tools as a list."""
     if isinstance(values, (list, tuple)) and all(isinstance(value, dict) for value in values):

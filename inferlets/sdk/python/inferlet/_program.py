@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from inferlet import _abi as abi
@@ -206,13 +206,22 @@ def format_chat(
     messages: Sequence[Message],
     *,
     tools: Sequence[Tool] | None = None,
+    variables: Mapping[str, object] | None = None,
     add_generation_prompt: bool = True,
     model: Model | None = None,
 ) -> asyncio.Future[str]:
-    """Chat messages as the text that the model's template makes of them, with the `tools` that it may call.
+    """Chat messages as the text that the model's template makes of them.
+
+    Args:
+        messages: in the form of OpenAI's; a tool call's `arguments` as an object, unless the template wants text.
+        tools: those that the model may call.
+        variables: what else the template knows, such as `{"enable_thinking": False}`.
+        add_generation_prompt: end with what begins an answer.
+        model: the default one if left out.
 
     Raises:
-        InvalidArgument: the template refuses the messages or writes no tools, or a role looks misspelt.
+        InvalidArgument: the template refuses the messages, or writes nothing of some or of the tools; a message is
+            without role or content, or a role looks misspelt.
 
     Example:
         >>> async def main():
@@ -220,7 +229,8 @@ def format_chat(
         <user>Hi</user><assistant>
     """
     listed = _arguments.messages("format_chat", messages)
-    wanted = {"messages": listed, "add_generation_prompt": add_generation_prompt}
+    wanted = {} if variables is None else _arguments.variables("format_chat", variables)
+    wanted = wanted | {"messages": listed, "add_generation_prompt": add_generation_prompt}
     if tools is not None:
         wanted["tools"] = _arguments.tools("format_chat", tools)
     body = json.dumps(wanted).encode()

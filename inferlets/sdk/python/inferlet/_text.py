@@ -9,7 +9,7 @@ from typing import Any
 
 from inferlet._channel import channel
 from inferlet._program import format_chat, tokenize_with
-from inferlet._types import Message, Model, Tool
+from inferlet._types import Message, Model
 from inferlet.errors import InvalidArgument, TartletError
 
 Steps = Generator[asyncio.Future[Any], Any, list[int]]
@@ -68,7 +68,8 @@ class Text:
 class Chat(Text):
     """Messages behind `before`, the context's tokens, of which there are none if `begins`.
 
-    `answering`: what stands there ends with an answer to earlier messages, and maybe with a stop token.
+    `form`: arguments of `format_chat`. `answering`: what stands there ends with an answer to earlier messages, and
+    maybe with a stop token.
     """
 
     __slots__ = ("answering", "begins", "messages")
@@ -79,16 +80,13 @@ class Chat(Text):
         messages: Sequence[Message],
         before: Sequence[int],
         *,
-        tools: Sequence[Tool] | None,
-        prompt: bool,
+        form: dict[str, Any],
         begins: bool,
         answering: bool,
     ) -> None:
         self.messages, self.begins, self.answering = messages, begins, answering
         super().__init__(
-            _beginning(model, messages, tools, prompt)
-            if begins
-            else _next_turn(model, messages, tools, prompt, before, answering)
+            _beginning(model, messages, form) if begins else _next_turn(model, messages, form, before, answering)
         )
 
 
@@ -98,9 +96,9 @@ def plain(model: Model, text: str, special: bool) -> Steps:  # noqa: FBT001 - of
     return tokens
 
 
-def _beginning(model: Model, messages: Sequence[Message], tools: Sequence[Tool] | None, prompt: bool) -> Steps:  # noqa: FBT001
+def _beginning(model: Model, messages: Sequence[Message], form: dict[str, Any]) -> Steps:
     """A chat from its beginning."""
-    text = yield format_chat(messages, tools=tools, add_generation_prompt=prompt, model=model)
+    text = yield format_chat(messages, model=model, **form)
     tokens: list[int] = yield tokenize_with(model, text)
     return tokens
 
@@ -108,8 +106,7 @@ def _beginning(model: Model, messages: Sequence[Message], tools: Sequence[Tool] 
 def _next_turn(
     model: Model,
     messages: Sequence[Message],
-    tools: Sequence[Tool] | None,
-    prompt: bool,  # noqa: FBT001
+    form: dict[str, Any],
     before: Sequence[int],
     answering: bool,  # noqa: FBT001
 ) -> Steps:
@@ -118,8 +115,8 @@ def _next_turn(
     An answer that stands there is closed as the template closes one, less what the stop token has closed already.
     """
     asked = [
-        format_chat(_TURN, tools=tools, add_generation_prompt=False, model=model),
-        format_chat([*_TURN, *messages], tools=tools, add_generation_prompt=prompt, model=model),
+        format_chat(_TURN, model=model, **form | {"add_generation_prompt": False}),
+        format_chat([*_TURN, *messages], model=model, **form),
     ]
     closing = ""
     try:
@@ -129,7 +126,7 @@ def _next_turn(
             raise InvalidArgument(argument="messages", detail="the template writes an answer differently in a dialogue")
         tokens: list[int] = yield tokenize_with(model, rest.removeprefix(closing))
     except InvalidArgument:  # the template knows no such dialogue: as a chat of their own, but for its BOS
-        tokens = yield from _beginning(model, messages, None, prompt)
+        tokens = yield from _beginning(model, messages, form | {"tools": None})
         if tokens and tokens[0] == model.bos_token:
             tokens = tokens[1:]
     if not (answering and closing):

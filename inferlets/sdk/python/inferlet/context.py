@@ -13,9 +13,9 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 from zlib import crc32
 
 from inferlet._arguments import messages as listed_messages
@@ -73,7 +73,7 @@ class Context:
         """All tokens of the context, those generated included; of `fill`ed text once it has been computed."""
         self._kv_len = 0  # tokens[:_kv_len] are in the pages, or commands that put them there are on their way
         self._parts: list[Text | list[int]] = []
-        self._tools: list[Tool] | None = None  # of its chat
+        self._form: dict[str, Any] = {}  # of its chat: tools, variables
         self._answering = False  # behind chat messages with a generation prompt: an answer follows, or stands there
         self._pages = PageTable(self.queue, self.model.page_size)
         self._fixed: tuple[Embed, Embed, TokenSlot] | None = None
@@ -107,17 +107,24 @@ class Context:
         messages: Sequence[Message] | str,
         *,
         tools: Sequence[Tool] | None = None,
+        variables: Mapping[str, object] | None = None,
         add_generation_prompt: bool = True,
     ) -> None:
         """Append chat messages in the form that the model was trained on; a string is one message of the user.
 
         Behind other tokens they continue the dialogue: an answer that stands there is closed, and nothing is written
-        that a text begins with, such as BOS. `tools` are those that the model may call, and belong to the first
-        messages: templates write them at the beginning.
+        that a text begins with, such as BOS. What has been computed stays: a `chat` of which no answer is wanted, and
+        behind which something else is done before the next, takes `add_generation_prompt=False`.
+
+        Args:
+            messages: as `format_chat` takes them.
+            tools: those that the model may call, with the first messages: templates write them at the beginning.
+            variables: what else the template knows, such as `{"enable_thinking": False}`; for this `chat` and those
+                that follow.
+            add_generation_prompt: end with what begins an answer.
 
         Raises:
-            InvalidArgument: tools came behind other tokens. When the messages are used: the template refuses them or
-                writes no tools, or a role looks misspelt.
+            InvalidArgument: tools came behind other tokens. What `format_chat` raises comes when they are used.
         """
         messages = (
             [{"role": "user", "content": messages}] if isinstance(messages, str) else listed_messages("chat", messages)
@@ -129,16 +136,17 @@ class Context:
         if isinstance(last, Chat):  # nothing stands between: they are one chat
             messages, begins, answering = [*last.messages, *messages], last.begins, last.answering
         if tools is not None and not begins:
-            told = "templates write them at the beginning: give them to the context's first `chat`"
+            told = "templates write them at the beginning: give them to the `chat` that a context begins with"
             raise InvalidArgument(argument="tools", detail=told)
-        tools = self._tools if tools is None else tools
+        given = {"tools": tools, "variables": variables}
+        kept = self._form | {name: value for name, value in given.items() if value is not None}
         self._interrupt()
-        prompt = add_generation_prompt
-        chat = Chat(self.model, messages, self.tokens, tools=tools, prompt=prompt, begins=begins, answering=answering)
+        form = kept | {"add_generation_prompt": add_generation_prompt}
+        chat = Chat(self.model, messages, self.tokens, form=form, begins=begins, answering=answering)
         if isinstance(last, Chat):
             self._parts.pop()
         self._parts.append(chat)
-        self._tools, self._answering = tools, prompt
+        self._form, self._answering = kept, add_generation_prompt
 
     async def flush(self) -> None:
         """Compute everything filled in so far but the last token, and wait for it."""
@@ -238,7 +246,7 @@ class Context:
         child.draw = crc32(f"{self.draw}/{fork}/{i}".encode())
         child.tokens = self.tokens.copy()
         child._answering = self._answering
-        child._tools = self._tools
+        child._form = self._form
         child._kv_len = shared
         child._pages = self._pages.fork(child.queue, shared)
         return child
