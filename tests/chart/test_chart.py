@@ -71,6 +71,9 @@ def test_every_value_is_documented_and_in_the_schema() -> None:
         ({"redis": {"runAsUser": 0}}, "runAsUser"),
         ({"image": {"tag": "a b"}}, "tag"),
         ({"image": {"repository": "registry.example:5000/tartlet:v1"}}, "repository"),
+        ({"image": {"repository": "ghcr.io/Acme/tartlet"}}, "repository"),
+        ({"workerImage": {"repository": "ghcr.io//tartlet"}}, "repository"),
+        ({"runtime": {"scratchSize": "1 Gi"}}, "scratchSize"),
         ({"commonLabels": {"team": "a b"}}, "team"),
         ({"commonLabels": {"a team": "b"}}, "'a team' does not match"),
         ({"runtime": {"nodeSelector": {"kubernetes.io/arch": "amd 64"}}}, "nodeSelector"),
@@ -83,10 +86,12 @@ def test_the_schema_refuses_unknown_and_wrong_values(values: dict[str, Any], nam
 def test_images_of_any_registry_and_labels_with_a_prefix_are_taken() -> None:
     image = {"repository": "registry.example:5000/team/tartlet", "tag": "1.2@sha256:" + "0" * 64}
     labels = {"example.org/team": "serving", "empty": ""}
-    objects = render({"image": image, "commonLabels": labels})
+    resources = {"requests": {"cpu": ".5", "memory": "1.Gi"}, "limits": {"cpu": "1500m", "memory": "1.5Gi"}}
+    objects = render({"image": image, "commonLabels": labels, "control": {"resources": resources}})
     deployment = named(objects, "Deployment", "tartlet-control")
     container = deployment["spec"]["template"]["spec"]["containers"][0]
     assert container["image"] == f"{image['repository']}:{image['tag']}"
+    assert container["resources"] == resources
     assert labels.items() <= deployment["metadata"]["labels"].items()
 
 
