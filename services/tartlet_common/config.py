@@ -19,6 +19,8 @@ from pydantic import BaseModel, ValidationError
 from tartlet_common.errors import InvalidConfig
 from tartlet_common.settings import ROLES
 
+_ROLE_SLIP = 0.75  # how alike a word of a variable's name and a role are where it is taken for a slip; RUN is none
+
 S = TypeVar("S", bound=BaseModel)
 
 
@@ -138,12 +140,23 @@ def _from_env(model: type[BaseModel], role: str, env: Mapping[str, str]) -> dict
     found = {name.removeprefix(prefix).lower(): value for name, value in env.items() if name.startswith(prefix)}
     unknown = sorted(set(found) - set(model.model_fields))
     if unknown:
-        close = _close(unknown[0], model.model_fields)
-        name = prefix + unknown[0].upper()
-        raise InvalidConfig(
-            role=role, detail=f"unknown environment variable {name}{close}", remedy=f"Correct or unset {name}."
-        )
+        raise _unknown_variable(role, prefix + unknown[0].upper(), _close(unknown[0], model.model_fields))
+    for name in sorted(env):
+        start, _, rest = name.partition("_")
+        word = rest.partition("_")[0].lower()
+        if (
+            start == "TARTLET"
+            and word not in ROLES
+            and (close := difflib.get_close_matches(word, ROLES, 1, _ROLE_SLIP))
+        ):
+            raise _unknown_variable(role, name, f" (did you mean TARTLET_{close[0].upper()}_...?)")
     return found
+
+
+def _unknown_variable(role: str, name: str, close: str) -> InvalidConfig:
+    return InvalidConfig(
+        role=role, detail=f"unknown environment variable {name}{close}", remedy=f"Correct or unset {name}."
+    )
 
 
 def add_flags(parser: argparse.ArgumentParser, model: type[BaseModel]) -> None:

@@ -58,6 +58,13 @@ def test_a_mistake_is_refused_and_named(tmp_path: Path, text: str, env: dict[str
         load(ControlSettings, "control", file=_file(tmp_path, text), env=env)
 
 
+def test_a_variable_of_almost_a_role_is_refused_and_others_are_not_ours() -> None:
+    others = {"TARTLET_RUN_DIR": "/x", "TARTLET_SERVER": "local", "TARTLET_CLIENT_TLS_KEY": "k", "TARTLET": "1"}
+    assert load(WorkerSettings, "worker", env=others).settings == WorkerSettings()
+    with pytest.raises(InvalidConfig, match=r"TARTLET_RUNTME_MEMORY_BYTES \(did you mean TARTLET_RUNTIME_...\?\)"):
+        load(WorkerSettings, "worker", env=others | {"TARTLET_RUNTME_MEMORY_BYTES": "1"})
+
+
 def test_all_mistakes_are_named_at_once(tmp_path: Path) -> None:
     file = _file(tmp_path, '[worker]\nbatch_invariant = "maybe"\nengine_id = "' + 254 * "e" + '"\nfake_step_s = -1\n')
     with pytest.raises(InvalidConfig) as e:
