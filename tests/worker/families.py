@@ -70,6 +70,16 @@ CONFIGS: dict[str, dict[str, Any]] = {
     ),
 }
 
+WIDE = _llama(
+    hidden_size=768,
+    num_hidden_layers=2,
+    num_attention_heads=12,
+    num_key_value_heads=4,
+    intermediate_size=2048,
+    rope_theta=500000.0,
+)
+"""Wide enough for libraries to add a matrix product's terms in another order when it has other rows."""
+
 
 _WRITTEN = TemporaryDirectory(prefix="tartlet-families-")  # removed when the process ends
 
@@ -80,7 +90,8 @@ def checkpoint(name: str) -> Path:
     path = Path(_WRITTEN.name, name)
     path.mkdir()
     # Weights large enough for attention to be far from uniform, so that a wrong position or mask shows.
-    return random_checkpoint(path, CONFIGS[name], seed=len(name), std=0.15)
+    config, std = (WIDE, 0.05) if name == "wide" else (CONFIGS[name], 0.15)
+    return random_checkpoint(path, config, seed=len(name), std=std)
 
 
 @cache
