@@ -95,14 +95,32 @@ def test_a_query_that_sees_nothing_takes_nothing_from_attention(attention: str) 
 
 
 @pytest.mark.parametrize("attention", ATTENTION)
-def test_a_nan_in_a_masked_slot_or_an_unlisted_page_reaches_nobody(attention: str) -> None:
+def test_a_nan_reaches_only_commands_that_list_its_page(attention: str) -> None:
+    d = drive("llama3-grouped", attention, 4)
+    for page in (0, 1):
+        d.prefill([1, 2, 3], [page])
+    d.embed([7, 7, 8], [10, 11, 12], [3, 3, 4])
+    mine = {"lane": 1, "ikv": [0], "iemb": [10], "oemb": [20]}
+    theirs = {"lane": 2, "ikv": [1], "iemb": [11, 12], "oemb": [21, 22]}
+    d.ok(forward_batch([theirs, mine]))
+    want = d.logits([20])
+    d.engine.pools.kv[:, :, 1] = float("nan")
+    d.ok(forward_batch([theirs, mine]))
+    assert np.isnan(d.logits([21, 22])).all()
+    assert np.array_equal(d.logits([20]), want)
+    d.forward(**mine)  # over the scratch page that held theirs
+    assert np.allclose(d.logits([20]), want, atol=1e-5)
+
+
+@pytest.mark.parametrize("attention", ATTENTION)
+def test_a_page_is_clean_when_it_changes_hands(attention: str) -> None:
     d = drive("llama3-grouped", attention, 4)
     want = d.prefill([1, 2, 3], [0])
-    d.prefill([1, 2, 3], [1])
+    d.prefill([1, 2, 3, 4], [1])
+    d.ok(mask_batch(1, 0b101))
     d.engine.pools.kv[:, :, 1] = float("nan")
     d.step(clear_pages=np.array([1], np.int32))
-    got = d.prefill([1, 2, 3], [1])
-    assert np.array_equal(want, got)
+    assert np.array_equal(d.prefill([1, 2, 3], [1]), want)
 
 
 @pytest.mark.parametrize("attention", ATTENTION)
