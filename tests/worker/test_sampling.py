@@ -11,6 +11,7 @@ import numpy.typing as npt
 import pytest
 import torch
 
+from tartlet_worker import c_sampling, sampling
 from tartlet_worker.c_sampling import CSampler
 from tartlet_worker.kernels import available
 from tartlet_worker.philox import philox4x32, uniform
@@ -139,6 +140,36 @@ def test_noise_near_one_never_picks_a_dropped_token(sampler: Sampler) -> None:
     for seed in range(300):
         token, _ = sampler.sample(row, params(1, top_k=1, seed=seed))
         assert token[0] == 1
+
+
+Row = list[float]
+LOW, OFF = -9.0, float("-inf")
+
+
+@pytest.mark.parametrize(
+    ("row", "filters", "kept"),
+    [
+        ([0.0, 0.0, 0.0, 0.0], {}, [0, 1, 2, 3]),
+        ([0.0, OFF, 0.0, OFF], {}, [0, 2]),
+        ([OFF, 0.0, LOW, 0.0], {"min_p": 1.0}, [1, 3]),  # what is as probable as the most probable stays
+        ([LOW, LOW, 2.0, LOW], {"min_p": 1.0, "temperature": 0.3}, [2]),
+        ([0.0, 0.0, 0.0, 0.0], {"top_p": 0.5}, [0, 1]),  # the second sums to 0.5 exactly: the third is out
+        ([0.0, 0.0, 0.0, 0.0], {"top_p": 0.75}, [0, 1, 2]),
+        ([OFF, 0.0, OFF, 0.0], {"top_p": 0.5}, [1]),
+        ([LOW, 0.0, 0.0, LOW], {"top_k": 2, "top_p": 0.5}, [1]),
+        ([0.0, 0.0, 0.0, 0.0], {"top_k": 3, "min_p": 1.0}, [0, 1, 2]),
+    ],
+    ids=str,
+)
+def test_edges_of_filters_and_of_noise_are_as_stated(
+    sampler: Sampler, row: Row, filters: dict[str, Any], kept: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Kept tokens are equally probable here: with noise of i / n exactly, the i-th of n is drawn."""
+    noise = np.array([*(i / len(kept) for i in range(len(kept))), np.nextafter(1, 0)])
+    for module in (sampling, c_sampling):
+        monkeypatch.setattr(module, "uniform", lambda *_: noise)
+    token, _ = sampler.sample(torch.tensor([row] * len(noise)), params(len(noise), **filters))
+    assert token.tolist() == [*kept, kept[-1]]
 
 
 def test_the_top_of_a_distribution_is_that_of_the_full_softmax(sampler: Sampler) -> None:
