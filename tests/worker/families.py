@@ -56,7 +56,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "llama-one-kv-head-biases": _llama(num_key_value_heads=1, attention_bias=True, mlp_bias=True, head_dim=32),
     "llama32-tied-scaled": _llama(tie_word_embeddings=True, rope_scaling=LLAMA3_ROPE, max_position_embeddings=256),
     "llama-linear-rope": _llama(rope_scaling={"rope_type": "linear", "factor": 4.0}),
-    "llama-dynamic-rope": _llama(rope_scaling={"rope_type": "dynamic", "factor": 2.0}),
+    "llama-dynamic-rope": _llama(rope_scaling={"rope_type": "dynamic", "factor": 2.0}, max_position_embeddings=84),
     "llama-yarn": _llama(rope_scaling=YARN_ROPE, max_position_embeddings=128),
     "mistral-window": _config("mistral", "MistralForCausalLM", sliding_window=24, head_dim=16),
     "mistral-full": _config("mistral", "MistralForCausalLM", sliding_window=None),

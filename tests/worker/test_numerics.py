@@ -10,6 +10,7 @@ import numpy.typing as npt
 import pytest
 import torch
 
+from tartlet_common.errors import ContextTooLong
 from tartlet_worker.loader import load_engine
 from tests.worker.driver import Driver, embed_batch, forward_batch, mask_batch, sample_batch
 from tests.worker.families import CONFIGS, checkpoint, reference
@@ -133,6 +134,17 @@ def test_greedy_text_of_64_tokens_is_that_of_generate(model: Model) -> None:
         )
         text.append(int(result.results[2].token[0]))
     assert text == want.tolist()
+
+
+def test_dynamic_rope_ends_where_its_frequencies_would_change() -> None:
+    model, limit = Model("llama-dynamic-rope"), 84
+    tokens = np.resize(TOKENS, limit + 1)
+    want = truth(model, tokens[:limit])
+    assert np.abs(truth(model, tokens)[:limit] - want).max() > 1e-2 * np.abs(want).max(), "one more changes all"
+    d = engine(model)
+    close(d.prefill(tokens[:limit], range(6)), want)
+    answer = d.run(embed_batch([{"embed": [100], "token": [1], "position": [limit]}]))
+    assert answer.error.tolist() == [ContextTooLong.number]
 
 
 @pytest.mark.parametrize("model", SOME)
