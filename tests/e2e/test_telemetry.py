@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 import threading
 from concurrent import futures
@@ -13,10 +14,12 @@ import pytest
 from opentelemetry.proto.collector.metrics.v1 import metrics_service_pb2, metrics_service_pb2_grpc
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2, trace_service_pb2_grpc
 
+import tartlet
 from tartlet_common import telemetry_names as names
-from tests.e2e.serving import PROGRAMS, tartlet_cli
+from tests.e2e.serving import PROGRAMS, Serving, client_of, program, serving, tartlet_cli
 
 PROMPT = "a secret prompt"
+ROLES = ("runtime", "control", "worker")
 
 
 class Receiver(trace_service_pb2_grpc.TraceServiceServicer, metrics_service_pb2_grpc.MetricsServiceServicer):
@@ -27,9 +30,11 @@ class Receiver(trace_service_pb2_grpc.TraceServiceServicer, metrics_service_pb2_
         self.spans: list[tuple[str, Any]] = []  # service, span
         self.metrics: dict[str, set[str]] = {}  # service, names
         self.models: set[str] = set()  # that metrics name
+        self.raw: list[bytes] = []  # requests as they came
 
     def Export(self, request: Any, context: Any) -> Any:
         with self.lock:
+            self.raw.append(request.SerializeToString())
             if isinstance(request, metrics_service_pb2.ExportMetricsServiceRequest):
                 for resource in request.resource_metrics:
                     metrics = [m for scope in resource.scope_metrics for m in scope.metrics]
@@ -79,10 +84,35 @@ def test_one_trace_runs_through_all_four_processes(run_dir: Path, receiver: Any)
     assert len(kept.spans) < 100, "spans are per program, call and step, never per token"
     assert "tartlet-control" in kept.metrics
     assert {names.METRIC_REQUEST_DURATION, names.METRIC_TOKEN_USAGE} <= kept.metrics["tartlet-runtime"]
-    (program,) = [_attributes(span) for _, span in kept.spans if span.name == "invoke_agent"]
-    assert program["gen_ai.request.model"] in kept.models, "the default model has a name"
-    assert program["gen_ai.request.model"] != ""
-    assert PROMPT.encode() not in b"".join(span.SerializeToString() for _, span in kept.spans)
+    (agent,) = [_attributes(span) for _, span in kept.spans if span.name == "invoke_agent"]
+    assert agent["gen_ai.request.model"] in kept.models, "the default model has a name"
+    assert agent["gen_ai.request.model"] != ""
+    assert PROMPT.encode() not in b"".join(kept.raw)
+
+
+async def _told(server: Serving) -> tuple[str, str]:
+    """What a program that is given a secret sends, and its error."""
+    async with client_of(server) as client:
+        run = await client.run(spec=tartlet.LaunchSpec(source=program("tells"), args=[PROMPT]))
+        sent = "".join([event.text async for event in run if isinstance(event, tartlet.Message)])
+    assert run.ended is not None
+    return sent, str(run.ended.error)
+
+
+def test_no_prompt_no_output_and_no_failure_s_text_is_logged_or_exported(run_dir: Path, receiver: Any) -> None:
+    kept, endpoint = receiver
+    settings = {f"TARTLET_{role.upper()}_LOG_LEVEL": "debug" for role in ROLES}
+    with serving(run_dir, OTEL_EXPORTER_OTLP_ENDPOINT=endpoint, **settings) as server:
+        sent, error = asyncio.run(_told(server))
+    logs = {log.name: log.read_bytes() for log in (server.log, *run_dir.rglob("*.log"))}
+    assert "secret failure" in error
+    assert len(sent) >= 8
+    assert {f"{role}.log" for role in ROLES} <= set(logs)
+    assert all(logs.values())
+    assert len(kept.raw) > 3
+    for told in (*logs.values(), *kept.raw):
+        assert b"secret" not in told
+        assert sent.encode() not in told
 
 
 def test_an_endpoint_that_is_not_there_changes_nothing_for_the_program(run_dir: Path) -> None:
