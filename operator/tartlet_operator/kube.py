@@ -16,6 +16,7 @@ from tartlet_operator.meta import MANAGER, Key
 
 _METADATA_ONLY: Final = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1"
 _APPLY: Final = "application/apply-patch+yaml"
+_MERGE: Final = "application/merge-patch+json"
 _PAGE: Final = 500
 
 _PATHS: Final = {
@@ -105,6 +106,15 @@ class Api:
         meta = manifest["metadata"]
         path = _path(manifest["kind"], meta["namespace"], meta["name"])
         return await self._do("PATCH", path, manifest, params=_MANAGED, content_type=_APPLY)
+
+    async def scale(self, kind: str, namespace: str, name: str, replicas: int) -> dict[str, Any]:
+        """Change an object's `spec.replicas` alone; returns the object.
+
+        Raises:
+            ApiError: it was refused.
+        """
+        body, owner = {"spec": {"replicas": replicas}}, {"fieldManager": MANAGER}
+        return await self._do("PATCH", _path(kind, namespace, name), body, params=owner, content_type=_MERGE)
 
     async def apply_status(self, key: Key, uid: str, status: Mapping[str, Any]) -> tuple[int, int]:
         """Write an object's status; returns its new resource version, 0 if the object has gone, and its generation.

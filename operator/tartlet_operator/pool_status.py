@@ -38,18 +38,20 @@ class DeploymentFacts:
     replicas: int
     updated: int
     refused: str = ""  # why no pods can be made
+    current: bool = True  # it is what the pool's spec asks for; else the API server has refused that
 
     @staticmethod
-    def of(body: Mapping[str, Any]) -> DeploymentFacts:
-        """From its body."""
-        status = body.get("status") or {}
+    def of(body: Mapping[str, Any], *, current: bool = True) -> DeploymentFacts:
+        """From its body, empty where there is none."""
+        meta, status = body.get("metadata") or {}, body.get("status") or {}
         failures = (c for c in status.get("conditions") or () if (c["type"], c["status"]) == ("ReplicaFailure", "True"))
         return DeploymentFacts(
-            int(body["metadata"].get("generation", 0)),
+            int(meta.get("generation", 0)),
             int(status.get("observedGeneration", 0)),
             int(status.get("replicas", 0)),
             int(status.get("updatedReplicas", 0)),
             next((str(c.get("message") or c.get("reason") or "FailedCreate") for c in failures), ""),
+            current,
         )
 
 
@@ -60,11 +62,12 @@ class PoolFacts:
     Args:
         generation: of the pool.
         replicas: that its spec asks for.
-        deployment: after it was applied.
+        deployment: after it was applied, or as it was where that was refused.
         pods: the pool's, those that go away or are over too.
         engines: state by id (a pod's name) as control tells; None: control doesn't answer.
         programs: how many each engine has, as control told last.
         own: ids of the pool's engines, as `own` tells: other engines may have names like theirs.
+        refused: what the API server says against an object that the spec asks for.
     """
 
     name: str
@@ -75,6 +78,7 @@ class PoolFacts:
     engines: Mapping[str, str] | None
     programs: Mapping[str, int] = field(default_factory=dict)
     own: Collection[str] = ()
+    refused: str = ""
 
     @property
     def living(self) -> list[PodFacts]:
@@ -128,8 +132,13 @@ def happenings(old: EnginePoolStatus, new: EnginePoolStatus) -> list[Happening]:
     if holds(new.conditions, "Progressing") and not holds(old.conditions, "Progressing"):
         out.append(Happening(EventReason.ROLLOUT_STARTED, progressing.message if progressing else ""))
     degraded = find(new.conditions, "Degraded")
-    if degraded is not None and holds(new.conditions, "Degraded") and not holds(old.conditions, "Degraded"):
-        out.append(Happening(EventReason.POOL_DEGRADED, f"{degraded.reason}: {degraded.message}", warning=True))
+    if degraded is not None and degraded.status == "True":
+        was = find(old.conditions, "Degraded")
+        if degraded.reason == Reason.RECONCILE_FAILED:
+            if was is None or was.reason != degraded.reason:
+                out.append(Happening(EventReason.RECONCILE_FAILED, degraded.message, warning=True))
+        elif was is None or was.status != "True":
+            out.append(Happening(EventReason.POOL_DEGRADED, f"{degraded.reason}: {degraded.message}", warning=True))
     before = {e.pod: e.state for e in old.engines}
     after = {e.pod: e.state for e in new.engines}
     for pod, state in after.items():
@@ -146,7 +155,8 @@ def _ready(engines: Sequence[EngineStatus]) -> int:
 
 
 def _observed(deployment: DeploymentFacts) -> bool:
-    return deployment.observed_generation >= deployment.generation
+    """Whether what it counts is of the pool's newest spec."""
+    return deployment.current and deployment.observed_generation >= deployment.generation
 
 
 def _conditions(facts: PoolFacts, old: EnginePoolStatus, engines: Sequence[EngineStatus]) -> list[Want]:
@@ -155,22 +165,24 @@ def _conditions(facts: PoolFacts, old: EnginePoolStatus, engines: Sequence[Engin
     enough = ready >= facts.replicas
     before = find(old.conditions, "Progressing")
     # once a generation was fully out, missing engines are trouble and no longer progress
-    settled_before = before is not None and before.status == "False" and before.observed_generation == facts.generation
+    settled_before = (
+        before is not None and before.reason == Reason.SETTLED and before.observed_generation == facts.generation
+    )
     starting = not enough and not settled_before and facts.engines is not None and not _standing_by(facts)
     lost = settled_before and _observed(d) and d.updated == d.replicas < facts.replicas  # not yet made anew
-    progressing = not (rolled or lost) or starting
+    progressing = d.current and (not (rolled or lost) or starting)
     trouble = _trouble(facts)
     counts = f"{ready} of {facts.replicas} engines take programs"
     reason, message = _why(facts, engines, trouble, counts, progressing=progressing)
-    known = facts.engines is not None or facts.replicas == 0
+    known = facts.engines is not None or facts.replicas == 0 or bool(facts.refused)
     short = not known or (not enough and not progressing)
     degraded = trouble is not None or short
     return [
-        Want("Ready", truth(value=rolled and enough) if known else "Unknown", reason, message),
+        Want("Ready", truth(value=rolled and enough and not facts.refused) if known else "Unknown", reason, message),
         Want(
             "Progressing",
             truth(value=progressing),
-            Reason.ROLLING_OUT if progressing else Reason.SETTLED,
+            Reason.ROLLING_OUT if progressing else Reason.SETTLED if d.current else Reason.RECONCILE_FAILED,
             f"{d.updated if _observed(d) else 0} of {facts.replicas} pods are of the newest spec, {counts}"
             if progressing
             else "",
@@ -185,7 +197,9 @@ def _conditions(facts: PoolFacts, old: EnginePoolStatus, engines: Sequence[Engin
 
 
 def _trouble(facts: PoolFacts) -> tuple[str, str] | None:
-    """Reason and message of what keeps pods from running or from being made."""
+    """Reason and message of what keeps pods from running or from being made, or the spec from being followed."""
+    if facts.refused:
+        return Reason.RECONCILE_FAILED, facts.refused
     pod, refused = in_trouble(facts.pods), facts.deployment.refused
     if pod is None and refused:
         return Reason.PODS_REFUSED, f"{refused[-_SAID_CHARS:]} ({_REFUSED})"

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from pydantic import ValidationError
 
@@ -23,19 +23,31 @@ from tartlet_operator.subset import covers, leftover
 log = logging.getLogger("tartlet.operator")
 
 _UNTYPED: Final = "failed to create typed patch object"
+_SAID_CHARS: Final = 1536
+"""Of each refusal: two of them, and what to do, fit into a condition's message."""
 
 
 async def reconcile(ctx: Context, key: Key, body: Mapping[str, Any]) -> float | None:
     """Apply the Deployment and the PodDisruptionBudget where they differ, then say how it stands.
 
+    What the API server refuses for good is said beside what there is: engines of an earlier spec go on, and go away.
+
     Raises:
-        ApiError: the API server refused something or didn't answer.
+        ApiError: the API server didn't answer, or lets nobody look or write the status.
     """
     meta, pool = Meta.of(body), EnginePool.model_validate(body)
     if meta.deleting:  # what the pool owns goes with it
         return None
-    live = await _applied(ctx, deployment(pool.spec, meta, ctx.defaults))
-    await _applied(ctx, disruption_budget(pool.spec, meta))
+    made = await _applied(ctx, deployment(pool.spec, meta, ctx.defaults))
+    if made.refused and made.live:
+        made = await _scaled(ctx, key, made, pool.spec.replicas)
+    applied = [made]
+    if made.live:  # else there are no pods to guard, and maybe the name is another's
+        applied.append(await _applied(ctx, disruption_budget(pool.spec, meta)))
+    refusals = [each.refused for each in applied if each.refused is not None]
+    for refusal in refusals:
+        log.warning("%s: %s", key, refusal)
+        ctx.metrics.failed(key.kind, refusal.reason)
     listed = await ctx.api.list("Pod", key.namespace, pool_selector(key.name))
     pods = [PodFacts.of(p, ctx.unix_s) for p in listed]
     old = pool.status or EnginePoolStatus()
@@ -44,11 +56,12 @@ async def reconcile(ctx: Context, key: Key, body: Mapping[str, Any]) -> float | 
         name=key.name,
         generation=meta.generation,
         replicas=pool.spec.replicas,
-        deployment=DeploymentFacts.of(live),
+        deployment=DeploymentFacts.of(made.live, current=made.refused is None),
         pods=pods,
         engines=ctx.view.engines,
         programs=ctx.view.programs,
         own=engines,
+        refused="; ".join(map(str, refusals)),
     )
     new = status(facts, old, ctx.now)
     await ctx.write_status(key, meta, old, new, happenings(old, new))
@@ -83,27 +96,50 @@ def _remember(ctx: Context, key: Key, seen: PoolSeen) -> None:
         ctx.queue.add(inferlet)
 
 
-async def _applied(ctx: Context, manifest: Mapping[str, Any]) -> dict[str, Any]:
+class _Applied(NamedTuple):
+    """A pool's object as it is, empty where there is none; and why it isn't what the manifest says."""
+
+    live: Mapping[str, Any]
+    refused: ApiError | None = None
+
+
+async def _applied(ctx: Context, manifest: Mapping[str, Any]) -> _Applied:
     """The live object, applied if it isn't what the manifest says.
 
     Raises:
-        ApiError: as `reconcile`; `NameTaken`: there is one of somebody else's.
+        ApiError: as `reconcile`.
     """
     meta, kind = manifest["metadata"], manifest["kind"]
     live = await ctx.api.get(kind, meta["namespace"], meta["name"])
     if live is not None and not is_ours(live["metadata"], meta["name"]):
         message = f"there is a {kind} {meta['name']} that is not this pool's: give the pool another metadata.name"
-        raise ApiError(422, "NameTaken", message)
+        return _Applied({}, ApiError(422, "NameTaken", message))
     if live is not None and covers(live, manifest) and not leftover(live, manifest, MANAGER):
-        return live
+        return _Applied(live)
     try:
-        return await asyncio.shield(ctx.api.apply(manifest))
+        return _Applied(await asyncio.shield(ctx.api.apply(manifest)))
     except ApiError as e:
         unknown_field = _UNTYPED in e.message  # which the API server takes for a fault of its own
         if e.retryable and not unknown_field:
             raise
-        message = f"{e.message}: correct it in the pool's spec, from which spec.template is made"
-        raise ApiError(422 if unknown_field else e.status, e.reason or "Invalid", message) from e
+        message = f"{e.message[:_SAID_CHARS]}: correct it in the pool's spec, from which spec.template is made"
+        return _Applied(live or {}, ApiError(422 if unknown_field else e.status, e.reason or "Invalid", message))
+
+
+async def _scaled(ctx: Context, key: Key, made: _Applied, replicas: int) -> _Applied:
+    """The Deployment with as many replicas as the spec asks for, where all else of it was refused.
+
+    Raises:
+        ApiError: the API server didn't answer.
+    """
+    if made.live["spec"].get("replicas") == replicas:
+        return made
+    try:
+        return made._replace(live=await asyncio.shield(ctx.api.scale("Deployment", key.namespace, key.name, replicas)))
+    except ApiError as e:
+        if e.retryable:
+            raise
+        return made  # refused like the rest, which is what is told
 
 
 def is_ours(meta: Mapping[str, Any], name: str) -> bool:

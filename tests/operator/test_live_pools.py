@@ -203,16 +203,18 @@ async def test_what_cannot_be_made_is_told_with_what_to_do(
     async with live(api_server, namespace, run_dir) as it:
         it.core("POST", "apis/policy/v1", "poddisruptionbudgets", budget)
         it.create("EnginePool", "taken", FAKE)
-        taken = await it.until_condition("EnginePool", "taken", "Ready", "Unknown", "ReconcileFailed")
+        taken = await it.until_condition("EnginePool", "taken", "Ready", "False", "ReconcileFailed")
         assert "PodDisruptionBudget taken" in taken["message"]
         assert "metadata.name" in taken["message"]
         assert it.core("GET", "apis/policy/v1", "poddisruptionbudgets/taken")["spec"] == budget["spec"]
 
         it.create("EnginePool", "pool", {**FAKE, "tolerations": [{"key": "a", "operator": "Perhaps"}]})
-        refused = await it.until_condition("EnginePool", "pool", "Ready", "Unknown", "ReconcileFailed")
+        refused = await it.until_condition("EnginePool", "pool", "Ready", "False", "ReconcileFailed")
         assert refused["message"].startswith("Invalid: Deployment.apps")
         assert "spec.template.spec.tolerations[0].operator" in refused["message"]
         assert "correct it in the pool's spec" in refused["message"]
+        names = [b["metadata"]["name"] for b in it.core("GET", "apis/policy/v1", "poddisruptionbudgets")["items"]]
+        assert names == ["taken"], "without a Deployment there is nothing to guard"
         it.patch("EnginePool", "pool", {"spec": {"tolerations": [{"kei": "a"}]}})
         await it.until(lambda: "tolerations[0].kei" in it.condition("EnginePool", "pool", "Ready")["message"], 5)
         assert "correct it in the pool's spec" in it.condition("EnginePool", "pool", "Ready")["message"]
@@ -224,6 +226,40 @@ async def test_what_cannot_be_made_is_told_with_what_to_do(
         await it.until_condition("EnginePool", "pool", "Ready", "False", "PodsRefused")
         degraded = await it.until_condition("EnginePool", "pool", "Degraded", "True", "PodsRefused")
         assert "forbidden: why (correct" in degraded["message"]
+
+
+async def test_a_refused_edit_hides_nothing_of_what_there_is(
+    api_server: ApiServer, namespace: str, run_dir: Path
+) -> None:
+    wrong = {"replicas": 2, "tolerations": [{"key": "a", "operator": "Perhaps"}]}
+    async with live(api_server, namespace, run_dir) as it:
+        it.create("Inferlet", "i", {"source": {"inline": "pass"}, "pool": "pool"})
+        await serving(it)
+        await it.until_condition("Inferlet", "i", "Runnable")
+        before = deployment(it)["spec"]
+        it.patch("EnginePool", "pool", {"spec": wrong})
+        refused = await it.until_condition("EnginePool", "pool", "Degraded", "True", "ReconcileFailed")
+        assert "spec.template.spec.tolerations[0].operator" in refused["message"]
+        assert "1 of 2 engines take programs" in refused["message"]
+        assert deployment(it)["spec"] == {**before, "replicas": 2}, "its size is followed all the same"
+        await it.until(lambda: "ReconcileFailed" in it.events("pool"))
+
+        # at rest nothing is written
+        await it.until(lambda: it.get("EnginePool", "pool")["status"]["observedGeneration"] == 2)
+        await asyncio.sleep(1.0)
+        seen = [it.get("EnginePool", "pool")["metadata"], deployment(it)["metadata"]]
+        await asyncio.sleep(2.0)
+        now = [it.get("EnginePool", "pool")["metadata"], deployment(it)["metadata"]]
+        assert [m["resourceVersion"] for m in now] == [m["resourceVersion"] for m in seen]
+
+        it.core("DELETE", "api/v1", f"pods/{ENGINE}?gracePeriodSeconds=0")
+        await it.until(lambda: it.get("EnginePool", "pool")["status"]["engines"] == [])
+        assert it.get("EnginePool", "pool")["status"]["readyReplicas"] == 0
+        await it.until_condition("Inferlet", "i", "Runnable", "False", "PoolNotReady")
+        it.patch("EnginePool", "pool", {"spec": {"tolerations": None}})
+        await it.until_condition("EnginePool", "pool", "Degraded", "False", "AsExpected")
+        await it.until_condition("EnginePool", "pool", "Progressing", "True", "RollingOut")
+        assert deployment(it)["spec"] == {**before, "replicas": 2}
 
 
 async def test_draining_is_seen(api_server: ApiServer, namespace: str, run_dir: Path) -> None:

@@ -62,12 +62,14 @@ FACTS = st.builds(
         observed_generation=st.integers(0, 3),
         replicas=st.integers(0, 4),
         updated=st.integers(0, 4),
+        current=st.booleans(),
     ),
     pods=st.lists(PODS, max_size=4, unique_by=lambda p: p.name),
     engines=st.none()
     | st.dictionaries(
         st.sampled_from(["a", "b", "c", "d"]), st.sampled_from(["ready", "cordoned", "draining", "standby"])
     ),
+    refused=st.sampled_from(["", "Invalid: why"]),
 )
 
 
@@ -78,6 +80,8 @@ def test_ready_means_settled_and_enough(before: PoolFacts, now: PoolFacts) -> No
     assert ready is not None
     if ready.status == "True":
         d = now.deployment
+        assert d.current
+        assert not now.refused
         assert d.observed_generation >= d.generation
         assert d.replicas == d.updated == now.replicas
         assert s.ready_replicas >= now.replicas
@@ -149,6 +153,40 @@ def test_a_pods_trouble_becomes_the_pools_reason() -> None:
     assert conditions(s)["Ready"] == ("False", "ImagePullBackOff")
     assert conditions(s)["Degraded"] == ("True", "ImagePullBackOff")
     assert [h.reason for h in happenings(NONE, s)] == [EventReason.ROLLOUT_STARTED, EventReason.POOL_DEGRADED]
+
+
+def test_a_spec_that_the_api_server_refuses_is_trouble_beside_what_there_is() -> None:
+    served = status(facts(2), NONE, NOW)
+    left = facts(1, generation=2, refused="Invalid: tolerations[0]: correct it")
+    left = replace(left, deployment=DeploymentFacts(2, 2, 1, 1, current=False))
+    s = status(left, served, LATER)
+    assert conditions(s) == {
+        "Ready": ("False", Reason.RECONCILE_FAILED),
+        "Progressing": ("False", Reason.RECONCILE_FAILED),
+        "Degraded": ("True", Reason.RECONCILE_FAILED),
+    }
+    assert (s.ready_replicas, s.updated_replicas, [e.pod for e in s.engines]) == (1, 0, ["p-0"])
+    assert [c.message for c in s.conditions if c.type == "Ready"] == [f"{left.refused}; 1 of 1 engines take programs"]
+    assert [h.reason for h in happenings(served, s)] == [EventReason.RECONCILE_FAILED]
+    gone = replace(left, pods=(), engines=None, deployment=DeploymentFacts.of({}, current=False))
+    after = status(gone, s, LATER)
+    assert conditions(after) == conditions(s)
+    assert (after.ready_replicas, after.engines) == (0, [])
+    assert EventReason.RECONCILE_FAILED not in [h.reason for h in happenings(s, after)]
+
+    # what the API server takes again is on its way, not broken
+    starting = facts(2, generation=2, engines={"p-0": "ready"})
+    assert conditions(status(starting, after, LATER))["Degraded"] == ("False", Reason.AS_EXPECTED)
+
+
+def test_a_refused_budget_leaves_the_rollout_as_it_is() -> None:
+    s = status(facts(1, refused="NameTaken: why"), NONE, NOW)
+    assert conditions(s) == {
+        "Ready": ("False", Reason.RECONCILE_FAILED),
+        "Progressing": ("False", Reason.SETTLED),
+        "Degraded": ("True", Reason.RECONCILE_FAILED),
+    }
+    assert s.updated_replicas == 1
 
 
 def test_pods_that_the_api_server_refuses_degrade_the_pool() -> None:
