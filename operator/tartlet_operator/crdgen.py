@@ -17,7 +17,7 @@ import yaml
 from tartlet_common.generated import write_or_check
 from tartlet_operator.api import GROUP, RESOURCES, VERSION, Resource
 from tartlet_operator.api.common import Column
-from tartlet_operator.reasons import MEANING, EventReason, Reason
+from tartlet_operator.reasons import EVENT_MEANING, MEANING, EventReason, Reason
 from tartlet_operator.schema import structural
 
 CRDS = Path("crds")
@@ -110,7 +110,12 @@ def reference() -> str:
         "Of conditions; reasons of pods and names of errors (docs/errors.md) stand beside them.\n",
     ]
     parts += ["| reason | meaning |", "|---|---|", *(f"| `{r}` | {MEANING[r]} |" for r in Reason), ""]
-    parts += ["Of events.\n", "| reason | meaning |", "|---|---|", *(f"| `{r}` | {MEANING[r]} |" for r in EventReason)]
+    parts += [
+        "Of events.\n",
+        "| reason | meaning |",
+        "|---|---|",
+        *(f"| `{r}` | {EVENT_MEANING[r]} |" for r in EventReason),
+    ]
     return "\n".join(parts) + "\n"
 
 

@@ -65,7 +65,7 @@ class EventReason(StrEnum):
     RECONCILE_FAILED = "ReconcileFailed"
 
 
-MEANING: dict[Reason | EventReason, str] = {
+MEANING: dict[Reason, str] = {
     Reason.ENGINES_READY: "As many engines as asked for take programs.",
     Reason.SCALED_TO_ZERO: "No engine is asked for.",
     Reason.ROLLING_OUT: "Pods of the newest spec are on their way.",
@@ -96,7 +96,12 @@ MEANING: dict[Reason | EventReason, str] = {
     Reason.BACK_OFF: "A launch failed; the next one waits.",
     Reason.SUCCEEDED: "The program ended well.",
     Reason.FAILED: "The program failed, and no retry is left.",
-    Reason.RECONCILE_FAILED: "The operator failed again and again; it goes on at the next resync.",
+    Reason.RECONCILE_FAILED: "The operator failed again and again, or the API server refuses what it makes; it goes on"
+    " at the next resync.",
+}
+"""What each reason of a condition means, for the reference page."""
+
+EVENT_MEANING: dict[EventReason, str] = {
     EventReason.POOL_READY: "The pool became ready.",
     EventReason.POOL_DEGRADED: "The pool lost engines, or can't start them.",
     EventReason.ROLLOUT_STARTED: "A new spec is being rolled out.",
@@ -109,9 +114,9 @@ MEANING: dict[Reason | EventReason, str] = {
     EventReason.RUN_SUCCEEDED: "The run succeeded.",
     EventReason.RUN_FAILED: "The run failed.",
     EventReason.RUN_RETRIED: "A launch failed, and is tried again.",
-    EventReason.RECONCILE_FAILED: "The operator failed to bring an object about.",
+    EventReason.RECONCILE_FAILED: "The operator failed to bring an object about, or the API server refuses it.",
 }
-"""What each reason means, for the reference page."""
+"""The same of events, some of which have a condition's name."""
 
 
 def told(error: TartletError) -> str:

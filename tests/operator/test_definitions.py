@@ -11,7 +11,7 @@ import yaml
 
 from tartlet_operator import crdgen
 from tartlet_operator.api import RESOURCES, Resource
-from tartlet_operator.reasons import MEANING, EventReason, Reason
+from tartlet_operator.reasons import EVENT_MEANING, MEANING, EventReason, Reason
 
 CONDITIONS = {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]}
 
@@ -103,8 +103,11 @@ def test_generated_files_are_fresh_and_staleness_is_seen(
 
 
 def test_every_reason_has_a_meaning() -> None:
-    assert set(MEANING) == {*Reason, *EventReason}
-    assert all(r.value[0].isupper() and r.value.isalnum() for r in MEANING)
+    assert (list(MEANING), list(EVENT_MEANING)) == (list(Reason), list(EventReason))
+    assert all(r.value[0].isupper() and r.value.isalnum() for r in (*MEANING, *EVENT_MEANING))
+    told = crdgen.reference()
+    for reason, meaning in (*MEANING.items(), *EVENT_MEANING.items()):
+        assert f"| `{reason}` | {meaning} |" in told
 
 
 def test_examples_are_of_known_kinds(repo: Path) -> None:
