@@ -37,8 +37,8 @@ def model_of(spec: InferletSpec, pools: Iterable[PoolSeen]) -> str | None:
     return next((p.model for p in pools if p.name == spec.pool), None)
 
 
-def runnable(spec: InferletSpec, pools: Iterable[PoolSeen]) -> tuple[Want, list[str]]:
-    """The condition `Runnable`, and the pools that can run the program now."""
+def runnable(spec: InferletSpec, pools: Iterable[PoolSeen], *, catalogued: bool = True) -> tuple[Want, list[str]]:
+    """The condition `Runnable`, and the pools that can run the program now; `catalogued`: a version of it, any."""
     pools = list(pools)
     model = model_of(spec, pools)
     if model is None:
@@ -46,6 +46,9 @@ def runnable(spec: InferletSpec, pools: Iterable[PoolSeen]) -> tuple[Want, list[
         return Want("Runnable", "False", Reason.POOL_NOT_FOUND, message), []
     serving = [p for p in pools if not model or p.model == model]
     ready = sorted(p.name for p in serving if p.ready)
+    if ready and not catalogued:
+        message = "no version of it is in the catalogue: see the condition Ready"
+        return Want("Runnable", "False", Reason.INFERLET_NOT_READY, message), []
     if ready:
         return Want("Runnable", "True", Reason.POOL_READY, ""), ready[:64]
     if serving:
@@ -67,7 +70,7 @@ def status(
 ) -> InferletStatus:
     """The Inferlet's status."""
     pools = list(pools)
-    where, names = runnable(spec, pools)
+    where, names = runnable(spec, pools, catalogued=bool(verdict.digest))
     ready = Want("Ready", verdict.ready, verdict.reason, verdict.message)
     return InferletStatus(
         observed_generation=generation,

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tartlet_operator.api.inferlet import InferletStatus
 from tartlet_operator.catalogue import entry, fingerprint, sync
+from tartlet_operator.conditions import find
 from tartlet_operator.inferlet_status import PoolSeen, Verdict, happenings, model_of, runnable, status
 from tartlet_operator.reasons import EventReason, Reason
 from tartlet_operator.sources import allowed
@@ -34,6 +37,25 @@ def test_runnable_says_where_and_why_not() -> None:
     assert "spec.pool" in want.message
     want, _ = runnable(inferlet(model="huge").spec, POOLS)
     assert want.reason == Reason.POOL_NOT_FOUND
+
+
+def test_nothing_runs_of_what_is_not_in_the_catalogue() -> None:
+    def told(old: InferletStatus, verdict: Verdict, **spec: Any) -> tuple[str, str, list[str]]:
+        s = status(inferlet(**spec).spec, old, verdict, POOLS, generation=1, now=NOW)
+        where = find(s.conditions, "Runnable")
+        assert where is not None
+        return where.status, where.reason, s.pools
+
+    missing = Verdict("False", Reason.SOURCE_MISSING, "create it")
+    assert told(InferletStatus(), missing) == ("False", Reason.INFERLET_NOT_READY, [])
+    assert told(InferletStatus(), missing, pool="b") == (
+        "False",
+        Reason.POOL_NOT_READY,
+        [],
+    )
+    assert told(InferletStatus(), Verdict("True", Reason.CATALOGUED, digest="d1")) == ("True", Reason.POOL_READY, ["a"])
+    stays = Verdict("False", "InvalidSource", "line 3", digest="d1")
+    assert told(InferletStatus(digest="sha256:d1"), stays) == ("True", Reason.POOL_READY, ["a"])
 
 
 def test_an_invalid_source_is_refused_once_and_the_valid_version_stays() -> None:

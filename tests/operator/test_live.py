@@ -82,6 +82,7 @@ async def test_inferlets_from_every_source(api_server: ApiServer, namespace: str
             it.create("Inferlet", "broken", {"source": {"inline": "async def main(:\n    pass\n"}})
             refused = await it.until_condition("Inferlet", "broken", "Ready", "False", "InvalidSource")
             assert "line 1" in refused["message"]
+            assert it.condition("Inferlet", "broken", "Runnable")["status"] == "False"
             it.patch("Inferlet", "broken", {"spec": {"source": {"inline": HELLO}}})
             mended = await it.until_condition("Inferlet", "broken", "Ready")
             assert mended["observedGeneration"] == 2
