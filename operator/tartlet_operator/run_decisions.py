@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from tartlet_common.errors import DeadlineExceeded, TartletError
@@ -181,15 +181,17 @@ def decide(
         return _after_end(spec, status, now)
     left_s = (parse(status.start_time) if status.start_time else now) + spec.deadline_seconds - now
     running = status.phase == "Running"
+    late = DeadlineExceeded(deadline_s=spec.deadline_seconds)
     if outcome is not None and running:
-        if outcome.success or status.attempts > spec.retries or isinstance(outcome.error, DeadlineExceeded):
+        if isinstance(outcome.error, DeadlineExceeded):  # its own speaks of what was left to the attempt
+            return Finish(replace(outcome, error=late))
+        if outcome.success or status.attempts > spec.retries:
             return Finish(outcome)
         return Retry(outcome, backoff_s(status.attempts))
     if running and status.program_id and (left_s > -LATE_S or followed_s < LATE_S):
         return Follow(status.program_id, max(left_s, 0.0) + LATE_S)
     if left_s <= 0:
-        error = DeadlineExceeded(deadline_s=spec.deadline_seconds)
-        return Finish(Outcome(success=False, error=error), kill=running, waited="" if running else _waits_for(status))
+        return Finish(Outcome(success=False, error=late), kill=running, waited="" if running else _waits_for(status))
     return _before_launch(spec, status, uid=uid, now=now, left_s=left_s, inferlet=inferlet)
 
 

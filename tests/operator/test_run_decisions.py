@@ -205,7 +205,10 @@ def test_a_run_waits_for_the_engines_that_its_inferlet_names() -> None:
 def test_a_program_past_its_deadline_is_not_retried() -> None:
     p = play(retries=5)
     p.step()
-    assert isinstance(p.step(outcome=Outcome(success=False, error=DeadlineExceeded(deadline_s=600))), Finish)
+    left = DeadlineExceeded(deadline_s=2.716946601867676)  # of the attempt, whatever went before it
+    assert isinstance(p.step(outcome=Outcome(success=False, error=left)), Finish)
+    assert p.status.error is not None
+    assert p.status.error.message == f"the program ran longer than its deadline of {p.spec.deadline_seconds} s"
 
 
 def test_a_relaunch_after_a_lost_answer_has_the_same_key() -> None:
