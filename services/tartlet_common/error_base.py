@@ -40,9 +40,10 @@ class TartletError(Exception):
 
     @property
     def text(self) -> str:
-        """The message with its fields filled in."""
+        """The message with its fields filled in, seconds with as many digits as matter."""
+        shown = {k: f"{v:g}" if isinstance(v, float) else v for k, v in self.fields.items()}
         try:
-            return self.message.format(**self.fields)
+            return self.message.format(**shown)
         except (KeyError, IndexError, ValueError):
             return f"{self.message} {self.fields}"
 

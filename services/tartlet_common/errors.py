@@ -283,7 +283,7 @@ class Unavailable(TartletError):
 @_register(405, retryable=True)
 class Draining(TartletError):
     message = "engine {engine} was drained and has gone after its grace of {grace_s} s; the program had not ended"
-    remedy = "Launch the program again: another engine takes over. For longer programs, raise its drain_grace_s."
+    remedy = "Launch the program again. For longer programs, raise drain_grace_s (a pool's spec.drain.graceSeconds)."
 
 
 @_register(406)

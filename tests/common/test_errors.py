@@ -9,6 +9,7 @@ import pytest
 
 from tartlet_common.errors import (
     REGISTRY,
+    DeadlineExceeded,
     InvalidArgument,
     InvalidConfig,
     PageQuotaExceeded,
@@ -33,6 +34,14 @@ def test_every_error_survives_the_wire_and_says_what_to_do(cls: type[TartletErro
     assert "{" not in str(error)
     assert error.remedy.endswith(".") or (cls is InvalidArgument and error.told == str(error))
     assert str(pickle.loads(pickle.dumps(error))) == str(error)
+
+
+def test_seconds_are_shown_with_the_digits_that_matter() -> None:
+    error = DeadlineExceeded(deadline_s=2.716946601867676)
+    assert str(error) == "the program ran longer than its deadline of 2.71695 s"
+    assert error.fields == {"deadline_s": 2.716946601867676}
+    assert str(DeadlineExceeded(deadline_s=600.0)).endswith(" 600 s")
+    assert str(DeadlineExceeded(deadline_s=None)).endswith(" None s")  # what a peer sent, whatever it is
 
 
 def test_no_error_is_number_zero() -> None:

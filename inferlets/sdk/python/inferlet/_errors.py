@@ -406,7 +406,7 @@ class Draining(LostError):
         "engine {engine} was drained and has gone after its grace of {grace_s} s; the program had not ended"
     )
     remedy: ClassVar[str] = (
-        "Launch the program again: another engine takes over. For longer programs, raise its drain_grace_s."
+        "Launch the program again. For longer programs, raise drain_grace_s (a pool's spec.drain.graceSeconds)."
     )
     retryable: ClassVar[bool] = True
 
