@@ -41,8 +41,9 @@ _PLACES: Final = (
     "spec.resources, spec.nodeSelector, spec.tolerations, spec.topologySpreadConstraints and spec.podTemplate.affinity"
 )
 _UNSTARTED: Final = (
-    "its volumes or its network can't be made (see `kubectl describe pod`, spec.model.volumeClaim, "
-    "spec.podTemplate.volumes, and whether the Secrets and ConfigMaps that are named exist)"
+    "its volumes, its network or its containers can't be made (see `kubectl describe pod`, spec.model.volumeClaim, "
+    "spec.podTemplate.volumes, whether the Secrets and ConfigMaps that are named exist, and whether the memory of "
+    "spec.resources.limits is enough to begin with)"
 )
 START_S: Final = 45.0
 """A node that has not begun with a pod's containers by then, image apart, lacks something that the pod names."""

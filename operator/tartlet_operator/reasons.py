@@ -76,7 +76,7 @@ MEANING: dict[Reason, str] = {
     Reason.ENGINE_STANDS_BY: "Engines of another pool serve this model, with another checkpoint, dtype or page size.",
     Reason.MODEL_INIT_FAILED: "The container of `spec.model.init` failed.",
     Reason.PODS_REFUSED: "The API server refuses the pods: pod security, a quota, or a name that isn't there.",
-    Reason.POD_UNSTARTED: "A node can't make a pod's volumes or network: something that it names isn't there.",
+    Reason.POD_UNSTARTED: "A node can't begin with a pod: what it names isn't there, or its memory limit is too small.",
     Reason.AS_EXPECTED: "Nothing is wrong.",
     Reason.CONTROL_UNREACHABLE: "Control doesn't answer: nobody knows.",
     Reason.CATALOGUED: "The source was validated and is in the catalogue.",

@@ -126,7 +126,8 @@ async def _download(url: str) -> bytes:
             while len(data) <= MAX_BYTES and (more := await reply.content.read(MAX_BYTES + 1 - len(data))):
                 data += more
     except (aiohttp.ClientError, TimeoutError) as e:
-        message = f"spec.source.url.url: {url} can't be fetched: {e!r}: check the address and the network policy"
+        said = str(e) or type(e).__name__
+        message = f"spec.source.url.url: {url} can't be fetched: {said}: check the address and the network policy"
         raise SourceProblem(Reason.FETCH_FAILED, message, retry=True) from e
     if len(data) > MAX_BYTES:
         message = f"spec.source.url.url: {url} has more than {MAX_BYTES} bytes: make the program smaller"

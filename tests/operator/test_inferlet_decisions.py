@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import socket
 from typing import Any
 
+import aiohttp
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tartlet_operator.api.inferlet import InferletStatus
+from tartlet_operator import sources
+from tartlet_operator.api.inferlet import InferletStatus, Source, UrlSource
 from tartlet_operator.catalogue import entry, fingerprint, sync
 from tartlet_operator.conditions import find
 from tartlet_operator.inferlet_status import PoolSeen, Verdict, happenings, model_of, runnable, status
 from tartlet_operator.reasons import EventReason, Reason
-from tartlet_operator.sources import allowed
+from tartlet_operator.sources import SourceFetcher, SourceProblem, allowed
 from tests.operator.objects import inferlet
 
 NOW = "2026-01-01T00:00:00Z"
@@ -113,3 +117,25 @@ def test_no_host_is_allowed_unless_named() -> None:
     assert not allowed("https://example.org.evil.net/a", ["example.org"])
     assert allowed("http://127.0.0.1:8000/a", ["127.0.0.1:8000"])
     assert not allowed("http://127.0.0.1:8001/a", ["127.0.0.1:8000"])
+
+
+async def test_a_url_that_nobody_answers_at_is_told_in_plain_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def told(url: str) -> str:
+        source = UrlSource(url=url, digest="sha256:" + "0" * 64)
+        with pytest.raises(SourceProblem) as problem:
+            await SourceFetcher(None, "127.0.0.1:*").fetch(Source(url=source), "ns")  # type: ignore[arg-type]
+        assert (problem.value.reason, problem.value.retry) == (Reason.FETCH_FAILED, True)
+        return problem.value.message
+
+    with socket.socket() as unheard:
+        unheard.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{unheard.getsockname()[1]}/a.py"
+        refused = await told(url)
+    assert refused.startswith(f"spec.source.url.url: {url} can't be fetched: Cannot connect to host 127.0.0.1:")
+    assert "ConnectionKey" not in refused
+    monkeypatch.setattr(sources, "_TIMEOUT", aiohttp.ClientTimeout(total=0.01))
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        silent.listen()
+        late = await told(f"http://127.0.0.1:{silent.getsockname()[1]}/a.py")
+    assert "can't be fetched: TimeoutError: check" in late

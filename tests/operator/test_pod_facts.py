@@ -168,6 +168,7 @@ def test_a_node_that_cannot_begin_with_a_pod_is_given_some_time() -> None:
     assert (soon.reason, soon.unstarted) == ("", True)
     assert (late.reason, late.unstarted) == (Reason.POD_UNSTARTED, True)
     assert "spec.podTemplate.volumes" in late.message
+    assert "spec.resources.limits" in late.message
     since["status"] = "True"  # it pulls the image
     began = PodFacts.of(body, parse(NOW) + START_S)
     assert (began.reason, began.unstarted) == ("", False)
