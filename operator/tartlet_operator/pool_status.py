@@ -123,13 +123,13 @@ class Happening:
     warning: bool = False
 
 
-def happenings(old: EnginePoolStatus, new: EnginePoolStatus) -> list[Happening]:
-    """What is worth an event between two statuses of a pool."""
+def happenings(old: EnginePoolStatus, new: EnginePoolStatus, *, same_pods: bool = False) -> list[Happening]:
+    """What is worth an event between two statuses; `same_pods`: the spec now asks for more or fewer of the same."""
     out: list[Happening] = []
     if holds(new.conditions, "Ready") and not holds(old.conditions, "Ready"):
         out.append(Happening(EventReason.POOL_READY, f"engines that take programs: {new.ready_replicas}"))
     progressing = find(new.conditions, "Progressing")
-    if holds(new.conditions, "Progressing") and not holds(old.conditions, "Progressing"):
+    if holds(new.conditions, "Progressing") and not holds(old.conditions, "Progressing") and not same_pods:
         out.append(Happening(EventReason.ROLLOUT_STARTED, progressing.message if progressing else ""))
     degraded = find(new.conditions, "Degraded")
     if degraded is not None and degraded.status == "True":

@@ -64,7 +64,7 @@ async def reconcile(ctx: Context, key: Key, body: Mapping[str, Any]) -> float | 
         refused="; ".join(map(str, refusals)),
     )
     new = status(facts, old, ctx.now)
-    await ctx.write_status(key, meta, old, new, happenings(old, new))
+    await ctx.write_status(key, meta, old, new, happenings(old, new, same_pods=made.same_pods))
     _remember(ctx, key, _seen(pool, key.name, new))
     return START_S if any(p.unstarted for p in facts.pods) else None
 
@@ -101,6 +101,7 @@ class _Applied(NamedTuple):
 
     live: Mapping[str, Any]
     refused: ApiError | None = None
+    same_pods: bool = False  # it was applied, and its pods' template is as it was
 
 
 async def _applied(ctx: Context, manifest: Mapping[str, Any]) -> _Applied:
@@ -117,13 +118,19 @@ async def _applied(ctx: Context, manifest: Mapping[str, Any]) -> _Applied:
     if live is not None and covers(live, manifest) and not leftover(live, manifest, MANAGER):
         return _Applied(live)
     try:
-        return _Applied(await asyncio.shield(ctx.api.apply(manifest)))
+        made = await asyncio.shield(ctx.api.apply(manifest))
+        return _Applied(made, same_pods=_template(made) is not None and _template(made) == _template(live or {}))
     except ApiError as e:
         unknown_field = _UNTYPED in e.message  # which the API server takes for a fault of its own
         if e.retryable and not unknown_field:
             raise
         message = f"{e.message[:_SAID_CHARS]}: correct it in the pool's spec, from which spec.template is made"
         return _Applied(live or {}, ApiError(422 if unknown_field else e.status, e.reason or "Invalid", message))
+
+
+def _template(body: Mapping[str, Any]) -> Any:
+    """Of a Deployment's pods."""
+    return (body.get("spec") or {}).get("template")
 
 
 async def _scaled(ctx: Context, key: Key, made: _Applied, replicas: int) -> _Applied:

@@ -129,6 +129,13 @@ async def test_a_pool_follows_its_spec_and_nobody_elses_changes(
         await it.until_condition("EnginePool", "pool", "Ready")
         assert it.condition("EnginePool", "pool", "Ready")["observedGeneration"] == 3
 
+        # another number of the same pods is no rollout, another image is one
+        assert it.events("pool").count("RolloutStarted") == 1
+        it.patch("EnginePool", "pool", {"spec": {"image": "another:1"}})
+        await it.until(lambda: it.events("pool").count("RolloutStarted") == 2)
+        rolled_out(it, 1)
+        await it.until_condition("EnginePool", "pool", "Ready")
+
         # what others change of what we made is put right
         it.core("PATCH", "apis/apps/v1", "deployments/pool", {"spec": {"replicas": 7}}, MERGE)
         await it.until(lambda: deployment(it)["spec"]["replicas"] == 1)

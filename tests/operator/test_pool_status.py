@@ -313,6 +313,15 @@ def test_missing_engines_say_where_to_look() -> None:
         assert told.message.endswith("; 0 of 1 engines take programs")
 
 
+def test_another_number_of_the_same_pods_is_no_rollout() -> None:
+    before = status(facts(2), NONE, NOW)
+    fewer = facts(1, generation=2, deployment=DeploymentFacts(2, 1, 2, 2))
+    after = status(fewer, before, LATER)
+    assert conditions(after)["Progressing"] == ("True", Reason.ROLLING_OUT)
+    assert [h.reason for h in happenings(before, after)] == [EventReason.ROLLOUT_STARTED]
+    assert happenings(before, after, same_pods=True) == []
+
+
 def test_no_replicas_is_ready_and_says_so() -> None:
     s = status(facts(0), NONE, NOW)
     assert conditions(s)["Ready"] == ("True", Reason.SCALED_TO_ZERO)
