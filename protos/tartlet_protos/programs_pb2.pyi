@@ -281,9 +281,9 @@ class Usage(_message.Message):
     input_tokens: _builtins.int
     """tokens embedded from ids"""
     first_token_s: _builtins.float
-    """from launch to the first sampled token (if none: distribution), 0 if none"""
+    """from launch, or the last message before it, to the first token, 0 if none"""
     per_token_s: _builtins.float
-    """mean time between sampled tokens (if none: between distributions)"""
+    """mean time between sampled tokens (if none: distributions) of one answer"""
     wall_s: _builtins.float
     commands: _builtins.int
     peak_pages: _builtins.int
