@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import signal
 import subprocess
 import sys
@@ -220,44 +219,6 @@ def test_the_catalogue_takes_what_the_sandbox_can_run_and_nothing_else(server: S
     out(server.run_dir, "catalogue", "put", "q", str(file))
     assert [entry["name"] for entry in json.loads(out(server.run_dir, "catalogue", "list", "--json"))] == ["q"]
     out(server.run_dir, "catalogue", "delete", "q")
-
-
-def test_the_guide_s_client_runs(server: Serving, repo: Path, tmp_path: Path) -> None:
-    [example] = re.findall(r"^```py\n(.*?)^```", (repo / "docs/guide.md").read_text(), re.DOTALL | re.MULTILINE)
-    talk = next(
-        text
-        for text in re.findall(r"^```python\n(.*?)^```", (repo / "README.md").read_text(), re.DOTALL | re.MULTILINE)
-        if "receive" in text
-    )
-    (tmp_path / "talk.py").write_text(talk)
-    ran = subprocess.run(
-        [sys.executable, "-c", example],
-        cwd=tmp_path,
-        env=environment(server.run_dir),
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert ran.stdout == "what is your name?\nhello, Ada\n"
-
-
-def test_the_journal_of_a_failure_replays_as_operations_shows(server: Serving, repo: Path, tmp_path: Path) -> None:
-    text = (repo / "docs/operations.md").read_text()
-    [example] = re.findall(r"^```py\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
-    program = tmp_path / "fails.py"
-    program.write_text("print('so far')\nraise ValueError('so good')\n")
-    before = set(server.run_dir.rglob("*.journal"))
-    assert tartlet_cli(server.run_dir, "run", "--server", "local", str(program)).returncode == exits.PROGRAM_FAILED
-    [journal] = set(server.run_dir.rglob("*.journal")) - before
-    replayed = subprocess.run(
-        [sys.executable, "-c", example, str(journal)],
-        env=environment(server.run_dir),
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert replayed.stdout.startswith("True "), replayed.stdout
-    assert "ValueError: so good" in replayed.stdout
 
 
 @pytest.mark.parametrize(
