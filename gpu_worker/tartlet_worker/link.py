@@ -29,7 +29,6 @@ log = logging.getLogger("tartlet.worker")
 BLOB_CHUNK_BYTES = 1 << 20
 _BACKOFF_S = (0.02, 0.05, 0.1, 0.2, 0.3)  # by attempt; the last repeats
 _SAID_AT_ATTEMPT = 4
-_RPC_ERRORS = (grpc.aio.AioRpcError, asyncio.InvalidStateError)  # the latter of a write to a call that has ended
 FAREWELL_S = 1.0
 """How long a worker that goes waits for control to have read why."""
 _RESULTS_PER_FRAME_BYTES = 3 << 20  # below the 4 MiB a message may have
@@ -80,9 +79,9 @@ class Link:
                 before = self._connection
                 try:
                     await self._connect_once()
-                except _RPC_ERRORS as e:
+                except rpc.CALL_ERRORS as e:
                     say = log.info if attempt == _SAID_AT_ATTEMPT else log.debug  # once an outage, not at a joint start
-                    say("no connection to control at %s: %s", self._address, _detail(e))
+                    say("no connection to control at %s: %s", self._address, rpc.detail(e))
                 if self._broken is not None:
                     raise self._broken
                 if self._draining:
@@ -179,7 +178,7 @@ class Link:
                 task.cancel()
             outcomes = await asyncio.gather(reader, writer, return_exceptions=True)
         for outcome in outcomes:
-            if isinstance(outcome, Exception) and not isinstance(outcome, _RPC_ERRORS):
+            if isinstance(outcome, Exception) and not isinstance(outcome, rpc.CALL_ERRORS):
                 raise outcome
 
     async def _read(self, stream: Any) -> None:
@@ -259,7 +258,3 @@ def _split(results: list[engine_pb2.StepResultFrame]) -> list[list[engine_pb2.St
             size = result.ByteSize()
         frames[-1].append(result)
     return frames
-
-
-def _detail(error: Exception) -> str:
-    return str(error.details()) if isinstance(error, grpc.aio.AioRpcError) else str(error)

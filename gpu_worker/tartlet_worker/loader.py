@@ -247,8 +247,11 @@ def chat_template(path: Path) -> str:
         if isinstance(template, list):
             named = {entry.get("name"): entry.get("template", "") for entry in template}
             template, with_tools = named.get("default", ""), named.get("tool_use", with_tools)
-    parts = [str(each or "").removesuffix("\n") for each in (with_tools, template)]  # as Jinja does at a file's end
-    return "{{% if tools %}}{}{{% else %}}{}{{% endif %}}".format(*parts) if with_tools else str(template or "")
+    template = str(template or "")
+    if not with_tools:
+        return template
+    parts = [each.removesuffix("\n") for each in (str(with_tools), template)]  # as Jinja does at a file's end
+    return "{{% if tools %}}{}{{% else %}}{}{{% endif %}}".format(*parts)
 
 
 def tokenizer_s_own(path: Path, name: str) -> str | None:

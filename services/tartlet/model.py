@@ -147,7 +147,7 @@ class LaunchSpec:
     limits: Limits = Limits()
     tenant: str = ""
     idempotency_key: str = ""  # a second launch with the same key gives the first one's program
-    durable: bool = True  # keep a journal; False gives real clock and entropy
+    durable: bool = True  # keep a journal; False gives the real clock and, without a seed, entropy
     seed: bytes | int | None = None  # a number, or 16 bytes, that decides the program's randomness; None draws one
 
     def __post_init__(self) -> None:

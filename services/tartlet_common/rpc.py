@@ -37,6 +37,8 @@ _TLS_REMEDY = (
     "and so on, a client's TARTLET_CLIENT_TLS_CERTIFICATE); docs/operations.md shows how to make them."
 )
 
+CALL_ERRORS = (grpc.RpcError, asyncio.InvalidStateError)
+"""How a call fails; the latter is what writing to one that has ended raises."""
 LAST_CALLS_S = 60.0
 """So long calls may go on on a channel that is given up: longer than any that has a time limit."""
 _closing: set[asyncio.Future[None]] = set()
@@ -248,6 +250,14 @@ class Dialer:
         """Close the channel, and those that it replaced."""
         for channel in (self.channel, *self._replaced):
             await channel.close()
+
+
+def detail(error: BaseException) -> str:
+    """What a failed call says; gRPC's errors show more than is of use as text."""
+    if not isinstance(error, grpc.RpcError):
+        return str(error)
+    details = getattr(error, "details", None)
+    return str(details()) if callable(details) else repr(error)
 
 
 async def _close_later(channel: grpc.aio.Channel) -> None:

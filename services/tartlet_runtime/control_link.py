@@ -17,7 +17,7 @@ import grpc
 import grpc.aio
 
 from tartlet_common.errors import InternalError, ProtocolMismatch, TartletError, Unavailable
-from tartlet_common.rpc import PROTOCOL_VERSION, Dialer
+from tartlet_common.rpc import CALL_ERRORS, PROTOCOL_VERSION, Dialer, detail
 from tartlet_common.tenancy import EVERYONE, Scope
 from tartlet_common.wire import error_from_proto
 from tartlet_protos import control_pb2, control_pb2_grpc
@@ -37,7 +37,6 @@ _STARTS_BESIDE_COMMANDS = 16  # so that a full frame of commands stays below the
 _BESIDE_COMMANDS_BYTES = 16 << 10  # so many bytes of them
 _ENDS_A_FRAME = 1024  # for the same reason
 _Call: TypeAlias = "grpc.aio.StreamStreamCall[control_pb2.RuntimeFrame, control_pb2.ControlFrame]"
-_RPC_ERRORS = (grpc.RpcError, asyncio.InvalidStateError)
 
 
 class Programs(Protocol):
@@ -180,7 +179,7 @@ class ControlLink:
                             writing.cancel()
                     finally:
                         call.cancel()
-            except* (*_RPC_ERRORS, TartletError, TimeoutError) as group:
+            except* (*CALL_ERRORS, TartletError, TimeoutError) as group:
                 if attempt == 0:
                     log.warning("control: %s", _first(group))
             task = asyncio.current_task()
@@ -309,7 +308,7 @@ class ControlLink:
                 if size > MAX_BLOB_BYTES:
                     raise Unavailable(what=f"blob {digest[:12]}", detail=f"it is larger than {MAX_BLOB_BYTES} bytes")
         except grpc.RpcError as e:
-            raise Unavailable(what=f"blob {digest[:12]}", detail=_detail(e)) from e
+            raise Unavailable(what=f"blob {digest[:12]}", detail=detail(e)) from e
         return b"".join(parts)
 
     async def locate(self, program_ids: Sequence[str], scope: Scope = EVERYONE) -> control_pb2.LocateReply:
@@ -326,7 +325,7 @@ class ControlLink:
                 request, timeout=LOCATE_TIMEOUT_S, metadata=scope.metadata
             )
         except grpc.RpcError as e:
-            raise Unavailable(what="control", detail=_detail(e)) from e
+            raise Unavailable(what="control", detail=detail(e)) from e
         return reply
 
     async def state_json(self, scope: Scope = EVERYONE) -> str:
@@ -361,16 +360,11 @@ def _tell(program: Program, method: Callable[..., None], *args: object) -> None:
         program.end(InternalError(detail=repr(e)))
 
 
-def _detail(error: grpc.RpcError) -> str:
-    details = getattr(error, "details", None)
-    return str(details()) if callable(details) else repr(error)
-
-
 def _first(group: BaseExceptionGroup[BaseException]) -> str:
     error = group.exceptions[0]
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
-    return _detail(error) if isinstance(error, grpc.RpcError) else str(error)
+    return detail(error)
 
 
 def _nothing() -> None:

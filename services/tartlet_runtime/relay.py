@@ -16,7 +16,7 @@ import grpc
 import grpc.aio
 
 from tartlet_common.errors import InternalError, RuntimeLost, TartletError, Unavailable, UnknownProgram
-from tartlet_common.rpc import Dialer, Tls
+from tartlet_common.rpc import CALL_ERRORS, Dialer, Tls
 from tartlet_common.tenancy import EVERYONE, Metadata, Scope
 from tartlet_common.wire import error_from_proto, error_to_proto
 from tartlet_protos import control_pb2, programs_pb2, programs_pb2_grpc
@@ -237,7 +237,7 @@ class Relay:
                             events.append(_end(index, ids[index], 0, reason))
                 if events:
                     await call.relay(events)
-        except (grpc.RpcError, TimeoutError, asyncio.InvalidStateError) as e:
+        except (*CALL_ERRORS, TimeoutError) as e:
             error = _unreachable(address, e)
             self._spawn(self._hang_up(address))
         except Exception as e:  # events that make no sense: whoever waits for these programs is told all the same

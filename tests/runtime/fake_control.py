@@ -21,38 +21,14 @@ from tartlet_common.wire import error_to_proto
 from tartlet_protos import common_pb2, control_pb2, control_pb2_grpc
 from tartlet_runtime.frames import Outbox
 from tartlet_runtime.submission import ROW_STRUCT
+from tartlet_worker import fake_model
 
 
 def tokenizer_json() -> bytes:
-    """A byte-level tokenizer of all 256 bytes and one special token, 256."""
-    from tartlet_runtime.tokens import _byte_level_alphabet
-
-    vocabulary = dict(_byte_level_alphabet().items())
-    special = {"id": 256, "content": "<end>", "single_word": False, "lstrip": False, "rstrip": False}
-    special |= {"normalized": False, "special": True}
-    return json.dumps(
-        {
-            "version": "1.0",
-            "truncation": None,
-            "padding": None,
-            "added_tokens": [special],
-            "normalizer": None,
-            "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False},
-            "post_processor": None,
-            "decoder": {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False},
-            "model": {
-                "type": "BPE",
-                "dropout": None,
-                "unk_token": None,
-                "continuing_subword_prefix": None,
-                "end_of_word_suffix": None,
-                "fuse_unk": False,
-                "byte_fallback": False,
-                "vocab": vocabulary,
-                "merges": [],
-            },
-        }
-    ).encode()
+    """A byte-level tokenizer of all 256 bytes and one special token, 256: the fake engine's, with fewer."""
+    document = json.loads(fake_model.tokenizer_json())
+    document["added_tokens"] = [document["added_tokens"][0] | {"content": "<end>"}]
+    return json.dumps(document).encode()
 
 
 TEMPLATE = (
