@@ -107,8 +107,8 @@ def _pid(operator: OperatorProcess) -> int:
     return operator.child.pid
 
 
-async def measure(server: ApiServer, objects: int, steady_s: float, more: int) -> Measured:
-    """One number of objects, from none."""
+async def measure(server: ApiServer, objects: int, steady_s: float, more: int, rest_s: float = _REST_S) -> Measured:
+    """One number of objects, from none; `rest_s`: how long nothing is measured before it is watched idle."""
     what = f"operator: {objects:,} objects"
     texts = [source(n) for n in range(SOURCES)]
     names = [f"i{n:05d}" for n in range(objects)]
@@ -133,7 +133,7 @@ async def measure(server: ApiServer, objects: int, steady_s: float, more: int) -
                 validation_s = waited_s / OperatorSettings().concurrency  # its workers validate at once
                 memory = Memory.of(_pid(operator))
                 report.progress(f"{what}: Ready in {ready_s:.1f} s, writes: {dict(wrote)}; idle for {steady_s:.0f} s")
-                await asyncio.sleep(_REST_S)
+                await asyncio.sleep(rest_s)
                 idle_s = scheduled_s(_pid(operator))
                 await asyncio.sleep(steady_s)
                 idle_s = scheduled_s(_pid(operator)) - idle_s

@@ -15,7 +15,7 @@ from tartlet import AsyncClient
 from tartlet_common import rpc
 from tartlet_common.clock import Clock, SystemClock
 from tartlet_common.errors import TartletError, Unavailable
-from tartlet_common.process import Notify
+from tartlet_common.process import Notify, signals_cancel
 from tartlet_common.settings import OperatorSettings
 from tartlet_operator import access
 from tartlet_operator.access import ApiAccess
@@ -47,7 +47,7 @@ _SILENT_RENEWALS: Final = 4
 
 
 class _Stopped(Exception):
-    """kopf was told to stop by a signal."""
+    """kopf was told to stop by a signal before it had started."""
 
 
 async def main(settings: OperatorSettings, notify: Notify) -> None:
@@ -79,6 +79,7 @@ async def main(settings: OperatorSettings, notify: Notify) -> None:
             await _lead(settings, notify, leader, reached, api, namespaces, clock, own=namespace)
         finally:
             await leader.release()
+            log.info("stopped")
 
 
 async def _lead(
@@ -92,6 +93,8 @@ async def _lead(
     *,
     own: str,
 ) -> None:
+    role = asyncio.current_task()
+    assert role is not None
     tls = rpc.Tls.of(settings)
     control = ControlLink(settings.control, tls)
     queue, store = WorkQueue(), Store()
@@ -132,9 +135,12 @@ async def _lead(
                 tasks.create_task(pulse.run(), name="pulse")
                 for n in range(settings.concurrency):
                     tasks.create_task(queue.work(handler.handle), name=f"worker {n}")
-                tasks.create_task(_kopf(registry, namespaces), name="kopf")
+                watching = asyncio.Event()
+                tasks.create_task(_kopf(registry, namespaces, watching), name="kopf")
+                await watching.wait()
+                signals_cancel(role)  # kopf took them; at one it would wait 5 s for tasks that aren't its own
         except* _Stopped:
-            log.info("stopped")
+            pass
         except* TartletError as group:
             raise group.exceptions[0] from None
         finally:
@@ -142,11 +148,11 @@ async def _lead(
             await control.close()
 
 
-async def _kopf(registry: kopf.OperatorRegistry, namespaces: list[str]) -> None:
-    """kopf takes the signals while it runs, and returns at one."""
+async def _kopf(registry: kopf.OperatorRegistry, namespaces: list[str], watching: asyncio.Event) -> None:
+    """kopf takes the signals before it sets `watching`, and returns at one."""
     # named, else kopf asks for the user's name, and the image's user has none
     name: Any = "tartlet-operator"  # a type of theirs that is a string
-    await kopf.operator(registry=registry, namespaces=namespaces, standalone=True, identity=name)
+    await kopf.operator(registry=registry, namespaces=namespaces, standalone=True, identity=name, ready_flag=watching)
     raise _Stopped
 
 

@@ -41,7 +41,7 @@ class TartletError(Exception):
     @property
     def text(self) -> str:
         """The message with its fields filled in, seconds with as many digits as matter."""
-        shown = {k: f"{v:g}" if isinstance(v, float) else v for k, v in self.fields.items()}
+        shown = {k: _figures(v) if isinstance(v, float) else v for k, v in self.fields.items()}
         try:
             return self.message.format(**shown)
         except (KeyError, IndexError, ValueError):
@@ -78,6 +78,10 @@ class TartletError(Exception):
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle by number and fields."""
         return (TartletError.from_wire, (self.number, self.to_json()))
+
+
+def _figures(value: float) -> str:
+    return f"{value:g}" if abs(value) < 1e6 else f"{value:.0f}"
 
 
 def register(number: int, *, retryable: bool = False) -> Any:

@@ -14,7 +14,7 @@ import signal
 import sys
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from tartlet_common import telemetry
 from tartlet_common.config import add_flags, load, unknown_flag
@@ -141,12 +141,17 @@ async def _with_health(address: str, health: Health, work: Awaitable[None]) -> N
 
 async def _until_signalled(work: Awaitable[None]) -> None:
     task = asyncio.ensure_future(work)
+    signals_cancel(task)
+    with contextlib.suppress(asyncio.CancelledError):
+        await task
+
+
+def signals_cancel(task: asyncio.Task[Any]) -> None:
+    """Have SIGTERM and SIGINT cancel a task, whatever they did before."""
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         # Once: a second signal, or the parent's death after it, must not cancel what cleans up.
         loop.add_signal_handler(number, lambda: task.cancelling() or task.cancel())
-    with contextlib.suppress(asyncio.CancelledError):
-        await task
 
 
 def _log_to_stderr(form: str, level: str, role: str) -> None:
@@ -163,4 +168,4 @@ def _die_with(parent: int) -> None:
         sys.exit(1)
 
 
-__all__ = ["ROLES", "Notify", "run_role"]
+__all__ = ["ROLES", "Notify", "run_role", "signals_cancel"]

@@ -41,6 +41,7 @@ def test_seconds_are_shown_with_the_digits_that_matter() -> None:
     assert str(error) == "the program ran longer than its deadline of 2.71695 s"
     assert error.fields == {"deadline_s": 2.716946601867676}
     assert str(DeadlineExceeded(deadline_s=600.0)).endswith(" 600 s")
+    assert str(DeadlineExceeded(deadline_s=2.5e6)).endswith(" 2500000 s")
     assert str(DeadlineExceeded(deadline_s=None)).endswith(" None s")  # what a peer sent, whatever it is
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -208,7 +209,9 @@ async def test_a_settled_namespace_is_taken_up_again_without_a_write(
             ("tartlet-operator", "Apply")
         ]
         assert "annotations" not in it.get("Inferlet", "i0")["metadata"]
+        asked_s = time.monotonic()
         assert it.operator.stop() == 0
+        assert time.monotonic() - asked_s < 3.0  # another could lead: nobody waits for what only waits
         it.operator.start()
         it.create("Inferlet", "last", {"source": {"inline": HELLO}})
         await it.until_condition("Inferlet", "last", "Ready")  # it came after all the others

@@ -147,28 +147,41 @@ static void gemm_amx(const bf16 *a, int64_t m, const Matrix *w, const Sink *sink
 #endif
 
 #define ROWS 8
+
+// `rows` of them (a constant where this is expanded) by 32 columns: one pass over the columns' weights.
+static inline __attribute__((always_inline)) void block(const bf16 *at, const bf16 *b, int64_t kp, int rows,
+                                                        float c[2][256]) {
+  __m512 acc[ROWS][2];
+#pragma GCC unroll 8
+  for (int i = 0; i < rows; i++) acc[i][0] = acc[i][1] = _mm512_setzero_ps();
+  for (int64_t k = 0; k < kp; k++)
+    for (int r = 0; r < 16; r++) {
+      __m512bh b0 = (__m512bh)_mm512_loadu_si512(b + k * 1024 + r * 32);
+      __m512bh b1 = (__m512bh)_mm512_loadu_si512(b + k * 1024 + 512 + r * 32);
+#pragma GCC unroll 8
+      for (int i = 0; i < rows; i++) {
+        __m512bh x = (__m512bh)_mm512_set1_epi32(*(const int *)(at + k * 512 + i * 32 + r * 2));
+        acc[i][0] = _mm512_dpbf16_ps(acc[i][0], x, b0);
+        acc[i][1] = _mm512_dpbf16_ps(acc[i][1], x, b1);
+      }
+    }
+#pragma GCC unroll 8
+  for (int i = 0; i < rows; i++)
+    for (int h = 0; h < 2; h++) _mm512_store_ps(c[h] + i * 16, acc[i][h]);
+}
+
 static void gemm_avx512(const bf16 *a, int64_t m, const Matrix *w, const Sink *sink) {
   int64_t kp = w->k / 32, np = w->n / 32;
   float c[2][256] __attribute__((aligned(64)));
   for (int64_t n = 0; n < np; n++)
     for (int64_t t = 0; t < m; t += ROWS) {
       const bf16 *b = w->w + n * kp * 1024, *at = a + t / 16 * kp * 512 + t % 16 * 32;
-      __m512 acc[ROWS][2];
-      for (int i = 0; i < ROWS; i++) acc[i][0] = acc[i][1] = _mm512_setzero_ps();
-      for (int64_t k = 0; k < kp; k++)
-        for (int r = 0; r < 16; r++) {
-          __m512bh b0 = (__m512bh)_mm512_loadu_si512(b + k * 1024 + r * 32);
-          __m512bh b1 = (__m512bh)_mm512_loadu_si512(b + k * 1024 + 512 + r * 32);
-#pragma GCC unroll 8
-          for (int i = 0; i < ROWS; i++) {
-            __m512bh x = (__m512bh)_mm512_set1_epi32(*(const int *)(at + k * 512 + i * 32 + r * 2));
-            acc[i][0] = _mm512_dpbf16_ps(acc[i][0], x, b0);
-            acc[i][1] = _mm512_dpbf16_ps(acc[i][1], x, b1);
-          }
-        }
-      for (int i = 0; i < ROWS; i++)
-        for (int h = 0; h < 2; h++) _mm512_store_ps(c[h] + i * 16, acc[i][h]);
-      drain(sink, w, t, m - t < ROWS ? m - t : ROWS, n * 32, c);
+      int64_t left = m - t < ROWS ? m - t : ROWS;
+      if (left > 4) block(at, b, kp, ROWS, c);
+      else if (left > 2) block(at, b, kp, 4, c);
+      else if (left > 1) block(at, b, kp, 2, c);
+      else block(at, b, kp, 1, c);
+      drain(sink, w, t, left, n * 32, c);
     }
 }
 

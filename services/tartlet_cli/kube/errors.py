@@ -121,7 +121,7 @@ class InferletRefused(InvalidSource):
 class InferletNotReady(Unavailable):
     """It took too long; the condition says why."""
 
-    message = "inferlet {name} is not Ready after {waited_s:g} s: {reason}: {detail}"
+    message = "inferlet {name} is not Ready after {waited_s} s: {reason}: {detail}"
     remedy = "It stays applied: watch it with `kubectl tartlet status`, or wait longer with --timeout."
 
 
