@@ -78,6 +78,9 @@ static inline void drain(const Sink *s, const Matrix *w, int64_t m0, int64_t row
   }
 }
 
+#define IN_CACHE (512 << 10)  // bytes of activations
+#define AHEAD 8192  // bytes of weights that are asked for ahead of use; into L2, as L1 belongs to the activations
+
 #ifdef __AMX_BF16__
 static void tiles_on(void) {
   struct { uint8_t palette, start, zero[14]; uint16_t colsb[16]; uint8_t rows[16]; } cfg;
@@ -87,8 +90,6 @@ static void tiles_on(void) {
   _tile_loadconfig(&cfg);
 }
 
-#define IN_CACHE (512 << 10)  // bytes of activations
-#define AHEAD 8192  // bytes of weights that are asked for ahead of use; into L2, as L1 belongs to the activations
 
 static void gemm_amx(const bf16 *a, int64_t m, const Matrix *w, const Sink *sink) {
   int64_t kp = w->k / 32, np = w->n / 32, mt = (m + 15) / 16;
@@ -150,7 +151,7 @@ static void gemm_amx(const bf16 *a, int64_t m, const Matrix *w, const Sink *sink
 
 // `rows` of them (a constant where this is expanded) by 32 columns: one pass over the columns' weights.
 static inline __attribute__((always_inline)) void block(const bf16 *at, const bf16 *b, int64_t kp, int rows,
-                                                        float c[2][256]) {
+                                                        int ahead, float c[2][256]) {
   __m512 acc[ROWS][2];
 #pragma GCC unroll 8
   for (int i = 0; i < rows; i++) acc[i][0] = acc[i][1] = _mm512_setzero_ps();
@@ -158,6 +159,11 @@ static inline __attribute__((always_inline)) void block(const bf16 *at, const bf
     for (int r = 0; r < 16; r++) {
       __m512bh b0 = (__m512bh)_mm512_loadu_si512(b + k * 1024 + r * 32);
       __m512bh b1 = (__m512bh)_mm512_loadu_si512(b + k * 1024 + 512 + r * 32);
+      if (ahead) {
+        const char *next = (const char *)(b + k * 1024 + r * 64) + AHEAD;
+        _mm_prefetch(next, _MM_HINT_T1);
+        _mm_prefetch(next + 64, _MM_HINT_T1);
+      }
 #pragma GCC unroll 8
       for (int i = 0; i < rows; i++) {
         __m512bh x = (__m512bh)_mm512_set1_epi32(*(const int *)(at + k * 512 + i * 32 + r * 2));
@@ -172,17 +178,21 @@ static inline __attribute__((always_inline)) void block(const bf16 *at, const bf
 
 static void gemm_avx512(const bf16 *a, int64_t m, const Matrix *w, const Sink *sink) {
   int64_t kp = w->k / 32, np = w->n / 32;
+  int64_t some = (IN_CACHE / (kp * 64)) & ~(ROWS - 1L);  // rows that stay in cache while all weights pass by
+  if (some < ROWS) some = ROWS;
   float c[2][256] __attribute__((aligned(64)));
-  for (int64_t n = 0; n < np; n++)
-    for (int64_t t = 0; t < m; t += ROWS) {
-      const bf16 *b = w->w + n * kp * 1024, *at = a + t / 16 * kp * 512 + t % 16 * 32;
-      int64_t left = m - t < ROWS ? m - t : ROWS;
-      if (left > 4) block(at, b, kp, ROWS, c);
-      else if (left > 2) block(at, b, kp, 4, c);
-      else if (left > 1) block(at, b, kp, 2, c);
-      else block(at, b, kp, 1, c);
-      drain(sink, w, t, left, n * 32, c);
-    }
+  for (int64_t t0 = 0; t0 < m; t0 += some)
+    for (int64_t n = 0; n < np; n++)
+      for (int64_t t = t0; t < m && t < t0 + some; t += ROWS) {
+        const bf16 *b = w->w + n * kp * 1024, *at = a + t / 16 * kp * 512 + t % 16 * 32;
+        int64_t left = m - t < ROWS ? m - t : ROWS;
+        if (t > t0 && left > 4) block(at, b, kp, ROWS, 0, c);  // the first rows have brought the weights
+        else if (left > 4) block(at, b, kp, ROWS, 1, c);
+        else if (left > 2) block(at, b, kp, 4, t == t0, c);
+        else if (left > 1) block(at, b, kp, 2, t == t0, c);
+        else block(at, b, kp, 1, t == t0, c);
+        drain(sink, w, t, left, n * 32, c);
+      }
 }
 
 static void gemm(const bf16 *a, int64_t m, const Matrix *w, const Sink *sink) {
