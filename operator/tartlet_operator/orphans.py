@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
+
+from pydantic import ValidationError
 
 from tartlet import ProgramInfo
 from tartlet_common.errors import TartletError, Unavailable
@@ -77,10 +79,18 @@ async def _end(ctx: Context, namespace: str) -> None:
         return
     runs = {}
     async for body in ctx.api.pages("InferletRun", namespace):
-        runs[Meta.of(body).uid] = InferletRunStatus.model_validate(body.get("status") or {})
+        runs[Meta.of(body).uid] = _status(body)
     for program_id, reason in find(unknown, runs):
         log.info("program %s in %s: %s", program_id, namespace, reason)
         await ctx.followers.end(program_id, reason)
+
+
+def _status(body: Mapping[str, Any]) -> InferletRunStatus:
+    """A run's status; of one that can't be read, the one that wants whatever there is."""
+    try:
+        return InferletRunStatus.model_validate(body.get("status") or {})
+    except ValidationError:
+        return InferletRunStatus()
 
 
 async def _programs(ctx: Context, namespace: str) -> Sequence[ProgramInfo]:

@@ -101,6 +101,17 @@ async def test_a_launch_that_nobody_answered_is_ended_with_its_run() -> None:
     assert ctx.followers.ended == []
 
 
+async def test_a_run_whose_status_cannot_be_read_keeps_its_program() -> None:
+    ctx = context(program("heard", launch_key(UID, 1)), program("odd", launch_key(OTHER, 1)))
+
+    async def pages(kind: str, namespace: str) -> AsyncIterator[dict[str, Any]]:
+        yield {"metadata": {"namespace": namespace, "name": "odd", "uid": OTHER}, "status": {"attempts": "many"}}
+
+    ctx.api.pages = pages
+    await orphans.end(ctx, ["ns"])
+    assert ctx.followers.ended == ["heard"]
+
+
 async def test_a_runtime_that_does_not_list_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(orphans, "_LIST_TIMEOUT_S", 0.01)
     ctx = context()
