@@ -105,6 +105,12 @@ MOST_MIB = (1 << 44) - 1
 """More MiB than these are no 64-bit number of bytes."""
 
 
+def journal_option(f: F) -> F:
+    """`--no-journal`."""
+    said = "No journal; the real clock and, without --seed, entropy."
+    return click.option("--no-journal", is_flag=True, help=said)(f)
+
+
 def limit_options(f: F) -> F:
     """Limits of one program."""
     for option in (

@@ -12,7 +12,7 @@ import click
 
 from tartlet_cli import exits
 from tartlet_cli.calls import send_lines, with_client
-from tartlet_cli.options import PROGRAM_ARGS, json_option, limit_options, server_option, wants_help
+from tartlet_cli.options import PROGRAM_ARGS, journal_option, json_option, limit_options, server_option, wants_help
 
 if TYPE_CHECKING:
     from tartlet.client import AsyncClient, Run
@@ -29,6 +29,7 @@ _SILENCE_S = 0.3  # `logs` without --follow takes so long a pause for the end of
 @click.option("--key", default="", help="Idempotency key: a second launch with it gives the first one's program.")
 @click.option("--count", type=click.IntRange(1, 100_000), default=1, help="Launch this many. Not with --key.")
 @click.option("--seed", type=int, help="Decides the program's randomness; with --count, the next ones get the next.")
+@journal_option
 @limit_options
 @server_option
 @json_option
@@ -64,6 +65,7 @@ def launch(ctx: click.Context, /, file: str, args: tuple[str, ...], **options: A
         args=args,
         model=options["model"],
         limits=limits,
+        durable=not options["no_journal"],
         idempotency_key=options["key"],
     )
     seed, count = options["seed"], options["count"]

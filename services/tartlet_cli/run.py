@@ -21,7 +21,14 @@ import click
 from tartlet_cli import exits
 from tartlet_cli.calls import connect, send_lines
 from tartlet_cli.kube.options import Target, release_option, target
-from tartlet_cli.options import PROGRAM_ARGS, json_option, limit_options, other_server_option, wants_help
+from tartlet_cli.options import (
+    PROGRAM_ARGS,
+    journal_option,
+    json_option,
+    limit_options,
+    other_server_option,
+    wants_help,
+)
 from tartlet_cli.run_arguments import NOT_ON_CLUSTER, RunCommand, check_options, tell_mistyped
 from tartlet_common.errors import InvalidSource
 
@@ -78,7 +85,7 @@ class RunOptions:
 @click.option("--native", is_flag=True, help="Run the file as an ordinary process, so that pdb works.")
 @click.option("--interactive", is_flag=True, help="Send each line of standard input to the program as a message.")
 @click.option("--seed", type=int, help="Decides the program's randomness.")
-@click.option("--no-journal", is_flag=True, help="No journal; the real clock and, without --seed, entropy.")
+@journal_option
 @click.option("--quiet", is_flag=True, help="No closing line.")
 @click.option("--config", type=click.Path(path_type=Path), help="TOML file with settings of the roles.")
 @limit_options

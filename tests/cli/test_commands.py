@@ -356,6 +356,15 @@ def test_what_serve_does_not_take_is_called_by_its_name(run_dir: Path) -> None:
         assert (refused.returncode, said in refused.stderr) == (exits.USAGE, True), given
 
 
+def test_a_failed_programs_journal_is_kept_unless_it_has_none(server: Serving) -> None:
+    kept, none = (
+        out(server.run_dir, "launch", *o, str(PROGRAMS / "fails.py")).strip() for o in ((), ("--no-journal",))
+    )
+    for program in (kept, none):
+        assert "KeyError: 'missing'" in tartlet_cli(server.run_dir, "attach", program).stderr
+    assert [(server.run_dir / "journals" / f"{p}.journal").exists() for p in (kept, none)] == [True, False]
+
+
 def test_many_launches_with_one_key_are_refused(run_dir: Path) -> None:
     refused = tartlet_cli(run_dir, "launch", "--count", "3", "--key", "k", str(PROGRAMS / "echo.py"))
     assert (refused.returncode, refused.stdout) == (exits.USAGE, "")
