@@ -90,7 +90,6 @@ static void tiles_on(void) {
   _tile_loadconfig(&cfg);
 }
 
-
 static void gemm_amx(const bf16 *a, int64_t m, const Matrix *w, const Sink *sink) {
   int64_t kp = w->k / 32, np = w->n / 32, mt = (m + 15) / 16;
   int64_t some = (IN_CACHE / (kp * 1024)) & ~1L;  // tiles of rows that stay in cache while all weights pass by
