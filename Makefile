@@ -26,7 +26,7 @@ demo: setup  ## The text-completion inferlet on the demo model (PROMPT=...)
 	$(BIN)/tartlet run inferlets/std/text_completion.py --prompt "$(PROMPT)" --max-tokens 64
 
 .PHONY: test
-test: setup  ## The tests: 5 to 9 minutes on two cores (ARGS="-k name" is passed to pytest)
+test: setup  ## The tests: 5 to 10 minutes on two cores (ARGS="-k name" is passed to pytest)
 	$(BIN)/python -m pytest $(ARGS)
 
 .PHONY: test-gpu
