@@ -16,6 +16,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from tartlet_common import grpc_io as _grpc_io  # noqa: F401 - before gRPC is imported
 from tartlet_common import telemetry
 from tartlet_common.config import add_flags, load, unknown_flag
 from tartlet_common.errors import InternalError, TartletError

@@ -1,24 +1,31 @@
 /* Who computes when: the ticker of CPU slices, polls of guests, and the threads that help. Part of shim.c. */
 
-/* ---- ticker: an epoch a tick, asleep while no guest runs ---- */
+/* ---- ticker: an epoch a tick while a guest computes; else it looks seldom, and then sleeps ---- */
+
+enum { SELDOM = 4, QUIET = 16 }; /* ticks between two looks; looks without a guest until it sleeps */
+
+static volatile uint32_t computing; /* guests, on all threads */
 
 typedef struct {
   pthread_t thread;
   pthread_mutex_t lock;
   pthread_cond_t wake;
   void *engine;
-  struct timespec tick;
+  struct timespec tick, seldom;
   volatile uint32_t busy, idle, stop;
 } ticker_t;
 
 static void *ticker_main(void *argument) {
   ticker_t *t = argument;
+  const struct timespec *wait = &t->tick;
   int quiet = 0;
   while (!t->stop) {
-    nanosleep(&t->tick, NULL);
-    increment_epoch(t->engine);
-    if (__atomic_exchange_n(&t->busy, 0, __ATOMIC_SEQ_CST)) { quiet = 0; continue; }
-    if (++quiet < 64) continue;
+    nanosleep(wait, NULL);
+    bool computes = __atomic_load_n(&computing, __ATOMIC_SEQ_CST) > 0;
+    if (computes) increment_epoch(t->engine);
+    wait = computes ? &t->tick : &t->seldom;
+    if (__atomic_exchange_n(&t->busy, 0, __ATOMIC_SEQ_CST) || computes) { quiet = 0; continue; }
+    if (++quiet < QUIET) continue;
     pthread_mutex_lock(&t->lock);
     __atomic_store_n(&t->idle, 1, __ATOMIC_SEQ_CST);
     while (!__atomic_load_n(&t->busy, __ATOMIC_SEQ_CST) && !t->stop) pthread_cond_wait(&t->wake, &t->lock);
@@ -29,13 +36,18 @@ static void *ticker_main(void *argument) {
   return NULL;
 }
 
+static struct timespec microseconds(uint64_t us) {
+  return (struct timespec){.tv_sec = us / 1000000, .tv_nsec = (us % 1000000) * 1000};
+}
+
 ticker_t *shim_ticker_start(void *engine, uint64_t tick_us) {
   ticker_t *t = calloc(1, sizeof *t);
   if (!t) return NULL;
   pthread_mutex_init(&t->lock, NULL);
   pthread_cond_init(&t->wake, NULL);
   t->engine = engine;
-  t->tick = (struct timespec){.tv_sec = tick_us / 1000000, .tv_nsec = (tick_us % 1000000) * 1000};
+  t->tick = microseconds(tick_us);
+  t->seldom = microseconds(SELDOM * tick_us);
   t->busy = 1;
   if (pthread_create(&t->thread, NULL, ticker_main, t) == 0) return t;
   free(t);
@@ -72,7 +84,9 @@ static void poll(guest_t *g) {
   if (g->done) return; /* polling an ended future would abort the process */
   uint64_t before = cpu_ns();
   set_epoch_deadline(g->context, g->slice_ticks);
+  __atomic_add_fetch(&computing, 1, __ATOMIC_SEQ_CST);
   g->done = future_poll(g->future);
+  __atomic_sub_fetch(&computing, 1, __ATOMIC_SEQ_CST);
   g->cpu_ns += cpu_ns() - before;
 }
 
