@@ -287,6 +287,11 @@ class Core:
         for session in self.sessions.values():
             session.outbox.notices.models_changed = True
 
+    @property
+    def takes_parts(self) -> bool:
+        """Whether a step should be formed of what has come of a frame, though the rest follows at once."""
+        return any(e.returns.cut and e.active and not e.in_flight for e in self.engines.values())
+
     # ---- between events -----------------------------------------------------------------------------------------
 
     def pump(self) -> float | None:

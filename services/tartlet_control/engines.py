@@ -104,9 +104,13 @@ class EngineState:
         """Queues that have a command in flight and none waiting: their programs wait for an answer."""
         live = {q for sent in self.in_flight for q in sent.queues if q.program.live}
         away = [q for q in live if not q.pending]
-        worth_s = WORTH * self.times.predict(0)
+        worth_s = WORTH * self.apart_s(sum(sent.tokens for sent in self.in_flight))
         soon = [q.returns_s for q in away if q.returns_s <= worth_s]
         return Away(len(away), len(live) - len(away), len(soon), max(soon, default=0.0), worth_s)
+
+    def apart_s(self, tokens: int) -> float:
+        """What it costs if programs that had these tokens and those that wait don't meet in one step."""
+        return self.times.beyond_one(tokens + len(self.active))
 
     def finish_step(
         self,

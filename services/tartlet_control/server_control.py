@@ -135,7 +135,7 @@ class ControlService(control_pb2_grpc.ControlServicer):
             core.on_end(session, end.handle, failed=end.failed, withdrawn=end.withdrawn)
         if frame.kept:
             core.on_kept(session, map(_kept, frame.kept))
-        if not frame.more:
+        if not frame.more or core.takes_parts:
             self._hub.pump(own=link)
 
     async def _write_all(self, link: RuntimeLink, context: Context) -> None:

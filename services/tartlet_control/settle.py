@@ -59,7 +59,7 @@ class Settler:
         engine.computed_tokens += result.computed_tokens
         engine.device_s += result.device_s
         _rate(engine, engine.sampled_tokens - before, now)
-        engine.returns.answered(sent.queues, engine.times.predict(0), now)
+        engine.returns.answered(sent.queues, engine.apart_s(sent.tokens), now)
         if self.on_settled is not None:
             self.on_settled(engine, sent, result, now)
 

@@ -2,7 +2,7 @@
 
 Every program embeds, forwards and samples a token, waits for it, thinks, and goes on (run-ahead 0). A step takes
 `fixed_s` plus `token_s` for each token; frames take `hop_s` between processes; a runtime needs `think_s` for a frame
-and `guest_s` for each program in it.
+and `guest_s` for each program in it, and sends what they say every `part_s`, marked as a part until all have spoken.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ class Costs:
     hop_s: float = 0.0003
     think_s: float = 0.001
     guest_s: float = 30e-6
-    launch_s: float = 0.03  # over which the programs start
+    part_s: float = 0.0025
+    launch_s: float = 0.03  # over which the programs start; 0: in one frame
 
 
 @dataclass
@@ -44,6 +45,7 @@ class Simulation:
     programs: int
     tokens: int
     policy: str
+    seen: tuple[int, ...] = ()  # steps of so many tokens have been seen before
     steps: int = 0
     events: list[tuple[float, int, Callable[[], None]]] = field(default_factory=list)
 
@@ -53,26 +55,39 @@ class Simulation:
         self.host = Host(options, policy=self.policy)
         self.order = itertools.count()
         self.free_at = 0.0
-        self.left: dict[int, int] = {}
         self.begin = self.host.clock.now()
+        for tokens in self.seen:
+            self.host.engine.times.add(tokens, self.costs.fixed_s + self.costs.token_s * tokens)
         rng = random.Random(1)
-        for _ in range(self.programs):
-            guest = self.host.start()
-            self.left[guest.handle] = self.tokens
-            self.at(self.begin + rng.random() * self.costs.launch_s, self.arrive([guest], first=True))
+        guests = [self.host.start() for _ in range(self.programs)]
+        self.left = {guest.handle: self.tokens for guest in guests}
+        for group in [[guest] for guest in guests] if self.costs.launch_s else [guests]:
+            self.at(self.begin + rng.random() * self.costs.launch_s, self.arrive(group, first=True))
         while self.events:
             when, _, event = heapq.heappop(self.events)
             self.host.clock.advance(max(0.0, when - self.host.clock.now()))
+            self.more = False
             event()
-            self.pump()
+            if not self.more or self.host.core.takes_parts:
+                self.pump()
         assert not any(self.left.values())
         return self.programs * self.tokens / (self.host.clock.now() - self.begin)
 
     def at(self, when: float, event: Callable[[], None]) -> None:
         heapq.heappush(self.events, (when, next(self.order), event))
 
-    def arrive(self, guests: list[Guest], *, first: bool = False) -> Callable[[], None]:
+    def come_back(self, guests: list[Guest]) -> None:
+        costs, begin = self.costs, self.host.clock.now() + self.costs.think_s
+        parts = itertools.groupby(enumerate(guests, 1), lambda nth: int(nth[0] * costs.guest_s / costs.part_s))
+        for _, part in parts:
+            said = list(part)
+            last = said[-1][0]
+            arrives = self.arrive([guest for _, guest in said], more=last < len(guests))
+            self.at(begin + last * costs.guest_s, arrives)
+
+    def arrive(self, guests: list[Guest], *, first: bool = False, more: bool = False) -> Callable[[], None]:
         def event() -> None:
+            self.more = more
             for guest in guests:
                 if first:
                     guest.alloc(Op.ALLOC_KVPAGE, range(2))
@@ -112,7 +127,7 @@ class Simulation:
                     if self.left[handle]:
                         back.append(guest)
             if back:
-                self.at(host.clock.now() + self.costs.think_s + self.costs.guest_s * len(back), self.arrive(back))
+                self.come_back(back)
 
         return event
 

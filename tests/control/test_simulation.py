@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from math import inf
+
 import pytest
 
-from tartlet_control import engines, policies
+from tartlet_control import engines, policies, returns
 from tests.control.simulation import Costs, Simulation
 
 SMALL_MODEL_ON_CPU = Costs(fixed_s=0.0015, token_s=0.00012)
@@ -55,3 +57,23 @@ def test_nobody_waits_for_programs_that_think_longer_than_a_step_costs(
     with_returns = Simulation(costs, programs=programs, tokens=48, policy="adaptive").run()
     monkeypatch.setattr(engines, "WORTH", -1.0)
     assert with_returns == pytest.approx(Simulation(costs, programs=programs, tokens=48, policy="adaptive").run(), 0.01)
+
+
+@pytest.mark.parametrize(
+    ("costs", "times"),
+    [
+        (Costs(fixed_s=0.004, token_s=0.0011, think_s=0.003, guest_s=0.0003, launch_s=0.0), 1.15),
+        (Costs(fixed_s=0.014, token_s=0.00025, think_s=0.003, guest_s=0.0002, launch_s=0.0), 1.0),
+    ],
+    ids=["a step costs by its tokens", "a step costs by itself"],
+)
+def test_a_group_is_cut_where_its_programs_take_longer_than_another_step_costs(
+    costs: Costs, times: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While the first half computes, the other is on its way."""
+    cut = Simulation(costs, programs=32, tokens=48, policy="adaptive", seen=(1, 8))
+    tokens_per_s = cut.run()
+    monkeypatch.setattr(returns, "APART", inf)
+    whole = Simulation(costs, programs=32, tokens=48, policy="adaptive", seen=(1, 8))
+    assert tokens_per_s >= times * whole.run()
+    assert (cut.steps > 1.5 * whole.steps) == (times > 1.0)
