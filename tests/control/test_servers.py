@@ -18,7 +18,7 @@ import pytest
 from tartlet_common import abi, errors, rpc
 from tartlet_common.abi import Event, Op
 from tartlet_common.wire import error_from_proto
-from tartlet_control import greeting
+from tartlet_control import greeting, hub
 from tartlet_protos import common_pb2, control_pb2, control_pb2_grpc, engine_pb2, engine_pb2_grpc
 from tests.control.served import Runtime, control, worker
 
@@ -39,14 +39,15 @@ def decode_submission(tokens: int) -> bytes:
     return w.finish()
 
 
-def another_token() -> bytes:
-    """The second token behind `decode_submission(1)`."""
+def another_token(nth: int = 1) -> bytes:
+    """A token behind `decode_submission(nth)`."""
     w = abi.Writer()
+    ticket = 3 + 3 * nth
     params = np.zeros(1, abi.SAMPLE_PARAMS)
     params["top_p"] = 1.0
-    w.add(Op.EMBED_TXT, ticket=7, a=1, b=1, payload=abi.u32([0, 0, 1]))
-    w.add(Op.FORWARD, ticket=8, a=1, payload=abi.u32([2, 1, 2, 1, 0, 1, 0, 0, 1, 0]))
-    w.add(Op.SAMPLE, ticket=9, a=0, b=0, payload=params.tobytes())
+    w.add(Op.EMBED_TXT, ticket=ticket + 1, a=1, b=1, payload=abi.u32([0, 0, nth]))
+    w.add(Op.FORWARD, ticket=ticket + 2, a=nth, payload=abi.u32([2, 1, 2, 1, 0, 1, 0, 0, 1, 0]))
+    w.add(Op.SAMPLE, ticket=ticket + 3, a=0, b=0, payload=params.tobytes())
     return w.finish()
 
 
@@ -100,6 +101,32 @@ def test_no_step_is_formed_before_the_rest_of_an_answer_and_a_step_behind_which_
             await rt.send(3, another_token(), more=True)
             await rt.stream.write(control_pb2.RuntimeFrame())  # that was all
             assert len((await rt.read()).deliveries.records) == abi.RECORD_BYTES
+            await rt.channel.close()
+
+    asyncio.run(body())
+
+
+def test_a_step_is_formed_of_a_part_where_programs_take_longer_to_come_back_than_a_step_costs(
+    run_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hub, "TICK_S", 60.0)  # it would have one formed
+
+    async def body() -> None:
+        async with control(run_dir) as address, worker(address):
+            rt = Runtime(address)
+            await rt.hello()
+            await rt.models()
+            starts = [control_pb2.ProgramStart(handle=h, program_id=f"p{h}") for h in (3, 4)]
+            await rt.stream.write(control_pb2.RuntimeFrame(starts=starts))
+            assert len((await rt.read()).started) == 2
+            for said in (decode_submission(1), another_token(1)):
+                await rt.send(3, said, more=True)
+                await rt.send(4, said)
+                assert len((await rt.read()).deliveries.records) == 2 * abi.RECORD_BYTES
+                await asyncio.sleep(0.1)  # a fake step takes a hundredth of that
+            await rt.send(3, another_token(2), more=True)
+            async with asyncio.timeout(10):
+                assert len((await rt.read()).deliveries.records) == abi.RECORD_BYTES
             await rt.channel.close()
 
     asyncio.run(body())
