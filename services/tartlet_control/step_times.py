@@ -5,16 +5,22 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-_WEIGHT: Final = 0.1
-"""Of the newest step in its average: some ten steps count."""
+_STEPS: Final = 10
+"""About so many count: of fewer it is their mean, so that a slow first one is soon outweighed."""
 
 
 @dataclass(slots=True)
 class _Steps:
     """Steps of about one size, averaged."""
 
-    tokens: float
-    seconds: float
+    tokens: float = 0.0
+    seconds: float = 0.0
+    count: int = 0
+
+    def add(self, tokens: int, seconds: float) -> None:
+        self.count = min(_STEPS, self.count + 1)
+        self.tokens += (tokens - self.tokens) / self.count
+        self.seconds += (seconds - self.seconds) / self.count
 
 
 class StepTimes:
@@ -42,23 +48,21 @@ class StepTimes:
         size = tokens.bit_length()
         steps = self._sizes.get(size)
         if steps is None:
-            self._sizes[size] = _Steps(tokens, seconds)
+            steps = self._sizes[size] = _Steps()
             self._sizes = dict(sorted(self._sizes.items()))
-            return
-        steps.tokens += _WEIGHT * (tokens - steps.tokens)
-        steps.seconds += _WEIGHT * (seconds - steps.seconds)
+        steps.add(tokens, seconds)
 
     def predict(self, tokens: float) -> float:
         """Seconds that a step of `tokens` will take: never less than one of fewer; 0 before the first one was seen."""
-        below: _Steps | None = None
-        slope = 0.0
+        below_tokens = below_s = slope = 0.0
         for steps in self._sizes.values():
-            if below is not None:
-                slope = max(0.0, (steps.seconds - below.seconds) / (steps.tokens - below.tokens))
+            seconds = max(below_s, steps.seconds)
+            if below_tokens:
+                slope = (seconds - below_s) / (steps.tokens - below_tokens)
             if tokens <= steps.tokens:
-                return steps.seconds - slope * (steps.tokens - tokens)
-            below = steps
-        return 0.0 if below is None else below.seconds + slope * (tokens - below.tokens)
+                return seconds - slope * (steps.tokens - tokens)
+            below_tokens, below_s = steps.tokens, seconds
+        return below_s + slope * (tokens - below_tokens)
 
     def beyond_one(self, tokens: int) -> float:
         """Seconds that two steps which share `tokens` take beyond one of all: what a step costs by itself."""
