@@ -131,11 +131,15 @@ async def _prepare_guests(driver: Driver, wasm: WasmGuests) -> None:
     while True:
         await asyncio.sleep(_IDLE_POLL_S)
         if driver.idle_for(_IDLE_S):
+            driver.stirred.clear()
             wasm.reap()
             if gc.get_count()[0] > _YOUNG:
                 gc.collect(0)
         while driver.idle_for(_IDLE_S) and wasm.tend():  # noqa: ASYNC110 - the loop gets its turn between
             await asyncio.sleep(0)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(TEND_S):  # what isn't wanted any more goes without a turn, too
+                await driver.stirred.wait()
 
 
 async def _guarded(work: Coroutine[Any, Any, None]) -> None:

@@ -105,6 +105,8 @@ class Driver:
         self._scheduled = False
         self._due: asyncio.Handle
         self._quiet_since = now()
+        self.stirred = asyncio.Event()
+        """There was a turn since somebody cleared this."""
         self.send_commands: Callable[[bool], None] = _nothing  # whether more follows at once
         self.helpers: Helpers = NoHelpers()
         self._owed = 0  # of those that are woken: how many belong together
@@ -201,6 +203,7 @@ class Driver:
             self.schedule()  # ahead of the streams that are woken: one message tells of two turns of a burst
         self.flush()
         self._quiet_since = self._now()
+        self.stirred.set()
         if self._may_finish:
             self.schedule()
 

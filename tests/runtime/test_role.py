@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import subprocess
@@ -32,6 +33,32 @@ def start(settings: RuntimeSettings) -> tuple[subprocess.Popen[bytes], int]:
     process = subprocess.Popen(command, pass_fds=[write], stderr=subprocess.PIPE)
     os.close(write)
     return process, read
+
+
+def slept(process: subprocess.Popen[bytes]) -> int:
+    """How often the process's main thread has gone to sleep so far."""
+    status = Path(f"/proc/{process.pid}/status").read_text()
+    return int(status.split("\nvoluntary_ctxt_switches:")[1].split()[0])
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="counts what Linux counts")
+async def test_it_sleeps_while_nothing_happens(run_dir: Path) -> None:
+    settings = make_settings(run_dir)
+    server = await serve_control(FakeControl(), settings.control)
+    process, ready = start(settings)
+    try:
+        assert (await asyncio.to_thread(os.read, ready, 100)).startswith(b"ready")
+        often = 99
+        async with asyncio.timeout(30):
+            while often > 25:  # it makes guests ahead first; then thrice 4 times a second
+                before = slept(process)
+                await asyncio.sleep(1.0)
+                often = slept(process) - before
+    finally:
+        process.kill()
+        process.communicate()
+        os.close(ready)
+        await server.stop(None)
 
 
 async def test_sigterm_ends_programs_and_the_process_and_leaves_no_socket(run_dir: Path) -> None:
