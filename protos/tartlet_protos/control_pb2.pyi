@@ -32,7 +32,7 @@ class RuntimeFrame(_message.Message):
     KEPT_FIELD_NUMBER: _builtins.int
     MORE_FIELD_NUMBER: _builtins.int
     more: _builtins.bool
-    """the rest follows at once: no step is formed before it is there"""
+    """the rest follows at once: steps wait for it, if that costs less than another"""
     @_builtins.property
     def hello(self) -> Global___RuntimeHello: ...
     @_builtins.property

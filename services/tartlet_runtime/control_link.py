@@ -106,7 +106,7 @@ class ControlLink:
     def flush(self, more: bool = False) -> None:  # noqa: FBT001, FBT002 - the driver's only word
         """Turn what is queued into frames, if the stream is up and has taken the last ones.
 
-        With `more`, what follows at once belongs to it: control forms no step before that.
+        With `more`, what follows at once belongs to it: control forms no step before that, unless the wait costs more.
         """
         if self._writer is None or self._writer.done() or not (self._has_words or (self._held and not more)):
             return
