@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import random
 import re
 import time
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, Self
 
 import aiohttp
 
 from bench import report
+from tartlet_common.settings import OperatorSettings
 from tartlet_operator.api.common import API_VERSION
 from tests.operator.api_server import TOKEN, ApiServer
 
@@ -67,6 +69,24 @@ async def create_pool(session: aiohttp.ClientSession) -> None:
     await _create(session, "EnginePool", "pool", {"model": {"name": "fake"}, "engine": {"backend": "Fake"}})
 
 
+async def create_neighbours(session: aiohttp.ClientSession) -> None:
+    """Make one of every other kind that an operator watches, where none looks.
+
+    Every cluster has such: of a kind that it has never seen an API server has no bookmarks to send.
+    """
+    await _create(session, "InferletRun", "run", {"inferlet": "none"}, UNWATCHED)
+    containers = {"containers": [{"name": "c", "image": "none"}]}
+    labels = {"app": "none"}
+    deployment = {"selector": {"matchLabels": labels}, "template": {"metadata": {"labels": labels}, "spec": containers}}
+    for api, body in (
+        ("api/v1", {"apiVersion": "v1", "kind": "ConfigMap", "data": {}}),
+        ("api/v1", {"apiVersion": "v1", "kind": "Pod", "spec": containers}),
+        ("apis/apps/v1", {"apiVersion": "apps/v1", "kind": "Deployment", "spec": deployment}),
+    ):
+        path = f"/{api}/namespaces/{UNWATCHED}/{str(body['kind']).lower()}s"
+        await _post(session, path, {**body, "metadata": {"name": "neighbour"}})
+
+
 async def write_twice(session: aiohttp.ClientSession, name: str, text: str) -> None:
     """Make an Inferlet where no operator looks, and write its status as one does: nothing can be Ready sooner."""
     await _create(session, "Inferlet", name, {"source": {"inline": text}}, UNWATCHED)
@@ -78,12 +98,22 @@ async def write_twice(session: aiohttp.ClientSession, name: str, text: str) -> N
         "lastTransitionTime": "2026-01-01T00:00:00Z",
         "observedGeneration": 1,
     }
-    body = {
-        "apiVersion": API_VERSION,
-        "kind": "Inferlet",
-        "metadata": {"name": name},
-        "status": {"observedGeneration": 1, "conditions": [condition]},
-    }
+    await _apply_status(session, name, {"observedGeneration": 1, "conditions": [condition]})
+
+
+async def write_statuses(session: aiohttp.ClientSession, names: Sequence[str], text: str, like: str) -> float:
+    """Make Inferlets where no operator looks, and write all their statuses, the same as `like` has; s for these writes.
+
+    As many at once as an operator writes: how fast this API server can be written to.
+    """
+    async with session.get(f"{_path('Inferlet')}/{like}") as reply:
+        status = (await reply.json())["status"]
+    await _at_once(names, lambda name: _create(session, "Inferlet", name, {"source": {"inline": text}}, UNWATCHED))
+    return await _at_once(names, lambda name: _apply_status(session, name, status), OperatorSettings().concurrency)
+
+
+async def _apply_status(session: aiohttp.ClientSession, name: str, status: Mapping[str, Any]) -> None:
+    body = {"apiVersion": API_VERSION, "kind": "Inferlet", "metadata": {"name": name}, "status": status}
     headers = {"Content-Type": "application/apply-patch+yaml", "Accept": _METADATA_ONLY}
     params = {"fieldManager": "bench", "force": "true"}
     path = f"{_path('Inferlet', UNWATCHED)}/{name}/status"
@@ -97,10 +127,15 @@ async def _create(
     session: aiohttp.ClientSession, kind: str, name: str, spec: Mapping[str, Any], namespace: str = NAMESPACE
 ) -> None:
     body = {"apiVersion": API_VERSION, "kind": kind, "metadata": {"name": name}, "spec": spec}
+    await _post(session, _path(kind, namespace), body)
+
+
+async def _post(session: aiohttp.ClientSession, path: str, body: Mapping[str, Any]) -> None:
     headers = {"Content-Type": "application/json"}
-    async with session.post(_path(kind, namespace), data=json.dumps(body), headers=headers) as reply:
+    async with session.post(path, data=json.dumps(body), headers=headers) as reply:
         if reply.status != 201:
-            raise RuntimeError(f"{name} was refused: {await reply.text()}")
+            raise RuntimeError(f"{path} was refused: {await reply.text()}")
+        await reply.read()
 
 
 def _path(kind: str, namespace: str = NAMESPACE) -> str:
@@ -109,15 +144,21 @@ def _path(kind: str, namespace: str = NAMESPACE) -> str:
 
 async def create_all(session: aiohttp.ClientSession, names: Sequence[str], texts: Sequence[str]) -> float:
     """Make many, the programs in turn; how long it took, s."""
-    left = iter(range(len(names)))
+    text_of = dict(zip(names, itertools.cycle(texts), strict=False))
+    return await _at_once(names, lambda name: create(session, name, text_of[name]))
+
+
+async def _at_once(names: Iterable[str], do: Callable[[str], Awaitable[None]], at_once: int = _AT_ONCE) -> float:
+    """Do something for each, so many at a time; how long it took, s."""
+    left = iter(names)
 
     async def some() -> None:
-        for i in left:
-            await create(session, names[i], texts[i % len(texts)])
+        for name in left:
+            await do(name)
 
     started = time.perf_counter()
     async with asyncio.TaskGroup() as tasks:
-        for _ in range(_AT_ONCE):
+        for _ in range(at_once):
             tasks.create_task(some())
     return time.perf_counter() - started
 

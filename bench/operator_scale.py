@@ -29,9 +29,11 @@ from bench.operator_objects import (
     client,
     create,
     create_all,
+    create_neighbours,
     create_pool,
     source,
     versions,
+    write_statuses,
     write_twice,
 )
 from bench.operator_place import Memory, api_server, compile_once, cpu_s, sample, scheduled_s, writes
@@ -46,6 +48,7 @@ READY_S = {1_000: 5.0, 10_000: 25.0}
 FLAGS = ("--lease-duration-s=15", "--heartbeat-s=60", "--log-level=warning")  # as they are by default, and quiet
 _PAUSE_S = 0.1
 _SETTLED_S = 120.0
+_BARE = 500  # statuses that a bare client writes
 _REST_S = 20.0  # until the first sweep is over: what is measured then is rest
 
 
@@ -55,6 +58,7 @@ class Measured:
 
     ready_s: float  # validation not counted
     validation_s: float
+    floor_s: float  # for as many statuses by a bare client
     writes: float  # an object
     cpu_s: float
     peak: float
@@ -71,7 +75,8 @@ class Measured:
 
 ROWS: Sequence[tuple[str, str, Callable[[Measured], float]]] = (
     ("all Ready, validation not counted, s", "1,000: 5; 10,000: 25", lambda m: m.ready_s),
-    ("validation, s", "", lambda m: m.validation_s),
+    ("  validation, s", "", lambda m: m.validation_s),
+    ("  as many statuses written by a bare client, s", "", lambda m: m.floor_s),
     ("writes an object", "1", lambda m: m.writes),
     ("operator's CPU until all are Ready, s", "10,000: 10", lambda m: m.cpu_s),
     ("its memory: peak RSS, MiB", "10,000: 100", lambda m: m.peak),
@@ -112,11 +117,13 @@ async def measure(server: ApiServer, objects: int, steady_s: float, more: int, r
     what = f"operator: {objects:,} objects"
     texts = [source(n) for n in range(SOURCES)]
     names = [f"i{n:05d}" for n in range(objects)]
+    bare = [f"bare{n:05d}" for n in range(_BARE)]
     later = [f"more{n:05d}" for n in range(more)]
     server.create_namespace(NAMESPACE)
     server.create_namespace(UNWATCHED)
     async with running(engine="fake") as address, client(server) as session:
         await create_pool(session)
+        await create_neighbours(session)
         took_s = await create_all(session, names, texts)
         report.progress(f"{what}: made at {objects / took_s:.0f} a second")
         operator = OperatorProcess(server, NAMESPACE, Path(address.removeprefix("unix:")).parent, FLAGS)
@@ -134,9 +141,8 @@ async def measure(server: ApiServer, objects: int, steady_s: float, more: int, r
                 memory = Memory.of(_pid(operator))
                 report.progress(f"{what}: Ready in {ready_s:.1f} s, writes: {dict(wrote)}; idle for {steady_s:.0f} s")
                 await asyncio.sleep(rest_s)
-                idle_s = scheduled_s(_pid(operator))
-                await asyncio.sleep(steady_s)
-                idle_s = scheduled_s(_pid(operator)) - idle_s
+                steady = await _share(_pid(operator), steady_s)
+                floor_s = await write_statuses(session, bare, texts[0], like=names[0]) / len(bare) * objects
                 report.progress(f"{what}: {more} more, one by one")
                 more_ms, bare_ms = [], []
                 for n, name in enumerate(later):
@@ -160,12 +166,13 @@ async def measure(server: ApiServer, objects: int, steady_s: float, more: int, r
     return Measured(
         ready_s=ready_s - validation_s,
         validation_s=validation_s,
+        floor_s=floor_s,
         writes=sum(count for what, count in wrote.items() if "inferlets" in what) / objects,
         cpu_s=used_s,
         peak=memory.peak,
         rss=memory.rss,
         pss=memory.pss,
-        steady=idle_s / steady_s,
+        steady=steady,
         restart_s=restart_s,
         restart_writes=again,
         restart_cpu_s=restart_cpu_s,
@@ -173,6 +180,13 @@ async def measure(server: ApiServer, objects: int, steady_s: float, more: int, r
         more_p99_ms=float(np.percentile(more_ms, 99)),
         bare_ms=float(np.median(bare_ms)),
     )
+
+
+async def _share(pid: int, over_s: float) -> float:
+    """How much of a core a process takes."""
+    before = scheduled_s(pid)
+    await asyncio.sleep(over_s)
+    return (scheduled_s(pid) - before) / over_s
 
 
 async def _one_more(session: object, watch: Watch, name: str, text: str) -> float:

@@ -150,7 +150,7 @@ def test_a_rolling_update_of_the_image_fails_no_program(kube: Kube, image: Image
         pytest.skip("only this machine's own cluster can give an image another name")
     kube.cluster.name_image(image.name, AGAIN)
     before = names(kube)
-    start(kube, "image", 6, 4, PROGRAM)
+    start(kube, "image", 6, 8, PROGRAM)
     with step("rolling update of the image"), honest(kube, POOL, HONEST_S):
         patch(kube, image=AGAIN)
         until(lambda: not before & names(kube), "the pods are new ones")

@@ -7,6 +7,7 @@ from typing import Final
 
 from tartlet_operator.meta import Key
 
+_MODIFIED: Final = b'{"type":"MODIFIED"'
 _VERSION: Final = re.compile(rb'"resourceVersion":"(\d+)"')
 
 
@@ -40,5 +41,7 @@ class Written:
 
         Versions are unique in the whole API; an object's own is the first in its line, behind fields that hold none.
         """
-        found = _VERSION.search(line) if self._echoes else None
+        if not self._echoes or not line.startswith(_MODIFIED):  # a bookmark may have the version of a write
+            return b""
+        found = _VERSION.search(line)
         return found[1] if found is not None and int(found[1]) in self._echoes else b""

@@ -32,8 +32,8 @@ def seen(version: int, name: str = "i") -> dict[str, Any]:
 
 
 def line(version: int, name: str = "i", kind: str = "MODIFIED") -> bytes:
-    event = {"type": kind, "object": seen(version, name)}
-    return json.dumps(event, separators=(",", ":"), sort_keys=True).encode()
+    shown = json.dumps(seen(version, name), separators=(",", ":"), sort_keys=True)
+    return f'{{"type":"{kind}","object":{shown}}}'.encode()  # as the API server orders them
 
 
 class Content:
@@ -133,6 +133,14 @@ async def test_our_own_last_write_is_no_news_unless_the_spec_is_newer() -> None:
     again = Content(line(7), line(7), line(7))  # a watch that broke shows it once more
     assert await left_for_kopf(watch, again) == [("BOOKMARK", "7")]
     assert KEY not in queue._pending
+
+
+async def test_a_bookmark_that_has_our_own_last_writes_version_is_for_kopf() -> None:
+    watch, _, written = watching()
+    written.wrote(KEY, 7, alone=True)
+    mark = b'{"type":"BOOKMARK","object":{"kind":"Inferlet","metadata":{"resourceVersion":"7"}}}'
+    assert await left_for_kopf(watch, Content(line(7), mark, piece=1 << 20, breaks=True)) == [("BOOKMARK", "7")]
+    assert await left_for_kopf(watch, Content(mark, mark)) == [("BOOKMARK", "7")] * 2, "else a quiet watch looks broken"
 
 
 async def test_a_lists_objects_become_work_and_kopf_reads_the_rest_of_it() -> None:
