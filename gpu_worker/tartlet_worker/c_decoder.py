@@ -8,16 +8,19 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from tartlet_worker.attention.c_kernel import MAX_GROUP, allowed_pointers
 from tartlet_worker.checkpoint import EMBEDDING, FINAL_NORM, LM_HEAD
+from tartlet_worker.csr import Ints
 from tartlet_worker.handlers.forward_plan import ForwardPlan
 from tartlet_worker.kernels import library
-from tartlet_worker.kernels.library import Layer, Matrix, Model, Pass
+from tartlet_worker.kernels.library import Layer, Matrix, Model, Pass, address
 from tartlet_worker.model_config import ModelConfig
 from tartlet_worker.pools import Pools
 from tartlet_worker.rope import RopeTable
@@ -35,6 +38,16 @@ def _padded(count: int) -> int:
     return -(-count // _BLOCK) * _BLOCK
 
 
+@dataclass(frozen=True, slots=True)
+class _Over:
+    """Pools, as the kernels see them."""
+
+    pools: Pools
+    model: Model
+    embeds: npt.NDArray[np.int16]  # [embeds, dim] bf16
+    kv: int  # address
+
+
 class CDecoder:
     """Weights in the kernels' layout; the same interface as `Decoder`."""
 
@@ -43,13 +56,14 @@ class CDecoder:
         assert loaded is not None, "the caller asks `supports` first"
         self.config, self._lib = config, loaded
         self.passes = 0  # through the layers so far
-        self._over: tuple[Pools, Model] | None = None
+        self._over: _Over | None = None
         self._keep: list[Tensor] = []  # what pointers of the structures name
-        self.embedding = reader.get(EMBEDDING)  # [vocab, dim]
+        embedding = reader.get(EMBEDDING)  # [vocab, dim]
+        self._embedding = _bits(embedding.contiguous())
         layers = [self._layer(reader, i) for i in range(config.layers)]
         self._layers = (Layer * config.layers)(*layers)
         self._final_norm = self._floats(reader.get(FINAL_NORM))
-        self._head = self._pack(self.embedding if config.tied else reader.get(LM_HEAD), None)
+        self._head = self._pack(embedding if config.tied else reader.get(LM_HEAD), None)
         self._rope = RopeTable(config.rope, config.head_dim, config.max_position, torch.float32, "cpu")
 
     def _floats(self, values: Tensor) -> int:
@@ -101,62 +115,67 @@ class CDecoder:
             config.windows[i] or 0,
         )
 
-    def _model(self, pools: Pools) -> Model:
+    def _seen(self, pools: Pools) -> _Over:
         """The model over these pools, as the kernels read it."""
-        if self._over is None or self._over[0] is not pools:
+        if self._over is None or self._over.pools is not pools:
             c, kv = self.config, pools.kv
             shape = (c.dim, c.layers, c.heads, c.kv_heads, c.head_dim, pools.page_size)
             model = Model(*shape, kv.stride(0), kv.stride(1), c.norm_eps, self._layers, self._final_norm)
-            self._over = pools, model
-        return self._over[1]
+            self._over = _Over(pools, model, _bits(pools.embeds), kv.data_ptr())
+        return self._over
+
+    def embed(self, pools: Pools, embed: Ints, token: Ints) -> None:
+        """Put the embeddings of tokens [N] into embeds [N] of the pool."""
+        self._seen(pools).embeds[embed] = self._embedding[token]
 
     def run(self, plan: ForwardPlan, pools: Pools) -> None:
         """Pass a plan's tokens through the layers; store keys, values and the output embeds (after the last norm)."""
         self.passes += 1
-        c, kv, batch = self.config, pools.kv, plan.attention
-        x = pools.embeds.index_select(0, pools.index(plan.embed))  # [T, dim]
+        c, batch, over = self.config, plan.attention, self._seen(pools)
         self._rope.reserve(int(plan.position.max()) + 1)
-        position = pools.index(plan.position)
-        cos, sin = self._rope.cos.index_select(0, position), self._rope.sin.index_select(0, position)
-        row = plan.page * (c.kv_heads * pools.page_size) + plan.slot
-        out = torch.empty(len(plan.out_token), c.dim, dtype=torch.bfloat16)
+        out = np.empty((len(plan.out_token), c.dim), np.int16)
         allowed, keep = allowed_pointers(batch)
+        inputs = (
+            over.embeds[plan.embed],  # [T, dim]
+            self._rope.cos.numpy()[plan.position],  # [T, head_dim / 2]
+            self._rope.sin.numpy()[plan.position],
+            plan.page * (c.kv_heads * pools.page_size) + plan.slot,
+        )
         columns = (batch.query_indptr, batch.query_position, batch.pages, batch.num_pages, batch.column_position)
-        arrays = [np.ascontiguousarray(a) for a in (*columns, row, plan.out_token)]
-        indptr, at, pages, num_pages, column_position, rows, out_token = (a.ctypes.data for a in arrays)
-        model = self._model(pools)
+        arrays = [np.ascontiguousarray(a) for a in (*inputs, *columns, plan.out_token)]
+        x, cos, sin, rows, *seen, out_token = map(address, arrays)
         one = Pass(
             len(plan.embed),
             len(batch.num_pages),
             batch.pages.shape[1],
             len(plan.out_token),
-            x.data_ptr(),
-            cos.data_ptr(),
-            sin.data_ptr(),
+            x,
+            cos,
+            sin,
             rows,
-            kv.data_ptr(),
-            indptr,
-            at,
-            pages,
-            num_pages,
-            column_position,
+            over.kv,
+            *seen,
             None if allowed is None else ctypes.addressof(allowed),
             out_token,
-            out.data_ptr(),
+            address(out),
         )
-        self._lib.decoder_run(ctypes.addressof(model), ctypes.addressof(one))
+        self._lib.decoder_run(ctypes.addressof(over.model), ctypes.addressof(one))
         del keep
         if len(plan.out_embed):
-            pools.embeds.index_copy_(0, pools.index(plan.out_embed), out)
+            over.embeds[plan.out_embed] = out
 
-    def logits(self, hidden: Tensor) -> Tensor:
-        """Logits [N, vocab] float32 of output embeds [N, dim]."""
-        n, dim = hidden.shape
-        out = torch.empty(n, self.config.vocab)
-        hidden = hidden.contiguous()
+    def logits(self, pools: Pools, embed: Ints) -> Tensor:
+        """Logits [N, vocab] float32 of output embeds [N] of the pool."""
+        hidden = self._seen(pools).embeds[embed]
+        out = torch.empty(len(hidden), self.config.vocab)
         head = ctypes.addressof(self._head)
-        self._lib.linear(hidden.data_ptr(), n, dim, head, out.data_ptr(), self.config.vocab)
+        self._lib.linear(address(hidden), *hidden.shape, head, out.data_ptr(), self.config.vocab)
         return out
+
+
+def _bits(values: Tensor) -> npt.NDArray[np.int16]:
+    """bfloat16 as numpy can move it: torch's own indexing costs several times as much where a step is short."""
+    return np.asarray(values.view(torch.int16).numpy())
 
 
 def _in_turn(gate_up: Tensor) -> Tensor:

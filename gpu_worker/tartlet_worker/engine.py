@@ -8,10 +8,15 @@ refused; other commands are untouched. It raises only when the engine itself is 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Protocol
 
 from tartlet_common.engine_spec import EngineSpec
 from tartlet_common.step import Step, StepResult
+
+
+def nobody() -> None:
+    """Wants to know nothing."""
 
 
 class Engine(Protocol):
@@ -24,8 +29,13 @@ class Engine(Protocol):
     def tokenizer_json(self) -> bytes:
         """The checkpoint's tokenizer.json, b"" if it has none."""
 
-    def step(self, step: Step) -> StepResult:
-        """Run a step to its end. Called from one thread only."""
+    def step(self, step: Step, computing: Callable[[], None] = nobody) -> StepResult:
+        """Run a step to its end. Called from one thread only.
+
+        Args:
+            step: what is to be done.
+            computing: called when the device has begun to compute and this thread needs little, if that happens.
+        """
 
     def reset(self) -> None:
         """Forget all pages, embeds, slots and poisoned lanes, as if just started (a new control has taken over)."""

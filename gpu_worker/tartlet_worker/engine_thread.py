@@ -1,7 +1,9 @@
 """The one thread that runs an engine's steps, and the hand-over between it and the event loop.
 
 Steps wait in a `SimpleQueue`; results are handed to the loop as they finish, so two steps in flight keep the engine
-busy while the network works. An engine that raises is broken: the thread says so and takes no further work.
+busy while the network works. Where the next step waits already, a result is handed over when the device computes that
+one: before, the loop's thread would take the interpreter from a device that waits for its work. An engine that raises
+is broken: the thread says so and takes no further work.
 """
 
 from __future__ import annotations
@@ -57,6 +59,8 @@ class EngineThread:
         self._loop = loop
         self._finished = finished
         self._queue: SimpleQueue[_Work | _Reset | None] = SimpleQueue()
+        self._held: Finished | None = None  # ended, not yet reported
+        self._ending = False
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
 
     def start(self) -> None:
@@ -78,17 +82,31 @@ class EngineThread:
             await asyncio.to_thread(self._thread.join, timeout_s)
 
     def _run(self) -> None:
-        while (item := self._queue.get()) is not None:
+        while (item := self._next()) is not None:
             if isinstance(item, _Reset):
+                self._tell()
                 self._engine.reset()
                 continue
             report = self._step(item)
+            self._tell()
+            self._held = report
+            if report.broken is not None:
+                break
+        self._tell()
+
+    def _next(self) -> _Work | _Reset | None:
+        if self._queue.empty():  # nothing comes that `_tell` could wait for
+            self._tell()
+        return self._queue.get() if not self._ending else None
+
+    def _tell(self) -> None:
+        """Report the step that ended last, unless that is done."""
+        report, self._held = self._held, None
+        if report is not None:
             try:
                 self._loop.call_soon_threadsafe(self._finished, report)
             except RuntimeError:  # the loop is closed: the process is ending
-                return
-            if report.broken is not None:
-                return
+                self._ending = True
 
     def _step(self, work: _Work) -> Finished:
         try:
@@ -98,18 +116,18 @@ class EngineThread:
         except Exception as e:  # noqa: BLE001 - a bug of ours: whoever waits for the step is told all the same
             return _broken(work, e)
         try:
-            result = step_codec.result_to_proto(self._traced(step) if step.traceparent else self._engine.step(step))
+            result = step_codec.result_to_proto(self._compute(step))
         except Exception as e:  # noqa: BLE001 - likewise, or the engine's end
             return _broken(work, e)
         return Finished(work.connection, result)
 
-    def _traced(self, step: Step) -> StepResult:
+    def _compute(self, step: Step) -> StepResult:
         """Run a step, and record its span under the one of control's step."""
-        tracer = telemetry.step_tracer()
+        tracer = telemetry.step_tracer() if step.traceparent else None
         if tracer is None:
-            return self._engine.step(step)
+            return self._engine.step(step, self._tell)
         start_ns = time.time_ns()
-        result = self._engine.step(step)
+        result = self._engine.step(step, self._tell)
         telemetry.later(_record, tracer, step.traceparent, start_ns, time.time_ns(), result.computed_tokens)
         return result
 

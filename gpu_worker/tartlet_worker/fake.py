@@ -32,6 +32,7 @@ from tartlet_common.step import (
     StepResult,
 )
 from tartlet_worker import fake_model as model
+from tartlet_worker.engine import nobody
 from tartlet_worker.philox import uniform
 
 Bools = npt.NDArray[np.bool_]
@@ -100,7 +101,7 @@ class FakeEngine:
         self._poisoned: set[int] = set()
         self._tokens = 0  # through the layers, this step
 
-    def step(self, step: Step) -> StepResult:
+    def step(self, step: Step, computing: Callable[[], None] = nobody) -> StepResult:
         """Run the batches in order.
 
         Raises:
@@ -112,6 +113,7 @@ class FakeEngine:
         results = tuple(self._run(batch) for batch in step.batches)
         added_s = self._options.step_s + self._options.token_s * self._tokens
         if added_s > 0:
+            computing()
             self._sleep(added_s)
         return StepResult(step.number, results, self._tokens, time.perf_counter() - start)
 

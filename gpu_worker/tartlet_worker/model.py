@@ -14,6 +14,7 @@ from torch import Tensor
 
 from tartlet_worker.attention.base import Attention
 from tartlet_worker.checkpoint import EMBEDDING, FINAL_NORM, LM_HEAD
+from tartlet_worker.csr import Ints
 from tartlet_worker.handlers.forward_plan import ForwardPlan
 from tartlet_worker.linear import Linear, make_linear
 from tartlet_worker.model_config import ModelConfig
@@ -133,7 +134,11 @@ class Decoder:
         values.index_copy_(0, rows, v.reshape(-1, c.head_dim))
         return q
 
+    def embed(self, pools: Pools, embed: Ints, token: Ints) -> None:
+        """Put the embeddings of tokens [N] into embeds [N] of the pool."""
+        pools.embeds.index_copy_(0, pools.index(embed), self.embedding.index_select(0, pools.index(token)))
+
     @torch.inference_mode()
-    def logits(self, hidden: Tensor) -> Tensor:
-        """Logits [N, vocab] float32 of output embeds [N, dim]."""
-        return self._head(hidden).float()
+    def logits(self, pools: Pools, embed: Ints) -> Tensor:
+        """Logits [N, vocab] float32 of output embeds [N] of the pool."""
+        return self._head(pools.embeds.index_select(0, pools.index(embed))).float()

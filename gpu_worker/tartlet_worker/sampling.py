@@ -24,7 +24,10 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from tartlet_worker.csr import I64
 from tartlet_worker.philox import uniform
+
+F32 = npt.NDArray[np.float32]
 
 _NUCLEUS_FIRST = 1024
 """Candidates sorted before a nucleus is found to need the whole vocabulary."""
@@ -46,10 +49,10 @@ class SampleParams:
 class Sampler(Protocol):
     """What is done with rows of logits [N, V] float32."""
 
-    def sample(self, logits: Tensor, params: SampleParams) -> tuple[Tensor, Tensor]:
+    def sample(self, logits: Tensor, params: SampleParams) -> tuple[I64, F32]:
         """Tokens [N] int64 and their log-probabilities [N] float32."""
 
-    def top(self, logits: Tensor, top_k: int) -> tuple[Tensor, Tensor]:
+    def top(self, logits: Tensor, top_k: int) -> tuple[I64, F32]:
         """The `top_k` most likely tokens of each row, ids [N, top_k] int64, and probabilities of the full softmax.
 
         Descending, equal ones by ascending id.
@@ -59,7 +62,7 @@ class Sampler(Protocol):
 class TorchSampler:
     """`Sampler` on any device."""
 
-    def sample(self, logits: Tensor, params: SampleParams) -> tuple[Tensor, Tensor]:
+    def sample(self, logits: Tensor, params: SampleParams) -> tuple[I64, F32]:
         """See `Sampler`."""
         token = logits.argmax(-1)
         rows = np.flatnonzero(params.temperature > 0)
@@ -70,12 +73,13 @@ class TorchSampler:
                 token = chosen
             else:
                 token[torch.from_numpy(rows).to(logits.device)] = chosen
-        return token, logits.gather(1, token[:, None])[:, 0] - logits.logsumexp(-1)
+        logprob = logits.gather(1, token[:, None])[:, 0] - logits.logsumexp(-1)
+        return token.cpu().numpy(), logprob.cpu().numpy()
 
-    def top(self, logits: Tensor, top_k: int) -> tuple[Tensor, Tensor]:
+    def top(self, logits: Tensor, top_k: int) -> tuple[I64, F32]:
         """See `Sampler`."""
         best, ids = largest(logits, top_k)
-        return ids, torch.exp(best - logits.logsumexp(-1, keepdim=True))
+        return ids.cpu().numpy(), torch.exp(best - logits.logsumexp(-1, keepdim=True)).cpu().numpy()
 
 
 def _draw(logits: Tensor, params: SampleParams, rows: npt.NDArray[np.int64], noise: npt.NDArray[np.float64]) -> Tensor:

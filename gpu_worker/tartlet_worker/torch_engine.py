@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Callable
 
 import torch
 
@@ -33,6 +34,7 @@ from tartlet_common.step import (
     StepResult,
 )
 from tartlet_worker.c_decoder import CDecoder
+from tartlet_worker.engine import nobody
 from tartlet_worker.handlers.embed_txt import embed_txt
 from tartlet_worker.handlers.forward import forward
 from tartlet_worker.handlers.forward_plan import ForwardPlan
@@ -52,6 +54,7 @@ class TorchEngine:
         self._spec, self._decoder, self._pools, self._tokenizer = spec, decoder, pools, tokenizer
         self._sampler = sampler
         self._poisoned: set[int] = set()
+        self._computing = nobody
 
     @property
     def spec(self) -> EngineSpec:
@@ -78,7 +81,7 @@ class TorchEngine:
         self._poisoned.clear()
 
     @torch.inference_mode()
-    def step(self, step: Step) -> StepResult:
+    def step(self, step: Step, computing: Callable[[], None] = nobody) -> StepResult:
         """See `Engine.step`.
 
         Raises:
@@ -91,6 +94,7 @@ class TorchEngine:
             self._pools.clear_embeds(step.clear_embeds)
             self._pools.clear_slots(step.clear_slots)
             self._poisoned.difference_update(step.reset_lanes.tolist())
+            self._computing = computing
             answers = [self._run(batch) for batch in step.batches]
         except TartletError:
             raise
@@ -117,7 +121,8 @@ class TorchEngine:
             case Forward():
                 return forward(batch, pools, poisoned, self._forward)
             case EmbedTxt():
-                return embed_txt(batch, pools, poisoned, self._decoder.embedding, spec.max_position), 0
+                limits = spec.vocab_size, spec.max_position
+                return embed_txt(batch, pools, poisoned, self._decoder.embed, *limits), 0
             case Sample():
                 return sample_tokens(batch, pools, poisoned, self._decoder.logits, self._sampler, spec.vocab_size), 0
             case GetNextDist():
@@ -129,7 +134,11 @@ class TorchEngine:
                 return mask_kvpage(batch, pools, poisoned), 0
 
     def _forward(self, plan: ForwardPlan) -> None:
+        """On a CPU the call itself computes; elsewhere it leaves the device with work."""
+        if self._spec.device == "cpu":
+            self._computing()
         self._decoder.run(plan, self._pools)
+        self._computing()
 
 
 def _free(spec: EngineSpec) -> int:

@@ -139,7 +139,7 @@ class Driver:
     def logits(self, embeds: Any) -> npt.NDArray[Any]:
         """Logits [N, vocab] float32 of output embeds, through the engine's own head."""
         pools = self.engine.pools
-        return self.engine.decoder.logits(pools.embeds[pools.index(i32(embeds))]).cpu().numpy()
+        return self.engine.decoder.logits(pools, i32(embeds)).cpu().numpy()
 
     def prefill(
         self, tokens: Any, pages: Any, *, first: int = 0, embed0: int = 0, positions: Any = None

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from tartlet_worker.csr import Ints
 from tartlet_worker.handlers import output, waves
 from tartlet_worker.handlers.forward_plan import ForwardPlan
 from tartlet_worker.kernels import available
@@ -253,9 +254,9 @@ def test_logits_of_a_batch_are_computed_in_parts(attention: str, monkeypatch: py
     rows: list[int] = []
     logits = d.engine.decoder.logits
 
-    def noted(hidden: torch.Tensor) -> torch.Tensor:
-        rows.append(len(hidden))
-        return logits(hidden)
+    def noted(pools: Pools, embed: Ints) -> torch.Tensor:
+        rows.append(len(embed))
+        return logits(pools, embed)
 
     monkeypatch.setattr(d.engine.decoder, "logits", noted)
     dists = dist_batch([{"embed": list(range(i, i + 7)), "top_k": 3 + i} for i in range(0, 28, 7)])

@@ -104,14 +104,14 @@ def test_samples_follow_the_exact_filtered_softmax(sampler: Sampler, filters: di
     rows = torch.from_numpy(LOGITS).expand(n, -1).contiguous()
     token, logprob = sampler.sample(rows, params(n, **filters))
     want = exact(**filters)
-    counts = np.bincount(token.numpy(), minlength=len(want))
+    counts = np.bincount(token, minlength=len(want))
     assert counts[want == 0].sum() == 0
     likely = want * n >= 5
     chi2 = ((counts - want * n)[likely] ** 2 / (want * n)[likely]).sum()
     freedom = max(1, likely.sum() - 1)
     assert chi2 < freedom + 5 * np.sqrt(2 * freedom)
-    full = torch.log_softmax(torch.from_numpy(LOGITS), -1)
-    assert torch.allclose(logprob, full[token], atol=1e-5)
+    full = torch.log_softmax(torch.from_numpy(LOGITS), -1).numpy()
+    assert np.allclose(logprob, full[token], atol=1e-5)
 
 
 def test_rows_with_different_filters_do_not_touch_each_other(sampler: Sampler) -> None:
@@ -126,13 +126,13 @@ def test_rows_with_different_filters_do_not_touch_each_other(sampler: Sampler) -
     for i in range(n):
         alone = SampleParams(*(getattr(mixed, f)[i : i + 1] for f in SampleParams.__dataclass_fields__))
         assert sampler.sample(rows[i : i + 1], alone)[0][0] == token[i]
-    assert token[-1] == rows[-1].argmax()
+    assert token[-1] == int(rows[-1].argmax())
 
 
 def test_a_flat_distribution_with_a_nucleus_past_the_first_candidates_is_still_exact(sampler: Sampler) -> None:
     token, _ = sampler.sample(torch.zeros(1500, 3000), params(1500, top_p=0.9))
     assert token.max() < 2701
-    assert len(token.unique()) > 1024  # 2,700 candidates are kept; the first 1,024 would give fewer
+    assert len(np.unique(token)) > 1024  # 2,700 candidates are kept; the first 1,024 would give fewer
 
 
 def test_noise_near_one_never_picks_a_dropped_token(sampler: Sampler) -> None:
@@ -174,9 +174,9 @@ def test_edges_of_filters_and_of_noise_are_as_stated(
 
 def test_the_top_of_a_distribution_is_that_of_the_full_softmax(sampler: Sampler) -> None:
     ids, probs = sampler.top(torch.from_numpy(LOGITS)[None], 7)
-    full = torch.softmax(torch.from_numpy(LOGITS), -1)
-    assert torch.allclose(probs[0], full[ids[0]])
-    assert torch.allclose(probs[0], full.topk(7).values)
+    full = torch.softmax(torch.from_numpy(LOGITS), -1).numpy()
+    assert np.allclose(probs[0], full[ids[0]])
+    assert np.allclose(probs[0], np.sort(full)[::-1][:7])
 
 
 def test_equal_values_come_by_ascending_id_however_many_are_asked_for() -> None:
@@ -196,14 +196,14 @@ def test_both_samplers_find_the_same_top_and_draw_the_same_tokens(vocab: int) ->
     for count in (1, 3, 5, 30, 256, vocab):
         if count <= vocab:
             ids, probs = mine.top(rows, count)
-            assert torch.equal(ids, theirs.top(rows, count)[0])
-            assert torch.allclose(probs, theirs.top(rows, count)[1])
+            assert np.array_equal(ids, theirs.top(rows, count)[0])
+            assert np.allclose(probs, theirs.top(rows, count)[1])
     for filters in FILTERS:
         a, b = (s.sample(rows, params(64, **filters)) for s in (mine, theirs))
         # The last bit of an exponential may move a draw across an edge, very rarely.
         assert (a[0] != b[0]).sum() <= 1
         same = a[0] == b[0]
-        assert torch.allclose(a[1][same], b[1][same], atol=1e-5)
+        assert np.allclose(a[1][same], b[1][same], atol=1e-5)
 
 
 def test_logits_that_are_not_numbers_end_in_some_token_of_the_vocabulary(sampler: Sampler) -> None:

@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import numpy.typing as npt
-from torch import Tensor
 
 from tartlet_common.errors import ContextTooLong, InvalidArgument, TartletError
 from tartlet_common.step import BatchResult, EmbedTxt
-from tartlet_worker.csr import take
+from tartlet_worker.csr import Ints, take
 from tartlet_worker.handlers.outcome import Outcome
 from tartlet_worker.pools import Pools
 
+Embed = Callable[[Pools, Ints, Ints], None]
+"""Puts the embeddings of tokens [N], the last, into embeds [N] of the pools."""
 
-def embed_txt(batch: EmbedTxt, pools: Pools, poisoned: set[int], embedding: Tensor, max_position: int) -> BatchResult:
-    """Run one EmbedTxt batch; embedding is [vocab, dim]."""
+
+def embed_txt(
+    batch: EmbedTxt, pools: Pools, poisoned: set[int], embed_tokens: Embed, vocab: int, max_position: int
+) -> BatchResult:
+    """Run one EmbedTxt batch."""
     outcome = Outcome(batch.lane, poisoned)
-    indptr, vocab = batch.indptr, embedding.shape[0]
+    indptr = batch.indptr
     outcome.check_ids("embed", batch.embed, indptr, pools.sizes.num_embeds)
     token = _resolve(outcome, batch, pools)
     _check_range(outcome, batch, token, vocab, max_position)
@@ -29,7 +35,7 @@ def embed_txt(batch: EmbedTxt, pools: Pools, poisoned: set[int], embedding: Tens
         chosen, _ = take(indptr, runs)
         token, embed, position = token[chosen], batch.embed[chosen], batch.position[chosen]
     if len(embed):
-        pools.embeds.index_copy_(0, pools.index(embed), embedding.index_select(0, pools.index(token)))
+        embed_tokens(pools, embed, token)
         pools.embed_position[embed] = position
         pools.embed_ended[embed] = False
     return outcome.result()

@@ -15,8 +15,8 @@ from tartlet_worker.handlers.outcome import Outcome, one_each
 from tartlet_worker.pools import Pools
 from tartlet_worker.sampling import SampleParams, Sampler
 
-Logits = Callable[[Tensor], Tensor]
-"""Final hidden states [N, dim] to logits [N, vocab] float32, contiguous."""
+Logits = Callable[[Pools, Ints], Tensor]
+"""Output embeds [N] of the pools to logits [N, vocab] float32, contiguous."""
 
 CHUNK_BYTES = 256 << 20
 """Logits at once: all of a batch would take gigabytes, and with the keys they are sorted by four times as many."""
@@ -41,7 +41,7 @@ def get_next_dist(
         )
     widths = np.minimum(batch.top_k[runs].repeat(counts(cut)), vocab).astype(np.int64)  # [embeds that run]
     parts = [
-        _top(logits(_hidden(pools, batch.embed[chosen[first:last]])), sampler, widths[first:last])
+        _top(logits(pools, batch.embed[chosen[first:last]]), sampler, widths[first:last])
         for first, last in _chunks(len(chosen), vocab)
     ]
     lengths[chosen] = widths
@@ -56,20 +56,16 @@ def _chunks(count: int, vocab: int) -> list[tuple[int, int]]:
     return [(first, min(first + step, count)) for first in range(0, count, step)]
 
 
-def _hidden(pools: Pools, embed: npt.NDArray[np.int32]) -> Tensor:
-    return pools.embeds.index_select(0, pools.index(embed))
-
-
 def _top(
     rows: Tensor, sampler: Sampler, widths: npt.NDArray[np.int64]
 ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.float32]]:
     """Of each row of logits as many tokens and probabilities as its width says, one row after the other."""
     ids, probs = sampler.top(rows, int(widths.max()))
-    tokens, values = ids.cpu().numpy().astype(np.int32), probs.cpu().numpy()
+    tokens = ids.astype(np.int32)
     if (widths == tokens.shape[1]).all():
-        return tokens.reshape(-1), values.reshape(-1)
+        return tokens.reshape(-1), probs.reshape(-1)
     row, column = np.repeat(np.arange(len(widths)), widths), within(indptr_of(widths))
-    return tokens[row, column], values[row, column]
+    return tokens[row, column], probs[row, column]
 
 
 def sample_tokens(
@@ -100,8 +96,7 @@ def sample_tokens(
             draw=batch.draw[part],
             position=pools.embed_position[embed],
         )
-        tokens, logprobs = sampler.sample(logits(_hidden(pools, embed)), params)
-        token[part], logprob[part] = tokens.cpu().numpy(), logprobs.cpu().numpy()
+        token[part], logprob[part] = sampler.sample(logits(pools, embed), params)
     if len(runs):
         ended[runs] = _stops(batch, token)[runs]
         pools.slot_token[batch.slot[runs]] = token[runs]

@@ -8,6 +8,9 @@ import os
 import platform
 from functools import cache
 from pathlib import Path
+from typing import Any
+
+import numpy.typing as npt
 
 SOURCES = ("decoder.c", "attention.h", "attention_amx.h", "gemm.h", "sampling.h", "simd.h")
 FLAGS = ("-O3", "-march=native", "-shared", "-fPIC", "-std=gnu11")
@@ -80,6 +83,11 @@ def file() -> Path:
     for name in SOURCES:
         key.update((here / name).read_bytes())
     return folder() / f"decoder-{key.hexdigest()[:16]}.so"
+
+
+def address(values: npt.NDArray[Any]) -> int:
+    """Where an array's values are; `values.ctypes.data` takes three times as long."""
+    return int(values.__array_interface__["data"][0])
 
 
 def available() -> bool:
