@@ -7,7 +7,7 @@ else is in a batch, so `batch_invariant` costs it nothing.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,6 +18,7 @@ from torch import Tensor
 from tartlet_worker.attention.c_kernel import MAX_GROUP, allowed_pointers
 from tartlet_worker.checkpoint import EMBEDDING, FINAL_NORM, LM_HEAD
 from tartlet_worker.csr import Ints
+from tartlet_worker.engine import nobody
 from tartlet_worker.handlers.forward_plan import ForwardPlan
 from tartlet_worker.kernels import library
 from tartlet_worker.kernels.library import Layer, Matrix, Model, Pass, address
@@ -56,6 +57,8 @@ class CDecoder:
         assert loaded is not None, "the caller asks `supports` first"
         self.config, self._lib = config, loaded
         self.passes = 0  # through the layers so far
+        self.computing: Callable[[], None] = nobody
+        """Is told right before the kernels run, which leave the interpreter free."""
         self._over: _Over | None = None
         self._keep: list[Tensor] = []  # what pointers of the structures name
         embedding = reader.get(EMBEDDING)  # [vocab, dim]
@@ -159,6 +162,7 @@ class CDecoder:
             out_token,
             address(out),
         )
+        self.computing()
         self._lib.decoder_run(ctypes.addressof(over.model), ctypes.addressof(one))
         del keep
         if len(plan.out_embed):
@@ -169,6 +173,7 @@ class CDecoder:
         hidden = self._seen(pools).embeds[embed]
         out = torch.empty(len(hidden), self.config.vocab)
         head = ctypes.addressof(self._head)
+        self.computing()
         self._lib.linear(address(hidden), *hidden.shape, head, out.data_ptr(), self.config.vocab)
         return out
 

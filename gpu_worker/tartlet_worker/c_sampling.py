@@ -33,7 +33,7 @@ class CSampler:
             arrays = [np.ascontiguousarray(c) for c in columns]
             pointers = map(address, arrays)
             self._lib.draw_rows(logits.data_ptr(), n, vocab, *pointers, address(best), address(token))
-        with np.errstate(invalid="ignore"):  # a row without one finite logit
+        with np.errstate(invalid="ignore", over="ignore"):  # rows without a finite logit, or of both ends of the range
             return token, logits.numpy()[one_each(len(token))[:-1], token] - log_sum
 
     def top(self, logits: Tensor, top_k: int) -> tuple[I64, F32]:
@@ -42,7 +42,7 @@ class CSampler:
         n, vocab = logits.shape
         ids = np.empty((n, top_k), np.int64)
         self._lib.top_rows(logits.data_ptr(), n, vocab, top_k, address(ids))
-        with np.errstate(invalid="ignore"):
+        with np.errstate(invalid="ignore", over="ignore"):
             return ids, np.exp(np.take_along_axis(logits.numpy(), ids, 1) - log_sum[:, None])
 
     def _stats(self, logits: Tensor) -> tuple[I64, F32]:

@@ -6,6 +6,7 @@ One code path for all families: what differs (biases, query/key norms, windows, 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -15,6 +16,7 @@ from torch import Tensor
 from tartlet_worker.attention.base import Attention
 from tartlet_worker.checkpoint import EMBEDDING, FINAL_NORM, LM_HEAD
 from tartlet_worker.csr import Ints
+from tartlet_worker.engine import nobody
 from tartlet_worker.handlers.forward_plan import ForwardPlan
 from tartlet_worker.linear import Linear, make_linear
 from tartlet_worker.model_config import ModelConfig
@@ -54,6 +56,8 @@ class Decoder:
         self.embedding = reader.get(EMBEDDING).to(device)  # [vocab, dim]
         self._invariant, self._device = batch_invariant, device
         self.passes = 0  # through the layers so far
+        self.computing: Callable[[], None] = nobody
+        """Is told when the device has begun with what takes long: here at its start on a CPU, elsewhere once it is queued."""
         self._layers = [self._load_layer(reader, i) for i in range(config.layers)]
         self._final_norm = reader.get(FINAL_NORM).to(device)
         head = self.embedding if config.tied else reader.get(LM_HEAD).to(device)
@@ -89,6 +93,8 @@ class Decoder:
     def run(self, plan: ForwardPlan, pools: Pools) -> None:
         """Pass a plan's tokens through the layers; store keys, values and the output embeds (after the last norm)."""
         self.passes += 1
+        if self._device == "cpu":
+            self.computing()
         if plan.scratch_pages:
             # The unused rest of a scratch page is read under a mask: it must not hold what an earlier batch left.
             first = pools.scratch_page
@@ -111,6 +117,7 @@ class Decoder:
                 x = x.index_select(0, pools.index(plan.out_token))
             hidden = rms_norm(x, self._final_norm, self.config.norm_eps)
             pools.embeds.index_copy_(0, pools.index(plan.out_embed), hidden)
+        self.computing()
 
     def _rows(self, plan: ForwardPlan, pools: Pools) -> Tensor:
         """[T * kv_heads] rows of a layer's keys seen as [pages * kv_heads * page_size, head_dim]."""
@@ -141,4 +148,8 @@ class Decoder:
     @torch.inference_mode()
     def logits(self, pools: Pools, embed: Ints) -> Tensor:
         """Logits [N, vocab] float32 of output embeds [N] of the pool."""
-        return self._head(pools.embeds.index_select(0, pools.index(embed))).float()
+        if self._device == "cpu":
+            self.computing()
+        logits = self._head(pools.embeds.index_select(0, pools.index(embed))).float()
+        self.computing()
+        return logits

@@ -54,7 +54,6 @@ class TorchEngine:
         self._spec, self._decoder, self._pools, self._tokenizer = spec, decoder, pools, tokenizer
         self._sampler = sampler
         self._poisoned: set[int] = set()
-        self._computing = nobody
 
     @property
     def spec(self) -> EngineSpec:
@@ -90,11 +89,13 @@ class TorchEngine:
         """
         start = time.perf_counter()
         try:
+            self._decoder.computing = computing
+            if len(step.clear_pages):
+                computing()
             self._pools.clear_pages(step.clear_pages)
             self._pools.clear_embeds(step.clear_embeds)
             self._pools.clear_slots(step.clear_slots)
             self._poisoned.difference_update(step.reset_lanes.tolist())
-            self._computing = computing
             answers = [self._run(batch) for batch in step.batches]
         except TartletError:
             raise
@@ -134,11 +135,7 @@ class TorchEngine:
                 return mask_kvpage(batch, pools, poisoned), 0
 
     def _forward(self, plan: ForwardPlan) -> None:
-        """On a CPU the call itself computes; elsewhere it leaves the device with work."""
-        if self._spec.device == "cpu":
-            self._computing()
         self._decoder.run(plan, self._pools)
-        self._computing()
 
 
 def _free(spec: EngineSpec) -> int:

@@ -48,3 +48,29 @@ def test_the_environment_has_the_last_word() -> None:
 
 def test_the_client_library_leaves_its_program_alone() -> None:
     assert says("tartlet._calls").splitlines()[0] == "grpc with None"
+
+
+STARTS = """
+import asyncio, subprocess, sys
+import tartlet_common.grpc_io
+import grpc.aio
+
+async def main():
+    server = grpc.aio.server()
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+        await channel.channel_ready()
+        subprocess.run([sys.executable, "-c", ""], preexec_fn=lambda: None)
+    await server.stop(0)
+
+asyncio.run(main())
+"""
+
+
+def test_grpc_says_nothing_as_processes_are_started() -> None:
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("GRPC_")}
+    done = subprocess.run(
+        [sys.executable, "-c", STARTS], env=environment, capture_output=True, text=True, check=True, timeout=60
+    )
+    assert done.stderr == ""

@@ -8,13 +8,23 @@ import numpy as np
 import pytest
 import torch
 
+from tartlet_common.step import Step
 from tartlet_worker.csr import Ints
 from tartlet_worker.handlers import output, waves
 from tartlet_worker.handlers.forward_plan import ForwardPlan
 from tartlet_worker.kernels import available
 from tartlet_worker.loader import load_engine
 from tartlet_worker.pools import Pools
-from tests.worker.driver import Driver, copy_batch, dist_batch, embed_batch, forward_batch, mask_batch, sample_batch
+from tests.worker.driver import (
+    Driver,
+    copy_batch,
+    dist_batch,
+    embed_batch,
+    forward_batch,
+    i32,
+    mask_batch,
+    sample_batch,
+)
 from tests.worker.families import checkpoint
 from tests.worker.plain import PlainModel
 
@@ -245,6 +255,32 @@ def test_a_command_that_stores_nothing_runs_whole(attention: str, monkeypatch: p
     got = d.logits(range(count))
     want = drive("llama3-grouped", attention, 16, batch_invariant=True).prefill(range(1, count + 1), [0, 1])
     assert np.allclose(got, want, atol=1e-5)
+
+
+@pytest.mark.parametrize("attention", ["torch-gather", "c"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_whatever_takes_long_is_told_before_it_is_done(attention: str, dtype: str) -> None:
+    d = drive("llama3-grouped", attention, 16, dtype=dtype)
+    d.prefill(range(1, 17), [0])
+    ended = {
+        "forward": lambda: d.engine.pools.embeds[100].tolist(),
+        "sample": lambda: d.engine.pools.slot_token.tolist(),
+        "clear_pages": lambda: float(d.engine.pools.kv[:, :, 0].float().abs().sum()),
+        "get_next_dist": lambda: 0,  # leaves nothing behind
+    }
+    batches: dict[str, Any] = {
+        "forward": forward_batch([{"ikv": [0], "iemb": [3], "okv": [], "oemb": [100]}]),
+        "sample": sample_batch([{"embed": 0, "slot": 3}]),
+        "get_next_dist": dist_batch([{"embed": [0], "top_k": 5}]),
+    }
+    for name, state in ended.items():
+        before, seen = state(), []
+        fields = {} if name in batches else {"clear_pages": i32([0])}
+        step = Step(7, tuple(batches[n] for n in (name,) if n in batches), **fields)
+        result = d.engine.step(step, lambda state=state, seen=seen: seen.append(state()))
+        assert not any(r.status.any() for r in result.results)
+        assert seen[0] == before, name
+        assert name == "get_next_dist" or state() != before, name
 
 
 @pytest.mark.parametrize("attention", ["torch-gather", "c"])

@@ -111,7 +111,7 @@ class Channel:
 
     def _make_room(self, size: int) -> None:
         if size > self._max_payload:
-            raise from_wire(311, b'{"size":%d,"limit":%d}' % (size, self._max_payload))  # FrameTooLarge
+            raise from_wire(311, b'{"size":%d,"what":"bytes in one call","limit":%d}' % (size, self._max_payload))  # FrameTooLarge
         self.submit()
 
     def call(
