@@ -57,7 +57,7 @@ class Decoder:
         self._invariant, self._device = batch_invariant, device
         self.passes = 0  # through the layers so far
         self.computing: Callable[[], None] = nobody
-        """Is told when the device has begun with what takes long: here at its start on a CPU, elsewhere once it is queued."""
+        """Is told when the device has begun with what takes long: on a CPU at its start, elsewhere once queued."""
         self._layers = [self._load_layer(reader, i) for i in range(config.layers)]
         self._final_norm = reader.get(FINAL_NORM).to(device)
         head = self.embedding if config.tied else reader.get(LM_HEAD).to(device)

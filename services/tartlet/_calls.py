@@ -138,7 +138,7 @@ def translated(address: str) -> Iterator[None]:
     try:
         yield
     except grpc.aio.AioRpcError as e:
-        raise from_rpc(e, address) from e
+        raise from_rpc(e, address) from None
 
 
 def from_rpc(e: grpc.aio.AioRpcError, address: str) -> TartletError:

@@ -11,7 +11,8 @@ from click.core import ParameterSource
 NOT_ON_CLUSTER = ("server", "native", "config", "engine")
 _NOT_ON_SERVER = ("config", "engine")
 _NOT_NATIVE = {
-    "interactive": "--interactive: standard input is the program's own with --native",
+    "interactive": "--interactive: standard input is the program's own with --native; to send it messages from another"
+    " terminal: `tartlet serve`, `tartlet run --native --server local FILE`, `tartlet send ID TEXT`",
     "inferlet": "--inferlet: only a file can run as a process (--native)",
     "memory_mib": "--max-memory: it holds in the sandbox alone, and --native runs outside of it",
 }
@@ -68,7 +69,7 @@ def _check_place(ctx: click.Context, options: dict[str, Any]) -> None:
 def tell_mistyped(ctx: click.Context) -> None:
     """Warn of options that went to the program and may not have been meant for it."""
     for name, alike in ctx.meta.get(_MISTYPED, ()):
-        click.echo(f"{name} goes to the program; did you mean {alike}? (Behind -- nobody asks.)", err=True)
+        click.echo(f"{name} goes to the program; did you mean {alike}? (Put it behind -- if not.)", err=True)
 
 
 def _mistyped(args: list[str], known: set[str]) -> list[tuple[str, str]]:

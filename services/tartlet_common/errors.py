@@ -79,7 +79,7 @@ class UnknownInferlet(TartletError):
 @_register(111)
 class InvalidSource(TartletError):
     message = "the program's source was refused: {detail}"
-    remedy = "Correct what it names; `tartlet run FILE` shows the whole message."
+    remedy = "Correct what it names."
 
 
 @_register(112)
@@ -214,7 +214,7 @@ class ProgramMemoryExceeded(TartletError):
 @_register(306)
 class ProgramCpuExceeded(TartletError):
     message = "the program computed for {cpu_s} s without waiting; its limit is {limit_s} s"
-    remedy = "Await something in the loop, or raise cpu_slice_s."
+    remedy = "Await something in the loop, or raise cpu_slice_s, a setting of the runtime."
 
 
 @_register(307)
@@ -226,13 +226,13 @@ class TooManyCommands(TartletError):
 @_register(308)
 class OutputTooLarge(TartletError):
     message = "the program's output passed {limit} bytes unread"
-    remedy = "Read the output as it comes, or raise output_bytes."
+    remedy = "Read the output as it comes, or raise output_bytes, a setting of the runtime."
 
 
 @_register(309)
 class JournalFull(TartletError):
     message = "the program's journal passed its {limit} bytes"
-    remedy = "Raise journal_bytes, or launch with durable=False."
+    remedy = "Launch with durable=False, or raise journal_bytes, a setting of the runtime."
 
 
 @_register(310, retryable=True)

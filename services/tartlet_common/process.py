@@ -159,7 +159,14 @@ def _log_to_stderr(form: str, level: str, role: str) -> None:
     handler = logging.StreamHandler(sys.stderr)
     text = logging.Formatter(f"%(asctime)s {role} %(levelname)s %(name)s: %(message)s")
     handler.setFormatter(_JsonFormatter() if form == "json" else text)
+    handler.addFilter(_is_no_client_that_left)
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
+
+
+def _is_no_client_that_left(record: logging.LogRecord) -> bool:
+    """False for gRPC's traceback about a client that has gone while something was written to it: they may."""
+    raised = record.exc_info[1] if record.exc_info else None
+    return record.name != "grpc._cython.cygrpc" or type(raised).__name__ != "ExecuteBatchError"
 
 
 def _die_with(parent: int) -> None:

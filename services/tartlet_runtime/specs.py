@@ -29,7 +29,8 @@ def specify(asked: programs_pb2.LaunchSpec, source: common_pb2.Source, defaults:
     if len(data) > limits.source_bytes:
         raise SourceTooLarge(size=len(data), limit=limits.source_bytes)
     if source.language == _Source.PYTHON and limits.memory_bytes < PYTHON_BYTES:
-        detail = f"{limits.memory_bytes} bytes; a Python program needs at least {PYTHON_BYTES >> 20} MiB to start"
+        given = f"{limits.memory_bytes / (1 << 20):g} MiB (--max-memory)"
+        detail = f"{given}; a Python program needs at least {PYTHON_BYTES >> 20} MiB to start"
         raise InvalidArgument(argument="limits.memory_bytes", detail=detail)
     if source.language not in (_Source.PYTHON, _Source.WASM, _Source.NATIVE):
         raise InvalidArgument(argument="source.language", detail=f"{source.language} is unknown")

@@ -121,7 +121,7 @@ def test_an_option_much_like_one_of_ours_goes_to_the_program_with_a_warning(serv
     line = ["run", "--server", "local", "--quiet", str(program), "--sed", "7", "--max-tokens", "3"]
     asked = tartlet_cli(server.run_dir, *line, "--", "--modle")
     assert asked.stdout == "--sed 7 --max-tokens 3 --modle\n"
-    assert asked.stderr == "--sed goes to the program; did you mean --seed? (Behind -- nobody asks.)\n"
+    assert asked.stderr == "--sed goes to the program; did you mean --seed? (Put it behind -- if not.)\n"
 
 
 def test_native_failures_show_the_traceback(server: Serving) -> None:

@@ -271,7 +271,7 @@ def test_wrong_arguments_are_refused_at_once() -> None:
             await get_next_dist(emb)
         with pytest.raises(errors.InvalidArgument, match="1 rows of 1 columns"):
             forward([], emb[:1], mask=[[True, True]])
-        with pytest.raises(errors.FrameTooLarge):
+        with pytest.raises(errors.FrameTooLarge, match=r"^5242880 bytes in one call; the limit is [0-9]+\n"):
             send(b"x" * (5 << 20))
 
     run(MiniHost(), main)

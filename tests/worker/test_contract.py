@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from tartlet_common.step import Step
+from tartlet_common.step import Batch, Step
 from tartlet_worker.csr import Ints
 from tartlet_worker.handlers import output, waves
 from tartlet_worker.handlers.forward_plan import ForwardPlan
@@ -262,25 +264,33 @@ def test_a_command_that_stores_nothing_runs_whole(attention: str, monkeypatch: p
 def test_whatever_takes_long_is_told_before_it_is_done(attention: str, dtype: str) -> None:
     d = drive("llama3-grouped", attention, 16, dtype=dtype)
     d.prefill(range(1, 17), [0])
-    ended = {
-        "forward": lambda: d.engine.pools.embeds[100].tolist(),
-        "sample": lambda: d.engine.pools.slot_token.tolist(),
-        "clear_pages": lambda: float(d.engine.pools.kv[:, :, 0].float().abs().sum()),
-        "get_next_dist": lambda: 0,  # leaves nothing behind
-    }
-    batches: dict[str, Any] = {
-        "forward": forward_batch([{"ikv": [0], "iemb": [3], "okv": [], "oemb": [100]}]),
-        "sample": sample_batch([{"embed": 0, "slot": 3}]),
-        "get_next_dist": dist_batch([{"embed": [0], "top_k": 5}]),
-    }
-    for name, state in ended.items():
-        before, seen = state(), []
-        fields = {} if name in batches else {"clear_pages": i32([0])}
-        step = Step(7, tuple(batches[n] for n in (name,) if n in batches), **fields)
-        result = d.engine.step(step, lambda state=state, seen=seen: seen.append(state()))
-        assert not any(r.status.any() for r in result.results)
+    pools = d.engine.pools
+    once = Step(7, (), clear_pages=i32([0]))
+    steps: list[tuple[str, Step, Callable[[], Any]]] = [
+        (
+            "forward",
+            _step(forward_batch([{"ikv": [0], "iemb": [3], "oemb": [100]}])),
+            pools.embeds[100].tolist,
+        ),
+        ("sample", _step(sample_batch([{"embed": 0, "slot": 3}])), pools.slot_token.tolist),
+        ("get_next_dist", _step(dist_batch([{"embed": [0], "top_k": 5}])), lambda: None),  # leaves nothing behind
+        ("clear_pages", once, lambda: float(pools.kv[:, :, 0].float().abs().sum())),
+    ]
+    for name, step, state in steps:
+        before = state()
+        seen: list[Any] = []
+        result = d.engine.step(step, partial(_note, seen, state))
+        assert not any(answer.status.any() for answer in result.results)
         assert seen[0] == before, name
         assert name == "get_next_dist" or state() != before, name
+
+
+def _step(batch: Batch) -> Step:
+    return Step(7, (batch,))
+
+
+def _note(seen: list[Any], state: Callable[[], Any]) -> None:
+    seen.append(state())
 
 
 @pytest.mark.parametrize("attention", ["torch-gather", "c"])

@@ -54,7 +54,7 @@ def _resolve(outcome: Outcome, batch: EmbedTxt, pools: Pools) -> npt.NDArray[np.
     token = np.where(from_slot, pools.slot_token[source], batch.token)
     outcome.fail(
         from_slot & (token < 0),
-        lambda b: InvalidArgument(argument="slot", detail="read before written"),
+        lambda b: InvalidArgument(argument="slot", detail="no sample has written it: give it to one first"),
         batch.indptr,
     )
     return token

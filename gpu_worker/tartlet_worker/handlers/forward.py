@@ -60,7 +60,7 @@ def _run_range(batch: Forward, pools: Pools, poisoned: set[int], run: RunModel) 
     # An ended embed that was never written is skipped above, not failed.
     outcome.fail(
         pools.embed_position[iemb] < 0,
-        lambda b: InvalidArgument(argument="iemb", detail="read before written"),
+        lambda b: InvalidArgument(argument="iemb", detail="nothing has written it: embed_txt does, or another forward"),
         batch.iemb_indptr,
     )
     _check_shapes(outcome, batch, pools)

@@ -110,7 +110,7 @@ def _check_source(outcome: Outcome, embed: npt.NDArray[np.int32], indptr: Ints, 
     outcome.skip(pools.embed_ended[source], indptr)
     outcome.fail(
         pools.embed_position[source] < 0,
-        lambda b: InvalidArgument(argument="embed", detail="read before written"),
+        lambda b: InvalidArgument(argument="embed", detail="no forward has written it: give it to one as oemb"),
         indptr,
     )
 

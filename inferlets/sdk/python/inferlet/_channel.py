@@ -111,7 +111,8 @@ class Channel:
 
     def _make_room(self, size: int) -> None:
         if size > self._max_payload:
-            raise from_wire(311, b'{"size":%d,"what":"bytes in one call","limit":%d}' % (size, self._max_payload))  # FrameTooLarge
+            fields = b'{"size":%d,"what":"bytes in one call","limit":%d}' % (size, self._max_payload)
+            raise from_wire(311, fields)  # FrameTooLarge
         self.submit()
 
     def call(

@@ -133,7 +133,7 @@ class InvalidSource(RequestError):
 
     number: ClassVar[int] = 111
     message: ClassVar[str] = "the program's source was refused: {detail}"
-    remedy: ClassVar[str] = "Correct what it names; `tartlet run FILE` shows the whole message."
+    remedy: ClassVar[str] = "Correct what it names."
 
 
 class InvalidConfig(RequestError):
@@ -308,7 +308,7 @@ class ProgramCpuExceeded(LimitError):
 
     number: ClassVar[int] = 306
     message: ClassVar[str] = "the program computed for {cpu_s} s without waiting; its limit is {limit_s} s"
-    remedy: ClassVar[str] = "Await something in the loop, or raise cpu_slice_s."
+    remedy: ClassVar[str] = "Await something in the loop, or raise cpu_slice_s, a setting of the runtime."
 
 
 class TooManyCommands(LimitError):
@@ -324,7 +324,7 @@ class OutputTooLarge(LimitError):
 
     number: ClassVar[int] = 308
     message: ClassVar[str] = "the program's output passed {limit} bytes unread"
-    remedy: ClassVar[str] = "Read the output as it comes, or raise output_bytes."
+    remedy: ClassVar[str] = "Read the output as it comes, or raise output_bytes, a setting of the runtime."
 
 
 class JournalFull(LimitError):
@@ -332,7 +332,7 @@ class JournalFull(LimitError):
 
     number: ClassVar[int] = 309
     message: ClassVar[str] = "the program's journal passed its {limit} bytes"
-    remedy: ClassVar[str] = "Raise journal_bytes, or launch with durable=False."
+    remedy: ClassVar[str] = "Launch with durable=False, or raise journal_bytes, a setting of the runtime."
 
 
 class Overloaded(LimitError):
