@@ -14,7 +14,8 @@ from pathlib import Path
 from safetensors import SafetensorError, safe_open
 
 from tartlet_common.errors import CheckpointBroken, CheckpointMissing
-from tartlet_worker.model_config import ModelConfig, quantised, read_config
+from tartlet_worker.model_config import ModelConfig, quantised, read_config, reading
+from tartlet_worker.text_files import read_texts
 
 EMBEDDING = "model.embed_tokens.weight"
 FINAL_NORM = "model.norm.weight"
@@ -33,6 +34,7 @@ def check(path: Path) -> None:
         UnknownFamily: not a model of a supported family.
     """
     config = read_config(path)
+    read_texts(path, config)
     found: dict[str, str] = {}
     for file in weight_files(path):
         try:
@@ -112,11 +114,9 @@ def weight_files(path: Path) -> list[Path]:
     """
     index = path / "model.safetensors.index.json"
     if index.is_file():
-        try:
-            names = sorted(set(json.loads(index.read_text())["weight_map"].values()))
-        except (ValueError, KeyError, AttributeError, TypeError) as error:
-            raise CheckpointBroken(path=str(path), detail=f"{index.name}: {error!r}") from error
-        files = [path / name for name in names]
+        with reading(index):
+            names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
+            files = [path / name for name in names]
         missing = [f.name for f in files if not f.is_file()]
         if missing:
             raise CheckpointBroken(path=str(path), detail=f"{', '.join(missing)} named by {index.name} is missing")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -13,7 +12,7 @@ from typing import Any
 import torch
 
 from tartlet_common.engine_spec import EngineSpec
-from tartlet_common.errors import CheckpointBroken, OutOfDeviceMemory
+from tartlet_common.errors import OutOfDeviceMemory
 from tartlet_common.settings import WorkerSettings
 from tartlet_worker.attention.base import Attention
 from tartlet_worker.attention.c_kernel import MAX_GROUP, CKernel
@@ -28,6 +27,7 @@ from tartlet_worker.model import Decoder
 from tartlet_worker.model_config import ModelConfig, read_config
 from tartlet_worker.pools import Pools, PoolSizes, page_bytes, pool_bytes
 from tartlet_worker.sampling import Sampler, TorchSampler
+from tartlet_worker.text_files import TOKENIZER, Texts, read_texts
 from tartlet_worker.torch_engine import TorchEngine
 from tartlet_worker.weights import WeightReader
 
@@ -93,6 +93,7 @@ def load_engine(
     check_device(options.device)
     path = Path(path)
     config = read_config(path)
+    texts = read_texts(path, config)
     options = replace(options, dtype=resolve_dtype(options.dtype, config))
     dtype = DTYPES[options.dtype]
     progress(f"loading model {path.name}")
@@ -108,12 +109,11 @@ def load_engine(
         if not isinstance(error, torch.OutOfMemoryError | MemoryError) and "alloc" not in str(error):
             raise
         raise OutOfDeviceMemory(device=options.device, asked_bytes=asked, free_bytes=free) from error
-    tokenizer = path / "tokenizer.json"
-    tokenizer_json = tokenizer.read_bytes() if tokenizer.is_file() else b""
-    spec = engine_spec(path, config, options, sizes, tokenizer_json)
-    if not tokenizer_json:
-        log.warning("%s: no such file: programs can use tokens only, no text and no chat template", tokenizer)
-    return TorchEngine(spec, decoder, pools, make_sampler(options), tokenizer_json)
+    spec = engine_spec(path, config, options, sizes, texts)
+    if not texts.tokenizer_json:
+        file = path / TOKENIZER
+        log.warning("%s: no such file: programs can use tokens only, no text and no chat template", file)
+    return TorchEngine(spec, decoder, pools, make_sampler(options), texts.tokenizer_json)
 
 
 def engine_from_settings(settings: WorkerSettings, progress: Callable[[str], None]) -> TorchEngine:
@@ -197,9 +197,7 @@ def make_attention(config: ModelConfig, options: EngineOptions) -> Attention:
     return ATTENTION[name](config.kv_heads, options.device)
 
 
-def engine_spec(
-    path: Path, config: ModelConfig, options: EngineOptions, sizes: PoolSizes, tokenizer_json: bytes
-) -> EngineSpec:
+def engine_spec(path: Path, config: ModelConfig, options: EngineOptions, sizes: PoolSizes, texts: Texts) -> EngineSpec:
     """What the engine says of itself in Hello."""
     spec = EngineSpec(
         model=options.name or path.resolve().name,
@@ -217,66 +215,12 @@ def engine_spec(
         max_batch_commands=options.max_batch_commands,
         top_k_limit=min(options.top_k_limit, config.vocab),
         kv_bytes_per_token=config.kv_bytes_per_value * DTYPES[options.dtype].itemsize,
-        tokenizer_digest=hashlib.sha256(tokenizer_json).hexdigest() if tokenizer_json else "",
-        stop_tokens=stop_tokens(path, config),
+        tokenizer_digest=hashlib.sha256(texts.tokenizer_json).hexdigest() if texts.tokenizer_json else "",
+        stop_tokens=texts.stop_tokens,
         bos_token=config.bos_token,
-        chat_template=chat_template(path),
-        chat_bos=tokenizer_s_own(path, "bos_token"),
-        chat_eos=tokenizer_s_own(path, "eos_token"),
+        chat_template=texts.chat_template,
+        chat_bos=texts.bos,
+        chat_eos=texts.eos,
         batch_invariant=options.batch_invariant,
     )
-    return spec if tokenizer_json else replace(spec, traits=tuple(t for t in spec.traits if t != "Tokenize"))
-
-
-def stop_tokens(path: Path, config: ModelConfig) -> tuple[int, ...]:
-    """End-of-sequence tokens of generation_config.json (which chat models extend), else of config.json."""
-    eos = _json(path / "generation_config.json").get("eos_token_id")
-    if eos is None:
-        return config.stop_tokens
-    return tuple(int(t) for t in (eos if isinstance(eos, list) else [eos]))
-
-
-def chat_template(path: Path) -> str:
-    """The Jinja source of the chat template, "" if none; of several the default, and `tool_use` for tools."""
-    file, more = path / "chat_template.jinja", path / "additional_chat_templates" / "tool_use.jinja"
-    with_tools = more.read_text() if more.is_file() else ""
-    if file.is_file():
-        template = file.read_text()
-    else:
-        template = _json(path / "tokenizer_config.json").get("chat_template", "")
-        if isinstance(template, list):
-            named = {entry.get("name"): entry.get("template", "") for entry in template}
-            template, with_tools = named.get("default", ""), named.get("tool_use", with_tools)
-    template = str(template or "")
-    if not with_tools:
-        return template
-    parts = [each.removesuffix("\n") for each in (str(with_tools), template)]  # as Jinja does at a file's end
-    return "{{% if tools %}}{}{{% else %}}{}{{% endif %}}".format(*parts)
-
-
-def tokenizer_s_own(path: Path, name: str) -> str | None:
-    """A special token as the tokenizer's configuration has it: the model's configuration may name another.
-
-    "" if it has none on purpose, None if it doesn't say.
-    """
-    for file in ("tokenizer_config.json", "special_tokens_map.json"):
-        fields = _json(path / file)
-        if name in fields:
-            token = fields[name]
-            return str((token.get("content") if isinstance(token, dict) else token) or "")
-    return None
-
-
-def _json(file: Path) -> dict[str, Any]:
-    """A JSON object of the checkpoint, {} if there is no such file.
-
-    Raises:
-        CheckpointBroken: it isn't JSON.
-    """
-    if not file.is_file():
-        return {}
-    try:
-        value = json.loads(file.read_text())
-    except (ValueError, UnicodeDecodeError) as error:
-        raise CheckpointBroken(path=str(file.parent), detail=f"{file.name}: {error}") from error
-    return value if isinstance(value, dict) else {}
+    return spec if texts.tokenizer_json else replace(spec, traits=tuple(t for t in spec.traits if t != "Tokenize"))

@@ -7,7 +7,9 @@ Families differ in few facts (biases, query/key norms, windows), so all of them 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import math
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +24,19 @@ ROPE_TYPES: dict[str, tuple[str, ...]] = {  # and the parameters that each can't
     "llama3": ("factor", "low_freq_factor", "high_freq_factor"),
     "yarn": ("factor",),
 }
+
+_ABOVE_ZERO = (
+    "factor",
+    "low_freq_factor",
+    "high_freq_factor",
+    "original_max_position_embeddings",
+    "beta_fast",
+    "beta_slow",
+    "attention_factor",
+)
+
+MAX_LAYERS = 10_000
+"""More are a slip of somebody's, and would take minutes to be looked for."""
 
 ABSENT: dict[str, dict[str, int]] = {  # what a field that config.json leaves out means; a field that is null means none
     "llama": {"bos_token_id": 1, "eos_token_id": 2},
@@ -98,24 +113,33 @@ def read_config(path: Path) -> ModelConfig:
     if not file.is_file():
         detail = "it has no config.json" if path.is_dir() else "no such directory"
         raise CheckpointMissing(path=str(path), detail=detail)
-    try:
-        raw = json.loads(file.read_text())
-    except (ValueError, UnicodeDecodeError) as error:
-        raise CheckpointBroken(path=str(path), detail=f"config.json: {error}") from error
-    if not isinstance(raw, dict):
-        raise CheckpointBroken(path=str(path), detail="config.json is not an object")
+    with reading(file):
+        raw = json.loads(file.read_text(encoding="utf-8"))
+        if not isinstance(raw, dict):
+            raise TypeError("it is not an object")
     family = raw.get("model_type")
     if family not in FAMILIES:
         raise UnknownFamily(family=family, supported=", ".join(FAMILIES))
     if (said := raw.get("quantization_config")) is not None:
         method = said.get("quant_method") if isinstance(said, dict) else None
         raise quantised(path, "config.json has a quantization_config", str(method or "by an unnamed method"))
-    try:
+    with reading(file):
         return parse_config(raw)
+
+
+@contextmanager
+def reading(file: Path) -> Iterator[None]:
+    """Whatever fails in here is a fault of that file of a checkpoint.
+
+    Raises:
+        CheckpointBroken: names the file and what is wrong with it.
+    """
+    try:
+        yield
     except KeyError as error:
-        raise CheckpointBroken(path=str(path), detail=f"config.json lacks {error}") from error
-    except (TypeError, ValueError) as error:
-        raise CheckpointBroken(path=str(path), detail=f"config.json: {error}") from error
+        raise CheckpointBroken(path=str(file.parent), detail=f"{file.name} lacks {error}") from error
+    except (TypeError, ValueError, AttributeError, ArithmeticError, RecursionError) as error:
+        raise CheckpointBroken(path=str(file.parent), detail=f"{file.name}: {error}") from error
 
 
 def quantised(path: Path, found: str, kind: str) -> CheckpointBroken:
@@ -136,12 +160,21 @@ def parse_config(raw: Mapping[str, Any]) -> ModelConfig:
     dim, layers, heads = (int(raw[k]) for k in ("hidden_size", "num_hidden_layers", "num_attention_heads"))
     kv_heads = int(raw.get("num_key_value_heads") or heads)
     head_dim = int(raw.get("head_dim") or dim // heads)
+    if layers > MAX_LAYERS:
+        raise ValueError(f"{layers} layers are more than {MAX_LAYERS}")
     if heads % kv_heads or head_dim % 2 or min(dim, layers, heads, kv_heads, head_dim) < 1:
         raise ValueError(f"{heads} heads of {head_dim} over {kv_heads} key/value heads don't divide")
     activation = raw.get("hidden_act", "silu")
     if activation not in {"silu", "swish"}:
         raise ValueError(f"activation {activation!r} is not supported")
     eos = raw.get("eos_token_id")
+    bias = _flag(raw, "attention_bias") and family != "mistral"  # which has none, whatever it says
+    vocab, bos = _at_least_one(raw["vocab_size"], "vocab_size"), raw.get("bos_token_id")
+    if bos is not None and not 0 <= int(bos) < vocab:
+        raise ValueError(f"bos_token_id {bos} is not in the vocabulary of {vocab}")
+    norm_eps = float(raw.get("rms_norm_eps", 1e-6))
+    if not 0 <= norm_eps < 1:
+        raise ValueError(f"rms_norm_eps {norm_eps} is not between 0 and 1")
     return ModelConfig(
         family=family,
         dim=dim,
@@ -149,21 +182,34 @@ def parse_config(raw: Mapping[str, Any]) -> ModelConfig:
         heads=heads,
         kv_heads=kv_heads,
         head_dim=head_dim,
-        ffn=int(raw["intermediate_size"]),
-        vocab=int(raw["vocab_size"]),
-        norm_eps=float(raw.get("rms_norm_eps", 1e-6)),
-        max_position=int(raw.get("max_position_embeddings", 2048)),
+        ffn=_at_least_one(raw["intermediate_size"], "intermediate_size"),
+        vocab=vocab,
+        norm_eps=norm_eps,
+        max_position=_at_least_one(raw.get("max_position_embeddings", 2048), "max_position_embeddings"),
         rope=_rope(raw),
-        tied=bool(raw.get("tie_word_embeddings", False)),
-        qkv_bias=family == "qwen2" or bool(raw.get("attention_bias", False)),
-        o_bias=family != "qwen2" and bool(raw.get("attention_bias", False)),
-        mlp_bias=family == "llama" and bool(raw.get("mlp_bias", False)),
+        tied=_flag(raw, "tie_word_embeddings"),
+        qkv_bias=family == "qwen2" or bias,
+        o_bias=family != "qwen2" and bias,
+        mlp_bias=family == "llama" and _flag(raw, "mlp_bias"),
         qk_norm=family == "qwen3",
         windows=_windows(raw, family, layers),
         stop_tokens=tuple(int(t) for t in (eos if isinstance(eos, list) else [] if eos is None else [eos])),
         dtype=str(raw.get("dtype") or raw.get("torch_dtype") or ""),
-        bos_token=None if raw.get("bos_token_id") is None else int(raw["bos_token_id"]),
+        bos_token=None if bos is None else int(bos),
     )
+
+
+def _at_least_one(value: Any, name: str) -> int:
+    if int(value) < 1:
+        raise ValueError(f"{name} is {value}")
+    return int(value)
+
+
+def _flag(raw: Mapping[str, Any], name: str) -> bool:
+    value = raw.get(name)
+    if not isinstance(value, bool | None):
+        raise TypeError(f"{name} is {value!r}, neither true nor false")
+    return bool(value)
 
 
 def _windows(raw: Mapping[str, Any], family: str, layers: int) -> tuple[int | None, ...]:
@@ -172,8 +218,8 @@ def _windows(raw: Mapping[str, Any], family: str, layers: int) -> tuple[int | No
     if window is None or family == "llama":
         return (None,) * layers
     if family == "mistral":
-        return (int(window),) * layers
-    if not raw.get("use_sliding_window", False):
+        return (_at_least_one(window, "sliding_window"),) * layers
+    if not _flag(raw, "use_sliding_window"):
         return (None,) * layers
     kinds = raw.get("layer_types")
     if kinds is None:
@@ -181,13 +227,17 @@ def _windows(raw: Mapping[str, Any], family: str, layers: int) -> tuple[int | No
         kinds = ["sliding_attention" if i >= first else "full_attention" for i in range(layers)]
     if len(kinds) != layers:
         raise ValueError(f"{len(kinds)} layer types for {layers} layers")
-    return tuple(int(window) if kind == "sliding_attention" else None for kind in kinds)
+    window = _at_least_one(window, "sliding_window")
+    return tuple(window if kind == "sliding_attention" else None for kind in kinds)
 
 
 def _rope(raw: Mapping[str, Any]) -> RopeConfig:
     """Rotary parameters: `rope_parameters` of newer files, `rope_theta` and `rope_scaling` of older ones."""
     params = dict(raw.get("rope_parameters") or raw.get("rope_scaling") or {})
-    theta = float(params.pop("rope_theta", None) or raw.get("rope_theta") or 10000.0)
+    told = [t for t in (params.pop("rope_theta", None), raw.get("rope_theta"), 10000.0) if t is not None]
+    theta = float(told[0])
+    if not 1 < theta < math.inf:
+        raise ValueError(f"rope_theta {theta} is not above 1")
     legacy = params.pop("type", None)
     kind = str(params.pop("rope_type", None) or legacy or "default")
     if kind not in ROPE_TYPES:
@@ -199,4 +249,9 @@ def _rope(raw: Mapping[str, Any]) -> RopeConfig:
     missing = [name for name in ROPE_TYPES[kind] if name not in numbers]
     if missing:
         raise ValueError(f"rope type {kind!r} needs {', '.join(missing)}")
+    wrong = [f"{k} {v}" for k, v in numbers.items() if k in _ABOVE_ZERO and not 0 < v < math.inf]
+    if wrong:
+        raise ValueError(f"rope type {kind!r}: {', '.join(wrong)} must be above 0")
+    if kind == "llama3" and not numbers["low_freq_factor"] < numbers["high_freq_factor"]:
+        raise ValueError("rope type 'llama3': low_freq_factor must be below high_freq_factor")
     return RopeConfig(theta=theta, kind=kind, params=tuple(sorted(numbers.items())))

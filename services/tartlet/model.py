@@ -66,7 +66,7 @@ class Source:
 
     @staticmethod
     def from_file(path: str | Path, language: Language | None = None) -> Source:
-        """A program from a file: Wasm by its first bytes, else Python.
+        """A program from a file: Wasm by its first bytes or its name's end (.wasm), else Python.
 
         Raises:
             InvalidSource: the file can't be read, or is empty.
@@ -83,7 +83,8 @@ class Source:
         if not data:  # sent without data, a source would be one that the server has
             raise InvalidSource(detail=f"{path}: the file is empty")
         if language is None:
-            language = Language.WASM if data.startswith(_WASM_MAGIC) else Language.PYTHON
+            wasm = data.startswith(_WASM_MAGIC) or path.suffix == ".wasm"
+            language = Language.WASM if wasm else Language.PYTHON
         return Source(data, language, str(path))
 
 

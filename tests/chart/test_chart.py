@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from tartlet_common.settings import ROLES
-from tests.chart.render import CHART, EVERYTHING, named, of_kind, pods, refusal, render, run
+from tests.chart.render import CHART, EVERYTHING, KUBERNETES, named, of_kind, pods, refusal, render, run
 
 CHART_DECIDES = {  # settings that follow from what the chart makes
     "control": {"address"},
@@ -61,6 +61,7 @@ def test_every_value_is_documented_and_in_the_schema() -> None:
         ({"runtime": {"settings": {"capacity": 0}}}, "capacity"),
         ({"certificates": {"provider": "none"}}, "provider"),
         ({"certificates": {"enabled": False}}, "enabled"),
+        ({"certificates": {"days": 5000}}, "certificates.days: at most certificates.authorityDays"),
         ({"networkPolicy": {"apiServer": {"cidrs": []}}}, "cidrs"),
         ({"networkPolicy": {"apiServer": {"cidrs": ["everywhere"]}}}, "cidrs"),
         ({"enginePools": [{"name": "Upper", "spec": {"model": {"name": "m"}}}]}, "name"),
@@ -76,11 +77,19 @@ def test_every_value_is_documented_and_in_the_schema() -> None:
         ({"runtime": {"scratchSize": "1 Gi"}}, "scratchSize"),
         ({"commonLabels": {"team": "a b"}}, "team"),
         ({"commonLabels": {"a team": "b"}}, "'a team' does not match"),
+        ({"commonLabels": {"app.kubernetes.io/name": "other"}}, "app.kubernetes.io/name"),
         ({"runtime": {"nodeSelector": {"kubernetes.io/arch": "amd 64"}}}, "nodeSelector"),
     ],
 )
 def test_the_schema_refuses_unknown_and_wrong_values(values: dict[str, Any], named_in_message: str) -> None:
     assert named_in_message in refusal(values)
+
+
+@pytest.mark.parametrize("release", ["a.b", "9rel"])
+def test_a_release_whose_name_no_service_may_have_is_refused_and_told_a_way(release: str) -> None:
+    done = run("template", release, str(CHART), *KUBERNETES)
+    assert "set fullnameOverride" in done.stderr
+    assert run("template", release, str(CHART), *KUBERNETES, values={"fullnameOverride": "rel"}).returncode == 0
 
 
 def test_images_of_any_registry_and_labels_with_a_prefix_are_taken() -> None:

@@ -152,3 +152,11 @@ async def test_a_client_refuses_a_gibibyte_without_reading_or_sending_it(tmp_pat
     async with tartlet.AsyncClient(f"unix:{tmp_path}/nobody.sock") as client:
         with pytest.raises(SourceTooLarge):  # and not Unavailable: nobody was asked
             await client.launch(source)
+
+
+@pytest.mark.parametrize(("name", "language"), [("a.wasm", tartlet.Language.WASM), ("a.bin", tartlet.Language.PYTHON)])
+def test_a_file_named_as_a_module_is_one_also_if_its_first_bytes_are_damaged(
+    tmp_path: Path, name: str, language: tartlet.Language
+) -> None:
+    (tmp_path / name).write_bytes(b"\1asm\1\0\0\0")
+    assert tartlet.Source.from_file(tmp_path / name).language is language

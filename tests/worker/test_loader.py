@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import re
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
@@ -129,6 +130,58 @@ def cut_short(path: Path) -> None:
 
 def name_a_missing_file(path: Path) -> None:
     (path / "model.safetensors.index.json").write_text('{"weight_map": {"a": "model-00001-of-00002.safetensors"}}')
+
+
+def write(file: str, text: str | bytes) -> Callable[[Path], object]:
+    return lambda p: (p / file).write_bytes(text if isinstance(text, bytes) else text.encode())
+
+
+def setting(**fields: Any) -> Callable[[Path], object]:
+    return lambda p: edit(p, **fields)
+
+
+YARN = {"rope_type": "yarn", "factor": 4.0}
+LLAMA3 = {"rope_type": "llama3", "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 1.0}
+WRONG: dict[str, Callable[[Path], object]] = {
+    "index of numbers": write("model.safetensors.index.json", '{"weight_map": {"a": 3}}'),
+    "index nested": write("model.safetensors.index.json", "[" * 100_000),
+    "config nested": write("config.json", "[" * 100_000),
+    "config not UTF-8": write("config.json", b"\xff\xfe"),
+    "eos is a word": write("generation_config.json", '{"eos_token_id": "x"}'),
+    "generation config is a list": write("generation_config.json", "[]"),
+    "template not UTF-8": write("chat_template.jinja", b"\xff\xfe"),
+    "templates of numbers": write("tokenizer_config.json", '{"chat_template": [5]}'),
+    "tokenizer cut short": write("tokenizer.json", "{"),
+    "yarn of no length": setting(rope_scaling={**YARN, "original_max_position_embeddings": 0}),
+    "yarn of theta 1": setting(rope_scaling=YARN, rope_theta=1.0),
+    "theta 0": setting(rope_theta=0),
+    "theta below 0": setting(rope_theta=-3),
+    "factor 0": setting(rope_scaling={"type": "linear", "factor": 0}),
+    "llama3 without a range": setting(rope_scaling=LLAMA3),
+    "positions": setting(max_position_embeddings=0),
+    "eps": setting(rms_norm_eps=-1.0),
+    "tied is a word": setting(tie_word_embeddings="false"),
+    "layers without end": setting(num_hidden_layers=10**8),
+    "bos beyond the vocabulary": setting(bos_token_id=1 << 40),
+    "window": setting(model_type="mistral", sliding_window=0),
+    "ffn": setting(intermediate_size=-96),
+}
+
+
+@pytest.mark.parametrize("what", WRONG)
+def test_files_that_say_what_cannot_be_are_told_by_name_before_torch_is_needed(copy: Path, what: str) -> None:
+    before = {file: file.read_bytes() for file in copy.iterdir()}
+    WRONG[what](copy)
+    (changed,) = (f for f in copy.iterdir() if before.get(f) != f.read_bytes())
+    for load in (check, load_engine):
+        with pytest.raises(CheckpointBroken, match=re.escape(changed.name)):
+            load(copy)
+
+
+def test_stop_tokens_that_the_model_cannot_give_are_left_out(copy: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (copy / "generation_config.json").write_text('{"eos_token_id": [-1, 5, 99999999999999999999]}')
+    assert load_engine(copy, num_pages=2).spec.stop_tokens == (5,)
+    assert "not in its vocabulary of 320" in caplog.text
 
 
 BROKEN: dict[str, tuple[Callable[[Path], object], type[Exception]]] = {

@@ -1,6 +1,10 @@
 {{/* Prefix of every object's name. */}}
 {{- define "tartlet.fullname" -}}
-{{- .Values.fullnameOverride | default .Release.Name | trunc 40 | trimSuffix "-" -}}
+{{- $name := .Values.fullnameOverride | default .Release.Name | trunc 40 | trimSuffix "-" -}}
+{{- if not (regexMatch "^[a-z]([-a-z0-9]*[a-z0-9])?$" $name) -}}
+{{- fail (printf "release %q: Services get names that begin so, and theirs begin with a letter and have no dots: set fullnameOverride" $name) -}}
+{{- end -}}
+{{- $name -}}
 {{- end -}}
 
 {{/* Prefix of cluster-scoped names: two releases of one name in two namespaces must not meet. */}}
