@@ -121,7 +121,7 @@ def patch(kube: Kube, **spec: object) -> None:
 def test_a_rolling_update_to_another_form_of_the_model_fails_no_program(kube: Kube) -> None:
     """Engines of two page sizes can't serve a model together: the new ones stand by until the old ones are cordoned."""
     before, late = names(kube), 0
-    start(kube, "form", 6, 4, PROGRAM)
+    start(kube, "form", 6, 8, PROGRAM)
     with step("rolling update of the page size"), recording(kube, {"pool": [f"epool/{POOL}"]}) as record:
         patch(kube, engine={"pageSize": 8})
         while before & names(kube) or not is_ready(kube):
