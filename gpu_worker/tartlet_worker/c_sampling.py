@@ -6,7 +6,6 @@ import numpy as np
 from torch import Tensor
 
 from tartlet_worker.csr import I64
-from tartlet_worker.handlers.outcome import one_each
 from tartlet_worker.kernels import library
 from tartlet_worker.kernels.library import address
 from tartlet_worker.philox import uniform
@@ -34,7 +33,7 @@ class CSampler:
             pointers = map(address, arrays)
             self._lib.draw_rows(logits.data_ptr(), n, vocab, *pointers, address(best), address(token))
         with np.errstate(invalid="ignore", over="ignore"):  # rows without a finite logit, or of both ends of the range
-            return token, logits.numpy()[one_each(len(token))[:-1], token] - log_sum
+            return token, logits.numpy()[np.arange(len(token)), token] - log_sum
 
     def top(self, logits: Tensor, top_k: int) -> tuple[I64, F32]:
         """See `Sampler`."""

@@ -7,14 +7,14 @@ seconds on importing torch.
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from safetensors import SafetensorError, safe_open
 
 from tartlet_common.errors import CheckpointBroken, CheckpointMissing
-from tartlet_worker.model_config import ModelConfig, quantised, read_config, reading
+from tartlet_worker.json_files import read_object, reading
+from tartlet_worker.model_config import ModelConfig, quantised, read_config
 from tartlet_worker.text_files import read_texts
 
 EMBEDDING = "model.embed_tokens.weight"
@@ -115,7 +115,7 @@ def weight_files(path: Path) -> list[Path]:
     index = path / "model.safetensors.index.json"
     if index.is_file():
         with reading(index):
-            names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
+            names = sorted(set(read_object(index)["weight_map"].values()))
             files = [path / name for name in names]
         missing = [f.name for f in files if not f.is_file()]
         if missing:

@@ -109,6 +109,10 @@ def load_engine(
         if not isinstance(error, torch.OutOfMemoryError | MemoryError) and "alloc" not in str(error):
             raise
         raise OutOfDeviceMemory(device=options.device, asked_bytes=asked, free_bytes=free) from error
+    said, known = texts.stop_tokens, tuple(t for t in texts.stop_tokens if 0 <= t < config.vocab)
+    if known != said:
+        log.warning("%s: some of the end tokens %s are not in its vocabulary of %d", path, said, config.vocab)
+    texts = replace(texts, stop_tokens=known)
     spec = engine_spec(path, config, options, sizes, texts)
     if not texts.tokenizer_json:
         file = path / TOKENIZER

@@ -6,15 +6,14 @@ Families differ in few facts (biases, query/key norms, windows), so all of them 
 
 from __future__ import annotations
 
-import json
 import math
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from tartlet_common.errors import CheckpointBroken, CheckpointMissing, UnknownFamily
+from tartlet_worker.json_files import read_object, reading, token_ids
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 ROPE_TYPES: dict[str, tuple[str, ...]] = {  # and the parameters that each can't do without
@@ -113,10 +112,7 @@ def read_config(path: Path) -> ModelConfig:
     if not file.is_file():
         detail = "it has no config.json" if path.is_dir() else "no such directory"
         raise CheckpointMissing(path=str(path), detail=detail)
-    with reading(file):
-        raw = json.loads(file.read_text(encoding="utf-8"))
-        if not isinstance(raw, dict):
-            raise TypeError("it is not an object")
+    raw = read_object(file)
     family = raw.get("model_type")
     if family not in FAMILIES:
         raise UnknownFamily(family=family, supported=", ".join(FAMILIES))
@@ -125,21 +121,6 @@ def read_config(path: Path) -> ModelConfig:
         raise quantised(path, "config.json has a quantization_config", str(method or "by an unnamed method"))
     with reading(file):
         return parse_config(raw)
-
-
-@contextmanager
-def reading(file: Path) -> Iterator[None]:
-    """Whatever fails in here is a fault of that file of a checkpoint.
-
-    Raises:
-        CheckpointBroken: names the file and what is wrong with it.
-    """
-    try:
-        yield
-    except KeyError as error:
-        raise CheckpointBroken(path=str(file.parent), detail=f"{file.name} lacks {error}") from error
-    except (TypeError, ValueError, AttributeError, ArithmeticError, RecursionError) as error:
-        raise CheckpointBroken(path=str(file.parent), detail=f"{file.name}: {error}") from error
 
 
 def quantised(path: Path, found: str, kind: str) -> CheckpointBroken:
@@ -167,7 +148,6 @@ def parse_config(raw: Mapping[str, Any]) -> ModelConfig:
     activation = raw.get("hidden_act", "silu")
     if activation not in {"silu", "swish"}:
         raise ValueError(f"activation {activation!r} is not supported")
-    eos = raw.get("eos_token_id")
     bias = _flag(raw, "attention_bias") and family != "mistral"  # which has none, whatever it says
     vocab, bos = _at_least_one(raw["vocab_size"], "vocab_size"), raw.get("bos_token_id")
     if bos is not None and not 0 <= int(bos) < vocab:
@@ -193,7 +173,7 @@ def parse_config(raw: Mapping[str, Any]) -> ModelConfig:
         mlp_bias=family == "llama" and _flag(raw, "mlp_bias"),
         qk_norm=family == "qwen3",
         windows=_windows(raw, family, layers),
-        stop_tokens=tuple(int(t) for t in (eos if isinstance(eos, list) else [] if eos is None else [eos])),
+        stop_tokens=token_ids(raw.get("eos_token_id")),
         dtype=str(raw.get("dtype") or raw.get("torch_dtype") or ""),
         bos_token=None if bos is None else int(bos),
     )

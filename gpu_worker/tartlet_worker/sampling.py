@@ -37,10 +37,10 @@ _NUCLEUS_FIRST = 1024
 class SampleParams:
     """Parameters of N rows, as in `tartlet_common.step.Sample`."""
 
-    temperature: npt.NDArray[np.float32]
+    temperature: F32
     top_k: npt.NDArray[np.int32]
-    top_p: npt.NDArray[np.float32]
-    min_p: npt.NDArray[np.float32]
+    top_p: F32
+    min_p: F32
     seed: npt.NDArray[np.uint64]
     draw: npt.NDArray[np.uint32]
     position: npt.NDArray[np.int32]
@@ -117,9 +117,7 @@ def _pick(weights: Tensor, u: Tensor) -> Tensor:
     return torch.minimum(at, last).clamp(max=weights.shape[1] - 1)
 
 
-def _draw_sorted(
-    weights: Tensor, kept: Tensor, top_k: npt.NDArray[np.int32], top_p: npt.NDArray[np.float32], u: Tensor
-) -> Tensor:
+def _draw_sorted(weights: Tensor, kept: Tensor, top_k: npt.NDArray[np.int32], top_p: F32, u: Tensor) -> Tensor:
     """Steps 3, 4 and 6 for rows that need their candidates in order; `kept` has step 5 applied."""
     vocab, device = weights.shape[1], weights.device
     k = torch.from_numpy(top_k.astype(np.int64)).to(device)[:, None]

@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-import json
-import logging
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tartlet_worker.model_config import ModelConfig, reading
-
-log = logging.getLogger("tartlet.worker")
+from tartlet_worker.json_files import read_object, reading, token_ids
+from tartlet_worker.model_config import ModelConfig
 
 TOKENIZER = "tokenizer.json"
+_TOKENIZER_CONFIG = "tokenizer_config.json"
 
 
 @dataclass(frozen=True, slots=True)
 class Texts:
-    """As the engine says it in Hello."""
+    """As its files have it."""
 
     tokenizer_json: bytes  # b"" if there is none
     stop_tokens: tuple[int, ...]
@@ -35,13 +34,15 @@ def read_texts(path: Path, config: ModelConfig) -> Texts:
     file = path / TOKENIZER
     tokenizer_json = file.read_bytes() if file.is_file() else b""
     if tokenizer_json:
-        _json(file)
+        read_object(file)
+    said = _object(path / _TOKENIZER_CONFIG)
+    tokenizer_s_own = (said, _object(path / "special_tokens_map.json"))
     return Texts(
         tokenizer_json,
         _stop_tokens(path, config),
-        _chat_template(path),
-        _tokenizer_s_own(path, "bos_token"),
-        _tokenizer_s_own(path, "eos_token"),
+        _chat_template(path, said),
+        _special(tokenizer_s_own, "bos_token"),
+        _special(tokenizer_s_own, "eos_token"),
     )
 
 
@@ -49,31 +50,20 @@ def _stop_tokens(path: Path, config: ModelConfig) -> tuple[int, ...]:
     """End-of-sequence tokens of generation_config.json (which chat models extend), else of config.json."""
     file = path / "generation_config.json"
     with reading(file):
-        eos = _json(file).get("eos_token_id")
-        said = config.stop_tokens if eos is None else tuple(int(t) for t in (eos if isinstance(eos, list) else [eos]))
-    known = tuple(t for t in said if 0 <= t < config.vocab)
-    if known != said:
-        log.warning(
-            "%s: of the end-of-sequence tokens %s some are not in its vocabulary of %d", path, said, config.vocab
-        )
-    return known
+        eos = _object(file).get("eos_token_id")
+        return config.stop_tokens if eos is None else token_ids(eos)
 
 
-def _chat_template(path: Path) -> str:
+def _chat_template(path: Path, tokenizer_config: Mapping[str, Any]) -> str:
     """The Jinja source of the chat template, "" if none; of several the default, and `tool_use` for tools."""
-    file, more = path / "chat_template.jinja", path / "additional_chat_templates" / "tool_use.jinja"
-    with reading(more):
-        with_tools = more.read_text(encoding="utf-8") if more.is_file() else ""
-    if file.is_file():
-        with reading(file):
-            template = file.read_text(encoding="utf-8")
-    else:
-        file = path / "tokenizer_config.json"
-        with reading(file):
-            template = _json(file).get("chat_template", "")
-            if isinstance(template, list):
+    with_tools = _text(path / "additional_chat_templates" / "tool_use.jinja") or ""
+    template = _text(path / "chat_template.jinja")
+    if template is None:
+        template = tokenizer_config.get("chat_template", "")
+        if isinstance(template, list):
+            with reading(path / _TOKENIZER_CONFIG):
                 named = {entry.get("name"): entry.get("template", "") for entry in template}
-                template, with_tools = named.get("default", ""), named.get("tool_use", with_tools)
+            template, with_tools = named.get("default", ""), named.get("tool_use", with_tools)
     template = str(template or "")
     if not with_tools:
         return template
@@ -81,22 +71,23 @@ def _chat_template(path: Path) -> str:
     return "{{% if tools %}}{}{{% else %}}{}{{% endif %}}".format(*parts)
 
 
-def _tokenizer_s_own(path: Path, name: str) -> str | None:
+def _special(tokenizer_s_own: Sequence[Mapping[str, Any]], name: str) -> str | None:
     """A special token as the tokenizer's configuration has it: the model's configuration may name another."""
-    for file in ("tokenizer_config.json", "special_tokens_map.json"):
-        fields = _json(path / file)
+    for fields in tokenizer_s_own:
         if name in fields:
             token = fields[name]
             return str((token.get("content") if isinstance(token, dict) else token) or "")
     return None
 
 
-def _json(file: Path) -> dict[str, Any]:
-    """A JSON object of the checkpoint, {} if there is no such file."""
+def _object(file: Path) -> dict[str, Any]:
+    """{} if there is no such file."""
+    return read_object(file) if file.is_file() else {}
+
+
+def _text(file: Path) -> str | None:
+    """None if there is no such file."""
     if not file.is_file():
-        return {}
+        return None
     with reading(file):
-        value = json.loads(file.read_text(encoding="utf-8"))
-        if not isinstance(value, dict):
-            raise TypeError("it is not an object")
-    return value
+        return file.read_text(encoding="utf-8")

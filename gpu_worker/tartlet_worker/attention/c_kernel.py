@@ -13,6 +13,7 @@ from torch import Tensor
 
 from tartlet_worker.attention.base import AttentionBatch
 from tartlet_worker.kernels import library
+from tartlet_worker.kernels.library import address
 
 MAX_GROUP = 32
 """Query heads that may share one key head (MAX_GROUP of attention.h)."""
@@ -34,7 +35,7 @@ def allowed_pointers(batch: AttentionBatch) -> tuple[Any, list[npt.NDArray[Any]]
         return None, []
     keep = {b: np.ascontiguousarray(mask).view(np.uint8) for b, mask in batch.allowed.items()}
     count = len(batch.num_pages)
-    addresses = [keep[b].ctypes.data if b in keep else None for b in range(count)]
+    addresses = [address(keep[b]) if b in keep else None for b in range(count)]
     return (ctypes.c_void_p * count)(*addresses), list(keep.values())
 
 
@@ -55,7 +56,7 @@ class CKernel:
         allowed, keep = allowed_pointers(batch)
         columns = (batch.query_indptr, batch.query_position, batch.pages, batch.num_pages, batch.column_position)
         arrays = [np.ascontiguousarray(c) for c in columns]
-        return Prepared(batch, tuple(a.ctypes.data for a in arrays), allowed, [*arrays, *keep])
+        return Prepared(batch, tuple(map(address, arrays)), allowed, [*arrays, *keep])
 
     def run(self, prepared: Prepared, q: Tensor, kv: Tensor, window: int | None) -> Tensor:
         """See `Attention.run`."""
