@@ -71,6 +71,7 @@ def machine() -> Iterator[Check]:
     yield _component()
     yield from _directories()
     yield _memory()
+    yield _addresses()
     yield _model()
 
 
@@ -157,6 +158,16 @@ def _memory() -> Check:
     if free >= _LEAST_MEMORY_BYTES:
         return Check("memory", "ok", f"{free / 2**30:.1f} GiB available")
     return Check("memory", "warn", f"{free / 2**30:.1f} GiB available", "Lower TARTLET_WORKER_KV_MEMORY_BYTES.")
+
+
+def _addresses() -> Check:
+    from tartlet_common.process import address_space
+
+    limit = address_space()
+    if limit is None:
+        return Check("address space", "ok", "not limited")
+    remedy = "Lift the limit (`ulimit -v unlimited`): the runtime reserves terabytes for its sandbox, and uses few."
+    return Check("address space", "fail", f"{limit / 2**30:.1f} GiB", remedy)
 
 
 def _model() -> Check:

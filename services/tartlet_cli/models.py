@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import Any, Final
 
 import click
 
 from tartlet_cli.calls import with_client
 from tartlet_cli.options import json_option, server_option
+
+STATE: Final = ("ready", "standby", "engines")
 
 
 @click.command()
@@ -16,6 +18,9 @@ from tartlet_cli.options import json_option, server_option
 @json_option
 def models(server: str | None, *, as_json: bool) -> None:
     """List the models that a server offers.
+
+    Of a model that engines serve in several forms (another checkpoint, page size, ...), programs get the one that is
+    ready; `standby` marks the others.
 
     \b
     Examples:
@@ -30,8 +35,9 @@ def models(server: str | None, *, as_json: bool) -> None:
         return
     rows: list[tuple[str, ...]] = [("MODEL", "READY", "ENGINES", "DEVICE", "DTYPE", "PAGE SIZE", "PAGES", "FREE")]
     for model in found:
-        keys = ("name", "ready", "engines", "device", "dtype", "page_size", "pages", "free_pages")
-        rows.append(tuple("yes" if model[k] is True else "no" if model[k] is False else str(model[k]) for k in keys))
+        keys = ("name", "engines", "device", "dtype", "page_size", "pages", "free_pages")
+        name, *others = (str(model[k]) for k in keys)
+        rows.append((name, "standby" if model["standby"] else "yes" if model["ready"] else "no", *others))
     click.echo(columns(rows))
 
 
@@ -44,5 +50,5 @@ def offered(control: dict[str, Any]) -> list[dict[str, Any]]:
         first = engines[0] if engines else {"device": "", "dtype": "", "page_size": ""}
         facts = {key: first[key] for key in ("device", "dtype", "page_size")}
         pages = {"pages": sum(p["total"] for p in pools), "free_pages": sum(p["free"] for p in pools)}
-        found.append({"name": model["name"], "ready": model["ready"], "engines": model["engines"], **facts, **pages})
+        found.append({"name": model["name"], **{key: model[key] for key in STATE}, **facts, **pages})
     return found

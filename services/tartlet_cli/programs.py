@@ -74,6 +74,8 @@ def launch(ctx: click.Context, /, file: str, args: tuple[str, ...], **options: A
         specs = [replace(spec, seed=seed + i) for i in range(count)]
 
     async def work(client: AsyncClient) -> list[Accepted | TartletError]:
+        if source is not None:
+            await client.validate(source)  # a mistake that can be seen now is told now
         return await client.launch_many(specs)
 
     answers = with_client(options["server"], work)

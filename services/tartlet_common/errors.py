@@ -109,7 +109,10 @@ class ProtocolMismatch(TartletError):
 @_register(116)
 class EngineMismatch(TartletError):
     message = "engine refused: {field} of model {model!r} is {theirs}, engines that serve it have {ours}"
-    remedy = "Engines of one model name must agree; give this one another model name or the same settings."
+    remedy = (
+        "Engines serve that name in as many forms as there may be: give this one the settings of one of them or a name "
+        "of its own, or drain those of an old form."
+    )
 
 
 @_register(117)

@@ -129,6 +129,14 @@ def _allow_files() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
+def address_space() -> int | None:
+    """Bytes of addresses that this process may have, None: all there are. Its soft limit becomes the hard one."""
+    _, most = resource.getrlimit(resource.RLIMIT_AS)
+    with contextlib.suppress(ValueError, OSError):
+        resource.setrlimit(resource.RLIMIT_AS, (most, most))
+    return None if most == resource.RLIM_INFINITY else most
+
+
 def _fail(notify: Notify, role: str, error: TartletError) -> int:
     notify.error(error)
     sys.stderr.write(f"tartlet {role}: {error.name} ({error.number}): {error.told}\n")

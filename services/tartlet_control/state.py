@@ -25,7 +25,7 @@ def state_of(core: Core, scope: Scope = EVERYONE) -> dict[str, Any]:
         "incarnation": core.incarnation,
         "policy": core.settings.policy,
         "steps_in_flight": core.settings.steps_in_flight,
-        "models": [_model(m) for m in core.models if m.engines or not core.models.stands_by(m)],
+        "models": [_model(m, core) for m in core.models if m.engines or not core.models.stands_by(m)],
         "engines": [_engine(e, core) for e in core.engines.values()],
         "runtimes": [
             {"id": s.runtime_id, "address": s.address, "connected": s.gone_since is None, "programs": len(s.programs)}
@@ -45,8 +45,8 @@ def state_of(core: Core, scope: Scope = EVERYONE) -> dict[str, Any]:
     }
 
 
-def _model(m: Model) -> dict[str, Any]:
-    return {k: v for k, v in m.info().items() if k != "spec_json"}
+def _model(m: Model, core: Core) -> dict[str, Any]:
+    return {k: v for k, v in m.info().items() if k != "spec_json"} | {"standby": core.models.stands_by(m)}
 
 
 def engines_of(core: Core) -> control_pb2.EnginesReply:

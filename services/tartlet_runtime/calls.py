@@ -50,6 +50,8 @@ class Call:
     _dirty: dict[Program, None] = field(default_factory=dict)
     _waiter: asyncio.Future[None] | None = None
     _closed: bool = False
+    refused: bool = False
+    """All its items were answered with an error."""
 
     def answer(self, index: int, event: programs_pb2.ProgramEvent) -> None:
         """Answer spec `index`; answers leave in the order of specs, and before their programs' output."""
@@ -60,6 +62,12 @@ class Call:
     def reject(self, index: int, error: TartletError) -> None:
         """Answer a spec with an error."""
         self.answer(index, _Event(kind=_Event.REJECTED, error=error_to_proto(error)))
+
+    def refuse(self, error: TartletError) -> None:
+        """Answer all specs with an error."""
+        self.refused = True
+        for index in range(self.expected):
+            self.reject(index, error)
 
     def answer_if_open(self, index: int, event: programs_pb2.ProgramEvent) -> bool:
         """Answer `index` unless that was done; whether it was open."""
@@ -79,10 +87,10 @@ class Call:
         """Send the program's events from `offset` on."""
         if self._closed:
             return
-        last = program.log.end - (program.state is State.ENDED)  # an ended program's end is always told
+        last = program.outlet.log.end - (program.state is State.ENDED)  # an ended program's end is always told
         if program not in self._cursors:
             self._cursors[program] = deque()
-            program.attach(self)
+            program.outlet.attach(self)
         self._cursors[program].append(_Cursor(index, min(offset, last)))
         self.mark(program)
 
@@ -104,7 +112,7 @@ class Call:
             if events:
                 yield programs_pb2.ProgramEvents(events=events)
                 for program, offset in read:
-                    program.read_to(offset)
+                    program.outlet.read_to(offset)
                 if taken is not None and not taken.done():
                     taken.set_result(None)
             elif self._answered == self.expected and not self._cursors and not self._relaying():
@@ -138,7 +146,7 @@ class Call:
         for task in self.relays:
             task.cancel()
         for program in list(self._cursors):
-            program.detach(self)
+            program.outlet.detach(self)
         self._cursors.clear()
         for program in self.tied:
             program.end(error)
@@ -174,12 +182,12 @@ class Call:
                 room -= sum(event.cost_bytes for event in taken)
                 reached = max(reached, cursor.offset)
                 if not taken or taken[-1].kind != _Event.ENDED:
-                    is_behind |= cursor.offset < program.log.end
+                    is_behind |= cursor.offset < program.outlet.log.end
                     cursors.append(cursor)
             read.append((program, reached))
             if not cursors:
                 del self._cursors[program]
-                program.detach(self)
+                program.outlet.detach(self)
             elif is_behind:
                 self._dirty[program] = None
             elif is_early:
@@ -192,7 +200,7 @@ class Call:
         program: Program, cursor: _Cursor, max_bytes: int, events: list[programs_pb2.ProgramEvent]
     ) -> list[LogEvent]:
         """Add what follows the cursor to `events`, and move it behind that."""
-        log = program.log
+        log = program.outlet.log
         offset = max(cursor.offset, log.first)
         taken = log.read(offset, max_bytes) if offset < log.end else []
         for event in taken:

@@ -32,18 +32,18 @@ class Outlet:
         """A client reads from now on."""
         self._readers.append(reader)
 
-    def detach(self, reader: ReaderCall) -> bool:
-        """A client has gone; whether what it left unread is too much for a program that nobody reads."""
+    def detach(self, reader: ReaderCall) -> None:
+        """A client has gone."""
         self._readers.remove(reader)
-        return self.stopped and not self._readers
+        if self.stopped and not self._readers:
+            self._program.end(OutputTooLarge(limit=self.log.limit_bytes))
 
-    def read_to(self, offset: int) -> bool:
-        """A client has got the events before `offset`; whether the program may go on that stood still."""
+    def read_to(self, offset: int) -> None:
+        """A client has got the events before `offset`."""
         self.log.mark_read(offset)
         if self.stopped and self.log.unread_bytes <= self.log.limit_bytes // 2:
             self.stopped = False
-            return True
-        return False
+            self._program.go_on()
 
     def put(self, event: LogEvent) -> None:
         """Add an event whatever is unread: the last one."""

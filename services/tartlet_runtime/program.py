@@ -17,7 +17,6 @@ from tartlet_common.errors import (
     DeadlineExceeded,
     FrameTooLarge,
     InternalError,
-    OutputTooLarge,
     TartletError,
     TooManyCommands,
 )
@@ -26,14 +25,12 @@ from tartlet_protos import control_pb2, programs_pb2
 from tartlet_runtime.backlog import Backlog
 from tartlet_runtime.deferred import Deferred
 from tartlet_runtime.guest import STDERR, Delivery, Guest, Phase
-from tartlet_runtime.guest_wait import GuestWait
-from tartlet_runtime.inbox import TIMER_DELIVERY
+from tartlet_runtime.inlet import Inlet
 from tartlet_runtime.journal import Journal
 from tartlet_runtime.limits import MAX_MESSAGE_BYTES
-from tartlet_runtime.mailbox import Mailbox
 from tartlet_runtime.outlet import Outlet
 from tartlet_runtime.output_log import LogEvent
-from tartlet_runtime.program_spec import MakeGuest, ProgramSpec, ReaderCall, State, World
+from tartlet_runtime.program_spec import MakeGuest, ProgramSpec, State, World
 from tartlet_runtime.spans import ProgramSpan
 from tartlet_runtime.submission import Row, parse
 from tartlet_runtime.usage import UsageMeter
@@ -64,8 +61,7 @@ class Program:
         self.span = span
         self.state = State.STARTING
         self.error: TartletError | None = None
-        self._outlet = Outlet(self, spec.limits.output_bytes)
-        self.log = self._outlet.log
+        self.outlet = Outlet(self, spec.limits.output_bytes)
         self.usage = UsageMeter(world.clock.now())
         self.has_engine_state = False  # commands of it were sent to control
         self.queued = False  # in the driver's deque
@@ -79,14 +75,13 @@ class Program:
         self._world = world
         self._make_guest = make_guest
         self._result = ""
-        self._mail = Mailbox(spec.limits)
-        self._wait = GuestWait(world.driver.loop)
         self._backlog = Backlog(self._run_row, world.clock.now)
         self._outcome: tuple[TartletError | None, str] | None = None  # how it ended by itself, until `finish`
         self.deferred = Deferred()
         self.eager_bytes = 0
         self._deadline: asyncio.TimerHandle | None = None
-        self._clock_start_ns = world.clock.unix_ns()
+        self._inlet = Inlet(self, world)
+        self._wait = self._inlet.wait
 
     # ---- life ----
 
@@ -103,7 +98,7 @@ class Program:
     @property
     def clock_start_ns(self) -> int:
         """The guest's time at its start, nanoseconds since the epoch."""
-        return self._clock_start_ns
+        return self._inlet.clock_start_ns
 
     def started(self, error: TartletError | None, existing_program_id: str = "") -> None:
         """Control's answer to ProgramStart (or to an announcement of a running program)."""
@@ -187,8 +182,8 @@ class Program:
         self.usage.ended_s = now
         usage = self.usage.to_proto(now)
         data = self._result.encode("utf-8", "replace") if error is None else b""
-        self._outlet.put(LogEvent(_Event.ENDED, data, error is None, error, usage))
-        self._mail.clear()
+        self.outlet.put(LogEvent(_Event.ENDED, data, error is None, error, usage))
+        self._inlet.clear()
         self._backlog.clear()
         if len(self.spec.source) > _SOURCE_KEPT_BYTES:
             self.spec = replace(self.spec, source=b"")
@@ -208,7 +203,7 @@ class Program:
 
     def prepare(self) -> Guest | None:
         """Deliver what the guest waits for, if it is there; the guest, if `run` will let it compute."""
-        if self.state is not State.RUNNING or self._outlet.stopped or self._wait.sleeping or self._backlog:
+        if self.state is not State.RUNNING or self.outlet.stopped or self._wait.sleeping or self._backlog:
             return None
         guest = self.guest
         assert guest is not None
@@ -221,13 +216,9 @@ class Program:
     def _answer_wait(self, guest: Guest) -> bool:
         """Whether the guest stands in no wait any more."""
         if self._wait.max_records is not None:
-            if self._mail.inbox.count:
-                delivery = self._take(self._wait.max_records)
-            elif self._wait.timed_out:
-                delivery = self._deliver(TIMER_DELIVERY)
-            else:
+            delivery = self._inlet.offer()
+            if delivery is None:
                 return False
-            self._wait.close()
             guest.deliver(delivery)
         return True
 
@@ -245,7 +236,7 @@ class Program:
         self.eager_bytes = 0
         self._backlog.next_turn()
         try:
-            if self._backlog and self.state is State.RUNNING and not self._outlet.stopped and not self._wait.sleeping:
+            if self._backlog and self.state is State.RUNNING and not self.outlet.stopped and not self._wait.sleeping:
                 self._work_off()
                 return
             guest = self.prepare()
@@ -297,7 +288,12 @@ class Program:
     def _hold_guest(self) -> None:
         """A guest that isn't driven by `step` is held back while its output is unread, or its commands wait."""
         if self.guest is not None:
-            self.guest.pause(paused=self._outlet.stopped or bool(self._backlog))
+            self.guest.pause(paused=self.outlet.stopped or bool(self._backlog))
+
+    def go_on(self) -> None:
+        """Its output has been read: a guest that stood still needn't."""
+        self._hold_guest()
+        self._world.driver.wake(self)
 
     def flush_journal(self) -> None:
         """Write what the journal has pending; a program whose journal can't be written ends."""
@@ -312,11 +308,9 @@ class Program:
         if self.state is State.RUNNING:
             self.usage.delivered(records, self._world.clock.now())
             try:
-                self._mail.intake(count, records, payload)
+                self._inlet.intake(count, records, payload)
             except TartletError as e:
                 self.end(e)
-                return
-            self._wake_if_waiting()
 
     def _slept(self) -> None:
         if self.state is State.RUNNING:
@@ -351,28 +345,14 @@ class Program:
 
     def on_wait(self, max_records: int, timeout_us: int) -> Delivery | None:
         """Answer with what is there; else the guest stands still until `run`."""
-        if not self._outlet.stopped and not self._backlog:
-            if self._mail.inbox.count:
-                return self._take(max_records)
-            if timeout_us == 0:
-                return self._deliver(TIMER_DELIVERY)
-        self._wait.open(max_records, timeout_us, lambda: self._world.driver.wake(self))
-        return None
+        if self.outlet.stopped or self._backlog:
+            self._inlet.open(max_records, timeout_us)
+            return None
+        return self._inlet.ask(max_records, timeout_us)
 
     def on_sleep(self, duration_us: int) -> bool:
         """Sleeps take their time."""
         return duration_us == 0
-
-    def _take(self, max_records: int) -> Delivery:
-        return self._deliver(self._mail.inbox.take(max_records))
-
-    def _deliver(self, data: bytes) -> Delivery:
-        """What the guest is told now: journaled first."""
-        elapsed_ns = int((self._world.clock.now() - self.usage.launched_s) * 1e9)  # a stepped wall clock has no effect
-        if self.journal is not None:
-            self.journal.append(elapsed_ns, data)
-            self._world.driver.journal(self)
-        return Delivery(data, self._clock_start_ns + elapsed_ns)
 
     # ---- what the runtime answers (`local_ops.Caller`) ----
 
@@ -391,18 +371,17 @@ class Program:
     def receive(self, ticket: int) -> None:
         """Answer with the next message, now or when it comes."""
         self.usage.heard(self._world.clock.now())
-        self._mail.receive(ticket)
+        self._inlet.receive(ticket)
 
     def answer(self, row: Row, payload: bytes) -> None:
         """Answer a record that awaits it."""
-        if self.state is State.RUNNING and self._mail.answer(row, payload):
-            self._wake_if_waiting()
+        if self.state is State.RUNNING:
+            self._inlet.answer(row, payload)
 
     def refuse(self, row: Row, error: TartletError) -> None:
         """Answer a record that awaits it with an error; one that nobody awaits ends the program."""
         if self.state is State.RUNNING:
-            self._mail.refuse(row, error)
-            self._wake_if_waiting()
+            self._inlet.refuse(row, error)
 
     def refuse_later(self, row: Row, error: TartletError) -> None:
         """As `refuse`, for answers that the runtime worked on beside the loop."""
@@ -418,31 +397,9 @@ class Program:
             InboxFull: it has too many unread ones.
             FrameTooLarge: it is too long.
         """
-        if self._mail.deliver(message):
+        if self._inlet.message(message):
             self.usage.heard(self._world.clock.now())
-            self._wake_if_waiting()
-
-    def _wake_if_waiting(self) -> None:
-        if self._wait.max_records is not None:
-            self._world.driver.wake(self)
-
-    # ---- output ----
-
-    def attach(self, reader: ReaderCall) -> None:
-        """A client reads from now on."""
-        self._outlet.attach(reader)
-
-    def detach(self, reader: ReaderCall) -> None:
-        """A client has gone."""
-        if self._outlet.detach(reader):
-            self.end(OutputTooLarge(limit=self.log.limit_bytes))
-
-    def read_to(self, offset: int) -> None:
-        """A client has got the events before `offset`."""
-        if self._outlet.read_to(offset):
-            self._hold_guest()
-            self._world.driver.wake(self)
 
     def _emit(self, kind: int, data: bytes) -> None:
-        if self._outlet.emit(LogEvent(kind, data)):
+        if self.outlet.emit(LogEvent(kind, data)):
             self._hold_guest()

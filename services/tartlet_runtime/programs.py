@@ -284,7 +284,7 @@ class ProgramTable:
             self._forget(program)
             return
         self._ended[spec.program_id] = program
-        program.kept_bytes = program.log.kept_bytes
+        program.kept_bytes = program.outlet.log.kept_bytes
         self._kept_bytes += program.kept_bytes
         while len(self._ended) > self._settings.ended_kept or self._kept_bytes > KEPT_BYTES:
             self._forget_oldest()

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import logging
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from typing import Any, TypeAlias
@@ -17,6 +18,7 @@ from tartlet_common.errors import (
     Disconnected,
     InternalError,
     InvalidArgument,
+    Overloaded,
     ProgramKilled,
     TartletError,
     Unavailable,
@@ -43,6 +45,8 @@ log = logging.getLogger(__name__)
 _Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 _Event = programs_pb2.ProgramEvent
 _MAX_SPECS = 4096
+_LEAST_STREAMS = 256
+_STREAMS_PER_PLACE = 2  # whoever launched a program, and someone else
 _VERSION = version("tartlet")
 _PORTION = 32  # launches between two turns of the loop
 _MOST_PAUSES = 50
@@ -81,6 +85,8 @@ class ProgramsService(programs_pb2_grpc.ProgramsServicer):
         self._wasm = wasm
         self._capacity = capacity
         self._incarnation = incarnation
+        self._streams = 0
+        self._max_streams = max(_LEAST_STREAMS, _STREAMS_PER_PLACE * capacity)
 
     # ---- launching ----
 
@@ -112,21 +118,35 @@ class ProgramsService(programs_pb2_grpc.ProgramsServicer):
         self, request: programs_pb2.LaunchRequest, context: _Context
     ) -> AsyncIterator[programs_pb2.ProgramEvents]:
         """Launch many, answer each, then stream the output of those with `attach`."""
-        call = Call(self._driver, expected=len(request.specs))
         scope = scope_of(context)
         launching: asyncio.Task[None] | None = None
+        with self._stream(len(request.specs)) as call:
+            try:
+                if call.refused:
+                    pass
+                elif len(request.specs) == 1 and self._launch_at_once(request.specs[0], call, 0, _Last(scope)):
+                    self._driver.turn_now()
+                else:
+                    launching = asyncio.create_task(self._launch_all(request.specs, call, _Last(scope)))
+                async for events in call.messages():
+                    yield events
+            finally:
+                if launching is not None:
+                    launching.cancel()
+                    await asyncio.wait([launching])
+
+    @contextlib.contextmanager
+    def _stream(self, items: int) -> Iterator[Call]:
+        """A call's events, which wait in memory for a slow client: so there are not too many such calls at once."""
+        call = Call(self._driver, expected=items)
+        self._streams += 1
         try:
-            if len(request.specs) == 1 and self._launch_at_once(request.specs[0], call, 0, _Last(scope)):
-                self._driver.turn_now()
-            else:
-                launching = asyncio.create_task(self._launch_all(request.specs, call, _Last(scope)))
-            async for events in call.messages():
-                yield events
+            if self._streams > self._max_streams:
+                call.refuse(Overloaded(what="this runtime's table of event streams", limit=self._max_streams))
+            yield call
         finally:
+            self._streams -= 1
             call.close(Disconnected())
-            if launching is not None:
-                launching.cancel()
-                await asyncio.wait([launching])
 
     async def _launch_all(self, specs: Sequence[programs_pb2.LaunchSpec], call: Call, last: _Last) -> None:
         try:
@@ -207,11 +227,10 @@ class ProgramsService(programs_pb2_grpc.ProgramsServicer):
         self, request: programs_pb2.AttachRequest, context: _Context
     ) -> AsyncIterator[programs_pb2.ProgramEvents]:
         """Stream the output of programs from offsets on; an unknown program is answered with REJECTED."""
-        call = Call(self._driver, expected=len(request.programs))
         scope = scope_of(context)
         elsewhere: list[tuple[int, programs_pb2.AttachTo]] = []
-        try:
-            for index, wanted in enumerate(request.programs):
+        with self._stream(len(request.programs)) as call:
+            for index, wanted in enumerate(() if call.refused else request.programs):
                 program = self._table.known(wanted.program_id, scope)
                 if program is None:
                     elsewhere.append((index, wanted))
@@ -225,8 +244,6 @@ class ProgramsService(programs_pb2_grpc.ProgramsServicer):
                 self._relay.attach(call, elsewhere, scope)
             async for events in call.messages():
                 yield events
-        finally:
-            call.close(Disconnected())
 
     async def Send(  # noqa: N802 - gRPC's name
         self, request: programs_pb2.SendRequest, context: _Context

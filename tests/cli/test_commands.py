@@ -249,8 +249,8 @@ def test_a_mistyped_command_names_the_one_that_is_close(run_dir: Path) -> None:
 def test_models_top_and_doctor_describe_the_server(server: Serving) -> None:
     d = server.run_dir
     (model,) = json.loads(out(d, "models", "--json"))
-    assert (model["name"], model["ready"], model["engines"]) == ("fake", True, 1)
-    assert "fake" in out(d, "models")
+    assert (model["name"], model["ready"], model["standby"], model["engines"]) == ("fake", True, False, 1)
+    assert out(d, "models").splitlines()[1].split()[:3] == ["fake", "yes", "1"]
     document = json.loads(out(d, "top", "--once", "--json"))
     assert document["runtime"]["control_connected"] is True
     assert "control connected" in out(d, "top", "--once")
@@ -363,6 +363,16 @@ def test_a_failed_programs_journal_is_kept_unless_it_has_none(server: Serving) -
     for program in (kept, none):
         assert "KeyError: 'missing'" in tartlet_cli(server.run_dir, "attach", program).stderr
     assert [(server.run_dir / "journals" / f"{p}.journal").exists() for p in (kept, none)] == [True, False]
+
+
+def test_what_is_no_program_is_refused_before_it_is_launched(server: Serving, run_dir: Path) -> None:
+    program = run_dir / "broken.py"
+    program.write_text("async def main(:\n    pass\n")
+    refused = tartlet_cli(server.run_dir, "launch", str(program))
+    assert (refused.returncode, refused.stdout) == (exits.USAGE, "")
+    assert "SyntaxError" in refused.stderr
+    assert "broken.py" in refused.stderr
+    assert "broken.py" not in out(server.run_dir, "ps", "--all")
 
 
 def test_many_launches_with_one_key_are_refused(run_dir: Path) -> None:

@@ -156,7 +156,7 @@ def test_a_form_that_was_cordoned_comes_back_before_the_others() -> None:
     assert [m["index"] for m in state_of(host.core)["models"]] == [1]
     host.join("e1")  # the index of the form that has gone is used again, behind the one that serves
     assert states(host) == {"n0": "ready", "e1": "standby"}
-    assert [m.info()["index"] for m in host.core.models] == [1, 0]
+    assert [(m["index"], m["standby"]) for m in state_of(host.core)["models"]] == [(1, False), (0, True)]
 
 
 def test_a_model_has_so_many_forms_and_no_more() -> None:

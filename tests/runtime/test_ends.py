@@ -288,3 +288,26 @@ def test_starts_are_cut_to_what_a_message_carries() -> None:
         assert sum(s.ByteSize() for s in left[:fit]) < 3 << 20
         left, frames = left[fit:], frames + 1
     assert frames >= 4
+
+
+async def test_streams_beyond_a_runtimes_limit_are_refused_until_others_end(run_dir: Path) -> None:
+    async with running(run_dir, capacity=4) as rig:
+        stream, guest = await native(rig)
+        wanted = [programs_pb2.AttachTo(program_id=stream.seen[0].program_id)] * 2
+
+        async def attach() -> Stream:
+            return Stream(rig.stub.Attach(programs_pb2.AttachRequest(programs=wanted)))
+
+        followers = [await attach() for _ in range(255)]  # and the launch
+        for follower in followers:
+            assert (await follower.next()).kind == _Event.ACCEPTED
+        for call, items in ((await attach(), 2), (await launch(rig, launch_spec()), 1)):
+            refused = await call.rest()
+            assert [e.kind for e in refused] == [_Event.REJECTED] * items
+            assert all("event streams is full (256)" in str(error_from_proto(e.error)) for e in refused)
+        followers.pop().call.cancel()
+        async with asyncio.timeout(5):
+            while (await (await attach()).next()).kind != _Event.ACCEPTED:  # the one that goes frees a place
+                pass
+        guest.end(text="done")
+        assert (await followers[0].rest())[-1].kind == _Event.ENDED

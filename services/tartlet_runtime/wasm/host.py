@@ -18,7 +18,8 @@ from typing import Self
 
 import wasmtime
 
-from tartlet_common.errors import Overloaded
+from tartlet_common.errors import InvalidConfig, Overloaded
+from tartlet_common.process import address_space
 from tartlet_runtime.wasm import capi
 from tartlet_runtime.wasm.aot import AotCache, Compiled, default_cache_dir
 from tartlet_runtime.wasm.boundary import GuestState, Remains
@@ -38,6 +39,7 @@ _TABLE_ELEMENTS = 30_000
 _SLOTS_BEING_REAPED = 64
 _SPARE_SLICES = 100
 _SPARES_IN_ALL = 2
+_ADDRESSES_PER_MEMORY = 4 << 30  # reserved, not used: what a guest's 32 bits can name
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +57,14 @@ class HostConfig:
     cache_dir: Path = field(default_factory=default_cache_dir)
 
 
+def _check_addresses(slots: int) -> None:
+    """The engine aborts the process where it can't reserve them."""
+    needed, limit = slots * _MEMORIES_PER_COMPONENT * _ADDRESSES_PER_MEMORY, address_space()
+    if limit is not None and limit < needed:
+        told = f"the process may have {limit >> 30} GiB of addresses (`ulimit -v`), and reserves {needed >> 30} GiB"
+        raise InvalidConfig(role="runtime", detail=f"{told} for its sandbox, and uses few: lift the limit")
+
+
 class WasmHost:
     """Runs guests. Use it as a context manager, or `close` it.
 
@@ -68,12 +78,17 @@ class WasmHost:
     """
 
     def __init__(self, config: HostConfig | None = None, *, aot: AotCache | None = None) -> None:
-        """Make the engine and its pool, start ticker and reaper."""
+        """Make the engine and its pool, start ticker and reaper.
+
+        Raises:
+            InvalidConfig: the process may not reserve as many addresses as the pool takes.
+        """
         self.config = config or HostConfig()
         self.aot = aot or AotCache(self.config.cache_dir)
         self.boundary = open_boundary(self.config.boundary, self.config.cache_dir)
         wasm_config = base_config()
         self._slots = self.config.max_guests + _SPARES_IN_ALL * self.config.max_spares + _SLOTS_BEING_REAPED
+        _check_addresses(self._slots)
         self._add_pool(wasm_config)
         self.engine = wasmtime.Engine(wasm_config)
         self.engine_address = capi.address(self.engine.ptr())

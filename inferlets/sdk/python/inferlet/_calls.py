@@ -69,7 +69,14 @@ def set_queue_priority(queue: Queue, priority: Priority, /) -> None: ...
 @overload
 def set_queue_priority(priority: Priority, /) -> None: ...
 def set_queue_priority(*args: Any) -> None:
-    """Say how urgent a queue's commands are beside those of other queues."""
+    """Say how urgent a queue's commands are beside those of other queues.
+
+    Example:
+        >>> async def main():
+        ...     behind = create_queue()
+        ...     set_queue_priority(behind, Priority.LOW)  # it gets what others leave
+        ...     set_queue_priority(Priority.HIGH)  # the program's default queue
+    """
     queue, priority = _parted("set_queue_priority", "priority", args)
     (queue or default_queue()).set_priority(priority)
 
@@ -97,7 +104,13 @@ def detokenize(queue: Queue, tokens: int | Sequence[int], /) -> asyncio.Future[s
 @overload
 def detokenize(tokens: int | Sequence[int], /) -> asyncio.Future[str]: ...
 def detokenize(*args: Any) -> asyncio.Future[str]:
-    """The text of one or more tokens; bytes that are no UTF-8 become U+FFFD."""
+    """The text of one or more tokens; bytes that are no UTF-8 become U+FFFD.
+
+    Example:
+        >>> async def main():
+        ...     print(await detokenize([72, 105]))
+        Hi
+    """
     queue, tokens = _parted("detokenize", "token, or list of tokens", args)
     return detokenize_with(queue.model if queue else default_model(), tokens)
 

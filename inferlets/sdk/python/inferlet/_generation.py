@@ -30,7 +30,16 @@ if TYPE_CHECKING:
 
 
 class Piece(str):
-    """A piece of generated text, with the token that completed it."""
+    """A piece of generated text, with the token that completed it.
+
+    Example:
+        >>> async def main():
+        ...     ctx = Context(seed=1)
+        ...     ctx.fill("Hello,")
+        ...     piece = await anext(ctx.generate(max_tokens=1))
+        ...     print(isinstance(piece, str), piece.token == ctx.tokens[-1], piece.logprob < 0)
+        True True True
+    """
 
     __slots__ = ("logprob", "token")
 
@@ -51,6 +60,18 @@ class Generation:
 
     `text` and `tokens` hold what has come so far; `stopped_by` says at the end what ended it: "length", "token" or
     "until".
+
+    Example:
+        >>> async def main():
+        ...     ctx = Context(seed=1)
+        ...     ctx.fill("Hello,")
+        ...     generation = ctx.generate(max_tokens=2)
+        ...     async for piece in generation:
+        ...         print(len(generation.tokens), generation.text.endswith(piece))
+        ...     print(generation.stopped_by)
+        1 True
+        2 True
+        length
     """
 
     def __init__(self, context: Context, stop: Stop, sampler: AnySampler, *, eos: bool) -> None:

@@ -62,12 +62,23 @@ def reset(args: Sequence[str]) -> None:
 
 
 def get_version() -> str:
-    """The SDK's version."""
+    """The SDK's version.
+
+    Example:
+        >>> get_version()
+        '0.1.0'
+    """
     return VERSION
 
 
 def get_arg() -> list[str]:
-    """The arguments that the program was launched with."""
+    """The arguments that the program was launched with.
+
+    Example:
+        >>> async def main():
+        ...     print(get_arg() or "none given")
+        none given
+    """
     return list(state.args)
 
 
@@ -76,6 +87,11 @@ def send(message: str | bytes) -> None:
 
     Raises:
         TypeError: it is neither text nor bytes.
+
+    Example:
+        >>> async def main():
+        ...     send("half done")
+        ...     send("done".encode("utf-16"))  # bytes arrive as they are
     """
     if isinstance(message, str):
         payload = message.encode()
@@ -91,12 +107,30 @@ def send(message: str | bytes) -> None:
 
 
 def receive() -> asyncio.Future[str]:
-    """The next message from the client, as text."""
+    """The next message from the client, as text.
+
+    Example:
+        >>> async def main():
+        ...     try:
+        ...         async with asyncio.timeout(0.01):  # without one, it waits for ever
+        ...             print(await receive())
+        ...     except TimeoutError:
+        ...         print("nobody said anything")
+        nobody said anything
+    """
     return channel.call(_decode_text, abi.OP_RECEIVE)
 
 
 def receive_bytes() -> asyncio.Future[bytes]:
-    """The next message from the client, as it was sent."""
+    """The next message from the client, as it was sent.
+
+    Example:
+        >>> async def main():
+        ...     picture = asyncio.ensure_future(receive_bytes())  # it may come while the program does something else
+        ...     await synchronize()
+        ...     print(picture.done())
+        False
+    """
     return channel.call(_decode_bytes, abi.OP_RECEIVE)
 
 
@@ -104,7 +138,13 @@ def receive_bytes() -> asyncio.Future[bytes]:
 
 
 def available_models() -> asyncio.Future[list[str]]:
-    """Names of the models that the host serves."""
+    """Names of the models that the host serves.
+
+    Example:
+        >>> async def main():
+        ...     print(await available_models())
+        ['mini']
+    """
     return channel.call(_decode_json, abi.OP_AVAILABLE_MODELS)
 
 
@@ -140,17 +180,37 @@ def _chosen(call: str, model: Any) -> Model:
 
 
 def available_traits(model: Model | None = None) -> list[str]:
-    """Names of the groups of calls that the model offers."""
+    """Names of the groups of calls that the model offers.
+
+    Example:
+        >>> async def main():
+        ...     print("Forward" in available_traits())
+        True
+    """
     return list(_chosen("available_traits", model).traits)
 
 
 def get_kv_page_size(model: Model | None = None) -> int:
-    """Tokens that one KvPage holds."""
+    """Tokens that one KvPage holds.
+
+    Example:
+        >>> async def main():
+        ...     size = get_kv_page_size()
+        ...     print(len(alloc_kvpage(-(-100 // size))))  # enough for 100 tokens
+        7
+    """
     return _chosen("get_kv_page_size", model).page_size
 
 
 def create_queue(model: Model | None = None) -> Queue:
-    """A new command queue for `model` (None: the default)."""
+    """A new command queue for `model` (None: the default).
+
+    Example:
+        >>> async def main():
+        ...     q = create_queue()
+        ...     embeds = q.alloc_emb(2)  # as alloc_emb(q, 2)
+        ...     await synchronize(q)
+    """
     model = _chosen("create_queue", model)
     queue_id = ids.queue
     ids.queue += 1
@@ -192,13 +252,25 @@ def detokenize_with(model: Model, tokens: int | Sequence[int]) -> asyncio.Future
 
 
 def detokenize_bytes(tokens: int | Sequence[int], model: Model | None = None) -> asyncio.Future[bytes]:
-    """The bytes of `tokens`, which may end inside a character."""
+    r"""The bytes of `tokens`, which may end inside a character.
+
+    Example:
+        >>> async def main():
+        ...     print(await detokenize_bytes([195]))
+        b'\xc3'
+    """
     number = _chosen("detokenize_bytes", model).index
     return channel.call(_decode_bytes, abi.OP_DETOKENIZE, 0, number, payload=_token_list("detokenize_bytes", tokens))
 
 
 def get_vocabs(model: Model | None = None, *, first: int = 0, count: int = 0) -> asyncio.Future[list[bytes]]:
-    """The bytes of each token, from token `first` on: `count` of them, or all (0)."""
+    """The bytes of each token, from token `first` on: `count` of them, or all (0).
+
+    Example:
+        >>> async def main():
+        ...     print(await get_vocabs(first=72, count=2))
+        [b'H', b'I']
+    """
     return channel.call(_decode_vocabs, abi.OP_GET_VOCABS, 0, _chosen("get_vocabs", model).index, first, count)
 
 

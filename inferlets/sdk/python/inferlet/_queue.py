@@ -1,7 +1,6 @@
 """Command queues, and every command that takes its turn in one (the paper's Table 1).
 
-Commands of a queue take effect in order; commands of several queues batch side by side. A program names its pages,
-embeds and slots itself (`_ids`), so that nothing here needs a reply.
+Commands of a queue take effect in order; commands of several queues batch side by side.
 """
 
 from __future__ import annotations
@@ -10,19 +9,17 @@ import asyncio
 import struct
 from array import array
 from collections.abc import Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 from inferlet import _abi as abi
 from inferlet import _answers, _refusals
 from inferlet._arguments import shown
 from inferlet._channel import channel, u32
-from inferlet._failures import Failures
-from inferlet._ids import Pool
+from inferlet._holdings import Holdings
 from inferlet._packing import pack_mask, pack_sampling, single
 from inferlet._types import Dist, Embed, KvPage, Model, Priority, Sampled, TokenSlot
 from inferlet.errors import InvalidArgument
 
-_Id = TypeVar("_Id", bound=int)
 _FORWARD_HEAD = struct.Struct(abi.FORWARD_HEAD_FORMAT).pack
 _THREE = struct.Struct("<III").pack
 _U32 = struct.Struct("<I").pack
@@ -31,7 +28,7 @@ _NO_PAGES, _NO_EMBEDS = _refusals.OTHERS[KvPage], _refusals.OTHERS[Embed]
 Tokens = int | TokenSlot | Sequence[int] | Sequence[TokenSlot]
 
 
-class Queue(Failures):
+class Queue(Holdings):
     """A command queue. `create_queue()` makes one; the calls of this module are also methods of it.
 
     Example:
@@ -43,18 +40,13 @@ class Queue(Failures):
         ...     await asyncio.gather(synchronize(q1), synchronize(q2))
     """
 
-    __slots__ = ("_embeds", "_model", "_pages", "_slots", "done_ticket", "id", "last_ticket", "priority")
+    __slots__ = ("_model", "done_ticket", "priority")
 
     def __init__(self, queue_id: int, model: Model | None) -> None:
-        super().__init__()
-        self.id = queue_id
+        super().__init__(queue_id)
         self._model = model
-        self._pages = Pool(KvPage, "page")
-        self._embeds = Pool(Embed, "embed")
-        self._slots = Pool(TokenSlot, "slot")
         self.priority = Priority.NORMAL
         self.done_ticket = 0  # commands up to this one have ended
-        self.last_ticket = 0  # of the last command given
         channel.queues[queue_id] = self
 
     def __repr__(self) -> str:
@@ -69,64 +61,19 @@ class Queue(Failures):
             self._model = default_model()
         return self._model
 
-    def _record(self, op: int, a: int = 0, b: int = 0, c: int = 0, payload: bytes = b"") -> None:
-        try:
-            self.last_ticket = channel.record(op, self.id, a, b, c, payload)
-        except struct.error:
-            raise _refusals.numbers(op, (a, b, c)) from None
-
-    def _free(self, op: int, call: str, pool: Pool[_Id], handles: _Id | Sequence[_Id]) -> None:
-        if isinstance(handles, int):
-            handles = [handles]
-        elif not handles:
-            return
-        try:
-            mixed = type(handles[0]) in _refusals.OTHERS[pool.cls]
-            payload = u32(handles)
-        except (TypeError, OverflowError):
-            mixed = True
-        if mixed:
-            handles = _refusals.handles(call, f"{pool.kind}s", pool.cls, handles)
-            payload = u32(handles)
-        self._record(op, payload=payload)
-        pool.give(handles)
-
-    # ---- allocation -------------------------------------------------------------------------------------------
-
-    def alloc_kvpage(self, n: int) -> list[KvPage]:
-        """Allocate `n` KV pages, zeroed."""
-        pages = self._pages.take(n)
-        self._record(abi.OP_ALLOC_KVPAGE, payload=u32(pages))
-        return pages
-
-    def dealloc_kvpage(self, pages: KvPage | Sequence[KvPage]) -> None:
-        """Free pages, or one. They must not be used by commands given later, in any queue."""
-        self._free(abi.OP_DEALLOC_KVPAGE, "dealloc_kvpage", self._pages, pages)
-
-    def alloc_emb(self, n: int) -> list[Embed]:
-        """Allocate `n` embedding slots."""
-        embeds = self._embeds.take(n)
-        self._record(abi.OP_ALLOC_EMB, payload=u32(embeds))
-        return embeds
-
-    def dealloc_emb(self, embeds: Embed | Sequence[Embed]) -> None:
-        """Free embedding slots, or one."""
-        self._free(abi.OP_DEALLOC_EMB, "dealloc_emb", self._embeds, embeds)
-
-    def alloc_slot(self, n: int) -> list[TokenSlot]:
-        """Allocate `n` token slots."""
-        slots = self._slots.take(n)
-        self._record(abi.OP_ALLOC_SLOT, payload=u32(slots))
-        return slots
-
-    def dealloc_slot(self, slots: TokenSlot | Sequence[TokenSlot]) -> None:
-        """Free token slots, or one."""
-        self._free(abi.OP_DEALLOC_SLOT, "dealloc_slot", self._slots, slots)
-
     # ---- the model --------------------------------------------------------------------------------------------
 
     def embed_txt(self, tokens: Tokens, positions: int | Sequence[int], embeds: Embed | Sequence[Embed]) -> None:
-        """Embed tokens (ids, or slots that will hold them) at `positions` into `embeds`, one each."""
+        """Embed tokens (ids, or slots that will hold them) at `positions` into `embeds`, one each.
+
+        Example:
+            >>> async def main():
+            ...     prompt = await tokenize("Hi")
+            ...     embeds = alloc_emb(len(prompt))
+            ...     embed_txt(prompt, range(len(prompt)), embeds)
+            ...     embed_txt(72, 2, embeds[0])  # one token
+            ...     await synchronize()
+        """
         if isinstance(tokens, int) and isinstance(embeds, (int, list)):
             from_slots = isinstance(tokens, TokenSlot)
             embed = embeds if isinstance(embeds, int) else single(embeds, "embeds of embed_txt")
@@ -234,7 +181,14 @@ class Queue(Failures):
     def copy_kvpage(
         self, src: KvPage, dst: KvPage, *, src_offset: int = 0, dst_offset: int = 0, size: int | None = None
     ) -> None:
-        """Copy `size` tokens (default: as many as fit) from page `src` to page `dst`."""
+        """Copy `size` tokens (default: as many as fit) from page `src` to page `dst`.
+
+        Example:
+            >>> async def main():
+            ...     full, mine = alloc_kvpage(2)
+            ...     copy_kvpage(full, mine, size=3)  # the first three tokens, to be continued in another way
+            ...     await synchronize()
+        """
         if size is None:
             size = self.model.page_size - max(src_offset, dst_offset)
         self._record(abi.OP_COPY_KVPAGE, src_offset, dst_offset, size, u32((src, dst)))
@@ -254,7 +208,17 @@ class Queue(Failures):
     # ---- outputs ----------------------------------------------------------------------------------------------
 
     def get_next_dist(self, emb: Embed | Sequence[Embed], *, top_k: int = 0) -> asyncio.Future[Dist]:
-        """The next-token distribution after `emb` (one embed, or a list of one), cut to `top_k` (0: 256) tokens."""
+        """The next-token distribution after `emb` (one embed, or a list of one), cut to `top_k` (0: 256) tokens.
+
+        Example:
+            >>> async def main():
+            ...     (embed,) = alloc_emb(1)
+            ...     embed_txt(72, 0, embed)
+            ...     forward([], [embed], oemb=[embed])
+            ...     dist = await get_next_dist(embed, top_k=3)
+            ...     print(len(dist), dist.max_index() == dist.tokens[0])
+            3 True
+        """
         embed = emb if isinstance(emb, int) else single(emb, "emb of get_next_dist", ": `get_next_dists` takes several")
         try:
             payload = _U32(embed)
@@ -263,7 +227,17 @@ class Queue(Failures):
         return self._call(_answers.dist, abi.OP_GET_NEXT_DIST, top_k, payload=payload)
 
     def get_next_dists(self, embeds: Embed | Sequence[Embed], *, top_k: int = 0) -> asyncio.Future[list[Dist]]:
-        """`get_next_dist` of several embeds with one command."""
+        """`get_next_dist` of several embeds with one command.
+
+        Example:
+            >>> async def main():
+            ...     embeds = alloc_emb(2)
+            ...     embed_txt([72, 105], [0, 1], embeds)
+            ...     forward([], embeds, oemb=embeds)
+            ...     after_first, after_second = await get_next_dists(embeds, top_k=1)
+            ...     print(len(after_first), len(after_second))
+            1 1
+        """
         try:
             payload = u32(embeds)  # type: ignore[arg-type]  # a single embed is found out by this
         except (TypeError, OverflowError):
@@ -322,7 +296,13 @@ class Queue(Failures):
     # ---- the queue itself -------------------------------------------------------------------------------------
 
     def synchronize(self) -> asyncio.Future[None]:
-        """Ends when all earlier commands of the queue have ended."""
+        """Ends when all earlier commands of the queue have ended.
+
+        Example:
+            >>> async def main():
+            ...     embed_txt(72, 0, alloc_emb(1))
+            ...     await synchronize()  # a command that failed raises here
+        """
         return self._call(_answers.nothing, abi.OP_SYNCHRONIZE, 0)
 
     def set_priority(self, priority: Priority) -> None:
@@ -335,7 +315,19 @@ class Queue(Failures):
         channel.record(abi.OP_SET_QUEUE_PRIORITY, self.id, int(priority))
 
     def reset(self) -> None:
-        """Make a poisoned queue usable again. Commands given from here on run; those that failed stay failed."""
+        """Make a poisoned queue usable again. Commands given from here on run; those that failed stay failed.
+
+        Example:
+            >>> async def main():
+            ...     try:
+            ...         dealloc_kvpage(KvPage(7))  # nobody allocated it
+            ...         await synchronize()
+            ...     except errors.TartletError as error:
+            ...         print(type(error).__name__)
+            ...     reset()
+            ...     await synchronize()
+            UnknownResource
+        """
         self.forgive(channel.record(abi.OP_RESET, self.id))
 
     def cancel(self, since: int) -> asyncio.Future[int]:
@@ -353,5 +345,13 @@ class Queue(Failures):
         return channel.call(_answers.number, abi.OP_CANCEL, self.id, since)
 
     def mark(self) -> int:
-        """The ticket of the next command, for `cancel`."""
+        """The ticket of the next command, for `cancel`.
+
+        Example:
+            >>> async def main():
+            ...     before = mark()
+            ...     alloc_kvpage(1)
+            ...     print(mark() - before)
+            1
+        """
         return channel.next_ticket

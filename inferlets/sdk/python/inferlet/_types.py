@@ -15,7 +15,14 @@ from inferlet import _abi as abi
 
 
 class KvPage(int):
-    """A KV page: room for the keys and values of `get_kv_page_size()` tokens."""
+    """A KV page: room for the keys and values of `get_kv_page_size()` tokens.
+
+    Example:
+        >>> async def main():
+        ...     page, *others = alloc_kvpage(3)
+        ...     print(page, len(others))
+        KvPage(0) 2
+    """
 
     __slots__ = ()
 
@@ -24,7 +31,16 @@ class KvPage(int):
 
 
 class Embed(int):
-    """An embedding slot: one token's input or output vector."""
+    """An embedding slot: one token's input or output vector.
+
+    Example:
+        >>> async def main():
+        ...     (embed,) = alloc_emb(1)
+        ...     embed_txt(72, 0, embed)  # an input
+        ...     forward([], [embed], oemb=[embed])  # the output, in the same place
+        ...     print(embed, len(await get_next_dist(embed)))
+        Embed(0) 256
+    """
 
     __slots__ = ()
 
@@ -33,7 +49,17 @@ class Embed(int):
 
 
 class TokenSlot(int):
-    """A place on the device for one sampled token, which `embed_txt` can read without the program seeing it."""
+    """A place on the device for one sampled token, which `embed_txt` can read without the program seeing it.
+
+    Example:
+        >>> async def main():
+        ...     (slot,), (embed,) = alloc_slot(1), alloc_emb(1)
+        ...     embed_txt(72, 0, embed)
+        ...     forward([], [embed], oemb=[embed])
+        ...     sample(embed, slot)
+        ...     embed_txt(slot, 1, embed)  # the sampled token, known to the device alone
+        ...     await synchronize()
+    """
 
     __slots__ = ()
 
@@ -42,7 +68,12 @@ class TokenSlot(int):
 
 
 class Priority(IntEnum):
-    """How urgent a queue's commands are, beside those of other queues."""
+    """How urgent a queue's commands are, beside those of other queues.
+
+    Example:
+        >>> Priority.LOW < Priority.NORMAL < Priority.HIGH
+        True
+    """
 
     LOW = abi.PRIORITY_LOW
     NORMAL = abi.PRIORITY_NORMAL
@@ -51,7 +82,14 @@ class Priority(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """A model that the host serves, and what a program must know of it."""
+    """A model that the host serves, and what a program must know of it.
+
+    Example:
+        >>> async def main():
+        ...     model = await get_model()
+        ...     print(model.name, model.page_size, model.top_k_limit)
+        mini 16 256
+    """
 
     index: int  # what commands call it
     name: str
@@ -67,7 +105,12 @@ class Model:
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
-    """A token that the device sampled."""
+    """A token that the device sampled.
+
+    Example:
+        >>> Sampled(token=72, ended=False, logprob=-0.5).token
+        72
+    """
 
     token: int
     ended: bool  # it is one of the stop tokens given to `sample`
@@ -76,7 +119,12 @@ class Sampled:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """What the program holds of its engine."""
+    """What the program holds of its engine.
+
+    Example:
+        >>> Usage(pages=2, embeds=0, slots=1, page_limit=100, free_pages=98).pages
+        2
+    """
 
     pages: int
     embeds: int

@@ -45,6 +45,16 @@ class Context:
     Each context has a command queue of its own, so that several of them batch side by side. `fill` and `chat` only note
     what is to come; `generate`, `generate_until` and `flush` compute it. A context frees what it holds when it is
     closed, leaves an `async with`, or is forgotten.
+
+    Example:
+        >>> async def main():
+        ...     async with Context(seed=1) as ctx:
+        ...         ctx.fill("One, two,")
+        ...         await ctx.generate_until(max_tokens=3, sampler=Temperature(0.7))
+        ...         ctx.fill(" and then")  # goes on behind the answer
+        ...         await ctx.generate_until(max_tokens=3)
+        ...         print(len(ctx), ctx.num_pages)
+        25 2
     """
 
     def __init__(self, model: Model | None = None, *, seed: int | None = None, run_ahead: int = RUN_AHEAD) -> None:

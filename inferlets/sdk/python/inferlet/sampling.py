@@ -25,6 +25,10 @@ class Sampler:
 
     Temperature is applied first, then `top_k`, `top_p`, `min_p` filter. `seed` keys the noise; by default each context
     draws one from the program's own randomness.
+
+    Example:
+        >>> Sampler(temperature=0.7, top_p=0.9, seed=1) == Temperature(0.7) | TopP(0.9) | Sampler(seed=1)
+        True
     """
 
     temperature: float | None = None  # 0 is greedy; 1.0 where only filters are given
@@ -85,35 +89,60 @@ class Sampler:
 
 
 class Greedy(Sampler):
-    """Always the most probable token."""
+    """Always the most probable token.
+
+    Example:
+        >>> Greedy().resolved_temperature
+        0.0
+    """
 
     def __init__(self) -> None:
         super().__init__()
 
 
 class Temperature(Sampler):
-    """Probabilities to the power of 1 / temperature."""
+    """Probabilities to the power of 1 / temperature.
+
+    Example:
+        >>> Temperature(0.7) | Sampler(seed=1)  # the same tokens at every run
+        Sampler(temperature=0.7, seed=1)
+    """
 
     def __init__(self, temperature: float) -> None:
         super().__init__(temperature=temperature)
 
 
 class TopK(Sampler):
-    """Among the k most probable tokens."""
+    """Among the k most probable tokens.
+
+    Example:
+        >>> TopK(40).resolved_temperature
+        1.0
+    """
 
     def __init__(self, k: int) -> None:
         super().__init__(top_k=k)
 
 
 class TopP(Sampler):
-    """Among the most probable tokens that together reach p."""
+    """Among the most probable tokens that together reach p.
+
+    Example:
+        >>> TopP(0.9) | Temperature(0.7)
+        Sampler(temperature=0.7, top_p=0.9)
+    """
 
     def __init__(self, p: float) -> None:
         super().__init__(top_p=p)
 
 
 class MinP(Sampler):
-    """Among tokens at least p times as probable as the best."""
+    """Among tokens at least p times as probable as the best.
+
+    Example:
+        >>> MinP(0.1)
+        Sampler(min_p=0.1)
+    """
 
     def __init__(self, p: float) -> None:
         super().__init__(min_p=p)

@@ -18,7 +18,12 @@ from inferlet.sampling import Sampler
 
 @dataclass(frozen=True)
 class Stop:
-    """A set of conditions, any of which ends generation."""
+    """A set of conditions, any of which ends generation.
+
+    Example:
+        >>> Stop() | Length(10) | Length(20)
+        Stop(max_tokens=10, until=(), tokens=())
+    """
 
     max_tokens: int | None = None
     until: tuple[str, ...] = ()
@@ -43,21 +48,40 @@ class Stop:
 
 
 class Until(Stop):
-    """Ends when the text contains one of these strings, which is left out of it."""
+    r"""Ends when the text contains one of these strings, which is left out of it.
+
+    Example:
+        >>> Until("\n", "END") | StopTokens([7])
+        Stop(max_tokens=None, until=('\n', 'END'), tokens=(7,))
+    """
 
     def __init__(self, *texts: str) -> None:
         super().__init__(until=tuple(text for text in texts if text))
 
 
 class Length(Stop):
-    """Ends after this many tokens."""
+    """Ends after this many tokens.
+
+    Example:
+        >>> async def main():
+        ...     ctx = Context()
+        ...     ctx.fill("One, two,")
+        ...     await ctx.generate_until(Until(".") | Length(3))
+        ...     print(len(ctx.tokens))  # the prompt's 10, and 3
+        13
+    """
 
     def __init__(self, max_tokens: int) -> None:
         super().__init__(max_tokens=max_tokens)
 
 
 class StopTokens(Stop):
-    """Ends when one of these tokens is generated; the device itself then skips what was queued behind it."""
+    """Ends when one of these tokens is generated; the device itself then skips what was queued behind it.
+
+    Example:
+        >>> StopTokens([2, 7])
+        Stop(max_tokens=None, until=(), tokens=(2, 7))
+    """
 
     def __init__(self, tokens: Iterable[int]) -> None:
         super().__init__(tokens=tuple(token_list("StopTokens", tokens)))
