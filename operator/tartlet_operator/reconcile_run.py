@@ -160,7 +160,7 @@ async def _launch(
     left = ctx.followers.follow(key, accepted.program_id)  # before it is written: should that fail, it is known
     if left:
         await ctx.followers.end(left, "its InferletRun was deleted and made again")
-    new = runs.launched(old, action.attempt, accepted.program_id, generation=meta.generation, now=ctx.unix_s)
+    new = runs.launched(old, action.attempt, accepted.program_id, generation=meta.generation, now=started)
     await _write(ctx, key, meta, old, new, EventReason.RUN_LAUNCHED, f"attempt {action.attempt}: {accepted.program_id}")
     return action.deadline_s
 

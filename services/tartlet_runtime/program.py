@@ -11,6 +11,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 from tartlet_common.errors import (
     ControlLost,
@@ -75,13 +76,14 @@ class Program:
         self._world = world
         self._make_guest = make_guest
         self._result = ""
-        self._backlog = Backlog(self._run_row, world.clock.now)
+        self._backlog = Backlog(partial(world.ops.run, self), world.clock.now)
         self._outcome: tuple[TartletError | None, str] | None = None  # how it ended by itself, until `finish`
         self.deferred = Deferred()
         self.eager_bytes = 0
         self._deadline: asyncio.TimerHandle | None = None
         self._inlet = Inlet(self, world)
         self._wait = self._inlet.wait
+        self.clock_start_ns = self._inlet.clock_start_ns  # the guest's time at its start, since the epoch
 
     # ---- life ----
 
@@ -94,11 +96,6 @@ class Program:
     def awaits_control(self) -> bool:
         """Whether control hasn't answered its launch."""
         return self.state is State.STARTING and not self._answered
-
-    @property
-    def clock_start_ns(self) -> int:
-        """The guest's time at its start, nanoseconds since the epoch."""
-        return self._inlet.clock_start_ns
 
     def started(self, error: TartletError | None, existing_program_id: str = "") -> None:
         """Control's answer to ProgramStart (or to an announcement of a running program)."""
@@ -281,9 +278,6 @@ class Program:
                 return
             self._hold_guest()
         self._world.driver.again(self)
-
-    def _run_row(self, row: Row, payload: bytes) -> None:
-        self._world.ops.run(self, row, payload)
 
     def _hold_guest(self) -> None:
         """A guest that isn't driven by `step` is held back while its output is unread, or its commands wait."""

@@ -106,7 +106,7 @@ def test_a_failure_on_a_cluster_is_told_and_need_not_fail_all(place: Path) -> No
 
 def test_too_slow_tests_on_a_cluster_are_ended_and_tidied_up(place: Path) -> None:
     run = place / ".ci" / "run"
-    run.write_text(run.read_text().replace("CLUSTER_S=1080", "CLUSTER_S=1"))
+    run.write_text(run.read_text().replace("CLUSTER_S=1130", "CLUSTER_S=1"))
     (place / "make.sh").write_text(
         'trap "echo tidied >> asked; exit 130" TERM; [ "$1" != e2e ] || { sleep 60 & wait; }\n'
     )
