@@ -9,11 +9,14 @@ import resource
 import shutil
 import subprocess
 import sys
+import tempfile
+import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from tartlet_common.errors import REGISTRY, TartletError
+from tests.e2e.serving import Serving, serving
 
 TABLE = Path(__file__).parents[2] / "docs" / "faults.md"
 
@@ -84,7 +87,7 @@ def checkpoint(directory: Path, **changes: object) -> Path:
     return directory
 
 
-def on_a_small_disk(directory: Path, size: str = "256k") -> list[str] | None:
+def _on_a_small_disk(directory: Path, size: str = "256k") -> list[str] | None:
     """What to put before a command so that it alone sees a small file system at `directory`.
 
     None where this machine allows nobody like us to mount one.
@@ -96,6 +99,22 @@ def on_a_small_disk(directory: Path, size: str = "256k") -> list[str] | None:
             if subprocess.run([*prefix, "true"], capture_output=True, check=False).returncode == 0:
                 return prefix
     return None
+
+
+@contextlib.contextmanager
+def with_a_disk_of_its_own(server: Serving) -> Iterator[Serving]:
+    """A server whose journals lie on a small file system; the one that there is where nobody may mount any."""
+    with tempfile.TemporaryDirectory(prefix="tt-") as made:
+        directory, journals = Path(made), Path(made) / "journals"
+        journals.mkdir(mode=0o700)
+        prefix = _on_a_small_disk(journals)
+        if prefix is None:
+            warnings.warn("no small disk can be mounted here: a full one is played by a limit", stacklevel=2)
+            yield server
+            return
+        with serving(directory, prefix=prefix) as other:
+            other.small_disk = Path(f"/proc/{other.pid('runtime')}/root") / journals.relative_to("/")
+            yield other
 
 
 @contextlib.contextmanager

@@ -10,8 +10,7 @@ import socket
 import struct
 import tempfile
 import time
-import warnings
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 
 import pytest
@@ -27,12 +26,11 @@ from tests.e2e.faults import (
     is_error,
     named,
     no_file_grows,
-    on_a_small_disk,
     rows,
     stepped_clock,
+    with_a_disk_of_its_own,
 )
 from tests.e2e.serving import (
-    PROGRAMS,
     Serving,
     client_of,
     message,
@@ -343,22 +341,6 @@ async def _(server: Serving, client: tartlet.AsyncClient) -> TartletError | None
 # ---- the machine ----------------------------------------------------------------------------------------------------
 
 
-@contextlib.contextmanager
-def with_a_disk_of_its_own(server: Serving) -> Iterator[Serving]:
-    """A server whose journals lie on a small file system; the one that there is where nobody may mount any."""
-    with tempfile.TemporaryDirectory(prefix="tt-") as made:
-        directory, journals = Path(made), Path(made) / "journals"
-        journals.mkdir(mode=0o700)
-        prefix = on_a_small_disk(journals)
-        if prefix is None:
-            warnings.warn("no small disk can be mounted here: a full one is played by a limit", stacklevel=2)
-            yield server
-            return
-        with serving(directory, prefix=prefix) as other:
-            other.small_disk = Path(f"/proc/{other.pid('runtime')}/root") / journals.relative_to("/")
-            yield other
-
-
 @injects("disk-full")
 async def _(server: Serving, client: tartlet.AsyncClient) -> TartletError | None:
     with full(server.small_disk) if server.small_disk else no_file_grows(server.pid("runtime")):
@@ -403,4 +385,3 @@ def test_nothing_is_left_of_all_that(server: Serving) -> None:
             assert [p["held"] for p in await pools(client)] == [0, 0, 0]
 
     asyncio.run(look())
-    assert (PROGRAMS / "echo.py").exists()

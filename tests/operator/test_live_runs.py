@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 import uuid
+from datetime import datetime
 from pathlib import Path
 
 import tartlet
@@ -101,6 +102,29 @@ async def test_a_run_that_no_runtime_answers_says_so_and_its_deadline_holds(
             os.kill(runtime.pid, signal.SIGCONT)
         await it.until_condition("InferletRun", "patient", "Running", timeout_s=40)
         assert it.get("InferletRun", "patient")["status"]["attempts"] == 1
+
+
+async def test_a_run_has_the_time_of_its_deadline_however_late_its_launch_is_answered(
+    api_server: ApiServer, namespace: str, run_dir: Path
+) -> None:
+    async with live(api_server, namespace, run_dir, "--lease-duration-s=30") as it:
+        it.create("Inferlet", "sleeping", {"source": {"inline": SLEEPING}})
+        await it.until_condition("Inferlet", "sleeping", "Ready")
+        runtime, operator = it.stack._children["runtime"].pid, it.operator.child
+        assert operator is not None
+        os.kill(runtime, signal.SIGSTOP)
+        try:
+            it.create("InferletRun", "timed", {"inferlet": "sleeping", "deadlineSeconds": 4})
+            await asyncio.sleep(1.0)  # it has been asked to launch it
+        finally:
+            operator.send_signal(signal.SIGSTOP)
+            os.kill(runtime, signal.SIGCONT)  # the program begins, and nobody is there to be told
+        await asyncio.sleep(2.5)
+        operator.send_signal(signal.SIGCONT)
+        await it.until_condition("InferletRun", "timed", "Failed", reason="DeadlineExceeded")
+        status = it.get("InferletRun", "timed")["status"]
+        start, end = (datetime.fromisoformat(status[name]) for name in ("startTime", "completionTime"))
+        assert (end - start).total_seconds() >= 4
 
 
 async def test_whatever_a_program_says_is_in_its_status(api_server: ApiServer, namespace: str, run_dir: Path) -> None:

@@ -374,10 +374,8 @@ class Guest:
         return pointer
 
     def _keep(self, stream: int, data: bytes) -> None:
-        events = [
-            *((_SUBMISSION, before) for before in self._host.boundary.take_submissions(self.state)),
-            (stream, data),
-        ]
+        before = self._host.boundary.take_submissions(self.state)
+        events = [*((_SUBMISSION, each) for each in before), (stream, data)]
         self._events += events
         self._kept_bytes += sum(len(event[1]) for event in events)
         if self._kept_bytes > self.state.soft_limit:  # end the slice so that the host can take it
