@@ -37,6 +37,8 @@ for _module in pkgutil.walk_packages(inferlet.__path__, "inferlet."):
         importlib.import_module(_module.name)
 
 
+# The processor's time would be counted from when the snapshot was taken.
+time.process_time, time.process_time_ns = time.perf_counter, time.perf_counter_ns
 sys.breakpointhook = inferlet._sandbox.no_breakpoint  # noqa: SLF001 - the seam that the SDK keeps for its hosts
 
 
@@ -104,6 +106,11 @@ def _lost_an_operand(error: BaseException) -> bool:
     return isinstance(error, TypeError) and "operand type(s) for +" in str(error) and ": ''" in str(error)
 
 
+def _whole(text: str, errors: str) -> str:
+    """Text without halves of characters, which can't leave."""
+    return text.encode(errors=errors).decode()
+
+
 class WitWorld(wit_world.WitWorld):
     """The exports of the world `tartlet:inferlet/inferlet`."""
 
@@ -118,9 +125,9 @@ class WitWorld(wit_world.WitWorld):
         """Run a program to its end; "" if it returns None, and a failure leaves as `Err` with its traceback."""
         try:
             result = inferlet._guest.run(source, filename, json.loads(args))  # noqa: SLF001 - the same seam
-            return "" if result is None else result
+            return "" if result is None else _whole(result, "replace")
         except BaseException as e:  # noqa: BLE001 - whatever a program raises is its result
             if isinstance(e, MemoryError) or _lost_an_operand(e):
                 raise Err("MemoryError") from None  # there may be none to say more, and the host knows what it means
             text = getattr(e, "guest_traceback", None) or traceback.format_exc()
-            raise Err(text) from None
+            raise Err(_whole(text, "backslashreplace")) from None

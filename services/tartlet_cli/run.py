@@ -84,7 +84,7 @@ class RunOptions:
 @click.option("--kubeconfig", metavar="FILE", help="With --kube: configuration. Default: $KUBECONFIG.")
 @click.option("--native", is_flag=True, help="Run the file as an ordinary process, so that pdb works.")
 @click.option("--interactive", is_flag=True, help="Send each line of standard input to the program as a message.")
-@click.option("--seed", type=int, help="Decides the program's randomness.")
+@click.option("--seed", type=int, help="Decides the program's randomness (with --native that of `random`).")
 @journal_option
 @click.option("--quiet", is_flag=True, help="No closing line.")
 @click.option("--config", type=click.Path(path_type=Path), help="TOML file with settings of the roles.")
@@ -350,7 +350,10 @@ class _Session:
         try:
             yield process
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(process.wait(), _NATIVE_GRACE_S)
+                status = await asyncio.wait_for(process.wait(), _NATIVE_GRACE_S)
+                if status not in (0, exits.PROGRAM_FAILED):  # else it has said itself what there is to say
+                    how = f"by {signal.Signals(-status).name}" if status < 0 else f"with status {status}"
+                    self._printer.note(f"The program's process ended {how}, without a result.")
         finally:
             if process.returncode is None:
                 with contextlib.suppress(ProcessLookupError):

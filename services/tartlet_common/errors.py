@@ -109,10 +109,7 @@ class ProtocolMismatch(TartletError):
 @_register(116)
 class EngineMismatch(TartletError):
     message = "engine refused: {field} of model {model!r} is {theirs}, engines that serve it have {ours}"
-    remedy = (
-        "Engines serve that name in as many forms as there may be: give this one the settings of one of them or a name "
-        "of its own, or drain those of an old form."
-    )
+    remedy = "Give it the settings of one that serves the name, or another name, or drain engines of an old form."
 
 
 @_register(117)

@@ -11,7 +11,7 @@ from tartlet_common.paths import cache_dir, run_dir
 
 
 class _Settings(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     log_format: Literal["text", "json"] = Field("text", description="form of log lines on stderr")
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="least severe line logged")

@@ -88,16 +88,16 @@ class Allocator:
         return True
 
     def dealloc(self, queue: CommandQueue, command: Alloc) -> None:
-        """Give back what the command names.
+        """Give back what the command names, all that the program holds of it.
 
         Raises:
-            UnknownResource: the program doesn't hold one of them; then it keeps the others too.
+            UnknownResource: it doesn't hold one of them.
         """
         held = queue.place.held[command.pool]
-        for v in command.ids:
-            if v not in held:
-                raise UnknownResource(kind=RESOURCE_NAMES[command.pool], id=v)
-        self.free(queue, command.pool, command.ids)
+        unknown = [v for v in command.ids if v not in held]
+        self.free(queue, command.pool, [v for v in command.ids if v in held] if unknown else command.ids)
+        if unknown:
+            raise UnknownResource(kind=RESOURCE_NAMES[command.pool], id=unknown[0])
 
     def free(self, queue: CommandQueue, pool_index: int, ids: list[int]) -> None:
         """Give back what the program is known to hold."""

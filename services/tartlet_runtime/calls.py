@@ -149,7 +149,8 @@ class Call:
             program.outlet.detach(self)
         self._cursors.clear()
         for program in self.tied:
-            program.end(error)
+            if not program.stays:
+                program.end(error)
 
     def _gather(self) -> tuple[list[programs_pb2.ProgramEvent], list[tuple[Program, int]]]:
         events: list[programs_pb2.ProgramEvent] = []

@@ -69,6 +69,7 @@ class Program:
         self._answered = False  # by control
         self.journal: Journal | None = None  # None: not durable
         self.accepted = False  # its launch was answered so
+        self.stays = False  # when the client of a `run` goes: a launch with the same key was promised that
         self.starters: list[Callable[[TartletError | None, str], None]] = []
         self.unsent_commands = 0
         self.kept_bytes = 0  # of output, once it has ended

@@ -9,7 +9,7 @@ import logging
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
-from typing import Any, TypeAlias
+from typing import Any, NoReturn, TypeAlias
 
 import grpc
 import grpc.aio
@@ -44,7 +44,9 @@ log = logging.getLogger(__name__)
 
 _Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 _Event = programs_pb2.ProgramEvent
-_MAX_SPECS = 4096
+_MAX_ITEMS = 4096  # of one call
+_VALIDATED_AT_ONCE = 4
+_COMPILED_AT_ONCE = 4  # of one call's launches: others' come between
 _LEAST_STREAMS = 256
 _STREAMS_PER_PLACE = 2  # whoever launched a program, and someone else
 _VERSION = version("tartlet")
@@ -85,6 +87,7 @@ class ProgramsService(programs_pb2_grpc.ProgramsServicer):
         self._wasm = wasm
         self._capacity = capacity
         self._incarnation = incarnation
+        self._validating = asyncio.Semaphore(_VALIDATED_AT_ONCE)
         self._streams = 0
         self._max_streams = max(_LEAST_STREAMS, _STREAMS_PER_PLACE * capacity)
 
@@ -95,12 +98,16 @@ class ProgramsService(programs_pb2_grpc.ProgramsServicer):
     ) -> programs_pb2.ValidateReply:
         """Check a source as a launch would, and for Python its syntax."""
         digest = request.source.digest or hashlib.sha256(request.source.data).hexdigest()
+        async with self._validating:
+            return await self._validate(request, digest)
+
+    async def _validate(self, request: programs_pb2.ValidateRequest, digest: str) -> programs_pb2.ValidateReply:
         try:
             spec = specify(programs_pb2.LaunchSpec(), await self._sources.resolve(request.source), self._table.limits)
             if self._table.maker(spec) is None:
                 await self._table.compile(spec)
             if spec.language == common_pb2.Source.PYTHON and self._wasm is not None:
-                await self._wasm.check_python(spec.source, spec.filename)
+                await self._wasm.check_python(spec.source, spec.filename, spec.limits.cpu_slice_s)
         except TartletError as e:
             return programs_pb2.ValidateReply(digest=digest, error=error_to_proto(e))
         return programs_pb2.ValidateReply(digest=spec.digest)
@@ -118,6 +125,7 @@ class ProgramsService(programs_pb2_grpc.ProgramsServicer):
         self, request: programs_pb2.LaunchRequest, context: _Context
     ) -> AsyncIterator[programs_pb2.ProgramEvents]:
         """Launch many, answer each, then stream the output of those with `attach`."""
+        await _few(context, "specs", len(request.specs))
         scope = scope_of(context)
         launching: asyncio.Task[None] | None = None
         with self._stream(len(request.specs)) as call:
@@ -162,11 +170,10 @@ class ProgramsService(programs_pb2_grpc.ProgramsServicer):
         self, specs: Sequence[programs_pb2.LaunchSpec], call: Call, tasks: asyncio.TaskGroup, last: _Last
     ) -> None:
         """Launch in portions, so that the first programs run and answer while the last are still to be started."""
+        slowly = asyncio.Semaphore(_COMPILED_AT_ONCE)
         for index, asked in enumerate(specs):
-            if index >= _MAX_SPECS:
-                call.reject(index, InvalidArgument(argument="specs", detail=f"more than {_MAX_SPECS}"))
-            elif not self._launch_at_once(asked, call, index, last):
-                tasks.create_task(self._launch_slowly(asked, call, index))
+            if not self._launch_at_once(asked, call, index, last):
+                tasks.create_task(self._launch_slowly(asked, call, index, slowly))
             if index % _PORTION == _PORTION - 1:
                 await asyncio.sleep(0)
                 for _ in range(_MOST_PAUSES):  # then they may as well wait there
@@ -198,11 +205,14 @@ class ProgramsService(programs_pb2_grpc.ProgramsServicer):
             call.reject(index, InternalError(detail=repr(e)))
         return True
 
-    async def _launch_slowly(self, asked: programs_pb2.LaunchSpec, call: Call, index: int) -> None:
+    async def _launch_slowly(
+        self, asked: programs_pb2.LaunchSpec, call: Call, index: int, slowly: asyncio.Semaphore
+    ) -> None:
         try:
-            asked, source = await self._sources.find(asked)
-            spec = specify(asked, source, self._table.limits)
-            maker = self._table.maker(spec) or await self._table.compile(spec)
+            async with slowly:
+                asked, source = await self._sources.find(asked)
+                spec = specify(asked, source, self._table.limits)
+                maker = self._table.maker(spec) or await self._table.compile(spec)
             self._launch(spec, maker, asked, call, index)
         except TartletError as e:
             call.reject(index, e)
@@ -215,6 +225,7 @@ class ProgramsService(programs_pb2_grpc.ProgramsServicer):
     ) -> None:
         existing = self._table.existing(spec.tenant, spec.idempotency_key)
         if existing is not None:
+            existing.stays |= not asked.tie
             self._table.join(existing, call, index, attach=asked.attach)
             return
         program = self._table.launch(spec, maker, call, index, attach=asked.attach)
@@ -227,6 +238,7 @@ class ProgramsService(programs_pb2_grpc.ProgramsServicer):
         self, request: programs_pb2.AttachRequest, context: _Context
     ) -> AsyncIterator[programs_pb2.ProgramEvents]:
         """Stream the output of programs from offsets on; an unknown program is answered with REJECTED."""
+        await _few(context, "programs", len(request.programs))
         scope = scope_of(context)
         elsewhere: list[tuple[int, programs_pb2.AttachTo]] = []
         with self._stream(len(request.programs)) as call:
@@ -249,6 +261,7 @@ class ProgramsService(programs_pb2_grpc.ProgramsServicer):
         self, request: programs_pb2.SendRequest, context: _Context
     ) -> programs_pb2.SendReply:
         """Messages to programs."""
+        await _few(context, "items", len(request.items))
         errors: list[TartletError | None] = []
         elsewhere: list[int] = []
         scope = scope_of(context)
@@ -271,6 +284,7 @@ class ProgramsService(programs_pb2_grpc.ProgramsServicer):
         self, request: programs_pb2.KillRequest, context: _Context
     ) -> programs_pb2.KillReply:
         """End programs; one that has ended already is no error."""
+        await _few(context, "program_ids", len(request.program_ids))
         errors: list[TartletError | None] = []
         elsewhere: list[int] = []
         scope = scope_of(context)
@@ -295,8 +309,7 @@ class ProgramsService(programs_pb2_grpc.ProgramsServicer):
         try:
             places = read_token(request.page_token)
         except TartletError as e:
-            context.set_trailing_metadata((("tartlet-error-bin", error_to_proto(e).SerializeToString()),))
-            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(e))
+            await _refuse(context, e)
         scope, here = scope_of(context), self._table.address
         runtimes = [] if is_relayed(context) else await self._runtimes()
         others = [a for a in runtimes if a != here and (places is None or a in places)]
@@ -351,6 +364,18 @@ class ProgramsService(programs_pb2_grpc.ProgramsServicer):
             boundary=self._wasm.boundary if self._wasm is not None else "",
             spares=self._wasm.host.num_spares if self._wasm is not None else 0,
         )
+
+
+async def _refuse(context: _Context, error: TartletError) -> NoReturn:
+    """End a call that names what is wrong with it."""
+    context.set_trailing_metadata((("tartlet-error-bin", error_to_proto(error).SerializeToString()),))
+    await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+
+
+async def _few(context: _Context, what: str, count: int) -> None:
+    """Refuse a call of too many items: a message holds millions of empty ones, and all others would wait for them."""
+    if count > _MAX_ITEMS:
+        await _refuse(context, InvalidArgument(argument=what, detail=f"{count} of them, one call takes {_MAX_ITEMS}"))
 
 
 def _failing(do: Callable[[], None]) -> TartletError | None:

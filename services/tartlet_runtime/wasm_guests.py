@@ -32,6 +32,7 @@ from tartlet_runtime.wasm.engine_flags import flags_digest
 log = logging.getLogger(__name__)
 
 _Source = common_pb2.Source
+_LEAST_SPARES = 16
 _MODULES_KEPT = 256
 _CHECK_SOURCE = """
 import sys, traceback
@@ -125,6 +126,7 @@ class WasmGuests:
         """
         config = HostConfig(
             max_guests=settings.capacity,
+            max_spares=max(_LEAST_SPARES, min(settings.capacity, HostConfig().max_spares)),
             max_memory_bytes=settings.memory_bytes,
             boundary=settings.boundary,
             cache_dir=settings.cache_dir,
@@ -201,14 +203,14 @@ class WasmGuests:
         if module is not None and spec.language != _Source.NATIVE:
             self.host.expect(module)
 
-    async def check_python(self, source: bytes, filename: str) -> None:
+    async def check_python(self, source: bytes, filename: str, limit_s: float) -> None:
         """Compile a Python source where it would run, so that it is the guest's own version that judges.
 
         Raises:
-            InvalidSource: it has a syntax error, or takes more than a second.
+            InvalidSource: it has a syntax error, or takes longer than a program may compute.
         """
-        text = check_text(source)
-        limits = GuestLimits(cpu_burst_s=1.0)
+        text = check_text(source).removeprefix("\ufeff")
+        limits = GuestLimits(cpu_burst_s=limit_s)
         guest = self.host.create(self._python_module(), hooks=QuietHooks(), limits=limits)
         try:
             guest.start(_CHECK_SOURCE, "validate.py", [text, filename])
@@ -242,6 +244,7 @@ class WasmGuests:
 
     def close(self) -> None:
         """End all guests."""
+        self.host.aot.close()
         self.host.close()
 
     def _python_module(self) -> LinkedModule:

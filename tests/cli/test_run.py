@@ -130,6 +130,17 @@ def test_native_failures_show_the_traceback(server: Serving) -> None:
     assert result.stderr.count("KeyError: 'missing'") == 1
 
 
+@pytest.mark.parametrize(
+    ("how", "said"), [("os._exit(3)", "with status 3"), ("os.kill(os.getpid(), signal.SIGSEGV)", "by SIGSEGV")]
+)
+def test_a_native_process_that_dies_is_told(server: Serving, run_dir: Path, how: str, said: str) -> None:
+    program = run_dir / "dies.py"
+    program.write_text(f"import os, signal\n\ndef main():\n    {how}\n")
+    result = tartlet_cli(server.run_dir, "run", "--server", "local", "--native", "--quiet", str(program))
+    assert result.returncode == 1
+    assert result.stderr.endswith(f"The program's process ended {said}, without a result.\n")
+
+
 def test_run_tells_usage_errors_before_anything_starts(run_dir: Path) -> None:
     missing = tartlet_cli(run_dir, "run", "no such file.py")
     assert (missing.returncode, missing.stdout) == (exits.USAGE, "")

@@ -50,10 +50,9 @@ class Serial:
         if self.poisoned:
             self.held[kind] -= set(ids)
             return OK, 0
-        if not set(ids) <= self.held[kind]:
-            return self._fail()
+        known = set(ids) <= self.held[kind]
         self.held[kind] -= set(ids)
-        return OK, 0
+        return (OK, 0) if known else self._fail()
 
     def _fail(self) -> tuple[str, int]:
         self.poisoned = True

@@ -210,6 +210,18 @@ def test_dealloc_takes_effect_in_a_poisoned_queue() -> None:
     host.check_idle()
 
 
+def test_dealloc_frees_what_is_held_beside_what_is_not() -> None:
+    host = Host()
+    guest = host.start()
+    guest.alloc(Op.ALLOC_KVPAGE, range(3))
+    bad = guest.alloc(Op.DEALLOC_KVPAGE, [0, 9, 1], wait=True)
+    host.run()
+    assert guest.answer(bad).error.fields == {"kind": "page", "id": 9}
+    assert guest.usage()["pages"] == 1
+    host.end(guest)
+    host.check_idle()
+
+
 @pytest.mark.parametrize("op", [0, 31, 44, 63, 70, 65535])
 def test_an_unknown_operation_poisons_with_a_typed_error(op: int) -> None:
     host = Host()

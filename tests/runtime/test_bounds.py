@@ -186,14 +186,14 @@ async def test_a_validation_whose_caller_hangs_up_gives_its_guest_back(
     guests = WasmGuests(make_settings(tmp_path, capacity=4))
     try:
         for _ in range(5):
-            check = asyncio.ensure_future(guests.check_python(b"x = 1\n" * 100_000, "long.py"))
+            check = asyncio.ensure_future(guests.check_python(b"x = 1\n" * 100_000, "long.py", 1.0))
             await asyncio.sleep(0)
             assert guests.host._guests, "it is being compiled"
             check.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await check
             assert not guests.host._guests
-        await guests.check_python(b"x = 1\n", "short.py")
+        await guests.check_python(b"x = 1\n", "short.py", 1.0)
     finally:
         guests.close()
 

@@ -7,9 +7,11 @@ import os
 from pathlib import Path
 from typing import Any
 
+import grpc
+import grpc.aio
 import pytest
 
-from tartlet_common.abi import Op
+from tartlet_common.abi import Flag, Op
 from tartlet_common.errors import (
     ControlLost,
     DeadlineExceeded,
@@ -311,3 +313,41 @@ async def test_streams_beyond_a_runtimes_limit_are_refused_until_others_end(run_
                 pass
         guest.end(text="done")
         assert (await followers[0].rest())[-1].kind == _Event.ENDED
+
+
+async def test_a_launch_outlives_the_run_that_it_joined_by_its_key(run_dir: Path) -> None:
+    async with running(run_dir) as rig:
+        for launched_too in (True, False):
+            key = f"k{launched_too}"
+            tied = await launch(rig, launch_spec(idempotency_key=key, tie=True))
+            guest = await NativeProgram.connect(rig, (await tied.next()).data)
+            if launched_too:
+                joined = await launch(rig, launch_spec(idempotency_key=key, attach=False))
+                assert (await joined.next()).program_id == tied.seen[0].program_id
+            tied.call.cancel()
+            guest.submit((Op.RECEIVE, {"flags": Flag.AWAIT, "ticket": 1}))
+            if not launched_too:
+                with pytest.raises(Disconnected):
+                    await guest.wait()
+                continue
+            item = programs_pb2.SendItem(program_id=tied.seen[0].program_id, message=b"on")
+            await asyncio.sleep(0.2)  # it could end meanwhile
+            await rig.stub.Send(programs_pb2.SendRequest(items=[item]))
+            assert (await guest.wait()).payload == b"on"
+
+
+@pytest.mark.parametrize("call", ["Launch", "Attach", "Send", "Kill"])
+async def test_calls_of_too_many_items_are_refused_before_any_is_looked_at(run_dir: Path, call: str) -> None:
+    many = 100_000
+    requests: dict[str, Any] = {
+        "Launch": programs_pb2.LaunchRequest(specs=[programs_pb2.LaunchSpec()] * many),
+        "Attach": programs_pb2.AttachRequest(programs=[programs_pb2.AttachTo()] * many),
+        "Send": programs_pb2.SendRequest(items=[programs_pb2.SendItem()] * many),
+        "Kill": programs_pb2.KillRequest(program_ids=[""] * many),
+    }
+    async with running(run_dir) as rig:
+        answer = getattr(rig.stub, call)(requests[call])
+        with pytest.raises(grpc.aio.AioRpcError, match="one call takes 4096") as refused:
+            await (answer.read() if call in ("Launch", "Attach") else answer)
+        assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+        assert "tartlet-error-bin" in dict(refused.value.trailing_metadata() or ())

@@ -212,7 +212,7 @@ async def test_a_runtime_whose_programs_get_too_little_for_python_runs_the_other
         await guests.prepare(specify(programs_pb2.LaunchSpec(), wasm, default_limits(settings)))
         assert guests.component == ""
         with pytest.raises(StartFailed, match="memory_bytes is 23068671, and Python needs at least 22 MiB"):
-            await guests.check_python(b"", "p.py")
+            await guests.check_python(b"", "p.py", 1.0)
     finally:
         guests.close()
 

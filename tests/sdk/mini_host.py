@@ -76,6 +76,7 @@ class MiniHost:
         self.out = abi.Writer()
         self.inbox: deque[bytes] = deque()
         self.receivers: deque[int] = deque()
+        self.refused: errors.TartletError | None = None  # why a `receive` is
         self.log = {1: b"", 2: b""}
         self.sent: list[bytes] = []
         self.submissions: list[bytes] = []
@@ -142,6 +143,11 @@ class MiniHost:
                 self.log[command.a] += command.payload
             case Op.SEND:
                 self.sent.append(command.payload)
+            case Op.RECEIVE if self.refused is not None:
+                fields = self.refused.to_json()
+                self.out.add(
+                    Event.FAILURE, flags=Flag.AWAIT, ticket=command.ticket, a=self.refused.number, payload=fields
+                )
             case Op.RECEIVE:
                 self.receivers.append(command.ticket)
                 self.hand_over()

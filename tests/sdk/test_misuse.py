@@ -10,6 +10,8 @@ import pytest
 
 from inferlet import (
     Context,
+    Embed,
+    KvPage,
     Length,
     StopTokens,
     Temperature,
@@ -17,11 +19,16 @@ from inferlet import (
     Until,
     alloc_emb,
     alloc_kvpage,
+    cancel,
+    copy_kvpage,
     create_queue,
     dealloc_emb,
+    dealloc_kvpage,
     detokenize,
     errors,
     format_chat,
+    get_vocabs,
+    mask_kvpage,
     send,
     synchronize,
     tokenize,
@@ -139,6 +146,26 @@ WRONG: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     "a message alone": (lambda: format_chat({"role": "user"}), TypeError, "a list of messages, such as"),  # type: ignore[arg-type]
     "a seed of letters": (lambda: Context(seed="x"), TypeError, "seed is a whole number, not 'x'"),  # type: ignore[arg-type]
     "negative run-ahead": (lambda: Context(run_ahead=-1), ValueError, "run_ahead is -1, it must be at least 0"),
+    "an empty stop": (lambda: Until("a", ""), ValueError, "Until takes texts that are not empty"),
+    "a page twice": (lambda: dealloc_kvpage([KvPage(0)] * 2), errors.InvalidArgument, "pages of dealloc_kvpage.*twice"),
+    "a negative ticket": (lambda: cancel(-1), errors.InvalidArgument, "since of cancel"),
+    "letters for tokens": (lambda: get_vocabs(first="a"), errors.InvalidArgument, "first of get_vocabs"),  # type: ignore[arg-type]
+    "an embed to mask": (lambda: mask_kvpage(Embed(0), 1), errors.InvalidArgument, "page of mask_kvpage"),  # type: ignore[arg-type]
+    "a word to mask": (lambda: mask_kvpage(KvPage(0), "no"), errors.InvalidArgument, "list of booleans.*'no'"),  # type: ignore[arg-type]
+    "a mask too long": (
+        lambda: mask_kvpage(KvPage(0), [True] * 40),
+        errors.InvalidArgument,
+        "tokens of a page, not 40",
+    ),
+    "bits too many": (lambda: mask_kvpage(KvPage(0), 1 << 40), errors.InvalidArgument, "tokens of a page"),
+    "an embed to copy": (lambda: copy_kvpage(Embed(0), KvPage(1)), errors.InvalidArgument, "src of copy_kvpage"),  # type: ignore[arg-type]
+    "past a page's end": (
+        lambda: copy_kvpage(KvPage(0), KvPage(1), src_offset=20),
+        errors.InvalidArgument,
+        "src_offset",
+    ),
+    "half a character": (lambda: send("\ud800"), errors.InvalidArgument, "half a character"),
+    "half a character to tokenize": (lambda: tokenize("a\udc00"), errors.InvalidArgument, "at 1 is half a character"),
 }
 OF_A_CONTEXT: dict[str, tuple[Callable[[Any], Any], type[Exception], str]] = {
     "a length": (lambda ctx: ctx.generate(20), TypeError, "not 20: give max_tokens=20"),

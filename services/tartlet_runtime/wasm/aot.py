@@ -8,12 +8,16 @@ this user are loaded; they appear by rename, so a torn one is never seen.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import os
+import shutil
 import stat
 import subprocess
 import sys
 import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
@@ -24,6 +28,8 @@ from tartlet_runtime.wasm.sections import has_start
 
 DEFAULT_MAX_WASM_BYTES = 16 << 20
 DEFAULT_COMPILE_TIMEOUT_S = 60.0
+MODULES_KEPT = 1024
+_COMPILERS = 2  # at once
 
 INVALID = 3
 """What `compiler` ends with where the module isn't valid."""
@@ -87,6 +93,7 @@ class AotCache:
         self.directory = (directory or default_cache_dir()) / "aot"
         self.max_wasm_bytes = max_wasm_bytes
         self.compile_timeout_s = compile_timeout_s
+        self._threads = ThreadPoolExecutor(_COMPILERS, thread_name_prefix="compile")
 
     def path_of(self, digest: str, kind: ModuleKind) -> Path:
         """Where the compiled form of a module is kept."""
@@ -95,7 +102,11 @@ class AotCache:
     def find(self, digest: str, kind: ModuleKind) -> Compiled | None:
         """The compiled form of a module (by its sha-256 in hex) if it is there and ours."""
         path = self.path_of(digest, kind)
-        return Compiled(kind, digest, path) if self._is_ours(path) else None
+        if not self._is_ours(path):
+            return None
+        with contextlib.suppress(OSError):
+            os.utime(path)  # in use: it goes after those that aren't
+        return Compiled(kind, digest, path)
 
     def compile(self, wasm: bytes, *, trusted: bool = False) -> Compiled:
         """The compiled form of `wasm`, made now if need be. Blocks: call it from a thread, or `compile_async`.
@@ -124,11 +135,26 @@ class AotCache:
                 target.replace(self.path_of(digest, kind))
         except OSError as e:
             raise DiskFull(path=str(self.directory), detail=str(e)) from e
+        self._tidy()
         return Compiled(kind, digest, self.path_of(digest, kind), starts)
 
+    def _tidy(self) -> None:
+        """Forget the core modules that nobody used for longest, and what compilers left that were killed."""
+        with contextlib.suppress(OSError):  # another process tidies too
+            modules = sorted(self.directory.glob(f"*-{ModuleKind.CORE}-*.cwasm"), key=lambda path: path.stat().st_mtime)
+            for path in modules[:-MODULES_KEPT]:
+                path.unlink()
+            for scratch in self.directory.glob("compile-*"):
+                if scratch.stat().st_mtime < time.time() - 2 * self.compile_timeout_s:
+                    shutil.rmtree(scratch, ignore_errors=True)
+
     async def compile_async(self, wasm: bytes) -> Compiled:
-        """`compile` on a thread."""
-        return await asyncio.to_thread(self.compile, wasm)
+        """`compile` on a thread: one of few of its own, since what else needs one can't wait for compilers."""
+        return await asyncio.get_running_loop().run_in_executor(self._threads, self.compile, wasm)
+
+    def close(self) -> None:
+        """Compile nothing more: what waits for its turn is dropped."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
 
     def _run_compiler(self, kind: ModuleKind, source: Path, target: Path) -> None:
         command = [sys.executable, "-P", "-m", _COMPILER, kind.value, str(source), str(target)]

@@ -61,8 +61,9 @@ def _check_addresses(slots: int) -> None:
     """The engine aborts the process where it can't reserve them."""
     needed, limit = slots * _MEMORIES_PER_COMPONENT * _ADDRESSES_PER_MEMORY, address_space()
     if limit is not None and limit < needed:
-        told = f"the process may have {limit >> 30} GiB of addresses (`ulimit -v`), and reserves {needed >> 30} GiB"
-        raise InvalidConfig(role="runtime", detail=f"{told} for its sandbox, and uses few: lift the limit")
+        told = f"it reserves {needed >> 30} GiB of addresses for its sandbox, and may have {limit / 2**30:.1f}"
+        remedy = "Lift the limit (`ulimit -v unlimited`): what is reserved is hardly used."
+        raise InvalidConfig(role="runtime", detail=told, remedy=remedy)
 
 
 class WasmHost:

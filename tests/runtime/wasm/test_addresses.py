@@ -22,7 +22,10 @@ def start(soft: int, hard: int) -> subprocess.CompletedProcess[str]:
 def test_a_limit_that_the_pool_does_not_fit_is_a_typed_error() -> None:
     failed = start(100, 100)
     assert failed.returncode == 1  # no abort
-    assert "InvalidConfig: configuration of runtime: the process may have 100 GiB of addresses" in failed.stderr
+    assert (
+        "InvalidConfig: configuration of runtime: it reserves 592 GiB of addresses for its sandbox, and may have 100.0"
+        in failed.stderr
+    )
     assert "ulimit -v" in failed.stderr
 
 

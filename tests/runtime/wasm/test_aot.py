@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import stat
+import time
 from pathlib import Path
 
 import pytest
@@ -186,3 +187,25 @@ def test_a_mutated_module_is_refused_or_contained(driver: Driver, host: WasmHost
         guest = driver.run(driver.start(program, limits=limits), order, b"more", b"")
         guest.kill()
     host.drain()
+
+
+def test_modules_that_nobody_used_for_longest_go_and_so_does_what_killed_compilers_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(aot_module, "MODULES_KEPT", 2)
+    cache = AotCache(tmp_path, compile_timeout_s=10)
+    made = [cache.compile(PROBE + custom_section(n)) for n in range(2)]
+    left, young = cache.directory / "compile-left", cache.directory / "compile-young"
+    for scratch in (left, young):
+        scratch.mkdir()
+    for path, age_s in ((made[0].path, 200), (made[1].path, 100), (left, 100)):
+        os.utime(path, (time.time() - age_s,) * 2)
+    assert cache.find(made[0].digest, made[0].kind) is not None  # used
+    newest = cache.compile(PROBE + custom_section(2))
+    assert [c.path.exists() for c in (*made, newest)] == [True, False, True]
+    assert (left.exists(), young.exists()) == (False, True)
+
+
+def custom_section(n: int) -> bytes:
+    """What makes another module of one, and means nothing."""
+    return bytes([0, 3, 1, ord("n"), n])

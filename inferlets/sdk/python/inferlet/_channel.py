@@ -19,6 +19,7 @@ from inferlet.errors import CommandCancelled, CommandSkipped, NothingToWaitFor, 
 
 if TYPE_CHECKING:
     from inferlet._queue import Queue
+    from inferlet._receiving import Received
 
 Decoder = Callable[[int, int, int, bytes], Any]
 """Makes an answer's value of the record's a, b, c and payload."""
@@ -73,9 +74,11 @@ class Channel:
         "_tickets",
         "before_submit",
         "killed",
+        "listeners",
         "loop",
         "pending",
         "queues",
+        "receives",
     )
 
     def __init__(self) -> None:
@@ -84,6 +87,8 @@ class Channel:
         self._tickets = 1
         self._max_payload = MAX_PAYLOAD_BYTES
         self.pending: dict[int, Pending] = {}
+        self.receives = 0  # of these, those that ask for a message
+        self.listeners: dict[Received, None] = {}  # who waits for one, in order
         self.queues: dict[int, Queue] = {}
         self.loop: asyncio.AbstractEventLoop | None = None
         self.before_submit: Callable[[], None] | None = None
@@ -157,10 +162,10 @@ class Channel:
 
         Raises:
             TartletError: the host ended the program (KILL).
-            NothingToWaitFor: without a time limit, when no command is outstanding.
+            NothingToWaitFor: without a time limit, when no command is outstanding and nobody waits for a message.
         """
         self.flush()
-        if timeout_us == _host.NO_TIMEOUT_US and not self.pending:
+        if timeout_us == _host.NO_TIMEOUT_US and len(self.pending) <= self.receives and not self.listeners:
             self._stuck()
         self.deliver(_host.backend.wait(WAIT_RECORDS, timeout_us))
         if self.killed is not None:

@@ -176,7 +176,7 @@ class EngineMismatch(RequestError):
     number: ClassVar[int] = 116
     message: ClassVar[str] = "engine refused: {field} of model {model!r} is {theirs}, engines that serve it have {ours}"
     remedy: ClassVar[str] = (
-        "Engines serve that name in as many forms as there may be: give this one the settings of one of them or a name of its own, or drain those of an old form."
+        "Give it the settings of one that serves the name, or another name, or drain engines of an old form."
     )
 
 

@@ -81,6 +81,7 @@ def start(args: Sequence[str]) -> None:
 
 def execute(source: str, filename: str, args: Sequence[str]) -> str | None:
     """Run the program with streams and randomness as they are; see `run`."""
+    source = source.removeprefix("\ufeff")  # what some editors write first, and CPython takes
     remember(filename, source)
     argv, sys.argv = sys.argv, [filename, *args]
     new_event_loop, before = asyncio.events.new_event_loop, sys.modules.get("__main__")

@@ -11,6 +11,7 @@ from typing import TypeVar
 
 from inferlet import _abi as abi
 from inferlet import _refusals
+from inferlet._arguments import shown
 from inferlet._channel import channel, u32
 from inferlet._failures import Failures
 from inferlet._ids import Pool
@@ -51,6 +52,8 @@ class Holdings(Failures):
         if mixed:
             handles = _refusals.handles(call, f"{pool.kind}s", pool.cls, handles)
             payload = u32(handles)
+        if len(set(handles)) < len(handles):  # control frees none of them then
+            raise _refusals.refusal(call, f"{pool.kind}s", f"one stands in it twice: {shown(list(handles))}")
         self._record(op, payload=payload)
         pool.give(handles)
 

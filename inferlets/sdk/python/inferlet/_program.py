@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import struct
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -15,6 +16,7 @@ from inferlet import _arguments, _refusals
 from inferlet._channel import channel, from_u32, u32
 from inferlet._ids import ids
 from inferlet._queue import Queue
+from inferlet._receiving import Receiving
 from inferlet._types import Message, Model, Tool, Usage
 from inferlet._vocab import Words
 
@@ -41,7 +43,7 @@ VERSION = "0.1.0"
 class _State:
     """What a program has learned of its surroundings."""
 
-    __slots__ = ("args", "default_queue", "model", "models", "spare_queues")
+    __slots__ = ("args", "default_queue", "inbox", "model", "models", "spare_queues")
 
     def __init__(self) -> None:
         self.args: list[str] = []
@@ -49,6 +51,7 @@ class _State:
         self.models: dict[str, Model] = {}
         self.default_queue: Queue | None = None
         self.spare_queues: dict[int, list[Queue]] = {}  # of closed contexts, by model
+        self.inbox = Receiving()
 
 
 state = _State()
@@ -94,7 +97,7 @@ def send(message: str | bytes) -> None:
         ...     send("done".encode("utf-16"))  # bytes arrive as they are
     """
     if isinstance(message, str):
-        payload = message.encode()
+        payload = _refusals.utf8("send", "message", message)
     else:
         try:
             payload = bytes(memoryview(message))
@@ -118,7 +121,7 @@ def receive() -> asyncio.Future[str]:
         ...         print("nobody said anything")
         nobody said anything
     """
-    return channel.call(_decode_text, abi.OP_RECEIVE)
+    return state.inbox.next(_decode_text)
 
 
 def receive_bytes() -> asyncio.Future[bytes]:
@@ -131,7 +134,7 @@ def receive_bytes() -> asyncio.Future[bytes]:
         ...     print(picture.done())
         False
     """
-    return channel.call(_decode_bytes, abi.OP_RECEIVE)
+    return state.inbox.next(_decode_bytes)
 
 
 # ---- models ---------------------------------------------------------------------------------------------------------
@@ -243,7 +246,8 @@ def usage() -> asyncio.Future[Usage]:
 
 def tokenize_with(model: Model, text: str, *, special: bool = False) -> asyncio.Future[list[int]]:
     """Token ids of `text`; `special` adds what the model's tokenizer puts around a text (such as BOS)."""
-    return channel.call(_decode_ids, abi.OP_TOKENIZE, 0, model.index, int(special), 0, text.encode())
+    payload = _refusals.utf8("tokenize", "text", text)
+    return channel.call(_decode_ids, abi.OP_TOKENIZE, 0, model.index, int(special), 0, payload)
 
 
 def detokenize_with(model: Model, tokens: int | Sequence[int]) -> asyncio.Future[str]:
@@ -271,7 +275,11 @@ def get_vocabs(model: Model | None = None, *, first: int = 0, count: int = 0) ->
         ...     print(await get_vocabs(first=72, count=2))
         [b'H', b'I']
     """
-    return channel.call(_decode_vocabs, abi.OP_GET_VOCABS, 0, _chosen("get_vocabs", model).index, first, count)
+    number = _chosen("get_vocabs", model).index
+    try:
+        return channel.call(_decode_vocabs, abi.OP_GET_VOCABS, 0, number, first, count)
+    except struct.error:
+        raise _refusals.numbers(abi.OP_GET_VOCABS, (number, first, count)) from None
 
 
 def format_chat(

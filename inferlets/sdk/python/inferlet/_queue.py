@@ -25,6 +25,7 @@ _THREE = struct.Struct("<III").pack
 _U32 = struct.Struct("<I").pack
 _NO_PAGES, _NO_EMBEDS = _refusals.OTHERS[KvPage], _refusals.OTHERS[Embed]
 
+MOST_PAGE_SIZE = 32
 Tokens = int | TokenSlot | Sequence[int] | Sequence[TokenSlot]
 
 
@@ -60,6 +61,11 @@ class Queue(Holdings):
 
             self._model = default_model()
         return self._model
+
+    @property
+    def _page_size(self) -> int:
+        """Tokens of a page, or the most that there can be: nobody is asked only to check an argument."""
+        return MOST_PAGE_SIZE if self._model is None else self._model.page_size
 
     # ---- the model --------------------------------------------------------------------------------------------
 
@@ -189,8 +195,9 @@ class Queue(Holdings):
             ...     copy_kvpage(full, mine, size=3)  # the first three tokens, to be continued in another way
             ...     await synchronize()
         """
-        if size is None:
-            size = self.model.page_size - max(src_offset, dst_offset)
+        page_size = self._page_size if size is not None else self.model.page_size
+        most = _refusals.copying(src, dst, src_offset, dst_offset, page_size)
+        size = most if size is None else size
         self._record(abi.OP_COPY_KVPAGE, src_offset, dst_offset, size, u32((src, dst)))
 
     def mask_kvpage(self, page: KvPage, mask: Sequence[bool] | int) -> None:
@@ -202,8 +209,7 @@ class Queue(Holdings):
             ...     mask_kvpage(page, [True, False, True])  # as mask_kvpage(page, 0b101)
             ...     await synchronize()
         """
-        bits = mask if isinstance(mask, int) else sum(1 << i for i, hidden in enumerate(mask) if hidden)
-        self._record(abi.OP_MASK_KVPAGE, page, bits)
+        self._record(abi.OP_MASK_KVPAGE, page, _refusals.masking(page, mask, self._page_size))
 
     # ---- outputs ----------------------------------------------------------------------------------------------
 
@@ -342,7 +348,10 @@ class Queue(Holdings):
             ...     print(await cancel(since) in (0, since + 1))  # allocations stay
             True
         """
-        return channel.call(_answers.number, abi.OP_CANCEL, self.id, since)
+        try:
+            return channel.call(_answers.number, abi.OP_CANCEL, self.id, since)
+        except struct.error:
+            raise _refusals.numbers(abi.OP_CANCEL, (since,)) from None
 
     def mark(self) -> int:
         """The ticket of the next command, for `cancel`.

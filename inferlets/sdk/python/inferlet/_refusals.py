@@ -31,9 +31,25 @@ _U32_FIELDS = {
     abi.OP_MASK_KVPAGE: ("mask_kvpage", "page", "mask"),
     abi.OP_GET_NEXT_DIST: ("get_next_dist", "top_k"),
     abi.OP_SAMPLE: ("sample", "emb", "slot"),
+    abi.OP_CANCEL: ("cancel", "since"),
+    abi.OP_GET_VOCABS: ("get_vocabs", "model", "first", "count"),
 }
 _A_U32 = f"a whole number from 0 to {2**32 - 1}"
 _TOKENIZE = "text is no list of tokens, `await tokenize(text)` gives its tokens"
+
+
+def utf8(call: str, argument: str, text: str) -> bytes:
+    """Text as it travels.
+
+    Raises:
+        InvalidArgument: it has half a character, as JSON can name one.
+    """
+    try:
+        return text.encode()
+    except UnicodeEncodeError as error:
+        half = text[error.start : error.end]
+        told = f"{half!a} at {error.start} is half a character: `text.encode(errors='replace').decode()` replaces it"
+        raise refusal(call, argument, told) from None
 
 
 def refusal(call: str, argument: str, detail: str) -> InvalidArgument:
@@ -55,6 +71,43 @@ def numbers(op: int, values: Sequence[Any]) -> InvalidArgument:
         if not _is_u32(value):
             return refusal(call, name, f"it is {_A_U32}, not {shown(value)}")
     return refusal(call, "a number", f"it is {_A_U32}")
+
+
+def masking(page: Any, mask: Any, page_size: int) -> int:
+    """The bits of a page's mask.
+
+    Raises:
+        InvalidArgument: it is no page, or no mask of its tokens.
+    """
+    handles("mask_kvpage", "page", KvPage, page)
+    if hasattr(mask, "__index__"):
+        bits = index(mask)
+        told = f"{shown(mask)} hides tokens behind them" if bits >= 0 else f"not {shown(mask)}"
+    elif isinstance(mask, (str, bytes)) or not hasattr(mask, "__iter__"):
+        raise refusal("mask_kvpage", "mask", f"it is a list of booleans, or a number's bits, not {shown(mask)}")
+    else:
+        hidden = list(mask)
+        bits = sum(1 << i for i, hide in enumerate(hidden) if hide)
+        told = f"not {len(hidden)}"
+        if len(hidden) > page_size:
+            bits = -1
+    if not 0 <= bits < 1 << page_size:
+        raise refusal("mask_kvpage", "mask", f"it is for the {page_size} tokens of a page, {told}")
+    return bits
+
+
+def copying(src: Any, dst: Any, src_offset: Any, dst_offset: Any, page_size: int) -> int:
+    """How many tokens one page can give another from there on.
+
+    Raises:
+        InvalidArgument: one is no page, or an offset is past its end.
+    """
+    for name, page in (("src", src), ("dst", dst)):
+        handles("copy_kvpage", name, KvPage, page)
+    for name, offset in (("src_offset", src_offset), ("dst_offset", dst_offset)):
+        if not hasattr(offset, "__index__") or not 0 <= index(offset) <= page_size:
+            raise refusal("copy_kvpage", name, f"a page has {page_size} tokens, it can't be {shown(offset)}")
+    return page_size - max(index(src_offset), index(dst_offset))
 
 
 def handles(call: str, argument: str, cls: type[_Handle], given: Any) -> list[_Handle]:

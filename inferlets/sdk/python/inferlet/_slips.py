@@ -8,13 +8,14 @@ from inferlet._sandbox import chain
 from inferlet.errors import InvalidArgument
 
 _PENDING = re.compile(
-    r"""_asyncio\.Future|(?:'|"|not |<|got )(?:Future|Answer|coroutine)\b|\b(?:Future|Answer|coroutine) found"""
+    r"""_asyncio\.Future|(?:'|"|not |<|got )(?:Future|Answer|Received|coroutine)\b"""
+    r"""|\b(?:Future|Answer|Received|coroutine) found"""
 )
 _NEVER_AWAITED = re.compile(
     r"(?:object |')(NoneType|list|int|str|Queue|Context|Generation)"
     r"(?:' object can't be awaited| can't be used in 'await')"
 )
-_NO_COROUTINE = re.compile("coroutine was expected, got <(Future|Answer|function)")
+_NO_COROUTINE = re.compile("coroutine was expected, got <(Future|Answer|Received|function)")
 _KEYWORD = re.compile(r"generate(?:_until)?\(\) got an unexpected keyword argument '(\w+)'")
 
 _AWAIT = "A call's result comes with `await`: `value = await call(...)`."

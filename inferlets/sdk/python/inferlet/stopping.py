@@ -56,7 +56,9 @@ class Until(Stop):
     """
 
     def __init__(self, *texts: str) -> None:
-        super().__init__(until=tuple(text for text in texts if text))
+        if "" in texts:
+            raise ValueError("Until takes texts that are not empty: every text contains that one")
+        super().__init__(until=texts)
 
 
 class Length(Stop):
