@@ -369,7 +369,7 @@ def test_what_is_no_program_is_refused_before_it_is_launched(server: Serving, ru
     program = run_dir / "broken.py"
     program.write_text("async def main(:\n    pass\n")
     refused = tartlet_cli(server.run_dir, "launch", str(program))
-    assert (refused.returncode, refused.stdout) == (exits.USAGE, "")
+    assert (refused.returncode, refused.stdout) == (exits.PROGRAM_FAILED, "")
     assert "SyntaxError" in refused.stderr
     assert "broken.py" in refused.stderr
     assert "broken.py" not in out(server.run_dir, "ps", "--all")
