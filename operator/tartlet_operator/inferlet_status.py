@@ -37,6 +37,16 @@ def model_of(spec: InferletSpec, pools: Iterable[PoolSeen]) -> str | None:
     return next((p.model for p in pools if p.name == spec.pool), None)
 
 
+def catalogued_model(spec: InferletSpec, pools: Iterable[PoolSeen]) -> str:
+    """The model of the catalogue's entry, which every launch by name gets that asks for none itself.
+
+    Without its pool that is a name that no engine has, for "" is any model: a launch would run on another pool's.
+    So it ends in UnknownModel, which shows this name and with it the pool.
+    """
+    model = model_of(spec, pools)
+    return f"of EnginePool {spec.pool} (there is none)" if model is None else model
+
+
 def runnable(spec: InferletSpec, pools: Iterable[PoolSeen], *, catalogued: bool = True) -> tuple[Want, list[str]]:
     """The condition `Runnable`, and the pools that can run the program now; `catalogued`: a version of it, any."""
     pools = list(pools)

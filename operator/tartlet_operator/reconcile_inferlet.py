@@ -12,7 +12,7 @@ from tartlet_operator.api.inferlet import Inferlet, InferletSpec, InferletStatus
 from tartlet_operator.catalogue import entry, fingerprint
 from tartlet_operator.conditions import holds
 from tartlet_operator.context import VALIDATE_TIMEOUT_S, Context
-from tartlet_operator.inferlet_status import PoolSeen, Verdict, happenings, model_of, status
+from tartlet_operator.inferlet_status import PoolSeen, Verdict, catalogued_model, happenings, status
 from tartlet_operator.meta import Key, Meta
 from tartlet_operator.pool_status import Happening
 from tartlet_operator.reasons import EventReason, Reason
@@ -71,8 +71,7 @@ async def forget_entry(ctx: Context, key: Key) -> None:
 
 async def _entry(ctx: Context, key: Key, spec: InferletSpec, pools: Sequence[PoolSeen]) -> control_pb2.CatalogueEntry:
     data = await ctx.fetcher.fetch(spec.source, key.namespace)
-    model = model_of(spec, pools)
-    return entry(spec, key.namespace, key.name, data, model or "")
+    return entry(spec, key.namespace, key.name, data, catalogued_model(spec, pools))
 
 
 async def _catalogued(

@@ -14,7 +14,7 @@ from tartlet_operator import sources
 from tartlet_operator.api.inferlet import InferletStatus, Source, UrlSource
 from tartlet_operator.catalogue import entry, fingerprint, sync
 from tartlet_operator.conditions import find
-from tartlet_operator.inferlet_status import PoolSeen, Verdict, happenings, model_of, runnable, status
+from tartlet_operator.inferlet_status import PoolSeen, Verdict, catalogued_model, happenings, model_of, runnable, status
 from tartlet_operator.reasons import EventReason, Reason
 from tartlet_operator.sources import SourceFetcher, SourceProblem, allowed
 from tests.operator.objects import inferlet
@@ -28,6 +28,14 @@ def test_a_pool_names_the_model() -> None:
     assert model_of(inferlet(model="x").spec, POOLS) == "x"
     assert model_of(inferlet().spec, POOLS) == ""
     assert model_of(inferlet(pool="c").spec, POOLS) is None
+
+
+def test_without_its_pool_a_program_is_catalogued_for_no_other_pools_model() -> None:
+    assert catalogued_model(inferlet(pool="b").spec, POOLS) == "large"
+    assert catalogued_model(inferlet().spec, POOLS) == ""
+    missing = catalogued_model(inferlet(pool="c", model="").spec, POOLS)
+    assert missing not in ("", *(p.model for p in POOLS))
+    assert "EnginePool c" in missing  # UnknownModel shows it
 
 
 def test_runnable_says_where_and_why_not() -> None:

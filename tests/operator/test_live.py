@@ -10,7 +10,10 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
+import pytest
+
 import tartlet
+from tartlet_common.errors import UnknownModel
 from tests.operator.api_server import ApiServer
 from tests.operator.live import live
 from tests.operator.test_live_pools import serving
@@ -127,6 +130,17 @@ async def test_inferlets_from_every_source(api_server: ApiServer, namespace: str
             assert names == {"broken", "mapped", "fetched"}
             assert "InferletReady" in it.events("mapped")
             assert "InferletRefused" in it.events("forged")
+
+
+async def test_without_its_pool_a_program_is_launched_on_no_other(
+    api_server: ApiServer, namespace: str, run_dir: Path
+) -> None:
+    async with live(api_server, namespace, run_dir) as it:
+        it.create("Inferlet", "astray", {"source": {"inline": HELLO}, "pool": "misspelt"})
+        await it.until_condition("Inferlet", "astray", "Ready")
+        async with tartlet.AsyncClient(f"unix:{run_dir}/runtime.sock") as client:
+            with pytest.raises(UnknownModel, match="EnginePool misspelt"):
+                await client.launch(spec=tartlet.LaunchSpec(inferlet="astray", tenant=namespace))
 
 
 async def test_runs_from_launch_to_deletion(api_server: ApiServer, namespace: str, run_dir: Path) -> None:
