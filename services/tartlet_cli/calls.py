@@ -83,11 +83,20 @@ async def send_lines(client: AsyncClient, program_id: str, *, quiet: bool = Fals
         sys.stderr.flush()
 
 
+def on_signals(handler: Callable[..., object], *args: object) -> None:
+    """Have the running loop call `handler` on Ctrl-C and on what ends a process in order.
+
+    Without, SIGTERM and SIGHUP end it on the spot, and whatever it has on disk, a client's private key too, stays.
+    """
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        asyncio.get_running_loop().add_signal_handler(number, handler, *args)
+
+
 def with_client(server: str | None, work: Callable[[AsyncClient], Awaitable[T]]) -> T:
-    """What `work` returns; a `TartletError` is shown and ends the command, as Ctrl-C does.
+    """What `work` returns; a `TartletError` is shown and ends the command, as a signal does.
 
     Raises:
-        SystemExit: after an error or Ctrl-C.
+        SystemExit: after an error or a signal.
     """
     return with_opened(lambda: connect(server), work)
 
@@ -102,7 +111,7 @@ def with_opened(
     async def call() -> T:
         task = asyncio.current_task()
         assert task is not None
-        asyncio.get_running_loop().add_signal_handler(signal.SIGINT, task.cancel)
+        on_signals(task.cancel)
         async with opening() as client:
             return await work(client)
 

@@ -19,7 +19,7 @@ from typing import Any
 import click
 
 from tartlet_cli import exits
-from tartlet_cli.calls import connect, send_lines
+from tartlet_cli.calls import connect, on_signals, send_lines
 from tartlet_cli.kube.options import Target, release_option, target
 from tartlet_cli.options import (
     PROGRAM_ARGS,
@@ -209,9 +209,7 @@ class _Session:
             raise click.BadParameter(str(e.fields["detail"]), param_hint="FILE") from e
         task = asyncio.current_task()
         assert task is not None
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            loop.add_signal_handler(number, self._interrupt, task)
+        on_signals(self._interrupt, task)
         model = self._options.model or ""
         try:
             if self._options.kube is not None:

@@ -155,6 +155,30 @@ def test_ctrl_c_ends_the_program(release: Release) -> None:
     assert list((release.shell.directory / "run").iterdir()) == []
 
 
+@pytest.mark.parametrize("command", [("top", "--json"), ("logs", "-f", "r")], ids=["top", "logs"])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_whoever_ends_a_command_gets_its_private_key_off_the_disk(
+    release: Release, command: tuple[str, ...], number: signal.Signals
+) -> None:
+    program = release.editor.start("run", "--kube", "--json", str(PROGRAMS / "echo.py"))
+    assert program.stdout is not None
+    program_id = json.loads(program.stdout.readline())["program_id"]
+    runs = f"/apis/tartlet.dev/v1alpha1/namespaces/{release.shell.namespace}/inferletruns"
+    run = {"apiVersion": "tartlet.dev/v1alpha1", "kind": "InferletRun", "metadata": {"name": "r"}}
+    release.shell.server.call("POST", runs, run | {"spec": {"inferlet": "hello"}})
+    status = {"status": {"phase": "Running", "programId": program_id}}
+    release.shell.server.call("PATCH", f"{runs}/r/status", status, "application/merge-patch+json")
+    looking = release.shell.start(*command, plugin=True)
+    assert looking.stdout is not None
+    assert looking.stdout.readline()  # it is connected
+    assert len(list((release.shell.directory / "run").glob("*/tls.key"))) == 2
+    for process in (looking, program):
+        process.send_signal(number)
+        process.communicate(timeout=30)
+        assert process.returncode == exits.INTERRUPTED
+    assert list((release.shell.directory / "run").iterdir()) == []
+
+
 def test_a_connection_that_is_cut_is_told_as_such(release: Release) -> None:
     process = release.editor.start("run", "--kube", str(PROGRAMS / "echo.py"))
     assert process.stdout is not None

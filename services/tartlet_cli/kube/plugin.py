@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from tartlet_cli import exits
-from tartlet_cli.calls import with_opened
+from tartlet_cli.calls import on_signals, with_opened
 from tartlet_cli.kube.options import Target, cluster_options, release_option, target
 from tartlet_cli.options import json_option, look_options
 from tartlet_cli.run import run_on_cluster
@@ -88,7 +88,7 @@ def logs(run: str, *, follow: bool, as_json: bool, **options: Any) -> None:
         _logs(run, target(options), follow=follow, as_json=as_json)
     except TartletError as e:
         raise exits.fail(e) from e
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, asyncio.CancelledError):
         raise SystemExit(exits.INTERRUPTED) from None
 
 
@@ -216,6 +216,9 @@ def _attach(program: str, at: Target, *, follow: bool, as_json: bool) -> None:
     from tartlet_cli.programs import print_run
 
     async def work() -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        on_signals(task.cancel)
         async with cluster_client(at) as client:
             run = await client.attach(program)
             await print_run(run, quiet=True, as_json=as_json, silence_s=None if follow else _SILENCE_S)
