@@ -25,6 +25,9 @@ CHART_DECIDES_ALWAYS = {
 }
 
 
+_POOL: dict[str, Any] = {"name": "a", "spec": {"model": {"name": "m"}}}
+
+
 def test_lint_has_no_complaint() -> None:
     done = run("lint", "--strict", str(CHART))
     assert done.returncode == 0, done.stdout
@@ -66,6 +69,9 @@ def test_every_value_is_documented_and_in_the_schema() -> None:
         ({"networkPolicy": {"apiServer": {"cidrs": ["everywhere"]}}}, "cidrs"),
         ({"enginePools": [{"name": "Upper", "spec": {"model": {"name": "m"}}}]}, "name"),
         ({"enginePools": [{"name": "a"}]}, "spec"),
+        ({"enginePools": [_POOL | {"spec": {**_POOL["spec"], "replica": 2}}]}, "replica"),
+        ({"enginePools": [_POOL | {"spec": {**_POOL["spec"], "engine": {"backed": "Fake"}}}]}, "backed"),
+        ({"enginePools": [_POOL | {"spec": {**_POOL["spec"], "engine": {"backend": "fake"}}}]}, "backend"),
         ({"log": {"level": "verbose"}}, "level"),
         ({"crds": {"install": True}}, "install"),
         ({"fullnameOverride": "Not-A-Name"}, "fullnameOverride"),
@@ -102,6 +108,13 @@ def test_images_of_any_registry_and_labels_with_a_prefix_are_taken() -> None:
     assert container["image"] == f"{image['repository']}:{image['tag']}"
     assert container["resources"] == resources
     assert labels.items() <= deployment["metadata"]["labels"].items()
+
+
+def test_a_pools_choices_may_be_templates_and_the_api_server_looks_into_all_else() -> None:
+    more = {"engine": {"backend": '{{ "Fake" }}'}, "replicas": "{{ 2 }}", "podTemplate": {"env": [{"name": "A"}]}}
+    objects = render({"enginePools": [{"name": "a", "spec": _POOL["spec"] | more}]}, crds_known=True)
+    pool = named(objects, "EnginePool", "a")
+    assert (pool["spec"]["engine"]["backend"], pool["spec"]["podTemplate"]) == ("Fake", more["podTemplate"])
 
 
 def test_two_pools_of_one_name_are_refused() -> None:

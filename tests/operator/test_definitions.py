@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -95,8 +96,14 @@ def test_generated_files_are_fresh_and_staleness_is_seen(
 ) -> None:
     monkeypatch.chdir(repo)
     assert crdgen.main(["--check"]) == 0
+    values = json.loads(crdgen.VALUES.read_text())
     monkeypatch.chdir(tmp_path)
+    crdgen.VALUES.parent.mkdir(parents=True)
+    values["properties"]["enginePools"]["items"]["properties"]["spec"] = {}
+    crdgen.VALUES.write_text(json.dumps(values))
+    assert crdgen.main(["--check"]) == 1
     assert crdgen.main([]) == 0
+    assert crdgen.VALUES.read_text() == (repo / crdgen.VALUES).read_text()
     assert crdgen.main(["--check"]) == 0
     (tmp_path / crdgen.REFERENCE).write_text("stale")
     assert crdgen.main(["--check"]) == 1
