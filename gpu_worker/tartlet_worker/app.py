@@ -21,12 +21,17 @@ log = logging.getLogger("tartlet.worker")
 _SWITCH_INTERVAL_S = 0.0005  # a result waits at most this long for the interpreter, and not Python's 5 ms
 FAKE_KV_BYTES_PER_TOKEN = 1024  # what the fake engine pretends, so that kv_memory_bytes sizes its pools
 
+_NO_TORCH = (
+    "On a cluster, have the pool use the worker's image (spec.image, or the chart's workerImage), or a fake engine "
+    "(spec.engine.backend: Fake). Elsewhere: pip install 'tartlet[worker]', or --engine fake."
+)
+
 
 def load(settings: WorkerSettings, progress: Callable[[str], None]) -> Engine:
     """The engine that the settings ask for.
 
     Raises:
-        InvalidConfig: engine "torch" without a model.
+        InvalidConfig: engine "torch" without a model, or where its packages aren't.
         CheckpointMissing, CheckpointBroken, UnknownFamily, OutOfDeviceMemory: see the loader.
     """
     if settings.engine == "fake":
@@ -50,12 +55,15 @@ def load(settings: WorkerSettings, progress: Callable[[str], None]) -> Engine:
         )
     if settings.model is None:
         raise InvalidConfig(role="worker", detail="model: a checkpoint directory is needed (or --engine fake)")
-    from tartlet_worker.checkpoint import check  # safetensors, like torch, isn't everywhere that fake engines are
+    try:
+        from tartlet_worker.checkpoint import check  # safetensors, like torch, isn't everywhere that fake engines are
 
-    check(settings.model)  # before the seconds that torch takes
-    progress("importing torch")
-    from tartlet_worker.loader import engine_from_settings  # torch: only when asked for
-
+        check(settings.model)  # before the seconds that torch takes
+        progress("importing torch")
+        from tartlet_worker.loader import engine_from_settings  # torch: only when asked for
+    except ModuleNotFoundError as e:
+        detail = f"engine torch: the package {e.name} isn't in this image or installation"
+        raise InvalidConfig(role="worker", detail=detail, remedy=_NO_TORCH) from e
     return engine_from_settings(settings, progress)
 
 

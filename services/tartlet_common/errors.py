@@ -295,7 +295,7 @@ class Disconnected(TartletError):
 @_register(407, retryable=True)
 class NoEngine(TartletError):
     message = "no engine is ready"
-    remedy = "Wait until `tartlet doctor` shows a ready engine."
+    remedy = "Wait until an engine is ready: `tartlet doctor` tells, or on a cluster `kubectl get enginepool`."
 
 
 # ---- 5xx: checkpoints and start-up ------------------------------------------------------------------------------

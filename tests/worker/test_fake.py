@@ -305,3 +305,21 @@ print(type(load(WorkerSettings(engine="fake"), print)).__name__)
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, env={})
     assert (done.stdout, done.returncode) == ("FakeEngine\n", 0), done.stderr
+
+
+def test_without_torchs_packages_a_real_engine_says_what_to_use() -> None:
+    program = """
+import pathlib, sys
+sys.modules.update(torch=None, safetensors=None)
+from tartlet_common.errors import InvalidConfig
+from tartlet_common.settings import WorkerSettings
+from tartlet_worker.app import load
+try:
+    load(WorkerSettings(model=pathlib.Path("models/demo")), print)
+except InvalidConfig as e:
+    print(e.told)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, env={})
+    assert "the package safetensors isn't in this image" in done.stdout, done.stderr
+    assert "spec.image" in done.stdout
+    assert "tartlet[worker]" in done.stdout

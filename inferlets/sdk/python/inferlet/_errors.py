@@ -424,7 +424,9 @@ class NoEngine(LostError):
 
     number: ClassVar[int] = 407
     message: ClassVar[str] = "no engine is ready"
-    remedy: ClassVar[str] = "Wait until `tartlet doctor` shows a ready engine."
+    remedy: ClassVar[str] = (
+        "Wait until an engine is ready: `tartlet doctor` tells, or on a cluster `kubectl get enginepool`."
+    )
     retryable: ClassVar[bool] = True
 
 
