@@ -112,6 +112,8 @@ def allowed(schema: Mapping[str, Any]) -> str:
         ('a whole number from 1 to 8', 'one of text, json')
     """
     schema = next((kind for kind in schema.get("anyOf", ()) if kind["type"] != "null"), schema)
+    if "means" in schema:
+        return str(schema["means"])
     if "enum" in schema:
         return f"one of {', '.join(schema['enum'])}"
     match schema["type"]:

@@ -121,7 +121,10 @@ class OperatorSettings(_Settings):
     )
     max_runs: int = Field(256, ge=1, le=10_000, description="InferletRuns followed at once")
     source_hosts: str = Field(
-        "", description="hosts that sources may be fetched from, patterns separated by commas; empty: none"
+        "",
+        pattern="^[^/@#]*$",
+        json_schema_extra={"means": "hosts, not URLs, such as example.org or *.example.org:8443"},
+        description="hosts that sources may be fetched from, patterns separated by commas; empty: none",
     )
     worker_image: str = Field("tartlet-worker:latest", description="image of pools that name none")
     worker_pull_policy: Literal["Always", "IfNotPresent", "Never"] = Field(

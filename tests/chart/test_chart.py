@@ -61,6 +61,7 @@ def test_every_value_is_documented_and_in_the_schema() -> None:
         ({"control": {"settings": {"policy": "lazy"}}}, "policy"),
         ({"control": {"settings": {"address": "0.0.0.0:1"}}}, "address"),
         ({"operator": {"settings": {"tls_key": "/x"}}}, "tls_key"),
+        ({"operator": {"settings": {"source_hosts": "https://example.org/"}}}, "source_hosts"),
         ({"runtime": {"settings": {"capacity": 0}}}, "capacity"),
         ({"certificates": {"provider": "none"}}, "provider"),
         ({"certificates": {"enabled": False}}, "enabled"),

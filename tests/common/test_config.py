@@ -11,7 +11,7 @@ import pytest
 from tartlet_common.config import add_flags, load
 from tartlet_common.errors import InvalidConfig
 from tartlet_common.paths import make_private
-from tartlet_common.settings import ROLES, ControlSettings, WorkerSettings
+from tartlet_common.settings import ControlSettings, OperatorSettings, ROLES, WorkerSettings
 
 
 def _file(tmp_path: Path, text: str) -> Path:
@@ -56,6 +56,14 @@ def test_flag_beats_environment_beats_file_beats_default(tmp_path: Path) -> None
 def test_a_mistake_is_refused_and_named(tmp_path: Path, text: str, env: dict[str, str], said: str) -> None:
     with pytest.raises(InvalidConfig, match=re.escape(said)):
         load(ControlSettings, "control", file=_file(tmp_path, text), env=env)
+
+
+@pytest.mark.parametrize("hosts", ["https://example.org/", "example.org/a", "a.example.org, me@example.org"])
+def test_hosts_that_are_urls_are_refused_and_told_as_such(hosts: str) -> None:
+    with pytest.raises(InvalidConfig, match=r"source_hosts is .* but must be hosts, not URLs, such as example\.org"):
+        load(OperatorSettings, "operator", flags={"source_hosts": hosts})
+    for good in ("example.org", "*.example.org:8443, [::1]:80", ""):
+        assert load(OperatorSettings, "operator", flags={"source_hosts": good}).settings.source_hosts == good
 
 
 def test_a_variable_of_almost_a_role_is_refused_and_others_are_not_ours() -> None:
