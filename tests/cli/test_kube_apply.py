@@ -94,6 +94,7 @@ def test_wait_tells_ready_refused_and_not_yet(shell: Shell) -> None:
 
     nobody = shell("apply", path, "--wait", "--timeout", "0.5")
     assert (nobody.returncode, "no operator has looked at it yet" in nobody.stderr) == (exits.SYSTEM, True)
+    assert "operator.namespaces" in nobody.stderr
     state("True", "Catalogued", "")
     assert shell("apply", path, "--wait").stdout.endswith("inferlet.tartlet.dev/my-program ready\n")
     state("False", "InvalidSource", "the program's source was refused: line 3")
@@ -112,6 +113,9 @@ def test_a_cluster_that_isnt_there_a_namespace_and_a_login_that_arent(shell: She
     missing = shell("apply", path, "-n", "no-such-namespace")
     assert (missing.returncode, missing.stderr.split(":")[0]) == (exits.USAGE, "NotThere")
     assert "no-such-namespace" in missing.stderr
+    looked = shell("status", "-n", "no-such-namespace", plugin=True)
+    assert (looked.returncode, looked.stderr.split(":")[0]) == (exits.USAGE, "NotThere")
+    assert 'namespaces "no-such-namespace" not found' in looked.stderr
     stranger = kubeconfig(shell.server, shell.directory / "stranger", shell.namespace, "wrong")
     refused = shell("apply", path, "--kubeconfig", str(stranger))
     assert (refused.returncode, refused.stderr.split(":")[0]) == (exits.USAGE, "LoginRefused")

@@ -370,10 +370,17 @@ def test_status_shows_pools_engines_inferlets_and_the_newest_runs() -> None:
     assert "prod     1 ready  1h" in text
     assert "demo  m      1/2    EnginesMissing  20m" in text
     assert "demo-2  demo  Broken  OOM" in text
-    assert "hello            Unknown  Unknown" in text
+    assert "hello            Unknown  Unknown   NoStatus" in text
+    assert "NoStatus: no operator has looked at it yet: one watches its own namespace" in text
+    inferlet["status"]["conditions"] = [{"type": "Ready", "status": "Unknown", "reason": "ReconcileFailed"}]
+    text = overview.text([("prod", "1 ready", "1h")], [pool], [inferlet], runs, now)
+    assert "NoStatus" not in text
+    assert "nobody updates what is shown" not in text
     lines = text.splitlines()
     assert lines[-1] == "and 4 runs before"
     shown = [line.split()[0] for line in lines if line.startswith("r")]
     assert shown == [*(f"r{i}" for i in range(13, 4, -1)), "r0"]  # what still runs is never left out
     assert "r13  hello     Failed   Draining  13" in text
     assert overview.text([], [], [], [], now) == "nothing of Tartlet is here"
+    assert overview.text([], [pool], [], [], now).endswith("nobody updates what is shown")
+    assert "nobody updates" not in overview.text(None, [pool], [], [], now)  # a viewer can't see releases

@@ -208,6 +208,10 @@ def test_what_is_missing_is_named_with_what_to_do(release: Release) -> None:
     assert "connection refused" in err
     release.kubelet.refuse = ""
 
+    name, err, code = refused("--inferlet")
+    assert (name, code) == ("UnknownInferlet", exits.USAGE), err
+    assert f"`kubectl -n {release.shell.namespace} get inferlet {path}`" in err
+
     ready(release, "False")
     name, err, code = refused()
     assert (name, code) == ("RuntimeNotReady", exits.SYSTEM)
@@ -224,6 +228,13 @@ def test_what_is_missing_is_named_with_what_to_do(release: Release) -> None:
         assert (name, code) == ("Forbidden", exits.USAGE), err
         assert told in err
         assert "tartlet:NAMESPACE:RELEASE:editor" in err
+
+
+def test_a_release_without_its_certificates_says_what_makes_them(release: Release) -> None:
+    release.core("DELETE", "secrets/prod-client-tls")
+    done = release.editor("run", "--kube", str(PROGRAMS / "echo.py"))
+    assert (done.returncode, done.stderr.split(":")[0]) == (exits.USAGE, "IdentityMissing")
+    assert "`helm upgrade` makes them" in done.stderr
 
 
 def test_a_certificate_that_the_runtime_does_not_know_is_no_port_forward_that_broke(
@@ -251,6 +262,7 @@ def test_logs_of_a_run_come_from_its_program_and_then_from_its_status(release: R
 
     waits = release.shell("logs", "r", plugin=True)
     assert (waits.returncode, waits.stderr.split(":")[0]) == (exits.USAGE, "RunNotStarted")
+    assert "NoStatus: no operator has looked at it yet" in waits.stderr
     process = release.editor.start("run", "--kube", "--json", str(PROGRAMS / "echo.py"))
     assert process.stdout is not None
     state(phase="Running", programId=json.loads(process.stdout.readline())["program_id"])

@@ -11,7 +11,7 @@ import pytest
 from tartlet_common.config import add_flags, load
 from tartlet_common.errors import InvalidConfig
 from tartlet_common.paths import make_private
-from tartlet_common.settings import ControlSettings, OperatorSettings, ROLES, WorkerSettings
+from tartlet_common.settings import ROLES, ControlSettings, OperatorSettings, WorkerSettings
 
 
 def _file(tmp_path: Path, text: str) -> Path:

@@ -154,7 +154,7 @@ def wait_ready(
         InferletNotReady: not within `timeout_s`; the condition says why.
     """
     from tartlet_cli.kube.api import INFERLETS
-    from tartlet_cli.kube.errors import InferletNotReady, InferletRefused
+    from tartlet_cli.kube.errors import UNSEEN, UNSEEN_TOLD, InferletNotReady, InferletRefused
     from tartlet_common.errors import REGISTRY
 
     metadata = applied["metadata"]
@@ -166,7 +166,7 @@ def wait_ready(
         current = ready.get("observedGeneration", 0) >= metadata["generation"]
         if current and ready.get("status") == "True":
             return found
-        told = {"name": metadata["name"], "reason": "NoStatus", "detail": "no operator has looked at it yet"}
+        told = {"name": metadata["name"], "reason": UNSEEN, "detail": UNSEEN_TOLD}
         if ready and current:
             told |= {"reason": ready["reason"], "detail": ready.get("message", "")}
             if ready["status"] == "False" and ready["reason"] in final:

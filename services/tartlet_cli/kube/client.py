@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tartlet_cli.kube.api import SECRETS, Cluster
-from tartlet_cli.kube.errors import NotThere, RuntimeUnreachable
+from tartlet_cli.kube.errors import IdentityMissing, NotThere, RuntimeUnreachable
 from tartlet_cli.kube.options import Target
 from tartlet_cli.kube.port_forward import PortForward
 from tartlet_cli.kube.release import Release, find_pod, find_release
-from tartlet_common.errors import RuntimeLost, Unavailable
+from tartlet_common.errors import RuntimeLost, Unavailable, UnknownInferlet
 from tartlet_common.paths import make_private, run_dir
 from tartlet_common.rpc import Tls
 
@@ -55,6 +55,10 @@ async def cluster_client(target: Target, say: Callable[[str], None] = lambda _: 
         try:
             async with AsyncClient(f"localhost:{forward.local_port}", tls=tls) as client:
                 yield client
+        except UnknownInferlet as e:
+            seen = f"`kubectl -n {release.namespace} get inferlet {e.fields.get('inferlet', '')}`"
+            remedy = f"{seen} tells whether there is one, and why it isn't Ready; `tartlet apply FILE` makes one."
+            raise UnknownInferlet(**e.fields | {"remedy": remedy}) from e
         except (Unavailable, RuntimeLost) as e:
             broken = forward.error
             if broken is not None:
@@ -97,6 +101,9 @@ def _identity(cluster: Cluster, release: Release) -> dict[str, Any]:
 
     Raises:
         Forbidden: only the editor role may read it.
-        NotThere: it hasn't been made.
+        IdentityMissing: it hasn't been made.
     """
-    return cluster.get(SECRETS, release.client_secret, release.namespace)
+    secret = cluster.find(SECRETS, release.client_secret, release.namespace)
+    if secret is None:
+        raise IdentityMissing(release=release.name, namespace=release.namespace, name=release.client_secret)
+    return secret

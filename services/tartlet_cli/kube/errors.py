@@ -21,6 +21,10 @@ from tartlet_common.errors import (
 
 _DEFINITIONS: Final = "apiextensions.k8s.io"
 
+UNSEEN: Final = "NoStatus"
+UNSEEN_TOLD: Final = "no operator has looked at it yet: one watches its own namespace, or those of operator.namespaces"
+"""Why an object has no status at all, which is all that a namespace without an operator shows."""
+
 
 class PackageMissing(InvalidConfig):
     """The extra isn't installed."""
@@ -81,6 +85,16 @@ class NotThere(InvalidArgument):
 
     message = "can't {action}: {detail}"
     remedy = "Check the name, --namespace and --context."
+
+
+class IdentityMissing(NotThere):
+    """A release without the Secret that its clients show."""
+
+    message = "release {release} in namespace {namespace} lacks its certificates: there is no secret {name}"
+    remedy = (
+        "`helm upgrade` makes them, unless certificates.provider says that cert-manager or you do: `kubectl get "
+        "certificate` shows what keeps it from them."
+    )
 
 
 class KindUnknown(InvalidArgument):

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any
 
+from tartlet_cli.kube.errors import UNSEEN, UNSEEN_TOLD
 from tartlet_cli.programs import age, columns
 
 Object = dict[str, Any]
@@ -14,6 +15,10 @@ Row = tuple[str, ...]
 _RUNS = 10
 """So many runs are shown: those that go on, then those that ended last."""
 
+_NO_RELEASE = (
+    "no release of Tartlet is in this namespace: unless another's operator watches it (operator.namespaces), nobody "
+    "updates what is shown"
+)
 _RELEASES: Row = ("RELEASE", "RUNTIME", "AGE")
 _POOLS: Row = ("POOL", "MODEL", "READY", "REASON", "AGE")
 _ENGINES: Row = ("ENGINE", "POOL", "STATE", "REASON", "NODE")
@@ -22,12 +27,16 @@ _RUNS_SHOWN: Row = ("RUN", "INFERLET", "PHASE", "REASON", "TOKENS", "AGE")
 
 
 def text(
-    releases: Sequence[Row], pools: Sequence[Object], inferlets: Sequence[Object], runs: Sequence[Object], now: datetime
+    releases: Sequence[Row] | None,
+    pools: Sequence[Object],
+    inferlets: Sequence[Object],
+    runs: Sequence[Object],
+    now: datetime,
 ) -> str:
     """Releases, pools, engines, inferlets and runs, each as a table where there are any.
 
     Args:
-        releases: rows of the first table: name, how its runtime is, age.
+        releases: rows of the first table: name, how its runtime is, age; None: who asks may not see them.
         pools: EnginePools.
         inferlets: Inferlets.
         runs: InferletRuns; the newest are shown.
@@ -35,7 +44,7 @@ def text(
     """
     shown = newest(runs)
     tables = [
-        (_RELEASES, list(releases)),
+        (_RELEASES, list(releases or ())),
         (_POOLS, [_pool(each, now) for each in pools]),
         (_ENGINES, [row for each in pools for row in _engines(each)]),
         (_INFERLETS, [_inferlet(each, now) for each in inferlets]),
@@ -44,6 +53,10 @@ def text(
     parts = [columns([head, *rows]) for head, rows in tables if rows]
     if len(shown) < len(runs):
         parts.append(f"and {len(runs) - len(shown)} runs before")
+    if any(not _status(each) for each in (*pools, *inferlets, *shown)):
+        parts.append(f"{UNSEEN}: {UNSEEN_TOLD}")
+    if parts and releases is not None and not releases:
+        parts.append(_NO_RELEASE)
     return "\n\n".join(parts) or "nothing of Tartlet is here"
 
 
@@ -82,8 +95,11 @@ def _age(found: Object, now: datetime) -> str:
     return since(found["metadata"]["creationTimestamp"], now)
 
 
-def _why(*conditions: Object) -> str:
-    """The reason of the first that isn't as it should be."""
+def _why(found: Object, *kinds: str) -> str:
+    """The reason of the first condition that isn't as it should be."""
+    if not _status(found):
+        return UNSEEN
+    conditions = (_condition(found, kind) for kind in kinds)
     return next((str(c["reason"]) for c in conditions if c and c["status"] != "True"), "")
 
 
@@ -91,7 +107,7 @@ def _pool(pool: Object, now: datetime) -> Row:
     status = _status(pool)
     ready = f"{status.get('readyReplicas', 0)}/{pool['spec'].get('replicas', 1)}"
     degraded = _condition(pool, "Degraded")
-    why = str(degraded["reason"]) if degraded.get("status") == "True" else _why(_condition(pool, "Ready"))
+    why = str(degraded["reason"]) if degraded.get("status") == "True" else _why(pool, "Ready")
     return pool["metadata"]["name"], pool["spec"]["model"]["name"], ready, why, _age(pool, now)
 
 
@@ -110,7 +126,7 @@ def _inferlet(inferlet: Object, now: datetime) -> Row:
         str(_status(inferlet).get("model") or ""),
         str(ready.get("status", "Unknown")),
         str(runnable.get("status", "Unknown")),
-        _why(ready, runnable),
+        _why(inferlet, "Ready", "Runnable"),
         _age(inferlet, now),
     )
 
@@ -119,6 +135,6 @@ def _run(run: Object, now: datetime) -> Row:
     status = _status(run)
     phase = str(status.get("phase") or "Pending")
     error = status.get("error") or {}
-    why = str(error.get("name") or "") or ("" if phase == "Succeeded" else _why(_condition(run, "Succeeded")))
+    why = str(error.get("name") or "") or ("" if phase == "Succeeded" else _why(run, "Succeeded"))
     tokens = str((status.get("tokens") or {}).get("output", 0))
     return run["metadata"]["name"], run["spec"]["inferlet"], phase, why, tokens, _age(run, now)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import sys
 import time
@@ -19,6 +20,7 @@ from tartlet_cli.run import run_on_cluster
 
 if TYPE_CHECKING:
     from tartlet_cli.kube.api import Cluster, Object
+    from tartlet_cli.kube.errors import RunNotStarted
 
 _LOOK_S = 0.5
 _SILENCE_S = 0.3  # `logs` without --follow takes so long a pause for the end of what is there
@@ -58,6 +60,8 @@ def status(*, as_json: bool, **options: Any) -> None:
     try:
         with Cluster.connect(target(options)) as cluster:
             pools, inferlets, runs = (cluster.list(kind, cluster.namespace) for kind in (POOLS, INFERLETS, RUNS))
+            if not (pools or inferlets or runs):
+                _check_namespace(cluster)
             if as_json:
                 click.echo(json.dumps({"pools": pools, "inferlets": inferlets, "runs": runs}))
                 return
@@ -120,8 +124,21 @@ def main() -> None:
     cli(prog_name="kubectl tartlet")
 
 
-def _releases(cluster: Cluster, now: datetime) -> list[tuple[str, ...]]:
-    """Name, how many runtimes are ready, age; nothing where Services and pods may not be seen, as by viewers."""
+def _check_namespace(cluster: Cluster) -> None:
+    """The API server lists nothing in a namespace that there isn't, as in an empty one.
+
+    Raises:
+        NotThere: there is none of that name.
+    """
+    from tartlet_cli.kube.api import NAMESPACES
+    from tartlet_cli.kube.errors import Forbidden
+
+    with contextlib.suppress(Forbidden):  # few may look at namespaces
+        cluster.get(NAMESPACES, cluster.namespace)
+
+
+def _releases(cluster: Cluster, now: datetime) -> list[tuple[str, ...]] | None:
+    """Name, how many runtimes are ready, age; None where Services and pods may not be seen, as by viewers."""
     from tartlet_cli.kube.api import PODS, SERVICES
     from tartlet_cli.kube.errors import Forbidden
     from tartlet_cli.kube.overview import since
@@ -131,7 +148,7 @@ def _releases(cluster: Cluster, now: datetime) -> list[tuple[str, ...]]:
         services = cluster.list(SERVICES, cluster.namespace, RUNTIMES)
         pods = cluster.list(PODS, cluster.namespace, RUNTIMES)
     except Forbidden:
-        return []
+        return None
     rows: list[tuple[str, ...]] = []
     for service in services:
         name = service["metadata"]["labels"][INSTANCE]
@@ -148,7 +165,7 @@ def _logs(name: str, at: Target, *, follow: bool, as_json: bool) -> None:
     Who may not attach, or has no runtime in the namespace, is shown what the status says meanwhile.
     """
     from tartlet_cli.kube.api import RUNS, Cluster
-    from tartlet_cli.kube.errors import Forbidden, ReleaseNotFound, RunNotStarted
+    from tartlet_cli.kube.errors import Forbidden, ReleaseNotFound
     from tartlet_common.errors import UnknownProgram
 
     seen = ""
@@ -179,10 +196,7 @@ def _logs(name: str, at: Target, *, follow: bool, as_json: bool) -> None:
                     shown = program, output
             if not follow:
                 if not program:
-                    waits = _waits(run)
-                    raise RunNotStarted(
-                        name=name, reason=waits.get("reason", "Pending"), detail=waits.get("message", "")
-                    )
+                    raise _not_started(run)
                 if as_json and shown is not None:
                     click.echo(json.dumps(status))
                 return
@@ -244,7 +258,13 @@ def _print_status(run: Object, before: str, *, as_json: bool) -> None:
         sys.stderr.write(text.rstrip("\n") + "\n")
 
 
-def _waits(run: Object) -> dict[str, str]:
+def _not_started(run: Object) -> RunNotStarted:
     """Why a run has not begun."""
-    conditions = (run.get("status") or {}).get("conditions") or []
-    return next((c for c in conditions if c["type"] in ("Running", "Succeeded")), {})
+    from tartlet_cli.kube.errors import UNSEEN, UNSEEN_TOLD, RunNotStarted
+
+    name, status = run["metadata"]["name"], run.get("status")
+    if not status:
+        return RunNotStarted(name=name, reason=UNSEEN, detail=UNSEEN_TOLD)
+    conditions: list[Object] = status.get("conditions") or []
+    waits = next((c for c in conditions if c["type"] in ("Running", "Succeeded")), {})
+    return RunNotStarted(name=name, reason=waits.get("reason", "Pending"), detail=waits.get("message", ""))
