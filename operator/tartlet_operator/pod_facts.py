@@ -208,7 +208,7 @@ def _crash(reason: str, ended: Mapping[str, Any], waits: str, restarts: int, *, 
     elif ended.get("exitCode") == 0:
         reason, said, why = Reason.ENGINE_NOT_STARTED, "it was ended before it took programs", _NOT_STARTED
     elif ended.get("reason") == "OOMKilled":
-        reason = "OOMKilled"
+        reason, said = "OOMKilled", said or "the engine's process was killed: out of memory"
     if reason in _FIELDS:
         why = f"see {_FIELDS[reason]}"
     behind = "; ".join(filter(None, (why, f"restarted {restarts} times" if restarts else "")))

@@ -267,7 +267,9 @@ def finished(old: InferletRunStatus, finish: Finish, *, generation: int, now: fl
     name = outcome.error.name if outcome.error is not None else Reason.FAILED
     message = str(outcome.error or "")
     if finish.waited and new.error is not None:
-        message = f"{message}; it waited: {finish.waited}"
+        deadline_s = outcome.error.fields["deadline_s"] if outcome.error is not None else 0
+        launched = "launched again" if old.attempts else "launched"
+        message = f"the run was not {launched} within its deadline of {deadline_s} s; it waited: {finish.waited}"
         told = {"message": message[:TRACEBACK_CHARS], "remedy": _WAITED_REMEDY}
         new = new.model_copy(update={"error": new.error.model_copy(update=told)})
     return _with(new, generation, now, "Failed", name, message)

@@ -124,11 +124,14 @@ class ApiServer:
         for name in ("apiserver", "etcd"):  # without etcd the API server would linger
             self._end(name)
 
-    def call(self, method: str, path: str, body: Any = None, content_type: str = "application/json") -> Any:
+    def call(
+        self, method: str, path: str, body: Any = None, content_type: str = "application/json", accept: str = ""
+    ) -> Any:
         data = json.dumps(body).encode() if body is not None else None
         request = urllib.request.Request(self.base + path, data, method=method)
         request.add_header("Authorization", f"Bearer {TOKEN}")
         request.add_header("Content-Type", content_type)
+        request.add_header("Accept", accept or "*/*")
         try:
             with urllib.request.urlopen(request, context=self.tls, timeout=30) as reply:
                 raw = reply.read()

@@ -79,7 +79,10 @@ def test_an_engine_that_is_ended_before_it_has_started_says_so() -> None:
 def test_a_process_that_says_nothing_shows_how_it_ended() -> None:
     assert pod(state=ended("", 137, "OOMKilled")).reason == "OOMKilled"
     made = pod(state={"waiting": {"reason": "CrashLoopBackOff"}}, lastState=ended("", 137, "OOMKilled"))
-    assert (made.reason, made.message) == ("OOMKilled", "(see spec.resources.limits)")
+    assert (made.reason, made.message) == (
+        "OOMKilled",
+        "the engine's process was killed: out of memory (see spec.resources.limits)",
+    )
     assert pod(state=ended("trace", 2)).message == "trace (exit status 2)"
 
 

@@ -171,7 +171,8 @@ def test_a_run_whose_time_is_over_before_it_ran_says_what_it_waited_for() -> Non
     assert error is not None
     assert failed is not None
     assert (error.name, failed.reason) == ("DeadlineExceeded", "DeadlineExceeded")
-    assert "it waited: InferletNotFound: spec.inferlet names i," in error.message
+    told = "the run was not launched within its deadline of 30 s; it waited: InferletNotFound: spec.inferlet names i,"
+    assert error.message.startswith(told)
     assert failed.message == error.message
     assert "spec.deadlineSeconds" in error.remedy
 

@@ -138,6 +138,30 @@ def test_a_pool_is_scaled_through_the_scale_subresource(api_server: ApiServer, n
     assert api_server.call("GET", path(namespace, "EnginePool", "p"))["spec"]["replicas"] == 3
 
 
+@pytest.mark.parametrize(
+    ("ready", "runnable", "reason"),
+    [
+        (("True", "Catalogued"), ("True", "PoolReady"), None),
+        (("True", "Catalogued"), ("False", "PoolNotFound"), "PoolNotFound"),
+        (("False", "InvalidSource"), ("False", "InferletNotReady"), "InvalidSource"),
+    ],
+)
+def test_an_inferlets_reason_is_of_what_isnt_true(
+    api_server: ApiServer, namespace: str, ready: tuple[str, str], runnable: tuple[str, str], reason: str | None
+) -> None:
+    at = path(namespace, "Inferlet")
+    api_server.call("POST", at, manifest("Inferlet", "i", {"source": {"inline": "pass"}}))
+    conditions = [
+        {"type": kind, "status": status, "reason": why, "lastTransitionTime": "2026-01-01T00:00:00Z"}
+        for kind, (status, why) in (("Ready", ready), ("Runnable", runnable))
+    ]
+    patch = {"status": {"conditions": conditions}}
+    api_server.call("PATCH", f"{at}/i/status", patch, "application/merge-patch+json")
+    table = api_server.call("GET", at, accept="application/json;as=Table;g=meta.k8s.io;v=v1")
+    names = [column["name"] for column in table["columnDefinitions"]]
+    assert table["rows"][0]["cells"][names.index("Reason")] == reason
+
+
 def test_kubectl_shows_what_one_wants_to_know(api_server: ApiServer, namespace: str) -> None:
     api_server.call("POST", path(namespace, "EnginePool"), manifest("EnginePool", "p", FAKE))
     names = {}

@@ -174,7 +174,7 @@ INFERLET = Resource(
         Column("Model", ".status.model"),
         condition_column("Ready", "Ready"),
         condition_column("Runnable", "Runnable"),
-        condition_column("Reason", "Ready", "reason"),
+        Column("Reason", '.status.conditions[?(@.status!="True")].reason'),  # of the first that isn't as it should be
         Column("Digest", ".status.digest", priority=1),
         AGE,
     ),
