@@ -23,6 +23,7 @@ _USAGE = """usage: python -m e2e.cluster COMMAND
   image              builds Tartlet's image, lets pods use it, and prints its name
   kubectl ARGUMENT...
   helm ARGUMENT...
+  in COMMAND...      any other command, such as tartlet or kubectl-tartlet
 """
 
 
@@ -52,6 +53,8 @@ def main(arguments: list[str]) -> int:
             return subprocess.run([*cluster.kubectl(), *rest], check=False).returncode
         case ["helm", *rest]:
             return subprocess.run([*cluster.helm(), *rest], check=False).returncode
+        case ["in", *command] if command:
+            return subprocess.run([*cluster.within(), *command], check=False).returncode
         case _:
             print(_USAGE, end="", file=sys.stderr)
             return 2

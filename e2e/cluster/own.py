@@ -120,6 +120,10 @@ class OwnCluster:
         """Helm, the same way."""
         return [*self.enter("net"), str(toolchain.helm(self.layout)), f"--kubeconfig={self.layout.kubeconfig}"]
 
+    def within(self) -> list[str]:
+        """Any other command, the same way."""
+        return [*self.enter("net"), "env", f"KUBECONFIG={self.layout.kubeconfig}"]
+
     def load(self, image: Image) -> None:
         """Lets pods use an image."""
         known = self._ctr("images", "ls", "-q").split()

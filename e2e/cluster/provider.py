@@ -51,6 +51,9 @@ class Cluster(Protocol):
     def helm(self) -> list[str]:
         """The beginning of a Helm command."""
 
+    def within(self) -> list[str]:
+        """The beginning of any command: it reaches the cluster, and KUBECONFIG tells it which."""
+
     def image(self) -> Image:
         """Tartlet's image, such that pods find it."""
 
@@ -118,7 +121,9 @@ class Given:
         return True
 
     def down(self) -> None:
-        """It stays up."""
+        """It stays up, as one of the harness's own may."""
+        own = "the harness's own goes with `env -u KUBECONFIG make cluster-down`"
+        print(f"KUBECONFIG names somebody else's cluster, which is left up; {own}", file=sys.stderr)
 
     def kubectl(self) -> list[str]:
         """The machine's own kubectl; it reads KUBECONFIG itself, which may name several files."""
@@ -127,6 +132,10 @@ class Given:
     def helm(self) -> list[str]:
         """Helm, the same way."""
         return [str(toolchain.helm(self.layout))]
+
+    def within(self) -> list[str]:
+        """Nothing: KUBECONFIG is there."""
+        return []
 
     def image(self) -> Image:
         """The image that the environment names.
@@ -185,6 +194,10 @@ class Kind:
     def helm(self) -> list[str]:
         """Helm."""
         return [str(toolchain.helm(self.layout)), f"--kubeconfig={self.config}"]
+
+    def within(self) -> list[str]:
+        """It is reached from everywhere."""
+        return ["env", f"KUBECONFIG={self.config}"]
 
     def image(self) -> Image:
         """Builds the image with Docker and loads it."""

@@ -53,6 +53,7 @@ def test_kinds_cluster_is_made_once_and_deleted(tmp_path: Path, asked: Path) -> 
     cluster.up()
     assert not [c for c in commands(asked) if "create" in c]
     assert cluster.kubectl() == ["kubectl", f"--kubeconfig={config}"]
+    assert cluster.within() == ["env", f"KUBECONFIG={config}"]
     assert cluster.helm() == [str(tmp_path / "bin" / "helm"), f"--kubeconfig={config}"]
     cluster.down()
     assert commands(asked) == [f"kind delete cluster --name {KIND_NAME} --kubeconfig {config}"]
@@ -75,7 +76,9 @@ def test_kinds_image_is_dockers_and_loaded(tmp_path: Path, asked: Path) -> None:
     ]
 
 
-def test_a_given_cluster_is_asked_and_left_alone(tmp_path: Path, asked: Path) -> None:
+def test_a_given_cluster_is_asked_and_left_alone(
+    tmp_path: Path, asked: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     given = {"KUBECONFIG": "/k", "TARTLET_E2E_IMAGE": "registry.example/tartlet:1"}
     cluster = Given(Layout(tmp_path), given)
     cluster.ensure()
@@ -83,8 +86,10 @@ def test_a_given_cluster_is_asked_and_left_alone(tmp_path: Path, asked: Path) ->
     cluster.up()
     assert cluster.is_up()
     assert cluster.image().name == "registry.example/tartlet:1"
+    assert cluster.within() == []
     cluster.down()
     assert commands(asked) == []
+    assert "which is left up" in capsys.readouterr().err
 
 
 def test_what_a_given_cluster_lacks_is_said(tmp_path: Path, asked: Path) -> None:
