@@ -40,6 +40,9 @@ class Recorded:
     def helm(self) -> list[str]:
         return ["helm"]
 
+    def within(self) -> list[str]:
+        return []
+
     def image(self) -> Image:
         return Image("image", Path())
 
