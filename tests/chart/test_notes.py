@@ -41,3 +41,11 @@ def test_every_line_of_the_notes_that_is_to_be_copied_is_one_command(values: dic
         assert not words or words[0] in {"kubectl", "helm", "tartlet"}, line
         assert not {"before", "after", "it"} & set(words), line
     assert not [line for line in said if not line.startswith("  ") and "kubectl -n" in line]
+
+
+def test_the_notes_are_true_at_a_later_test_of_the_release_too(tmp_path: Path) -> None:
+    """Helm shows them again then, when all is up and pools may have been applied by hand."""
+    said = notes({"enginePools": []}, tmp_path)
+    assert "Unless there is one, apply an EnginePool" in said
+    assert "no engines yet" not in said
+    assert "is being started" not in said
