@@ -206,7 +206,10 @@ class _Session:
         try:
             source = self._source()  # a missing file is told before anything starts
         except InvalidSource as e:
-            raise click.BadParameter(str(e.fields["detail"]), param_hint="FILE") from e
+            detail, name = str(e.fields["detail"]), self._options.file
+            if isinstance(e.__cause__, FileNotFoundError) and not Path(name).suffix:
+                detail += f"; a program in a catalogue runs by its name: --inferlet {name}"
+            raise click.BadParameter(detail, param_hint="FILE") from e
         task = asyncio.current_task()
         assert task is not None
         on_signals(self._interrupt, task)

@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from tartlet.client import AsyncClient
     from tartlet.model import ProgramInfo, RuntimeState
 
+_ID_CHARS = 16  # of an engine's id, at least
+_BESIDE_ID = 64  # columns that the other cells want
+
 
 @click.command()
 @look_options
@@ -46,11 +49,11 @@ async def watch(client: AsyncClient, interval: float, *, once: bool, as_json: bo
 
     console = Console()
     if once:
-        console.print(_screen(await client.state(), await client.list()))
+        console.print(screen(await client.state(), await client.list(), console.width))
         return
     with Live(console=console, screen=console.is_terminal, auto_refresh=False) as live:
         while True:
-            live.update(_screen(await client.state(), await client.list()), refresh=True)
+            live.update(screen(await client.state(), await client.list(), console.width), refresh=True)
             await asyncio.sleep(interval)
 
 
@@ -67,7 +70,21 @@ def _document(state: RuntimeState, infos: list[ProgramInfo]) -> dict[str, Any]:
     }
 
 
-def _screen(state: RuntimeState, infos: list[ProgramInfo]) -> RenderableType:
+def cut(name: str, width: int) -> str:
+    """A name without its middle if it is longer: pods of one pool differ in their ends.
+
+    Example:
+        >>> cut("demo-7c9d8f6b5-x2x4z", 14), cut("engine", 14)
+        ('demo-7…5-x2x4z', 'engine')
+    """
+    if len(name) <= width:
+        return name
+    tail = width // 2
+    return f"{name[: width - 1 - tail]}…{name[-tail:]}"
+
+
+def screen(state: RuntimeState, infos: list[ProgramInfo], width: int) -> RenderableType:
+    """The tables, for a terminal of so many columns."""
     from rich.console import Group
     from rich.table import Table
 
@@ -76,11 +93,13 @@ def _screen(state: RuntimeState, infos: list[ProgramInfo]) -> RenderableType:
     link = "connected" if state.control_connected else "not connected"
     title = f"runtime {state.version}: {state.running} of {state.capacity} programs, control {link}, {state.boundary}"
     engines = Table(title=title, title_justify="left", box=None)
-    for heading in ("ENGINE", "MODEL", "STATE", "PAGES FREE", "PAGES", "PROGRAMS", "IN FLIGHT", "TOKENS/S"):
-        engines.add_column(heading, justify="left" if heading in ("ENGINE", "MODEL", "STATE") else "right")
+    id_width = max(_ID_CHARS, width - _BESIDE_ID)
+    engines.add_column("ENGINE", no_wrap=True, min_width=min(id_width, _ID_CHARS))
+    for heading in ("MODEL", "STATE", "PAGES FREE", "PAGES", "PROGRAMS", "IN FLIGHT", "TOKENS/S"):
+        engines.add_column(heading, justify="left" if heading in ("MODEL", "STATE") else "right")
     for engine in state.control.get("engines", []):
         pages = next((pool for name, pool in engine["pools"].items() if "page" in name), {"free": "", "total": ""})
-        cells = (engine["id"], engine["model"], engine["state"], pages["free"], pages["total"])
+        cells = (cut(engine["id"], id_width), engine["model"], engine["state"], pages["free"], pages["total"])
         engines.add_row(*map(str, (*cells, engine["programs"], engine["in_flight"], engine["tokens_per_s"])))
     programs = Table(box=None)
     for heading in ("PROGRAM", "NAME", "STATE", "AGE", "TOKENS", "MS/TOKEN", "PAGES", "COMMANDS"):

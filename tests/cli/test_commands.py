@@ -9,14 +9,17 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
+from rich.console import Console
 
 from tartlet._convert import limits_from_proto, limits_to_proto
-from tartlet.model import NAME, Limits
+from tartlet.model import NAME, Limits, RuntimeState
 from tartlet_cli import exits
 from tartlet_cli.main import _COMMANDS, cli
+from tartlet_cli.top import cut, screen
 from tartlet_common.errors import InvalidArgument
 from tartlet_control.catalogue import _NAME
 from tests.e2e.serving import PROGRAMS, Serving, command, environment, out, tartlet_cli
@@ -244,6 +247,20 @@ def test_a_mistyped_command_names_the_one_that_is_close(run_dir: Path) -> None:
     assert mistyped.returncode == exits.USAGE
     assert "No such command 'lunch'. Did you mean 'launch'?" in mistyped.stderr
     assert out(run_dir, "--version") == out(run_dir, "version")
+
+
+def test_engines_of_one_pool_are_told_apart_on_a_narrow_terminal() -> None:
+    assert [cut(f"demo-7c9d8f6b5-x2x4{end}", 16) for end in "ab"] == ["demo-7c…b5-x2x4a", "demo-7c…b5-x2x4b"]
+    assert cut("demo-7c9d8f6b5-x2x4a", 20) == "demo-7c9d8f6b5-x2x4a"
+    named = {"model": "llama-3.2-1b-instruct", "state": "ready", "pools": {"kv_page": {"free": 16384, "total": 16384}}}
+    rest: dict[str, Any] = {**named, "programs": 12, "in_flight": 3, "tokens_per_s": 1234.5}
+    engines = [{"id": f"demo-7c9d8f6b5-x2x4{end}", **rest} for end in "ab"]
+    state = RuntimeState("1", "", 0, 1, True, {"engines": engines}, "", "shim", 0)
+    console = Console(width=80)
+    with console.capture() as shown:
+        console.print(screen(state, [], console.width))
+    assert "demo-7c…b5-x2x4a" in shown.get()
+    assert "demo-7c…b5-x2x4b" in shown.get()
 
 
 def test_models_top_and_doctor_describe_the_server(server: Serving) -> None:

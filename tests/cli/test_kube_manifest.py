@@ -18,6 +18,7 @@ from tartlet_cli.kube import crds, errors, manifest, overview, release
 from tartlet_cli.kube.apply import apply
 from tartlet_cli.kube.client import private_files
 from tartlet_cli.kube.manifest import Program
+from tartlet_cli.run import run_on_cluster
 from tartlet_common.errors import InvalidArgument, InvalidSource
 from tartlet_operator.api.inferlet import SOURCE_BYTES, Inferlet
 
@@ -128,6 +129,12 @@ def test_dry_run_prints_what_kubectl_can_apply_and_needs_no_cluster(tmp_path: Pa
     assert done.exit_code == 0, done.output
     assert yaml.safe_load(done.stdout)["metadata"] == {"name": "my-program", "namespace": "team"}
     assert json.loads(runner.invoke(apply, [str(file), "--dry-run", "-o", "json"]).stdout)["kind"] == "Inferlet"
+
+
+def test_a_name_where_a_file_is_wanted_is_told_how_it_runs() -> None:
+    named = CliRunner().invoke(run_on_cluster(), ["hello"])
+    assert (named.exit_code, "by its name: --inferlet hello" in named.output) == (exits.USAGE, True), named.output
+    assert "--inferlet" not in CliRunner().invoke(run_on_cluster(), ["hello.py"]).output
 
 
 def test_usage_errors_come_before_any_cluster(tmp_path: Path) -> None:
