@@ -144,10 +144,7 @@ class MiniHost:
             case Op.SEND:
                 self.sent.append(command.payload)
             case Op.RECEIVE if self.refused is not None:
-                fields = self.refused.to_json()
-                self.out.add(
-                    Event.FAILURE, flags=Flag.AWAIT, ticket=command.ticket, a=self.refused.number, payload=fields
-                )
+                self.fail(command, self.refused)
             case Op.RECEIVE:
                 self.receivers.append(command.ticket)
                 self.hand_over()
@@ -260,14 +257,8 @@ class MiniHost:
 
     def fail(self, command: Command, error: errors.TartletError) -> None:
         if command.flags & Flag.AWAIT:
-            self.out.add(
-                Event.FAILURE,
-                flags=Flag.AWAIT,
-                ticket=command.ticket,
-                queue=command.queue,
-                a=error.number,
-                payload=error.to_json(),
-            )
+            told: dict[str, Any] = {"a": error.number, "payload": error.to_json()}
+            self.out.add(Event.FAILURE, flags=Flag.AWAIT, ticket=command.ticket, queue=command.queue, **told)
 
     def allocate(self, command: Command) -> None:
         kind = command.op.name.split("_")[1].lower()

@@ -150,7 +150,7 @@ WRONG: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     "a page twice": (lambda: dealloc_kvpage([KvPage(0)] * 2), errors.InvalidArgument, "pages of dealloc_kvpage.*twice"),
     "a negative ticket": (lambda: cancel(-1), errors.InvalidArgument, "since of cancel"),
     "letters for tokens": (lambda: get_vocabs(first="a"), errors.InvalidArgument, "first of get_vocabs"),  # type: ignore[arg-type]
-    "an embed to mask": (lambda: mask_kvpage(Embed(0), 1), errors.InvalidArgument, "page of mask_kvpage"),  # type: ignore[arg-type]
+    "an embed to mask": (lambda: mask_kvpage(Embed(0), 1), errors.InvalidArgument, "page of mask_kvpage"),  # type: ignore[call-overload]
     "a word to mask": (lambda: mask_kvpage(KvPage(0), "no"), errors.InvalidArgument, "list of booleans.*'no'"),  # type: ignore[arg-type]
     "a mask too long": (
         lambda: mask_kvpage(KvPage(0), [True] * 40),
@@ -158,7 +158,7 @@ WRONG: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
         "tokens of a page, not 40",
     ),
     "bits too many": (lambda: mask_kvpage(KvPage(0), 1 << 40), errors.InvalidArgument, "tokens of a page"),
-    "an embed to copy": (lambda: copy_kvpage(Embed(0), KvPage(1)), errors.InvalidArgument, "src of copy_kvpage"),  # type: ignore[arg-type]
+    "an embed to copy": (lambda: copy_kvpage(Embed(0), KvPage(1)), errors.InvalidArgument, "src of copy_kvpage"),  # type: ignore[call-overload]
     "past a page's end": (
         lambda: copy_kvpage(KvPage(0), KvPage(1), src_offset=20),
         errors.InvalidArgument,

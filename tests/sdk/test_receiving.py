@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from inferlet import errors, receive, receive_bytes, synchronize
-from inferlet._abi import OP_RECEIVE
+from tartlet_common.abi import Op
 from tartlet_common.errors import TooManyCommands
 from tests.sdk.harness import run
 from tests.sdk.mini_host import MiniHost
@@ -48,7 +48,7 @@ def test_looking_often_asks_the_host_once() -> None:
         assert await receive() == "a"
 
     run(host, main)
-    assert host.ops.count(OP_RECEIVE) == 3
+    assert host.ops.count(Op.RECEIVE) == 3
 
 
 def test_those_who_wait_get_messages_in_their_order_whoever_leaves() -> None:
