@@ -207,6 +207,16 @@ def fake_pool(kube: Kube) -> str:
 
 
 @pytest.fixture(scope="session")
+def unstartable(kube: Kube) -> Object:
+    """A pool whose pods no node can begin with. Made some modules before it is looked at: a node is given a while."""
+    volume = {"name": "none", "secret": {"secretName": "unstartable-none"}}
+    mounts = [{"name": "none", "mountPath": "/none"}]
+    made = pool("unstartable", podTemplate={"volumes": [volume], "volumeMounts": mounts})
+    kube.apply(made)
+    return made
+
+
+@pytest.fixture(scope="session")
 def demo_pool(kube: Kube, cluster: Cluster) -> str:
     """A pool of torch engines with the demo model, both from read-only volumes."""
     if not isinstance(cluster, Own):

@@ -16,7 +16,7 @@ from e2e.cluster.provider import Own
 from e2e.tests.operators import kill, operators
 
 API_SERVER: Final = "API server"
-DECK: Final = ("operator",) * 4 + ("engine",) * 2 + ("control", "runtime", API_SERVER)
+DECK: Final = ("operator",) * 3 + ("engine",) * 2 + ("control", "runtime", API_SERVER)
 """What ends in a row, in random order, and again in another."""
 
 AWAY_S: Final = 60.0

@@ -19,6 +19,9 @@ UNHEARD = "unheard"
 COPY = "cp -r /source/demo /models/demo"
 
 
+pytestmark = pytest.mark.usefixtures("unstartable")
+
+
 @pytest.fixture(scope="module", autouse=True)
 def gone_at_the_end(kube: Kube, demo_pool: str) -> Iterator[None]:
     """The claims are those of the demo pool; programs that bring no model along ask for its."""

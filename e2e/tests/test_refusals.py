@@ -16,7 +16,6 @@ from e2e.tests.story import inferlet
 from e2e.tests.test_answers import API, run
 from tests.operator.test_validation import BAD
 
-NOBODY = {"name": "none", "secret": {"secretName": "refusals-none"}}
 NODE = {"name": "node", "hostPath": {"path": "/etc"}}
 TORCH = {"backend": "Torch", "kvMemory": "64Mi"}
 SETTING = {"name": "TARTLET_WORKER_THREADS", "value": "many"}
@@ -72,9 +71,6 @@ def cases(image: Image) -> Iterator[Case]:
     yield Case(run("refusals-nothing", "refusals-none"), "Succeeded", "InferletNotFound", "spec.inferlet", "create it")
     model = run("refusals-model", "refusals-homeless", model="refusals-none")
     yield Case(model, "Succeeded", "UnknownModel", "refusals-none", "model")
-    # the last: a node is given a while for it
-    mounted = {"volumes": [NOBODY], "volumeMounts": [{"name": "none", "mountPath": "/none"}]}
-    yield _pool("volume", "PodUnstarted", "spec.podTemplate.volumes", "Secrets", podTemplate=mounted)
 
 
 def test_the_api_server_refuses_each_kind_of_bad_manifest(kube: Kube) -> None:
@@ -93,8 +89,11 @@ def test_the_api_server_refuses_each_kind_of_bad_manifest(kube: Kube) -> None:
         assert any(field in t and remedy in t for t in mine), (name, field, remedy, mine)
 
 
-def test_what_the_operator_alone_can_know_is_in_a_condition(kube: Kube, image: Image, fake_pool: str) -> None:
-    there = list(cases(image))
+def test_what_the_operator_alone_can_know_is_in_a_condition(
+    kube: Kube, image: Image, fake_pool: str, unstartable: Object
+) -> None:
+    unstarted = Case(unstartable, "Ready", "PodUnstarted", "spec.podTemplate.volumes", "Secrets")
+    there = [*cases(image), unstarted]
     kube.apply(*(case.wrong for case in there))
     try:
         with step(f"{len(there)} conditions"):
