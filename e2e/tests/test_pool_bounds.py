@@ -130,8 +130,10 @@ def test_a_rolling_update_to_another_form_of_the_model_fails_no_program(kube: Ku
             kube.apply(run(f"form-late-{late}", PROGRAM, args=["0.4"]))
     kube.apply(run("form-after", PROGRAM, args=["0.4"]))
     all_succeeded(ended(kube, "form"), 6 + late + 1)
-    engines = [e for s in record.seen for e in (s.body or {})["status"]["engines"] if e["pod"] not in before]
-    assert {"Standby", "Ready"} <= {e["state"] for e in engines}
+    ready = [{e["pod"] for e in (s.body or {})["status"]["engines"] if e["state"] == "Ready"} for s in record.seen]
+    assert all(not pods & before or pods <= before for pods in ready), "programs get one form or the other"
+    assert ready[-1]
+    assert not ready[-1] & before
     assert record.history("pool", POOL, "Degraded") == ["False"]
 
 

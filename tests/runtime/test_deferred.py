@@ -176,9 +176,9 @@ async def test_slow_commands_for_the_runtime_are_worked_on_in_turns(
             pass
         run(self, caller, one, payloads)
 
+    monkeypatch.setattr(LocalOps, "run", slow)
     async with running(run_dir) as rig:
         stream, guest = await native(rig)
-        monkeypatch.setattr(LocalOps, "run", slow)
         guest.submit(*[(Op.SEND, {"payload": b"%d" % i}) for i in range(800)])
         guest.end()
         turns, reading = 0, asyncio.ensure_future(stream.rest())
