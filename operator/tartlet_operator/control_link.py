@@ -12,6 +12,7 @@ import grpc
 import grpc.aio
 
 from tartlet_common import rpc, wire
+from tartlet_common.aborts import ERROR_KEY
 from tartlet_common.errors import TartletError, Unavailable, UnknownInferlet
 from tartlet_common.paging import pages
 from tartlet_operator.catalogue import fingerprint
@@ -136,7 +137,7 @@ class ControlLink:
 
 def _translated(e: grpc.aio.AioRpcError, address: str) -> TartletError:
     for key, value in e.trailing_metadata() or ():
-        if key == "tartlet-error-bin" and isinstance(value, bytes):
+        if key == ERROR_KEY and isinstance(value, bytes):
             error = wire.error_from_proto(common_pb2.Error.FromString(value))
             if error is not None:
                 return error

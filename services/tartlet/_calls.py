@@ -15,6 +15,7 @@ from tartlet import _convert
 from tartlet._given import check_id, check_kind, message_bytes
 from tartlet.model import MAX_SOURCE_BYTES, LaunchSpec, Source
 from tartlet_common import rpc, wire
+from tartlet_common.aborts import ERROR_KEY
 from tartlet_common.blob_transfer import chunks
 from tartlet_common.errors import (
     Disconnected,
@@ -144,7 +145,7 @@ def translated(address: str) -> Iterator[None]:
 def from_rpc(e: grpc.aio.AioRpcError, address: str) -> TartletError:
     """The typed error of a call that failed; servers put theirs into the trailing metadata `tartlet-error-bin`."""
     for key, value in e.trailing_metadata() or ():
-        if key == "tartlet-error-bin" and isinstance(value, bytes):
+        if key == ERROR_KEY and isinstance(value, bytes):
             error = wire.error_from_proto(common_pb2.Error.FromString(value))
             if error is not None:
                 return error

@@ -10,7 +10,7 @@ import sys
 import threading
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
@@ -83,13 +83,15 @@ async def send_lines(client: AsyncClient, program_id: str, *, quiet: bool = Fals
         sys.stderr.flush()
 
 
-def on_signals(handler: Callable[..., object], *args: object) -> None:
-    """Have the running loop call `handler` on Ctrl-C and on what ends a process in order.
+def on_signals(handler: Callable[[asyncio.Task[Any]], object]) -> None:
+    """Have the running loop call `handler` with the current task on Ctrl-C and on what ends a process in order.
 
     Without, SIGTERM and SIGHUP end it on the spot, and whatever it has on disk, a client's private key too, stays.
     """
+    task = asyncio.current_task()
+    assert task is not None
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        asyncio.get_running_loop().add_signal_handler(number, handler, *args)
+        asyncio.get_running_loop().add_signal_handler(number, handler, task)
 
 
 def with_client(server: str | None, work: Callable[[AsyncClient], Awaitable[T]]) -> T:
@@ -109,9 +111,7 @@ def with_opened(
     from tartlet_common.errors import TartletError
 
     async def call() -> T:
-        task = asyncio.current_task()
-        assert task is not None
-        on_signals(task.cancel)
+        on_signals(asyncio.Task.cancel)
         async with opening() as client:
             return await work(client)
 

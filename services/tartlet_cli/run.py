@@ -210,9 +210,7 @@ class _Session:
             if isinstance(e.__cause__, FileNotFoundError) and not Path(name).suffix:
                 detail += f"; a program in a catalogue runs by its name: --inferlet {name}"
             raise click.BadParameter(detail, param_hint="FILE") from e
-        task = asyncio.current_task()
-        assert task is not None
-        on_signals(self._interrupt, task)
+        on_signals(self._interrupt)
         model = self._options.model or ""
         try:
             if self._options.kube is not None:

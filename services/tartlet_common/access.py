@@ -12,8 +12,8 @@ from typing import Any, TypeAlias
 import grpc
 import grpc.aio
 
+from tartlet_common.aborts import abort
 from tartlet_common.errors import PermissionDenied
-from tartlet_common.wire import error_to_proto
 
 IDENTITIES = frozenset({"client", "gateway", "runtime", "control", "worker", "operator"})
 """DNS names that a certificate may carry, as `<identity>` or `<identity>.<anything>`."""
@@ -86,8 +86,7 @@ def _guarded(handler: Any, method: str) -> _Handler:
         callers = identities(names)
         if not may_call(method, callers):
             error = PermissionDenied(caller="/".join(sorted(callers)) or "an unknown identity", method=method)
-            context.set_trailing_metadata((("tartlet-error-bin", error_to_proto(error).SerializeToString()),))
-            await context.abort(grpc.StatusCode.PERMISSION_DENIED, str(error))
+            await abort(context, grpc.StatusCode.PERMISSION_DENIED, error)
 
     if handler.response_streaming:
 

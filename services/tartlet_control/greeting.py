@@ -8,8 +8,8 @@ from typing import Any, Final, TypeAlias
 import grpc
 import grpc.aio
 
+from tartlet_common import aborts
 from tartlet_common.errors import DeadlineExceeded, TartletError
-from tartlet_common.wire import error_to_proto
 
 HELLO_TIMEOUT_S: Final = 10.0
 
@@ -30,5 +30,4 @@ async def first_frame(context: Context, timeout_s: float) -> Any:
 
 async def abort(context: Context, error: TartletError) -> None:
     """End a call with an error that our clients decode."""
-    context.set_trailing_metadata((("tartlet-error-bin", error_to_proto(error).SerializeToString()),))
-    await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
+    await aborts.abort(context, grpc.StatusCode.FAILED_PRECONDITION, error)

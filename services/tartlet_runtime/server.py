@@ -9,11 +9,12 @@ import logging
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
-from typing import Any, NoReturn, TypeAlias
+from typing import Any, TypeAlias
 
 import grpc
 import grpc.aio
 
+from tartlet_common.aborts import abort
 from tartlet_common.errors import (
     Disconnected,
     InternalError,
@@ -309,7 +310,7 @@ class ProgramsService(programs_pb2_grpc.ProgramsServicer):
         try:
             places = read_token(request.page_token)
         except TartletError as e:
-            await _refuse(context, e)
+            await abort(context, grpc.StatusCode.INVALID_ARGUMENT, e)
         scope, here = scope_of(context), self._table.address
         runtimes = [] if is_relayed(context) else await self._runtimes()
         others = [a for a in runtimes if a != here and (places is None or a in places)]
@@ -366,16 +367,11 @@ class ProgramsService(programs_pb2_grpc.ProgramsServicer):
         )
 
 
-async def _refuse(context: _Context, error: TartletError) -> NoReturn:
-    """End a call that names what is wrong with it."""
-    context.set_trailing_metadata((("tartlet-error-bin", error_to_proto(error).SerializeToString()),))
-    await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
-
-
 async def _few(context: _Context, what: str, count: int) -> None:
     """Refuse a call of too many items: a message holds millions of empty ones, and all others would wait for them."""
     if count > _MAX_ITEMS:
-        await _refuse(context, InvalidArgument(argument=what, detail=f"{count} of them, one call takes {_MAX_ITEMS}"))
+        error = InvalidArgument(argument=what, detail=f"{count} of them, one call takes {_MAX_ITEMS}")
+        await abort(context, grpc.StatusCode.INVALID_ARGUMENT, error)
 
 
 def _failing(do: Callable[[], None]) -> TartletError | None:

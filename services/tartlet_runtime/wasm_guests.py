@@ -32,7 +32,6 @@ from tartlet_runtime.wasm.engine_flags import flags_digest
 log = logging.getLogger(__name__)
 
 _Source = common_pb2.Source
-_LEAST_SPARES = 16
 _MODULES_KEPT = 256
 _CHECK_SOURCE = """
 import sys, traceback
@@ -124,9 +123,10 @@ class WasmGuests:
         Raises:
             StartFailed: the host can't start.
         """
+        usual = HostConfig()
         config = HostConfig(
             max_guests=settings.capacity,
-            max_spares=max(_LEAST_SPARES, min(settings.capacity, HostConfig().max_spares)),
+            max_spares=max(usual.min_spares, min(settings.capacity, usual.max_spares)),
             max_memory_bytes=settings.memory_bytes,
             boundary=settings.boundary,
             cache_dir=settings.cache_dir,

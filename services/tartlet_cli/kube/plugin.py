@@ -230,9 +230,7 @@ def _attach(program: str, at: Target, *, follow: bool, as_json: bool) -> None:
     from tartlet_cli.programs import print_run
 
     async def work() -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        on_signals(task.cancel)
+        on_signals(asyncio.Task.cancel)
         async with cluster_client(at) as client:
             run = await client.attach(program)
             await print_run(run, quiet=True, as_json=as_json, silence_s=None if follow else _SILENCE_S)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from inferlet import _abi as abi
 from inferlet import _host
+from inferlet._refusals import numbers
 from inferlet.errors import CommandCancelled, CommandSkipped, NothingToWaitFor, TartletError, UnsupportedAbi, from_wire
 
 if TYPE_CHECKING:
@@ -102,7 +103,11 @@ class Channel:
     def record(
         self, op: int, queue: int = 0, a: int = 0, b: int = 0, c: int = 0, payload: bytes = b"", flags: int = 0
     ) -> int:
-        """Append one command; its ticket."""
+        """Append one command; its ticket.
+
+        Raises:
+            InvalidArgument: a number doesn't fit its field.
+        """
         ticket = self._tickets
         self._tickets = ticket + 1
         size = len(payload)
@@ -110,7 +115,10 @@ class Channel:
         records = self._records
         if size + len(area) > FLUSH_BYTES or len(records) >= FLUSH_BYTES:
             self._make_room(size)
-        records += pack_record(op, flags, ticket, queue, a, b, c, len(area), size)
+        try:
+            records += pack_record(op, flags, ticket, queue, a, b, c, len(area), size)
+        except struct.error:
+            raise numbers(op, (a, b, c)) from None
         area += payload
         return ticket
 

@@ -5,7 +5,6 @@ A program names them itself (`_ids`), so that nothing here needs a reply.
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Sequence
 from typing import TypeVar
 
@@ -34,10 +33,12 @@ class Holdings(Failures):
         self.last_ticket = 0  # of the last command given
 
     def _record(self, op: int, a: int = 0, b: int = 0, c: int = 0, payload: bytes = b"") -> None:
-        try:
-            self.last_ticket = channel.record(op, self.id, a, b, c, payload)
-        except struct.error:
-            raise _refusals.numbers(op, (a, b, c)) from None
+        self.last_ticket = channel.record(op, self.id, a, b, c, payload)
+
+    def _alloc(self, op: int, pool: Pool[_Id], n: int) -> list[_Id]:
+        ids = pool.take(n)
+        self._record(op, payload=u32(ids))
+        return ids
 
     def _free(self, op: int, call: str, pool: Pool[_Id], handles: _Id | Sequence[_Id]) -> None:
         if isinstance(handles, int):
@@ -65,9 +66,7 @@ class Holdings(Failures):
             ...     print(alloc_kvpage(2))  # at once: the program names its pages itself
             [KvPage(0), KvPage(1)]
         """
-        pages = self._pages.take(n)
-        self._record(abi.OP_ALLOC_KVPAGE, payload=u32(pages))
-        return pages
+        return self._alloc(abi.OP_ALLOC_KVPAGE, self._pages, n)
 
     def dealloc_kvpage(self, pages: KvPage | Sequence[KvPage]) -> None:
         """Free pages, or one. They must not be used by commands given later, in any queue.
@@ -90,9 +89,7 @@ class Holdings(Failures):
             ...     print(alloc_emb(2))
             [Embed(0), Embed(1)]
         """
-        embeds = self._embeds.take(n)
-        self._record(abi.OP_ALLOC_EMB, payload=u32(embeds))
-        return embeds
+        return self._alloc(abi.OP_ALLOC_EMB, self._embeds, n)
 
     def dealloc_emb(self, embeds: Embed | Sequence[Embed]) -> None:
         """Free embedding slots, or one.
@@ -115,9 +112,7 @@ class Holdings(Failures):
             ...     print(alloc_slot(1))
             [TokenSlot(0)]
         """
-        slots = self._slots.take(n)
-        self._record(abi.OP_ALLOC_SLOT, payload=u32(slots))
-        return slots
+        return self._alloc(abi.OP_ALLOC_SLOT, self._slots, n)
 
     def dealloc_slot(self, slots: TokenSlot | Sequence[TokenSlot]) -> None:
         """Free token slots, or one.

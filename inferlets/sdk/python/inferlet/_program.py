@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import struct
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -276,10 +275,7 @@ def get_vocabs(model: Model | None = None, *, first: int = 0, count: int = 0) ->
         [b'H', b'I']
     """
     number = _chosen("get_vocabs", model).index
-    try:
-        return channel.call(_decode_vocabs, abi.OP_GET_VOCABS, 0, number, first, count)
-    except struct.error:
-        raise _refusals.numbers(abi.OP_GET_VOCABS, (number, first, count)) from None
+    return channel.call(_decode_vocabs, abi.OP_GET_VOCABS, 0, number, first, count)
 
 
 def format_chat(

@@ -294,10 +294,7 @@ class Queue(Holdings):
 
     def _call(self, decode: Any, op: int, a: int, b: int = 0, payload: bytes = b"") -> asyncio.Future[Any]:
         self.last_ticket = channel.next_ticket
-        try:
-            return channel.call(decode, op, self.id, a, b, 0, payload, self)
-        except struct.error:
-            raise _refusals.numbers(op, (a, b)) from None
+        return channel.call(decode, op, self.id, a, b, 0, payload, self)
 
     # ---- the queue itself -------------------------------------------------------------------------------------
 
@@ -348,10 +345,7 @@ class Queue(Holdings):
             ...     print(await cancel(since) in (0, since + 1))  # allocations stay
             True
         """
-        try:
-            return channel.call(_answers.number, abi.OP_CANCEL, self.id, since)
-        except struct.error:
-            raise _refusals.numbers(abi.OP_CANCEL, (since,)) from None
+        return channel.call(_answers.number, abi.OP_CANCEL, self.id, since)
 
     def mark(self) -> int:
         """The ticket of the next command, for `cancel`.

@@ -87,10 +87,8 @@ def masking(page: Any, mask: Any, page_size: int) -> int:
         raise refusal("mask_kvpage", "mask", f"it is a list of booleans, or a number's bits, not {shown(mask)}")
     else:
         hidden = list(mask)
-        bits = sum(1 << i for i, hide in enumerate(hidden) if hide)
+        bits = sum(1 << i for i, hide in enumerate(hidden) if hide) if len(hidden) <= page_size else -1
         told = f"not {len(hidden)}"
-        if len(hidden) > page_size:
-            bits = -1
     if not 0 <= bits < 1 << page_size:
         raise refusal("mask_kvpage", "mask", f"it is for the {page_size} tokens of a page, {told}")
     return bits
