@@ -18,7 +18,7 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from tartlet_common import rpc, wire
+from tartlet_common import frame_socket, rpc, wire
 from tartlet_common.errors import ProtocolMismatch, TartletError
 from tartlet_protos import common_pb2, engine_pb2, engine_pb2_grpc
 from tartlet_worker.engine import Engine
@@ -117,10 +117,13 @@ class Link:
         async with rpc.make_channel(self._address, self._tls) as channel:
             stub = engine_pb2_grpc.EngineStub(channel)
             await self._put_tokenizer(stub)
-            stream = stub.Connect()
+            stream: Any = stub.Connect()
             try:
                 await stream.write(self._hello())
-                await self._greet(await stream.read())
+                hello = await stream.read()
+                await self._greet(hello)
+                if hello is not grpc.aio.EOF:
+                    stream = await frame_socket.join(stream, hello.hello.frames, engine_pb2.EngineFrame)
                 await self._serve(stream)
             finally:
                 stream.cancel()
@@ -142,6 +145,7 @@ class Link:
                 engine_id=self._engine_id,
                 incarnation=self._incarnation,
                 spec_json=json.dumps(asdict(self._engine.spec)),
+                frame_socket=rpc.unix_path(self._address) is not None,
             )
         )
 

@@ -73,11 +73,14 @@ class RuntimeHello(_message.Message):
     ADDRESS_FIELD_NUMBER: _builtins.int
     PROGRAMS_FIELD_NUMBER: _builtins.int
     KEPT_FIELD_NUMBER: _builtins.int
+    FRAME_SOCKET_FIELD_NUMBER: _builtins.int
     protocol: _builtins.int
     runtime_id: _builtins.str
     incarnation: _builtins.str
     address: _builtins.str
     """where clients and other runtimes reach its Programs service"""
+    frame_socket: _builtins.bool
+    """it can reach one beside control's own"""
     @_builtins.property
     def programs(self) -> _containers.RepeatedCompositeFieldContainer[Global___ProgramStart]:
         """those already running (control restarted)"""
@@ -95,10 +98,11 @@ class RuntimeHello(_message.Message):
         address: _builtins.str = ...,
         programs: _abc.Iterable[Global___ProgramStart] | None = ...,
         kept: _abc.Iterable[Global___KeptProgram] | None = ...,
+        frame_socket: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "incarnation", b"incarnation", "kept", b"kept", "programs", b"programs", "protocol", b"protocol", "runtime_id", b"runtime_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "frame_socket", b"frame_socket", "incarnation", b"incarnation", "kept", b"kept", "programs", b"programs", "protocol", b"protocol", "runtime_id", b"runtime_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -318,17 +322,21 @@ class ControlHello(_message.Message):
 
     PROTOCOL_FIELD_NUMBER: _builtins.int
     INCARNATION_FIELD_NUMBER: _builtins.int
+    FRAMES_FIELD_NUMBER: _builtins.int
     protocol: _builtins.int
     incarnation: _builtins.str
+    @_builtins.property
+    def frames(self) -> _common_pb2.FrameSocketOffer: ...
     def __init__(
         self,
         *,
         protocol: _builtins.int = ...,
         incarnation: _builtins.str = ...,
+        frames: _common_pb2.FrameSocketOffer | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["frames", b"frames"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["incarnation", b"incarnation", "protocol", b"protocol"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["frames", b"frames", "incarnation", b"incarnation", "protocol", b"protocol"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

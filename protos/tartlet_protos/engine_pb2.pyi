@@ -89,11 +89,14 @@ class WorkerHello(_message.Message):
     ENGINE_ID_FIELD_NUMBER: _builtins.int
     INCARNATION_FIELD_NUMBER: _builtins.int
     SPEC_JSON_FIELD_NUMBER: _builtins.int
+    FRAME_SOCKET_FIELD_NUMBER: _builtins.int
     protocol: _builtins.int
     engine_id: _builtins.str
     incarnation: _builtins.str
     spec_json: _builtins.str
     """EngineSpec"""
+    frame_socket: _builtins.bool
+    """it can reach one beside control's own"""
     def __init__(
         self,
         *,
@@ -101,10 +104,11 @@ class WorkerHello(_message.Message):
         engine_id: _builtins.str = ...,
         incarnation: _builtins.str = ...,
         spec_json: _builtins.str = ...,
+        frame_socket: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["engine_id", b"engine_id", "incarnation", b"incarnation", "protocol", b"protocol", "spec_json", b"spec_json"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["engine_id", b"engine_id", "frame_socket", b"frame_socket", "incarnation", b"incarnation", "protocol", b"protocol", "spec_json", b"spec_json"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -204,6 +208,7 @@ class EngineHello(_message.Message):
     PROTOCOL_FIELD_NUMBER: _builtins.int
     INCARNATION_FIELD_NUMBER: _builtins.int
     ERROR_FIELD_NUMBER: _builtins.int
+    FRAMES_FIELD_NUMBER: _builtins.int
     protocol: _builtins.int
     incarnation: _builtins.str
     """a worker that sees a new one resets its pools"""
@@ -211,16 +216,19 @@ class EngineHello(_message.Message):
     def error(self) -> _common_pb2.Error:
         """number not 0: refused"""
 
+    @_builtins.property
+    def frames(self) -> _common_pb2.FrameSocketOffer: ...
     def __init__(
         self,
         *,
         protocol: _builtins.int = ...,
         incarnation: _builtins.str = ...,
         error: _common_pb2.Error | None = ...,
+        frames: _common_pb2.FrameSocketOffer | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["error", b"error"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["error", b"error", "frames", b"frames"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["error", b"error", "incarnation", b"incarnation", "protocol", b"protocol"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["error", b"error", "frames", b"frames", "incarnation", b"incarnation", "protocol", b"protocol"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

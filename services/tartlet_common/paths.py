@@ -30,13 +30,18 @@ def cache_dir() -> Path:
 _MAX_SOCKET_BYTES = 107  # sun_path of Linux, less its terminator
 
 
+def socket_fits(path: Path) -> bool:
+    """Whether a socket can be at `path`."""
+    return len(os.fsencode(path)) <= _MAX_SOCKET_BYTES
+
+
 def check_socket(path: Path) -> None:
     """Tell that no socket can be at `path`, before gRPC does at length.
 
     Raises:
         InvalidConfig: it is too long.
     """
-    if len(os.fsencode(path)) > _MAX_SOCKET_BYTES:
+    if not socket_fits(path):
         raise InvalidConfig(
             role="the sockets",
             detail=f"{path} is longer than the {_MAX_SOCKET_BYTES} bytes that a socket's path may have",

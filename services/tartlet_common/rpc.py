@@ -37,8 +37,10 @@ _TLS_REMEDY = (
     "and so on, a client's TARTLET_CLIENT_TLS_CERTIFICATE); docs/operations.md shows how to make them."
 )
 
-CALL_ERRORS = (grpc.RpcError, asyncio.InvalidStateError)
-"""How a call fails; the latter is what writing to one that has ended raises."""
+CALL_ERRORS = (grpc.RpcError, asyncio.InvalidStateError, ConnectionError)
+"""How a call fails; the latter two are what writing to a stream that has ended raises."""
+STREAM_ENDED = (grpc.aio.BaseError, ConnectionError)
+"""What a server's own side of a stream raises then."""
 LAST_CALLS_S = 60.0
 """So long calls may go on on a channel that is given up: longer than any that has a time limit."""
 _closing: set[asyncio.Future[None]] = set()

@@ -10,6 +10,7 @@ import grpc.aio
 
 from tartlet_common import rpc, telemetry
 from tartlet_common.clock import SystemClock
+from tartlet_common.frame_socket import FrameListener
 from tartlet_common.process import Notify
 from tartlet_common.settings import ControlSettings
 from tartlet_control.blobs import BlobStore
@@ -44,12 +45,15 @@ async def main(settings: ControlSettings, notify: Notify) -> None:
     blobs = BlobStore()
     catalogue = Catalogue(settings.catalogue_dir)
 
+    sockets = FrameListener(rpc.unix_path(settings.address))
+
     def add_services(server: grpc.aio.Server) -> None:
-        control_pb2_grpc.add_ControlServicer_to_server(ControlService(hub, blobs, catalogue), server)
+        control_pb2_grpc.add_ControlServicer_to_server(ControlService(hub, blobs, catalogue, sockets), server)
         control_pb2_grpc.add_CatalogueServicer_to_server(CatalogueService(catalogue), server)
-        engine_pb2_grpc.add_EngineServicer_to_server(EngineService(hub, blobs), server)
+        engine_pb2_grpc.add_EngineServicer_to_server(EngineService(hub, blobs, sockets), server)
 
     server = await rpc.make_server(add_services, settings.address, tls)
+    await sockets.open()
     notify.ready(settings.address)
     log.info("serving at %s, policy %s", settings.address, settings.policy)
     try:
@@ -58,6 +62,7 @@ async def main(settings: ControlSettings, notify: Notify) -> None:
             await server.wait_for_termination()
     finally:
         notify.set_ready("draining")
+        await sockets.close()
         await server.stop(_STOP_GRACE_S)
 
 

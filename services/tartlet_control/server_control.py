@@ -21,6 +21,7 @@ from tartlet_common.errors import (
     Unavailable,
     UnknownResource,
 )
+from tartlet_common.frame_socket import FrameListener, Stream
 from tartlet_common.tenancy import scope_of
 from tartlet_common.wire import error_to_proto
 from tartlet_control import greeting
@@ -53,11 +54,12 @@ Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 class ControlService(control_pb2_grpc.ControlServicer):
     """One stream a runtime; a frame's parts take effect in field order."""
 
-    def __init__(self, hub: Hub, blobs: BlobStore, catalogue: Catalogue) -> None:
+    def __init__(self, hub: Hub, blobs: BlobStore, catalogue: Catalogue, sockets: FrameListener) -> None:
         self._hub = hub
         self._core = hub.core
         self._blobs = blobs
         self._catalogue = catalogue
+        self._sockets = sockets
 
     # ---- the stream ---------------------------------------------------------------------------------------------
 
@@ -72,23 +74,13 @@ class ControlService(control_pb2_grpc.ControlServicer):
             await greeting.abort(context, e)
             return
 
-        async def write_all() -> None:
-            await self._write_all(link, context)
-
         hello = control_pb2.ControlHello(protocol=rpc.PROTOCOL_VERSION, incarnation=self._core.incarnation)
-        writer: asyncio.Future[None] | None = None
         try:
-            await context.write(control_pb2.ControlFrame(hello=hello))
-            writer = asyncio.ensure_future(link.flush_forever(write_all))
-            writer.add_done_callback(link.writer_ended)
-            while not link.closed and frame is not grpc.aio.EOF:
-                self._take(link, frame)
-                if link.session.outbox:
-                    await link.flush(write_all)
-                while link.session.outbox.size > SOFT_LIMIT_BYTES and not link.closed:
-                    link.drained.clear()
-                    await link.drained.wait()
-                frame = await context.read()
+            wanted = frame.hello.frame_socket
+            async with self._sockets.beside(context, control_pb2.RuntimeFrame, wanted=wanted) as beside:
+                hello.frames.CopyFrom(beside.offer)
+                await context.write(control_pb2.ControlFrame(hello=hello))
+                await self._serve(link, frame, await beside.joined())
         except MalformedSubmission as e:
             log.error("runtime %s: %s", link.session.runtime_id, e)  # noqa: TRY400 - it names what is wrong
             await greeting.abort(context, e)
@@ -99,13 +91,34 @@ class ControlService(control_pb2_grpc.ControlServicer):
             await greeting.abort(
                 context, Unavailable(what="this stream", detail="it wasn't read, or another took its place")
             )
+        except ConnectionError as e:
+            log.info("runtime %s: %s", link.session.runtime_id, e)
         finally:
             self._hub.close_runtime(link)
-            if writer is not None:
-                writer.cancel()
-                (outcome,) = await asyncio.gather(writer, return_exceptions=True)
-                if isinstance(outcome, Exception) and not isinstance(outcome, grpc.aio.BaseError):
-                    log.error("runtime %s: can't be written to", link.session.runtime_id, exc_info=outcome)
+
+    async def _serve(self, link: RuntimeLink, frame: Any, stream: Stream) -> None:
+        """Take frames, from this first one on, and write what there is to tell, until either side ends the stream."""
+
+        async def write_all() -> None:
+            await self._write_all(link, stream)
+
+        writer = asyncio.ensure_future(link.flush_forever(write_all))
+        writer.add_done_callback(link.writer_ended)
+        try:
+            while not link.closed and frame is not grpc.aio.EOF:
+                self._take(link, frame)
+                if link.session.outbox:
+                    await link.flush(write_all)
+                while link.session.outbox.size > SOFT_LIMIT_BYTES and not link.closed:
+                    link.drained.clear()
+                    await link.drained.wait()
+                frame = await stream.read()
+        finally:
+            self._hub.close_runtime(link)
+            writer.cancel()
+            (outcome,) = await asyncio.gather(writer, return_exceptions=True)
+            if isinstance(outcome, Exception) and not isinstance(outcome, rpc.STREAM_ENDED):
+                log.error("runtime %s: can't be written to", link.session.runtime_id, exc_info=outcome)
 
     def _greet(self, frame: control_pb2.RuntimeFrame) -> RuntimeLink:
         if not frame.HasField("hello"):
@@ -138,14 +151,14 @@ class ControlService(control_pb2_grpc.ControlServicer):
         if not frame.more or core.takes_parts:
             self._hub.pump(own=link)
 
-    async def _write_all(self, link: RuntimeLink, context: Context) -> None:
+    async def _write_all(self, link: RuntimeLink, stream: Stream) -> None:
         """Write what waits, in as few frames as fit."""
         box = link.session.outbox
         while box and not link.closed:
             chunks, notices = box.take()
             link.drained.set()
             for frame in self._frames(chunks, notices):
-                await context.write(frame)
+                await stream.write(frame)
 
     def _frames(self, chunks: list[Chunk], notices: Notices) -> list[control_pb2.ControlFrame]:
         idle = not any(engine.in_flight or engine.active for engine in self._core.engines.values())

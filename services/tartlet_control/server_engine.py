@@ -20,6 +20,7 @@ from tartlet_common.errors import (
     TartletError,
     WorkerLost,
 )
+from tartlet_common.frame_socket import FrameListener, Stream
 from tartlet_common.step_codec import result_from_proto, step_to_proto
 from tartlet_common.wire import error_from_proto, error_to_proto
 from tartlet_control import greeting
@@ -39,8 +40,9 @@ Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 class EngineService(engine_pb2_grpc.EngineServicer):
     """One stream a worker: steps go down, results come up."""
 
-    def __init__(self, hub: Hub, blobs: BlobStore) -> None:
+    def __init__(self, hub: Hub, blobs: BlobStore, sockets: FrameListener) -> None:
         self._hub = hub
+        self._sockets = sockets
         self._core = hub.core
         self._blobs = blobs
 
@@ -59,15 +61,28 @@ class EngineService(engine_pb2_grpc.EngineServicer):
             await context.write(engine_pb2.EngineFrame(hello=hello))
             return
         link = self._hub.open_engine(engine)
+        try:
+            wanted = frame.hello.frame_socket
+            async with self._sockets.beside(context, engine_pb2.WorkerFrame, wanted=wanted) as beside:
+                hello.frames.CopyFrom(beside.offer)
+                await context.write(engine_pb2.EngineFrame(worker_incarnation=engine.incarnation, hello=hello))
+                await self._serve(link, await beside.joined())
+        except ConnectionError as e:
+            log.warning("engine %s: %s", engine.id, e)
+        finally:
+            self._hub.close_engine(link)
+
+    async def _serve(self, link: EngineLink, stream: Stream) -> None:
+        """Read and write until either side ends the stream."""
 
         async def write_all() -> None:
-            await self._write_all(link, context)
+            await self._write_all(link, stream)
 
-        tasks: list[asyncio.Future[None]] = []
+        tasks = [
+            asyncio.ensure_future(link.flush_forever(write_all)),
+            asyncio.ensure_future(self._read(link, stream, write_all)),
+        ]
         try:
-            await context.write(engine_pb2.EngineFrame(worker_incarnation=engine.incarnation, hello=hello))
-            tasks.append(asyncio.ensure_future(link.flush_forever(write_all)))
-            tasks.append(asyncio.ensure_future(self._read(link, context, write_all)))
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         finally:
             self._hub.close_engine(link)
@@ -75,8 +90,8 @@ class EngineService(engine_pb2_grpc.EngineServicer):
                 task.cancel()
             outcomes = await asyncio.gather(*tasks, return_exceptions=True)
         for outcome in outcomes:
-            if isinstance(outcome, Exception) and not isinstance(outcome, grpc.aio.BaseError):
-                log.error("engine %s: stream failed", engine.id, exc_info=outcome)
+            if isinstance(outcome, Exception) and not isinstance(outcome, rpc.STREAM_ENDED):
+                log.error("engine %s: stream failed", link.engine.id, exc_info=outcome)
 
     def _check_hello(self, frame: engine_pb2.WorkerFrame) -> Any:
         if not frame.HasField("hello"):
@@ -91,12 +106,14 @@ class EngineService(engine_pb2_grpc.EngineServicer):
             raise InvalidArgument(argument="tokenizer_digest", detail="put the tokenizer before saying Hello")
         return spec
 
-    async def _read(self, link: EngineLink, context: Context, write_all: Callable[[], Awaitable[None]]) -> None:
+    async def _read(self, link: EngineLink, stream: Stream, write_all: Callable[[], Awaitable[None]]) -> None:
         engine, core = link.engine, self._core
-        while not link.closed and (frame := await context.read()) is not grpc.aio.EOF:
-            if frame.control_incarnation and frame.control_incarnation != core.incarnation:
-                continue  # meant for a control that was here before
+        while not link.closed:
             try:
+                if (frame := await stream.read()) is grpc.aio.EOF:
+                    return
+                if frame.control_incarnation and frame.control_incarnation != core.incarnation:
+                    continue  # meant for a control that was here before
                 for result in frame.results:
                     core.on_result(engine, result_from_proto(result))
             except (EngineFailure, MalformedSubmission) as e:
@@ -120,17 +137,17 @@ class EngineService(engine_pb2_grpc.EngineServicer):
             log.error("engine %s is broken: %s", engine.id, cause)
             self._core.on_engine_gone(engine, WorkerLost(engine=f"{engine.id}: {cause}"[:_CAUSE_CHARS]))
 
-    async def _write_all(self, link: EngineLink, context: Context) -> None:
+    async def _write_all(self, link: EngineLink, stream: Stream) -> None:
         """Write the steps that wait; the last frame of a drained engine lets it go and closes the link."""
         engine = link.engine
         while engine.outgoing and not link.closed:
             steps, engine.outgoing = engine.outgoing, []
             for step in steps:
                 frame = engine_pb2.EngineFrame(worker_incarnation=engine.incarnation, steps=[step_to_proto(step)])
-                await context.write(frame)
+                await stream.write(frame)
         if link.has_work and not link.closed:
             link.closed = True
-            await context.write(engine_pb2.EngineFrame(worker_incarnation=engine.incarnation, drain=True))
+            await stream.write(engine_pb2.EngineFrame(worker_incarnation=engine.incarnation, drain=True))
 
     async def PutBlob(  # noqa: N802
         self, request_iterator: AsyncIterator[common_pb2.BlobChunk], context: Context

@@ -11,16 +11,16 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Iterable, Sequence
-from typing import Protocol, TypeAlias
+from typing import Any, Protocol
 
 import grpc
-import grpc.aio
 
 from tartlet_common.errors import InternalError, ProtocolMismatch, TartletError, Unavailable
+from tartlet_common.frame_socket import Stream, join
 from tartlet_common.rpc import CALL_ERRORS, PROTOCOL_VERSION, Dialer, detail
 from tartlet_common.tenancy import EVERYONE, Scope
 from tartlet_common.wire import error_from_proto
-from tartlet_protos import control_pb2, control_pb2_grpc
+from tartlet_protos import common_pb2, control_pb2, control_pb2_grpc
 from tartlet_runtime.driver import Driver
 from tartlet_runtime.frames import Outbox, split_deliveries
 from tartlet_runtime.program import Program
@@ -36,7 +36,6 @@ _KEPT_BYTES = 1 << 20  # beside them
 _STARTS_BESIDE_COMMANDS = 16  # so that a full frame of commands stays below the message limit, as with
 _BESIDE_COMMANDS_BYTES = 16 << 10  # so many bytes of them
 _ENDS_A_FRAME = 1024  # for the same reason
-_Call: TypeAlias = "grpc.aio.StreamStreamCall[control_pb2.RuntimeFrame, control_pb2.ControlFrame]"
 
 
 class Programs(Protocol):
@@ -168,17 +167,18 @@ class ControlLink:
         while True:
             try:
                 async with asyncio.TaskGroup() as tasks:
-                    call = self._stub.Connect()
+                    stream: Any = self._stub.Connect()
                     try:
-                        await self._greet(call)
+                        offer = await self._greet(stream)
+                        stream = await join(stream, offer, control_pb2.ControlFrame)
                         attempt = 0
-                        writing = tasks.create_task(self._write(call))
+                        writing = tasks.create_task(self._write(stream))
                         try:
-                            await self._read(call)
+                            await self._read(stream)
                         finally:
                             writing.cancel()
                     finally:
-                        call.cancel()
+                        stream.cancel()
             except* (*CALL_ERRORS, TartletError, TimeoutError) as group:
                 if attempt == 0:
                     log.warning("control: %s", _first(group))
@@ -190,7 +190,7 @@ class ControlLink:
             await asyncio.sleep(BACKOFF_S[min(attempt, len(BACKOFF_S) - 1)])
             attempt += 1
 
-    async def _greet(self, call: _Call) -> None:
+    async def _greet(self, call: Stream) -> common_pb2.FrameSocketOffer:
         hello = control_pb2.RuntimeHello()
         hello.CopyFrom(self._hello)
         self._starts = []
@@ -220,20 +220,21 @@ class ControlLink:
         self.on_connected()
         log.info("connected to control %s", self.control_incarnation[:8])
         self._take(frame)
+        return frame.hello.frames
 
-    async def _read(self, call: _Call) -> None:
-        while (frame := await self._next(call)) is not None:
+    async def _read(self, stream: Stream) -> None:
+        while (frame := await self._next(stream)) is not None:
             self._take(frame)
             self._driver.turn_now()
             if self._frames:
                 await asyncio.sleep(0)  # they leave before the next is asked for, which takes as long as to write one
         raise Unavailable(what="control", detail="it closed the stream")
 
-    async def _next(self, call: _Call) -> control_pb2.ControlFrame | None:
-        frame = await call.read()
+    async def _next(self, stream: Stream) -> control_pb2.ControlFrame | None:
+        frame = await stream.read()
         return frame if isinstance(frame, control_pb2.ControlFrame) else None  # else: grpc.aio.EOF
 
-    async def _write(self, call: _Call) -> None:
+    async def _write(self, stream: Stream) -> None:
         while True:
             if not self._frames:
                 self._writer = asyncio.get_running_loop().create_future()
@@ -242,7 +243,7 @@ class ControlLink:
                 await self._writer
             frames, self._frames = self._frames, []
             for frame in frames:
-                await call.write(frame)
+                await stream.write(frame)
 
     def _take(self, frame: control_pb2.ControlFrame) -> None:
         try:

@@ -13,6 +13,7 @@ import grpc.aio
 import numpy as np
 
 from tartlet_common import abi, errors, rpc
+from tartlet_common.frame_socket import join
 from tartlet_common.process import Notify
 from tartlet_common.settings import ControlSettings
 from tartlet_control.app import main
@@ -53,19 +54,29 @@ async def worker(address: str, options: FakeOptions | None = None) -> AsyncItera
 class Runtime:
     """The least a runtime does."""
 
+    frame_socket = True
+
     def __init__(self, address: str) -> None:
         self.channel = rpc.make_channel(address)
         self.stub: Any = control_pb2_grpc.ControlStub(self.channel)
-        self.stream: Any = self.stub.Connect()
-        self.writer: list[tuple[int, bytes]] = []
+        self.call: Any = self.stub.Connect()
+        self.stream = self.call
 
-    async def begin(self, incarnation: str) -> None:
+    async def close(self) -> None:
+        self.stream.cancel()
+        await self.channel.close()
+
+    async def begin(self, incarnation: str, *, frame_socket: bool = False) -> None:
         hello = control_pb2.RuntimeHello(protocol=1, runtime_id="rt", incarnation=incarnation)
-        await self.stream.write(control_pb2.RuntimeFrame(hello=hello))
+        hello.frame_socket = frame_socket
+        await self.call.write(control_pb2.RuntimeFrame(hello=hello))
 
     async def hello(self, incarnation: str = "i") -> Any:
-        await self.begin(incarnation)
-        return await self.read()
+        await self.begin(incarnation, frame_socket=self.frame_socket)
+        frame = await self.read()
+        assert bool(frame.hello.frames.ticket) == self.frame_socket
+        self.stream = await join(self.call, frame.hello.frames, control_pb2.ControlFrame)
+        return frame
 
     async def read(self) -> Any:
         return await asyncio.wait_for(self.stream.read(), 10)
@@ -79,7 +90,7 @@ class Runtime:
         with contextlib.suppress(grpc.aio.AioRpcError):
             while await self.stream.read() is not grpc.aio.EOF:
                 pass
-        code: grpc.StatusCode = await self.stream.code()
+        code: grpc.StatusCode = await self.call.code()
         return code
 
     async def models(self) -> list[Any]:

@@ -96,7 +96,7 @@ async def test_many_answers_to_launches_are_cut_into_messages() -> None:
     notices = Notices(models_changed=True)
     error = UnknownModel(model="m" * 1000, available=["n" * 100] * 20)
     notices.started = [(i, error, "") for i in range(2000)]
-    service = ControlService(_hub(host), None, None)  # type: ignore[arg-type]  # neither is asked
+    service = ControlService(_hub(host), None, None, None)  # type: ignore[arg-type]  # none is asked
     host.session.outbox.deliver(1, 1, 1, 1, 0, payload=bytes(3 << 20))
     chunks, _ = host.session.outbox.take()
     frames = service._frames(chunks, notices)
@@ -188,5 +188,5 @@ async def test_a_runtime_that_can_not_be_written_to_is_let_go(run_dir: Path, mon
         monkeypatch.undo()
         again = Runtime(address)
         assert (await again.hello()).hello.protocol == 1
-        await again.channel.close()
-        await runtime.channel.close()
+        await again.close()
+        await runtime.close()

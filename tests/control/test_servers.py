@@ -23,6 +23,11 @@ from tartlet_protos import common_pb2, control_pb2, control_pb2_grpc, engine_pb2
 from tests.control.served import Runtime, control, worker
 
 
+@pytest.fixture(autouse=True, params=[False, True], ids=["call", "socket"])
+def _frame_socket(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Runtime, "frame_socket", request.param)
+
+
 def decode_submission(tokens: int) -> bytes:
     w = abi.Writer()
     w.add(Op.ALLOC_KVPAGE, ticket=1, payload=abi.u32([0, 1]))
@@ -77,7 +82,7 @@ def test_tokens_come_back_over_the_wire(run_dir: Path) -> None:
                 [c.data async for c in rt.stub.FetchBlob(control_pb2.BlobRequest(digest=model.tokenizer_digest))]
             )
             assert hashlib.sha256(blob).hexdigest() == model.tokenizer_digest
-            await rt.channel.close()
+            await rt.close()
 
     asyncio.run(body())
 
@@ -101,7 +106,7 @@ def test_no_step_is_formed_before_the_rest_of_an_answer_and_a_step_behind_which_
             await rt.send(3, another_token(), more=True)
             await rt.stream.write(control_pb2.RuntimeFrame())  # that was all
             assert len((await rt.read()).deliveries.records) == abi.RECORD_BYTES
-            await rt.channel.close()
+            await rt.close()
 
     asyncio.run(body())
 
@@ -127,7 +132,7 @@ def test_a_step_is_formed_of_a_part_where_programs_take_longer_to_come_back_than
             await rt.send(3, another_token(2), more=True)
             async with asyncio.timeout(10):
                 assert len((await rt.read()).deliveries.records) == abi.RECORD_BYTES
-            await rt.channel.close()
+            await rt.close()
 
     asyncio.run(body())
 
@@ -149,7 +154,7 @@ def test_a_worker_that_goes_away_ends_its_programs(run_dir: Path) -> None:
             async with worker(address):
                 (model,) = await rt.models()
                 assert model.index == 0
-            await rt.channel.close()
+            await rt.close()
 
     asyncio.run(body())
 
@@ -171,7 +176,7 @@ def test_a_runtime_that_goes_away_frees_its_pages(run_dir: Path) -> None:
                 await asyncio.sleep(0.05)
             assert state["programs"] == []
             assert state["engines"][0]["pools"]["KV pages"]["held"] == 0
-            await rt.channel.close()
+            await rt.close()
 
     asyncio.run(body())
 
@@ -191,7 +196,7 @@ def test_a_drained_engine_is_let_go(run_dir: Path) -> None:
             assert state["engines"] == []
             reply = await rt.stub.Cordon(control_pb2.EngineAction(engine_id="none"))
             assert isinstance(error_from_proto(reply.error), errors.UnknownResource)
-            await rt.channel.close()
+            await rt.close()
 
     asyncio.run(body())
 
@@ -231,7 +236,7 @@ def test_a_stream_that_never_says_hello_is_ended(run_dir: Path, stub: Any, monke
             await asyncio.sleep(0.4)  # the limit is for the first frame alone
             state = json.loads((await rt.stub.State(control_pb2.StateRequest())).json)
             assert len(state["runtimes"]) == 1
-            await rt.channel.close()
+            await rt.close()
 
     asyncio.run(body())
 
@@ -262,8 +267,34 @@ def test_a_frame_that_makes_no_sense_costs_its_stream_only(run_dir: Path) -> Non
                 await bad.drain()
             assert "columns" in str(e.value.details())
             assert (await good.hello("good")).hello.protocol == 1
-            await bad.channel.close()
-            await good.channel.close()
+            await bad.close()
+            await good.close()
+
+    asyncio.run(body())
+
+
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [(b"\xff" * 100, "a frame of"), (b"\x04\0\0\0\xff\xff\xff\xff", "be read")],
+    ids=["length", "message"],
+)
+def test_bytes_that_are_no_frames_cost_their_socket_only(run_dir: Path, data: bytes, said: str) -> None:
+    async def body() -> None:
+        async with control(run_dir) as address, worker(address), rpc.make_channel(address) as channel:
+            call: Any = control_pb2_grpc.ControlStub(channel).Connect()
+            hello = control_pb2.RuntimeHello(protocol=1, runtime_id="bad", incarnation="i", frame_socket=True)
+            await call.write(control_pb2.RuntimeFrame(hello=hello))
+            offer = (await call.read()).hello.frames
+            reader, writer = await asyncio.open_unix_connection(offer.path)
+            writer.write(len(offer.ticket).to_bytes(4, "little") + offer.ticket + data)
+            await asyncio.wait_for(reader.read(), 5)
+            with pytest.raises(grpc.aio.AioRpcError, match=said):
+                await call.read()
+            writer.close()
+            good = Runtime(address)
+            await good.hello("good")
+            assert await good.models()
+            await good.close()
 
     asyncio.run(body())
 
@@ -317,7 +348,7 @@ def test_of_a_runtimes_streams_that_begin_at_once_one_stays_and_the_others_are_t
                 (last,) = ends
                 assert not last.done()
                 last.cancel()
-                await asyncio.gather(*(runtime.channel.close() for runtime in runtimes))
+                await asyncio.gather(*(runtime.close() for runtime in runtimes))
 
     asyncio.run(body())
 
@@ -330,10 +361,10 @@ def test_a_runtime_that_starts_anew_ends_its_earlier_stream(run_dir: Path) -> No
             await now.hello("two")
             with contextlib.suppress(grpc.aio.AioRpcError, asyncio.CancelledError):
                 await before.drain()
-            assert before.stream.done()
+            assert before.call.done()
             await now.models()
-            assert not now.stream.done()
-            await before.channel.close()
-            await now.channel.close()
+            assert not now.call.done()
+            await before.close()
+            await now.close()
 
     asyncio.run(body())

@@ -64,6 +64,6 @@ def test_how_many_programs_run_is_told_when_it_has_changed(run_dir: Path, monkey
             assert [e.programs for e in (await asyncio.wait_for(watch.read(), 10)).engines] == [1]
             await rt.stream.write(control_pb2.RuntimeFrame(ends=[control_pb2.ProgramEnd(handle=1)]))
             assert [e.programs for e in (await asyncio.wait_for(watch.read(), 10)).engines] == [0]
-            await rt.channel.close()
+            await rt.close()
 
     asyncio.run(body())

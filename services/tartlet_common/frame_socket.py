@@ -1,0 +1,336 @@
+"""Frames of an open stream on a Unix socket of their own, where both ends are on one machine (ADR 20).
+
+The stream stays gRPC's: it says Hello and why it ends, and notices a peer that is gone. In its Hello a server may offer
+a socket beside its own; from then on the frames of both directions travel there, each behind its length, and gRPC's
+part lies idle. Both ends have what roles use of a gRPC stream (`read`, `write`, `done_writing`): they needn't know.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import secrets
+import struct
+from collections import deque
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any, Final, Protocol, cast
+
+import grpc.aio
+from google.protobuf.message import DecodeError, Message
+
+from tartlet_common.errors import MalformedSubmission
+from tartlet_common.paths import socket_fits
+from tartlet_common.rpc import MAX_MESSAGE_BYTES
+from tartlet_protos import common_pb2
+
+log = logging.getLogger("tartlet")
+
+JOIN_TIMEOUT_S: Final = 5.0
+"""So long an offered socket is waited for, and a connection may take to show its ticket."""
+LAST_FRAMES_S: Final = 1.0
+"""So long frames may still come when the stream beside them has ended."""
+MAX_FRAME_BYTES: Final = MAX_MESSAGE_BYTES + (64 << 10)
+"""As gRPC's messages between roles, with their slack."""
+_READ_AHEAD_BYTES: Final = 1 << 20
+_FRAMES_A_TURN: Final = 16
+_LENGTH: Final = struct.Struct("<I")
+_TICKET_BYTES: Final = 16
+
+
+class Stream(Protocol):
+    """Either kind, as far as both are used alike."""
+
+    async def read(self) -> Any:
+        """The next frame, or `grpc.aio.EOF`."""
+
+    async def write(self, frame: Any, /) -> None:
+        """Send one."""
+
+
+class FrameSocket(asyncio.Protocol):
+    """One end."""
+
+    def __init__(self, kind: type[Message] | None, first: Callable[[FrameSocket, bytes], None] | None = None) -> None:
+        """`kind`: of the frames that are read. `first` takes the first one, as bytes, in their place."""
+        self.kind = kind
+        self._first = first
+        self._transport: asyncio.Transport | None = None
+        self._buffer = bytearray()
+        self._frames: deque[bytes] = deque()
+        self._held = 0  # bytes in them
+        self._this_turn = 0  # frames that were read without waiting
+        self._paused = False
+        self._ended = False  # nothing more comes
+        self._closed = False  # nothing more can be sent
+        self._failure: MalformedSubmission | None = None
+        self._reader: asyncio.Future[None] | None = None
+        self._writable = asyncio.Event()
+        self._writable.set()
+
+    async def read(self) -> Any:
+        """The next frame; `grpc.aio.EOF` when the other end sends no more.
+
+        Raises:
+            MalformedSubmission: what came is no frame.
+        """
+        if self._frames:
+            self._this_turn += 1
+            if self._this_turn > _FRAMES_A_TURN:  # others want the loop, too
+                self._this_turn = 0
+                await asyncio.sleep(0)
+        while not self._frames:
+            self._this_turn = 0
+            if self._failure is not None:
+                raise self._failure
+            if self._ended:
+                return grpc.aio.EOF
+            self._reader = asyncio.get_running_loop().create_future()
+            try:
+                await self._reader
+            finally:
+                self._reader = None
+        data = self._frames.popleft()
+        self._held -= len(data)
+        if self._paused and self._held < _READ_AHEAD_BYTES and self._transport is not None and self._failure is None:
+            self._paused = False
+            self._transport.resume_reading()
+        assert self.kind is not None
+        try:
+            return self.kind.FromString(data)
+        except DecodeError as e:
+            raise MalformedSubmission(detail=f"a frame that can't be read: {e}") from e
+
+    async def write(self, frame: Message) -> None:
+        """Send one frame; waits while the other end leaves too much unread.
+
+        Raises:
+            ConnectionResetError: the other end has closed.
+        """
+        if self._transport is None or self._closed:
+            raise ConnectionResetError("the other end has closed the frames' socket")
+        data = frame.SerializeToString()
+        self._transport.write(_LENGTH.pack(len(data)) + data)
+        if not self._writable.is_set():
+            await self._writable.wait()
+
+    async def done_writing(self) -> None:
+        """Tell the other end that no more frames come."""
+        if self._transport is not None and not self._closed:
+            self._closed = True
+            self._transport.write_eof()
+
+    def close(self) -> None:
+        """Let go; what was written still goes out."""
+        if self._transport is not None:
+            self._transport.close()
+        self._end(closed=True)
+
+    # ---- what the loop calls ------------------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """The socket is open."""
+        self._transport = cast("asyncio.Transport", transport)  # uvloop has classes of its own
+
+    def data_received(self, data: bytes) -> None:
+        """Cut what has come into frames."""
+        buffer = self._buffer
+        buffer += data
+        at, end = 0, len(buffer)
+        while at + _LENGTH.size <= end:
+            (size,) = _LENGTH.unpack_from(buffer, at)
+            if self._first is not None and size != _TICKET_BYTES:
+                self.close()
+                return
+            if size > MAX_FRAME_BYTES:
+                self._fail(MalformedSubmission(detail=f"a frame of {size} bytes"))
+                return
+            if at + _LENGTH.size + size > end:
+                break
+            at += _LENGTH.size + size
+            self._keep(bytes(buffer[at - size : at]))
+        if at:
+            del buffer[:at]
+        if self._held >= _READ_AHEAD_BYTES and not self._paused and self._transport is not None:
+            self._paused = True
+            self._transport.pause_reading()
+
+    def eof_received(self) -> bool:
+        """The other end sends no more, and may still read."""
+        self._end(closed=False)
+        return True
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The other end is gone."""
+        self._end(closed=True)
+
+    def pause_writing(self) -> None:
+        """The other end leaves too much unread."""
+        self._writable.clear()
+
+    def resume_writing(self) -> None:
+        """It reads again."""
+        self._writable.set()
+
+    def _keep(self, data: bytes) -> None:
+        if self._first is not None:
+            first, self._first = self._first, None
+            first(self, data)
+            return
+        self._frames.append(data)
+        self._held += len(data)
+        self._wake()
+
+    def _fail(self, failure: MalformedSubmission) -> None:
+        """Read no more; what has come is still handed out, then the failure."""
+        self._failure = failure
+        if self._transport is not None and not self._paused:
+            self._transport.pause_reading()
+        self._paused = True
+        self._wake()
+
+    def _end(self, *, closed: bool) -> None:
+        self._ended = True
+        if closed:
+            self._closed = True
+            self._writable.set()
+        self._wake()
+
+    def _wake(self) -> None:
+        if self._reader is not None and not self._reader.done():
+            self._reader.set_result(None)
+
+
+class JoinedStream:
+    """A client's end: frames on the socket; why the stream ends is still the call's to say."""
+
+    def __init__(self, call: Any, socket: FrameSocket) -> None:
+        self._call = call
+        self._socket = socket
+        self.write = socket.write
+        self.done_writing = socket.done_writing
+        loop = asyncio.get_running_loop()
+        # a peer that is gone, which gRPC notices, or one that has ended the call: its last frames may be on their way
+        call.add_done_callback(lambda _: loop.call_later(LAST_FRAMES_S, socket.close))
+
+    async def read(self) -> Any:
+        """The next frame, `grpc.aio.EOF`, or the error that the call ends in."""
+        frame = await self._socket.read()
+        return await self._call.read() if frame is grpc.aio.EOF else frame
+
+    def cancel(self) -> None:
+        """End the call and let go of the socket."""
+        self._socket.close()
+        self._call.cancel()
+
+
+async def join(call: Any, offer: common_pb2.FrameSocketOffer, kind: type[Message]) -> Any:
+    """The stream of `call` as the server's Hello wants it: on the socket that it offers, else the call itself.
+
+    Raises:
+        ConnectionError: nobody listens there.
+    """
+    if not offer.ticket:
+        return call
+    loop = asyncio.get_running_loop()
+    try:
+        async with asyncio.timeout(JOIN_TIMEOUT_S):
+            transport, socket = await loop.create_unix_connection(lambda: FrameSocket(kind), offer.path)
+    except (OSError, TimeoutError) as e:
+        raise ConnectionError(f"the frames' socket {offer.path}: {e}") from e
+    transport.write(_LENGTH.pack(len(offer.ticket)) + offer.ticket)
+    return JoinedStream(call, socket)
+
+
+class Beside:
+    """What a server's stream offers, and gets."""
+
+    def __init__(self, context: Any, kind: type[Message]) -> None:
+        self._context = context
+        self._kind = kind
+        self.offer = common_pb2.FrameSocketOffer()
+        """For Hello; without a ticket nothing is offered."""
+        self.socket: asyncio.Future[FrameSocket] = asyncio.get_running_loop().create_future()
+
+    async def joined(self) -> Any:
+        """The stream once Hello has been said: the socket that was offered, else the call itself.
+
+        Raises:
+            ConnectionError: the client doesn't come.
+        """
+        if not self.offer.ticket:
+            return self._context
+        try:
+            async with asyncio.timeout(JOIN_TIMEOUT_S):
+                socket = await self.socket
+        except TimeoutError as e:
+            raise ConnectionError("nobody has joined the frames' socket") from e
+        socket.kind = self._kind
+        return socket
+
+
+class FrameListener:
+    """A server's end: listens beside its socket and hands those that it has offered to the streams they belong to."""
+
+    def __init__(self, path: Path | None) -> None:
+        """`path`: of the gRPC server's own socket; None, or one that leaves no room for another: nothing is offered."""
+        beside = None if path is None else path.with_name(path.name + ".frames")
+        self._path = beside if beside is not None and socket_fits(beside) else None
+        self._server: asyncio.Server | None = None
+        self._open = asyncio.Event()
+        self._expected: dict[bytes, asyncio.Future[FrameSocket]] = {}
+        self._strangers: set[FrameSocket] = set()  # have shown no ticket yet
+
+    async def open(self) -> None:
+        """Listen; to be called once the server's own socket is claimed. Streams wait for it."""
+        if self._path is not None:
+            loop = asyncio.get_running_loop()
+            try:
+                self._server = await loop.create_unix_server(self._stranger, self._path)
+            except OSError as e:
+                log.warning("frames go over gRPC: no socket at %s: %s", self._path, e)
+        self._open.set()
+
+    async def close(self) -> None:
+        """Listen no more."""
+        for socket in list(self._strangers):
+            self._show_out(socket)
+        if self._server is not None and self._path is not None:
+            self._server.close()
+            self._path.unlink(missing_ok=True)
+
+    @contextlib.asynccontextmanager
+    async def beside(self, context: Any, kind: type[Message], *, wanted: bool) -> AsyncIterator[Beside]:
+        """For one stream, before its Hello is said: a socket to offer, which is closed in the end."""
+        await self._open.wait()
+        beside = Beside(context, kind)
+        if self._server is not None and wanted:
+            ticket = secrets.token_bytes(_TICKET_BYTES)
+            beside.offer = common_pb2.FrameSocketOffer(path=str(self._path), ticket=ticket)
+            self._expected[ticket] = beside.socket
+        try:
+            yield beside
+        finally:
+            self._expected.pop(beside.offer.ticket, None)
+            if beside.socket.done() and not beside.socket.cancelled():
+                beside.socket.result().close()
+
+    def _stranger(self) -> FrameSocket:
+        socket = FrameSocket(None, self._ticket)
+        self._strangers.add(socket)
+        asyncio.get_running_loop().call_later(JOIN_TIMEOUT_S, self._show_out, socket)
+        return socket
+
+    def _show_out(self, socket: FrameSocket) -> None:
+        if socket in self._strangers:
+            self._strangers.remove(socket)
+            socket.close()
+
+    def _ticket(self, socket: FrameSocket, ticket: bytes) -> None:
+        expected = self._expected.get(ticket)
+        if expected is None or expected.done():
+            self._show_out(socket)
+        else:
+            self._strangers.discard(socket)
+            expected.set_result(socket)
