@@ -293,7 +293,8 @@ class Models:
         return self._list[index]
 
     def _unknown(self, name: str) -> UnknownModel:
-        return UnknownModel(model=name, available=list(self._forms)[:MODELS_NAMED])
+        served = [known for known, forms in self._forms.items() if any(form.engines for form in forms)]
+        return UnknownModel(model=name, available=served[:MODELS_NAMED])
 
 
 def _current(forms: list[Model]) -> Model:

@@ -263,6 +263,11 @@ def test_logs_of_a_run_come_from_its_program_and_then_from_its_status(release: R
     waits = release.shell("logs", "r", plugin=True)
     assert (waits.returncode, waits.stderr.split(":")[0]) == (exits.USAGE, "RunNotStarted")
     assert "NoStatus: no operator has looked at it yet" in waits.stderr
+    following = release.shell.start("logs", "-f", "r", plugin=True)
+    assert following.stderr is not None
+    assert "NoStatus: no operator has looked at it yet" in following.stderr.readline()
+    following.terminate()
+    following.communicate(timeout=30)
     process = release.editor.start("run", "--kube", "--json", str(PROGRAMS / "echo.py"))
     assert process.stdout is not None
     state(phase="Running", programId=json.loads(process.stdout.readline())["program_id"])

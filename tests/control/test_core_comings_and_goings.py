@@ -144,6 +144,16 @@ def test_another_form_of_a_model_stands_by_until_the_first_has_no_ready_engine()
     host.check_idle()
 
 
+def test_who_asks_for_an_unknown_model_is_told_of_those_that_have_engines() -> None:
+    host = Host()
+    host.join("other", FakeOptions(model="other"))
+    for expected in (["fake", "other"], ["other"]):
+        with pytest.raises(errors.UnknownModel) as unknown:
+            host.core.models.named("nobody")
+        assert unknown.value.fields["available"] == expected
+        host.core.on_engine_gone(host.engine)
+
+
 def test_a_form_that_was_cordoned_comes_back_before_the_others() -> None:
     host = Host()
     host.join("n0", other_form())

@@ -169,19 +169,20 @@ def _logs(name: str, at: Target, *, follow: bool, as_json: bool) -> None:
     from tartlet_common.errors import UnknownProgram
 
     seen = ""
+    waits = _Waits()
     shown: tuple[str, str] | None = None  # a program, and what was printed of its output as the status has it
     with Cluster.connect(at) as cluster:
         while True:
             run = cluster.get(RUNS, name, cluster.namespace)
             status = run.get("status") or {}
             program, output = str(status.get("programId") or ""), str(status.get("output") or "")
-            before = shown[1] if shown is not None and shown[0] == program else ""
+            printed = shown[1] if shown is not None and shown[0] == program else ""
             if status.get("phase") in _ENDED:
                 if program != seen or not program:
-                    _print_status(run, before, as_json=as_json)
+                    _print_status(run, printed, as_json=as_json)
                 return
             if program and shown is not None:
-                _print_more(before, output, as_json=as_json)
+                _print_more(printed, output, as_json=as_json)
                 shown = program, output
             elif program and program != seen:
                 try:
@@ -194,13 +195,29 @@ def _logs(name: str, at: Target, *, follow: bool, as_json: bool) -> None:
                     sys.stderr.write(f"[as the run's status shows it, some seconds late; {e}]\n")
                     _print_more("", output, as_json=as_json)
                     shown = program, output
+            if not program:
+                waits.look(run, follow=follow)
             if not follow:
-                if not program:
-                    raise _not_started(run)
                 if as_json and shown is not None:
                     click.echo(json.dumps(status))
                 return
             time.sleep(_LOOK_S)
+
+
+class _Waits:
+    """Tells why a run that is followed has not begun: once, and not what has changed by the next look."""
+
+    def __init__(self) -> None:
+        self._before, self._told = "", ""
+
+    def look(self, run: Object, *, follow: bool) -> None:
+        why = _not_started(run)
+        if not follow:
+            raise why
+        before, self._before = self._before, str(why)
+        if before == self._before != self._told:
+            self._told = before
+            sys.stderr.write(f"[{before}]\n")
 
 
 def _print_more(before: str, output: str, *, as_json: bool) -> None:
