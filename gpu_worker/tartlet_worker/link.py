@@ -18,8 +18,9 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from tartlet_common import frame_socket, rpc, wire
+from tartlet_common import rpc, wire
 from tartlet_common.errors import ProtocolMismatch, TartletError
+from tartlet_common.frame_socket import Joiner
 from tartlet_protos import common_pb2, engine_pb2, engine_pb2_grpc
 from tartlet_worker.engine import Engine
 from tartlet_worker.engine_thread import EngineThread, Finished
@@ -50,6 +51,7 @@ class Link:
     ) -> None:
         self._engine = engine
         self._address = address
+        self._joiner = Joiner(address)
         self._tls = tls
         self._ready: Callable[[], None] | None = ready
         self.on_state: Callable[[str], None] = _nothing
@@ -123,7 +125,7 @@ class Link:
                 hello = await stream.read()
                 await self._greet(hello)
                 if hello is not grpc.aio.EOF:
-                    stream = await frame_socket.join(stream, hello.hello.frames, engine_pb2.EngineFrame)
+                    stream = await self._joiner.join(stream, hello.hello.frames, engine_pb2.EngineFrame)
                 await self._serve(stream)
             finally:
                 stream.cancel()
@@ -145,7 +147,7 @@ class Link:
                 engine_id=self._engine_id,
                 incarnation=self._incarnation,
                 spec_json=json.dumps(asdict(self._engine.spec)),
-                frame_socket=rpc.unix_path(self._address) is not None,
+                frame_socket=self._joiner.wanted,
             )
         )
 

@@ -185,26 +185,24 @@ Global___Source: _TypeAlias = Source  # noqa: Y015
 
 @_typing.final
 class FrameSocketOffer(_message.Message):
-    """In a Hello: the frames of this stream, both ways, travel on that Unix socket from now on, each behind its length (u32,
-    little-endian), and the stream itself stays for its end. The client sends the ticket as its first frame there.
+    """In a Hello: the frames of this stream, both ways, travel from now on on a Unix socket beside the server's own (the same
+    path and ".frames"), each behind its length (u32, little-endian); the stream itself stays for its end. The client sends
+    the ticket as its first frame there.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
 
-    PATH_FIELD_NUMBER: _builtins.int
     TICKET_FIELD_NUMBER: _builtins.int
-    path: _builtins.str
     ticket: _builtins.bytes
     """empty: nothing is offered"""
     def __init__(
         self,
         *,
-        path: _builtins.str = ...,
         ticket: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["path", b"path", "ticket", b"ticket"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ticket", b"ticket"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -148,12 +148,16 @@ class Child:
                 os.killpg(self._process.pid, signal.SIGKILL)
 
     async def stop(self, grace_s: float) -> None:
-        """SIGTERM, then SIGKILL after `grace_s`; when this returns, neither it nor anything it started runs."""
+        """SIGTERM, then SIGKILL after `grace_s`; when this returns, neither it nor anything it started runs.
+
+        One that has never served holds nothing, and may be deep in what it loads: SIGKILL at once.
+        """
         if self._process is None:
             return
-        self.signal(signal.SIGTERM)
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._process.wait(), grace_s)
+        if self.served:
+            self.signal(signal.SIGTERM)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._process.wait(), grace_s)
         self.kill()
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._process.wait(), _REAP_S)

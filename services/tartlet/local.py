@@ -28,7 +28,7 @@ from tartlet_common.errors import AddressInUse, DiskFull, StartFailed, TartletEr
 from tartlet_common.paths import cache_dir, check_socket, make_private, run_dir
 
 ROLES = ("control", "runtime", "worker")
-SOCKETS = ("runtime.sock", "control.sock", "guest.sock")
+SOCKETS = ("runtime.sock", "control.sock", "control.sock.frames", "guest.sock")
 """In the run directory."""
 
 _BACKOFF_S = (0.05, 0.2, 0.5, 1.0, 2.0, 5.0)  # before the n-th restart in a row

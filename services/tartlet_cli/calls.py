@@ -8,7 +8,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -53,22 +53,53 @@ def connect(server: str | None) -> AsyncClient:
 
 
 _AFTER_INPUT_S = 1.0
+_LINES_AHEAD = 1024  # read from standard input and not yet sent
+_INBOX_S = 0.05  # until a full inbox is tried again
+
+
+async def talk(client: AsyncClient, program_id: str, follow: Coroutine[Any, Any, int], *, quiet: bool) -> int:
+    """What `follow` returns, while each line of standard input becomes a message to the program.
+
+    Raises:
+        TartletError: a line can't be sent, such as one that is too long; the program has not ended.
+    """
+    from tartlet_common.errors import UnknownProgram
+
+    following, talking = (
+        asyncio.ensure_future(follow),
+        asyncio.ensure_future(send_lines(client, program_id, quiet=quiet)),
+    )
+    try:
+        await asyncio.wait((following, talking), return_when=asyncio.FIRST_COMPLETED)
+        if not following.done():
+            with contextlib.suppress(UnknownProgram):  # it has just ended
+                talking.result()
+        return await following
+    finally:
+        for task in (following, talking):
+            task.cancel()
+        await asyncio.gather(following, talking, return_exceptions=True)
 
 
 async def send_lines(client: AsyncClient, program_id: str, *, quiet: bool = False) -> None:
     """Each line of standard input becomes a message to the program, until either ends.
 
-    A program that goes on a while after the input's end may be waiting for a line that can't come, so that is told.
+    A program that has left too many unread is waited for. One that goes on a while after the input's end may be waiting
+    for a line that can't come, so that is told.
     """
+    from tartlet_common.errors import InboxFull
+
     loop = asyncio.get_running_loop()
     lines: asyncio.Queue[bytes | None] = asyncio.Queue()
+    room = threading.Semaphore(_LINES_AHEAD)
 
     def read() -> None:  # in a thread: the loop can wait for pipes and terminals, not for files
         rest = b""
         with contextlib.suppress(RuntimeError):  # the loop has been closed: nobody wants it any more
-            while data := os.read(sys.stdin.fileno(), 1 << 16):
+            while sys.stdin is not None and (data := os.read(sys.stdin.fileno(), 1 << 16)):
                 *whole, rest = (rest + data).split(b"\n")
                 for line in whole:
+                    room.acquire()
                     loop.call_soon_threadsafe(lines.put_nowait, line)
             if rest:
                 loop.call_soon_threadsafe(lines.put_nowait, rest)
@@ -76,7 +107,13 @@ async def send_lines(client: AsyncClient, program_id: str, *, quiet: bool = Fals
 
     threading.Thread(target=read, name="stdin", daemon=True).start()
     while (line := await lines.get()) is not None:
-        await client.send(program_id, line)
+        room.release()
+        while True:
+            try:
+                await client.send(program_id, line)
+                break
+            except InboxFull:
+                await asyncio.sleep(_INBOX_S)
     if not quiet:
         await asyncio.sleep(_AFTER_INPUT_S)
         sys.stderr.write("end of input: the program goes on, and gets no more lines\n")
@@ -115,8 +152,8 @@ def with_opened(
         async with opening() as client:
             return await work(client)
 
-    telemetry.setup("client")
     try:
+        telemetry.setup("client")
         return asyncio.run(call())
     except TartletError as e:
         raise exits.fail(e) from e

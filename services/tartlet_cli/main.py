@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import difflib
 import importlib
-from typing import cast
+from typing import Any, cast
 
 import click
 
+from tartlet_common import exits
 from tartlet_common import grpc_io as _grpc_io  # noqa: F401 - before gRPC is imported
 
 _COMMANDS = {  # name: (module, one line of help); in the order of the help
@@ -34,6 +35,12 @@ _COMMANDS = {  # name: (module, one line of help); in the order of the help
 
 class _Lazy(click.Group):
     """A group that knows its commands' help without importing them: `tartlet --help` stays quick."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:  # while a command is still imported; later it has handlers of its own
+            raise SystemExit(exits.INTERRUPTED) from None
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(_COMMANDS)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from tartlet_cli import exits
-from tartlet_cli.calls import send_lines, with_client
+from tartlet_cli.calls import talk, with_client
 from tartlet_cli.options import PROGRAM_ARGS, journal_option, json_option, limit_options, server_option, wants_help
 
 if TYPE_CHECKING:
@@ -128,7 +128,12 @@ def ps(server: str | None, *, ended: bool, as_json: bool) -> None:
 
 @click.command()
 @click.argument("program")
-@click.option("--offset", type=click.IntRange(0, (1 << 63) - 1), default=0, help="Begin at this offset of the output.")
+@click.option(
+    "--offset",
+    type=click.IntRange(0, (1 << 63) - 1),
+    default=0,
+    help="Begin at this event (--json numbers them).",
+)
 @click.option("-i", "--interactive", is_flag=True, help="Send each line of standard input as a message.")
 @click.option("--quiet", is_flag=True, help="No closing line.")
 @server_option
@@ -145,14 +150,8 @@ def attach(program: str, offset: int, server: str | None, *, interactive: bool, 
     async def work(client: AsyncClient) -> int:
         program_id = await whole_id(client, program)
         run = await client.attach(program_id, offset)
-        if not interactive:
-            return await print_run(run, quiet=quiet, as_json=as_json)
-        talking = asyncio.ensure_future(send_lines(client, program_id, quiet=quiet))
-        try:
-            return await print_run(run, quiet=quiet, as_json=as_json)
-        finally:
-            talking.cancel()
-            await asyncio.gather(talking, return_exceptions=True)
+        follow = print_run(run, quiet=quiet, as_json=as_json)
+        return await (talk(client, program_id, follow, quiet=quiet) if interactive else follow)
 
     raise SystemExit(with_client(server, work))
 
@@ -205,7 +204,7 @@ def logs(program: str, server: str | None, *, follow: bool, as_json: bool) -> No
 @click.option("--reason", default="", help="What the program's error says.")
 @server_option
 def kill(programs: tuple[str, ...], reason: str, server: str | None, *, everything: bool) -> None:
-    """End programs; those that aren't there are named, and the others end.
+    """End programs; those that never were are named, the others end. One that has ended already is left as it is.
 
     \b
     Examples:

@@ -19,7 +19,7 @@ from typing import Any
 import click
 
 from tartlet_cli import exits
-from tartlet_cli.calls import connect, on_signals, send_lines
+from tartlet_cli.calls import connect, on_signals, talk
 from tartlet_cli.kube.options import Target, release_option, target
 from tartlet_cli.options import (
     PROGRAM_ARGS,
@@ -175,8 +175,8 @@ def execute(options: RunOptions) -> int:
     from tartlet_common import telemetry
     from tartlet_common.errors import TartletError
 
-    telemetry.setup("client")
     try:
+        telemetry.setup("client")
         return asyncio.run(_Session(options).run())
     except TartletError as e:
         exits.show(e)
@@ -306,12 +306,7 @@ class _Session:
         run = await client.run(spec=spec)
         try:
             if options.interactive:
-                talking = asyncio.ensure_future(send_lines(client, run.program_id, quiet=options.quiet))
-                try:
-                    return await self._follow(run)
-                finally:
-                    talking.cancel()
-                    await asyncio.gather(talking, return_exceptions=True)
+                return await talk(client, run.program_id, self._follow(run), quiet=options.quiet)
             if not options.native:
                 return await self._follow(run)
             async with self._native_process(client, run.guest_token):

@@ -57,7 +57,7 @@ def serve(
     *,
     quiet: bool,
 ) -> None:
-    """Run control, runtime and a worker in the foreground until Ctrl-C; a role that dies is restarted.
+    """Run control, runtime and a worker in the foreground until Ctrl-C (exit code 0); a role that dies is restarted.
 
     \b
     Examples:

@@ -37,23 +37,32 @@ def top(interval: float, server: str | None, *, once: bool, as_json: bool) -> No
 
 
 async def watch(client: AsyncClient, interval: float, *, once: bool, as_json: bool) -> None:
-    """Show what the server does, again and again unless `once`."""
+    """Show what the server does, again and again unless `once`; a server that goes meanwhile is waited for."""
     if as_json:
         while True:
             click.echo(json.dumps(_document(await client.state(), await client.list())))
             if once:
                 return
             await asyncio.sleep(interval)
-    from rich.console import Console
+    from rich.console import Console, Group
     from rich.live import Live
+
+    from tartlet_common.errors import Unavailable
 
     console = Console()
     if once:
         console.print(screen(await client.state(), await client.list(), console.width))
         return
+    shown: RenderableType = ""
     with Live(console=console, screen=console.is_terminal, auto_refresh=False) as live:
         while True:
-            live.update(screen(await client.state(), await client.list(), console.width), refresh=True)
+            try:
+                shown = screen(await client.state(), await client.list(), console.width)
+                live.update(shown, refresh=True)
+            except Unavailable as e:
+                if not shown:
+                    raise
+                live.update(Group(f"as it was: {e}", "", shown), refresh=True)
             await asyncio.sleep(interval)
 
 

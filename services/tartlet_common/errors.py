@@ -305,7 +305,7 @@ class NoEngine(TartletError):
 class CheckpointMissing(TartletError):
     message = "no checkpoint at {path}: {detail}"
     remedy = (
-        "Give a directory, not a hub's name: `hf download ORG/NAME --local-dir DIR` brings config, weights, tokenizer."
+        "Give a checkpoint's directory, no hub's or served name: `hf download ORG/NAME --local-dir DIR` brings one."
     )
 
 
@@ -330,7 +330,7 @@ class OutOfDeviceMemory(TartletError):
 @_register(505)
 class AddressInUse(TartletError):
     message = "{address} is in use"
-    remedy = "Stop it, or choose another address; `tartlet doctor` names the process that uses a run directory."
+    remedy = "Stop it, or take another address or run directory (TARTLET_RUN_DIR); `tartlet doctor` names who uses one."
 
 
 @_register(506)

@@ -20,9 +20,9 @@ from typing import Any, Final, Protocol, cast
 import grpc.aio
 from google.protobuf.message import DecodeError, Message
 
-from tartlet_common.errors import MalformedSubmission
+from tartlet_common.errors import FrameTooLarge, MalformedSubmission
 from tartlet_common.paths import socket_fits
-from tartlet_common.rpc import MAX_MESSAGE_BYTES
+from tartlet_common.rpc import MAX_MESSAGE_BYTES, unix_path
 from tartlet_protos import common_pb2
 
 log = logging.getLogger("tartlet")
@@ -35,6 +35,9 @@ MAX_FRAME_BYTES: Final = MAX_MESSAGE_BYTES + (64 << 10)
 """As gRPC's messages between roles, with their slack."""
 _READ_AHEAD_BYTES: Final = 1 << 20
 _FRAMES_A_TURN: Final = 16
+_FRAME_COST_BYTES: Final = 64
+"""What keeping a frame costs beside its bytes, so that empty ones are bounded too."""
+_MAX_STRANGERS: Final = 64
 _LENGTH: Final = struct.Struct("<I")
 _TICKET_BYTES: Final = 16
 
@@ -59,7 +62,7 @@ class FrameSocket(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._buffer = bytearray()
         self._frames: deque[bytes] = deque()
-        self._held = 0  # bytes in them
+        self._held = 0  # what they cost, bytes
         self._this_turn = 0  # frames that were read without waiting
         self._paused = False
         self._ended = False  # nothing more comes
@@ -92,7 +95,7 @@ class FrameSocket(asyncio.Protocol):
             finally:
                 self._reader = None
         data = self._frames.popleft()
-        self._held -= len(data)
+        self._held -= len(data) + _FRAME_COST_BYTES
         if self._paused and self._held < _READ_AHEAD_BYTES and self._transport is not None and self._failure is None:
             self._paused = False
             self._transport.resume_reading()
@@ -107,10 +110,13 @@ class FrameSocket(asyncio.Protocol):
 
         Raises:
             ConnectionResetError: the other end has closed.
+            FrameTooLarge: it is larger than frames may be; nothing was sent.
         """
         if self._transport is None or self._closed:
             raise ConnectionResetError("the other end has closed the frames' socket")
         data = frame.SerializeToString()
+        if len(data) > MAX_FRAME_BYTES:
+            raise FrameTooLarge(size=len(data), what="bytes in a frame", limit=MAX_FRAME_BYTES)
         self._transport.write(_LENGTH.pack(len(data)) + data)
         if not self._writable.is_set():
             await self._writable.wait()
@@ -179,7 +185,7 @@ class FrameSocket(asyncio.Protocol):
             first(self, data)
             return
         self._frames.append(data)
-        self._held += len(data)
+        self._held += len(data) + _FRAME_COST_BYTES
         self._wake()
 
     def _fail(self, failure: MalformedSubmission) -> None:
@@ -205,19 +211,45 @@ class FrameSocket(asyncio.Protocol):
 class JoinedStream:
     """A client's end: frames on the socket; why the stream ends is still the call's to say."""
 
-    def __init__(self, call: Any, socket: FrameSocket) -> None:
+    def __init__(self, call: Any, socket: FrameSocket, refused: Callable[[], None]) -> None:
+        """`refused` is called if the server lets go of the socket before it has sent anything, and says no more."""
         self._call = call
         self._socket = socket
-        self.write = socket.write
+        self._refused: Callable[[], None] | None = refused
         self.done_writing = socket.done_writing
         loop = asyncio.get_running_loop()
         # a peer that is gone, which gRPC notices, or one that has ended the call: its last frames may be on their way
         call.add_done_callback(lambda _: loop.call_later(LAST_FRAMES_S, socket.close))
 
     async def read(self) -> Any:
-        """The next frame, `grpc.aio.EOF`, or the error that the call ends in."""
-        frame = await self._socket.read()
-        return await self._call.read() if frame is grpc.aio.EOF else frame
+        """The next frame, `grpc.aio.EOF`, or the error that the call ends in.
+
+        Raises:
+            ConnectionError: what came is no frame.
+        """
+        try:
+            frame = await self._socket.read()
+        except MalformedSubmission as e:
+            raise ConnectionError(str(e)) from e
+        if frame is grpc.aio.EOF:
+            frame = await self._call.read()
+            if self._refused is not None:
+                self._refused()
+        else:
+            self._refused = None
+        return frame
+
+    async def write(self, frame: Message) -> None:
+        """Send one frame.
+
+        Raises:
+            ConnectionResetError: the other end has closed; not before the reader has had time to learn why.
+        """
+        try:
+            await self._socket.write(frame)
+        except ConnectionResetError:
+            await asyncio.sleep(LAST_FRAMES_S)
+            raise
 
     def cancel(self) -> None:
         """End the call and let go of the socket."""
@@ -225,22 +257,42 @@ class JoinedStream:
         self._call.cancel()
 
 
-async def join(call: Any, offer: common_pb2.FrameSocketOffer, kind: type[Message]) -> Any:
-    """The stream of `call` as the server's Hello wants it: on the socket that it offers, else the call itself.
+class Joiner:
+    """A client's side of offers: where the sockets are, and whether one is wanted in the next Hello."""
 
-    Raises:
-        ConnectionError: nobody listens there.
-    """
-    if not offer.ticket:
-        return call
-    loop = asyncio.get_running_loop()
-    try:
-        async with asyncio.timeout(JOIN_TIMEOUT_S):
-            transport, socket = await loop.create_unix_connection(lambda: FrameSocket(kind), offer.path)
-    except (OSError, TimeoutError) as e:
-        raise ConnectionError(f"the frames' socket {offer.path}: {e}") from e
-    transport.write(_LENGTH.pack(len(offer.ticket)) + offer.ticket)
-    return JoinedStream(call, socket)
+    def __init__(self, address: str) -> None:
+        """`address`: the server's, as it is dialled here: the socket lies beside that, wherever the server sees it."""
+        path = unix_path(address)
+        self._path = None if path is None else _beside(path)
+        self._failed = False
+
+    @property
+    def wanted(self) -> bool:
+        """On one machine, unless the last one that was offered couldn't be joined: then the call carries the frames."""
+        return self._path is not None and not self._failed
+
+    async def join(self, call: Any, offer: common_pb2.FrameSocketOffer, kind: type[Message]) -> Any:
+        """The stream of `call` as the server's Hello wants it: on the socket that it offers, else the call itself.
+
+        Raises:
+            ConnectionError: nobody listens there.
+        """
+        if not offer.ticket:
+            self._failed = False
+            return call
+        loop = asyncio.get_running_loop()
+        try:
+            async with asyncio.timeout(JOIN_TIMEOUT_S):
+                transport, socket = await loop.create_unix_connection(lambda: FrameSocket(kind), str(self._path))
+        except (OSError, TimeoutError) as e:
+            self._refused()
+            raise ConnectionError(f"the frames' socket {self._path}: {e}") from e
+        transport.write(_LENGTH.pack(len(offer.ticket)) + offer.ticket)
+        return JoinedStream(call, socket, self._refused)
+
+    def _refused(self) -> None:
+        log.warning("frames go over gRPC: the socket %s can't be joined", self._path)
+        self._failed = True
 
 
 class Beside:
@@ -270,17 +322,21 @@ class Beside:
         return socket
 
 
+def _beside(path: Path) -> Path:
+    return path.with_name(path.name + ".frames")
+
+
 class FrameListener:
     """A server's end: listens beside its socket and hands those that it has offered to the streams they belong to."""
 
     def __init__(self, path: Path | None) -> None:
         """`path`: of the gRPC server's own socket; None, or one that leaves no room for another: nothing is offered."""
-        beside = None if path is None else path.with_name(path.name + ".frames")
+        beside = None if path is None else _beside(path)
         self._path = beside if beside is not None and socket_fits(beside) else None
         self._server: asyncio.Server | None = None
         self._open = asyncio.Event()
         self._expected: dict[bytes, asyncio.Future[FrameSocket]] = {}
-        self._strangers: set[FrameSocket] = set()  # have shown no ticket yet
+        self._strangers: dict[FrameSocket, None] = {}  # have shown no ticket yet, the oldest first
 
     async def open(self) -> None:
         """Listen; to be called once the server's own socket is claimed. Streams wait for it."""
@@ -307,7 +363,7 @@ class FrameListener:
         beside = Beside(context, kind)
         if self._server is not None and wanted:
             ticket = secrets.token_bytes(_TICKET_BYTES)
-            beside.offer = common_pb2.FrameSocketOffer(path=str(self._path), ticket=ticket)
+            beside.offer = common_pb2.FrameSocketOffer(ticket=ticket)
             self._expected[ticket] = beside.socket
         try:
             yield beside
@@ -318,13 +374,15 @@ class FrameListener:
 
     def _stranger(self) -> FrameSocket:
         socket = FrameSocket(None, self._ticket)
-        self._strangers.add(socket)
+        self._strangers[socket] = None
+        if len(self._strangers) > _MAX_STRANGERS:
+            self._show_out(next(iter(self._strangers)))
         asyncio.get_running_loop().call_later(JOIN_TIMEOUT_S, self._show_out, socket)
         return socket
 
     def _show_out(self, socket: FrameSocket) -> None:
         if socket in self._strangers:
-            self._strangers.remove(socket)
+            del self._strangers[socket]
             socket.close()
 
     def _ticket(self, socket: FrameSocket, ticket: bytes) -> None:
@@ -332,5 +390,5 @@ class FrameListener:
         if expected is None or expected.done():
             self._show_out(socket)
         else:
-            self._strangers.discard(socket)
+            self._strangers.pop(socket, None)
             expected.set_result(socket)

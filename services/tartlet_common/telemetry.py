@@ -8,9 +8,11 @@ import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from opentelemetry import metrics, propagate, trace
+from opentelemetry import metrics, trace
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from tartlet_common import telemetry_names as names
+from tartlet_common.errors import InvalidConfig
 from tartlet_common.telemetry_later import Later
 
 if TYPE_CHECKING:
@@ -23,6 +25,8 @@ if TYPE_CHECKING:
     from tartlet_common.telemetry_steps import StepTracer
 
 _SCOPE = "tartlet"
+_COMPRESSION = "OTEL_EXPORTER_OTLP_COMPRESSION"
+_W3C = TraceContextTextMapPropagator()  # what travels between our roles, whatever OTEL_PROPAGATORS says
 _steps: StepTracer | None = None
 _exporters: list[Leaving] = []
 _later = Later()
@@ -41,9 +45,22 @@ def setup(role: str, *, scraped: bool = False) -> None:
     """Export traces and metrics of this process as service `tartlet-<role>`; does nothing when telemetry is off.
 
     `scraped`: metrics are also kept for `/metrics`, whether or not an OTLP endpoint is set.
+
+    Raises:
+        InvalidConfig: an `OTEL_*` variable has a value that can't be used.
     """
     if not (enabled() or scraped):
         return
+    if os.environ.get(_COMPRESSION, "").lower() == "none":
+        del os.environ[_COMPRESSION]  # it is the default, by a name that the SDK doesn't know
+    try:
+        _setup(role, scraped=scraped)
+    except Exception as e:  # the SDK has kinds of its own
+        remedy = "Correct the OTEL_* variable of the environment that it speaks of, or unset it."
+        raise InvalidConfig(role="telemetry", detail=f"the environment: {e}", remedy=remedy) from e
+
+
+def _setup(role: str, *, scraped: bool) -> None:
     # imported here: the SDK takes 100 ms to import, which a process without telemetry needn't pay
     from opentelemetry.sdk.metrics import MeterProvider
     from opentelemetry.sdk.resources import Resource
@@ -132,10 +149,10 @@ def step_tracer() -> StepTracer | None:
 def inject(context: Context | None = None) -> dict[str, str]:
     """The current span, or that of `context`, as W3C trace context, to send along."""
     carrier: dict[str, str] = {}
-    propagate.inject(carrier, context)
+    _W3C.inject(carrier, context)
     return carrier
 
 
 def extract(carrier: Mapping[str, str]) -> Context:
     """The context that `inject` made in another process."""
-    return propagate.extract(carrier)
+    return _W3C.extract(carrier)

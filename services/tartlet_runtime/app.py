@@ -13,8 +13,9 @@ from typing import Any
 
 from tartlet_common.clock import SystemClock
 from tartlet_common.errors import RuntimeLost
+from tartlet_common.frame_socket import Joiner
 from tartlet_common.process import Notify
-from tartlet_common.rpc import PROTOCOL_VERSION, Dialer, Tls, make_server, unix_path
+from tartlet_common.rpc import PROTOCOL_VERSION, Dialer, Tls, make_server
 from tartlet_common.settings import RuntimeSettings
 from tartlet_protos import control_pb2, programs_pb2_grpc
 from tartlet_runtime.control_link import ControlLink
@@ -54,9 +55,8 @@ async def main(settings: RuntimeSettings, notify: Notify) -> None:
             runtime_id=f"{socket.gethostname()} {settings.address}",
             incarnation=incarnation,
             address=settings.advertise or settings.address,
-            frame_socket=unix_path(settings.control) is not None,
         )
-        link = ControlLink(control, hello, driver)
+        link = ControlLink(control, hello, driver, Joiner(settings.control))
 
         def spawn(work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
             return tasks.create_task(_guarded(work))

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 import grpc
 
 from tartlet_common.errors import InternalError, ProtocolMismatch, TartletError, Unavailable
-from tartlet_common.frame_socket import Stream, join
+from tartlet_common.frame_socket import Joiner, Stream
 from tartlet_common.rpc import CALL_ERRORS, PROTOCOL_VERSION, Dialer, detail
 from tartlet_common.tenancy import EVERYONE, Scope
 from tartlet_common.wire import error_from_proto
@@ -60,9 +60,10 @@ class Programs(Protocol):
 class ControlLink:
     """Client side of `Control.Connect`."""
 
-    def __init__(self, control: Dialer, hello: control_pb2.RuntimeHello, driver: Driver) -> None:
+    def __init__(self, control: Dialer, hello: control_pb2.RuntimeHello, driver: Driver, joiner: Joiner) -> None:
         """`hello` says who we are; its programs are filled in on each connection."""
         self._control = control
+        self._joiner = joiner
         self._hello = hello
         self._driver = driver
         self.programs: Programs
@@ -170,7 +171,7 @@ class ControlLink:
                     stream: Any = self._stub.Connect()
                     try:
                         offer = await self._greet(stream)
-                        stream = await join(stream, offer, control_pb2.ControlFrame)
+                        stream = await self._joiner.join(stream, offer, control_pb2.ControlFrame)
                         attempt = 0
                         writing = tasks.create_task(self._write(stream))
                         try:
@@ -193,6 +194,7 @@ class ControlLink:
     async def _greet(self, call: Stream) -> common_pb2.FrameSocketOffer:
         hello = control_pb2.RuntimeHello()
         hello.CopyFrom(self._hello)
+        hello.frame_socket = self._joiner.wanted
         self._starts = []
         kept = self.programs.kept()
         fit = how_many_fit(kept, _KEPT_BYTES)

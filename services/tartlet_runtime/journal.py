@@ -204,6 +204,12 @@ def read_journal(path: Path) -> tuple[JournalHeader, list[JournalRecord]]:
     Raises:
         InvalidSource: there is no intact header of this version.
     """
+    header, records, _ = _parse(path)
+    return header, records
+
+
+def _parse(path: Path) -> tuple[JournalHeader, list[JournalRecord], int]:
+    """`read_journal`, and how many bytes of the file they are: behind them is what a slot held before."""
     data = path.read_bytes()
     if len(data) < _HEAD.size:
         raise InvalidSource(detail=f"{path.name} holds no journal")
@@ -217,7 +223,9 @@ def read_journal(path: Path) -> tuple[JournalHeader, list[JournalRecord]]:
     fields = json.loads(data[_HEAD.size : source_at])
     fields |= {"seed": bytes.fromhex(fields["seed"]), "args": tuple(fields["args"]), "source": data[source_at:end]}
     (crc,) = _CRC.unpack_from(data, end)
-    return JournalHeader(**fields), list(_records(data, end + _CRC.size, crc))
+    records = list(_records(data, end + _CRC.size, crc))
+    intact = end + _CRC.size + sum(_RECORD.size + len(record.delivery) for record in records)
+    return JournalHeader(**fields), records, intact
 
 
 def _records(data: bytes, at: int, header_crc: int) -> Iterator[JournalRecord]:
@@ -312,7 +320,8 @@ class Journals:
         if slot.name.split("-")[1] != str(os.getpid()) and Path(f"/proc/{slot.name.split('-')[1]}").exists():
             return None  # another runtime's, which is alive
         try:
-            header, _ = read_journal(slot)
+            header, _, intact = _parse(slot)
+            os.truncate(slot, intact)
         except (InvalidSource, ValueError, KeyError, TypeError):
             slot.unlink(missing_ok=True)  # empty, or torn before its program did anything
             return None

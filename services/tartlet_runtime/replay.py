@@ -89,7 +89,8 @@ def replay_wasm(
         Diverged: its commands aren't those of the journal.
     """
     if identity != header.component:
-        raise InvalidSource(detail=f"the journal belongs to {header.component}, this is {identity}")
+        owner = header.component or "a native program, which no sandbox can run again"
+        raise InvalidSource(detail=f"the journal belongs to {owner}, this is {identity}")
     replayer = Replayer(header, records)
     limits = GuestLimits(
         memory_bytes=int(header.limits["memory_bytes"]), cpu_burst_s=float(header.limits["cpu_slice_s"])

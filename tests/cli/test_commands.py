@@ -313,7 +313,7 @@ def test_doctor_names_the_process_that_an_address_in_use_sends_one_to_look_for(s
     second = tartlet_cli(server.run_dir, "serve", "--engine", "fake")
     assert second.returncode == exits.SYSTEM
     assert f"AddressInUse: {server.run_dir} is in use" in second.stderr
-    assert "`tartlet doctor` names the process that uses a run directory" in second.stderr
+    assert "`tartlet doctor` names who uses one" in second.stderr
     checks = {check["name"]: check["found"] for check in json.loads(out(server.run_dir, "doctor", "--json"))}
     assert checks["run directory"] == f"{server.run_dir}, in use by process {server.process.pid}"
     with tempfile.TemporaryDirectory() as other:

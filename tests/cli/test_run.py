@@ -200,6 +200,17 @@ def test_lines_of_standard_input_reach_the_program_one_runs(server: Serving, tmp
     assert ran.stdout == b"ready\necho a\necho b\nanswered 2\n"
 
 
+def test_more_lines_than_a_program_has_room_for_wait_and_one_that_is_too_long_is_told_of(server: Serving) -> None:
+    talk = command("run", "--server", "local", "--interactive", "--quiet", str(PROGRAMS / "echo.py"))
+    many = b"".join(b"%d\n" % i for i in range(3000)) + b"stop\n"
+    ran = subprocess.run(talk, env=environment(server.run_dir), input=many, capture_output=True, check=True)
+    assert ran.stdout.endswith(b"echo 2999\nanswered 3000\n")
+    ran = subprocess.run(
+        talk, env=environment(server.run_dir), input=b"x" * (3 << 20) + b"\nstop\n", capture_output=True, check=False
+    )
+    assert (ran.returncode, ran.stderr.partition(b":")[0]) == (exits.PROGRAM_FAILED, b"FrameTooLarge")
+
+
 def test_a_program_that_waits_where_nobody_can_reach_it_is_told_of_once(run_dir: Path) -> None:
     waits = subprocess.Popen(
         command("run", "--engine", "fake", str(PROGRAMS / "echo.py")),

@@ -16,8 +16,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tartlet_common import frame_socket
-from tartlet_common.errors import MalformedSubmission
-from tartlet_common.frame_socket import Beside, FrameListener, FrameSocket, join
+from tartlet_common.errors import FrameTooLarge, MalformedSubmission
+from tartlet_common.frame_socket import Beside, FrameListener, FrameSocket, Joiner
 from tartlet_protos import common_pb2
 
 Chunk = common_pb2.BlobChunk
@@ -26,6 +26,10 @@ Chunk = common_pb2.BlobChunk
 def packed(*messages: Chunk) -> bytes:
     data = [m.SerializeToString() for m in messages]
     return b"".join(struct.pack("<I", len(d)) + d for d in data)
+
+
+async def join(call: Any, offer: common_pb2.FrameSocketOffer, directory: Path) -> Any:
+    return await Joiner(f"unix:{directory}/c.sock").join(call, offer, Chunk)
 
 
 async def everything(frames_of: FrameSocket) -> list[Any]:
@@ -69,7 +73,7 @@ async def listener(directory: Path) -> AsyncIterator[FrameListener]:
 async def pair(directory: Path, call: Call | None = None) -> AsyncIterator[tuple[Any, Any, Beside]]:
     """A client's and a server's end."""
     async with listener(directory) as made, made.beside(None, Chunk, wanted=True) as beside:
-        client = await join(call or Call(), beside.offer, Chunk)
+        client = await join(call or Call(), beside.offer, directory)
         try:
             yield client, await beside.joined(), beside
         finally:
@@ -107,6 +111,44 @@ async def test_a_frame_larger_than_a_message_may_be_is_refused_at_its_length() -
     end.data_received(struct.pack("<I", frame_socket.MAX_FRAME_BYTES + 1))
     with pytest.raises(MalformedSubmission, match="a frame of"):
         await end.read()
+
+
+async def test_empty_frames_are_held_back_too(run_dir: Path) -> None:
+    async with pair(run_dir) as (client, server, _):
+        sending = asyncio.ensure_future(everything_sent(client, 200_000))
+        await asyncio.sleep(1.0)
+        assert not sending.done()
+        assert len(server._frames) < 120_000  # what is read at once may be above the bound
+        sending.cancel()
+
+
+async def everything_sent(client: Any, count: int) -> None:
+    for _ in range(count):
+        await client.write(Chunk())
+
+
+async def test_a_frame_that_nobody_would_take_isn_t_sent(run_dir: Path) -> None:
+    async with pair(run_dir) as (client, server, _):
+        with pytest.raises(FrameTooLarge):
+            await client.write(Chunk(data=bytes(5 << 20)))
+        await client.write(Chunk(size=1))
+        assert (await server.read()).size == 1
+
+
+async def test_who_can_t_join_asks_for_no_socket_until_a_stream_without_has_begun(run_dir: Path) -> None:
+    joiner = Joiner(f"unix:{run_dir}/c.sock")
+    wanted = [joiner.wanted]
+    with pytest.raises(ConnectionError):
+        await joiner.join(Call(), common_pb2.FrameSocketOffer(ticket=b"t" * 16), Chunk)
+    wanted.append(joiner.wanted)
+    assert await joiner.join("the call", common_pb2.FrameSocketOffer(), Chunk) == "the call"
+    wanted.append(joiner.wanted)
+    async with listener(run_dir):  # of another server: it knows no such ticket
+        stream = await joiner.join(Call(), common_pb2.FrameSocketOffer(ticket=b"t" * 16), Chunk)
+        assert await stream.read() is grpc.aio.EOF
+        stream.cancel()
+    assert [*wanted, joiner.wanted] == [True, False, True, False]
+    assert not Joiner("localhost:1").wanted
 
 
 async def test_frames_travel_both_ways_and_each_end_sees_the_other_close(run_dir: Path) -> None:
@@ -179,7 +221,7 @@ async def test_strangers_are_shown_out(run_dir: Path, monkeypatch: pytest.Monkey
 
 async def test_a_ticket_admits_one(run_dir: Path) -> None:
     async with pair(run_dir) as (client, server, beside):
-        second = await join(Call(), beside.offer, Chunk)
+        second = await join(Call(), beside.offer, run_dir)
         assert await second.read() is grpc.aio.EOF
         second.cancel()
         await client.write(Chunk(size=7))
@@ -193,9 +235,16 @@ async def test_a_client_that_doesn_t_come_ends_the_stream(run_dir: Path, monkeyp
             await beside.joined()
 
 
+async def test_what_is_no_frame_ends_a_client_s_connection_and_nothing_else(run_dir: Path) -> None:
+    async with pair(run_dir) as (client, server, _):
+        server._transport.write(b"\xff" * 8)
+        with pytest.raises(ConnectionError, match="a frame of"):
+            await client.read()
+
+
 async def test_nobody_at_the_socket_is_a_connection_error(run_dir: Path) -> None:
     with pytest.raises(ConnectionError, match=r"c\.sock\.frames"):
-        await join(Call(), common_pb2.FrameSocketOffer(path=str(run_dir / "c.sock.frames"), ticket=b"t" * 16), Chunk)
+        await join(Call(), common_pb2.FrameSocketOffer(ticket=b"t" * 16), run_dir)
 
 
 async def test_why_the_stream_ended_is_what_the_call_says(run_dir: Path) -> None:
@@ -226,7 +275,7 @@ async def test_no_socket_is_offered_where_none_is_wanted_or_none_fits(run_dir: P
     async with listener(run_dir) as made, made.beside("the call", Chunk, wanted=False) as beside:
         assert not beside.offer.ticket
         assert await beside.joined() == "the call"
-        assert await join("the call", beside.offer, Chunk) == "the call"
+        assert await join("the call", beside.offer, run_dir) == "the call"
     for path in (None, Path("/tmp/" + "x" * 96 + ".sock")):
         made = FrameListener(path)
         await made.open()

@@ -60,7 +60,7 @@ def test_a_role_that_cannot_start_says_why_to_its_parent_and_its_user(tmp_path: 
         _, err = process.communicate(timeout=20)
     assert process.returncode == exits.SYSTEM
     assert "unix:/x is in use" in err
-    assert "`tartlet doctor` names the process" in err
+    assert "`tartlet doctor` names who uses one" in err
 
 
 def test_a_wrong_setting_is_a_wrong_command_line(tmp_path: Path) -> None:

@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import threading
 import time
 from typing import Any
@@ -12,6 +15,8 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor, SpanExportResult
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import SpanContext, TraceFlags, TraceState
 
+from tartlet_common import telemetry
+from tartlet_common.errors import InvalidConfig
 from tartlet_common.telemetry_export import LEAVING_S, SpanExporter, encode
 from tartlet_common.telemetry_steps import Attributes, RateLimit, StepLink, StepSpan, StepTracer, traceparent
 
@@ -136,6 +141,26 @@ def test_the_number_of_links_is_limited_by_the_standard_variable(monkeypatch: py
     assert StepTracer(processor, RESOURCE).max_links == 128
     monkeypatch.setenv("OTEL_SPAN_LINK_COUNT_LIMIT", "7")
     assert StepTracer(processor, RESOURCE).max_links == 7
+
+
+@pytest.mark.parametrize("variable", ["OTEL_EXPORTER_OTLP_TIMEOUT=x", "OTEL_METRIC_EXPORT_INTERVAL=0"])
+def test_a_variable_that_can_t_be_used_is_a_typed_error(monkeypatch: pytest.MonkeyPatch, variable: str) -> None:
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://localhost:1")
+    monkeypatch.setenv(*variable.split("="))
+    monkeypatch.setattr(telemetry, "_exporters", [])
+    with pytest.raises(InvalidConfig, match="telemetry"):
+        telemetry.setup("client")
+
+
+def test_propagators_of_the_environment_are_not_ours() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", "import tartlet; from tartlet_common import telemetry; print(telemetry.inject())"],
+        env={**os.environ, "OTEL_PROPAGATORS": "b3"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout == "{}\n"
 
 
 @pytest.mark.parametrize("per_s", [0.5, 1, 7, 100])

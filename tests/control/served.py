@@ -13,7 +13,7 @@ import grpc.aio
 import numpy as np
 
 from tartlet_common import abi, errors, rpc
-from tartlet_common.frame_socket import join
+from tartlet_common.frame_socket import Joiner
 from tartlet_common.process import Notify
 from tartlet_common.settings import ControlSettings
 from tartlet_control.app import main
@@ -58,6 +58,7 @@ class Runtime:
 
     def __init__(self, address: str) -> None:
         self.channel = rpc.make_channel(address)
+        self.joiner = Joiner(address)
         self.stub: Any = control_pb2_grpc.ControlStub(self.channel)
         self.call: Any = self.stub.Connect()
         self.stream = self.call
@@ -75,7 +76,7 @@ class Runtime:
         await self.begin(incarnation, frame_socket=self.frame_socket)
         frame = await self.read()
         assert bool(frame.hello.frames.ticket) == self.frame_socket
-        self.stream = await join(self.call, frame.hello.frames, control_pb2.ControlFrame)
+        self.stream = await self.joiner.join(self.call, frame.hello.frames, control_pb2.ControlFrame)
         return frame
 
     async def read(self) -> Any:

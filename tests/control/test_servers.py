@@ -285,7 +285,7 @@ def test_bytes_that_are_no_frames_cost_their_socket_only(run_dir: Path, data: by
             hello = control_pb2.RuntimeHello(protocol=1, runtime_id="bad", incarnation="i", frame_socket=True)
             await call.write(control_pb2.RuntimeFrame(hello=hello))
             offer = (await call.read()).hello.frames
-            reader, writer = await asyncio.open_unix_connection(offer.path)
+            reader, writer = await asyncio.open_unix_connection(address.removeprefix("unix:") + ".frames")
             writer.write(len(offer.ticket).to_bytes(4, "little") + offer.ticket + data)
             await asyncio.wait_for(reader.read(), 5)
             with pytest.raises(grpc.aio.AioRpcError, match=said):

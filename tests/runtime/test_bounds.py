@@ -14,6 +14,7 @@ import pytest
 
 from tartlet_common.abi import HEADER_BYTES, MAX_SUBMISSION_BYTES, RECORD, RECORD_BYTES, Event, Flag, Op
 from tartlet_common.errors import InboxFull, MalformedSubmission, ResourceQuotaExceeded, TooManyCommands, UnknownModel
+from tartlet_common.frame_socket import Joiner
 from tartlet_common.rpc import MAX_MESSAGE_BYTES, Dialer
 from tartlet_common.settings import RuntimeSettings
 from tartlet_common.wire import error_from_proto
@@ -35,7 +36,7 @@ from tests.runtime.harness import make_settings, native, running
 async def test_what_stands_beside_a_large_submission_does_not_pass_a_message() -> None:
     """Else the stream would break, and all programs of the runtime with it."""
     loop = asyncio.get_running_loop()
-    link = ControlLink(Dialer("unix:/nowhere", None), control_pb2.RuntimeHello(), Driver(loop))
+    link = ControlLink(Dialer("unix:/nowhere", None), control_pb2.RuntimeHello(), Driver(loop), Joiner("unix:/nowhere"))
     link.connected, link._writer = True, loop.create_future()
     program: Any = SimpleNamespace(handle=1, accepted=True, has_engine_state=True, unsent_commands=0)
     longest = 4 * MAX_NAME_BYTES

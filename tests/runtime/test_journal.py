@@ -119,6 +119,15 @@ def test_an_earlier_program_in_the_same_slot_leaves_nothing(tmp_path: Path) -> N
     assert [r.delivery for r in records] == [b"y" * 100]
 
 
+def test_what_a_killed_runtime_left_holds_nothing_of_an_earlier_program(tmp_path: Path) -> None:
+    slot = tmp_path / "slot-999999999-0"  # of a process that isn't there
+    _, path = write(tmp_path / "before", [b"y" * 100])
+    slot.write_bytes(path.read_bytes() + b"a secret of an earlier program" * 10)
+    journals = Journals(tmp_path)
+    assert journals.leftovers == ["p"]
+    assert journals.path("p").read_bytes() == path.read_bytes()
+
+
 def test_a_journal_is_bounded(tmp_path: Path) -> None:
     journal = Journals(tmp_path).open(header(), 500)
 

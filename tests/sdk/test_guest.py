@@ -147,6 +147,27 @@ def test_a_traceback_shows_the_program_s_frames_and_lines_alone() -> None:
     ]
 
 
+def test_a_traceback_counts_lines_as_python_does() -> None:
+    _, shown = failure("x = 1\n\x0c\ny = '\u2028'\n\n\nasync def main():\n    return 1 / 0  # here\n")
+    assert '  File "prog.py", line 7, in main\n    return 1 / 0  # here\n' in shown
+
+
+def test_a_long_chain_of_causes_is_shown() -> None:
+    _, shown = failure(
+        """
+        async def main():
+            last = None
+            for i in range(1200):
+                try:
+                    raise ConnectionError(f"attempt {i}") from last
+                except ConnectionError as e:
+                    last = e
+            raise last
+        """
+    )
+    assert shown.count("ConnectionError: attempt") == 1200
+
+
 def test_a_traceback_of_a_group_shows_each_task_s_frames() -> None:
     _, shown = failure(
         """

@@ -106,6 +106,28 @@ def test_a_native_failure_is_the_program_s_traceback_and_status_1(run_dir: Path)
     assert runtime.end == b"\0" + done.stderr.strip().encode()
 
 
+@pytest.mark.parametrize(
+    ("beside", "program", "frames"),
+    [
+        (
+            "def outer():\n    return 1 / 0\n",
+            "import beside\ndef main():\n    beside.outer()\n",
+            ["3, in main", "2, in outer"],
+        ),
+        ("x = 1\nundefined\n", "import beside\ndef main(): pass\n", ["1, in <module>", "2, in <module>"]),
+    ],
+    ids=["called", "imported"],
+)
+def test_a_failure_in_a_module_that_the_program_imports_shows_where(
+    run_dir: Path, beside: str, program: str, frames: list[str]
+) -> None:
+    (run_dir / "beside.py").write_text(beside)
+    done, _ = launch(run_dir, program)
+    told = [line.strip() for line in done.stderr.splitlines() if line.strip().startswith("File")]
+    files = ("prog.py", "beside.py")
+    assert told == [f'File "{run_dir}/{file}", line {at}' for file, at in zip(files, frames, strict=True)]
+
+
 def test_the_launch_s_seed_decides_the_program_s_randomness(run_dir: Path) -> None:
     _, runtime = launch(run_dir, "import random\ndef main(): return random.random()\n")
     assert runtime.end[1:].decode() == str(random.Random(5).random())

@@ -141,7 +141,7 @@ class Guest:
         self.arguments = (
             source.encode("utf-8", "surrogatepass").decode("utf-8", "replace").encode(),
             filename.encode("utf-8", "replace"),
-            json.dumps(list(args)).encode(),
+            json.dumps(list(args)).encode() if args else b"[]",
         )
         if self._store is None:
             self.open()

@@ -436,7 +436,7 @@ class CheckpointMissing(StartError):
     number: ClassVar[int] = 501
     message: ClassVar[str] = "no checkpoint at {path}: {detail}"
     remedy: ClassVar[str] = (
-        "Give a directory, not a hub's name: `hf download ORG/NAME --local-dir DIR` brings config, weights, tokenizer."
+        "Give a checkpoint's directory, no hub's or served name: `hf download ORG/NAME --local-dir DIR` brings one."
     )
 
 
@@ -470,7 +470,7 @@ class AddressInUse(StartError):
     number: ClassVar[int] = 505
     message: ClassVar[str] = "{address} is in use"
     remedy: ClassVar[str] = (
-        "Stop it, or choose another address; `tartlet doctor` names the process that uses a run directory."
+        "Stop it, or take another address or run directory (TARTLET_RUN_DIR); `tartlet doctor` names who uses one."
     )
 
 

@@ -11,6 +11,7 @@ Frames are `u32 length, u8 kind, body`, little-endian, the length counting kind 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import struct
@@ -117,12 +118,10 @@ def main(argv: list[str]) -> int:
 
 
 def _end(backend: SocketBackend, body: bytes) -> None:
-    """Tell the runtime how the program ended, if it is still there to be told."""
+    """Tell the runtime how the program ended, unless it has ended it, or is gone itself: then the client says why."""
     sys.stdout.flush()
-    try:
+    with contextlib.suppress(OSError):
         backend.send(END, body)
-    except OSError as error:
-        print(f"the runtime is gone: {error}", file=sys.stderr)
 
 
 if __name__ == "__main__":

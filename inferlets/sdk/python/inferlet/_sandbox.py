@@ -59,15 +59,16 @@ def hint(error: BaseException) -> str:
 
 def chain(error: BaseException, seen: set[int]) -> Iterator[BaseException]:
     """The error, the parts of a group, and what each was raised from."""
-    if id(error) in seen:
-        return
-    seen.add(id(error))
-    yield error
-    parts = error.exceptions if isinstance(error, BaseExceptionGroup) else ()
-    context = None if error.__suppress_context__ else error.__context__
-    for other in (*parts, error.__cause__, context):
-        if other is not None:
-            yield from chain(other, seen)
+    ahead: list[BaseException | None] = [error]
+    while ahead:
+        shown = ahead.pop()
+        if shown is None or id(shown) in seen:
+            continue
+        seen.add(id(shown))
+        yield shown
+        parts = shown.exceptions if isinstance(shown, BaseExceptionGroup) else ()
+        context = None if shown.__suppress_context__ else shown.__context__
+        ahead += reversed((*parts, shown.__cause__, context))
 
 
 def _hint(error: BaseException) -> str:

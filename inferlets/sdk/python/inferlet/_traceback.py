@@ -8,6 +8,7 @@ lacks, a line at the end says so.
 from __future__ import annotations
 
 import asyncio
+import io
 import linecache
 import os
 import traceback
@@ -21,7 +22,7 @@ _ASYNCIO = asyncio.__file__.rpartition("/")[0]
 
 def remember(filename: str, source: str) -> None:
     """Make the source's lines known to tracebacks; in the sandbox there is no file to read them from."""
-    lines = source.splitlines(keepends=True)
+    lines = list(io.StringIO(source, newline=None))  # as Python has it: a form feed ends no line
     linecache.cache[filename] = (len(source), None, lines, filename)
 
 
@@ -33,26 +34,29 @@ def format_error(error: BaseException, filename: str) -> str:
         error.text = linecache.getline(filename, error.lineno or 0)
     shown = traceback.TracebackException.from_exception(error)
     if not os.environ.get("TARTLET_DEBUG"):
-        _trim(shown, filename, set())
+        _trim(shown, filename)
     lines = [*shown.format(), _source.hint(error) or _slips.hint(error) or (hint(error) if SANDBOXED else "")]
     return "".join(lines).rstrip("\n")
 
 
 def _is_ours(filename: str) -> bool:
-    """Whether the file is part of the SDK or of asyncio."""
-    return filename.startswith((_SDK, _ASYNCIO))
+    """Whether the file is part of the SDK, of asyncio or of what imports modules."""
+    return filename.startswith((_SDK, _ASYNCIO, "<frozen importlib"))
 
 
-def _trim(shown: traceback.TracebackException, filename: str, seen: set[int]) -> None:
-    if id(shown) in seen:
-        return
-    seen.add(id(shown))
-    own = [frame for frame in shown.stack if frame.filename == filename]
-    if own:
-        shown.stack = traceback.StackSummary.from_list(own)
-    elif all(_is_ours(frame.filename) for frame in shown.stack):  # a syntax error, or the loop itself
-        # No frames, and no heading for them: None is what `format` tests for.
-        shown.stack = None  # type: ignore[assignment]
-    for other in (shown.__cause__, shown.__context__, *(shown.exceptions or ())):
-        if other is not None:
-            _trim(other, filename, seen)
+def _trim(error: traceback.TracebackException, filename: str) -> None:
+    ahead: list[traceback.TracebackException | None] = [error]
+    seen: set[int] = set()
+    while ahead:  # no recursion: what is raised again and again makes long chains
+        shown = ahead.pop()
+        if shown is None or id(shown) in seen:
+            continue
+        seen.add(id(shown))
+        ahead += (shown.__cause__, shown.__context__, *(shown.exceptions or ()))
+        first = next((i for i, frame in enumerate(shown.stack) if frame.filename == filename), None)
+        if first is not None:  # what the program calls is shown, too, as far as it isn't ours
+            own = [frame for frame in shown.stack[first:] if not _is_ours(frame.filename)]
+            shown.stack = traceback.StackSummary.from_list(own)
+        elif all(_is_ours(frame.filename) for frame in shown.stack):  # a syntax error, or the loop itself
+            # No frames, and no heading for them: None is what `format` tests for.
+            shown.stack = None  # type: ignore[assignment]
