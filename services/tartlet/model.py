@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -70,22 +71,25 @@ class Source:
 
         Raises:
             InvalidSource: the file can't be read, or is empty.
-            SourceTooLarge: it is larger than `MAX_SOURCE_BYTES`; it isn't read.
+            SourceTooLarge: it is larger than `MAX_SOURCE_BYTES`; no more of it is read.
         """
         path = Path(path)
         try:
             size = path.stat().st_size
-            if size > MAX_SOURCE_BYTES:
-                raise SourceTooLarge(size=size, limit=MAX_SOURCE_BYTES)
-            data = path.read_bytes()
+            if size <= MAX_SOURCE_BYTES:
+                with path.open("rb") as file:  # a pipe or a device says nothing of its size
+                    data = file.read(MAX_SOURCE_BYTES + 1)
+                size = len(data)
         except OSError as e:
             raise InvalidSource(detail=f"{path}: {e.strerror}") from e
+        if size > MAX_SOURCE_BYTES:
+            raise SourceTooLarge(size=size, limit=MAX_SOURCE_BYTES)
         if not data:  # sent without data, a source would be one that the server has
             raise InvalidSource(detail=f"{path}: the file is empty")
         if language is None:
             wasm = data.startswith(_WASM_MAGIC) or path.suffix == ".wasm"
             language = Language.WASM if wasm else Language.PYTHON
-        return Source(data, language, str(path))
+        return Source(data, language, os.fsencode(path).decode(errors="replace"))
 
 
 def check_source(given: object) -> None:

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import difflib
+import errno
 import importlib
+import os
+import sys
+from pathlib import Path
 from typing import Any, cast
 
 import click
@@ -41,6 +45,12 @@ class _Lazy(click.Group):
             return super().invoke(ctx)
         except KeyboardInterrupt:  # while a command is still imported; later it has handlers of its own
             raise SystemExit(exits.INTERRUPTED) from None
+        except OSError as e:
+            if e.errno != errno.ENOSPC:
+                raise
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes it once more at exit
+            sys.stderr.write("standard output can't be written: no space left on device\n")
+            raise SystemExit(exits.SYSTEM) from e
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(_COMMANDS)
@@ -89,8 +99,16 @@ def cli() -> None:
     """  # noqa: D301 - \b is click's mark for a paragraph not to be wrapped
 
 
+def open_standard_files() -> None:
+    """Have /dev/null where standard input, output or error was closed: no other file shall take its number."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, Path(os.devnull).open(mode, encoding="utf-8"))  # noqa: SIM115 - until the process ends
+
+
 def main() -> None:
     """Run the command line."""
+    open_standard_files()
     cli(prog_name="tartlet")
 
 

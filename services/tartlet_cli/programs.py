@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -52,22 +53,22 @@ def launch(ctx: click.Context, /, file: str, args: tuple[str, ...], **options: A
 
     try:
         source = None if options["inferlet"] else Source.from_file(file)
+        limits = Limits(
+            deadline_s=options["deadline_s"], pages=options["max_pages"], memory_bytes=options["memory_mib"] << 20
+        )
+        spec = LaunchSpec(
+            source=source,
+            inferlet=file if source is None else "",
+            args=args,
+            model=options["model"],
+            limits=limits,
+            durable=not options["no_journal"],
+            idempotency_key=options["key"],
+        )
     except InvalidSource as e:
         raise click.BadParameter(str(e.fields["detail"]), param_hint="FILE") from e
     except TartletError as e:
         raise exits.fail(e) from e
-    limits = Limits(
-        deadline_s=options["deadline_s"], pages=options["max_pages"], memory_bytes=options["memory_mib"] << 20
-    )
-    spec = LaunchSpec(
-        source=source,
-        inferlet=file if source is None else "",
-        args=args,
-        model=options["model"],
-        limits=limits,
-        durable=not options["no_journal"],
-        idempotency_key=options["key"],
-    )
     seed, count = options["seed"], options["count"]
     specs = [spec] * count
     if seed is not None:
@@ -168,7 +169,7 @@ def send(program: str, message: str | None, server: str | None) -> None:
       tartlet send 3f2b7c1e "another question"
       tartlet send 3f2b7c1e < document.txt
     """  # noqa: D301 - \b is click's mark for a paragraph not to be wrapped
-    data = message.encode() if message not in (None, "-") else sys.stdin.buffer.read()
+    data = os.fsencode(message) if message not in (None, "-") else sys.stdin.buffer.read()
 
     async def work(client: AsyncClient) -> None:
         await client.send(await whole_id(client, program), data)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import signal
 import subprocess
 from pathlib import Path
@@ -198,6 +199,37 @@ def test_lines_of_standard_input_reach_the_program_one_runs(server: Serving, tmp
             check=True,
         )
     assert ran.stdout == b"ready\necho a\necho b\nanswered 2\n"
+
+
+def hello(directory: Path) -> Path:
+    program = directory / "hello.py"
+    program.write_text('from inferlet import send\n\n\nasync def main():\n    send("hello\\n")\n')
+    return program
+
+
+@pytest.mark.parametrize("closed", ["0<&-", "2>&-", "0<&- 2>&-"])
+def test_a_closed_standard_file_costs_the_program_nothing(server: Serving, tmp_path: Path, closed: str) -> None:
+    line = shlex.join(command("run", "--server", "local", str(hello(tmp_path)))) + " " + closed
+    ran = subprocess.run(["sh", "-c", line], env=environment(server.run_dir), capture_output=True, check=False)
+    assert (ran.returncode, ran.stdout) == (0, b"hello\n"), ran
+
+
+def test_a_full_standard_output_is_the_system_s_failure(server: Serving, tmp_path: Path) -> None:
+    with Path("/dev/full").open("wb") as full:
+        ran = subprocess.run(
+            command("run", "--server", "local", str(hello(tmp_path))),
+            env=environment(server.run_dir),
+            stdout=full,
+            stderr=subprocess.PIPE,
+            check=False,
+        )
+    assert (ran.returncode, b"Traceback" in ran.stderr) == (exits.SYSTEM, False), ran.stderr
+    assert b"no space left" in ran.stderr
+
+
+def test_a_device_is_read_as_far_as_a_source_may_be(server: Serving) -> None:
+    ran = tartlet_cli(server.run_dir, "run", "--server", "local", "/dev/zero")
+    assert ran.stderr.startswith("SourceTooLarge")
 
 
 def test_more_lines_than_a_program_has_room_for_wait_and_one_that_is_too_long_is_told_of(server: Serving) -> None:

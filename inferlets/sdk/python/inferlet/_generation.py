@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import codecs
+import struct
 from collections import deque
 from math import inf, log
 from operator import index
@@ -100,15 +101,18 @@ class Generation:
         self._displaced = False  # something else was begun on its context
 
     def _pack(self, sampler: Sampler) -> bytes:
-        return pack_sampling(
-            sampler.resolved_temperature,
-            sampler.top_k or 0,
-            1.0 if sampler.top_p is None else sampler.top_p,
-            sampler.min_p or 0.0,
-            seed=self._context.seed if sampler.seed is None else sampler.seed,
-            draw=self._context.draw,
-            stop=sorted(self._stop_tokens),
-        )
+        try:
+            return pack_sampling(
+                sampler.resolved_temperature,
+                sampler.top_k or 0,
+                1.0 if sampler.top_p is None else sampler.top_p,
+                sampler.min_p or 0.0,
+                seed=self._context.seed if sampler.seed is None else sampler.seed,
+                draw=self._context.draw,
+                stop=sorted(self._stop_tokens),
+            )
+        except (OverflowError, struct.error):
+            raise InvalidArgument(argument="sampler", detail=f"its numbers don't fit 32 bits: {sampler}") from None
 
     @property
     def ended(self) -> bool:
