@@ -20,7 +20,7 @@ import grpc.aio
 
 from tartlet_common import rpc, wire
 from tartlet_common.errors import ProtocolMismatch, TartletError
-from tartlet_common.frame_socket import Joiner
+from tartlet_common.frame_streams import Joiner
 from tartlet_protos import common_pb2, engine_pb2, engine_pb2_grpc
 from tartlet_worker.engine import Engine
 from tartlet_worker.engine_thread import EngineThread, Finished

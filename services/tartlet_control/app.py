@@ -10,7 +10,7 @@ import grpc.aio
 
 from tartlet_common import rpc, telemetry
 from tartlet_common.clock import SystemClock
-from tartlet_common.frame_socket import FrameListener
+from tartlet_common.frame_streams import FrameListener
 from tartlet_common.process import Notify
 from tartlet_common.settings import ControlSettings
 from tartlet_control.blobs import BlobStore

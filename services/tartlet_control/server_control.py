@@ -21,7 +21,7 @@ from tartlet_common.errors import (
     Unavailable,
     UnknownResource,
 )
-from tartlet_common.frame_socket import FrameListener, Stream
+from tartlet_common.frame_streams import FrameListener, Stream
 from tartlet_common.tenancy import scope_of
 from tartlet_common.wire import error_to_proto
 from tartlet_control import greeting

@@ -20,7 +20,7 @@ from tartlet_common.errors import (
     TartletError,
     WorkerLost,
 )
-from tartlet_common.frame_socket import FrameListener, Stream
+from tartlet_common.frame_streams import FrameListener, Stream
 from tartlet_common.step_codec import result_from_proto, step_to_proto
 from tartlet_common.wire import error_from_proto, error_to_proto
 from tartlet_control import greeting

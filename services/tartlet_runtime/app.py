@@ -13,7 +13,7 @@ from typing import Any
 
 from tartlet_common.clock import SystemClock
 from tartlet_common.errors import RuntimeLost
-from tartlet_common.frame_socket import Joiner
+from tartlet_common.frame_streams import Joiner
 from tartlet_common.process import Notify
 from tartlet_common.rpc import PROTOCOL_VERSION, Dialer, Tls, make_server
 from tartlet_common.settings import RuntimeSettings

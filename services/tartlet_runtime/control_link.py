@@ -16,7 +16,7 @@ from typing import Any, Protocol
 import grpc
 
 from tartlet_common.errors import InternalError, ProtocolMismatch, TartletError, Unavailable
-from tartlet_common.frame_socket import Joiner, Stream
+from tartlet_common.frame_streams import Joiner, Stream
 from tartlet_common.rpc import CALL_ERRORS, PROTOCOL_VERSION, Dialer, detail
 from tartlet_common.tenancy import EVERYONE, Scope
 from tartlet_common.wire import error_from_proto

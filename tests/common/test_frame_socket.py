@@ -15,9 +15,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tartlet_common import frame_socket
+from tartlet_common import frame_socket, frame_streams
 from tartlet_common.errors import FrameTooLarge, MalformedSubmission
-from tartlet_common.frame_socket import Beside, FrameListener, FrameSocket, Joiner
+from tartlet_common.frame_socket import FrameSocket
+from tartlet_common.frame_streams import Beside, FrameListener, Joiner
 from tartlet_protos import common_pb2
 
 Chunk = common_pb2.BlobChunk
@@ -211,7 +212,7 @@ async def test_a_flood_of_frames_leaves_the_loop_to_others(run_dir: Path) -> Non
 
 @pytest.mark.parametrize("first", [b"", b"\x10\0\0\0" + b"?" * 16, b"\xff\xff\xff\x7f", b"\x03\0\0\0abc"])
 async def test_strangers_are_shown_out(run_dir: Path, monkeypatch: pytest.MonkeyPatch, first: bytes) -> None:
-    monkeypatch.setattr(frame_socket, "JOIN_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(frame_streams, "JOIN_TIMEOUT_S", 0.2)
     async with listener(run_dir):
         reader, writer = await asyncio.open_unix_connection(str(run_dir / "c.sock.frames"))
         writer.write(first)
@@ -229,7 +230,7 @@ async def test_a_ticket_admits_one(run_dir: Path) -> None:
 
 
 async def test_a_client_that_doesn_t_come_ends_the_stream(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(frame_socket, "JOIN_TIMEOUT_S", 0.1)
+    monkeypatch.setattr(frame_streams, "JOIN_TIMEOUT_S", 0.1)
     async with listener(run_dir) as made, made.beside(None, Chunk, wanted=True) as beside:
         with pytest.raises(ConnectionError, match="nobody has joined"):
             await beside.joined()
@@ -260,7 +261,7 @@ async def test_why_the_stream_ended_is_what_the_call_says(run_dir: Path) -> None
 
 
 async def test_a_call_that_has_ended_takes_the_socket_with_it(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(frame_socket, "LAST_FRAMES_S", 0.2)
+    monkeypatch.setattr(frame_streams, "LAST_FRAMES_S", 0.2)
     call = Call()
     async with pair(run_dir, call) as (client, server, _):
         for done in call.done:

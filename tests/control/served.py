@@ -13,7 +13,7 @@ import grpc.aio
 import numpy as np
 
 from tartlet_common import abi, errors, rpc
-from tartlet_common.frame_socket import Joiner
+from tartlet_common.frame_streams import Joiner
 from tartlet_common.process import Notify
 from tartlet_common.settings import ControlSettings
 from tartlet_control.app import main

@@ -14,7 +14,7 @@ import pytest
 
 from tartlet_common.abi import HEADER_BYTES, MAX_SUBMISSION_BYTES, RECORD, RECORD_BYTES, Event, Flag, Op
 from tartlet_common.errors import InboxFull, MalformedSubmission, ResourceQuotaExceeded, TooManyCommands, UnknownModel
-from tartlet_common.frame_socket import Joiner
+from tartlet_common.frame_streams import Joiner
 from tartlet_common.rpc import MAX_MESSAGE_BYTES, Dialer
 from tartlet_common.settings import RuntimeSettings
 from tartlet_common.wire import error_from_proto
