@@ -114,7 +114,6 @@ class ControlService(control_pb2_grpc.ControlServicer):
                     await link.drained.wait()
                 frame = await stream.read()
         finally:
-            self._hub.close_runtime(link)
             writer.cancel()
             (outcome,) = await asyncio.gather(writer, return_exceptions=True)
             if isinstance(outcome, Exception) and not isinstance(outcome, rpc.STREAM_ENDED):

@@ -85,7 +85,6 @@ class EngineService(engine_pb2_grpc.EngineServicer):
         try:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            self._hub.close_engine(link)
             for task in tasks:
                 task.cancel()
             outcomes = await asyncio.gather(*tasks, return_exceptions=True)
