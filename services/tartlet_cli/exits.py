@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import sys
 
 from tartlet_common.errors import ProgramFailed, TartletError
 from tartlet_common.exits import INTERRUPTED, PROGRAM_FAILED, SYSTEM, USAGE, exit_code
 
-__all__ = ["INTERRUPTED", "PROGRAM_FAILED", "SYSTEM", "USAGE", "describe", "exit_code", "fail", "show"]
+__all__ = ["INTERRUPTED", "PROGRAM_FAILED", "SYSTEM", "USAGE", "describe", "drop_output", "exit_code", "fail", "show"]
 
 
 def describe(error: TartletError) -> str:
@@ -21,6 +22,11 @@ def show(error: TartletError) -> None:
     """Print an error to standard error."""
     sys.stderr.write(describe(error) + "\n")
     sys.stderr.flush()
+
+
+def drop_output() -> None:
+    """Write no more to a standard output that can't be written: Python flushes it once more at exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def fail(error: TartletError) -> SystemExit:

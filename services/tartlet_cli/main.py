@@ -12,7 +12,6 @@ from typing import Any, cast
 
 import click
 
-from tartlet_common import exits
 from tartlet_common import grpc_io as _grpc_io  # noqa: F401 - before gRPC is imported
 
 _COMMANDS = {  # name: (module, one line of help); in the order of the help
@@ -44,11 +43,15 @@ class _Lazy(click.Group):
         try:
             return super().invoke(ctx)
         except KeyboardInterrupt:  # while a command is still imported; later it has handlers of its own
+            from tartlet_cli import exits
+
             raise SystemExit(exits.INTERRUPTED) from None
         except OSError as e:
             if e.errno != errno.ENOSPC:
                 raise
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes it once more at exit
+            from tartlet_cli import exits
+
+            exits.drop_output()
             sys.stderr.write("standard output can't be written: no space left on device\n")
             raise SystemExit(exits.SYSTEM) from e
 

@@ -184,7 +184,7 @@ def execute(options: RunOptions) -> int:
     except KeyboardInterrupt:
         return exits.INTERRUPTED
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes it once more at exit
+        exits.drop_output()
         return exits.PROGRAM_FAILED
     finally:
         telemetry.shutdown()
