@@ -27,6 +27,7 @@ from inferlet.sampling import AnySampler, Sampler
 from inferlet.stopping import Scanner, Stop
 
 if TYPE_CHECKING:
+    from inferlet._kv_cache import KvCache
     from inferlet.context import Context
 
 
@@ -75,12 +76,13 @@ class Generation:
         length
     """
 
-    def __init__(self, context: Context, stop: Stop, sampler: AnySampler, *, eos: bool) -> None:
+    def __init__(self, context: Context, cache: KvCache, stop: Stop, sampler: AnySampler, *, eos: bool) -> None:
         if not isinstance(sampler, Sampler) and (isinstance(sampler, type) or not callable(sampler)):
             told = getattr(sampler, "__name__", repr(sampler))
             detail = f"{told} is neither a Sampler, as Temperature(0.7) is, nor a function of a Dist"
             raise InvalidArgument(argument="sampler", detail=detail)
         self._context = context
+        self._cache = cache
         self._vocab = vocab_of(context.model)
         self._limit = stop.max_tokens
         self._stop_tokens = frozenset(stop.tokens) | (frozenset(context.model.stop_tokens) if eos else frozenset())
@@ -169,20 +171,19 @@ class Generation:
             self._left = min(self._left, self._limit)
         if self._left > 0:
             self._vocab.prefetch()
-            _, output, _ = context._places()  # noqa: SLF001
-            context._compute(length, output)  # noqa: SLF001
+            _, output, _ = self._cache.places()
+            self._cache.compute(context.tokens, length, output)
             self._sample(channel.next_ticket)
 
     def _step(self) -> None:
         """Queue one decode step behind the token sampled last."""
-        context = self._context
         first = channel.next_ticket
-        source = context._places()[2] if self._params else context.tokens[-1]  # noqa: SLF001
-        context._decode(self._newest, source)  # noqa: SLF001
+        source = self._cache.places()[2] if self._params else self._context.tokens[-1]
+        self._cache.decode(self._newest, source)
         self._sample(first)
 
     def _sample(self, first: int) -> None:
-        _, output, slot = self._context._places()  # noqa: SLF001
+        _, output, slot = self._cache.places()
         queue = self._context.queue
         if self._params:
             self._ahead.append((first, queue.sample_packed(output, slot, self._params)))
@@ -228,7 +229,7 @@ class Generation:
         """Append a token to the context; the text that it completes."""
         token = sampled.token
         self._context.tokens.append(token)
-        self._context._kv_len = len(self._context.tokens) - 1  # noqa: SLF001
+        self._cache.length = len(self._context.tokens) - 1
         self.tokens.append(token)
         reason = None
         if token in self._stop_tokens:
@@ -272,10 +273,9 @@ class Generation:
             first = self._ahead[0][0]
             self._ahead.clear()
             channel.record(abi.OP_CANCEL, context.queue.id, first)
-            context._give_back_ahead(first)  # noqa: SLF001
-        # The last token's output is gone, so it counts as not yet computed: the next command computes it again.
-        context._active = None  # noqa: SLF001
-        context._kv_len = max(0, min(context._kv_len, len(context.tokens) - 1))  # noqa: SLF001
+            self._cache.give_back_ahead(len(context.tokens), first)
+        context._active = None  # noqa: SLF001 - a generation is the moving part of its context
+        self._cache.end_at(len(context.tokens))
 
 
 def _generates_already() -> InvalidArgument:

@@ -89,6 +89,9 @@ def send(message: str | bytes) -> None:
 
     Raises:
         TypeError: it is neither text nor bytes.
+        InvalidArgument: its text has half a character, as JSON can name one.
+
+    A message of more than 2 MiB ends the program in FrameTooLarge.
 
     Example:
         >>> async def main():

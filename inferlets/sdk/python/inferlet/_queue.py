@@ -309,7 +309,13 @@ class Queue(Holdings):
         return self._call(_answers.nothing, abi.OP_SYNCHRONIZE, 0)
 
     def set_priority(self, priority: Priority) -> None:
-        """Say how urgent this queue is beside the others."""
+        """Say how urgent this queue is beside the others.
+
+        Example:
+            >>> async def main():
+            ...     set_queue_priority(Priority.HIGH)  # of the program's own queue
+            ...     create_queue().set_priority(Priority.LOW)
+        """
         try:
             self.priority = priority = Priority(priority)
         except ValueError:

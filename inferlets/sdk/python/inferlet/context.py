@@ -24,17 +24,15 @@ from inferlet._arguments import token_list, whole
 from inferlet._arguments import tools as listed_tools
 from inferlet._channel import channel
 from inferlet._generation import Generation
-from inferlet._pages import PageTable
+from inferlet._kv_cache import KvCache
 from inferlet._program import create_queue, default_model, state
 from inferlet._queue import Queue
 from inferlet._text import Chat, Text, plain
-from inferlet._types import Embed, Message, Model, Priority, TokenSlot, Tool
+from inferlet._types import Message, Model, Priority, Tool
 from inferlet.errors import InvalidArgument
 from inferlet.sampling import AnySampler, Greedy
 from inferlet.stopping import Stop, conditions
 
-CHUNK = 512
-"""Tokens of one forward while a prompt is computed: enough to keep an engine busy, and few embeds held."""
 RUN_AHEAD = 4
 """Decode steps queued ahead of the token that the program sees."""
 
@@ -81,12 +79,10 @@ class Context:
         self.run_ahead = run_ahead
         self.tokens: list[int] = []
         """All tokens of the context, those generated included; of `fill`ed text once it has been computed."""
-        self._kv_len = 0  # tokens[:_kv_len] are in the pages, or commands that put them there are on their way
+        self._cache = KvCache(self.queue, self.model)
         self._parts: list[Text | list[int]] = []
         self._form: dict[str, Any] = {}  # of its chat: tools, variables
         self._answering = False  # behind chat messages with a generation prompt: an answer follows, or stands there
-        self._pages = PageTable(self.queue, self.model.page_size)
-        self._fixed: tuple[Embed, Embed, TokenSlot] | None = None
         self._after: asyncio.Future[None] | None = None  # the parent's commands that ours build on
         self._active: Generation | None = None
         self._forks = 0
@@ -95,7 +91,17 @@ class Context:
     # ---- input ------------------------------------------------------------------------------------------------
 
     def fill(self, text: str, *, special: bool | None = None) -> None:
-        """Append text. `special` adds the tokenizer's own tokens around it (such as BOS): by default to the first."""
+        """Append text. `special` adds the tokenizer's own tokens around it (such as BOS): by default to the first.
+
+        Example:
+            >>> async def main():
+            ...     ctx = Context()
+            ...     ctx.fill("2+2=")
+            ...     ctx.fill("4")  # continues it
+            ...     await ctx.flush()
+            ...     print((await detokenize(ctx.tokens)).endswith("2+2=4"))
+            True
+        """
         text_argument("fill", text, ": `fill_tokens` takes tokens, and `chat` messages")
         self._check_open()
         self._interrupt()
@@ -105,7 +111,16 @@ class Context:
             self._parts.append(Text(plain(self.model, text, special)))
 
     def fill_tokens(self, tokens: Sequence[int]) -> None:
-        """Append tokens."""
+        """Append tokens.
+
+        Example:
+            >>> async def main():
+            ...     ctx = Context()
+            ...     ctx.fill_tokens([72, 105])
+            ...     await ctx.flush()
+            ...     print(ctx.tokens)
+            [72, 105]
+        """
         listed = token_list("fill_tokens", tokens)
         self._check_open()
         self._interrupt()
@@ -135,6 +150,15 @@ class Context:
 
         Raises:
             InvalidArgument: tools came behind other tokens. What `format_chat` raises comes when they are used.
+
+        Example:
+            >>> async def main():
+            ...     async with Context() as ctx:
+            ...         ctx.chat("How far is the moon?")  # as [{"role": "user", "content": ...}]
+            ...         first = await ctx.generate_until(max_tokens=8)
+            ...         ctx.chat("And the sun?")  # the dialogue goes on
+            ...         print(len(await ctx.generate_until(max_tokens=8)) > 0)
+            True
         """
         messages = (
             [{"role": "user", "content": messages}] if isinstance(messages, str) else listed_messages("chat", messages)
@@ -159,9 +183,18 @@ class Context:
         self._form, self._answering = kept, add_generation_prompt
 
     async def flush(self) -> None:
-        """Compute everything filled in so far but the last token, and wait for it."""
+        """Compute everything filled in so far but the last token, and wait for it.
+
+        Example:
+            >>> async def main():
+            ...     ctx = Context()
+            ...     ctx.fill("A prompt that many questions share: ")
+            ...     await ctx.flush()  # before the first question is there
+            ...     print(ctx.num_pages > 0)
+            True
+        """
         await self._ready()
-        self._compute(len(self.tokens) - 1)
+        self._cache.compute(self.tokens, len(self.tokens) - 1)
         await self.queue.synchronize()
 
     # ---- output -----------------------------------------------------------------------------------------------
@@ -201,7 +234,7 @@ class Context:
         condition = conditions(stop, max_tokens)
         self._check_open()
         self._interrupt()
-        self._active = Generation(self, condition, Greedy() if sampler is None else sampler, eos=eos)
+        self._active = Generation(self, self._cache, condition, Greedy() if sampler is None else sampler, eos=eos)
         return self._active
 
     async def generate_until(
@@ -212,7 +245,16 @@ class Context:
         sampler: AnySampler | None = None,
         eos: bool = True,
     ) -> str:
-        """Generate until a condition holds; the text. Arguments as for `generate`."""
+        """Generate until a condition holds; the text. Arguments as for `generate`.
+
+        Example:
+            >>> async def main():
+            ...     async with Context() as ctx:
+            ...         ctx.fill("Hello,")
+            ...         text = await ctx.generate_until(Until("."), max_tokens=20)
+            ...         print(len(text) > 0)
+            True
+        """
         generation = self.generate(stop, max_tokens=max_tokens, sampler=sampler, eos=eos)
         async for _ in generation:
             pass
@@ -243,7 +285,7 @@ class Context:
         if self._after is not None and not self._after.done():
             channel.result(self._after)
         shared = max(len(self.tokens) - 1, 0)  # whoever goes on computes the last token, to have its output
-        self._compute(shared)
+        self._cache.compute(self.tokens, shared)
         self._forks += 1
         children = [self._child(shared, self._forks, i) for i in range(n)]
         after = self.queue.synchronize() if shared and children else None
@@ -257,22 +299,25 @@ class Context:
         child.tokens = self.tokens.copy()
         child._answering = self._answering
         child._form = self._form
-        child._kv_len = shared
-        child._pages = self._pages.fork(child.queue, shared)
+        child._cache = self._cache.fork(child.queue, shared)
         return child
 
     def close(self) -> None:
-        """Free what the context holds. Closing twice is fine."""
+        """Free what the context holds. Closing twice is fine.
+
+        Example:
+            >>> async def main():
+            ...     ctx = Context()
+            ...     ctx.fill("Hello,")
+            ...     await ctx.flush()
+            ...     ctx.close()  # its pages are another's; `async with` does it by itself
+        """
         if self._closed:
             return
         if self._active is not None:
             self._active.stop()
         self._closed = True
-        self._pages.release()
-        if self._fixed is not None:
-            embed, output, slot = self._fixed
-            self.queue.dealloc_emb([embed, output])
-            self.queue.dealloc_slot([slot])
+        self._cache.release()
         _give_queue(self.queue)
 
     def __del__(self) -> None:
@@ -295,10 +340,16 @@ class Context:
     @property
     def num_pages(self) -> int:
         """KV pages that the context uses, shared ones included."""
-        return len(self._pages)
+        return len(self._cache.pages)
 
     def set_priority(self, priority: Priority) -> None:
-        """How urgent this context is beside the program's others, and beside other programs."""
+        """How urgent this context is beside the program's others, and beside other programs.
+
+        Example:
+            >>> async def main():
+            ...     ctx = Context()
+            ...     ctx.set_priority(Priority.HIGH)
+        """
         self.queue.set_priority(priority)
 
     # ---- for Generation ---------------------------------------------------------------------------------------
@@ -315,57 +366,6 @@ class Context:
         if self._after is not None:
             await asyncio.shield(self._after)
             self._after = None
-
-    def _places(self) -> tuple[Embed, Embed, TokenSlot]:
-        """The input embed, output embed and token slot that decoding goes through."""
-        if self._fixed is None:
-            embed, output = self.queue.alloc_emb(2)
-            [slot] = self.queue.alloc_slot(1)
-            self._fixed = (embed, output, slot)
-        return self._fixed
-
-    def _compute(self, end: int, output: Embed | None = None) -> None:
-        """Record the commands that put tokens[_kv_len:end] into the pages; `output` takes the last one's vector."""
-        queue, start = self.queue, self._kv_len
-        if start >= end:
-            return
-        self._pages.grow(end)
-        embeds = queue.alloc_emb(min(CHUNK, self.model.max_batch_tokens, end - start))
-        for at in range(start, end, len(embeds)):
-            to = min(at + len(embeds), end)
-            into = embeds[: to - at]
-            queue.embed_txt(self.tokens[at:to], range(at, to), into)
-            self._forward(at, into, [output] if output is not None and to == end else [])
-        queue.dealloc_emb(embeds)
-        self._kv_len = end
-
-    def _forward(self, at: int, embeds: Sequence[Embed], outputs: Sequence[Embed]) -> None:
-        """Compute `embeds` as the tokens at `at` and following, on everything before them."""
-        size, ids = self.model.page_size, self._pages.ids
-        last = -(-(at + len(embeds)) // size)
-        # The page table is an array of plain integers: it is packed as it is, and what it holds are pages.
-        self.queue.forward(
-            ids[: -(-at // size)],  # type: ignore[arg-type]
-            embeds,
-            ids[at // size : last],  # type: ignore[arg-type]
-            outputs,
-            okv_offset=at % size,
-        )
-
-    def _decode(self, at: int, source: int | TokenSlot) -> None:
-        """Record one decode step: the token of `source`, at position `at`, goes through the model."""
-        embed, output, _ = self._places()
-        size = self.model.page_size
-        if at >= len(self._pages) * size:
-            self._pages.grow(at + 1)
-        self.queue.decode(self._pages.ids, at, source, (embed, output), size)
-
-    def _give_back_ahead(self, first: int) -> None:
-        """Give back the pages of steps dropped from ticket `first` on. That they couldn't be had is no failure then."""
-        queue = self.queue
-        told = queue.failure is not None and (queue.failure_seen or queue.failed_ticket < first)
-        if not told and self._pages.trim(len(self.tokens)):
-            queue.reset()
 
     def _check_open(self) -> None:
         if self._closed:
