@@ -96,7 +96,7 @@ async def send_lines(client: AsyncClient, program_id: str, *, quiet: bool = Fals
     def read() -> None:  # in a thread: the loop can wait for pipes and terminals, not for files
         rest = b""
         with contextlib.suppress(RuntimeError):  # the loop has been closed: nobody wants it any more
-            while sys.stdin is not None and (data := os.read(sys.stdin.fileno(), 1 << 16)):
+            while data := os.read(sys.stdin.fileno(), 1 << 16):
                 *whole, rest = (rest + data).split(b"\n")
                 for line in whole:
                     room.acquire()

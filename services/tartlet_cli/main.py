@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import difflib
-import errno
 import importlib
-import os
-import sys
-from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 import click
 
+from tartlet_cli.entry import Group, enter
 from tartlet_common import grpc_io as _grpc_io  # noqa: F401 - before gRPC is imported
 
 _COMMANDS = {  # name: (module, one line of help); in the order of the help
@@ -36,24 +33,8 @@ _COMMANDS = {  # name: (module, one line of help); in the order of the help
 }
 
 
-class _Lazy(click.Group):
+class _Lazy(Group):
     """A group that knows its commands' help without importing them: `tartlet --help` stays quick."""
-
-    def invoke(self, ctx: click.Context) -> Any:
-        try:
-            return super().invoke(ctx)
-        except KeyboardInterrupt:  # while a command is still imported; later it has handlers of its own
-            from tartlet_cli import exits
-
-            raise SystemExit(exits.INTERRUPTED) from None
-        except OSError as e:
-            if e.errno != errno.ENOSPC:
-                raise
-            from tartlet_cli import exits
-
-            exits.drop_output()
-            sys.stderr.write("standard output can't be written: no space left on device\n")
-            raise SystemExit(exits.SYSTEM) from e
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(_COMMANDS)
@@ -102,17 +83,9 @@ def cli() -> None:
     """  # noqa: D301 - \b is click's mark for a paragraph not to be wrapped
 
 
-def open_standard_files() -> None:
-    """Have /dev/null where standard input, output or error was closed: no other file shall take its number."""
-    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
-        if getattr(sys, name) is None:
-            setattr(sys, name, Path(os.devnull).open(mode, encoding="utf-8"))  # noqa: SIM115 - until the process ends
-
-
 def main() -> None:
     """Run the command line."""
-    open_standard_files()
-    cli(prog_name="tartlet")
+    enter(cli, "tartlet")
 
 
 if __name__ == "__main__":

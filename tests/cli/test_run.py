@@ -8,6 +8,7 @@ import re
 import shlex
 import signal
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -224,7 +225,16 @@ def test_a_full_standard_output_is_the_system_s_failure(server: Serving, tmp_pat
             check=False,
         )
     assert (ran.returncode, b"Traceback" in ran.stderr) == (exits.SYSTEM, False), ran.stderr
-    assert b"no space left" in ran.stderr
+    assert b"DiskFull: can't write standard output" in ran.stderr
+
+
+@pytest.mark.parametrize("program", ["tartlet", "kubectl-tartlet"])
+def test_help_that_can_t_be_written_is_told_of_and_closed_files_are_no_reason_to_fail(program: str) -> None:
+    line = f"{Path(sys.executable).with_name(program)} --help"
+    full = subprocess.run(["sh", "-c", f"{line} > /dev/full"], capture_output=True, check=False)
+    assert (full.returncode, full.stderr.split(b":")[0]) == (exits.SYSTEM, b"DiskFull"), full
+    closed = subprocess.run(["sh", "-c", f"{line} 0<&- 1>&- 2>&-"], capture_output=True, check=False)
+    assert closed.returncode == 0, closed
 
 
 def test_a_device_is_read_as_far_as_a_source_may_be(server: Serving) -> None:

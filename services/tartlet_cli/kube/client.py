@@ -18,7 +18,7 @@ from tartlet_cli.kube.errors import IdentityMissing, NotThere, RuntimeUnreachabl
 from tartlet_cli.kube.options import Target
 from tartlet_cli.kube.port_forward import PortForward
 from tartlet_cli.kube.release import Release, find_pod, find_release
-from tartlet_common.errors import RuntimeLost, Unavailable, UnknownInferlet
+from tartlet_common.errors import DiskFull, RuntimeLost, Unavailable, UnknownInferlet
 from tartlet_common.paths import make_private, run_dir
 from tartlet_common.rpc import Tls
 
@@ -89,8 +89,11 @@ def private_files(secret: dict[str, Any], release: Release) -> Iterator[Tls]:
                 action, detail = "use the client's identity", f"secret {release.client_secret} has no {name}"
                 raise NotThere(action=action, detail=detail) from e
             paths[role] = directory / name
-            with open(os.open(paths[role], os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:  # noqa: PTH123
-                file.write(data)
+            try:
+                with open(os.open(paths[role], os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:  # noqa: PTH123
+                    file.write(data)
+            except OSError as e:
+                raise DiskFull(path=str(paths[role]), detail=e.strerror) from e
         yield Tls(**paths)
     finally:
         shutil.rmtree(directory, ignore_errors=True)

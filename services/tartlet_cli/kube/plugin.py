@@ -14,6 +14,7 @@ import click
 
 from tartlet_cli import exits
 from tartlet_cli.calls import on_signals, with_opened
+from tartlet_cli.entry import Group, enter
 from tartlet_cli.kube.options import Target, cluster_options, release_option, target
 from tartlet_cli.options import json_option, look_options
 from tartlet_cli.run import run_on_cluster
@@ -28,7 +29,7 @@ _MARK = 8  # characters that a cut output is found again by
 _ENDED = ("Succeeded", "Failed")
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=Group, context_settings={"help_option_names": ["-h", "--help"]})
 def cli() -> None:
     """Tartlet on this cluster: what there is, what a run writes, running a program.
 
@@ -121,7 +122,7 @@ cli.add_command(run_on_cluster())
 
 def main() -> None:
     """Run the plugin."""
-    cli(prog_name="kubectl tartlet")
+    enter(cli, "kubectl tartlet")
 
 
 def _check_namespace(cluster: Cluster) -> None:
