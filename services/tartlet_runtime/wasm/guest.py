@@ -29,6 +29,7 @@ from tartlet_runtime.wasm.aot import ModuleKind
 from tartlet_runtime.wasm.boundary import GuestState, Remains, end_slice
 from tartlet_runtime.wasm.determinism import Clock, GuestClock, GuestRandom, Random
 from tartlet_runtime.wasm.outcome import read_outcome
+from tartlet_runtime.wasm.timers import Timers
 from tartlet_runtime.wasm.types import STDERR, Delivery, Outcome, OutcomeKind, Phase, WaitRequest
 
 if TYPE_CHECKING:
@@ -57,6 +58,7 @@ class Guest:
         sleep_us: how long it wants to sleep, while SLEEPING.
         outcome: how it ended, once ENDED.
         clock, random: its time and chance; a journal keeps their seed and start.
+        timers: those that a component waits for.
     """
 
     def __init__(
@@ -105,8 +107,7 @@ class Guest:
         self._events: list[tuple[int, bytes]] = []  # output, and submissions before it
         self._kept_bytes = 0  # in `_events`
         self._last_words = b""  # the end of what it wrote to standard error
-        self._timers: dict[int, int] = {}
-        self._next_timer = 1
+        self.timers = Timers()
         self._wake_ns: int | None = None
         self._host_error: TartletError | None = None
         self._kill_reason: str | None = None
@@ -162,12 +163,15 @@ class Guest:
         capi.store_limiter(self._store, self.limits.memory_bytes, _TABLE_ELEMENTS, _INSTANCES, _TABLES, _MEMORIES)
 
     def adopt(self, limits: GuestLimits, hooks: GuestHooks, clock: Clock, random: Random) -> None:
-        """Turn a spare, instantiated ahead, into the guest that is wanted."""
+        """Turn a spare, made ahead, into the guest that is wanted."""
+        state, before = self.state, self.limits
         self.limits, self.hooks, self.clock, self.random = limits, hooks, clock, random
-        self.state.submit_limit = limits.submit_bytes
-        self.state.slice_ticks = self._host.slice_ticks(limits.cpu_slice_us)
-        self.state.cpu_ns = 0
-        self._limit()
+        if self._stage is _Stage.RUN:
+            self.active_clock, self.active_random = clock, random
+        state.submit_limit, state.cpu_ns = limits.submit_bytes, 0
+        if (limits.memory_bytes, limits.cpu_slice_us) != (before.memory_bytes, before.cpu_slice_us):
+            state.slice_ticks = self._host.slice_ticks(limits.cpu_slice_us)
+            self._limit()
 
     def prepare(self, slices: int) -> bool:
         """Make a spare ready to be adopted; False if that fails or takes longer than `slices`."""
@@ -179,6 +183,8 @@ class Guest:
             if self.trap.value or self.error.value:
                 return False
             if self._stage is _Stage.PREPARE or not self.program.has_prepare:
+                if not self.program.takes_text:  # it stands before its first instruction
+                    self._next_stage()
                 return True
             self._next_stage()
         return False
@@ -187,7 +193,7 @@ class Guest:
         """Run until the guest waits, sleeps, ends, or its slice is over (READY); its phase."""
         if self.phase is Phase.READY:
             self._host.check_open()
-            if not self.polled:
+            if not (self.polled or self.state.done):  # a spare's last stage is over
                 self._host.boundary.poll_one(self.state)
             self.polled = False
             self.settle()
@@ -351,21 +357,6 @@ class Guest:
         """Suspend a component until its clock shows `deadline_ns`."""
         self._wake_ns = deadline_ns
         self.state.ready = 0
-
-    def add_timer(self, deadline_ns: int) -> int:
-        """Rep of a pollable that is ready at `deadline_ns`."""
-        rep = self._next_timer
-        self._next_timer += 1
-        self._timers[rep] = deadline_ns
-        return rep
-
-    def timer_ns(self, rep: int) -> int:
-        """When a pollable is ready; 0 (long ago) for those of streams."""
-        return self._timers.get(rep, 0)
-
-    def drop_timer(self, rep: int) -> None:
-        """Forget a pollable."""
-        self._timers.pop(rep, None)
 
     def host_call_failed(self, error: Exception) -> int:
         """Remember why a host function failed; a wasmtime_error_t that ends the guest."""

@@ -46,6 +46,8 @@ class Program:
     kind: ModuleKind
     digest: str
     has_prepare = False
+    takes_text = True
+    """Its call is given what the launch brought; else the call can be made ahead too."""
     can_be_spare = True
     """Instances can be made ahead of a launch: that runs no code which a program's own limits should hold."""
     initial_memory_bytes = 0
@@ -68,6 +70,7 @@ class CoreProgram(Program):
     """A core-Wasm module with our four imports; anything else it imports traps when called."""
 
     kind = ModuleKind.CORE
+    takes_text = False
 
     def __init__(self, world: World, compiled: Compiled) -> None:
         """Load and link.
@@ -348,7 +351,7 @@ class ComponentProgram(Program):
         return capi.COMPONENT_ASYNC_CALLBACK(call)
 
     def _drop_timer(self, env: int, context: int, rep: int) -> None:
-        self._world.guest_of(context).drop_timer(rep)
+        self._world.guest_of(context).timers.drop(rep)
 
 
 def link(world: World, compiled: Compiled) -> Program:

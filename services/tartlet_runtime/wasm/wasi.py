@@ -16,6 +16,7 @@ from tartlet_common.errors import NotAllowed
 from tartlet_runtime.wasm import values
 from tartlet_runtime.wasm.capi import COMPONENT_VAL_BYTES
 from tartlet_runtime.wasm.determinism import MAX_RANDOM_BYTES, NS_PER_READING, Clock, Random
+from tartlet_runtime.wasm.timers import Timers
 from tartlet_runtime.wasm.types import STDERR, STDOUT
 
 ALWAYS_READY = 0
@@ -30,6 +31,7 @@ class WasiGuest(Protocol):
 
     active_clock: Clock
     active_random: Random
+    timers: Timers
 
     @property
     def context(self) -> int:
@@ -37,12 +39,6 @@ class WasiGuest(Protocol):
 
     def emit(self, stream: int, data: bytes) -> None:
         """Take bytes written to stdout or stderr."""
-
-    def add_timer(self, deadline_ns: int) -> int:
-        """Rep of a new pollable that is ready at `deadline_ns`."""
-
-    def timer_ns(self, rep: int) -> int:
-        """When a pollable is ready."""
 
     def sleep_until(self, deadline_ns: int) -> None:
         """Suspend until then."""
@@ -89,7 +85,7 @@ def _subscribe_instant(guest: WasiGuest, args: int, result: int) -> None:
 
 
 def _own_timer(guest: WasiGuest, result: int, deadline_ns: int) -> None:
-    rep = guest.add_timer(deadline_ns)
+    rep = guest.timers.add(deadline_ns)
     values.write_owned(result, guest.context, rep=rep, resource_type=POLLABLE)
 
 
@@ -113,7 +109,7 @@ def _random_seed(guest: WasiGuest, args: int, result: int) -> None:
 
 
 def _is_ready(guest: WasiGuest, rep: int) -> bool:
-    return rep == ALWAYS_READY or guest.timer_ns(rep) <= guest.active_clock.peek_ns()
+    return rep == ALWAYS_READY or guest.timers.due_ns(rep) <= guest.active_clock.peek_ns()
 
 
 def _pollable_ready(guest: WasiGuest, args: int, result: int) -> None:
@@ -123,15 +119,15 @@ def _pollable_ready(guest: WasiGuest, args: int, result: int) -> None:
 def _pollable_block(guest: WasiGuest, args: int, result: int) -> None:
     rep = values.take_borrowed(args, guest.context)
     if not _is_ready(guest, rep):
-        guest.sleep_until(guest.timer_ns(rep))
+        guest.sleep_until(guest.timers.due_ns(rep))
 
 
 def _poll(guest: WasiGuest, args: int, result: int) -> None:
     reps = [values.take_borrowed(cell, guest.context) for cell in values.elements(args)]
     ready = [i for i, rep in enumerate(reps) if _is_ready(guest, rep)]
     if not ready and reps:
-        deadline_ns = min(guest.timer_ns(rep) for rep in reps)
-        ready = [i for i, rep in enumerate(reps) if guest.timer_ns(rep) <= deadline_ns]
+        deadline_ns = min(guest.timers.due_ns(rep) for rep in reps)
+        ready = [i for i, rep in enumerate(reps) if guest.timers.due_ns(rep) <= deadline_ns]
         guest.sleep_until(deadline_ns)
     values.write_u32_list(result, ready)
 
