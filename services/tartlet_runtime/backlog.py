@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable
 
 from tartlet_runtime.submission import Row
@@ -16,11 +15,13 @@ ROWS_S = 0.004
 class Backlog:
     """A program's commands for the runtime, as far as there was no room for them in a turn."""
 
+    __slots__ = ("_now", "_rows", "_run", "_spent_s", "_waiting")
+
     def __init__(self, run: Callable[[Row, bytes], None], now: Callable[[], float]) -> None:
         """`run` answers one."""
         self._run = run
         self._now = now
-        self._waiting: deque[tuple[list[Row], bytes]] = deque()
+        self._waiting: list[tuple[list[Row], bytes]] = []  # few: whoever has some is held back
         self._rows = 0  # answered in this turn
         self._spent_s = 0.0  # on them
 
@@ -42,10 +43,10 @@ class Backlog:
 
     def work_off(self) -> None:
         """Answer as many as one turn has room for."""
-        rows, payload = self._waiting.popleft()
+        rows, payload = self._waiting.pop(0)
         done = self._answer(rows, payload)
         if done < len(rows):
-            self._waiting.appendleft((rows[done:], payload))
+            self._waiting.insert(0, (rows[done:], payload))
 
     def clear(self) -> None:
         """Nobody waits for the answers any more."""

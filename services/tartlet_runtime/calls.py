@@ -23,8 +23,14 @@ from tartlet_runtime.program_spec import State
 MESSAGE_BYTES = 1 << 20
 SHARE_BYTES = 128 << 10
 """What one program may take of a message."""
+_ACCEPTED_BYTES = 256
+"""What an answer that names a program has at most."""
 
 _Event = programs_pb2.ProgramEvent
+
+
+_Accepted = tuple[str, bytes]
+"""A program's id, and the token of a native one."""
 
 
 @dataclass(slots=True)
@@ -43,9 +49,9 @@ class Call:
     relays: set[asyncio.Task[None]] = field(default_factory=set)
     """Tasks that bring events of programs at other runtimes."""
     _relayed: deque[tuple[list[programs_pb2.ProgramEvent], asyncio.Future[None]]] = field(default_factory=deque)
-    _answers: dict[int, programs_pb2.ProgramEvent] = field(default_factory=dict)
+    _answers: dict[int, programs_pb2.ProgramEvent | _Accepted] = field(default_factory=dict)
     _answered: int = 0
-    _cursors: dict[Program, deque[_Cursor]] = field(default_factory=dict)
+    _cursors: dict[Program, list[_Cursor]] = field(default_factory=dict)
     """Of each watched program one for every index that names it."""
     _dirty: dict[Program, None] = field(default_factory=dict)
     _waiter: asyncio.Future[None] | None = None
@@ -57,6 +63,11 @@ class Call:
         """Answer spec `index`; answers leave in the order of specs, and before their programs' output."""
         event.index = index
         self._answers[index] = event
+        self.driver.tell(self)
+
+    def accept(self, index: int, program_id: str, token: bytes = b"") -> None:
+        """Answer a spec with its program."""
+        self._answers[index] = (program_id, token)
         self.driver.tell(self)
 
     def reject(self, index: int, error: TartletError) -> None:
@@ -89,7 +100,7 @@ class Call:
             return
         last = program.outlet.log.end - (program.state is State.ENDED)  # an ended program's end is always told
         if program not in self._cursors:
-            self._cursors[program] = deque()
+            self._cursors[program] = []
             program.outlet.attach(self)
         self._cursors[program].append(_Cursor(index, min(offset, last)))
         self.mark(program)
@@ -107,10 +118,11 @@ class Call:
     async def messages(self) -> AsyncIterator[programs_pb2.ProgramEvents]:
         """Messages to send; ends when every spec is answered and every watched program has ended."""
         while True:
-            events, read = self._gather()
-            taken = self._gather_relayed(events)
-            if events:
-                yield programs_pb2.ProgramEvents(events=events)
+            message = programs_pb2.ProgramEvents()
+            read = self._gather(message)
+            taken = self._gather_relayed(message)
+            if message.events:
+                yield message
                 for program, offset in read:
                     program.outlet.read_to(offset)
                 if taken is not None and not taken.done():
@@ -132,12 +144,12 @@ class Call:
     def _relay_done(self, _: asyncio.Task[None]) -> None:
         self.driver.tell(self)
 
-    def _gather_relayed(self, events: list[programs_pb2.ProgramEvent]) -> asyncio.Future[None] | None:
+    def _gather_relayed(self, message: programs_pb2.ProgramEvents) -> asyncio.Future[None] | None:
         """Add a portion that another runtime sent, if its programs are answered; what that one waits for."""
         if not self._relayed or any(event.index >= self._answered for event in self._relayed[0][0]):
             return None
         relayed, taken = self._relayed.popleft()  # one portion a message: each may have 1 MiB
-        events.extend(relayed)
+        message.events.extend(relayed)
         return taken
 
     def close(self, error: TartletError) -> None:
@@ -152,13 +164,18 @@ class Call:
             if not program.stays:
                 program.end(error)
 
-    def _gather(self) -> tuple[list[programs_pb2.ProgramEvent], list[tuple[Program, int]]]:
-        events: list[programs_pb2.ProgramEvent] = []
+    def _gather(self, message: programs_pb2.ProgramEvents) -> list[tuple[Program, int]]:
+        """Add answers and output, as much as there is room for; how far each program is read by it."""
         room = MESSAGE_BYTES
         while room > 0 and self._answered in self._answers:
             answer = self._answers.pop(self._answered)
-            room -= answer.ByteSize()
-            events.append(answer)
+            if isinstance(answer, tuple):
+                program_id, token = answer
+                message.events.add(index=self._answered, kind=_Event.ACCEPTED, program_id=program_id, data=token)
+                room -= _ACCEPTED_BYTES
+            else:
+                message.events.append(answer)
+                room -= answer.ByteSize()
             self._answered += 1
         read: list[tuple[Program, int]] = []
         early: list[Program] = []
@@ -174,12 +191,12 @@ class Call:
                 if room <= 0:
                     is_behind = True  # those that had no turn are the first of the next
                     break
-                cursor = cursors.popleft()
+                cursor = cursors.pop(0)
                 if cursor.index >= self._answered:  # its answer waits for those before it
                     is_early = True
                     cursors.append(cursor)
                     continue
-                taken = self._read(program, cursor, min(room, SHARE_BYTES), events)
+                taken = self._read(program, cursor, min(room, SHARE_BYTES), message)
                 room -= sum(event.cost_bytes for event in taken)
                 reached = max(reached, cursor.offset)
                 if not taken or taken[-1].kind != _Event.ENDED:
@@ -194,33 +211,25 @@ class Call:
             elif is_early:
                 early.append(program)
         self._dirty.update(dict.fromkeys(early))
-        return events, read
+        return read
 
     @staticmethod
-    def _read(
-        program: Program, cursor: _Cursor, max_bytes: int, events: list[programs_pb2.ProgramEvent]
-    ) -> list[LogEvent]:
-        """Add what follows the cursor to `events`, and move it behind that."""
+    def _read(program: Program, cursor: _Cursor, max_bytes: int, message: programs_pb2.ProgramEvents) -> list[LogEvent]:
+        """Add what follows the cursor to `message`, and move it behind that."""
         log = program.outlet.log
         offset = max(cursor.offset, log.first)
         taken = log.read(offset, max_bytes) if offset < log.end else []
         for event in taken:
-            events.append(_to_proto(event, cursor.index, program.program_id, offset))
+            _add(message, event, cursor.index, program.program_id, offset)
             offset += 1
         cursor.offset = offset
         return taken
 
 
-def _to_proto(event: LogEvent, index: int, program_id: str, offset: int) -> programs_pb2.ProgramEvent:
+def _add(message: programs_pb2.ProgramEvents, event: LogEvent, index: int, program_id: str, offset: int) -> None:
+    added = message.events.add(index=index, program_id=program_id, kind=event.kind, offset=offset, data=event.data)
     if event.kind == _Event.ENDED:
-        return _Event(
-            index=index,
-            program_id=program_id,
-            kind=_Event.ENDED,
-            offset=offset,
-            data=event.data,
-            success=event.success,
-            error=error_to_proto(event.error),
-            usage=event.usage,
-        )
-    return _Event(index=index, program_id=program_id, kind=event.kind, offset=offset, data=event.data)  # type: ignore[arg-type]
+        added.success = event.success
+        added.error.CopyFrom(error_to_proto(event.error))
+        if event.usage is not None:
+            added.usage.CopyFrom(event.usage)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -40,7 +39,7 @@ class Job:
 class Deferred:
     """The jobs of one program."""
 
-    jobs: deque[Job] = field(default_factory=deque)
+    jobs: list[Job] = field(default_factory=list)  # at most MAX_DEFERRED
     count: int = 0  # those that wait, and the one under way
     held_bytes: int = 0  # of these
     is_working: bool = False
@@ -107,7 +106,7 @@ class Bench:
         deferred = caller.deferred
         try:
             while deferred.jobs:
-                job = deferred.jobs.popleft()
+                job = deferred.jobs.pop(0)
                 try:
                     await self._do(caller, job)
                 finally:

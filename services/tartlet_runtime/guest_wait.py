@@ -14,6 +14,8 @@ _MOST_S = 31_536_000.0
 class GuestWait:
     """At most one wait or sleep is open."""
 
+    __slots__ = ("_loop", "_timer", "max_records", "sleeping", "timed_out")
+
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.max_records: int | None = None  # of the open wait
         self.timed_out = False

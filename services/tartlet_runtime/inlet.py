@@ -17,14 +17,22 @@ if TYPE_CHECKING:
 
 
 class Inlet:
-    """The mailbox, and the guest's wait or sleep. What comes wakes the program if it waits."""
+    """The mailbox, made for what first comes, and the guest's wait or sleep. What comes wakes a program that waits."""
+
+    __slots__ = ("_made", "_program", "_world", "clock_start_ns", "wait")
 
     def __init__(self, program: Program, world: World) -> None:
         self.wait = GuestWait(world.driver.loop)
         self.clock_start_ns = world.clock.unix_ns()
-        self._mail = Mailbox(program.spec.limits)
+        self._made: Mailbox | None = None  # most of those launched at once never get anything
         self._program = program
         self._world = world
+
+    @property
+    def _mail(self) -> Mailbox:
+        if self._made is None:
+            self._made = Mailbox(self._program.spec.limits)
+        return self._made
 
     # ---- what comes ----
 
@@ -56,7 +64,7 @@ class Inlet:
 
     def clear(self) -> None:
         """The program has ended."""
-        self._mail.clear()
+        self._made = None
 
     def _wake(self) -> None:
         if self.wait.max_records is not None:
@@ -64,9 +72,13 @@ class Inlet:
 
     # ---- what the guest takes ----
 
+    @property
+    def _has_mail(self) -> bool:
+        return self._made is not None and self._made.inbox.count > 0
+
     def ask(self, max_records: int, timeout_us: int) -> Delivery | None:
         """The guest waits: what is there; else its wait is open until `offer`."""
-        if self._mail.inbox.count:
+        if self._has_mail:
             return self._deliver(self._mail.inbox.take(max_records))
         if timeout_us == 0:
             return self._deliver(TIMER_DELIVERY)
@@ -80,7 +92,7 @@ class Inlet:
     def offer(self) -> Delivery | None:
         """What ends the open wait, if it is there."""
         wait = self.wait
-        if self._mail.inbox.count and wait.max_records is not None:
+        if self._has_mail and wait.max_records is not None:
             delivery = self._deliver(self._mail.inbox.take(wait.max_records))
         elif wait.timed_out:
             delivery = self._deliver(TIMER_DELIVERY)

@@ -18,7 +18,6 @@ import os
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from functools import lru_cache
 from hashlib import blake2b
 from pathlib import Path
 from struct import Struct
@@ -39,7 +38,7 @@ MAX_KEPT = 1000
 """Journals kept of programs that failed (or of all, if so configured); the oldest go first."""
 
 
-@dataclass(slots=True)  # not frozen: each launch makes one, and that takes thrice as long then
+@dataclass(frozen=True, slots=True)
 class JournalHeader:
     """A program's identity: with the journal's records it determines every command."""
 
@@ -58,20 +57,12 @@ class JournalHeader:
 
     def encode(self) -> bytes:
         """The header's bytes."""
-        shared = _shared_json(
-            self.language,
-            self.filename,
-            self.args,
-            self.component,
-            self.name,
-            self.tenant,
-            self.model,
-            tuple(self.limits.items()),
-        )
-        own = f'{{"program_id":"{self.program_id}","seed":"{self.seed.hex()}","start_ns":{self.start_ns},'
-        text = (own + shared[1:]).encode()
-        data = _HEAD.pack(MAGIC, VERSION, 0, len(text), len(self.source)) + text + self.source
-        return data + _CRC.pack(zlib.crc32(data))
+        return encode_header(self.program_id, self.seed, self.start_ns, self.shared_text(), self.source)
+
+    def shared_text(self) -> str:
+        """What headers of programs that were launched alike have in common."""
+        fields = ("language", "filename", "args", "component", "name", "tenant", "model", "limits")
+        return _to_json({name: getattr(self, name) for name in fields})
 
     @property
     def component_digest(self) -> str:
@@ -79,30 +70,12 @@ class JournalHeader:
         return self.component.partition("-")[0]
 
 
-@lru_cache(maxsize=4)
-def _shared_json(
-    language: int,
-    filename: str,
-    args: tuple[str, ...],
-    component: str,
-    name: str,
-    tenant: str,
-    model: str,
-    limits: tuple[tuple[str, Any], ...],
-) -> str:
-    """What headers of programs launched together have in common."""
-    return _to_json(
-        {
-            "language": language,
-            "filename": filename,
-            "args": args,
-            "component": component,
-            "name": name,
-            "tenant": tenant,
-            "model": model,
-            "limits": dict(limits),
-        }
-    )
+def encode_header(program_id: str, seed: bytes, start_ns: int, shared_text: str, source: bytes) -> bytes:
+    """A header's bytes, of what is the program's own and what it shares (`JournalHeader.shared_text`)."""
+    own = f'{{"program_id":"{program_id}","seed":"{seed.hex()}","start_ns":{start_ns},'
+    text = (own + shared_text[1:]).encode()
+    data = _HEAD.pack(MAGIC, VERSION, 0, len(text), len(source)) + text + source
+    return data + _CRC.pack(zlib.crc32(data))
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,16 +116,15 @@ class Journal:
 
     __slots__ = ("_at", "_bytes", "_crc", "_fd", "_limit_bytes", "_path", "_pending", "digest")
 
-    def __init__(self, fd: int, path: Path, header: JournalHeader, limit_bytes: int) -> None:
+    def __init__(self, fd: int, path: Path, header: bytes, limit_bytes: int) -> None:
         """`fd` is a file at `path`, to be written over from its start; the journal owns neither."""
         self._fd = fd
         self._path = path
         self._limit_bytes = limit_bytes
-        data = header.encode()
-        self._pending = [data]
-        self._bytes = len(data)
+        self._pending = [header]
+        self._bytes = len(header)
         self._at = 0  # bytes written
-        (self._crc,) = _CRC.unpack_from(data, len(data) - _CRC.size)
+        (self._crc,) = _CRC.unpack_from(header, len(header) - _CRC.size)
         self.digest = CommandDigest()
 
     @property
@@ -260,14 +232,14 @@ class Journals:
         self._kept = sorted(directory.glob("*.journal"), key=lambda path: path.stat().st_mtime)
         self.leftovers = [kept for slot in sorted(directory.glob("slot-*")) if (kept := self._keep_leftover(slot))]
 
-    def open(self, header: JournalHeader, limit_bytes: int) -> Journal:
-        """A journal for a new program; its header is pending.
+    def open(self, program_id: str, header: bytes, limit_bytes: int) -> Journal:
+        """A journal for a new program; its header, encoded, is pending.
 
         Raises:
             DiskFull: no file can be made.
         """
         slot = self._free.pop() if self._free else self._new_slot()
-        self._used[header.program_id] = slot
+        self._used[program_id] = slot
         return Journal(slot.fd, slot.path, header, limit_bytes)
 
     def close(self, program_id: str, journal: Journal, *, keep: bool) -> None:

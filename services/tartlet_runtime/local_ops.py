@@ -31,12 +31,15 @@ _AWAIT = int(Flag.AWAIT)
 class Caller(Protocol):
     """The program that asks."""
 
-    args: tuple[str, ...]
     model: str
     deferred: Deferred
     """Answers of its that are worked on beside the loop."""
     eager_bytes: int
     """Payloads worked on at once since its last turn."""
+
+    @property
+    def args(self) -> tuple[str, ...]:
+        """What it was launched with."""
 
     def write(self, stream: int, data: bytes) -> None:
         """Add to its stdout or stderr."""

@@ -24,16 +24,14 @@ _SPARE_RECORDS = 64  # failures of queues and the like, which nobody asked for
 class Mailbox:
     """The inbox, and the messages and `receive` calls that wait for one another."""
 
+    __slots__ = ("_limits", "_message_bytes", "_messages", "_receives", "inbox")
+
     def __init__(self, limits: ProgramLimits) -> None:
         self._limits = limits
         self.inbox = Inbox()
         self._messages: deque[bytes] = deque()
         self._message_bytes = 0
         self._receives: deque[int] = deque()
-
-    def clear(self) -> None:
-        """Forget everything: the program has ended."""
-        self.inbox, self._messages, self._receives = Inbox(), deque(), deque()
 
     def receive(self, ticket: int) -> None:
         """Answer with the next message, now or when it comes.

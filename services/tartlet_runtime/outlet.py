@@ -22,6 +22,8 @@ _HARD_FACTOR = 4
 class Outlet:
     """The log and its readers."""
 
+    __slots__ = ("_program", "_readers", "log", "stopped")
+
     def __init__(self, program: Program, limit_bytes: int) -> None:
         self.log = OutputLog(limit_bytes)
         self.stopped = False  # too much goes unread

@@ -43,20 +43,17 @@ _SOURCE_KEPT_BYTES = 4096  # of an ended program
 
 
 class Program:
-    """A launched program. All methods are called on the loop's thread."""
+    """A launched program. All methods are called on the loop's thread.
+
+    It has at most 30 attributes: with more, making each one's own dictionary takes as long as all that is in it.
+    """
 
     def __init__(
-        self,
-        spec: ProgramSpec,
-        handle: int,
-        world: World,
-        make_guest: MakeGuest,
-        span: ProgramSpan | None = None,
+        self, spec: ProgramSpec, handle: int, world: World, make_guest: MakeGuest, span: ProgramSpan | None = None
     ) -> None:
         """It does nothing until `started`."""
         self.spec = spec
         self.program_id = spec.program_id
-        self.args = spec.args
         self.model = spec.model
         self.handle = handle
         self.span = span
@@ -84,7 +81,16 @@ class Program:
         self._deadline: asyncio.TimerHandle | None = None
         self._inlet = Inlet(self, world)
         self._wait = self._inlet.wait
-        self.clock_start_ns = self._inlet.clock_start_ns  # the guest's time at its start, since the epoch
+
+    @property
+    def args(self) -> tuple[str, ...]:
+        """What it was launched with."""
+        return self.spec.args
+
+    @property
+    def clock_start_ns(self) -> int:
+        """The guest's time at its start, nanoseconds since the epoch."""
+        return self._inlet.clock_start_ns
 
     # ---- life ----
 
@@ -124,17 +130,18 @@ class Program:
             return False
         self.state = State.RUNNING
         if self.spec.limits.deadline_s:
-            self._deadline = self._world.driver.loop.call_later(self.spec.limits.deadline_s, self._past_deadline)
+            late = DeadlineExceeded(deadline_s=self.spec.limits.deadline_s)
+            self._deadline = self._world.driver.loop.call_later(self.spec.limits.deadline_s, self.end, late)
         if self.journal is not None:
             self._world.driver.journal(self)
         self._tell_starters(None, "")
         return True
 
-    def end(self, error: TartletError | None, result: str = "") -> None:
+    def end(self, error: TartletError | None) -> None:
         """End the program, whatever it does; the first end counts. Not to be called from within its guest's step."""
         if self.state < State.ENDING:
             self._outcome = None
-            self._end(error, result)
+            self._end(error, "")
 
     def _end(self, error: TartletError | None, result: str) -> None:
         was_starting = self.state is State.STARTING
@@ -188,9 +195,6 @@ class Program:
         self._world.on_ended(self)
         self.guest = None
 
-    def _past_deadline(self) -> None:
-        self.end(DeadlineExceeded(deadline_s=self.spec.limits.deadline_s))
-
     def _cancel_timers(self) -> None:
         self._wait.cancel()
         if self._deadline is not None:
@@ -205,20 +209,17 @@ class Program:
             return None
         guest = self.guest
         assert guest is not None
+        if self._wait.max_records is None:
+            return guest
         try:
-            return guest if self._answer_wait(guest) else None
+            delivery = self._inlet.offer()
+            if delivery is None:
+                return None
+            guest.deliver(delivery)
         except Exception as e:  # noqa: BLE001 - `_fail` tells all
             self._fail(e)
             return None
-
-    def _answer_wait(self, guest: Guest) -> bool:
-        """Whether the guest stands in no wait any more."""
-        if self._wait.max_records is not None:
-            delivery = self._inlet.offer()
-            if delivery is None:
-                return False
-            guest.deliver(delivery)
-        return True
+        return guest
 
     def _fail(self, error: Exception) -> None:
         """End of an error; one of our own ends this program and no other."""
@@ -334,10 +335,6 @@ class Program:
             self._hold_guest()
             self._world.driver.wake(self)
 
-    def on_output(self, stream: int, data: bytes) -> None:
-        """Bytes that the guest wrote to stdout or stderr past the SDK."""
-        self.write(stream, data)
-
     def on_wait(self, max_records: int, timeout_us: int) -> Delivery | None:
         """Answer with what is there; else the guest stands still until `run`."""
         if self.outlet.stopped or self._backlog:
@@ -356,6 +353,8 @@ class Program:
         kind = _Event.STDERR if stream == STDERR else _Event.STDOUT
         for start in range(0, len(data), MAX_MESSAGE_BYTES):
             self._emit(kind, data[start : start + MAX_MESSAGE_BYTES])
+
+    on_output = write  # past the SDK, as a component can
 
     def send(self, message: bytes) -> None:
         """Send a message to the clients."""

@@ -6,8 +6,6 @@ import logging
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, replace
-from functools import lru_cache
-from typing import Any
 
 from tartlet_common.clock import Clock
 from tartlet_common.errors import Overloaded, TartletError, Unavailable
@@ -17,8 +15,8 @@ from tartlet_protos import common_pb2, control_pb2, programs_pb2
 from tartlet_runtime.calls import Call
 from tartlet_runtime.control_link import ControlLink
 from tartlet_runtime.driver import Driver
-from tartlet_runtime.journal import JournalHeader, Journals
-from tartlet_runtime.limits import ProgramLimits, default_limits
+from tartlet_runtime.journal import JournalHeader, Journals, encode_header
+from tartlet_runtime.limits import default_limits
 from tartlet_runtime.listing import Place, info_of, page_of
 from tartlet_runtime.local_ops import LocalOps
 from tartlet_runtime.models import ModelTable
@@ -31,7 +29,6 @@ from tartlet_runtime.wasm_guests import WasmGuests
 log = logging.getLogger(__name__)
 
 _Source = common_pb2.Source
-_Event = programs_pb2.ProgramEvent
 START_TIMEOUT_S = 10.0
 """How long a launch waits for control before it is refused."""
 NATIVE_CONNECT_S = 30.0
@@ -158,7 +155,7 @@ class ProgramTable:
         program = Program(spec, self._take_handle(), self._world, make_guest, span)
         if spec.durable:
             try:
-                program.journal = self._journals.open(self._header(program), spec.limits.journal_bytes)
+                program.journal = self._journals.open(spec.program_id, self._header(program), spec.limits.journal_bytes)
             except TartletError as e:
                 self._spans.end(span, self._models.known_name(spec.model), programs_pb2.Usage(), e)
                 raise
@@ -187,7 +184,7 @@ class ProgramTable:
         """Answer a launch with a program that runs."""
         guest = program.guest
         token = guest.token.encode() if isinstance(guest, NativeGuest) else b""
-        call.answer(index, _Event(kind=_Event.ACCEPTED, program_id=program.program_id, data=token))
+        call.accept(index, program.program_id, token)
         if attach:
             call.watch(program, index)
 
@@ -201,7 +198,7 @@ class ProgramTable:
             if known is not None:
                 self.accept(known, call, index, attach=attach)
             else:  # it runs, or ran, at another runtime
-                call.answer(index, _Event(kind=_Event.ACCEPTED, program_id=existing))
+                call.accept(index, existing)
                 if attach:
                     self.follow_elsewhere(call, index, existing)
         else:
@@ -221,22 +218,23 @@ class ProgramTable:
         self._next_handle = handle % 0xFFFF_FFFF + 1
         return handle
 
-    def _header(self, program: Program) -> JournalHeader:
-        spec = program.spec
-        return JournalHeader(
-            program_id=spec.program_id,
-            language=spec.language,
-            filename=spec.filename,
-            args=spec.args,
-            seed=spec.seed,
-            start_ns=program.clock_start_ns,
-            component=self._wasm.identity(spec) if self._wasm is not None else "",
-            source=spec.source,
-            name=spec.name,
-            tenant=spec.tenant,
-            model=spec.model,
-            limits=_limits_json(spec.limits),
-        )
+    def _header(self, program: Program) -> bytes:
+        spec, start_ns = program.spec, program.clock_start_ns
+        if not spec.shared.journal_text:
+            spec.shared.journal_text = JournalHeader(
+                program_id=spec.program_id,
+                language=spec.language,
+                filename=spec.filename,
+                args=spec.args,
+                seed=spec.seed,
+                start_ns=start_ns,
+                component=self._wasm.identity(spec) if self._wasm is not None else "",
+                name=spec.name,
+                tenant=spec.tenant,
+                model=spec.model,
+                limits=asdict(spec.limits),
+            ).shared_text()
+        return encode_header(spec.program_id, spec.seed, start_ns, spec.shared.journal_text, spec.source)
 
     def _wasm_guests(self) -> WasmGuests:
         if self._wasm is None:
@@ -340,22 +338,20 @@ def _nowhere(call: Call, index: int, program_id: str) -> None:
     """Until app wires the relay."""
 
 
-@lru_cache(maxsize=64)
-def _limits_json(limits: ProgramLimits) -> dict[str, Any]:
-    return asdict(limits)
-
-
 def _start_of(program: Program, *, running: bool = False) -> control_pb2.ProgramStart:
     spec = program.spec
-    return control_pb2.ProgramStart(
+    start = control_pb2.ProgramStart(
         handle=program.handle,
         program_id=spec.program_id,
-        tenant=spec.tenant,
-        idempotency_key=spec.idempotency_key,
-        model=spec.model,
-        page_limit=spec.limits.pages,
-        command_limit=spec.limits.commands_in_flight,
         name=spec.name,
-        trace=spec.trace,
+        command_limit=spec.limits.commands_in_flight,
         running=running,
     )
+    # most launches name none of these, and setting them takes longer than all else
+    if spec.tenant or spec.idempotency_key or spec.model:
+        start.tenant, start.idempotency_key, start.model = spec.tenant, spec.idempotency_key, spec.model
+    if spec.limits.pages:
+        start.page_limit = spec.limits.pages
+    if spec.trace:
+        start.trace.update(spec.trace)
+    return start

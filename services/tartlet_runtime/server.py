@@ -248,7 +248,7 @@ class ProgramsService(programs_pb2_grpc.ProgramsServicer):
                 if program is None:
                     elsewhere.append((index, wanted))
                     continue
-                call.answer(index, _Event(kind=_Event.ACCEPTED, program_id=program.program_id))
+                call.accept(index, program.program_id)
                 call.watch(program, index, wanted.offset)
             if elsewhere and is_relayed(context):
                 for index, wanted in elsewhere:

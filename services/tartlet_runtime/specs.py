@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import secrets
-from dataclasses import replace
 
 from tartlet_common.errors import InvalidArgument, InvalidSource, SourceTooLarge
 from tartlet_common.ids import new_program_id
@@ -68,4 +67,4 @@ def specify(asked: programs_pb2.LaunchSpec, source: common_pb2.Source, defaults:
 
 def another(spec: ProgramSpec, seed: bytes) -> ProgramSpec:
     """One more of what `specify` has checked, with an identity and, unless asked for, a seed of its own."""
-    return replace(spec, program_id=new_program_id(), seed=seed or secrets.token_bytes(_SEED_BYTES))
+    return spec.again(new_program_id(), seed or secrets.token_bytes(_SEED_BYTES))

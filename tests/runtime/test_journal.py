@@ -65,7 +65,7 @@ def header(**changes: object) -> JournalHeader:
 
 def write(directory: Path, records: list[bytes]) -> tuple[Journals, Path]:
     journals = Journals(directory)
-    journal = journals.open(header(), 1 << 20)
+    journal = journals.open("p", header().encode(), 1 << 20)
     for i, data in enumerate(records):
         journal.digest.add(b"%d" % i)
         journal.append(i * 10, data)
@@ -104,12 +104,12 @@ def test_a_torn_tail_costs_only_itself(tmp_path_factory: pytest.TempPathFactory,
 
 def test_an_earlier_program_in_the_same_slot_leaves_nothing(tmp_path: Path) -> None:
     journals = Journals(tmp_path)
-    first = journals.open(header(program_id="one"), 1 << 20)
+    first = journals.open("one", header(program_id="one").encode(), 1 << 20)
     for _ in range(20):
         first.append(1, b"x" * 100)
     first.flush()
     journals.close("one", first, keep=False)
-    second = journals.open(header(program_id="two"), 1 << 20)
+    second = journals.open("two", header(program_id="two").encode(), 1 << 20)
     second.append(2, b"y" * 100)
     second.flush()
     slots = list(tmp_path.glob("slot-*"))
@@ -129,7 +129,7 @@ def test_what_a_killed_runtime_left_holds_nothing_of_an_earlier_program(tmp_path
 
 
 def test_a_journal_is_bounded(tmp_path: Path) -> None:
-    journal = Journals(tmp_path).open(header(), 500)
+    journal = Journals(tmp_path).open("p", header().encode(), 500)
 
     def fill() -> None:
         for _ in range(100):
