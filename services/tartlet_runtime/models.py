@@ -100,6 +100,11 @@ class ModelTable:
         """Names of all models, the default one first."""
         return list(dict.fromkeys(model.name for model in self._by_index.values()))
 
+    @property
+    def default_name(self) -> str:
+        """Name of the model that a program without one gets, "" if there is none."""
+        return next((model.name for model in self._by_index.values()), "")
+
     def known_name(self, name: str) -> str:
         """The name if control announces such a model, else ""."""
         return name if any(model.name == name for model in self._by_index.values()) else ""

@@ -204,7 +204,7 @@ class ProgramTable:
         else:
             program.accepted = True
             if not program.model:  # control has placed it on the default one
-                program.model = next(iter(self._models.names()), "")
+                program.model = self._models.default_name
             self.accept(program, call, index, attach=attach)
 
     def _on_accepted(self, program: Program) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-import secrets
+import os
 
 from tartlet_common.errors import InvalidArgument, InvalidSource, SourceTooLarge
 from tartlet_common.ids import new_program_id
@@ -57,7 +57,7 @@ def specify(asked: programs_pb2.LaunchSpec, source: common_pb2.Source, defaults:
         idempotency_key=asked.idempotency_key,
         limits=limits,
         durable=asked.durable,
-        seed=asked.seed or secrets.token_bytes(_SEED_BYTES),
+        seed=asked.seed or os.urandom(_SEED_BYTES),
         seeded=bool(asked.seed),
         trace={
             key: value for key in _TRACE_KEYS if 0 < len((value := asked.trace.get(key, "")).encode()) <= MAX_NAME_BYTES
@@ -67,4 +67,4 @@ def specify(asked: programs_pb2.LaunchSpec, source: common_pb2.Source, defaults:
 
 def another(spec: ProgramSpec, seed: bytes) -> ProgramSpec:
     """One more of what `specify` has checked, with an identity and, unless asked for, a seed of its own."""
-    return spec.again(new_program_id(), seed or secrets.token_bytes(_SEED_BYTES))
+    return spec.again(new_program_id(), seed or os.urandom(_SEED_BYTES))
