@@ -16,6 +16,7 @@ from tartlet_common.aborts import ERROR_KEY
 from tartlet_common.errors import TartletError, Unavailable, UnknownInferlet
 from tartlet_common.paging import pages
 from tartlet_operator.catalogue import fingerprint
+from tartlet_operator.kept_call import KeptCall
 from tartlet_protos import common_pb2, control_pb2, control_pb2_grpc
 
 _TIMEOUT_S: Final = 10.0
@@ -52,10 +53,12 @@ class ControlLink:
         self._stubs = _Stubs(self._dialer.channel)
         self._puts: list[_Put] = []
         self._putting = asyncio.Lock()
+        self._put_call: KeptCall[control_pb2.PutRequest, control_pb2.PutReply] = KeptCall()
         self._put_s = 0.0  # when something was put last, by the loop's clock
 
     async def close(self) -> None:
         """Close the connection."""
+        self._put_call.close()
         await self._dialer.close()
 
     async def engines(self, every_s: float) -> AsyncGenerator[control_pb2.EnginesReply]:
@@ -114,8 +117,12 @@ class ControlLink:
         request = control_pb2.PutRequest(entries=[put.entry for put in puts])
         errors: Sequence[TartletError | None]
         try:
-            reply = await self._answer(self._current().catalogue.Put(request, timeout=_TIMEOUT_S))
+            async with asyncio.timeout(_TIMEOUT_S):
+                reply = await self._answer(self._put_call.ask(self._current().catalogue.Put, request))
             errors = [wire.error_from_proto(e) for e in reply.errors]
+        except TimeoutError:
+            silent = Unavailable(what=f"control at {self._address}", detail=f"no answer in {_TIMEOUT_S:g} s")
+            errors = [silent] * len(puts)
         except TartletError as e:
             errors = [e] * len(puts)
         del self._puts[: len(puts)]

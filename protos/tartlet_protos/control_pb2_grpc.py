@@ -420,7 +420,7 @@ class CatalogueStub:
                 request_serializer=tartlet_dot_v1_dot_common__pb2.BlobChunk.SerializeToString,
                 response_deserializer=tartlet_dot_v1_dot_control__pb2.UploadReply.FromString,
                 _registered_method=True)
-        self.Put = channel.unary_unary(
+        self.Put = channel.stream_stream(
                 '/tartlet.v1.Catalogue/Put',
                 request_serializer=tartlet_dot_v1_dot_control__pb2.PutRequest.SerializeToString,
                 response_deserializer=tartlet_dot_v1_dot_control__pb2.PutReply.FromString,
@@ -452,8 +452,9 @@ class CatalogueServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def Put(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+    def Put(self, request_iterator, context):
+        """A reply a request; who puts often keeps the call: a new one takes as long as all else.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -484,7 +485,7 @@ def add_CatalogueServicer_to_server(servicer, server):
                     request_deserializer=tartlet_dot_v1_dot_common__pb2.BlobChunk.FromString,
                     response_serializer=tartlet_dot_v1_dot_control__pb2.UploadReply.SerializeToString,
             ),
-            'Put': grpc.unary_unary_rpc_method_handler(
+            'Put': grpc.stream_stream_rpc_method_handler(
                     servicer.Put,
                     request_deserializer=tartlet_dot_v1_dot_control__pb2.PutRequest.FromString,
                     response_serializer=tartlet_dot_v1_dot_control__pb2.PutReply.SerializeToString,
@@ -543,7 +544,7 @@ class Catalogue:
             _registered_method=True)
 
     @staticmethod
-    def Put(request,
+    def Put(request_iterator,
             target,
             options=(),
             channel_credentials=None,
@@ -553,8 +554,8 @@ class Catalogue:
             wait_for_ready=None,
             timeout=None,
             metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
+        return grpc.experimental.stream_stream(
+            request_iterator,
             target,
             '/tartlet.v1.Catalogue/Put',
             tartlet_dot_v1_dot_control__pb2.PutRequest.SerializeToString,

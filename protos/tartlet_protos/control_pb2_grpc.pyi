@@ -143,7 +143,8 @@ class CatalogueStub:
     def __new__(cls, channel: _aio.Channel) -> CatalogueAsyncStub: ...
     Upload: _grpc.StreamUnaryMultiCallable[_common_pb2.BlobChunk, _control_pb2.UploadReply]
     """Bring a source that is too large for one message; put it then with its digest and no data."""
-    Put: _grpc.UnaryUnaryMultiCallable[_control_pb2.PutRequest, _control_pb2.PutReply]
+    Put: _grpc.StreamStreamMultiCallable[_control_pb2.PutRequest, _control_pb2.PutReply]
+    """A reply a request; who puts often keeps the call: a new one takes as long as all else."""
     Get: _grpc.UnaryUnaryMultiCallable[_control_pb2.GetRequest, _control_pb2.GetReply]
     Delete: _grpc.UnaryUnaryMultiCallable[_control_pb2.DeleteRequest, _control_pb2.DeleteReply]
     List: _grpc.UnaryUnaryMultiCallable[_control_pb2.CatalogueListRequest, _control_pb2.CatalogueListReply]
@@ -153,7 +154,8 @@ class CatalogueAsyncStub(CatalogueStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     Upload: _aio.StreamUnaryMultiCallable[_common_pb2.BlobChunk, _control_pb2.UploadReply]  # type: ignore[assignment]
     """Bring a source that is too large for one message; put it then with its digest and no data."""
-    Put: _aio.UnaryUnaryMultiCallable[_control_pb2.PutRequest, _control_pb2.PutReply]  # type: ignore[assignment]
+    Put: _aio.StreamStreamMultiCallable[_control_pb2.PutRequest, _control_pb2.PutReply]  # type: ignore[assignment]
+    """A reply a request; who puts often keeps the call: a new one takes as long as all else."""
     Get: _aio.UnaryUnaryMultiCallable[_control_pb2.GetRequest, _control_pb2.GetReply]  # type: ignore[assignment]
     Delete: _aio.UnaryUnaryMultiCallable[_control_pb2.DeleteRequest, _control_pb2.DeleteReply]  # type: ignore[assignment]
     List: _aio.UnaryUnaryMultiCallable[_control_pb2.CatalogueListRequest, _control_pb2.CatalogueListReply]  # type: ignore[assignment]
@@ -170,9 +172,10 @@ class CatalogueServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
     def Put(
         self,
-        request: _control_pb2.PutRequest,
+        request_iterator: _MaybeAsyncIterator[_control_pb2.PutRequest],
         context: _ServicerContext,
-    ) -> _typing.Union[_control_pb2.PutReply, _abc.Awaitable[_control_pb2.PutReply]]: ...
+    ) -> _typing.Union[_abc.Iterator[_control_pb2.PutReply], _abc.AsyncIterator[_control_pb2.PutReply]]:
+        """A reply a request; who puts often keeps the call: a new one takes as long as all else."""
 
     @_abc_1.abstractmethod
     def Get(

@@ -271,7 +271,10 @@ class AsyncClient:
         with translated(self.control_address):
             for entry in entries:
                 await upload(self._catalogue(), entry.source)
-        reply = await self._call(self._catalogue().Put(checked(request), metadata=self._metadata), self.control_address)
+        call = self._catalogue().Put(iter([checked(request)]), metadata=self._metadata)
+        reply = await self._call(call.read(), self.control_address)
+        if not isinstance(reply, control_pb2.PutReply):  # the call's end
+            raise InternalError(detail="entries were put, and not answered")
         for message in reply.errors:
             error = wire.error_from_proto(message)
             if error is not None:

@@ -61,10 +61,17 @@ class CatalogueService(control_pb2_grpc.CatalogueServicer):
             self._num_uploads -= 1
         return control_pb2.UploadReply(digest=digest)
 
-    async def Put(self, request: control_pb2.PutRequest, context: Context) -> control_pb2.PutReply:  # noqa: N802
-        """Add or replace entries."""
+    async def Put(  # noqa: N802
+        self,
+        request_iterator: AsyncIterator[control_pb2.PutRequest],
+        context: Context,
+    ) -> AsyncIterator[control_pb2.PutReply]:
+        """Add or replace entries, request by request."""
         scope = scope_of(context)
+        async for request in request_iterator:
+            yield await self._put(request, scope)
 
+    async def _put(self, request: control_pb2.PutRequest, scope: Scope) -> control_pb2.PutReply:
         async def put_all() -> control_pb2.PutReply:
             reply = control_pb2.PutReply()
             for entry in request.entries:

@@ -46,8 +46,10 @@ async def test_client_and_operator_see_every_entry_of_a_catalogue_larger_than_a_
     async with control(run_dir) as address, rpc.make_channel(address) as channel:
         stub: Any = control_pb2_grpc.CatalogueStub(channel)
         for i in range(0, len(names), 500):
-            await stub.Put(control_pb2.PutRequest(entries=[entry(n, description=text) for n in names[i : i + 500]]))
-        await stub.Put(control_pb2.PutRequest(entries=[entry("m", "other")]))
+            await stub.Put(
+                iter([control_pb2.PutRequest(entries=[entry(n, description=text) for n in names[i : i + 500]])])
+            ).read()
+        await stub.Put(iter([control_pb2.PutRequest(entries=[entry("m", "other")])])).read()
         pages = await listed(stub, 0)
         assert len(pages) > 2
         assert [n for page in pages for n in page] == names
@@ -61,11 +63,13 @@ async def test_client_and_operator_see_every_entry_of_a_catalogue_larger_than_a_
 async def test_entries_that_come_and_go_between_pages_move_no_others(run_dir: Path) -> None:
     async with control(run_dir) as address, rpc.make_channel(address) as channel:
         stub: Any = control_pb2_grpc.CatalogueStub(channel)
-        await stub.Put(control_pb2.PutRequest(entries=[entry(f"n{i:02}") for i in range(20)]))
+        await stub.Put(iter([control_pb2.PutRequest(entries=[entry(f"n{i:02}") for i in range(20)])])).read()
 
         async def change(page: list[str]) -> None:
             await stub.Delete(control_pb2.DeleteRequest(tenant="t", name=page[-1]))  # the one that the token names
-            await stub.Put(control_pb2.PutRequest(entries=[entry("a" + page[-1])]))  # before all that was read
+            await stub.Put(
+                iter([control_pb2.PutRequest(entries=[entry("a" + page[-1])])])
+            ).read()  # before all that was read
 
         pages = await listed(stub, 1, change)
         assert pages == [[f"n{i:02}"] for i in range(20)]

@@ -138,7 +138,9 @@ async def test_a_disk_that_takes_its_time_holds_up_nobody(run_dir: Path, monkeyp
         names: Any = control_pb2_grpc.CatalogueStub(channel)
         state: Any = control_pb2_grpc.ControlStub(channel)
         await state.State(control_pb2.StateRequest())
-        putting = asyncio.ensure_future(names.Put(control_pb2.PutRequest(entries=[entry(f"n{i}") for i in range(5)])))
+        putting = asyncio.ensure_future(
+            names.Put(iter([control_pb2.PutRequest(entries=[entry(f"n{i}") for i in range(5)])])).read()
+        )
         answered = 0
         while not putting.done():
             await state.State(control_pb2.StateRequest())
@@ -146,7 +148,7 @@ async def test_a_disk_that_takes_its_time_holds_up_nobody(run_dir: Path, monkeyp
             await asyncio.sleep(0.01)
         assert not any(e.number for e in (await putting).errors)
         assert answered > 10
-        gone = asyncio.ensure_future(names.Put(control_pb2.PutRequest(entries=[entry("last")])))
+        gone = asyncio.ensure_future(names.Put(iter([control_pb2.PutRequest(entries=[entry("last")])])).read())
         await asyncio.sleep(0.1)
         gone.cancel()  # its change is made all the same: disk and memory agree
         deleted = await names.Delete(control_pb2.DeleteRequest(tenant="t", name="last"))

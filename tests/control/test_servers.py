@@ -310,7 +310,9 @@ def test_the_catalogue_survives_a_restart(run_dir: Path) -> None:
         directory = run_dir / "catalogue"
         async with control(run_dir, catalogue_dir=directory) as address, rpc.make_channel(address) as channel:
             stub: Any = control_pb2_grpc.CatalogueStub(channel)
-            reply = await stub.Put(control_pb2.PutRequest(entries=[entry, control_pb2.CatalogueEntry(name="../x")]))
+            reply = await stub.Put(
+                iter([control_pb2.PutRequest(entries=[entry, control_pb2.CatalogueEntry(name="../x")])])
+            ).read()
             assert [e.number for e in reply.errors] == [0, errors.InvalidSource.number]
             assert reply.digests[0] == hashlib.sha256(b"print('hi')").hexdigest()
         (directory / "broken.inferlet").write_bytes(b"\xff\xff")

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+import grpc.aio
 import pytest
 
 from tartlet_common import rpc
@@ -18,15 +20,29 @@ from tests.runtime.fake_control import FakeControl
 
 
 class Counting(CatalogueService):
-    """The real service; keeps how many entries each request had."""
+    """The real service; keeps how many entries each request had, and how many calls there were."""
 
     def __init__(self) -> None:
         super().__init__(Catalogue())
         self.sizes: list[int] = []
+        self.calls = 0
 
-    async def Put(self, request: control_pb2.PutRequest, context: Any) -> control_pb2.PutReply:
-        self.sizes.append(len(request.entries))
-        return await super().Put(request, context)
+    async def Put(
+        self, request_iterator: AsyncIterator[control_pb2.PutRequest], context: Any
+    ) -> AsyncIterator[control_pb2.PutReply]:
+        self.calls += 1
+
+        async def counted() -> AsyncIterator[control_pb2.PutRequest]:
+            async for request in request_iterator:
+                self.sizes.append(len(request.entries))
+                yield request
+
+        async for reply in super().Put(counted(), context):
+            yield reply
+
+
+async def serve(service: CatalogueService, address: str) -> grpc.aio.Server:
+    return await rpc.make_server(lambda s: control_pb2_grpc.add_CatalogueServicer_to_server(service, s), address)
 
 
 def entry(name: str, data: bytes = b"pass") -> control_pb2.CatalogueEntry:
@@ -36,7 +52,7 @@ def entry(name: str, data: bytes = b"pass") -> control_pb2.CatalogueEntry:
 
 async def test_many_puts_are_few_requests_with_an_answer_for_each(run_dir: Path) -> None:
     address, service = f"unix:{run_dir}/control.sock", Counting()
-    server = await rpc.make_server(lambda s: control_pb2_grpc.add_CatalogueServicer_to_server(service, s), address)
+    server = await serve(service, address)
     link = ControlLink(address, None)
     try:
         names = [f"i{n}" for n in range(50)]
@@ -52,11 +68,58 @@ async def test_many_puts_are_few_requests_with_an_answer_for_each(run_dir: Path)
         large = [link.put(entry(f"large{n}", bytes([n]) * (1 << 20))) for n in range(1, 7)]
         await asyncio.gather(*large)
         assert max(service.sizes) <= 2, "a message holds no three of them"
+        assert service.calls == 1
     finally:
         await server.stop(None)
     with pytest.raises(Unavailable):
         await link.put(entry("late"))
     await link.close()
+
+
+async def test_a_put_to_a_control_that_was_restarted_is_made_in_a_new_call(run_dir: Path) -> None:
+    address = f"unix:{run_dir}/control.sock"
+    link = ControlLink(address, None)
+    for _ in range(3):
+        service = Counting()
+        server = await serve(service, address)
+        await link.put(entry("one"))
+        await link.put(entry("two"))
+        assert (service.calls, service.sizes) == (1, [1, 1])
+        await server.stop(None)
+    await link.close()
+
+
+class Stuck(CatalogueService):
+    """Answers the first request of each call, and no other."""
+
+    async def Put(
+        self, request_iterator: AsyncIterator[control_pb2.PutRequest], context: Any
+    ) -> AsyncIterator[control_pb2.PutReply]:
+        first = await anext(aiter(request_iterator))
+        yield control_pb2.PutReply(
+            errors=[common_pb2.Error() for _ in first.entries], digests=["d" for _ in first.entries]
+        )
+        await asyncio.sleep(60)
+
+
+async def test_a_put_that_is_not_answered_is_told_of_and_the_next_one_has_a_call_of_its_own(
+    run_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tartlet_operator.control_link._TIMEOUT_S", 0.2)
+    address = f"unix:{run_dir}/control.sock"
+    server = await serve(Stuck(Catalogue()), address)
+    link = ControlLink(address, None)
+    await link.put(entry("one"))
+    with pytest.raises(Unavailable, match="no answer in"):
+        await link.put(entry("two"))
+    await link.put(entry("three"))
+    given_up = asyncio.create_task(link.put(entry("four")))
+    await asyncio.sleep(0.05)
+    given_up.cancel()
+    await asyncio.wait([given_up])
+    await link.put(entry("five"))
+    await link.close()
+    await server.stop(None)
 
 
 async def test_a_control_that_falls_silent_or_goes_is_told_of(run_dir: Path) -> None:

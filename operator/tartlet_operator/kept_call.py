@@ -1,0 +1,61 @@
+"""A call of requests with a reply each that is kept for the next request: a new one takes as long as all else."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+from typing import Any, Generic, TypeVar
+
+import grpc.aio
+
+from tartlet_common.errors import Unavailable
+
+Request = TypeVar("Request")
+Reply = TypeVar("Reply")
+
+
+class KeptCall(Generic[Request, Reply]):
+    """To control; one at a time asks. Requests are such as may be sent twice: nobody knows how far a call got."""
+
+    def __init__(self) -> None:
+        self._method: Callable[[], Any] | None = None
+        self._call: Any = None
+
+    async def ask(self, method: Callable[[], Any], request: Request) -> Reply:
+        """Send a request and read its reply, in a new call if the one that was kept has ended meanwhile.
+
+        Args:
+            method: begins a call; another than before: of another channel.
+            request: what is asked.
+
+        Raises:
+            AioRpcError: the call failed.
+            Unavailable: it ended without a reply.
+        """
+        if self._method is not method:
+            self.close()
+            self._method = method
+        while True:
+            kept = self._call is not None
+            call = self._call = self._call or method()
+            try:
+                with contextlib.suppress(asyncio.InvalidStateError):  # it has ended: reading says how
+                    await call.write(request)
+                reply: Reply = await call.read()
+                if reply is not grpc.aio.EOF:
+                    return reply
+                if not kept:
+                    raise Unavailable(what="control", detail="it ended a call without a reply")
+            except BaseException as e:
+                self.close()
+                if not (kept and isinstance(e, grpc.aio.AioRpcError)):
+                    raise
+            else:
+                self.close()
+
+    def close(self) -> None:
+        """End the call that is kept."""
+        call, self._call = self._call, None
+        if call is not None:
+            call.cancel()
