@@ -133,6 +133,20 @@ def test_native_failures_show_the_traceback(server: Serving) -> None:
 
 
 @pytest.mark.parametrize(
+    ("how", "said"), [("raise ValueError('x' * (8 << 20))", "x\n"), ("return 'x' * (8 << 20)", "")]
+)
+def test_a_native_program_that_says_too_much_ends_in_what_it_was(
+    server: Serving, run_dir: Path, how: str, said: str
+) -> None:
+    program = run_dir / "talks.py"
+    program.write_text(f"def main():\n    {how}\n")
+    result = tartlet_cli(server.run_dir, "run", "--server", "local", "--native", "--quiet", str(program))
+    assert result.returncode == 1
+    assert "FrameTooLarge" in result.stderr if not said else result.stderr.endswith(said)
+    assert "MalformedSubmission" not in result.stderr
+
+
+@pytest.mark.parametrize(
     ("how", "said"), [("os._exit(3)", "with status 3"), ("os.kill(os.getpid(), signal.SIGSEGV)", "by SIGSEGV")]
 )
 def test_a_native_process_that_dies_is_told(server: Serving, run_dir: Path, how: str, said: str) -> None:

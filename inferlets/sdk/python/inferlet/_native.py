@@ -30,6 +30,7 @@ WELCOME, DELIVERY, ERROR = 16, 17, 18
 _HEAD = struct.Struct("<IB")
 _WAIT = struct.Struct("<IQ").pack
 _NUMBER = struct.Struct("<I")
+_MOST_SAID = 3 << 20  # what fits a frame; the runtime takes less, and says so
 
 
 class SocketBackend:
@@ -111,9 +112,9 @@ def main(argv: list[str]) -> int:
     except BaseException as error:  # noqa: BLE001 - whatever a program raises is its result
         text: str = getattr(error, "guest_traceback", None) or f"{type(error).__name__}: {error}"
         print(text, file=sys.stderr)
-        _end(backend, b"\0" + text.encode(errors="replace"))
+        _end(backend, b"\0" + text.encode(errors="replace")[-_MOST_SAID:])
         return 1
-    _end(backend, b"\1" + (result or "").encode(errors="replace"))
+    _end(backend, b"\1" + (result or "").encode(errors="replace")[:_MOST_SAID])
     return 0
 
 
