@@ -21,6 +21,7 @@ from tartlet_cli.options import json_option, server_option
 _NEEDED = {"grpc": "all roles", "numpy": "all roles", "pydantic": "all roles", "wasmtime": "the runtime"}
 _WORKER = ("torch", "safetensors", "tokenizers", "jinja2")
 _LEAST_DISK_BYTES = 1 << 30
+_NO_ENGINE = "Give a worker that loads its model a while; else see logs/worker.log in the run directory."
 _LEAST_MEMORY_BYTES = 2 << 30
 
 
@@ -202,5 +203,5 @@ async def serving(server: str | None) -> list[Check]:
         return [*checks, Check("engines", "ok", f"{len(ready)} of {len(engines)} ready")]
     return [
         *checks,
-        Check("engines", "fail", f"none of {len(engines)} is ready", "See logs/worker.log in the run directory."),
+        Check("engines", "fail", f"none of {len(engines)} is ready", _NO_ENGINE),
     ]

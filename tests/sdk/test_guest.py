@@ -45,7 +45,7 @@ def test_what_main_returns_is_the_result(text: str, result: str | None) -> None:
     assert run_source(MiniHost(), text, "x", "y") == result
 
 
-def test_a_main_that_the_file_runs_itself_runs_once() -> None:
+def test_a_main_that_the_file_runs_itself_runs_once_and_has_its_result() -> None:
     host = MiniHost()
     text = """
         import asyncio
@@ -53,11 +53,48 @@ def test_a_main_that_the_file_runs_itself_runs_once() -> None:
         async def main():
             await synchronize()
             print("ran")
+            return 7
         if __name__ == "__main__":
             asyncio.run(main())
     """
-    run_source(host, source(text))
+    assert run_source(host, source(text)) == "7"
     assert host.log[1] == b"ran\n"
+
+
+def test_a_main_that_is_one_of_several_that_the_file_runs_has_its_own_result() -> None:
+    text = """
+        import asyncio
+        async def before(): return 1
+        async def main(): return 2
+        asyncio.run(before())
+        asyncio.run(main())
+        asyncio.run(before())
+    """
+    assert run_source(MiniHost(), source(text)) == "2"
+    assert run_source(MiniHost(), source(text.replace("asyncio.run(main())", ""))) is None
+
+
+def test_a_sampler_that_can_not_be_shows_the_program_s_line_alone() -> None:
+    text = """
+        from inferlet import Temperature
+        async def main():
+            Temperature(-1)
+    """
+    with pytest.raises(Exception, match="emperature") as raised:
+        run_source(MiniHost(), source(text))
+    shown = raised.value.guest_traceback  # type: ignore[attr-defined]
+    assert "<string>" not in shown
+    assert "Temperature(-1)" in shown
+
+
+def test_tokens_that_no_vocabulary_has_are_refused_where_they_are_filled_in() -> None:
+    text = """
+        from inferlet import Context
+        async def main():
+            Context().fill_tokens([1, 99999])
+    """
+    with pytest.raises(Exception, match="99999 is not in the vocabulary of"):
+        run_source(MiniHost(), source(text))
 
 
 def test_classes_of_the_program_find_their_module() -> None:

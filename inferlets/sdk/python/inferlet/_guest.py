@@ -92,6 +92,7 @@ def execute(source: str, filename: str, args: Sequence[str]) -> str | None:
     sys.modules["__main__"] = module
     loop = _made_ahead.pop() if _made_ahead else Loop()
     Loop.runs = 0
+    Loop.results.clear()
     try:
         result = _run_main(loop, module, source, filename, args)
         _raise_failures()
@@ -126,11 +127,14 @@ def _run_main(loop: Loop, module: types.ModuleType, source: str, filename: str, 
     try:
         exec(compile(source, filename, "exec", dont_inherit=True), module.__dict__)  # noqa: S102 - running it is our job
         main: Callable[..., Any] | None = getattr(module, "main", None)
-        if main is None or Loop.runs:  # a script without main, or one that has run its main itself
-            if main is None and defines_alone(source):
+        if main is None:
+            if not Loop.runs and defines_alone(source):
                 raise SystemExit(f"{filename} defines functions, none of them is `main`, and nothing was run")
             return None
-        result = main(list(args)) if _takes_arguments(main) else main()
+        if Loop.runs:  # by `asyncio.run(main())`, as scripts end
+            result = Loop.results.get(getattr(main, "__code__", None))
+        else:
+            result = main(list(args)) if _takes_arguments(main) else main()
         if inspect.isawaitable(result):
             result = loop.run_main(result)
     except SystemExit as error:

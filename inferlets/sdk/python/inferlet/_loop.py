@@ -7,10 +7,12 @@ suspends until an answer, a message or the next timer. Tasks, groups, timeouts, 
 from __future__ import annotations
 
 import asyncio
+import inspect
 from collections import deque
 from collections.abc import Awaitable, Callable
 from contextvars import Context
-from typing import Any
+from types import CodeType
+from typing import Any, ClassVar
 
 from inferlet._channel import channel
 from inferlet._host import NO_TIMEOUT_US
@@ -61,6 +63,8 @@ class Loop(asyncio.BaseEventLoop):
 
     runs = 0
     """How often a loop has run since a program was started."""
+    results: ClassVar[dict[CodeType | None, Any]] = {}
+    """And what the coroutines returned that it ran for, by their code."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -98,6 +102,14 @@ class Loop(asyncio.BaseEventLoop):
             return self.run_until_complete(main if asyncio.iscoroutine(main) else program())
         finally:
             self._cancel_tasks()
+
+    def run_until_complete(self, future: Any) -> Any:
+        """As asyncio's; what the coroutine returned stays known."""
+        result = super().run_until_complete(future)
+        coroutine = future.get_coro() if isinstance(future, asyncio.Task) else future
+        if inspect.iscoroutine(coroutine):
+            Loop.results[coroutine.cr_code] = result
+        return result
 
     def _cancel_tasks(self) -> None:
         if channel.killed is not None:

@@ -44,6 +44,17 @@ def _is_ours(filename: str) -> bool:
     return filename.startswith((_SDK, _ASYNCIO, "<frozen importlib"))
 
 
+def _own(frames: list[traceback.FrameSummary]) -> list[traceback.FrameSummary]:
+    """Those that aren't ours, nor what a dataclass of ours generated to call us."""
+    followers = [*frames[1:], None]
+    return [
+        frame
+        for frame, next_ in zip(frames, followers, strict=True)
+        if not _is_ours(frame.filename)
+        and not (frame.filename == "<string>" and next_ is not None and _is_ours(next_.filename))
+    ]
+
+
 def _trim(error: traceback.TracebackException, filename: str) -> None:
     ahead: list[traceback.TracebackException | None] = [error]
     seen: set[int] = set()
@@ -55,8 +66,7 @@ def _trim(error: traceback.TracebackException, filename: str) -> None:
         ahead += (shown.__cause__, shown.__context__, *(shown.exceptions or ()))
         first = next((i for i, frame in enumerate(shown.stack) if frame.filename == filename), None)
         if first is not None:  # what the program calls is shown, too, as far as it isn't ours
-            own = [frame for frame in shown.stack[first:] if not _is_ours(frame.filename)]
-            shown.stack = traceback.StackSummary.from_list(own)
+            shown.stack = traceback.StackSummary.from_list(_own(shown.stack[first:]))
         elif all(_is_ours(frame.filename) for frame in shown.stack):  # a syntax error, or the loop itself
             # No frames, and no heading for them: None is what `format` tests for.
             shown.stack = None  # type: ignore[assignment]

@@ -122,6 +122,9 @@ class Context:
             [72, 105]
         """
         listed = token_list("fill_tokens", tokens)
+        if listed and max(listed) >= self.model.vocab_size:
+            detail = f"{max(listed)} is not in the vocabulary of {self.model.vocab_size}"
+            raise InvalidArgument(argument="tokens", detail=detail)
         self._check_open()
         self._interrupt()
         if listed:
