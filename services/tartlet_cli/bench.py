@@ -7,6 +7,7 @@ import sys
 
 import click
 
+from tartlet_cli.options import PassingCommand
 from tartlet_cli.places import CHECKOUT
 
 BENCHMARKS = {  # name: (module, what it measures)
@@ -36,6 +37,7 @@ Examples:
 
 
 @click.command(
+    cls=PassingCommand,
     context_settings={"ignore_unknown_options": True, "help_option_names": []},
     add_help_option=False,
     options_metavar="",

@@ -15,6 +15,16 @@ PROGRAM_ARGS = {"ignore_unknown_options": True, "allow_interspersed_args": True,
 """For commands that pass what they don't know on to the program."""
 
 
+class PassingCommand(click.Command):
+    """Passes what it doesn't know on, `--help` behind it too; its own help names that all the same."""
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """As click's, and what shows them."""
+        rows = [row for param in self.get_params(ctx) if (row := param.get_help_record(ctx)) is not None]
+        with formatter.section("Options"):
+            formatter.write_dl([*rows, ("-h, --help", "Show this message and exit.")])
+
+
 _TLS = {
     "--tls-certificate": "TARTLET_CLIENT_TLS_CERTIFICATE",
     "--tls-key": "TARTLET_CLIENT_TLS_KEY",

@@ -13,7 +13,15 @@ import click
 
 from tartlet_cli import exits
 from tartlet_cli.calls import talk, with_client
-from tartlet_cli.options import PROGRAM_ARGS, journal_option, json_option, limit_options, server_option, wants_help
+from tartlet_cli.options import (
+    PROGRAM_ARGS,
+    PassingCommand,
+    journal_option,
+    json_option,
+    limit_options,
+    server_option,
+    wants_help,
+)
 
 if TYPE_CHECKING:
     from tartlet.client import AsyncClient, Run
@@ -22,7 +30,7 @@ _FIRST_S = 1.0  # how long it waits for the first of it
 _SILENCE_S = 0.3  # `logs` without --follow takes so long a pause for the end of what is there
 
 
-@click.command(context_settings=PROGRAM_ARGS, add_help_option=False)
+@click.command(cls=PassingCommand, context_settings=PROGRAM_ARGS, add_help_option=False)
 @click.argument("file")
 @click.argument("args", nargs=-1, type=click.UNPROCESSED)
 @click.option("--model", metavar="NAME", default="", help="Model to use. Default: the server's first.")

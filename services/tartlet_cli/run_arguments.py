@@ -8,6 +8,8 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
+from tartlet_cli.options import PassingCommand
+
 NOT_ON_CLUSTER = ("server", "native", "config", "engine")
 _NOT_ON_SERVER = ("config", "engine")
 _NOT_NATIVE = {
@@ -21,7 +23,7 @@ _MISTYPED = "tartlet.mistyped"
 _ALIKE = 0.85  # of two options; --max-tokens and --max-pages are 0.7
 
 
-class RunCommand(click.Command):
+class RunCommand(PassingCommand):
     """Takes kubectl's own names of its options, too, where they stand before FILE: behind it they are the program's."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import click
 
 from tartlet_cli import exits
+from tartlet_cli.options import PassingCommand
 
 if TYPE_CHECKING:
     from tartlet.local import LocalStack, StackEvent
@@ -24,7 +25,11 @@ ROLES = ("control", "runtime", "worker", "operator")
 _LAST_WORDS_S = 1.0  # for whoever reads standard error, at the end
 
 
-@click.command(context_settings={"ignore_unknown_options": True, "help_option_names": []}, add_help_option=False)
+@click.command(
+    cls=PassingCommand,
+    context_settings={"ignore_unknown_options": True, "help_option_names": []},
+    add_help_option=False,
+)
 @click.option(
     "--role",
     type=click.Choice(ROLES),
