@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Generic, TypeVar
 
 from tartlet_runtime.submission import Row
+
+Caller = TypeVar("Caller")
 
 ROWS_A_TURN = 1024
 """Commands that the runtime answers for one program in one turn."""
@@ -12,12 +15,15 @@ ROWS_S = 0.004
 """And how long it works on them."""
 
 
-class Backlog:
-    """A program's commands for the runtime, as far as there was no room for them in a turn."""
+class Backlog(Generic[Caller]):
+    """A program's commands for the runtime, as far as there was no room for them in a turn.
+
+    It is told each time whose they are: who has it isn't to be held by it.
+    """
 
     __slots__ = ("_now", "_rows", "_run", "_spent_s", "_waiting")
 
-    def __init__(self, run: Callable[[Row, bytes], None], now: Callable[[], float]) -> None:
+    def __init__(self, run: Callable[[Caller, Row, bytes], None], now: Callable[[], float]) -> None:
         """`run` answers one."""
         self._run = run
         self._now = now
@@ -33,18 +39,18 @@ class Backlog:
         """There is room again."""
         self._rows, self._spent_s = 0, 0.0
 
-    def take(self, rows: list[Row], payload: bytes) -> bool:
+    def take(self, caller: Caller, rows: list[Row], payload: bytes) -> bool:
         """Answer them, if there is room and none wait before them; whether some wait now."""
         if not self._waiting:
-            rows = rows[self._answer(rows, payload) :]
+            rows = rows[self._answer(caller, rows, payload) :]
         if rows:
             self._waiting.append((rows, payload))
         return bool(rows)
 
-    def work_off(self) -> None:
+    def work_off(self, caller: Caller) -> None:
         """Answer as many as one turn has room for."""
         rows, payload = self._waiting.pop(0)
-        done = self._answer(rows, payload)
+        done = self._answer(caller, rows, payload)
         if done < len(rows):
             self._waiting.insert(0, (rows[done:], payload))
 
@@ -52,7 +58,7 @@ class Backlog:
         """Nobody waits for the answers any more."""
         self._waiting.clear()
 
-    def _answer(self, rows: list[Row], payload: bytes) -> int:
+    def _answer(self, caller: Caller, rows: list[Row], payload: bytes) -> int:
         """Answer the first ones, as far as the turn has room; how many."""
         run, now = self._run, self._now
         start = now()
@@ -62,7 +68,7 @@ class Backlog:
         for row in rows[: ROWS_A_TURN - self._rows]:
             if at >= end:
                 break
-            run(row, payload)
+            run(caller, row, payload)
             done += 1
             at = now()
         self._rows += done

@@ -62,9 +62,10 @@ class Inlet:
             self._wake()
         return taken
 
-    def clear(self) -> None:
-        """The program has ended."""
+    def close(self) -> None:
+        """The program has ended: nothing comes any more, and it isn't held by what it holds."""
         self._made = None
+        del self._program, self._world
 
     def _wake(self) -> None:
         if self.wait.max_records is not None:

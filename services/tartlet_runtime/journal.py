@@ -236,8 +236,11 @@ class Journals:
         """A journal for a new program; its header, encoded, is pending.
 
         Raises:
+            JournalFull: the header alone doesn't fit the program's limit.
             DiskFull: no file can be made.
         """
+        if len(header) > limit_bytes:
+            raise JournalFull(limit=limit_bytes)
         slot = self._free.pop() if self._free else self._new_slot()
         self._used[program_id] = slot
         return Journal(slot.fd, slot.path, header, limit_bytes)

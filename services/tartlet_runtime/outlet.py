@@ -53,6 +53,11 @@ class Outlet:
         for reader in self._readers:
             reader.mark(self._program)
 
+    def close(self) -> None:
+        """The program has ended: readers have their time, and it isn't held by what it holds."""
+        self.stopped = False
+        del self._program
+
     def emit(self, event: LogEvent) -> bool:
         """Add an event; whether the program must stand still from now on.
 

@@ -11,7 +11,6 @@ import asyncio
 import logging
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 
 from tartlet_common.errors import (
     ControlLost,
@@ -31,7 +30,7 @@ from tartlet_runtime.journal import Journal
 from tartlet_runtime.limits import MAX_MESSAGE_BYTES
 from tartlet_runtime.outlet import Outlet
 from tartlet_runtime.output_log import LogEvent
-from tartlet_runtime.program_spec import MakeGuest, ProgramSpec, State, World
+from tartlet_runtime.program_spec import MakeGuest, ProgramSpec, Shared, State, World
 from tartlet_runtime.spans import ProgramSpan
 from tartlet_runtime.submission import Row, parse
 from tartlet_runtime.usage import UsageMeter
@@ -39,7 +38,7 @@ from tartlet_runtime.usage import UsageMeter
 log = logging.getLogger(__name__)
 
 _Event = programs_pb2.ProgramEvent
-_SOURCE_KEPT_BYTES = 4096  # of an ended program
+_SPEC_KEPT_BYTES = 4096  # of an ended program
 
 
 class Program:
@@ -74,7 +73,7 @@ class Program:
         self._world = world
         self._make_guest = make_guest
         self._result = ""
-        self._backlog = Backlog(partial(world.ops.run, self), world.clock.now)
+        self._backlog: Backlog[Program] = Backlog(world.ops.run, world.clock.now)
         self._outcome: tuple[TartletError | None, str] | None = None  # how it ended by itself, until `finish`
         self.deferred = Deferred()
         self.eager_bytes = 0
@@ -188,10 +187,12 @@ class Program:
         usage = self.usage.to_proto(now)
         data = self._result.encode("utf-8", "replace") if error is None else b""
         self.outlet.put(LogEvent(_Event.ENDED, data, error is None, error, usage))
-        self._inlet.clear()
+        self._inlet.close()
+        self.outlet.close()
         self._backlog.clear()
-        if len(self.spec.source) > _SOURCE_KEPT_BYTES:
-            self.spec = replace(self.spec, source=b"")
+        spec = self.spec
+        if len(spec.source) + len(spec.shared.journal_text) + sum(map(len, spec.args)) > _SPEC_KEPT_BYTES:
+            self.spec = replace(spec, source=b"", args=(), shared=Shared())
         self._world.on_ended(self)
         self.guest = None
 
@@ -273,7 +274,7 @@ class Program:
             self._end(*outcome)
 
     def _work_off(self) -> None:
-        self._backlog.work_off()
+        self._backlog.work_off(self)
         if not self._backlog:
             if self._outcome is not None:
                 self.end_after_backlog(*self._outcome)
@@ -331,7 +332,7 @@ class Program:
             self.unsent_commands = unsent
             self.usage.submitted(submission)
             self._world.link.commands(self, count, submission.records, submission.payload)
-        if submission.local and self._backlog.take(submission.local, submission.local_payload):
+        if submission.local and self._backlog.take(self, submission.local, submission.local_payload):
             self._hold_guest()
             self._world.driver.wake(self)
 

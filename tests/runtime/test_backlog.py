@@ -12,13 +12,13 @@ class World:
         self.cost_s = cost_s
         self.backlog = Backlog(self.run, lambda: self.now)
 
-    def run(self, row: Any, _payload: bytes) -> None:
+    def run(self, _caller: None, row: Any, _payload: bytes) -> None:
         self.done.append(row)
         self.now += self.cost_s
 
     def give(self, count: int) -> bool:
         start = len(self.done) + 10_000
-        return self.backlog.take(list(range(start, start + count)), b"")  # type: ignore[arg-type]
+        return self.backlog.take(None, list(range(start, start + count)), b"")  # type: ignore[arg-type]
 
 
 def test_many_small_submissions_of_one_turn_have_no_more_room_than_a_large_one() -> None:
@@ -27,7 +27,7 @@ def test_many_small_submissions_of_one_turn_have_no_more_room_than_a_large_one()
     assert world.give(64)
     assert len(world.done) == ROWS_A_TURN
     world.backlog.next_turn()
-    world.backlog.work_off()
+    world.backlog.work_off(None)
     assert len(world.done) == ROWS_A_TURN + 64
     assert not world.backlog
 
@@ -36,8 +36,8 @@ def test_slow_ones_take_no_more_of_a_turn_than_their_time_in_however_many_submis
     world = World(cost_s=ROWS_S / 4)
     assert [world.give(1) for _ in range(6)] == [False, False, False, False, True, True]
     world.backlog.next_turn()
-    world.backlog.work_off()
-    world.backlog.work_off()
+    world.backlog.work_off(None)
+    world.backlog.work_off(None)
     assert not world.backlog
     assert len(world.done) == 6
 
@@ -45,9 +45,9 @@ def test_slow_ones_take_no_more_of_a_turn_than_their_time_in_however_many_submis
 def test_the_order_is_kept() -> None:
     world = World(cost_s=ROWS_S / 3)
     rows = list(range(10))
-    world.backlog.take(rows[:7], b"")  # type: ignore[arg-type]
-    world.backlog.take(rows[7:], b"")  # type: ignore[arg-type]
+    world.backlog.take(None, rows[:7], b"")  # type: ignore[arg-type]
+    world.backlog.take(None, rows[7:], b"")  # type: ignore[arg-type]
     while world.backlog:
         world.backlog.next_turn()
-        world.backlog.work_off()
+        world.backlog.work_off(None)
     assert world.done == rows

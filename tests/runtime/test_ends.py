@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ from tartlet_common.wire import error_from_proto, error_to_proto
 from tartlet_protos import common_pb2, control_pb2, programs_pb2
 from tartlet_runtime.control_link import how_many_fit
 from tartlet_runtime.driver import Driver
+from tartlet_runtime.program import Program
 from tests.runtime.bystanders import SAMPLE, ended, launch
 from tests.runtime.fake_control import FakeControl
 from tests.runtime.harness import PYTHON, NativeProgram, Stream, launch_spec, native, running, until
@@ -255,6 +257,33 @@ async def test_a_tokenizer_that_comes_late_is_waited_for_and_a_missing_one_is_a_
         assert await waiting == b"x\0\0\0"
         guest.end()
         await ended(stream)
+
+
+async def test_what_is_forgotten_of_ended_programs_is_free_at_once(run_dir: Path) -> None:
+    def alive() -> int:
+        return sum(type(thing) is Program for thing in gc.get_objects())
+
+    async with running(run_dir, ended_kept=2) as rig:
+        gc.collect()
+        gc.disable()
+        try:
+            before = alive()
+            for _ in range(12):
+                stream = await launch(rig, launch_spec(PYTHON, b"def main():\n    print('x' * 100)\n"))
+                assert (await stream.rest())[-1].success
+            await until(lambda: alive() - before <= 3)  # the last one's call may be about to end
+        finally:
+            gc.enable()
+
+
+async def test_a_large_launch_leaves_no_more_than_its_output(run_dir: Path) -> None:
+    async with running(run_dir) as rig:
+        source = b"def main(): return 'done'\n"
+        stream = await launch(rig, launch_spec(PYTHON, source, filename="large.py", args=["\x01" * (900 << 10)]))
+        assert (await stream.rest())[-1].success
+        programs = [thing for thing in gc.get_objects() if type(thing) is Program]
+        (program,) = [each for each in programs if each.spec.filename == "large.py"]
+        assert (program.spec.shared.journal_text, program.spec.args) == ("", ())
 
 
 async def test_a_full_disk_ends_the_program_whose_journal_it_was(run_dir: Path) -> None:

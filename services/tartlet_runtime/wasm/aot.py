@@ -94,6 +94,7 @@ class AotCache:
         self.max_wasm_bytes = max_wasm_bytes
         self.compile_timeout_s = compile_timeout_s
         self._threads = ThreadPoolExecutor(_COMPILERS, thread_name_prefix="compile")
+        self._corrupt: dict[str, str] = {}  # by digest, what the compiler says of those that can't be compiled
 
     def path_of(self, digest: str, kind: ModuleKind) -> Path:
         """Where the compiled form of a module is kept."""
@@ -125,12 +126,15 @@ class AotCache:
         found = self.find(digest, kind)
         if found is not None:
             return replace(found, has_start=starts)
+        told = self._corrupt.get(digest)
+        if told is not None:  # many may have been launched at once
+            raise CorruptModule(detail=told)
         try:
             self._make_directory()
             with tempfile.TemporaryDirectory(dir=self.directory, prefix="compile-") as scratch:
                 source, target = Path(scratch, "in.wasm"), Path(scratch, "out.cwasm")
                 source.write_bytes(wasm)
-                self._run_compiler(kind, source, target)
+                self._run_compiler(kind, digest, source, target)
                 target.chmod(0o600)
                 target.replace(self.path_of(digest, kind))
         except OSError as e:
@@ -156,14 +160,18 @@ class AotCache:
         """Compile nothing more: what waits for its turn is dropped."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
-    def _run_compiler(self, kind: ModuleKind, source: Path, target: Path) -> None:
+    def _run_compiler(self, kind: ModuleKind, digest: str, source: Path, target: Path) -> None:
         command = [sys.executable, "-P", "-m", _COMPILER, kind.value, str(source), str(target)]
         try:
             done = subprocess.run(command, capture_output=True, timeout=self.compile_timeout_s, check=False)
         except subprocess.TimeoutExpired as e:
             raise CompileTimeout(limit_s=self.compile_timeout_s) from e
         if done.returncode == INVALID:
-            raise CorruptModule(detail=done.stderr.decode(errors="replace"))
+            detail = done.stderr.decode(errors="replace")
+            if len(self._corrupt) >= MODULES_KEPT:
+                self._corrupt.clear()
+            self._corrupt[digest] = detail
+            raise CorruptModule(detail=detail)
         if done.returncode != 0:  # the compiler crashed or ran out of memory: the module's fault all the same
             detail = f"the compiler ended with status {done.returncode}: {done.stderr[-300:].decode(errors='replace')}"
             raise CorruptModule(detail=detail)
