@@ -124,6 +124,7 @@ async def _lead(
             reached, namespaces=len(namespaces), lease=lease
         )
         handler = Handler(ctx)
+        failed: BaseException | None = None
         try:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(leader.keep(), name="lease")
@@ -142,10 +143,14 @@ async def _lead(
         except* _Stopped:
             pass
         except* TartletError as group:
-            raise group.exceptions[0] from None
+            failed = group
+            while isinstance(failed, BaseExceptionGroup):
+                failed = failed.exceptions[0]
         finally:
             queue.close()
             await control.close()
+        if failed is not None:  # raised within `except*` it would be a group again
+            raise failed
 
 
 async def _kopf(registry: kopf.OperatorRegistry, namespaces: list[str], watching: asyncio.Event) -> None:

@@ -7,12 +7,14 @@ rest, five times as long as this. kopf's lists and watches go through aiohttp.
 from __future__ import annotations
 
 import asyncio
+import re
 import ssl
 from dataclasses import dataclass
 from typing import Final
 from urllib.parse import urlsplit
 
 _TIMEOUT_S: Final = 30.0
+_TARGET: Final = re.compile(r"/[!-~]*")
 
 
 class Gone(ConnectionError):
@@ -90,7 +92,10 @@ class Connections:
 
         Raises:
             OSError: the server can't be reached, or didn't answer in time.
+            ValueError: the target isn't quoted: what follows it would be read as another request.
         """
+        if not _TARGET.fullmatch(target):
+            raise ValueError(f"{target[:200]!r} is no target of a request")
         head = f"{method} {self._prefix}{target} HTTP/1.1\r\n{self._common}{headers}Content-Length: {len(body)}\r\n\r\n"
         async with self._room, asyncio.timeout(_TIMEOUT_S):
             while True:
@@ -119,7 +124,8 @@ class Connections:
         """The idle connection that was used last."""
         while self._idle:
             connection = self._idle.pop()
-            if not connection.reader.at_eof() and not connection.writer.is_closing():
+            unasked = connection.reader._buffer  # type: ignore[attr-defined]  # noqa: SLF001 - nothing else tells
+            if not (unasked or connection.reader.at_eof() or connection.writer.is_closing()):
                 return connection
             connection.end()
         return None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import AsyncIterator, Mapping
 from typing import Any, Final
 from urllib.parse import urlencode
@@ -18,6 +19,7 @@ _METADATA_ONLY: Final = "application/json;as=PartialObjectMetadata;g=meta.k8s.io
 _APPLY: Final = "application/apply-patch+yaml"
 _MERGE: Final = "application/merge-patch+json"
 _PAGE: Final = 500
+_NAME: Final = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
 
 _PATHS: Final = {
     "ConfigMap": ("api/v1", "configmaps"),
@@ -34,6 +36,7 @@ class ApiError(Exception):
     """The API server refused a request, or didn't answer (status 0)."""
 
     def __init__(self, status: int, reason: str, message: str) -> None:
+        message = message or f"status {status} without a word"
         super().__init__(f"{reason or status}: {message}")
         self.status = status
         self.reason = reason
@@ -205,6 +208,16 @@ def version(body: Mapping[str, Any]) -> int:
 
 
 def _path(kind: str, namespace: str, name: str = "") -> str:
+    """Where an object is, or all of a kind are.
+
+    Names come from specs: one that is no object's is refused here, since in a path it could mean another place.
+
+    Raises:
+        ApiError: 404: no object can have this name.
+    """
+    for given in filter(None, (namespace, name)):
+        if not _NAME.fullmatch(given):
+            raise ApiError(404, "NotFound", f"no {kind} can be named {given!r}")
     group, plural = _PATHS[kind]
     return f"/{group}/namespaces/{namespace}/{plural}" + (f"/{name}" if name else "")
 

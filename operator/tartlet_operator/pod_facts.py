@@ -65,6 +65,8 @@ _OVER_FIELDS: Final = (
 _AS_ROOT: Final = "runasnonroot"
 _USER: Final = "whose USER must be a number other than 0"
 _NOT_STARTED: Final = "see its log, whether it reaches control, and spec.startDeadlineSeconds"
+_ENDED_BY_KUBELET: Final = (0, 137, 143)
+"""Exit codes of an engine that a probe ended: it left, or SIGKILL or SIGTERM took it."""
 _SAID_CHARS: Final = 1024
 
 
@@ -205,10 +207,10 @@ def _crash(reason: str, ended: Mapping[str, Any], waits: str, restarts: int, *, 
         reason, said = Reason.MODEL_INIT_FAILED, f"spec.model.init: {said[-_SAID_CHARS:]}"
     elif typed is not None:
         reason, said, why = typed["name"], " ".join(typed["said"].split()), ""
-    elif ended.get("exitCode") == 0:
-        reason, said, why = Reason.ENGINE_NOT_STARTED, "it was ended before it took programs", _NOT_STARTED
     elif ended.get("reason") == "OOMKilled":
         reason, said = "OOMKilled", said or "the engine's process was killed: out of memory"
+    elif ended.get("exitCode") in _ENDED_BY_KUBELET:
+        reason, said, why = Reason.ENGINE_NOT_STARTED, "it was ended before it took programs", _NOT_STARTED
     if reason in _FIELDS:
         why = f"see {_FIELDS[reason]}"
     behind = "; ".join(filter(None, (why, f"restarted {restarts} times" if restarts else "")))

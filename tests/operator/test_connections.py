@@ -120,6 +120,34 @@ async def test_the_api_server_unreachable_and_refusals_are_told_apart() -> None:
     assert (unreachable.value.status, unreachable.value.reason) == (0, "Unreachable")
 
 
+@pytest.mark.parametrize(
+    "name",
+    ["a HTTP/1.1\r\nHost: a\r\n\r\nDELETE /b", "a?watch=1", "../pods", "a/status", "a%2Fstatus", "A B", "a" * 254],
+)
+async def test_a_name_that_no_object_has_is_not_asked_for(name: str) -> None:
+    async with serving(OK) as (server, connections):
+        api = Api(
+            ApiAccess(f"http://127.0.0.1:{connections._port}", ssl.create_default_context(), lambda: "s", "ns"), 1
+        )
+        assert await api.get("ConfigMap", "ns", name) is None
+        with pytest.raises(ApiError, match="can be named") as refused:
+            await api.apply({"kind": "ConfigMap", "metadata": {"name": "a", "namespace": name}})
+        assert (refused.value.status, refused.value.retryable) == (404, False)
+        await api.close()
+        for target in (f"/{name} ", "/\r\n", "/\x7f", "/\u00e9", "no path"):
+            with pytest.raises(ValueError, match="no target"):
+                await connections.request("GET", target, "", b"")
+    assert server.requests == []
+
+
+async def test_a_connection_that_says_more_than_it_was_asked_is_not_used_again() -> None:
+    async with serving(OK + OK, OK) as (server, connections):
+        assert (await connections.request("GET", "/", "", b"")).body == b"ok"
+        await asyncio.sleep(0.1)
+        assert (await connections.request("GET", "/", "", b"")).body == b"ok"
+    assert server.connections == 2
+
+
 async def until_asked(done: Callable[[], bool]) -> None:
     async with asyncio.timeout(5):
         while not done():  # noqa: ASYNC110 - the server tells nobody

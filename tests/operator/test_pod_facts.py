@@ -64,8 +64,8 @@ def test_an_engine_that_failed_is_broken_until_it_has_started() -> None:
     assert pod(state={"running": {}}, started=False).reason == ""  # it loads
 
 
-def test_an_engine_that_is_ended_before_it_has_started_says_so() -> None:
-    last = ended("", 0, "Completed")
+@pytest.mark.parametrize("last", [ended("", 0, "Completed"), ended('{"level": "info"}', 137), ended("", 143)])
+def test_an_engine_that_is_ended_before_it_has_started_says_so(last: dict[str, Any]) -> None:
     states: list[dict[str, Any]] = [last, {"running": {}}]
     for state in states:
         made = pod(state=state, lastState=last, started=False, restartCount=1)

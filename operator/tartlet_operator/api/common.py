@@ -59,7 +59,16 @@ Quantity = Annotated[
 ]
 """A Kubernetes quantity, such as `2`, `500m` or `4Gi`."""
 
+OBJECT_NAME: Final = "^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$"
 Name = Annotated[str, Field(min_length=1, max_length=253)]
+
+
+def an_object(field: str) -> dict[str, Any]:
+    """The rule that a name is one that an object of the API can have."""
+    told = f"{field} must be an object's name: lower-case letters, digits, '-' and '.', none of these two at an end"
+    return rules(rule(f"self.matches('{OBJECT_NAME}')", told))
+
+
 Text = Annotated[str, Field(max_length=4096)]
 Labels = Annotated[dict[str, Annotated[str, Field(max_length=4096)]], Field(max_length=64)]
 

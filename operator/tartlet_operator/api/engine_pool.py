@@ -17,6 +17,7 @@ from tartlet_operator.api.common import (
     Quantity,
     Resource,
     Text,
+    an_object,
     between,
     condition_column,
     rule,
@@ -29,10 +30,16 @@ _DEVICE = "^(cpu|cuda(:[0-9]{1,2})?)$"
 _SAFE_PATH = r"!self.startsWith('/') && !self.split('/').exists(part, part == '..')"
 
 
+SecretName = Annotated[Name, Field(json_schema_extra=an_object("each of spec.imagePullSecrets"))]
+
+
 class VolumeClaim(ApiModel):
     """A PersistentVolumeClaim that holds the checkpoint."""
 
-    claim_name: Name = Field(description="Its name, in the pool's namespace.")
+    claim_name: Name = Field(
+        description="Its name, in the pool's namespace.",
+        json_schema_extra=an_object("spec.model.volumeClaim.claimName"),
+    )
     read_only: bool = Field(default=True, description="Mount it read-only.")
 
 
@@ -174,7 +181,7 @@ class PodTemplate(ApiModel):
     runtime_class_name: Annotated[str, Field(max_length=253)] = Field(
         default="", description="The pods' runtime class."
     )
-    image_pull_secrets: Annotated[list[Name], Field(max_length=16)] = Field(
+    image_pull_secrets: Annotated[list[SecretName], Field(max_length=16)] = Field(
         default_factory=list, description="Names of Secrets that let the image be pulled."
     )
     affinity: Preserved | None = Field(default=None, description="The pods' affinity, as in the core API.")

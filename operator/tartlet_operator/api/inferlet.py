@@ -8,12 +8,14 @@ from pydantic import ConfigDict, Field
 
 from tartlet_operator.api.common import (
     AGE,
+    OBJECT_NAME,
     ApiModel,
     Column,
     Conditions,
     Name,
     Resource,
     Text,
+    an_object,
     between,
     condition_column,
     rule,
@@ -27,7 +29,7 @@ SOURCE_BYTES = 1 << 20
 class ConfigMapKey(ApiModel):
     """A key of a ConfigMap in the same namespace."""
 
-    name: Name = Field(description="The ConfigMap's name.")
+    name: Name = Field(description="The ConfigMap's name.", json_schema_extra=an_object("spec.source.configMap.name"))
     key: Annotated[str, Field(min_length=1, max_length=253)] = Field(
         description="The key; its value is the source (`data`) or the module (`binaryData`)."
     )
@@ -122,7 +124,15 @@ class InferletSpec(ApiModel):
         default="", description="Name of the model it runs on; with neither model nor pool: the server's default."
     )
     pool: Annotated[str, Field(max_length=63)] = Field(
-        default="", description="Name of an EnginePool in the namespace, whose model it runs on."
+        default="",
+        description="Name of an EnginePool in the namespace, whose model it runs on.",
+        json_schema_extra=rules(
+            rule(
+                f"size(self) == 0 || self.matches('{OBJECT_NAME}')",
+                "spec.pool must be an EnginePool's name: lower-case letters, digits and '-'; `kubectl get enginepools` "
+                "lists them",
+            )
+        ),
     )
     limits: Limits = Field(default_factory=Limits, description="Limits of each run.")
     description: Annotated[str, Field(max_length=1024)] = Field(default="", description="What it does, for people.")

@@ -13,6 +13,7 @@ from tartlet_operator.api.common import (
     Conditions,
     Resource,
     Text,
+    an_object,
     condition_column,
     rule,
     rules,
@@ -33,7 +34,7 @@ class InferletRunSpec(ApiModel):
     )
 
     inferlet: Annotated[str, Field(min_length=1, max_length=128)] = Field(
-        description="Name of the Inferlet, in the same namespace."
+        description="Name of the Inferlet, in the same namespace.", json_schema_extra=an_object("spec.inferlet")
     )
     args: Annotated[list[Text], Field(max_length=128)] | None = Field(
         default=None, description="Arguments; unset: the Inferlet's."
