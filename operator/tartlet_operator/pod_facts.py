@@ -198,6 +198,11 @@ def _of_container(container: Mapping[str, Any], *, init: bool) -> tuple[str, str
     return reason, f"{said} (see {_FIELDS[reason]})".strip() if reason in _FIELDS else said
 
 
+def _sentence(line: str) -> str:
+    text = " ".join(line.split())
+    return text if text.endswith((".", ":", ";", ",")) else f"{text}."
+
+
 def _crash(reason: str, ended: Mapping[str, Any], waits: str, restarts: int, *, init: bool) -> tuple[str, str]:
     """What a process said when it ended, under the name of its error where it gave one."""
     said = str(ended.get("message") or "").strip()
@@ -206,7 +211,7 @@ def _crash(reason: str, ended: Mapping[str, Any], waits: str, restarts: int, *, 
     if init:
         reason, said = Reason.MODEL_INIT_FAILED, f"spec.model.init: {said[-_SAID_CHARS:]}"
     elif typed is not None:
-        reason, said, why = typed["name"], " ".join(typed["said"].split()), ""
+        reason, said, why = typed["name"], " ".join(map(_sentence, filter(str.strip, typed["said"].splitlines()))), ""
     elif ended.get("reason") == "OOMKilled":
         reason, said = "OOMKilled", said or "the engine's process was killed: out of memory"
     elif ended.get("exitCode") in _ENDED_BY_KUBELET:

@@ -50,7 +50,7 @@ def test_a_pod_that_waits_says_for_what() -> None:
 def test_a_typed_error_is_the_reason_and_names_the_field(error: TartletError, field: str) -> None:
     made = pod(state={"waiting": {"reason": "CrashLoopBackOff"}}, lastState=ended(farewell(error)), restartCount=2)
     assert made.reason == error.name
-    assert made.message.startswith(f"{error} {error.remedy} (")
+    assert made.message.startswith(f"{error}. {error.remedy} (")
     assert field in made.message
     assert made.message.endswith("restarted 2 times)")
 
