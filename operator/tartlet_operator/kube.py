@@ -11,7 +11,7 @@ from urllib.parse import urlencode
 from tartlet_common.yaml_json import dumps
 from tartlet_operator.access import ApiAccess
 from tartlet_operator.api import RESOURCES
-from tartlet_operator.api.common import API_VERSION
+from tartlet_operator.api.common import API_VERSION, OBJECT_NAME
 from tartlet_operator.connections import Connections
 from tartlet_operator.meta import MANAGER, Key
 
@@ -19,7 +19,8 @@ _METADATA_ONLY: Final = "application/json;as=PartialObjectMetadata;g=meta.k8s.io
 _APPLY: Final = "application/apply-patch+yaml"
 _MERGE: Final = "application/merge-patch+json"
 _PAGE: Final = 500
-_NAME: Final = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
+_NAME: Final = re.compile(OBJECT_NAME)
+_NAME_CHARS: Final = 253
 
 _PATHS: Final = {
     "ConfigMap": ("api/v1", "configmaps"),
@@ -216,7 +217,7 @@ def _path(kind: str, namespace: str, name: str = "") -> str:
         ApiError: 404: no object can have this name.
     """
     for given in filter(None, (namespace, name)):
-        if not _NAME.fullmatch(given):
+        if len(given) > _NAME_CHARS or not _NAME.fullmatch(given):
             raise ApiError(404, "NotFound", f"no {kind} can be named {given!r}")
     group, plural = _PATHS[kind]
     return f"/{group}/namespaces/{namespace}/{plural}" + (f"/{name}" if name else "")
