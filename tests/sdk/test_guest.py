@@ -45,35 +45,6 @@ def test_what_main_returns_is_the_result(text: str, result: str | None) -> None:
     assert run_source(MiniHost(), text, "x", "y") == result
 
 
-def test_a_main_that_the_file_runs_itself_runs_once_and_has_its_result() -> None:
-    host = MiniHost()
-    text = """
-        import asyncio
-        from inferlet import synchronize
-        async def main():
-            await synchronize()
-            print("ran")
-            return 7
-        if __name__ == "__main__":
-            asyncio.run(main())
-    """
-    assert run_source(host, source(text)) == "7"
-    assert host.log[1] == b"ran\n"
-
-
-def test_a_main_that_is_one_of_several_that_the_file_runs_has_its_own_result() -> None:
-    text = """
-        import asyncio
-        async def before(): return 1
-        async def main(): return 2
-        asyncio.run(before())
-        asyncio.run(main())
-        asyncio.run(before())
-    """
-    assert run_source(MiniHost(), source(text)) == "2"
-    assert run_source(MiniHost(), source(text.replace("asyncio.run(main())", ""))) is None
-
-
 def test_a_sampler_that_can_not_be_shows_the_program_s_line_alone() -> None:
     text = """
         from inferlet import Temperature

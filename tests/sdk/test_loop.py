@@ -168,3 +168,32 @@ def test_a_flood_of_tiny_records_leaves_in_submissions_that_the_host_takes() -> 
     run(host, main)
     assert len(host.sent) == 120_000
     assert max(map(len, host.submissions)) < MAX_SUBMISSION_BYTES // 8
+
+
+def test_a_main_that_the_file_runs_itself_runs_once_and_has_its_result() -> None:
+    host = MiniHost()
+    source = """
+import asyncio
+from inferlet import synchronize
+async def main():
+    await synchronize()
+    print("ran")
+    return 7
+if __name__ == "__main__":
+    asyncio.run(main())
+"""
+    assert run_source(host, source) == "7"
+    assert host.log[1] == b"ran\n"
+
+
+def test_a_main_that_is_one_of_several_that_the_file_runs_has_its_own_result() -> None:
+    source = """
+import asyncio
+async def before(): return 1
+async def main(): return 2
+asyncio.run(before())
+asyncio.run(main())
+asyncio.run(before())
+"""
+    assert run_source(MiniHost(), source) == "2"
+    assert run_source(MiniHost(), source.replace("asyncio.run(main())", "")) is None
