@@ -138,6 +138,7 @@ HINTS = {
     "await Context().generate()": "`async for piece",
     "await Context().generate_until(temperature=0.7)": "Give `sampler=Temperature(0.7)`",
     "asyncio.create_task(receive())": "give it to `asyncio.gather`",
+    "await Context().fork().generate_until()": "`fork` gives a list",
 }
 
 
@@ -146,6 +147,13 @@ def test_a_slip_s_traceback_ends_with_what_to_write(slip: str) -> None:
     with pytest.raises((TypeError, AttributeError, RuntimeError, errors.InvalidArgument)) as caught:
         run_source(MiniHost(), f"import asyncio\nfrom inferlet import *\nasync def main():\n    return {slip}\n")
     assert HINTS[slip] in caught.value.guest_traceback.splitlines()[-1]
+
+
+def test_a_name_that_was_not_imported_is_told_of_if_it_is_one_of_ours() -> None:
+    for name, told in (("Context", "Write `from inferlet import Context` at the top."), ("Contexts", "NameError")):
+        with pytest.raises(NameError) as caught:
+            run_source(MiniHost(), f"async def main():\n    return {name}()\n")
+        assert caught.value.guest_traceback.splitlines()[-1].startswith(told)
 
 
 def test_text_made_of_a_pending_result_is_told_of() -> None:

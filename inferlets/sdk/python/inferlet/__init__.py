@@ -4,6 +4,8 @@ A program is a file with `async def main()` (or `def main()`, either with an opt
 `Context` is what most programs need; the calls by the paper's names (`forward`, `embed_txt`, `sample`, ...) give
 everything else. Real `asyncio` runs above the host: tasks, groups, timeouts and queues are the standard library's.
 
+Examples begin behind `import asyncio` and `from inferlet import ...`; what they print is a small test model's.
+
 Example:
     >>> async def main():
     ...     async with Context(await get_model()) as ctx:

@@ -24,6 +24,8 @@ _FOR = "Pieces come with `async for piece in ctx.generate(...)`; `await ctx.gene
 _TASK = (
     "A call runs from the moment it is made: `await` it, or give it to `asyncio.gather`; a task takes an `async def`."
 )
+_FORKS = "`fork` gives a list of contexts: `[other] = ctx.fork()`."
+_OF_A_CONTEXT = re.compile(r"'list' object has no attribute '(?:generate(?:_until)?|fill(?:_tokens)?|chat|flush|fork)'")
 _CALLED = "A task takes what the function gives when it is called: `create_task(name())`."
 _KINDS = (TypeError, AttributeError, ValueError, RuntimeError, InvalidArgument)
 _INSTEAD = {
@@ -53,7 +55,11 @@ def hint(error: BaseException) -> str:
         >>> hint(TypeError("unsupported operand type(s) for +: 'int' and 'str'"))
         ''
     """
+    import inferlet  # not at the top: it is made of such as this
+
     for cause in chain(error, set()):
+        if isinstance(cause, NameError) and cause.name in inferlet.__all__:
+            return f"Write `from inferlet import {cause.name}` at the top."
         if isinstance(cause, _KINDS) and (text := _hint(str(cause))):
             return text
     return ""
@@ -65,6 +71,8 @@ def _hint(told: str) -> str:
         or "requires an object with __aiter__ method, got coroutine" in told
     ):
         return _FOR
+    if _OF_A_CONTEXT.search(told):
+        return _FORKS
     if found := _NEVER_AWAITED.search(told):
         return _FOR if found[1] == "Generation" else _NO_AWAIT
     if found := _NO_COROUTINE.search(told):
