@@ -145,7 +145,7 @@ def mounts(layout: Layout) -> None:
     logs = layout.logs / "pods"
     logs.mkdir()
     _run("mount", "--bind", str(logs), "/var/log")
-    for place in ("/run", "/var/lib/cni"):
+    for place in ("/run", "/var/lib/cni", "/var/lib/kubelet"):  # where the kubelet has a socket, whatever its root
         Path(place).mkdir(parents=True, exist_ok=True)
         _run("mount", "-t", "tmpfs", "-o", "mode=755", "tmpfs", place)
     for place in ("containerd", "netns", "lock"):

@@ -20,15 +20,14 @@ def is_built(layout: Layout) -> bool:
     return all(tool.exists() for tool in tools)
 
 
-def _installed(layout: Layout, name: str, module: str, version: str) -> Path:
-    """A command of a module, static."""
-    target = layout.tool(name, version)
+def _installed(target: Path, command: str, stamps: str = "") -> Path:
+    """A command of a module, as `go install` takes it, static; `stamps`: flags of the linker that set its variables."""
     if target.exists():
         return target
     with _Building(target) as part:
         environment = {**os.environ, "CGO_ENABLED": "0", "GOBIN": str(part), "GOFLAGS": "-mod=mod -buildvcs=false"}
-        _run([go(), "install", "-ldflags=-s -w", f"{module}@{version}"], environment)
-        (part / name).replace(target)
+        _run([go(), "install", f"-ldflags=-s -w {stamps}", command], environment)
+        next(part.iterdir()).replace(target)
     return target
 
 
@@ -67,13 +66,18 @@ def kubernetes(layout: Layout) -> Path:
     target, version = kubernetes_path(layout), kubernetes_version()
     if target.exists():
         return target
-    major, minor = version.removeprefix("v").split(".")[:2]
+    major, minor = _major_minor()
     stamp = "k8s.io/component-base/version."  # else nodes report v0.0.0
     flags = f"-s -w -X {stamp}gitVersion={version} -X {stamp}gitMajor={major} -X {stamp}gitMinor={minor}"
     with _Building(target) as part:
         _run([go(), *_BUILD, "-ldflags", flags, "-o", str(part / "k8s"), "."], dict(os.environ), COMPONENTS)
         (part / "k8s").replace(target)
     return target
+
+
+def _major_minor() -> tuple[str, str]:
+    major, minor = kubernetes_version().removeprefix("v").split(".")[:2]
+    return major, minor
 
 
 def pause_path(layout: Layout) -> Path:
@@ -95,17 +99,26 @@ def pause(layout: Layout) -> Path:
 
 def coredns(layout: Layout) -> Path:
     """The cluster's DNS server, static: its image holds nothing else."""
-    return _installed(layout, "coredns", "github.com/coredns/coredns", COREDNS)
+    return _installed(layout.tool("coredns", COREDNS), f"github.com/coredns/coredns@{COREDNS}")
 
 
 def helm_path(layout: Layout) -> Path:
     """One that is there, else where `helm` puts it."""
     gopath = Path.home() / "go" / "bin" / "helm"
     found = shutil.which("helm") or (str(gopath) if os.access(gopath, os.X_OK) else None)
-    return Path(found) if found else layout.tool("helm", HELM)
+    return Path(found) if found else layout.tool("helm", _helm_version())
 
 
 def helm(layout: Layout) -> Path:
     """Helm: one that is there, else built."""
     found = helm_path(layout)
-    return found if found.exists() else _installed(layout, "helm", "helm.sh/helm/v3/cmd/helm", HELM)
+    if found.exists():
+        return found
+    major, minor = _major_minor()
+    stamp = "helm.sh/helm/v3/pkg/chartutil.k8sVersion"  # else `helm template` takes clusters to be v1.20
+    stamps = f"-X {stamp}Major={major} -X {stamp}Minor={minor}"
+    return _installed(found, f"helm.sh/helm/v3/cmd/helm@{HELM}", stamps)
+
+
+def _helm_version() -> str:
+    return f"{HELM}-k{'.'.join(_major_minor())}"

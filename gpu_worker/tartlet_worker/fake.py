@@ -15,9 +15,10 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
+import psutil
 
 from tartlet_common.engine_spec import EngineSpec
-from tartlet_common.errors import ContextTooLong, EngineFailure, InvalidArgument, TartletError
+from tartlet_common.errors import ContextTooLong, EngineFailure, InvalidArgument, OutOfDeviceMemory, TartletError
 from tartlet_common.step import (
     Batch,
     BatchResult,
@@ -36,6 +37,8 @@ from tartlet_worker.engine import nobody
 from tartlet_worker.philox import uniform
 
 Bools = npt.NDArray[np.bool_]
+
+_SLOT_BYTES = 14  # of a page, as `reset` makes them
 
 
 class EngineBroken(Exception):
@@ -64,6 +67,9 @@ class FakeOptions:
 class FakeEngine:
     """An engine whose next token is a function of the visible (token, position) columns.
 
+    Raises:
+        OutOfDeviceMemory: its pages don't fit into memory.
+
     Example:
         >>> engine = FakeEngine(FakeOptions(page_size=4, num_pages=8))
         >>> engine.spec.family, engine.spec.vocab_size
@@ -74,7 +80,12 @@ class FakeEngine:
         self._options = options
         self._sleep = sleep
         self._spec = _spec(options)
-        self.reset()
+        try:
+            self.reset()
+        except MemoryError as e:
+            asked = options.num_pages * options.page_size * _SLOT_BYTES
+            free = psutil.virtual_memory().available
+            raise OutOfDeviceMemory(device="cpu", asked_bytes=asked, free_bytes=free) from e
 
     @property
     def spec(self) -> EngineSpec:

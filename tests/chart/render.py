@@ -19,7 +19,7 @@ from e2e.cluster.toolchain import helm_path
 CHART = Path(__file__).resolve().parents[2] / "charts" / "tartlet"
 API = "tartlet.dev/v1alpha1/EnginePool"
 
-KUBERNETES = ("--kube-version", "1.31.0")  # a helm built without its build flags takes 1.20
+KUBERNETES = ("--kube-version", "1.31.0")  # whatever the helm that is there takes for one
 _Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 

@@ -76,6 +76,8 @@ def test_every_value_is_documented_and_in_the_schema() -> None:
         ({"log": {"level": "verbose"}}, "level"),
         ({"crds": {"install": True}}, "install"),
         ({"fullnameOverride": "Not-A-Name"}, "fullnameOverride"),
+        ({"clusterDomain": "cluster local"}, "clusterDomain"),
+        ({"clusterDomain": "cluster.local."}, "clusterDomain"),
         ({"redis": {"runAsUser": 0}}, "runAsUser"),
         ({"image": {"tag": "a b"}}, "tag"),
         ({"image": {"repository": "registry.example:5000/tartlet:v1"}}, "repository"),

@@ -10,6 +10,7 @@ import pytest
 from e2e.cluster import session
 from e2e.cluster.images import Image
 from e2e.cluster.layout import HELM, ROOT, default_layout
+from e2e.cluster.toolchain import helm_path
 from tests.chart import render
 
 
@@ -62,7 +63,7 @@ def test_the_chart_is_rendered_with_the_clusters_helm(tmp_path: Path, monkeypatc
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     with pytest.raises(pytest.skip.Exception, match=HELM):
         render.helm()
-    built = default_layout().tool("helm", HELM)
+    built = helm_path(default_layout())
     built.parent.mkdir(parents=True)
     built.touch(0o700)
     assert render.helm() == str(built)

@@ -28,6 +28,13 @@ BAD: list[tuple[str, str, dict[str, Any], str, str]] = [
     ),
     ("EnginePool", "a", {"model": CLAIM, "engine": {"backend": "Fake"}}, "spec.model.volumeClaim", "remove"),
     ("EnginePool", "a", {"model": CLAIM, "engine": {"device": "cuda"}}, "spec.engine.device", "nvidia.com/gpu: 1"),
+    (
+        "EnginePool",
+        "a",
+        {"model": CLAIM, "engine": {"device": "cuda"}, "resources": {"limits": {"nvidia.com/gpu": 0}}},
+        "spec.engine.device",
+        "nvidia.com/gpu: 1",
+    ),
     ("EnginePool", "a", {**FAKE, "engine": {"backend": "Fake", "device": "tpu"}}, "spec.engine.device", "cpu, cuda"),
     (
         "EnginePool",
@@ -68,6 +75,8 @@ BAD: list[tuple[str, str, dict[str, Any], str, str]] = [
         "spec.model and spec.pool",
         "at most one",
     ),
+    ("Inferlet", "a", {"source": {"inline": "x"}, "model": "a b"}, "spec.model", "an EnginePool serves"),
+    ("InferletRun", "a", {"inferlet": "i", "model": "a b"}, "spec.model", "an EnginePool serves"),
     ("Inferlet", "a", {"source": {"url": {"url": "https://h/p"}}}, "spec.source.url.digest", "Required"),
     (
         "Inferlet",

@@ -12,9 +12,11 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer
 
-from tartlet_common.errors import ContextTooLong, EngineFailure, InvalidArgument, TartletError
+from tartlet_common.errors import ContextTooLong, EngineFailure, InvalidArgument, OutOfDeviceMemory, TartletError
+from tartlet_common.settings import WorkerSettings
 from tartlet_common.step import Status
 from tartlet_worker import fake_model
+from tartlet_worker.app import load
 from tartlet_worker.fake import EngineBroken, FakeEngine, FakeOptions
 from tartlet_worker.warm_up import warm_up
 from tests.worker.steps import copy, dist, embed, forward, fwd, hide, run, sample
@@ -323,3 +325,8 @@ except InvalidConfig as e:
     assert "the package safetensors isn't in this image" in done.stdout, done.stderr
     assert "spec.image" in done.stdout
     assert "tartlet[worker]" in done.stdout
+
+
+def test_pages_that_no_machine_holds_are_out_of_memory() -> None:
+    with pytest.raises(OutOfDeviceMemory, match="bytes needed on cpu"):
+        load(WorkerSettings(engine="fake", kv_memory_bytes=1 << 50), lambda _: None)

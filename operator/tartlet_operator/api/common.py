@@ -69,6 +69,18 @@ def an_object(field: str) -> dict[str, Any]:
     return rules(rule(f"self.matches('{OBJECT_NAME}')", told))
 
 
+MODEL_NAME: Final = "^[A-Za-z0-9][A-Za-z0-9._/-]*$"
+
+
+def a_model(field: str) -> dict[str, Any]:
+    """The rule that a name is one that an engine's model can have, or empty."""
+    told = (
+        f"{field} must start with a letter or digit and hold only letters, digits, '.', '_', '/' and '-': name a model "
+        "that an EnginePool serves"
+    )
+    return rules(rule(f"size(self) == 0 || self.matches('{MODEL_NAME}')", told))
+
+
 Text = Annotated[str, Field(max_length=4096)]
 Labels = Annotated[dict[str, Annotated[str, Field(max_length=4096)]], Field(max_length=64)]
 

@@ -8,6 +8,7 @@ from pydantic import ConfigDict, Field
 
 from tartlet_operator.api.common import (
     AGE,
+    MODEL_NAME,
     ApiModel,
     Column,
     Conditions,
@@ -78,7 +79,7 @@ class Model(ApiModel):
                 "spec.model.name is immutable: create another EnginePool for another model, then delete this one",
             ),
             rule(
-                "self.matches('^[A-Za-z0-9][A-Za-z0-9._/-]*$')",
+                f"self.matches('{MODEL_NAME}')",
                 "spec.model.name must start with a letter or digit and hold only letters, digits, '.', '_', '/' and "
                 "'-': rename the model",
             ),
@@ -204,7 +205,8 @@ class EnginePoolSpec(ApiModel):
             ),
             rule(
                 "!self.engine.device.startsWith('cuda') || (has(self.resources) && has(self.resources.limits) && "
-                "self.resources.limits.exists(k, k.contains('/gpu') || k.contains('/mig-')))",
+                "self.resources.limits.exists(k, (k.contains('/gpu') || k.contains('/mig-')) && "
+                "quantity(string(self.resources.limits[k])).sign() > 0))",
                 "spec.engine.device: cuda needs a GPU: set spec.resources.limits, for example nvidia.com/gpu: 1",
             ),
         )

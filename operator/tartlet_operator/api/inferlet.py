@@ -15,6 +15,7 @@ from tartlet_operator.api.common import (
     Name,
     Resource,
     Text,
+    a_model,
     an_object,
     between,
     condition_column,
@@ -121,7 +122,9 @@ class InferletSpec(ApiModel):
         default_factory=list, description="Arguments of runs that give none."
     )
     model: Annotated[str, Field(max_length=128)] = Field(
-        default="", description="Name of the model it runs on; with neither model nor pool: the server's default."
+        default="",
+        description="Name of the model it runs on; with neither model nor pool: the server's default.",
+        json_schema_extra=a_model("spec.model"),
     )
     pool: Annotated[str, Field(max_length=63)] = Field(
         default="",

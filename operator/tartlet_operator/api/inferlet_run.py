@@ -13,6 +13,7 @@ from tartlet_operator.api.common import (
     Conditions,
     Resource,
     Text,
+    a_model,
     an_object,
     condition_column,
     rule,
@@ -39,7 +40,9 @@ class InferletRunSpec(ApiModel):
     args: Annotated[list[Text], Field(max_length=128)] | None = Field(
         default=None, description="Arguments; unset: the Inferlet's."
     )
-    model: Annotated[str, Field(max_length=128)] = Field(default="", description="Model; empty: the Inferlet's.")
+    model: Annotated[str, Field(max_length=128)] = Field(
+        default="", description="Model; empty: the Inferlet's.", json_schema_extra=a_model("spec.model")
+    )
     deadline_seconds: int = Field(
         default=600,
         ge=1,
