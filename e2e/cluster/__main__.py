@@ -47,6 +47,8 @@ def main(arguments: list[str]) -> int:
             return session.test(cluster, rest)
         case ["image"]:
             print(cluster.image().name)
+        case ["tools"] if isinstance(cluster, Own):  # for `build`
+            cluster.build_tools()
         case ["image-file"] if isinstance(cluster, Own):  # for `build`
             cluster.image_file()
         case ["kubectl", *rest]:

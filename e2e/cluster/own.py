@@ -177,6 +177,10 @@ class OwnCluster:
     def build_components(self) -> None:
         """Builds what isn't there of Kubernetes, DNS and Helm."""
         toolchain.kubernetes(self.layout)
+        self.build_tools()
+
+    def build_tools(self) -> None:
+        """The same without Kubernetes itself."""
         toolchain.helm(self.layout)
         folder = self.layout.cache / "images"
         folder.mkdir(parents=True, exist_ok=True)

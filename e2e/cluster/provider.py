@@ -71,10 +71,11 @@ class Own(OwnCluster):
             fitness.ensure(self.layout)
 
     def build(self) -> None:
-        """Components and image, beside each other: the one computes, the other downloads."""
+        """Kubernetes, the other tools and the image, beside each other: the one computes, the others download."""
         requirements.ensure()
-        with _beside("image-file") if not self._named() else nullcontext(), stage("components"):
-            self.build_components()
+        image = _beside("image-file") if not self._named() else nullcontext()
+        with image, _beside("tools"), stage("components"):
+            toolchain.kubernetes(self.layout)
 
     def image_file(self) -> Image:
         """The image, in a file; `TARTLET_E2E_IMAGE` names an earlier one."""
