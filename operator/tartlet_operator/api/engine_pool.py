@@ -206,7 +206,7 @@ class EnginePoolSpec(ApiModel):
             rule(
                 "!self.engine.device.startsWith('cuda') || (has(self.resources) && has(self.resources.limits) && "
                 "self.resources.limits.exists(k, (k.contains('/gpu') || k.contains('/mig-')) && "
-                "quantity(string(self.resources.limits[k])).sign() > 0))",
+                "!string(self.resources.limits[k]).startsWith('0')))",
                 "spec.engine.device: cuda needs a GPU: set spec.resources.limits, for example nvidia.com/gpu: 1",
             ),
         )
