@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import logging
 import socket
 import uuid
@@ -19,6 +20,7 @@ from tartlet_common.process import Notify, signals_cancel
 from tartlet_common.settings import OperatorSettings
 from tartlet_operator import access
 from tartlet_operator.access import ApiAccess
+from tartlet_operator.api import RESOURCES
 from tartlet_operator.context import Context, ControlView
 from tartlet_operator.control_link import ControlLink
 from tartlet_operator.followers import Followers
@@ -60,7 +62,8 @@ async def main(settings: OperatorSettings, notify: Notify) -> None:
     logging.getLogger("kopf").setLevel(logging.WARNING)  # it would say something about every event
     reached = access.discover(settings.kubeconfig)
     namespace = settings.namespace or reached.namespace
-    namespaces = [n.strip() for n in settings.namespaces.split(",") if n.strip()] or [namespace]
+    given = (n.strip() for n in settings.namespaces.split(","))
+    namespaces = list(dict.fromkeys(filter(None, given))) or [namespace]
     clock = SystemClock()
     async with contextlib.AsyncExitStack() as stack:
         api = Api(reached, _CONNECTIONS)
@@ -97,7 +100,7 @@ async def _lead(
     assert role is not None
     tls = rpc.Tls.of(settings)
     control = ControlLink(settings.control, tls)
-    queue, store = WorkQueue(), Store()
+    queue, store, fetcher = WorkQueue(), Store(), SourceFetcher(api, settings.source_hosts)
     lease = settings.lease_name if own in namespaces else ""  # watched only where we may read it
     pulse = _Pulse(clock, notify, silence_s=leader.renew_s * _SILENT_RENEWALS if lease else 0.0)
     async with AsyncClient(settings.runtime, control=settings.control, tls=tls, retry_s=_RETRY_S) as client:
@@ -111,7 +114,7 @@ async def _lead(
             store=store,
             view=ControlView(),
             followers=Followers(client, settings.max_runs, queue.add_after),
-            fetcher=SourceFetcher(api, settings.source_hosts),
+            fetcher=fetcher,
             recorder=Recorder(api, clock, settings.identity or socket.gethostname()),
             metrics=Metrics(store, lambda: len(queue), lambda: leader.leading, pulse.age),
             defaults=_defaults(settings),
@@ -134,8 +137,8 @@ async def _lead(
                 tasks.create_task(Resync(ctx).run(), name="resync")
                 tasks.create_task(sweep_when_settled(ctx), name="sweep")
                 tasks.create_task(pulse.run(), name="pulse")
-                for n in range(settings.concurrency):
-                    tasks.create_task(queue.work(handler.handle), name=f"worker {n}")
+                for kind, n in itertools.product((r.kind for r in RESOURCES), range(settings.concurrency)):
+                    tasks.create_task(queue.work(kind, handler.handle), name=f"worker {n} of {kind}")
                 watching = asyncio.Event()
                 tasks.create_task(_kopf(registry, namespaces, watching), name="kopf")
                 await watching.wait()
@@ -148,6 +151,7 @@ async def _lead(
                 failed = failed.exceptions[0]
         finally:
             queue.close()
+            await fetcher.close()
             await control.close()
         if failed is not None:  # raised within `except*` it would be a group again
             raise failed

@@ -14,8 +14,10 @@ _SUFFIX = {"Python": ".py", "Wasm": ".wasm"}
 _LANGUAGE = {"Python": common_pb2.Source.PYTHON, "Wasm": common_pb2.Source.WASM}
 
 
-def entry(spec: InferletSpec, namespace: str, name: str, data: bytes, model: str) -> control_pb2.CatalogueEntry:
-    """The catalogue's entry for an Inferlet; the namespace is the tenant."""
+def entry(
+    spec: InferletSpec, namespace: str, name: str, data: bytes, model: str, digest: str = ""
+) -> control_pb2.CatalogueEntry:
+    """The catalogue's entry for an Inferlet; the namespace is the tenant. `digest`: of the data, if it isn't given."""
     limits = spec.limits
     return control_pb2.CatalogueEntry(
         tenant=namespace,
@@ -24,7 +26,7 @@ def entry(spec: InferletSpec, namespace: str, name: str, data: bytes, model: str
             language=_LANGUAGE[spec.language],
             filename=name + _SUFFIX[spec.language],
             data=data,
-            digest=hashlib.sha256(data).hexdigest(),
+            digest=digest or hashlib.sha256(data).hexdigest(),
         ),
         limits=common_pb2.Limits(
             memory_bytes=int(quantity(limits.memory)) if limits.memory else 0,

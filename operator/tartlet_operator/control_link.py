@@ -120,6 +120,10 @@ class ControlLink:
             async with asyncio.timeout(_TIMEOUT_S):
                 reply = await self._answer(self._put_call.ask(self._current().catalogue.Put, request))
             errors = [wire.error_from_proto(e) for e in reply.errors]
+            if len(errors) != len(puts):
+                self._put_call.close()
+                detail = f"{len(errors)} answers to {len(puts)} entries"
+                raise Unavailable(what=f"control at {self._address}", detail=detail)
         except TimeoutError:
             silent = Unavailable(what=f"control at {self._address}", detail=f"no answer in {_TIMEOUT_S:g} s")
             errors = [silent] * len(puts)

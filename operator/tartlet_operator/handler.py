@@ -29,6 +29,9 @@ _BACKOFF_MAX_S: Final = 30.0
 _SCOUT_S: Final = 30.0
 """So often is one tried of those that were given up; should it succeed, what stood in their way may be gone."""
 
+_NO_RIGHTS: Final = (401, 403)
+"""Tried again like silence: an API server that starts knows nobody, and a role that was taken may be given back."""
+
 _RECONCILE: Final[Mapping[str, Callable[[Context, Key, Mapping[str, Any]], Awaitable[float | None]]]] = {
     "EnginePool": reconcile_pool.reconcile,
     "Inferlet": reconcile_inferlet.reconcile,
@@ -71,7 +74,9 @@ class Handler:
         except ValidationError as e:  # an older CRD let it through
             again_s = await self._failed(key, body, "InvalidSpec", str(e), permanent=True)
         except ApiError as e:
-            again_s = await self._failed(key, body, e.reason or "ApiError", e.message, permanent=not e.retryable)
+            again_s = await self._failed(
+                key, body, e.reason or "ApiError", e.message, permanent=not (e.retryable or e.status in _NO_RIGHTS)
+            )
         except TartletError as e:
             again_s = await self._failed(key, body, e.name, told(e))
         except Exception as e:
@@ -90,12 +95,15 @@ class Handler:
         ctx = self._ctx
         if key.kind == "InferletRun":
             await reconcile_run.gone(ctx, key)
+        known = key in ctx.store.pools
         ctx.store.forget(key)
         ctx.queue.forget(key)
         ctx.written.forget(key)
         if key.kind == "Inferlet":
+            for run in ctx.store.runs_of(key):
+                ctx.queue.add(run)
             await reconcile_inferlet.forget_entry(ctx, key)
-        elif key.kind == "EnginePool":
+        elif key.kind == "EnginePool" and known:  # else somebody's pod names a pool that never was
             for inferlet in list(ctx.store.inferlets):
                 if inferlet.namespace == key.namespace:
                     ctx.queue.add(inferlet)

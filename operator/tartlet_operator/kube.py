@@ -18,7 +18,8 @@ from tartlet_operator.meta import MANAGER, Key
 _METADATA_ONLY: Final = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1"
 _APPLY: Final = "application/apply-patch+yaml"
 _MERGE: Final = "application/merge-patch+json"
-_PAGE: Final = 500
+_PAGE: Final = 100
+"""Objects of a page: each may have a megabyte."""
 _NAME: Final = re.compile(OBJECT_NAME)
 _NAME_CHARS: Final = 253
 
@@ -193,7 +194,10 @@ class Api:
             raise ApiError(0, "Unreachable", repr(e)) from e
         if reply.status >= 400:
             raise _refusal(reply.status, reply.body)
-        answer: dict[str, Any] = json.loads(reply.body)
+        try:
+            answer: dict[str, Any] = json.loads(reply.body)
+        except ValueError as e:  # whoever stands between us and the API server
+            raise ApiError(0, "Unreachable", f"a reply that is no JSON: {reply.body[:200]!r}") from e
         return answer
 
 

@@ -26,7 +26,7 @@ _AGAIN_S: Final = 1.0
 """So long after control was lost it is asked again."""
 SWEEP_S: Final = 10.0
 """So long after the start, what was deleted while nobody looked is seen to."""
-_BACKLOG: Final = 1000
+_BACKLOG: Final = 200
 
 
 class ControlWatch:

@@ -16,7 +16,7 @@ from tartlet_operator.inferlet_status import PoolSeen, Verdict, catalogued_model
 from tartlet_operator.meta import Key, Meta
 from tartlet_operator.pool_status import Happening
 from tartlet_operator.reasons import EventReason, Reason
-from tartlet_operator.sources import SourceProblem
+from tartlet_operator.sources import SourceProblem, StillFetching
 from tartlet_operator.store import InferletSeen
 from tartlet_protos import control_pb2
 
@@ -40,11 +40,15 @@ async def reconcile(ctx: Context, key: Key, body: Mapping[str, Any]) -> float | 
     old = inferlet.status or InferletStatus()
     pools = ctx.store.pools_in(key.namespace)
     print_, again_s = "", None
+    _expect(ctx, key, inferlet.spec)
     try:
         wanted = await _entry(ctx, key, inferlet.spec, pools)
         print_ = fingerprint(wanted)
         await _catalogued(ctx, key, meta, wanted, print_, old)
         verdict = Verdict("True", Reason.CATALOGUED, digest=wanted.source.digest)
+    except StillFetching as e:
+        e.coming.add_done_callback(lambda _: ctx.queue.add(key))
+        return None
     except SourceProblem as e:
         verdict = Verdict("False", e.reason, e.message, _digest(old))
         again_s = _PROBLEM_RETRY_S if e.retry else None
@@ -70,8 +74,14 @@ async def forget_entry(ctx: Context, key: Key) -> None:
 
 
 async def _entry(ctx: Context, key: Key, spec: InferletSpec, pools: Sequence[PoolSeen]) -> control_pb2.CatalogueEntry:
+    model = catalogued_model(spec, pools)
+    if spec.source.url is not None:  # what control holds needn't be fetched again, whatever becomes of the server
+        digest = spec.source.url.digest.removeprefix("sha256:")
+        held = entry(spec, key.namespace, key.name, b"", model, digest)
+        if ctx.view.catalogue.get(key.namespace, {}).get(key.name) == fingerprint(held):
+            return held
     data = await ctx.fetcher.fetch(spec.source, key.namespace)
-    return entry(spec, key.namespace, key.name, data, catalogued_model(spec, pools))
+    return entry(spec, key.namespace, key.name, data, model)
 
 
 async def _catalogued(
@@ -114,6 +124,14 @@ async def _validate(ctx: Context, wanted: control_pb2.CatalogueEntry) -> None:
 def _digest(old: InferletStatus) -> str:
     """The catalogue keeps the last valid version."""
     return old.digest.removeprefix("sha256:")
+
+
+def _expect(ctx: Context, key: Key, spec: InferletSpec) -> None:
+    """Before its source is fetched: a ConfigMap that changes meanwhile finds who depends on it."""
+    config_map = spec.source.config_map.name if spec.source.config_map is not None else ""
+    seen = ctx.store.inferlets.get(key) or InferletSeen("", spec.pool, spec.model, "", ready=False, runnable=False)
+    if config_map and config_map != seen.config_map:
+        ctx.store.inferlets[key] = seen._replace(config_map=config_map)
 
 
 def _remember(ctx: Context, key: Key, spec: InferletSpec, new: InferletStatus, print_: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import binascii
 import hashlib
@@ -20,6 +21,10 @@ MAX_BYTES: Final = 3 << 20
 """What control's catalogue takes."""
 _TIMEOUT: Final = aiohttp.ClientTimeout(total=30)
 _KEPT_BYTES: Final = 32 << 20
+_AT_ONCE: Final = 32
+_KNOWN_S: Final = 1.0
+_PATIENCE_S: Final = 1.0
+"""So long a worker waits for a source; what takes longer comes beside other work."""
 _MAY_COME: Final = (404, 429)
 """Statuses of a file that is yet to be put there, and of a server that is asked too much."""
 
@@ -34,20 +39,31 @@ class SourceProblem(Exception):
         self.retry = retry
 
 
+class StillFetching(Exception):
+    """The source hasn't come yet; `coming` ends when it has, or can't."""
+
+    def __init__(self, coming: asyncio.Task[bytes]) -> None:
+        super().__init__()
+        self.coming = coming
+
+
 class SourceFetcher:
-    """Fetches sources; those from URLs are kept by digest."""
+    """Fetches sources; those from URLs are kept by digest, and fetched beside all else."""
 
     def __init__(self, api: Api, hosts: str) -> None:
         self._api = api
         self._hosts = [h.strip().lower() for h in hosts.split(",") if h.strip()]
         self._kept: OrderedDict[str, bytes] = OrderedDict()
         self._size = 0
+        self._coming: dict[str, asyncio.Task[bytes]] = {}  # by URL
+        self._room = asyncio.Semaphore(_AT_ONCE)
 
     async def fetch(self, source: Source, namespace: str) -> bytes:
         """The source's bytes.
 
         Raises:
             SourceProblem: it isn't there, too large, or not what its digest says.
+            StillFetching: it takes longer than a moment.
             ApiError: the API server didn't answer.
         """
         if source.inline is not None:
@@ -81,10 +97,10 @@ class SourceFetcher:
             self._kept.move_to_end(digest)
             return self._kept[digest]
         if not allowed(source.url, self._hosts):
-            host = urlsplit(source.url).netloc
+            host = source.url.partition("://")[2].partition("/")[0]
             message = f"spec.source.url.url: the operator may not fetch from {host}: add it to its setting source_hosts"
             raise SourceProblem(Reason.HOST_NOT_ALLOWED, message)
-        data = await _download(source.url)
+        data = await self._downloaded(source.url)
         actual = hashlib.sha256(data).hexdigest()
         if actual != digest:
             message = f"{source.url} has the digest sha256:{actual}: correct spec.source.url.digest, or the file"
@@ -92,7 +108,32 @@ class SourceFetcher:
         self._keep(digest, data)
         return data
 
+    async def _downloaded(self, url: str) -> bytes:
+        """What a URL has, fetched once for all who ask meanwhile; only the first waits, for a moment."""
+        task = self._coming.get(url)
+        if task is None:
+            task = self._coming[url] = asyncio.create_task(self._download(url), name=f"fetch {url}")
+            await asyncio.wait({task}, timeout=_PATIENCE_S)
+        if not task.done():
+            raise StillFetching(task)
+        return task.result()
+
+    async def _download(self, url: str) -> bytes:
+        try:
+            async with self._room:
+                return await _download(url)
+        finally:  # all who waited for it hear the same
+            asyncio.get_running_loop().call_later(_KNOWN_S, self._coming.pop, url, None)
+
+    async def close(self) -> None:
+        """Stop fetching."""
+        for task in self._coming.values():
+            task.cancel()
+        await asyncio.gather(*self._coming.values(), return_exceptions=True)
+
     def _keep(self, digest: str, data: bytes) -> None:
+        if digest in self._kept:
+            return
         self._kept[digest] = data
         self._size += len(data)
         while self._size > _KEPT_BYTES:
@@ -106,7 +147,10 @@ def allowed(url: str, hosts: list[str]) -> bool:
         >>> allowed("https://raw.example.org/a.py", ["*.example.org"]), allowed("https://example.com/", [])
         (True, False)
     """
-    parts = urlsplit(url)
+    try:
+        parts = urlsplit(url)
+    except ValueError:  # as of http://[x/
+        return False
     names = {parts.netloc.lower(), (parts.hostname or "").lower()}
     return any(fnmatchcase(name, pattern) for name in names for pattern in hosts)
 
@@ -125,7 +169,7 @@ async def _download(url: str) -> bytes:
             data = await reply.content.read(MAX_BYTES + 1)
             while len(data) <= MAX_BYTES and (more := await reply.content.read(MAX_BYTES + 1 - len(data))):
                 data += more
-    except (aiohttp.ClientError, TimeoutError) as e:
+    except (aiohttp.ClientError, TimeoutError, ValueError) as e:  # ValueError: yarl knows no such address
         said = str(e) or type(e).__name__
         message = f"spec.source.url.url: {url} can't be fetched: {said}: check the address and the network policy"
         raise SourceProblem(Reason.FETCH_FAILED, message, retry=True) from e

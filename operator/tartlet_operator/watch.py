@@ -34,7 +34,9 @@ _PARTS: Final = ("apiVersion", "kind", "spec", "status")
 _KINDS: Final = frozenset(resource.kind for resource in RESOURCES)
 _NEWS: Final = frozenset({"ADDED", "MODIFIED", "DELETED"})
 _META: Final = ("namespace", "name", "uid", "generation", "resourceVersion", "deletionTimestamp")
-_PAGE: Final = 250
+_PAGE: Final = 100
+"""Objects of a page: each may have a megabyte."""
+_METADATA: Final = "application/json;as=PartialObjectMetadata%s;g=meta.k8s.io;v=v1"
 _NOT_HERE: Final = (403, 404)
 _FIRST_PAUSE_S: Final = 1.0
 _LAST_PAUSE_S: Final = 30.0
@@ -91,6 +93,8 @@ class Watch:
         What may not be read is asked for again in a while: one namespace without its role must not end all watches.
         """
         asked = request.url.query
+        if request.url.path.endswith("/configmaps"):  # what is in them is asked for where it is needed
+            request.headers["Accept"] = _METADATA % ("" if "watch" in asked else "List")
         if "continue" in asked:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_PAGE_WAIT_S):
@@ -138,7 +142,7 @@ class Watch:
                 self._queue.gone(key)
             else:
                 self._queue.add(key, slim(body))
-        elif kind == "ConfigMap":
+        elif kind == "PartialObjectMetadata":  # a ConfigMap's
             for key in self._store.inferlets_from(meta["namespace"], meta["name"]):
                 self._queue.add(key)
         else:  # a pool's, or the Lease

@@ -1,8 +1,12 @@
-"""The work queue: one entry an object, the newest body wins, never two workers on one object at once."""
+"""The work queue: one entry an object, the newest body wins, never two workers on one object at once.
+
+Each kind has workers of its own: sources that are slow to come, or a runtime that hangs, keep no pool waiting.
+"""
 
 from __future__ import annotations
 
 import asyncio
+from collections import defaultdict
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Final
 
@@ -21,7 +25,7 @@ class WorkQueue:
     def __init__(self) -> None:
         self._pending: dict[Key, Body | None] = {}
         self._busy: set[Key] = set()
-        self._ready: asyncio.Queue[Key] = asyncio.Queue()
+        self._ready: defaultdict[str, asyncio.Queue[Key]] = defaultdict(asyncio.Queue)  # by kind
         self._timers: dict[Key, asyncio.TimerHandle] = {}
         self._taken = asyncio.Event()
 
@@ -41,7 +45,7 @@ class WorkQueue:
         if not waiting or body is not None:
             self._pending[key] = body
         if not waiting and key not in self._busy:
-            self._ready.put_nowait(key)
+            self._ready[key.kind].put_nowait(key)
 
     def add_after(self, key: Key, seconds: float) -> None:
         """Look at an object after a while, or sooner if something happens to it; the earliest time counts."""
@@ -68,10 +72,11 @@ class WorkQueue:
             self._taken.clear()
             await self._taken.wait()
 
-    async def work(self, handle: Handle) -> None:
-        """Handle entries, one after another, until cancelled. `handle` deals with its own errors."""
+    async def work(self, kind: str, handle: Handle) -> None:
+        """Handle a kind's entries, one after another, until cancelled. `handle` deals with its own errors."""
+        ready = self._ready[kind]
         while True:
-            key = await self._ready.get()
+            key = await ready.get()
             body = self._pending.pop(key)
             self._taken.set()
             self._busy.add(key)
@@ -80,7 +85,7 @@ class WorkQueue:
             finally:
                 self._busy.discard(key)
                 if key in self._pending:
-                    self._ready.put_nowait(key)
+                    self._ready[key.kind].put_nowait(key)
             if again_s is not None and again_s < _FOREVER and key not in self._pending:
                 self.add_after(key, again_s)
 

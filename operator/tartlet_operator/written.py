@@ -39,9 +39,10 @@ class Written:
     def echoed(self, line: bytes) -> bytes:
         """The version that an event of a watch, as it comes, shows, if it is our own last write: that is no news.
 
-        Versions are unique in the whole API; an object's own is the first in its line, behind fields that hold none.
+        Versions are unique in the whole API. A line with more than one field of this name is read in full: somebody may
+        call an annotation so.
         """
         if not self._echoes or not line.startswith(_MODIFIED):  # a bookmark may have the version of a write
             return b""
-        found = _VERSION.search(line)
-        return found[1] if found is not None and int(found[1]) in self._echoes else b""
+        found = _VERSION.findall(line)
+        return found[0] if len(found) == 1 and int(found[0]) in self._echoes else b""

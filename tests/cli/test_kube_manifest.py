@@ -62,6 +62,11 @@ def test_text_is_inline_up_to_its_bound_as_json_and_then_in_a_configmap(char: st
     Inferlet.model_validate(made)
 
 
+def test_what_kubectl_cannot_note_is_known() -> None:
+    assert not manifest.too_large_for_kubectl([manifest.inferlet(program())])
+    assert manifest.too_large_for_kubectl([manifest.inferlet(program(b"x" * (256 << 10)))])
+
+
 def test_a_module_is_in_a_configmap_as_binary_data() -> None:
     module = program(b"\0asm\1\0\0\0", wasm=True, filename="p.wasm")
     made = manifest.inferlet(module)

@@ -140,3 +140,27 @@ async def test_a_control_that_falls_silent_or_goes_is_told_of(run_dir: Path) -> 
         with pytest.raises(Unavailable):
             await anext(link.engines(60.0))
     await link.close()
+
+
+class Short(CatalogueService):
+    """Forgets an answer."""
+
+    async def Put(
+        self, request_iterator: AsyncIterator[control_pb2.PutRequest], context: Any
+    ) -> AsyncIterator[control_pb2.PutReply]:
+        async for request in request_iterator:
+            few = len(request.entries) - 1
+            yield control_pb2.PutReply(errors=[common_pb2.Error()] * few, digests=["d"] * few)
+
+
+async def test_who_gets_too_few_answers_knows_of_none(run_dir: Path) -> None:
+    address = f"unix:{run_dir}/control.sock"
+    server = await serve(Short(Catalogue()), address)
+    link = ControlLink(address, None)
+    try:
+        async with asyncio.timeout(5):
+            answers = await asyncio.gather(*(link.put(entry(n)) for n in "abc"), return_exceptions=True)
+        assert all(isinstance(answer, Unavailable) for answer in answers)
+    finally:
+        await link.close()
+        await server.stop(None)

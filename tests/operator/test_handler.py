@@ -15,6 +15,7 @@ from tartlet_common.errors import Unavailable
 from tartlet_operator import handler
 from tartlet_operator.context import Context
 from tartlet_operator.handler import Handler
+from tartlet_operator.kube import ApiError
 from tartlet_operator.meta import Key
 from tartlet_operator.work_queue import WorkQueue
 from tartlet_operator.written import Written
@@ -45,7 +46,7 @@ async def test_what_was_given_up_is_taken_up_when_one_succeeds(monkeypatch: pyte
     ctx: Any = SimpleNamespace(clock=ManualClock(), queue=queue, written=Written(), metrics=metrics, now="now")
     ctx.given_up, ctx.try_again = {}, partial(Context.try_again, ctx)
     ctx.settings, ctx.write_status, ctx.api = SimpleNamespace(max_retries=0), write_status, SimpleNamespace(get=get)
-    worker = asyncio.ensure_future(queue.work(Handler(ctx).handle))
+    worker = asyncio.ensure_future(queue.work("Inferlet", Handler(ctx).handle))
     for key in KEYS:
         queue.add(key)
     await until(lambda: len(tried) >= 12)
@@ -59,3 +60,18 @@ async def test_what_was_given_up_is_taken_up_when_one_succeeds(monkeypatch: pyte
     assert tried.count("d") > 2, "what fails is tried on"
     worker.cancel()
     queue.close()
+
+
+@pytest.mark.parametrize("status", [401, 403])
+async def test_rights_that_are_missing_may_come_back(status: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def reconcile(_: Any, __: Key, ___: Mapping[str, Any]) -> None:
+        raise ApiError(status, "Forbidden", "not now")
+
+    async def get(kind: str, _: str, name: str) -> Any:
+        return body(kind, name, {"source": {"inline": "pass"}}, {})
+
+    monkeypatch.setattr(handler, "_RECONCILE", {"Inferlet": reconcile})
+    metrics = SimpleNamespace(reconciled=lambda *_: None, failed=lambda *_: None)
+    ctx: Any = SimpleNamespace(clock=ManualClock(), written=Written(), metrics=metrics, api=SimpleNamespace(get=get))
+    ctx.settings = SimpleNamespace(max_retries=3)
+    assert await Handler(ctx).handle(KEYS[0], None) == handler.retry_s(1, 3)

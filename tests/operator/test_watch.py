@@ -14,7 +14,7 @@ import pytest
 
 from tartlet_operator import tap
 from tartlet_operator.meta import Key
-from tartlet_operator.store import Store
+from tartlet_operator.store import InferletSeen, Store
 from tartlet_operator.tap import Events
 from tartlet_operator.watch import Watch, slim
 from tartlet_operator.work_queue import WorkQueue
@@ -160,6 +160,27 @@ def test_bodies_older_than_our_last_write_are_known() -> None:
     assert not written.echoed(line(8)), "only the last one says what there is"
     assert written.echoed(line(10))
     assert written.newer_than(KEY, 9), "an event from before it may still wait"
+    forged = seen(11)
+    forged["metadata"]["annotations"] = {"resourceVersion": "10"}
+    shown = json.dumps(forged, separators=(",", ":"), sort_keys=True)
+    assert not written.echoed(f'{{"type":"MODIFIED","object":{shown}}}'.encode()), "it may be another's"
+
+
+async def test_of_config_maps_the_metadata_alone_is_asked_for() -> None:
+    queue, store = WorkQueue(), Store()
+    store.inferlets[KEY] = InferletSeen("", "", "", "sources", ready=False, runnable=False)
+    watch = Watch(queue, store, Written(), lambda: None)
+    page = {"kind": "PartialObjectMetadataList", "metadata": {"resourceVersion": "9"}}
+    items = [{"metadata": {"namespace": "ns", "name": name, "resourceVersion": "3"}} for name in ("others", "sources")]
+    content = Content(json.dumps({**page, "items": items}).encode())
+
+    async def answered(_: Any) -> Any:
+        return SimpleNamespace(status=200, content=content)
+
+    request: Any = SimpleNamespace(url=SimpleNamespace(query={"limit": "100"}, path="/api/v1/configmaps"), headers={})
+    await watch._between(request, answered)
+    assert "as=PartialObjectMetadataList" in request.headers["Accept"]
+    assert list(queue._pending) == [KEY]
 
 
 async def test_a_lists_next_page_waits_until_the_last_one_is_worked_on() -> None:
@@ -167,7 +188,7 @@ async def test_a_lists_next_page_waits_until_the_last_one_is_worked_on() -> None
     for n in range(1000):
         queue.add(Key("Inferlet", "ns", f"i{n}"))
 
-    request: Any = SimpleNamespace(url=SimpleNamespace(query={"continue": "token"}))
+    request: Any = SimpleNamespace(url=SimpleNamespace(query={"continue": "token"}, path="/inferlets"))
     page: Any = SimpleNamespace(status=200)
 
     async def answered(_: Any) -> Any:
@@ -180,7 +201,7 @@ async def test_a_lists_next_page_waits_until_the_last_one_is_worked_on() -> None
     async def handled(key: Key, _: Any) -> None:
         return None
 
-    worker = asyncio.ensure_future(queue.work(handled))
+    worker = asyncio.ensure_future(queue.work("Inferlet", handled))
     assert await asyncio.wait_for(asking, 5) is page
     worker.cancel()
     await asyncio.gather(worker, return_exceptions=True)

@@ -19,7 +19,7 @@ A, B = Key("Inferlet", "ns", "a"), Key("Inferlet", "ns", "b")
 
 
 class Workers:
-    def __init__(self, queue: WorkQueue, n: int = 3) -> None:
+    def __init__(self, queue: WorkQueue, n: int = 3, kind: str = "Inferlet") -> None:
         self.queue = queue
         self.seen: list[tuple[Key, Any]] = []
         self.at_once: Counter[Key] = Counter()
@@ -27,7 +27,7 @@ class Workers:
         self.again: dict[Key, float | None] = {}
         self.gate = asyncio.Event()
         self.gate.set()
-        self.tasks = [asyncio.ensure_future(queue.work(self.handle)) for _ in range(n)]
+        self.tasks = [asyncio.ensure_future(queue.work(kind, self.handle)) for _ in range(n)]
 
     async def handle(self, key: Key, body: Any) -> float | None:
         self.at_once[key] += 1
@@ -150,3 +150,18 @@ def test_a_lease_is_taken_when_it_is_free_or_was_not_renewed_by_our_own_clock() 
     assert not may_take(renewed, "me", 15.0, 122.9)
     assert may_take(observe(None, {"spec": {"holderIdentity": ""}}, 0.0), "me", 15.0, 0.0)
     assert may_take(observe(None, {"spec": {"holderIdentity": "me"}}, 0.0), "me", 15.0, 0.0)
+
+
+async def test_objects_of_one_kind_wait_for_no_other_kind() -> None:
+    queue, pool = WorkQueue(), Key("EnginePool", "ns", "p")
+    inferlets, pools = Workers(queue, n=1), Workers(queue, n=1, kind="EnginePool")
+    inferlets.gate.clear()
+    for key in (A, B, pool):
+        queue.add(key)
+    await until(lambda: pools.seen == [(pool, None)])
+    assert not inferlets.seen
+    inferlets.gate.set()
+    await inferlets.idle()
+    assert [key for key, _ in inferlets.seen] == [A, B]
+    await inferlets.stop()
+    await pools.stop()

@@ -43,9 +43,9 @@ class UrlSource(ApiModel):
         description="Where it is; the operator must allow the host.",
         json_schema_extra=rules(
             rule(
-                "self.matches('^https?://[^/?#@ ]+(/[^ ]*)?$')",
-                "spec.source.url.url must be an http(s) URL without "
-                "user information: write it like https://example.org/program.py",
+                "self.matches('^https?://[^/?#@ ]+(/[^ ]*)?$') && isURL(self)",
+                "spec.source.url.url must be an http(s) URL with a path and without user information: write it like "
+                "https://example.org/program.py",
             ),
         ),
     )

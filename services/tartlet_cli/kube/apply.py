@@ -56,7 +56,10 @@ def apply(file: str, timeout_s: float, *, dry_run: bool, wait: bool, force_confl
         program = _program(file, at.namespace, options)
         made = manifest.inferlet(program)
         if dry_run:
-            _print([m for m in (manifest.config_map(program, made), made) if m is not None], output or "yaml")
+            all_made = [m for m in (manifest.config_map(program, made), made) if m is not None]
+            _print(all_made, output or "yaml")
+            if manifest.too_large_for_kubectl(all_made):
+                click.echo("more than `kubectl apply` can note: apply it with `kubectl apply --server-side`", err=True)
             return
         say = functools.partial(click.echo, err=bool(output))  # standard output is the manifest's, where that is wanted
         stored = _apply(at, program, say, wait_s=timeout_s if wait else None, force=force_conflicts)

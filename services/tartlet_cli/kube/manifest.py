@@ -19,6 +19,8 @@ INLINE_BYTES: Final = 512 << 10
 """Most bytes of a source, as JSON, in the Inferlet itself; etcd takes 1.5 MiB with status and managed fields."""
 CONFIG_MAP_BYTES: Final = 1 << 20
 """Most bytes that a ConfigMap holds."""
+_KUBECTL_BYTES: Final = 256 << 10
+"""`kubectl apply` keeps what it applies in an annotation, and an object's annotations hold no more."""
 SHOWN: Final = "inferlet.tartlet.dev"
 
 _NAME_CHARS = 128  # the catalogue keeps no longer one
@@ -134,6 +136,11 @@ def is_left_over(found: Manifest | None, owner_uid: str) -> bool:
     """Whether a ConfigMap of the name is one that an earlier, larger version of the inferlet had."""
     owners = found["metadata"].get("ownerReferences") or [] if found else []
     return any(owner.get("uid") == owner_uid for owner in owners)
+
+
+def too_large_for_kubectl(manifests: list[Manifest]) -> bool:
+    """Whether one of them can be applied by the API server alone (`kubectl apply --server-side`)."""
+    return any(len(json.dumps(each).encode()) >= _KUBECTL_BYTES for each in manifests)
 
 
 def to_yaml(manifests: list[Manifest]) -> str:

@@ -1,0 +1,76 @@
+"""What happens while an Inferlet's source is fetched, and what needn't be."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from types import SimpleNamespace
+from typing import Any
+
+from tartlet_operator.catalogue import entry, fingerprint
+from tartlet_operator.meta import Key
+from tartlet_operator.reconcile_inferlet import reconcile
+from tartlet_operator.sources import StillFetching
+from tartlet_operator.store import Store
+from tartlet_operator.work_queue import WorkQueue
+from tests.operator.objects import body, inferlet
+
+KEY = Key("Inferlet", "ns", "i")
+DIGEST = hashlib.sha256(b"pass").hexdigest()
+URL = {"source": {"url": {"url": "https://example.org/a.py", "digest": f"sha256:{DIGEST}"}}}
+
+
+def context(fetch: Any, held: dict[str, str] | None = None) -> Any:
+    written: list[Any] = []
+
+    async def write_status(_: Key, __: Any, ___: Any, new: Any, ____: Any) -> None:
+        written.append(new)
+
+    view = SimpleNamespace(catalogue={"ns": held or {}})
+    fetcher = SimpleNamespace(fetch=fetch)
+    ctx = SimpleNamespace(store=Store(), queue=WorkQueue(), view=view, fetcher=fetcher, now="2026-01-01T00:00:00Z")
+    ctx.write_status, ctx.written = write_status, written
+    return ctx
+
+
+async def test_a_config_map_that_changes_while_it_is_fetched_finds_who_depends_on_it() -> None:
+    async def fetch(*_: Any) -> bytes:
+        found = list(ctx.store.inferlets_from("ns", "sources"))
+        assert found == [KEY]
+        raise StillFetching(asyncio.create_task(asyncio.sleep(0, b"")))
+
+    ctx = context(fetch)
+    await reconcile(ctx, KEY, body("Inferlet", "i", {"source": {"configMap": {"name": "sources", "key": "a"}}}, {}))
+
+
+async def test_a_source_that_comes_later_has_its_inferlet_looked_at_again_and_says_nothing_until_then() -> None:
+    came = asyncio.Event()
+
+    async def fetch(*_: Any) -> bytes:
+        raise StillFetching(coming)
+
+    async def come() -> bytes:
+        await came.wait()
+        return b""
+
+    coming = asyncio.create_task(come())
+    ctx = context(fetch)
+    assert await reconcile(ctx, KEY, body("Inferlet", "i", URL, {})) is None
+    assert not ctx.written
+    assert ctx.queue.idle
+    came.set()
+    await coming
+    await asyncio.sleep(0)
+    assert list(ctx.queue._pending) == [KEY]
+
+
+async def test_what_control_holds_is_not_fetched_again() -> None:
+    async def fetch(*_: Any) -> bytes:
+        raise AssertionError("the server may be away")
+
+    held = fingerprint(entry(inferlet(**URL).spec, "ns", "i", b"pass", ""))
+    ctx = context(fetch, {"i": held})
+    await reconcile(ctx, KEY, body("Inferlet", "i", URL, {}))
+    (status,) = ctx.written
+    assert status.digest == f"sha256:{DIGEST}"
+    assert {c.type: c.status for c in status.conditions}["Ready"] == "True"
