@@ -47,10 +47,8 @@ def main(arguments: list[str]) -> int:
             return session.test(cluster, rest)
         case ["image"]:
             print(cluster.image().name)
-        case ["tools"] if isinstance(cluster, Own):  # for `build`
-            cluster.build_tools()
-        case ["image-file"] if isinstance(cluster, Own):  # for `build`
-            cluster.image_file()
+        case ["image-file" | "tools" as what] if isinstance(cluster, Own):  # for `build`
+            {"image-file": cluster.image_file, "tools": cluster.build_tools}[what]()
         case ["kubectl", *rest]:
             return subprocess.run([*cluster.kubectl(), *rest], check=False).returncode
         case ["helm", *rest]:

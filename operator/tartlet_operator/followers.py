@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from tartlet import AsyncClient, Ended, Message, Stdout
-from tartlet_common.errors import InternalError, RuntimeLost, TartletError, Unavailable, UnknownProgram
+from tartlet_common.errors import InternalError, RuntimeLost, TartletError, UnknownProgram
 from tartlet_operator.api.inferlet_run import OUTPUT_BYTES
 from tartlet_operator.meta import Key
 from tartlet_operator.run_decisions import Outcome, Output, tail
@@ -17,21 +17,34 @@ from tartlet_operator.run_decisions import Outcome, Output, tail
 log = logging.getLogger("tartlet.operator")
 
 PROGRESS_S: Final = 2.0
-"""How often output that grows is shown in the status."""
+"""How often output that grows is shown in the status, while few runs are followed."""
+_FEW: Final = 16
 _RETRY_S: Final = 1.0
 _END_TIMEOUT_S: Final = 5.0
 _END_WAITS_S: Final = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, *([60.0] * 15))
 """A program that can't be ended is tried again after these, about as long as until a resync finds it."""
 
 
+def progress_s(followed: int) -> float:
+    """How often a run's output is shown while so many are followed: in all eight times a second at most.
+
+    Example:
+        >>> [progress_s(n) for n in (1, 16, 256)]
+        [2.0, 2.0, 32.0]
+    """
+    return PROGRESS_S * max(1.0, followed / _FEW)
+
+
 @dataclass(slots=True)
 class _Followed:
     program_id: str
+    uid: str  # of its run
     task: asyncio.Task[None] | None = None
     data: bytearray = field(default_factory=bytearray)
     truncated: bool = False
     since_s: float = 0.0
     next_offset: int = 0
+    lost: bool = False  # a runtime said so of the program's own; nothing has been heard of it since
     outcome: Outcome | None = None
 
     @property
@@ -76,13 +89,13 @@ class Followers:
         """Have a run looked at again when another's program has ended."""
         self._waiting.setdefault(key)
 
-    def follow(self, key: Key, program_id: str) -> str:
+    def follow(self, key: Key, program_id: str, uid: str) -> str:
         """Follow a run's program, unless it already is; the id of another that is still running, else ""."""
         if self._known(key, program_id) is not None:
             return ""
         left = self.forget(key)
         assert self._group is not None, "run() comes first"
-        followed = _Followed(program_id, since_s=asyncio.get_running_loop().time())
+        followed = _Followed(program_id, uid, since_s=asyncio.get_running_loop().time())
         self._followed[key] = followed
         followed.task = self._group.create_task(self._follow(key, followed), name=f"follow {key}")
         return left
@@ -124,6 +137,11 @@ class Followers:
         self._next()
         return known.program_id
 
+    def forget_another(self, key: Key, uid: str) -> str:
+        """Stop following what a run of the same name, with another UID, has left; its program's id as `forget` does."""
+        known = self._followed.get(key)
+        return self.forget(key) if known is not None and known.uid != uid else ""
+
     async def end(self, program_id: str, reason: str) -> None:
         """End a program that no run wants; one that can't be ended now is tried again while others are seen to."""
         if program_id in self._ending or await self._ended(program_id, reason):
@@ -162,11 +180,12 @@ class Followers:
                 await self._read(key, followed)
             except UnknownProgram:
                 followed.outcome = Outcome(success=False, output=followed.output, error=RuntimeLost())
-            except (Unavailable, RuntimeLost) as e:  # the connection is gone, perhaps not the program
-                log.info("%s: %s", key, e)
-                await asyncio.sleep(_RETRY_S)
             except TartletError as e:
-                followed.outcome = Outcome(success=False, output=followed.output, error=e)
+                if e.retryable:  # the connection is gone, or one too many: the program may go on
+                    log.info("%s: %s", key, e)
+                    await asyncio.sleep(_RETRY_S)
+                else:
+                    followed.outcome = Outcome(success=False, output=followed.output, error=e)
             except Exception as e:  # one run's bug must not end everybody's operator
                 log.exception("%s", key)
                 followed.outcome = Outcome(success=False, output=followed.output, error=InternalError(detail=repr(e)))
@@ -180,9 +199,17 @@ class Followers:
             self._changed(key, 0.0)
 
     async def _read(self, key: Key, followed: _Followed) -> None:
+        """Read what a program puts out, to its end.
+
+        Raises:
+            TartletError: it can't be followed, or a runtime between says that its own was lost: that is asked again.
+        """
         run = await self._client.attach(followed.program_id, followed.next_offset)
         async for event in run:
             if isinstance(event, Ended):
+                if isinstance(event.error, RuntimeLost) and not followed.lost:
+                    followed.lost = True
+                    raise event.error
                 followed.outcome = Outcome(
                     success=event.success,
                     output=followed.output,
@@ -192,6 +219,7 @@ class Followers:
                     output_tokens=event.usage.sampled_tokens,
                 )
                 return
+            followed.lost = False
             offset = getattr(event, "offset", followed.next_offset)
             followed.truncated |= offset > followed.next_offset
             followed.next_offset = offset + 1
@@ -200,4 +228,4 @@ class Followers:
                 if len(followed.data) > 2 * OUTPUT_BYTES:
                     del followed.data[:-OUTPUT_BYTES]
                     followed.truncated = True
-                self._changed(key, PROGRESS_S)
+                self._changed(key, progress_s(len(self._followed)))

@@ -23,11 +23,17 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True)
 class PoolSeen:
-    """What is remembered of an EnginePool."""
+    """What is remembered of an EnginePool.
+
+    Args:
+        ready: an engine of it takes programs.
+        settled: its condition `Ready` is True.
+    """
 
     name: str
     model: str
     ready: bool
+    settled: bool = False
 
 
 def model_of(spec: InferletSpec, pools: Iterable[PoolSeen]) -> str | None:

@@ -18,7 +18,7 @@ _CRASHED: Final = frozenset({"CrashLoopBackOff", "Completed", "ContainerStatusUn
 
 _NO_IMAGE: Final = frozenset({"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull"})
 
-_TYPED: Final = re.compile(r"(?P<name>[A-Z]\w+) \(\d+\): (?P<said>.*)", re.DOTALL)
+_TYPED: Final = re.compile(r"(?P<name>[A-Z][A-Za-z0-9]{1,255})[A-Za-z0-9]* \(\d+\): (?P<said>.*)", re.DOTALL)
 """How a role that can't go on says why, behind its own name, at the end of its log."""
 
 _MODEL: Final = "spec.model.path, and spec.model.volumeClaim or spec.model.init"
@@ -27,6 +27,7 @@ _FIELDS: Final = {
     "CheckpointBroken": _MODEL,
     "UnknownFamily": _MODEL,
     "OutOfDeviceMemory": "spec.engine.kvMemory",
+    "InvalidArgument": "spec.engine: kvMemory, pageSize and the sizes",
     "InvalidConfig": "spec.engine and spec.podTemplate.env",
     "OOMKilled": "spec.resources.limits",
     "CreateContainerConfigError": "spec.podTemplate.env",
@@ -68,6 +69,8 @@ _NOT_STARTED: Final = "see its log, whether it reaches control, and spec.startDe
 _ENDED_BY_KUBELET: Final = (0, 137, 143)
 """Exit codes of an engine that a probe ended: it left, or SIGKILL or SIGTERM took it."""
 _SAID_CHARS: Final = 1024
+_REASON_CHARS: Final = 256
+"""Of a reason, which others may have written; a condition's has a bound."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +108,7 @@ class PodFacts:
             ready=conditions.get("Ready", {}).get("status") == "True",
             terminating="deletionTimestamp" in meta,
             running=status.get("phase") == "Running",
-            reason=reason,
+            reason=reason[:_REASON_CHARS],
             message=message,
             node=(body.get("spec") or {}).get("nodeName") or "",
             address=status.get("podIP") or "",

@@ -122,6 +122,8 @@ def _init_container(spec: EnginePoolSpec, init: ModelInit, defaults: WorkerDefau
         "imagePullPolicy": spec.image_pull_policy or defaults.pull_policy,
         "command": list(init.command),
         "env": _replaced([{"name": "HOME", "value": SCRATCH_DIR}], _env(init.env), "name"),
+        # a quota may ask for them; a pod needs the larger of its init container's and its container's, so it costs none
+        "resources": _present({k: _plain(v) for k, v in _resources(spec).items()}),
         "securityContext": _restricted(),
         "volumeMounts": _replaced(mounts, init.volume_mounts, "mountPath"),
         "terminationMessagePolicy": "FallbackToLogsOnError",
@@ -137,7 +139,7 @@ def _container(spec: EnginePoolSpec, defaults: WorkerDefaults) -> dict[str, Any]
         "command": ["tartlet", "serve", "--role", "worker"],
         "env": _replaced(environment(spec, defaults), _env(template.env), "name"),
         "ports": [{"name": "health", "containerPort": HEALTH_PORT, "protocol": "TCP"}],
-        "resources": _present({"requests": dict(spec.resources.requests), "limits": dict(spec.resources.limits)}),
+        "resources": _present(_resources(spec)),
         "securityContext": {**_restricted(), "runAsGroup": GROUP},
         "volumeMounts": _replaced(_mounts(spec, defaults), template.volume_mounts, "mountPath"),
         # loading is no failure until its deadline; after that a stalled loop restarts the container, and an engine
@@ -191,6 +193,15 @@ def environment(spec: EnginePoolSpec, defaults: WorkerDefaults) -> list[dict[str
     out.append({"name": "TARTLET_CACHE_DIR", "value": f"{SCRATCH_DIR}/cache"})
     out.append({"name": "HOME", "value": SCRATCH_DIR})
     return out
+
+
+def _resources(spec: EnginePoolSpec) -> dict[str, dict[str, Any]]:
+    return {"requests": dict(spec.resources.requests), "limits": dict(spec.resources.limits)}
+
+
+def _plain(resources: Mapping[str, Any]) -> dict[str, Any]:
+    """Without extended resources, such as GPUs."""
+    return {name: amount for name, amount in resources.items() if "/" not in name}
 
 
 def _env(variables: Iterable[EnvVar]) -> list[dict[str, Any]]:

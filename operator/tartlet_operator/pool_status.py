@@ -13,6 +13,8 @@ from tartlet_operator.pod_facts import PodFacts, ended_early, in_trouble
 from tartlet_operator.reasons import EventReason, Reason
 
 _REFUSED: Final = "correct what it names in spec.podTemplate or spec.resources, or what the namespace allows"
+_CLAIM: Final = "persistentvolumeclaim"
+"""Which a pod waits for, and not for room."""
 _SAID_CHARS: Final = 2048
 _ENGINES: Final = 1000
 """So many are listed; while pods are replaced there may be more."""
@@ -26,6 +28,8 @@ _UNREACHABLE: Final = (
 )
 _LOST: Final = "control doesn't know the engine of pod {}: see the pod's log, and whether it reaches control"
 _UNREADY: Final = "pod {} is {}: see its log and `kubectl describe pod`"
+_DELETED: Final = "it was deleted, and goes when its pods have, which drain for at most spec.drain.graceSeconds"
+_NO_ROOM: Final = "a rollout needs room for one more pod: make room, or scale the pool down first"
 _UNMADE: Final = "pods are missing: see `kubectl describe` of the pool's Deployment and its ReplicaSet"
 
 
@@ -68,6 +72,7 @@ class PoolFacts:
         programs: how many each engine has, as control told last.
         own: ids of the pool's engines, as `own` tells: other engines may have names like theirs.
         refused: what the API server says against an object that the spec asks for.
+        deleting: it was deleted, and is there until its pods have gone.
     """
 
     name: str
@@ -79,6 +84,7 @@ class PoolFacts:
     programs: Mapping[str, int] = field(default_factory=dict)
     own: Collection[str] = ()
     refused: str = ""
+    deleting: bool = False
 
     @property
     def living(self) -> list[PodFacts]:
@@ -161,6 +167,9 @@ def _observed(deployment: DeploymentFacts) -> bool:
 
 def _conditions(facts: PoolFacts, old: EnginePoolStatus, engines: Sequence[EngineStatus]) -> list[Want]:
     d, ready = facts.deployment, _ready(engines)
+    counts = f"{ready} of {facts.replicas} engines take programs"
+    if facts.deleting:
+        return _going(counts)
     rolled = _observed(d) and d.updated == facts.replicas == d.replicas
     enough = ready >= facts.replicas
     before = find(old.conditions, "Progressing")
@@ -168,11 +177,10 @@ def _conditions(facts: PoolFacts, old: EnginePoolStatus, engines: Sequence[Engin
     settled_before = (
         before is not None and before.reason == Reason.SETTLED and before.observed_generation == facts.generation
     )
-    starting = not enough and not settled_before and facts.engines is not None and not _standing_by(facts)
+    starting = not enough and not settled_before and not _standing_by(facts)
     lost = settled_before and _observed(d) and d.updated == d.replicas < facts.replicas  # not yet made anew
     progressing = d.current and (not (rolled or lost) or starting)
     trouble = _trouble(facts)
-    counts = f"{ready} of {facts.replicas} engines take programs"
     reason, message = _why(facts, engines, trouble, counts, progressing=progressing)
     known = facts.engines is not None or facts.replicas == 0 or bool(facts.refused)
     short = not known or (not enough and not progressing)
@@ -196,6 +204,15 @@ def _conditions(facts: PoolFacts, old: EnginePoolStatus, engines: Sequence[Engin
     ]
 
 
+def _going(counts: str) -> list[Want]:
+    """The conditions of a pool that was deleted: nothing is made any more, so nothing can be amiss."""
+    return [
+        Want("Ready", "False", Reason.DELETING, f"{_DELETED}; {counts}"),
+        Want("Progressing", "False", Reason.DELETING),
+        Want("Degraded", "False", Reason.AS_EXPECTED),
+    ]
+
+
 def _trouble(facts: PoolFacts) -> tuple[str, str] | None:
     """Reason and message of what keeps pods from running or from being made, or the spec from being followed."""
     if facts.refused:
@@ -204,7 +221,12 @@ def _trouble(facts: PoolFacts) -> tuple[str, str] | None:
     if pod is None and refused:
         return Reason.PODS_REFUSED, f"{refused[-_SAID_CHARS:]} ({_REFUSED})"
     pod = pod or ended_early(facts.pods, facts.replicas)
-    return (pod.reason, f"pod {pod.name}: {pod.message or pod.reason}") if pod else None
+    if pod is None:
+        return None
+    said = f"pod {pod.name}: {pod.message or pod.reason}"
+    surplus = sum(not p.terminating for p in facts.living) > facts.replicas
+    no_room = pod.reason == "Unschedulable" and _CLAIM not in pod.message.lower() and surplus
+    return pod.reason, f"{said}; {_NO_ROOM}" if no_room else said
 
 
 def _why(

@@ -24,6 +24,7 @@ class Reason(StrEnum):
     POD_UNSTARTED = "PodUnstarted"
     AS_EXPECTED = "AsExpected"
     CONTROL_UNREACHABLE = "ControlUnreachable"
+    DELETING = "Deleting"
     # Inferlet
     CATALOGUED = "Catalogued"
     SOURCE_MISSING = "SourceMissing"
@@ -79,6 +80,7 @@ MEANING: dict[Reason, str] = {
     Reason.POD_UNSTARTED: "A node can't begin with a pod: what it names isn't there, or its memory limit is too small.",
     Reason.AS_EXPECTED: "Nothing is wrong.",
     Reason.CONTROL_UNREACHABLE: "Control doesn't answer: nobody knows.",
+    Reason.DELETING: "The pool was deleted; it goes when its engines have drained.",
     Reason.CATALOGUED: "The source was validated and is in the catalogue.",
     Reason.SOURCE_MISSING: "The ConfigMap, or its key, isn't there.",
     Reason.HOST_NOT_ALLOWED: "The operator may not fetch from the URL's host.",

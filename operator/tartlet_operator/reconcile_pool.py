@@ -6,11 +6,13 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, Final, NamedTuple
 
 from pydantic import ValidationError
 
-from tartlet_operator.api.engine_pool import EnginePool, EnginePoolStatus
+from tartlet_operator.api.engine_pool import EnginePool, EnginePoolSpec, EnginePoolStatus
+from tartlet_operator.conditions import holds
 from tartlet_operator.context import Context
 from tartlet_operator.inferlet_status import PoolSeen
 from tartlet_operator.kube import ApiError
@@ -31,19 +33,14 @@ async def reconcile(ctx: Context, key: Key, body: Mapping[str, Any]) -> float | 
     """Apply the Deployment and the PodDisruptionBudget where they differ, then say how it stands.
 
     What the API server refuses for good is said beside what there is: engines of an earlier spec go on, and go away.
+    For a pool that was deleted nothing is made: what it owns goes with it, which may take its programs' time.
 
     Raises:
         ApiError: the API server didn't answer, or lets nobody look or write the status.
     """
     meta, pool = Meta.of(body), EnginePool.model_validate(body)
-    if meta.deleting:  # what the pool owns goes with it
-        return None
-    made = await _applied(ctx, deployment(pool.spec, meta, ctx.defaults))
-    if made.refused and made.live:
-        made = await _scaled(ctx, key, made, pool.spec.replicas)
-    applied = [made]
-    if made.live:  # else there are no pods to guard, and maybe the name is another's
-        applied.append(await _applied(ctx, disruption_budget(pool.spec, meta)))
+    applied = [await _left(ctx, key)] if meta.deleting else await _made(ctx, key, meta, pool.spec)
+    made = applied[0]
     refusals = [each.refused for each in applied if each.refused is not None]
     for refusal in refusals:
         log.warning("%s: %s", key, refusal)
@@ -62,10 +59,11 @@ async def reconcile(ctx: Context, key: Key, body: Mapping[str, Any]) -> float | 
         programs=ctx.view.programs,
         own=engines,
         refused="; ".join(map(str, refusals)),
+        deleting=meta.deleting,
     )
     new = status(facts, old, ctx.now)
     await ctx.write_status(key, meta, old, new, happenings(old, new, same_pods=made.same_pods))
-    _remember(ctx, key, _seen(pool, key.name, new))
+    _remember(ctx, key, _seen(pool, meta, new))
     return START_S if any(p.unstarted for p in facts.pods) else None
 
 
@@ -75,23 +73,25 @@ async def recall(ctx: Context) -> None:
         try:
             async for body in ctx.api.pages(EnginePool.__name__, namespace):
                 with contextlib.suppress(ValidationError):  # an older CRD let it through: its own turn tells
-                    pool, name = EnginePool.model_validate(body), body["metadata"]["name"]
-                    seen = _seen(pool, name, pool.status or EnginePoolStatus())
-                    ctx.store.pools[Key(EnginePool.__name__, namespace, name)] = seen
+                    pool, meta = EnginePool.model_validate(body), Meta.of(body)
+                    seen = _seen(pool, meta, pool.status or EnginePoolStatus())
+                    ctx.store.pools[Key(EnginePool.__name__, namespace, meta.name)] = seen
         except ApiError as e:  # they are looked at soon
             log.warning("pools in %s: %s", namespace, e)
 
 
-def _seen(pool: EnginePool, name: str, status: EnginePoolStatus) -> PoolSeen:
-    """Programs can run there during a rollout and with an engine missing, too; not on no engine at all."""
-    return PoolSeen(name, pool.spec.model.name, ready=status.ready_replicas > 0)
+def _seen(pool: EnginePool, meta: Meta, status: EnginePoolStatus) -> PoolSeen:
+    """Programs can run there during a rollout and with an engine missing, too; not on none, nor while all go away."""
+    ready = status.ready_replicas > 0 and not meta.deleting
+    return PoolSeen(meta.name, pool.spec.model.name, ready=ready, settled=holds(status.conditions, "Ready"))
 
 
 def _remember(ctx: Context, key: Key, seen: PoolSeen) -> None:
     """Inferlets say whether a pool can run them."""
-    if ctx.store.pools.get(key) == seen:
-        return
+    before = ctx.store.pools.get(key)
     ctx.store.pools[key] = seen
+    if before is not None and before == replace(seen, settled=before.settled):  # which they don't ask for
+        return
     for inferlet in ctx.store.inferlets_of(key, seen):
         ctx.queue.add(inferlet)
 
@@ -102,6 +102,30 @@ class _Applied(NamedTuple):
     live: Mapping[str, Any]
     refused: ApiError | None = None
     same_pods: bool = False  # it was applied, and its pods' template is as it was
+
+
+async def _made(ctx: Context, key: Key, meta: Meta, spec: EnginePoolSpec) -> list[_Applied]:
+    """The Deployment, and the PodDisruptionBudget where there is one, as the spec asks for them as far as may be.
+
+    Raises:
+        ApiError: as `reconcile`.
+    """
+    made = await _applied(ctx, deployment(spec, meta, ctx.defaults))
+    if made.refused and made.live:
+        made = await _scaled(ctx, key, made, spec.replicas)
+    if not made.live:  # there are no pods to guard, and maybe the name is another's
+        return [made]
+    return [made, await _applied(ctx, disruption_budget(spec, meta))]
+
+
+async def _left(ctx: Context, key: Key) -> _Applied:
+    """What there is of the Deployment, untouched.
+
+    Raises:
+        ApiError: it can't be read.
+    """
+    live = await ctx.api.get("Deployment", key.namespace, key.name)
+    return _Applied(live if live is not None and is_ours(live["metadata"], key.name) else {})
 
 
 async def _applied(ctx: Context, manifest: Mapping[str, Any]) -> _Applied:

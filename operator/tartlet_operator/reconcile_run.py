@@ -27,6 +27,10 @@ _FIRST_TIMEOUT_S: Final = 15.0
 _LATE_S: Final = 0.5
 _FULL_S: Final = 30.0
 """A run that there is no room for is looked at when another ends, and so often in any case."""
+_DELETED: Final = "its InferletRun was deleted"
+_MADE_AGAIN: Final = "its InferletRun was deleted and made again"
+_LATER: Final = "its InferletRun has another program"
+_HAS_ENDED: Final = "its InferletRun has ended"
 _WAITS: Final = (UnknownModel, UnknownInferlet, NoEngine)
 """Launch errors that an engine or a catalogue on its way will mend; the deadline bounds the wait."""
 
@@ -38,9 +42,12 @@ async def reconcile(ctx: Context, key: Key, body: Mapping[str, Any]) -> float | 
         ApiError: the API server refused something or didn't answer.
     """
     meta, run = Meta.of(body), InferletRun.model_validate(body)
-    if meta.deleting:
-        return None
     old = run.status or InferletRunStatus()
+    await _end(ctx, ctx.followers.forget_another(key, meta.uid), _MADE_AGAIN)
+    if meta.deleting:  # somebody's finalizer keeps it; its program is wanted no more
+        for program_id in {ctx.followers.forget(key), old.program_id if old.phase == "Running" else ""}:
+            await _end(ctx, program_id, _DELETED)
+        return None
     ctx.store.runs[key] = RunSeen(run.spec.inferlet, old.phase)
     inferlet = await _inferlet(ctx, key, run, old)
     action = runs.decide(
@@ -54,7 +61,7 @@ async def reconcile(ctx: Context, key: Key, body: Mapping[str, Any]) -> float | 
     )
     match action:
         case Rest(seconds):
-            ctx.followers.forget(key)
+            await _end(ctx, ctx.followers.forget(key), _HAS_ENDED)
             return seconds
         case Delete():
             await ctx.api.delete(key, meta.uid)
@@ -85,9 +92,15 @@ async def gone(ctx: Context, key: Key) -> None:
     program_id = ctx.followers.forget(key)
     seen = ctx.store.runs.get(key)
     if program_id:
-        await ctx.followers.end(program_id, "its InferletRun was deleted")
+        await ctx.followers.end(program_id, _DELETED)
     elif seen is not None and seen.phase == "Pending":  # a launch that nobody answered may have been heard
         await orphans.end(ctx, [key.namespace])
+
+
+async def _end(ctx: Context, program_id: str, reason: str) -> None:
+    """End a program that is wanted no more, if there is one."""
+    if program_id:
+        await ctx.followers.end(program_id, reason)
 
 
 async def _inferlet(ctx: Context, key: Key, run: InferletRun, old: InferletRunStatus) -> Inferlet | None:
@@ -157,9 +170,8 @@ async def _launch(
             return await _finish(ctx, key, meta, run, old, finish)
         left_s = action.deadline_s - (ctx.unix_s - started)
         return await waits(Wait(max(0.0, min(left_s, runs.RECHECK_S / 5)), e.name, told(e)))
-    left = ctx.followers.follow(key, accepted.program_id)  # before it is written: should that fail, it is known
-    if left:
-        await ctx.followers.end(left, "its InferletRun was deleted and made again")
+    # before it is written: should that fail, it is known
+    await _end(ctx, ctx.followers.follow(key, accepted.program_id, meta.uid), _LATER)
     new = runs.launched(old, action.attempt, accepted.program_id, generation=meta.generation, now=started)
     await _write(ctx, key, meta, old, new, EventReason.RUN_LAUNCHED, f"attempt {action.attempt}: {accepted.program_id}")
     return action.deadline_s
@@ -176,7 +188,7 @@ async def _answer(ctx: Context, spec: LaunchSpec, timeout_s: float) -> Accepted:
 async def _follow(
     ctx: Context, key: Key, meta: Meta, old: InferletRunStatus, program_id: str, seconds: float
 ) -> float | None:
-    ctx.followers.follow(key, program_id)
+    await _end(ctx, ctx.followers.follow(key, program_id, meta.uid), _LATER)
     output = ctx.followers.output(key, program_id)
     if output is not None and output != Output() and output.text != old.output:
         await ctx.write_status(key, meta, old, runs.progressed(old, output))
@@ -195,7 +207,9 @@ async def _finish(
         await _write(ctx, key, meta, old, new, EventReason.RUN_SUCCEEDED, f"tokens sampled: {new.tokens.output}")
     else:
         await _write(ctx, key, meta, old, new, EventReason.RUN_FAILED, new.error.message if new.error else "")
-    ctx.followers.forget(key)
+    left = ctx.followers.forget(key)
+    if not finish.kill:
+        await _end(ctx, left, _HAS_ENDED)
     return float(run.spec.ttl_seconds_after_finished) if run.spec.ttl_seconds_after_finished is not None else None
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from dataclasses import dataclass, field, replace
 from typing import Final
 
@@ -22,6 +23,13 @@ BACKOFF_S: Final = 1.0
 BACKOFF_MAX_S: Final = 60.0
 _KEY_PREFIX: Final = "inferletrun-"
 _WAITED_REMEDY: Final = "Mend what it waited for, or raise spec.deadlineSeconds; then create another InferletRun."
+_FAILED_REMEDY: Final = (
+    "Mend the program, or raise spec.deadlineSeconds until its retries fit in; then create another InferletRun."
+)
+_SHORT: Final = b'\n\r\t"\\'
+"""JSON takes two bytes for each of them."""
+_LONG: Final = bytes(byte for byte in (*range(32), *b"<>&") if byte not in _SHORT)
+"""And six, `\\u` and four digits, for each of these: the API server's does so of `<`, `>` and `&`, too."""
 LATE_S: Final = 5.0
 """So long after its deadline, and so long listened to, a program is ended here: its runtime keeps the deadline itself.
 
@@ -266,46 +274,75 @@ def finished(old: InferletRunStatus, finish: Finish, *, generation: int, now: fl
         return _with(new, generation, now, "Succeeded", Reason.SUCCEEDED, "")
     name = outcome.error.name if outcome.error is not None else Reason.FAILED
     message = str(outcome.error or "")
-    if finish.waited and new.error is not None:
-        deadline_s = outcome.error.fields["deadline_s"] if outcome.error is not None else 0
-        launched = "launched again" if old.attempts else "launched"
-        message = f"the run was not {launched} within its deadline of {deadline_s} s; it waited: {finish.waited}"
-        told = {"message": message[:TRACEBACK_CHARS], "remedy": _WAITED_REMEDY}
-        new = new.model_copy(update={"error": new.error.model_copy(update=told)})
+    if finish.waited and outcome.error is not None:
+        told = _waited(old, finish.waited, outcome.error)
+        message, new = told.message, new.model_copy(update={"error": told})
     return _with(new, generation, now, "Failed", name, message)
 
 
+def json_bytes(data: bytes) -> int:
+    r"""Bytes that a text takes in JSON as the API server keeps it.
+
+    Example:
+        >>> [json_bytes(text.encode()) for text in ("abc", "é", "a\n", "\x1b", "<", "\u2028")]
+        [3, 2, 3, 6, 6, 6]
+    """
+    short, long = (len(data) - len(data.translate(None, escaped)) for escaped in (_SHORT, _LONG))
+    return len(data) + short + 5 * long + 3 * (data.count(b"\xe2\x80\xa8") + data.count(b"\xe2\x80\xa9"))
+
+
 def tail(data: bytes, truncated: bool = False, limit: int = OUTPUT_BYTES) -> Output:  # noqa: FBT001, FBT002 - a flag of data
-    """The end of a program's output; a character that the cut hits is dropped.
+    r"""The end of a program's output, and no more than takes twice the limit in JSON; half a character is dropped.
 
     Example:
         >>> tail("añb".encode(), limit=2)
         Output(text='b', truncated=True)
         >>> tail(bytes([0xFF, 0xFF]), limit=3)
         Output(text='�', truncated=True)
+        >>> tail(b"\x1b\x1b\x1b", limit=6)
+        Output(text='\x1b\x1b', truncated=True)
     """
-    if len(data) > limit:
-        data, truncated = data[-limit:], True
-        start = next((i for i, byte in enumerate(data[:4]) if byte & 0xC0 != 0x80), 0)
-        data = data[start:]
-    text = data.decode(errors="replace")  # what is no text grows by it
+    kept, most = data[-limit:], 2 * limit
+    if json_bytes(kept) > most:
+        kept = kept[bisect_left(range(len(kept)), -most, key=lambda start: -json_bytes(kept[start:])) :]
+    if len(kept) < len(data):
+        truncated = True
+        kept = kept[next((i for i, byte in enumerate(kept[:4]) if byte & 0xC0 != 0x80), 0) :]
+    text = kept.decode(errors="replace")  # what is no text grows by it
     grown = text.encode()
-    return Output(text, truncated) if len(grown) <= limit else tail(grown, truncated=True, limit=limit)
+    return Output(text, truncated) if grown == kept else tail(grown, truncated, limit)
 
 
 def _ended(old: InferletRunStatus, outcome: Outcome) -> InferletRunStatus:
     update: dict[str, object] = {
         "error": _error(outcome.error) if outcome.error is not None else None,
-        "tokens": Tokens(input=outcome.input_tokens, output=outcome.output_tokens),
         "result": tail(outcome.result.encode()).text if outcome.result is not None else None,
     }
+    if old.phase == "Running":  # else nothing was launched since
+        update["tokens"] = Tokens(input=outcome.input_tokens, output=outcome.output_tokens)
     if outcome.output.text or outcome.success:
         update |= {"output": outcome.output.text, "output_truncated": outcome.output.truncated}
     return old.model_copy(update=update)
 
 
+def _waited(old: InferletRunStatus, waited: str, late: TartletError) -> RunError:
+    """Why a run ended that wasn't running then; the latest attempt's end stays, if there was one."""
+    launched = "launched again" if old.attempts else "launched"
+    message = f"the run was not {launched} within its deadline of {late.fields['deadline_s']} s; it waited: {waited}"
+    failed = old.error if old.attempts else None
+    if failed is not None:
+        ended = f"; attempt {old.attempts} ended in {failed.name}"
+        message = message[: TRACEBACK_CHARS - len(ended)] + ended
+    told = {
+        "message": message[:TRACEBACK_CHARS],
+        "remedy": _FAILED_REMEDY if waited.startswith(Reason.BACK_OFF) else _WAITED_REMEDY,
+        "traceback": failed.traceback if failed is not None else "",
+    }
+    return _error(late).model_copy(update=told)
+
+
 def _error(error: TartletError) -> RunError:
-    traceback = str(error.fields.get("traceback", ""))[-TRACEBACK_CHARS:]
+    traceback = tail(str(error.fields.get("traceback", "")).encode(errors="replace"), limit=TRACEBACK_CHARS).text
     message = str(error)
     if traceback:  # the message repeats it
         message = message.split("\n", 1)[0]

@@ -37,7 +37,7 @@ def structural(model: type[ApiModel]) -> dict[str, Any]:
 def _plain(node: Mapping[str, Any], definitions: Mapping[str, Any]) -> dict[str, Any]:
     merged = _resolved(node, definitions)
     if merged.get("x-kubernetes-int-or-string"):
-        out = {k: v for k, v in merged.items() if k in {"anyOf", "pattern", "description", "default"}}
+        out = {k: v for k, v in merged.items() if k in _KEPT or k == "anyOf"}
         return {**out, "x-kubernetes-int-or-string": True}
     out = {k: v for k, v in merged.items() if k in _KEPT or k.startswith("x-kubernetes-")}
     if "const" in merged:

@@ -73,12 +73,12 @@ class Store:
                 yield key
 
     def inventory(self) -> Counter[tuple[str, str]]:
-        """How many objects of each kind are in which state."""
+        """How many objects of each kind are in which state; the exporter asks from a thread of its own."""
         out: Counter[tuple[str, str]] = Counter()
-        for pool in self.pools.values():
-            out["EnginePool", "ready" if pool.ready else "not_ready"] += 1
-        for inferlet in self.inferlets.values():
+        for pool in list(self.pools.values()):
+            out["EnginePool", "ready" if pool.settled else "not_ready"] += 1
+        for inferlet in list(self.inferlets.values()):
             out["Inferlet", "ready" if inferlet.ready else "not_ready"] += 1
-        for run in self.runs.values():
+        for run in list(self.runs.values()):
             out["InferletRun", run.phase.lower()] += 1
         return out

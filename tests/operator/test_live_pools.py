@@ -370,6 +370,16 @@ async def test_the_api_server_may_restart(api_server: ApiServer, namespace: str,
         assert it.operator.child.poll() is None, "the same process"
 
 
+async def test_a_pool_that_goes_runs_nothing(api_server: ApiServer, namespace: str, run_dir: Path) -> None:
+    async with live(api_server, namespace, run_dir) as it:
+        it.create("Inferlet", "i", {"source": {"inline": "pass"}})
+        await serving(it)
+        await it.until_condition("Inferlet", "i", "Runnable")
+        it.core("DELETE", "apis/tartlet.dev/v1alpha1", "enginepools/pool", {"propagationPolicy": "Foreground"})
+        await it.until_condition("EnginePool", "pool", "Ready", "False", "Deleting")
+        await it.until_condition("Inferlet", "i", "Runnable", "False", "PoolNotReady")
+
+
 @pytest.mark.slow
 async def test_hundreds_of_pools_inferlets_and_runs_do_not_hold_each_other_up(
     api_server: ApiServer, namespace: str, run_dir: Path

@@ -57,8 +57,11 @@ class Followers:
         self.programs: set[str] = set()
         self.ended: list[str] = []
 
-    def follow(self, key: Key, program_id: str) -> None:
+    def follow(self, key: Key, program_id: str, uid: str) -> None:
         self.programs.add(program_id)
+
+    def forget_another(self, key: Key, uid: str) -> str:
+        return ""
 
     def followed_s(self, key: Key, program_id: str) -> float:
         return 0.0

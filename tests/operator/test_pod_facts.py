@@ -6,7 +6,14 @@ from typing import Any
 
 import pytest
 
-from tartlet_common.errors import CheckpointBroken, CheckpointMissing, TartletError, UnknownFamily, WorkerLost
+from tartlet_common.errors import (
+    CheckpointBroken,
+    CheckpointMissing,
+    InvalidArgument,
+    TartletError,
+    UnknownFamily,
+    WorkerLost,
+)
 from tartlet_operator.pod_facts import START_S, PodFacts, ended_early, in_trouble
 from tartlet_operator.reasons import Reason
 from tartlet_operator.times import parse
@@ -53,6 +60,19 @@ def test_a_typed_error_is_the_reason_and_names_the_field(error: TartletError, fi
     assert made.message.startswith(f"{error}. {error.remedy} (")
     assert field in made.message
     assert made.message.endswith("restarted 2 times)")
+
+
+def test_what_control_says_of_the_engines_sizes_names_them_as_the_pool_does() -> None:
+    refused = InvalidArgument(argument="spec.num_pages", detail="14745600000 is not between 1 and 67108864")
+    made = pod(state=ended(farewell(refused)))
+    assert made.reason == "InvalidArgument"
+    assert "see spec.engine: kvMemory, pageSize" in made.message
+
+
+def test_a_name_of_any_length_fits_into_a_condition() -> None:
+    made = pod(state=ended(f"tartlet worker: {'E' * 5000} (1): why"))
+    assert (made.reason, made.message) == ("E" * 256, "why.")
+    assert len(pod(state={"waiting": {"reason": "W" * 5000}}).reason) == 256
 
 
 def test_an_engine_that_failed_is_broken_until_it_has_started() -> None:

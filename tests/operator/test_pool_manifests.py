@@ -94,6 +94,17 @@ def test_the_init_step_has_its_own_environment_and_mounts() -> None:
     assert made["terminationMessagePolicy"] == "FallbackToLogsOnError"
 
 
+def test_the_init_step_has_the_resources_that_a_quota_asks_for_and_no_gpu() -> None:
+    init = {"image": "i", "command": ["cp"]}
+    limits = {"cpu": 2, "memory": "4Gi", "nvidia.com/gpu": 1}
+    resources = {"requests": {"cpu": 1, "memory": "2Gi"}, "limits": limits}
+    spec = pod(pool(model={"name": "m", "init": init}, resources=resources))
+    assert spec["initContainers"][0]["resources"] == {**resources, "limits": {"cpu": 2, "memory": "4Gi"}}
+    assert spec["containers"][0]["resources"] == resources
+    gpu = pool(model={"name": "m", "init": init}, resources={"limits": {"nvidia.com/gpu": 1}})
+    assert pod(gpu)["initContainers"][0]["resources"] == {}
+
+
 def test_a_rollout_adds_before_it_removes_and_leaves_time_to_drain() -> None:
     made = deployment(pool(drain={"graceSeconds": 90}).spec, META, DEFAULTS)
     assert made["spec"]["strategy"]["rollingUpdate"] == {"maxSurge": 1, "maxUnavailable": 0}

@@ -298,6 +298,34 @@ def test_without_control_nobody_knows() -> None:
     assert conditions(status(facts(0, engines=None), NONE, NOW))["Degraded"] == ("False", Reason.AS_EXPECTED)
 
 
+def test_an_engine_that_starts_while_control_is_away_is_not_missing_when_it_is_back() -> None:
+    loading = facts(1, engines=None, pods=(pod("p-0", ready=False),))
+    away = status(loading, NONE, NOW)
+    assert conditions(away)["Progressing"] == ("True", Reason.ROLLING_OUT)
+    assert conditions(away)["Ready"] == ("Unknown", Reason.CONTROL_UNREACHABLE)
+    back = status(replace(loading, engines={}), away, LATER)
+    assert conditions(back)["Ready"] == ("False", Reason.ROLLING_OUT)
+    assert conditions(back)["Degraded"] == ("False", Reason.AS_EXPECTED)
+    assert happenings(away, back) == []
+    # one that had served is settled still
+    for now in (loading, replace(loading, engines={})):
+        assert conditions(status(now, status(facts(1), NONE, NOW), LATER))["Progressing"][0] == "False"
+
+
+def test_a_rollout_that_finds_no_room_says_what_it_needs() -> None:
+    def told(message: str, *, old: bool) -> str:
+        late = replace(pod("p-1", ready=False, reason="Unschedulable"), message=message, revision="b", created=NOW)
+        pods = (replace(pod("p-0"), revision="a"), late) if old else (late,)
+        s = status(facts(1, generation=2, pods=pods, deployment=DeploymentFacts(2, 2, len(pods), 1)), NONE, NOW)
+        degraded = find(s.conditions, "Degraded")
+        assert degraded is not None
+        return degraded.message
+
+    assert "a rollout needs room for one more pod" in told("1 Insufficient cpu.", old=True)
+    assert "rollout" not in told("1 Insufficient cpu.", old=False)
+    assert "rollout" not in told('persistentvolumeclaim "m" not found.', old=True)
+
+
 def test_missing_engines_say_where_to_look() -> None:
     served = status(facts(1), NONE, NOW)
     unmade = facts(1, pods=(), engines={}, deployment=DeploymentFacts(1, 1, 0, 0))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from hypothesis import given
@@ -28,6 +30,7 @@ from tartlet_operator.run_decisions import (
     Retry,
     Wait,
     decide,
+    json_bytes,
     tail,
 )
 from tests.operator.objects import body, run
@@ -177,6 +180,26 @@ def test_a_run_whose_time_is_over_before_it_ran_says_what_it_waited_for() -> Non
     assert "spec.deadlineSeconds" in error.remedy
 
 
+def test_a_run_whose_time_is_over_between_attempts_keeps_what_the_latest_one_said() -> None:
+    for between, remedy in ((READY, "Mend the program"), (InferletFacts(found=False), "Mend what it waited for")):
+        p = play(deadlineSeconds=30, retries=3)
+        p.step()
+        failed = replace(BAD, output=Output("so far"), input_tokens=3, output_tokens=7)
+        assert isinstance(p.step(outcome=failed), Retry)
+        p.step(between)
+        p.now += 31
+        finish = p.step(between)
+        assert isinstance(finish, Finish)
+        status, error = p.status, p.status.error
+        assert error is not None
+        assert (status.tokens.input, status.tokens.output, status.output) == (3, 7, "so far")
+        assert error.name == "DeadlineExceeded"
+        assert error.traceback.endswith("ValueError: x")
+        assert error.message.endswith("; attempt 1 ended in ProgramFailed")
+        assert error.remedy.startswith(remedy)
+        assert "spec.deadlineSeconds" in error.remedy
+
+
 def pooled(reason: str, **spec: str) -> InferletFacts:
     """What a run is told of an Inferlet that is in the catalogue, and that nothing can run."""
     conditions = [
@@ -269,11 +292,40 @@ def test_the_end_of_the_output_is_kept_whole(text: str, limit: int) -> None:
     kept = tail(data, limit=limit)
     assert len(kept.text.encode()) <= limit
     assert data.decode().endswith(kept.text)
-    assert kept.truncated == (len(data) > limit)
-    assert len(data) > limit or kept.text == data.decode()
+    assert kept.truncated == (len(data) > limit or json_bytes(data) > 2 * limit)
+    assert kept.truncated or kept.text == data.decode()
+    more = data.decode().removesuffix(kept.text)[-1:] + kept.text
+    assert not kept.truncated or len(more.encode()) > limit or json_bytes(more.encode()) > 2 * limit
 
 
 def test_output_fits_the_schema_whatever_the_bytes() -> None:
     kept = tail(bytes(range(256)) * 1000)
     assert OUTPUT_BYTES - 8 < len(kept.text.encode()) <= OUTPUT_BYTES
     assert kept.truncated
+
+
+def go_json(text: str) -> str:
+    """A text as Go's encoder writes it, which the API server uses."""
+    escaped = json.dumps(text, ensure_ascii=False)[1:-1]
+    return "".join(f"\\u{ord(c):04x}" if c in "<>&\u2028\u2029" else c for c in escaped)
+
+
+@given(st.text(st.characters(codec="utf-8") | st.sampled_from('\0\x1b\n"\\<&\u2028\u2029')))
+def test_json_takes_no_more_than_was_reckoned(text: str) -> None:
+    most = json_bytes(text.encode())
+    assert len(go_json(text).encode()) <= most
+    assert most == len(go_json(text.replace("\b", "\0").replace("\f", "\0")).encode())
+
+
+def test_a_status_is_small_enough_whatever_a_program_says() -> None:
+    p = play()
+    p.step()
+    escapes = "\x1b" * OUTPUT_BYTES
+    error = ProgramFailed(traceback=escapes)
+    p.step(outcome=Outcome(success=False, output=tail(escapes.encode()), result=escapes, error=error))
+    assert p.status.output_truncated
+    assert p.status.error is not None
+    assert p.status.error.traceback
+    assert len(json.dumps(p.status.dump())) < 400 << 10
+    plain = "a line of <output>\n" * (OUTPUT_BYTES // 19)
+    assert tail(plain.encode()) == Output(plain), "what is read is kept to the documented bound"

@@ -16,6 +16,8 @@ FAKE = {"model": {"name": "m"}, "engine": {"backend": "Fake"}}
 CLAIM = {"name": "m", "volumeClaim": {"claimName": "c"}}
 SHA = "sha256:" + "0" * 64
 
+SIZES = {"numEmbeds": 2**26, "numSlots": 2**26, "maxBatchTokens": 2**20, "maxBatchCommands": 2**20}
+
 BAD: list[tuple[str, str, dict[str, Any], str, str]] = [
     # kind, name, spec, what the message must name, what it must advise
     ("EnginePool", "a", {"model": {"name": "m"}}, "spec.model.volumeClaim and spec.model.init", "set exactly one"),
@@ -75,6 +77,13 @@ BAD: list[tuple[str, str, dict[str, Any], str, str]] = [
         "spec.model and spec.pool",
         "at most one",
     ),
+    (
+        "Inferlet",
+        "a",
+        {"source": {"url": {"url": "https://[abc/x.py", "digest": SHA}}},
+        "spec.source.url.url",
+        "https://example.org",
+    ),
     ("Inferlet", "a", {"source": {"inline": "x"}, "model": "a b"}, "spec.model", "an EnginePool serves"),
     ("InferletRun", "a", {"inferlet": "i", "model": "a b"}, "spec.model", "an EnginePool serves"),
     ("Inferlet", "a", {"source": {"url": {"url": "https://h/p"}}}, "spec.source.url.digest", "Required"),
@@ -103,6 +112,26 @@ BAD: list[tuple[str, str, dict[str, Any], str, str]] = [
     ),
     ("Inferlet", "a", {"source": {"inline": "x"}, "pool": "A B"}, "spec.pool", "kubectl get enginepools"),
     ("EnginePool", "a", {"model": {**CLAIM, "volumeClaim": {"claimName": "A_b"}}}, "claimName", "lower-case letters"),
+    (
+        "EnginePool",
+        "a",
+        {**FAKE, "podTemplate": {"imagePullSecrets": ["A_b"]}},
+        "each of spec.podTemplate.imagePullSecrets",
+        "name an object that exists",
+    ),
+    (
+        "EnginePool",
+        "a",
+        {**FAKE, "resources": {"requests": {"cpu": "1" * 500_001}}},
+        "spec.resources.requests.cpu",
+        "more than 32 bytes",
+    ),
+    ("EnginePool", "a", {**FAKE, "resources": {"limits": {"cpu": -1}}}, "spec.resources.limits.cpu", "or equal to 0"),
+    ("EnginePool", "a", {**FAKE, "resources": {"limits": {"cpu": "-1"}}}, "spec.resources.limits.cpu", "should match"),
+    *(
+        ("EnginePool", "a", {**FAKE, "engine": {"backend": "Fake", size: most + 1}}, f"spec.engine.{size}", str(most))
+        for size, most in SIZES.items()
+    ),
     ("InferletRun", "a", {"inferlet": "../pods"}, "spec.inferlet", "lower-case letters"),
     ("InferletRun", "a", {}, "spec.inferlet", "Required"),
     ("InferletRun", "a", {"inferlet": "i", "deadlineSeconds": 0}, "spec.deadlineSeconds", "greater than or equal to 1"),
@@ -137,6 +166,12 @@ def test_the_server_fills_in_defaults_deep_down(api_server: ApiServer, namespace
     assert (spec["replicas"], spec["drain"]["graceSeconds"], spec["startDeadlineSeconds"]) == (1, 30, 600)
     assert (spec["engine"]["backend"], spec["engine"]["pageSize"], spec["engine"]["kvMemory"]) == ("Torch", 16, "1Gi")
     assert spec["model"]["volumeClaim"]["readOnly"] is True
+
+
+@pytest.mark.parametrize("amount", [2, "2", "500m", "1.5", "4Gi", "1e3", "1E", "2E-1", "1Ei"])
+def test_any_form_of_a_quantity_is_taken(api_server: ApiServer, amount: str | int) -> None:
+    spec = {**FAKE, "resources": {"requests": {"memory": amount}}}
+    api_server.call("POST", path("default", "EnginePool") + "?dryRun=All", manifest("EnginePool", "p", spec))
 
 
 def test_what_is_immutable_stays(api_server: ApiServer, namespace: str) -> None:

@@ -14,7 +14,8 @@ GROUP: Final = "tartlet.dev"
 VERSION: Final = "v1alpha1"
 API_VERSION: Final = f"{GROUP}/{VERSION}"
 
-_QUANTITY = r"^[0-9]+(\.[0-9]+)?(m|k|M|G|T|P|Ki|Mi|Gi|Ti|Pi)?$"
+_QUANTITY = r"^[0-9]{1,18}(\.[0-9]{1,9})?([eE][+-]?[0-9]{1,2}|[mkMGTPE]|[KMGTPE]i)?$"
+_QUANTITY_MAX = 2**53  # what JSON holds exactly
 
 
 def rule(expression: str, message: str, **more: str) -> dict[str, str]:
@@ -53,6 +54,7 @@ Quantity = Annotated[
             "pattern": _QUANTITY,
             "maxLength": 32,
             "minimum": 0,
+            "maximum": _QUANTITY_MAX,
             "x-kubernetes-int-or-string": True,
         }
     ),
@@ -65,7 +67,10 @@ Name = Annotated[str, Field(min_length=1, max_length=253)]
 
 def an_object(field: str) -> dict[str, Any]:
     """The rule that a name is one that an object of the API can have."""
-    told = f"{field} must be an object's name: lower-case letters, digits, '-' and '.', none of these two at an end"
+    told = (
+        f"{field} must be an object's name, of lower-case letters, digits, '-' and '.', none of these two at an end: "
+        "name an object that exists"
+    )
     return rules(rule(f"self.matches('{OBJECT_NAME}')", told))
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Final, Literal
 
 from pydantic import ConfigDict, Field
 
@@ -25,13 +25,14 @@ from tartlet_operator.api.common import (
     rules,
 )
 
-Int32 = Annotated[int, Field(le=2**31 - 1)]
+_MAX_SLOTS: Final = 2**26
+_MAX_BATCH: Final = 2**20
 
 _DEVICE = "^(cpu|cuda(:[0-9]{1,2})?)$"
 _SAFE_PATH = r"!self.startsWith('/') && !self.split('/').exists(part, part == '..')"
 
 
-SecretName = Annotated[Name, Field(json_schema_extra=an_object("each of spec.imagePullSecrets"))]
+SecretName = Annotated[Name, Field(json_schema_extra=an_object("each of spec.podTemplate.imagePullSecrets"))]
 
 
 class VolumeClaim(ApiModel):
@@ -98,7 +99,11 @@ class Model(ApiModel):
     volume_claim: VolumeClaim | None = Field(
         default=None, description="The checkpoint is in this PersistentVolumeClaim."
     )
-    init: ModelInit | None = Field(default=None, description="The checkpoint is fetched by this container.")
+    init: ModelInit | None = Field(
+        default=None,
+        description="The checkpoint is fetched by this container; it has `resources` of the pool, GPUs and the like "
+        "apart.",
+    )
 
 
 class Engine(ApiModel):
@@ -128,10 +133,10 @@ class Engine(ApiModel):
             )
         ),
     )
-    num_embeds: Int32 = Field(default=16_384, ge=16, description="Embedding slots (tokens).")
-    num_slots: Int32 = Field(default=16_384, ge=16, description="Token slots.")
-    max_batch_tokens: Int32 = Field(default=4096, ge=1, description="Tokens of one forward batch.")
-    max_batch_commands: Int32 = Field(default=512, ge=1, description="Commands of one batch.")
+    num_embeds: int = Field(default=16_384, ge=16, le=_MAX_SLOTS, description="Embedding slots (tokens).")
+    num_slots: int = Field(default=16_384, ge=16, le=_MAX_SLOTS, description="Token slots.")
+    max_batch_tokens: int = Field(default=4096, ge=1, le=_MAX_BATCH, description="Tokens of one forward batch.")
+    max_batch_commands: int = Field(default=512, ge=1, le=_MAX_BATCH, description="Commands of one batch.")
     threads: int = Field(default=1, ge=1, le=1024, description="CPU threads.")
     batch_invariant: bool = Field(default=False, description="The same bits whatever else is in the batch.")
 
