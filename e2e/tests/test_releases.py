@@ -93,10 +93,22 @@ def test_a_rollback_to_the_first_revision_leaves_the_pools_there(image: Image, k
     with step("helm upgrade, one engine"):
         kube.helm("upgrade", RELEASE, CHART, "--wait", "--timeout", "180s", values=values)
         kube.wait(f"epool/{VALUES_POOL}", "Ready")
-    with step("helm rollback, to none"):
+
+    def roll_back() -> None:
         kube.helm("rollback", RELEASE, "1", "--wait", "--timeout", "180s")
         until(lambda: kube.get(f"epool/{VALUES_POOL}")["status"].get("replicas") == 0, "its engine has gone")
+
+    with step("helm rollback, to none"):
+        roll_back()
     answer(kube, "rolled-back")
+    with step("helm upgrade, of a pool that a hook made"):  # by itself Helm would take it over as it is
+        kube.helm("upgrade", RELEASE, CHART, "--wait", "--timeout", "180s", values=values)
+        made = kube.get(f"epool/{VALUES_POOL}")
+        assert made["spec"]["replicas"] == 1
+        assert not {"helm.sh/hook", "tartlet.dev/made-as"} & set(made["metadata"]["annotations"])
+        left = kube.items("jobs,roles,rolebindings,serviceaccounts")
+        assert not [o for o in left if o["metadata"]["name"].endswith("-pools")]
+    roll_back()
 
 
 def test_the_second_goes_first_and_leaves_what_it_says(kube: Kube, second: Kube) -> None:

@@ -94,6 +94,19 @@ def test_the_schema_refuses_unknown_and_wrong_values(values: dict[str, Any], nam
     assert named_in_message in refusal(values)
 
 
+@pytest.mark.parametrize(
+    ("values", "named_in_message"),
+    [
+        ({"networkPolicy": {"apiServer": {"ports": None}}}, "networkPolicy.apiServer.ports is empty"),
+        ({"networkPolicy": {"dns": {"to": None}}}, "networkPolicy.dns.to is empty"),
+        ({"monitoring": {"podMonitor": {"enabled": True}, "from": None}}, "monitoring.from is empty"),
+        ({"certificates": {"provider": "certManager", "issuerRef": {"kind": "ClusterIssuer"}}}, "issuerRef"),
+    ],
+)
+def test_what_would_mean_everybody_or_nobody_is_refused(values: dict[str, Any], named_in_message: str) -> None:
+    assert named_in_message in refusal(values)
+
+
 @pytest.mark.parametrize("release", ["a.b", "9rel"])
 def test_a_release_whose_name_no_service_may_have_is_refused_and_told_a_way(release: str) -> None:
     done = run("template", release, str(CHART), *KUBERNETES)

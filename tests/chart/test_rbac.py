@@ -21,7 +21,7 @@ NEEDED: set[Grant] = {
     *((verb, "policy", "poddisruptionbudgets", "") for verb in ("get", "create", "patch")),
     *((verb, "", kind, "") for verb in ("get", "list", "watch") for kind in ("pods", "configmaps")),
     ("create", "", "events", ""),
-    *((verb, "coordination.k8s.io", "leases", "") for verb in ("list", "watch")),
+    *((verb, "coordination.k8s.io", "leases", "") for verb in ("list", "watch", "create")),
     *((verb, "coordination.k8s.io", "leases", "tartlet-operator") for verb in ("get", "update")),
 }
 """All that the operator's account may do, and no more."""
