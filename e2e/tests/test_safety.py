@@ -52,6 +52,7 @@ NEEDS = (
     "create events",
     "list leases",
     "watch leases",
+    "create leases",  # a rule can't name what isn't there yet
     "get leases tartlet-operator",
     "update leases tartlet-operator",
 )
@@ -81,7 +82,7 @@ MUST_NOT = (
     *("get customresourcedefinitions", "patch customresourcedefinitions", "create validatingwebhookconfigurations"),
     *("create apiservices", "patch certificatesigningrequests/approval"),
     *("create subjectaccessreviews", "create tokenreviews"),
-    *("create leases", "delete leases tartlet-operator", "get leases another", "update leases another"),
+    *("patch leases", "delete leases tartlet-operator", "get leases another", "update leases another"),
     *(f"{verb} {kind}" for verb in ("create", "patch", "update", "deletecollection") for kind in KINDS),
     *("delete enginepools", "delete inferlets", "update inferlets/status", "patch enginepools/scale"),
     *("get nodes", "list nodes", "create nodes/proxy", "list namespaces", "create namespaces", "delete namespaces"),

@@ -86,12 +86,13 @@ What [the chart](../charts/tartlet/README.md) installs; tests on a real cluster 
   privileges, the default seccomp profile. Only the operator's have a service account's token.
 - Each release has a CA of its own, whose key no pod has, and a certificate a role. One that another release's CA
   signed, or one of the same name, doesn't get as far as a call.
-- NetworkPolicies let through what the roles need, where the cluster's network enforces them. Where the API server is, a chart
-  can't know: the operator and the chart's hooks may dial any address on its ports (443, 6443) until
+- NetworkPolicies let through what the roles need, where the cluster's network enforces them. Where the API server is,
+  a chart can't know: the operator and the chart's hooks may dial any address on its ports (443, 6443) until
   `networkPolicy.apiServer.cidrs` names it.
 - The operator's account writes Deployments and PodDisruptionBudgets, status and events, in the namespaces that it
-  watches; it reads pods and ConfigMaps there. It keeps its Lease, and makes it again if somebody deletes it. It reads no
-  Secret, and makes no pod, role or token. A hook of the chart may patch the release's own pools, once, at its first upgrade.
+  watches; it reads pods and ConfigMaps there. It keeps its Lease, and makes it again if somebody deletes it. It reads
+  no Secret, and makes no pod, role or token. A hook of the chart may patch the release's own pools, once, at its first
+  upgrade.
 - `...:viewer` sees Tartlet's objects. `...:editor` changes them, reads and writes ConfigMaps, where large programs are,
   reads one Secret, `<release>-client-tls`, and forwards a port to a runtime, which is what `tartlet run --kube` does.
 
