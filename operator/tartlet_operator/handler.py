@@ -144,6 +144,7 @@ class Handler:
 
     async def _confess(self, key: Key, body: Mapping[str, Any], message: str) -> None:
         meta = Meta.of(body)
+        self._ctx.store.doubt(key)
         old, new = failed_status(key.kind, body, meta.generation, message, self._ctx.now)
         warning = Happening(EventReason.RECONCILE_FAILED, message, warning=True)
         await self._ctx.write_status(key, meta, old, new, [warning])

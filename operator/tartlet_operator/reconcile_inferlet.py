@@ -50,12 +50,12 @@ async def reconcile(ctx: Context, key: Key, body: Mapping[str, Any]) -> float | 
         e.coming.add_done_callback(lambda _: ctx.queue.add(key))
         return None
     except SourceProblem as e:
-        verdict = Verdict("False", e.reason, e.message, _digest(old))
+        verdict = Verdict("False", e.reason, e.message, _digest(ctx, key, old))
         again_s = _PROBLEM_RETRY_S if e.retry else None
     except TartletError as e:
         if e.retryable or e.number >= _NOT_THE_SOURCE:
             raise
-        verdict = Verdict("False", e.name, e.told, _digest(old))
+        verdict = Verdict("False", e.name, e.told, _digest(ctx, key, old))
     new = status(inferlet.spec, old, verdict, pools, generation=meta.generation, now=ctx.now)
     await ctx.write_status(key, meta, old, new, happenings(old, new))
     _remember(ctx, key, inferlet.spec, new, print_ if verdict.ready == "True" else "")
@@ -121,9 +121,10 @@ async def _validate(ctx: Context, wanted: control_pb2.CatalogueEntry) -> None:
         ctx.valid.popitem(last=False)
 
 
-def _digest(old: InferletStatus) -> str:
-    """The catalogue keeps the last valid version."""
-    return old.digest.removeprefix("sha256:")
+def _digest(ctx: Context, key: Key, old: InferletStatus) -> str:
+    """The catalogue keeps the last valid version, until control loses it."""
+    held = ctx.view.catalogue.get(key.namespace)
+    return old.digest.removeprefix("sha256:") if held is None or key.name in held else ""
 
 
 def _expect(ctx: Context, key: Key, spec: InferletSpec) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import NamedTuple
 
 from tartlet_operator.inferlet_status import PoolSeen
@@ -41,6 +42,13 @@ class Store:
         """The object is gone."""
         for table in (self.pools, self.engines, self.inferlets, self.runs):
             table.pop(key, None)
+
+    def doubt(self, key: Key) -> None:
+        """Nobody knows how the object stands."""
+        if key in self.pools:
+            self.pools[key] = replace(self.pools[key], settled=False)
+        if key in self.inferlets:
+            self.inferlets[key] = self.inferlets[key]._replace(ready=False)
 
     def keys(self) -> Iterator[Key]:
         """Every object seen, and pools first: what inferlets say depends on them."""

@@ -17,6 +17,7 @@ from tartlet_operator.context import Context
 from tartlet_operator.handler import Handler
 from tartlet_operator.kube import ApiError
 from tartlet_operator.meta import Key
+from tartlet_operator.store import InferletSeen, Store
 from tartlet_operator.work_queue import WorkQueue
 from tartlet_operator.written import Written
 from tests.operator.objects import body, until
@@ -44,7 +45,8 @@ async def test_what_was_given_up_is_taken_up_when_one_succeeds(monkeypatch: pyte
     queue = WorkQueue()
     metrics = SimpleNamespace(reconciled=lambda *_: None, failed=lambda *_: None)
     ctx: Any = SimpleNamespace(clock=ManualClock(), queue=queue, written=Written(), metrics=metrics, now="now")
-    ctx.given_up, ctx.try_again = {}, partial(Context.try_again, ctx)
+    ctx.given_up, ctx.try_again, ctx.store = {}, partial(Context.try_again, ctx), Store()
+    ctx.store.inferlets[KEYS[0]] = InferletSeen("", "", "", "", ready=True, runnable=True)
     ctx.settings, ctx.write_status, ctx.api = SimpleNamespace(max_retries=0), write_status, SimpleNamespace(get=get)
     worker = asyncio.ensure_future(queue.work("Inferlet", Handler(ctx).handle))
     for key in KEYS:
@@ -52,6 +54,7 @@ async def test_what_was_given_up_is_taken_up_when_one_succeeds(monkeypatch: pyte
     await until(lambda: len(tried) >= 12)
     assert tried[:4] == list("abcd")
     assert tried[4:8] == list("abcd"), "one after another"
+    assert ctx.store.inventory() == {("Inferlet", "not_ready"): 1}, "nobody knows whether it is ready"
     tried.clear()
     away = False
     await until(lambda: {"a", "b", "c"} <= set(tried))

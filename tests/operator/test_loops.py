@@ -13,7 +13,7 @@ from tartlet_common.clock import ManualClock
 from tartlet_common.errors import Unavailable
 from tartlet_operator.context import Context, ControlView
 from tartlet_operator.inferlet_status import PoolSeen
-from tartlet_operator.loops import UNREACHABLE_S, ControlWatch, sweep_when_settled
+from tartlet_operator.loops import UNREACHABLE_S, ControlWatch, compare_catalogue, sweep_when_settled
 from tartlet_operator.meta import Key
 from tartlet_operator.store import InferletSeen, Store
 from tartlet_operator.work_queue import WorkQueue
@@ -152,3 +152,20 @@ async def test_a_catalogue_is_swept_once_all_inferlets_have_been_seen() -> None:
     await until(settled.done)
     await settled
     assert asked == ["ns", "ns"], "who didn't answer is asked again"
+
+
+async def test_an_inferlet_whose_last_valid_version_control_lost_is_looked_at() -> None:
+    control = Control()
+    held = {"edited": "1"}
+
+    async def fingerprints(_: str) -> dict[str, str]:
+        return dict(held)
+
+    control.fingerprints = fingerprints  # type: ignore[attr-defined]
+    ctx = context(control, namespaces=["ns"])
+    edited = Key("Inferlet", "ns", "edited")
+    await compare_catalogue(ctx)
+    ctx.store.inferlets[edited] = InferletSeen("", "", "", "", ready=False, runnable=True)
+    held.clear()
+    await compare_catalogue(ctx)
+    assert list(ctx.queue._pending) == [edited]

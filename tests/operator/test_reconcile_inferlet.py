@@ -7,10 +7,13 @@ import hashlib
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
 from tartlet_operator.catalogue import entry, fingerprint
 from tartlet_operator.meta import Key
+from tartlet_operator.reasons import Reason
 from tartlet_operator.reconcile_inferlet import reconcile
-from tartlet_operator.sources import StillFetching
+from tartlet_operator.sources import SourceProblem, StillFetching
 from tartlet_operator.store import Store
 from tartlet_operator.work_queue import WorkQueue
 from tests.operator.objects import body, inferlet
@@ -74,3 +77,16 @@ async def test_what_control_holds_is_not_fetched_again() -> None:
     (status,) = ctx.written
     assert status.digest == f"sha256:{DIGEST}"
     assert {c.type: c.status for c in status.conditions}["Ready"] == "True"
+
+
+@pytest.mark.parametrize("held", [{}, {"i": "a version before"}])
+async def test_a_digest_is_that_of_the_last_valid_version_while_control_has_it(held: dict[str, str]) -> None:
+    async def fetch(*_: Any) -> bytes:
+        raise SourceProblem(Reason.SOURCE_MISSING, "it is gone")
+
+    before = f"sha256:{DIGEST}"
+    spec = {"source": {"configMap": {"name": "sources", "key": "a"}}}
+    ctx = context(fetch, held)
+    await reconcile(ctx, KEY, body("Inferlet", "i", spec, {"digest": before}))
+    (status,) = ctx.written
+    assert status.digest == (before if held else "")
