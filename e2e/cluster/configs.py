@@ -25,7 +25,8 @@ SERVICES = "10.96.0.0/16"
 API_SERVICE = "10.96.0.1"
 DNS_SERVICE = "10.96.0.10"
 CGROUP = "tartlet-e2e"
-DNS_IMAGE = f"localhost/tartlet-e2e-coredns:{COREDNS}"
+DNS_IMAGE = f"localhost/tartlet-e2e-coredns:{COREDNS}-1"
+"""Another number where its plugins change: the one of this name is taken if it is there."""
 PAUSE_IMAGE = "localhost/tartlet-e2e-pause:1"
 
 USERS = {

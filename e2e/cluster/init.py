@@ -33,7 +33,8 @@ class Init:
 
     def __init__(self, layout: Layout, binary: Path) -> None:
         self.layout, self.binary = layout, binary
-        self.running: dict[str, tuple[int, Component]] = {}
+        # held, for `subprocess` waits for those that it alone knows, and we'd never hear how they ended
+        self.running: dict[str, tuple[subprocess.Popen[bytes], Component]] = {}
         self.due: list[tuple[float, Component]] = []
         self.stopping = False
 
@@ -68,13 +69,13 @@ class Init:
     def _start(self, component: Component) -> None:
         with (self.layout.logs / f"{component.name}.log").open("ab") as log:
             process = subprocess.Popen(component.command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
-        self.running[component.name] = process.pid, component
+        self.running[component.name] = process, component
 
     def _tell(self) -> None:
         """Says which process, by its number in this namespace, is which component."""
         file = self.layout.state / "components.json"
         part = file.with_suffix(".part")
-        part.write_text(json.dumps({name: pid for name, (pid, _) in self.running.items()}))
+        part.write_text(json.dumps({name: process.pid for name, (process, _) in self.running.items()}))
         part.replace(file)
 
     def _reap(self) -> None:
@@ -86,11 +87,12 @@ class Init:
                 return
             if not pid:
                 return
-            for name, (known, component) in list(self.running.items()):
-                if known == pid:
+            for name, (process, component) in list(self.running.items()):
+                if process.pid == pid:
+                    process.returncode = os.waitstatus_to_exitcode(status)
                     del self.running[name]
                     self.due.append((time.monotonic() + _RESTART_S, component))
-                    print(f"{name} ended with status {os.waitstatus_to_exitcode(status)}", flush=True)
+                    print(f"{name} ended with status {process.returncode}", flush=True)
 
     def _wait_for_api(self) -> None:
         state = self.layout.state
@@ -112,9 +114,9 @@ class Init:
 
     def _down(self) -> None:
         """Ends all but containerd at once, then takes the containers out of its store, which stays."""
-        for name, (pid, _) in self.running.items():
+        for name, (process, _) in self.running.items():
             if name != "containerd":
-                os.kill(pid, signal.SIGKILL)
+                process.kill()
         if "containerd" not in self.running:
             return
         names = _ctr("containers", "ls", "-q").split()
@@ -122,9 +124,9 @@ class Init:
             _ctr("tasks", "rm", "--force", *names)
             _ctr("containers", "rm", *names)
         clean = not _ctr("containers", "ls", "-q").split()
-        pid = self.running["containerd"][0]
-        os.kill(pid, signal.SIGTERM)
-        os.waitpid(pid, 0)
+        containerd = self.running["containerd"][0]
+        containerd.terminate()
+        containerd.wait()
         if clean:
             (self.layout.containers / "clean").touch()
 

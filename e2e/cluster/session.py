@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+import tempfile
+from collections.abc import Iterator, Sequence
+from typing import IO
 
 from e2e.cluster import toolchain
 from e2e.cluster.layout import ROOT
@@ -14,23 +17,35 @@ from e2e.cluster.own import deaf, stage
 from e2e.cluster.provider import Cluster, Own
 
 TESTS = "e2e/tests"
-API_TESTS = ("tests/cli", "tests/operator")
+API_TESTS = ("tests/operator",)
 """Of these, the modules that want an API server; they come first: it and a cluster would be in each other's way."""
 
-CHART_TESTS = ("tests/chart",)
-"""Of these, the modules that render the chart, which elsewhere are skipped where no Helm is."""
+BESIDE_TESTS = (("tests/chart", "tests.chart.render"), ("tests/cli", "api_server"))
+"""Folders, and the word that is in those of their modules that are skipped elsewhere, for want of Helm or a server."""
 
 _TEST_S = 300
 _END_S = 60.0
+_NOTHING_COLLECTED = 5
+_BESIDE = ("nice", "-n", "10")
 
 
-def command(arguments: Sequence[str]) -> list[str]:
-    """pytest, on the tests that the arguments name, else on all."""
+def commands(arguments: Sequence[str]) -> list[list[str]]:
+    """pytest, on the tests that the arguments name, else on all.
+
+    All but the first command are for beside it, in what it leaves of the processors: what they test watches no clocks,
+    and what it tests often waits.
+    """
     named = [a for a in arguments if (ROOT / a.partition("::")[0]).exists() and not a.startswith("-")]
-    tests = [] if named else [*chart_tests(), *api_tests(), TESTS]
+    if named:
+        return [_command(arguments)]
+    beside = [*_BESIDE, *_command([*beside_tests(), *arguments])]
+    return [_command([*api_tests(), TESTS, *arguments]), beside]
+
+
+def _command(arguments: Sequence[str]) -> list[str]:
     # by a signal: a test that hangs fails, and what it holds is tidied up
     limits = (f"--timeout={_TEST_S}", "--timeout-method=signal")
-    return [sys.executable, "-m", "pytest", "--capture=no", "--durations=15", *limits, *tests, *arguments]
+    return [sys.executable, "-m", "pytest", "--capture=no", "--durations=15", *limits, *arguments]
 
 
 def api_tests() -> list[str]:
@@ -38,9 +53,9 @@ def api_tests() -> list[str]:
     return _modules(API_TESTS, "api_server")
 
 
-def chart_tests() -> list[str]:
-    """Modules with tests that are skipped where no Helm is."""
-    return _modules(CHART_TESTS, "tests.chart.render")
+def beside_tests() -> list[str]:
+    """Modules that are run beside the others."""
+    return [module for folder, word in BESIDE_TESTS for module in _modules((folder,), word)]
 
 
 def _modules(folders: Sequence[str], word: str) -> list[str]:
@@ -55,7 +70,7 @@ def test(cluster: Cluster, arguments: Sequence[str]) -> int:
         with stage("build"):
             cluster.build()
         with stage("tests"):
-            return _pytest(command(arguments), _environment(cluster))
+            return _pytest(commands(arguments), _environment(cluster))
     finally:
         with deaf():
             if not keep:
@@ -69,12 +84,41 @@ def _environment(cluster: Cluster) -> dict[str, str]:
     return dict(os.environ)
 
 
-def _pytest(pytest: list[str], environment: dict[str, str]) -> int:
-    """Runs pytest; when we are to end, it is asked to end as by Ctrl-C, and so tidies up."""
+def _pytest(commands: Sequence[Sequence[str]], environment: dict[str, str]) -> int:
+    """Runs them side by side, and shows at the end what all but the first printed; the first status that isn't 0.
+
+    One that collects nothing, as `-k` may have it, counts only where none does.
+    """
+    first, *others = commands
+    with contextlib.ExitStack() as stack:
+        beside = []
+        for command in others:
+            said = stack.enter_context(tempfile.TemporaryFile())
+            stack.callback(_show, said)
+            beside.append(stack.enter_context(_running(command, environment, said)))
+        main = stack.enter_context(_running(first, environment))
+        statuses = [main.wait(), *(process.wait() for process in beside)]
+    counted = [status for status in statuses if status != _NOTHING_COLLECTED]
+    return next((status for status in counted if status), 0) if counted else _NOTHING_COLLECTED
+
+
+def _show(said: IO[bytes]) -> None:
+    said.seek(0)
+    sys.stdout.buffer.write(said.read())
+    sys.stdout.flush()
+
+
+@contextlib.contextmanager
+def _running(
+    pytest: Sequence[str], environment: dict[str, str], output: IO[bytes] | None = None
+) -> Iterator[subprocess.Popen[bytes]]:
+    """pytest; when we are to end, it is asked to end as by Ctrl-C, and so tidies up."""
     # in a session of its own: a signal for all of us must not end it before it has tidied up
-    process = subprocess.Popen(pytest, cwd=ROOT, env=environment, start_new_session=True)
+    process = subprocess.Popen(
+        pytest, cwd=ROOT, env=environment, start_new_session=True, stdout=output, stderr=output and subprocess.STDOUT
+    )
     try:
-        return process.wait()
+        yield process
     finally:
         with deaf():
             if process.poll() is None:

@@ -16,12 +16,12 @@ _BUILD = ("build", "-trimpath", "-buildvcs=false")  # the repository may belong 
 
 def is_built(layout: Layout) -> bool:
     """Whether nothing is left to build."""
-    tools = (kubernetes_path(layout), pause_path(layout), layout.tool("coredns", COREDNS), helm_path(layout))
+    tools = (kubernetes_path(layout), pause_path(layout), coredns_path(layout), helm_path(layout))
     return all(tool.exists() for tool in tools)
 
 
-def _installed(target: Path, command: str, stamps: str = "") -> Path:
-    """A command of a module, as `go install` takes it, static; `stamps`: flags of the linker that set its variables."""
+def _installed(target: Path, command: str, stamps: str) -> Path:
+    """A command of a module, as `go install` takes it; `stamps`: flags of the linker that set its variables."""
     if target.exists():
         return target
     with _Building(target) as part:
@@ -87,19 +87,28 @@ def pause_path(layout: Layout) -> Path:
 
 def pause(layout: Layout) -> Path:
     """The program that holds a pod's namespaces open."""
-    target = pause_path(layout)
-    if not target.exists():
-        with _Building(target) as part:
-            environment = {**os.environ, "CGO_ENABLED": "0"}
-            command = [go(), *_BUILD, "-ldflags=-s -w", "-o", str(part / "pause"), "./pause"]
-            _run(command, environment, COMPONENTS)
-            (part / "pause").replace(target)
-    return target
+    return _static(pause_path(layout), COMPONENTS / "pause")
+
+
+def coredns_path(layout: Layout) -> Path:
+    """Where `coredns` puts it."""
+    sources = [COMPONENTS / "coredns" / name for name in ("main.go", "go.mod", "go.sum")]
+    return layout.tool("coredns", f"{COREDNS}-{files_digest(sources, COMPONENTS)}")
 
 
 def coredns(layout: Layout) -> Path:
-    """The cluster's DNS server, static: its image holds nothing else."""
-    return _installed(layout.tool("coredns", COREDNS), f"github.com/coredns/coredns@{COREDNS}")
+    """The cluster's DNS server, with the plugins that it needs here."""
+    return _static(coredns_path(layout), COMPONENTS / "coredns")
+
+
+def _static(target: Path, package: Path) -> Path:
+    """A command of ours as an image may hold it alone."""
+    if not target.exists():
+        with _Building(target) as part:
+            command = [go(), *_BUILD, "-ldflags=-s -w", "-o", str(part / package.name), "."]
+            _run(command, {**os.environ, "CGO_ENABLED": "0"}, package)
+            (part / package.name).replace(target)
+    return target
 
 
 def helm_path(layout: Layout) -> Path:

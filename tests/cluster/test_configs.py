@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import ipaddress
 import json
+import re
 import tarfile
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from cryptography import x509
 
 from e2e.cluster import configs, pki
 from e2e.cluster.images import pack, sources
-from e2e.cluster.layout import COMPONENTS, ROOT, Layout, default_layout, files_digest, kubernetes_version
+from e2e.cluster.layout import COMPONENTS, COREDNS, ROOT, Layout, default_layout, files_digest, kubernetes_version
 from e2e.cluster.own import Failed, OwnCluster
 from e2e.cluster.provider import Given, Kind, Own, choose
 from e2e.cluster.requirements import Unfit
@@ -36,6 +37,18 @@ def test_addresses_do_not_overlap() -> None:
     assert [o["spec"]["clusterIP"] for o in dns if o["kind"] == "Service"] == [configs.DNS_SERVICE]
     images = [c["image"] for o in dns if o["kind"] == "Deployment" for c in o["spec"]["template"]["spec"]["containers"]]
     assert images == [configs.DNS_IMAGE]
+
+
+def test_the_dns_server_has_the_plugins_that_it_is_configured_with() -> None:
+    (corefile,) = (
+        o["data"]["Corefile"]
+        for o in yaml.safe_load_all(Path(configs.__file__).with_name("coredns.yaml").read_text())
+        if o["kind"] == "ConfigMap"
+    )
+    folder = COMPONENTS / "coredns"
+    built = re.findall(r"coredns/plugin/(\w+)", (folder / "main.go").read_text())
+    assert re.findall(r"^ {2}(\w+)", corefile, re.MULTILINE) == sorted(built, key=corefile.index)
+    assert f"require github.com/coredns/coredns {COREDNS}\n" in (folder / "go.mod").read_text()
 
 
 def test_pods_stay_below_the_group_that_is_removed(tmp_path: Path) -> None:

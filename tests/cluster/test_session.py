@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -52,12 +54,13 @@ def test_tests_that_want_an_api_server_are_found_and_come_first() -> None:
     found = session.api_tests()
     assert {"tests/operator/test_live.py", "tests/operator/test_live_pools.py"} <= set(found)
     assert "tests/operator/test_work_queue.py" not in found
-    assert session.command([])[-len(found) - 1 :] == [*found, "e2e/tests"]
-    assert session.command(["-k", "pools"])[-3:] == ["e2e/tests", "-k", "pools"]
+    first, beside = session.commands([])
+    assert first[-len(found) - 1 :] == [*found, "e2e/tests"]
+    assert {"tests/chart/test_chart.py", "tests/chart/test_rbac.py", "tests/cli/test_kube_run.py"} <= set(beside)
+    assert [command[-2:] for command in session.commands(["-k", "pools"])] == [["-k", "pools"]] * 2
 
 
 def test_the_chart_is_rendered_with_the_clusters_helm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert {"tests/chart/test_chart.py", "tests/chart/test_rbac.py"} <= set(session.command([]))
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
@@ -71,10 +74,9 @@ def test_the_chart_is_rendered_with_the_clusters_helm(tmp_path: Path, monkeypatc
 
 def test_named_tests_are_run_alone() -> None:
     named = "e2e/tests/test_pools.py::test_a_rolling_update_fails_no_program"
-    command = session.command(["-x", named])
+    (command,) = session.commands(["-x", named])
     assert command[-2:] == ["-x", named]
-    assert "e2e/tests" not in command
-    assert not set(session.api_tests()) & set(command)
+    assert not {"e2e/tests", *session.api_tests()} & set(command)
 
 
 @pytest.mark.parametrize("up", [True, False])
@@ -82,7 +84,7 @@ def test_named_tests_are_run_alone() -> None:
 def test_a_cluster_that_was_not_up_is_down_however_the_tests_end(
     monkeypatch: pytest.MonkeyPatch, end: int | BaseException, *, up: bool
 ) -> None:
-    def run(_: list[str], __: dict[str, str]) -> int:
+    def run(_: list[list[str]], __: dict[str, str]) -> int:
         if isinstance(end, BaseException):
             raise end
         return end
@@ -97,6 +99,32 @@ def test_a_cluster_that_was_not_up_is_down_however_the_tests_end(
     assert cluster.calls == (["build"] if up else ["build", "down"])
 
 
+def python(program: str) -> list[str]:
+    return [sys.executable, "-c", program]
+
+
 def test_pytest_runs_at_the_root_in_a_session_of_its_own() -> None:
-    program = f"import os; raise SystemExit(5 if (os.getcwd(), os.getsid(0)) == ({str(ROOT)!r}, os.getpid()) else 6)"
-    assert session._pytest([sys.executable, "-c", program], {}) == 5
+    program = f"import os; raise SystemExit(4 if (os.getcwd(), os.getsid(0)) == ({str(ROOT)!r}, os.getpid()) else 6)"
+    assert session._pytest([python(program)], {}) == 4
+
+
+@pytest.mark.parametrize(("ends", "status"), [((0, 0), 0), ((0, 1), 1), ((1, 0), 1), ((5, 0), 0), ((5, 5), 5)])
+def test_a_failure_beside_is_one_and_one_that_finds_no_test_is_none(ends: tuple[int, ...], status: int) -> None:
+    assert session._pytest([python(f"raise SystemExit({end})") for end in ends], {}) == status
+
+
+def test_what_is_said_beside_is_shown_and_whoever_is_left_is_interrupted(
+    monkeypatch: pytest.MonkeyPatch, capfdbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    waits = "import time\nprint('waits', flush=True)\ntry: time.sleep(60)\nexcept KeyboardInterrupt: print('tidied up')"
+
+    def interrupted(*_: object) -> int:
+        time.sleep(1)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(session, "_END_S", 10.0)
+    wait = subprocess.Popen.wait
+    monkeypatch.setattr(subprocess.Popen, "wait", lambda p, s=None: wait(p, s) if s else interrupted())
+    with pytest.raises(KeyboardInterrupt):
+        session._pytest([python("import time; time.sleep(60)"), python(waits)], {})
+    assert capfdbinary.readouterr().out == b"waits\ntidied up\n"
