@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 import subprocess
 import sys
@@ -148,6 +149,18 @@ def test_certificates_are_kept_until_they_are_due(kube: Kube, second: Kube) -> N
     named = certificates(second)
     assert changed(renewed, named) == {"control", "runtime"}
     assert {trust for _, trust in named.values()} == {first["ca"][1]}
+
+
+def test_certificates_of_ones_own_do_not_take_those_that_are_there_away(kube: Kube, second: Kube) -> None:
+    existing = ("--set", "certificates.provider=existing", "--dry-run=server")
+    with pytest.raises(Refused, match=r"would remove the Secrets .* resource-policy=keep") as refused:
+        upgrade(second, *existing)
+    (annotate,) = re.findall(r"\(kubectl (.*?)\)", str(refused.value))
+    second(*annotate.split()[2:])
+    try:
+        upgrade(second, *existing)
+    finally:
+        second("annotate", "secret", "-l", f"app.kubernetes.io/instance={RELEASE}", "helm.sh/resource-policy-")
 
 
 def test_a_new_authority_is_trusted_beside_the_old_one_for_a_while(kube: Kube, second: Kube) -> None:

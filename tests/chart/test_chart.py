@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -333,3 +334,14 @@ def test_what_users_add_arrives() -> None:
         assert spec["tolerations"] == [{"operator": "Exists"}]
         assert spec["priorityClassName"] == "high"
         assert spec["imagePullSecrets"] == [{"name": "pull"}]
+
+
+def test_every_installation_that_its_readme_tells_is_one() -> None:
+    """Helm takes values of digits for numbers, and the schema refuses those where it wants names."""
+    text = (CHART / "README.md").read_text().replace("\\\n", " ")
+    commands = [shlex.split(line) for line in text.splitlines() if line.startswith("    helm install ")]
+    assert len(commands) == 2
+    for command in commands:
+        given = [a for a in command[command.index("charts/tartlet") + 1 :] if a != "--create-namespace"]
+        done = run("template", "tartlet", str(CHART), *KUBERNETES, *given)
+        assert done.returncode == 0, done.stderr

@@ -49,3 +49,18 @@ def test_the_notes_are_true_at_a_later_test_of_the_release_too(tmp_path: Path) -
     assert "Unless there is one, apply an EnginePool" in said
     assert "no engines yet" not in said
     assert "is being started" not in said
+
+
+def test_whose_images_are_in_no_registry_is_said(tmp_path: Path) -> None:
+    mine = {"repository": "registry.example.org/tartlet", "tag": "v1"}
+    said = notes({"image": mine}, tmp_path / "one")
+    assert "Image tartlet-worker:v1 is in no registry" in said
+    assert "Image registry.example.org" not in said
+    assert "in no registry" not in notes({"image": mine, "workerImage": mine}, tmp_path / "both")
+
+
+def test_a_release_that_does_not_watch_its_own_namespace_says_so(tmp_path: Path) -> None:
+    said = notes({"operator": {"namespaces": ["team-a"]}}, tmp_path / "without")
+    assert "WARNING: operator.namespaces leaves prod out" in said
+    assert "kubectl -n prod wait" not in said, "nobody would see to those pools"
+    assert "WARNING" not in notes({"operator": {"namespaces": ["team-a", "prod"]}}, tmp_path / "with")

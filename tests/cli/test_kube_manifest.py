@@ -202,12 +202,16 @@ def test_an_answer_becomes_a_typed_error_with_all_that_it_says(
 
 
 def test_a_refusal_sends_to_who_can_help() -> None:
-    def refused(group: str, kind: str) -> str:
+    def refused(group: str, kind: str, message: str = "forbidden") -> str:
         details = {"group": group, "kind": kind, "name": "x"}
-        body = json.dumps({"message": "forbidden", "details": details}).encode()
+        body = json.dumps({"message": message, "details": details}).encode()
         return exits.describe(errors.from_status(403, body, "do it"))
 
     assert "editor role" in refused("tartlet.dev", "inferlets")
+    said = 'User "u" cannot {} resource "inferlets" in API group "tartlet.dev" in the namespace "prod"'
+    assert "viewer role: kubectl -n prod create" in refused("tartlet.dev", "inferlets", said.format("list"))
+    assert "editor role: kubectl -n prod create" in refused("tartlet.dev", "inferlets", said.format("patch"))
+    assert "editor role: kubectl -n prod create" in refused("", "secrets", said.format("get"))
     kinds = refused("apiextensions.k8s.io", "customresourcedefinitions")
     assert ("cluster administrator" in kinds, "editor role" in kinds) == (True, False)
 
@@ -357,6 +361,7 @@ def test_status_shows_pools_engines_inferlets_and_the_newest_runs() -> None:
         return {"name": name, "creationTimestamp": f"2026-01-01T00:{minute:02}:00Z"}
 
     pool = {
+        "kind": "EnginePool",
         "metadata": made("demo"),
         "spec": {"model": {"name": "m"}, "replicas": 2},
         "status": {
@@ -368,9 +373,10 @@ def test_status_shows_pools_engines_inferlets_and_the_newest_runs() -> None:
             ],
         },
     }
-    inferlet = {"metadata": made("hello"), "spec": {}, "status": {}}
+    inferlet: dict[str, Any] = {"kind": "Inferlet", "metadata": made("hello"), "spec": {}, "status": {}}
     runs: list[dict[str, Any]] = [
         {
+            "kind": "InferletRun",
             "metadata": made(f"r{i}", i),
             "spec": {"inferlet": "hello"},
             "status": {"phase": "Failed" if i else "Running", "error": {"name": "Draining"}, "tokens": {"output": i}},
@@ -389,10 +395,23 @@ def test_status_shows_pools_engines_inferlets_and_the_newest_runs() -> None:
     assert "NoStatus" not in text
     assert "nobody updates what is shown" not in text
     lines = text.splitlines()
-    assert lines[-1] == "and 4 runs before"
+    assert lines[-1] == "and 4 more runs"
     shown = [line.split()[0] for line in lines if line.startswith("r")]
     assert shown == [*(f"r{i}" for i in range(13, 4, -1)), "r0"]  # what still runs is never left out
     assert "r13  hello     Failed   Draining  13" in text
     assert overview.text([], [], [], [], now) == "nothing of Tartlet is here"
+
+    pool["status"]["conditions"][0]["message"] = "no engine: create one"
+    inferlet["status"]["conditions"] = [
+        {"type": "Ready", "status": "True", "reason": "Catalogued", "message": "fine"},
+        {"type": "Runnable", "status": "False", "reason": "PoolNotFound", "message": "there is no pool demo"},
+    ]
+    for run in runs:
+        run["status"]["error"]["message"] = "x" * 1000 + "\nTraceback"
+    lines = overview.text(None, [pool], [inferlet], runs, now).splitlines()
+    assert lines[-9:-6] == ["epool/demo: no engine: create one", "ilet/hello: there is no pool demo", lines[-7]]
+    assert lines[-7] == f"irun/r13: {'x' * 300}..."
+    assert lines[-1] == "and 3 more: see their conditions"
+    assert not [line for line in lines if line.startswith("irun/r0:")], "it runs"
     assert overview.text([], [pool], [], [], now).endswith("nobody updates what is shown")
     assert "nobody updates" not in overview.text(None, [pool], [], [], now)  # a viewer can't see releases

@@ -6,6 +6,7 @@ They cross no process, so each has the number, and so the exit code, of the regi
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -20,6 +21,7 @@ from tartlet_common.errors import (
 )
 
 _DEFINITIONS: Final = "apiextensions.k8s.io"
+_KINDS: Final = "tartlet.dev"
 
 UNSEEN: Final = "NoStatus"
 UNSEEN_TOLD: Final = "no operator has looked at it yet: one watches its own namespace, or those of operator.namespaces"
@@ -61,18 +63,26 @@ class LoginRefused(PermissionDenied):
     remedy = "Log in again, or choose other credentials with --context or --kubeconfig."
 
 
+_ROLE = (
+    "Ask for the release's {role} role: kubectl -n {namespace} create rolebinding NAME --user USER "
+    "--clusterrole tartlet:NAMESPACE:RELEASE:{role} (the cluster's `edit` and `admin` include it)."
+)
+_DENIED = re.compile(r'cannot (?P<verb>\w+) resource .* in the namespace "(?P<namespace>[^"]+)"')
+
+
 class Forbidden(PermissionDenied):
     """RBAC says no."""
 
     message = "you may not {action}: {detail}"
-    remedy = (
-        "Ask for the release's editor role: kubectl -n NAMESPACE create rolebinding NAME --user USER "
-        "--clusterrole tartlet:NAMESPACE:RELEASE:editor (the cluster's `edit` and `admin` include it)."
-    )
+    remedy = _ROLE.format(role="editor", namespace="NAMESPACE")
 
     def __init__(self, *, group: str = "", **fields: Any) -> None:
-        """Definitions of kinds, by their API group, are no namespace's, so no editor's."""
+        """Who only looks needs no more than that; definitions of kinds, by their API group, are no namespace's."""
         super().__init__(**fields)
+        denied = _DENIED.search(str(fields.get("detail", "")))
+        if denied:
+            looks = group == _KINDS and denied["verb"] in ("get", "list", "watch")
+            self.remedy = _ROLE.format(role="viewer" if looks else "editor", namespace=denied["namespace"])
         if group == _DEFINITIONS:
             self.remedy = (
                 "Kinds are the whole cluster's: ask a cluster administrator to do it, or choose an administrator's "

@@ -15,6 +15,10 @@ Row = tuple[str, ...]
 _RUNS = 10
 """So many runs are shown: those that go on, then those that ended last."""
 
+_CAUSES = 8
+"""So many objects that aren't well say why below the tables, the first line of it."""
+_CAUSE_CHARS = 300
+
 _NO_RELEASE = (
     "no release of Tartlet is in this namespace: unless another's operator watches it (operator.namespaces), nobody "
     "updates what is shown"
@@ -33,7 +37,7 @@ def text(
     runs: Sequence[Object],
     now: datetime,
 ) -> str:
-    """Releases, pools, engines, inferlets and runs, each as a table where there are any.
+    """Releases, pools, engines, inferlets and runs, each as a table where there are any; then why some aren't well.
 
     Args:
         releases: rows of the first table: name, how its runtime is, age; None: who asks may not see them.
@@ -52,7 +56,12 @@ def text(
     ]
     parts = [columns([head, *rows]) for head, rows in tables if rows]
     if len(shown) < len(runs):
-        parts.append(f"and {len(runs) - len(shown)} runs before")
+        left = len(runs) - len(shown)
+        parts.append(f"and {left} more run{'s' if left > 1 else ''}")
+    causes = [cause for each in (*pools, *inferlets, *shown) if (cause := _cause(each))]
+    if causes:
+        more = [f"and {len(causes) - _CAUSES} more: see their conditions"] if len(causes) > _CAUSES else []
+        parts.append("\n".join([*causes[:_CAUSES], *more]))
     if any(not _status(each) for each in (*pools, *inferlets, *shown)):
         parts.append(f"{UNSEEN}: {UNSEEN_TOLD}")
     if parts and releases is not None and not releases:
@@ -95,20 +104,37 @@ def _age(found: Object, now: datetime) -> str:
     return since(found["metadata"]["creationTimestamp"], now)
 
 
-def _why(found: Object, *kinds: str) -> str:
-    """The reason of the first condition that isn't as it should be."""
-    if not _status(found):
-        return UNSEEN
+def _amiss(found: Object, *kinds: str) -> Object:
+    """The first condition that isn't as it should be."""
+    degraded = _condition(found, "Degraded")
+    if degraded.get("status") == "True":
+        return degraded
     conditions = (_condition(found, kind) for kind in kinds)
-    return next((str(c["reason"]) for c in conditions if c and c["status"] != "True"), "")
+    return next((c for c in conditions if c and c["status"] != "True"), {})
+
+
+def _why(found: Object, *kinds: str) -> str:
+    """The reason of what is amiss."""
+    return str(_amiss(found, *kinds).get("reason", "")) if _status(found) else UNSEEN
+
+
+def _cause(found: Object) -> str:
+    """Why an object isn't well, behind the name that kubectl knows it by; "" if it is, or its table says all."""
+    status = _status(found)
+    if status.get("phase") in ("Running", "Succeeded"):
+        return ""
+    kind = {"EnginePool": "epool", "Inferlet": "ilet", "InferletRun": "irun"}[found["kind"]]
+    amiss = status.get("error") or _amiss(found, "Ready", "Runnable", "Succeeded")
+    told = str(amiss.get("message") or "").strip().partition("\n")[0]
+    if len(told) > _CAUSE_CHARS:
+        told = f"{told[:_CAUSE_CHARS]}..."
+    return f"{kind}/{found['metadata']['name']}: {told}" if told else ""
 
 
 def _pool(pool: Object, now: datetime) -> Row:
     status = _status(pool)
     ready = f"{status.get('readyReplicas', 0)}/{pool['spec'].get('replicas', 1)}"
-    degraded = _condition(pool, "Degraded")
-    why = str(degraded["reason"]) if degraded.get("status") == "True" else _why(pool, "Ready")
-    return pool["metadata"]["name"], pool["spec"]["model"]["name"], ready, why, _age(pool, now)
+    return pool["metadata"]["name"], pool["spec"]["model"]["name"], ready, _why(pool, "Ready"), _age(pool, now)
 
 
 def _engines(pool: Object) -> list[Row]:
