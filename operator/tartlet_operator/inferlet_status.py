@@ -53,8 +53,8 @@ def catalogued_model(spec: InferletSpec, pools: Iterable[PoolSeen]) -> str:
     return f"of EnginePool {spec.pool} (there is none)" if model is None else model
 
 
-def runnable(spec: InferletSpec, pools: Iterable[PoolSeen], *, catalogued: bool = True) -> tuple[Want, list[str]]:
-    """The condition `Runnable`, and the pools that can run the program now; `catalogued`: a version of it, any."""
+def runnable(spec: InferletSpec, pools: Iterable[PoolSeen], verdict: Verdict) -> tuple[Want, list[str]]:
+    """The condition `Runnable`, and the pools that can run the program now."""
     pools = list(pools)
     model = model_of(spec, pools)
     if model is None:
@@ -62,8 +62,10 @@ def runnable(spec: InferletSpec, pools: Iterable[PoolSeen], *, catalogued: bool 
         return Want("Runnable", "False", Reason.POOL_NOT_FOUND, message), []
     serving = [p for p in pools if not model or p.model == model]
     ready = sorted(p.name for p in serving if p.ready)
-    if ready and not catalogued:
-        message = "no version of it is in the catalogue: see the condition Ready"
+    if ready and verdict.ready != "True":
+        message = "InferletRuns wait until it is Ready: see that condition"
+        if verdict.digest:
+            message += "; clients that launch it by name get its last valid version"
         return Want("Runnable", "False", Reason.INFERLET_NOT_READY, message), []
     if ready:
         return Want("Runnable", "True", Reason.POOL_READY, ""), ready[:64]
@@ -86,7 +88,7 @@ def status(
 ) -> InferletStatus:
     """The Inferlet's status."""
     pools = list(pools)
-    where, names = runnable(spec, pools, catalogued=bool(verdict.digest))
+    where, names = runnable(spec, pools, verdict)
     ready = Want("Ready", verdict.ready, verdict.reason, verdict.message)
     return InferletStatus(
         observed_generation=generation,

@@ -56,6 +56,8 @@ async def reconcile(ctx: Context, key: Key, body: Mapping[str, Any]) -> float | 
         if e.retryable or e.number >= _NOT_THE_SOURCE:
             raise
         verdict = Verdict("False", e.name, e.told, _digest(ctx, key, old))
+    if not verdict.digest:  # what control may hold by this name is of another Inferlet, which was deleted
+        await forget_entry(ctx, key)
     new = status(inferlet.spec, old, verdict, pools, generation=meta.generation, now=ctx.now)
     await ctx.write_status(key, meta, old, new, happenings(old, new))
     _remember(ctx, key, inferlet.spec, new, print_ if verdict.ready == "True" else "")
@@ -144,9 +146,10 @@ def _remember(ctx: Context, key: Key, spec: InferletSpec, new: InferletStatus, p
         config_map=config_map,
         ready=holds(new.conditions, "Ready"),
         runnable=holds(new.conditions, "Runnable"),
+        generation=new.observed_generation,
     )
     before = ctx.store.inferlets.get(key)
     ctx.store.inferlets[key] = seen
-    if before is None or (before.ready, before.runnable) != (seen.ready, seen.runnable):
+    if before is None or (before.ready, before.runnable, before.generation) != (*seen[-3:],):
         for run in ctx.store.runs_of(key):
             ctx.queue.add(run)

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any, Final
 
 from tartlet import Accepted, LaunchSpec, Limits
-from tartlet_common.errors import NoEngine, TartletError, Unavailable, UnknownInferlet, UnknownModel
+from tartlet_common.errors import NoEngine, ProgramKilled, TartletError, Unavailable, UnknownInferlet, UnknownModel
 from tartlet_operator import orphans
 from tartlet_operator import run_decisions as runs
 from tartlet_operator.api.inferlet import Inferlet, InferletStatus
@@ -44,18 +44,21 @@ async def reconcile(ctx: Context, key: Key, body: Mapping[str, Any]) -> float | 
     meta, run = Meta.of(body), InferletRun.model_validate(body)
     old = run.status or InferletRunStatus()
     await _end(ctx, ctx.followers.forget_another(key, meta.uid), _MADE_AGAIN)
+    ctx.store.runs[key] = RunSeen(run.spec.inferlet, old.phase)
     if meta.deleting:  # somebody's finalizer keeps it; its program is wanted no more
         for program_id in {ctx.followers.forget(key), old.program_id if old.phase == "Running" else ""}:
             await _end(ctx, program_id, _DELETED)
+        if old.phase in ("Pending", "Running"):
+            outcome = runs.Outcome(success=False, error=ProgramKilled(reason=_DELETED))
+            await _finish(ctx, key, meta, run, old, Finish(outcome))
         return None
-    ctx.store.runs[key] = RunSeen(run.spec.inferlet, old.phase)
-    inferlet = await _inferlet(ctx, key, run, old)
+    inferlet, known = await _inferlet(ctx, key, run, old)
     action = runs.decide(
         run.spec,
         old,
         uid=meta.uid,
         now=ctx.unix_s,
-        inferlet=facts(inferlet, run.spec.model),
+        inferlet=known,
         outcome=ctx.followers.outcome(key, old.program_id),
         followed_s=ctx.followers.followed_s(key, old.program_id),
     )
@@ -103,30 +106,37 @@ async def _end(ctx: Context, program_id: str, reason: str) -> None:
         await ctx.followers.end(program_id, reason)
 
 
-async def _inferlet(ctx: Context, key: Key, run: InferletRun, old: InferletRunStatus) -> Inferlet | None:
-    """The inferlet of a run that is to be launched."""
+async def _inferlet(
+    ctx: Context, key: Key, run: InferletRun, old: InferletRunStatus
+) -> tuple[Inferlet | None, InferletFacts]:
+    """The inferlet of a run that is to be launched, and what matters of it."""
     if old.phase != "Pending":
-        return None
+        return None, InferletFacts(found=False)
     body = await ctx.api.get("Inferlet", key.namespace, run.spec.inferlet)
-    return Inferlet.model_validate(body) if body is not None else None
+    if body is None:
+        return None, InferletFacts(found=False)
+    inferlet = Inferlet.model_validate(body)
+    return inferlet, facts(inferlet, Meta.of(body).generation, run.spec.model)
 
 
-def facts(inferlet: Inferlet | None, model: str = "") -> InferletFacts:
-    """What matters of an Inferlet to a run, which may name another model.
+def facts(inferlet: Inferlet, generation: int, model: str = "") -> InferletFacts:
+    """What matters of an Inferlet, as its spec is now, to a run, which may name another model.
 
-    A program without a pool may run without engines, or on those of another namespace: only one whose own pool isn't
-    there or isn't ready is held back.
+    A program without a pool may run without engines, or on those of another namespace: it is held back only where the
+    namespace has engines for it, none of which is ready.
     """
-    if inferlet is None:
-        return InferletFacts(found=False)
-    conditions = (inferlet.status or InferletStatus()).conditions
-    ready = find(conditions, "Ready")
+    status = inferlet.status or InferletStatus()
+    if status.observed_generation < generation:
+        return InferletFacts(found=True, message="not looked at yet since it was changed")
+    ready, where = find(status.conditions, "Ready"), find(status.conditions, "Runnable")
     message = f"{ready.reason}: {ready.message}" if ready is not None else "not looked at yet"
-    where, spec = find(conditions, "Runnable"), inferlet.spec
-    needs = spec.pool or (spec.model and where is not None and where.reason == Reason.POOL_NOT_READY)
+    needs = inferlet.spec.pool or (where is not None and where.reason == Reason.POOL_NOT_READY)
     held = f"{where.reason}: {where.message}" if where is not None and where.status == "False" else ""
     return InferletFacts(
-        found=True, ready=holds(conditions, "Ready"), message=message, held=held if needs and not model else ""
+        found=True,
+        ready=holds(status.conditions, "Ready"),
+        message=message,
+        held=held if needs and not model else "",
     )
 
 

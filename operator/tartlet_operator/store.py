@@ -20,6 +20,7 @@ class InferletSeen(NamedTuple):
     config_map: str
     ready: bool
     runnable: bool
+    generation: int = 0  # that its status speaks of
 
 
 class RunSeen(NamedTuple):

@@ -66,7 +66,7 @@ class RunOptions:
     "--model",
     metavar="PATH",
     help="Checkpoint directory. Default: the worker's setting, else $TARTLET_MODEL, else the demo model. "
-    "On a server: a model's name. Default: its first.",
+    "On a server: a model's name. Default: the first by name that is ready.",
 )
 @click.option(
     "--engine",

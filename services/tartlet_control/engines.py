@@ -229,9 +229,12 @@ class Models:
         self._list: list[Model] = []  # by index
 
     def __iter__(self) -> Iterator[Model]:
-        """Models in order of arrival; of one name's forms first the one that programs get."""
-        for forms in self._forms.values():
-            current = _current(forms)
+        """The default first: ready ones by name, then the others; of one name's forms first the one that programs get.
+
+        By name, for the order in which engines come is another one after each restart.
+        """
+        by_name = [(_current(forms), forms) for _, forms in sorted(self._forms.items())]
+        for current, forms in sorted(by_name, key=lambda each: not each[0].ready):
             yield current
             yield from (m for m in forms if m is not current)
 
@@ -269,7 +272,7 @@ class Models:
         return _current(model.forms) is not model
 
     def named(self, name: str) -> Model | None:
-        """The model a program asks for; "" is the default: the first with a ready engine, else the first.
+        """The model a program asks for; "" is the default: of those with a ready engine the first by name, else of all.
 
         Raises:
             UnknownModel: no engine ever brought one of that name.
@@ -279,8 +282,7 @@ class Models:
             if forms is None:
                 raise self._unknown(name)
             return _current(forms)
-        current = map(_current, self._forms.values())
-        return next((m for m in current if m.ready), None) or next(iter(self), None)
+        return next(iter(self), None)
 
     def at(self, index: int) -> Model:
         """The model with this index.

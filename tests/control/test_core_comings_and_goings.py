@@ -181,6 +181,25 @@ def test_a_model_has_so_many_forms_and_no_more() -> None:
     assert len(list(host.core.models)) == MAX_FORMS
 
 
+def test_the_default_is_the_first_by_name_of_the_models_that_have_a_ready_engine() -> None:
+    """Runtimes take the first that control announces, and control must take the same."""
+    host = Host(FakeOptions(model="b"))
+    host.join("later", FakeOptions(model="c"))
+    host.join("last", FakeOptions(model="a"))
+
+    def announced() -> list[str]:
+        default = host.core.models.named("")
+        names = [model.name for model in host.core.models]
+        assert default is not None
+        assert default.name == names[0]
+        return names
+
+    assert announced() == ["a", "b", "c"], "in whichever order they came"
+    host.core.on_engine_gone(host.core.engines["last"])
+    host.core.cordon("e0")
+    assert announced() == ["c", "a", "b"], "those that nobody serves come last"
+
+
 def test_a_cordoned_engine_takes_no_new_programs() -> None:
     host = Host(engines=2)
     host.core.cordon("e0")

@@ -42,15 +42,16 @@ def test_without_its_pool_a_program_is_catalogued_for_no_other_pools_model() -> 
 
 
 def test_runnable_says_where_and_why_not() -> None:
-    want, where = runnable(inferlet().spec, POOLS)
+    ready = Verdict("True", Reason.CATALOGUED, digest="d1")
+    want, where = runnable(inferlet().spec, POOLS, ready)
     assert (want.status, where) == ("True", ["a"])
-    want, where = runnable(inferlet(pool="b").spec, POOLS)
+    want, where = runnable(inferlet(pool="b").spec, POOLS, ready)
     assert (want.status, want.reason, where) == ("False", Reason.POOL_NOT_READY, [])
     assert "b" in want.message
-    want, _ = runnable(inferlet(pool="c").spec, POOLS)
+    want, _ = runnable(inferlet(pool="c").spec, POOLS, ready)
     assert want.reason == Reason.POOL_NOT_FOUND
     assert "spec.pool" in want.message
-    want, _ = runnable(inferlet(model="huge").spec, POOLS)
+    want, _ = runnable(inferlet(model="huge").spec, POOLS, ready)
     assert want.reason == Reason.POOL_NOT_FOUND
 
 
@@ -70,7 +71,9 @@ def test_nothing_runs_of_what_is_not_in_the_catalogue() -> None:
     )
     assert told(InferletStatus(), Verdict("True", Reason.CATALOGUED, digest="d1")) == ("True", Reason.POOL_READY, ["a"])
     stays = Verdict("False", "InvalidSource", "line 3", digest="d1")
-    assert told(InferletStatus(digest="sha256:d1"), stays) == ("True", Reason.POOL_READY, ["a"])
+    assert told(InferletStatus(digest="sha256:d1"), stays) == ("False", Reason.INFERLET_NOT_READY, [])
+    want, _ = runnable(inferlet().spec, POOLS, stays)
+    assert "clients that launch it by name get its last valid version" in want.message
 
 
 def test_an_invalid_source_is_refused_once_and_the_valid_version_stays() -> None:

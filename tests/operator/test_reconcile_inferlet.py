@@ -90,3 +90,17 @@ async def test_a_digest_is_that_of_the_last_valid_version_while_control_has_it(h
     await reconcile(ctx, KEY, body("Inferlet", "i", spec, {"digest": before}))
     (status,) = ctx.written
     assert status.digest == (before if held else "")
+
+
+async def test_what_another_of_the_name_left_is_taken_out_of_the_catalogue() -> None:
+    async def fetch(*_: Any) -> bytes:
+        raise SourceProblem(Reason.SOURCE_MISSING, "it isn't there")
+
+    async def delete(namespace: str, name: str) -> None:
+        assert (namespace, name) == ("ns", "i")
+
+    spec = {"source": {"configMap": {"name": "sources", "key": "a"}}}
+    ctx = context(fetch, {"i": "a version of one that was deleted while nobody looked"})
+    ctx.control = SimpleNamespace(delete=delete)
+    await reconcile(ctx, KEY, body("Inferlet", "i", spec, {}))
+    assert ctx.view.catalogue == {"ns": {}}

@@ -88,7 +88,7 @@ async def test_the_program_of_a_run_that_waits_for_a_finalizer_is_ended(known: b
             await reconcile_run.reconcile(ctx, RUN, a_run("first", RUNNING))
         await reconcile_run.reconcile(ctx, RUN, a_run("first", RUNNING, deletionTimestamp=START))
         assert ctx.client.ended == [("p", "its InferletRun was deleted")]
-        assert (ctx.written, ctx.followers.programs) == ([], set())
+        assert (ctx.written, ctx.followers.programs) == (["Failed"], set())
 
 
 async def test_a_program_that_its_run_does_not_name_is_ended_with_the_run() -> None:

@@ -200,15 +200,15 @@ def test_a_run_whose_time_is_over_between_attempts_keeps_what_the_latest_one_sai
         assert "spec.deadlineSeconds" in error.remedy
 
 
-def pooled(reason: str, **spec: str) -> InferletFacts:
-    """What a run is told of an Inferlet that is in the catalogue, and that nothing can run."""
+def pooled(reason: str, generation: int = 1, **spec: str) -> InferletFacts:
+    """What a run is told of an Inferlet whose first generation is in the catalogue, and that nothing can run."""
     conditions = [
         {"type": "Ready", "status": "True", "reason": "Catalogued", "lastTransitionTime": NOW},
         {"type": "Runnable", "status": "False", "reason": reason, "message": "why", "lastTransitionTime": NOW},
     ]
-    status = {"conditions": conditions}
+    status = {"conditions": conditions, "observedGeneration": 1}
     there = Inferlet.model_validate(body("Inferlet", "i", {"source": {"inline": "pass"}, **spec}, status))
-    return facts(there)
+    return facts(there, generation)
 
 
 def test_a_run_waits_for_the_engines_that_its_inferlet_names() -> None:
@@ -216,14 +216,23 @@ def test_a_run_waits_for_the_engines_that_its_inferlet_names() -> None:
         pooled("PoolNotReady", pool="p"),
         pooled("PoolNotFound", pool="p"),
         pooled("PoolNotReady", model="m"),
+        pooled("PoolNotReady"),
     ):
         wait = play().step(there)
         assert isinstance(wait, Wait)
         assert wait.reason == Reason.INFERLET_NOT_RUNNABLE
         assert wait.message.endswith(": why")
     # it may need none, or those of another namespace
-    for there in (pooled("PoolNotFound"), pooled("PoolNotReady"), pooled("PoolNotFound", model="m")):
+    for there in (pooled("PoolNotFound"), pooled("PoolNotFound", model="m")):
         assert isinstance(play().step(there), Launch)
+
+
+def test_a_run_waits_until_its_inferlet_as_it_is_now_was_looked_at() -> None:
+    """Else it would run the version before, with the arguments of this one."""
+    wait = play().step(pooled("PoolNotFound", generation=2))
+    assert isinstance(wait, Wait)
+    assert wait.reason == Reason.INFERLET_NOT_READY
+    assert wait.message.endswith("not looked at yet since it was changed")
 
 
 def test_a_program_past_its_deadline_is_not_retried() -> None:

@@ -102,6 +102,7 @@ BAD: list[tuple[str, str, dict[str, Any], str, str]] = [
         "https://example.org",
     ),
     ("Inferlet", "a", {"source": {"inline": "x"}, "limits": {"memory": "1"}}, "spec.limits.memory", "256Mi"),
+    ("Inferlet", "a", {"source": {"inline": "x"}, "limits": {"memory": "16Mi"}}, "spec.limits.memory", "at least 22Mi"),
     ("Inferlet", "a", {"source": {"inline": "x"}, "args": ["x"] * 200}, "spec.args", "at most 128"),
     (
         "Inferlet",

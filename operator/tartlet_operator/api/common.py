@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import Annotated, Any, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema
@@ -148,34 +149,36 @@ def condition_column(name: str, condition: str, field: str = "status", priority:
 AGE: Final = Column("Age", ".metadata.creationTimestamp", "date")
 
 _NUMBER: Final = re.compile(
-    r"([+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?)(n|u|m|k|M|G|T|P|E|Ki|Mi|Gi|Ti|Pi|Ei)?"
+    r"([+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]{1,3})?)(n|u|m|k|M|G|T|P|E|Ki|Mi|Gi|Ti|Pi|Ei)?"
 )
 _FACTORS: Final = {
-    None: 1.0,
-    "n": 1e-9,
-    "u": 1e-6,
-    "m": 1e-3,
-    "k": 1e3,
-    "M": 1e6,
-    "G": 1e9,
-    "T": 1e12,
-    "P": 1e15,
-    "E": 1e18,
-    "Ki": 2.0**10,
-    "Mi": 2.0**20,
-    "Gi": 2.0**30,
-    "Ti": 2.0**40,
-    "Pi": 2.0**50,
-    "Ei": 2.0**60,
+    None: Fraction(1),
+    "n": Fraction(1, 10**9),
+    "u": Fraction(1, 10**6),
+    "m": Fraction(1, 10**3),
+    "k": Fraction(10**3),
+    "M": Fraction(10**6),
+    "G": Fraction(10**9),
+    "T": Fraction(10**12),
+    "P": Fraction(10**15),
+    "E": Fraction(10**18),
+    "Ki": Fraction(2**10),
+    "Mi": Fraction(2**20),
+    "Gi": Fraction(2**30),
+    "Ti": Fraction(2**40),
+    "Pi": Fraction(2**50),
+    "Ei": Fraction(2**60),
 }
 
 
-def quantity(value: str | int) -> float:
+def quantity(value: str | int) -> Fraction:
     """A quantity as a number, in any form that Kubernetes knows.
 
     Example:
-        >>> quantity("2Ki"), quantity("500m"), quantity(3), quantity("+.5e3"), quantity("1E")
-        (2048.0, 0.5, 3.0, 500.0, 1e+18)
+        >>> [str(quantity(text)) for text in ("2Ki", "500m", 3, "+.5e3", "1E")]
+        ['2048', '1/2', '3', '500', '1000000000000000000']
+        >>> quantity("0.051") == quantity("51m")
+        True
 
     Raises:
         ValueError: it is none.
@@ -185,4 +188,4 @@ def quantity(value: str | int) -> float:
     if found is None:
         msg = f"{text!r} is no quantity"
         raise ValueError(msg)
-    return float(found[1]) * _FACTORS[found[2]]
+    return Fraction(found[1]) * _FACTORS[found[2]]

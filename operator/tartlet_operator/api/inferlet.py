@@ -113,17 +113,23 @@ class InferletSpec(ApiModel):
                 "spec.source.inline holds Python text: give a Wasm module by spec.source.configMap (binaryData) or "
                 "spec.source.url",
             ),
+            rule(
+                "self.language != 'Python' || !has(self.limits) || !has(self.limits.memory) || "
+                "!isQuantity(self.limits.memory) || !quantity(self.limits.memory).isLessThan(quantity('22Mi'))",
+                "spec.limits.memory: a Python program needs at least 22Mi to start: raise it, or leave it out",
+            ),
         )
     )
 
     source: Source = Field(description="The program.")
     language: Literal["Python", "Wasm"] = Field(default="Python", description="What it is written in.")
     args: Annotated[list[Text], Field(max_length=128)] = Field(
-        default_factory=list, description="Arguments of runs that give none."
+        default_factory=list, description="Arguments of InferletRuns that give none; clients give their own."
     )
     model: Annotated[str, Field(max_length=128)] = Field(
         default="",
-        description="Name of the model it runs on; with neither model nor pool: the server's default.",
+        description="Name of the model it runs on; with neither model nor pool: the first by name that has a ready "
+        "engine.",
         json_schema_extra=a_model("spec.model"),
     )
     pool: Annotated[str, Field(max_length=63)] = Field(
