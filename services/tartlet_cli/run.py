@@ -74,7 +74,7 @@ class RunOptions:
     help="Backend. Default: the worker's setting (TARTLET_WORKER_ENGINE, [worker] in --config), else torch.",
 )
 @other_server_option
-@click.option("--inferlet", is_flag=True, help="FILE is the name of a program in a server's catalogue.")
+@click.option("--inferlet", is_flag=True, help="FILE is no file, but the name of a program in a server's catalogue.")
 @click.option("--kube", is_flag=True, help="Run it on a Kubernetes cluster, through its API server.")
 @click.option(
     "--namespace", metavar="NAME", help="With --kube: namespace. Default: the context's. Before FILE also -n."

@@ -268,6 +268,10 @@ def test_logs_of_a_run_come_from_its_program_and_then_from_its_status(release: R
     assert "NoStatus: no operator has looked at it yet" in following.stderr.readline()
     following.terminate()
     following.communicate(timeout=30)
+    state(phase="Running", programId="forgotten", output="so far\n")
+    forgotten = release.shell("logs", "irun/r", plugin=True)
+    assert (forgotten.returncode, forgotten.stdout) == (0, "so far\n")
+    assert "no program forgotten" in forgotten.stderr
     process = release.editor.start("run", "--kube", "--json", str(PROGRAMS / "echo.py"))
     assert process.stdout is not None
     state(phase="Running", programId=json.loads(process.stdout.readline())["program_id"])
@@ -282,6 +286,7 @@ def test_logs_of_a_run_come_from_its_program_and_then_from_its_status(release: R
     shown = release.shell("status", plugin=True).stdout
     assert "prod     1 ready" in shown
     assert "r    hello     Failed  ProgramFailed" in shown
+    assert "ilet/" not in shown, "what has no status has no cause"
 
 
 def test_logs_come_from_the_status_where_no_runtime_can_be_reached(release: Release) -> None:

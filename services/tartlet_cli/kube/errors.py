@@ -208,7 +208,10 @@ class CrdOwned(InvalidArgument):
     """A Helm release would put its own back at its next upgrade."""
 
     message = "{name} belongs to Helm release {release} in namespace {namespace}"
-    remedy = "Upgrade that release (helm upgrade), which brings its CRDs along, or overwrite them with --force."
+    remedy = (
+        "Upgrade that release (helm upgrade), which brings its CRDs along. If it is gone (helm ls -A), or to overwrite "
+        "them all the same: --force."
+    )
 
 
 def from_status(code: int, body: bytes | str, action: str) -> TartletError:

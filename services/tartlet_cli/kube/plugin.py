@@ -85,12 +85,12 @@ def logs(run: str, *, follow: bool, as_json: bool, **options: Any) -> None:
     \b
     Examples:
       kubectl tartlet logs my-run
-      kubectl tartlet logs -f my-run
+      kubectl tartlet logs -f irun/my-run
     """  # noqa: D301 - \b is click's mark for a paragraph not to be wrapped
     from tartlet_common.errors import TartletError
 
     try:
-        _logs(run, target(options), follow=follow, as_json=as_json)
+        _logs(run.rpartition("/")[2], target(options), follow=follow, as_json=as_json)
     except TartletError as e:
         raise exits.fail(e) from e
     except (KeyboardInterrupt, asyncio.CancelledError):
@@ -189,10 +189,7 @@ def _logs(name: str, at: Target, *, follow: bool, as_json: bool) -> None:
                 try:
                     _attach(program, at, follow=follow, as_json=as_json)
                     seen = program
-                except UnknownProgram:  # it ended, and the runtime has forgotten it: the status will say so
-                    if not follow:
-                        return
-                except (Forbidden, ReleaseNotFound) as e:
+                except (Forbidden, ReleaseNotFound, UnknownProgram) as e:  # the last: the runtime has forgotten it
                     sys.stderr.write(f"[as the run's status shows it, some seconds late; {e}]\n")
                     _print_more("", output, as_json=as_json)
                     shown = program, output
