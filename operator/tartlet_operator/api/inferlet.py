@@ -155,8 +155,8 @@ class InferletStatus(ApiModel):
     )
     conditions: Conditions = Field(
         default_factory=list,
-        description="`Ready`: validated and in the catalogue. `Runnable`: a pool that is ready serves its model, and "
-        "a version of it is in the catalogue: the newest, or the last valid one.",
+        description="`Ready`: validated and in the catalogue. `Runnable`: it is, and a pool that is ready serves its "
+        "model. Of one that isn't Ready, clients that launch it by name get the last valid version, if there was one.",
     )
     digest: Annotated[str, Field(max_length=71)] = Field(
         default="", description="Of the source that is in the catalogue."
