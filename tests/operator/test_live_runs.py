@@ -138,3 +138,22 @@ async def test_whatever_a_program_says_is_in_its_status(api_server: ApiServer, n
         assert (status["output"], status["result"]) == (f"{ODD}\n", ODD)
         await it.until_condition("InferletRun", "raises", "Failed")
         assert f"ValueError: {ODD}" in it.get("InferletRun", "raises")["status"]["error"]["traceback"]
+
+
+async def test_a_run_made_with_a_change_of_its_inferlet_runs_what_that_says(
+    api_server: ApiServer, namespace: str, run_dir: Path
+) -> None:
+    """Even a long program, which takes a while to be validated: not the version before."""
+    async with live(api_server, namespace, run_dir) as it:
+
+        def source(version: int) -> str:
+            body = f"import sys\nasync def main():\n    return 'program {version}, ' + sys.argv[1]\n"
+            return body + "# padded\n" * 20_000
+
+        it.create("Inferlet", "changed", {"source": {"inline": source(0)}, "args": ["arguments 0"]})
+        await it.until_condition("Inferlet", "changed", "Ready")
+        for n in range(1, 4):
+            it.patch("Inferlet", "changed", {"spec": {"source": {"inline": source(n)}, "args": [f"arguments {n}"]}})
+            it.create("InferletRun", f"r{n}", {"inferlet": "changed"})
+            await it.until_condition("InferletRun", f"r{n}", "Succeeded")
+            assert it.get("InferletRun", f"r{n}")["status"]["result"] == f"program {n}, arguments {n}"
