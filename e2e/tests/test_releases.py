@@ -106,7 +106,7 @@ def test_a_rollback_to_the_first_revision_leaves_the_pools_there(image: Image, k
         made = kube.get(f"epool/{VALUES_POOL}")
         assert made["spec"]["replicas"] == 1
         assert not {"helm.sh/hook", "tartlet.dev/made-as"} & set(made["metadata"]["annotations"])
-        left = kube.items("jobs,roles,rolebindings,serviceaccounts")
+        left = kube.items("jobs,roles,rolebindings,serviceaccounts,configmaps")
         assert not [o for o in left if o["metadata"]["name"].endswith("-pools")]
     roll_back()
 
