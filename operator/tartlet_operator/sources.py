@@ -6,9 +6,10 @@ import asyncio
 import base64
 import binascii
 import hashlib
+import logging
 from collections import OrderedDict
 from fnmatch import fnmatchcase
-from typing import Final
+from typing import Final, NamedTuple
 from urllib.parse import urlsplit
 
 import aiohttp
@@ -17,14 +18,20 @@ from tartlet_operator.api.inferlet import Source, UrlSource
 from tartlet_operator.kube import Api
 from tartlet_operator.reasons import Reason
 
+log = logging.getLogger("tartlet.operator")
+
 MAX_BYTES: Final = 3 << 20
 """What control's catalogue takes."""
 _TIMEOUT: Final = aiohttp.ClientTimeout(total=30)
 _KEPT_BYTES: Final = 32 << 20
 _AT_ONCE: Final = 32
-_KNOWN_S: Final = 1.0
-_PATIENCE_S: Final = 1.0
-"""So long a worker waits for a source; what takes longer comes beside other work."""
+_KNOWN_S: Final = 20.0
+"""So long who asks late hears what came of a download; less than the time after which an Inferlet asks again."""
+_JUST_S: Final = 1.0
+_TAKEN_S: Final = 5.0
+"""Who asked for what has come is there within so long, unless it was deleted or is held up."""
+_AMBIGUOUS: Final = frozenset("%@\\")
+"""With these in it, what a pattern matches need not be the host that is asked in the end."""
 _MAY_COME: Final = (404, 429)
 """Statuses of a file that is yet to be put there, and of a server that is asked too much."""
 
@@ -39,12 +46,25 @@ class SourceProblem(Exception):
         self.retry = retry
 
 
-class StillFetching(Exception):
-    """The source hasn't come yet; `coming` ends when it has, or can't."""
+_Wanted = tuple[str, str]
+"""A URL and the digest of what should be there."""
 
-    def __init__(self, coming: asyncio.Task[bytes]) -> None:
+
+class StillFetching(Exception):
+    """The source hasn't come yet; `coming` ends when it has, or can't, and the fetcher knows then."""
+
+    def __init__(self, coming: asyncio.Task[object]) -> None:
         super().__init__()
         self.coming = coming
+
+
+class _Failed(NamedTuple):
+    """How a download failed; an exception would hold on to all that was read."""
+
+    at_s: float
+    reason: Reason
+    message: str
+    retry: bool
 
 
 class SourceFetcher:
@@ -53,9 +73,12 @@ class SourceFetcher:
     def __init__(self, api: Api, hosts: str) -> None:
         self._api = api
         self._hosts = [h.strip().lower() for h in hosts.split(",") if h.strip()]
-        self._kept: OrderedDict[str, bytes] = OrderedDict()
+        self._kept: OrderedDict[str, bytes] = OrderedDict()  # by digest
         self._size = 0
-        self._coming: dict[str, asyncio.Task[bytes]] = {}  # by URL
+        self._untaken: dict[str, int] = {}  # of these, those that nobody has asked for since they came
+        self._taken = asyncio.Event()
+        self._coming: dict[_Wanted, asyncio.Task[None]] = {}
+        self._failed: OrderedDict[_Wanted, _Failed] = OrderedDict()  # lately
         self._room = asyncio.Semaphore(_AT_ONCE)
 
     async def fetch(self, source: Source, namespace: str) -> bytes:
@@ -63,7 +86,7 @@ class SourceFetcher:
 
         Raises:
             SourceProblem: it isn't there, too large, or not what its digest says.
-            StillFetching: it takes longer than a moment.
+            StillFetching: it is on its way.
             ApiError: the API server didn't answer.
         """
         if source.inline is not None:
@@ -93,51 +116,92 @@ class SourceFetcher:
 
     async def _from_url(self, source: UrlSource) -> bytes:
         digest = source.digest.removeprefix("sha256:")
-        if digest in self._kept:
-            self._kept.move_to_end(digest)
-            return self._kept[digest]
+        data = self._take(digest)
+        if data is not None:
+            return data
         if not allowed(source.url, self._hosts):
             host = source.url.partition("://")[2].partition("/")[0]
             message = f"spec.source.url.url: the operator may not fetch from {host}: add it to its setting source_hosts"
             raise SourceProblem(Reason.HOST_NOT_ALLOWED, message)
-        data = await self._downloaded(source.url)
-        actual = hashlib.sha256(data).hexdigest()
-        if actual != digest:
-            message = f"{source.url} has the digest sha256:{actual}: correct spec.source.url.digest, or the file"
-            raise SourceProblem(Reason.DIGEST_MISMATCH, message, retry=True)
-        self._keep(digest, data)
-        return data
+        wanted = (source.url, digest)
+        self._tell(wanted)
+        if wanted not in self._coming:
+            self._coming[wanted] = asyncio.create_task(self._download(wanted), name=f"fetch {source.url}")
+        raise StillFetching(self._coming[wanted])
 
-    async def _downloaded(self, url: str) -> bytes:
-        """What a URL has, fetched once for all who ask meanwhile; only the first waits, for a moment."""
-        task = self._coming.get(url)
-        if task is None:
-            task = self._coming[url] = asyncio.create_task(self._download(url), name=f"fetch {url}")
-            await asyncio.wait({task}, timeout=_PATIENCE_S)
-        if not task.done():
-            raise StillFetching(task)
-        return task.result()
+    def _tell(self, wanted: _Wanted) -> None:
+        """Raise the problem that a download ended with lately; who comes late to it may ask again in any case."""
+        failed = self._failed.get(wanted)
+        if failed is not None:
+            age_s = asyncio.get_running_loop().time() - failed.at_s
+            if age_s < _KNOWN_S:
+                raise SourceProblem(failed.reason, failed.message, retry=failed.retry or age_s > _JUST_S)
 
-    async def _download(self, url: str) -> bytes:
+    async def _download(self, wanted: _Wanted) -> None:
+        """Keep what a URL has under its own digest, or remember why not."""
+        url, digest = wanted
         try:
             async with self._room:
-                return await _download(url)
-        finally:  # all who waited for it hear the same
-            asyncio.get_running_loop().call_later(_KNOWN_S, self._coming.pop, url, None)
+                data = await _download(url)
+                actual = hashlib.sha256(data).hexdigest()
+                if actual == digest:
+                    await self._place(len(data))
+                    self._untaken[digest] = len(data)
+                self._keep(actual, data)
+            if actual != digest:
+                message = f"{url} has the digest sha256:{actual}: correct spec.source.url.digest, or the file"
+                raise SourceProblem(Reason.DIGEST_MISMATCH, message, retry=True)
+        except SourceProblem as e:
+            self._remember(wanted, e.reason, e.message, retry=e.retry)
+        except Exception as e:  # who waits must hear of that too
+            log.exception("%s", url)
+            message = f"spec.source.url.url: {url} can't be fetched: {e!r}: see the operator's log"
+            self._remember(wanted, Reason.FETCH_FAILED, message, retry=True)
+        finally:
+            del self._coming[wanted]
+
+    def _remember(self, wanted: _Wanted, reason: Reason, message: str, *, retry: bool) -> None:
+        now = asyncio.get_running_loop().time()
+        while self._failed and next(iter(self._failed.values())).at_s <= now - _KNOWN_S:
+            self._failed.popitem(last=False)
+        self._failed[wanted] = _Failed(now, reason, message, retry)
+        self._failed.move_to_end(wanted)
 
     async def close(self) -> None:
         """Stop fetching."""
-        for task in self._coming.values():
+        coming = list(self._coming.values())
+        for task in coming:
             task.cancel()
-        await asyncio.gather(*self._coming.values(), return_exceptions=True)
+        await asyncio.gather(*coming, return_exceptions=True)
+
+    async def _place(self, size: int) -> None:
+        """Wait while too much has come that nobody took: it would push out what others are about to ask for."""
+        try:
+            async with asyncio.timeout(_TAKEN_S):
+                while sum(self._untaken.values()) + size > _KEPT_BYTES:
+                    self._taken.clear()
+                    await self._taken.wait()
+        except TimeoutError:
+            self._untaken.clear()
+
+    def _take(self, digest: str) -> bytes | None:
+        if digest not in self._kept:
+            return None
+        if self._untaken.pop(digest, 0):
+            self._taken.set()
+        self._kept.move_to_end(digest)
+        return self._kept[digest]
 
     def _keep(self, digest: str, data: bytes) -> None:
+        """Keep bytes in place of those that were taken, or came, the longest ago."""
         if digest in self._kept:
             return
         self._kept[digest] = data
         self._size += len(data)
         while self._size > _KEPT_BYTES:
-            self._size -= len(self._kept.popitem(last=False)[1])
+            oldest = next((d for d in self._kept if d not in self._untaken), next(iter(self._kept)))
+            self._size -= len(self._kept.pop(oldest))
+            self._untaken.pop(oldest, None)
 
 
 def allowed(url: str, hosts: list[str]) -> bool:
@@ -150,6 +214,8 @@ def allowed(url: str, hosts: list[str]) -> bool:
     try:
         parts = urlsplit(url)
     except ValueError:  # as of http://[x/
+        return False
+    if set(parts.netloc) & _AMBIGUOUS:
         return False
     names = {parts.netloc.lower(), (parts.hostname or "").lower()}
     return any(fnmatchcase(name, pattern) for name in names for pattern in hosts)

@@ -2,24 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
-import hashlib
-import socket
 from typing import Any
 
-import aiohttp
-import pytest
-from aiohttp import web
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tartlet_operator import sources
-from tartlet_operator.api.inferlet import InferletStatus, Source, UrlSource
+from tartlet_operator.api.inferlet import InferletStatus
 from tartlet_operator.catalogue import entry, fingerprint, sync
 from tartlet_operator.conditions import find
 from tartlet_operator.inferlet_status import PoolSeen, Verdict, catalogued_model, happenings, model_of, runnable, status
 from tartlet_operator.reasons import EventReason, Reason
-from tartlet_operator.sources import SourceFetcher, SourceProblem, StillFetching, allowed
 from tests.operator.objects import inferlet
 
 NOW = "2026-01-01T00:00:00Z"
@@ -123,78 +115,3 @@ def test_a_sync_leaves_just_what_is_wanted(wanted: dict[str, str], held: dict[st
     after = {k: v for k, v in held.items() if k not in todo.delete} | {k: wanted[k] for k in todo.put}
     assert after == wanted
     assert not [k for k in todo.put if held.get(k) == wanted[k]], "nothing is put twice"
-
-
-def test_no_host_is_allowed_unless_named() -> None:
-    assert not allowed("https://example.org/a", [])
-    assert allowed("https://Example.org/a", ["example.org"])
-    assert not allowed("https://example.org.evil.net/a", ["example.org"])
-    assert allowed("http://127.0.0.1:8000/a", ["127.0.0.1:8000"])
-    assert not allowed("http://127.0.0.1:8001/a", ["127.0.0.1:8000"])
-
-
-async def test_a_url_that_nobody_answers_at_is_told_in_plain_words(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def told(url: str) -> str:
-        source = UrlSource(url=url, digest="sha256:" + "0" * 64)
-        with pytest.raises(SourceProblem) as problem:
-            await SourceFetcher(None, "127.0.0.1:*").fetch(Source(url=source), "ns")  # type: ignore[arg-type]
-        assert (problem.value.reason, problem.value.retry) == (Reason.FETCH_FAILED, True)
-        return problem.value.message
-
-    with socket.socket() as unheard:
-        unheard.bind(("127.0.0.1", 0))
-        url = f"http://127.0.0.1:{unheard.getsockname()[1]}/a.py"
-        refused = await told(url)
-    assert refused.startswith(f"spec.source.url.url: {url} can't be fetched: Cannot connect to host 127.0.0.1:")
-    assert "ConnectionKey" not in refused
-    monkeypatch.setattr(sources, "_TIMEOUT", aiohttp.ClientTimeout(total=0.01))
-    with socket.socket() as silent:
-        silent.bind(("127.0.0.1", 0))
-        silent.listen()
-        late = await told(f"http://127.0.0.1:{silent.getsockname()[1]}/a.py")
-    assert "can't be fetched: TimeoutError: check" in late
-
-
-async def test_a_source_that_takes_its_time_is_fetched_once_and_keeps_nobody_waiting(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    data, asked, may_come = b"pass", 0, asyncio.Event()
-
-    async def answer(_: web.Request) -> web.Response:
-        nonlocal asked
-        asked += 1
-        await may_come.wait()
-        return web.Response(body=data)
-
-    app = web.Application()
-    app.router.add_get("/a.py", answer)
-    runner = web.AppRunner(app)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    port = runner.addresses[0][1]
-    monkeypatch.setattr(sources, "_PATIENCE_S", 0.05)
-    monkeypatch.setattr(sources, "_KNOWN_S", 0.01)
-    fetcher = SourceFetcher(None, "127.0.0.1:*")  # type: ignore[arg-type]
-    digest = f"sha256:{hashlib.sha256(data).hexdigest()}"
-    source = Source(url=UrlSource(url=f"http://127.0.0.1:{port}/a.py", digest=digest))
-    try:
-        with pytest.raises(StillFetching) as still:
-            await fetcher.fetch(source, "ns")
-        with pytest.raises(StillFetching):
-            await fetcher.fetch(source, "ns")
-        may_come.set()
-        await still.value.coming
-        assert await asyncio.gather(*(fetcher.fetch(source, "ns") for _ in range(3))) == [data] * 3
-        await asyncio.sleep(0.05)
-        assert await fetcher.fetch(source, "ns") == data
-        assert (asked, fetcher._size) == (1, len(data)), "kept once"
-    finally:
-        await fetcher.close()
-        await runner.cleanup()
-
-
-async def test_an_address_that_is_none_is_told_as_such() -> None:
-    assert not allowed("https://[abc/x.py", ["*"])
-    source = UrlSource(url="https://[abc/x.py", digest="sha256:" + "0" * 64)
-    with pytest.raises(SourceProblem, match=r"spec.source.url.url"):
-        await SourceFetcher(None, "*").fetch(Source(url=source), "ns")  # type: ignore[arg-type]
