@@ -6,6 +6,7 @@ import asyncio
 import logging
 import uuid
 from collections import OrderedDict
+from dataclasses import replace
 from typing import Final
 
 from tartlet_common.clock import Clock
@@ -50,6 +51,7 @@ class Recorder:
 
     def post(self, key: Key, uid: str, happening: Happening) -> None:
         """Have an event posted, unless the same one was within the last ten minutes, and no other state since."""
+        happening = replace(happening, message=happening.message[:_MESSAGE_CHARS])
         known = (uid, happening.reason, happening.message)
         now = self._clock.now()
         lately = [at_s for at_s in self._posted.get(known, ()) if now - at_s < _QUIET_S]
@@ -67,6 +69,8 @@ class Recorder:
         if state:
             self._states[uid] = happening.reason
             self._states.move_to_end(uid)
+        while now - next(iter(self._posted.values()))[-1] >= _QUIET_S:
+            self._posted.popitem(last=False)
         for memory in (self._posted, self._states):
             while len(memory) > _REMEMBERED:
                 memory.popitem(last=False)
@@ -94,7 +98,7 @@ class Recorder:
                 "uid": uid,
             },
             "reason": happening.reason,
-            "message": happening.message[:_MESSAGE_CHARS],
+            "message": happening.message,
             "type": "Warning" if happening.warning else "Normal",
             "firstTimestamp": now,
             "lastTimestamp": now,

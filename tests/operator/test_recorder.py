@@ -55,3 +55,14 @@ async def test_one_that_changes_all_the_time_is_heard_for_a_while_only() -> None
     api = Posted()
     recorder = Recorder(cast("Any", api), ManualClock(), "here")
     assert len(await posted(recorder, api, *[READY, LOST] * 100)) == 20
+
+
+async def test_of_long_messages_little_is_kept_and_not_for_long() -> None:
+    clock, api = ManualClock(), Posted()
+    recorder = Recorder(cast("Any", api), clock, "here")
+    long = Happening(EventReason.RECONCILE_FAILED, "x" * 1_000_000, warning=True)
+    assert len(await posted(recorder, api, long, long)) == 1
+    assert {len(message) for _, _, message in recorder._posted} == {1000}
+    clock.advance(601)
+    assert await posted(recorder, api, READY) == [READY.reason]
+    assert [reason for _, reason, _ in recorder._posted] == [READY.reason]
