@@ -47,10 +47,11 @@ async def main():
 
 
 @contextmanager
-def web_server(content: dict[str, bytes]) -> Iterator[str]:
+def web_server(content: dict[str, bytes], *, after_s: float = 0.0) -> Iterator[str]:
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             data = content.get(self.path)
+            time.sleep(after_s)
             self.send_response(200 if data is not None else 404)
             self.end_headers()
             self.wfile.write(data or b"")

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import os
 import signal
 import uuid
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 import tartlet
 from tests.operator.api_server import ApiServer
 from tests.operator.live import Live, live
-from tests.operator.test_live import SLEEPING
+from tests.operator.test_live import SLEEPING, web_server
 
 ODD = "\U0001f600 \x00\x1b[1m\x7f\x85\x9f\u2028\ufeff\uffff\U0001fffe \u00e9\t"
 """What models and terminals write, and what YAML, JSON and the API server look at in different ways."""
@@ -143,17 +145,19 @@ async def test_whatever_a_program_says_is_in_its_status(api_server: ApiServer, n
 async def test_a_run_made_with_a_change_of_its_inferlet_runs_what_that_says(
     api_server: ApiServer, namespace: str, run_dir: Path
 ) -> None:
-    """Even a long program, which takes a while to be validated: not the version before."""
-    async with live(api_server, namespace, run_dir) as it:
+    """However long its program takes to come: not the version before."""
+    texts = [f"import sys\nasync def main():\n    return 'program {n}, ' + sys.argv[1]\n".encode() for n in range(3)]
+    with web_server({f"/{n}.py": text for n, text in enumerate(texts)}, after_s=0.5) as host:
 
-        def source(version: int) -> str:
-            body = f"import sys\nasync def main():\n    return 'program {version}, ' + sys.argv[1]\n"
-            return body + "# padded\n" * 20_000
+        def spec(n: int) -> dict[str, Any]:
+            url = {"url": f"http://{host}/{n}.py", "digest": f"sha256:{hashlib.sha256(texts[n]).hexdigest()}"}
+            return {"source": {"url": url}, "args": [f"arguments {n}"]}
 
-        it.create("Inferlet", "changed", {"source": {"inline": source(0)}, "args": ["arguments 0"]})
-        await it.until_condition("Inferlet", "changed", "Ready")
-        for n in range(1, 4):
-            it.patch("Inferlet", "changed", {"spec": {"source": {"inline": source(n)}, "args": [f"arguments {n}"]}})
-            it.create("InferletRun", f"r{n}", {"inferlet": "changed"})
-            await it.until_condition("InferletRun", f"r{n}", "Succeeded")
-            assert it.get("InferletRun", f"r{n}")["status"]["result"] == f"program {n}, arguments {n}"
+        async with live(api_server, namespace, run_dir, f"--source-hosts={host}") as it:
+            it.create("Inferlet", "changed", spec(0))
+            await it.until_condition("Inferlet", "changed", "Ready")
+            for n in (1, 2):
+                it.patch("Inferlet", "changed", {"spec": spec(n)})
+                it.create("InferletRun", f"r{n}", {"inferlet": "changed"})
+                await it.until_condition("InferletRun", f"r{n}", "Succeeded")
+                assert it.get("InferletRun", f"r{n}")["status"]["result"] == f"program {n}, arguments {n}"
