@@ -18,6 +18,7 @@ from e2e.tests.test_pools import HONEST_S, all_succeeded, ended, start, workers
 
 POOL = "bounds"
 PROGRAM = "bounds-slow"
+BROKEN = "bounds-broken"
 GRACE_S = 10
 AGAIN = "localhost/tartlet-again:e2e"
 """Another name of the same image."""
@@ -89,6 +90,18 @@ def test_an_eviction_drains_its_engine_and_one_too_many_is_refused(kube: Kube) -
         evict(kube, second)
         until(lambda: second not in names(kube), "it has gone")
         until(lambda: may_evict(kube), "it is replaced")
+
+
+def test_engines_that_break_keep_no_node_from_draining(kube: Kube) -> None:
+    """Though none of them is to spare."""
+    wrong = {"name": "TARTLET_WORKER_THREADS", "value": "none"}
+    kube.apply(pool(BROKEN, replicas=2, minAvailable=1, podTemplate={"env": [wrong]}))
+    until(lambda: [p["status"]["phase"] for p in workers(kube, BROKEN)] == ["Running"] * 2, "both were begun")
+    until(lambda: kube.get(f"pdb/{BROKEN}").get("status", {}).get("expectedPods") == 2, "the budget counts them")
+    assert kube.get(f"pdb/{BROKEN}")["status"]["disruptionsAllowed"] == 0
+    for each in workers(kube, BROKEN):
+        evict(kube, each["metadata"]["name"])
+    kube("delete", f"epool/{BROKEN}", "--timeout=60s")
 
 
 def test_an_engine_that_goes_waits_for_its_programs_and_no_longer_than_its_grace(kube: Kube) -> None:

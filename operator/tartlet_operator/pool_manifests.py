@@ -67,7 +67,7 @@ def deployment(spec: EnginePoolSpec, meta: Meta, defaults: WorkerDefaults) -> di
 
 
 def disruption_budget(spec: EnginePoolSpec, meta: Meta) -> dict[str, Any]:
-    """The pool's PodDisruptionBudget; it always lets one go, so that nodes can be drained."""
+    """The pool's PodDisruptionBudget; it always lets one go, and all that are broken, so that nodes can be drained."""
     budget: dict[str, Any] = {"maxUnavailable": 1}
     if spec.min_available is not None:
         budget = {"minAvailable": min(spec.min_available, max(spec.replicas - 1, 0))}
@@ -80,7 +80,11 @@ def disruption_budget(spec: EnginePoolSpec, meta: Meta) -> dict[str, Any]:
             "labels": pool_labels(meta.name),
             "ownerReferences": [owner("EnginePool", meta)],
         },
-        "spec": {**budget, "selector": {"matchLabels": pool_selector(meta.name)}},
+        "spec": {
+            **budget,
+            "unhealthyPodEvictionPolicy": "AlwaysAllow",
+            "selector": {"matchLabels": pool_selector(meta.name)},
+        },
     }
 
 

@@ -166,10 +166,11 @@ def test_the_pools_image_wins_over_the_operators() -> None:
 
 
 @given(st.integers(0, 50), st.none() | st.integers(0, 60))
-def test_a_budget_always_lets_one_go(replicas: int, minimum: int | None) -> None:
+def test_a_budget_always_lets_one_go_and_all_that_are_broken(replicas: int, minimum: int | None) -> None:
     budget = disruption_budget(pool(replicas=replicas, minAvailable=minimum).spec, META)["spec"]
     allowed = budget["maxUnavailable"] if "maxUnavailable" in budget else replicas - budget["minAvailable"]
     assert allowed >= min(1, replicas)
+    assert budget["unhealthyPodEvictionPolicy"] == "AlwaysAllow"
 
 
 JSON = st.recursive(
