@@ -212,4 +212,7 @@ def _defaults(settings: OperatorSettings) -> WorkerDefaults:
         tls_secret=settings.worker_tls_secret,
         service_account=settings.worker_service_account,
         log_format=settings.log_format,
+        log_level=settings.log_level,
+        otlp_endpoint=settings.worker_otlp_endpoint,
+        pull_secrets=tuple(filter(None, (n.strip() for n in settings.worker_pull_secrets.split(",")))),
     )

@@ -31,6 +31,9 @@ class WorkerDefaults:
     tls_secret: str = ""
     service_account: str = ""
     log_format: str = "json"
+    log_level: str = "info"
+    otlp_endpoint: str = ""
+    pull_secrets: tuple[str, ...] = ()
 
 
 def deployment(spec: EnginePoolSpec, meta: Meta, defaults: WorkerDefaults) -> dict[str, Any]:
@@ -103,6 +106,7 @@ def _pod_spec(spec: EnginePoolSpec, meta: Meta, defaults: WorkerDefaults) -> dic
     spread = [
         {"labelSelector": {"matchLabels": pool_selector(meta.name)}, **c} for c in spec.topology_spread_constraints
     ]
+    pull_secrets = dict.fromkeys((*defaults.pull_secrets, *template.image_pull_secrets))
     return pod | _present(
         {
             "nodeSelector": dict(spec.node_selector),
@@ -111,7 +115,7 @@ def _pod_spec(spec: EnginePoolSpec, meta: Meta, defaults: WorkerDefaults) -> dic
             "serviceAccountName": template.service_account_name or defaults.service_account,
             "priorityClassName": template.priority_class_name,
             "runtimeClassName": template.runtime_class_name,
-            "imagePullSecrets": [{"name": name} for name in template.image_pull_secrets],
+            "imagePullSecrets": [{"name": name} for name in pull_secrets],
             "affinity": template.affinity,
         }
     )
@@ -178,6 +182,7 @@ def environment(spec: EnginePoolSpec, defaults: WorkerDefaults) -> list[dict[str
         "DRAIN_GRACE_S": spec.drain.grace_seconds,
         "HEALTH_ADDRESS": f"0.0.0.0:{HEALTH_PORT}",
         "LOG_FORMAT": defaults.log_format,
+        "LOG_LEVEL": defaults.log_level,
     }
     if engine.backend == "Torch":
         values["MODEL"] = f"{MODELS_DIR}/{spec.model.path}".rstrip("/")
@@ -196,6 +201,8 @@ def environment(spec: EnginePoolSpec, defaults: WorkerDefaults) -> list[dict[str
     out.append({"name": "TARTLET_RUN_DIR", "value": f"{SCRATCH_DIR}/run"})
     out.append({"name": "TARTLET_CACHE_DIR", "value": f"{SCRATCH_DIR}/cache"})
     out.append({"name": "HOME", "value": SCRATCH_DIR})
+    if defaults.otlp_endpoint:
+        out.append({"name": "OTEL_EXPORTER_OTLP_ENDPOINT", "value": defaults.otlp_endpoint})
     return out
 
 

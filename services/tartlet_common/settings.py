@@ -133,6 +133,8 @@ class OperatorSettings(_Settings):
     worker_control: str = Field("", description="control's address for workers; empty: the operator's")
     worker_tls_secret: str = Field("", description="Secret with the workers' tls.crt, tls.key and ca.crt; empty: none")
     worker_service_account: str = Field("", description="service account of workers' pods; empty: the default one")
+    worker_pull_secrets: str = Field("", description="Secrets that let workers' images be pulled, separated by commas")
+    worker_otlp_endpoint: str = Field("", description="where workers send traces and metrics; empty: nowhere")
 
 
 ROLES: dict[str, type[_Settings]] = {

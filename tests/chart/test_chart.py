@@ -18,6 +18,7 @@ CHART_DECIDES = {  # settings that follow from what the chart makes
     "operator": {
         *("namespaces", "namespace", "kubeconfig", "control", "runtime", "lease_name", "identity"),
         *("worker_image", "worker_pull_policy", "worker_control", "worker_tls_secret"),
+        *("worker_pull_secrets", "worker_otlp_endpoint"),
     },
 }
 CHART_DECIDES_ALWAYS = {
@@ -334,6 +335,15 @@ def test_what_users_add_arrives() -> None:
         assert spec["tolerations"] == [{"operator": "Exists"}]
         assert spec["priorityClassName"] == "high"
         assert spec["imagePullSecrets"] == [{"name": "pull"}]
+
+
+def test_engines_are_pulled_and_report_as_the_roles() -> None:
+    at = "http://collector:4317"
+    objects = render({"imagePullSecrets": [{"name": "a"}, {"name": "b"}], "telemetry": {"otlpEndpoint": at}})
+    (container,) = named(objects, "Deployment", "tartlet-operator")["spec"]["template"]["spec"]["containers"]
+    env = {e["name"]: e.get("value") for e in container["env"]}
+    assert env["TARTLET_OPERATOR_WORKER_PULL_SECRETS"] == "a,b"
+    assert env["TARTLET_OPERATOR_WORKER_OTLP_ENDPOINT"] == env["OTEL_EXPORTER_OTLP_ENDPOINT"] == at
 
 
 def test_every_installation_that_its_readme_tells_is_one() -> None:

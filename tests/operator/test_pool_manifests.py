@@ -11,9 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tartlet_common.config import load
-from tartlet_common.settings import WorkerSettings
+from tartlet_common.settings import OperatorSettings, WorkerSettings
 from tartlet_operator.api import EnginePool
 from tartlet_operator.api.common import quantity
+from tartlet_operator.app import _defaults
 from tartlet_operator.pool_manifests import END_MARGIN_S, WorkerDefaults, deployment, disruption_budget
 from tartlet_operator.subset import covers, leftover
 from tests.operator.objects import META, pool
@@ -147,6 +148,26 @@ def test_overrides_replace_by_name_and_keep_the_selector() -> None:
     assert (spec["runtimeClassName"], spec["imagePullSecrets"]) == ("gvisor", [{"name": "s"}])
     assert spec["affinity"] == {"nodeAffinity": {}}
     assert made["spec"]["template"]["metadata"]["annotations"] == {"a": "b"}
+
+
+def test_engines_log_report_and_are_pulled_as_the_operator_is_told_and_their_pool_has_the_last_word() -> None:
+    told = _defaults(
+        OperatorSettings(
+            log_level="warning", worker_pull_secrets=" mine,,site", worker_otlp_endpoint="http://otlp:4317"
+        )
+    )
+
+    def made(**template: object) -> tuple[dict[str, Any], list[dict[str, str]]]:
+        spec = deployment(pool(podTemplate=template).spec, META, told)["spec"]["template"]["spec"]
+        return {e["name"]: e.get("value") for e in spec["containers"][0]["env"]}, spec["imagePullSecrets"]
+
+    env, secrets = made(imagePullSecrets=["own", "mine"])
+    assert (env["TARTLET_WORKER_LOG_LEVEL"], env["OTEL_EXPORTER_OTLP_ENDPOINT"]) == ("warning", "http://otlp:4317")
+    assert secrets == [{"name": "mine"}, {"name": "site"}, {"name": "own"}]
+    own = {"TARTLET_WORKER_LOG_LEVEL": "debug", "OTEL_EXPORTER_OTLP_ENDPOINT": "http://own:4317"}
+    env, _ = made(env=[{"name": name, "value": value} for name, value in own.items()])
+    assert own.items() <= env.items()
+    assert "OTEL_EXPORTER_OTLP_ENDPOINT" not in {e["name"] for e in pod(pool())["containers"][0]["env"]}
 
 
 def test_the_gpu_example_asks_for_its_gpu_and_is_spread(repo: Path) -> None:
