@@ -34,7 +34,7 @@ def helm() -> str:
 def run(*args: str, values: Mapping[str, Any] | None = None) -> subprocess.CompletedProcess[str]:
     """Helm with these arguments, and values on its standard input."""
     command = [helm(), *args, *(["--values", "-"] if values is not None else [])]
-    text = yaml.safe_dump(dict(values)) if values is not None else None
+    text = json.dumps(dict(values)) if values is not None else None  # YAML's numbers are more to Helm
     return subprocess.run(command, input=text, capture_output=True, text=True, timeout=60, check=False)
 
 

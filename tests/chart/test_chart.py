@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import shlex
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +12,7 @@ import pytest
 import yaml
 
 from tartlet_common.settings import ROLES
-from tests.chart.render import CHART, EVERYTHING, KUBERNETES, named, of_kind, pods, refusal, render, run
+from tests.chart.render import API, CHART, EVERYTHING, KUBERNETES, named, of_kind, pods, refusal, render, run
 
 CHART_DECIDES = {  # settings that follow from what the chart makes
     "control": {"address"},
@@ -133,6 +135,39 @@ def test_a_pools_choices_may_be_templates_and_the_api_server_looks_into_all_else
     objects = render({"enginePools": [{"name": "a", "spec": _POOL["spec"] | more}]}, crds_known=True)
     pool = named(objects, "EnginePool", "a")
     assert (pool["spec"]["engine"]["backend"], pool["spec"]["podTemplate"]) == ("Fake", more["podTemplate"])
+
+
+class _AsInGo(yaml.SafeLoader):
+    """Takes more for numbers and truths than Python's does, as Helm and the API server do."""
+
+
+_AsInGo.yaml_implicit_resolvers = {k: list(v) for k, v in yaml.SafeLoader.yaml_implicit_resolvers.items()}
+_AsInGo.add_implicit_resolver("tag:yaml.org,2002:float", re.compile(r"[0-9]+e[0-9]+$"), list("0123456789"))
+
+
+def _names(value: Any, at: str = "") -> Iterator[tuple[str, Any]]:
+    """Names, namespaces and labels in an object, and where they are."""
+    if isinstance(value, list):
+        for each in value:
+            yield from _names(each, at)
+    elif isinstance(value, dict):
+        for key, each in value.items():
+            yield from _names(each, f"{at}.{key}")
+    elif re.search(r"(name|Name|namespace|labels\.[^.]+|instance|matchLabels.*|annotations\..*)$", at):
+        yield at, value
+
+
+@pytest.mark.parametrize("known", [False, True])
+def test_names_that_look_like_numbers_or_truths_are_names(*, known: bool) -> None:
+    pools = [{**_POOL, "name": name} for name in ("1e3", "true", "1")]
+    api = ("--api-versions", API) if known else ()
+    values = {**EVERYTHING, "fullnameOverride": "true", "enginePools": pools, "test": {"priorityClassName": "7"}}
+    done = run("template", "123", str(CHART), "-n", "2024", *KUBERNETES, *api, values=values)
+    assert done.returncode == 0, done.stderr
+    objects = [o for o in yaml.load_all(done.stdout, _AsInGo) if o and o["kind"] != "CustomResourceDefinition"]
+    found = [(o["kind"], *each) for o in objects for each in _names(o)]
+    assert not [each for each in found if not isinstance(each[2], str)]
+    assert {"1e3", "true", "1", "2024", "123", "7"} <= {value for *_, value in found}
 
 
 def test_two_pools_of_one_name_are_refused() -> None:
