@@ -51,6 +51,14 @@ def test_the_notes_are_true_at_a_later_test_of_the_release_too(tmp_path: Path) -
     assert "is being started" not in said
 
 
+def test_what_an_uninstall_leaves_is_said(tmp_path: Path) -> None:
+    said = notes({"fullnameOverride": "pie"}, tmp_path / "chart")
+    assert "the pod pie-test of a `helm test` that failed, and for ten minutes the Job of a hook that did." in said
+    assert "cert-manager made" not in said
+    given = {"crds": {"keep": False}, "certificates": {"provider": "certManager"}}
+    assert "the Secrets that cert-manager made, too." in notes(given, tmp_path / "other")
+
+
 def test_whose_images_are_in_no_registry_is_said(tmp_path: Path) -> None:
     mine = {"repository": "registry.example.org/tartlet", "tag": "v1"}
     said = notes({"image": mine}, tmp_path / "one")
