@@ -111,6 +111,41 @@ def test_what_would_mean_everybody_or_nobody_is_refused(values: dict[str, Any], 
     assert named_in_message in refusal(values)
 
 
+def _nulled(values: dict[str, Any], schema: dict[str, Any], depth: int, at: str = "") -> tuple[dict[str, Any], Any]:
+    """These values with null for their sections at a depth, or for all that are no lists or maps (0); and where."""
+    out: dict[str, Any] = {}
+    where: list[tuple[str, str]] = []
+    for key, value in values.items():
+        section = isinstance(value, dict) and value and "properties" in schema[key]
+        if (section and depth == 1) or (depth == 0 and not isinstance(value, (dict, list))):
+            out[key] = None
+            where.append((at, key))
+        elif section:
+            out[key], inner = _nulled(value, schema[key]["properties"], max(depth - 1, 0), f"{at}/{key}")
+            where += inner
+    return out, where
+
+
+@pytest.mark.parametrize(("depth", "least"), [(0, 40), (1, 14), (2, 8)])
+def test_null_is_refused_where_something_is_needed(depth: int, least: int) -> None:
+    """Helm takes it for a value that isn't there."""
+    schema = yaml.safe_load((CHART / "values.schema.json").read_text())["properties"]
+    values, where = _nulled(yaml.safe_load((CHART / "values.yaml").read_text()), schema, depth)
+    said = refusal(values).splitlines()
+    assert len(where) >= least
+    for at, key in where:
+        assert [s for s in said if f"- at '{at}': missing propert" in s and f"'{key}'" in s], (at, key, said)
+
+
+def test_null_for_a_list_or_a_map_of_ones_own_is_none() -> None:
+    role = dict.fromkeys(("settings", "extraEnv", "extraVolumes", "extraVolumeMounts", "podLabels", "tolerations"))
+    values: dict[str, Any] = {**dict.fromkeys(("commonLabels", "imagePullSecrets", "enginePools")), "control": role}
+    values["certificates"] = dict.fromkeys(("runtimeNames", "issuerRef"))
+    objects = render({**values, "operator": {**role, "namespaces": None}})
+    assert "nil" not in str(objects)
+    assert named(objects, "Deployment", "tartlet-control")
+
+
 @pytest.mark.parametrize("release", ["a.b", "9rel"])
 def test_a_release_whose_name_no_service_may_have_is_refused_and_told_a_way(release: str) -> None:
     done = run("template", release, str(CHART), *KUBERNETES)

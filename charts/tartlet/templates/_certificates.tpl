@@ -14,7 +14,7 @@ acts for the tenant that is this namespace, so that it sees the programs of the 
 {{- $service := printf "%s-%s" $name $role -}}
 {{- $_ := set $names $role (concat (get $names $role) (list $service (printf "%s.%s" $service $ns) (printf "%s.%s.svc" $service $ns) (printf "%s.%s.svc.%s" $service $ns $.Values.clusterDomain))) -}}
 {{- end -}}
-{{- $_ := set $names "runtime" (concat (get $names "runtime") (list "localhost") .Values.certificates.runtimeNames) -}}
+{{- $_ := set $names "runtime" (concat (get $names "runtime") (list "localhost") (.Values.certificates.runtimeNames | default list)) -}}
 {{- $_ := set $names "client" (list "client" (printf "tenant.%s" $ns)) -}}
 {{- toJson $names -}}
 {{- end -}}
