@@ -15,7 +15,7 @@ from tartlet_operator.catalogue import sync
 from tartlet_operator.context import Context
 from tartlet_operator.kube import ApiError
 from tartlet_operator.meta import Key
-from tartlet_operator.watch import slim
+from tartlet_operator.watch import put
 from tartlet_protos import control_pb2
 
 log = logging.getLogger("tartlet.operator")
@@ -27,6 +27,8 @@ _AGAIN_S: Final = 1.0
 SWEEP_S: Final = 10.0
 """So long after the start, what was deleted while nobody looked is seen to."""
 _BACKLOG: Final = 200
+_ROOM_S: Final = 60.0
+"""So long a resync waits for the workers of a kind; then the keys alone are queued, which take no memory."""
 
 
 class ControlWatch:
@@ -165,14 +167,23 @@ class Resync:
                 log.warning("resync: %s", e)
         unseen = set(ctx.store.keys())
         for resource in RESOURCES:
+            until_s = asyncio.get_running_loop().time() + _ROOM_S
             for namespace in ctx.namespaces:
                 try:
-                    async for body in ctx.api.pages(resource.kind, namespace):
-                        key = Key(resource.kind, namespace, body["metadata"]["name"])
-                        unseen.discard(key)
-                        ctx.queue.add(key, slim(body))
-                        await ctx.queue.room(_BACKLOG)
+                    await self._look_at(resource.kind, namespace, unseen, until_s)
                 except ApiError as e:
                     log.warning("resync: %s in %s: %s", resource.plural, namespace, e)
         for key in unseen:
             ctx.queue.add(key)
+
+    async def _look_at(self, kind: str, namespace: str, unseen: set[Key], until_s: float) -> None:
+        """Queue a namespace's objects of a kind as there is room, until then."""
+        queue, now = self._ctx.queue, asyncio.get_running_loop().time
+        async for body in self._ctx.api.pages(kind, namespace):
+            key = Key(kind, namespace, body["metadata"]["name"])
+            unseen.discard(key)
+            roomy = await queue.room(kind, _BACKLOG, until_s - now())
+            if roomy:
+                put(queue, key, body)
+            else:
+                queue.add(key)

@@ -18,9 +18,20 @@ _BOOKMARK_S: Final = 30.0
 """Between bookmarks of ours while a watch lasts: kopf takes one that is silent for 70 s for broken."""
 
 
-async def take_list(reply: aiohttp.ClientResponse, take: Callable[[str, Mapping[str, Any]], None]) -> None:
+async def read(reply: aiohttp.ClientResponse, most: int) -> bytes | None:
+    """A reply's body; None if it has more bytes."""
+    parts, size = [], 0
+    while data := await reply.content.readany():
+        parts.append(data)
+        size += len(data)
+        if size > most:
+            return None
+    return b"".join(parts)
+
+
+def take_list(reply: aiohttp.ClientResponse, data: bytes, take: Callable[[str, Mapping[str, Any]], None]) -> None:
     """Take the objects out of a page of a list; `take` is given the kind, which objects of the core API don't tell."""
-    page = json.loads(await reply.content.read())
+    page = json.loads(data)
     kind = page["kind"].removesuffix("List")
     for body in page.get("items") or ():
         take(kind, body)

@@ -8,7 +8,6 @@ events alone is as much as all that we do. So events are taken from the replies 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import logging
 import sys
@@ -23,7 +22,7 @@ from tartlet_operator.access import ApiAccess
 from tartlet_operator.api import GROUP, RESOURCES, VERSION
 from tartlet_operator.meta import POOL_LABEL, Key
 from tartlet_operator.store import Store
-from tartlet_operator.tap import take_events, take_list
+from tartlet_operator.tap import read, take_events, take_list
 from tartlet_operator.work_queue import WorkQueue
 from tartlet_operator.written import Written
 
@@ -34,8 +33,19 @@ _PARTS: Final = ("apiVersion", "kind", "spec", "status")
 _KINDS: Final = frozenset(resource.kind for resource in RESOURCES)
 _NEWS: Final = frozenset({"ADDED", "MODIFIED", "DELETED"})
 _META: Final = ("namespace", "name", "uid", "generation", "resourceVersion", "deletionTimestamp")
+_LINES: Final = {**{resource.plural: resource.kind for resource in RESOURCES}, "configmaps": "Inferlet"}
+"""The kind that is queued at events of another; at all others' it is EnginePool."""
 _PAGE: Final = 100
-"""Objects of a page: each may have a megabyte."""
+_MOST: Final = 500
+"""Objects of the first page of a list, and of any."""
+_GOOD_BYTES: Final = 1 << 20
+_LARGE_BYTES: Final = 4 << 20
+"""What a page should have, and may: an object may have a megabyte, and one takes nine times that while it is read."""
+_AT_ONCE: Final = 4
+"""Pages that are read at once."""
+_BACKLOG: Final = 200
+_HEAVY_BYTES: Final = 1 << 16
+"""A body of more doesn't wait in the queue: it is asked for when its turn comes."""
 _METADATA: Final = "application/json;as=PartialObjectMetadata%s;g=meta.k8s.io;v=v1"
 _NOT_HERE: Final = (403, 404)
 _FIRST_PAUSE_S: Final = 1.0
@@ -58,6 +68,8 @@ class Watch:
         self._store = store
         self._written = written
         self._heard = heard
+        self._limits: dict[str, int] = {}  # objects of the next page, by the path of the requests
+        self._reading = asyncio.Semaphore(_AT_ONCE)
         self._newest: dict[str, int] = {}  # the version up to which a kind's watches came, by the path of the requests
 
     def registry(self, access: ApiAccess, *, namespaces: int, lease: str) -> kopf.OperatorRegistry:
@@ -96,23 +108,34 @@ class Watch:
         if request.url.path.endswith("/configmaps"):  # what is in them is asked for where it is needed
             request.headers["Accept"] = _METADATA % ("" if "watch" in asked else "List")
         if "continue" in asked:
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(_PAGE_WAIT_S):
-                    await self._queue.room(2 * _PAGE)
-        reply = await handler(request)
-        pause_s = _FIRST_PAUSE_S
-        while reply.status in _NOT_HERE and asked.keys() & {"watch", "limit"}:
-            log.warning("%s: %s %s; asked again in %g s", request.url.path, reply.status, reply.reason, pause_s)
-            reply.release()
-            await asyncio.sleep(pause_s)
-            pause_s = min(2 * pause_s, _LAST_PAUSE_S)
-            reply = await handler(request)
+            kind = _LINES.get(request.url.path.rpartition("/")[2], "EnginePool")
+            await self._queue.room(kind, _BACKLOG, _PAGE_WAIT_S)
+        if "limit" in asked:
+            return await self._page(request, handler)
+        reply = await _answer(request, handler)
         if reply.status == 200 and "watch" in asked:
             take_events(reply, partial(self._event, request.url.path))
-        elif reply.status == 200 and "limit" in asked:
-            self._newest.pop(request.url.path, None)  # a list says what there is, whatever was seen before
-            await take_list(reply, self._seen)
         return reply
+
+    async def _page(self, request: aiohttp.ClientRequest, handler: aiohttp.ClientHandlerType) -> aiohttp.ClientResponse:
+        """A page of a list, of so many objects that it isn't large; one that is large is left, for a shorter one."""
+        path = request.url.path
+        request.headers["Accept-Encoding"] = "identity"  # what was packed could come to anything
+        while True:
+            limit = self._limits.get(path, _PAGE)
+            request.url = request.url.update_query(limit=limit)
+            reply = await _answer(request, handler)
+            if reply.status != 200:
+                return reply
+            async with self._reading:
+                data = await read(reply, _LARGE_BYTES if limit > 1 else sys.maxsize)
+                if data is not None:
+                    self._limits[path] = next_limit(limit, len(data))
+                    self._newest.pop(path, None)  # a list says what there is, whatever was seen before
+                    take_list(reply, data, self._seen)
+                    return reply
+            reply.close()
+            self._limits[path] = max(limit // 8, 1)
 
     def _event(self, path: str, line: bytes) -> bytes:
         """Takes a watch's event; its resource version, empty if it tells of the watch itself.
@@ -139,9 +162,9 @@ class Watch:
         if kind in _KINDS:
             key = Key(sys.intern(kind), sys.intern(meta["namespace"]), meta["name"])
             if gone:
-                self._queue.gone(key)
+                self._queue.ask(key)
             else:
-                self._queue.add(key, slim(body))
+                put(self._queue, key, body)
         elif kind == "PartialObjectMetadata":  # a ConfigMap's
             for key in self._store.inferlets_from(meta["namespace"], meta["name"]):
                 self._queue.add(key)
@@ -155,10 +178,51 @@ async def _watched(**_: Any) -> None:
     """Has kopf watch a kind; no event gets as far as this."""
 
 
+async def _answer(request: aiohttp.ClientRequest, handler: aiohttp.ClientHandlerType) -> aiohttp.ClientResponse:
+    """A reply to a list or a watch that isn't refused; to anything else, whatever comes."""
+    reply = await handler(request)
+    pause_s = _FIRST_PAUSE_S
+    while reply.status in _NOT_HERE and request.url.query.keys() & {"watch", "limit"}:
+        log.warning("%s: %s %s; asked again in %g s", request.url.path, reply.status, reply.reason, pause_s)
+        reply.release()
+        await asyncio.sleep(pause_s)
+        pause_s = min(2 * pause_s, _LAST_PAUSE_S)
+        reply = await handler(request)
+    return reply
+
+
+def next_limit(limit: int, size: int) -> int:
+    """Objects of the page after one of so many bytes.
+
+    Example:
+        >>> next_limit(100, 150_000), next_limit(400, 2 << 20), next_limit(1, 2 << 20)
+        (200, 200, 1)
+    """
+    return max(min(2 * limit, _MOST, limit * _GOOD_BYTES // max(size, 1)), 1)
+
+
 def slim(body: Mapping[str, Any]) -> dict[str, Any]:
     """A body without what nobody reads: managedFields alone are often larger than the rest."""
     meta = body["metadata"]
     return {"metadata": {k: meta[k] for k in _META if k in meta}, **{k: body[k] for k in _PARTS if k in body}}
+
+
+def put(queue: WorkQueue, key: Key, body: Mapping[str, Any]) -> None:
+    """Queue an object with its body, unless that is a heavy one."""
+    light = slim(body)
+    if weight(light) <= _HEAVY_BYTES:
+        queue.add(key, light)
+    else:
+        queue.ask(key)
+
+
+def weight(value: Any) -> int:
+    """The memory that the texts in a value take; one character beyond the common ones makes all of a text wider."""
+    if isinstance(value, str):
+        return sys.getsizeof(value)
+    if isinstance(value, dict):
+        return sum(map(weight, value.values()))
+    return sum(map(weight, value)) if isinstance(value, list) else 0
 
 
 def tune(settings: kopf.OperatorSettings, lease: str) -> None:

@@ -57,8 +57,8 @@ class WorkQueue:
         self._cancel_timer(key)
         self._timers[key] = loop.call_at(due, self.add, key)
 
-    def gone(self, key: Key) -> None:
-        """The object was deleted: whatever body waits, it is asked for."""
+    def ask(self, key: Key) -> None:
+        """Look at an object that was deleted, or has a heavy body: whatever body waits is not the newest."""
         self.add(key)
         self._pending[key] = None
 
@@ -66,11 +66,16 @@ class WorkQueue:
         """The object is gone: no timer brings it back."""
         self._cancel_timer(key)
 
-    async def room(self, limit: int) -> None:
-        """Return when fewer than `limit` objects wait."""
-        while len(self._pending) >= limit:
-            self._taken.clear()
-            await self._taken.wait()
+    async def room(self, kind: str, limit: int, wait_s: float) -> bool:
+        """Return when fewer than `limit` objects of a kind wait; False: more do still, after so long."""
+        try:
+            async with asyncio.timeout(wait_s):
+                while self._ready[kind].qsize() >= limit:
+                    self._taken.clear()
+                    await self._taken.wait()
+        except TimeoutError:
+            return False
+        return True
 
     async def work(self, kind: str, handle: Handle) -> None:
         """Handle a kind's entries, one after another, until cancelled. `handle` deals with its own errors."""

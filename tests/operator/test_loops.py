@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
 from tartlet_common.clock import ManualClock
 from tartlet_common.errors import Unavailable
+from tartlet_operator import loops, orphans
 from tartlet_operator.context import Context, ControlView
 from tartlet_operator.inferlet_status import PoolSeen
-from tartlet_operator.loops import UNREACHABLE_S, ControlWatch, compare_catalogue, sweep_when_settled
+from tartlet_operator.loops import UNREACHABLE_S, ControlWatch, Resync, compare_catalogue, sweep_when_settled
 from tartlet_operator.meta import Key
 from tartlet_operator.store import InferletSeen, Store
 from tartlet_operator.work_queue import WorkQueue
@@ -169,3 +172,25 @@ async def test_an_inferlet_whose_last_valid_version_control_lost_is_looked_at() 
     held.clear()
     await compare_catalogue(ctx)
     assert list(ctx.queue._pending) == [edited]
+
+
+async def test_a_resync_ends_though_workers_hang(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def pages(kind: str, namespace: str) -> AsyncIterator[dict[str, Any]]:
+        for n in range(400):
+            yield {"metadata": {"namespace": namespace, "name": f"{kind}-{n}"}}
+
+    async def done(_: Any) -> None:
+        pass
+
+    monkeypatch.setattr(loops, "_ROOM_S", 0.01)
+    monkeypatch.setattr(loops, "compare_catalogue", done)
+    monkeypatch.setattr(orphans, "end", done)
+    ctx = context(Control(), namespaces=["ns"], api=SimpleNamespace(pages=pages))
+    lost = Key("Inferlet", "ns", "deleted while nobody looked")
+    ctx.store.inferlets[lost] = InferletSeen("", "", "", "", ready=True, runnable=True)
+    async with asyncio.timeout(10):
+        await Resync(ctx).once()
+    pending = ctx.queue._pending
+    assert len(pending) == 1201
+    assert lost in pending
+    assert sum(body is not None for body in pending.values()) == 600, "keys alone take no memory"

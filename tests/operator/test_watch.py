@@ -11,6 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from yarl import URL
 
 from tartlet_operator import tap
 from tartlet_operator.meta import Key
@@ -44,14 +45,19 @@ class Content:
         self.piece = piece
         self.breaks = breaks
 
-    async def read(self) -> bytes:
-        return self.data
+    async def readany(self) -> bytes:
+        data, self.data = self.data[:100_000], self.data[100_000:]
+        return data
 
     async def iter_chunked(self, _: int) -> AsyncIterator[bytes]:
         for start in range(0, len(self.data), self.piece):
             yield self.data[start : start + self.piece]
         if self.breaks:
             raise ConnectionResetError
+
+
+def asking(path: str = "/inferlets", **query: str) -> Any:
+    return SimpleNamespace(url=URL(f"http://api{path}").with_query(query), headers={})
 
 
 async def listed(watch: Watch, *items: dict[str, Any]) -> Any:
@@ -61,8 +67,7 @@ async def listed(watch: Watch, *items: dict[str, Any]) -> Any:
     async def answered(_: Any) -> Any:
         return SimpleNamespace(status=200, content=content)
 
-    request: Any = SimpleNamespace(url=SimpleNamespace(query={"limit": "250"}, path="/inferlets"))
-    reply = await watch._between(request, answered)
+    reply = await watch._between(asking(limit="250"), answered)
     return json.loads(await reply.content.read())
 
 
@@ -177,7 +182,7 @@ async def test_of_config_maps_the_metadata_alone_is_asked_for() -> None:
     async def answered(_: Any) -> Any:
         return SimpleNamespace(status=200, content=content)
 
-    request: Any = SimpleNamespace(url=SimpleNamespace(query={"limit": "100"}, path="/api/v1/configmaps"), headers={})
+    request = asking("/api/v1/configmaps", limit="100")
     await watch._between(request, answered)
     assert "as=PartialObjectMetadataList" in request.headers["Accept"]
     assert list(queue._pending) == [KEY]
@@ -188,21 +193,20 @@ async def test_a_lists_next_page_waits_until_the_last_one_is_worked_on() -> None
     for n in range(1000):
         queue.add(Key("Inferlet", "ns", f"i{n}"))
 
-    request: Any = SimpleNamespace(url=SimpleNamespace(query={"continue": "token"}, path="/inferlets"))
-    page: Any = SimpleNamespace(status=200)
+    page: Any = SimpleNamespace(status=403)
 
     async def answered(_: Any) -> Any:
         return page
 
-    asking = asyncio.ensure_future(watch._between(request, answered))
+    next_page = asyncio.ensure_future(watch._between(asking(**{"continue": "token"}), answered))
     await asyncio.sleep(0.05)
-    assert not asking.done()
+    assert not next_page.done()
 
     async def handled(key: Key, _: Any) -> None:
         return None
 
     worker = asyncio.ensure_future(queue.work("Inferlet", handled))
-    assert await asyncio.wait_for(asking, 5) is page
+    assert await asyncio.wait_for(next_page, 5) is page
     worker.cancel()
     await asyncio.gather(worker, return_exceptions=True)
 
@@ -217,16 +221,47 @@ async def test_what_may_not_be_read_for_a_while_is_asked_for_again(monkeypatch: 
     async def answered(_: Any) -> Any:
         return answers.pop(0)
 
-    request: Any = SimpleNamespace(url=SimpleNamespace(query={"limit": "250"}, path="/inferlets"))
-    reply = await asyncio.wait_for(watch._between(request, answered), 5)
+    reply = await asyncio.wait_for(watch._between(asking(limit="250"), answered), 5)
     assert reply.status == 200
     assert list(queue._pending) == [KEY]
-    discovery: Any = SimpleNamespace(url=SimpleNamespace(query={}, path="/apis"))
     answers.append(SimpleNamespace(status=404, reason="", release=lambda: None, content=content))
-    assert (await watch._between(discovery, answered)).status == 404, "what is no list is kopf's affair"
+    assert (await watch._between(asking("/apis"), answered)).status == 404, "what is no list is kopf's affair"
 
 
 def test_a_body_is_kept_without_what_nobody_reads() -> None:
     kept = slim(seen(3))
     assert set(kept["metadata"]) == {"name", "namespace", "uid", "generation", "resourceVersion"}
     assert set(kept) == {"apiVersion", "kind", "metadata", "spec", "status"}
+
+
+async def test_large_objects_come_few_at_a_time_and_wait_without_their_bodies() -> None:
+    watch, queue, _ = watching()
+    limits: list[int] = []
+    large = [body("Inferlet", f"i{n}", {"source": {"inline": "x" * 1_000_000}}) for n in range(30)]
+    left = large[:]
+
+    async def answered(request: Any) -> Any:
+        limit = int(request.url.query["limit"])
+        limits.append(limit)
+        content = Content(json.dumps({**PAGE, "items": left[:limit]}).encode())
+        return SimpleNamespace(status=200, content=content, close=lambda: None)
+
+    while left:
+        request = asking(limit="100")
+        await watch._between(request, answered)
+        del left[: int(request.url.query["limit"])]
+    assert limits == [100, 12, *[1] * 30]
+    assert queue._pending == {Key("Inferlet", "ns", f"i{n}"): None for n in range(30)}
+    limits.clear()
+    for n in range(10):
+        left[:] = [seen(n)]
+        await watch._between(asking(limit="100"), answered)
+    assert limits == [1, 2, 4, 8, 16, 32, 64, 128, 256, 500], "small ones come many at a time again"
+
+
+async def test_a_heavy_body_takes_the_place_of_a_light_one_that_waits() -> None:
+    watch, queue, _ = watching()
+    heavy = seen(7)
+    heavy["spec"]["source"]["inline"] = "\U0001f600" * 20_000
+    await listed(watch, seen(6), heavy)
+    assert queue._pending == {KEY: None}
