@@ -21,6 +21,7 @@ from tartlet_operator.kube import ApiError, version
 from tartlet_operator.meta import Key, Meta
 from tartlet_operator.pool_status import Happening
 from tartlet_operator.reasons import EventReason, Reason, told
+from tartlet_operator.work_queue import LATER
 
 log = logging.getLogger("tartlet.operator")
 
@@ -70,7 +71,8 @@ class Handler:
                 again_s = None
             else:
                 again_s = await _RECONCILE[key.kind](ctx, key, body)
-            self._succeeded(key)
+            if again_s != LATER:
+                self._succeeded(key)
         except ValidationError as e:  # an older CRD let it through
             again_s = await self._failed(key, body, "InvalidSpec", str(e), permanent=True)
         except ApiError as e:

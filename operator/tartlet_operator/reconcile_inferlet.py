@@ -18,6 +18,7 @@ from tartlet_operator.pool_status import Happening
 from tartlet_operator.reasons import EventReason, Reason
 from tartlet_operator.sources import SourceProblem, StillFetching
 from tartlet_operator.store import InferletSeen
+from tartlet_operator.work_queue import LATER
 from tartlet_protos import control_pb2
 
 _PROBLEM_RETRY_S: Final = 30.0
@@ -48,7 +49,7 @@ async def reconcile(ctx: Context, key: Key, body: Mapping[str, Any]) -> float | 
         verdict = Verdict("True", Reason.CATALOGUED, digest=wanted.source.digest)
     except StillFetching as e:
         e.coming.add_done_callback(lambda _: ctx.queue.add(key))
-        return None
+        return LATER
     except SourceProblem as e:
         verdict = Verdict("False", e.reason, e.message, _digest(ctx, key, old))
         again_s = _PROBLEM_RETRY_S if e.retry else None

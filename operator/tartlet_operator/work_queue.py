@@ -16,7 +16,8 @@ Body = Mapping[str, Any]
 Handle = Callable[[Key, Body | None], Awaitable[float | None]]
 """Brings one object about: its key and newest body (None: fetch it). Returns when to look again, s, or None."""
 
-_FOREVER: Final = float("inf")
+LATER: Final = float("inf")
+"""The answer when something that is under way will queue the object again, and nothing came of it yet."""
 
 
 class WorkQueue:
@@ -91,7 +92,7 @@ class WorkQueue:
                 self._busy.discard(key)
                 if key in self._pending:
                     self._ready[key.kind].put_nowait(key)
-            if again_s is not None and again_s < _FOREVER and key not in self._pending:
+            if again_s is not None and again_s < LATER and key not in self._pending:
                 self.add_after(key, again_s)
 
     def close(self) -> None:

@@ -18,7 +18,7 @@ from tartlet_operator.handler import Handler
 from tartlet_operator.kube import ApiError
 from tartlet_operator.meta import Key
 from tartlet_operator.store import InferletSeen, Store
-from tartlet_operator.work_queue import WorkQueue
+from tartlet_operator.work_queue import LATER, WorkQueue
 from tartlet_operator.written import Written
 from tests.operator.objects import body, until
 
@@ -78,3 +78,23 @@ async def test_rights_that_are_missing_may_come_back(status: int, monkeypatch: p
     ctx: Any = SimpleNamespace(clock=ManualClock(), written=Written(), metrics=metrics, api=SimpleNamespace(get=get))
     ctx.settings = SimpleNamespace(max_retries=3)
     assert await Handler(ctx).handle(KEYS[0], None) == handler.retry_s(1, 3)
+
+
+async def test_what_is_still_fetched_has_not_succeeded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its source comes, and is refused; the time until it is fetched again grows all the same."""
+    answers = [Unavailable(what="control", detail="it is full"), None] * 3
+
+    async def reconcile(_: Any, __: Key, ___: Mapping[str, Any]) -> float:
+        if (refused := answers.pop(0)) is not None:
+            raise refused
+        return LATER
+
+    async def get(kind: str, _: str, name: str) -> Any:
+        return body(kind, name, {"source": {"inline": "pass"}}, {})
+
+    monkeypatch.setattr(handler, "_RECONCILE", {"Inferlet": reconcile})
+    metrics = SimpleNamespace(reconciled=lambda *_: None, failed=lambda *_: None)
+    ctx: Any = SimpleNamespace(clock=ManualClock(), written=Written(), metrics=metrics, api=SimpleNamespace(get=get))
+    ctx.settings, ctx.given_up = SimpleNamespace(max_retries=5), {}
+    tried = Handler(ctx)
+    assert [await tried.handle(KEYS[0], None) for _ in range(6)] == [0.5, LATER, 1.0, LATER, 2.0, LATER]

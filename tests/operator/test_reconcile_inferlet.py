@@ -15,7 +15,7 @@ from tartlet_operator.reasons import Reason
 from tartlet_operator.reconcile_inferlet import reconcile
 from tartlet_operator.sources import SourceProblem, StillFetching
 from tartlet_operator.store import Store
-from tartlet_operator.work_queue import WorkQueue
+from tartlet_operator.work_queue import LATER, WorkQueue
 from tests.operator.objects import body, inferlet
 
 KEY = Key("Inferlet", "ns", "i")
@@ -58,7 +58,7 @@ async def test_a_source_that_comes_later_has_its_inferlet_looked_at_again_and_sa
 
     coming = asyncio.create_task(come())
     ctx = context(fetch)
-    assert await reconcile(ctx, KEY, body("Inferlet", "i", URL, {})) is None
+    assert await reconcile(ctx, KEY, body("Inferlet", "i", URL, {})) == LATER
     assert not ctx.written
     assert ctx.queue.idle
     came.set()
