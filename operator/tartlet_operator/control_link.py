@@ -99,8 +99,12 @@ class ControlLink:
                 await asyncio.sleep(max(self._put_s + _PUT_EVERY_S - loop.time(), 0.0))
                 self._put_s = loop.time()
                 await self._put_some()
-        if put.error is not None:
-            raise put.error
+        error, put.error = put.error, None
+        try:
+            if error is not None:
+                raise error
+        finally:
+            del error  # else it holds this frame, which holds it, and the entry's source stays with them
 
     async def delete(self, tenant: str, name: str) -> None:
         """Forget an entry, if there is one."""
