@@ -153,7 +153,7 @@ def test_certificates_are_kept_until_they_are_due(kube: Kube, second: Kube) -> N
 
 def test_certificates_of_ones_own_do_not_take_those_that_are_there_away(kube: Kube, second: Kube) -> None:
     existing = ("--set", "certificates.provider=existing", "--dry-run=server")
-    with pytest.raises(Refused, match=r"would remove the Secrets .* resource-policy=keep") as refused:
+    with pytest.raises(Refused, match=r"would remove the Secrets .*resource-policy=keep") as refused:
         upgrade(second, *existing)
     (annotate,) = re.findall(r"\(kubectl (.*?)\)", str(refused.value))
     second(*annotate.split()[2:])
