@@ -31,7 +31,7 @@ def apply(it: Live, name: str) -> None:
     """Something of each kind, the same names in every namespace."""
     it.create("EnginePool", "pool", POOL)
     it.create("Inferlet", "named", {"source": {"inline": NAMED.format(name)}})
-    it.create("InferletRun", "r", {"inferlet": "named"})
+    it.create("InferletRun", "r", {"inferlet": "named", "model": "fake"})  # a run of no model waits for a pool
 
 
 async def brought_about(it: Live, name: str) -> None:
@@ -75,7 +75,7 @@ async def test_namespaces_that_it_was_given_are_seen_to_and_no_other(
         programs = {}
         for it in (one, two):
             it.create("Inferlet", "sleeping", {"source": {"inline": SLEEPING}})
-            it.create("InferletRun", "sleeps", {"inferlet": "sleeping"})
+            it.create("InferletRun", "sleeps", {"inferlet": "sleeping", "model": "fake"})
             programs[it.namespace] = await begun(it, "sleeps")
         own.operator.kill()
         one.delete("InferletRun", "sleeps")
