@@ -80,12 +80,14 @@ class FakeEngine:
         self._options = options
         self._sleep = sleep
         self._spec = _spec(options)
+        asked, memory = options.num_pages * options.page_size * _SLOT_BYTES, psutil.virtual_memory()
+        error = OutOfDeviceMemory(device="cpu", asked_bytes=asked, free_bytes=memory.available)
+        if asked > memory.total:  # which a kernel that overcommits gives all the same
+            raise error
         try:
             self.reset()
         except MemoryError as e:
-            asked = options.num_pages * options.page_size * _SLOT_BYTES
-            free = psutil.virtual_memory().available
-            raise OutOfDeviceMemory(device="cpu", asked_bytes=asked, free_bytes=free) from e
+            raise error from e
 
     @property
     def spec(self) -> EngineSpec:

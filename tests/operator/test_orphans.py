@@ -133,7 +133,8 @@ async def test_a_program_is_known_though_its_launch_could_not_be_written() -> No
     async def get(*_: object) -> dict[str, Any]:
         ready = {"type": "Ready", "status": "True", "reason": "Catalogued", "message": "", "observedGeneration": 1}
         time = {"lastTransitionTime": "2026-01-01T00:00:00Z"}
-        return body("Inferlet", "i", {"source": {"inline": "pass"}}, {"conditions": [ready | time]})
+        status = {"observedGeneration": 1, "conditions": [ready | time]}
+        return body("Inferlet", "i", {"source": {"inline": "pass"}}, status)
 
     async def write_status(*_: object) -> None:
         raise ApiError(500, "InternalError", "it is restarting")
