@@ -64,15 +64,10 @@ def kubernetes_path(layout: Layout) -> Path:
 def kubernetes(layout: Layout) -> Path:
     """All components in one binary: 5 minutes on two cores where nothing is cached."""
     target, version = kubernetes_path(layout), kubernetes_version()
-    if target.exists():
-        return target
     major, minor = _major_minor()
     stamp = "k8s.io/component-base/version."  # else nodes report v0.0.0
-    flags = f"-s -w -X {stamp}gitVersion={version} -X {stamp}gitMajor={major} -X {stamp}gitMinor={minor}"
-    with _Building(target) as part:
-        _run([go(), *_BUILD, "-ldflags", flags, "-o", str(part / "k8s"), "."], dict(os.environ), COMPONENTS)
-        (part / "k8s").replace(target)
-    return target
+    stamps = f"-X {stamp}gitVersion={version} -X {stamp}gitMajor={major} -X {stamp}gitMinor={minor}"
+    return _built(target, COMPONENTS, dict(os.environ), stamps)
 
 
 def _major_minor() -> tuple[str, str]:
@@ -103,10 +98,15 @@ def coredns(layout: Layout) -> Path:
 
 def _static(target: Path, package: Path) -> Path:
     """A command of ours as an image may hold it alone."""
+    return _built(target, package, {**os.environ, "CGO_ENABLED": "0"})
+
+
+def _built(target: Path, package: Path, environment: dict[str, str], stamps: str = "") -> Path:
+    """A command of ours; `stamps`: as `_installed` has them."""
     if not target.exists():
         with _Building(target) as part:
-            command = [go(), *_BUILD, "-ldflags=-s -w", "-o", str(part / package.name), "."]
-            _run(command, {**os.environ, "CGO_ENABLED": "0"}, package)
+            command = [go(), *_BUILD, f"-ldflags=-s -w {stamps}", "-o", str(part / package.name), "."]
+            _run(command, environment, package)
             (part / package.name).replace(target)
     return target
 

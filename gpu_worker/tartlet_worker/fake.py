@@ -77,17 +77,15 @@ class FakeEngine:
     """
 
     def __init__(self, options: FakeOptions, sleep: Callable[[float], None] = time.sleep) -> None:
-        self._options = options
-        self._sleep = sleep
+        self._options, self._sleep = options, sleep
         self._spec = _spec(options)
         asked, memory = options.num_pages * options.page_size * _SLOT_BYTES, psutil.virtual_memory()
-        error = OutOfDeviceMemory(device="cpu", asked_bytes=asked, free_bytes=memory.available)
-        if asked > memory.total:  # which a kernel that overcommits gives all the same
-            raise error
         try:
+            if asked > memory.total:
+                raise MemoryError  # a kernel that overcommits doesn't
             self.reset()
         except MemoryError as e:
-            raise error from e
+            raise OutOfDeviceMemory(device="cpu", asked_bytes=asked, free_bytes=memory.available) from e
 
     @property
     def spec(self) -> EngineSpec:

@@ -17,7 +17,7 @@ from tartlet_common import rpc
 from tartlet_common.clock import Clock, SystemClock
 from tartlet_common.errors import TartletError, Unavailable
 from tartlet_common.process import Notify, signals_cancel
-from tartlet_common.settings import OperatorSettings
+from tartlet_common.settings import OperatorSettings, listed
 from tartlet_operator import access
 from tartlet_operator.access import ApiAccess
 from tartlet_operator.api import RESOURCES
@@ -62,8 +62,7 @@ async def main(settings: OperatorSettings, notify: Notify) -> None:
     logging.getLogger("kopf").setLevel(logging.WARNING)  # it would say something about every event
     reached = access.discover(settings.kubeconfig)
     namespace = settings.namespace or reached.namespace
-    given = (n.strip() for n in settings.namespaces.split(","))
-    namespaces = list(dict.fromkeys(filter(None, given))) or [namespace]
+    namespaces = listed(settings.namespaces) or [namespace]
     clock = SystemClock()
     async with contextlib.AsyncExitStack() as stack:
         api = Api(reached, _CONNECTIONS)
@@ -214,5 +213,5 @@ def _defaults(settings: OperatorSettings) -> WorkerDefaults:
         log_format=settings.log_format,
         log_level=settings.log_level,
         otlp_endpoint=settings.worker_otlp_endpoint,
-        pull_secrets=tuple(filter(None, (n.strip() for n in settings.worker_pull_secrets.split(",")))),
+        pull_secrets=tuple(listed(settings.worker_pull_secrets)),
     )

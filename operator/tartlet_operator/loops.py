@@ -109,13 +109,10 @@ async def compare_catalogue(ctx: Context) -> None:
         todo = sync(wanted, held)
         for name in todo.put:
             ctx.queue.add(Key("Inferlet", namespace, name))
-        for key in inferlets:  # its last valid version may be what control has lost
-            if key.name not in wanted and key.name not in held:
+        for key in inferlets:  # one in neither: its last valid version may be what control has lost
+            if first or (key.name not in wanted and key.name not in held):
                 ctx.queue.add(key)
-        if first:  # perhaps no Inferlet has been seen yet: what has none is for the sweep
-            for key in inferlets:
-                ctx.queue.add(key)
-        else:
+        if not first:  # else perhaps no Inferlet has been seen yet: what has none is for the sweep
             for name in todo.delete:  # one not seen yet is looked at like any other, one that isn't there goes
                 ctx.queue.add(Key("Inferlet", namespace, name))
 

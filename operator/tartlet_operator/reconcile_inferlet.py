@@ -130,27 +130,31 @@ def _digest(ctx: Context, key: Key, old: InferletStatus) -> str:
     return old.digest.removeprefix("sha256:") if held is None or key.name in held else ""
 
 
+def _config_map(spec: InferletSpec) -> str:
+    """The name of the one that its source is in, or ""."""
+    return spec.source.config_map.name if spec.source.config_map is not None else ""
+
+
 def _expect(ctx: Context, key: Key, spec: InferletSpec) -> None:
     """Before its source is fetched: a ConfigMap that changes meanwhile finds who depends on it."""
-    config_map = spec.source.config_map.name if spec.source.config_map is not None else ""
+    config_map = _config_map(spec)
     seen = ctx.store.inferlets.get(key) or InferletSeen("", spec.pool, spec.model, "", ready=False, runnable=False)
     if config_map and config_map != seen.config_map:
         ctx.store.inferlets[key] = seen._replace(config_map=config_map)
 
 
 def _remember(ctx: Context, key: Key, spec: InferletSpec, new: InferletStatus, print_: str) -> None:
-    config_map = spec.source.config_map.name if spec.source.config_map is not None else ""
     seen = InferletSeen(
         fingerprint=print_,
         pool=spec.pool,
         model=spec.model,
-        config_map=config_map,
+        config_map=_config_map(spec),
         ready=holds(new.conditions, "Ready"),
         runnable=holds(new.conditions, "Runnable"),
         generation=new.observed_generation,
     )
     before = ctx.store.inferlets.get(key)
     ctx.store.inferlets[key] = seen
-    if before is None or (before.ready, before.runnable, before.generation) != (*seen[-3:],):
+    if before is None or before.standing != seen.standing:
         for run in ctx.store.runs_of(key):
             ctx.queue.add(run)

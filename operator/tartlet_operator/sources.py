@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 
 import aiohttp
 
+from tartlet_common.settings import listed
 from tartlet_operator.api.inferlet import Source, UrlSource
 from tartlet_operator.kube import Api
 from tartlet_operator.reasons import Reason
@@ -72,7 +73,7 @@ class SourceFetcher:
 
     def __init__(self, api: Api, hosts: str) -> None:
         self._api = api
-        self._hosts = [h.strip().lower() for h in hosts.split(",") if h.strip()]
+        self._hosts = listed(hosts.lower())
         self._kept: OrderedDict[str, bytes] = OrderedDict()  # by digest
         self._size = 0
         self._untaken: dict[str, int] = {}  # of these, those that nobody has asked for since they came

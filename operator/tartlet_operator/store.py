@@ -22,6 +22,11 @@ class InferletSeen(NamedTuple):
     runnable: bool
     generation: int = 0  # that its status speaks of
 
+    @property
+    def standing(self) -> tuple[bool, bool, int]:
+        """What runs of it wait for."""
+        return self.ready, self.runnable, self.generation
+
 
 class RunSeen(NamedTuple):
     """What is remembered of an InferletRun."""

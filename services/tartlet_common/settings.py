@@ -137,6 +137,16 @@ class OperatorSettings(_Settings):
     worker_otlp_endpoint: str = Field("", description="where workers send traces and metrics; empty: nowhere")
 
 
+def listed(text: str) -> list[str]:
+    """What a setting lists, separated by commas, each once.
+
+    Example:
+        >>> listed("a, b,,a ")
+        ['a', 'b']
+    """
+    return list(dict.fromkeys(filter(None, map(str.strip, text.split(",")))))
+
+
 ROLES: dict[str, type[_Settings]] = {
     "control": ControlSettings,
     "runtime": RuntimeSettings,

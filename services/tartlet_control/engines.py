@@ -233,10 +233,10 @@ class Models:
 
         By name, for the order in which engines come is another one after each restart.
         """
-        by_name = [(_current(forms), forms) for _, forms in sorted(self._forms.items())]
-        for current, forms in sorted(by_name, key=lambda each: not each[0].ready):
-            yield current
-            yield from (m for m in forms if m is not current)
+        current = {name: _current(forms) for name, forms in self._forms.items()}
+        for name in sorted(current, key=lambda name: (not current[name].ready, name)):
+            yield current[name]
+            yield from (m for m in self._forms[name] if m is not current[name])
 
     def join(self, spec: EngineSpec) -> Model:
         """The model of a new engine, made if it is the first of its form.

@@ -151,23 +151,12 @@ AGE: Final = Column("Age", ".metadata.creationTimestamp", "date")
 _NUMBER: Final = re.compile(
     r"([+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]{1,3})?)(n|u|m|k|M|G|T|P|E|Ki|Mi|Gi|Ti|Pi|Ei)?"
 )
-_FACTORS: Final = {
+_PREFIXES: Final = "kMGTPE"
+_FACTORS: Final[dict[str | None, Fraction]] = {
     None: Fraction(1),
-    "n": Fraction(1, 10**9),
-    "u": Fraction(1, 10**6),
-    "m": Fraction(1, 10**3),
-    "k": Fraction(10**3),
-    "M": Fraction(10**6),
-    "G": Fraction(10**9),
-    "T": Fraction(10**12),
-    "P": Fraction(10**15),
-    "E": Fraction(10**18),
-    "Ki": Fraction(2**10),
-    "Mi": Fraction(2**20),
-    "Gi": Fraction(2**30),
-    "Ti": Fraction(2**40),
-    "Pi": Fraction(2**50),
-    "Ei": Fraction(2**60),
+    **{small: Fraction(1, 1000**n) for n, small in enumerate("mun", 1)},
+    **{large: Fraction(1000**n) for n, large in enumerate(_PREFIXES, 1)},
+    **{f"{large.upper()}i": Fraction(1024**n) for n, large in enumerate(_PREFIXES, 1)},
 }
 
 
