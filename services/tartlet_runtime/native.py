@@ -48,7 +48,7 @@ def frame(kind: int, body: bytes) -> bytes:
 
     Example:
         >>> frame(HELLO, b"token")
-        b'\\x06\\x00\\x00\\x00\\x01token'
+        b'\x06\x00\x00\x00\x01token'
     """
     return _HEAD.pack(len(body) + 1, kind) + body
 

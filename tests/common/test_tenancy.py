@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import doctest
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tartlet_common import tenancy
 from tartlet_common.access import IDENTITIES
 from tartlet_common.errors import PermissionDenied
 from tartlet_common.tenancy import EVERY_TENANT, EVERYONE, HEADER, Scope, decide
@@ -25,10 +22,6 @@ NAMES = st.lists(
 METADATA = st.lists(
     st.tuples(st.sampled_from([HEADER, "tartlet-relayed", "x-tenant"]), TENANTS.map(str.encode)), max_size=3
 )
-
-
-def test_the_examples_hold() -> None:
-    assert doctest.testmod(tenancy).failed == 0
 
 
 @given(NAMES, METADATA, TENANTS)
