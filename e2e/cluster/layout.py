@@ -49,6 +49,11 @@ class Layout:
         return self.state / "first.json"
 
     @property
+    def kernel(self) -> Path:
+        """The machine's settings as they were before the cluster."""
+        return self.state / "kernel.json"
+
+    @property
     def containers(self) -> Path:
         """containerd's own store: images stay from one cluster to the next."""
         return self.cache / "containerd"

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from e2e.cluster import cgroups, configs, images, pki, requirements, toolchain
+from e2e.cluster import cgroups, configs, images, kernel, pki, requirements, toolchain
 from e2e.cluster.images import Image
 from e2e.cluster.layout import ROOT, Layout
 from e2e.cluster.processes import Process, in_namespace
@@ -84,6 +84,7 @@ class OwnCluster:
             self._started.wait(timeout=5.0)
             self._started = None
         cgroups.remove()
+        kernel.put_back(layout.kernel)
         _remove(layout.state)
         layout.record.unlink(missing_ok=True)
 
@@ -244,6 +245,7 @@ class OwnCluster:
         layout.containers.mkdir(exist_ok=True)
         (layout.containers / "clean").unlink(missing_ok=True)
         state.mkdir(mode=0o700)
+        kernel.note(layout.kernel)
         pki.write(state / "pki")
         tokens = {name: secrets.token_hex(16) for name in configs.USERS}
         (state / "tokens.json").write_text(json.dumps(tokens))

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-from e2e.cluster import cgroups, toolchain
+from e2e.cluster import cgroups, kernel, toolchain
 from e2e.cluster.configs import CGROUP
 from e2e.cluster.layout import ROOT, Layout, default_layout
 from e2e.cluster.processes import PROC, Process
@@ -87,10 +87,13 @@ def place() -> Iterator[Place]:
 
 
 @pytest.fixture
-def before(place: Place) -> Iterator[dict[str, set[str]]]:
-    """The machine before the test; after it, no cluster is up, whatever went wrong."""
+def before(place: Place, tmp_path: Path) -> Iterator[dict[str, set[str]]]:
+    """The machine before the test, where no kubelet ever ran; after it, no cluster is up, whatever went wrong."""
+    kernel.note(tmp_path / "kernel.json")
+    (kernel.MOUNT / "vm/overcommit_memory").write_text("0")
     yield traces(place.layout)
     place.own().down()
+    kernel.put_back(tmp_path / "kernel.json")
 
 
 def traces(layout: Layout) -> dict[str, set[str]]:
@@ -99,6 +102,7 @@ def traces(layout: Layout) -> dict[str, set[str]]:
         "mounts": set(Path("/proc/mounts").read_text().splitlines()),
         "links": {link.name for link in Path("/sys/class/net").iterdir()},
         "groups": {str(group) for group in cgroups.leftovers()},
+        "settings": {f"{name}={value}" for name, value in kernel.settings().items()},
         "state": {str(f) for f in (layout.state, layout.record) if f.exists()},
         "processes": set(processes(layout)),
     }
@@ -134,7 +138,8 @@ def test_it_comes_up_in_time_and_goes_without_a_trace(place: Place, before: dict
     up_s = time.monotonic() - start
     say(f"\n{said}  up: {up_s:.1f} s")
     assert up.returncode == 0
-    assert {"groups", "state", "processes"} <= new(before, place.layout).keys()  # what is looked for can be seen
+    seen = new(before, place.layout)
+    assert seen.keys() >= {"groups", "settings", "state", "processes"}  # what is looked for can be seen
     cluster = place.own()
     assert cluster.is_up()
     assert " Running " in cluster.run(*cluster.kubectl(), "get", "pods", "-n", "kube-system").stdout

@@ -1,0 +1,38 @@
+"""The kernel's settings that a kubelet changes for the whole machine: noted before it starts, put back after it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+MOUNT = Path("/proc/sys")
+SETTINGS = (
+    "kernel/keys/root_maxbytes",
+    "kernel/keys/root_maxkeys",
+    "kernel/panic",
+    "kernel/panic_on_oops",
+    "vm/overcommit_memory",
+    "vm/panic_on_oom",
+)
+
+
+def settings(mount: Path = MOUNT) -> dict[str, str]:
+    """As they are, by name; those that this kernel has."""
+    return {name: (mount / name).read_text().strip() for name in SETTINGS if (mount / name).exists()}
+
+
+def note(file: Path, mount: Path = MOUNT) -> None:
+    """Keeps them in a file."""
+    part = file.with_suffix(".part")
+    part.write_text(json.dumps(settings(mount)))
+    part.replace(file)
+
+
+def put_back(file: Path, mount: Path = MOUNT) -> None:
+    """Sets those that have changed as they were; without the file nothing has changed them."""
+    if not file.exists():
+        return
+    now = settings(mount)
+    for name, value in json.loads(file.read_text()).items():
+        if now.get(name) != value:
+            (mount / name).write_text(value)
