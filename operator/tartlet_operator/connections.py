@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import re
 import ssl
+import sys
 from dataclasses import dataclass
 from typing import Final
 from urllib.parse import urlsplit
@@ -19,6 +20,10 @@ _TARGET: Final = re.compile(r"/[!-~]*")
 
 class Gone(ConnectionError):
     """The server closed the connection before it answered."""
+
+
+class TooLarge(Exception):
+    """A reply has more bytes than were asked for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +44,7 @@ class _Connection:
         """Close it, at once."""
         self.writer.transport.abort()
 
-    async def exchange(self, request: bytes) -> tuple[Reply, bool]:
+    async def exchange(self, request: bytes, most: int) -> tuple[Reply, bool]:
         """The reply, and whether the connection may be used again."""
         self.used = True
         try:
@@ -50,18 +55,19 @@ class _Connection:
             raise Gone(repr(e)) from e
         try:
             fields = _fields(head)
-            reply = Reply(int(head[9:12]), await self._body(fields))
+            reply = Reply(int(head[9:12]), await self._body(fields, most))
         except (asyncio.IncompleteReadError, asyncio.LimitOverrunError, ValueError) as e:
             raise ConnectionError(f"a reply that can't be read: {e!r}") from e
         return reply, fields.get(b"connection", b"").lower() != b"close"
 
-    async def _body(self, fields: dict[bytes, bytes]) -> bytes:
+    async def _body(self, fields: dict[bytes, bytes], most: int) -> bytes:
         if b"content-length" in fields:
-            return await self.reader.readexactly(int(fields[b"content-length"]))
+            return await self.reader.readexactly(_within(int(fields[b"content-length"]), most))
         if fields.get(b"transfer-encoding", b"").lower() != b"chunked":
             return b""  # as of 204
-        chunks = []
+        chunks, total = [], 0
         while size := int((await self.reader.readuntil(b"\r\n")).split(b";")[0], 16):
+            total = _within(total + size, most)
             chunks.append(await self.reader.readexactly(size))
             await self.reader.readexactly(2)
         await self.reader.readuntil(b"\r\n")  # no trailers: none were asked for
@@ -81,7 +87,7 @@ class Connections:
         self._idle: list[_Connection] = []
         self._room = asyncio.Semaphore(limit)
 
-    async def request(self, method: str, target: str, headers: str, body: bytes) -> Reply:
+    async def request(self, method: str, target: str, headers: str, body: bytes, most: int = sys.maxsize) -> Reply:
         """Send a request that may be sent twice, and read its reply.
 
         Args:
@@ -89,9 +95,11 @@ class Connections:
             target: path and query, quoted.
             headers: each ended by CRLF.
             body: empty: none.
+            most: bytes that the reply's body may have.
 
         Raises:
             OSError: the server can't be reached, or didn't answer in time.
+            TooLarge: the reply has more; it was left.
             ValueError: the target isn't quoted: what follows it would be read as another request.
         """
         if not _TARGET.fullmatch(target):
@@ -102,7 +110,7 @@ class Connections:
                 connection = self._waiting() or await self._connect()
                 waited = connection.used
                 try:
-                    reply, stays = await connection.exchange(head.encode() + body)
+                    reply, stays = await connection.exchange(head.encode() + body, most)
                 except BaseException as e:
                     connection.end()
                     if waited and isinstance(e, Gone):  # while nobody used it
@@ -132,6 +140,12 @@ class Connections:
 
     async def _connect(self) -> _Connection:
         return _Connection(*await asyncio.open_connection(self._host, self._port, ssl=self._tls))
+
+
+def _within(size: int, most: int) -> int:
+    if size > most:
+        raise TooLarge(f"{size} bytes")
+    return size
 
 
 def _fields(head: bytes) -> dict[bytes, bytes]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from collections.abc import AsyncIterator, Mapping
 from typing import Any, Final
 from urllib.parse import urlencode
@@ -12,16 +13,13 @@ from tartlet_common.yaml_json import dumps
 from tartlet_operator.access import ApiAccess
 from tartlet_operator.api import RESOURCES
 from tartlet_operator.api.common import API_VERSION, OBJECT_NAME
-from tartlet_operator.connections import Connections
+from tartlet_operator.connections import Connections, TooLarge
 from tartlet_operator.meta import MANAGER, Key
+from tartlet_operator.page_size import PageSize
 
 _METADATA_ONLY: Final = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1"
 _APPLY: Final = "application/apply-patch+yaml"
 _MERGE: Final = "application/merge-patch+json"
-_PAGE: Final = 100
-_LARGE_PAGE: Final = 8
-"""Objects of ours in a page: each may have a megabyte, which takes nine while it is read."""
-_OURS: Final = frozenset(r.kind for r in RESOURCES)
 _NAME: Final = re.compile(OBJECT_NAME)
 _NAME_CHARS: Final = 253
 
@@ -92,11 +90,16 @@ class Api:
         Raises:
             ApiError: they can't be read.
         """
-        params = {"limit": str(_LARGE_PAGE if kind in _OURS else _PAGE)}
+        params, size = {}, PageSize()
         if labels:
             params["labelSelector"] = ",".join(f"{k}={v}" for k, v in labels.items())
         while True:
-            page = await self._do("GET", _path(kind, namespace), params=params)
+            params["limit"] = str(size.limit)
+            try:
+                page = await self._do("GET", _path(kind, namespace), params=params, size=size)
+            except TooLarge:
+                size.was_large()
+                continue
             for body in page["items"]:
                 yield body
             more = page["metadata"].get("continue")
@@ -183,6 +186,7 @@ class Api:
         params: Mapping[str, str] | None = None,
         content_type: str = "application/json",
         accept: str = "application/json",
+        size: PageSize | None = None,
     ) -> dict[str, Any]:
         token = self._token()
         headers = f"Accept: {accept}\r\nContent-Type: {content_type}\r\n"
@@ -191,11 +195,15 @@ class Api:
         target = f"{path}?{urlencode(params)}" if params else path
         data = dumps(body) if body is not None else b""
         try:
-            reply = await self._connections.request(method, target, headers, data)
+            reply = await self._connections.request(
+                method, target, headers, data, size.most_bytes if size else sys.maxsize
+            )
         except OSError as e:
             raise ApiError(0, "Unreachable", repr(e)) from e
         if reply.status >= 400:
             raise _refusal(reply.status, reply.body)
+        if size:
+            size.took(len(reply.body))
         try:
             answer: dict[str, Any] = json.loads(reply.body)
         except ValueError as e:  # whoever stands between us and the API server

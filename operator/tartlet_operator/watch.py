@@ -11,6 +11,7 @@ import asyncio
 import json
 import logging
 import sys
+from collections import defaultdict
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, Final
@@ -18,9 +19,11 @@ from typing import Any, Final
 import aiohttp
 import kopf
 
+from tartlet_operator import page_size
 from tartlet_operator.access import ApiAccess
 from tartlet_operator.api import GROUP, RESOURCES, VERSION
 from tartlet_operator.meta import POOL_LABEL, Key
+from tartlet_operator.page_size import PageSize
 from tartlet_operator.store import Store
 from tartlet_operator.tap import read, take_events, take_list
 from tartlet_operator.work_queue import WorkQueue
@@ -35,12 +38,6 @@ _NEWS: Final = frozenset({"ADDED", "MODIFIED", "DELETED"})
 _META: Final = ("namespace", "name", "uid", "generation", "resourceVersion", "deletionTimestamp")
 _LINES: Final = {**{resource.plural: resource.kind for resource in RESOURCES}, "configmaps": "Inferlet"}
 """The kind that is queued at events of another; at all others' it is EnginePool."""
-_PAGE: Final = 100
-_MOST: Final = 500
-"""Objects of the first page of a list, and of any."""
-_GOOD_BYTES: Final = 1 << 20
-_LARGE_BYTES: Final = 4 << 20
-"""What a page should have, and may: an object may have a megabyte, and one takes nine times that while it is read."""
 _AT_ONCE: Final = 4
 """Pages that are read at once."""
 _BACKLOG: Final = 200
@@ -68,7 +65,7 @@ class Watch:
         self._store = store
         self._written = written
         self._heard = heard
-        self._limits: dict[str, int] = {}  # objects of the next page, by the path of the requests
+        self._sizes: defaultdict[str, PageSize] = defaultdict(PageSize)  # by the path of the requests
         self._reading = asyncio.Semaphore(_AT_ONCE)
         self._newest: dict[str, int] = {}  # the version up to which a kind's watches came, by the path of the requests
 
@@ -119,23 +116,23 @@ class Watch:
 
     async def _page(self, request: aiohttp.ClientRequest, handler: aiohttp.ClientHandlerType) -> aiohttp.ClientResponse:
         """A page of a list, of so many objects that it isn't large; one that is large is left, for a shorter one."""
-        path = request.url.path
+        path, size = request.url.path, self._sizes[request.url.path]
         request.headers["Accept-Encoding"] = "identity"  # what was packed could come to anything
         while True:
-            limit = self._limits.get(path, _PAGE)
-            request.url = request.url.update_query(limit=limit)
+            most = size.most_bytes
+            request.url = request.url.update_query(limit=size.limit)
             reply = await _answer(request, handler)
             if reply.status != 200:
                 return reply
             async with self._reading:
-                data = await read(reply, _LARGE_BYTES if limit > 1 else sys.maxsize)
+                data = await read(reply, most)
                 if data is not None:
-                    self._limits[path] = next_limit(limit, len(data))
+                    size.took(len(data))
                     self._newest.pop(path, None)  # a list says what there is, whatever was seen before
                     take_list(reply, data, self._seen)
                     return reply
             reply.close()
-            self._limits[path] = max(limit // 8, 1)
+            size.was_large()
 
     def _event(self, path: str, line: bytes) -> bytes:
         """Takes a watch's event; its resource version, empty if it tells of the watch itself.
@@ -191,16 +188,6 @@ async def _answer(request: aiohttp.ClientRequest, handler: aiohttp.ClientHandler
     return reply
 
 
-def next_limit(limit: int, size: int) -> int:
-    """Objects of the page after one of so many bytes.
-
-    Example:
-        >>> next_limit(100, 150_000), next_limit(400, 2 << 20), next_limit(1, 2 << 20)
-        (200, 200, 1)
-    """
-    return max(min(2 * limit, _MOST, limit * _GOOD_BYTES // max(size, 1)), 1)
-
-
 def slim(body: Mapping[str, Any]) -> dict[str, Any]:
     """A body without what nobody reads: managedFields alone are often larger than the rest."""
     meta = body["metadata"]
@@ -229,7 +216,7 @@ def tune(settings: kopf.OperatorSettings, lease: str) -> None:
     """kopf as a lister and watcher that writes nothing and lists in pages."""
     settings.posting.enabled = False
     settings.scanning.disabled = True
-    settings.watching.chunk_size = _PAGE
+    settings.watching.chunk_size = page_size.FIRST
     settings.process.ultimate_exiting_timeout = None
     settings.watching.label_selectors["apps", "v1", "deployments"] = POOL_LABEL
     settings.watching.label_selectors["", "v1", "pods"] = POOL_LABEL

@@ -7,9 +7,11 @@ import json
 import ssl
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from typing import Any
 
 import pytest
 
+from tartlet_common.yaml_json import dumps
 from tartlet_operator.access import ApiAccess
 from tartlet_operator.connections import Connections, Gone
 from tartlet_operator.kube import Api, ApiError
@@ -138,6 +140,25 @@ async def test_a_name_that_no_object_has_is_not_asked_for(name: str) -> None:
             with pytest.raises(ValueError, match="no target"):
                 await connections.request("GET", target, "", b"")
     assert server.requests == []
+
+
+@pytest.mark.parametrize(
+    "length", [b"Content-Length: 5000000\r\n\r\n", b"Transfer-Encoding: chunked\r\n\r\n4c4b40\r\n"]
+)
+async def test_a_page_that_is_large_is_left_for_a_shorter_one(length: bytes) -> None:
+    pages: list[dict[str, Any]] = [
+        {"items": [{"n": 1}, {"n": 2}], "metadata": {"continue": "more"}},
+        {"items": [{"n": 3}], "metadata": {}},
+    ]
+    replies = [b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%b" % (len(p), p) for p in map(dumps, pages)]
+    async with serving(b"HTTP/1.1 200 OK\r\n" + length, *replies) as (server, connections):
+        access = ApiAccess(f"http://127.0.0.1:{connections._port}", ssl.create_default_context(), lambda: "s", "ns")
+        api = Api(access, 1)
+        assert [body["n"] async for body in api.pages("Pod", "ns")] == [1, 2, 3]
+        await api.close()
+    targets = [request.split()[1].partition(b"?")[2] for request in server.requests]
+    assert targets == [b"limit=100", b"limit=12", b"limit=24&continue=more"]
+    assert server.connections == 2  # what was left came over the first
 
 
 async def test_a_connection_that_says_more_than_it_was_asked_is_not_used_again() -> None:
