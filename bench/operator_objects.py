@@ -87,27 +87,34 @@ async def create_neighbours(session: aiohttp.ClientSession) -> None:
         await _post(session, path, {**body, "metadata": {"name": "neighbour"}})
 
 
-async def write_twice(session: aiohttp.ClientSession, name: str, text: str) -> None:
-    """Make an Inferlet where no operator looks, and write its status as one does: nothing can be Ready sooner."""
+async def status_of(session: aiohttp.ClientSession, name: str) -> Mapping[str, Any]:
+    """An Inferlet's status, as the operator wrote it."""
+    async with session.get(f"{_path('Inferlet')}/{name}") as reply:
+        status: Mapping[str, Any] = (await reply.json())["status"]
+        return status
+
+
+async def write_twice(
+    session: aiohttp.ClientSession, watch: Watch, name: str, text: str, status: Mapping[str, Any]
+) -> float:
+    """Make an Inferlet where no operator looks, and write its status when a watch tells of it; s until that is told.
+
+    Nothing can be Ready sooner.
+    """
+    started = time.perf_counter()
     await _create(session, "Inferlet", name, {"source": {"inline": text}}, UNWATCHED)
-    condition = {
-        "type": "Ready",
-        "status": "True",
-        "reason": "Ready",
-        "message": "written by nobody who has looked",
-        "lastTransitionTime": "2026-01-01T00:00:00Z",
-        "observedGeneration": 1,
-    }
-    await _apply_status(session, name, {"observedGeneration": 1, "conditions": [condition]})
+    await watch.until([name], watch.made_s)
+    await _apply_status(session, name, status)
+    return await watch.until([name], watch.ready_s) - started
 
 
-async def write_statuses(session: aiohttp.ClientSession, names: Sequence[str], text: str, like: str) -> float:
-    """Make Inferlets where no operator looks, and write all their statuses, the same as `like` has; s for these writes.
+async def write_statuses(
+    session: aiohttp.ClientSession, names: Sequence[str], text: str, status: Mapping[str, Any]
+) -> float:
+    """Make Inferlets where no operator looks, and write the same status to all of them; s for these writes.
 
     As many at once as an operator writes: how fast this API server can be written to.
     """
-    async with session.get(f"{_path('Inferlet')}/{like}") as reply:
-        status = (await reply.json())["status"]
     await _at_once(names, lambda name: _create(session, "Inferlet", name, {"source": {"inline": text}}, UNWATCHED))
     return await _at_once(names, lambda name: _apply_status(session, name, status), OperatorSettings().concurrency)
 
@@ -179,15 +186,17 @@ async def versions(session: aiohttp.ClientSession) -> dict[str, str]:
 
 
 class Watch:
-    """Sees when each Inferlet becomes Ready."""
+    """Sees when each Inferlet of a namespace is made and when it becomes Ready, by `time.perf_counter`."""
 
-    def __init__(self, session: aiohttp.ClientSession) -> None:
+    def __init__(self, session: aiohttp.ClientSession, namespace: str = NAMESPACE) -> None:
         self._session = session
+        self._path = _path("Inferlet", namespace)
         self._news = asyncio.Event()
+        self.made_s: dict[str, float] = {}
         self.ready_s: dict[str, float] = {}
 
     async def __aenter__(self) -> Self:
-        async with self._session.get(_path("Inferlet"), params={"limit": "1"}) as reply:
+        async with self._session.get(self._path, params={"limit": "1"}) as reply:
             since = (await reply.json())["metadata"]["resourceVersion"]
         self._task = asyncio.create_task(self._run(since), name="watch")
         return self
@@ -196,11 +205,11 @@ class Watch:
         self._task.cancel()
         await asyncio.gather(self._task, return_exceptions=True)
 
-    async def until(self, names: Iterable[str], what: str = "") -> float:
-        """When the last of these was seen Ready, by `time.perf_counter`; `what`: say how far it is."""
+    async def until(self, names: Sequence[str], seen_s: Mapping[str, float], what: str = "") -> float:
+        """When the last of these was seen made or Ready; `what`: say how far it is."""
         waiting, said = set(names), time.perf_counter()
         total = len(waiting)
-        while waiting := {name for name in waiting if name not in self.ready_s}:
+        while waiting := {name for name in waiting if name not in seen_s}:
             if what and time.perf_counter() - said >= 5.0:
                 said = time.perf_counter()
                 report.progress(f"{what}: {total - len(waiting):,} of {total:,} Ready")
@@ -212,17 +221,20 @@ class Watch:
                 await self._news.wait()
             if len(waiting) > 1:
                 await asyncio.sleep(0.02)  # else it would compare thousands of names at every event
-        return max(self.ready_s.values(), default=0.0)
+        return max(seen_s[name] for name in names)
 
     async def _run(self, since: str) -> None:
         params = {"watch": "true", "resourceVersion": since}
         rest = b""
-        async with self._session.get(_path("Inferlet"), params=params) as reply:
+        async with self._session.get(self._path, params=params) as reply:
             async for data in reply.content.iter_any():
                 now = time.perf_counter()
                 *lines, rest = (rest + data).split(b"\n")
                 for line in lines:
-                    name = _NAME.search(line) if _READY in line else None
-                    if name is not None:
-                        self.ready_s.setdefault(name[1].decode(), now)
+                    found = _NAME.search(line)
+                    if found is not None:
+                        name = found[1].decode()
+                        self.made_s.setdefault(name, now)
+                        if _READY in line:
+                            self.ready_s.setdefault(name, now)
                 self._news.set()
