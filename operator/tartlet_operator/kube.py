@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import sys
 from collections.abc import AsyncIterator, Mapping
@@ -14,6 +13,7 @@ from tartlet_operator.access import ApiAccess
 from tartlet_operator.api import RESOURCES
 from tartlet_operator.api.common import API_VERSION, OBJECT_NAME
 from tartlet_operator.connections import Connections, TooLarge
+from tartlet_operator.json_text import decoded
 from tartlet_operator.meta import MANAGER, Key
 from tartlet_operator.page_size import PageSize
 
@@ -205,7 +205,7 @@ class Api:
         if size:
             size.took(len(reply.body))
         try:
-            answer: dict[str, Any] = json.loads(reply.body)
+            answer: dict[str, Any] = decoded(reply.body)
         except ValueError as e:  # whoever stands between us and the API server
             raise ApiError(0, "Unreachable", f"a reply that is no JSON: {reply.body[:200]!r}") from e
         return answer
@@ -239,7 +239,7 @@ def _path(kind: str, namespace: str, name: str = "") -> str:
 
 def _refusal(status: int, raw: bytes) -> ApiError:
     try:
-        answer = json.loads(raw)
+        answer = decoded(raw)
         return ApiError(status, str(answer.get("reason", "")), str(answer.get("message", "")))
     except (ValueError, AttributeError):
         return ApiError(status, "", raw[:200].decode(errors="replace"))

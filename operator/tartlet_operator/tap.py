@@ -13,6 +13,8 @@ from typing import Any, Final, cast
 
 import aiohttp
 
+from tartlet_operator.json_text import decoded
+
 _BOOKMARK: Final = b'{"type":"BOOKMARK","object":{"metadata":{"resourceVersion":"%s"}}}\n'
 _BOOKMARK_S: Final = 30.0
 """Between bookmarks of ours while a watch lasts: kopf takes one that is silent for 70 s for broken."""
@@ -31,7 +33,7 @@ async def read(reply: aiohttp.ClientResponse, most: int) -> bytes | None:
 
 def take_list(reply: aiohttp.ClientResponse, data: bytes, take: Callable[[str, Mapping[str, Any]], None]) -> None:
     """Take the objects out of a page of a list; `take` is given the kind, which objects of the core API don't tell."""
-    page = json.loads(data)
+    page = decoded(data)
     kind = page["kind"].removesuffix("List")
     for body in page.get("items") or ():
         take(kind, body)

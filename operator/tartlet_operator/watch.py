@@ -8,7 +8,6 @@ events alone is as much as all that we do. So events are taken from the replies 
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import sys
 from collections import defaultdict
@@ -22,6 +21,7 @@ import kopf
 from tartlet_operator import page_size
 from tartlet_operator.access import ApiAccess
 from tartlet_operator.api import GROUP, RESOURCES, VERSION
+from tartlet_operator.json_text import decoded
 from tartlet_operator.meta import POOL_LABEL, Key
 from tartlet_operator.page_size import PageSize
 from tartlet_operator.store import Store
@@ -142,7 +142,7 @@ class Watch:
         self._heard()
         version, newest = self._written.echoed(line), self._newest.get(path, 0)
         if not version:
-            event = json.loads(line)
+            event = decoded(line)
             if event["type"] not in _NEWS:
                 return b""
             body = event["object"]
@@ -203,13 +203,18 @@ def put(queue: WorkQueue, key: Key, body: Mapping[str, Any]) -> None:
         queue.ask(key)
 
 
-def weight(value: Any) -> int:
-    """The memory that the texts in a value take; one character beyond the common ones makes all of a text wider."""
-    if isinstance(value, str):
-        return sys.getsizeof(value)
-    if isinstance(value, dict):
-        return sum(map(weight, value.values()))
-    return sum(map(weight, value)) if isinstance(value, list) else 0
+def weight(body: Any) -> int:
+    """The memory that the texts in a body take; one character beyond the common ones makes all of a text wider."""
+    total, parts = 0, [body]
+    while parts:  # not by calling itself: a body may be as deep as it likes
+        part = parts.pop()
+        if isinstance(part, str):
+            total += sys.getsizeof(part)
+        elif isinstance(part, dict):
+            parts.extend(part.values())
+        elif isinstance(part, list):
+            parts.extend(part)
+    return total
 
 
 def tune(settings: kopf.OperatorSettings, lease: str) -> None:
