@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 MOUNT = Path("/proc/sys")
@@ -29,10 +30,13 @@ def note(file: Path, mount: Path = MOUNT) -> None:
 
 
 def put_back(file: Path, mount: Path = MOUNT) -> None:
-    """Sets those that have changed as they were; without the file nothing has changed them."""
+    """Sets those that have changed as they were; without the file nothing has. One that can't be set is told of."""
     if not file.exists():
         return
     now = settings(mount)
     for name, value in json.loads(file.read_text()).items():
         if now.get(name) != value:
-            (mount / name).write_text(value)
+            try:
+                (mount / name).write_text(value)
+            except OSError as e:
+                print(f"{name} stays {now.get(name)}, and was {value}: {e}", file=sys.stderr)

@@ -67,8 +67,10 @@ async def main(settings: OperatorSettings, notify: Notify) -> None:
     async with contextlib.AsyncExitStack() as stack:
         api = Api(reached, _CONNECTIONS)
         stack.push_async_callback(api.close)
+        leases = Api(reached, 1)  # however busy the others are
+        stack.push_async_callback(leases.close)
         leader = Leader(
-            api,
+            leases,
             clock,
             namespace=namespace,
             name=settings.lease_name,

@@ -8,9 +8,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
-from tartlet import AsyncClient, Ended, Message, Stdout
+from tartlet import AsyncClient, Ended, Message, Stderr, Stdout
 from tartlet_common.errors import InternalError, RuntimeLost, TartletError, UnknownProgram
-from tartlet_operator.api.inferlet_run import OUTPUT_BYTES
+from tartlet_operator.api.inferlet_run import OUTPUT_BYTES, STDERR_BYTES
 from tartlet_operator.meta import Key
 from tartlet_operator.run_decisions import Outcome, Output, tail
 
@@ -41,6 +41,7 @@ class _Followed:
     uid: str  # of its run
     task: asyncio.Task[None] | None = None
     data: bytearray = field(default_factory=bytearray)
+    errors: bytes = b""  # the end of what it wrote to standard error
     truncated: bool = False
     since_s: float = 0.0
     next_offset: int = 0
@@ -217,12 +218,15 @@ class Followers:
                     error=event.error,
                     input_tokens=event.usage.input_tokens,
                     output_tokens=event.usage.sampled_tokens,
+                    stderr=tail(followed.errors, limit=STDERR_BYTES).text,
                 )
                 return
             followed.lost = False
             offset = getattr(event, "offset", followed.next_offset)
             followed.truncated |= offset > followed.next_offset
             followed.next_offset = offset + 1
+            if isinstance(event, Stderr):
+                followed.errors = (followed.errors + event.data)[-STDERR_BYTES:]
             if isinstance(event, Message | Stdout):
                 followed.data += event.data
                 if len(followed.data) > 2 * OUTPUT_BYTES:

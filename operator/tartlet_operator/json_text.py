@@ -30,7 +30,8 @@ def shallow(data: bytes, deepest: int = _DEEPEST) -> bytes:
         >>> shallow(b'{"a":{"b":[1,[2]],"c":"]}\\""},"d":[[],3]}', deepest=2)
         b'{"a":{"b":null,"c":"]}\\""},"d":[null,3]}'
     """
-    parts, copied, depth = [], 0, 0
+    parts: list[bytes] = []
+    copied, depth = 0, 0
     for token in _TOKEN.finditer(data):
         mark = token[0]
         if mark in (b"{", b"["):

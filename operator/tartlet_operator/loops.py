@@ -89,9 +89,12 @@ class ControlWatch:
         view = self._ctx.view
         if (engines, programs) == (view.engines, view.programs):
             return
+        others = engines != view.engines
         view.engines, view.programs = engines, programs
         for pool in list(self._ctx.store.pools):
             self._ctx.queue.add(pool)
+        for run in self._ctx.store.pending_runs() if others else ():  # that may wait for an engine
+            self._ctx.queue.add(run)
 
 
 async def compare_catalogue(ctx: Context) -> None:

@@ -194,11 +194,16 @@ def _of_container(container: Mapping[str, Any], *, init: bool) -> tuple[str, str
     if reason in _CRASHED:
         return _crash(reason, ended, waiting.get("message", ""), container.get("restartCount", 0), init=init)
     said = (ended.get("message") or waiting.get("message", "")).strip()[-_SAID_CHARS:]
+    if reason == "OOMKilled":
+        said = said or _OOM
     if _AS_ROOT in said.lower():
         return reason, f"{said} (see {'spec.model.init.image' if init else 'spec.image'}, {_USER})"
     if init:
         return reason, f"spec.model.init: {said}"
     return reason, f"{said} (see {_FIELDS[reason]})".strip() if reason in _FIELDS else said
+
+
+_OOM: Final = "the engine's process was killed: out of memory"
 
 
 def _sentence(line: str) -> str:
@@ -216,7 +221,7 @@ def _crash(reason: str, ended: Mapping[str, Any], waits: str, restarts: int, *, 
     elif typed is not None:
         reason, said, why = typed["name"], " ".join(map(_sentence, filter(str.strip, typed["said"].splitlines()))), ""
     elif ended.get("reason") == "OOMKilled":
-        reason, said = "OOMKilled", said or "the engine's process was killed: out of memory"
+        reason, said = "OOMKilled", said or _OOM
     elif ended.get("exitCode") in _ENDED_BY_KUBELET:
         reason, said, why = Reason.ENGINE_NOT_STARTED, "it was ended before it took programs", _NOT_STARTED
     if reason in _FIELDS:

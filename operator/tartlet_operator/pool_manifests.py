@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from tartlet_operator.api.common import quantity
-from tartlet_operator.api.engine_pool import EnginePoolSpec, EnvVar, ModelInit
+from tartlet_operator.api.engine_pool import ENGINE_ID, EnginePoolSpec, EnvVar, ModelInit
 from tartlet_operator.meta import Meta, owner, pool_labels, pool_selector
 
 MODELS_DIR: Final = "/models"
@@ -145,7 +145,7 @@ def _container(spec: EnginePoolSpec, defaults: WorkerDefaults) -> dict[str, Any]
         "image": spec.image or defaults.image,
         "imagePullPolicy": spec.image_pull_policy or defaults.pull_policy,
         "command": ["tartlet", "serve", "--role", "worker"],
-        "env": _replaced(environment(spec, defaults), _env(template.env), "name"),
+        "env": _replaced(environment(spec, defaults), _env(e for e in template.env if e.name != ENGINE_ID), "name"),
         "ports": [{"name": "health", "containerPort": HEALTH_PORT, "protocol": "TCP"}],
         "resources": _present(_resources(spec)),
         "securityContext": {**_restricted(), "runAsGroup": GROUP},
@@ -193,7 +193,7 @@ def environment(spec: EnginePoolSpec, defaults: WorkerDefaults) -> list[dict[str
     out: list[dict[str, Any]] = [{"name": f"TARTLET_WORKER_{k}", "value": str(v)} for k, v in values.items()]
     out.append(
         {
-            "name": "TARTLET_WORKER_ENGINE_ID",
+            "name": ENGINE_ID,
             "valueFrom": {"fieldRef": {"apiVersion": "v1", "fieldPath": "metadata.name"}},
         }
     )

@@ -100,7 +100,7 @@ async def _catalogued(
     if not lost:  # else it was validated before control lost it
         await _validate(ctx, wanted)
     await ctx.control.put(wanted)
-    held[key.name] = print_
+    ctx.view.catalogue[key.namespace][key.name] = print_  # which may have been listed anew meanwhile
     if lost:
         ctx.recorder.post(key, meta.uid, Happening(EventReason.CATALOGUE_REBUILT, "control had lost it"))
 

@@ -20,6 +20,7 @@ from tartlet_operator.pool_status import Happening
 from tartlet_operator.reasons import EventReason, Reason, told
 from tartlet_operator.run_decisions import Delete, Finish, Follow, InferletFacts, Launch, Output, Rest, Retry, Wait
 from tartlet_operator.store import RunSeen
+from tartlet_operator.times import parse
 
 _LAUNCH_TIMEOUT_S: Final = 60.0
 _FIRST_TIMEOUT_S: Final = 15.0
@@ -44,7 +45,7 @@ async def reconcile(ctx: Context, key: Key, body: Mapping[str, Any]) -> float | 
     meta, run = Meta.of(body), InferletRun.model_validate(body)
     old = run.status or InferletRunStatus()
     await _end(ctx, ctx.followers.forget_another(key, meta.uid), _MADE_AGAIN)
-    ctx.store.runs[key] = RunSeen(run.spec.inferlet, old.phase)
+    ctx.store.saw_run(key, RunSeen(run.spec.inferlet, old.phase))
     if meta.deleting:  # somebody's finalizer keeps it; its program is wanted no more
         for program_id in {ctx.followers.forget(key), old.program_id if old.phase == "Running" else ""}:
             await _end(ctx, program_id, _DELETED)
@@ -179,7 +180,9 @@ async def _launch(
             finish = Finish(runs.Outcome(success=False, error=e))
             return await _finish(ctx, key, meta, run, old, finish)
         left_s = action.deadline_s - (ctx.unix_s - started)
-        return await waits(Wait(max(0.0, min(left_s, runs.RECHECK_S / 5)), e.name, told(e)))
+        running = find(old.conditions, "Running")
+        waited_s = started - parse(running.last_transition_time) if running is not None else 0.0
+        return await waits(Wait(max(0.0, min(left_s, runs.pause_s(waited_s))), e.name, told(e)))
     # before it is written: should that fail, it is known
     await _end(ctx, ctx.followers.follow(key, accepted.program_id, meta.uid), _LATER)
     new = runs.launched(old, action.attempt, accepted.program_id, generation=meta.generation, now=started)
@@ -235,4 +238,4 @@ async def _write(
     warning = reason in (EventReason.RUN_FAILED, EventReason.RUN_RETRIED)
     happened = [Happening(reason, message, warning=warning)] if reason is not None else []
     await ctx.write_status(key, meta, old, new, happened)
-    ctx.store.runs[key] = RunSeen(ctx.store.runs[key].inferlet, new.phase)
+    ctx.store.saw_run(key, RunSeen(ctx.store.runs[key].inferlet, new.phase))

@@ -37,6 +37,8 @@ It may have ended in time while nobody looked; and the time at which it started 
 """
 RECHECK_S: Final = 10.0
 """How often something waited for is looked at, beside the events that tell."""
+_FIRST_PAUSE_S: Final = 2.0
+_LAST_PAUSE_S: Final = 30.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +69,17 @@ class Outcome:
     error: TartletError | None = None
     input_tokens: int = 0
     output_tokens: int = 0
+    stderr: str = ""
+
+
+def pause_s(waited_s: float) -> float:
+    """When a launch that is refused for now is tried again, after it has waited so long.
+
+    Example:
+        >>> [pause_s(waited_s) for waited_s in (0.0, 20.0, 3600.0)]
+        [2.0, 5.0, 30.0]
+    """
+    return min(max(waited_s / 4, _FIRST_PAUSE_S), _LAST_PAUSE_S)
 
 
 # ---- what to do -------------------------------------------------------------------------------------------------
@@ -315,7 +328,7 @@ def tail(data: bytes, truncated: bool = False, limit: int = OUTPUT_BYTES) -> Out
 
 def _ended(old: InferletRunStatus, outcome: Outcome) -> InferletRunStatus:
     update: dict[str, object] = {
-        "error": _error(outcome.error) if outcome.error is not None else None,
+        "error": _error(outcome.error, outcome.stderr) if outcome.error is not None else None,
         "result": tail(outcome.result.encode()).text if outcome.result is not None else None,
     }
     if old.phase == "Running":  # else nothing was launched since
@@ -337,11 +350,12 @@ def _waited(old: InferletRunStatus, waited: str, late: TartletError) -> RunError
         "message": message[:TRACEBACK_CHARS],
         "remedy": _FAILED_REMEDY if waited.startswith(Reason.BACK_OFF) else _WAITED_REMEDY,
         "traceback": failed.traceback if failed is not None else "",
+        "stderr": failed.stderr if failed is not None else "",
     }
     return _error(late).model_copy(update=told)
 
 
-def _error(error: TartletError) -> RunError:
+def _error(error: TartletError, stderr: str = "") -> RunError:
     traceback = tail(str(error.fields.get("traceback", "")).encode(errors="replace"), limit=TRACEBACK_CHARS).text
     message = str(error)
     if traceback:  # the message repeats it
@@ -352,6 +366,7 @@ def _error(error: TartletError) -> RunError:
         message=message[:TRACEBACK_CHARS],
         remedy=error.remedy[:4096],
         traceback=traceback,
+        stderr=stderr,
     )
 
 

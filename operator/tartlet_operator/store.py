@@ -43,11 +43,21 @@ class Store:
         self.engines: dict[Key, frozenset[str]] = {}  # a pool's own, as control names them
         self.inferlets: dict[Key, InferletSeen] = {}
         self.runs: dict[Key, RunSeen] = {}
+        self._pending: set[Key] = set()  # of the runs; those that have ended may be many more
 
     def forget(self, key: Key) -> None:
         """The object is gone."""
         for table in (self.pools, self.engines, self.inferlets, self.runs):
             table.pop(key, None)
+        self._pending.discard(key)
+
+    def saw_run(self, key: Key, seen: RunSeen) -> None:
+        """A run is as it is."""
+        self.runs[key] = seen
+        if seen.phase == "Pending":
+            self._pending.add(key)
+        else:
+            self._pending.discard(key)
 
     def doubt(self, key: Key) -> None:
         """Nobody knows how the object stands."""
@@ -80,10 +90,14 @@ class Store:
             if key.namespace == namespace and inferlet.config_map == config_map:
                 yield key
 
+    def pending_runs(self) -> Iterator[Key]:
+        """Runs that wait."""
+        yield from list(self._pending)
+
     def runs_of(self, inferlet: Key) -> Iterator[Key]:
         """Runs of an inferlet that have not ended."""
-        for key, run in list(self.runs.items()):
-            if key.namespace == inferlet.namespace and run.inferlet == inferlet.name and run.phase == "Pending":
+        for key in self.pending_runs():
+            if key.namespace == inferlet.namespace and self.runs[key].inferlet == inferlet.name:
                 yield key
 
     def inventory(self) -> Counter[tuple[str, str]]:

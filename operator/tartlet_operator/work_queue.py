@@ -6,7 +6,7 @@ Each kind has workers of its own: sources that are slow to come, or a runtime th
 from __future__ import annotations
 
 import asyncio
-from collections import defaultdict
+from collections import OrderedDict, defaultdict, deque
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Final
 
@@ -20,13 +20,36 @@ LATER: Final = float("inf")
 """The answer when something that is under way will queue the object again, and nothing came of it yet."""
 
 
+class _Turns(asyncio.Queue[Key]):
+    """Keys, a namespace's after another's: one with thousands of objects keeps the others waiting for one of them."""
+
+    def _init(self, maxsize: int) -> None:
+        self._queue: OrderedDict[str, deque[Key]] = OrderedDict()  # by namespace; whose turn it is comes first
+        self._size = 0
+
+    def qsize(self) -> int:
+        return self._size
+
+    def _put(self, item: Key) -> None:
+        self._queue.setdefault(item.namespace, deque()).append(item)
+        self._size += 1
+
+    def _get(self) -> Key:
+        namespace, keys = self._queue.popitem(last=False)
+        self._size -= 1
+        item = keys.popleft()
+        if keys:
+            self._queue[namespace] = keys
+        return item
+
+
 class WorkQueue:
     """Objects to look at, now or later."""
 
     def __init__(self) -> None:
         self._pending: dict[Key, Body | None] = {}
         self._busy: set[Key] = set()
-        self._ready: defaultdict[str, asyncio.Queue[Key]] = defaultdict(asyncio.Queue)  # by kind
+        self._ready: defaultdict[str, _Turns] = defaultdict(_Turns)  # by kind
         self._timers: dict[Key, asyncio.TimerHandle] = {}
         self._taken = asyncio.Event()
 

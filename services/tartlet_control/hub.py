@@ -83,6 +83,11 @@ class EngineLink(Link):
         engine = self.engine
         return bool(engine.outgoing) or (engine.status == "draining" and not engine.programs and not engine.in_flight)
 
+    def cut(self) -> None:
+        """End the stream from our side."""
+        self.closed = True
+        self.wake.set()
+
 
 class Hub:
     """Owns the core and knows the open streams."""
@@ -172,15 +177,16 @@ class Hub:
         self.changed()
 
     def open_engine(self, engine: EngineState) -> EngineLink:
-        """The engine's new stream."""
+        """The engine's new stream; an older one of the same id is closed, so that whoever is there hears of it."""
+        for older in [e for e in self.engines if e.id == engine.id]:
+            self.engines.pop(older).cut()
         link = self.engines[engine] = EngineLink(engine)
         self.changed()
         return link
 
     def close_engine(self, link: EngineLink) -> None:
         """Its stream has ended."""
-        link.closed = True
-        link.wake.set()
+        link.cut()
         if self.engines.pop(link.engine, None) is not None:
             self.core.on_engine_gone(link.engine)
         self.changed()

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
-from tartlet_common.errors import InvalidArgument, Overloaded, TartletError, UnknownModel
+from tartlet_common.errors import InvalidArgument, NoEngine, Overloaded, TartletError, UnknownModel
 from tartlet_common.tenancy import Scope
 from tartlet_control.engines import EngineState, Model, Models
 from tartlet_control.keys import RETURN_S, Keys
@@ -78,6 +78,7 @@ class Lifecycle:
         Raises:
             InvalidArgument: handle or id in use, or texts too long.
             UnknownModel: the model it names was never served.
+            NoEngine: none of the model that it names is ready.
             Overloaded: too many programs.
         """
         self._check(session, request)
@@ -101,11 +102,14 @@ class Lifecycle:
 
     def _model_for(self, request: StartRequest) -> Model | None:
         try:
-            return self.models.named(request.model)
+            model = self.models.named(request.model)
         except UnknownModel:
             if request.running:  # its engines may be on their way back as well
                 return None
             raise
+        if request.model and not request.running and model is not None and not model.ready:
+            raise NoEngine  # one that names none may do without
+        return model
 
     def _check(self, session: RuntimeSession, request: StartRequest) -> None:
         if request.handle in session.programs:

@@ -154,6 +154,16 @@ def test_who_asks_for_an_unknown_model_is_told_of_those_that_have_engines() -> N
         host.core.on_engine_gone(host.engine)
 
 
+def test_a_program_that_names_a_model_begins_where_an_engine_of_it_takes_programs() -> None:
+    host = Host()
+    host.core.cordon("e0")
+    assert isinstance(host.start(model="fake").started, errors.NoEngine)
+    assert host.start(model="fake", running=True).started is None, "it was there before this control"
+    assert host.start().started is None, "it may need none"
+    host.core.resume("e0")
+    assert host.start(model="fake").started is None
+
+
 def test_a_form_that_was_cordoned_comes_back_before_the_others() -> None:
     host = Host()
     host.join("n0", other_form())

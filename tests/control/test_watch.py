@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import grpc.aio
 import pytest
 
 from tartlet_common import rpc
 from tartlet_control import server_control
-from tartlet_protos import control_pb2, control_pb2_grpc
+from tartlet_protos import control_pb2, control_pb2_grpc, engine_pb2, engine_pb2_grpc
 from tests.control.served import Runtime, control, worker
 from tests.control.test_servers import decode_submission
 
@@ -64,6 +67,29 @@ def test_how_many_programs_run_is_told_when_it_has_changed(run_dir: Path, monkey
             assert [e.programs for e in (await asyncio.wait_for(watch.read(), 10)).engines] == [1]
             await rt.stream.write(control_pb2.RuntimeFrame(ends=[control_pb2.ProgramEnd(handle=1)]))
             assert [e.programs for e in (await asyncio.wait_for(watch.read(), 10)).engines] == [0]
+            await rt.close()
+
+    asyncio.run(body())
+
+
+def test_an_engine_whose_id_another_takes_hears_of_it_and_comes_back(run_dir: Path) -> None:
+    async def body() -> None:
+        async with control(run_dir) as address, worker(address) as link, rpc.make_channel(address) as channel:
+            stub: Any = engine_pb2_grpc.EngineStub(channel)
+            other = stub.Connect()
+            hello = engine_pb2.WorkerHello(
+                protocol=rpc.PROTOCOL_VERSION,
+                engine_id=link._engine_id,
+                incarnation="another's",
+                spec_json=json.dumps(asdict(link._engine.spec)),
+            )
+            await other.write(engine_pb2.WorkerFrame(hello=hello))
+            assert not (await asyncio.wait_for(other.read(), 10)).hello.HasField("error")
+            # the first one says Hello again, and so this one has to go
+            assert await asyncio.wait_for(other.read(), 10) is grpc.aio.EOF
+            rt = Runtime(address)
+            state = json.loads((await rt.stub.State(control_pb2.StateRequest())).json)
+            assert [engine["id"] for engine in state["engines"]] == [link._engine_id]
             await rt.close()
 
     asyncio.run(body())

@@ -29,7 +29,7 @@ def cut(value: Any, deepest: int) -> Any:
 
 
 @given(VALUES, st.integers(0, 5), st.booleans())
-def test_what_is_deeper_is_null_and_the_rest_as_it_was(value: Any, deepest: int, plain: bool) -> None:  # noqa: FBT001
+def test_what_is_deeper_is_null_and_the_rest_as_it_was(value: Any, deepest: int, plain: bool) -> None:
     text = json.dumps(value, ensure_ascii=plain).encode()
     assert json.loads(shallow(text, deepest)) == cut(value, deepest)
     assert decoded(text) == value

@@ -142,6 +142,20 @@ async def test_whatever_a_program_says_is_in_its_status(api_server: ApiServer, n
         assert f"ValueError: {ODD}" in it.get("InferletRun", "raises")["status"]["error"]["traceback"]
 
 
+async def test_what_a_failed_run_wrote_to_standard_error_is_in_its_status(
+    api_server: ApiServer, namespace: str, run_dir: Path
+) -> None:
+    parse = "    print('before')\n    argparse.ArgumentParser().parse_args(['--what'])\n"
+    text = f"import argparse\nasync def main():\n{parse}"
+    async with live(api_server, namespace, run_dir) as it:
+        it.create("Inferlet", "parses", {"source": {"inline": text}})
+        it.create("InferletRun", "parses", {"inferlet": "parses"})
+        await it.until_condition("InferletRun", "parses", "Failed")
+        status = it.get("InferletRun", "parses")["status"]
+        assert (status["output"], status["error"]["traceback"]) == ("before\n", "exit status 2")
+        assert "unrecognized arguments: --what" in status["error"]["stderr"]
+
+
 async def test_a_run_made_with_a_change_of_its_inferlet_runs_what_that_says(
     api_server: ApiServer, namespace: str, run_dir: Path
 ) -> None:

@@ -18,7 +18,7 @@ from tartlet_operator.context import Context, ControlView
 from tartlet_operator.inferlet_status import PoolSeen
 from tartlet_operator.loops import UNREACHABLE_S, ControlWatch, Resync, compare_catalogue, sweep_when_settled
 from tartlet_operator.meta import Key
-from tartlet_operator.store import InferletSeen, Store
+from tartlet_operator.store import InferletSeen, RunSeen, Store
 from tartlet_operator.work_queue import WorkQueue
 from tartlet_protos import control_pb2
 
@@ -89,32 +89,40 @@ async def test_pools_are_looked_at_when_something_is_new() -> None:
 async def test_who_hears_of_a_change_looks_at_once_and_who_hears_nothing_says_so_after_a_while() -> None:
     control = Control()
     ctx = context(control, settings=SimpleNamespace(heartbeat_s=60.0))
-    pool = Key("EnginePool", "ns", "p")
+    pool, waits, runs = Key("EnginePool", "ns", "p"), Key("InferletRun", "ns", "w"), Key("InferletRun", "ns", "r")
     ctx.store.pools[pool] = PoolSeen("p", "m", ready=True)
+    for key, phase in ((waits, "Pending"), (runs, "Pending"), (runs, "Running")):
+        ctx.store.saw_run(key, RunSeen("i", phase))
     running = asyncio.ensure_future(ControlWatch(ctx).run())
 
-    async def looked_at() -> None:
+    async def looked_at(*others: Key) -> None:
         await until(lambda: pool in ctx.queue._pending)
+        assert set(ctx.queue._pending) == {pool, *others}
         ctx.queue._pending.clear()
 
     try:
-        await looked_at()
+        await looked_at(waits)
+        control.engine.programs = 1
+        control.news.set()
+        await looked_at()  # no engine is another than it was
         control.engine.state, control.engine.programs = "cordoned", 3
         control.news.set()
-        await looked_at()
+        await looked_at(waits)
         assert ctx.view.engines == {"p-0": "cordoned"}
         control.gone = True
         control.news.set()
         await until(lambda: control.watched >= 3)  # asked again and again
         assert ctx.view.engines == {"p-0": "cordoned"}, "it may only have been started anew"
         ctx.clock.advance(UNREACHABLE_S + 1.0)
-        await looked_at()
+        await looked_at(waits)
         assert not ctx.view.engines, "nobody knows"
         assert ctx.view.programs == {"p-0": 3}, "as control told last"
         tried = Key("Inferlet", "ns", "tried too often")
         ctx.given_up[tried] = None
         control.gone = False
-        await looked_at()
+        await until(lambda: tried in ctx.queue._pending)
+        del ctx.queue._pending[tried]
+        await looked_at(waits)
         assert ctx.view.engines == {"p-0": "cordoned"}
         assert not ctx.given_up, "what it stood in the way of is looked at"
     finally:

@@ -90,7 +90,7 @@ def context(*programs: ProgramInfo, phase: str = "Pending") -> Any:
         yield {"metadata": {"namespace": namespace, "name": "other", "uid": OTHER}, "status": {"phase": "Running"}}
 
     store = Store()
-    store.runs[RUN] = RunSeen("i", phase)
+    store.saw_run(RUN, RunSeen("i", phase))
     client, api = SimpleNamespace(list=listed), SimpleNamespace(pages=pages)
     return SimpleNamespace(store=store, client=client, api=api, followers=Followers(), namespaces=["ns", "other"])
 

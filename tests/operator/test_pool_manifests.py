@@ -14,6 +14,7 @@ from tartlet_common.config import load
 from tartlet_common.settings import OperatorSettings, WorkerSettings
 from tartlet_operator.api import EnginePool
 from tartlet_operator.api.common import quantity
+from tartlet_operator.api.engine_pool import ENGINE_ID
 from tartlet_operator.app import _defaults
 from tartlet_operator.pool_manifests import END_MARGIN_S, WorkerDefaults, deployment, disruption_budget
 from tartlet_operator.subset import covers, leftover
@@ -124,7 +125,11 @@ def test_overrides_replace_by_name_and_keep_the_selector() -> None:
     template = {
         "labels": {"tartlet.dev/pool": "stolen", "team": "x"},
         "annotations": {"a": "b"},
-        "env": [{"name": "TARTLET_WORKER_THREADS", "value": "9"}, {"name": "MINE", "value": "1"}],
+        "env": [
+            {"name": "TARTLET_WORKER_THREADS", "value": "9"},
+            {"name": "MINE", "value": "1"},
+            {"name": ENGINE_ID, "value": "e"},
+        ],
         "volumes": [{"name": "scratch", "emptyDir": {"medium": "Memory"}}, {"name": "site", "emptyDir": {}}],
         "volumeMounts": [{"name": "site", "mountPath": "/opt/site"}],
         "serviceAccountName": "sa",
@@ -140,7 +145,7 @@ def test_overrides_replace_by_name_and_keep_the_selector() -> None:
     assert made["spec"]["selector"]["matchLabels"].items() <= labels.items()
     spec = made["spec"]["template"]["spec"]
     env = {e["name"]: e.get("value") for e in spec["containers"][0]["env"]}
-    assert (env["TARTLET_WORKER_THREADS"], env["MINE"]) == ("9", "1")
+    assert (env["TARTLET_WORKER_THREADS"], env["MINE"], env[ENGINE_ID]) == ("9", "1", None)
     volumes = {v["name"]: v for v in spec["volumes"]}
     assert volumes["scratch"] == {"name": "scratch", "emptyDir": {"medium": "Memory"}}
     assert {"name": "site", "mountPath": "/opt/site"} in spec["containers"][0]["volumeMounts"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+from collections import OrderedDict
 from types import SimpleNamespace
 from typing import Any
 
@@ -90,6 +91,20 @@ async def test_a_digest_is_that_of_the_last_valid_version_while_control_has_it(h
     await reconcile(ctx, KEY, body("Inferlet", "i", spec, {"digest": before}))
     (status,) = ctx.written
     assert status.digest == (before if held else "")
+
+
+async def test_what_is_put_while_the_catalogue_is_listed_anew_is_known_to_be_there() -> None:
+    async def fetch(*_: Any) -> bytes:
+        return b"pass"
+
+    async def put(_: Any) -> None:
+        ctx.view.catalogue = {"ns": {"another": "2"}}
+
+    spec = {"source": {"inline": "pass"}}
+    made, ctx = entry(inferlet(**spec).spec, "ns", "i", b"pass", ""), context(fetch)
+    ctx.control, ctx.valid = SimpleNamespace(put=put), OrderedDict.fromkeys([f"{made.source.language} {DIGEST}"])
+    await reconcile(ctx, KEY, body("Inferlet", "i", spec, {}))
+    assert ctx.view.catalogue["ns"].keys() == {"i", "another"}
 
 
 async def test_what_another_of_the_name_left_is_taken_out_of_the_catalogue() -> None:

@@ -55,6 +55,13 @@ BAD: list[tuple[str, str, dict[str, Any], str, str]] = [
     ("EnginePool", "a", {**FAKE, "engine": {"backend": "Fake", "kvMemory": "1Ki"}}, "spec.engine.kvMemory", "at least"),
     ("EnginePool", "a", {**FAKE, "engine": {"backend": "Fake", "kvMemory": "2Ei"}}, "spec.engine.kvMemory", "at most"),
     ("EnginePool", "a", {**FAKE, "engine": {"backend": "Jax"}}, "spec.engine.backend", '"Torch", "Fake"'),
+    (
+        "EnginePool",
+        "a",
+        {**FAKE, "podTemplate": {"env": [{"name": "A"}, {"name": "TARTLET_WORKER_ENGINE_ID", "value": "e"}]}},
+        "spec.podTemplate.env",
+        "Remove it",
+    ),
     ("EnginePool", "a", {**FAKE, "replicas": -1}, "spec.replicas", "greater than or equal to 0"),
     ("EnginePool", "a", {"model": {**CLAIM, "path": "../etc"}}, "spec.model.path", "relative"),
     ("EnginePool", "a", {"model": {**CLAIM, "name": "-m"}}, "spec.model.name", "rename"),

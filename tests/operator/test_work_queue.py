@@ -46,6 +46,17 @@ class Workers:
         await asyncio.gather(*self.tasks, return_exceptions=True)
 
 
+async def test_namespaces_take_turns() -> None:
+    queue = WorkQueue()
+    many, few = ([Key("Inferlet", namespace, f"{n}") for n in range(5)] for namespace in ("many", "few"))
+    for key in (*many, *few[:2]):
+        queue.add(key)
+    workers = Workers(queue, 1)
+    await workers.idle()
+    assert [key for key, _ in workers.seen] == [many[0], few[0], many[1], few[1], *many[2:]]
+    await workers.stop()
+
+
 async def test_the_newest_body_wins_and_one_object_is_never_worked_on_twice_at_once() -> None:
     queue = WorkQueue()
     workers = Workers(queue)

@@ -45,6 +45,10 @@ class VolumeClaim(ApiModel):
     read_only: bool = Field(default=True, description="Mount it read-only.")
 
 
+ENGINE_ID: Final = "TARTLET_WORKER_ENGINE_ID"
+"""The variable that names an engine to control: of two with one name the earlier would be taken for gone."""
+
+
 class EnvVar(ApiModel):
     """An environment variable."""
 
@@ -169,7 +173,14 @@ class PodTemplate(ApiModel):
     labels: Labels = Field(default_factory=dict, description="More labels; those of the operator win.")
     annotations: Labels = Field(default_factory=dict, description="Annotations.")
     env: Annotated[list[EnvVar], Field(max_length=64)] = Field(
-        default_factory=list, description="More environment; the same name replaces the operator's."
+        default_factory=list,
+        description=f"More environment; the same name replaces the operator's. `{ENGINE_ID}` can't be given.",
+        json_schema_extra=rules(
+            rule(
+                f"self.all(e, e.name != '{ENGINE_ID}')",
+                f"spec.podTemplate.env can't give {ENGINE_ID}: an engine is named after its pod. Remove it",
+            )
+        ),
     )
     volumes: Annotated[list[Preserved], Field(max_length=32)] = Field(
         default_factory=list, description="More volumes, as in the core API; the same name replaces the operator's."

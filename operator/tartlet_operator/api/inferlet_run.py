@@ -23,6 +23,7 @@ from tartlet_operator.api.common import (
 OUTPUT_BYTES = 64 << 10
 """Bytes of output kept in a status, the last ones."""
 TRACEBACK_CHARS = 16 << 10
+STDERR_BYTES = 4 << 10
 
 
 class InferletRunSpec(ApiModel):
@@ -66,6 +67,9 @@ class RunError(ApiModel):
     traceback: Annotated[str, Field(max_length=TRACEBACK_CHARS)] = Field(
         default="", description="The program's own traceback, its end where it is long."
     )
+    stderr: Annotated[str, Field(max_length=STDERR_BYTES)] = Field(
+        default="", description="The end of what the program wrote to standard error, at most 4 KiB."
+    )
 
 
 class Tokens(ApiModel):
@@ -90,11 +94,12 @@ class InferletRunStatus(ApiModel):
         default="", description="Id of the latest launch's program."
     )
     output: Annotated[str, Field(max_length=OUTPUT_BYTES)] = Field(
-        default="", description="What the program sent and printed; the last 64 KiB."
+        default="",
+        description="What the program sent and printed; the last 64 KiB, less where JSON escapes much of it.",
     )
     output_truncated: bool = Field(default=False, description="The start of the output is missing.")
     result: Annotated[str, Field(max_length=OUTPUT_BYTES)] | None = Field(
-        default=None, description="What the program's main returned; the last 64 KiB."
+        default=None, description="What the program's main returned, as much of its end."
     )
     error: RunError | None = Field(default=None, description="Why the latest launch failed.")
     tokens: Tokens = Field(default_factory=Tokens, description="Tokens that the latest launch used.")

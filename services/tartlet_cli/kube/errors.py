@@ -24,7 +24,10 @@ _DEFINITIONS: Final = "apiextensions.k8s.io"
 _KINDS: Final = "tartlet.dev"
 
 UNSEEN: Final = "NoStatus"
-UNSEEN_TOLD: Final = "no operator has looked at it yet: one watches its own namespace, or those of operator.namespaces"
+UNSEEN_TOLD: Final = (
+    "no operator has looked at it yet: one watches its own namespace, or those of operator.namespaces, while a pod of "
+    "its Deployment runs"
+)
 """Why an object has no status at all, which is all that a namespace without an operator shows."""
 
 

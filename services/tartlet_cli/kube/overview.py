@@ -118,6 +118,21 @@ def _why(found: Object, *kinds: str) -> str:
     return str(_amiss(found, *kinds).get("reason", "")) if _status(found) else UNSEEN
 
 
+def _brief(message: str, traceback: str = "") -> str:
+    r"""The first line and the last, where it says what was raised.
+
+    Example:
+        >>> _brief("refused: File a.py, line 2\n    if x\nSyntaxError: expected ':'")
+        "refused: File a.py, line 2 ... SyntaxError: expected ':'"
+        >>> _brief("the program raised an exception", "Traceback:\n  line 4\nKeyError: 'a'\n")
+        "the program raised an exception: KeyError: 'a'"
+    """
+    lines = message.strip().splitlines() or [""]
+    told = lines[0] if len(lines) == 1 else f"{lines[0]} ... {lines[-1].strip()}"
+    raised = traceback.strip().splitlines()[-1:]
+    return ": ".join([told, *raised]) if told else ""
+
+
 def _cause(found: Object) -> str:
     """Why an object isn't well, behind the name that kubectl knows it by; "" if it is, or its table says all."""
     status = _status(found)
@@ -125,7 +140,7 @@ def _cause(found: Object) -> str:
         return ""
     kind = {"EnginePool": "epool", "Inferlet": "ilet", "InferletRun": "irun"}[found["kind"]]
     amiss = status.get("error") or _amiss(found, "Ready", "Runnable", "Succeeded")
-    told = str(amiss.get("message") or "").strip().partition("\n")[0]
+    told = _brief(str(amiss.get("message") or ""), str(amiss.get("traceback") or ""))
     if len(told) > _CAUSE_CHARS:
         told = f"{told[:_CAUSE_CHARS]}..."
     return f"{kind}/{found['metadata']['name']}: {told}" if told else ""

@@ -267,6 +267,8 @@ def _print_status(run: Object, before: str, *, as_json: bool) -> None:
         click.echo(result)
     error = status.get("error")
     if error:
+        if error.get("stderr"):
+            sys.stderr.write(error["stderr"].rstrip("\n") + "\n")
         text = error.get("traceback") or f"{error['name']}: {error.get('message', '')}\n{error.get('remedy', '')}"
         sys.stderr.write(text.rstrip("\n") + "\n")
 
