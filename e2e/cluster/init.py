@@ -20,7 +20,7 @@ from pathlib import Path
 
 from e2e.cluster import configs
 from e2e.cluster.configs import Component
-from e2e.cluster.layout import Layout
+from e2e.cluster.layout import Layout, write_whole
 from e2e.cluster.processes import Process
 
 _CTR = ("ctr", "--address", "/run/containerd/containerd.sock", "--namespace", "k8s.io")
@@ -73,10 +73,8 @@ class Init:
 
     def _tell(self) -> None:
         """Says which process, by its number in this namespace, is which component."""
-        file = self.layout.state / "components.json"
-        part = file.with_suffix(".part")
-        part.write_text(json.dumps({name: process.pid for name, (process, _) in self.running.items()}))
-        part.replace(file)
+        components = {name: process.pid for name, (process, _) in self.running.items()}
+        write_whole(self.layout.state / "components.json", json.dumps(components))
 
     def _reap(self) -> None:
         """Takes note of processes that ended, orphans of pods among them."""

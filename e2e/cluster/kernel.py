@@ -6,6 +6,8 @@ import json
 import sys
 from pathlib import Path
 
+from e2e.cluster.layout import write_whole
+
 MOUNT = Path("/proc/sys")
 SETTINGS = (
     "kernel/keys/root_maxbytes",
@@ -24,9 +26,7 @@ def settings(mount: Path = MOUNT) -> dict[str, str]:
 
 def note(file: Path, mount: Path = MOUNT) -> None:
     """Keeps them in a file."""
-    part = file.with_suffix(".part")
-    part.write_text(json.dumps(settings(mount)))
-    part.replace(file)
+    write_whole(file, json.dumps(settings(mount)))
 
 
 def put_back(file: Path, mount: Path = MOUNT) -> None:

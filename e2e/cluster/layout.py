@@ -79,6 +79,13 @@ def default_layout(environment: Mapping[str, str] = os.environ) -> Layout:
     return Layout(Path(home) / "tartlet" / "e2e")
 
 
+def write_whole(file: Path, text: str) -> None:
+    """Writes a file that is there as a whole or not at all, whenever somebody reads it."""
+    part = file.with_suffix(".part")
+    part.write_text(text)
+    part.replace(file)
+
+
 def digest(parts: Iterable[bytes]) -> str:
     """A short name for these parts in this order."""
     total = hashlib.sha256()

@@ -10,6 +10,8 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from e2e.cluster.layout import write_whole
+
 PROC = Path("/proc")
 
 
@@ -39,9 +41,7 @@ class Process:
 
     def write(self, file: Path) -> None:
         """Keeps it for `read`."""
-        part = file.with_suffix(".part")
-        part.write_text(json.dumps(asdict(self)))
-        part.replace(file)
+        write_whole(file, json.dumps(asdict(self)))
 
     def alive(self) -> bool:
         """Whether it runs; one that ended and that nobody waited for doesn't."""

@@ -46,6 +46,7 @@ _UNSTARTED: Final = (
     "spec.podTemplate.volumes, whether the Secrets and ConfigMaps that are named exist, and whether the memory of "
     "spec.resources.limits is enough to begin with)"
 )
+_OOM: Final = "the engine's process was killed: out of memory"
 START_S: Final = 45.0
 """A node that has not begun with a pod's containers by then, image apart, lacks something that the pod names."""
 
@@ -201,9 +202,6 @@ def _of_container(container: Mapping[str, Any], *, init: bool) -> tuple[str, str
     if init:
         return reason, f"spec.model.init: {said}"
     return reason, f"{said} (see {_FIELDS[reason]})".strip() if reason in _FIELDS else said
-
-
-_OOM: Final = "the engine's process was killed: out of memory"
 
 
 def _sentence(line: str) -> str:

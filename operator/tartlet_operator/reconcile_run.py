@@ -20,7 +20,6 @@ from tartlet_operator.pool_status import Happening
 from tartlet_operator.reasons import EventReason, Reason, told
 from tartlet_operator.run_decisions import Delete, Finish, Follow, InferletFacts, Launch, Output, Rest, Retry, Wait
 from tartlet_operator.store import RunSeen
-from tartlet_operator.times import parse
 
 _LAUNCH_TIMEOUT_S: Final = 60.0
 _FIRST_TIMEOUT_S: Final = 15.0
@@ -180,9 +179,8 @@ async def _launch(
             finish = Finish(runs.Outcome(success=False, error=e))
             return await _finish(ctx, key, meta, run, old, finish)
         left_s = action.deadline_s - (ctx.unix_s - started)
-        running = find(old.conditions, "Running")
-        waited_s = started - parse(running.last_transition_time) if running is not None else 0.0
-        return await waits(Wait(max(0.0, min(left_s, runs.pause_s(waited_s))), e.name, told(e)))
+        pause_s = runs.pause_s(started - runs.still_since(old, started))
+        return await waits(Wait(max(0.0, min(left_s, pause_s)), e.name, told(e)))
     # before it is written: should that fail, it is known
     await _end(ctx, ctx.followers.follow(key, accepted.program_id, meta.uid), _LATER)
     new = runs.launched(old, action.attempt, accepted.program_id, generation=meta.generation, now=started)

@@ -227,7 +227,7 @@ def _before_launch(
         return Wait(recheck_s, Reason.INFERLET_NOT_READY, f"Inferlet {spec.inferlet}: {inferlet.message}")
     if inferlet.held:
         return Wait(recheck_s, Reason.INFERLET_NOT_RUNNABLE, f"Inferlet {spec.inferlet}: {inferlet.held}")
-    if status.attempts and (due := _last_failure(status) + backoff_s(status.attempts)) > now:
+    if status.attempts and (due := still_since(status, 0.0) + backoff_s(status.attempts)) > now:
         return Wait(min(left_s, due - now), Reason.BACK_OFF, f"attempt {status.attempts} failed")
     attempt = status.attempts + 1
     return Launch(attempt, launch_key(uid, attempt), left_s)
@@ -239,9 +239,10 @@ def _waits_for(status: InferletRunStatus) -> str:
     return f"{running.reason}: {running.message}" if running is not None else ""
 
 
-def _last_failure(status: InferletRunStatus) -> float:
+def still_since(status: InferletRunStatus, unknown: float) -> float:
+    """Since when nothing runs, Unix time, s: its last failure, if it was launched; `unknown`: it doesn't say."""
     running = find(status.conditions, "Running")
-    return parse(running.last_transition_time) if running is not None else 0.0
+    return parse(running.last_transition_time) if running is not None else unknown
 
 
 def _after_end(spec: InferletRunSpec, status: InferletRunStatus, now: float) -> Action:

@@ -95,7 +95,7 @@ class Store:
         yield from list(self._pending)
 
     def runs_of(self, inferlet: Key) -> Iterator[Key]:
-        """Runs of an inferlet that have not ended."""
+        """Runs of an inferlet that wait."""
         for key in self.pending_runs():
             if key.namespace == inferlet.namespace and self.runs[key].inferlet == inferlet.name:
                 yield key

@@ -25,6 +25,9 @@ from tartlet_operator.api.common import (
     rules,
 )
 
+ENGINE_ID: Final = "TARTLET_WORKER_ENGINE_ID"
+"""The variable that names an engine to control: of two with one name the earlier would be taken for gone."""
+
 _MAX_SLOTS: Final = 2**26
 _MAX_BATCH: Final = 2**20
 
@@ -43,10 +46,6 @@ class VolumeClaim(ApiModel):
         json_schema_extra=an_object("spec.model.volumeClaim.claimName"),
     )
     read_only: bool = Field(default=True, description="Mount it read-only.")
-
-
-ENGINE_ID: Final = "TARTLET_WORKER_ENGINE_ID"
-"""The variable that names an engine to control: of two with one name the earlier would be taken for gone."""
 
 
 class EnvVar(ApiModel):
