@@ -41,6 +41,16 @@ def api_server() -> Iterator[ApiServer]:
         yield server
 
 
+@contextmanager
+def holding_a_stream(control: str) -> Iterator[int]:
+    """A process as quiet as the operator at rest, that does nothing else: what gRPC's own threads take; its id."""
+    with subprocess.Popen([sys.executable, "-m", "bench.idle_stream", control]) as child:
+        try:
+            yield child.pid
+        finally:
+            child.terminate()
+
+
 def sample(text: str, name: str, **labels: str) -> float:
     """A metric's value in a page of metrics, summed over those that have these labels."""
     total = 0.0

@@ -1,7 +1,7 @@
 """The operator with a thousand and more Inferlets of 100 distinct sources, against a real API server with its etcd.
 
 For each number of objects: they and a pool are made while no operator runs; it is started, and the time until the last
-of them is seen Ready is taken, with its processor time and what it wrote; then a minute in which nothing happens; then
+of them is seen Ready is taken, with its processor time and what it wrote; then a time in which nothing happens; then
 some more are made one by one; then it is started again and has nothing to write. Control, a runtime and a fake engine
 are real processes: validation is what a runtime does.
 """
@@ -39,8 +39,17 @@ from bench.operator_objects import (
     write_statuses,
     write_twice,
 )
-from bench.operator_place import Memory, api_server, compile_once, cpu_s, sample, scheduled_s, writes
-from bench.stack import running
+from bench.operator_place import (
+    Memory,
+    api_server,
+    compile_once,
+    cpu_s,
+    holding_a_stream,
+    sample,
+    scheduled_s,
+    writes,
+)
+from bench.stack import running_stack
 from tartlet_common.rpc import install_uvloop
 from tartlet_common.settings import OperatorSettings
 from tests.operator.api_server import ApiServer
@@ -52,6 +61,7 @@ FLAGS = ("--lease-duration-s=15", "--heartbeat-s=60", "--log-level=warning")  # 
 _PAUSE_S = 0.1
 _SETTLED_S = 120.0
 _BARE = 500  # statuses that a bare client writes
+_A_MINUTE_S = 60.0
 _REST_S = 20.0  # until the first sweep is over: what is measured then is rest
 
 
@@ -68,6 +78,7 @@ class Measured:
     rss: float
     pss: float
     steady: float  # share of a core
+    stream: float  # the same of a process that holds a gRPC stream
     restart_s: float
     restart_writes: float
     restart_cpu_s: float
@@ -85,7 +96,8 @@ ROWS: Sequence[tuple[str, str, Callable[[Measured], float]]] = (
     ("its memory: peak RSS, MiB", "10,000: 100", lambda m: m.peak),
     ("  RSS when settled", "", lambda m: m.rss),
     ("  PSS when settled", "", lambda m: m.pss),
-    ("a minute's steady CPU, thousandths of a core", "1", lambda m: m.steady * 1e3),
+    ("CPU at rest, thousandths of a core", "10,000: 1", lambda m: m.steady * 1e3),
+    ("  a process's that only holds a gRPC stream", "", lambda m: m.stream * 1e3),
     ("restart until all were looked at, s", "10,000: 6", lambda m: m.restart_s),
     ("  writes", "0", lambda m: m.restart_writes),
     ("  CPU, s", "", lambda m: m.restart_cpu_s),
@@ -124,12 +136,12 @@ async def measure(server: ApiServer, objects: int, steady_s: float, more: int, r
     later = [f"more{n:05d}" for n in range(more)]
     server.create_namespace(NAMESPACE)
     server.create_namespace(UNWATCHED)
-    async with running(engine="fake") as address, client(server) as session:
+    async with running_stack(engine="fake") as stack, client(server) as session:
         await create_pool(session)
         await create_neighbours(session)
         took_s = await create_all(session, names, texts)
         report.progress(f"{what}: made at {objects / took_s:.0f} a second")
-        operator = OperatorProcess(server, NAMESPACE, Path(address.removeprefix("unix:")).parent, FLAGS)
+        operator = OperatorProcess(server, NAMESPACE, stack.directory, FLAGS)
         try:
             async with Watch(session) as watch:
                 before = writes(server)
@@ -143,8 +155,11 @@ async def measure(server: ApiServer, objects: int, steady_s: float, more: int, r
                 validation_s = waited_s / OperatorSettings().concurrency  # its workers validate at once
                 memory = Memory.of(_pid(operator))
                 report.progress(f"{what}: Ready in {ready_s:.1f} s, writes: {dict(wrote)}; idle for {steady_s:.0f} s")
-                await asyncio.sleep(rest_s)
-                steady = await _share(_pid(operator), steady_s)
+                with holding_a_stream(stack.control_address) as streaming:
+                    await asyncio.sleep(rest_s)
+                    steady, stream = await asyncio.gather(
+                        *(_share(pid, steady_s) for pid in (_pid(operator), streaming))
+                    )
                 status = await status_of(session, names[0])
                 floor_s = await write_statuses(session, bare, texts[0], status) / len(bare) * objects
                 report.progress(f"{what}: {more} more, one by one")
@@ -174,6 +189,7 @@ async def measure(server: ApiServer, objects: int, steady_s: float, more: int, r
         rss=memory.rss,
         pss=memory.pss,
         steady=steady,
+        stream=stream,
         restart_s=restart_s,
         restart_writes=again,
         restart_cpu_s=restart_cpu_s,
@@ -232,7 +248,7 @@ def table(measured: dict[int, Measured]) -> report.Report:
             ("writes an object", max(m.writes for m in measured.values()), 1.0),
             (f"CPU until {most:,} are Ready, s", last.cpu_s, 10.0),
             (f"peak RSS with {most:,}, MiB", last.peak, 100.0),
-            (f"steady CPU with {most:,}, share of a core", last.steady, 0.001),
+            (f"CPU at rest with {most:,}, share of a core", last.steady, 0.001),
             (f"restart with {most:,}, s", last.restart_s, 6.0),
             ("writes of a restart", max(m.restart_writes for m in measured.values()), 0.0),
             (f"one more beside {most:,}, median ms", last.more_ms, 10.0),
@@ -263,7 +279,7 @@ def _counts(text: str) -> list[int]:
 
 def main() -> int:
     """Command line."""
-    parser = report.parser("operator", __doc__, repeat=1)  # six minutes each
+    parser = report.parser("operator", __doc__, repeat=1)  # a quarter of an hour each
     parser.epilog = "Without --json the numbers go to operator.json, beside the plots."
     parser.add_argument(
         "--objects",
@@ -273,7 +289,11 @@ def main() -> int:
         help=f"how many (default {','.join(map(str, OBJECTS))})",
     )
     parser.add_argument(
-        "--steady", type=float, default=60.0, metavar="S", help="seconds it is watched idle (default 60)"
+        "--steady",
+        type=float,
+        default=600.0,
+        metavar="S",
+        help="seconds it is watched idle with the most, at most a minute with fewer (default 600)",
     )
     parser.add_argument(
         "--more", type=report.positive, default=50, metavar="N", help="made one by one (default %(default)s)"
@@ -291,7 +311,8 @@ def main() -> int:
                 for n, seen in rounds.items():
                     report.progress(f"operator: {n:,} objects: an API server starts")
                     with api_server() as server:
-                        seen.append(asyncio.run(measure(server, n, args.steady, args.more)))
+                        steady_s = args.steady if n == max(rounds) else min(args.steady, _A_MINUTE_S)
+                        seen.append(asyncio.run(measure(server, n, steady_s, args.more)))
     except KeyboardInterrupt:
         return 130
     return report.emit([table({n: _median(seen) for n, seen in rounds.items()})], args)

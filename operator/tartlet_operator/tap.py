@@ -18,6 +18,9 @@ from tartlet_operator.json_text import decoded
 _BOOKMARK: Final = b'{"type":"BOOKMARK","object":{"metadata":{"resourceVersion":"%s"}}}\n'
 _BOOKMARK_S: Final = 30.0
 """Between bookmarks of ours while a watch lasts: kopf takes one that is silent for 70 s for broken."""
+_QUIET_S: Final = 10.0
+"""After so long without an event kopf is told how far the watch came: the API server's own bookmarks tell nothing of
+what a watch began with, so a quiet one that kopf begins anew would show that again each time."""
 
 
 async def read(reply: aiohttp.ClientResponse, most: int) -> bytes | None:
@@ -79,16 +82,16 @@ class Events(_Content):
 
     async def iter_chunked(self, size: int) -> AsyncIterator[bytes]:
         """Whole lines, as they come."""
-        loop = asyncio.get_running_loop()
-        rest, told_s = b"", loop.time()
+        now = asyncio.get_running_loop().time
+        rest, told_s = b"", now()
         try:
-            async for data in self._content.iter_chunked(size):
-                *lines, rest = (rest + data).split(b"\n")
+            while (data := await self._read(size)) != b"":
+                *lines, rest = (rest + (data or b"")).split(b"\n")
                 left = self._left(lines)
-                if self._taken and loop.time() - told_s >= _BOOKMARK_S:
+                if self._taken and (data is None or now() - told_s >= _BOOKMARK_S):
                     left += self._bookmark()
                 if left:
-                    told_s = loop.time()
+                    told_s = now()
                     yield left
         except Exception:  # the watch broke
             if self._taken:
@@ -96,6 +99,16 @@ class Events(_Content):
             raise
         if self._taken:  # a line that was cut off comes again, whole, in the next watch
             yield self._bookmark()
+
+    async def _read(self, size: int) -> bytes | None:
+        """What has come, empty at the end; None: there is something to tell kopf, and nothing came for a while."""
+        try:
+            async with asyncio.timeout(_QUIET_S if self._taken else None) as quiet:
+                return cast("bytes", await self._content.read(size))
+        except TimeoutError:
+            if quiet.expired():
+                return None
+            raise
 
     def _left(self, lines: Iterable[bytes]) -> bytes:
         """What is for kopf."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from collections.abc import AsyncIterator
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -38,22 +37,25 @@ def line(version: int, name: str = "i", kind: str = "MODIFIED") -> bytes:
 
 
 class Content:
-    """A stream that comes in pieces."""
+    """A stream that comes in pieces, then breaks, or stays silent for a while and ends."""
 
-    def __init__(self, *lines: bytes, piece: int = 50, breaks: bool = False) -> None:
+    def __init__(self, *lines: bytes, piece: int = 50, breaks: bool = False, silent_s: float = 0.0) -> None:
         self.data = b"".join(x + b"\n" for x in lines)
         self.piece = piece
         self.breaks = breaks
+        self.until_s = asyncio.get_running_loop().time() + silent_s
 
     async def readany(self) -> bytes:
         data, self.data = self.data[:100_000], self.data[100_000:]
         return data
 
-    async def iter_chunked(self, _: int) -> AsyncIterator[bytes]:
-        for start in range(0, len(self.data), self.piece):
-            yield self.data[start : start + self.piece]
-        if self.breaks:
+    async def read(self, _: int) -> bytes:
+        data, self.data = self.data[: self.piece], self.data[self.piece :]
+        if not data and self.breaks:
             raise ConnectionResetError
+        if not data:
+            await asyncio.sleep(self.until_s - asyncio.get_running_loop().time())
+        return data
 
 
 def asking(path: str = "/inferlets", **query: str) -> Any:
@@ -106,14 +108,25 @@ async def test_kopf_is_told_how_far_a_watch_came_when_it_ends_or_breaks_and_now_
     breaks: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lines = [line(version, f"i{version}") for version in (6, 7, 8, 9)]
-    one_by_one = Content(*lines, piece=len(lines[0]) + 1, breaks=breaks)
-    assert await left_for_kopf(watching()[0], one_by_one) == [("BOOKMARK", "9")]
-    one_by_one.data = one_by_one.data[:-40]  # what was cut off will come again
-    assert await left_for_kopf(watching()[0], one_by_one) == [("BOOKMARK", "8")]
-    one_by_one.data += line(9, "i9")[-39:] + b"\n"
+    one_by_one = partial(Content, *lines, piece=len(lines[0]) + 1, breaks=breaks)
+    assert await left_for_kopf(watching()[0], one_by_one()) == [("BOOKMARK", "9")]
+    cut_off = one_by_one()
+    cut_off.data = cut_off.data[:-40]  # what was cut off will come again
+    assert await left_for_kopf(watching()[0], cut_off) == [("BOOKMARK", "8")]
     monkeypatch.setattr(tap, "_BOOKMARK_S", 0.0)
-    told = await left_for_kopf(watching()[0], one_by_one)
+    told = await left_for_kopf(watching()[0], one_by_one())
     assert told == [("BOOKMARK", str(version)) for version in (6, 7, 8, 9)]
+
+
+async def test_kopf_is_told_how_far_a_watch_came_that_then_is_quiet(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tap, "_QUIET_S", 0.05)
+    quiet = Events(Content(line(6), line(7), silent_s=60.0), partial(watching()[0]._event, "/inferlets"))
+    stream = quiet.iter_chunked(1 << 20)
+    async with asyncio.timeout(5):
+        told = json.loads(await anext(stream))
+    assert told["object"]["metadata"]["resourceVersion"] == "7"
+    with pytest.raises(TimeoutError):  # once: it is still as far
+        await asyncio.wait_for(anext(stream), 0.5)
 
 
 async def test_what_a_broken_watch_shows_again_is_no_news_and_a_list_is() -> None:
