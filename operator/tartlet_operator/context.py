@@ -18,6 +18,7 @@ from tartlet_operator.meta import Key, Meta
 from tartlet_operator.metrics import Metrics
 from tartlet_operator.pool_manifests import WorkerDefaults
 from tartlet_operator.pool_status import Happening
+from tartlet_operator.printable import printable
 from tartlet_operator.recorder import Recorder
 from tartlet_operator.sources import SourceFetcher
 from tartlet_operator.store import Store
@@ -99,9 +100,9 @@ class Context:
         Raises:
             ApiError: it was refused.
         """
-        if new == old:
+        if new == old or (status := printable(new.dump())) == old.dump():
             return
-        version, generation = await self.api.apply_status(key, meta.uid, new.dump())
+        version, generation = await self.api.apply_status(key, meta.uid, status)
         if version:
             self.written.wrote(key, version, alone=generation == meta.generation)
             self.metrics.wrote(key.kind)

@@ -72,8 +72,9 @@ def runnable(spec: InferletSpec, pools: Iterable[PoolSeen], verdict: Verdict) ->
     if serving:
         message = f"no engine is ready in {', '.join(sorted(p.name for p in serving)[:8])}: see its conditions"
         return Want("Runnable", "False", Reason.POOL_NOT_READY, message), []
-    what = f"the model {model}" if model else "any model"
-    message = f"no EnginePool of the namespace serves {what}: create one, or name another model"
+    message = f"no EnginePool of the namespace serves the model {model}: create one, or name another model"
+    if not model:
+        message = "there is no EnginePool in the namespace: create one (a program that asks for no model runs without)"
     return Want("Runnable", "False", Reason.POOL_NOT_FOUND, message), []
 
 

@@ -54,6 +54,7 @@ def deployment(spec: EnginePoolSpec, meta: Meta, defaults: WorkerDefaults) -> di
         },
         "spec": {
             "replicas": spec.replicas,
+            "paused": False,
             "revisionHistoryLimit": 2,
             "progressDeadlineSeconds": spec.start_deadline_seconds + 60,
             "selector": {"matchLabels": pool_selector(meta.name)},

@@ -174,6 +174,11 @@ async def _scaled(ctx: Context, key: Key, made: _Applied, replicas: int) -> _App
 
 
 def is_ours(meta: Mapping[str, Any], name: str) -> bool:
-    """Whether an object of a pool's name was made for it, or for an earlier pool of this name."""
-    makers = {owner["kind"] for owner in meta.get("ownerReferences") or () if owner.get("controller")}
-    return makers <= {EnginePool.__name__} and (meta.get("labels") or {}).get(POOL_LABEL) == name
+    """Whether an object of a pool's name was made for it, or for an earlier pool of this name.
+
+    Its maker tells; where there is none (pools can be deleted without what they own) its label does.
+    """
+    makers = {(owner["kind"], owner["name"]) for owner in meta.get("ownerReferences") or () if owner.get("controller")}
+    if makers:
+        return makers == {(EnginePool.__name__, name)}
+    return bool((meta.get("labels") or {}).get(POOL_LABEL) == name)

@@ -14,6 +14,7 @@ from tartlet_operator.api.common import API_VERSION
 from tartlet_operator.kube import Api, ApiError
 from tartlet_operator.meta import MANAGER, Key
 from tartlet_operator.pool_status import Happening
+from tartlet_operator.printable import printable
 from tartlet_operator.reasons import EventReason
 from tartlet_operator.times import stamp
 
@@ -51,7 +52,7 @@ class Recorder:
 
     def post(self, key: Key, uid: str, happening: Happening) -> None:
         """Have an event posted, unless the same one was within the last ten minutes, and no other state since."""
-        happening = replace(happening, message=happening.message[:_MESSAGE_CHARS])
+        happening = replace(happening, message=printable(happening.message[:_MESSAGE_CHARS]))
         known = (uid, happening.reason, happening.message)
         now = self._clock.now()
         lately = [at_s for at_s in self._posted.get(known, ()) if now - at_s < _QUIET_S]

@@ -221,7 +221,10 @@ def _before_launch(
 ) -> Action:
     recheck_s = min(left_s, RECHECK_S)
     if not inferlet.found:
-        message = f"spec.inferlet names {spec.inferlet}, which isn't in the namespace: create it"
+        message = (
+            f"spec.inferlet names {spec.inferlet}, which isn't in the namespace: create it, or "
+            "delete this run and create one that names another"
+        )
         return Wait(recheck_s, Reason.INFERLET_NOT_FOUND, message)
     if not inferlet.ready:
         return Wait(recheck_s, Reason.INFERLET_NOT_READY, f"Inferlet {spec.inferlet}: {inferlet.message}")

@@ -100,7 +100,7 @@ class SourceFetcher:
     async def _from_config_map(self, namespace: str, name: str, key: str) -> bytes:
         found = await self._api.get("ConfigMap", namespace, name)
         if found is None:
-            message = f"spec.source.configMap names {name}, which isn't in the namespace: create it"
+            message = f"spec.source.configMap names {name}, which isn't in the namespace: create it, or name another"
             raise SourceProblem(Reason.SOURCE_MISSING, message)
         text, binary = (found.get("data") or {}).get(key), (found.get("binaryData") or {}).get(key)
         if text is not None:

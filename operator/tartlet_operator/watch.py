@@ -44,10 +44,12 @@ _BACKLOG: Final = 200
 _HEAVY_BYTES: Final = 1 << 16
 """A body of more doesn't wait in the queue: it is asked for when its turn comes."""
 _METADATA: Final = "application/json;as=PartialObjectMetadata%s;g=meta.k8s.io;v=v1"
-_NOT_HERE: Final = (403, 404)
+_FOR_NOW: Final = frozenset({403, 404, 429, 500, 502, 503, 504})
+"""What may not be read, isn't there, or an API server that is unwell."""
+_EXPIRED: Final = 410
 _FIRST_PAUSE_S: Final = 1.0
 _LAST_PAUSE_S: Final = 30.0
-"""What may not be read, or isn't there, is asked for again after so long: kopf would give it up, and all with it."""
+"""What is refused for now is asked for again after so long: kopf would give it up sooner or later, and all with it."""
 _PAGE_WAIT_S: Final = 5.0
 """At most so long is a page waited with: the API server lets a list be continued for five minutes."""
 
@@ -122,6 +124,10 @@ class Watch:
             most = size.most_bytes
             request.url = request.url.update_query(limit=size.limit)
             reply = await _answer(request, handler)
+            if reply.status == _EXPIRED and "continue" in request.url.query:  # what isn't done in minutes begins again
+                reply.release()
+                request.url = request.url.without_query_params("continue")
+                continue
             if reply.status != 200:
                 return reply
             async with self._reading:
@@ -166,8 +172,8 @@ class Watch:
             for key in self._store.inferlets_from(meta["namespace"], meta["name"]):
                 self._queue.add(key)
         else:  # a pool's, or the Lease
-            pool = (meta.get("labels") or {}).get(POOL_LABEL)
-            if pool:
+            pools = {o["name"] for o in meta.get("ownerReferences") or () if o["kind"] == "EnginePool"}
+            for pool in pools | {str((meta.get("labels") or {}).get(POOL_LABEL, ""))} - {""}:
                 self._queue.add(Key("EnginePool", meta["namespace"], pool))
 
 
@@ -179,7 +185,7 @@ async def _answer(request: aiohttp.ClientRequest, handler: aiohttp.ClientHandler
     """A reply to a list or a watch that isn't refused; to anything else, whatever comes."""
     reply = await handler(request)
     pause_s = _FIRST_PAUSE_S
-    while reply.status in _NOT_HERE and request.url.query.keys() & {"watch", "limit"}:
+    while reply.status in _FOR_NOW and request.url.query.keys() & {"watch", "limit"}:
         log.warning("%s: %s %s; asked again in %g s", request.url.path, reply.status, reply.reason, pause_s)
         reply.release()
         await asyncio.sleep(pause_s)

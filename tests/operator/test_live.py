@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import threading
 import time
@@ -27,8 +28,8 @@ async def main():
 """
 FAILING = """
 async def main():
-    print("so far")
-    raise ValueError("on purpose")
+    print("so far \\x7f\\x85\\uffff")
+    raise ValueError("on purpose \\x9b")
 """
 SLEEPING = """
 import asyncio
@@ -167,11 +168,15 @@ async def test_runs_from_launch_to_deletion(api_server: ApiServer, namespace: st
         failed = await it.until_condition("InferletRun", "fails", "Failed")
         assert failed["reason"] == "ProgramFailed"
         status = it.get("InferletRun", "fails")["status"]
-        assert (status["attempts"], status["output"]) == (2, "so far\n")
+        assert (status["attempts"], status["output"]) == (2, "so far ���\n"), "kubectl shows no other as YAML"
         assert (status["error"]["name"], status["error"]["number"]) == ("ProgramFailed", 201)
         assert "line 4, in main\n" in status["error"]["traceback"]
-        assert "ValueError: on purpose" in status["error"]["traceback"]
+        assert "ValueError: on purpose �" in status["error"]["traceback"]
         assert {"RunLaunched", "RunRetried", "RunFailed"} <= set(it.events("fails"))
+        it.patch("InferletRun", "fails", {"metadata": {"labels": {"looked": "again"}}})
+        labelled = it.get("InferletRun", "fails")["metadata"]["resourceVersion"]
+        await asyncio.sleep(1.0)
+        assert it.get("InferletRun", "fails")["metadata"]["resourceVersion"] == labelled, "what is told stays as it is"
 
         it.create("Inferlet", "sleeping", {"source": {"inline": SLEEPING}})
         it.create("InferletRun", "late", {"inferlet": "sleeping", "deadlineSeconds": 2, "retries": 3})

@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 
 from tartlet_common import exits
+from tartlet_operator.meta import POOL_LABEL
+from tartlet_operator.subset import covers
 from tests.operator.api_server import ApiServer, Refused
 from tests.operator.live import ENGINE, Live, OperatorProcess, live
 
@@ -25,12 +27,8 @@ def deployment(it: Live) -> dict[str, Any]:
 
 def rolled_out(it: Live, replicas: int) -> None:
     """What the Deployment's controller would say."""
-    status = {
-        "observedGeneration": deployment(it)["metadata"]["generation"],
-        "replicas": replicas,
-        "updatedReplicas": replicas,
-        "readyReplicas": replicas,
-    }
+    seen = {"observedGeneration": deployment(it)["metadata"]["generation"]}
+    status = seen | dict.fromkeys(("replicas", "updatedReplicas", "readyReplicas"), replicas)
     it.core("PATCH", "apis/apps/v1", "deployments/pool/status", {"status": status}, MERGE)
 
 
@@ -137,8 +135,11 @@ async def test_a_pool_follows_its_spec_and_nobody_elses_changes(
         await it.until_condition("EnginePool", "pool", "Ready")
 
         # what others change of what we made is put right
-        it.core("PATCH", "apis/apps/v1", "deployments/pool", {"spec": {"replicas": 7}}, MERGE)
-        await it.until(lambda: deployment(it)["spec"]["replicas"] == 1)
+        as_made = {"metadata": {"labels": {POOL_LABEL: "pool"}}, "spec": {"replicas": 1, "paused": False}}
+        for label in ("another", None):
+            change = {"metadata": {"labels": {POOL_LABEL: label}}, "spec": {"replicas": 7, "paused": True}}
+            it.core("PATCH", "apis/apps/v1", "deployments/pool", change, MERGE)
+            await it.until(lambda: covers(deployment(it), as_made))
         it.core("DELETE", "apis/policy/v1", "poddisruptionbudgets/pool")
         it.core("DELETE", "apis/apps/v1", "deployments/pool")
         await it.until(lambda: it.core("GET", "apis/policy/v1", "poddisruptionbudgets")["items"])

@@ -13,6 +13,7 @@ import pytest
 from yarl import URL
 
 from tartlet_operator import tap
+from tartlet_operator import watch as watch_module
 from tartlet_operator.meta import Key
 from tartlet_operator.store import InferletSeen, Store
 from tartlet_operator.tap import Events
@@ -199,6 +200,42 @@ async def test_of_config_maps_the_metadata_alone_is_asked_for() -> None:
     await watch._between(request, answered)
     assert "as=PartialObjectMetadataList" in request.headers["Accept"]
     assert list(queue._pending) == [KEY]
+
+
+async def test_a_list_whose_continuation_has_expired_begins_again() -> None:
+    watch, queue, _ = watching()
+    asked: list[bool] = []
+
+    async def answered(request: Any) -> Any:
+        asked.append("continue" in request.url.query)
+        if asked[-1]:
+            return SimpleNamespace(status=410, release=lambda: None)
+        return SimpleNamespace(status=200, content=Content(json.dumps({**PAGE, "items": [seen(3, "a")]}).encode()))
+
+    reply = await watch._between(asking(limit="250", **{"continue": "old"}), answered)
+    assert (reply.status, asked) == (200, [True, False])
+    assert [key.name for key in queue._pending] == ["a"]
+
+
+@pytest.mark.parametrize("status", [403, 404, 429, 503])
+async def test_what_is_refused_for_now_is_asked_for_again(status: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watch_module, "_FIRST_PAUSE_S", 0.01)
+    replies = [SimpleNamespace(status=status, reason="", release=lambda: None)] * 2
+    replies.append(SimpleNamespace(status=200, content=Content()))
+
+    async def answered(_: Any) -> Any:
+        return replies.pop(0)
+
+    reply = await watching()[0]._between(asking(watch="true"), answered)
+    assert (reply.status, replies) == (200, [])
+
+
+async def test_what_becomes_of_a_pools_deployment_is_looked_at_whatever_its_label_says() -> None:
+    watch, queue, _ = watching()
+    owner = {"kind": "EnginePool", "name": "p", "controller": True}
+    meta = {"namespace": "ns", "name": "p", "labels": {"tartlet.dev/pool": "other"}, "ownerReferences": [owner]}
+    watch._seen("Deployment", {"metadata": meta})
+    assert queue._pending.keys() == {Key("EnginePool", "ns", "p"), Key("EnginePool", "ns", "other")}
 
 
 async def test_a_lists_next_page_waits_until_the_last_one_is_worked_on() -> None:

@@ -24,7 +24,7 @@ from tartlet_operator.api.common import (
 )
 
 SOURCE_BYTES = 1 << 20
-"""Most characters of an inline source: an object of the API may hold 1.5 MiB in all."""
+"""Most bytes of an inline source: an object of the API may hold 1.5 MiB in all."""
 
 
 class ConfigMapKey(ApiModel):
@@ -68,7 +68,11 @@ class Source(ApiModel):
             rule(
                 "(has(self.inline) ? 1 : 0) + (has(self.configMap) ? 1 : 0) + (has(self.url) ? 1 : 0) == 1",
                 "set exactly one of spec.source.inline, spec.source.configMap and spec.source.url",
-            )
+            ),
+            rule(
+                f"!has(self.inline) || size(bytes(self.inline)) <= {SOURCE_BYTES}",
+                f"spec.source.inline may have at most {SOURCE_BYTES} bytes: give a larger program by spec.source.url",
+            ),
         )
     )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any
@@ -18,6 +19,7 @@ _RUNS = 10
 _CAUSES = 8
 """So many objects that aren't well say why below the tables, the first line of it."""
 _CAUSE_CHARS = 300
+_RAISED = re.compile(r"\w*(Error|Exception|Warning): ")
 
 _NO_RELEASE = (
     "no release of Tartlet is in this namespace: unless another's operator watches it (operator.namespaces), nobody "
@@ -119,16 +121,17 @@ def _why(found: Object, *kinds: str) -> str:
 
 
 def _brief(message: str, traceback: str = "") -> str:
-    r"""The first line and the last, where it says what was raised.
+    r"""The first line, and the one that says what was raised: the last of them, else the last of all.
 
     Example:
-        >>> _brief("refused: File a.py, line 2\n    if x\nSyntaxError: expected ':'")
+        >>> _brief("refused: File a.py, line 2\n    if x\nSyntaxError: expected ':'\nCorrect it.")
         "refused: File a.py, line 2 ... SyntaxError: expected ':'"
         >>> _brief("the program raised an exception", "Traceback:\n  line 4\nKeyError: 'a'\n")
         "the program raised an exception: KeyError: 'a'"
     """
     lines = message.strip().splitlines() or [""]
-    told = lines[0] if len(lines) == 1 else f"{lines[0]} ... {lines[-1].strip()}"
+    said = [line for line in lines[1:] if _RAISED.match(line.strip())] or lines[1:]
+    told = " ... ".join([lines[0], *(line.strip() for line in said[-1:])])
     raised = traceback.strip().splitlines()[-1:]
     return ": ".join([told, *raised]) if told else ""
 
