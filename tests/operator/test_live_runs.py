@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import tartlet
+from tartlet_operator.printable import printable
 from tests.operator.api_server import ApiServer
 from tests.operator.live import Live, live
 from tests.operator.test_live import SLEEPING, web_server
@@ -137,9 +138,9 @@ async def test_whatever_a_program_says_is_in_its_status(api_server: ApiServer, n
             it.create("InferletRun", name, {"inferlet": name})
         await it.until_condition("InferletRun", "says", "Succeeded")
         status = it.get("InferletRun", "says")["status"]
-        assert (status["output"], status["result"]) == (f"{ODD}\n", ODD)
+        assert (status["output"], status["result"]) == (f"{printable(ODD)}\n", printable(ODD))
         await it.until_condition("InferletRun", "raises", "Failed")
-        assert f"ValueError: {ODD}" in it.get("InferletRun", "raises")["status"]["error"]["traceback"]
+        assert f"ValueError: {printable(ODD)}" in it.get("InferletRun", "raises")["status"]["error"]["traceback"]
 
 
 async def test_what_a_failed_run_wrote_to_standard_error_is_in_its_status(
