@@ -5,17 +5,19 @@ from __future__ import annotations
 import re
 from typing import Any, Final
 
-_UNPRINTABLE: Final = re.compile("[\x7f-\x9f\ud800-\udfff\ufeff\ufffe\uffff]")
-"""The API server's JSON has them as they are, and kubectl's YAML refuses the whole object, and any list that has it.
-Characters before the blank stay: JSON escapes them."""
+from tartlet_common.yaml_json import REFUSED
+
+_UNPRINTABLE: Final = re.compile(f"[{REFUSED}\ud800-\udfff]")
+"""The API server's JSON has them as they are, and kubectl, which reads it as YAML, refuses the whole object, and any
+list that has it; half a surrogate pair it has not at all."""
 
 
 def printable(value: Any) -> Any:
-    r"""A value of JSON with U+FFFD for each character that YAML doesn't allow.
+    r"""A value of JSON with U+FFFD for each character that kubectl can't show as YAML.
 
     Example:
-        >>> printable({"output": ["\x1b[31mred\x7f\x85", 1, None]})
-        {'output': ['\x1b[31mred��', 1, None]}
+        >>> printable({"output": ["\x1b[31mred\x7f\x85\uffff", 1, None]})
+        {'output': ['\x1b[31mred�\x85�', 1, None]}
     """
     if isinstance(value, str):
         return _UNPRINTABLE.sub("\ufffd", value)

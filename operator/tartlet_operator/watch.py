@@ -172,8 +172,10 @@ class Watch:
             for key in self._store.inferlets_from(meta["namespace"], meta["name"]):
                 self._queue.add(key)
         else:  # a pool's, or the Lease
-            pools = {o["name"] for o in meta.get("ownerReferences") or () if o["kind"] == "EnginePool"}
-            for pool in pools | {str((meta.get("labels") or {}).get(POOL_LABEL, ""))} - {""}:
+            pools = {owner["name"] for owner in meta.get("ownerReferences") or () if owner["kind"] == "EnginePool"}
+            if labelled := (meta.get("labels") or {}).get(POOL_LABEL):
+                pools.add(labelled)
+            for pool in pools:
                 self._queue.add(Key("EnginePool", meta["namespace"], pool))
 
 

@@ -6,8 +6,10 @@ import json
 import re
 from typing import Any, Final
 
-_ESCAPED: Final = re.compile("[\x7f-\x9f\u2028\u2029\ufeff\ufffe\uffff]")
-"""YAML refuses them, or takes them for ends of lines."""
+REFUSED: Final = "\x7f-\x84\x86-\x9f\ufffe\uffff"
+"""What YAML's readers refuse that JSON doesn't escape by itself, as a set in a regular expression has it."""
+_ESCAPED: Final = re.compile(f"[{REFUSED}\x85\u2028\u2029\ufeff]")
+"""They refuse these, or take them for ends of lines."""
 
 
 def dumps(value: Any) -> bytes:

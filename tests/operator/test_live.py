@@ -168,7 +168,7 @@ async def test_runs_from_launch_to_deletion(api_server: ApiServer, namespace: st
         failed = await it.until_condition("InferletRun", "fails", "Failed")
         assert failed["reason"] == "ProgramFailed"
         status = it.get("InferletRun", "fails")["status"]
-        assert (status["attempts"], status["output"]) == (2, "so far ���\n"), "kubectl shows no other as YAML"
+        assert (status["attempts"], status["output"]) == (2, "so far �\x85�\n"), "kubectl shows no other as YAML"
         assert (status["error"]["name"], status["error"]["number"]) == ("ProgramFailed", 201)
         assert "line 4, in main\n" in status["error"]["traceback"]
         assert "ValueError: on purpose �" in status["error"]["traceback"]
