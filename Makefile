@@ -78,7 +78,7 @@ lint: setup  ## Format, ruff, types, layers, generated code: nothing is changed
 	$(STAGE) "generated: errors" $(BIN)/python -m tartlet_common.errors_gen --check || failed=1; \
 	$(STAGE) "generated: reference pages" $(BIN)/python -m tartlet_common.docs_gen --check || failed=1; \
 	$(STAGE) "generated: CRDs" $(BIN)/python -m tartlet_operator.crdgen --check || failed=1; \
-	$(STAGE) tree $(BIN)/python tools/lint_tree.py || failed=1; \
+	$(STAGE) tree $(BIN)/python -m tools.lint_tree || failed=1; \
 	exit $$failed
 
 .PHONY: fix
