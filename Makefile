@@ -74,9 +74,9 @@ lint: setup  ## Format, ruff, types, layers, generated code: nothing is changed
 	$(STAGE) types $(BIN)/mypy || failed=1; \
 	$(STAGE) layers $(BIN)/lint-imports --no-logo || failed=1; \
 	$(STAGE) "generated: protos" $(BIN)/python tools/gen_protos.py --check || failed=1; \
-	$(STAGE) "generated: the SDK's ABI" $(BIN)/python -m tartlet_common.abi_gen --check || failed=1; \
-	$(STAGE) "generated: errors" $(BIN)/python -m tartlet_common.errors_gen --check || failed=1; \
-	$(STAGE) "generated: reference pages" $(BIN)/python -m tartlet_common.docs_gen --check || failed=1; \
+	$(STAGE) "generated: the SDK's ABI" $(BIN)/python -m tools.gen_abi --check || failed=1; \
+	$(STAGE) "generated: errors" $(BIN)/python -m tools.gen_errors --check || failed=1; \
+	$(STAGE) "generated: reference pages" $(BIN)/python -m tools.gen_docs --check || failed=1; \
 	$(STAGE) "generated: CRDs" $(BIN)/python -m tartlet_operator.crdgen --check || failed=1; \
 	$(STAGE) tree $(BIN)/python -m tools.lint_tree || failed=1; \
 	exit $$failed
@@ -90,9 +90,9 @@ fix: setup  ## Formats the code and mends what ruff can mend
 
 .PHONY: generate
 generate: protos  ## Everything that is generated and checked in: protos, the SDK's ABI and errors, docs/errors.md
-	$(BIN)/python -m tartlet_common.abi_gen
-	$(BIN)/python -m tartlet_common.errors_gen
-	$(BIN)/python -m tartlet_common.docs_gen
+	$(BIN)/python -m tools.gen_abi
+	$(BIN)/python -m tools.gen_errors
+	$(BIN)/python -m tools.gen_docs
 	$(BIN)/python -m tartlet_operator.crdgen
 
 .PHONY: protos

@@ -16,7 +16,7 @@ import tartlet
 from bench import report
 from bench.guests.build import build
 from bench.stack import running
-from tartlet_common.rpc import install_uvloop
+from tartlet_common.rpc.endpoints import install_uvloop
 
 POLICIES = {
     "eager": ["--policy", "eager"],

@@ -25,7 +25,7 @@ import tartlet
 from bench import report
 from bench.guests.build import build
 from bench.stack import running
-from tartlet_common.rpc import install_uvloop, make_channel, make_server
+from tartlet_common.rpc.endpoints import install_uvloop, make_channel, make_server
 
 ECHO_BYTES = 48
 ECHO_CALLS = 400

@@ -19,10 +19,10 @@ from bench import report
 from tartlet_common import abi
 from tartlet_common.abi import Op
 from tartlet_common.clock import SystemClock
-from tartlet_common.engine_spec import EngineSpec
-from tartlet_common.settings import ControlSettings
-from tartlet_common.step import BatchResult, Kind, Step, StepResult
-from tartlet_common.step_codec import step_to_proto
+from tartlet_common.config.settings import ControlSettings
+from tartlet_common.engine.spec import EngineSpec
+from tartlet_common.engine.step import BatchResult, Kind, Step, StepResult
+from tartlet_common.engine.step_codec import step_to_proto
 from tartlet_control.core import Core
 from tartlet_control.lifecycle import StartRequest
 

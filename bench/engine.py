@@ -20,7 +20,7 @@ import numpy as np
 import torch
 
 from bench import report
-from tartlet_common.step import EmbedTxt, Forward, Sample, Step
+from tartlet_common.engine.step import EmbedTxt, Forward, Sample, Step
 from tartlet_worker.engine import Engine
 from tartlet_worker.loader import EngineOptions, load_engine
 from tartlet_worker.random_checkpoint import LLAMA_88M, random_checkpoint

@@ -17,7 +17,7 @@ import numpy as np
 import tartlet
 from bench import report
 from bench.stack import running
-from tartlet_common.rpc import install_uvloop
+from tartlet_common.rpc.endpoints import install_uvloop
 
 COUNTS = (1, 128, 896)
 GOALS_MS = {"core Wasm": (2.0, 15.0, 60.0), "Python": (8.0, 120.0, 600.0)}

@@ -50,8 +50,8 @@ from bench.operator_place import (
     writes,
 )
 from bench.stack import running_stack
-from tartlet_common.rpc import install_uvloop
-from tartlet_common.settings import OperatorSettings
+from tartlet_common.config.settings import OperatorSettings
+from tartlet_common.rpc.endpoints import install_uvloop
 from tests.operator.api_server import ApiServer
 from tests.operator.live import OperatorProcess
 

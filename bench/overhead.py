@@ -25,7 +25,7 @@ import tartlet
 from bench import report
 from bench.guests.build import build
 from bench.stack import running
-from tartlet_common.rpc import install_uvloop
+from tartlet_common.rpc.endpoints import install_uvloop
 
 PROMPT_TOKENS, NEW_TOKENS, RUN_AHEAD = 128, 64, 4
 PROGRAMS = (1, 32)

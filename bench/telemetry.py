@@ -37,7 +37,7 @@ from bench.batching import DEMO_MODEL, tokens_per_s
 from bench.guests.build import build
 from bench.stack import running_stack
 from tartlet.local import LocalStack
-from tartlet_common.rpc import install_uvloop
+from tartlet_common.rpc.endpoints import install_uvloop
 
 PROGRAMS: Final = 32
 TOKENS: Final = 64

@@ -13,7 +13,7 @@ from typing import Any, Final, TypedDict
 import grpc
 import grpc.aio
 
-from tartlet_common.wire import error_from_proto
+from tartlet_common.rpc.error_proto import error_from_proto
 from tartlet_protos import common_pb2, control_pb2, engine_pb2, programs_pb2
 
 ANSWER_S: Final = 5.0

@@ -17,7 +17,7 @@ from e2e.cluster.kube import Kube
 from e2e.tests import calls
 from e2e.tests.calls import OPEN, Answer, Call, Identity
 from e2e.tests.conftest import RELEASE
-from tartlet_common.access import ACCESS, IDENTITIES
+from tartlet_common.rpc.access import ACCESS, IDENTITIES
 
 PROGRAMS = {
     *("Programs/Launch", "Programs/Attach", "Programs/Send", "Programs/Kill"),

@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 import os
 
-from tartlet_common.process import run_role
-from tartlet_common.settings import WorkerSettings
+from tartlet_common.config.settings import WorkerSettings
+from tartlet_common.process.role import run_role
 from tartlet_worker.app import main
 
 if __name__ == "__main__":

@@ -8,10 +8,10 @@ import logging
 import sys
 from collections.abc import Callable
 
-from tartlet_common.errors import InvalidConfig
-from tartlet_common.process import Notify
-from tartlet_common.rpc import Tls
-from tartlet_common.settings import WorkerSettings
+from tartlet_common.config.settings import WorkerSettings
+from tartlet_common.errors.registry import InvalidConfig
+from tartlet_common.process.role import Notify
+from tartlet_common.rpc.endpoints import Tls
 from tartlet_worker.engine import Engine
 from tartlet_worker.link import FAREWELL_S, Link
 from tartlet_worker.warm_up import warm_up

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from safetensors import SafetensorError, safe_open
 
-from tartlet_common.errors import CheckpointBroken, CheckpointMissing
+from tartlet_common.errors.registry import CheckpointBroken, CheckpointMissing
 from tartlet_worker.json_files import read_object, reading
 from tartlet_worker.model_config import ModelConfig, quantised, read_config
 from tartlet_worker.text_files import read_texts

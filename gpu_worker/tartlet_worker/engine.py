@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
-from tartlet_common.engine_spec import EngineSpec
-from tartlet_common.step import Step, StepResult
+from tartlet_common.engine.spec import EngineSpec
+from tartlet_common.engine.step import Step, StepResult
 
 
 def nobody() -> None:

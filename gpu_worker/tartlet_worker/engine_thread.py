@@ -17,15 +17,15 @@ from dataclasses import dataclass
 from queue import SimpleQueue
 from typing import TYPE_CHECKING
 
-from tartlet_common import step_codec, telemetry
-from tartlet_common import telemetry_names as names
-from tartlet_common.errors import EngineFailure, MalformedSubmission, TartletError
-from tartlet_common.step import Step, StepResult
+from tartlet_common.engine import step_codec
+from tartlet_common.engine.step import Step, StepResult
+from tartlet_common.errors.registry import EngineFailure, MalformedSubmission, TartletError
+from tartlet_common.telemetry import names, telemetry
 from tartlet_protos import engine_pb2
 from tartlet_worker.engine import Engine
 
 if TYPE_CHECKING:
-    from tartlet_common.telemetry_steps import StepTracer
+    from tartlet_common.telemetry.steps import StepTracer
 
 log = logging.getLogger("tartlet.worker")
 

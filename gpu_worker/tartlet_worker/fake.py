@@ -17,9 +17,8 @@ import numpy as np
 import numpy.typing as npt
 import psutil
 
-from tartlet_common.engine_spec import EngineSpec
-from tartlet_common.errors import ContextTooLong, EngineFailure, InvalidArgument, OutOfDeviceMemory, TartletError
-from tartlet_common.step import (
+from tartlet_common.engine.spec import EngineSpec
+from tartlet_common.engine.step import (
     Batch,
     BatchResult,
     CopyKvPage,
@@ -31,6 +30,13 @@ from tartlet_common.step import (
     Status,
     Step,
     StepResult,
+)
+from tartlet_common.errors.registry import (
+    ContextTooLong,
+    EngineFailure,
+    InvalidArgument,
+    OutOfDeviceMemory,
+    TartletError,
 )
 from tartlet_worker import fake_model as model
 from tartlet_worker.engine import nobody

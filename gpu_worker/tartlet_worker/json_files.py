@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from tartlet_common.errors import CheckpointBroken
+from tartlet_common.errors.registry import CheckpointBroken
 
 
 @contextmanager

@@ -18,9 +18,9 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from tartlet_common import rpc, wire
-from tartlet_common.errors import ProtocolMismatch, TartletError
-from tartlet_common.frame_streams import Joiner
+from tartlet_common.errors.registry import ProtocolMismatch, TartletError
+from tartlet_common.rpc import endpoints, error_proto
+from tartlet_common.rpc.frame_streams import Joiner
 from tartlet_protos import common_pb2, engine_pb2, engine_pb2_grpc
 from tartlet_worker.engine import Engine
 from tartlet_worker.engine_thread import EngineThread, Finished
@@ -47,7 +47,7 @@ class Link:
     """
 
     def __init__(
-        self, engine: Engine, address: str, tls: rpc.Tls | None, ready: Callable[[], None], engine_id: str = ""
+        self, engine: Engine, address: str, tls: endpoints.Tls | None, ready: Callable[[], None], engine_id: str = ""
     ) -> None:
         self._engine = engine
         self._address = address
@@ -81,9 +81,9 @@ class Link:
                 before = self._connection
                 try:
                     await self._connect_once()
-                except rpc.CALL_ERRORS as e:
+                except endpoints.CALL_ERRORS as e:
                     say = log.info if attempt == _SAID_AT_ATTEMPT else log.debug  # once an outage, not at a joint start
-                    say("no connection to control at %s: %s", self._address, rpc.detail(e))
+                    say("no connection to control at %s: %s", self._address, endpoints.detail(e))
                 if self._broken is not None:
                     raise self._broken
                 if self._draining:
@@ -116,7 +116,7 @@ class Link:
     # ---- one connection -----------------------------------------------------------------------------------------
 
     async def _connect_once(self) -> None:
-        async with rpc.make_channel(self._address, self._tls) as channel:
+        async with endpoints.make_channel(self._address, self._tls) as channel:
             stub = engine_pb2_grpc.EngineStub(channel)
             await self._put_tokenizer(stub)
             stream: Any = stub.Connect()
@@ -136,14 +136,14 @@ class Link:
         if not digest:
             return
         reply = await stub.PutBlob(_chunks(digest, data))
-        error = wire.error_from_proto(reply.error)
+        error = error_proto.error_from_proto(reply.error)
         if error is not None:
             raise error
 
     def _hello(self) -> engine_pb2.WorkerFrame:
         return engine_pb2.WorkerFrame(
             hello=engine_pb2.WorkerHello(
-                protocol=rpc.PROTOCOL_VERSION,
+                protocol=endpoints.PROTOCOL_VERSION,
                 engine_id=self._engine_id,
                 incarnation=self._incarnation,
                 spec_json=json.dumps(asdict(self._engine.spec)),
@@ -155,11 +155,11 @@ class Link:
         """Check control's answer and start over with empty pools."""
         if frame is grpc.aio.EOF or not frame.HasField("hello"):
             return
-        error = wire.error_from_proto(frame.hello.error)
+        error = error_proto.error_from_proto(frame.hello.error)
         if error is not None:
             raise error
-        if frame.hello.protocol != rpc.PROTOCOL_VERSION:
-            raise ProtocolMismatch(peer="control", theirs=frame.hello.protocol, ours=rpc.PROTOCOL_VERSION)
+        if frame.hello.protocol != endpoints.PROTOCOL_VERSION:
+            raise ProtocolMismatch(peer="control", theirs=frame.hello.protocol, ours=endpoints.PROTOCOL_VERSION)
         self._control = frame.hello.incarnation
         self._connection += 1
         self._outbox.clear()
@@ -184,7 +184,7 @@ class Link:
                 task.cancel()
             outcomes = await asyncio.gather(reader, writer, return_exceptions=True)
         for outcome in outcomes:
-            if isinstance(outcome, Exception) and not isinstance(outcome, rpc.CALL_ERRORS):
+            if isinstance(outcome, Exception) and not isinstance(outcome, endpoints.CALL_ERRORS):
                 raise outcome
 
     async def _read(self, stream: Any) -> None:
@@ -209,7 +209,7 @@ class Link:
                 await stream.write(engine_pb2.WorkerFrame(control_incarnation=self._control, results=results))
             if self._broken is not None:
                 frame = engine_pb2.WorkerFrame(control_incarnation=self._control, state="broken")
-                frame.broken.CopyFrom(wire.error_to_proto(self._broken))
+                frame.broken.CopyFrom(error_proto.error_to_proto(self._broken))
                 await stream.write(frame)
                 await stream.done_writing()
                 return

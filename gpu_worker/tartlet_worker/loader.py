@@ -11,9 +11,9 @@ from typing import Any
 
 import torch
 
-from tartlet_common.engine_spec import EngineSpec
-from tartlet_common.errors import OutOfDeviceMemory
-from tartlet_common.settings import WorkerSettings
+from tartlet_common.config.settings import WorkerSettings
+from tartlet_common.engine.spec import EngineSpec
+from tartlet_common.errors.registry import OutOfDeviceMemory
 from tartlet_worker.attention.base import Attention
 from tartlet_worker.attention.c_kernel import MAX_GROUP, CKernel
 from tartlet_worker.attention.torch_chunked import TorchChunked

@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import torch
 
-from tartlet_common.errors import InvalidConfig
+from tartlet_common.errors.registry import InvalidConfig
 
 _CGROUPS = (  # limit and use of the memory of this process's container, by version of cgroups
     (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")),

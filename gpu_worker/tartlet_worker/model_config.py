@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tartlet_common.errors import CheckpointBroken, CheckpointMissing, UnknownFamily
+from tartlet_common.errors.registry import CheckpointBroken, CheckpointMissing, UnknownFamily
 from tartlet_worker.json_files import read_object, reading, token_ids
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")

@@ -35,7 +35,7 @@ _NUCLEUS_FIRST = 1024
 
 @dataclass(frozen=True, slots=True)
 class SampleParams:
-    """Parameters of N rows, as in `tartlet_common.step.Sample`."""
+    """Parameters of N rows, as in `tartlet_common.engine.step.Sample`."""
 
     temperature: F32
     top_k: npt.NDArray[np.int32]

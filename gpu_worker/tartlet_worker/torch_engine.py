@@ -19,9 +19,8 @@ from collections.abc import Callable
 
 import torch
 
-from tartlet_common.engine_spec import EngineSpec
-from tartlet_common.errors import EngineFailure, OutOfDeviceMemory, TartletError
-from tartlet_common.step import (
+from tartlet_common.engine.spec import EngineSpec
+from tartlet_common.engine.step import (
     Batch,
     BatchResult,
     CopyKvPage,
@@ -33,6 +32,7 @@ from tartlet_common.step import (
     Step,
     StepResult,
 )
+from tartlet_common.errors.registry import EngineFailure, OutOfDeviceMemory, TartletError
 from tartlet_worker.c_decoder import CDecoder
 from tartlet_worker.engine import nobody
 from tartlet_worker.handlers.embed_txt import embed_txt

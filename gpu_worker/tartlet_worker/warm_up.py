@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from tartlet_common.step import EmbedTxt, Forward, Sample, Step
+from tartlet_common.engine.step import EmbedTxt, Forward, Sample, Step
 from tartlet_worker.engine import Engine
 
 _DECODES = 2

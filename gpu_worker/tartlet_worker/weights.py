@@ -8,7 +8,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from tartlet_common.errors import CheckpointBroken
+from tartlet_common.errors.registry import CheckpointBroken
 from tartlet_worker.checkpoint import require, tensor_shapes, types, weight_files
 from tartlet_worker.model_config import ModelConfig
 

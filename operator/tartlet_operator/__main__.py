@@ -11,8 +11,8 @@ def main() -> int:
     # kopf imports these clients where they are installed, to look for credentials: 76 MB for what access.py does
     for client in ("kubernetes", "pykube"):
         sys.modules[client] = None  # type: ignore[assignment]
-    from tartlet_common.process import run_role
-    from tartlet_common.settings import OperatorSettings
+    from tartlet_common.config.settings import OperatorSettings
+    from tartlet_common.process.role import run_role
     from tartlet_operator.app import main as operate
 
     gc.collect()

@@ -15,7 +15,7 @@ from typing import Any, Final
 import aiohttp
 import yaml
 
-from tartlet_common.errors import InvalidConfig
+from tartlet_common.errors.registry import InvalidConfig
 
 SERVICE_ACCOUNT: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 _TOKEN_TTL_S: Final = 60.0

@@ -13,11 +13,11 @@ from typing import Any, Final
 import kopf
 
 from tartlet import AsyncClient
-from tartlet_common import rpc
 from tartlet_common.clock import Clock, SystemClock
-from tartlet_common.errors import TartletError, Unavailable
-from tartlet_common.process import Notify, signals_cancel
-from tartlet_common.settings import OperatorSettings, listed
+from tartlet_common.config.settings import OperatorSettings, listed
+from tartlet_common.errors.registry import TartletError, Unavailable
+from tartlet_common.process.role import Notify, signals_cancel
+from tartlet_common.rpc import endpoints
 from tartlet_operator import access
 from tartlet_operator.access import ApiAccess
 from tartlet_operator.api import RESOURCES
@@ -99,7 +99,7 @@ async def _lead(
 ) -> None:
     role = asyncio.current_task()
     assert role is not None
-    tls = rpc.Tls.of(settings)
+    tls = endpoints.Tls.of(settings)
     control = ControlLink(settings.control, tls)
     queue, store, fetcher = WorkQueue(), Store(), SourceFetcher(api, settings.source_hosts)
     lease = settings.lease_name if own in namespaces else ""  # watched only where we may read it

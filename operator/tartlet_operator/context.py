@@ -9,7 +9,7 @@ from typing import Final, TypeVar
 
 from tartlet import AsyncClient
 from tartlet_common.clock import Clock
-from tartlet_common.settings import OperatorSettings
+from tartlet_common.config.settings import OperatorSettings
 from tartlet_operator.api.common import ApiModel
 from tartlet_operator.control_link import ControlLink
 from tartlet_operator.followers import Followers

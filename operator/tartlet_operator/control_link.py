@@ -11,10 +11,10 @@ from typing import Any, Final, TypeVar
 import grpc
 import grpc.aio
 
-from tartlet_common import rpc, wire
-from tartlet_common.aborts import ERROR_KEY
-from tartlet_common.errors import TartletError, Unavailable, UnknownInferlet
-from tartlet_common.paging import pages
+from tartlet_common.errors.registry import TartletError, Unavailable, UnknownInferlet
+from tartlet_common.rpc import endpoints, error_proto
+from tartlet_common.rpc.aborts import ERROR_KEY
+from tartlet_common.rpc.paging import pages
 from tartlet_operator.catalogue import fingerprint
 from tartlet_operator.kept_call import KeptCall
 from tartlet_protos import common_pb2, control_pb2, control_pb2_grpc
@@ -47,9 +47,9 @@ class _Stubs:
 class ControlLink:
     """Calls to control; each raises a `TartletError`, `Unavailable` when control doesn't answer."""
 
-    def __init__(self, address: str, tls: rpc.Tls | None) -> None:
+    def __init__(self, address: str, tls: endpoints.Tls | None) -> None:
         self._address = address
-        self._dialer = rpc.Dialer(address, tls)
+        self._dialer = endpoints.Dialer(address, tls)
         self._stubs = _Stubs(self._dialer.channel)
         self._puts: list[_Put] = []
         self._putting = asyncio.Lock()
@@ -110,7 +110,7 @@ class ControlLink:
         """Forget an entry, if there is one."""
         request = control_pb2.DeleteRequest(tenant=tenant, name=name)
         reply = await self._answer(self._current().catalogue.Delete(request, timeout=_TIMEOUT_S))
-        error = wire.error_from_proto(reply.error)
+        error = error_proto.error_from_proto(reply.error)
         if error is not None and not isinstance(error, UnknownInferlet):
             raise error
 
@@ -123,7 +123,7 @@ class ControlLink:
         try:
             async with asyncio.timeout(_TIMEOUT_S):
                 reply = await self._answer(self._put_call.ask(self._current().catalogue.Put, request))
-            errors = [wire.error_from_proto(e) for e in reply.errors]
+            errors = [error_proto.error_from_proto(e) for e in reply.errors]
             if len(errors) != len(puts):
                 self._put_call.close()
                 detail = f"{len(errors)} answers to {len(puts)} entries"
@@ -153,7 +153,7 @@ class ControlLink:
 def _translated(e: grpc.aio.AioRpcError, address: str) -> TartletError:
     for key, value in e.trailing_metadata() or ():
         if key == ERROR_KEY and isinstance(value, bytes):
-            error = wire.error_from_proto(common_pb2.Error.FromString(value))
+            error = error_proto.error_from_proto(common_pb2.Error.FromString(value))
             if error is not None:
                 return error
     return Unavailable(what=f"control at {address}", detail=e.details() or e.code().name)

@@ -15,12 +15,12 @@ from typing import Any
 
 import yaml
 
-from tartlet_common.generated import write_or_check
 from tartlet_operator.api import GROUP, RESOURCES, VERSION, Resource
 from tartlet_operator.api.common import Column
 from tartlet_operator.api.engine_pool import EnginePool
 from tartlet_operator.reasons import EVENT_MEANING, MEANING, EventReason, Reason
 from tartlet_operator.schema import structural
+from tools.generated import write_or_check
 
 CRDS = Path("crds")
 REFERENCE = Path("docs/reference/api.md")

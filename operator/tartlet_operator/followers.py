@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from tartlet import AsyncClient, Ended, Message, Stderr, Stdout
-from tartlet_common.errors import InternalError, RuntimeLost, TartletError, UnknownProgram
+from tartlet_common.errors.registry import InternalError, RuntimeLost, TartletError, UnknownProgram
 from tartlet_operator.api.inferlet_run import OUTPUT_BYTES, STDERR_BYTES
 from tartlet_operator.meta import Key
 from tartlet_operator.run_decisions import Outcome, Output, tail

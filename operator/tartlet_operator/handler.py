@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from pydantic import ValidationError
 
-from tartlet_common.errors import TartletError
+from tartlet_common.errors.registry import TartletError
 from tartlet_operator import reconcile_inferlet, reconcile_pool, reconcile_run
 from tartlet_operator.api import RESOURCES, EnginePool, Inferlet, InferletRun
 from tartlet_operator.api.common import ApiModel

@@ -9,7 +9,7 @@ from typing import Any, Generic, TypeVar
 
 import grpc.aio
 
-from tartlet_common.errors import Unavailable
+from tartlet_common.errors.registry import Unavailable
 
 Request = TypeVar("Request")
 Reply = TypeVar("Reply")

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from tartlet_common.clock import Clock
-from tartlet_common.errors import Unavailable
+from tartlet_common.errors.registry import Unavailable
 from tartlet_operator.kube import Api, ApiError
 from tartlet_operator.times import micro_stamp
 

@@ -8,7 +8,7 @@ import logging
 from collections.abc import AsyncGenerator, Mapping
 from typing import Final
 
-from tartlet_common.errors import TartletError
+from tartlet_common.errors.registry import TartletError
 from tartlet_operator import orphans
 from tartlet_operator.api import RESOURCES
 from tartlet_operator.catalogue import sync

@@ -8,7 +8,7 @@ from typing import Final
 
 from opentelemetry.metrics import CallbackOptions, Observation
 
-from tartlet_common import telemetry
+from tartlet_common.telemetry import telemetry
 from tartlet_operator.store import Store
 
 RECONCILE_DURATION: Final = "tartlet.operator.reconcile.duration"  # s

@@ -10,7 +10,7 @@ from typing import Any, Final, NamedTuple
 from pydantic import ValidationError
 
 from tartlet import ProgramInfo
-from tartlet_common.errors import TartletError, Unavailable
+from tartlet_common.errors.registry import TartletError, Unavailable
 from tartlet_operator.api.inferlet_run import InferletRunStatus
 from tartlet_operator.context import Context
 from tartlet_operator.kube import ApiError

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 
-from tartlet_common.errors import TartletError, Unavailable
+from tartlet_common.errors.registry import TartletError, Unavailable
 
 
 class Reason(StrEnum):

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from tartlet import Language, Source
-from tartlet_common.errors import TartletError, Unavailable
+from tartlet_common.errors.registry import TartletError, Unavailable
 from tartlet_operator.api.inferlet import Inferlet, InferletSpec, InferletStatus
 from tartlet_operator.catalogue import entry, fingerprint
 from tartlet_operator.conditions import holds

@@ -8,7 +8,14 @@ from dataclasses import replace
 from typing import Any, Final
 
 from tartlet import Accepted, LaunchSpec, Limits
-from tartlet_common.errors import NoEngine, ProgramKilled, TartletError, Unavailable, UnknownInferlet, UnknownModel
+from tartlet_common.errors.registry import (
+    NoEngine,
+    ProgramKilled,
+    TartletError,
+    Unavailable,
+    UnknownInferlet,
+    UnknownModel,
+)
 from tartlet_operator import orphans
 from tartlet_operator import run_decisions as runs
 from tartlet_operator.api.inferlet import Inferlet, InferletStatus

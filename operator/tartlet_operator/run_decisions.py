@@ -6,7 +6,7 @@ from bisect import bisect_left
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from tartlet_common.errors import DeadlineExceeded, TartletError
+from tartlet_common.errors.registry import DeadlineExceeded, TartletError
 from tartlet_operator.api.inferlet_run import (
     OUTPUT_BYTES,
     TRACEBACK_CHARS,

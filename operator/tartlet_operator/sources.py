@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 
 import aiohttp
 
-from tartlet_common.settings import listed
+from tartlet_common.config.settings import listed
 from tartlet_operator.api.inferlet import Source, UrlSource
 from tartlet_operator.kube import Api
 from tartlet_operator.reasons import Reason

@@ -19,7 +19,7 @@ DESCRIPTOR: _descriptor.FileDescriptor
 
 @_typing.final
 class Error(_message.Message):
-    """A typed error (tartlet_common.errors): number and JSON fields rebuild it; the texts are for other languages."""
+    """A typed error (tartlet_common.errors.registry): number and JSON fields rebuild it; the texts are for other languages."""
 
     DESCRIPTOR: _descriptor.Descriptor
 

@@ -116,7 +116,7 @@ Global___WorkerHello: _TypeAlias = WorkerHello  # noqa: Y015
 
 @_typing.final
 class BatchResultFrame(_message.Message):
-    """Columns of tartlet_common.step.BatchResult, in field order, as little-endian bytes."""
+    """Columns of tartlet_common.engine.step.BatchResult, in field order, as little-endian bytes."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -236,7 +236,7 @@ Global___EngineHello: _TypeAlias = EngineHello  # noqa: Y015
 
 @_typing.final
 class BatchFrame(_message.Message):
-    """Columns of a tartlet_common.step batch, in field order, as little-endian bytes."""
+    """Columns of a tartlet_common.engine.step batch, in field order, as little-endian bytes."""
 
     DESCRIPTOR: _descriptor.Descriptor
 

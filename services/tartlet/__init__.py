@@ -33,8 +33,8 @@ from tartlet.model import (
     Source,
 )
 from tartlet.sync import Client, SyncRun
-from tartlet_common.errors import TartletError
-from tartlet_common.rpc import Tls
+from tartlet_common.errors.registry import TartletError
+from tartlet_common.rpc.endpoints import Tls
 
 __all__ = [
     "MAX_SOURCE_BYTES",

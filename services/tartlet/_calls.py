@@ -14,10 +14,7 @@ import grpc.aio
 from tartlet import _convert
 from tartlet._given import check_id, check_kind, message_bytes
 from tartlet.model import MAX_SOURCE_BYTES, LaunchSpec, Source
-from tartlet_common import rpc, wire
-from tartlet_common.aborts import ERROR_KEY
-from tartlet_common.blob_transfer import chunks
-from tartlet_common.errors import (
+from tartlet_common.errors.registry import (
     Disconnected,
     FrameTooLarge,
     InternalError,
@@ -26,6 +23,9 @@ from tartlet_common.errors import (
     TartletError,
     Unavailable,
 )
+from tartlet_common.rpc import endpoints, error_proto
+from tartlet_common.rpc.aborts import ERROR_KEY
+from tartlet_common.rpc.blob_transfer import chunks
 from tartlet_protos import common_pb2, programs_pb2
 
 T = TypeVar("T")
@@ -69,7 +69,7 @@ async def upload(stub: Any, source: Source) -> None:
             yield chunk
 
     reply = await stub.Upload(stream())
-    error = wire.error_from_proto(reply.error)
+    error = error_proto.error_from_proto(reply.error)
     if error is not None:
         raise error
 
@@ -77,8 +77,8 @@ async def upload(stub: Any, source: Source) -> None:
 def checked(request: T) -> T:
     """The request, if one message can carry it."""
     size = request.ByteSize()  # type: ignore[attr-defined]
-    if size > rpc.MAX_MESSAGE_BYTES:
-        raise FrameTooLarge(size=size, what="bytes in a request", limit=rpc.MAX_MESSAGE_BYTES)
+    if size > endpoints.MAX_MESSAGE_BYTES:
+        raise FrameTooLarge(size=size, what="bytes in a request", limit=endpoints.MAX_MESSAGE_BYTES)
     return request
 
 
@@ -146,7 +146,7 @@ def from_rpc(e: grpc.aio.AioRpcError, address: str) -> TartletError:
     """The typed error of a call that failed; servers put theirs into the trailing metadata `tartlet-error-bin`."""
     for key, value in e.trailing_metadata() or ():
         if key == ERROR_KEY and isinstance(value, bytes):
-            error = wire.error_from_proto(common_pb2.Error.FromString(value))
+            error = error_proto.error_from_proto(common_pb2.Error.FromString(value))
             if error is not None:
                 return error
     match e.code():
@@ -163,7 +163,7 @@ def from_rpc(e: grpc.aio.AioRpcError, address: str) -> TartletError:
 
 def _why(address: str, details: str) -> str:
     """Why nobody answers at `address`; gRPC says it at length."""
-    path = rpc.unix_path(address)
+    path = endpoints.unix_path(address)
     if path is not None and not path.exists():
         return "there is no such socket"
     why = details.removeprefix("failed to connect to all addresses; last error: ")

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import BinaryIO
 
-from tartlet_common.errors import StartFailed, TartletError
+from tartlet_common.errors.registry import StartFailed, TartletError
 
 _LAST_LINES = 20
 _LINE_BYTES = 8192

@@ -9,8 +9,9 @@ from collections.abc import Iterable, Iterator
 from tartlet._given import seed_bytes
 from tartlet.events import Accepted, Ended, Event, Message, Stderr, Stdout, Usage
 from tartlet.model import CatalogueEntry, Language, LaunchSpec, Limits, ProgramInfo, RuntimeState, Source
-from tartlet_common import telemetry, wire
-from tartlet_common.errors import InternalError, InvalidArgument
+from tartlet_common.errors.registry import InternalError, InvalidArgument
+from tartlet_common.rpc import error_proto
+from tartlet_common.telemetry import telemetry
 from tartlet_protos import common_pb2, control_pb2, programs_pb2
 
 _LANGUAGES = {
@@ -151,10 +152,10 @@ def event_from_proto(m: programs_pb2.ProgramEvent) -> Event:
             return Stderr(m.program_id, m.offset, m.data)
         case Kind.ENDED:
             result = m.data.decode(errors="replace") if m.data else None
-            error = wire.error_from_proto(m.error)
+            error = error_proto.error_from_proto(m.error)
             return Ended(m.program_id, m.offset, m.success, result, error, usage_from_proto(m.usage))
         case Kind.REJECTED:
-            raise wire.error_from_proto(m.error) or InternalError(detail="rejected without a reason")
+            raise error_proto.error_from_proto(m.error) or InternalError(detail="rejected without a reason")
         case _:
             raise InternalError(detail=f"unknown event {m.kind}")
 
@@ -169,7 +170,7 @@ def info_from_proto(m: programs_pb2.ProgramInfo) -> ProgramInfo:
         started_unix_s=m.started_unix_s,
         age_s=m.age_s,
         usage=usage_from_proto(m.usage),
-        error=wire.error_from_proto(m.error),
+        error=error_proto.error_from_proto(m.error),
         model=m.model,
         pages=m.pages,
         runtime=m.runtime,

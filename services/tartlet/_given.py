@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from numbers import Integral, Real
 from typing import TypeVar
 
-from tartlet_common.errors import InvalidArgument
+from tartlet_common.errors.registry import InvalidArgument
 
 T = TypeVar("T")
 

@@ -11,7 +11,7 @@ import grpc.aio
 from tartlet import _convert
 from tartlet._calls import from_rpc
 from tartlet.events import Accepted, Ended, Event
-from tartlet_common.errors import Disconnected, InvalidArgument, RuntimeLost, TartletError, Unavailable
+from tartlet_common.errors.registry import Disconnected, InvalidArgument, RuntimeLost, TartletError, Unavailable
 from tartlet_protos import programs_pb2
 
 _ProgramEvents = programs_pb2.ProgramEvents

@@ -15,12 +15,12 @@ from tartlet._given import all_of, check_id, check_offset, check_texts
 from tartlet._run import Run
 from tartlet.events import Accepted, Event
 from tartlet.model import CatalogueEntry, LaunchSpec, ProgramInfo, RuntimeState, Source, check_name, check_source
-from tartlet_common import rpc, telemetry, wire
-from tartlet_common import telemetry_names as names
-from tartlet_common.errors import InternalError, InvalidArgument, TartletError
-from tartlet_common.paging import pages
-from tartlet_common.paths import run_dir
-from tartlet_common.tenancy import Scope
+from tartlet_common.config.paths import run_dir
+from tartlet_common.errors.registry import InternalError, InvalidArgument, TartletError
+from tartlet_common.rpc import endpoints, error_proto
+from tartlet_common.rpc.paging import pages
+from tartlet_common.rpc.tenancy import Scope
+from tartlet_common.telemetry import names, telemetry
 from tartlet_protos import control_pb2, control_pb2_grpc, programs_pb2, programs_pb2_grpc
 
 __all__ = ["AsyncClient", "Run"]
@@ -64,7 +64,7 @@ class AsyncClient:
         address: str | None = None,
         *,
         control: str | None = None,
-        tls: rpc.Tls | None = None,
+        tls: endpoints.Tls | None = None,
         tenant: str | None = None,
         retry_s: float = 30.0,
     ) -> None:
@@ -73,9 +73,9 @@ class AsyncClient:
         self._tls = tls or environment.identity()
         self._metadata = Scope(tenant).metadata
         self._retry_s = retry_s
-        self._dialer: rpc.Dialer | None = None
+        self._dialer: endpoints.Dialer | None = None
         self._stub: tuple[grpc.aio.Channel, Any] | None = None
-        self._control_dialer: rpc.Dialer | None = None
+        self._control_dialer: endpoints.Dialer | None = None
 
     async def __aenter__(self) -> Self:
         return self
@@ -203,7 +203,7 @@ class AsyncClient:
         errors: Errors = []
         for request in list(send_requests(items)):  # one too long is refused before any is sent
             reply = await self._call(self._programs().Send(request, metadata=self._metadata))
-            errors += [wire.error_from_proto(e) for e in reply.errors]
+            errors += [error_proto.error_from_proto(e) for e in reply.errors]
         return errors
 
     async def kill(self, program_id: str, reason: str = "") -> None:
@@ -216,7 +216,7 @@ class AsyncClient:
         check_texts(reason=reason)
         request = programs_pb2.KillRequest(program_ids=[program_id], reason=reason)
         reply = await self._call(self._programs().Kill(request, metadata=self._metadata))
-        error = wire.error_from_proto(reply.errors[0])
+        error = error_proto.error_from_proto(reply.errors[0])
         if error is not None:
             raise error
 
@@ -244,7 +244,7 @@ class AsyncClient:
         await self._upload([LaunchSpec(source=source)])
         request = programs_pb2.ValidateRequest(source=_convert.source_or_digest(source))
         reply = await self._call(self._programs().Validate(checked(request)))
-        error = wire.error_from_proto(reply.error)
+        error = error_proto.error_from_proto(reply.error)
         if error is not None:
             raise error
         return str(reply.digest)
@@ -276,7 +276,7 @@ class AsyncClient:
         if not isinstance(reply, control_pb2.PutReply):  # the call's end
             raise InternalError(detail="entries were put, and not answered")
         for message in reply.errors:
-            error = wire.error_from_proto(message)
+            error = error_proto.error_from_proto(message)
             if error is not None:
                 raise error
         return [str(d) for d in reply.digests]
@@ -290,7 +290,7 @@ class AsyncClient:
         check_texts(name=name, tenant=tenant, digest=digest)
         request = control_pb2.GetRequest(tenant=tenant, name=name, digest=digest)
         reply = await self._call(self._catalogue().Get(request, metadata=self._metadata), self.control_address)
-        error = wire.error_from_proto(reply.error)
+        error = error_proto.error_from_proto(reply.error)
         if error is not None:
             raise error
         source = reply.entry.source
@@ -307,7 +307,7 @@ class AsyncClient:
         check_texts(name=name, tenant=tenant)
         request = control_pb2.DeleteRequest(tenant=tenant, name=name)
         reply = await self._call(self._catalogue().Delete(request, metadata=self._metadata), self.control_address)
-        error = wire.error_from_proto(reply.error)
+        error = error_proto.error_from_proto(reply.error)
         if error is not None:
             raise error
 
@@ -331,7 +331,7 @@ class AsyncClient:
         """
         if self._control_address is not None:
             return self._control_address
-        path = rpc.unix_path(self.address)
+        path = endpoints.unix_path(self.address)
         if path is None:
             raise InvalidArgument(
                 argument="control",
@@ -342,7 +342,7 @@ class AsyncClient:
 
     def _programs(self) -> Any:
         if self._dialer is None:
-            self._dialer = rpc.Dialer(self.address, self._tls)
+            self._dialer = endpoints.Dialer(self.address, self._tls)
         channel = self._dialer.current()
         if self._stub is None or self._stub[0] is not channel:  # making one takes as long as a call
             self._stub = channel, programs_pb2_grpc.ProgramsStub(channel)
@@ -350,7 +350,7 @@ class AsyncClient:
 
     def _control(self) -> grpc.aio.Channel:
         if self._control_dialer is None:
-            self._control_dialer = rpc.Dialer(self.control_address, self._tls)
+            self._control_dialer = endpoints.Dialer(self.control_address, self._tls)
         return self._control_dialer.current()
 
     def _catalogue(self) -> Any:

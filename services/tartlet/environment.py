@@ -6,7 +6,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from tartlet_common.rpc import Tls
+from tartlet_common.rpc.endpoints import Tls
 
 CONTROL = "TARTLET_CLIENT_CONTROL"
 TLS_CERTIFICATE = "TARTLET_CLIENT_TLS_CERTIFICATE"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tartlet_common.errors import TartletError
+from tartlet_common.errors.registry import TartletError
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,8 +24,8 @@ from types import TracebackType
 from typing import Self
 
 from tartlet._child import Child
-from tartlet_common.errors import AddressInUse, DiskFull, StartFailed, TartletError
-from tartlet_common.paths import cache_dir, check_socket, make_private, run_dir
+from tartlet_common.config.paths import cache_dir, check_socket, make_private, run_dir
+from tartlet_common.errors.registry import AddressInUse, DiskFull, StartFailed, TartletError
 
 ROLES = ("control", "runtime", "worker")
 SOCKETS = ("runtime.sock", "control.sock", "control.sock.frames", "guest.sock")
@@ -43,7 +43,7 @@ class StackConfig:
     Args:
         engine: "torch" or "fake"; None: as the worker's settings say (torch, if nothing says otherwise).
         model: checkpoint directory for torch; None: likewise.
-        directory: of sockets and logs; default: `tartlet_common.paths.run_dir()`.
+        directory: of sockets and logs; default: `tartlet_common.config.paths.run_dir()`.
         config: TOML file that every role reads.
         flags: more flags by role, such as `{"worker": ["--page-size", "8"]}`.
         env: added to the roles' environment.
@@ -279,8 +279,8 @@ class LocalStack:
         prefixes = tuple(f"TARTLET_{role.upper()}_" for role in ROLES)
         if self._config.config is None and not any(name.startswith(prefixes) for name in env):
             return
-        from tartlet_common.config import load  # takes a tenth of a second, which most starts can save
-        from tartlet_common.settings import ROLES as SETTINGS
+        from tartlet_common.config.load import load  # takes a tenth of a second, which most starts can save
+        from tartlet_common.config.settings import ROLES as SETTINGS
 
         for role in ROLES:
             load(SETTINGS[role], role, file=self._config.config, env=env)

@@ -13,7 +13,7 @@ from typing import Any
 
 from tartlet._given import check_kind, check_number, check_texts, seed_bytes, shown
 from tartlet.events import Usage
-from tartlet_common.errors import InvalidArgument, InvalidSource, SourceTooLarge, TartletError
+from tartlet_common.errors.registry import InvalidArgument, InvalidSource, SourceTooLarge, TartletError
 
 MAX_SOURCE_BYTES = 64 << 20
 """Largest source that a client sends; the server's own limit is lower, 16 MiB by default."""

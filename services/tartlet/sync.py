@@ -13,8 +13,8 @@ from tartlet._run import Run
 from tartlet.client import AsyncClient
 from tartlet.events import Accepted, Ended, Event
 from tartlet.model import CatalogueEntry, LaunchSpec, ProgramInfo, RuntimeState, Source
-from tartlet_common.errors import Disconnected, TartletError
-from tartlet_common.rpc import Tls
+from tartlet_common.errors.registry import Disconnected, TartletError
+from tartlet_common.rpc.endpoints import Tls
 
 T = TypeVar("T")
 _CLOSED: Final = "The client was closed; make another, or close it when all threads have done with it."

@@ -32,8 +32,8 @@ def connect(server: str | None) -> AsyncClient:
     """
     from tartlet import environment
     from tartlet.client import AsyncClient
-    from tartlet_common.errors import Unavailable
-    from tartlet_common.rpc import unix_path
+    from tartlet_common.errors.registry import Unavailable
+    from tartlet_common.rpc.endpoints import unix_path
 
     client = AsyncClient(address(server))
     path = unix_path(client.address)
@@ -63,7 +63,7 @@ async def talk(client: AsyncClient, program_id: str, follow: Coroutine[Any, Any,
     Raises:
         TartletError: a line can't be sent, such as one that is too long; the program has not ended.
     """
-    from tartlet_common.errors import UnknownProgram
+    from tartlet_common.errors.registry import UnknownProgram
 
     following, talking = (
         asyncio.ensure_future(follow),
@@ -87,7 +87,7 @@ async def send_lines(client: AsyncClient, program_id: str, *, quiet: bool = Fals
     A program that has left too many unread is waited for. One that goes on a while after the input's end may be waiting
     for a line that can't come, so that is told.
     """
-    from tartlet_common.errors import InboxFull
+    from tartlet_common.errors.registry import InboxFull
 
     loop = asyncio.get_running_loop()
     lines: asyncio.Queue[bytes | None] = asyncio.Queue()
@@ -144,8 +144,8 @@ def with_opened(
     opening: Callable[[], AbstractAsyncContextManager[AsyncClient]], work: Callable[[AsyncClient], Awaitable[T]]
 ) -> T:
     """As `with_client`, with a client that `opening` gives."""
-    from tartlet_common import telemetry
-    from tartlet_common.errors import TartletError
+    from tartlet_common.errors.registry import TartletError
+    from tartlet_common.telemetry import telemetry
 
     async def call() -> T:
         on_signals(asyncio.Task.cancel)

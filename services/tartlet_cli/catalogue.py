@@ -39,7 +39,7 @@ def put(name: str, file: Path, description: str, model: str, server: str | None)
     """Name the program in FILE, if it is valid; replaces what had the name. Prints its digest."""
     from tartlet.model import CatalogueEntry, Source, check_name
     from tartlet_cli import exits
-    from tartlet_common.errors import InvalidArgument, InvalidSource, TartletError
+    from tartlet_common.errors.registry import InvalidArgument, InvalidSource, TartletError
 
     try:
         check_name(name)

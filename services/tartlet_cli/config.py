@@ -34,9 +34,9 @@ def config(role: str | None, file: Path | None, *, as_json: bool) -> None:
       tartlet config worker --config tartlet.toml
       TARTLET_CONTROL_POLICY=eager tartlet config control --json
     """  # noqa: D301 - \b is click's mark for a paragraph not to be wrapped
-    from tartlet_common.config import load
-    from tartlet_common.errors import TartletError
-    from tartlet_common.settings import ROLES
+    from tartlet_common.config.load import load
+    from tartlet_common.config.settings import ROLES
+    from tartlet_common.errors.registry import TartletError
 
     document: dict[str, dict[str, dict[str, object]]] = {}
     for name, model in ROLES.items():

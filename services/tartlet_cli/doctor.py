@@ -114,7 +114,7 @@ def _compiler() -> Check:
 
 
 def _component() -> Check:
-    from tartlet_common.paths import cache_dir
+    from tartlet_common.config.paths import cache_dir
 
     built = sorted((cache_dir() / "guest").glob("*.wasm"), key=lambda path: path.stat().st_mtime)
     if built:
@@ -129,8 +129,8 @@ def _component() -> Check:
 
 def _directories() -> Iterator[Check]:
     from tartlet.local import holder
-    from tartlet_common.errors import InvalidConfig, TartletError
-    from tartlet_common.paths import cache_dir, check_socket, make_private, run_dir
+    from tartlet_common.config.paths import cache_dir, check_socket, make_private, run_dir
+    from tartlet_common.errors.registry import InvalidConfig, TartletError
 
     try:
         make_private(run_dir())
@@ -162,7 +162,7 @@ def _memory() -> Check:
 
 
 def _addresses() -> Check:
-    from tartlet_common.process import address_space
+    from tartlet_common.process.role import address_space
 
     limit = address_space()
     if limit is None:
@@ -173,7 +173,7 @@ def _addresses() -> Check:
 
 def _model() -> Check:
     from tartlet_cli.places import find_model
-    from tartlet_common.errors import CheckpointMissing
+    from tartlet_common.errors.registry import CheckpointMissing
 
     try:
         return Check("model", "ok", str(find_model(None)))
@@ -183,7 +183,7 @@ def _model() -> Check:
 
 async def serving(server: str | None) -> list[Check]:
     """Checks of the runtime and what stands behind it."""
-    from tartlet_common.errors import TartletError
+    from tartlet_common.errors.registry import TartletError
 
     try:
         async with connect(server) as client, asyncio.timeout(5):

@@ -33,7 +33,7 @@ def enter(commands: Group, prog_name: str) -> None:
         if e.errno != errno.ENOSPC:
             raise
         from tartlet_cli import exits
-        from tartlet_common.errors import DiskFull
+        from tartlet_common.errors.registry import DiskFull
 
         if e.filename is None:  # whoever writes a file besides deals with that
             exits.drop_output()

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import sys
 
-from tartlet_common.errors import ProgramFailed, TartletError
-from tartlet_common.exits import INTERRUPTED, PROGRAM_FAILED, SYSTEM, USAGE, exit_code
+from tartlet_common.errors.exit_codes import INTERRUPTED, PROGRAM_FAILED, SYSTEM, USAGE, exit_code
+from tartlet_common.errors.registry import ProgramFailed, TartletError
 
 __all__ = ["INTERRUPTED", "PROGRAM_FAILED", "SYSTEM", "USAGE", "describe", "drop_output", "exit_code", "fail", "show"]
 

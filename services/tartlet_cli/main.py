@@ -9,7 +9,7 @@ from typing import cast
 import click
 
 from tartlet_cli.entry import Group, enter
-from tartlet_common import grpc_io as _grpc_io  # noqa: F401 - before gRPC is imported
+from tartlet_common.rpc import grpc_io as _grpc_io  # noqa: F401 - before gRPC is imported
 
 _COMMANDS = {  # name: (module, one line of help); in the order of the help
     "run": ("run", "Run a program to its end, on a stack of its own or on a server."),

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 from typing import NamedTuple
 
-from tartlet_common.errors import CheckpointMissing
+from tartlet_common.errors.registry import CheckpointMissing
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 DEMO_MODEL = CHECKOUT / "models" / "demo"
@@ -29,8 +29,8 @@ def backend(engine: str | None, model: str | None, config: Path | None) -> Backe
     if engine == "fake":
         return Backend(engine, None)
     if config is not None or any(name.startswith("TARTLET_WORKER_") for name in os.environ):
-        from tartlet_common.config import load  # takes a tenth of a second, which most starts can save
-        from tartlet_common.settings import WorkerSettings
+        from tartlet_common.config.load import load  # takes a tenth of a second, which most starts can save
+        from tartlet_common.config.settings import WorkerSettings
 
         set_ = load(WorkerSettings, "worker", file=config, env=os.environ).settings
         if model is None and (set_.model or (engine or set_.engine) == "fake"):

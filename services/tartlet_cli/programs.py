@@ -57,7 +57,7 @@ def launch(ctx: click.Context, /, file: str, args: tuple[str, ...], **options: A
         raise click.UsageError("--count: launches with the same --key are one program; give each its own key", ctx)
     from tartlet.events import Accepted
     from tartlet.model import LaunchSpec, Limits, Source
-    from tartlet_common.errors import InvalidSource, TartletError
+    from tartlet_common.errors.registry import InvalidSource, TartletError
 
     try:
         source = None if options["inferlet"] else Source.from_file(file)
@@ -220,7 +220,7 @@ def kill(programs: tuple[str, ...], reason: str, server: str | None, *, everythi
       tartlet kill 3f2b7c1e
       tartlet kill --all
     """  # noqa: D301 - \b is click's mark for a paragraph not to be wrapped
-    from tartlet_common.errors import InvalidArgument, TartletError, UnknownProgram
+    from tartlet_common.errors.registry import InvalidArgument, TartletError, UnknownProgram
 
     if not programs and not everything:
         raise click.UsageError("name a program, or give --all")
@@ -252,7 +252,7 @@ async def whole_id(client: AsyncClient, start: str, *, ended: bool = True) -> st
         UnknownProgram: none does.
         InvalidArgument: several do, or `start` is empty: a script's unset variable.
     """
-    from tartlet_common.errors import InvalidArgument, UnknownProgram
+    from tartlet_common.errors.registry import InvalidArgument, UnknownProgram
 
     if len(start) >= 36:
         return start

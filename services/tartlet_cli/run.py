@@ -30,7 +30,7 @@ from tartlet_cli.options import (
     wants_help,
 )
 from tartlet_cli.run_arguments import NOT_ON_CLUSTER, RunCommand, check_options, tell_mistyped
-from tartlet_common.errors import InvalidSource
+from tartlet_common.errors.registry import InvalidSource
 
 _NATIVE_GRACE_S = 2.0
 _SILENCE_S = 3.0
@@ -172,8 +172,8 @@ def run_on_cluster() -> click.Command:
 
 def execute(options: RunOptions) -> int:
     """Run to the end; the exit code."""
-    from tartlet_common import telemetry
-    from tartlet_common.errors import TartletError
+    from tartlet_common.errors.registry import TartletError
+    from tartlet_common.telemetry import telemetry
 
     try:
         telemetry.setup("client")
@@ -257,8 +257,8 @@ class _Session:
         from tartlet.local import LocalStack, StackConfig
         from tartlet.local import Progress as Told
         from tartlet_cli.places import backend
-        from tartlet_common.errors import TartletError
-        from tartlet_common.paths import make_private, run_dir
+        from tartlet_common.config.paths import make_private, run_dir
+        from tartlet_common.errors.registry import TartletError
 
         options = self._options
         chosen = backend(options.engine, options.model, options.config)
@@ -332,7 +332,7 @@ class _Session:
     @contextlib.asynccontextmanager
     async def _native_process(self, client: Any, token: str) -> Any:
         """The guest outside the sandbox, on this terminal; it ends with the block."""
-        from tartlet_common.rpc import unix_path
+        from tartlet_common.rpc.endpoints import unix_path
 
         path = unix_path(client.address)
         if path is None:

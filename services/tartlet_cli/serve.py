@@ -73,7 +73,7 @@ def serve(
       TARTLET_CONTROL_POLICY=eager tartlet serve
     """  # noqa: D301 - \b is click's mark for a paragraph not to be wrapped
     from tartlet_cli.places import backend
-    from tartlet_common.errors import TartletError
+    from tartlet_common.errors.registry import TartletError
 
     if role is None and {"-h", "--help"} & set(flags):
         click.echo(ctx.get_help())
@@ -109,7 +109,7 @@ def _check(role: str | None, model: str | None, engine: str | None, *, quiet: bo
 def _exec_role(role: str, model: str | None, engine: str | None, config: Path | None, flags: tuple[str, ...]) -> None:
     """Become the role's process. A flag beats its environment and file, so only what was asked for becomes one."""
     from tartlet_cli.places import Backend, backend
-    from tartlet_common.errors import InvalidConfig
+    from tartlet_common.errors.registry import InvalidConfig
 
     argv = [sys.executable, "-P", "-m", f"tartlet_{role}", *flags]
     if {"-h", "--help"} & set(flags):

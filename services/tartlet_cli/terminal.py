@@ -12,7 +12,7 @@ from typing import Any, BinaryIO, Self
 
 from tartlet.events import Accepted, Ended, Event, Message, Stderr, Stdout, Usage
 from tartlet_cli.exits import describe
-from tartlet_common.errors import ProgramFailed, TartletError
+from tartlet_common.errors.registry import ProgramFailed, TartletError
 
 _WIPE = "\r\x1b[2K"
 _LEAST_S = 5e-6  # less is shown as 0.00 ms

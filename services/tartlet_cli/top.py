@@ -47,7 +47,7 @@ async def watch(client: AsyncClient, interval: float, *, once: bool, as_json: bo
     from rich.console import Console, Group
     from rich.live import Live
 
-    from tartlet_common.errors import Unavailable
+    from tartlet_common.errors.registry import Unavailable
 
     console = Console()
     if once:

@@ -3,7 +3,7 @@
 A submission (guest to host) and a delivery (host to guest) have one form: a 16-byte header, `count` records of 32
 bytes, then a payload area that records address by offset and length. Everything is little-endian. docs/abi.md says for
 each operation who answers it and what its payload holds; the SDK carries a generated copy of these constants
-(`python -m tartlet_common.abi_gen`).
+(`python -m tools.gen_abi`).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from enum import IntEnum, IntFlag
 import numpy as np
 import numpy.typing as npt
 
-from tartlet_common.errors import MalformedSubmission, UnsupportedAbi
+from tartlet_common.errors.registry import MalformedSubmission, UnsupportedAbi
 
 ABI_VERSION = 1
 HEADER_BYTES = 16

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import sys
 
-from tartlet_common.process import run_role
-from tartlet_common.settings import ControlSettings
+from tartlet_common.config.settings import ControlSettings
+from tartlet_common.process.role import run_role
 from tartlet_control.app import calm_collector, main
 
 if __name__ == "__main__":

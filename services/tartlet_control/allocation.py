@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tartlet_common.errors import (
+from tartlet_common.errors.registry import (
     OutOfPages,
     PageQuotaExceeded,
     ProgramTooLarge,

@@ -8,11 +8,12 @@ import logging
 
 import grpc.aio
 
-from tartlet_common import rpc, telemetry
 from tartlet_common.clock import SystemClock
-from tartlet_common.frame_streams import FrameListener
-from tartlet_common.process import Notify
-from tartlet_common.settings import ControlSettings
+from tartlet_common.config.settings import ControlSettings
+from tartlet_common.process.role import Notify
+from tartlet_common.rpc import endpoints
+from tartlet_common.rpc.frame_streams import FrameListener
+from tartlet_common.telemetry import telemetry
 from tartlet_control.blobs import BlobStore
 from tartlet_control.catalogue import Catalogue
 from tartlet_control.core import Core
@@ -34,7 +35,7 @@ async def main(settings: ControlSettings, notify: Notify) -> None:
         AddressInUse: another control serves at the address.
         DiskFull: the catalogue's directory can't be used.
     """
-    tls = rpc.Tls.of(settings)
+    tls = endpoints.Tls.of(settings)
     core = Core(settings, SystemClock())
     traced = telemetry.enabled()
     if traced or settings.health_address:
@@ -45,14 +46,14 @@ async def main(settings: ControlSettings, notify: Notify) -> None:
     blobs = BlobStore()
     catalogue = Catalogue(settings.catalogue_dir)
 
-    sockets = FrameListener(rpc.unix_path(settings.address))
+    sockets = FrameListener(endpoints.unix_path(settings.address))
 
     def add_services(server: grpc.aio.Server) -> None:
         control_pb2_grpc.add_ControlServicer_to_server(ControlService(hub, blobs, catalogue, sockets), server)
         control_pb2_grpc.add_CatalogueServicer_to_server(CatalogueService(catalogue), server)
         engine_pb2_grpc.add_EngineServicer_to_server(EngineService(hub, blobs, sockets), server)
 
-    server = await rpc.make_server(add_services, settings.address, tls)
+    server = await endpoints.make_server(add_services, settings.address, tls)
     await sockets.open()
     notify.ready(settings.address)
     log.info("serving at %s, policy %s", settings.address, settings.policy)

@@ -13,14 +13,14 @@ from typing import Any
 import numpy as np
 
 from tartlet_common.abi import SAMPLE_PARAMS
-from tartlet_common.errors import InvalidArgument, TartletError, UnknownResource
-from tartlet_common.step import Batch
-from tartlet_common.step import CopyKvPage as CopyKvPageBatch
-from tartlet_common.step import EmbedTxt as EmbedTxtBatch
-from tartlet_common.step import Forward as ForwardBatch
-from tartlet_common.step import GetNextDist as GetNextDistBatch
-from tartlet_common.step import MaskKvPage as MaskKvPageBatch
-from tartlet_common.step import Sample as SampleBatch
+from tartlet_common.engine.step import Batch
+from tartlet_common.engine.step import CopyKvPage as CopyKvPageBatch
+from tartlet_common.engine.step import EmbedTxt as EmbedTxtBatch
+from tartlet_common.engine.step import Forward as ForwardBatch
+from tartlet_common.engine.step import GetNextDist as GetNextDistBatch
+from tartlet_common.engine.step import MaskKvPage as MaskKvPageBatch
+from tartlet_common.engine.step import Sample as SampleBatch
+from tartlet_common.errors.registry import InvalidArgument, TartletError, UnknownResource
 from tartlet_control.commands import (
     COPY_KVPAGE,
     EMBED_TXT,

@@ -7,8 +7,8 @@ from collections import OrderedDict
 from collections.abc import AsyncIterator
 from typing import Final
 
-from tartlet_common.blob_transfer import receive
-from tartlet_common.errors import FrameTooLarge, InvalidArgument, TartletError
+from tartlet_common.errors.registry import FrameTooLarge, InvalidArgument, TartletError
+from tartlet_common.rpc.blob_transfer import receive
 from tartlet_protos import common_pb2
 
 BLOB_BYTES: Final = 64 << 20

@@ -14,7 +14,7 @@ from typing import Final
 
 from google.protobuf.message import DecodeError
 
-from tartlet_common.errors import (
+from tartlet_common.errors.registry import (
     DiskFull,
     InvalidArgument,
     InvalidSource,

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar, Final
 
-from tartlet_common.errors import TartletError
-from tartlet_common.step import Kind
+from tartlet_common.engine.step import Kind
+from tartlet_common.errors.registry import TartletError
 
 if TYPE_CHECKING:
     from tartlet_control.queues import CommandQueue

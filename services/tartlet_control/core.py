@@ -14,8 +14,10 @@ from typing import Final
 
 from tartlet_common.abi import MAX_SUBMISSION_BYTES, RECORD_BYTES
 from tartlet_common.clock import Clock
-from tartlet_common.engine_spec import EngineSpec
-from tartlet_common.errors import (
+from tartlet_common.config.settings import ControlSettings
+from tartlet_common.engine.spec import EngineSpec
+from tartlet_common.engine.step import StepResult
+from tartlet_common.errors.registry import (
     ControlLost,
     MalformedSubmission,
     Overloaded,
@@ -24,8 +26,6 @@ from tartlet_common.errors import (
     UnknownResource,
     WorkerLost,
 )
-from tartlet_common.settings import ControlSettings
-from tartlet_common.step import StepResult
 from tartlet_control.dispatcher import Dispatcher
 from tartlet_control.engines import EngineState, Models
 from tartlet_control.ledger import LedgerFault

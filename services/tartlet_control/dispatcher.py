@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from tartlet_common.errors import TartletError
-from tartlet_common.step import Batch
+from tartlet_common.engine.step import Batch
+from tartlet_common.errors.registry import TartletError
 from tartlet_control.batch_builder import build
 from tartlet_control.commands import Command
 from tartlet_control.engines import EngineState

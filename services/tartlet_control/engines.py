@@ -10,9 +10,16 @@ from typing import Any, Final, Literal
 
 import numpy as np
 
-from tartlet_common.engine_spec import EngineSpec
-from tartlet_common.errors import EngineMismatch, InvalidArgument, NoEngine, Overloaded, TartletError, UnknownModel
-from tartlet_common.step import Batch, Step
+from tartlet_common.engine.spec import EngineSpec
+from tartlet_common.engine.step import Batch, Step
+from tartlet_common.errors.registry import (
+    EngineMismatch,
+    InvalidArgument,
+    NoEngine,
+    Overloaded,
+    TartletError,
+    UnknownModel,
+)
 from tartlet_control.commands import FORWARD, Command
 from tartlet_control.ledger import pools_of
 from tartlet_control.queues import CommandQueue

@@ -8,8 +8,8 @@ from typing import Any, Final, TypeAlias
 import grpc
 import grpc.aio
 
-from tartlet_common import aborts
-from tartlet_common.errors import DeadlineExceeded, TartletError
+from tartlet_common.errors.registry import DeadlineExceeded, TartletError
+from tartlet_common.rpc import aborts
 
 HELLO_TIMEOUT_S: Final = 10.0
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from tartlet_common.engine_spec import EngineSpec
+from tartlet_common.engine.spec import EngineSpec
 
 PAGES: Final = 0
 EMBEDS: Final = 1

@@ -11,8 +11,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
-from tartlet_common.errors import InvalidArgument, NoEngine, Overloaded, TartletError, UnknownModel
-from tartlet_common.tenancy import Scope
+from tartlet_common.errors.registry import InvalidArgument, NoEngine, Overloaded, TartletError, UnknownModel
+from tartlet_common.rpc.tenancy import Scope
 from tartlet_control.engines import EngineState, Model, Models
 from tartlet_control.keys import RETURN_S, Keys
 from tartlet_control.outbox import Settled

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from tartlet_common.abi import Op, Priority
-from tartlet_common.errors import (
+from tartlet_common.errors.registry import (
     InternalError,
     InvalidArgument,
     NoEngine,

@@ -11,10 +11,9 @@ from typing import Any, Final
 from opentelemetry.metrics import CallbackOptions, Observation
 from opentelemetry.trace import Status, StatusCode
 
-from tartlet_common import telemetry
-from tartlet_common import telemetry_names as names
-from tartlet_common.errors import TartletError
-from tartlet_common.step import StepResult
+from tartlet_common.engine.step import StepResult
+from tartlet_common.errors.registry import TartletError
+from tartlet_common.telemetry import names, telemetry
 from tartlet_control.core import Core
 from tartlet_control.engines import EngineState, SentStep
 from tartlet_control.ledger import PAGES

@@ -9,7 +9,7 @@ from typing import Final
 import numpy as np
 
 from tartlet_common.abi import RECORD, Event, Flag
-from tartlet_common.errors import TartletError
+from tartlet_common.errors.registry import TartletError
 
 _ROW: Final = struct.Struct("<HH7I")
 _HANDLE: Final = struct.Struct("<I")

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Final
 
-from tartlet_common.settings import ControlSettings
+from tartlet_common.config.settings import ControlSettings
 from tartlet_control.scheduler import Dispatch, Plan, View, gather
 
 Policy = Callable[[View, float], Plan]

@@ -8,11 +8,11 @@ from math import inf
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tartlet_common.abi import Priority
-from tartlet_common.errors import TartletError
+from tartlet_common.errors.registry import TartletError
 from tartlet_control.commands import Command
 
 if TYPE_CHECKING:
-    from tartlet_common.engine_spec import EngineSpec
+    from tartlet_common.engine.spec import EngineSpec
     from tartlet_control.engines import EngineState, Model
     from tartlet_control.runtimes import RuntimeSession
 

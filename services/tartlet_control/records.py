@@ -7,8 +7,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 from tartlet_common.abi import DEFAULT_TOP_K, Op
-from tartlet_common.engine_spec import EngineSpec
-from tartlet_common.errors import (
+from tartlet_common.engine.spec import EngineSpec
+from tartlet_common.errors.registry import (
     ContextTooLong,
     FrameTooLarge,
     InvalidArgument,

@@ -8,11 +8,11 @@ from typing import Any, TypeAlias, TypeVar
 
 import grpc.aio
 
-from tartlet_common.blob_transfer import receive
-from tartlet_common.errors import InvalidSource, Overloaded, SourceTooLarge, TartletError, UnknownInferlet
-from tartlet_common.paging import room
-from tartlet_common.tenancy import Scope, scope_of
-from tartlet_common.wire import error_to_proto
+from tartlet_common.errors.registry import InvalidSource, Overloaded, SourceTooLarge, TartletError, UnknownInferlet
+from tartlet_common.rpc.blob_transfer import receive
+from tartlet_common.rpc.error_proto import error_to_proto
+from tartlet_common.rpc.paging import room
+from tartlet_common.rpc.tenancy import Scope, scope_of
 from tartlet_control.blobs import BlobStore
 from tartlet_control.catalogue import SOURCE_BYTES, Catalogue, without_data
 from tartlet_protos import common_pb2, control_pb2, control_pb2_grpc

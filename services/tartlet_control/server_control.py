@@ -12,8 +12,7 @@ from typing import Any, Final, TypeAlias
 import grpc
 import grpc.aio
 
-from tartlet_common import rpc
-from tartlet_common.errors import (
+from tartlet_common.errors.registry import (
     DeadlineExceeded,
     MalformedSubmission,
     ProtocolMismatch,
@@ -21,9 +20,10 @@ from tartlet_common.errors import (
     Unavailable,
     UnknownResource,
 )
-from tartlet_common.frame_streams import FrameListener, Stream
-from tartlet_common.tenancy import scope_of
-from tartlet_common.wire import error_to_proto
+from tartlet_common.rpc import endpoints
+from tartlet_common.rpc.error_proto import error_to_proto
+from tartlet_common.rpc.frame_streams import FrameListener, Stream
+from tartlet_common.rpc.tenancy import scope_of
 from tartlet_control import greeting
 from tartlet_control.blobs import BlobStore
 from tartlet_control.catalogue import Catalogue
@@ -74,7 +74,7 @@ class ControlService(control_pb2_grpc.ControlServicer):
             await greeting.abort(context, e)
             return
 
-        hello = control_pb2.ControlHello(protocol=rpc.PROTOCOL_VERSION, incarnation=self._core.incarnation)
+        hello = control_pb2.ControlHello(protocol=endpoints.PROTOCOL_VERSION, incarnation=self._core.incarnation)
         try:
             wanted = frame.hello.frame_socket
             async with self._sockets.beside(context, control_pb2.RuntimeFrame, wanted=wanted) as beside:
@@ -116,15 +116,15 @@ class ControlService(control_pb2_grpc.ControlServicer):
         finally:
             writer.cancel()
             (outcome,) = await asyncio.gather(writer, return_exceptions=True)
-            if isinstance(outcome, Exception) and not isinstance(outcome, rpc.STREAM_ENDED):
+            if isinstance(outcome, Exception) and not isinstance(outcome, endpoints.STREAM_ENDED):
                 log.error("runtime %s: can't be written to", link.session.runtime_id, exc_info=outcome)
 
     def _greet(self, frame: control_pb2.RuntimeFrame) -> RuntimeLink:
         if not frame.HasField("hello"):
             raise MalformedSubmission(detail="a runtime's first frame must say Hello")
         hello = frame.hello
-        if hello.protocol != rpc.PROTOCOL_VERSION:
-            raise ProtocolMismatch(peer="runtime", theirs=hello.protocol, ours=rpc.PROTOCOL_VERSION)
+        if hello.protocol != endpoints.PROTOCOL_VERSION:
+            raise ProtocolMismatch(peer="runtime", theirs=hello.protocol, ours=endpoints.PROTOCOL_VERSION)
         if not hello.runtime_id or not hello.incarnation:
             raise MalformedSubmission(detail="Hello without runtime_id or incarnation")
         session = self._core.on_runtime(

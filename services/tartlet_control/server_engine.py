@@ -10,8 +10,8 @@ from typing import Any, TypeAlias
 import grpc
 import grpc.aio
 
-from tartlet_common import rpc
-from tartlet_common.errors import (
+from tartlet_common.engine.step_codec import result_from_proto, step_to_proto
+from tartlet_common.errors.registry import (
     Draining,
     EngineFailure,
     InvalidArgument,
@@ -20,9 +20,9 @@ from tartlet_common.errors import (
     TartletError,
     WorkerLost,
 )
-from tartlet_common.frame_streams import FrameListener, Stream
-from tartlet_common.step_codec import result_from_proto, step_to_proto
-from tartlet_common.wire import error_from_proto, error_to_proto
+from tartlet_common.rpc import endpoints
+from tartlet_common.rpc.error_proto import error_from_proto, error_to_proto
+from tartlet_common.rpc.frame_streams import FrameListener, Stream
 from tartlet_control import greeting
 from tartlet_control.blobs import BlobStore
 from tartlet_control.engines import EngineState, spec_from_json
@@ -51,7 +51,7 @@ class EngineService(engine_pb2_grpc.EngineServicer):
         frame = await greeting.first_frame(context, greeting.HELLO_TIMEOUT_S)
         if frame is grpc.aio.EOF:
             return
-        hello = engine_pb2.EngineHello(protocol=rpc.PROTOCOL_VERSION, incarnation=self._core.incarnation)
+        hello = engine_pb2.EngineHello(protocol=endpoints.PROTOCOL_VERSION, incarnation=self._core.incarnation)
         try:
             spec = self._check_hello(frame)
             engine = self._core.on_engine(frame.hello.engine_id, frame.hello.incarnation, spec)
@@ -89,15 +89,15 @@ class EngineService(engine_pb2_grpc.EngineServicer):
                 task.cancel()
             outcomes = await asyncio.gather(*tasks, return_exceptions=True)
         for outcome in outcomes:
-            if isinstance(outcome, Exception) and not isinstance(outcome, rpc.STREAM_ENDED):
+            if isinstance(outcome, Exception) and not isinstance(outcome, endpoints.STREAM_ENDED):
                 log.error("engine %s: stream failed", link.engine.id, exc_info=outcome)
 
     def _check_hello(self, frame: engine_pb2.WorkerFrame) -> Any:
         if not frame.HasField("hello"):
             raise MalformedSubmission(detail="a worker's first frame must say Hello")
         hello = frame.hello
-        if hello.protocol != rpc.PROTOCOL_VERSION:
-            raise ProtocolMismatch(peer="worker", theirs=hello.protocol, ours=rpc.PROTOCOL_VERSION)
+        if hello.protocol != endpoints.PROTOCOL_VERSION:
+            raise ProtocolMismatch(peer="worker", theirs=hello.protocol, ours=endpoints.PROTOCOL_VERSION)
         if not hello.engine_id or not hello.incarnation:
             raise InvalidArgument(argument="hello", detail="without engine_id or incarnation")
         spec = spec_from_json(hello.spec_json)

@@ -8,8 +8,8 @@ from typing import Final
 
 import numpy as np
 
-from tartlet_common.errors import EngineFailure, TartletError
-from tartlet_common.step import BatchResult, Status, StepResult
+from tartlet_common.engine.step import BatchResult, Status, StepResult
+from tartlet_common.errors.registry import EngineFailure, TartletError
 from tartlet_control.commands import EMBED_TXT, GET_NEXT_DIST, SAMPLE, Command, EmbedTxt, GetNextDist
 from tartlet_control.engines import EngineState, SentStep
 from tartlet_control.lifecycle import Lifecycle

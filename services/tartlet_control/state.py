@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import islice
 from typing import Any, Final
 
-from tartlet_common.tenancy import EVERYONE, Scope
+from tartlet_common.rpc.tenancy import EVERYONE, Scope
 from tartlet_control.core import Core
 from tartlet_control.engines import EngineState, Model
 from tartlet_control.queues import Program

@@ -11,9 +11,9 @@ from typing import Final, NamedTuple
 
 from opentelemetry.trace import Span, SpanContext
 
-from tartlet_common import telemetry_names as names
 from tartlet_common.clock import Clock
-from tartlet_common.telemetry_steps import Attributes, RateLimit, StepLink, StepTracer, traceparent
+from tartlet_common.telemetry import names
+from tartlet_common.telemetry.steps import Attributes, RateLimit, StepLink, StepTracer, traceparent
 from tartlet_control.commands import Command
 from tartlet_control.engines import EngineState, SentStep
 

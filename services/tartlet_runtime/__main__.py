@@ -5,8 +5,8 @@ from __future__ import annotations
 import gc
 import sys
 
-from tartlet_common.process import run_role
-from tartlet_common.settings import RuntimeSettings
+from tartlet_common.config.settings import RuntimeSettings
+from tartlet_common.process.role import run_role
 from tartlet_runtime.app import main
 
 if __name__ == "__main__":

@@ -12,11 +12,11 @@ from collections.abc import Coroutine
 from typing import Any
 
 from tartlet_common.clock import SystemClock
-from tartlet_common.errors import RuntimeLost
-from tartlet_common.frame_streams import Joiner
-from tartlet_common.process import Notify
-from tartlet_common.rpc import PROTOCOL_VERSION, Dialer, Tls, make_server
-from tartlet_common.settings import RuntimeSettings
+from tartlet_common.config.settings import RuntimeSettings
+from tartlet_common.errors.registry import RuntimeLost
+from tartlet_common.process.role import Notify
+from tartlet_common.rpc.endpoints import PROTOCOL_VERSION, Dialer, Tls, make_server
+from tartlet_common.rpc.frame_streams import Joiner
 from tartlet_protos import control_pb2, programs_pb2_grpc
 from tartlet_runtime.control_link import ControlLink
 from tartlet_runtime.driver import Driver

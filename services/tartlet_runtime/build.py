@@ -21,7 +21,7 @@ from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from tartlet_common.errors import CorruptModule, StartFailed, TartletError
+from tartlet_common.errors.registry import CorruptModule, StartFailed, TartletError
 from tartlet_runtime.wasm.aot import AotCache, Compiled, ModuleKind, default_cache_dir
 from tartlet_runtime.wasm.shim import build_shim, find_compiler, library_path
 

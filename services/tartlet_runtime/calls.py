@@ -12,8 +12,8 @@ from collections import deque
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 
-from tartlet_common.errors import TartletError
-from tartlet_common.wire import error_to_proto
+from tartlet_common.errors.registry import TartletError
+from tartlet_common.rpc.error_proto import error_to_proto
 from tartlet_protos import programs_pb2
 from tartlet_runtime.driver import Driver
 from tartlet_runtime.output_log import LogEvent

@@ -15,8 +15,8 @@ from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from tartlet_common.engine_spec import EngineSpec
-from tartlet_common.errors import InvalidArgument
+from tartlet_common.engine.spec import EngineSpec
+from tartlet_common.errors.registry import InvalidArgument
 from tartlet_runtime import chat_request
 
 MAX_PROMPT_CHARS = 4 << 20

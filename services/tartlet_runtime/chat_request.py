@@ -7,7 +7,7 @@ import re
 from difflib import get_close_matches
 from typing import Any, Final
 
-from tartlet_common.errors import InvalidArgument
+from tartlet_common.errors.registry import InvalidArgument
 
 _ROLES: Final = ("system", "developer", "user", "assistant", "tool")
 _MOST_DEEP: Final = 64  # templates indent what is nested, so it grows with the depth

@@ -15,11 +15,11 @@ from typing import Any, Protocol
 
 import grpc
 
-from tartlet_common.errors import InternalError, ProtocolMismatch, TartletError, Unavailable
-from tartlet_common.frame_streams import Joiner, Stream
-from tartlet_common.rpc import CALL_ERRORS, PROTOCOL_VERSION, Dialer, detail
-from tartlet_common.tenancy import EVERYONE, Scope
-from tartlet_common.wire import error_from_proto
+from tartlet_common.errors.registry import InternalError, ProtocolMismatch, TartletError, Unavailable
+from tartlet_common.rpc.endpoints import CALL_ERRORS, PROTOCOL_VERSION, Dialer, detail
+from tartlet_common.rpc.error_proto import error_from_proto
+from tartlet_common.rpc.frame_streams import Joiner, Stream
+from tartlet_common.rpc.tenancy import EVERYONE, Scope
 from tartlet_protos import common_pb2, control_pb2, control_pb2_grpc
 from tartlet_runtime.driver import Driver
 from tartlet_runtime.frames import Outbox, split_deliveries

@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from tartlet_common.errors import InternalError, ResourceQuotaExceeded, TartletError, TooManyCommands
+from tartlet_common.errors.registry import InternalError, ResourceQuotaExceeded, TartletError, TooManyCommands
 from tartlet_runtime.limits import MAX_DEFERRED, MAX_DEFERRED_BYTES
 from tartlet_runtime.models import Spawn
 from tartlet_runtime.submission import Row

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from tartlet_common.abi import RECORD, RECORD_BYTES
-from tartlet_common.errors import MalformedSubmission
+from tartlet_common.errors.registry import MalformedSubmission
 from tartlet_protos import control_pb2
 from tartlet_runtime.submission import ROW_STRUCT
 

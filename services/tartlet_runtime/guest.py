@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
-from tartlet_common.errors import TartletError
+from tartlet_common.errors.registry import TartletError
 from tartlet_runtime.wasm.types import FOREVER_US, STDERR, STDOUT, Delivery, Phase
 
 __all__ = ["FOREVER_US", "STDERR", "STDOUT", "Delivery", "Guest", "Host", "Outcome", "Phase"]

@@ -6,7 +6,7 @@ from collections import deque
 from struct import Struct
 
 from tartlet_common.abi import ABI_VERSION, RECORD_BYTES, Event
-from tartlet_common.errors import TartletError
+from tartlet_common.errors.registry import TartletError
 from tartlet_runtime.submission import HEADER_STRUCT, ROW_STRUCT
 
 _OFFSET = Struct("<I")

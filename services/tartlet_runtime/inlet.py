@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tartlet_common.errors import TartletError
+from tartlet_common.errors.registry import TartletError
 from tartlet_runtime.guest import Delivery
 from tartlet_runtime.guest_wait import GuestWait
 from tartlet_runtime.inbox import TIMER_DELIVERY

@@ -23,8 +23,8 @@ from pathlib import Path
 from struct import Struct
 from typing import Any
 
-from tartlet_common.errors import DiskFull, InvalidSource, JournalFull
-from tartlet_common.paths import make_private
+from tartlet_common.config.paths import make_private
+from tartlet_common.errors.registry import DiskFull, InvalidSource, JournalFull
 
 MAGIC = b"TRTJ"
 VERSION = 1

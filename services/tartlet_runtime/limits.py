@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tartlet_common.errors import InvalidArgument
-from tartlet_common.settings import RuntimeSettings
+from tartlet_common.config.settings import RuntimeSettings
+from tartlet_common.errors.registry import InvalidArgument
 from tartlet_protos import common_pb2
 
 MAX_SUBMISSION_BYTES = 4 << 20

@@ -12,8 +12,8 @@ import json
 from collections.abc import Callable, Iterable, Mapping
 from typing import Final, TypeAlias
 
-from tartlet_common.errors import InvalidArgument, TartletError
-from tartlet_common.wire import error_to_proto
+from tartlet_common.errors.registry import InvalidArgument, TartletError
+from tartlet_common.rpc.error_proto import error_to_proto
 from tartlet_protos import programs_pb2
 from tartlet_runtime.program import Program
 from tartlet_runtime.program_spec import State

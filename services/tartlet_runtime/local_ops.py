@@ -13,7 +13,7 @@ from typing import Protocol
 import numpy as np
 
 from tartlet_common.abi import Flag, Op
-from tartlet_common.errors import InvalidArgument, TartletError, UnsupportedTrait
+from tartlet_common.errors.registry import InvalidArgument, TartletError, UnsupportedTrait
 from tartlet_runtime.chat import format_chat, special_texts
 from tartlet_runtime.deferred import Bench, Deferred, Job, Work
 from tartlet_runtime.guest import STDERR, STDOUT

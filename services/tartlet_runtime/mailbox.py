@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 
 from tartlet_common.abi import Flag
-from tartlet_common.errors import (
+from tartlet_common.errors.registry import (
     FrameTooLarge,
     InboxFull,
     ResourceQuotaExceeded,

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tartlet_common.engine_spec import EngineSpec
-from tartlet_common.errors import NoEngine, TartletError, Unavailable, UnknownModel, UnsupportedTrait
+from tartlet_common.engine.spec import EngineSpec
+from tartlet_common.errors.registry import NoEngine, TartletError, Unavailable, UnknownModel, UnsupportedTrait
 from tartlet_protos import control_pb2
 from tartlet_runtime.tokens import TokenizerEntry
 

@@ -15,14 +15,14 @@ from pathlib import Path
 from struct import Struct
 from typing import cast
 
-from tartlet_common.errors import (
+from tartlet_common.config.paths import check_socket, make_private
+from tartlet_common.errors.registry import (
     InternalError,
     MalformedSubmission,
     ProgramFailed,
     TartletError,
     UnknownProgram,
 )
-from tartlet_common.paths import check_socket, make_private
 from tartlet_runtime.guest import Delivery, Outcome, Phase, clip_traceback
 from tartlet_runtime.limits import MAX_SUBMISSION_BYTES
 from tartlet_runtime.program import Program

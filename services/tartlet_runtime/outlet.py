@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tartlet_common.errors import OutputTooLarge
+from tartlet_common.errors.registry import OutputTooLarge
 from tartlet_runtime.output_log import LogEvent, OutputLog
 
 if TYPE_CHECKING:

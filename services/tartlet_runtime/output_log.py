@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tartlet_common.errors import TartletError
+from tartlet_common.errors.registry import TartletError
 from tartlet_protos import programs_pb2
 
 EVENT_BYTES = 128

@@ -12,7 +12,7 @@ import logging
 from collections.abc import Callable
 from dataclasses import replace
 
-from tartlet_common.errors import (
+from tartlet_common.errors.registry import (
     ControlLost,
     DeadlineExceeded,
     FrameTooLarge,
@@ -20,7 +20,7 @@ from tartlet_common.errors import (
     TartletError,
     TooManyCommands,
 )
-from tartlet_common.wire import error_from_proto
+from tartlet_common.rpc.error_proto import error_from_proto
 from tartlet_protos import control_pb2, programs_pb2
 from tartlet_runtime.backlog import Backlog
 from tartlet_runtime.deferred import Deferred

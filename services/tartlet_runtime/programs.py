@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import asdict, replace
 
 from tartlet_common.clock import Clock
-from tartlet_common.errors import Overloaded, TartletError, Unavailable
-from tartlet_common.settings import RuntimeSettings
-from tartlet_common.tenancy import EVERYONE, Scope
+from tartlet_common.config.settings import RuntimeSettings
+from tartlet_common.errors.registry import Overloaded, TartletError, Unavailable
+from tartlet_common.rpc.tenancy import EVERYONE, Scope
 from tartlet_protos import common_pb2, control_pb2, programs_pb2
 from tartlet_runtime.calls import Call
 from tartlet_runtime.control_link import ControlLink

@@ -15,10 +15,10 @@ from typing import Any, Protocol, TypeAlias
 import grpc
 import grpc.aio
 
-from tartlet_common.errors import InternalError, RuntimeLost, TartletError, Unavailable, UnknownProgram
-from tartlet_common.rpc import CALL_ERRORS, Dialer, Tls
-from tartlet_common.tenancy import EVERYONE, Metadata, Scope
-from tartlet_common.wire import error_from_proto, error_to_proto
+from tartlet_common.errors.registry import InternalError, RuntimeLost, TartletError, Unavailable, UnknownProgram
+from tartlet_common.rpc.endpoints import CALL_ERRORS, Dialer, Tls
+from tartlet_common.rpc.error_proto import error_from_proto, error_to_proto
+from tartlet_common.rpc.tenancy import EVERYONE, Metadata, Scope
 from tartlet_protos import control_pb2, programs_pb2, programs_pb2_grpc
 from tartlet_runtime.calls import Call
 from tartlet_runtime.listing import Place, make_token, read_token

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from tartlet_common.errors import Diverged, InvalidSource, TartletError
+from tartlet_common.errors.registry import Diverged, InvalidSource, TartletError
 from tartlet_protos import common_pb2
 from tartlet_runtime.guest import Delivery, Phase
 from tartlet_runtime.journal import CommandDigest, JournalHeader, JournalRecord

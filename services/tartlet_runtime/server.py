@@ -14,8 +14,7 @@ from typing import Any, TypeAlias
 import grpc
 import grpc.aio
 
-from tartlet_common.aborts import abort
-from tartlet_common.errors import (
+from tartlet_common.errors.registry import (
     Disconnected,
     InternalError,
     InvalidArgument,
@@ -25,9 +24,10 @@ from tartlet_common.errors import (
     Unavailable,
     UnknownProgram,
 )
-from tartlet_common.paging import room
-from tartlet_common.tenancy import Scope, scope_of
-from tartlet_common.wire import error_to_proto
+from tartlet_common.rpc.aborts import abort
+from tartlet_common.rpc.error_proto import error_to_proto
+from tartlet_common.rpc.paging import room
+from tartlet_common.rpc.tenancy import Scope, scope_of
 from tartlet_protos import common_pb2, programs_pb2, programs_pb2_grpc
 from tartlet_runtime.calls import Call
 from tartlet_runtime.control_link import ControlLink

@@ -10,10 +10,17 @@ from collections.abc import AsyncIterator
 import grpc
 import grpc.aio
 
-from tartlet_common.blob_transfer import receive
-from tartlet_common.errors import InvalidSource, Overloaded, SourceTooLarge, TartletError, Unavailable, UnknownInferlet
-from tartlet_common.rpc import Dialer
-from tartlet_common.wire import error_from_proto
+from tartlet_common.errors.registry import (
+    InvalidSource,
+    Overloaded,
+    SourceTooLarge,
+    TartletError,
+    Unavailable,
+    UnknownInferlet,
+)
+from tartlet_common.rpc.blob_transfer import receive
+from tartlet_common.rpc.endpoints import Dialer
+from tartlet_common.rpc.error_proto import error_from_proto
 from tartlet_protos import common_pb2, control_pb2, control_pb2_grpc, programs_pb2
 
 KEPT_BYTES = 64 << 20

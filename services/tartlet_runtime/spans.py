@@ -10,9 +10,8 @@ from opentelemetry import trace
 from opentelemetry.metrics import CallbackOptions, Observation
 from opentelemetry.trace import Span, Status, StatusCode
 
-from tartlet_common import telemetry
-from tartlet_common import telemetry_names as names
-from tartlet_common.errors import TartletError
+from tartlet_common.errors.registry import TartletError
+from tartlet_common.telemetry import names, telemetry
 from tartlet_protos import programs_pb2
 
 

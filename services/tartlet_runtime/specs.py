@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 
-from tartlet_common.errors import InvalidArgument, InvalidSource, SourceTooLarge
+from tartlet_common.errors.registry import InvalidArgument, InvalidSource, SourceTooLarge
 from tartlet_common.ids import new_program_id
 from tartlet_protos import common_pb2, programs_pb2
 from tartlet_runtime.limits import MAX_ARGS_BYTES, MAX_NAME_BYTES, PYTHON_BYTES, ProgramLimits, resolve

@@ -12,7 +12,7 @@ from struct import Struct
 import numpy as np
 
 from tartlet_common.abi import HEADER_BYTES, RECORD, RECORD_BYTES, Op, decode
-from tartlet_common.errors import MalformedSubmission, UnknownOperation
+from tartlet_common.errors.registry import MalformedSubmission, UnknownOperation
 from tartlet_runtime.limits import MAX_SUBMISSION_BYTES
 
 Row = tuple[int, int, int, int, int, int, int, int, int]

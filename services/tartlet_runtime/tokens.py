@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from tokenizers import Tokenizer
 
-from tartlet_common.errors import InvalidArgument
+from tartlet_common.errors.registry import InvalidArgument
 
 _SPACE_MARK = "\u2581"  # SentencePiece's visible space
 

@@ -6,8 +6,8 @@ import asyncio
 import logging
 from collections import OrderedDict
 
-from tartlet_common.errors import InternalError, InvalidSource, ProgramFailed, StartFailed, TartletError
-from tartlet_common.settings import RuntimeSettings
+from tartlet_common.config.settings import RuntimeSettings
+from tartlet_common.errors.registry import InternalError, InvalidSource, ProgramFailed, StartFailed, TartletError
 from tartlet_protos import common_pb2
 from tartlet_runtime.build import python_guest
 from tartlet_runtime.guest import Delivery, Guest, Host, Outcome, Phase, clip_traceback

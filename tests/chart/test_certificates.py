@@ -16,9 +16,9 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID
 
-from tartlet_common.access import IDENTITIES, identities
-from tartlet_common.rpc import Tls, make_channel, make_server
-from tartlet_common.tenancy import Scope, decide
+from tartlet_common.rpc.access import IDENTITIES, identities
+from tartlet_common.rpc.endpoints import Tls, make_channel, make_server
+from tartlet_common.rpc.tenancy import Scope, decide
 from tests.chart.render import named, of_kind, pods, refusal, render
 
 ROLES = ("control", "runtime", "worker", "operator", "client")

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
-from tartlet_common.settings import ROLES
+from tartlet_common.config.settings import ROLES
 from tests.chart.render import API, CHART, EVERYTHING, KUBERNETES, named, of_kind, pods, refusal, render, run
 
 CHART_DECIDES = {  # settings that follow from what the chart makes

@@ -14,7 +14,7 @@ import pytest
 import tartlet
 from tartlet import Accepted, CatalogueEntry, LaunchSpec, Limits, Source
 from tartlet._convert import launch_to_proto
-from tartlet_common.errors import InvalidArgument, InvalidConfig, Unavailable
+from tartlet_common.errors.registry import InvalidArgument, InvalidConfig, Unavailable
 from tests.e2e.serving import environment, tartlet_cli
 
 

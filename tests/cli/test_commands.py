@@ -20,7 +20,7 @@ from tartlet.model import NAME, Limits, RuntimeState
 from tartlet_cli import exits
 from tartlet_cli.main import _COMMANDS, cli
 from tartlet_cli.top import cut, screen
-from tartlet_common.errors import InvalidArgument
+from tartlet_common.errors.registry import InvalidArgument
 from tartlet_control.catalogue import _NAME
 from tests.e2e.serving import PROGRAMS, Serving, command, environment, out, tartlet_cli
 

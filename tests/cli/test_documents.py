@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tartlet_common import exits
+from tartlet_common.errors import exit_codes
 from tests.e2e.serving import Serving, environment, tartlet_cli
 
 
@@ -36,7 +36,7 @@ def test_the_journal_of_a_failure_replays_as_operations_shows(server: Serving, r
     program = tmp_path / "fails.py"
     program.write_text("print('so far')\nraise ValueError('so good')\n")
     before = set(server.run_dir.rglob("*.journal"))
-    assert tartlet_cli(server.run_dir, "run", "--server", "local", str(program)).returncode == exits.PROGRAM_FAILED
+    assert tartlet_cli(server.run_dir, "run", "--server", "local", str(program)).returncode == exit_codes.PROGRAM_FAILED
     [journal] = set(server.run_dir.rglob("*.journal")) - before
     replayed = subprocess.run(
         [sys.executable, "-c", example, str(journal)],

@@ -7,7 +7,7 @@ import string
 import pytest
 
 from tartlet_cli.kube import errors
-from tartlet_common.errors import TartletError
+from tartlet_common.errors.registry import TartletError
 
 KINDS = [
     cls

@@ -19,7 +19,7 @@ from tartlet_cli.kube.apply import apply
 from tartlet_cli.kube.client import private_files
 from tartlet_cli.kube.manifest import Program
 from tartlet_cli.run import run_on_cluster
-from tartlet_common.errors import InvalidArgument, InvalidSource
+from tartlet_common.errors.registry import InvalidArgument, InvalidSource
 from tartlet_operator.api.inferlet import SOURCE_BYTES, Inferlet
 
 HELLO = b"async def main():\n    print('hello')\n"

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tartlet.local import Died, LocalStack, StackConfig, StackEvent, Started
-from tartlet_common.errors import StartFailed
+from tartlet_common.errors.registry import StartFailed
 
 
 async def test_a_role_that_could_not_be_started_is_started_later(

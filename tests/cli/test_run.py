@@ -18,7 +18,7 @@ from tartlet_cli import exits
 from tartlet_cli.programs import age, columns
 from tartlet_cli.run import _keep_newest
 from tartlet_cli.terminal import Printer, closing_line
-from tartlet_common.errors import CheckpointMissing, ProgramFailed, UnknownModel, WorkerLost
+from tartlet_common.errors.registry import CheckpointMissing, ProgramFailed, UnknownModel, WorkerLost
 from tests.e2e.serving import PROGRAMS, Serving, command, environment, out, tartlet_cli
 
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tartlet_common import abi
-from tartlet_common.errors import MalformedSubmission, UnsupportedAbi
+from tartlet_common.errors.registry import MalformedSubmission, UnsupportedAbi
 
 _u16, _u32 = st.integers(0, 2**16 - 1), st.integers(0, 2**32 - 1)
 _rows = st.lists(st.tuples(_u16, _u16, _u32, _u32, _u32, _u32, _u32, st.binary(max_size=64)), max_size=20)

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from tartlet_common.config import add_flags, load
-from tartlet_common.errors import InvalidConfig
-from tartlet_common.paths import make_private
-from tartlet_common.settings import ROLES, ControlSettings, OperatorSettings, WorkerSettings
+from tartlet_common.config.load import add_flags, load
+from tartlet_common.config.paths import make_private
+from tartlet_common.config.settings import ROLES, ControlSettings, OperatorSettings, WorkerSettings
+from tartlet_common.errors.registry import InvalidConfig
 
 
 def _file(tmp_path: Path, text: str) -> Path:

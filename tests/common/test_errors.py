@@ -7,7 +7,7 @@ import string
 
 import pytest
 
-from tartlet_common.errors import (
+from tartlet_common.errors.registry import (
     REGISTRY,
     DeadlineExceeded,
     InvalidArgument,
@@ -16,7 +16,7 @@ from tartlet_common.errors import (
     TartletError,
     UnknownError,
 )
-from tartlet_common.wire import error_from_proto, error_to_proto
+from tartlet_common.rpc.error_proto import error_from_proto, error_to_proto
 
 
 def _fields_of(cls: type[TartletError]) -> dict[str, object]:

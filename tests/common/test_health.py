@@ -10,8 +10,8 @@ import urllib.request
 import pytest
 
 from tartlet_common.clock import ManualClock
-from tartlet_common.errors import AddressInUse, InvalidConfig
-from tartlet_common.health import STALLED_S, Health, served
+from tartlet_common.errors.registry import AddressInUse, InvalidConfig
+from tartlet_common.process.health import STALLED_S, Health, served
 
 
 def _get(url: str) -> tuple[int, str]:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 from grpc._cython.cygrpc import ExecuteBatchError  # type: ignore[import-not-found]
 
-from tartlet_common.process import _log_to_stderr
+from tartlet_common.process.role import _log_to_stderr
 
 
 @pytest.fixture

@@ -9,14 +9,14 @@ import sys
 import textwrap
 from pathlib import Path
 
-from tartlet_common import exits
+from tartlet_common.errors import exit_codes
 
 ROLE = textwrap.dedent(
     """
     import asyncio, sys
-    from tartlet_common.errors import AddressInUse
-    from tartlet_common.process import run_role
-    from tartlet_common.settings import ControlSettings
+    from tartlet_common.errors.registry import AddressInUse
+    from tartlet_common.process.role import run_role
+    from tartlet_common.config.settings import ControlSettings
 
     async def main(settings, notify):
         if settings.policy == "eager":
@@ -58,7 +58,7 @@ def test_a_role_that_cannot_start_says_why_to_its_parent_and_its_user(tmp_path: 
     with process, os.fdopen(fd) as ready:
         assert ready.readline() == 'error 505 {"address":"unix:/x"}\n'
         _, err = process.communicate(timeout=20)
-    assert process.returncode == exits.SYSTEM
+    assert process.returncode == exit_codes.SYSTEM
     assert "unix:/x is in use" in err
     assert "`tartlet doctor` names who uses one" in err
 
@@ -74,7 +74,7 @@ def test_a_wrong_setting_is_a_wrong_command_line(tmp_path: Path) -> None:
         process, fd = _start(tmp_path, *flags)
         with process, os.fdopen(fd):
             _, err = process.communicate(timeout=20)
-        assert process.returncode == exits.USAGE
+        assert process.returncode == exit_codes.USAGE
         assert said in err
 
 

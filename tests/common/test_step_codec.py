@@ -13,9 +13,8 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from typing_extensions import TypeAliasType, TypeVar
 
-from tartlet_common import step as s
-from tartlet_common.errors import MalformedSubmission
-from tartlet_common.step_codec import (
+from tartlet_common.engine import step as s
+from tartlet_common.engine.step_codec import (
     _COLUMNS,
     _scalar,
     result_from_proto,
@@ -23,6 +22,7 @@ from tartlet_common.step_codec import (
     step_from_proto,
     step_to_proto,
 )
+from tartlet_common.errors.registry import MalformedSubmission
 from tartlet_protos import engine_pb2
 
 

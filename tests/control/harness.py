@@ -13,9 +13,9 @@ import numpy as np
 from tartlet_common import abi
 from tartlet_common.abi import Event, Flag, Op
 from tartlet_common.clock import ManualClock
-from tartlet_common.errors import TartletError
-from tartlet_common.settings import ControlSettings
-from tartlet_common.step import Step, StepResult
+from tartlet_common.config.settings import ControlSettings
+from tartlet_common.engine.step import Step, StepResult
+from tartlet_common.errors.registry import TartletError
 from tartlet_control.core import Core
 from tartlet_control.engines import EngineState
 from tartlet_control.keys import RETURN_S

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from tartlet_common import step as s
-from tartlet_common.step import Step
+from tartlet_common.engine import step as s
+from tartlet_common.engine.step import Step
 from tartlet_worker.fake import FakeEngine, FakeOptions
 
 Command = tuple[str, dict[str, Any]]

@@ -12,10 +12,12 @@ import grpc
 import grpc.aio
 import numpy as np
 
-from tartlet_common import abi, errors, rpc
-from tartlet_common.frame_streams import Joiner
-from tartlet_common.process import Notify
-from tartlet_common.settings import ControlSettings
+from tartlet_common import abi
+from tartlet_common.config.settings import ControlSettings
+from tartlet_common.errors import registry as errors
+from tartlet_common.process.role import Notify
+from tartlet_common.rpc import endpoints
+from tartlet_common.rpc.frame_streams import Joiner
 from tartlet_control.app import main
 from tartlet_protos import control_pb2, control_pb2_grpc
 from tartlet_worker.fake import FakeEngine, FakeOptions
@@ -57,7 +59,7 @@ class Runtime:
     frame_socket = True
 
     def __init__(self, address: str) -> None:
-        self.channel = rpc.make_channel(address)
+        self.channel = endpoints.make_channel(address)
         self.joiner = Joiner(address)
         self.stub: Any = control_pb2_grpc.ControlStub(self.channel)
         self.call: Any = self.stub.Connect()

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from tartlet_common.abi import Op
-from tartlet_common.step import BatchResult, Sample, Step, StepResult
+from tartlet_common.engine.step import BatchResult, Sample, Step, StepResult
 from tartlet_worker.fake import FakeOptions
 from tests.control.harness import Guest, Host
 

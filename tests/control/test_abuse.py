@@ -7,11 +7,12 @@ import time
 import numpy as np
 import pytest
 
-from tartlet_common import abi, errors
+from tartlet_common import abi
 from tartlet_common.abi import Event, Op
-from tartlet_common.rpc import MAX_MESSAGE_BYTES
-from tartlet_common.step import GetNextDist
-from tartlet_common.step_codec import step_to_proto
+from tartlet_common.engine.step import GetNextDist
+from tartlet_common.engine.step_codec import step_to_proto
+from tartlet_common.errors import registry as errors
+from tartlet_common.rpc.endpoints import MAX_MESSAGE_BYTES
 from tartlet_control.lifecycle import StartRequest
 from tartlet_control.machine import MAX_WAITING_BYTES
 from tartlet_control.outbox import Notices, Outbox, Settled

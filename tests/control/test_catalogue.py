@@ -9,10 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import tartlet
-from tartlet_common import rpc
-from tartlet_common.errors import InvalidArgument, InvalidSource, TartletError
-from tartlet_common.paging import PAGE_BYTES
-from tartlet_common.rpc import MAX_MESSAGE_BYTES
+from tartlet_common.errors.registry import InvalidArgument, InvalidSource, TartletError
+from tartlet_common.rpc import endpoints
+from tartlet_common.rpc.endpoints import MAX_MESSAGE_BYTES
+from tartlet_common.rpc.paging import PAGE_BYTES
 from tartlet_control.catalogue import DESCRIPTION_BYTES, Catalogue
 from tartlet_operator.control_link import ControlLink
 from tartlet_protos import common_pb2, control_pb2, control_pb2_grpc
@@ -43,7 +43,7 @@ async def listed(stub: Any, page_bytes: int, between: Any = None) -> list[list[s
 async def test_client_and_operator_see_every_entry_of_a_catalogue_larger_than_a_message(run_dir: Path) -> None:
     names = [f"n{i:04}" for i in range(4000)]
     text = "what it does, at some length; " * 50
-    async with control(run_dir) as address, rpc.make_channel(address) as channel:
+    async with control(run_dir) as address, endpoints.make_channel(address) as channel:
         stub: Any = control_pb2_grpc.CatalogueStub(channel)
         for i in range(0, len(names), 500):
             await stub.Put(
@@ -61,7 +61,7 @@ async def test_client_and_operator_see_every_entry_of_a_catalogue_larger_than_a_
 
 
 async def test_entries_that_come_and_go_between_pages_move_no_others(run_dir: Path) -> None:
-    async with control(run_dir) as address, rpc.make_channel(address) as channel:
+    async with control(run_dir) as address, endpoints.make_channel(address) as channel:
         stub: Any = control_pb2_grpc.CatalogueStub(channel)
         await stub.Put(iter([control_pb2.PutRequest(entries=[entry(f"n{i:02}") for i in range(20)])])).read()
 

@@ -3,8 +3,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tartlet_common import abi, errors
+from tartlet_common import abi
 from tartlet_common.abi import Event, Op
+from tartlet_common.errors import registry as errors
 from tartlet_worker.fake import FakeOptions
 from tests.control.harness import Host, decode_text
 

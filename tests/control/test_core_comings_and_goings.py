@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tartlet_common import errors
 from tartlet_common.abi import Event, Op
+from tartlet_common.errors import registry as errors
 from tartlet_control.engines import MAX_FORMS
 from tartlet_control.lifecycle import StartRequest
 from tartlet_control.state import state_of

@@ -6,8 +6,8 @@ import random
 
 import pytest
 
-from tartlet_common import errors
 from tartlet_common.abi import Op
+from tartlet_common.errors import registry as errors
 from tartlet_control.lifecycle import StartRequest
 from tartlet_worker.fake import FakeOptions
 from tests.control.harness import Guest, Host, decode_text

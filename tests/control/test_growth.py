@@ -14,11 +14,11 @@ import grpc
 import grpc.aio
 import pytest
 
-from tartlet_common import rpc
 from tartlet_common.abi import Op
-from tartlet_common.errors import InvalidArgument, Overloaded, UnknownModel
-from tartlet_common.rpc import MAX_MESSAGE_BYTES
-from tartlet_common.wire import error_from_proto
+from tartlet_common.errors.registry import InvalidArgument, Overloaded, UnknownModel
+from tartlet_common.rpc import endpoints
+from tartlet_common.rpc.endpoints import MAX_MESSAGE_BYTES
+from tartlet_common.rpc.error_proto import error_from_proto
 from tartlet_control import catalogue, server_catalogue
 from tartlet_control.engines import Models, spec_from_json
 from tartlet_control.hub import Hub
@@ -134,7 +134,7 @@ async def test_a_disk_that_takes_its_time_holds_up_nobody(run_dir: Path, monkeyp
         write(path, data)
 
     monkeypatch.setattr(catalogue, "_write", slowly)
-    async with control(run_dir, catalogue_dir=run_dir / "c") as address, rpc.make_channel(address) as channel:
+    async with control(run_dir, catalogue_dir=run_dir / "c") as address, endpoints.make_channel(address) as channel:
         names: Any = control_pb2_grpc.CatalogueStub(channel)
         state: Any = control_pb2_grpc.ControlStub(channel)
         await state.State(control_pb2.StateRequest())
@@ -158,7 +158,7 @@ async def test_a_disk_that_takes_its_time_holds_up_nobody(run_dir: Path, monkeyp
 
 async def test_uploads_that_wait_are_bounded(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server_catalogue, "MAX_UPLOADS", 6)
-    async with control(run_dir) as address, rpc.make_channel(address) as channel:
+    async with control(run_dir) as address, endpoints.make_channel(address) as channel:
         stub: Any = control_pb2_grpc.CatalogueStub(channel)
         calls = []
         for _ in range(6):  # they have begun, and pause

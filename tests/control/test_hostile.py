@@ -7,9 +7,10 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from tartlet_common import abi, errors
+from tartlet_common import abi
 from tartlet_common.abi import Event, Op
-from tartlet_common.step import BatchResult, StepResult
+from tartlet_common.engine.step import BatchResult, StepResult
+from tartlet_common.errors import registry as errors
 from tartlet_control.engines import spec_from_json
 from tartlet_worker.fake import FakeOptions
 from tests.control.harness import Host, decode_text

@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tartlet_common.clock import ManualClock
-from tartlet_common.errors import Overloaded, TartletError
-from tartlet_common.settings import ControlSettings
-from tartlet_common.tenancy import EVERYONE, Scope
+from tartlet_common.config.settings import ControlSettings
+from tartlet_common.errors.registry import Overloaded, TartletError
+from tartlet_common.rpc.tenancy import EVERYONE, Scope
 from tartlet_control import keys
 from tartlet_control.core import Core
 from tartlet_control.keys import RETURN_S, Keys

@@ -13,11 +13,10 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, ALWAYS_ON, Sampler
 from opentelemetry.trace import format_span_id
 
-from tartlet_common import telemetry
-from tartlet_common import telemetry_names as names
 from tartlet_common.abi import Op
-from tartlet_common.errors import WorkerLost
-from tartlet_common.telemetry_steps import StepTracer
+from tartlet_common.errors.registry import WorkerLost
+from tartlet_common.telemetry import names, telemetry
+from tartlet_common.telemetry.steps import StepTracer
 from tartlet_control import observe
 from tartlet_control.observe import Observer
 from tests.control.harness import Guest, Host, decode_text

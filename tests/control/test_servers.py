@@ -15,9 +15,11 @@ import grpc.aio
 import numpy as np
 import pytest
 
-from tartlet_common import abi, errors, rpc
+from tartlet_common import abi
 from tartlet_common.abi import Event, Op
-from tartlet_common.wire import error_from_proto
+from tartlet_common.errors import registry as errors
+from tartlet_common.rpc import endpoints
+from tartlet_common.rpc.error_proto import error_from_proto
 from tartlet_control import greeting, hub
 from tartlet_protos import common_pb2, control_pb2, control_pb2_grpc, engine_pb2, engine_pb2_grpc
 from tests.control.served import Runtime, control, worker
@@ -211,7 +213,7 @@ def test_a_drained_engine_is_let_go(run_dir: Path) -> None:
 )
 def test_a_bad_hello_is_refused(run_dir: Path, hello: engine_pb2.WorkerHello, error: type[errors.TartletError]) -> None:
     async def body() -> None:
-        async with control(run_dir) as address, rpc.make_channel(address) as channel:
+        async with control(run_dir) as address, endpoints.make_channel(address) as channel:
             stub: Any = engine_pb2_grpc.EngineStub(channel)
             stream = stub.Connect()
             await stream.write(engine_pb2.WorkerFrame(hello=hello))
@@ -226,7 +228,7 @@ def test_a_stream_that_never_says_hello_is_ended(run_dir: Path, stub: Any, monke
     monkeypatch.setattr(greeting, "HELLO_TIMEOUT_S", 0.2)
 
     async def body() -> None:
-        async with control(run_dir) as address, rpc.make_channel(address) as channel:
+        async with control(run_dir) as address, endpoints.make_channel(address) as channel:
             silent = stub(channel).Connect()
             with pytest.raises(grpc.aio.AioRpcError) as caught:
                 await asyncio.wait_for(silent.read(), 5)
@@ -246,7 +248,7 @@ def test_a_blob_with_another_digest_is_refused(run_dir: Path) -> None:
         yield common_pb2.BlobChunk(digest="0" * 64, size=3, data=b"abc")
 
     async def body() -> None:
-        async with control(run_dir) as address, rpc.make_channel(address) as channel:
+        async with control(run_dir) as address, endpoints.make_channel(address) as channel:
             stub: Any = engine_pb2_grpc.EngineStub(channel)
             reply = await stub.PutBlob(chunks())
             assert isinstance(error_from_proto(reply.error), errors.InvalidArgument)
@@ -280,7 +282,7 @@ def test_a_frame_that_makes_no_sense_costs_its_stream_only(run_dir: Path) -> Non
 )
 def test_bytes_that_are_no_frames_cost_their_socket_only(run_dir: Path, data: bytes, said: str) -> None:
     async def body() -> None:
-        async with control(run_dir) as address, worker(address), rpc.make_channel(address) as channel:
+        async with control(run_dir) as address, worker(address), endpoints.make_channel(address) as channel:
             call: Any = control_pb2_grpc.ControlStub(channel).Connect()
             hello = control_pb2.RuntimeHello(protocol=1, runtime_id="bad", incarnation="i", frame_socket=True)
             await call.write(control_pb2.RuntimeFrame(hello=hello))
@@ -308,7 +310,7 @@ def test_the_catalogue_survives_a_restart(run_dir: Path) -> None:
 
     async def body() -> None:
         directory = run_dir / "catalogue"
-        async with control(run_dir, catalogue_dir=directory) as address, rpc.make_channel(address) as channel:
+        async with control(run_dir, catalogue_dir=directory) as address, endpoints.make_channel(address) as channel:
             stub: Any = control_pb2_grpc.CatalogueStub(channel)
             reply = await stub.Put(
                 iter([control_pb2.PutRequest(entries=[entry, control_pb2.CatalogueEntry(name="../x")])])
@@ -316,7 +318,10 @@ def test_the_catalogue_survives_a_restart(run_dir: Path) -> None:
             assert [e.number for e in reply.errors] == [0, errors.InvalidSource.number]
             assert reply.digests[0] == hashlib.sha256(b"print('hi')").hexdigest()
         (directory / "broken.inferlet").write_bytes(b"\xff\xff")
-        async with control(run_dir, "d", catalogue_dir=directory) as address, rpc.make_channel(address) as channel:
+        async with (
+            control(run_dir, "d", catalogue_dir=directory) as address,
+            endpoints.make_channel(address) as channel,
+        ):
             stub = control_pb2_grpc.CatalogueStub(channel)
             got = await stub.Get(control_pb2.GetRequest(tenant="t", name="hello"))
             assert got.entry.source.data == b"print('hi')"

@@ -11,7 +11,7 @@ from typing import Any
 import grpc.aio
 import pytest
 
-from tartlet_common import rpc
+from tartlet_common.rpc import endpoints
 from tartlet_control import server_control
 from tartlet_protos import control_pb2, control_pb2_grpc, engine_pb2, engine_pb2_grpc
 from tests.control.served import Runtime, control, worker
@@ -21,7 +21,7 @@ from tests.control.test_servers import decode_submission
 def test_who_watches_engines_hears_at_once_what_becomes_of_them_and_that_control_is_there(run_dir: Path) -> None:
     async def body() -> None:
         async with control(run_dir) as address:
-            channel = rpc.make_channel(address)
+            channel = endpoints.make_channel(address)
             stub: Any = control_pb2_grpc.ControlStub(channel)
             seldom = stub.WatchEngines(control_pb2.WatchEnginesRequest(every_s=60))
 
@@ -74,11 +74,11 @@ def test_how_many_programs_run_is_told_when_it_has_changed(run_dir: Path, monkey
 
 def test_an_engine_whose_id_another_takes_hears_of_it_and_comes_back(run_dir: Path) -> None:
     async def body() -> None:
-        async with control(run_dir) as address, worker(address) as link, rpc.make_channel(address) as channel:
+        async with control(run_dir) as address, worker(address) as link, endpoints.make_channel(address) as channel:
             stub: Any = engine_pb2_grpc.EngineStub(channel)
             other = stub.Connect()
             hello = engine_pb2.WorkerHello(
-                protocol=rpc.PROTOCOL_VERSION,
+                protocol=endpoints.PROTOCOL_VERSION,
                 engine_id=link._engine_id,
                 incarnation="another's",
                 spec_json=json.dumps(asdict(link._engine.spec)),

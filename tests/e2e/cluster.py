@@ -17,7 +17,7 @@ from pathlib import Path
 
 import trustme
 
-from tartlet_common.rpc import Tls
+from tartlet_common.rpc.endpoints import Tls
 
 START_S = 60.0
 

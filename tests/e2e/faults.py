@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from tartlet_common.errors import REGISTRY, TartletError
+from tartlet_common.errors.registry import REGISTRY, TartletError
 from tests.e2e.serving import Serving, serving
 
 TABLE = Path(__file__).parents[2] / "docs" / "faults.md"

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tartlet import LaunchSpec, Limits, Source
-from tartlet_common.errors import (
+from tartlet_common.errors.registry import (
     InboxFull,
     JournalFull,
     ProgramFailed,

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 import tartlet
-from tartlet_common import exits
-from tartlet_common.errors import (
+from tartlet_common.errors import exit_codes
+from tartlet_common.errors.registry import (
     Draining,
     InvalidConfig,
     PermissionDenied,
@@ -74,7 +74,7 @@ async def test_tcp_without_tls_is_refused_by_client_and_role(pair: Cluster, run_
         for flags in ((), ("--tls-key", str(run_dir / "missing"))):
             role = lonely.start("bare", "control", "--address", lonely.control, *flags)
             assert role.until_ready().startswith(f"error {InvalidConfig.number} ")
-            assert role.process.wait(10) == exits.USAGE
+            assert role.process.wait(10) == exit_codes.USAGE
     finally:
         lonely.stop()
 

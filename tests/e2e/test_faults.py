@@ -17,7 +17,7 @@ import pytest
 
 import tartlet
 from tartlet import LaunchSpec, Limits, Source
-from tartlet_common.errors import NoEngine, TartletError
+from tartlet_common.errors.registry import NoEngine, TartletError
 from tests.e2e.cluster import Cluster
 from tests.e2e.faults import (
     Row,

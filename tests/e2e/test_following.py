@@ -9,7 +9,7 @@ import pytest
 
 import tartlet
 from tartlet import Source
-from tartlet_common.errors import Disconnected, InvalidArgument
+from tartlet_common.errors.registry import Disconnected, InvalidArgument
 from tests.e2e.serving import Serving, client_of, message, program
 
 TALKER = Source.python(

@@ -15,7 +15,7 @@ import pytest
 
 import tartlet
 from tartlet import Language, LaunchSpec, Limits, Source
-from tartlet_common.errors import (
+from tartlet_common.errors.registry import (
     DeadlineExceeded,
     InvalidSource,
     PageQuotaExceeded,

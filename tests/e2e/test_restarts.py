@@ -10,7 +10,7 @@ import wasmtime
 
 import tartlet
 from tartlet_common.abi import Flag, Op, Writer, u32
-from tartlet_common.errors import ControlLost, ProgramFailed, ProgramKilled, Unavailable
+from tartlet_common.errors.registry import ControlLost, ProgramFailed, ProgramKilled, Unavailable
 from tests.e2e.cluster import Cluster, cluster
 
 

@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 import tartlet
-from tartlet_common.errors import (
+from tartlet_common.errors.registry import (
     AddressInUse,
     ControlLost,
     EngineFailure,

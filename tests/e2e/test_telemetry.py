@@ -15,7 +15,7 @@ from opentelemetry.proto.collector.metrics.v1 import metrics_service_pb2, metric
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2, trace_service_pb2_grpc
 
 import tartlet
-from tartlet_common import telemetry_names as names
+from tartlet_common.telemetry import names
 from tests.e2e.serving import PROGRAMS, Serving, client_of, program, serving, tartlet_cli
 
 PROMPT = "a secret prompt"

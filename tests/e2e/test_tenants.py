@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import tartlet
-from tartlet_common.errors import PermissionDenied, TartletError, UnknownInferlet, UnknownProgram
+from tartlet_common.errors.registry import PermissionDenied, TartletError, UnknownInferlet, UnknownProgram
 from tests.e2e.cluster import Cluster, cluster
 from tests.e2e.serving import message, program
 

@@ -10,8 +10,8 @@ from typing import Any
 import grpc.aio
 import pytest
 
-from tartlet_common import rpc
-from tartlet_common.errors import InvalidSource, Unavailable
+from tartlet_common.errors.registry import InvalidSource, Unavailable
+from tartlet_common.rpc import endpoints
 from tartlet_control.catalogue import Catalogue
 from tartlet_control.server_catalogue import CatalogueService
 from tartlet_operator.control_link import ControlLink
@@ -42,7 +42,7 @@ class Counting(CatalogueService):
 
 
 async def serve(service: CatalogueService, address: str) -> grpc.aio.Server:
-    return await rpc.make_server(lambda s: control_pb2_grpc.add_CatalogueServicer_to_server(service, s), address)
+    return await endpoints.make_server(lambda s: control_pb2_grpc.add_CatalogueServicer_to_server(service, s), address)
 
 
 def entry(name: str, data: bytes = b"pass") -> control_pb2.CatalogueEntry:
@@ -124,7 +124,7 @@ async def test_a_put_that_is_not_answered_is_told_of_and_the_next_one_has_a_call
 
 async def test_a_control_that_falls_silent_or_goes_is_told_of(run_dir: Path) -> None:
     address = f"unix:{run_dir}/control.sock"
-    server = await rpc.make_server(
+    server = await endpoints.make_server(
         lambda s: control_pb2_grpc.add_ControlServicer_to_server(FakeControl(incarnation="one"), s), address
     )
     link = ControlLink(address, None)

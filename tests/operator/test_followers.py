@@ -9,7 +9,14 @@ from typing import Any
 import pytest
 
 from tartlet import Ended, Stdout, Usage
-from tartlet_common.errors import Overloaded, PermissionDenied, RuntimeLost, TartletError, Unavailable, UnknownProgram
+from tartlet_common.errors.registry import (
+    Overloaded,
+    PermissionDenied,
+    RuntimeLost,
+    TartletError,
+    Unavailable,
+    UnknownProgram,
+)
 from tartlet_operator import followers
 from tartlet_operator.followers import Followers
 from tartlet_operator.meta import Key

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tartlet_common.clock import ManualClock
-from tartlet_common.errors import Unavailable
+from tartlet_common.errors.registry import Unavailable
 from tartlet_operator import handler
 from tartlet_operator.context import Context
 from tartlet_operator.handler import Handler

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 import tartlet
-from tartlet_common.errors import UnknownModel
+from tartlet_common.errors.registry import UnknownModel
 from tests.operator.api_server import ApiServer
 from tests.operator.live import live
 from tests.operator.test_live_pools import serving

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tartlet_common import exits
+from tartlet_common.errors import exit_codes
 from tartlet_operator.meta import POOL_LABEL
 from tartlet_operator.subset import covers
 from tests.operator.api_server import ApiServer, Refused
@@ -329,7 +329,7 @@ async def test_one_replica_leads_and_the_other_takes_over(api_server: ApiServer,
             it.core("PATCH", lease, "leases/tartlet-operator", {"spec": {"holderIdentity": "thief"}}, MERGE)
             child = it.operator.child
             assert child is not None
-            assert await asyncio.to_thread(child.wait, 10) == exits.SYSTEM
+            assert await asyncio.to_thread(child.wait, 10) == exit_codes.SYSTEM
             assert "another replica took it" in it.operator.log
         finally:
             if second.child is not None and second.child.poll() is None:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tartlet_common.clock import ManualClock
-from tartlet_common.errors import Unavailable
+from tartlet_common.errors.registry import Unavailable
 from tartlet_operator import loops, orphans
 from tartlet_operator.context import Context, ControlView
 from tartlet_operator.inferlet_status import PoolSeen

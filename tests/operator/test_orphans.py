@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tartlet import ProgramInfo, Usage
-from tartlet_common.errors import Unavailable
+from tartlet_common.errors.registry import Unavailable
 from tartlet_operator import orphans, reconcile_run
 from tartlet_operator.api.inferlet_run import InferletRunStatus
 from tartlet_operator.kube import ApiError

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tartlet_common.errors import (
+from tartlet_common.errors.registry import (
     CheckpointBroken,
     CheckpointMissing,
     InvalidArgument,

@@ -10,8 +10,8 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tartlet_common.config import load
-from tartlet_common.settings import OperatorSettings, WorkerSettings
+from tartlet_common.config.load import load
+from tartlet_common.config.settings import OperatorSettings, WorkerSettings
 from tartlet_operator.api import EnginePool
 from tartlet_operator.api.common import quantity
 from tartlet_operator.api.engine_pool import ENGINE_ID

@@ -7,9 +7,9 @@ import asyncio
 import pytest
 
 from tartlet_common.clock import ManualClock
-from tartlet_common.errors import Unavailable
-from tartlet_common.health import Health
-from tartlet_common.process import Notify
+from tartlet_common.errors.registry import Unavailable
+from tartlet_common.process.health import Health
+from tartlet_common.process.role import Notify
 from tartlet_operator.app import _Pulse
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import tartlet
-from tartlet_common.errors import Unavailable
+from tartlet_common.errors.registry import Unavailable
 from tartlet_operator.control_link import ControlLink
 from tartlet_protos import control_pb2
 from tests.e2e.cluster import cluster

@@ -10,7 +10,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tartlet_common.errors import DeadlineExceeded, ProgramFailed, WorkerLost
+from tartlet_common.errors.registry import DeadlineExceeded, ProgramFailed, WorkerLost
 from tartlet_operator import run_decisions as runs
 from tartlet_operator.api import Inferlet
 from tartlet_operator.api.inferlet_run import OUTPUT_BYTES, InferletRunSpec, InferletRunStatus

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from tartlet_common.abi import Flag, Op
-from tartlet_common.errors import TartletError
-from tartlet_common.wire import error_from_proto
+from tartlet_common.errors.registry import TartletError
+from tartlet_common.rpc.error_proto import error_from_proto
 from tartlet_protos import programs_pb2
 from tests.runtime.harness import Rig, Stream, native
 

@@ -14,10 +14,10 @@ import grpc.aio
 import numpy as np
 
 from tartlet_common.abi import RECORD, Event, Flag, Op
-from tartlet_common.engine_spec import EngineSpec
-from tartlet_common.errors import TartletError
-from tartlet_common.rpc import make_server
-from tartlet_common.wire import error_to_proto
+from tartlet_common.engine.spec import EngineSpec
+from tartlet_common.errors.registry import TartletError
+from tartlet_common.rpc.endpoints import make_server
+from tartlet_common.rpc.error_proto import error_to_proto
 from tartlet_protos import common_pb2, control_pb2, control_pb2_grpc
 from tartlet_runtime.frames import Outbox
 from tartlet_runtime.submission import ROW_STRUCT

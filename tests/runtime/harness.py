@@ -16,9 +16,9 @@ import grpc
 import grpc.aio
 
 from tartlet_common.abi import Batch, Event, Flag, Writer, decode
-from tartlet_common.errors import TartletError
-from tartlet_common.rpc import make_channel
-from tartlet_common.settings import RuntimeSettings
+from tartlet_common.config.settings import RuntimeSettings
+from tartlet_common.errors.registry import TartletError
+from tartlet_common.rpc.endpoints import make_channel
 from tartlet_protos import common_pb2, programs_pb2, programs_pb2_grpc
 from tartlet_runtime.app import main
 from tartlet_runtime.native import DELIVERY, END, ERROR, HELLO, SUBMIT, WAIT, WELCOME, frame

@@ -13,11 +13,17 @@ import numpy as np
 import pytest
 
 from tartlet_common.abi import HEADER_BYTES, MAX_SUBMISSION_BYTES, RECORD, RECORD_BYTES, Event, Flag, Op
-from tartlet_common.errors import InboxFull, MalformedSubmission, ResourceQuotaExceeded, TooManyCommands, UnknownModel
-from tartlet_common.frame_streams import Joiner
-from tartlet_common.rpc import MAX_MESSAGE_BYTES, Dialer
-from tartlet_common.settings import RuntimeSettings
-from tartlet_common.wire import error_from_proto
+from tartlet_common.config.settings import RuntimeSettings
+from tartlet_common.errors.registry import (
+    InboxFull,
+    MalformedSubmission,
+    ResourceQuotaExceeded,
+    TooManyCommands,
+    UnknownModel,
+)
+from tartlet_common.rpc.endpoints import MAX_MESSAGE_BYTES, Dialer
+from tartlet_common.rpc.error_proto import error_from_proto
+from tartlet_common.rpc.frame_streams import Joiner
 from tartlet_protos import control_pb2
 from tartlet_runtime.backlog import ROWS_A_TURN
 from tartlet_runtime.calls import Call

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tartlet_common.errors import InvalidArgument
+from tartlet_common.errors.registry import InvalidArgument
 from tartlet_runtime.chat import MAX_PROMPT_CHARS, format_chat
 
 USER = {"role": "user", "content": "Hi"}

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from tartlet_common.abi import Flag, Op
-from tartlet_common.errors import ResourceQuotaExceeded, TartletError, TooManyCommands
+from tartlet_common.errors.registry import ResourceQuotaExceeded, TartletError, TooManyCommands
 from tartlet_protos import control_pb2
 from tartlet_runtime.deferred import THREADS, Bench, Deferred, Job
 from tartlet_runtime.limits import MAX_DEFERRED, MAX_DEFERRED_BYTES

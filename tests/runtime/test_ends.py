@@ -13,7 +13,7 @@ import grpc.aio
 import pytest
 
 from tartlet_common.abi import Flag, Op
-from tartlet_common.errors import (
+from tartlet_common.errors.registry import (
     ControlLost,
     DeadlineExceeded,
     Disconnected,
@@ -24,7 +24,7 @@ from tartlet_common.errors import (
     ProgramKilled,
     UnknownProgram,
 )
-from tartlet_common.wire import error_from_proto, error_to_proto
+from tartlet_common.rpc.error_proto import error_from_proto, error_to_proto
 from tartlet_protos import common_pb2, control_pb2, programs_pb2
 from tartlet_runtime.control_link import how_many_fit
 from tartlet_runtime.driver import Driver

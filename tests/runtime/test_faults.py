@@ -12,7 +12,7 @@ import grpc
 import pytest
 
 from tartlet_common.abi import Flag, Op
-from tartlet_common.errors import (
+from tartlet_common.errors.registry import (
     InboxFull,
     InvalidArgument,
     MalformedSubmission,
@@ -30,7 +30,7 @@ from tartlet_common.errors import (
     UnknownResource,
     UnsupportedAbi,
 )
-from tartlet_common.wire import error_from_proto
+from tartlet_common.rpc.error_proto import error_from_proto
 from tartlet_protos import common_pb2, programs_pb2
 from tartlet_runtime.native import HELLO, SUBMIT, WAIT, frame
 from tests.runtime.bystanders import SAMPLE, bystander, ended, launch

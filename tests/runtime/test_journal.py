@@ -14,9 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tartlet_common.abi import decode
-from tartlet_common.errors import Diverged, InvalidSource, JournalFull
-from tartlet_common.rpc import make_channel
-from tartlet_common.wire import error_from_proto
+from tartlet_common.errors.registry import Diverged, InvalidSource, JournalFull
+from tartlet_common.rpc.endpoints import make_channel
+from tartlet_common.rpc.error_proto import error_from_proto
 from tartlet_protos import common_pb2, programs_pb2, programs_pb2_grpc
 from tartlet_runtime.build import python_guest
 from tartlet_runtime.journal import CommandDigest, JournalHeader, JournalRecord, Journals, read_journal

@@ -9,8 +9,8 @@ import grpc
 import grpc.aio
 import pytest
 
-from tartlet_common.errors import InvalidArgument, ProgramFailed
-from tartlet_common.wire import error_from_proto
+from tartlet_common.errors.registry import InvalidArgument, ProgramFailed
+from tartlet_common.rpc.error_proto import error_from_proto
 from tartlet_protos import common_pb2, programs_pb2
 from tartlet_runtime.listing import make_token, read_token
 from tests.runtime.fake_control import FakeControl

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from tartlet_common.abi import Op
-from tartlet_common.errors import ControlLost, InternalError
-from tartlet_common.wire import error_from_proto
+from tartlet_common.errors.registry import ControlLost, InternalError
+from tartlet_common.rpc.error_proto import error_from_proto
 from tartlet_runtime.frames import Outbox
 from tartlet_runtime.wasm.guest import Guest
 from tests.runtime.bystanders import SAMPLE, bystander, ended

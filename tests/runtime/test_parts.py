@@ -18,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tartlet_common.abi import MAX_SUBMISSION_BYTES, RECORD, RECORD_BYTES, Flag, Op, Writer, decode
-from tartlet_common.errors import InternalError, InvalidArgument, TartletError, Unavailable
+from tartlet_common.errors.registry import InternalError, InvalidArgument, TartletError, Unavailable
 from tartlet_protos import control_pb2
 from tartlet_runtime.chat import format_chat, special_texts
 from tartlet_runtime.deferred import Deferred, Job

@@ -12,10 +12,10 @@ import grpc.aio
 import pytest
 import trustme
 
-from tartlet_common.errors import InternalError, RuntimeLost, TartletError, Unavailable, UnknownProgram
-from tartlet_common.rpc import Tls, make_server
-from tartlet_common.tenancy import EVERYONE, Scope
-from tartlet_common.wire import error_from_proto
+from tartlet_common.errors.registry import InternalError, RuntimeLost, TartletError, Unavailable, UnknownProgram
+from tartlet_common.rpc.endpoints import Tls, make_server
+from tartlet_common.rpc.error_proto import error_from_proto
+from tartlet_common.rpc.tenancy import EVERYONE, Scope
 from tartlet_protos import common_pb2, control_pb2, programs_pb2, programs_pb2_grpc
 from tartlet_runtime import relay
 from tartlet_runtime.relay import Relay

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from tartlet_common import exits
-from tartlet_common.errors import RuntimeLost
-from tartlet_common.rpc import make_channel
-from tartlet_common.settings import RuntimeSettings
-from tartlet_common.wire import error_from_proto
+from tartlet_common.config.settings import RuntimeSettings
+from tartlet_common.errors import exit_codes
+from tartlet_common.errors.registry import RuntimeLost
+from tartlet_common.rpc.endpoints import make_channel
+from tartlet_common.rpc.error_proto import error_from_proto
 from tartlet_protos import programs_pb2, programs_pb2_grpc
 from tests.runtime.fake_control import FakeControl, serve_control
 from tests.runtime.harness import PYTHON, Stream, launch_spec, make_settings
@@ -97,7 +97,7 @@ async def test_a_second_runtime_at_one_address_is_refused_and_harms_nothing(run_
         told = os.read(second_ready, 1000)
         os.close(second_ready)
         assert told.startswith(b"error 505 "), told
-        assert second.wait(10) == exits.SYSTEM
+        assert second.wait(10) == exit_codes.SYSTEM
         assert settings.guest_socket.exists()
     finally:
         for process in (first, second):

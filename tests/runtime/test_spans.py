@@ -8,9 +8,8 @@ import pytest
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 
-from tartlet_common import telemetry
-from tartlet_common import telemetry_names as names
-from tartlet_common.errors import ProgramFailed
+from tartlet_common.errors.registry import ProgramFailed
+from tartlet_common.telemetry import names, telemetry
 from tartlet_protos import programs_pb2
 from tartlet_runtime.spans import Spans
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import fields, replace
 
-from tartlet_common.settings import RuntimeSettings
+from tartlet_common.config.settings import RuntimeSettings
 from tartlet_protos import common_pb2, programs_pb2
 from tartlet_runtime.limits import default_limits
 from tartlet_runtime.specs import another, specify

@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 import tartlet
-from tartlet_common import blob_transfer
-from tartlet_common.errors import (
+from tartlet_common.errors.registry import (
     DeadlineExceeded,
     InvalidArgument,
     InvalidSource,
@@ -19,8 +18,9 @@ from tartlet_common.errors import (
     TartletError,
     Unavailable,
 )
-from tartlet_common.rpc import Dialer
-from tartlet_common.wire import error_from_proto
+from tartlet_common.rpc import blob_transfer
+from tartlet_common.rpc.endpoints import Dialer
+from tartlet_common.rpc.error_proto import error_from_proto
 from tartlet_protos import common_pb2, programs_pb2
 from tartlet_runtime.sources import Sources
 from tests.runtime.harness import PYTHON, Rig, running

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tartlet_common.errors import (
+from tartlet_common.errors.registry import (
     CorruptModule,
     InvalidArgument,
     ProgramCpuExceeded,
@@ -14,7 +14,7 @@ from tartlet_common.errors import (
     StartFailed,
     UnknownModel,
 )
-from tartlet_common.wire import error_from_proto
+from tartlet_common.rpc.error_proto import error_from_proto
 from tartlet_protos import common_pb2, programs_pb2
 from tartlet_runtime.limits import PYTHON_BYTES, default_limits
 from tartlet_runtime.spans import Spans

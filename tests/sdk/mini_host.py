@@ -16,8 +16,9 @@ from typing import Any
 
 import numpy as np
 
-from tartlet_common import abi, errors
+from tartlet_common import abi
 from tartlet_common.abi import Event, Flag, Op
+from tartlet_common.errors import registry as errors
 from tests.sdk import mini_model as model
 from tests.sdk import mini_text
 

@@ -46,7 +46,7 @@ from inferlet import (
 )
 from inferlet._channel import reset as fresh_channel
 from inferlet._queue import Queue
-from tartlet_common.errors import ProgramKilled
+from tartlet_common.errors.registry import ProgramKilled
 from tests.sdk.harness import held, run
 from tests.sdk.mini_host import MiniHost
 from tests.sdk.mini_model import EOS, probabilities, reference_generate, reference_states, state_of

@@ -8,8 +8,10 @@ from types import ModuleType
 import pytest
 
 from inferlet import _errors, errors
-from tartlet_common import abi_gen, abi_vectors, errors_gen
-from tartlet_common.errors import REGISTRY, PageQuotaExceeded
+from tartlet_common.errors.registry import REGISTRY, PageQuotaExceeded
+from tools import gen_abi as abi_gen
+from tools import gen_abi_vectors as abi_vectors
+from tools import gen_errors as errors_gen
 
 GENERATORS = [(abi_gen, abi_gen.TARGET), (abi_vectors, abi_vectors.TARGET), (errors_gen, errors_gen.SDK)]
 

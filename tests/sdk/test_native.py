@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from inferlet import _native
-from tartlet_common.errors import UnknownProgram
+from tartlet_common.errors.registry import UnknownProgram
 from tests.sdk.harness import tokens_of
 from tests.sdk.mini_host import MiniHost
 from tests.sdk.mini_model import reference_generate

@@ -8,7 +8,7 @@ import pytest
 
 from inferlet import errors, receive, receive_bytes, synchronize
 from tartlet_common.abi import Op
-from tartlet_common.errors import TooManyCommands
+from tartlet_common.errors.registry import TooManyCommands
 from tests.sdk.harness import run
 from tests.sdk.mini_host import MiniHost
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import tartlet
-from tartlet_common.settings import ControlSettings, RuntimeSettings, WorkerSettings
+from tartlet_common.config.settings import ControlSettings, RuntimeSettings, WorkerSettings
 from tests.sdk.harness import held, run_source
 from tests.sdk.mini_host import MiniHost
 

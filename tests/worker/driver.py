@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tartlet_common.step import (
+from tartlet_common.engine.step import (
     Batch,
     BatchResult,
     CopyKvPage,

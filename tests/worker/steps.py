@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from tartlet_common.step import (
+from tartlet_common.engine.step import (
     Batch,
     BatchResult,
     CopyKvPage,

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from tartlet_common.step import Batch, Step
+from tartlet_common.engine.step import Batch, Step
 from tartlet_worker.csr import Ints
 from tartlet_worker.handlers import output, waves
 from tartlet_worker.handlers.forward_plan import ForwardPlan

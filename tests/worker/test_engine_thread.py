@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from tartlet_common import step_codec
-from tartlet_common.step import Step, StepResult
+from tartlet_common.engine import step_codec
+from tartlet_common.engine.step import Step, StepResult
 from tartlet_worker.engine_thread import EngineThread, Finished
 from tartlet_worker.fake import FakeEngine, FakeOptions
 from tests.worker.steps import embed, forward, fwd

@@ -12,9 +12,15 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer
 
-from tartlet_common.errors import ContextTooLong, EngineFailure, InvalidArgument, OutOfDeviceMemory, TartletError
-from tartlet_common.settings import WorkerSettings
-from tartlet_common.step import Status
+from tartlet_common.config.settings import WorkerSettings
+from tartlet_common.engine.step import Status
+from tartlet_common.errors.registry import (
+    ContextTooLong,
+    EngineFailure,
+    InvalidArgument,
+    OutOfDeviceMemory,
+    TartletError,
+)
 from tartlet_worker import fake_model
 from tartlet_worker.app import load
 from tartlet_worker.fake import EngineBroken, FakeEngine, FakeOptions
@@ -301,7 +307,7 @@ def test_a_fake_engine_starts_where_only_the_base_images_packages_are() -> None:
     program = """
 import sys
 sys.modules.update(torch=None, safetensors=None)
-from tartlet_common.settings import WorkerSettings
+from tartlet_common.config.settings import WorkerSettings
 from tartlet_worker.app import load
 print(type(load(WorkerSettings(engine="fake"), print)).__name__)
 """
@@ -313,8 +319,8 @@ def test_without_torchs_packages_a_real_engine_says_what_to_use() -> None:
     program = """
 import pathlib, sys
 sys.modules.update(torch=None, safetensors=None)
-from tartlet_common.errors import InvalidConfig
-from tartlet_common.settings import WorkerSettings
+from tartlet_common.errors.registry import InvalidConfig
+from tartlet_common.config.settings import WorkerSettings
 from tartlet_worker.app import load
 try:
     load(WorkerSettings(model=pathlib.Path("models/demo")), print)

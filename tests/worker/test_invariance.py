@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from tartlet_common.step import Batch
+from tartlet_common.engine.step import Batch
 from tartlet_worker.kernels import available
 from tartlet_worker.loader import load_engine
 from tests.worker.driver import Driver, embed_batch, forward_batch, sample_batch

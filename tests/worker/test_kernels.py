@@ -185,7 +185,7 @@ def test_scratch_of_a_large_batch_is_not_kept(lib: ctypes.CDLL) -> None:
 _STARVED = """
 import resource, sys
 import numpy as np
-from tartlet_common.errors import OutOfDeviceMemory
+from tartlet_common.errors.registry import OutOfDeviceMemory
 from tartlet_worker.loader import load_engine
 from tests.worker.driver import Driver
 

@@ -15,9 +15,10 @@ import grpc
 import grpc.aio
 import pytest
 
-from tartlet_common import rpc, step_codec, wire
-from tartlet_common.errors import EngineFailure, EngineMismatch
-from tartlet_common.step import Status, Step
+from tartlet_common.engine import step_codec
+from tartlet_common.engine.step import Status, Step
+from tartlet_common.errors.registry import EngineFailure, EngineMismatch
+from tartlet_common.rpc import endpoints, error_proto
 from tartlet_protos import engine_pb2, engine_pb2_grpc
 from tartlet_worker.fake import FakeEngine, FakeOptions
 from tartlet_worker.link import Link
@@ -48,7 +49,9 @@ class ControlEnd(engine_pb2_grpc.EngineServicer):
         self.hellos.append(first.hello)
         yield engine_pb2.EngineFrame(
             hello=engine_pb2.EngineHello(
-                protocol=rpc.PROTOCOL_VERSION, incarnation=self.incarnation, error=wire.error_to_proto(self.refuse)
+                protocol=endpoints.PROTOCOL_VERSION,
+                incarnation=self.incarnation,
+                error=error_proto.error_to_proto(self.refuse),
             )
         )
 
@@ -109,7 +112,7 @@ async def rig(run_dir: Path, *, serve: bool = True, **end: Any) -> AsyncIterator
 
 
 async def _serve(control: ControlEnd, address: str) -> grpc.aio.Server:
-    return await rpc.make_server(lambda s: engine_pb2_grpc.add_EngineServicer_to_server(control, s), address)
+    return await endpoints.make_server(lambda s: engine_pb2_grpc.add_EngineServicer_to_server(control, s), address)
 
 
 def decode_one(lane: int = 1) -> tuple[Any, ...]:
@@ -120,7 +123,7 @@ async def test_hello_carries_the_spec_and_follows_the_tokenizer(run_dir: Path) -
     async with rig(run_dir) as r:
         await r.until_hello()
         hello = r.end.hellos[0]
-        assert hello.protocol == rpc.PROTOCOL_VERSION
+        assert hello.protocol == endpoints.PROTOCOL_VERSION
         spec = json.loads(hello.spec_json)
         assert (spec["family"], spec["page_size"]) == ("fake", 4)
         assert r.end.blobs == {spec["tokenizer_digest"]: r.engine.tokenizer_json()}
@@ -179,7 +182,7 @@ async def test_a_broken_engine_tells_control_and_ends(run_dir: Path) -> None:
         r.end.step(1, embed((1, [0], [200], [0])))
         frame = await r.end.frames.get()
         assert frame.state == "broken"
-        assert isinstance(wire.error_from_proto(frame.broken), EngineFailure)
+        assert isinstance(error_proto.error_from_proto(frame.broken), EngineFailure)
         r.end.to_send.put_nowait(None)
         with pytest.raises(EngineFailure):
             await r.running
@@ -196,7 +199,7 @@ async def test_a_step_that_fails_for_a_reason_of_our_own_is_answered_too(
         monkeypatch.setattr(step_codec, "step_from_proto", fails)
         r.end.step(1, *decode_one())
         frame = await r.end.frames.get()
-        assert "a bug" in str(wire.error_from_proto(frame.broken))
+        assert "a bug" in str(error_proto.error_from_proto(frame.broken))
         r.end.to_send.put_nowait(None)
         with pytest.raises(EngineFailure):
             await r.running

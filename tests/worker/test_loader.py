@@ -17,7 +17,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import CONFIG_MAPPING
 
-from tartlet_common.errors import (
+from tartlet_common.config.settings import WorkerSettings
+from tartlet_common.errors.registry import (
     CheckpointBroken,
     CheckpointMissing,
     InvalidConfig,
@@ -25,7 +26,6 @@ from tartlet_common.errors import (
     TartletError,
     UnknownFamily,
 )
-from tartlet_common.settings import WorkerSettings
 from tartlet_worker.checkpoint import check
 from tartlet_worker.loader import engine_from_settings, load_engine
 from tartlet_worker.model_config import FAMILIES, parse_config

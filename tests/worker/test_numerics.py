@@ -10,7 +10,7 @@ import numpy.typing as npt
 import pytest
 import torch
 
-from tartlet_common.errors import ContextTooLong
+from tartlet_common.errors.registry import ContextTooLong
 from tartlet_worker.loader import load_engine
 from tests.worker.driver import Driver, embed_batch, forward_batch, mask_batch, sample_batch
 from tests.worker.families import CONFIGS, checkpoint, reference

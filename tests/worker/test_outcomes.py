@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tartlet_common.errors import ContextTooLong, InvalidArgument, TartletError, UnknownResource
-from tartlet_common.step import Batch, BatchResult, Status
+from tartlet_common.engine.step import Batch, BatchResult, Status
+from tartlet_common.errors.registry import ContextTooLong, InvalidArgument, TartletError, UnknownResource
 from tartlet_worker.loader import load_engine
 from tartlet_worker.torch_engine import TorchEngine
 from tests.worker.driver import Driver, copy_batch, dist_batch, embed_batch, forward_batch, mask_batch, sample_batch

@@ -7,8 +7,8 @@ from collections.abc import Callable
 import numpy as np
 import numpy.typing as npt
 
-from tartlet_common.errors import ContextTooLong, InvalidArgument, TartletError
-from tartlet_common.step import BatchResult, EmbedTxt
+from tartlet_common.engine.step import BatchResult, EmbedTxt
+from tartlet_common.errors.registry import ContextTooLong, InvalidArgument, TartletError
 from tartlet_worker.csr import Ints, take
 from tartlet_worker.handlers.outcome import Outcome
 from tartlet_worker.pools import Pools

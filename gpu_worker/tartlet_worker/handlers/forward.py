@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tartlet_common.errors import InvalidArgument, TartletError
-from tartlet_common.step import BatchResult, Forward
+from tartlet_common.engine.step import BatchResult, Forward
+from tartlet_common.errors.registry import InvalidArgument, TartletError
 from tartlet_worker.csr import counts, take
 from tartlet_worker.handlers.forward_plan import ForwardPlan, columns, mask_bytes, plan_forward
 from tartlet_worker.handlers.outcome import Outcome

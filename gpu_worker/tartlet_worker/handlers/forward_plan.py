@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from tartlet_common.step import Forward
+from tartlet_common.engine.step import Forward
 from tartlet_worker.attention.base import AttentionBatch
 from tartlet_worker.csr import I64, counts, indptr_of, owners, take, within
 from tartlet_worker.pools import FAR, Pools

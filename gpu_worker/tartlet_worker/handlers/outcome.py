@@ -8,8 +8,8 @@ from functools import lru_cache
 import numpy as np
 import numpy.typing as npt
 
-from tartlet_common.errors import TartletError, UnknownResource
-from tartlet_common.step import U32, BatchResult, Status
+from tartlet_common.engine.step import U32, BatchResult, Status
+from tartlet_common.errors.registry import TartletError, UnknownResource
 from tartlet_worker.csr import Bools, Ints, any_by
 
 EMPTY_I32 = np.zeros(0, np.int32)

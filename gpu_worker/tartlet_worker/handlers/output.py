@@ -8,8 +8,8 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
-from tartlet_common.errors import InvalidArgument
-from tartlet_common.step import BatchResult, GetNextDist, Sample
+from tartlet_common.engine.step import BatchResult, GetNextDist, Sample
+from tartlet_common.errors.registry import InvalidArgument
 from tartlet_worker.csr import Bools, Ints, any_by, counts, indptr_of, take, within
 from tartlet_worker.handlers.outcome import Outcome, one_each
 from tartlet_worker.pools import Pools

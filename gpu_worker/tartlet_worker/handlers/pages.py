@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from tartlet_common.errors import InvalidArgument
-from tartlet_common.step import BatchResult, CopyKvPage, MaskKvPage
+from tartlet_common.engine.step import BatchResult, CopyKvPage, MaskKvPage
+from tartlet_common.errors.registry import InvalidArgument
 from tartlet_worker.handlers.outcome import Outcome, one_each
 from tartlet_worker.pools import Pools
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from tartlet_common.step import Forward
+from tartlet_common.engine.step import Forward
 from tartlet_worker.csr import counts, owners, within
 from tartlet_worker.pools import Pools
 

@@ -49,7 +49,7 @@ def apply(file: str, timeout_s: float, *, dry_run: bool, wait: bool, force_confl
       tartlet apply my_program.py --dry-run > inferlet.yaml
     """  # noqa: D301 - \b is click's mark for a paragraph not to be wrapped
     from tartlet_cli.kube import manifest
-    from tartlet_common.errors import InvalidSource, TartletError
+    from tartlet_common.errors.registry import InvalidSource, TartletError
 
     at, output = target(options), options.pop("output")
     try:
@@ -158,7 +158,7 @@ def wait_ready(
     """
     from tartlet_cli.kube.api import INFERLETS
     from tartlet_cli.kube.errors import UNSEEN, UNSEEN_TOLD, InferletNotReady, InferletRefused
-    from tartlet_common.errors import REGISTRY
+    from tartlet_common.errors.registry import REGISTRY
 
     metadata = applied["metadata"]
     final = {cls.__name__ for number, cls in REGISTRY.items() if number < _NOT_THE_SOURCE and not cls.retryable}

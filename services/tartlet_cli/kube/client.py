@@ -18,9 +18,9 @@ from tartlet_cli.kube.errors import IdentityMissing, NotThere, RuntimeUnreachabl
 from tartlet_cli.kube.options import Target
 from tartlet_cli.kube.port_forward import PortForward
 from tartlet_cli.kube.release import Release, find_pod, find_release
-from tartlet_common.errors import DiskFull, RuntimeLost, Unavailable, UnknownInferlet
-from tartlet_common.paths import make_private, run_dir
-from tartlet_common.rpc import Tls
+from tartlet_common.config.paths import make_private, run_dir
+from tartlet_common.errors.registry import DiskFull, RuntimeLost, Unavailable, UnknownInferlet
+from tartlet_common.rpc.endpoints import Tls
 
 if TYPE_CHECKING:
     from tartlet.client import AsyncClient

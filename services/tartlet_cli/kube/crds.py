@@ -56,7 +56,7 @@ def apply(*, dry_run: bool, force: bool, **options: Any) -> None:
       tartlet crds apply --context production
     """  # noqa: D301 - \b is click's mark for a paragraph not to be wrapped
     from tartlet_cli.kube.api import Cluster
-    from tartlet_common.errors import TartletError
+    from tartlet_common.errors.registry import TartletError
 
     try:
         wanted = definitions()
@@ -77,7 +77,7 @@ def definitions() -> list[Object]:
         InternalError: neither is there.
     """
     from tartlet_cli.kube.errors import PackageMissing
-    from tartlet_common.errors import InternalError
+    from tartlet_common.errors.registry import InternalError
 
     try:
         import yaml

@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping
 from typing import Any, Final
 
-from tartlet_common.errors import (
+from tartlet_common.errors.registry import (
     InvalidArgument,
     InvalidConfig,
     InvalidSource,

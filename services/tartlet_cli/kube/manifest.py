@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from tartlet_cli.kube.errors import PackageMissing, TooLargeForObjects
-from tartlet_common.errors import InvalidArgument, InvalidSource
+from tartlet_common.errors.registry import InvalidArgument, InvalidSource
 
 Manifest = dict[str, Any]
 

@@ -55,7 +55,7 @@ def status(*, as_json: bool, **options: Any) -> None:
     """  # noqa: D301 - \b is click's mark for a paragraph not to be wrapped
     from tartlet_cli.kube import overview
     from tartlet_cli.kube.api import INFERLETS, POOLS, RUNS, Cluster
-    from tartlet_common.errors import TartletError
+    from tartlet_common.errors.registry import TartletError
 
     now = datetime.now(UTC)
     try:
@@ -87,7 +87,7 @@ def logs(run: str, *, follow: bool, as_json: bool, **options: Any) -> None:
       kubectl tartlet logs my-run
       kubectl tartlet logs -f irun/my-run
     """  # noqa: D301 - \b is click's mark for a paragraph not to be wrapped
-    from tartlet_common.errors import TartletError
+    from tartlet_common.errors.registry import TartletError
 
     try:
         _logs(run.rpartition("/")[2], target(options), follow=follow, as_json=as_json)
@@ -167,7 +167,7 @@ def _logs(name: str, at: Target, *, follow: bool, as_json: bool) -> None:
     """
     from tartlet_cli.kube.api import RUNS, Cluster
     from tartlet_cli.kube.errors import Forbidden, ReleaseNotFound
-    from tartlet_common.errors import UnknownProgram
+    from tartlet_common.errors.registry import UnknownProgram
 
     seen = ""
     waits = _Waits()

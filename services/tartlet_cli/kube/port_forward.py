@@ -18,7 +18,7 @@ from typing import Any, Final, Self
 
 from tartlet_cli.kube.api import CONNECT_S, READ_S, Cluster
 from tartlet_cli.kube.errors import PortForwardFailed, from_status
-from tartlet_common.errors import TartletError
+from tartlet_common.errors.registry import TartletError
 
 _DATA, _ERROR = b"\0", b"\1"
 _CHUNK: Final = 64 << 10

@@ -22,7 +22,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 
-from tartlet_common.errors import CompileTimeout, CorruptModule, DiskFull, SourceTooLarge
+from tartlet_common.errors.registry import CompileTimeout, CorruptModule, DiskFull, SourceTooLarge
 from tartlet_runtime.wasm.engine_flags import flags_digest, wasmtime_version
 from tartlet_runtime.wasm.sections import has_start
 

@@ -16,7 +16,7 @@ from ctypes import c_void_p
 from enum import IntEnum
 from typing import TYPE_CHECKING, Any
 
-from tartlet_common.errors import (
+from tartlet_common.errors.registry import (
     InternalError,
     ProgramCpuExceeded,
     ProgramFailed,

@@ -18,8 +18,8 @@ from typing import Self
 
 import wasmtime
 
-from tartlet_common.errors import InvalidConfig, Overloaded
-from tartlet_common.process import address_space
+from tartlet_common.errors.registry import InvalidConfig, Overloaded
+from tartlet_common.process.role import address_space
 from tartlet_runtime.wasm import capi
 from tartlet_runtime.wasm.aot import AotCache, Compiled, default_cache_dir
 from tartlet_runtime.wasm.boundary import GuestState, Remains

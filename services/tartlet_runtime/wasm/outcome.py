@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 from typing import TYPE_CHECKING
 
-from tartlet_common.errors import ProgramFailed, ProgramMemoryExceeded, TartletError
+from tartlet_common.errors.registry import ProgramFailed, ProgramMemoryExceeded, TartletError
 from tartlet_runtime.wasm import capi, traps, values
 from tartlet_runtime.wasm.aot import ModuleKind
 from tartlet_runtime.wasm.types import Outcome, OutcomeKind

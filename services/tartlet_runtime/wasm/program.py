@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import wasmtime
 from wasmtime.component import Component
 
-from tartlet_common.errors import CorruptModule, MalformedSubmission
+from tartlet_common.errors.registry import CorruptModule, MalformedSubmission
 from tartlet_runtime.wasm import capi, values, wasi
 from tartlet_runtime.wasm.aot import Compiled, ModuleKind
 from tartlet_runtime.wasm.boundary import trap

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from tartlet_common.errors import NotAllowed, ProgramMemoryExceeded, ProgramTrapped, TartletError
+from tartlet_common.errors.registry import NotAllowed, ProgramMemoryExceeded, ProgramTrapped, TartletError
 
 _UNKNOWN_IMPORT = re.compile(r"unknown import: `([^`]*)`")
 _OUT_OF_MEMORY = re.compile(r"memory minimum size of .* exceeds|exceeds? (?:the )?memory limit|allocation .*too large")

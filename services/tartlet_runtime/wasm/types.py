@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import Enum, IntEnum, auto
 from typing import Protocol
 
-from tartlet_common.errors import TartletError
+from tartlet_common.errors.registry import TartletError
 
 FOREVER_US = 0xFFFF_FFFF_FFFF_FFFF
 """`timeout_us` of a wait without a time limit."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
-from tartlet_common.errors import NotAllowed
+from tartlet_common.errors.registry import NotAllowed
 from tartlet_runtime.wasm import values
 from tartlet_runtime.wasm.capi import COMPONENT_VAL_BYTES
 from tartlet_runtime.wasm.determinism import MAX_RANDOM_BYTES, NS_PER_READING, Clock, Random

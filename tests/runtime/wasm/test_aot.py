@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tartlet_common.errors import (
+from tartlet_common.errors.registry import (
     CompileTimeout,
     CorruptModule,
     DiskFull,

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tartlet_common.errors import StartFailed
+from tartlet_common.errors.registry import StartFailed
 from tartlet_runtime import build as build_module
 from tartlet_runtime.build import build, guest_digest, python_guest
 from tartlet_runtime.wasm import Compiled, HostConfig, WasmHost

@@ -10,7 +10,7 @@ import wasmtime
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tartlet_common.errors import (
+from tartlet_common.errors.registry import (
     NotAllowed,
     ProgramCpuExceeded,
     ProgramFailed,

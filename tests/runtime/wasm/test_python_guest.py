@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tartlet_common.errors import (
+from tartlet_common.errors.registry import (
     MalformedSubmission,
     NotAllowed,
     ProgramCpuExceeded,

@@ -1,0 +1,359 @@
+"""The one registry of errors: number, name, message, remedy, retryable.
+
+Every error that crosses a process boundary is a `TartletError`. Its number is part of the ABI and never reused; the
+SDK's exceptions and the table in `docs/errors.md` are generated from `REGISTRY` (`python -m
+tools.gen_errors`). Numbers: 1xx bad requests, 2xx a program's own fault, 3xx limits and memory,
+4xx parts of the system that went away, 5xx checkpoints and start-up, 9xx our bugs.
+"""
+
+from __future__ import annotations
+
+from tartlet_common.errors.base import REGISTRY as REGISTRY  # noqa: PLC0414 - this is where everybody finds them
+from tartlet_common.errors.base import TartletError as TartletError  # noqa: PLC0414 - the same
+from tartlet_common.errors.base import UnknownError as UnknownError  # noqa: PLC0414 - the same
+from tartlet_common.errors.base import register as _register
+
+# ---- 1xx: bad requests ------------------------------------------------------------------------------------------
+
+
+@_register(101)
+class UnsupportedAbi(TartletError):
+    message = "ABI version {version} is not supported; this host speaks {supported}"
+    remedy = "Rebuild the program with the SDK of this release."
+
+
+@_register(102)
+class UnknownOperation(TartletError):
+    message = "unknown operation {op}"
+    remedy = "Rebuild the program with the SDK of this release, or check available_traits(model)."
+
+
+@_register(103)
+class MalformedSubmission(TartletError):
+    message = "malformed submission: {detail}"
+    remedy = "Use the SDK to build submissions; a hand-written one must follow docs/abi.md."
+
+
+@_register(104)
+class InvalidArgument(TartletError):
+    message = "{argument}: {detail}"
+    remedy = ""  # the message has it
+
+
+@_register(105)
+class UnknownResource(TartletError):
+    message = "{kind} {id} is not allocated"
+    remedy = "Allocate it first; a freed or never allocated id can't be used."
+
+
+@_register(106)
+class ResourceInUse(TartletError):
+    message = "{kind} {id} is already allocated"
+    remedy = "Choose an id that is free, or free it first."
+
+
+@_register(107)
+class UnknownQueue(TartletError):
+    message = "queue {id} does not exist"
+    remedy = "Create it with create_queue first."
+
+
+@_register(108)
+class UnknownModel(TartletError):
+    message = "no engine serves a model named {model!r}; available: {available}"
+    remedy = "Use one of the available models, or start an engine with this one."
+
+
+@_register(109)
+class UnknownProgram(TartletError):
+    message = "no program {program}"
+    remedy = "List programs with `tartlet ps`; ended ones are kept for a while only."
+
+
+@_register(110)
+class UnknownInferlet(TartletError):
+    message = "no inferlet named {inferlet!r} in the catalogue"
+    remedy = "Put it into the catalogue first, or launch it from its source."
+
+
+@_register(111)
+class InvalidSource(TartletError):
+    message = "the program's source was refused: {detail}"
+    remedy = "Correct what it names."
+
+
+@_register(112)
+class InvalidConfig(TartletError):
+    message = "configuration of {role}: {detail}"
+    remedy = "`tartlet config` prints each value and where it came from."
+
+
+@_register(113)
+class PermissionDenied(TartletError):
+    message = "{caller} may not call {method}"
+    remedy = "Use a certificate of a role that may; docs/security.md has the table."
+
+
+@_register(114)
+class UnsupportedTrait(TartletError):
+    message = "the model {model!r} does not offer {trait}"
+    remedy = "Ask available_traits(model) and adapt, or choose another model; Tokenize takes a tokenizer.json."
+
+
+@_register(115)
+class ProtocolMismatch(TartletError):
+    message = "{peer} speaks protocol {theirs}, this is {ours}"
+    remedy = "Run the same release of Tartlet on both sides."
+
+
+@_register(116)
+class EngineMismatch(TartletError):
+    message = "engine refused: {field} of model {model!r} is {theirs}, engines that serve it have {ours}"
+    remedy = "Give it the settings of one that serves the name, or another name, or drain engines of an old form."
+
+
+@_register(117)
+class SourceTooLarge(TartletError):
+    message = "the program has {size} bytes; the limit is {limit}"
+    remedy = "Make the program smaller, or raise source_bytes, a setting of the runtime."
+
+
+@_register(118)
+class ContextTooLong(TartletError):
+    message = "position {position} is past the model's {limit} positions"
+    remedy = "Shorten the context, or use a model with a longer one."
+
+
+# ---- 2xx: the program's own fault -------------------------------------------------------------------------------
+
+
+@_register(201)
+class ProgramFailed(TartletError):
+    message = "the program raised an exception\n{traceback}"
+    remedy = "The traceback names the line of the program."
+
+
+@_register(202)
+class ProgramTrapped(TartletError):
+    message = "the program trapped: {detail}"
+    remedy = "Correct the program; `--native` runs it under a debugger."
+
+
+@_register(203)
+class CorruptModule(TartletError):
+    message = "not a valid WebAssembly module: {detail}"
+    remedy = "Upload the compiler's .wasm output, unmodified."
+
+
+@_register(204)
+class CompileTimeout(TartletError):
+    message = "compiling the module took longer than {limit_s} s"
+    remedy = "Make the module smaller, or raise compile_timeout_s."
+
+
+@_register(205)
+class Diverged(TartletError):
+    message = "replay diverged from the journal at wait {wait}: {detail}"
+    remedy = "The program or its SDK is not the one that wrote the journal; launch it anew."
+
+
+# 206 is retired: what comes behind a failed command ends with that command's own error
+
+
+@_register(207)
+class ProgramKilled(TartletError):
+    message = "the program was killed: {reason}"
+    remedy = "Launch it again if this was not wanted."
+
+
+@_register(208)
+class DeadlineExceeded(TartletError):
+    message = "the program ran longer than its deadline of {deadline_s} s"
+    remedy = "Raise the deadline, or generate less."
+
+
+@_register(209)
+class NotAllowed(TartletError):
+    message = "an inferlet may not use {what}"
+    remedy = "Grant the capability in the inferlet's spec, if there is one for it."
+
+
+# ---- 3xx: limits and memory -------------------------------------------------------------------------------------
+
+
+@_register(301)
+class PageQuotaExceeded(TartletError):
+    message = "KV pages: the program holds {held} and asked for {asked} more; its limit is {limit}"
+    remedy = "Free pages, generate less, or raise the program's page limit."
+
+
+@_register(302)
+class ResourceQuotaExceeded(TartletError):
+    message = "{kind}: the program holds {held} and asked for {asked} more; its limit is {limit}"
+    remedy = "Free some, or raise the program's limit."
+
+
+@_register(303, retryable=True)
+class OutOfPages(TartletError):
+    message = "the engine ran out of {kind} ({total} in all); the newest program was ended to make room"
+    remedy = "Launch it again later, use fewer pages, or start the engine with more memory."
+
+
+@_register(304)
+class ProgramTooLarge(TartletError):
+    message = "{kind}: asked for {asked}; the engine has {total} in all"
+    remedy = "Use fewer, or start the engine with more memory."
+
+
+@_register(305)
+class ProgramMemoryExceeded(TartletError):
+    message = "the program used more than its {limit_bytes} bytes of memory"
+    remedy = "Use less memory, or raise the limit: --max-memory, in MiB, up to memory_bytes, a setting of the runtime."
+
+
+@_register(306)
+class ProgramCpuExceeded(TartletError):
+    message = "the program computed for {cpu_s} s without waiting; its limit is {limit_s} s"
+    remedy = "Await something in the loop, or raise cpu_slice_s, a setting of the runtime."
+
+
+@_register(307)
+class TooManyCommands(TartletError):
+    message = "commands in flight: {in_flight}; the limit is {limit}"
+    remedy = "Await results before submitting more."
+
+
+@_register(308)
+class OutputTooLarge(TartletError):
+    message = "the program's output passed {limit} bytes unread"
+    remedy = "Read the output as it comes, or raise output_bytes, a setting of the runtime."
+
+
+@_register(309)
+class JournalFull(TartletError):
+    message = "the program's journal passed its {limit} bytes"
+    remedy = "Launch with durable=False, or raise journal_bytes, a setting of the runtime."
+
+
+@_register(310, retryable=True)
+class Overloaded(TartletError):
+    message = "{what} is full ({limit})"
+    remedy = "Try again shortly."
+
+
+@_register(311)
+class FrameTooLarge(TartletError):
+    message = "{size} {what}; the limit is {limit}"
+    remedy = "Send what is long in parts, and return less; split a message, or the ids of one call, into several."
+
+
+@_register(312)
+class InboxFull(TartletError):
+    message = "the program has {pending} unread messages; the limit is {limit}"
+    remedy = "Let the program receive before sending more."
+
+
+# ---- 4xx: parts of the system that went away --------------------------------------------------------------------
+
+
+@_register(401, retryable=True)
+class WorkerLost(TartletError):
+    message = "the engine that held the program's state went away ({engine})"
+    remedy = "Launch the program again; a new engine is started."
+
+
+@_register(402, retryable=True)
+class ControlLost(TartletError):
+    message = "control went away and came back without the program's state"
+    remedy = "Launch the program again."
+
+
+@_register(403, retryable=True)
+class RuntimeLost(TartletError):
+    message = "the runtime that ran the program went away"
+    remedy = "Launch the program again."
+
+
+@_register(404, retryable=True)
+class Unavailable(TartletError):
+    message = "{what} can't be reached: {detail}"
+    remedy = "Start it with `tartlet serve`, or check the address."
+
+
+@_register(405, retryable=True)
+class Draining(TartletError):
+    message = "engine {engine} was drained and has gone after its grace of {grace_s} s; the program had not ended"
+    remedy = "Launch the program again. For longer programs, raise drain_grace_s (a pool's spec.drain.graceSeconds)."
+
+
+@_register(406)
+class Disconnected(TartletError):
+    message = "the client went away"
+    remedy = "Use `tartlet launch` for programs that should outlive their client."
+
+
+@_register(407, retryable=True)
+class NoEngine(TartletError):
+    message = "no engine is ready"
+    remedy = "Wait until an engine is ready: `tartlet doctor` tells, or on a cluster `kubectl get enginepool`."
+
+
+# ---- 5xx: checkpoints and start-up ------------------------------------------------------------------------------
+
+
+@_register(501)
+class CheckpointMissing(TartletError):
+    message = "no checkpoint at {path}: {detail}"
+    remedy = (
+        "Give a checkpoint's directory, no hub's or served name: `hf download ORG/NAME --local-dir DIR` brings one."
+    )
+
+
+@_register(502)
+class CheckpointBroken(TartletError):
+    message = "the checkpoint at {path} can't be loaded: {detail}"
+    remedy = "Download it again, or check that all of its files belong together."
+
+
+@_register(503)
+class UnknownFamily(TartletError):
+    message = "models of type {family!r} are not supported; supported: {supported}"
+    remedy = "Use a Llama, Mistral, Qwen2 or Qwen3 checkpoint."
+
+
+@_register(504)
+class OutOfDeviceMemory(TartletError):
+    message = "{asked_bytes} bytes needed on {device}, {free_bytes} free"
+    remedy = "Lower kv_memory_bytes, or use a smaller model."
+
+
+@_register(505)
+class AddressInUse(TartletError):
+    message = "{address} is in use"
+    remedy = "Stop it, or take another address or run directory (TARTLET_RUN_DIR); `tartlet doctor` names who uses one."
+
+
+@_register(506)
+class StartFailed(TartletError):
+    message = "{role} did not start: {detail}"
+    remedy = "The role's log has the rest."
+
+
+@_register(507)
+class DiskFull(TartletError):
+    message = "can't write {path}: {detail}"
+    remedy = "Free disk space, or set another directory."
+
+
+# ---- 9xx: ours --------------------------------------------------------------------------------------------------
+
+
+@_register(901, retryable=True)
+class EngineFailure(TartletError):
+    message = "the engine failed: {detail}"
+    remedy = "Launch again; if it repeats, report it with the worker's log."
+
+
+@_register(999)
+class InternalError(TartletError):
+    pass

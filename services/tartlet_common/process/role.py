@@ -1,0 +1,187 @@
+"""What every role's process does around its own work: flags, logging, telemetry, signals, readiness, parent's death."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import ctypes
+import json
+import logging
+import os
+import resource
+import signal
+import sys
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from tartlet_common.config.load import add_flags, load, unknown_flag
+from tartlet_common.config.settings import ROLES
+from tartlet_common.errors.exit_codes import exit_code
+from tartlet_common.errors.registry import InternalError, TartletError
+from tartlet_common.process.health import Health, served
+from tartlet_common.rpc import grpc_io as _grpc_io  # noqa: F401 - before gRPC is imported
+from tartlet_common.rpc.endpoints import install_uvloop
+from tartlet_common.telemetry import telemetry
+
+if TYPE_CHECKING:
+    from tartlet_common.config.settings import _Settings
+
+S = TypeVar("S", bound="_Settings")
+
+_PR_SET_PDEATHSIG = 1
+log = logging.getLogger("tartlet")
+
+
+class Notify:
+    """Tells the process that started this one how it goes, over the descriptor given as --ready-fd."""
+
+    def __init__(self, fd: int | None, health: Health | None = None) -> None:
+        """`fd` None: nobody asked. `health` is what probes see."""
+        self._fd = fd
+        self._health = health or Health()
+
+    def ready(self, detail: str = "") -> None:
+        """The role serves from now on; `detail` stands behind the word."""
+        self._health.set_ready()
+        self._write(f"ready {detail}".rstrip() + "\n")
+
+    def set_ready(self, reason_if_not: str = "") -> None:
+        """What `/readyz` says from now on: ready, or why the role wants no new work ("draining", ...)."""
+        self._health.set_ready(reason_if_not)
+
+    def progress(self, text: str) -> None:
+        """One line about a long start, for whoever waits."""
+        self._write(f"progress {text}\n")
+
+    def error(self, error: TartletError) -> None:
+        """The role could not start or go on."""
+        self._write(f"error {error.number} {error.to_json().decode()}\n")
+
+    def _write(self, line: str) -> None:
+        if self._fd is not None:
+            with contextlib.suppress(OSError):  # nobody listens any more
+                os.write(self._fd, line.encode())
+
+
+class _JsonFormatter(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        entry = {"time": record.created, "level": record.levelname.lower(), "logger": record.name}
+        entry["message"] = record.getMessage()
+        if record.exc_info:
+            entry["exception"] = self.formatException(record.exc_info)
+        return json.dumps(entry)
+
+
+def run_role(
+    role: str,
+    model: type[S],
+    main: Callable[[S, Notify], Awaitable[None]],
+    argv: list[str] | None = None,
+    *,
+    uvloop: bool = True,
+) -> int:
+    """Run a role to its end and return the exit code: 0, 2 if its settings are wrong, 3 after another failure.
+
+    SIGTERM and SIGINT cancel `main`, which cleans up and returns.
+
+    `uvloop`: use it where it is installed.
+    """
+    prog = f"tartlet serve --role {role}"
+    usage = f"{prog} [--help] [--config FILE] [--SETTING VALUE ...]"
+    parser = argparse.ArgumentParser(prog=prog, usage=usage, description=model.__doc__, allow_abbrev=False)
+    parser.add_argument("--config", metavar="FILE", type=Path, help="TOML file with a table for each role")
+    parser.add_argument("--ready-fd", type=int, default=None, help=argparse.SUPPRESS)
+    parser.add_argument("--parent-pid", type=int, default=None, help=argparse.SUPPRESS)
+    add_flags(parser, model)
+    known, unknown = parser.parse_known_args(argv)
+    if unknown:
+        parser.error(unknown_flag(unknown[0], model))
+    flags = vars(known)
+    health = Health()
+    notify = Notify(flags.pop("ready_fd"), health)
+    parent = flags.pop("parent_pid")
+    if parent is not None:
+        _die_with(parent)
+    try:
+        settings = load(model, role, file=flags.pop("config"), env=os.environ, flags=flags).settings
+        _log_to_stderr(settings.log_format, settings.log_level, role)
+        _allow_files()
+        telemetry.setup(role, scraped=bool(settings.health_address))
+        if uvloop:
+            install_uvloop()
+        asyncio.run(_until_signalled(_with_health(settings.health_address, health, main(settings, notify))))
+    except TartletError as e:
+        return _fail(notify, role, e)
+    except Exception as e:
+        log.exception("%s broke", role)
+        return _fail(notify, role, InternalError(detail=repr(e)))
+    finally:
+        telemetry.shutdown()
+    return 0
+
+
+def _allow_files() -> None:
+    """Open as many files as may be: the usual soft limit of 1024 is for programs that call `select`."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(ValueError, OSError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+
+
+def address_space() -> int | None:
+    """Bytes of addresses that this process may have, None: all there are. Its soft limit becomes the hard one."""
+    _, most = resource.getrlimit(resource.RLIMIT_AS)
+    with contextlib.suppress(ValueError, OSError):
+        resource.setrlimit(resource.RLIMIT_AS, (most, most))
+    return None if most == resource.RLIM_INFINITY else most
+
+
+def _fail(notify: Notify, role: str, error: TartletError) -> int:
+    notify.error(error)
+    sys.stderr.write(f"tartlet {role}: {error.name} ({error.number}): {error.told}\n")
+    return exit_code(error)
+
+
+async def _with_health(address: str, health: Health, work: Awaitable[None]) -> None:
+    async with served(health, address):
+        await work
+
+
+async def _until_signalled(work: Awaitable[None]) -> None:
+    task = asyncio.ensure_future(work)
+    signals_cancel(task)
+    with contextlib.suppress(asyncio.CancelledError):
+        await task
+
+
+def signals_cancel(task: asyncio.Task[Any]) -> None:
+    """Have SIGTERM and SIGINT cancel a task, whatever they did before."""
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        # Once: a second signal, or the parent's death after it, must not cancel what cleans up.
+        loop.add_signal_handler(number, lambda: task.cancelling() or task.cancel())
+
+
+def _log_to_stderr(form: str, level: str, role: str) -> None:
+    handler = logging.StreamHandler(sys.stderr)
+    text = logging.Formatter(f"%(asctime)s {role} %(levelname)s %(name)s: %(message)s")
+    handler.setFormatter(_JsonFormatter() if form == "json" else text)
+    handler.addFilter(_is_no_client_that_left)
+    logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
+
+
+def _is_no_client_that_left(record: logging.LogRecord) -> bool:
+    """False for gRPC's traceback about a client that has gone while something was written to it: they may."""
+    raised = record.exc_info[1] if record.exc_info else None
+    return record.name != "grpc._cython.cygrpc" or type(raised).__name__ != "ExecuteBatchError"
+
+
+def _die_with(parent: int) -> None:
+    """Have the kernel end this process when its parent dies, so that no role outlives a killed `serve`."""
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
+    if os.getppid() != parent:  # it died before we asked
+        sys.exit(1)
+
+
+__all__ = ["ROLES", "Notify", "run_role", "signals_cancel"]

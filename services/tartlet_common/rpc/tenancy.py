@@ -1,0 +1,104 @@
+"""Whose programs a caller may see and touch: one decision, asked by every service.
+
+A program and an entry of the catalogue belong to a tenant; in Kubernetes that is a namespace, and "" is the tenant of
+whoever names none. A client acts for the one tenant that its certificate names (`tenant.<name>` beside `client`). Roles
+that serve many, and the owner of a Unix socket's directory, act for all; a call of theirs that carries the metadata
+`tartlet-tenant` acts for that tenant alone, which is how a runtime relays what a client asked. Nobody widens what their
+certificate gives them. What belongs to another tenant is answered as what doesn't exist.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, Final, TypeAlias
+
+import grpc.aio
+
+from tartlet_common.errors.registry import PermissionDenied
+from tartlet_common.rpc.access import identities
+
+HEADER: Final = "tartlet-tenant-bin"
+"""Metadata that narrows a call to one tenant; its value is the tenant's name in UTF-8."""
+EVERY_TENANT: Final = frozenset({"operator", "gateway", "runtime"})
+"""Identities that act for all tenants."""
+_LABEL: Final = "tenant."
+
+Metadata: TypeAlias = "tuple[tuple[str, str | bytes], ...]"
+_Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
+
+
+@dataclass(frozen=True, slots=True)
+class Scope:
+    """The tenant that a call acts for; None: all of them.
+
+    Example:
+        >>> Scope("a").allows("a"), Scope("a").allows("b"), Scope(None).allows("b")
+        (True, False, True)
+    """
+
+    tenant: str | None = None
+
+    def allows(self, tenant: str) -> bool:
+        """Whether what belongs to `tenant` is there for this call."""
+        return self.tenant is None or tenant == self.tenant
+
+    def shows(self, tenant: str, asked: str) -> bool:
+        """Whether a listing that asks for `asked` ("" for all there are) tells of what belongs to `tenant`."""
+        return self.allows(tenant) and (not asked or tenant == asked)
+
+    def own(self, asked: str, what: str) -> str:
+        """The tenant that something new is for: the one asked for, or the caller's where none is.
+
+        Raises:
+            PermissionDenied: the caller doesn't act for that tenant; `what` says what it may not do.
+        """
+        if self.allows(asked):
+            return asked
+        if asked:
+            raise PermissionDenied(caller=f"tenant {self.tenant!r}", method=f"{what} for tenant {asked[:64]!r}")
+        return self.tenant or ""
+
+    @property
+    def metadata(self) -> Metadata:
+        """What a call carries so that it acts for this tenant alone."""
+        return () if self.tenant is None else ((HEADER, self.tenant.encode()),)
+
+
+EVERYONE: Final = Scope()
+"""All tenants."""
+
+
+def scope_of(context: _Context) -> Scope:
+    """The scope of a call."""
+    peer = context.auth_context()
+    secured = b"ssl" in peer.get("transport_security_type", ())  # a Unix socket isn't: its directory protects it
+    names = peer.get("x509_subject_alternative_name", ()) if secured else None
+    return decide(names, context.invocation_metadata() or ())
+
+
+def decide(names: Iterable[bytes] | None, metadata: Iterable[tuple[str, str | bytes]]) -> Scope:
+    """The scope of a call with `metadata`, whose caller has a certificate with these DNS names (None: has none).
+
+    Example:
+        >>> decide([b"client", b"tenant.team-a"], [])
+        Scope(tenant='team-a')
+        >>> decide([b"client"], [(HEADER, b"team-a")])  # metadata widens nothing
+        Scope(tenant='')
+        >>> decide([b"operator"], []), decide([b"operator"], [(HEADER, b"team-a")])
+        (Scope(tenant=None), Scope(tenant='team-a'))
+    """
+    if names is not None:
+        names = list(names)
+        if not identities(names) & EVERY_TENANT:
+            return Scope(_tenant(names))
+    for key, value in metadata:
+        if key == HEADER:
+            return Scope(value.decode("utf-8", "replace") if isinstance(value, bytes) else value)
+    return EVERYONE
+
+
+def _tenant(names: Iterable[bytes]) -> str:
+    """What a client's certificate names; of several, the first."""
+    texts = (name.decode("ascii", "replace") for name in names)
+    return next((text.removeprefix(_LABEL) for text in texts if text.startswith(_LABEL)), "")
