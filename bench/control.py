@@ -23,8 +23,8 @@ from tartlet_common.config.settings import ControlSettings
 from tartlet_common.engine.spec import EngineSpec
 from tartlet_common.engine.step import BatchResult, Kind, Step, StepResult
 from tartlet_common.engine.step_codec import step_to_proto
-from tartlet_control.core import Core
-from tartlet_control.lifecycle import StartRequest
+from tartlet_control.core.core import Core
+from tartlet_control.core.lifecycle import StartRequest
 
 PAGE_SIZE = 16
 GOAL_US = 10.0

@@ -14,13 +14,13 @@ from tartlet_common.process.role import Notify
 from tartlet_common.rpc import endpoints
 from tartlet_common.rpc.frame_streams import FrameListener
 from tartlet_common.telemetry import telemetry
-from tartlet_control.blobs import BlobStore
-from tartlet_control.catalogue import Catalogue
-from tartlet_control.core import Core
-from tartlet_control.hub import Hub
-from tartlet_control.server_catalogue import CatalogueService
-from tartlet_control.server_control import ControlService
-from tartlet_control.server_engine import EngineService
+from tartlet_control.core.core import Core
+from tartlet_control.serving.blobs import BlobStore
+from tartlet_control.serving.catalogue import Catalogue
+from tartlet_control.serving.catalogue_service import CatalogueService
+from tartlet_control.serving.control_service import ControlService
+from tartlet_control.serving.core_loop import Hub
+from tartlet_control.serving.engine_service import EngineService
 from tartlet_protos import control_pb2_grpc, engine_pb2_grpc
 
 log = logging.getLogger("tartlet.control")
@@ -39,7 +39,7 @@ async def main(settings: ControlSettings, notify: Notify) -> None:
     core = Core(settings, SystemClock())
     traced = telemetry.enabled()
     if traced or settings.health_address:
-        from tartlet_control.observe import Observer  # here: it needs OpenTelemetry's SDK, 100 ms
+        from tartlet_control.serving.observe import Observer  # here: it needs OpenTelemetry's SDK, 100 ms
 
         Observer(core).attach(traced=traced)
     hub = Hub(core)

@@ -21,7 +21,7 @@ from tartlet_cli import exits
 from tartlet_cli.main import _COMMANDS, cli
 from tartlet_cli.top import cut, screen
 from tartlet_common.errors.registry import InvalidArgument
-from tartlet_control.catalogue import _NAME
+from tartlet_control.serving.catalogue import _NAME
 from tests.e2e.serving import PROGRAMS, Serving, command, environment, out, tartlet_cli
 
 HELP_S = 0.15

@@ -16,12 +16,12 @@ from tartlet_common.clock import ManualClock
 from tartlet_common.config.settings import ControlSettings
 from tartlet_common.engine.step import Step, StepResult
 from tartlet_common.errors.registry import TartletError
-from tartlet_control.core import Core
-from tartlet_control.engines import EngineState
-from tartlet_control.keys import RETURN_S
-from tartlet_control.lifecycle import StartRequest
-from tartlet_control.outbox import Settled
-from tartlet_control.runtimes import RuntimeSession
+from tartlet_control.core.core import Core
+from tartlet_control.core.lifecycle import StartRequest
+from tartlet_control.tables.engines import EngineState
+from tartlet_control.tables.keys import RETURN_S
+from tartlet_control.tables.outbox import Settled
+from tartlet_control.tables.runtimes import RuntimeSession
 from tartlet_worker.fake import FakeEngine, FakeOptions
 
 

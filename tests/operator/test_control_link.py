@@ -12,8 +12,8 @@ import pytest
 
 from tartlet_common.errors.registry import InvalidSource, Unavailable
 from tartlet_common.rpc import endpoints
-from tartlet_control.catalogue import Catalogue
-from tartlet_control.server_catalogue import CatalogueService
+from tartlet_control.serving.catalogue import Catalogue
+from tartlet_control.serving.catalogue_service import CatalogueService
 from tartlet_operator.control_link import ControlLink
 from tartlet_protos import common_pb2, control_pb2, control_pb2_grpc
 from tests.runtime.fake_control import FakeControl

@@ -78,7 +78,7 @@ def test_the_walk_names_every_layer_it_passes() -> None:
 
 
 def test_a_name_that_is_not_there_is_noticed() -> None:
-    (path,) = sources("tartlet_control/settle.py")
+    (path,) = sources("tartlet_control/core/settler.py")
     assert defines(path, "Settler.settle")
     assert not defines(path, "Settler.unsettle")
     assert not defines(path, "settle")

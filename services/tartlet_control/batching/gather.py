@@ -1,0 +1,205 @@
+"""`gather`: which waiting commands make up the next step of an engine (Pie 5.2, "Batch scheduler").
+
+A step is several batches that the worker runs in order. Batches are formed horizontally (every queue whose head is of
+the kind) and vertically (consecutive commands of one queue that don't conflict). Within the step, the kind whose oldest
+command waited longest goes first, ties in pipeline order; a forward goes when nothing else can go before it, so that
+whatever feeds it is in the same step. There is at most one forward batch in a step: the device works on one step while
+the next is formed, and tokens return after each.
+
+Pure: reads the queues, changes nothing, knows no clock but `now`. Order within a queue is kept because each queue is
+walked by one iterator, from its head.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from tartlet_common.abi import Priority
+from tartlet_control.calls.commands import (
+    COPY_KVPAGE,
+    EMBED_TXT,
+    FORWARD,
+    GET_NEXT_DIST,
+    MASK_KVPAGE,
+    SAMPLE,
+    Command,
+)
+from tartlet_control.calls.hazards import Taken, taken_of
+from tartlet_control.tables.programs import CommandQueue
+
+PIPELINE: Final = (EMBED_TXT, COPY_KVPAGE, MASK_KVPAGE, FORWARD, SAMPLE, GET_NEXT_DIST)
+"""Kinds in the order in which a decode iteration uses them."""
+MAX_BATCHES: Final = 16
+"""Most batches of a step; a queue that alternates kinds would otherwise fill it alone."""
+
+_NORMAL: Final = int(Priority.NORMAL)
+_HIGH: Final = int(Priority.HIGH)
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What fits an engine's batch and step."""
+
+    batch_tokens: int  # of one batch; a single command may have more, then it runs alone
+    batch_commands: int
+    step_bytes: int = 3 << 20  # of a step's frame and its answer; a message may have 4 MiB
+    starved_s: float = 1.0  # who waited longer is treated as of high priority
+
+
+@dataclass(frozen=True, slots=True)
+class Away:
+    """Queues that are in flight and have nothing waiting."""
+
+    queues: int = 0
+    ahead: int = 0  # those in flight that do have something waiting: they run ahead
+    soon: int = 0  # of these, who come back soon after their answer (`returns`)
+    soon_s: float = 0.0  # how long the last of them usually takes
+    worth_s: float = 0.0  # how long it pays to wait for them
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """What a policy sees of an engine: its queues that have commands waiting (live, not to be changed)."""
+
+    queues: Collection[CommandQueue]
+    in_flight: int  # steps sent and unanswered
+    depth: int  # steps that may be in flight
+    limits: Limits
+    prioritised: bool = False  # some queue has another priority than normal
+    running: tuple[float, float] = (0.0, 0.0)  # when the step that runs now should end, and how long it takes in all
+    away: Away = Away()
+    expected: tuple[int, float] = (0, 0.0)  # queues that were answered and should be back; until when to wait for them
+
+
+@dataclass(frozen=True, slots=True)
+class Dispatch:
+    """One batch: commands of one kind, in the order in which the worker gets them."""
+
+    kind: int
+    commands: list[Command]
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What to send now (nothing: an empty list), and when to look again if nothing happens before."""
+
+    dispatches: list[Dispatch]
+    look_at: float | None = None
+
+
+_Entry = tuple[Command, Iterator[Command]]
+
+
+class _Step:
+    """The step being gathered."""
+
+    __slots__ = ("buckets", "bytes_left", "dispatches", "forwarded", "now", "oldest", "view")
+
+    def __init__(self, view: View, now: float) -> None:
+        self.view = view
+        self.now = now
+        self.dispatches: list[Dispatch] = []
+        self.bytes_left = view.limits.step_bytes
+        self.forwarded = False
+        self.buckets: dict[int, list[_Entry]] = {kind: [] for kind in PIPELINE}
+        self.oldest: dict[int, float] = dict.fromkeys(PIPELINE, 0.0)
+
+    def offer(self, command: Command, rest: Iterator[Command]) -> None:
+        """`command` could run next; `rest` continues its queue."""
+        kind = command.kind
+        bucket = self.buckets[kind]
+        if not bucket or command.arrived < self.oldest[kind]:
+            self.oldest[kind] = command.arrived
+        bucket.append((command, rest))
+
+    def choose(self) -> int:
+        """The kind of the next batch, 0 if there is none."""
+        best, best_arrived = 0, 0.0
+        for kind in PIPELINE:
+            if kind != FORWARD and self.buckets[kind] and (not best or self.oldest[kind] < best_arrived):
+                best, best_arrived = kind, self.oldest[kind]
+        if not best and self.buckets[FORWARD] and not self.forwarded:
+            return FORWARD
+        return best
+
+    def ordered(self, entries: list[_Entry]) -> list[_Entry]:
+        """Higher priority first, then who waited longer; untouched where it can't matter."""
+        limits = self.view.limits
+        if (
+            not self.view.prioritised
+            and len(entries) <= limits.batch_commands
+            and sum([c.tokens for c, _ in entries]) <= limits.batch_tokens
+        ):
+            return entries
+        starved = self.now - limits.starved_s
+
+        def rank(entry: _Entry) -> tuple[int, float]:
+            command = entry[0]
+            priority = command.queue.priority if command.arrived > starved else _HIGH
+            return (-priority, command.arrived)
+
+        return sorted(entries, key=rank)
+
+
+def gather(view: View, now: float) -> list[Dispatch]:
+    """The batches of the next step, at most one of them forwards; empty if nothing waits."""
+    step = _Step(view, now)
+    for queue in view.queues:
+        rest = iter(queue.pending)
+        step.offer(next(rest), rest)
+    while len(step.dispatches) < MAX_BATCHES:
+        kind = step.choose()
+        if not kind:
+            break
+        entries = step.ordered(step.buckets[kind])
+        step.buckets[kind] = []
+        taken, full = _fill(step, entries)
+        if kind == FORWARD:
+            step.forwarded = True
+        if taken:
+            step.dispatches.append(Dispatch(kind, taken))
+        if full and (not taken or step.bytes_left <= 0):
+            break
+    return step.dispatches
+
+
+def _fill(step: _Step, entries: list[_Entry]) -> tuple[list[Command], bool]:
+    """Commands of one batch, and whether some were left behind because it is full (cut from the tail)."""
+    taken: list[Command] = []
+    limits = step.view.limits
+    room, tokens_left, bytes_left = limits.batch_commands, limits.batch_tokens, step.bytes_left
+    for at, (head, rest) in enumerate(entries):
+        command: Command | None = head
+        own: Taken | None = None  # made once a queue brings a second command
+        while command is not None:
+            tokens, size = command.tokens, command.size
+            fits = room > 0 and tokens <= tokens_left and size <= bytes_left
+            # one that is larger than any batch runs alone
+            if not fits and (taken or (step.dispatches and size > bytes_left)):
+                if command.kind != FORWARD:
+                    for left in [(command, rest), *entries[at + 1 :]]:
+                        step.offer(*left)
+                step.bytes_left = bytes_left
+                return taken, True
+            taken.append(command)
+            room -= 1
+            tokens_left -= tokens
+            bytes_left -= size
+            following = next(rest, None)
+            if following is None:
+                break
+            if following.kind != command.kind:
+                if following.kind:  # a control command waits until the step has been sent
+                    step.offer(following, rest)
+                break
+            if own is None:
+                own = taken_of(command.kind)
+            own.add(command)
+            if own.conflicts(following):
+                step.offer(following, rest)
+                break
+            command = following
+    step.bytes_left = bytes_left
+    return taken, False

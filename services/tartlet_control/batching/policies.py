@@ -1,0 +1,104 @@
+"""The four batching policies: when a step is sent, and how large (Pie 7, Table 5).
+
+A policy is `plan(view, now) -> Plan`: pure, and told by `look_at` when to be asked again if nothing happens before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Final
+
+from tartlet_common.config.settings import ControlSettings
+from tartlet_control.batching.gather import Dispatch, Plan, View, gather
+
+Policy = Callable[[View, float], Plan]
+
+NOTHING: Final = Plan([])
+LEAD_S: Final = 0.002
+"""How long before the running step's end the next one is formed: to plan, send and unpack it."""
+LEAD_SHARE: Final = 0.1
+"""And how much earlier, as a part of its time: predictions err, and an idle engine costs more than a latecomer."""
+K_PATIENCE_S: Final = 0.05
+"""k-only sends fewer than k commands after this long: the last programs of a load would wait forever otherwise."""
+
+
+def adaptive(view: View, now: float) -> Plan:
+    """Work-conserving: whatever waits goes when the engine is about to be idle (Pie 6.1).
+
+    The second step in flight is there so that the engine needn't wait for us. Formed at once it would miss the programs
+    that wait for the first one's answers, and load would split into ever smaller groups that never meet (three of
+    them, in a simulation of 128 programs without run-ahead: a third of the batch). So it is formed just before the
+    first ends, unless nobody could still join it. And where those who will be answered then come back sooner than the
+    fixed part of another step takes (`returns`), it waits for them: groups that have missed each other meet again.
+    """
+    if view.in_flight >= view.depth:
+        return NOTHING
+    away = view.away
+    expected, until = view.expected
+    if view.in_flight and away.queues:
+        ends, takes_s = view.running
+        due = ends - LEAD_S - LEAD_SHARE * takes_s
+        if now < due:
+            return Plan([], look_at=due)
+        # More of them take longer, and who runs ahead is in each step anyway: twice as many wait with nothing to gain.
+        together_s = away.soon_s * (1 + (len(view.queues) + away.ahead) / max(1, away.soon))
+        if together_s <= away.worth_s and _has_room(view, away.soon):
+            return NOTHING  # asked again when it ends
+    elif not view.in_flight and now < until and _has_room(view, expected):
+        return Plan([], look_at=until)
+    return Plan(gather(view, now))
+
+
+def _has_room(view: View, more: int) -> bool:
+    """Whether one batch takes `more` queues beside those that wait, and none of these should go ahead of others."""
+    return 0 < more <= view.limits.batch_commands - len(view.queues) and not view.prioritised
+
+
+def eager(view: View, now: float) -> Plan:
+    """Every command on its own, oldest first: what a system without batching does."""
+    if view.in_flight >= view.depth:
+        return NOTHING
+    heads = [queue.pending[0] for queue in view.queues]
+    if not heads:
+        return NOTHING
+    starved = now - view.limits.starved_s
+    first = min(heads, key=lambda c: (-c.queue.priority if c.arrived > starved else -2, c.arrived))
+    return Plan([Dispatch(first.kind, [first])])
+
+
+def k_only(k: int, view: View, now: float) -> Plan:
+    """Wait until `k` queues have a command ready."""
+    if view.in_flight >= view.depth:
+        return NOTHING
+    heads = [queue.pending[0].arrived for queue in view.queues]
+    if not heads:
+        return NOTHING
+    due = min(heads) + K_PATIENCE_S
+    if len(heads) < k and now < due:
+        return Plan([], look_at=due)
+    return Plan(gather(view, now))
+
+
+def t_only(t_s: float, view: View, now: float) -> Plan:
+    """Wait until the oldest command has waited `t_s` seconds."""
+    if view.in_flight >= view.depth:
+        return NOTHING
+    heads = [queue.pending[0].arrived for queue in view.queues]
+    if not heads:
+        return NOTHING
+    due = min(heads) + t_s
+    if now < due:
+        return Plan([], look_at=due)
+    return Plan(gather(view, now))
+
+
+def policy_of(settings: ControlSettings) -> Policy:
+    """The policy that the settings name."""
+    table: dict[str, Policy] = {
+        "adaptive": adaptive,
+        "eager": eager,
+        "k-only": partial(k_only, settings.policy_k),
+        "t-only": partial(t_only, settings.policy_t_s),
+    }
+    return table[settings.policy]

@@ -1,0 +1,110 @@
+"""Who gets pages, embeds and slots, and who gives way when there are none left (Pie 5.2)."""
+
+from __future__ import annotations
+
+from tartlet_common.errors.registry import (
+    OutOfPages,
+    PageQuotaExceeded,
+    ProgramTooLarge,
+    ResourceInUse,
+    UnknownResource,
+)
+from tartlet_control.calls.commands import Alloc
+from tartlet_control.core.lifecycle import Lifecycle
+from tartlet_control.tables.engines import EngineState
+from tartlet_control.tables.ledger import PAGES, POOL_NAMES, RESOURCE_NAMES
+from tartlet_control.tables.programs import CommandQueue, Place, Program
+
+
+class Allocator:
+    """Moves ids between engines' pools and what programs hold."""
+
+    def __init__(self, lifecycle: Lifecycle) -> None:
+        self._lifecycle = lifecycle
+
+    def engine_of(self, place: Place) -> EngineState:
+        """The engine that the place is on; chosen at first use.
+
+        Raises:
+            NoEngine: none of the model's is ready.
+        """
+        engine = place.engine
+        if engine is None:
+            program = place.program
+            engine = place.engine = place.model.choose()
+            engine.programs[program.id] = program
+            for queue in program.queues.values():
+                if queue.place is place:
+                    queue.spec = engine.spec
+                    engine.new_lane(queue)
+                    engine.prioritised += queue.priority != 1
+        return engine
+
+    def alloc(self, queue: CommandQueue, command: Alloc) -> bool:
+        """Take what the command asks for. False: there was no room, and making it ended this very program.
+
+        Raises:
+            ResourceInUse, PageQuotaExceeded, ProgramTooLarge, NoEngine: why not.
+        """
+        place, pool_index, ids = queue.place, command.pool, command.ids
+        program, held = queue.program, place.held[pool_index]
+        for v in ids:
+            if v in held:
+                raise ResourceInUse(kind=RESOURCE_NAMES[pool_index], id=v)
+        engine = self.engine_of(place)
+        pool, asked = engine.pools[pool_index], len(ids)
+        if pool_index == PAGES and program.page_limit and program.num_pages + asked > program.page_limit:
+            raise PageQuotaExceeded(held=program.num_pages, asked=asked, limit=program.page_limit)
+        if len(held) + asked > pool.total:
+            raise ProgramTooLarge(asked=len(held) + asked, kind=POOL_NAMES[pool_index], total=pool.total)
+        if pool.num_free < asked and not self._make_room(engine, pool_index, asked, program):
+            return False
+        physical = pool.take(asked)
+        held.update(zip(ids, physical, strict=True))
+        engine.clear[pool_index].update(physical)
+        if pool_index == PAGES:
+            program.num_pages += asked
+            program.peak_pages = max(program.peak_pages, program.num_pages)
+        return True
+
+    def _make_room(self, engine: EngineState, pool_index: int, asked: int, asker: Program) -> bool:
+        """First come, first served: end the newest programs until `asked` are free (Pie 5.2)."""
+        pool = engine.pools[pool_index]
+        error = OutOfPages(kind=POOL_NAMES[pool_index], total=pool.total)
+        newer = sorted((p for p in engine.programs.values() if p.created > asker.created), key=lambda p: -p.created)
+        victims, room = [], pool.num_free
+        for program in newer:
+            if room >= asked:
+                break
+            held = len(program.places[engine.model.index].held[pool_index])
+            if held:
+                victims.append(program)
+                room += held
+        if room < asked:  # the newer ones' end would not be enough: then none of them ends for it
+            self._lifecycle.kill(asker, error)
+            return False
+        for program in victims:
+            self._lifecycle.kill(program, error)
+        return True
+
+    def dealloc(self, queue: CommandQueue, command: Alloc) -> None:
+        """Give back what the command names, all that the program holds of it.
+
+        Raises:
+            UnknownResource: it doesn't hold one of them.
+        """
+        held = queue.place.held[command.pool]
+        unknown = [v for v in command.ids if v not in held]
+        self.free(queue, command.pool, [v for v in command.ids if v in held] if unknown else command.ids)
+        if unknown:
+            raise UnknownResource(kind=RESOURCE_NAMES[command.pool], id=unknown[0])
+
+    def free(self, queue: CommandQueue, pool_index: int, ids: list[int]) -> None:
+        """Give back what the program is known to hold."""
+        engine = queue.place.engine
+        if engine is None:
+            return
+        held = queue.place.held[pool_index]
+        engine.pools[pool_index].release([held.pop(v) for v in ids])
+        if pool_index == PAGES:
+            queue.program.num_pages -= len(ids)

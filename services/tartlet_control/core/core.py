@@ -1,0 +1,347 @@
+"""Control's state machine: frames and results in, frames and steps out, no I/O and no clock but the injected one.
+
+The servers call `on_*`, then `pump`, then take what waits in outboxes and in `EngineState.outgoing`. Everything runs on
+one thread: a call runs to its end before the next begins.
+"""
+
+from __future__ import annotations
+
+import logging
+import struct
+import uuid
+from collections.abc import Callable, Iterable
+from typing import Final
+
+from tartlet_common.abi import MAX_SUBMISSION_BYTES, RECORD_BYTES
+from tartlet_common.clock import Clock
+from tartlet_common.config.settings import ControlSettings
+from tartlet_common.engine.spec import EngineSpec
+from tartlet_common.engine.step import StepResult
+from tartlet_common.errors.registry import (
+    ControlLost,
+    MalformedSubmission,
+    Overloaded,
+    RuntimeLost,
+    TartletError,
+    UnknownResource,
+    WorkerLost,
+)
+from tartlet_control.batching.policies import policy_of
+from tartlet_control.core.dispatcher import Dispatcher
+from tartlet_control.core.lifecycle import Kept, Lifecycle, StartRequest
+from tartlet_control.core.queue_runner import QueueMachine
+from tartlet_control.core.settler import Settler
+from tartlet_control.tables.engines import EngineState, Models
+from tartlet_control.tables.ledger import LedgerFault
+from tartlet_control.tables.programs import Program
+from tartlet_control.tables.runtimes import RuntimeSession
+
+log = logging.getLogger("tartlet.control")
+
+_HANDLE: Final = struct.Struct("<I")
+_ROW: Final = struct.Struct("<HH7I")  # abi.RECORD; for few rows, numpy takes longer than what is done with them
+_CHECK_EVERY_S: Final = 5.0
+_RECOUNT_EVERY: Final = 24
+"""Every so many checks all references are recounted, which holds up the loop for milliseconds."""
+
+
+class Core:
+    """All state of control. `strict`: a ledger that doesn't balance raises (tests); else it is logged and counted."""
+
+    def __init__(self, settings: ControlSettings, clock: Clock, *, strict: bool = False) -> None:
+        self.settings = settings
+        self.clock = clock
+        self.incarnation = uuid.uuid4().hex
+        self.models = Models()
+        self.engines: dict[str, EngineState] = {}
+        self.sessions: dict[str, RuntimeSession] = {}  # by runtime id
+        self.lifecycle = Lifecycle(
+            self.models,
+            max_programs=settings.max_programs,
+            page_limit=settings.program_pages,
+            command_limit=settings.program_commands,
+            started_s=clock.now(),
+        )
+        self._waiting: list[tuple[RuntimeSession, StartRequest]] = []  # for other runtimes, which may know their keys
+        self.machine = QueueMachine(self.models, self.lifecycle)
+        self.dispatcher = Dispatcher(policy_of(settings), settings.steps_in_flight, self.machine)
+        self.settler = Settler(self.machine, self.lifecycle)
+        self.leaks = 0
+        self.on_leak: Callable[[EngineState, LedgerFault], None] | None = None
+        self._strict = strict
+        self.engines_version = 0
+        """Grows whenever an engine comes, goes or changes its state."""
+        self._connections = 0
+        self._checked_s = clock.now()
+        self._checks = 0
+
+    # ---- runtimes -----------------------------------------------------------------------------------------------
+
+    def on_runtime(
+        self,
+        runtime_id: str,
+        incarnation: str,
+        address: str,
+        programs: Iterable[StartRequest],
+        kept: Iterable[Kept] = (),
+    ) -> RuntimeSession:
+        """A runtime has said Hello: new, or back within its grace with the programs it still runs and keeps."""
+        session = self.sessions.get(runtime_id)
+        if session is not None and session.incarnation != incarnation:
+            self.lose_runtime(session)
+            session = None
+        if session is None:
+            session = self.sessions[runtime_id] = RuntimeSession(runtime_id, incarnation, address)
+        session.gone_since = None
+        self._reconcile(session, list(programs))
+        self.on_kept(session, kept)
+        return session
+
+    def on_kept(self, session: RuntimeSession, kept: Iterable[Kept]) -> None:
+        """Programs that have ended, whose output the runtime keeps."""
+        for program in kept:
+            self.lifecycle.remember(session, program)
+
+    def _reconcile(self, session: RuntimeSession, announced: list[StartRequest]) -> None:
+        """Match what the runtime runs with what we know of it."""
+        self._forget_waiting(session)  # it asks again
+        known = {p.id: p for p in session.programs.values()}
+        running = {r.program_id: r.handle for r in announced}
+        for program in known.values():
+            if program.id not in running:
+                self.lifecycle.forget(program, None)
+                # it has never begun, and is asked for again or was withdrawn; else the runtime says that it keeps it
+                self.lifecycle.keys.forget(program.tenant, program.idempotency_key, program.id)
+        session.outbox.keep({h for i, h in running.items() if i in known and known[i].handle == h})
+        session.programs = {r.handle: known[r.program_id] for r in announced if r.program_id in known}
+        notices = session.outbox.notices
+        notices.models_changed = True
+        told = {handle for handle, _ in notices.kills}
+        for handle, program in session.programs.items():
+            if program.killed is not None and handle not in told:  # it may not have heard
+                notices.kills.append((handle, program.killed))
+            if program.handle != handle:
+                program.handle = handle
+                if program.commands:  # answers may have been under way to its old handle
+                    self.lifecycle.kill(program, ControlLost())
+        for request in announced:
+            if request.program_id not in known:
+                self.on_start(session, request)
+                started = session.programs.get(request.handle)
+                if started is not None and request.lost_state:
+                    self.lifecycle.kill(started, ControlLost())
+
+    def on_runtime_gone(self, session: RuntimeSession) -> None:
+        """Its stream has ended; it has `runtime_grace_s` to come back."""
+        session.gone_since = self.clock.now()
+
+    def lose_runtime(self, session: RuntimeSession) -> None:
+        """It won't come back: end its programs, free what they hold."""
+        self._forget_waiting(session)
+        for program in list(session.programs.values()):
+            self.lifecycle.forget(program, RuntimeLost())
+        self.lifecycle.forget_runtime(session)
+        if self.sessions.get(session.runtime_id) is session:
+            del self.sessions[session.runtime_id]
+
+    def on_start(self, session: RuntimeSession, request: StartRequest) -> None:
+        """A runtime starts a program."""
+        now = self.clock.now()
+        try:
+            if request.idempotency_key and not request.running and self._may_be_known(request, now):
+                self._waiting.append((session, request))
+                return
+            existing = self.lifecycle.start(session, request, now)
+        except TartletError as e:
+            session.outbox.notices.started.append((request.handle, e, ""))
+            return
+        session.outbox.notices.started.append((request.handle, None, existing))
+
+    def _may_be_known(self, request: StartRequest, now: float) -> bool:
+        """Whether a runtime that isn't back yet may have a program with the request's key."""
+        if not self.lifecycle.keys.uncertain(request.tenant, request.idempotency_key, now):
+            return False
+        if len(self._waiting) >= self.settings.max_programs:
+            raise Overloaded(what="control's program table", limit=self.settings.max_programs)
+        return True
+
+    def _forget_waiting(self, session: RuntimeSession, handle: int | None = None) -> None:
+        self._waiting = [(s, r) for s, r in self._waiting if s is not session or handle not in (None, r.handle)]
+
+    def on_end(self, session: RuntimeSession, handle: int, *, failed: bool, withdrawn: bool = False) -> None:
+        """A program has ended in its runtime. `withdrawn`: its launch was refused there."""
+        program = session.programs.get(handle)
+        if program is not None:  # else: it was never started, or we ended it both at once
+            if withdrawn:
+                self.lifecycle.keys.forget(program.tenant, program.idempotency_key, program.id)
+            self.lifecycle.end(program, failed=failed)
+        elif self._waiting:
+            self._forget_waiting(session, handle)
+
+    def on_commands(self, session: RuntimeSession, handles: bytes, records: bytes, payload: bytes) -> None:
+        """A tick's commands of a runtime's programs, in columns as in control.proto.
+
+        Raises:
+            MalformedSubmission: the columns don't fit together; what is wrong with one record fails that record only.
+        """
+        count = len(handles) // 4
+        if len(handles) % 4 or len(records) != count * RECORD_BYTES or len(payload) > MAX_SUBMISSION_BYTES:
+            detail = f"columns of {len(handles)}, {len(records)} and {len(payload)} bytes"
+            raise MalformedSubmission(detail=detail)
+        now = self.clock.now()
+        programs, submit = session.programs, self.machine.submit
+        view, size = memoryview(payload), len(payload)
+        last, program = -1, None
+        for (handle,), row in zip(_HANDLE.iter_unpack(handles), _ROW.iter_unpack(records), strict=True):
+            if handle != last:
+                last, program = handle, programs.get(handle)
+            if program is None or not program.live:
+                continue  # it was killed, or has ended, while this was under way
+            end = row[7] + row[8]
+            if end > size:
+                self._outside(program, row[2], row[3], size)
+                continue
+            submit(program, row, view[row[7] : end], now)
+
+    def _outside(self, program: Program, ticket: int, queue: int, size: int) -> None:
+        error = MalformedSubmission(detail=f"record {ticket} of queue {queue} points outside of {size} payload bytes")
+        self.lifecycle.kill(program, error)
+
+    # ---- engines ------------------------------------------------------------------------------------------------
+
+    def on_engine(self, engine_id: str, incarnation: str, spec: EngineSpec) -> EngineState:
+        """An engine has said Hello. One of the same id that we still know is gone: this is its successor.
+
+        Raises:
+            EngineMismatch: its model is served in too many other forms.
+        """
+        old = self.engines.get(engine_id)
+        if old is not None:
+            self.on_engine_gone(old)
+        model = self.models.join(spec)
+        self._connections += 1
+        # a number of its own for each connection's steps, so that no answer can be taken for another's
+        engine = EngineState(engine_id, incarnation, spec, model, self._connections << 32)
+        engine.window_s = self.clock.now()
+        model.engines.append(engine)
+        self.engines[engine_id] = engine
+        self._refresh_unplaced()
+        self._models_changed()
+        beside = ", and stands by: others serve it in another form" if self.models.stands_by(model) else ""
+        log.info("engine %s joined with model %s%s", engine_id, spec.model, beside)
+        return engine
+
+    def _refresh_unplaced(self) -> None:
+        """Queues that no engine has yet follow their model's spec, which its new first engine may have changed."""
+        for program in self.lifecycle.programs.values():
+            for queue in program.queues.values():
+                if queue.place.engine is None:
+                    queue.spec = queue.place.model.spec
+
+    def on_engine_gone(self, engine: EngineState, error: TartletError | None = None) -> None:
+        """Its stream has ended, or it said that it is broken: its programs end, its pages are forgotten."""
+        if self.engines.get(engine.id) is not engine:
+            return
+        del self.engines[engine.id]
+        engine.model.engines.remove(engine)
+        self.lifecycle.lose_engine(engine, error or WorkerLost(engine=engine.id))
+        self._models_changed()
+        log.info("engine %s left", engine.id)
+
+    def on_result(self, engine: EngineState, result: StepResult) -> None:
+        """An engine has answered a step.
+
+        Raises:
+            EngineFailure: the answer doesn't fit.
+        """
+        self.settler.settle(engine, result, self.clock.now())
+
+    def cordon(self, engine_id: str, *, drain: bool = False) -> EngineState:
+        """No new programs on this engine; `drain`: it is told to go once it has none.
+
+        Raises:
+            UnknownResource: no such engine.
+        """
+        engine = self._engine(engine_id)
+        engine.status = "draining" if drain else "cordoned"
+        self._models_changed()
+        return engine
+
+    def resume(self, engine_id: str) -> None:
+        """Take new programs again.
+
+        Raises:
+            UnknownResource: no such engine.
+        """
+        self._engine(engine_id).status = "ready"
+        self._models_changed()
+
+    def _engine(self, engine_id: str) -> EngineState:
+        engine = self.engines.get(engine_id)
+        if engine is None:
+            raise UnknownResource(kind="engine", id=engine_id)
+        return engine
+
+    def _models_changed(self) -> None:
+        self.engines_version += 1
+        for session in self.sessions.values():
+            session.outbox.notices.models_changed = True
+
+    @property
+    def takes_parts(self) -> bool:
+        """Whether a step should be formed of what has come of a frame, though the rest follows at once."""
+        return any(e.returns.cut and e.active and not e.in_flight for e in self.engines.values())
+
+    # ---- between events -----------------------------------------------------------------------------------------
+
+    def pump(self) -> float | None:
+        """Send every engine what its policy wants. Returns when to pump again if nothing happens before."""
+        now = self.clock.now()
+        look_at: float | None = None
+        for engine in self.engines.values():
+            self.dispatcher.pump(engine, now)
+            if engine.look_at is not None and (look_at is None or engine.look_at < look_at):
+                look_at = engine.look_at
+        if self.lifecycle.ending:
+            self.lifecycle.end_finished()
+        return look_at
+
+    def tick(self) -> None:
+        """Housekeeping, a few times a second: what waited, runtimes past their grace, the books of idle engines."""
+        now = self.clock.now()
+        if self._waiting:
+            waiting, self._waiting = self._waiting, []
+            for session, request in waiting:
+                self.on_start(session, request)  # which lets it wait again if it has to
+        for session in list(self.sessions.values()):
+            if session.gone_since is not None and now - session.gone_since >= self.settings.runtime_grace_s:
+                log.warning("runtime %s did not come back", session.runtime_id)
+                self.lose_runtime(session)
+        if now - self._checked_s >= _CHECK_EVERY_S:
+            self._checked_s = now
+            self._checks += 1
+            self.check_ledgers(recount=self._checks % _RECOUNT_EVERY == 0)
+
+    def check_ledgers(self, *, recount: bool = True) -> None:
+        """Check the pools of idle engines: free + held = total, and what is held is held by programs.
+
+        Raises:
+            LedgerFault: they don't balance, and the core is strict.
+        """
+        for engine in self.engines.values():
+            if engine.in_flight or engine.active:
+                continue
+            for i, pool in enumerate(engine.pools):
+                owned = sum(len(p.places[engine.model.index].held[i]) for p in list(engine.programs.values()))
+                try:
+                    if recount:
+                        pool.check()
+                    if owned != pool.num_held:
+                        raise LedgerFault(pool.name, pool.num_free, owned, pool.total)
+                except LedgerFault as e:
+                    if self._strict:
+                        raise
+                    self.leaks += 1
+                    log.error("engine %s: %s", engine.id, e)  # noqa: TRY400 - the numbers say it all
+                    if self.on_leak is not None:
+                        self.on_leak(engine, e)

@@ -1,0 +1,285 @@
+"""How programs start and end in control: what they hold is given back at once, whatever ends them.
+
+Pages may be given back while commands that use them are still on the engine: it executes steps in order, so whoever
+gets a page next meets it in a later step, cleared.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final
+
+from tartlet_common.errors.registry import InvalidArgument, NoEngine, Overloaded, TartletError, UnknownModel
+from tartlet_common.rpc.tenancy import Scope
+from tartlet_control.tables.engines import EngineState, Model, Models
+from tartlet_control.tables.keys import RETURN_S, Keys
+from tartlet_control.tables.outbox import Settled
+from tartlet_control.tables.programs import CommandQueue, Program
+from tartlet_control.tables.runtimes import RuntimeSession
+
+ENDED_KEPT: Final = 16_384
+"""Ended programs whose runtime is remembered: it keeps their output for a while."""
+_MAX_TEXT: Final = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class StartRequest:
+    """What a runtime asks for a program (`ProgramStart` of control.proto)."""
+
+    handle: int
+    program_id: str
+    tenant: str = ""
+    idempotency_key: str = ""
+    model: str = ""
+    page_limit: int = 0
+    command_limit: int = 0
+    name: str = ""
+    trace: tuple[tuple[str, str], ...] = ()
+    lost_state: bool = False
+    running: bool = False  # announced, not asked for
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """A program that has ended, whose output its runtime keeps (`KeptProgram` of control.proto)."""
+
+    program_id: str
+    tenant: str = ""
+    idempotency_key: str = ""
+
+
+class Lifecycle:
+    """All programs, and the books of who holds what."""
+
+    def __init__(
+        self, models: Models, *, max_programs: int, page_limit: int, command_limit: int, started_s: float = 0.0
+    ) -> None:
+        """`started_s`: when this control started, by the clock whose times it is told."""
+        self.models = models
+        self.programs: dict[str, Program] = {}
+        self.ending: dict[Program, None] = {}  # ended well, with commands still to be executed
+        self.started = 0
+        self.ended = 0
+        self.on_start: Callable[[Program, StartRequest], None] = _nothing
+        self.on_end: Callable[[Program, TartletError | None], None] = _nothing
+        self._max_programs = max_programs
+        self._page_limit = page_limit
+        self._command_limit = command_limit
+        self.keys = Keys(self.programs.__contains__, known_from_s=started_s + RETURN_S)
+        self._ended_at: OrderedDict[str, tuple[RuntimeSession, str]] = OrderedDict()  # by program id; and its tenant
+
+    # ---- start --------------------------------------------------------------------------------------------------
+
+    def start(self, session: RuntimeSession, request: StartRequest, now: float) -> str:
+        """Record a program. Returns the id of the one its idempotency key already names, "" if it is new.
+
+        Raises:
+            InvalidArgument: handle or id in use, or texts too long.
+            UnknownModel: the model it names was never served.
+            NoEngine: none of the model that it names is ready.
+            Overloaded: too many programs.
+        """
+        self._check(session, request)
+        if not request.running:  # else it runs, whatever the key names by now
+            existing = self.keys.named(request.tenant, request.idempotency_key)
+            if existing not in ("", request.program_id):  # else: it is asked for again, its start went unheard
+                return existing
+        program = Program(request.program_id, request.handle, session, self._model_for(request))
+        program.asked_model = request.model
+        program.tenant, program.name, program.idempotency_key = request.tenant, request.name, request.idempotency_key
+        program.page_limit = _capped(request.page_limit, self._page_limit)
+        program.command_limit = _capped(request.command_limit, self._command_limit)
+        program.created = self.started
+        program.started_s = now
+        self.started += 1
+        self.programs[program.id] = program
+        self.keys.add(request.tenant, request.idempotency_key, program.id)
+        session.programs[program.handle] = program
+        self.on_start(program, request)
+        return ""
+
+    def _model_for(self, request: StartRequest) -> Model | None:
+        try:
+            model = self.models.named(request.model)
+        except UnknownModel:
+            if request.running:  # its engines may be on their way back as well
+                return None
+            raise
+        if request.model and not request.running and model is not None and not model.ready:
+            raise NoEngine  # one that names none may do without
+        return model
+
+    def _check(self, session: RuntimeSession, request: StartRequest) -> None:
+        if request.handle in session.programs:
+            raise InvalidArgument(argument="handle", detail=f"{request.handle} is in use")
+        if not request.program_id or request.program_id in self.programs:
+            raise InvalidArgument(argument="program_id", detail=f"{request.program_id!r} is empty or in use")
+        texts = (request.program_id, request.tenant, request.idempotency_key, request.model, request.name)
+        if max(map(len, texts)) > _MAX_TEXT:
+            raise InvalidArgument(argument="ProgramStart", detail=f"a text is longer than {_MAX_TEXT} characters")
+        if len(self.programs) >= self._max_programs:
+            raise Overloaded(what="control's program table", limit=self._max_programs)
+
+    def locate(self, program_id: str, scope: Scope) -> tuple[str, int]:
+        """The address of the program's runtime and the pages that it holds; "" if nobody has it, or not for `scope`."""
+        program = self.programs.get(program_id)
+        if program is not None:
+            found, tenant = (program.session.address, program.num_pages), program.tenant
+        else:
+            session, tenant = self._ended_at.get(program_id, (None, ""))
+            found = "" if session is None else session.address, 0
+        return found if scope.allows(tenant) else ("", 0)
+
+    def remember(self, session: RuntimeSession, kept: Kept) -> None:
+        """A runtime says that it keeps the output of a program that has ended."""
+        if kept.program_id not in self.programs:
+            self._ended_where(kept.program_id, session, kept.tenant)
+            self.keys.add(kept.tenant, kept.idempotency_key, kept.program_id)
+
+    def forget_runtime(self, session: RuntimeSession) -> None:
+        """A runtime won't come back: the outputs that it kept are gone."""
+        for program_id in [i for i, (where, _) in self._ended_at.items() if where is session]:
+            del self._ended_at[program_id]
+
+    # ---- end ----------------------------------------------------------------------------------------------------
+
+    def end(self, program: Program, *, failed: bool) -> None:
+        """Its runtime says that it has ended.
+
+        One that ended well has its last commands executed first, so that whether it leaves a poisoned queue doesn't
+        depend on how far the engine was; one that failed has them dropped.
+        """
+        program.failed |= failed
+        if program.live and not failed and program.in_flight:
+            self.ending[program] = None
+        else:
+            self._end_now(program)
+
+    def end_finished(self) -> None:
+        """End those whose last commands have been answered by now."""
+        for program in [p for p in self.ending if not p.in_flight]:
+            self._end_now(program)
+
+    def _end_now(self, program: Program) -> None:
+        if program.end_asked:
+            return
+        self.ending.pop(program, None)
+        program.end_asked = True
+        self.release(program)
+        self.settle_if_done(program)
+
+    def kill(self, program: Program, error: TartletError) -> None:
+        """End a program for a reason of ours; its runtime is told, and answers with its end."""
+        if not program.live:
+            return
+        program.killed = error
+        self.release(program)
+        if program in self.ending:  # the runtime waits for its settlement already
+            self._end_now(program)
+        else:
+            program.session.outbox.notices.kills.append((program.handle, error))
+
+    def forget(self, program: Program, error: TartletError | None) -> None:
+        """Drop a program that nobody will end: its runtime is gone."""
+        if error is not None and program.killed is None:
+            program.killed = error
+        self.release(program)
+        program.end_asked = False  # nobody waits for its settlement
+        self.ending.pop(program, None)
+        self._remove(program)
+
+    def settle_if_done(self, program: Program) -> None:
+        """Tell the runtime once the last command of an ended program has left the engine.
+
+        One that has sent no command of the program does not wait for that. (Those of a killed one are not counted.)
+        """
+        if not program.end_asked or program.dispatched or self.programs.get(program.id) is not program:
+            return
+        if program.commands or program.killed is not None:
+            poison = program.poisoned
+            program.session.outbox.notices.settled.append(
+                Settled(
+                    program.handle,
+                    None if poison is None else poison.error,
+                    program.peak_pages,
+                    program.sampled_tokens,
+                    program.input_tokens,
+                    program.commands,
+                )
+            )
+        self._remove(program)
+
+    def _remove(self, program: Program) -> None:
+        if self.programs.pop(program.id, None) is not None:
+            self.ended += 1
+            self._ended_where(program.id, program.session, program.tenant)
+            self.on_end(program, program.killed)
+        if program.session.programs.get(program.handle) is program:
+            del program.session.programs[program.handle]
+        program.queues, program.places = {}, {}  # which name the program: it shall not wait for the collector
+
+    def _ended_where(self, program_id: str, session: RuntimeSession, tenant: str) -> None:
+        self._ended_at[program_id] = session, tenant
+        if len(self._ended_at) > ENDED_KEPT:
+            self._ended_at.popitem(last=False)
+
+    def release(self, program: Program) -> None:
+        """Give back all that the program holds and drop its undispatched commands."""
+        program.live = False
+        program.in_flight = program.dispatched
+        for queue in program.queues.values():
+            queue.pending.clear()
+            queue.syncs.clear()
+            engine = queue.place.engine
+            if engine is not None:
+                if not queue.dispatched:  # the worker has never heard of it
+                    engine.reset_lanes.discard(queue.lane)
+                elif queue.cause is not None:  # nobody will reset it; the worker needn't remember it for ever
+                    engine.reset_lanes.add(queue.lane)
+                engine.active.pop(queue, None)
+                engine.returns.forget(queue)
+                if queue.priority != 1:
+                    engine.prioritised -= 1
+                    queue.priority = 1
+        for place in program.places.values():
+            engine = place.engine
+            if engine is None:
+                continue
+            for pool, held in zip(engine.pools, place.held, strict=True):
+                pool.release(list(held.values()))
+                held.clear()
+            engine.programs.pop(program.id, None)
+        program.num_pages = 0
+
+    # ---- engines that go away -----------------------------------------------------------------------------------
+
+    def lose_engine(self, engine: EngineState, error: TartletError) -> None:
+        """End the programs that had state on `engine`, and account for the commands it will never answer."""
+        for program in list(engine.programs.values()):
+            self.kill(program, error)
+        touched: dict[Program, None] = {}
+        for sent in engine.in_flight:
+            for commands in sent.batches:
+                for command in commands:
+                    queue: CommandQueue = command.queue
+                    queue.settled += 1
+                    queue.program.dispatched -= 1
+                    touched[queue.program] = None
+        engine.in_flight.clear()
+        engine.outgoing.clear()
+        engine.active.clear()
+        engine.returns.clear()
+        for program in touched:
+            program.in_flight = program.dispatched
+            self.settle_if_done(program)
+
+
+def _capped(asked: int, most: int) -> int:
+    """What a program asked for, at most `most`; 0 stands for no wish, and for no limit."""
+    return min(asked, most) if asked and most else asked or most
+
+
+def _nothing(*_: Any) -> None:
+    return

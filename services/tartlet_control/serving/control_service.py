@@ -1,0 +1,327 @@
+"""gRPC service Control: runtimes' streams, state, and what operators may ask of engines."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+from collections.abc import AsyncIterator
+from typing import Any, Final, TypeAlias
+
+import grpc
+import grpc.aio
+
+from tartlet_common.errors.registry import (
+    DeadlineExceeded,
+    MalformedSubmission,
+    ProtocolMismatch,
+    TartletError,
+    Unavailable,
+    UnknownResource,
+)
+from tartlet_common.rpc import endpoints
+from tartlet_common.rpc.error_proto import error_to_proto
+from tartlet_common.rpc.frame_streams import FrameListener, Stream
+from tartlet_common.rpc.tenancy import scope_of
+from tartlet_control.core.lifecycle import Kept, StartRequest
+from tartlet_control.serving import greeting
+from tartlet_control.serving.blobs import BlobStore
+from tartlet_control.serving.catalogue import Catalogue
+from tartlet_control.serving.core_loop import Hub, RuntimeLink
+from tartlet_control.serving.state import engines_of, state_of
+from tartlet_control.tables.outbox import Chunk, Notices
+from tartlet_protos import common_pb2, control_pb2, control_pb2_grpc
+
+log = logging.getLogger("tartlet.control")
+
+SOFT_LIMIT_BYTES: Final = 8 << 20
+"""Above this much unread, control stops reading the runtime's commands until it has read."""
+_CHUNK_BYTES: Final = 1 << 20
+_POLL_S: Final = 0.05
+_WATCH_S: Final = (0.1, 600.0)
+"""Between these lies how often who watches engines is told that nothing has changed."""
+_PROGRAMS_S: Final = 10.0
+"""So late it is told that only other programs run."""
+_ENDS_A_FRAME: Final = 128
+_STARTS_BYTES: Final = 2 << 20
+_BESIDE_BYTES: Final = 256 << 10
+"""Of starts that go into one frame with deliveries: those are cut to leave room for them."""
+
+Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
+
+
+class ControlService(control_pb2_grpc.ControlServicer):
+    """One stream a runtime; a frame's parts take effect in field order."""
+
+    def __init__(self, hub: Hub, blobs: BlobStore, catalogue: Catalogue, sockets: FrameListener) -> None:
+        self._hub = hub
+        self._core = hub.core
+        self._blobs = blobs
+        self._catalogue = catalogue
+        self._sockets = sockets
+
+    # ---- the stream ---------------------------------------------------------------------------------------------
+
+    async def Connect(self, request_iterator: Any, context: Context) -> None:  # type: ignore[override]  # noqa: N802
+        """Serve one runtime until either side ends the stream."""
+        frame = await greeting.first_frame(context, greeting.HELLO_TIMEOUT_S)
+        if frame is grpc.aio.EOF:
+            return
+        try:
+            link = self._greet(frame)
+        except TartletError as e:
+            await greeting.abort(context, e)
+            return
+
+        hello = control_pb2.ControlHello(protocol=endpoints.PROTOCOL_VERSION, incarnation=self._core.incarnation)
+        try:
+            wanted = frame.hello.frame_socket
+            async with self._sockets.beside(context, control_pb2.RuntimeFrame, wanted=wanted) as beside:
+                hello.frames.CopyFrom(beside.offer)
+                await context.write(control_pb2.ControlFrame(hello=hello))
+                await self._serve(link, frame, await beside.joined())
+        except MalformedSubmission as e:
+            log.error("runtime %s: %s", link.session.runtime_id, e)  # noqa: TRY400 - it names what is wrong
+            await greeting.abort(context, e)
+        except asyncio.CancelledError:
+            if not link.closed:
+                raise
+            # We cut it: without a status the runtime would go on sending into the void.
+            await greeting.abort(
+                context, Unavailable(what="this stream", detail="it wasn't read, or another took its place")
+            )
+        except ConnectionError as e:
+            log.info("runtime %s: %s", link.session.runtime_id, e)
+        finally:
+            self._hub.close_runtime(link)
+
+    async def _serve(self, link: RuntimeLink, frame: Any, stream: Stream) -> None:
+        """Take frames, from this first one on, and write what there is to tell, until either side ends the stream."""
+
+        async def write_all() -> None:
+            await self._write_all(link, stream)
+
+        writer = asyncio.ensure_future(link.flush_forever(write_all))
+        writer.add_done_callback(link.writer_ended)
+        try:
+            while not link.closed and frame is not grpc.aio.EOF:
+                self._take(link, frame)
+                if link.session.outbox:
+                    await link.flush(write_all)
+                while link.session.outbox.size > SOFT_LIMIT_BYTES and not link.closed:
+                    link.drained.clear()
+                    await link.drained.wait()
+                frame = await stream.read()
+        finally:
+            writer.cancel()
+            (outcome,) = await asyncio.gather(writer, return_exceptions=True)
+            if isinstance(outcome, Exception) and not isinstance(outcome, endpoints.STREAM_ENDED):
+                log.error("runtime %s: can't be written to", link.session.runtime_id, exc_info=outcome)
+
+    def _greet(self, frame: control_pb2.RuntimeFrame) -> RuntimeLink:
+        if not frame.HasField("hello"):
+            raise MalformedSubmission(detail="a runtime's first frame must say Hello")
+        hello = frame.hello
+        if hello.protocol != endpoints.PROTOCOL_VERSION:
+            raise ProtocolMismatch(peer="runtime", theirs=hello.protocol, ours=endpoints.PROTOCOL_VERSION)
+        if not hello.runtime_id or not hello.incarnation:
+            raise MalformedSubmission(detail="Hello without runtime_id or incarnation")
+        session = self._core.on_runtime(
+            hello.runtime_id,
+            hello.incarnation,
+            hello.address,
+            [_start_request(p) for p in hello.programs],
+            map(_kept, hello.kept),
+        )
+        return self._hub.open_runtime(session)
+
+    def _take(self, link: RuntimeLink, frame: control_pb2.RuntimeFrame) -> None:
+        core, session = self._core, link.session
+        for start in frame.starts:
+            core.on_start(session, _start_request(start))
+        if frame.HasField("commands"):
+            columns = frame.commands
+            core.on_commands(session, columns.handles, columns.records, columns.payload)
+        for end in frame.ends:
+            core.on_end(session, end.handle, failed=end.failed, withdrawn=end.withdrawn)
+        if frame.kept:
+            core.on_kept(session, map(_kept, frame.kept))
+        if not frame.more or core.takes_parts:
+            self._hub.pump(own=link)
+
+    async def _write_all(self, link: RuntimeLink, stream: Stream) -> None:
+        """Write what waits, in as few frames as fit."""
+        box = link.session.outbox
+        while box and not link.closed:
+            chunks, notices = box.take()
+            link.drained.set()
+            for frame in self._frames(chunks, notices):
+                await stream.write(frame)
+
+    def _frames(self, chunks: list[Chunk], notices: Notices) -> list[control_pb2.ControlFrame]:
+        idle = not any(engine.in_flight or engine.active for engine in self._core.engines.values())
+        frames = []
+        for chunk in chunks:
+            frame = control_pb2.ControlFrame(idle=idle)
+            columns = frame.deliveries  # filled in place: to make it first and then copy it takes thrice as long
+            columns.handles, columns.records = bytes(chunk.handles), bytes(chunk.records)
+            columns.payload = bytes(chunk.payload)
+            frames.append(frame)
+        if notices:
+            # what was started, first: nothing may be delivered to a program before that
+            started = self._starts(notices)
+            if frames and len(started) == 1 and started[0].ByteSize() < _BESIDE_BYTES:
+                frames[0].MergeFrom(started.pop())
+            frames = started + frames
+            if not frames:
+                frames.append(control_pb2.ControlFrame())
+            frames += add_ends(frames[-1], notices)
+        return frames
+
+    def _starts(self, notices: Notices) -> list[control_pb2.ControlFrame]:
+        """Models and what was started, in as few frames as fit."""
+        frames = []
+        if notices.models_changed:
+            models = [control_pb2.ModelInfo(**m.info()) for m in self._core.models]
+            frames.append(control_pb2.ControlFrame(models_changed=True, models=models))
+        replies = [
+            control_pb2.StartReply(handle=h, error=error_to_proto(e), existing_program_id=existing)
+            for h, e, existing in notices.started
+        ]
+        size = frames[0].ByteSize() if frames else _STARTS_BYTES
+        for reply in replies:
+            size += reply.ByteSize() + 8
+            if size > _STARTS_BYTES:
+                frames.append(control_pb2.ControlFrame())
+                size = 0
+            frames[-1].started.append(reply)
+        return frames
+
+    # ---- unary --------------------------------------------------------------------------------------------------
+
+    async def State(self, request: control_pb2.StateRequest, context: Context) -> control_pb2.StateReply:  # noqa: N802
+        """Everything `tartlet ps`, `top` and `doctor` show."""
+        return control_pb2.StateReply(json=json.dumps(state_of(self._core, scope_of(context))))
+
+    async def WatchEngines(  # noqa: N802
+        self, request: control_pb2.WatchEnginesRequest, context: Context
+    ) -> AsyncIterator[control_pb2.EnginesReply]:
+        """The engines now, when something has become of one, and every so often in any case, until the caller goes."""
+        every_s = max(_WATCH_S[0], min(_WATCH_S[1], request.every_s))
+        told, told_s = None, 0.0
+        with self._hub.watching_engines() as changed:
+            while True:
+                changed.clear()
+                reply, now = engines_of(self._core), self._core.clock.now()
+                if reply != told or now - told_s >= every_s:
+                    told, told_s = reply, now
+                    yield reply
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(min(_PROGRAMS_S, told_s + every_s - now)):
+                        await changed.wait()
+
+    async def Locate(  # noqa: N802
+        self, request: control_pb2.LocateRequest, context: Context
+    ) -> control_pb2.LocateReply:
+        """Where programs run, what pages they hold, and which runtimes there are."""
+        scope = scope_of(context)
+        found = [self._core.lifecycle.locate(i, scope) for i in request.program_ids]
+        return control_pb2.LocateReply(
+            addresses=[address for address, _ in found],
+            pages=[pages for _, pages in found],
+            runtimes=[s.address for s in self._core.sessions.values() if s.gone_since is None],
+            returning=self._core.lifecycle.keys.returning(self._core.clock.now()),
+        )
+
+    async def Cordon(self, request: control_pb2.EngineAction, context: Context) -> control_pb2.EngineActionReply:  # noqa: N802
+        """No new programs on an engine."""
+        return self._act(lambda: self._core.cordon(request.engine_id))
+
+    async def Resume(self, request: control_pb2.EngineAction, context: Context) -> control_pb2.EngineActionReply:  # noqa: N802
+        """Take new programs again."""
+        return self._act(lambda: self._core.resume(request.engine_id))
+
+    async def Drain(self, request: control_pb2.EngineAction, context: Context) -> control_pb2.EngineActionReply:  # noqa: N802
+        """Cordon, wait for the engine's programs to end, let it go; DeadlineExceeded if some go on past `grace_s`."""
+        reply = self._act(lambda: self._core.cordon(request.engine_id, drain=True))
+        if reply.error.number:
+            return reply
+        engine = self._core.engines[request.engine_id]
+        end = self._core.clock.now() + request.grace_s
+        while self._core.engines.get(engine.id) is engine and engine.programs:
+            if not self._core.clock.now() < end:  # a grace that is no number, too
+                left = DeadlineExceeded(deadline_s=request.grace_s)
+                return control_pb2.EngineActionReply(error=error_to_proto(left))
+            await asyncio.sleep(_POLL_S)
+        return reply
+
+    def _act(self, action: Any) -> control_pb2.EngineActionReply:
+        try:
+            action()
+        except TartletError as e:
+            return control_pb2.EngineActionReply(error=error_to_proto(e))
+        self._hub.changed()
+        return control_pb2.EngineActionReply()
+
+    async def FetchBlob(  # noqa: N802
+        self, request: control_pb2.BlobRequest, context: Context
+    ) -> AsyncIterator[common_pb2.BlobChunk]:
+        """A tokenizer or source in chunks."""
+        data = self._blobs.get(request.digest)
+        if data is None:
+            data = self._catalogue.source(request.digest)
+        if data is None:
+            await greeting.abort(context, UnknownResource(kind="blob", id=request.digest[:64]))
+            return
+        for at in range(0, max(len(data), 1), _CHUNK_BYTES):
+            part = data[at : at + _CHUNK_BYTES]
+            if at:
+                yield common_pb2.BlobChunk(data=part)
+            else:
+                yield common_pb2.BlobChunk(digest=request.digest, size=len(data), data=part)
+
+
+def _start_request(start: control_pb2.ProgramStart) -> StartRequest:
+    return StartRequest(
+        handle=start.handle,
+        program_id=start.program_id,
+        tenant=start.tenant,
+        idempotency_key=start.idempotency_key,
+        model=start.model,
+        page_limit=start.page_limit,
+        command_limit=start.command_limit,
+        name=start.name,
+        trace=tuple(start.trace.items()),
+        lost_state=start.lost_state,
+        running=start.running,
+    )
+
+
+def _kept(kept: control_pb2.KeptProgram) -> Kept:
+    return Kept(kept.program_id, kept.tenant, kept.idempotency_key)
+
+
+def add_ends(frame: control_pb2.ControlFrame, notices: Notices) -> list[control_pb2.ControlFrame]:
+    """Tell of kills and settlements in `frame`, and in further ones if there are many: they must fit a message."""
+    kills = [control_pb2.ProgramKill(handle=h, error=error_to_proto(e)) for h, e in notices.kills]
+    settled = [
+        control_pb2.ProgramSettled(
+            handle=s.handle,
+            poisoned=error_to_proto(s.poisoned),
+            peak_pages=s.peak_pages,
+            sampled_tokens=s.sampled_tokens,
+            input_tokens=s.input_tokens,
+            commands=s.commands,
+        )
+        for s in notices.settled
+    ]
+    if len(kills) + len(settled) <= _ENDS_A_FRAME:
+        frame.kills.extend(kills)
+        frame.settled.extend(settled)
+        return []
+    starts = range(0, max(len(kills), len(settled)), _ENDS_A_FRAME)
+    return [
+        *(control_pb2.ControlFrame(kills=kills[i : i + _ENDS_A_FRAME]) for i in starts if i < len(kills)),
+        *(control_pb2.ControlFrame(settled=settled[i : i + _ENDS_A_FRAME]) for i in starts if i < len(settled)),
+    ]

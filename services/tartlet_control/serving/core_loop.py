@@ -1,0 +1,192 @@
+"""Joins the core to the loop: when something has happened, pump, then have the streams send what there is for them.
+
+Whoever read the frame that made something happen writes its own stream's answers itself, which saves a turn of the
+loop; the other streams' writers are woken. `Link` sees to it that a stream has one writer at a
+time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Awaitable, Callable, Iterator
+from typing import Final
+
+from tartlet_control.core.core import Core
+from tartlet_control.tables.engines import EngineState
+from tartlet_control.tables.outbox import HARD_LIMIT_BYTES
+from tartlet_control.tables.runtimes import RuntimeSession
+
+log = logging.getLogger("tartlet.control")
+
+TICK_S: Final = 0.25
+
+
+class Link:
+    """An open stream: `write_all` writes what waits for it until nothing does."""
+
+    def __init__(self) -> None:
+        self.wake = asyncio.Event()  # the writer has work
+        self.closed = False
+        self._writing = False
+
+    async def flush(self, write_all: Callable[[], Awaitable[None]]) -> None:
+        """Write what waits, unless somebody is at it: then that one takes it along."""
+        if self._writing:
+            return
+        self._writing = True
+        try:
+            await write_all()
+        finally:
+            self._writing = False
+
+    async def flush_forever(self, write_all: Callable[[], Awaitable[None]]) -> None:
+        """The writer: flush whenever woken, until closed."""
+        while not self.closed:
+            await self.wake.wait()
+            self.wake.clear()
+            await self.flush(write_all)
+
+
+class RuntimeLink(Link):
+    """The stream of a connected runtime."""
+
+    def __init__(self, session: RuntimeSession) -> None:
+        super().__init__()
+        self.session = session
+        self.drained = asyncio.Event()  # the outbox was taken
+        self.task = asyncio.current_task()  # serves the stream; cancelling it ends it
+
+    def writer_ended(self, writer: asyncio.Future[None]) -> None:
+        """End the stream if its writer has failed: a runtime that nobody writes to would wait for ever."""
+        if not writer.cancelled():
+            self.cut()
+
+    def cut(self) -> None:
+        """End the stream from our side."""
+        self.closed = True
+        if self.task is not None:
+            self.task.cancel()
+
+
+class EngineLink(Link):
+    """The stream of a connected engine."""
+
+    def __init__(self, engine: EngineState) -> None:
+        super().__init__()
+        self.engine = engine
+
+    @property
+    def has_work(self) -> bool:
+        """Whether there is something to tell the engine."""
+        engine = self.engine
+        return bool(engine.outgoing) or (engine.status == "draining" and not engine.programs and not engine.in_flight)
+
+    def cut(self) -> None:
+        """End the stream from our side."""
+        self.closed = True
+        self.wake.set()
+
+
+class Hub:
+    """Owns the core and knows the open streams."""
+
+    def __init__(self, core: Core) -> None:
+        self.core = core
+        self.runtimes: dict[RuntimeSession, RuntimeLink] = {}
+        self.engines: dict[EngineState, EngineLink] = {}
+        self._loop = asyncio.get_running_loop()
+        self._scheduled = False
+        self._timer: asyncio.TimerHandle | None = None
+        self._watches: set[asyncio.Event] = set()
+        self._watched_version = core.engines_version
+
+    def changed(self) -> None:
+        """Something has happened in the core: pump soon."""
+        if not self._scheduled:
+            self._scheduled = True
+            self._loop.call_soon(self._pump_scheduled)
+
+    def _pump_scheduled(self) -> None:
+        self._scheduled = False
+        self.pump()
+
+    def pump(self, own: Link | None = None) -> None:
+        """Form the steps that are due, and wake the writers of all streams but `own` that have something to send."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        look_at = self.core.pump()
+        if look_at is not None:
+            delay_s = max(0.0, look_at - self.core.clock.now())
+            self._timer = self._loop.call_later(delay_s, self.changed)
+        for to_engine in self.engines.values():
+            if to_engine is not own and to_engine.has_work:
+                to_engine.wake.set()
+        for session, to_runtime in self.runtimes.items():
+            if to_runtime is not own and session.outbox:
+                to_runtime.wake.set()
+        if self.core.engines_version != self._watched_version:
+            self._watched_version = self.core.engines_version
+            for watch in self._watches:
+                watch.set()
+
+    async def tick_forever(self) -> None:
+        """Housekeeping until cancelled."""
+        while True:
+            await asyncio.sleep(TICK_S)
+            self.core.tick()
+            self._cut_overfull()
+            self.changed()
+
+    def _cut_overfull(self) -> None:
+        """Part with runtimes that don't read: their programs' limits should have stopped them long before."""
+        for session, link in list(self.runtimes.items()):
+            if session.outbox.size > HARD_LIMIT_BYTES:
+                log.error("runtime %s leaves %d bytes unread", session.runtime_id, session.outbox.size)
+                link.cut()
+
+    @contextlib.contextmanager
+    def watching_engines(self) -> Iterator[asyncio.Event]:
+        """An event that is set whenever an engine has come, gone or changed its state."""
+        watch = asyncio.Event()
+        self._watches.add(watch)
+        try:
+            yield watch
+        finally:
+            self._watches.remove(watch)
+
+    # ---- streams ------------------------------------------------------------------------------------------------
+
+    def open_runtime(self, session: RuntimeSession) -> RuntimeLink:
+        """The runtime's new stream; older ones of the same runtime are closed."""
+        for older in [s for s in self.runtimes if s.runtime_id == session.runtime_id]:
+            self.runtimes.pop(older).cut()  # also of an earlier incarnation: nobody tends its session any more
+        link = self.runtimes[session] = RuntimeLink(session)
+        self.changed()
+        return link
+
+    def close_runtime(self, link: RuntimeLink) -> None:
+        """Its stream has ended."""
+        link.closed = True
+        link.drained.set()
+        if self.runtimes.get(link.session) is link:
+            del self.runtimes[link.session]
+            self.core.on_runtime_gone(link.session)
+        self.changed()
+
+    def open_engine(self, engine: EngineState) -> EngineLink:
+        """The engine's new stream; an older one of the same id is closed, so that whoever is there hears of it."""
+        for older in [e for e in self.engines if e.id == engine.id]:
+            self.engines.pop(older).cut()
+        link = self.engines[engine] = EngineLink(engine)
+        self.changed()
+        return link
+
+    def close_engine(self, link: EngineLink) -> None:
+        """Its stream has ended."""
+        link.cut()
+        if self.engines.pop(link.engine, None) is not None:
+            self.core.on_engine_gone(link.engine)
+        self.changed()

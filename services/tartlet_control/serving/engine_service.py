@@ -1,0 +1,159 @@
+"""gRPC service Engine: workers' streams and their tokenizers."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any, TypeAlias
+
+import grpc
+import grpc.aio
+
+from tartlet_common.engine.step_codec import result_from_proto, step_to_proto
+from tartlet_common.errors.registry import (
+    Draining,
+    EngineFailure,
+    InvalidArgument,
+    MalformedSubmission,
+    ProtocolMismatch,
+    TartletError,
+    WorkerLost,
+)
+from tartlet_common.rpc import endpoints
+from tartlet_common.rpc.error_proto import error_from_proto, error_to_proto
+from tartlet_common.rpc.frame_streams import FrameListener, Stream
+from tartlet_control.serving import greeting
+from tartlet_control.serving.blobs import BlobStore
+from tartlet_control.serving.core_loop import EngineLink, Hub
+from tartlet_control.tables.engines import EngineState, spec_from_json
+from tartlet_protos import common_pb2, engine_pb2, engine_pb2_grpc
+
+log = logging.getLogger("tartlet.control")
+
+_CAUSE_CHARS = 1024
+"""Of what ended an engine, as every program that it had is told."""
+
+Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
+
+
+class EngineService(engine_pb2_grpc.EngineServicer):
+    """One stream a worker: steps go down, results come up."""
+
+    def __init__(self, hub: Hub, blobs: BlobStore, sockets: FrameListener) -> None:
+        self._hub = hub
+        self._sockets = sockets
+        self._core = hub.core
+        self._blobs = blobs
+
+    async def Connect(self, request_iterator: Any, context: Context) -> None:  # type: ignore[override]  # noqa: N802
+        """Serve one engine until either side ends the stream."""
+        frame = await greeting.first_frame(context, greeting.HELLO_TIMEOUT_S)
+        if frame is grpc.aio.EOF:
+            return
+        hello = engine_pb2.EngineHello(protocol=endpoints.PROTOCOL_VERSION, incarnation=self._core.incarnation)
+        try:
+            spec = self._check_hello(frame)
+            engine = self._core.on_engine(frame.hello.engine_id, frame.hello.incarnation, spec)
+        except TartletError as e:
+            log.warning("engine %s refused: %s", frame.hello.engine_id[:64], e)
+            hello.error.CopyFrom(error_to_proto(e))
+            await context.write(engine_pb2.EngineFrame(hello=hello))
+            return
+        link = self._hub.open_engine(engine)
+        try:
+            wanted = frame.hello.frame_socket
+            async with self._sockets.beside(context, engine_pb2.WorkerFrame, wanted=wanted) as beside:
+                hello.frames.CopyFrom(beside.offer)
+                await context.write(engine_pb2.EngineFrame(worker_incarnation=engine.incarnation, hello=hello))
+                await self._serve(link, await beside.joined())
+        except ConnectionError as e:
+            log.warning("engine %s: %s", engine.id, e)
+        finally:
+            self._hub.close_engine(link)
+
+    async def _serve(self, link: EngineLink, stream: Stream) -> None:
+        """Read and write until either side ends the stream."""
+
+        async def write_all() -> None:
+            await self._write_all(link, stream)
+
+        tasks = [
+            asyncio.ensure_future(link.flush_forever(write_all)),
+            asyncio.ensure_future(self._read(link, stream, write_all)),
+        ]
+        try:
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in tasks:
+                task.cancel()
+            outcomes = await asyncio.gather(*tasks, return_exceptions=True)
+        for outcome in outcomes:
+            if isinstance(outcome, Exception) and not isinstance(outcome, endpoints.STREAM_ENDED):
+                log.error("engine %s: stream failed", link.engine.id, exc_info=outcome)
+
+    def _check_hello(self, frame: engine_pb2.WorkerFrame) -> Any:
+        if not frame.HasField("hello"):
+            raise MalformedSubmission(detail="a worker's first frame must say Hello")
+        hello = frame.hello
+        if hello.protocol != endpoints.PROTOCOL_VERSION:
+            raise ProtocolMismatch(peer="worker", theirs=hello.protocol, ours=endpoints.PROTOCOL_VERSION)
+        if not hello.engine_id or not hello.incarnation:
+            raise InvalidArgument(argument="hello", detail="without engine_id or incarnation")
+        spec = spec_from_json(hello.spec_json)
+        if spec.tokenizer_digest and self._blobs.get(spec.tokenizer_digest) is None:
+            raise InvalidArgument(argument="tokenizer_digest", detail="put the tokenizer before saying Hello")
+        return spec
+
+    async def _read(self, link: EngineLink, stream: Stream, write_all: Callable[[], Awaitable[None]]) -> None:
+        engine, core = link.engine, self._core
+        while not link.closed:
+            try:
+                if (frame := await stream.read()) is grpc.aio.EOF:
+                    return
+                if frame.control_incarnation and frame.control_incarnation != core.incarnation:
+                    continue  # meant for a control that was here before
+                for result in frame.results:
+                    core.on_result(engine, result_from_proto(result))
+            except (EngineFailure, MalformedSubmission) as e:
+                log.error("engine %s can't be trusted: %s", engine.id, e)  # noqa: TRY400 - it names what is wrong
+                core.on_engine_gone(engine, WorkerLost(engine=f"{engine.id}: {e}"[:_CAUSE_CHARS]))
+                return
+            self._status(engine, frame)
+            self._hub.pump(own=link)
+            if link.has_work:
+                await link.flush(write_all)
+
+    def _status(self, engine: EngineState, frame: engine_pb2.WorkerFrame) -> None:
+        if frame.state == "draining" and engine.status != "draining":
+            log.info("engine %s is draining, with %d programs", engine.id, len(engine.programs))
+            self._core.cordon(engine.id, drain=True)
+        elif frame.state == "overdue":
+            log.warning("engine %s goes with %d programs: its grace is over", engine.id, len(engine.programs))
+            self._core.on_engine_gone(engine, Draining(engine=engine.id, grace_s=frame.drain_grace_s))
+        elif frame.state == "broken":
+            cause = error_from_proto(frame.broken)
+            log.error("engine %s is broken: %s", engine.id, cause)
+            self._core.on_engine_gone(engine, WorkerLost(engine=f"{engine.id}: {cause}"[:_CAUSE_CHARS]))
+
+    async def _write_all(self, link: EngineLink, stream: Stream) -> None:
+        """Write the steps that wait; the last frame of a drained engine lets it go and closes the link."""
+        engine = link.engine
+        while engine.outgoing and not link.closed:
+            steps, engine.outgoing = engine.outgoing, []
+            for step in steps:
+                frame = engine_pb2.EngineFrame(worker_incarnation=engine.incarnation, steps=[step_to_proto(step)])
+                await stream.write(frame)
+        if link.has_work and not link.closed:
+            link.closed = True
+            await stream.write(engine_pb2.EngineFrame(worker_incarnation=engine.incarnation, drain=True))
+
+    async def PutBlob(  # noqa: N802
+        self, request_iterator: AsyncIterator[common_pb2.BlobChunk], context: Context
+    ) -> engine_pb2.PutBlobReply:
+        """Store a tokenizer."""
+        try:
+            await self._blobs.receive(request_iterator)
+        except TartletError as e:
+            return engine_pb2.PutBlobReply(error=error_to_proto(e))
+        return engine_pb2.PutBlobReply()

@@ -1,0 +1,134 @@
+"""Spans of programs, and metrics, when telemetry is on; the core holds None in place of this when it is off.
+
+No text of a program is in any of them. Spans of steps: `step_spans`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any, Final
+
+from opentelemetry.metrics import CallbackOptions, Observation
+from opentelemetry.trace import Status, StatusCode
+
+from tartlet_common.engine.step import StepResult
+from tartlet_common.errors.registry import TartletError
+from tartlet_common.telemetry import names, telemetry
+from tartlet_control.core.core import Core
+from tartlet_control.core.lifecycle import StartRequest
+from tartlet_control.serving.step_spans import Ended, ProgramSpan, StepSpans
+from tartlet_control.tables.engines import EngineState, SentStep
+from tartlet_control.tables.ledger import PAGES
+from tartlet_control.tables.programs import Program
+
+UNNAMED_ERROR: Final = "_OTHER"
+"""OpenTelemetry's word where an error's name isn't known: of a program's own failure control learns just that."""
+MAX_ENGINES: Final = 256
+"""Engines that metrics tell apart since control started; a worker may have a name of its own after each start."""
+OTHER_ENGINES: Final = "other"
+
+
+class Observer:
+    """What the core reports to."""
+
+    def __init__(self, core: Core) -> None:
+        self._core = core
+        self._engine_ids: set[str] = set()
+        self._tracer = telemetry.tracer()
+        meter = telemetry.meter()
+        self._ended = meter.create_counter(names.METRIC_PROGRAMS_ENDED)
+        self._leaks = meter.create_counter(names.METRIC_LEDGER_LEAKS)
+        self._duration = telemetry.histogram(names.METRIC_STEP_DURATION, "s")
+        self._commands = telemetry.histogram(names.METRIC_STEP_COMMANDS)
+        self._steps: StepSpans | None = None
+        meter.create_observable_gauge(names.METRIC_PROGRAMS_RUNNING, [self._running])
+        meter.create_observable_gauge(names.METRIC_PAGES_FREE, [self._pages_free])
+        meter.create_observable_gauge(names.METRIC_PAGES_HELD, [self._pages_held])
+
+    def attach(self, *, traced: bool) -> None:
+        """Have the core report; metrics only unless `traced`."""
+        core = self._core
+        if traced:
+            core.lifecycle.on_start = self.program_started
+            tracer = telemetry.step_tracer()
+            if tracer is not None and core.settings.step_spans_per_s:
+                self._steps = StepSpans(tracer, core.clock, core.settings.step_spans_per_s)
+                core.dispatcher.on_step = self._steps.begin
+                telemetry.meter().create_observable_counter(names.METRIC_STEP_SPANS_LEFT_OUT, [self._left_out])
+        core.lifecycle.on_end = self.program_ended
+        core.settler.on_settled = self.step_ended
+        core.on_leak = lambda engine, _: self._leaks.add(1, self._label(engine))
+
+    def _label(self, engine: EngineState) -> dict[str, str]:
+        """What metrics call an engine: those beyond the first `MAX_ENGINES` share one, as names stay for ever."""
+        if engine.id not in self._engine_ids:
+            if len(self._engine_ids) >= MAX_ENGINES:
+                return {names.ATTR_ENGINE_ID: OTHER_ENGINES}
+            self._engine_ids.add(engine.id)
+        return {names.ATTR_ENGINE_ID: engine.id}
+
+    # ---- programs -----------------------------------------------------------------------------------------------
+
+    def program_started(self, program: Program, request: StartRequest) -> None:
+        """Open the program's span under its runtime's."""
+        parent = telemetry.extract(dict(request.trace)) if request.trace else None
+        attributes = {names.ATTR_PROGRAM_ID: program.id, names.ATTR_PROGRAM_NAME: program.name}
+        span = self._tracer.start_span(names.SPAN_CONTROL_PROGRAM, context=parent, attributes=attributes)
+        program.span = ProgramSpan(span)
+
+    def program_ended(self, program: Program, error: TartletError | None) -> None:
+        """Note a program's end, for its span and the counter. `error`: what control ended it for."""
+        cause = error or (program.poisoned.error if program.poisoned is not None else None)
+        name = cause.name if cause is not None else UNNAMED_ERROR if program.failed else ""
+        telemetry.later(self._close_program, program, name, self._core.clock.unix_ns())
+
+    def _close_program(self, program: Program, error: str, end_ns: int) -> None:
+        self._ended.add(1, {names.ATTR_ERROR: error} if error else {})
+        if program.span is None:
+            return
+        span = program.span.span
+        span.set_attribute(names.ATTR_INPUT_TOKENS, program.input_tokens)
+        span.set_attribute(names.ATTR_OUTPUT_TOKENS, program.sampled_tokens)
+        if error:
+            span.set_attribute(names.ATTR_ERROR, error)
+            span.set_status(Status(StatusCode.ERROR, error))
+        span.end(end_ns)
+
+    # ---- steps --------------------------------------------------------------------------------------------------
+
+    def step_ended(self, engine: EngineState, sent: SentStep, result: StepResult, now: float) -> None:
+        """Note a step, for its span and the histograms."""
+        ended = Ended(engine, sent, result.computed_tokens, result.device_s, now, self._core.clock.unix_ns())
+        telemetry.later(self._measure_step, ended)
+
+    def _measure_step(self, ended: Ended) -> None:
+        attributes = self._label(ended.engine)
+        self._duration.record(ended.duration_s, attributes)
+        self._commands.record(sum(map(len, ended.sent.batches)), attributes)
+        if self._steps is not None:
+            self._steps.make(ended)
+
+    # ---- gauges -------------------------------------------------------------------------------------------------
+
+    def _left_out(self, _: CallbackOptions) -> Iterable[Observation]:
+        return [] if self._steps is None else [Observation(self._steps.left_out)]
+
+    def _running(self, _: CallbackOptions) -> Iterable[Observation]:
+        telemetry.flush()  # gauges are asked before counters and histograms are read
+        return [Observation(len(self._core.lifecycle.programs))]
+
+    def _pages_free(self, _: CallbackOptions) -> Iterable[Observation]:
+        return self._by_engine(lambda e: e.pools[PAGES].num_free)
+
+    def _pages_held(self, _: CallbackOptions) -> Iterable[Observation]:
+        return self._by_engine(lambda e: e.pools[PAGES].num_held)
+
+    def _by_engine(self, value: Callable[[EngineState], int]) -> list[Observation]:
+        sums: dict[str, int] = {}
+        for engine in self._engines():
+            name = self._label(engine)[names.ATTR_ENGINE_ID]
+            sums[name] = sums.get(name, 0) + value(engine)
+        return [Observation(total, {names.ATTR_ENGINE_ID: name}) for name, total in sums.items()]
+
+    def _engines(self) -> list[Any]:
+        return list(self._core.engines.values())  # a copy: the exporter reads from a thread of its own

@@ -1,0 +1,105 @@
+"""What control tells: its state, which `tartlet ps`, `top` and `doctor` show (docs/operations.md), and its engines."""
+
+from __future__ import annotations
+
+from itertools import islice
+from typing import Any, Final
+
+from tartlet_common.rpc.tenancy import EVERYONE, Scope
+from tartlet_control.core.core import Core
+from tartlet_control.tables.engines import EngineState, Model
+from tartlet_control.tables.programs import Program
+from tartlet_protos import control_pb2
+
+QUEUES_SHOWN: Final = 16
+"""Queues of a program that are told of, the oldest ones."""
+PROGRAMS_SHOWN: Final = 3000
+"""Programs that are told of, the newest ones: with more a message wouldn't hold the state."""
+
+
+def state_of(core: Core, scope: Scope = EVERYONE) -> dict[str, Any]:
+    """Engines, programs (those of `scope`), models, policy and totals, as plain JSON values."""
+    now = core.clock.now()
+    shown = [p for p in core.lifecycle.programs.values() if scope.allows(p.tenant)]
+    return {
+        "incarnation": core.incarnation,
+        "policy": core.settings.policy,
+        "steps_in_flight": core.settings.steps_in_flight,
+        "models": [_model(m, core) for m in core.models if m.engines or not core.models.stands_by(m)],
+        "engines": [_engine(e, core) for e in core.engines.values()],
+        "runtimes": [
+            {"id": s.runtime_id, "address": s.address, "connected": s.gone_since is None, "programs": len(s.programs)}
+            for s in core.sessions.values()
+        ],
+        "programs": [_program(p, now) for p in shown[-PROGRAMS_SHOWN:]],
+        "programs_left_out": max(0, len(shown) - PROGRAMS_SHOWN),
+        "totals": {
+            "started": core.lifecycle.started,
+            "ended": core.lifecycle.ended,
+            "running": len(core.lifecycle.programs),
+            "steps": sum(e.steps for e in core.engines.values()),
+            "computed_tokens": sum(e.computed_tokens for e in core.engines.values()),
+            "sampled_tokens": sum(e.sampled_tokens for e in core.engines.values()),
+            "leaks": core.leaks,
+        },
+    }
+
+
+def _model(m: Model, core: Core) -> dict[str, Any]:
+    return {k: v for k, v in m.info().items() if k != "spec_json"} | {"standby": core.models.stands_by(m)}
+
+
+def engines_of(core: Core) -> control_pb2.EnginesReply:
+    """What whoever watches engines is told."""
+    return control_pb2.EnginesReply(
+        incarnation=core.incarnation,
+        engines=[
+            control_pb2.EngineSeen(id=e.id, state=_standing(e, core), programs=len(e.programs))
+            for e in core.engines.values()
+        ],
+    )
+
+
+def _standing(e: EngineState, core: Core) -> str:
+    return "standby" if e.status == "ready" and core.models.stands_by(e.model) else e.status
+
+
+def _engine(e: EngineState, core: Core) -> dict[str, Any]:
+    return {
+        "id": e.id,
+        "model": e.model.name,
+        "model_index": e.model.index,
+        "state": _standing(e, core),
+        "device": e.spec.device,
+        "dtype": e.spec.dtype,
+        "page_size": e.spec.page_size,
+        "pools": {p.name: {"free": p.num_free, "held": p.num_held, "total": p.total} for p in e.pools},
+        "programs": len(e.programs),
+        "queues_waiting": len(e.active),
+        "steps": e.steps,
+        "in_flight": len(e.in_flight),
+        "computed_tokens": e.computed_tokens,
+        "sampled_tokens": e.sampled_tokens,
+        "tokens_per_s": round(e.tokens_per_s, 1),
+        "device_s": round(e.device_s, 3),
+    }
+
+
+def _program(p: Program, now: float) -> dict[str, Any]:
+    return {
+        "id": p.id,
+        "name": p.name,
+        "tenant": p.tenant,
+        "model": p.default_model.name if p.default_model is not None else "",
+        "runtime": p.session.runtime_id,
+        "engines": [place.engine.id for place in p.places.values() if place.engine is not None],
+        "state": "killed" if p.killed is not None else "running" if p.live else "ending",
+        "age_s": round(now - p.started_s, 3),
+        "pages": p.num_pages,
+        "peak_pages": p.peak_pages,
+        "queues": {str(q.id): len(q.pending) for q in islice(p.queues.values(), QUEUES_SHOWN)},
+        "in_flight": p.in_flight,
+        "sampled_tokens": p.sampled_tokens,
+        "input_tokens": p.input_tokens,
+        "commands": p.commands,
+    }

@@ -1,0 +1,144 @@
+"""Whatever ends whom and when: every program is told, nothing stays held, and the books balance at every moment."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from tartlet_common.abi import Op
+from tartlet_common.errors import registry as errors
+from tartlet_control.core.lifecycle import StartRequest
+from tartlet_worker.fake import FakeOptions
+from tests.control.harness import Guest, Host, decode_text
+
+# eight pages for programs that want up to five each: contention is the rule
+OPTIONS = FakeOptions(page_size=2, num_pages=8, num_embeds=24, num_slots=6, fail_token=99, max_batch_commands=4)
+COMMON = (
+    *("start", "start", "work", "work", "work", "work", "fail", "free", "cancel", "reset", "unknown", "end", "abort"),
+    *("pump", "pump", "pump", "answer", "answer", "answer", "answer"),
+)
+RARE = ("lose engine", "join engine", "join engine", "reconnect", "lose runtime", "away", "cordon")
+
+
+class World:
+    """A host to which random things happen."""
+
+    def __init__(self, pick: random.Random, policy: str) -> None:
+        self.pick = pick
+        self.host = Host(OPTIONS, engines=2, policy=policy, runtime_grace_s=1.0)
+        self.engines = 2
+        self.lost: set[str] = set()  # programs whose runtime left them
+
+    def live(self) -> list[Guest]:
+        known = self.host.core.lifecycle.programs
+        return [
+            g for g in self.host.guests.values() if g.program_id in known and g.killed is None and g.settled is None
+        ]
+
+    def act(self, action: str) -> None:
+        host, core = self.host, self.host.core
+        live = self.live()
+        guest = self.pick.choice(live) if live else None
+        match action:
+            case "start":
+                host.start(f"p{len(host.guests)}")
+            case "pump":
+                host.pump()
+            case "answer":
+                host.answer()
+            case "join engine":
+                self.engines += 1
+                host.join(f"e{self.engines}", OPTIONS)
+            case "lose engine" if core.engines:
+                core.on_engine_gone(core.engines[self.pick.choice(sorted(core.engines))])
+            case "cordon" if core.engines:
+                core.cordon(self.pick.choice(sorted(core.engines)))
+            case "reconnect":
+                self.reconnect()
+            case "lose runtime":
+                self.part(set())
+                core.on_runtime_gone(host.session)
+                host.clock.advance(1.5)
+                core.tick()
+                host.session = core.on_runtime("rt", f"again{len(self.lost)}{host.clock.now()}", "", [])
+            case "away":
+                host.clock.advance(0.03)
+                core.tick()
+            case _ if guest is not None:
+                self.guest_acts(action, guest)
+
+    def part(self, kept: set[str]) -> None:
+        """The runtime has heard all so far, and gives up all programs but `kept`."""
+        self.host.flush()
+        self.host.collect()
+        self.lost |= set(self.host.core.lifecycle.programs) - kept
+
+    def reconnect(self) -> None:
+        """The runtime's stream breaks; it comes back with some of its programs."""
+        host = self.host
+        kept = [g for g in self.live() if self.pick.random() < 0.7]
+        self.part({g.program_id for g in kept})
+        host.core.on_runtime_gone(host.session)
+        announced = [StartRequest(g.handle, g.program_id) for g in kept]
+        host.session = host.core.on_runtime("rt", host.session.incarnation, "", announced)
+        host.collect()
+
+    def guest_acts(self, action: str, guest: Guest) -> None:
+        match action:
+            case "work":
+                decode_text(guest, [5] * self.pick.randint(1, 6), self.pick.randint(1, 4), page_size=2)
+            case "fail":
+                guest.embed([0], [99], [0])
+            case "free":
+                guest.alloc(Op.DEALLOC_KVPAGE, range(self.pick.randint(1, 3)))
+            case "cancel":
+                guest.put(Op.CANCEL, a=self.pick.randint(0, guest.tickets), wait=True)
+            case "reset":
+                guest.put(Op.RESET)
+            case "unknown":
+                guest.forward([77], [0], queue=self.pick.choice([0, 5]), wait=True)
+            case "end" | "abort":
+                self.host.flush()
+                self.host.core.on_end(self.host.session, guest.handle, failed=action == "abort")
+
+    def check(self) -> None:
+        for engine in self.host.core.engines.values():
+            for i, pool in enumerate(engine.pools):
+                pool.check()
+                held = [len(p.places[engine.model.index].held[i]) for p in engine.programs.values()]
+                assert sum(held) == pool.num_held
+            for queue in engine.active:
+                assert queue.pending[0].kind
+                assert queue.program.live
+        for program in self.host.core.lifecycle.programs.values():
+            queued = sum(len(q.pending) + len(q.syncs) for q in program.queues.values())
+            assert program.in_flight == program.dispatched + queued
+            assert program.dispatched == sum(q.dispatched - q.settled for q in program.queues.values())
+
+
+@pytest.mark.parametrize("policy", ["adaptive", "eager", "t-only"])
+@pytest.mark.parametrize("seed", range(15))
+def test_nothing_leaks_and_everybody_is_told(seed: int, policy: str) -> None:
+    pick = random.Random(seed)
+    world = World(pick, policy)
+    host = world.host
+    world.act("start")
+    for _ in range(200):
+        world.act(pick.choice(COMMON if pick.random() < 0.96 else RARE))
+        world.check()
+    host.run()
+    world.check()
+    for guest in list(host.guests.values()):
+        host.core.on_end(host.session, guest.handle, failed=False)
+    host.run()
+    for guest in host.guests.values():
+        assert guest.settled is not None or guest.program_id in world.lost or not guest.tickets, guest
+        if guest.killed is not None:
+            assert isinstance(guest.killed, (errors.OutOfPages, errors.WorkerLost))
+    assert not host.core.lifecycle.programs
+    assert not host.core.lifecycle.ending
+    for engine in host.core.engines.values():
+        assert [p.num_held for p in engine.pools] == [0, 0, 0]
+        assert not engine.programs
+    host.core.check_ledgers()
