@@ -14,8 +14,8 @@ from pathlib import Path
 import torch
 
 from bench.engine import BareLoop
-from tartlet_worker.loader import load_engine
-from tartlet_worker.random_checkpoint import LLAMA_88M, random_checkpoint
+from tartlet_worker.checkpoints.random_checkpoint import LLAMA_88M, random_checkpoint
+from tartlet_worker.torch_engine.loader import load_engine
 
 PROMPT_TOKENS, NEW_TOKENS = 128, 64
 

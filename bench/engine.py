@@ -21,9 +21,9 @@ import torch
 
 from bench import report
 from tartlet_common.engine.step import EmbedTxt, Forward, Sample, Step
+from tartlet_worker.checkpoints.random_checkpoint import LLAMA_88M, random_checkpoint
 from tartlet_worker.engine import Engine
-from tartlet_worker.loader import EngineOptions, load_engine
-from tartlet_worker.random_checkpoint import LLAMA_88M, random_checkpoint
+from tartlet_worker.torch_engine.loader import EngineOptions, load_engine
 
 TARGETS = {1: 1.2, 8: 1.6, 32: 1.9}
 """Least speed over transformers by batch size."""

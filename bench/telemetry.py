@@ -229,7 +229,7 @@ async def llama_88m(plan: Plan) -> report.Report:
     """The model of `bench overhead`."""
     import torch
 
-    from tartlet_worker.random_checkpoint import LLAMA_88M, random_checkpoint
+    from tartlet_worker.checkpoints.random_checkpoint import LLAMA_88M, random_checkpoint
 
     scratch = Path(tempfile.mkdtemp(prefix="tt-"))
     try:

@@ -13,7 +13,7 @@ from tartlet_common.errors.registry import InvalidConfig
 from tartlet_common.process.role import Notify
 from tartlet_common.rpc.endpoints import Tls
 from tartlet_worker.engine import Engine
-from tartlet_worker.link import FAREWELL_S, Link
+from tartlet_worker.serving.link import FAREWELL_S, Link
 from tartlet_worker.warm_up import warm_up
 
 log = logging.getLogger("tartlet.worker")
@@ -56,11 +56,13 @@ def load(settings: WorkerSettings, progress: Callable[[str], None]) -> Engine:
     if settings.model is None:
         raise InvalidConfig(role="worker", detail="model: a checkpoint directory is needed (or --engine fake)")
     try:
-        from tartlet_worker.checkpoint import check  # safetensors, like torch, isn't everywhere that fake engines are
+        from tartlet_worker.checkpoints.tensors import (
+            check,  # safetensors, like torch, isn't everywhere that fake engines are
+        )
 
         check(settings.model)  # before the seconds that torch takes
         progress("importing torch")
-        from tartlet_worker.loader import engine_from_settings  # torch: only when asked for
+        from tartlet_worker.torch_engine.loader import engine_from_settings  # torch: only when asked for
     except ModuleNotFoundError as e:
         detail = f"engine torch: the package {e.name} isn't in this image or installation"
         raise InvalidConfig(role="worker", detail=detail, remedy=_NO_TORCH) from e

@@ -16,8 +16,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from tartlet_worker.checkpoints.model_config import ModelConfig
 from tartlet_worker.csr import Ints
-from tartlet_worker.model_config import ModelConfig
 
 FAR = np.int32(2**30)
 """Position of a column that can't be seen: not written, or masked. Larger than any query's position."""

@@ -21,7 +21,7 @@ from tartlet_common.rpc.frame_streams import Joiner
 from tartlet_control.app import main
 from tartlet_protos import control_pb2, control_pb2_grpc
 from tartlet_worker.fake import FakeEngine, FakeOptions
-from tartlet_worker.link import Link
+from tartlet_worker.serving.link import Link
 
 
 @contextlib.asynccontextmanager

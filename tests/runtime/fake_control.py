@@ -21,7 +21,7 @@ from tartlet_common.rpc.error_proto import error_to_proto
 from tartlet_protos import common_pb2, control_pb2, control_pb2_grpc
 from tartlet_runtime.frames import Outbox
 from tartlet_runtime.submission import ROW_STRUCT
-from tartlet_worker import fake_model
+from tartlet_worker.fake import model as fake_model
 
 
 def tokenizer_json() -> bytes:

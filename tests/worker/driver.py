@@ -21,7 +21,7 @@ from tartlet_common.engine.step import (
     Step,
     StepResult,
 )
-from tartlet_worker.torch_engine import TorchEngine
+from tartlet_worker.torch_engine.engine import TorchEngine
 
 
 def i32(values: Any) -> npt.NDArray[Any]:

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from tartlet_worker.random_checkpoint import random_checkpoint
+from tartlet_worker.checkpoints.random_checkpoint import random_checkpoint
 
 BASE = {
     "hidden_size": 64,

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from tartlet_worker.checkpoint import EMBEDDING, FINAL_NORM, LM_HEAD
-from tartlet_worker.model_config import read_config
-from tartlet_worker.rope import inverse_frequencies
-from tartlet_worker.weights import WeightReader
+from tartlet_worker.checkpoints.model_config import read_config
+from tartlet_worker.checkpoints.tensors import EMBEDDING, FINAL_NORM, LM_HEAD
+from tartlet_worker.checkpoints.weights import WeightReader
+from tartlet_worker.models.rope import inverse_frequencies
 
 
 class PlainModel:

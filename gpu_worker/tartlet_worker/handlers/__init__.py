@@ -1,1 +1,5 @@
-"""Batched handlers: one module a family of calls, each gathers its columns, decides who runs, and applies."""
+"""One handler for each kind of batch: which commands run, and what they do to the pools.
+
+Belongs here: checks of commands, plans of batches, statuses and answers. Never here: weights and layers, which a
+handler is given as a function.
+"""

@@ -10,7 +10,7 @@ import numpy.typing as npt
 from tartlet_common.engine.step import BatchResult, EmbedTxt
 from tartlet_common.errors.registry import ContextTooLong, InvalidArgument, TartletError
 from tartlet_worker.csr import Ints, take
-from tartlet_worker.handlers.outcome import Outcome
+from tartlet_worker.handlers.statuses import BatchStatuses
 from tartlet_worker.pools import Pools
 
 Embed = Callable[[Pools, Ints, Ints], None]
@@ -21,16 +21,16 @@ def embed_txt(
     batch: EmbedTxt, pools: Pools, poisoned: set[int], embed_tokens: Embed, vocab: int, max_position: int
 ) -> BatchResult:
     """Run one EmbedTxt batch."""
-    outcome = Outcome(batch.lane, poisoned)
+    statuses = BatchStatuses(batch.lane, poisoned)
     indptr = batch.indptr
-    outcome.check_ids("embed", batch.embed, indptr, pools.sizes.num_embeds)
-    token = _resolve(outcome, batch, pools)
-    _check_range(outcome, batch, token, vocab, max_position)
-    runs = outcome.settle()
-    if outcome.all_run:
+    statuses.check_ids("embed", batch.embed, indptr, pools.sizes.num_embeds)
+    token = _resolve(statuses, batch, pools)
+    _check_range(statuses, batch, token, vocab, max_position)
+    runs = statuses.settle()
+    if statuses.all_run:
         embed, position = batch.embed, batch.position
     else:
-        ended, _ = take(indptr, outcome.skipped)
+        ended, _ = take(indptr, statuses.skipped)
         pools.embed_ended[batch.embed[ended]] = True
         chosen, _ = take(indptr, runs)
         token, embed, position = token[chosen], batch.embed[chosen], batch.position[chosen]
@@ -38,21 +38,21 @@ def embed_txt(
         embed_tokens(pools, embed, token)
         pools.embed_position[embed] = position
         pools.embed_ended[embed] = False
-    return outcome.result()
+    return statuses.result()
 
 
-def _resolve(outcome: Outcome, batch: EmbedTxt, pools: Pools) -> npt.NDArray[np.int32]:
+def _resolve(statuses: BatchStatuses, batch: EmbedTxt, pools: Pools) -> npt.NDArray[np.int32]:
     """Token ids [T]: those of the batch, or what their slots hold."""
     slot = batch.slot
     if not len(slot) or slot.max() < 0:
         return batch.token
     from_slot = slot >= 0
     source = np.where(from_slot, slot, 0)
-    if not outcome.check_ids("slot", source, batch.indptr, pools.sizes.num_slots):
+    if not statuses.check_ids("slot", source, batch.indptr, pools.sizes.num_slots):
         source %= pools.sizes.num_slots
-    outcome.skip(from_slot & pools.slot_ended[source], batch.indptr)
+    statuses.skip(from_slot & pools.slot_ended[source], batch.indptr)
     token = np.where(from_slot, pools.slot_token[source], batch.token)
-    outcome.fail(
+    statuses.fail(
         from_slot & (token < 0),
         lambda b: InvalidArgument(argument="slot", detail="no sample has written it: give it to one first"),
         batch.indptr,
@@ -61,7 +61,7 @@ def _resolve(outcome: Outcome, batch: EmbedTxt, pools: Pools) -> npt.NDArray[np.
 
 
 def _check_range(
-    outcome: Outcome, batch: EmbedTxt, token: npt.NDArray[np.int32], vocab: int, max_position: int
+    statuses: BatchStatuses, batch: EmbedTxt, token: npt.NDArray[np.int32], vocab: int, max_position: int
 ) -> None:
     """Fail commands whose token or position the model doesn't have."""
     position = batch.position
@@ -78,5 +78,5 @@ def _check_range(
         mine = slice(int(batch.indptr[b]), int(batch.indptr[b + 1]))
         return ContextTooLong(position=int(position[mine][bad_position[mine]][0]), limit=max_position)
 
-    outcome.fail(bad_token, token_error, batch.indptr)
-    outcome.fail(bad_position, position_error, batch.indptr)
+    statuses.fail(bad_token, token_error, batch.indptr)
+    statuses.fail(bad_position, position_error, batch.indptr)

@@ -11,10 +11,11 @@ import numpy.typing as npt
 from tartlet_common.engine.step import BatchResult, Forward
 from tartlet_common.errors.registry import InvalidArgument, TartletError
 from tartlet_worker.csr import counts, take
-from tartlet_worker.handlers.forward_plan import ForwardPlan, columns, mask_bytes, plan_forward
-from tartlet_worker.handlers.outcome import Outcome
-from tartlet_worker.handlers.parts import in_parts, most_of_one_position
-from tartlet_worker.handlers.waves import cut
+from tartlet_worker.handlers.conflicts import cut_at_conflicts
+from tartlet_worker.handlers.forward_plan import columns, mask_bytes, plan_forward
+from tartlet_worker.handlers.long_commands import most_of_one_position, split_long_command
+from tartlet_worker.handlers.statuses import BatchStatuses
+from tartlet_worker.models.base import ForwardPlan
 from tartlet_worker.pools import Pools
 
 RunModel = Callable[[ForwardPlan], None]
@@ -24,17 +25,17 @@ RunModel = Callable[[ForwardPlan], None]
 def forward(batch: Forward, pools: Pools, poisoned: set[int], run: RunModel) -> tuple[BatchResult, int]:
     """Run one Forward batch; returns its answer and how many tokens went through the layers.
 
-    Commands behave as if run one after the other (`waves`). Those of one lane may stand in one batch, also where a
+    Commands behave as if run one after the other (`conflicts`). Those of one lane may stand in one batch, also where a
     later one reads pages that an earlier one writes.
     """
-    ranges = cut(batch, pools)
+    ranges = cut_at_conflicts(batch, pools)
     if len(ranges) == 1:
         return _run_range(batch, pools, poisoned, run)
     answers = []
     for first, last in ranges:
         answers.append(_run_range(_slice(batch, first, last), pools, poisoned, run))
     results = [result for result, _ in answers]
-    whole = Outcome(batch.lane, set()).result()
+    whole = BatchStatuses(batch.lane, set()).result()
     return (
         BatchResult(
             status=np.concatenate([r.status for r in results]),
@@ -52,47 +53,47 @@ def forward(batch: Forward, pools: Pools, poisoned: set[int], run: RunModel) -> 
 
 
 def _run_range(batch: Forward, pools: Pools, poisoned: set[int], run: RunModel) -> tuple[BatchResult, int]:
-    outcome = Outcome(batch.lane, poisoned)
+    statuses = BatchStatuses(batch.lane, poisoned)
     iemb = batch.iemb
-    if not _check_ids(outcome, batch, pools):
+    if not _check_ids(statuses, batch, pools):
         iemb = np.clip(iemb, 0, pools.sizes.num_embeds - 1)  # the others of the batch are checked all the same
-    outcome.skip(pools.embed_ended[iemb], batch.iemb_indptr)
+    statuses.skip(pools.embed_ended[iemb], batch.iemb_indptr)
     # An ended embed that was never written is skipped above, not failed.
-    outcome.fail(
+    statuses.fail(
         pools.embed_position[iemb] < 0,
         lambda b: InvalidArgument(argument="iemb", detail="nothing has written it: embed_txt does, or another forward"),
         batch.iemb_indptr,
     )
-    _check_shapes(outcome, batch, pools)
-    _check_parts(outcome, batch, pools.embed_position[iemb], pools.sizes.scratch_tokens)
-    runs = outcome.settle()
-    if not outcome.all_run:
-        ended, _ = take(batch.oemb_indptr, outcome.skipped)
+    _check_shapes(statuses, batch, pools)
+    _check_parts(statuses, batch, pools.embed_position[iemb], pools.sizes.scratch_tokens)
+    runs = statuses.settle()
+    if not statuses.all_run:
+        ended, _ = take(batch.oemb_indptr, statuses.skipped)
         pools.embed_ended[batch.oemb[ended]] = True
     if not len(runs):
-        return outcome.result(), 0
+        return statuses.result(), 0
     plan = plan_forward(columns(batch, runs), pools)
-    for part in in_parts(plan, pools, pools.sizes.scratch_tokens):
+    for part in split_long_command(plan, pools, pools.sizes.scratch_tokens):
         run(part)
     pools.embed_position[plan.out_embed] = plan.position[plan.out_token]
     pools.embed_ended[plan.out_embed] = False
-    return outcome.result(), len(plan.embed)
+    return statuses.result(), len(plan.embed)
 
 
-def _check_ids(outcome: Outcome, batch: Forward, pools: Pools) -> bool:
+def _check_ids(statuses: BatchStatuses, batch: Forward, pools: Pools) -> bool:
     sizes = pools.sizes
-    good = outcome.check_ids("embed", batch.iemb, batch.iemb_indptr, sizes.num_embeds)
-    good &= outcome.check_ids("embed", batch.oemb, batch.oemb_indptr, sizes.num_embeds)
-    good &= outcome.check_ids("page", batch.ikv, batch.ikv_indptr, sizes.num_pages)
-    return good & outcome.check_ids("page", batch.okv, batch.okv_indptr, sizes.num_pages)
+    good = statuses.check_ids("embed", batch.iemb, batch.iemb_indptr, sizes.num_embeds)
+    good &= statuses.check_ids("embed", batch.oemb, batch.oemb_indptr, sizes.num_embeds)
+    good &= statuses.check_ids("page", batch.ikv, batch.ikv_indptr, sizes.num_pages)
+    return good & statuses.check_ids("page", batch.okv, batch.okv_indptr, sizes.num_pages)
 
 
-def _check_shapes(outcome: Outcome, batch: Forward, pools: Pools) -> None:
+def _check_shapes(statuses: BatchStatuses, batch: Forward, pools: Pools) -> None:
     """Lengths that must fit each other."""
     size = pools.page_size
     tokens, pages = counts(batch.iemb_indptr), counts(batch.ikv_indptr)
     outs, room = counts(batch.oemb_indptr), counts(batch.okv_indptr) * size
-    outcome.fail(
+    statuses.fail(
         (outs > tokens) | (tokens == 0),
         lambda b: InvalidArgument(argument="oemb", detail=f"{outs[b]} output embeds for {tokens[b]} input embeds"),
     )
@@ -102,17 +103,19 @@ def _check_shapes(outcome: Outcome, batch: Forward, pools: Pools) -> None:
         detail = f"{tokens[b]} tokens from offset {batch.okv_offset[b]} don't fit {room[b]} slots"
         return InvalidArgument(argument="okv", detail=detail)
 
-    outcome.fail(past, past_error)
+    statuses.fail(past, past_error)
     loose = (room == 0) & (tokens > 0)
     if loose.any():
         needed = np.where(loose, -(-tokens // size), 0)
         over = loose & (np.cumsum(needed) > pools.num_scratch_pages)
         limit = pools.sizes.scratch_tokens
-        outcome.fail(over, lambda b: InvalidArgument(argument="okv", detail=f"more than {limit} tokens need okv pages"))
+        statuses.fail(
+            over, lambda b: InvalidArgument(argument="okv", detail=f"more than {limit} tokens need okv pages")
+        )
     if len(batch.mask_bits):
         given = counts(batch.mask_indptr)
         wrong = (given > 0) & (given != mask_bytes(tokens, pages, size))
-        outcome.fail(
+        statuses.fail(
             wrong,
             lambda b: InvalidArgument(
                 argument="mask", detail=f"it must be [{tokens[b]}, {pages[b] * size + tokens[b]}]"
@@ -120,7 +123,7 @@ def _check_shapes(outcome: Outcome, batch: Forward, pools: Pools) -> None:
         )
 
 
-def _check_parts(outcome: Outcome, batch: Forward, position: npt.NDArray[np.int32], limit: int) -> None:
+def _check_parts(statuses: BatchStatuses, batch: Forward, position: npt.NDArray[np.int32], limit: int) -> None:
     """A command that runs in parts must have some: tokens of one position go through the layers together."""
     long = counts(batch.iemb_indptr) > limit
     if not long.any():
@@ -130,7 +133,7 @@ def _check_parts(outcome: Outcome, batch: Forward, position: npt.NDArray[np.int3
     for b in np.flatnonzero(long & ~whole):
         mine = position[batch.iemb_indptr[b] : batch.iemb_indptr[b + 1]]
         inseparable[b] = most_of_one_position(mine) > limit
-    outcome.fail(
+    statuses.fail(
         inseparable,
         lambda _: InvalidArgument(argument="iemb", detail=f"more than {limit} tokens of one position"),
     )

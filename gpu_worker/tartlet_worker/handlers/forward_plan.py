@@ -13,21 +13,8 @@ import numpy.typing as npt
 from tartlet_common.engine.step import Forward
 from tartlet_worker.attention.base import AttentionBatch
 from tartlet_worker.csr import I64, counts, indptr_of, owners, take, within
+from tartlet_worker.models.base import ForwardPlan
 from tartlet_worker.pools import FAR, Pools
-
-
-@dataclass(frozen=True, slots=True)
-class ForwardPlan:
-    """One pass through the layers: T tokens of B commands."""
-
-    embed: I64  # [T] source embeds
-    position: npt.NDArray[np.int32]  # [T]
-    page: I64  # [T] page that takes each token's key and value (a scratch page if it isn't stored)
-    slot: I64  # [T] and the slot in it
-    scratch_pages: int  # how many scratch pages are used
-    attention: AttentionBatch
-    out_token: I64  # [O] tokens whose last hidden state is kept
-    out_embed: I64  # [O] embeds that take them
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,9 +11,9 @@ from torch import Tensor
 from tartlet_common.engine.step import BatchResult, GetNextDist, Sample
 from tartlet_common.errors.registry import InvalidArgument
 from tartlet_worker.csr import Bools, Ints, any_by, counts, indptr_of, take, within
-from tartlet_worker.handlers.outcome import Outcome, one_each
+from tartlet_worker.handlers.statuses import BatchStatuses, one_each
 from tartlet_worker.pools import Pools
-from tartlet_worker.sampling import SampleParams, Sampler
+from tartlet_worker.sampling.base import SampleParams, Sampler
 
 Logits = Callable[[Pools, Ints], Tensor]
 """Output embeds [N] of the pools to logits [N, vocab] float32, contiguous."""
@@ -26,17 +26,17 @@ def get_next_dist(
     batch: GetNextDist, pools: Pools, poisoned: set[int], logits: Logits, sampler: Sampler, limit: int, vocab: int
 ) -> BatchResult:
     """Top-K of the full softmax for each embed; skipped and failed commands get empty distributions."""
-    outcome = Outcome(batch.lane, poisoned)
-    _check_source(outcome, batch.embed, batch.indptr, pools)
-    outcome.fail(
+    statuses = BatchStatuses(batch.lane, poisoned)
+    _check_source(statuses, batch.embed, batch.indptr, pools)
+    statuses.fail(
         np.asarray((batch.top_k < 1) | (batch.top_k > limit)),
         lambda b: InvalidArgument(argument="top_k", detail=f"{batch.top_k[b]} is not within 1 to {limit}"),
     )
-    runs = outcome.settle()
+    runs = statuses.settle()
     lengths = np.zeros(len(batch.embed), np.int64)  # [E]
     chosen, cut = take(batch.indptr, runs)
     if not len(chosen):
-        return outcome.result(
+        return statuses.result(
             dist=(np.zeros(len(lengths) + 1, np.int32), np.zeros(0, np.int32), np.zeros(0, np.float32))
         )
     widths = np.minimum(batch.top_k[runs].repeat(counts(cut)), vocab).astype(np.int64)  # [embeds that run]
@@ -47,7 +47,7 @@ def get_next_dist(
     lengths[chosen] = widths
     indptr = indptr_of(lengths).astype(np.int32)
     tokens, values = (np.concatenate(column) for column in zip(*parts, strict=True))
-    return outcome.result(dist=(indptr, tokens, values))
+    return statuses.result(dist=(indptr, tokens, values))
 
 
 def _chunks(count: int, vocab: int) -> list[tuple[int, int]]:
@@ -74,13 +74,13 @@ def sample_tokens(
     """Sample one token an embed into its slot; a stop token marks the slot ended."""
     count = len(batch.lane)
     one = one_each(count)
-    outcome = Outcome(batch.lane, poisoned)
-    _check_source(outcome, batch.embed, one, pools)
-    outcome.check_ids("slot", batch.slot, one, pools.sizes.num_slots)
-    _check_params(outcome, batch)
-    runs = outcome.settle()
-    if not outcome.all_run:
-        pools.slot_ended[batch.slot[outcome.skipped]] = True
+    statuses = BatchStatuses(batch.lane, poisoned)
+    _check_source(statuses, batch.embed, one, pools)
+    statuses.check_ids("slot", batch.slot, one, pools.sizes.num_slots)
+    _check_params(statuses, batch)
+    runs = statuses.settle()
+    if not statuses.all_run:
+        pools.slot_ended[batch.slot[statuses.skipped]] = True
     token = np.full(count, -1, np.int32)
     logprob = np.zeros(count, np.float32)
     ended = np.zeros(count, np.uint8)
@@ -101,21 +101,21 @@ def sample_tokens(
         ended[runs] = _stops(batch, token)[runs]
         pools.slot_token[batch.slot[runs]] = token[runs]
         pools.slot_ended[batch.slot[runs]] = ended[runs]
-    return outcome.result(token=token, ended=ended, logprob=logprob)
+    return statuses.result(token=token, ended=ended, logprob=logprob)
 
 
-def _check_source(outcome: Outcome, embed: npt.NDArray[np.int32], indptr: Ints, pools: Pools) -> None:
-    known = outcome.check_ids("embed", embed, indptr, pools.sizes.num_embeds)
+def _check_source(statuses: BatchStatuses, embed: npt.NDArray[np.int32], indptr: Ints, pools: Pools) -> None:
+    known = statuses.check_ids("embed", embed, indptr, pools.sizes.num_embeds)
     source = embed if known else np.clip(embed, 0, pools.sizes.num_embeds - 1)
-    outcome.skip(pools.embed_ended[source], indptr)
-    outcome.fail(
+    statuses.skip(pools.embed_ended[source], indptr)
+    statuses.fail(
         pools.embed_position[source] < 0,
         lambda b: InvalidArgument(argument="embed", detail="no forward has written it: give it to one as oemb"),
         indptr,
     )
 
 
-def _check_params(outcome: Outcome, batch: Sample) -> None:
+def _check_params(statuses: BatchStatuses, batch: Sample) -> None:
     """Parameters that no filter is defined for; comparisons are written so that NaN fails them."""
     good = (
         (batch.temperature >= 0)
@@ -126,7 +126,7 @@ def _check_params(outcome: Outcome, batch: Sample) -> None:
         & (batch.min_p <= 1)
         & (batch.top_k >= 0)
     )
-    outcome.fail(
+    statuses.fail(
         np.asarray(~good),
         lambda b: InvalidArgument(
             argument="sampler",

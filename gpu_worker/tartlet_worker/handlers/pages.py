@@ -6,7 +6,7 @@ import numpy as np
 
 from tartlet_common.engine.step import BatchResult, CopyKvPage, MaskKvPage
 from tartlet_common.errors.registry import InvalidArgument
-from tartlet_worker.handlers.outcome import Outcome, one_each
+from tartlet_worker.handlers.statuses import BatchStatuses, one_each
 from tartlet_worker.pools import Pools
 
 
@@ -15,17 +15,17 @@ def copy_kvpage(batch: CopyKvPage, pools: Pools, poisoned: set[int]) -> BatchRes
 
     Copies of one batch take effect in order, so that one may read what an earlier one wrote.
     """
-    outcome = Outcome(batch.lane, poisoned)
+    statuses = BatchStatuses(batch.lane, poisoned)
     one, size = one_each(len(batch.lane)), pools.page_size
-    outcome.check_ids("page", batch.src, one, pools.sizes.num_pages)
-    outcome.check_ids("page", batch.dst, one, pools.sizes.num_pages)
+    statuses.check_ids("page", batch.src, one, pools.sizes.num_pages)
+    statuses.check_ids("page", batch.dst, one, pools.sizes.num_pages)
     first = np.minimum(batch.src_offset, batch.dst_offset)
     last = np.maximum(batch.src_offset, batch.dst_offset).astype(np.int64) + batch.size
-    outcome.fail(
+    statuses.fail(
         np.asarray((first < 0) | (batch.size < 0) | (last > size)),
         lambda b: InvalidArgument(argument="size", detail=f"the copied tokens don't fit a page of {size}"),
     )
-    for b in outcome.settle().tolist():
+    for b in statuses.settle().tolist():
         src, dst, count = int(batch.src[b]), int(batch.dst[b]), int(batch.size[b])
         a, z = int(batch.src_offset[b]), int(batch.dst_offset[b])
         values = pools.kv[:, :, src, :, a : a + count]
@@ -33,15 +33,15 @@ def copy_kvpage(batch: CopyKvPage, pools: Pools, poisoned: set[int]) -> BatchRes
         pools.kv[:, :, dst, :, z : z + count] = values.clone() if src == dst else values
         for marks in (pools.position, pools.hidden, pools.seen_position):
             marks[dst, z : z + count] = marks[src, a : a + count].copy()
-    return outcome.result()
+    return statuses.result()
 
 
 def mask_kvpage(batch: MaskKvPage, pools: Pools, poisoned: set[int]) -> BatchResult:
     """Set the mask bits of pages; those of the batch apply in order, the last of a page stays."""
-    outcome = Outcome(batch.lane, poisoned)
-    outcome.check_ids("page", batch.page, one_each(len(batch.lane)), pools.sizes.num_pages)
-    runs = outcome.settle()
+    statuses = BatchStatuses(batch.lane, poisoned)
+    statuses.check_ids("page", batch.page, one_each(len(batch.lane)), pools.sizes.num_pages)
+    runs = statuses.settle()
     pages, shifts = batch.page[runs], np.arange(pools.page_size, dtype=np.uint32)
     pools.hidden[pages] = (batch.bits[runs, None] >> shifts) & 1
     pools.refresh(pages)
-    return outcome.result()
+    return statuses.result()

@@ -17,35 +17,35 @@ FLAGS = ("-O3", "-march=native", "-shared", "-fPIC", "-std=gnu11")
 NEEDED_CPU_FLAGS = frozenset({"avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_bf16"})
 
 
-class Matrix(ctypes.Structure):
+class CMatrix(ctypes.Structure):
     """`Matrix` of gemm.h: a packed weight."""
 
     _fields_ = (("w", ctypes.c_void_p), ("bias", ctypes.c_void_p), ("n", ctypes.c_int64), ("k", ctypes.c_int64))
 
 
-class Layer(ctypes.Structure):
+class CLayer(ctypes.Structure):
     """`Layer` of decoder.c."""
 
     _fields_ = (
         *((name, ctypes.c_void_p) for name in ("input_norm", "q_norm", "k_norm", "post_norm")),
-        *((name, Matrix) for name in ("qkv", "out", "gate_up", "down")),
+        *((name, CMatrix) for name in ("qkv", "out", "gate_up", "down")),
         ("window", ctypes.c_int64),
     )
 
 
-class Model(ctypes.Structure):
+class CModel(ctypes.Structure):
     """`Model` of decoder.c."""
 
     _fields_ = (
         *((name, ctypes.c_int64) for name in ("dim", "layers", "heads", "kv_heads", "hd", "page_size")),
         *((name, ctypes.c_int64) for name in ("kv_layer", "kv_half")),
         ("eps", ctypes.c_float),
-        ("layer", ctypes.POINTER(Layer)),
+        ("layer", ctypes.POINTER(CLayer)),
         ("final_norm", ctypes.c_void_p),
     )
 
 
-class Pass(ctypes.Structure):
+class CPass(ctypes.Structure):
     """`Pass` of decoder.c."""
 
     _fields_ = (

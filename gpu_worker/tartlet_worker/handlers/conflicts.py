@@ -1,0 +1,116 @@
+"""Cutting a Forward batch where one command depends on another in a way that one pass can't honour.
+
+One pass reads all embeds first, stores all keys and values of a layer before it attends, and writes all output embeds
+last. So a later command may read *pages* that an earlier one of the batch writes, but these need a pass of their own:
+
+- an embed read or written again after an earlier command of the batch wrote it;
+- a KV slot that already holds a token, or that an earlier command of the batch writes, written again (a reader before
+  it must still see the old token).
+
+One pass also pads all page lists to the longest: where that would cost more than `MAX_COLUMNS`, long commands and short
+ones go apart.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from tartlet_common.engine.step import Forward
+from tartlet_worker.csr import counts, owners, within
+from tartlet_worker.pools import Pools
+
+MAX_COLUMNS = 1 << 22
+"""Most columns (padded ones counted) of a pass of several commands: 16 MiB an array of them."""
+
+
+def cut_at_conflicts(batch: Forward, pools: Pools) -> list[tuple[int, int]]:
+    """Ranges of commands [first, last) that run one after the other; one range in the usual case."""
+    count = len(batch.lane)
+    if count <= 1:
+        return [(0, count)]
+    ranges = [(0, count)]
+    if _embeds_conflict(batch, pools) or _slots_conflict(batch, pools):
+        ranges = _cut_in_order(batch, pools)
+    width = (counts(batch.ikv_indptr) + counts(batch.okv_indptr)) * pools.page_size  # [B] columns, or a few more
+    if int(width.max()) * count <= MAX_COLUMNS:
+        return ranges
+    return [part for first, last in ranges for part in _cut_wide(width.tolist(), first, last)]
+
+
+def _cut_wide(width: list[int], first: int, last: int) -> list[tuple[int, int]]:
+    """Greedy: a command starts a new range where padding all to the widest would pass `MAX_COLUMNS`."""
+    ranges, widest = [], 0
+    for b in range(first, last):
+        wider = max(widest, width[b])
+        if b > first and wider * (b + 1 - first) > MAX_COLUMNS:
+            ranges.append((first, b))
+            first, wider = b, width[b]
+        widest = wider
+    ranges.append((first, last))
+    return ranges
+
+
+def _embeds_conflict(batch: Forward, pools: Pools) -> bool:
+    """Whether a command reads or writes an embed that another one writes."""
+    if not len(batch.oemb):
+        return False
+    mark, last = pools.embed_mark, len(pools.embed_mark) - 1
+    # Ids that don't exist fail their commands later; here they only must not leave the table.
+    oemb, iemb = batch.oemb.clip(0, last), batch.iemb.clip(0, last)
+    writer = owners(batch.oemb_indptr) + 1
+    mark[oemb] = writer
+    found = mark[iemb]
+    conflict = bool((mark[oemb] != writer).any()) or bool(
+        ((found > 0) & (found != owners(batch.iemb_indptr) + 1)).any()
+    )
+    mark[oemb] = 0
+    return conflict
+
+
+def _written(batch: Forward, pools: Pools) -> tuple[np.ndarray, np.ndarray]:
+    """(command, page * page_size + slot) of every stored token; tokens past their okv are left to the checks."""
+    size = pools.page_size
+    command, index = owners(batch.iemb_indptr), within(batch.iemb_indptr)
+    target = batch.okv_offset[command].astype(np.int64) + index
+    room = counts(batch.okv_indptr)[command].astype(np.int64) * size
+    good = (target >= 0) & (target < room)
+    command, target = command[good], target[good]
+    page = batch.okv[batch.okv_indptr[:-1][command] + target // size].astype(np.int64)
+    good = (page >= 0) & (page < pools.total_pages)
+    return command[good], page[good] * size + target[good] % size
+
+
+def _slots_conflict(batch: Forward, pools: Pools) -> bool:
+    _, slots = _written(batch, pools)
+    mark, number = pools.slot_mark, np.arange(len(slots))
+    mark[slots] = number
+    again = bool((mark[slots] != number).any())
+    return again or bool((pools.position.reshape(-1)[slots] >= 0).any())
+
+
+def _cut_in_order(batch: Forward, pools: Pools) -> list[tuple[int, int]]:
+    """Greedy: a command starts a new range if it conflicts with the range so far."""
+    command, slots = _written(batch, pools)
+    position = pools.position.reshape(-1)
+    ranges, first = [], 0
+    embeds: set[int] = set()  # written in this range
+    stored: set[int] = set()
+    pages_read: set[int] = set()
+    for b in range(len(batch.lane)):
+        reads = batch.iemb[batch.iemb_indptr[b] : batch.iemb_indptr[b + 1]].tolist()
+        writes = batch.oemb[batch.oemb_indptr[b] : batch.oemb_indptr[b + 1]].tolist()
+        mine = slots[command == b]
+        replaced = set((mine[position[mine] >= 0] // pools.page_size).tolist())
+        if (
+            not embeds.isdisjoint(reads)
+            or not embeds.isdisjoint(writes)
+            or not stored.isdisjoint(mine.tolist())
+            or not pages_read.isdisjoint(replaced)
+        ):
+            ranges.append((first, b))
+            first, embeds, stored, pages_read = b, set(), set(), set()
+        embeds.update(writes)
+        stored.update(mine.tolist())
+        pages_read.update(batch.ikv[batch.ikv_indptr[b] : batch.ikv_indptr[b + 1]].tolist())
+    ranges.append((first, len(batch.lane)))
+    return ranges

@@ -1,0 +1,86 @@
+"""Running one long command in several passes, so that a pass's memory doesn't grow with what a program sends.
+
+A query sees columns up to its own position, so tokens in order of position can go through all layers one range after
+the other: what a range sees is stored by then, and what comes later it doesn't see, whatever the pool holds there yet.
+Tokens of one position see each other and stay together. A mask may show a token what comes after it: commands with one
+run whole (their masks bound them, see docs/limits.md), and so do those that store nothing (scratch pages bound them,
+and each pass clears these).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from tartlet_worker.csr import I64
+from tartlet_worker.models.base import ForwardPlan
+from tartlet_worker.pools import Pools
+
+
+def ranges(position: npt.NDArray[np.int32], limit: int) -> list[tuple[int, int]]:
+    """Cut ascending positions [T] into ranges of at most `limit` that keep equal ones together.
+
+    Raises:
+        ValueError: more than `limit` are equal.
+    """
+    cuts, first = [], 0
+    while len(position) - first > limit:
+        last = int(np.searchsorted(position, position[first + limit], side="left"))
+        if last <= first:
+            raise ValueError(f"more than {limit} tokens of position {position[first]}")
+        cuts.append((first, last))
+        first = last
+    return [*cuts, (first, len(position))]
+
+
+def most_of_one_position(position: npt.NDArray[np.int32]) -> int:
+    """How many of the positions [T] are equal at most."""
+    return int(np.unique(position, return_counts=True)[1].max())
+
+
+def split_long_command(plan: ForwardPlan, pools: Pools, limit: int) -> Iterator[ForwardPlan]:
+    """The plan itself, or plans of at most `limit` tokens each that together do the same; run each before the next."""
+    batch = plan.attention
+    if len(plan.embed) <= limit or len(batch.num_pages) > 1 or batch.allowed or plan.scratch_pages:
+        yield plan
+        return
+    order = np.argsort(plan.position, kind="stable")
+    place = np.empty_like(order)
+    place[order] = np.arange(len(order))
+    out_place = place[plan.out_token]  # [O] where the tokens stand whose output is kept
+    by_place = np.argsort(out_place, kind="stable")  # decoders want outputs in the order of their tokens
+    cuts = ranges(plan.position[order], limit)
+    held: list[tuple[I64, torch.Tensor]] = []
+    for first, last in cuts:
+        tokens = order[first:last]
+        outs = by_place[(out_place[by_place] >= first) & (out_place[by_place] < last)]
+        written = plan.out_embed[outs]
+        early = np.intersect1d(written, plan.embed[order[last:]])  # a later part must still read what they hold now
+        before = _rows(pools, early)
+        yield replace(
+            plan,
+            embed=plan.embed[tokens],
+            position=plan.position[tokens],
+            page=plan.page[tokens],
+            slot=plan.slot[tokens],
+            attention=replace(
+                batch,
+                query_indptr=np.array([0, len(tokens)], np.int64),
+                query_position=batch.query_position[tokens],
+            ),
+            out_token=out_place[outs] - first,
+            out_embed=written,
+        )
+        if len(early):
+            held.append((early, _rows(pools, early)))
+            pools.embeds.index_copy_(0, pools.index(early), before)
+    for embeds, rows in held:
+        pools.embeds.index_copy_(0, pools.index(embeds), rows)
+
+
+def _rows(pools: Pools, embeds: I64) -> torch.Tensor:
+    return pools.embeds.index_select(0, pools.index(embeds))

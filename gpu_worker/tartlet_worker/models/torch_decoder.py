@@ -1,0 +1,155 @@
+"""The Llama-family decoder over paged keys and values, in plain torch on any device.
+
+One code path for all families: what differs (biases, query/key norms, windows, rotary scaling) is data in
+`ModelConfig`. Queries, keys and values are one multiplication, gate and up projection another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from tartlet_worker.attention.base import Attention
+from tartlet_worker.checkpoints.model_config import ModelConfig
+from tartlet_worker.checkpoints.tensors import EMBEDDING, FINAL_NORM, LM_HEAD
+from tartlet_worker.checkpoints.weights import WeightReader
+from tartlet_worker.csr import Ints
+from tartlet_worker.engine import nobody
+from tartlet_worker.models.base import ForwardPlan
+from tartlet_worker.models.linear import Linear, make_linear
+from tartlet_worker.models.rope import RopeTable, rotate
+from tartlet_worker.pools import Pools
+
+
+@dataclass(frozen=True, slots=True)
+class DecoderLayer:
+    """One decoder layer."""
+
+    input_norm: Tensor  # [dim]
+    qkv: Linear  # dim -> (heads + 2 kv_heads) * head_dim
+    q_norm: Tensor | None  # [head_dim]
+    k_norm: Tensor | None  # [head_dim]
+    out: Linear  # heads * head_dim -> dim
+    post_norm: Tensor  # [dim]
+    gate_up: Linear  # dim -> 2 ffn
+    down: Linear  # ffn -> dim
+    window: int | None
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """x [..., D] scaled to unit mean square, in float32, rounded to x's dtype before the weight [D] is applied."""
+    wide = x.float()
+    return weight * (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)).to(x.dtype)
+
+
+class TorchDecoder:
+    """A model's weights and its pass through the layers."""
+
+    def __init__(
+        self, config: ModelConfig, reader: WeightReader, attention: Attention, *, device: str, batch_invariant: bool
+    ) -> None:
+        self.config, self._attention = config, attention
+        self.embedding = reader.get(EMBEDDING).to(device)  # [vocab, dim]
+        self._invariant, self._device = batch_invariant, device
+        self.passes = 0  # through the layers so far
+        self.computing: Callable[[], None] = nobody
+        """Is told when the device has begun with what takes long: on a CPU at its start, elsewhere once queued."""
+        self._layers = [self._load_layer(reader, i) for i in range(config.layers)]
+        self._final_norm = reader.get(FINAL_NORM).to(device)
+        head = self.embedding if config.tied else reader.get(LM_HEAD).to(device)
+        self._head = make_linear(head, None, batch_invariant=batch_invariant)
+        dtype = self.embedding.dtype
+        self._rope = RopeTable(config.rope, config.head_dim, config.max_position, dtype, device)
+
+    def _load_layer(self, reader: WeightReader, i: int) -> DecoderLayer:
+        p = f"model.layers.{i}."
+
+        def linear(*names: str) -> Linear:
+            weight = reader.cat(*(f"{p}{name}.weight" for name in names)).to(self._device)
+            biased = reader.has(f"{p}{names[0]}.bias")
+            bias = reader.cat(*(f"{p}{name}.bias" for name in names)).to(self._device) if biased else None
+            return make_linear(weight, bias, batch_invariant=self._invariant)
+
+        def norm(name: str) -> Tensor:
+            return reader.get(f"{p}{name}.weight").to(self._device)
+
+        return DecoderLayer(
+            input_norm=norm("input_layernorm"),
+            qkv=linear("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+            q_norm=norm("self_attn.q_norm") if self.config.qk_norm else None,
+            k_norm=norm("self_attn.k_norm") if self.config.qk_norm else None,
+            out=linear("self_attn.o_proj"),
+            post_norm=norm("post_attention_layernorm"),
+            gate_up=linear("mlp.gate_proj", "mlp.up_proj"),
+            down=linear("mlp.down_proj"),
+            window=self.config.windows[i],
+        )
+
+    @torch.inference_mode()
+    def run(self, plan: ForwardPlan, pools: Pools) -> None:
+        """Pass a plan's tokens through the layers; store keys, values and the output embeds (after the last norm)."""
+        self.passes += 1
+        if self._device == "cpu":
+            self.computing()
+        if plan.scratch_pages:
+            # The unused rest of a scratch page is read under a mask: it must not hold what an earlier batch left.
+            first = pools.scratch_page
+            pools.kv[:, :, first : first + plan.scratch_pages] = 0
+        x = pools.embeds.index_select(0, pools.index(plan.embed))  # [T, dim]
+        self._rope.reserve(int(plan.position.max()) + 1)
+        position = pools.index(plan.position)
+        cos, sin = self._rope.cos[position][:, None], self._rope.sin[position][:, None]  # [T, 1, head_dim / 2]
+        prepared = self._attention.prepare(plan.attention)
+        rows = self._rows(plan, pools)
+        for i, layer in enumerate(self._layers):
+            h = rms_norm(x, layer.input_norm, self.config.norm_eps)
+            q = self._store(layer, h, cos, sin, rows, pools.kv[i])
+            x = x + layer.out(self._attention.run(prepared, q, pools.kv[i], layer.window))
+            h = rms_norm(x, layer.post_norm, self.config.norm_eps)
+            gate, up = layer.gate_up(h).chunk(2, -1)
+            x = x + layer.down(F.silu(gate) * up)
+        if len(plan.out_token):
+            if len(plan.out_token) != len(plan.embed):
+                x = x.index_select(0, pools.index(plan.out_token))
+            hidden = rms_norm(x, self._final_norm, self.config.norm_eps)
+            pools.embeds.index_copy_(0, pools.index(plan.out_embed), hidden)
+        self.computing()
+
+    def _rows(self, plan: ForwardPlan, pools: Pools) -> Tensor:
+        """[T * kv_heads] rows of a layer's keys seen as [pages * kv_heads * page_size, head_dim]."""
+        page, slot = pools.index(plan.page), pools.index(plan.slot)
+        heads = torch.arange(self.config.kv_heads, device=self._device)
+        return ((page[:, None] * self.config.kv_heads + heads) * pools.page_size + slot[:, None]).reshape(-1)
+
+    def _store(self, layer: DecoderLayer, h: Tensor, cos: Tensor, sin: Tensor, rows: Tensor, kv: Tensor) -> Tensor:
+        """Queries [T, heads, head_dim], rotated; keys and values go to their rows of the pool's layer."""
+        c = self.config
+        qkv = layer.qkv(h).view(-1, c.heads + 2 * c.kv_heads, c.head_dim)
+        v = qkv[:, c.heads + c.kv_heads :]
+        if layer.q_norm is None or layer.k_norm is None:
+            qk = rotate(qkv[:, : c.heads + c.kv_heads], cos, sin)
+            q, k = qk[:, : c.heads], qk[:, c.heads :]
+        else:
+            q = rotate(rms_norm(qkv[:, : c.heads], layer.q_norm, c.norm_eps), cos, sin)
+            k = rotate(rms_norm(qkv[:, c.heads : c.heads + c.kv_heads], layer.k_norm, c.norm_eps), cos, sin)
+        keys, values = kv.view(2, -1, c.head_dim)
+        keys.index_copy_(0, rows, k.reshape(-1, c.head_dim))
+        values.index_copy_(0, rows, v.reshape(-1, c.head_dim))
+        return q
+
+    def embed(self, pools: Pools, embed: Ints, token: Ints) -> None:
+        """Put the embeddings of tokens [N] into embeds [N] of the pool."""
+        pools.embeds.index_copy_(0, pools.index(embed), self.embedding.index_select(0, pools.index(token)))
+
+    @torch.inference_mode()
+    def logits(self, pools: Pools, embed: Ints) -> Tensor:
+        """Logits [N, vocab] float32 of output embeds [N] of the pool."""
+        if self._device == "cpu":
+            self.computing()
+        logits = self._head(pools.embeds.index_select(0, pools.index(embed))).float()
+        self.computing()
+        return logits

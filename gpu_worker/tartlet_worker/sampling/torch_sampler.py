@@ -1,0 +1,119 @@
+"""Sampling by torch's own operations, on any device; `base` has the rule, whose steps are numbered there."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from tartlet_worker.csr import I64
+from tartlet_worker.sampling.base import F32, SampleParams
+from tartlet_worker.sampling.philox import uniform
+
+_NUCLEUS_FIRST = 1024
+"""Candidates sorted before a nucleus is found to need the whole vocabulary."""
+
+
+class TorchSampler:
+    """`Sampler` on any device."""
+
+    def sample(self, logits: Tensor, params: SampleParams) -> tuple[I64, F32]:
+        """See `Sampler`."""
+        token = logits.argmax(-1)
+        rows = np.flatnonzero(params.temperature > 0)
+        if len(rows):
+            noise = uniform(params.seed[rows], params.position[rows], params.draw[rows])
+            chosen = _draw(logits, params, rows, noise)
+            if len(rows) == len(token):
+                token = chosen
+            else:
+                token[torch.from_numpy(rows).to(logits.device)] = chosen
+        logprob = logits.gather(1, token[:, None])[:, 0] - logits.logsumexp(-1)
+        return token.cpu().numpy(), logprob.cpu().numpy()
+
+    def top(self, logits: Tensor, top_k: int) -> tuple[I64, F32]:
+        """See `Sampler`."""
+        best, ids = largest(logits, top_k)
+        return ids.cpu().numpy(), torch.exp(best - logits.logsumexp(-1, keepdim=True)).cpu().numpy()
+
+
+def _draw(logits: Tensor, params: SampleParams, rows: npt.NDArray[np.int64], noise: npt.NDArray[np.float64]) -> Tensor:
+    """Steps 2 to 6 for some rows."""
+    device, vocab = logits.device, logits.shape[1]
+    mine = logits if len(rows) == len(logits) else logits[torch.from_numpy(rows).to(device)]
+    temperature = torch.from_numpy(params.temperature[rows]).to(device)[:, None]
+    weights = torch.exp((mine - mine.amax(-1, keepdim=True)) / temperature)  # [R, V]
+    top_k = np.where((params.top_k[rows] <= 0) | (params.top_k[rows] > vocab), vocab, params.top_k[rows])
+    sorting = (top_k < vocab) | (params.top_p[rows] < 1)
+    min_p = torch.from_numpy(params.min_p[rows]).to(device)[:, None]
+    # The largest weight is 1.
+    kept = torch.where(weights >= min_p, weights, 0.0) if (params.min_p[rows] > 0).any() else weights
+    u = torch.from_numpy(noise).to(device)[:, None]
+    if not sorting.any():
+        return _pick(kept, u)
+    if sorting.all():
+        return _draw_sorted(weights, kept, top_k, params.top_p[rows], u)
+    token = torch.empty(len(rows), dtype=torch.int64, device=device)
+    some = torch.from_numpy(np.flatnonzero(sorting)).to(device)
+    rest = torch.from_numpy(np.flatnonzero(~sorting)).to(device)
+    token[rest] = _pick(kept[rest], u[rest])
+    token[some] = _draw_sorted(weights[some], kept[some], top_k[sorting], params.top_p[rows][sorting], u[some])
+    return token
+
+
+def _pick(weights: Tensor, u: Tensor) -> Tensor:
+    """Step 6: weights [R, C] of kept candidates in ascending order of ids (0: dropped), u [R, 1] float64."""
+    running = weights.double().cumsum(-1)
+    total = running[:, -1:].contiguous()
+    at = torch.searchsorted(running, u * total, right=True)[:, 0]
+    # Rounding may put u * total at the total itself: then the last candidate that has any weight is meant.
+    last = torch.searchsorted(running, total)[:, 0]
+    # Weights that are not numbers find no place at all.
+    return torch.minimum(at, last).clamp(max=weights.shape[1] - 1)
+
+
+def _draw_sorted(weights: Tensor, kept: Tensor, top_k: npt.NDArray[np.int32], top_p: F32, u: Tensor) -> Tensor:
+    """Steps 3, 4 and 6 for rows that need their candidates in order; `kept` has step 5 applied."""
+    vocab, device = weights.shape[1], weights.device
+    k = torch.from_numpy(top_k.astype(np.int64)).to(device)[:, None]
+    p = torch.from_numpy(top_p.astype(np.float64)).to(device)[:, None]
+    nucleus = bool((top_p < 1).any())
+    width = int(top_k[top_k < vocab].max(initial=1))
+    if nucleus:
+        width = max(width, _NUCLEUS_FIRST)
+    width = min(width, vocab)
+    if bool(((top_k >= vocab) & (top_p >= 1)).any()):
+        width = vocab
+    while True:
+        best, ids = largest(weights, width)  # [R, C]
+        rank = torch.arange(width, device=device)[None]
+        in_k = rank < k
+        below = (best.double() * in_k).cumsum(-1)
+        total = (
+            torch.where(k < vocab, below[:, -1:], weights.double().sum(-1, keepdim=True)) if nucleus else below[:, -1:]
+        )
+        enough = (below[:, -1:] >= p * total) | (p >= 1) | (k <= width)
+        if width == vocab or bool(enough.all()):
+            break
+        width = vocab
+    before = below - best.double()
+    keep = in_k & ((before < p * total) | (rank == 0) | (p >= 1))
+    # Back to ascending ids: dropped candidates go last, without weight.
+    ids = torch.where(keep, ids, vocab).sort(-1).values
+    chosen = torch.where(ids < vocab, kept.gather(1, ids.clamp(max=vocab - 1)), 0.0)
+    return ids.gather(1, _pick(chosen, u)[:, None])[:, 0].clamp(max=vocab - 1)
+
+
+def largest(values: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """The `count` largest of each row [R, V] float32 and their ids, descending, equal ones by ascending id.
+
+    torch's topk orders equal values by how many it is asked for, so it is given keys without equals: the value's bits,
+    made monotonic, above the id counted down.
+    """
+    bits = values.view(torch.int32)
+    ordered = (bits ^ ((bits >> 31) & 0x7FFFFFFF)).long()
+    down = torch.arange(values.shape[1] - 1, -1, -1, device=values.device)
+    keys = (ordered << 32) | down
+    ids = values.shape[1] - 1 - (keys.topk(count, dim=-1).values & 0xFFFFFFFF)
+    return values.gather(1, ids), ids

@@ -1,0 +1,140 @@
+"""The torch engine: pools, a decoder and the batched handlers behind the `Engine` protocol.
+
+Guarantees that control may use, beyond the protocol's:
+
+- Commands of a batch behave as if run one after the other. Forward commands of one lane may stand in one batch, also
+  where a later one reads KV pages that an earlier one writes; that costs no extra pass. Other dependencies inside a
+  Forward batch (an embed written by one command and read by a later one, a KV slot written twice) are honoured
+  by cutting the batch, at the cost of a pass each.
+- A `forward` without okv may bring at most `max_batch_tokens` tokens.
+- Writing a token into a KV slot leaves the slot's mask bit as it is; the command's own tokens see each other whatever
+  the bits.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+
+import torch
+
+from tartlet_common.engine.spec import EngineSpec
+from tartlet_common.engine.step import (
+    Batch,
+    BatchResult,
+    CopyKvPage,
+    EmbedTxt,
+    Forward,
+    GetNextDist,
+    MaskKvPage,
+    Sample,
+    Step,
+    StepResult,
+)
+from tartlet_common.errors.registry import EngineFailure, OutOfDeviceMemory, TartletError
+from tartlet_worker.engine import nobody
+from tartlet_worker.handlers.embed_txt import embed_txt
+from tartlet_worker.handlers.forward import forward
+from tartlet_worker.handlers.output import get_next_dist, sample_tokens
+from tartlet_worker.handlers.pages import copy_kvpage, mask_kvpage
+from tartlet_worker.models.base import Decoder, ForwardPlan
+from tartlet_worker.pools import Pools
+from tartlet_worker.sampling.base import Sampler
+
+
+class TorchEngine:
+    """A Llama-family model with its pools on one device; see `Engine` and the module."""
+
+    def __init__(self, spec: EngineSpec, decoder: Decoder, pools: Pools, sampler: Sampler, tokenizer: bytes) -> None:
+        self._spec, self._decoder, self._pools, self._tokenizer = spec, decoder, pools, tokenizer
+        self._sampler = sampler
+        self._poisoned: set[int] = set()
+
+    @property
+    def spec(self) -> EngineSpec:
+        """See `Engine.spec`."""
+        return self._spec
+
+    @property
+    def pools(self) -> Pools:
+        """What the engine holds, for tests and tools."""
+        return self._pools
+
+    @property
+    def decoder(self) -> Decoder:
+        """The model, for tests and tools."""
+        return self._decoder
+
+    def tokenizer_json(self) -> bytes:
+        """See `Engine.tokenizer_json`."""
+        return self._tokenizer
+
+    def reset(self) -> None:
+        """See `Engine.reset`."""
+        self._pools.reset()
+        self._poisoned.clear()
+
+    @torch.inference_mode()
+    def step(self, step: Step, computing: Callable[[], None] = nobody) -> StepResult:
+        """See `Engine.step`.
+
+        Raises:
+            OutOfDeviceMemory: the device has no room for a batch's intermediate values.
+            EngineFailure: the device failed; the engine's state is no longer known.
+        """
+        start = time.perf_counter()
+        try:
+            self._decoder.computing = computing
+            if len(step.clear_pages):
+                computing()
+            self._pools.clear_pages(step.clear_pages)
+            self._pools.clear_embeds(step.clear_embeds)
+            self._pools.clear_slots(step.clear_slots)
+            self._poisoned.difference_update(step.reset_lanes.tolist())
+            answers = [self._run(batch) for batch in step.batches]
+        except TartletError:
+            raise
+        except (torch.OutOfMemoryError, MemoryError) as error:
+            raise self._no_memory() from error
+        except RuntimeError as error:
+            if "can't allocate memory" in str(error):  # torch has no type for it on a CPU
+                raise self._no_memory() from error
+            raise EngineFailure(detail=str(error)) from error
+        return StepResult(
+            number=step.number,
+            results=tuple(result for result, _ in answers),
+            computed_tokens=sum(tokens for _, tokens in answers),
+            device_s=time.perf_counter() - start,
+        )
+
+    def _no_memory(self) -> OutOfDeviceMemory:
+        return OutOfDeviceMemory(device=self._spec.device, asked_bytes="more", free_bytes=_free(self._spec))
+
+    def _run(self, batch: Batch) -> tuple[BatchResult, int]:
+        """One batch's answer, and how many tokens went through the layers."""
+        pools, poisoned, spec = self._pools, self._poisoned, self._spec
+        match batch:
+            case Forward():
+                return forward(batch, pools, poisoned, self._forward)
+            case EmbedTxt():
+                limits = spec.vocab_size, spec.max_position
+                return embed_txt(batch, pools, poisoned, self._decoder.embed, *limits), 0
+            case Sample():
+                return sample_tokens(batch, pools, poisoned, self._decoder.logits, self._sampler, spec.vocab_size), 0
+            case GetNextDist():
+                limits = spec.top_k_limit, spec.vocab_size
+                return get_next_dist(batch, pools, poisoned, self._decoder.logits, self._sampler, *limits), 0
+            case CopyKvPage():
+                return copy_kvpage(batch, pools, poisoned), 0
+            case MaskKvPage():
+                return mask_kvpage(batch, pools, poisoned), 0
+
+    def _forward(self, plan: ForwardPlan) -> None:
+        self._decoder.run(plan, self._pools)
+
+
+def _free(spec: EngineSpec) -> int:
+    if spec.device.startswith("cuda"):
+        return int(torch.cuda.mem_get_info(spec.device)[0])
+    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

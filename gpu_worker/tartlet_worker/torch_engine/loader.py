@@ -1,0 +1,230 @@
+"""From a Hugging Face checkpoint directory to a running engine."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tartlet_common.config.settings import WorkerSettings
+from tartlet_common.engine.spec import EngineSpec
+from tartlet_common.errors.registry import OutOfDeviceMemory
+from tartlet_worker.attention.base import Attention
+from tartlet_worker.attention.c_kernel import MAX_GROUP, CKernel
+from tartlet_worker.attention.torch_chunked import TorchChunked
+from tartlet_worker.attention.torch_gather import TorchGather
+from tartlet_worker.checkpoints.model_config import ModelConfig, read_config
+from tartlet_worker.checkpoints.tensors import digest
+from tartlet_worker.checkpoints.text_files import TOKENIZER, Texts, read_texts
+from tartlet_worker.checkpoints.weights import WeightReader
+from tartlet_worker.kernels import available
+from tartlet_worker.models.base import Decoder
+from tartlet_worker.models.c_decoder import CDecoder, supports
+from tartlet_worker.models.torch_decoder import TorchDecoder
+from tartlet_worker.pools import Pools, PoolSizes, page_bytes, pool_bytes
+from tartlet_worker.sampling.base import Sampler
+from tartlet_worker.sampling.c_sampler import CSampler
+from tartlet_worker.sampling.torch_sampler import TorchSampler
+from tartlet_worker.torch_engine.engine import TorchEngine
+from tartlet_worker.torch_engine.memory import check_device, free_bytes
+
+log = logging.getLogger("tartlet.worker")
+
+DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
+ATTENTION: dict[str, Callable[[int, str], Attention]] = {
+    "torch-gather": TorchGather,
+    "torch-chunked": TorchChunked,
+    "c": CKernel,
+}
+DEFAULT_KV_BYTES = 256 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class EngineOptions:
+    """How an engine is set up; every size is fixed for its life."""
+
+    name: str | None = None  # model name in Hello; None: the directory's
+    dtype: str = "auto"  # "bfloat16", "float32", or "auto": the checkpoint's
+    device: str = "cpu"  # or "cuda", "cuda:1"
+    page_size: int = 16  # tokens, 1 to 32
+    kv_memory_bytes: int = DEFAULT_KV_BYTES  # gives the number of pages where `num_pages` is None
+    num_pages: int | None = None
+    num_embeds: int | None = None  # None: as many as tokens fit the pages, at most 16384
+    num_slots: int = 16384
+    max_batch_tokens: int = 2048
+    max_batch_commands: int = 1024
+    top_k_limit: int = 256
+    batch_invariant: bool = False
+    attention: str = "auto"  # or one of ATTENTION
+    kernels: str = "auto"  # "c", "torch" or "auto": C where it is built and helps
+    threads: int | None = 1  # torch's threads on the CPU; None: leave them
+
+
+def load_engine(
+    path: Path,
+    options: EngineOptions | None = None,
+    *,
+    progress: Callable[[str], None] = lambda _: None,
+    **settings: Any,
+) -> TorchEngine:
+    """Load a checkpoint and allocate its pools.
+
+    Args:
+        path: the checkpoint's directory.
+        options: how to set the engine up.
+        progress: told what is being done, for a person who waits.
+        settings: fields of `EngineOptions` that replace those of `options`.
+
+    Raises:
+        CheckpointMissing: no such directory, or files are missing from it.
+        CheckpointBroken: files can't be read or don't belong together, or weights are quantised.
+        UnknownFamily: not a model of a supported family.
+        OutOfDeviceMemory: weights or pools don't fit.
+        InvalidConfig: there is no such device.
+    """
+    options = replace(options or EngineOptions(), **settings)
+    if not 1 <= options.page_size <= 32:
+        raise ValueError(f"page_size {options.page_size} is not within 1 to 32")
+    if options.threads is not None:
+        torch.set_num_threads(options.threads)
+    check_device(options.device)
+    path = Path(path)
+    config = read_config(path)
+    texts = read_texts(path, config)
+    options = replace(options, dtype=resolve_dtype(options.dtype, config))
+    dtype = DTYPES[options.dtype]
+    progress(f"loading model {path.name}")
+    sizes = pool_sizes(config, options)
+    reader = WeightReader(path, config, dtype)
+    asked, free = pool_bytes(sizes, config, dtype.itemsize), free_bytes(options.device)
+    if asked > free:
+        raise OutOfDeviceMemory(device=options.device, asked_bytes=asked, free_bytes=free)
+    try:
+        decoder = make_decoder(config, options, reader, dtype)
+        pools = Pools(sizes, config, dtype, options.device)
+    except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
+        if not isinstance(error, torch.OutOfMemoryError | MemoryError) and "alloc" not in str(error):
+            raise
+        raise OutOfDeviceMemory(device=options.device, asked_bytes=asked, free_bytes=free) from error
+    said, known = texts.stop_tokens, tuple(t for t in texts.stop_tokens if 0 <= t < config.vocab)
+    if known != said:
+        log.warning("%s: some of the end tokens %s are not in its vocabulary of %d", path, said, config.vocab)
+    texts = replace(texts, stop_tokens=known)
+    spec = engine_spec(path, config, options, sizes, texts)
+    if not texts.tokenizer_json:
+        file = path / TOKENIZER
+        log.warning("%s: no such file: programs can use tokens only, no text and no chat template", file)
+    return TorchEngine(spec, decoder, pools, make_sampler(options), texts.tokenizer_json)
+
+
+def engine_from_settings(settings: WorkerSettings, progress: Callable[[str], None]) -> TorchEngine:
+    """The engine that a worker's settings ask for; errors as `load_engine`."""
+    assert settings.model is not None, "the caller has checked"
+    return load_engine(
+        settings.model,
+        EngineOptions(
+            name=settings.model_name or None,
+            dtype=settings.dtype,
+            device=settings.device,
+            page_size=settings.page_size,
+            kv_memory_bytes=settings.kv_memory_bytes,
+            num_embeds=settings.num_embeds,
+            num_slots=settings.num_slots,
+            max_batch_tokens=settings.max_batch_tokens,
+            max_batch_commands=settings.max_batch_commands,
+            batch_invariant=settings.batch_invariant,
+            threads=settings.threads,
+        ),
+        progress=progress,
+    )
+
+
+def resolve_dtype(name: str, config: ModelConfig) -> str:
+    """A name in `DTYPES`: "auto" is the checkpoint's, bfloat16 where that is neither (float16)."""
+    if name == "auto":
+        return config.dtype if config.dtype in DTYPES else "bfloat16"
+    if name not in DTYPES:
+        raise ValueError(f"dtype {name!r} is none of auto, {', '.join(DTYPES)}")
+    return name
+
+
+def pool_sizes(config: ModelConfig, options: EngineOptions) -> PoolSizes:
+    """Pools that the options ask for.
+
+    Raises:
+        OutOfDeviceMemory: the budget holds no page.
+    """
+    one = page_bytes(config, options.page_size, DTYPES[options.dtype].itemsize)
+    num_pages = options.num_pages if options.num_pages is not None else options.kv_memory_bytes // one
+    if num_pages < 1:
+        raise OutOfDeviceMemory(device=options.device, asked_bytes=one, free_bytes=options.kv_memory_bytes)
+    tokens = num_pages * options.page_size
+    return PoolSizes(
+        page_size=options.page_size,
+        num_pages=num_pages,
+        num_embeds=options.num_embeds if options.num_embeds is not None else min(16384, max(1024, tokens)),
+        num_slots=options.num_slots,
+        scratch_tokens=options.max_batch_tokens,
+        scratch_commands=options.max_batch_commands,
+    )
+
+
+def make_decoder(config: ModelConfig, options: EngineOptions, reader: WeightReader, dtype: torch.dtype) -> Decoder:
+    """The C decoder where it can run and wins (one thread, bf16), else the one in torch."""
+    if options.kernels not in {"auto", "c", "torch"}:
+        raise ValueError(f"kernels {options.kernels!r} is none of auto, c, torch")
+    c_runs = supports(config, options.device, dtype) and options.attention == "auto"
+    if c_runs and (options.kernels == "c" or (options.kernels == "auto" and torch.get_num_threads() == 1)):
+        return CDecoder(config, reader)
+    attention = make_attention(config, options)
+    return TorchDecoder(config, reader, attention, device=options.device, batch_invariant=options.batch_invariant)
+
+
+def make_sampler(options: EngineOptions) -> Sampler:
+    """Sampling in C where logits are on the CPU and the kernels are built."""
+    return CSampler() if options.device == "cpu" and options.kernels != "torch" and available() else TorchSampler()
+
+
+def make_attention(config: ModelConfig, options: EngineOptions) -> Attention:
+    """The attention implementation for a device and mode."""
+    name = options.attention
+    if name == "auto":
+        in_place = options.kernels != "torch" and options.device == "cpu" and available() and config.group <= MAX_GROUP
+        name = "c" if in_place else "torch-chunked" if options.batch_invariant else "torch-gather"
+    if name not in ATTENTION:
+        raise ValueError(f"attention {name!r} is none of auto, {', '.join(ATTENTION)}")
+    return ATTENTION[name](config.kv_heads, options.device)
+
+
+def engine_spec(path: Path, config: ModelConfig, options: EngineOptions, sizes: PoolSizes, texts: Texts) -> EngineSpec:
+    """What the engine says of itself in Hello."""
+    spec = EngineSpec(
+        model=options.name or path.resolve().name,
+        model_digest=digest(path),
+        family=config.family,
+        dtype=options.dtype,
+        device=options.device,
+        page_size=sizes.page_size,
+        num_pages=sizes.num_pages,
+        num_embeds=sizes.num_embeds,
+        num_slots=sizes.num_slots,
+        vocab_size=config.vocab,
+        max_position=config.max_position,
+        max_batch_tokens=options.max_batch_tokens,
+        max_batch_commands=options.max_batch_commands,
+        top_k_limit=min(options.top_k_limit, config.vocab),
+        kv_bytes_per_token=config.kv_bytes_per_value * DTYPES[options.dtype].itemsize,
+        tokenizer_digest=hashlib.sha256(texts.tokenizer_json).hexdigest() if texts.tokenizer_json else "",
+        stop_tokens=texts.stop_tokens,
+        bos_token=config.bos_token,
+        chat_template=texts.chat_template,
+        chat_bos=texts.bos,
+        chat_eos=texts.eos,
+        batch_invariant=options.batch_invariant,
+    )
+    return spec if texts.tokenizer_json else replace(spec, traits=tuple(t for t in spec.traits if t != "Tokenize"))
