@@ -53,7 +53,7 @@ from bench.stack import running_stack
 from tartlet_common.config.settings import OperatorSettings
 from tartlet_common.rpc.endpoints import install_uvloop
 from tests.operator.api_server import ApiServer
-from tests.operator.live import OperatorProcess
+from tests.operator.operator_process import OperatorProcess
 
 OBJECTS = (1_000, 5_000, 10_000)
 READY_S = {1_000: 5.0, 10_000: 25.0}

@@ -59,7 +59,7 @@ def beside_tests() -> list[str]:
 
 
 def _modules(folders: Sequence[str], word: str) -> list[str]:
-    found = sorted(f for folder in folders for f in (ROOT / folder).glob("test_*.py"))
+    found = sorted(f for folder in folders for f in (ROOT / folder).rglob("test_*.py"))
     return [str(f.relative_to(ROOT)) for f in found if word in f.read_text()]
 
 

@@ -14,7 +14,7 @@ from e2e.cluster.kube import Kube, Object, Refused, condition, step, until
 from e2e.tests.conftest import pool
 from e2e.tests.story import inferlet
 from e2e.tests.test_answers import API, run
-from tests.operator.test_validation import BAD
+from tests.operator.live.test_validation import BAD
 
 NODE = {"name": "node", "hostPath": {"path": "/etc"}}
 TORCH = {"backend": "Torch", "kvMemory": "64Mi"}

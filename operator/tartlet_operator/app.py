@@ -18,24 +18,24 @@ from tartlet_common.config.settings import OperatorSettings, listed
 from tartlet_common.errors.registry import TartletError, Unavailable
 from tartlet_common.process.role import Notify, signals_cancel
 from tartlet_common.rpc import endpoints
-from tartlet_operator import access
-from tartlet_operator.access import ApiAccess
 from tartlet_operator.api import RESOURCES
-from tartlet_operator.context import Context, ControlView
-from tartlet_operator.control_link import ControlLink
-from tartlet_operator.followers import Followers
-from tartlet_operator.handler import Handler
-from tartlet_operator.kube import Api
-from tartlet_operator.lease import Leader
-from tartlet_operator.loops import ControlWatch, Resync, sweep_when_settled
-from tartlet_operator.metrics import Metrics
-from tartlet_operator.pool_manifests import WorkerDefaults
-from tartlet_operator.reconcile_pool import recall
-from tartlet_operator.recorder import Recorder
-from tartlet_operator.sources import SourceFetcher
-from tartlet_operator.store import Store
-from tartlet_operator.watch import Watch
-from tartlet_operator.work_queue import WorkQueue
+from tartlet_operator.cluster import access
+from tartlet_operator.cluster.access import ApiAccess
+from tartlet_operator.cluster.kube import Api
+from tartlet_operator.cluster.lease import Leader
+from tartlet_operator.cluster.recorder import Recorder
+from tartlet_operator.control.link import ControlLink
+from tartlet_operator.machinery.context import Context, ControlView
+from tartlet_operator.machinery.followers import Followers
+from tartlet_operator.machinery.handler import Handler
+from tartlet_operator.machinery.metrics import Metrics
+from tartlet_operator.machinery.resync import ControlWatch, Resync, sweep_when_settled
+from tartlet_operator.machinery.sources import SourceFetcher
+from tartlet_operator.machinery.store import Store
+from tartlet_operator.machinery.watch import Watch
+from tartlet_operator.machinery.work_queue import WorkQueue
+from tartlet_operator.pools.manifests import WorkerDefaults
+from tartlet_operator.pools.reconcile import recall
 
 log = logging.getLogger("tartlet.operator")
 

@@ -52,7 +52,7 @@ def test_the_written_roles_are_the_rendered_ones() -> None:
 
 
 def test_the_written_worker_is_the_operators() -> None:
-    from tartlet_operator.meta import pool_labels
+    from tartlet_operator.api.meta import pool_labels
 
     assert flows.role("worker", "tartlet", "prod").labels == pool_labels("demo")
 

@@ -52,8 +52,8 @@ class Recorded:
 
 def test_tests_that_want_an_api_server_are_found_and_come_first() -> None:
     found = session.api_tests()
-    assert {"tests/operator/test_live.py", "tests/operator/test_live_pools.py"} <= set(found)
-    assert "tests/operator/test_work_queue.py" not in found
+    assert {"tests/operator/live/test_inferlets.py", "tests/operator/live/test_pools.py"} <= set(found)
+    assert "tests/operator/machinery/test_work_queue.py" not in found
     first, beside = session.commands([])
     assert first[-len(found) - 1 :] == [*found, "e2e/tests"]
     assert {"tests/chart/test_chart.py", "tests/chart/test_rbac.py", "tests/cli/test_kube_run.py"} <= set(beside)

@@ -8,7 +8,7 @@ from typing import Any
 
 from tartlet_operator.api import RESOURCES, EnginePool, Inferlet, InferletRun
 from tartlet_operator.api.common import API_VERSION
-from tartlet_operator.meta import Meta
+from tartlet_operator.api.meta import Meta
 
 
 def body(kind: str, name: str, spec: dict[str, Any], status: dict[str, Any] | None = None) -> dict[str, Any]:

@@ -1,4 +1,8 @@
-"""The custom resources as typed models; `crds/` and the reference page are generated from them."""
+"""The custom resources as typed models, and the values they are made of: conditions, reasons, times, names.
+
+`crds/` and the reference page are generated from these models. Everything here is a value or a pure function, and never
+does I/O.
+"""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from tartlet_common.rpc import endpoints
 from tartlet_common.rpc.endpoints import MAX_MESSAGE_BYTES
 from tartlet_common.rpc.paging import PAGE_BYTES
 from tartlet_control.serving.catalogue import DESCRIPTION_BYTES, Catalogue
-from tartlet_operator.control_link import ControlLink
+from tartlet_operator.control.link import ControlLink
 from tartlet_protos import common_pb2, control_pb2, control_pb2_grpc
 from tests.control.served import control
 

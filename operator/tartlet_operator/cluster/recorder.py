@@ -1,0 +1,110 @@
+"""Events of the API, posted in the background, bounded, and not the same one again and again."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import uuid
+from collections import OrderedDict
+from dataclasses import replace
+from typing import Final
+
+from tartlet_common.clock import Clock
+from tartlet_operator.api.common import API_VERSION
+from tartlet_operator.api.meta import MANAGER, Key
+from tartlet_operator.api.printable import printable
+from tartlet_operator.api.reasons import EventReason
+from tartlet_operator.api.times import stamp
+from tartlet_operator.cluster.kube import Api, ApiError
+from tartlet_operator.pools.status import Happening
+
+log = logging.getLogger("tartlet.operator")
+
+_WAITING: Final = 1000
+_REMEMBERED: Final = 4096
+_QUIET_S: Final = 600.0
+_OFTEN: Final = 10
+"""So often the same event is posted within that time, even if the object changed again and again."""
+_MESSAGE_CHARS: Final = 1000
+_STATES: Final = frozenset(
+    {
+        EventReason.POOL_READY,
+        EventReason.POOL_DEGRADED,
+        EventReason.ROLLOUT_STARTED,
+        EventReason.INFERLET_READY,
+        EventReason.INFERLET_REFUSED,
+    }
+)
+"""Of these an object has one after the other: the same one after another one is news."""
+
+
+class Recorder:
+    """Posts events; when more wait than it holds, new ones are dropped and counted."""
+
+    def __init__(self, api: Api, clock: Clock, instance: str) -> None:
+        self._api = api
+        self._clock = clock
+        self._instance = instance
+        self._queue: asyncio.Queue[tuple[Key, str, Happening]] = asyncio.Queue(_WAITING)
+        self._posted: OrderedDict[tuple[str, str, str], list[float]] = OrderedDict()  # when, lately
+        self._states: OrderedDict[str, EventReason] = OrderedDict()  # the last of an object
+        self.dropped = 0
+
+    def post(self, key: Key, uid: str, happening: Happening) -> None:
+        """Have an event posted, unless the same one was within the last ten minutes, and no other state since."""
+        happening = replace(happening, message=printable(happening.message[:_MESSAGE_CHARS]))
+        known = (uid, happening.reason, happening.message)
+        now = self._clock.now()
+        lately = [at_s for at_s in self._posted.get(known, ()) if now - at_s < _QUIET_S]
+        state = happening.reason in _STATES
+        changed = state and self._states.get(uid, happening.reason) != happening.reason
+        if lately and (not changed or len(lately) >= _OFTEN):
+            return
+        try:
+            self._queue.put_nowait((key, uid, happening))
+        except asyncio.QueueFull:
+            self.dropped += 1
+            return
+        self._posted[known] = [*lately, now]
+        self._posted.move_to_end(known)
+        if state:
+            self._states[uid] = happening.reason
+            self._states.move_to_end(uid)
+        while now - next(iter(self._posted.values()))[-1] >= _QUIET_S:
+            self._posted.popitem(last=False)
+        for memory in (self._posted, self._states):
+            while len(memory) > _REMEMBERED:
+                memory.popitem(last=False)
+
+    async def run(self) -> None:
+        """Post what waits, until cancelled."""
+        while True:
+            key, uid, happening = await self._queue.get()
+            try:
+                await self._api.create(self._manifest(key, uid, happening))
+            except ApiError as e:
+                log.info("event %s of %s can't be posted: %s", happening.reason, key, e)
+
+    def _manifest(self, key: Key, uid: str, happening: Happening) -> dict[str, object]:
+        now = stamp(self._clock.unix_ns() / 1e9)
+        return {
+            "apiVersion": "v1",
+            "kind": "Event",
+            "metadata": {"namespace": key.namespace, "name": f"{key.name[:200]}.{uuid.uuid4().hex[:16]}"},
+            "involvedObject": {
+                "apiVersion": API_VERSION,
+                "kind": key.kind,
+                "namespace": key.namespace,
+                "name": key.name,
+                "uid": uid,
+            },
+            "reason": happening.reason,
+            "message": happening.message,
+            "type": "Warning" if happening.warning else "Normal",
+            "firstTimestamp": now,
+            "lastTimestamp": now,
+            "count": 1,
+            "source": {"component": MANAGER},
+            "reportingComponent": MANAGER,
+            "reportingInstance": self._instance[:128],
+        }

@@ -1,0 +1,115 @@
+"""What an Inferlet's status says: whether and where it can run, and why not. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from tartlet_operator.api.conditions import Status, Want, holds, merged
+from tartlet_operator.api.inferlet import InferletSpec, InferletStatus
+from tartlet_operator.api.reasons import EventReason, Reason
+from tartlet_operator.pools.status import Happening
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """Whether the program is in the catalogue, and if not, why."""
+
+    ready: Status
+    reason: str
+    message: str = ""
+    digest: str = ""  # of what is in the catalogue
+
+
+@dataclass(frozen=True, slots=True)
+class PoolSeen:
+    """What is remembered of an EnginePool.
+
+    Args:
+        ready: an engine of it takes programs.
+        settled: its condition `Ready` is True.
+    """
+
+    name: str
+    model: str
+    ready: bool
+    settled: bool = False
+
+
+def model_of(spec: InferletSpec, pools: Iterable[PoolSeen]) -> str | None:
+    """The model a program runs on, "" for the server's default; None: its pool doesn't exist."""
+    if not spec.pool:
+        return spec.model
+    return next((p.model for p in pools if p.name == spec.pool), None)
+
+
+def catalogued_model(spec: InferletSpec, pools: Iterable[PoolSeen]) -> str:
+    """The model of the catalogue's entry, which every launch by name gets that asks for none itself.
+
+    Without its pool that is a name that no engine has, for "" is any model: a launch would run on another pool's.
+    So it ends in UnknownModel, which shows this name and with it the pool.
+    """
+    model = model_of(spec, pools)
+    return f"of EnginePool {spec.pool} (there is none)" if model is None else model
+
+
+def runnable(spec: InferletSpec, pools: Iterable[PoolSeen], verdict: Verdict) -> tuple[Want, list[str]]:
+    """The condition `Runnable`, and the pools that can run the program now."""
+    pools = list(pools)
+    model = model_of(spec, pools)
+    if model is None:
+        message = f"spec.pool names {spec.pool}, which isn't in the namespace: create it, or name another pool"
+        return Want("Runnable", "False", Reason.POOL_NOT_FOUND, message), []
+    serving = [p for p in pools if not model or p.model == model]
+    ready = sorted(p.name for p in serving if p.ready)
+    if ready and verdict.ready != "True":
+        message = "InferletRuns wait until it is Ready: see that condition"
+        if verdict.digest:
+            message += "; clients that launch it by name get its last valid version"
+        return Want("Runnable", "False", Reason.INFERLET_NOT_READY, message), []
+    if ready:
+        return Want("Runnable", "True", Reason.POOL_READY, ""), ready[:64]
+    if serving:
+        message = f"no engine is ready in {', '.join(sorted(p.name for p in serving)[:8])}: see its conditions"
+        return Want("Runnable", "False", Reason.POOL_NOT_READY, message), []
+    message = f"no EnginePool of the namespace serves the model {model}: create one, or name another model"
+    if not model:
+        message = "there is no EnginePool in the namespace: create one (a program that asks for no model runs without)"
+    return Want("Runnable", "False", Reason.POOL_NOT_FOUND, message), []
+
+
+def status(
+    spec: InferletSpec,
+    old: InferletStatus,
+    verdict: Verdict,
+    pools: Iterable[PoolSeen],
+    *,
+    generation: int,
+    now: str,
+) -> InferletStatus:
+    """The Inferlet's status."""
+    pools = list(pools)
+    where, names = runnable(spec, pools, verdict)
+    ready = Want("Ready", verdict.ready, verdict.reason, verdict.message)
+    return InferletStatus(
+        observed_generation=generation,
+        conditions=merged(old.conditions, [ready, where], generation=generation, now=now),
+        digest=f"sha256:{verdict.digest}" if verdict.digest else "",
+        model=model_of(spec, pools) or "",
+        pools=names,
+    )
+
+
+def happenings(old: InferletStatus, new: InferletStatus) -> list[Happening]:
+    """What is worth an event between two statuses."""
+    ready = next((c for c in new.conditions if c.type == "Ready"), None)
+    if ready is None or old.conditions == new.conditions:
+        return []
+    if ready.status == "True":
+        # one that is well from the start makes none: its status says so, and ten thousand would double the writes
+        mended = bool(old.conditions) and (not holds(old.conditions, "Ready") or old.digest != new.digest)
+        return [Happening(EventReason.INFERLET_READY, f"in the catalogue as {new.digest}")] if mended else []
+    before = next((c for c in old.conditions if c.type == "Ready"), None)
+    if ready.status == "False" and (before is None or before.message != ready.message):
+        return [Happening(EventReason.INFERLET_REFUSED, f"{ready.reason}: {ready.message}", warning=True)]
+    return []

@@ -1,0 +1,110 @@
+"""What every reconcile works with, and the one way to write a status."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final, TypeVar
+
+from tartlet import AsyncClient
+from tartlet_common.clock import Clock
+from tartlet_common.config.settings import OperatorSettings
+from tartlet_operator.api.common import ApiModel
+from tartlet_operator.api.meta import Key, Meta
+from tartlet_operator.api.printable import printable
+from tartlet_operator.api.times import stamp
+from tartlet_operator.cluster.kube import Api
+from tartlet_operator.cluster.recorder import Recorder
+from tartlet_operator.control.link import ControlLink
+from tartlet_operator.machinery.followers import Followers
+from tartlet_operator.machinery.metrics import Metrics
+from tartlet_operator.machinery.own_writes import Written
+from tartlet_operator.machinery.sources import SourceFetcher
+from tartlet_operator.machinery.store import Store
+from tartlet_operator.machinery.work_queue import WorkQueue
+from tartlet_operator.pools.manifests import WorkerDefaults
+from tartlet_operator.pools.status import Happening
+
+S = TypeVar("S", bound=ApiModel)
+
+VALIDATE_TIMEOUT_S: Final = 90.0
+
+
+@dataclass(slots=True)
+class ControlView:
+    """What control told last.
+
+    Args:
+        incarnation: of the control that answered last.
+        engines: state by engine id; None: control doesn't answer.
+        programs: how many each engine has.
+        catalogue: fingerprint by namespace and name; namespaces that were never listed are absent.
+    """
+
+    incarnation: str = ""
+    engines: Mapping[str, str] | None = None
+    programs: Mapping[str, int] = field(default_factory=dict)
+    catalogue: dict[str, dict[str, str]] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class Context:
+    """The operator's parts.
+
+    Args:
+        written: what we wrote ourselves.
+        given_up: what failed too often, the longest ago first.
+        valid: languages and digests of sources that a runtime has found valid lately.
+    """
+
+    settings: OperatorSettings
+    clock: Clock
+    api: Api
+    control: ControlLink
+    client: AsyncClient
+    queue: WorkQueue
+    store: Store
+    view: ControlView
+    followers: Followers
+    fetcher: SourceFetcher
+    recorder: Recorder
+    metrics: Metrics
+    defaults: WorkerDefaults
+    namespaces: Sequence[str]
+    written: Written = field(default_factory=Written)
+    given_up: dict[Key, None] = field(default_factory=dict)
+    valid: OrderedDict[str, None] = field(default_factory=OrderedDict)
+
+    def try_again(self) -> None:
+        """Have all looked at that was given up: what stood in its way is gone."""
+        for key in self.given_up:
+            self.queue.add(key)
+        self.given_up.clear()
+
+    @property
+    def unix_s(self) -> float:
+        """The time of day."""
+        return self.clock.unix_ns() / 1e9
+
+    @property
+    def now(self) -> str:
+        """The time of day as Kubernetes writes it."""
+        return stamp(self.unix_s)
+
+    async def write_status(
+        self, key: Key, meta: Meta, old: ApiModel, new: ApiModel, happenings: Sequence[Happening] = ()
+    ) -> None:
+        """Write a status if it changed, and post what happened.
+
+        Raises:
+            ApiError: it was refused.
+        """
+        if new == old or (status := printable(new.dump())) == old.dump():
+            return
+        version, generation = await self.api.apply_status(key, meta.uid, status)
+        if version:
+            self.written.wrote(key, version, alone=generation == meta.generation)
+            self.metrics.wrote(key.kind)
+            for happening in happenings:
+                self.recorder.post(key, meta.uid, happening)

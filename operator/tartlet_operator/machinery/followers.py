@@ -1,0 +1,235 @@
+"""Follows the programs of InferletRuns: keeps the end of their output, and how they ended; ends those not wanted."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Final
+
+from tartlet import AsyncClient, Ended, Message, Stderr, Stdout
+from tartlet_common.errors.registry import InternalError, RuntimeLost, TartletError, UnknownProgram
+from tartlet_operator.api.inferlet_run import OUTPUT_BYTES, STDERR_BYTES
+from tartlet_operator.api.meta import Key
+from tartlet_operator.runs.decisions import Outcome, Output, tail
+
+log = logging.getLogger("tartlet.operator")
+
+PROGRESS_S: Final = 2.0
+"""How often output that grows is shown in the status, while few runs are followed."""
+_FEW: Final = 16
+_RETRY_S: Final = 1.0
+_END_TIMEOUT_S: Final = 5.0
+_END_WAITS_S: Final = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, *([60.0] * 15))
+"""A program that can't be ended is tried again after these, about as long as until a resync finds it."""
+
+
+def progress_s(followed: int) -> float:
+    """How often a run's output is shown while so many are followed: in all eight times a second at most.
+
+    Example:
+        >>> [progress_s(n) for n in (1, 16, 256)]
+        [2.0, 2.0, 32.0]
+    """
+    return PROGRESS_S * max(1.0, followed / _FEW)
+
+
+@dataclass(slots=True)
+class _Followed:
+    program_id: str
+    uid: str  # of its run
+    task: asyncio.Task[None] | None = None
+    data: bytearray = field(default_factory=bytearray)
+    errors: bytes = b""  # the end of what it wrote to standard error
+    truncated: bool = False
+    since_s: float = 0.0
+    next_offset: int = 0
+    lost: bool = False  # a runtime said so of the program's own; nothing has been heard of it since
+    outcome: Outcome | None = None
+
+    @property
+    def output(self) -> Output:
+        return tail(bytes(self.data), self.truncated)
+
+
+class Followers:
+    """One task a running program, all of them in one group.
+
+    Args:
+        client: of the runtime.
+        limit: programs followed at once.
+        changed: called with a run's key and a delay, s, when there is something new to be written.
+    """
+
+    def __init__(self, client: AsyncClient, limit: int, changed: Callable[[Key, float], None]) -> None:
+        self._client = client
+        self._limit = limit
+        self._changed = changed
+        self._followed: dict[Key, _Followed] = {}
+        self._ending: set[str] = set()
+        self._waiting: dict[Key, None] = {}  # runs that there was no room for, oldest first
+        self._group: asyncio.TaskGroup | None = None
+
+    def __len__(self) -> int:
+        """Programs that are followed now."""
+        return sum(f.outcome is None for f in self._followed.values())
+
+    async def run(self) -> None:
+        """Hold the tasks until cancelled."""
+        async with asyncio.TaskGroup() as group:
+            self._group = group
+            await asyncio.Event().wait()
+
+    @property
+    def full(self) -> bool:
+        """No more programs can be followed now."""
+        return len(self) >= self._limit
+
+    def wait(self, key: Key) -> None:
+        """Have a run looked at again when another's program has ended."""
+        self._waiting.setdefault(key)
+
+    def follow(self, key: Key, program_id: str, uid: str) -> str:
+        """Follow a run's program, unless it already is; the id of another that is still running, else ""."""
+        if self._known(key, program_id) is not None:
+            return ""
+        left = self.forget(key)
+        assert self._group is not None, "run() comes first"
+        followed = _Followed(program_id, uid, since_s=asyncio.get_running_loop().time())
+        self._followed[key] = followed
+        followed.task = self._group.create_task(self._follow(key, followed), name=f"follow {key}")
+        return left
+
+    @property
+    def programs(self) -> set[str]:
+        """Ids of the programs that runs are known to have."""
+        return {followed.program_id for followed in self._followed.values()}
+
+    def outcome(self, key: Key, program_id: str) -> Outcome | None:
+        """How a run's program ended; None: it hasn't, or isn't followed."""
+        known = self._known(key, program_id)
+        return known.outcome if known is not None else None
+
+    def followed_s(self, key: Key, program_id: str) -> float:
+        """Since when a run's program is followed, s."""
+        known = self._known(key, program_id)
+        return asyncio.get_running_loop().time() - known.since_s if known is not None else 0.0
+
+    def output(self, key: Key, program_id: str) -> Output | None:
+        """What a run's program has put out so far; None: nobody knows."""
+        known = self._known(key, program_id)
+        return known.output if known is not None else None
+
+    def _known(self, key: Key, program_id: str) -> _Followed | None:
+        known = self._followed.get(key)
+        return known if known is not None and known.program_id == program_id else None
+
+    def forget(self, key: Key) -> str:
+        """Stop following; the id of the program if it was running, else ""."""
+        self._waiting.pop(key, None)
+        known = self._followed.pop(key, None)
+        if known is None:
+            return ""
+        if known.task is not None:
+            known.task.cancel()
+        if known.outcome is not None:
+            return ""
+        self._next()
+        return known.program_id
+
+    def forget_another(self, key: Key, uid: str) -> str:
+        """Stop following what a run of the same name, with another UID, has left; its program's id as `forget` does."""
+        known = self._followed.get(key)
+        return self.forget(key) if known is not None and known.uid != uid else ""
+
+    async def end(self, program_id: str, reason: str) -> None:
+        """End a program that no run wants; one that can't be ended now is tried again while others are seen to."""
+        if program_id in self._ending or await self._ended(program_id, reason):
+            return
+        assert self._group is not None, "run() comes first"
+        self._ending.add(program_id)
+        self._group.create_task(self._end(program_id, reason), name=f"end {program_id}")
+
+    async def _end(self, program_id: str, reason: str) -> None:
+        try:
+            for wait_s in _END_WAITS_S:
+                await asyncio.sleep(wait_s)
+                if await self._ended(program_id, reason):
+                    return
+        finally:
+            self._ending.discard(program_id)
+
+    async def _ended(self, program_id: str, reason: str) -> bool:
+        """Whether nothing is left to be done about a program that was to end."""
+        try:
+            async with asyncio.timeout(_END_TIMEOUT_S):
+                await self._client.kill(program_id, reason)
+        except UnknownProgram:
+            return True
+        except TimeoutError:
+            log.warning("program %s can't be ended: no answer in %g s", program_id, _END_TIMEOUT_S)
+            return False
+        except TartletError as e:
+            log.warning("program %s can't be ended: %s", program_id, e)
+            return not e.retryable
+        return True
+
+    async def _follow(self, key: Key, followed: _Followed) -> None:
+        while followed.outcome is None:
+            try:
+                await self._read(key, followed)
+            except UnknownProgram:
+                followed.outcome = Outcome(success=False, output=followed.output, error=RuntimeLost())
+            except TartletError as e:
+                if e.retryable:  # the connection is gone, or one too many: the program may go on
+                    log.info("%s: %s", key, e)
+                    await asyncio.sleep(_RETRY_S)
+                else:
+                    followed.outcome = Outcome(success=False, output=followed.output, error=e)
+            except Exception as e:  # one run's bug must not end everybody's operator
+                log.exception("%s", key)
+                followed.outcome = Outcome(success=False, output=followed.output, error=InternalError(detail=repr(e)))
+        self._changed(key, 0.0)
+        self._next()
+
+    def _next(self) -> None:
+        """There is room for one more."""
+        for key in list(self._waiting)[:1]:
+            del self._waiting[key]
+            self._changed(key, 0.0)
+
+    async def _read(self, key: Key, followed: _Followed) -> None:
+        """Read what a program puts out, to its end.
+
+        Raises:
+            TartletError: it can't be followed, or a runtime between says that its own was lost: that is asked again.
+        """
+        run = await self._client.attach(followed.program_id, followed.next_offset)
+        async for event in run:
+            if isinstance(event, Ended):
+                if isinstance(event.error, RuntimeLost) and not followed.lost:
+                    followed.lost = True
+                    raise event.error
+                followed.outcome = Outcome(
+                    success=event.success,
+                    output=followed.output,
+                    result=event.result,
+                    error=event.error,
+                    input_tokens=event.usage.input_tokens,
+                    output_tokens=event.usage.sampled_tokens,
+                    stderr=tail(followed.errors, limit=STDERR_BYTES).text,
+                )
+                return
+            followed.lost = False
+            offset = getattr(event, "offset", followed.next_offset)
+            followed.truncated |= offset > followed.next_offset
+            followed.next_offset = offset + 1
+            if isinstance(event, Stderr):
+                followed.errors = (followed.errors + event.data)[-STDERR_BYTES:]
+            if isinstance(event, Message | Stdout):
+                followed.data += event.data
+                if len(followed.data) > 2 * OUTPUT_BYTES:
+                    del followed.data[:-OUTPUT_BYTES]
+                    followed.truncated = True
+                self._changed(key, progress_s(len(self._followed)))

@@ -1,0 +1,174 @@
+"""One object at a time: the newest body, its kind's reconcile, and what happens when that fails."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, Final
+
+from pydantic import ValidationError
+
+from tartlet_common.errors.registry import TartletError
+from tartlet_operator.api import RESOURCES, EnginePool, Inferlet, InferletRun
+from tartlet_operator.api.common import ApiModel
+from tartlet_operator.api.conditions import Want, merged
+from tartlet_operator.api.engine_pool import EnginePoolStatus
+from tartlet_operator.api.inferlet import InferletStatus
+from tartlet_operator.api.inferlet_run import InferletRunStatus
+from tartlet_operator.api.meta import Key, Meta
+from tartlet_operator.api.reasons import EventReason, Reason, told
+from tartlet_operator.cluster.kube import ApiError, version
+from tartlet_operator.inferlets import reconcile as reconcile_inferlet
+from tartlet_operator.machinery.context import Context
+from tartlet_operator.machinery.work_queue import LATER
+from tartlet_operator.pools import reconcile as reconcile_pool
+from tartlet_operator.pools.status import Happening
+from tartlet_operator.runs import reconcile as reconcile_run
+
+log = logging.getLogger("tartlet.operator")
+
+_BACKOFF_S: Final = 0.5
+_BACKOFF_MAX_S: Final = 30.0
+_SCOUT_S: Final = 30.0
+"""So often is one tried of those that were given up; should it succeed, what stood in their way may be gone."""
+
+_NO_RIGHTS: Final = (401, 403)
+"""Tried again like silence: an API server that starts knows nobody, and a role that was taken may be given back."""
+
+_RECONCILE: Final[Mapping[str, Callable[[Context, Key, Mapping[str, Any]], Awaitable[float | None]]]] = {
+    "EnginePool": reconcile_pool.reconcile,
+    "Inferlet": reconcile_inferlet.reconcile,
+    "InferletRun": reconcile_run.reconcile,
+}
+assert set(_RECONCILE) == {r.kind for r in RESOURCES}
+
+
+def retry_s(failures: int, max_retries: int) -> float | None:
+    """The wait after so many failures in a row; None: until the next resync.
+
+    Example:
+        >>> [retry_s(n, 5) for n in (1, 2, 5, 6)]
+        [0.5, 1.0, 8.0, None]
+    """
+    if failures > max_retries:
+        return None
+    return float(min(_BACKOFF_S * 2 ** (failures - 1), _BACKOFF_MAX_S))
+
+
+class Handler:
+    """What the work queue's workers call."""
+
+    def __init__(self, ctx: Context) -> None:
+        self._ctx = ctx
+        self._failures: dict[Key, int] = {}
+
+    async def handle(self, key: Key, body: Mapping[str, Any] | None) -> float | None:
+        """Bring one object about; returns when to look at it again, s."""
+        ctx = self._ctx
+        started = ctx.clock.now()
+        try:
+            body = await self._newest(key, body)
+            if body is None:
+                await self._gone(key)
+                again_s = None
+            else:
+                again_s = await _RECONCILE[key.kind](ctx, key, body)
+            if again_s != LATER:
+                self._succeeded(key)
+        except ValidationError as e:  # an older CRD let it through
+            again_s = await self._failed(key, body, "InvalidSpec", str(e), permanent=True)
+        except ApiError as e:
+            again_s = await self._failed(
+                key, body, e.reason or "ApiError", e.message, permanent=not (e.retryable or e.status in _NO_RIGHTS)
+            )
+        except TartletError as e:
+            again_s = await self._failed(key, body, e.name, told(e))
+        except Exception as e:
+            log.exception("%s", key)
+            again_s = await self._failed(key, body, "InternalError", repr(e))
+        ctx.metrics.reconciled(key.kind, ctx.clock.now() - started)
+        return again_s
+
+    async def _newest(self, key: Key, body: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
+        """The body, unless it is older than our own last write: then whatever the API server has."""
+        if body is not None and not self._ctx.written.newer_than(key, version(body)):
+            return body
+        return await self._ctx.api.get(key.kind, key.namespace, key.name)
+
+    async def _gone(self, key: Key) -> None:
+        ctx = self._ctx
+        if key.kind == "InferletRun":
+            await reconcile_run.gone(ctx, key)
+        known = key in ctx.store.pools
+        ctx.store.forget(key)
+        ctx.queue.forget(key)
+        ctx.written.forget(key)
+        if key.kind == "Inferlet":
+            for run in ctx.store.runs_of(key):
+                ctx.queue.add(run)
+            await reconcile_inferlet.forget_entry(ctx, key)
+        elif key.kind == "EnginePool" and known:  # else somebody's pod names a pool that never was
+            for inferlet in list(ctx.store.inferlets):
+                if inferlet.namespace == key.namespace:
+                    ctx.queue.add(inferlet)
+
+    async def _failed(
+        self, key: Key, body: Mapping[str, Any] | None, reason: str, message: str, *, permanent: bool = False
+    ) -> float | None:
+        """Try again a few times, then say so in a condition and wait for the next resync or change."""
+        ctx = self._ctx
+        failures = self._failures.get(key, 0) + 1
+        self._failures[key] = failures
+        ctx.metrics.failed(key.kind, reason)
+        again_s = None if permanent else retry_s(failures, ctx.settings.max_retries)
+        log.log(logging.INFO if again_s else logging.WARNING, "%s: %s: %s", key, reason, message)
+        if again_s is None and body is not None:
+            try:
+                await self._confess(key, body, f"{reason}: {message}")
+            except (ApiError, ValidationError) as e:
+                log.warning("%s: its condition can't be written: %s", key, e)
+        if again_s is None:
+            self._give_up(key, permanent=permanent)
+        return again_s
+
+    def _give_up(self, key: Key, *, permanent: bool) -> None:
+        """Have one of those that were given up tried in a while; one that has just failed comes last."""
+        given_up = self._ctx.given_up
+        given_up.pop(key, None)
+        if not permanent:
+            given_up[key] = None
+        for first in list(given_up)[:1]:
+            self._ctx.queue.add_after(first, _SCOUT_S)
+
+    def _succeeded(self, key: Key) -> None:
+        self._failures.pop(key, None)
+        if key in self._ctx.given_up:
+            del self._ctx.given_up[key]
+            self._ctx.try_again()
+
+    async def _confess(self, key: Key, body: Mapping[str, Any], message: str) -> None:
+        meta = Meta.of(body)
+        self._ctx.store.doubt(key)
+        old, new = failed_status(key.kind, body, meta.generation, message, self._ctx.now)
+        warning = Happening(EventReason.RECONCILE_FAILED, message, warning=True)
+        await self._ctx.write_status(key, meta, old, new, [warning])
+
+
+def failed_status(
+    kind: str, body: Mapping[str, Any], generation: int, message: str, now: str
+) -> tuple[ApiModel, ApiModel]:
+    """The status as it is, and as it says that the operator gave up for now: nobody knows how the object stands."""
+    live = body.get("status") or {}
+    want = Want("Succeeded" if kind == InferletRun.__name__ else "Ready", "Unknown", Reason.RECONCILE_FAILED, message)
+    old: EnginePoolStatus | InferletStatus | InferletRunStatus
+    if kind == EnginePool.__name__:
+        old = EnginePoolStatus.model_validate(live)
+    elif kind == Inferlet.__name__:
+        old = InferletStatus.model_validate(live)
+    else:
+        old = InferletRunStatus.model_validate(live)
+        if old.phase in ("Succeeded", "Failed"):
+            return old, old
+    others = [c for c in old.conditions if c.type != want.type]
+    conditions = [*merged(old.conditions, [want], generation=generation, now=now), *others]
+    return old, old.model_copy(update={"conditions": conditions})

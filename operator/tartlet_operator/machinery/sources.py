@@ -1,0 +1,246 @@
+"""Where an Inferlet's source comes from: inline, a ConfigMap, or a URL pinned by digest."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import binascii
+import hashlib
+import logging
+from collections import OrderedDict
+from fnmatch import fnmatchcase
+from typing import Final, NamedTuple
+from urllib.parse import urlsplit
+
+import aiohttp
+
+from tartlet_common.config.settings import listed
+from tartlet_operator.api.inferlet import Source, UrlSource
+from tartlet_operator.api.reasons import Reason
+from tartlet_operator.cluster.kube import Api
+
+log = logging.getLogger("tartlet.operator")
+
+MAX_BYTES: Final = 3 << 20
+"""What control's catalogue takes."""
+_TIMEOUT: Final = aiohttp.ClientTimeout(total=30)
+_KEPT_BYTES: Final = 32 << 20
+_AT_ONCE: Final = 32
+_KNOWN_S: Final = 20.0
+"""So long who asks late hears what came of a download; less than the time after which an Inferlet asks again."""
+_JUST_S: Final = 1.0
+_TAKEN_S: Final = 5.0
+"""Who asked for what has come is there within so long, unless it was deleted or is held up."""
+_AMBIGUOUS: Final = frozenset("%@\\")
+"""With these in it, what a pattern matches need not be the host that is asked in the end."""
+_MAY_COME: Final = (404, 429)
+"""Statuses of a file that is yet to be put there, and of a server that is asked too much."""
+
+
+class SourceProblem(Exception):
+    """The source can't be had; `retry`: it may later, without a change to the Inferlet."""
+
+    def __init__(self, reason: Reason, message: str, *, retry: bool = False) -> None:
+        super().__init__(message)
+        self.reason = reason
+        self.message = message
+        self.retry = retry
+
+
+_Wanted = tuple[str, str]
+"""A URL and the digest of what should be there."""
+
+
+class StillFetching(Exception):
+    """The source hasn't come yet; `coming` ends when it has, or can't, and the fetcher knows then."""
+
+    def __init__(self, coming: asyncio.Task[object]) -> None:
+        super().__init__()
+        self.coming = coming
+
+
+class _Failed(NamedTuple):
+    """How a download failed; an exception would hold on to all that was read."""
+
+    at_s: float
+    reason: Reason
+    message: str
+    retry: bool
+
+
+class SourceFetcher:
+    """Fetches sources; those from URLs are kept by digest, and fetched beside all else."""
+
+    def __init__(self, api: Api, hosts: str) -> None:
+        self._api = api
+        self._hosts = listed(hosts.lower())
+        self._kept: OrderedDict[str, bytes] = OrderedDict()  # by digest
+        self._size = 0
+        self._untaken: dict[str, int] = {}  # of these, those that nobody has asked for since they came
+        self._taken = asyncio.Event()
+        self._coming: dict[_Wanted, asyncio.Task[None]] = {}
+        self._failed: OrderedDict[_Wanted, _Failed] = OrderedDict()  # lately
+        self._room = asyncio.Semaphore(_AT_ONCE)
+
+    async def fetch(self, source: Source, namespace: str) -> bytes:
+        """The source's bytes.
+
+        Raises:
+            SourceProblem: it isn't there, too large, or not what its digest says.
+            StillFetching: it is on its way.
+            ApiError: the API server didn't answer.
+        """
+        if source.inline is not None:
+            return source.inline.encode()
+        if source.config_map is not None:
+            return await self._from_config_map(namespace, source.config_map.name, source.config_map.key)
+        assert source.url is not None, "the CRD's rules want one of the three"
+        return await self._from_url(source.url)
+
+    async def _from_config_map(self, namespace: str, name: str, key: str) -> bytes:
+        found = await self._api.get("ConfigMap", namespace, name)
+        if found is None:
+            message = f"spec.source.configMap names {name}, which isn't in the namespace: create it, or name another"
+            raise SourceProblem(Reason.SOURCE_MISSING, message)
+        text, binary = (found.get("data") or {}).get(key), (found.get("binaryData") or {}).get(key)
+        if text is not None:
+            return str(text).encode()
+        if binary is None:
+            have = ", ".join(sorted([*(found.get("data") or {}), *(found.get("binaryData") or {})])[:8]) or "none"
+            message = f"ConfigMap {name} has no key {key} (it has {have}): correct spec.source.configMap.key"
+            raise SourceProblem(Reason.SOURCE_MISSING, message)
+        try:
+            return base64.b64decode(binary, validate=True)
+        except binascii.Error as e:
+            message = f"ConfigMap {name}, key {key}: {e}: create it anew"
+            raise SourceProblem(Reason.SOURCE_MISSING, message) from e
+
+    async def _from_url(self, source: UrlSource) -> bytes:
+        digest = source.digest.removeprefix("sha256:")
+        data = self._take(digest)
+        if data is not None:
+            return data
+        if not allowed(source.url, self._hosts):
+            host = source.url.partition("://")[2].partition("/")[0]
+            message = f"spec.source.url.url: the operator may not fetch from {host}: add it to its setting source_hosts"
+            raise SourceProblem(Reason.HOST_NOT_ALLOWED, message)
+        wanted = (source.url, digest)
+        self._tell(wanted)
+        if wanted not in self._coming:
+            self._coming[wanted] = asyncio.create_task(self._download(wanted), name=f"fetch {source.url}")
+        raise StillFetching(self._coming[wanted])
+
+    def _tell(self, wanted: _Wanted) -> None:
+        """Raise the problem that a download ended with lately; who comes late to it may ask again in any case."""
+        failed = self._failed.get(wanted)
+        if failed is not None:
+            age_s = asyncio.get_running_loop().time() - failed.at_s
+            if age_s < _KNOWN_S:
+                raise SourceProblem(failed.reason, failed.message, retry=failed.retry or age_s > _JUST_S)
+
+    async def _download(self, wanted: _Wanted) -> None:
+        """Keep what a URL has under its own digest, or remember why not."""
+        url, digest = wanted
+        try:
+            async with self._room:
+                data = await _download(url)
+                actual = hashlib.sha256(data).hexdigest()
+                if actual == digest:
+                    await self._place(len(data))
+                    self._untaken[digest] = len(data)
+                self._keep(actual, data)
+            if actual != digest:
+                message = f"{url} has the digest sha256:{actual}: correct spec.source.url.digest, or the file"
+                raise SourceProblem(Reason.DIGEST_MISMATCH, message, retry=True)
+        except SourceProblem as e:
+            self._remember(wanted, e.reason, e.message, retry=e.retry)
+        except Exception as e:  # who waits must hear of that too
+            log.exception("%s", url)
+            message = f"spec.source.url.url: {url} can't be fetched: {e!r}: see the operator's log"
+            self._remember(wanted, Reason.FETCH_FAILED, message, retry=True)
+        finally:
+            del self._coming[wanted]
+
+    def _remember(self, wanted: _Wanted, reason: Reason, message: str, *, retry: bool) -> None:
+        now = asyncio.get_running_loop().time()
+        while self._failed and next(iter(self._failed.values())).at_s <= now - _KNOWN_S:
+            self._failed.popitem(last=False)
+        self._failed[wanted] = _Failed(now, reason, message, retry)
+        self._failed.move_to_end(wanted)
+
+    async def close(self) -> None:
+        """Stop fetching."""
+        coming = list(self._coming.values())
+        for task in coming:
+            task.cancel()
+        await asyncio.gather(*coming, return_exceptions=True)
+
+    async def _place(self, size: int) -> None:
+        """Wait while too much has come that nobody took: it would push out what others are about to ask for."""
+        try:
+            async with asyncio.timeout(_TAKEN_S):
+                while sum(self._untaken.values()) + size > _KEPT_BYTES:
+                    self._taken.clear()
+                    await self._taken.wait()
+        except TimeoutError:
+            self._untaken.clear()
+
+    def _take(self, digest: str) -> bytes | None:
+        if digest not in self._kept:
+            return None
+        if self._untaken.pop(digest, 0):
+            self._taken.set()
+        self._kept.move_to_end(digest)
+        return self._kept[digest]
+
+    def _keep(self, digest: str, data: bytes) -> None:
+        """Keep bytes in place of those that were taken, or came, the longest ago."""
+        if digest in self._kept:
+            return
+        self._kept[digest] = data
+        self._size += len(data)
+        while self._size > _KEPT_BYTES:
+            oldest = next((d for d in self._kept if d not in self._untaken), next(iter(self._kept)))
+            self._size -= len(self._kept.pop(oldest))
+            self._untaken.pop(oldest, None)
+
+
+def allowed(url: str, hosts: list[str]) -> bool:
+    """Whether a URL's host, or host and port, matches one of the patterns.
+
+    Example:
+        >>> allowed("https://raw.example.org/a.py", ["*.example.org"]), allowed("https://example.com/", [])
+        (True, False)
+    """
+    try:
+        parts = urlsplit(url)
+    except ValueError:  # as of http://[x/
+        return False
+    if set(parts.netloc) & _AMBIGUOUS:
+        return False
+    names = {parts.netloc.lower(), (parts.hostname or "").lower()}
+    return any(fnmatchcase(name, pattern) for name in names for pattern in hosts)
+
+
+async def _download(url: str) -> bytes:
+    """At most `MAX_BYTES`; redirects aren't followed, they could lead to hosts that aren't allowed."""
+    try:
+        async with (
+            aiohttp.ClientSession(timeout=_TIMEOUT) as session,
+            session.get(url, allow_redirects=False) as reply,
+        ):
+            if reply.status != 200:
+                message = f"spec.source.url.url: {url} answered {reply.status}: give the URL of the file itself"
+                later = reply.status in _MAY_COME or reply.status >= 500
+                raise SourceProblem(Reason.FETCH_FAILED, message, retry=later)
+            data = await reply.content.read(MAX_BYTES + 1)
+            while len(data) <= MAX_BYTES and (more := await reply.content.read(MAX_BYTES + 1 - len(data))):
+                data += more
+    except (aiohttp.ClientError, TimeoutError, ValueError) as e:  # ValueError: yarl knows no such address
+        said = str(e) or type(e).__name__
+        message = f"spec.source.url.url: {url} can't be fetched: {said}: check the address and the network policy"
+        raise SourceProblem(Reason.FETCH_FAILED, message, retry=True) from e
+    if len(data) > MAX_BYTES:
+        message = f"spec.source.url.url: {url} has more than {MAX_BYTES} bytes: make the program smaller"
+        raise SourceProblem(Reason.FETCH_FAILED, message)
+    return data

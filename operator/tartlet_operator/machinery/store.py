@@ -1,0 +1,112 @@
+"""What the operator remembers of objects it has seen: little, so that ten thousand fit."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import NamedTuple
+
+from tartlet_operator.api.meta import Key
+from tartlet_operator.inferlets.status import PoolSeen
+
+
+class InferletSeen(NamedTuple):
+    """What is remembered of an Inferlet."""
+
+    fingerprint: str  # of its catalogue entry, "" while it has none
+    pool: str
+    model: str
+    config_map: str
+    ready: bool
+    runnable: bool
+    generation: int = 0  # that its status speaks of
+
+    @property
+    def standing(self) -> tuple[bool, bool, int]:
+        """What runs of it wait for."""
+        return self.ready, self.runnable, self.generation
+
+
+class RunSeen(NamedTuple):
+    """What is remembered of an InferletRun."""
+
+    inferlet: str
+    phase: str
+
+
+class Store:
+    """Objects by key."""
+
+    def __init__(self) -> None:
+        self.pools: dict[Key, PoolSeen] = {}
+        self.engines: dict[Key, frozenset[str]] = {}  # a pool's own, as control names them
+        self.inferlets: dict[Key, InferletSeen] = {}
+        self.runs: dict[Key, RunSeen] = {}
+        self._pending: set[Key] = set()  # of the runs; those that have ended may be many more
+
+    def forget(self, key: Key) -> None:
+        """The object is gone."""
+        for table in (self.pools, self.engines, self.inferlets, self.runs):
+            table.pop(key, None)
+        self._pending.discard(key)
+
+    def saw_run(self, key: Key, seen: RunSeen) -> None:
+        """A run is as it is."""
+        self.runs[key] = seen
+        if seen.phase == "Pending":
+            self._pending.add(key)
+        else:
+            self._pending.discard(key)
+
+    def doubt(self, key: Key) -> None:
+        """Nobody knows how the object stands."""
+        if key in self.pools:
+            self.pools[key] = replace(self.pools[key], settled=False)
+        if key in self.inferlets:
+            self.inferlets[key] = self.inferlets[key]._replace(ready=False)
+
+    def keys(self) -> Iterator[Key]:
+        """Every object seen, and pools first: what inferlets say depends on them."""
+        yield from list(self.pools)
+        yield from list(self.inferlets)
+        yield from list(self.runs)
+
+    def pools_in(self, namespace: str) -> list[PoolSeen]:
+        """A namespace's pools."""
+        return [pool for key, pool in self.pools.items() if key.namespace == namespace]
+
+    def inferlets_of(self, pool: Key, seen: PoolSeen) -> Iterator[Key]:
+        """Inferlets whose `Runnable` a pool may decide."""
+        for key, inferlet in list(self.inferlets.items()):
+            if key.namespace != pool.namespace:
+                continue
+            if inferlet.pool == seen.name or (not inferlet.pool and inferlet.model in ("", seen.model)):
+                yield key
+
+    def inferlets_from(self, namespace: str, config_map: str) -> Iterator[Key]:
+        """Inferlets whose source is in a ConfigMap."""
+        for key, inferlet in list(self.inferlets.items()):
+            if key.namespace == namespace and inferlet.config_map == config_map:
+                yield key
+
+    def pending_runs(self) -> Iterator[Key]:
+        """Runs that wait."""
+        yield from list(self._pending)
+
+    def runs_of(self, inferlet: Key) -> Iterator[Key]:
+        """Runs of an inferlet that wait."""
+        for key in self.pending_runs():
+            if key.namespace == inferlet.namespace and self.runs[key].inferlet == inferlet.name:
+                yield key
+
+    def inventory(self) -> Counter[tuple[str, str]]:
+        """How many objects of each kind are in which state; the exporter asks from a thread of its own."""
+        out: Counter[tuple[str, str]] = Counter()
+        for pool in list(self.pools.values()):
+            out["EnginePool", "ready" if pool.settled else "not_ready"] += 1
+        for inferlet in list(self.inferlets.values()):
+            out["Inferlet", "ready" if inferlet.ready else "not_ready"] += 1
+        for run in list(self.runs.values()):
+            out["InferletRun", run.phase.lower()] += 1
+        return out

@@ -1,0 +1,130 @@
+"""The work queue: one entry an object, the newest body wins, never two workers on one object at once.
+
+Each kind has workers of its own: sources that are slow to come, or a runtime that hangs, keep no pool waiting.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict, defaultdict, deque
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, Final
+
+from tartlet_operator.api.meta import Key
+
+Body = Mapping[str, Any]
+Handle = Callable[[Key, Body | None], Awaitable[float | None]]
+"""Brings one object about: its key and newest body (None: fetch it). Returns when to look again, s, or None."""
+
+LATER: Final = float("inf")
+"""The answer when something that is under way will queue the object again, and nothing came of it yet."""
+
+
+class _Turns(asyncio.Queue[Key]):
+    """Keys, a namespace's after another's: one with thousands of objects keeps the others waiting for one of them."""
+
+    def _init(self, maxsize: int) -> None:
+        self._queue: OrderedDict[str, deque[Key]] = OrderedDict()  # by namespace; whose turn it is comes first
+        self._size = 0
+
+    def qsize(self) -> int:
+        return self._size
+
+    def _put(self, item: Key) -> None:
+        self._queue.setdefault(item.namespace, deque()).append(item)
+        self._size += 1
+
+    def _get(self) -> Key:
+        namespace, keys = self._queue.popitem(last=False)
+        self._size -= 1
+        item = keys.popleft()
+        if keys:
+            self._queue[namespace] = keys
+        return item
+
+
+class WorkQueue:
+    """Objects to look at, now or later."""
+
+    def __init__(self) -> None:
+        self._pending: dict[Key, Body | None] = {}
+        self._busy: set[Key] = set()
+        self._ready: defaultdict[str, _Turns] = defaultdict(_Turns)  # by kind
+        self._timers: dict[Key, asyncio.TimerHandle] = {}
+        self._taken = asyncio.Event()
+
+    def __len__(self) -> int:
+        """Objects that wait to be looked at."""
+        return len(self._pending)
+
+    @property
+    def idle(self) -> bool:
+        """Nothing waits and nobody works; timers may run."""
+        return not self._pending and not self._busy
+
+    def add(self, key: Key, body: Body | None = None) -> None:
+        """Look at an object as soon as a worker is free. Without a body, a pending one is kept."""
+        self._cancel_timer(key)
+        waiting = key in self._pending
+        if not waiting or body is not None:
+            self._pending[key] = body
+        if not waiting and key not in self._busy:
+            self._ready[key.kind].put_nowait(key)
+
+    def add_after(self, key: Key, seconds: float) -> None:
+        """Look at an object after a while, or sooner if something happens to it; the earliest time counts."""
+        loop = asyncio.get_running_loop()
+        due = loop.time() + max(seconds, 0.0)
+        timer = self._timers.get(key)
+        if timer is not None and timer.when() <= due:
+            return
+        self._cancel_timer(key)
+        self._timers[key] = loop.call_at(due, self.add, key)
+
+    def ask(self, key: Key) -> None:
+        """Look at an object that was deleted, or has a heavy body: whatever body waits is not the newest."""
+        self.add(key)
+        self._pending[key] = None
+
+    def forget(self, key: Key) -> None:
+        """The object is gone: no timer brings it back."""
+        self._cancel_timer(key)
+
+    async def room(self, kind: str, limit: int, wait_s: float) -> bool:
+        """Return when fewer than `limit` objects of a kind wait; False: more do still, after so long."""
+        try:
+            async with asyncio.timeout(wait_s):
+                while self._ready[kind].qsize() >= limit:
+                    self._taken.clear()
+                    await self._taken.wait()
+        except TimeoutError:
+            return False
+        return True
+
+    async def work(self, kind: str, handle: Handle) -> None:
+        """Handle a kind's entries, one after another, until cancelled. `handle` deals with its own errors."""
+        ready = self._ready[kind]
+        while True:
+            key = await ready.get()
+            body = self._pending.pop(key)
+            self._taken.set()
+            self._busy.add(key)
+            try:
+                again_s = await handle(key, body)
+            finally:
+                self._busy.discard(key)
+                if key in self._pending:
+                    self._ready[key.kind].put_nowait(key)
+            if again_s is not None and again_s < LATER and key not in self._pending:
+                self.add_after(key, again_s)
+
+    def close(self) -> None:
+        """Stop the timers."""
+        for timer in self._timers.values():
+            timer.cancel()
+        self._timers.clear()
+
+    def _cancel_timer(self, key: Key) -> None:
+        timer = self._timers.pop(key, None)
+        if timer is not None:
+            timer.cancel()

@@ -1,0 +1,279 @@
+"""The objects that an EnginePool becomes: a Deployment whose pods are one engine each, and a PodDisruptionBudget."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from tartlet_operator.api.common import quantity
+from tartlet_operator.api.engine_pool import ENGINE_ID, EnginePoolSpec, EnvVar, ModelInit
+from tartlet_operator.api.meta import Meta, owner, pool_labels, pool_selector
+
+MODELS_DIR: Final = "/models"
+TLS_DIR: Final = "/etc/tartlet/tls"
+SCRATCH_DIR: Final = "/tmp"  # noqa: S108 - an emptyDir of the pod's own
+HEALTH_PORT: Final = 8080
+GROUP: Final = 10001
+"""The group of our image's user, which the kubelet would leave out, and take root's."""
+END_MARGIN_S: Final = 15
+"""Between the end of a drain's grace and the kubelet's SIGKILL."""
+_PROBE_PERIOD_S: Final = 2
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerDefaults:
+    """What the operator's settings say about workers' pods."""
+
+    image: str
+    pull_policy: str
+    control: str  # control's address as pods reach it
+    tls_secret: str = ""
+    service_account: str = ""
+    log_format: str = "json"
+    log_level: str = "info"
+    otlp_endpoint: str = ""
+    pull_secrets: tuple[str, ...] = ()
+
+
+def deployment(spec: EnginePoolSpec, meta: Meta, defaults: WorkerDefaults) -> dict[str, Any]:
+    """The pool's Deployment.
+
+    A new pod is ready before an old one goes (`maxSurge` 1, `maxUnavailable` 0), and an old one goes by draining:
+    SIGTERM, then at most the grace, so a rollout ends no program that is shorter than it.
+    """
+    template = spec.pod_template
+    return {
+        "apiVersion": "apps/v1",
+        "kind": "Deployment",
+        "metadata": {
+            "name": meta.name,
+            "namespace": meta.namespace,
+            "labels": pool_labels(meta.name),
+            "ownerReferences": [owner("EnginePool", meta)],
+        },
+        "spec": {
+            "replicas": spec.replicas,
+            "paused": False,
+            "revisionHistoryLimit": 2,
+            "progressDeadlineSeconds": spec.start_deadline_seconds + 60,
+            "selector": {"matchLabels": pool_selector(meta.name)},
+            "strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 1, "maxUnavailable": 0}},
+            "template": {
+                "metadata": {
+                    "labels": {**template.labels, **pool_labels(meta.name)},
+                    "annotations": dict(template.annotations),
+                },
+                "spec": _pod_spec(spec, meta, defaults),
+            },
+        },
+    }
+
+
+def disruption_budget(spec: EnginePoolSpec, meta: Meta) -> dict[str, Any]:
+    """The pool's PodDisruptionBudget; it always lets one go, and all that are broken, so that nodes can be drained."""
+    budget: dict[str, Any] = {"maxUnavailable": 1}
+    if spec.min_available is not None:
+        budget = {"minAvailable": min(spec.min_available, max(spec.replicas - 1, 0))}
+    return {
+        "apiVersion": "policy/v1",
+        "kind": "PodDisruptionBudget",
+        "metadata": {
+            "name": meta.name,
+            "namespace": meta.namespace,
+            "labels": pool_labels(meta.name),
+            "ownerReferences": [owner("EnginePool", meta)],
+        },
+        "spec": {
+            **budget,
+            "unhealthyPodEvictionPolicy": "AlwaysAllow",
+            "selector": {"matchLabels": pool_selector(meta.name)},
+        },
+    }
+
+
+def _pod_spec(spec: EnginePoolSpec, meta: Meta, defaults: WorkerDefaults) -> dict[str, Any]:
+    template = spec.pod_template
+    pod: dict[str, Any] = {
+        "automountServiceAccountToken": False,
+        "enableServiceLinks": False,  # a Service's variables would be taken for settings
+        "terminationGracePeriodSeconds": spec.drain.grace_seconds + END_MARGIN_S,
+        "securityContext": {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}},
+        "containers": [_container(spec, defaults)],
+        "volumes": _replaced(_volumes(spec, defaults), template.volumes, "name"),
+    }
+    if spec.model.init is not None:
+        pod["initContainers"] = [_init_container(spec, spec.model.init, defaults)]
+    spread = [
+        {"labelSelector": {"matchLabels": pool_selector(meta.name)}, **c} for c in spec.topology_spread_constraints
+    ]
+    pull_secrets = dict.fromkeys((*defaults.pull_secrets, *template.image_pull_secrets))
+    return pod | _present(
+        {
+            "nodeSelector": dict(spec.node_selector),
+            "tolerations": list(spec.tolerations),
+            "topologySpreadConstraints": spread,
+            "serviceAccountName": template.service_account_name or defaults.service_account,
+            "priorityClassName": template.priority_class_name,
+            "runtimeClassName": template.runtime_class_name,
+            "imagePullSecrets": [{"name": name} for name in pull_secrets],
+            "affinity": template.affinity,
+        }
+    )
+
+
+def _init_container(spec: EnginePoolSpec, init: ModelInit, defaults: WorkerDefaults) -> dict[str, Any]:
+    """What fetches the model; whatever it needs to know is its own, for it may be anybody's image."""
+    mounts = [{"name": "models", "mountPath": MODELS_DIR}, {"name": "scratch", "mountPath": SCRATCH_DIR}]
+    return {
+        "name": "model",
+        "image": init.image,
+        "imagePullPolicy": spec.image_pull_policy or defaults.pull_policy,
+        "command": list(init.command),
+        "env": _replaced([{"name": "HOME", "value": SCRATCH_DIR}], _env(init.env), "name"),
+        # a quota may ask for them; a pod needs the larger of its init container's and its container's, so it costs none
+        "resources": _present({k: _plain(v) for k, v in _resources(spec).items()}),
+        "securityContext": _restricted(),
+        "volumeMounts": _replaced(mounts, init.volume_mounts, "mountPath"),
+        "terminationMessagePolicy": "FallbackToLogsOnError",
+    }
+
+
+def _container(spec: EnginePoolSpec, defaults: WorkerDefaults) -> dict[str, Any]:
+    template = spec.pod_template
+    return {
+        "name": "worker",
+        "image": spec.image or defaults.image,
+        "imagePullPolicy": spec.image_pull_policy or defaults.pull_policy,
+        "command": ["tartlet", "serve", "--role", "worker"],
+        "env": _replaced(environment(spec, defaults), _env(e for e in template.env if e.name != ENGINE_ID), "name"),
+        "ports": [{"name": "health", "containerPort": HEALTH_PORT, "protocol": "TCP"}],
+        "resources": _present(_resources(spec)),
+        "securityContext": {**_restricted(), "runAsGroup": GROUP},
+        "volumeMounts": _replaced(_mounts(spec, defaults), template.volume_mounts, "mountPath"),
+        # loading is no failure until its deadline; after that a stalled loop restarts the container, and an engine
+        # that lost control is only taken out of service
+        "startupProbe": {
+            **_probe("/readyz"),
+            "failureThreshold": -(-spec.start_deadline_seconds // _PROBE_PERIOD_S),
+        },
+        "livenessProbe": {**_probe("/livez"), "periodSeconds": 10, "failureThreshold": 3},
+        "readinessProbe": {**_probe("/readyz"), "failureThreshold": 1},
+        "terminationMessagePolicy": "FallbackToLogsOnError",
+    }
+
+
+def environment(spec: EnginePoolSpec, defaults: WorkerDefaults) -> list[dict[str, Any]]:
+    """The worker's settings as environment variables."""
+    engine = spec.engine
+    values: dict[str, object] = {
+        "CONTROL": defaults.control,
+        "ENGINE": engine.backend.lower(),
+        "MODEL_NAME": spec.model.name,
+        "DEVICE": engine.device,
+        "DTYPE": engine.dtype,
+        "PAGE_SIZE": engine.page_size,
+        "KV_MEMORY_BYTES": int(quantity(engine.kv_memory)),
+        "NUM_EMBEDS": engine.num_embeds,
+        "NUM_SLOTS": engine.num_slots,
+        "MAX_BATCH_TOKENS": engine.max_batch_tokens,
+        "MAX_BATCH_COMMANDS": engine.max_batch_commands,
+        "THREADS": engine.threads,
+        "BATCH_INVARIANT": str(engine.batch_invariant).lower(),
+        "DRAIN_GRACE_S": spec.drain.grace_seconds,
+        "HEALTH_ADDRESS": f"0.0.0.0:{HEALTH_PORT}",
+        "LOG_FORMAT": defaults.log_format,
+        "LOG_LEVEL": defaults.log_level,
+    }
+    if engine.backend == "Torch":
+        values["MODEL"] = f"{MODELS_DIR}/{spec.model.path}".rstrip("/")
+    if defaults.tls_secret:
+        values["TLS_CERTIFICATE"] = f"{TLS_DIR}/tls.crt"
+        values["TLS_KEY"] = f"{TLS_DIR}/tls.key"
+        values["TLS_AUTHORITY"] = f"{TLS_DIR}/ca.crt"
+    out: list[dict[str, Any]] = [{"name": f"TARTLET_WORKER_{k}", "value": str(v)} for k, v in values.items()]
+    out.append(
+        {
+            "name": ENGINE_ID,
+            "valueFrom": {"fieldRef": {"apiVersion": "v1", "fieldPath": "metadata.name"}},
+        }
+    )
+    out.append({"name": "OMP_NUM_THREADS", "value": str(engine.threads)})
+    out.append({"name": "TARTLET_RUN_DIR", "value": f"{SCRATCH_DIR}/run"})
+    out.append({"name": "TARTLET_CACHE_DIR", "value": f"{SCRATCH_DIR}/cache"})
+    out.append({"name": "HOME", "value": SCRATCH_DIR})
+    if defaults.otlp_endpoint:
+        out.append({"name": "OTEL_EXPORTER_OTLP_ENDPOINT", "value": defaults.otlp_endpoint})
+    return out
+
+
+def _resources(spec: EnginePoolSpec) -> dict[str, dict[str, Any]]:
+    return {"requests": dict(spec.resources.requests), "limits": dict(spec.resources.limits)}
+
+
+def _plain(resources: Mapping[str, Any]) -> dict[str, Any]:
+    """Without extended resources, such as GPUs."""
+    return {name: amount for name, amount in resources.items() if "/" not in name}
+
+
+def _env(variables: Iterable[EnvVar]) -> list[dict[str, Any]]:
+    return [e.dump() for e in variables]
+
+
+def _volumes(spec: EnginePoolSpec, defaults: WorkerDefaults) -> list[dict[str, Any]]:
+    volumes: list[dict[str, Any]] = [{"name": "scratch", "emptyDir": {}}]
+    claim = spec.model.volume_claim
+    if claim is not None:
+        volumes.append(
+            {
+                "name": "models",
+                "persistentVolumeClaim": {"claimName": claim.claim_name}
+                | ({"readOnly": True} if claim.read_only else {}),
+            }
+        )
+    if spec.model.init is not None:
+        volumes.append({"name": "models", "emptyDir": {"sizeLimit": str(spec.model.init.size_limit)}})
+    if defaults.tls_secret:
+        volumes.append({"name": "tls", "secret": {"secretName": defaults.tls_secret, "defaultMode": 0o444}})
+    return volumes
+
+
+def _mounts(spec: EnginePoolSpec, defaults: WorkerDefaults) -> list[dict[str, Any]]:
+    mounts: list[dict[str, Any]] = [{"name": "scratch", "mountPath": SCRATCH_DIR}]
+    if spec.model.volume_claim is not None or spec.model.init is not None:
+        mounts.append({"name": "models", "mountPath": MODELS_DIR, "readOnly": True})
+    if defaults.tls_secret:
+        mounts.append({"name": "tls", "mountPath": TLS_DIR, "readOnly": True})
+    return mounts
+
+
+def _probe(path: str) -> dict[str, Any]:
+    return {
+        "httpGet": {"path": path, "port": "health"},
+        "periodSeconds": _PROBE_PERIOD_S,
+        "timeoutSeconds": 2,
+    }
+
+
+def _restricted() -> dict[str, Any]:
+    """What the restricted pod security standard asks of a container, and a read-only root."""
+    return {
+        "allowPrivilegeEscalation": False,
+        "readOnlyRootFilesystem": True,
+        "runAsNonRoot": True,
+        "capabilities": {"drop": ["ALL"]},
+        "seccompProfile": {"type": "RuntimeDefault"},
+    }
+
+
+def _replaced(ours: Iterable[Mapping[str, Any]], theirs: Iterable[Mapping[str, Any]], key: str) -> list[dict[str, Any]]:
+    """Both lists as one; of two entries with the same key the user's stays, in the operator's place."""
+    out = {str(entry[key]): dict(entry) for entry in ours}
+    for entry in theirs:
+        out[str(entry.get(key, ""))] = dict(entry)
+    return list(out.values())
+
+
+def _present(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Without what is empty."""
+    return {k: v for k, v in values.items() if v}

@@ -1,0 +1,184 @@
+"""Brings an EnginePool about: gather, decide, apply."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, Final, NamedTuple
+
+from pydantic import ValidationError
+
+from tartlet_operator.api.conditions import holds
+from tartlet_operator.api.engine_pool import EnginePool, EnginePoolSpec, EnginePoolStatus
+from tartlet_operator.api.meta import MANAGER, POOL_LABEL, Key, Meta, pool_selector
+from tartlet_operator.cluster.kube import ApiError
+from tartlet_operator.inferlets.status import PoolSeen
+from tartlet_operator.machinery.context import Context
+from tartlet_operator.pools.manifests import deployment, disruption_budget
+from tartlet_operator.pools.pod_facts import START_S, PodFacts
+from tartlet_operator.pools.status import DeploymentFacts, PoolFacts, happenings, own, status
+from tartlet_operator.pools.subset import covers, leftover
+
+log = logging.getLogger("tartlet.operator")
+
+_UNTYPED: Final = "failed to create typed patch object"
+_SAID_CHARS: Final = 1536
+"""Of each refusal: two of them, and what to do, fit into a condition's message."""
+
+
+async def reconcile(ctx: Context, key: Key, body: Mapping[str, Any]) -> float | None:
+    """Apply the Deployment and the PodDisruptionBudget where they differ, then say how it stands.
+
+    What the API server refuses for good is said beside what there is: engines of an earlier spec go on, and go away.
+    For a pool that was deleted nothing is made: what it owns goes with it, which may take its programs' time.
+
+    Raises:
+        ApiError: the API server didn't answer, or lets nobody look or write the status.
+    """
+    meta, pool = Meta.of(body), EnginePool.model_validate(body)
+    applied = [await _left(ctx, key)] if meta.deleting else await _made(ctx, key, meta, pool.spec)
+    made = applied[0]
+    refusals = [each.refused for each in applied if each.refused is not None]
+    for refusal in refusals:
+        log.warning("%s: %s", key, refusal)
+        ctx.metrics.failed(key.kind, refusal.reason)
+    listed = await ctx.api.list("Pod", key.namespace, pool_selector(key.name))
+    pods = [PodFacts.of(p, ctx.unix_s) for p in listed]
+    old = pool.status or EnginePoolStatus()
+    engines = ctx.store.engines[key] = own(ctx.store.engines.get(key, ()), old, pods, ctx.view.engines)
+    facts = PoolFacts(
+        name=key.name,
+        generation=meta.generation,
+        replicas=pool.spec.replicas,
+        deployment=DeploymentFacts.of(made.live, current=made.refused is None),
+        pods=pods,
+        engines=ctx.view.engines,
+        programs=ctx.view.programs,
+        own=engines,
+        refused="; ".join(map(str, refusals)),
+        deleting=meta.deleting,
+    )
+    new = status(facts, old, ctx.now)
+    await ctx.write_status(key, meta, old, new, happenings(old, new, same_pods=made.same_pods))
+    _remember(ctx, key, _seen(pool, meta, new))
+    return START_S if any(p.unstarted for p in facts.pods) else None
+
+
+async def recall(ctx: Context) -> None:
+    """Remember the pools as their statuses say, before anything is looked at: what inferlets say depends on them."""
+    for namespace in ctx.namespaces:
+        try:
+            async for body in ctx.api.pages(EnginePool.__name__, namespace):
+                with contextlib.suppress(ValidationError):  # an older CRD let it through: its own turn tells
+                    pool, meta = EnginePool.model_validate(body), Meta.of(body)
+                    seen = _seen(pool, meta, pool.status or EnginePoolStatus())
+                    ctx.store.pools[Key(EnginePool.__name__, namespace, meta.name)] = seen
+        except ApiError as e:  # they are looked at soon
+            log.warning("pools in %s: %s", namespace, e)
+
+
+def _seen(pool: EnginePool, meta: Meta, status: EnginePoolStatus) -> PoolSeen:
+    """Programs can run there during a rollout and with an engine missing, too; not on none, nor while all go away."""
+    ready = status.ready_replicas > 0 and not meta.deleting
+    return PoolSeen(meta.name, pool.spec.model.name, ready=ready, settled=holds(status.conditions, "Ready"))
+
+
+def _remember(ctx: Context, key: Key, seen: PoolSeen) -> None:
+    """Inferlets say whether a pool can run them."""
+    before = ctx.store.pools.get(key)
+    ctx.store.pools[key] = seen
+    if before is not None and before == replace(seen, settled=before.settled):  # which they don't ask for
+        return
+    for inferlet in ctx.store.inferlets_of(key, seen):
+        ctx.queue.add(inferlet)
+
+
+class _Applied(NamedTuple):
+    """A pool's object as it is, empty where there is none; and why it isn't what the manifest says."""
+
+    live: Mapping[str, Any]
+    refused: ApiError | None = None
+    same_pods: bool = False  # it was applied, and its pods' template is as it was
+
+
+async def _made(ctx: Context, key: Key, meta: Meta, spec: EnginePoolSpec) -> list[_Applied]:
+    """The Deployment, and the PodDisruptionBudget where there is one, as the spec asks for them as far as may be.
+
+    Raises:
+        ApiError: as `reconcile`.
+    """
+    made = await _applied(ctx, deployment(spec, meta, ctx.defaults))
+    if made.refused and made.live:
+        made = await _scaled(ctx, key, made, spec.replicas)
+    if not made.live:  # there are no pods to guard, and maybe the name is another's
+        return [made]
+    return [made, await _applied(ctx, disruption_budget(spec, meta))]
+
+
+async def _left(ctx: Context, key: Key) -> _Applied:
+    """What there is of the Deployment, untouched.
+
+    Raises:
+        ApiError: it can't be read.
+    """
+    live = await ctx.api.get("Deployment", key.namespace, key.name)
+    return _Applied(live if live is not None and is_ours(live["metadata"], key.name) else {})
+
+
+async def _applied(ctx: Context, manifest: Mapping[str, Any]) -> _Applied:
+    """The live object, applied if it isn't what the manifest says.
+
+    Raises:
+        ApiError: as `reconcile`.
+    """
+    meta, kind = manifest["metadata"], manifest["kind"]
+    live = await ctx.api.get(kind, meta["namespace"], meta["name"])
+    if live is not None and not is_ours(live["metadata"], meta["name"]):
+        message = f"there is a {kind} {meta['name']} that is not this pool's: give the pool another metadata.name"
+        return _Applied({}, ApiError(422, "NameTaken", message))
+    if live is not None and covers(live, manifest) and not leftover(live, manifest, MANAGER):
+        return _Applied(live)
+    try:
+        made = await asyncio.shield(ctx.api.apply(manifest))
+        return _Applied(made, same_pods=_template(made) is not None and _template(made) == _template(live or {}))
+    except ApiError as e:
+        unknown_field = _UNTYPED in e.message  # which the API server takes for a fault of its own
+        if e.retryable and not unknown_field:
+            raise
+        message = f"{e.message[:_SAID_CHARS]}: correct it in the pool's spec, from which spec.template is made"
+        return _Applied(live or {}, ApiError(422 if unknown_field else e.status, e.reason or "Invalid", message))
+
+
+def _template(body: Mapping[str, Any]) -> Any:
+    """Of a Deployment's pods."""
+    return (body.get("spec") or {}).get("template")
+
+
+async def _scaled(ctx: Context, key: Key, made: _Applied, replicas: int) -> _Applied:
+    """The Deployment with as many replicas as the spec asks for, where all else of it was refused.
+
+    Raises:
+        ApiError: the API server didn't answer.
+    """
+    if made.live["spec"].get("replicas") == replicas:
+        return made
+    try:
+        return made._replace(live=await asyncio.shield(ctx.api.scale("Deployment", key.namespace, key.name, replicas)))
+    except ApiError as e:
+        if e.retryable:
+            raise
+        return made  # refused like the rest, which is what is told
+
+
+def is_ours(meta: Mapping[str, Any], name: str) -> bool:
+    """Whether an object of a pool's name was made for it, or for an earlier pool of this name.
+
+    Its maker tells; where there is none (pools can be deleted without what they own) its label does.
+    """
+    makers = {(owner["kind"], owner["name"]) for owner in meta.get("ownerReferences") or () if owner.get("controller")}
+    if makers:
+        return makers == {(EnginePool.__name__, name)}
+    return bool((meta.get("labels") or {}).get(POOL_LABEL) == name)

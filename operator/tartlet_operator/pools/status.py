@@ -1,0 +1,295 @@
+"""What an EnginePool's status says, from what its Deployment, its pods and control tell. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from tartlet_operator.api.conditions import Want, find, holds, merged, truth
+from tartlet_operator.api.engine_pool import EnginePoolStatus, EngineStatus
+from tartlet_operator.api.meta import pool_selector
+from tartlet_operator.api.reasons import EventReason, Reason
+from tartlet_operator.pools.pod_facts import PodFacts, ended_early, in_trouble
+
+_REFUSED: Final = "correct what it names in spec.podTemplate or spec.resources, or what the namespace allows"
+_CLAIM: Final = "persistentvolumeclaim"
+"""Which a pod waits for, and not for room."""
+_SAID_CHARS: Final = 2048
+_ENGINES: Final = 1000
+"""So many are listed; while pods are replaced there may be more."""
+_STANDS_BY: Final = (
+    "pod {} waits for engines elsewhere that serve spec.model.name in another form (checkpoint, spec.engine.dtype or "
+    "spec.engine.pageSize): give one of them another name"
+)
+_UNREACHABLE: Final = (
+    "control doesn't answer, so nobody knows which engines take programs: see whether control's pod runs, its log, and "
+    "the operator's"
+)
+_LOST: Final = "control doesn't know the engine of pod {}: see the pod's log, and whether it reaches control"
+_UNREADY: Final = "pod {} is {}: see its log and `kubectl describe pod`"
+_DELETED: Final = "it was deleted, and goes when its pods have, which drain for at most spec.drain.graceSeconds"
+_NO_ROOM: Final = "a rollout needs room for one more pod: make room, or scale the pool down first"
+_UNMADE: Final = "pods are missing: see `kubectl describe` of the pool's Deployment and its ReplicaSet"
+
+
+@dataclass(frozen=True, slots=True)
+class DeploymentFacts:
+    """What is read of the pool's Deployment."""
+
+    generation: int
+    observed_generation: int
+    replicas: int
+    updated: int
+    refused: str = ""  # why no pods can be made
+    current: bool = True  # it is what the pool's spec asks for; else the API server has refused that
+
+    @staticmethod
+    def of(body: Mapping[str, Any], *, current: bool = True) -> DeploymentFacts:
+        """From its body, empty where there is none."""
+        meta, status = body.get("metadata") or {}, body.get("status") or {}
+        failures = (c for c in status.get("conditions") or () if (c["type"], c["status"]) == ("ReplicaFailure", "True"))
+        return DeploymentFacts(
+            int(meta.get("generation", 0)),
+            int(status.get("observedGeneration", 0)),
+            int(status.get("replicas", 0)),
+            int(status.get("updatedReplicas", 0)),
+            next((str(c.get("message") or c.get("reason") or "FailedCreate") for c in failures), ""),
+            current,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class PoolFacts:
+    """All that a pool's status depends on.
+
+    Args:
+        generation: of the pool.
+        replicas: that its spec asks for.
+        deployment: after it was applied, or as it was where that was refused.
+        pods: the pool's, those that go away or are over too.
+        engines: state by id (a pod's name) as control tells; None: control doesn't answer.
+        programs: how many each engine has, as control told last.
+        own: ids of the pool's engines, as `own` tells: other engines may have names like theirs.
+        refused: what the API server says against an object that the spec asks for.
+        deleting: it was deleted, and is there until its pods have gone.
+    """
+
+    name: str
+    generation: int
+    replicas: int
+    deployment: DeploymentFacts
+    pods: Sequence[PodFacts]
+    engines: Mapping[str, str] | None
+    programs: Mapping[str, int] = field(default_factory=dict)
+    own: Collection[str] = ()
+    refused: str = ""
+    deleting: bool = False
+
+    @property
+    def living(self) -> list[PodFacts]:
+        """The pods that aren't over: all that is counted."""
+        return [p for p in self.pods if not p.over]
+
+
+def own(
+    before: Collection[str], old: EnginePoolStatus, pods: Sequence[PodFacts], engines: Mapping[str, str] | None
+) -> frozenset[str]:
+    """Ids of a pool's engines: its pods', and those whose pods have gone while control still tells of them."""
+    known = {*before, *(e.pod for e in old.engines)}
+    return frozenset({p.name for p in pods} | (known if engines is None else known & engines.keys()))
+
+
+def status(facts: PoolFacts, old: EnginePoolStatus, now: str) -> EnginePoolStatus:
+    """The pool's status.
+
+    `Ready` is True only when the Deployment has seen its newest spec, every pod is of it, and as many engines as asked
+    for take programs; so it is never True for an older generation, nor during a rollout.
+    """
+    engines = [_engine(p, facts) for p in sorted(facts.living, key=lambda p: p.name)]
+    wants = _conditions(facts, old, engines)
+    return EnginePoolStatus(
+        observed_generation=facts.generation,
+        conditions=merged(old.conditions, wants, generation=facts.generation, now=now),
+        replicas=sum(not p.terminating for p in facts.living),
+        ready_replicas=_ready(engines),
+        updated_replicas=facts.deployment.updated if _observed(facts.deployment) else 0,
+        draining_replicas=sum(e.state == "Draining" for e in engines),
+        selector=",".join(f"{k}={v}" for k, v in pool_selector(facts.name).items()),
+        engines=engines[:_ENGINES],
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Happening:
+    """An event to post."""
+
+    reason: EventReason
+    message: str
+    warning: bool = False
+
+
+def happenings(old: EnginePoolStatus, new: EnginePoolStatus, *, same_pods: bool = False) -> list[Happening]:
+    """What is worth an event between two statuses; `same_pods`: the spec now asks for more or fewer of the same."""
+    out: list[Happening] = []
+    if holds(new.conditions, "Ready") and not holds(old.conditions, "Ready"):
+        out.append(Happening(EventReason.POOL_READY, f"engines that take programs: {new.ready_replicas}"))
+    progressing = find(new.conditions, "Progressing")
+    if holds(new.conditions, "Progressing") and not holds(old.conditions, "Progressing") and not same_pods:
+        out.append(Happening(EventReason.ROLLOUT_STARTED, progressing.message if progressing else ""))
+    degraded = find(new.conditions, "Degraded")
+    if degraded is not None and degraded.status == "True":
+        was = find(old.conditions, "Degraded")
+        if degraded.reason == Reason.RECONCILE_FAILED:
+            if was is None or was.reason != degraded.reason:
+                out.append(Happening(EventReason.RECONCILE_FAILED, degraded.message, warning=True))
+        elif was is None or was.status != "True":
+            out.append(Happening(EventReason.POOL_DEGRADED, f"{degraded.reason}: {degraded.message}", warning=True))
+    before = {e.pod: e.state for e in old.engines}
+    after = {e.pod: e.state for e in new.engines}
+    for pod, state in after.items():
+        if state == "Draining" and before.get(pod) != "Draining":
+            out.append(Happening(EventReason.ENGINE_DRAINING, f"{pod} waits for its programs"))
+    for pod, state in before.items():
+        if state == "Draining" and pod not in after:
+            out.append(Happening(EventReason.ENGINE_DRAINED, f"{pod} has gone"))
+    return out
+
+
+def _ready(engines: Sequence[EngineStatus]) -> int:
+    return sum(e.state == "Ready" for e in engines)
+
+
+def _observed(deployment: DeploymentFacts) -> bool:
+    """Whether what it counts is of the pool's newest spec."""
+    return deployment.current and deployment.observed_generation >= deployment.generation
+
+
+def _conditions(facts: PoolFacts, old: EnginePoolStatus, engines: Sequence[EngineStatus]) -> list[Want]:
+    d, ready = facts.deployment, _ready(engines)
+    counts = f"{ready} of {facts.replicas} engines take programs"
+    if facts.deleting:
+        return _going(counts)
+    rolled = _observed(d) and d.updated == facts.replicas == d.replicas
+    enough = ready >= facts.replicas
+    before = find(old.conditions, "Progressing")
+    # once a generation was fully out, missing engines are trouble and no longer progress
+    settled_before = (
+        before is not None and before.reason == Reason.SETTLED and before.observed_generation == facts.generation
+    )
+    starting = not enough and not settled_before and not _standing_by(facts)
+    lost = settled_before and _observed(d) and d.updated == d.replicas < facts.replicas  # not yet made anew
+    progressing = d.current and (not (rolled or lost) or starting)
+    trouble = _trouble(facts)
+    reason, message = _why(facts, engines, trouble, counts, progressing=progressing)
+    known = facts.engines is not None or facts.replicas == 0 or bool(facts.refused)
+    short = not known or (not enough and not progressing)
+    degraded = trouble is not None or short
+    return [
+        Want("Ready", truth(value=rolled and enough and not facts.refused) if known else "Unknown", reason, message),
+        Want(
+            "Progressing",
+            truth(value=progressing),
+            Reason.ROLLING_OUT if progressing else Reason.SETTLED if d.current else Reason.RECONCILE_FAILED,
+            f"{d.updated if _observed(d) else 0} of {facts.replicas} pods are of the newest spec, {counts}"
+            if progressing
+            else "",
+        ),
+        Want(
+            "Degraded",
+            truth(value=degraded) if known or trouble else "Unknown",
+            reason if degraded else Reason.AS_EXPECTED,
+            message if degraded else "",
+        ),
+    ]
+
+
+def _going(counts: str) -> list[Want]:
+    """The conditions of a pool that was deleted: nothing is made any more, so nothing can be amiss."""
+    return [
+        Want("Ready", "False", Reason.DELETING, f"{_DELETED}; {counts}"),
+        Want("Progressing", "False", Reason.DELETING),
+        Want("Degraded", "False", Reason.AS_EXPECTED),
+    ]
+
+
+def _trouble(facts: PoolFacts) -> tuple[str, str] | None:
+    """Reason and message of what keeps pods from running or from being made, or the spec from being followed."""
+    if facts.refused:
+        return Reason.RECONCILE_FAILED, facts.refused
+    pod, refused = in_trouble(facts.pods), facts.deployment.refused
+    if pod is None and refused:
+        return Reason.PODS_REFUSED, f"{refused[-_SAID_CHARS:]} ({_REFUSED})"
+    pod = pod or ended_early(facts.pods, facts.replicas)
+    if pod is None:
+        return None
+    said = f"pod {pod.name}: {pod.message or pod.reason}"
+    surplus = sum(not p.terminating for p in facts.living) > facts.replicas
+    no_room = pod.reason == "Unschedulable" and _CLAIM not in pod.message.lower() and surplus
+    return pod.reason, f"{said}; {_NO_ROOM}" if no_room else said
+
+
+def _why(
+    facts: PoolFacts,
+    engines: Sequence[EngineStatus],
+    trouble: tuple[str, str] | None,
+    counts: str,
+    *,
+    progressing: bool,
+) -> tuple[str, str]:
+    """Reason and message of `Ready`: what keeps pods from running first."""
+    if trouble is not None:
+        return trouble[0], f"{trouble[1]}; {counts}"
+    if facts.engines is None and facts.replicas:
+        return Reason.CONTROL_UNREACHABLE, _UNREACHABLE
+    if progressing:
+        return Reason.ROLLING_OUT, counts
+    if facts.replicas == 0:
+        return Reason.SCALED_TO_ZERO, "spec.replicas is 0"
+    if _ready(engines) >= facts.replicas:
+        return Reason.ENGINES_READY, counts
+    standby = _standing_by(facts)
+    if standby:
+        return Reason.ENGINE_STANDS_BY, f"{_STANDS_BY.format(standby)}; {counts}"
+    if lost := next((e.pod for e in engines if e.state == "Lost"), ""):
+        return Reason.ENGINE_LOST, f"{_LOST.format(lost)}; {counts}"
+    unready = next((e for e in engines if e.state not in ("Ready", "Draining")), None)
+    hint = _UNREADY.format(unready.pod, unready.state) if unready else _UNMADE
+    return Reason.ENGINES_MISSING, f"{hint}; {counts}"
+
+
+def _standing_by(facts: PoolFacts) -> str:
+    """A pod whose engine stands by, though not for engines of the pool itself that are about to go; else empty."""
+    engines, staying = facts.engines or {}, {p.name for p in facts.living if not p.terminating}
+    if any(name in facts.own and name not in staying for name in engines):
+        return ""
+    return next((name for name in sorted(staying) if engines.get(name) == "standby"), "")
+
+
+def _engine(pod: PodFacts, facts: PoolFacts) -> EngineStatus:
+    return EngineStatus(
+        pod=pod.name,
+        state=_state(pod, facts.engines),
+        reason=pod.reason[:256],
+        programs=facts.programs.get(pod.name, 0),
+        node=pod.node,
+        address=pod.address,
+    )
+
+
+def _state(pod: PodFacts, engines: Mapping[str, str] | None) -> str:
+    if pod.terminating:
+        return "Draining"
+    told = engines.get(pod.name, "") if engines is not None else "unknown"
+    match told:
+        case "ready":
+            return "Ready" if pod.ready else "Loading"
+        case "standby":
+            return "Standby" if pod.ready else "Loading"
+        case "draining" | "cordoned":
+            return "Draining"
+    if pod.ready:
+        return "Lost" if engines is not None else "Unknown"
+    if not pod.running:
+        return "Pending"
+    return "Broken" if pod.reason else "Loading"

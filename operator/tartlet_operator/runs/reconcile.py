@@ -1,0 +1,246 @@
+"""Brings an InferletRun about: launched once an attempt, followed, retried, ended, deleted."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, Final
+
+from tartlet import Accepted, LaunchSpec, Limits
+from tartlet_common.errors.registry import (
+    NoEngine,
+    ProgramKilled,
+    TartletError,
+    Unavailable,
+    UnknownInferlet,
+    UnknownModel,
+)
+from tartlet_operator.api.conditions import find, holds
+from tartlet_operator.api.inferlet import Inferlet, InferletStatus
+from tartlet_operator.api.inferlet_run import InferletRun, InferletRunStatus
+from tartlet_operator.api.meta import Key, Meta
+from tartlet_operator.api.reasons import EventReason, Reason, told
+from tartlet_operator.machinery.context import Context
+from tartlet_operator.machinery.store import RunSeen
+from tartlet_operator.pools.status import Happening
+from tartlet_operator.runs import decisions as runs
+from tartlet_operator.runs import orphans
+from tartlet_operator.runs.decisions import Delete, Finish, Follow, InferletFacts, Launch, Output, Rest, Retry, Wait
+
+_LAUNCH_TIMEOUT_S: Final = 60.0
+_FIRST_TIMEOUT_S: Final = 15.0
+"""Of a run that says nothing yet: soon it says that it waits, and the same attempt is asked for again."""
+_LATE_S: Final = 0.5
+_FULL_S: Final = 30.0
+"""A run that there is no room for is looked at when another ends, and so often in any case."""
+_DELETED: Final = "its InferletRun was deleted"
+_MADE_AGAIN: Final = "its InferletRun was deleted and made again"
+_LATER: Final = "its InferletRun has another program"
+_HAS_ENDED: Final = "its InferletRun has ended"
+_WAITS: Final = (UnknownModel, UnknownInferlet, NoEngine)
+"""Launch errors that an engine or a catalogue on its way will mend; the deadline bounds the wait."""
+
+
+async def reconcile(ctx: Context, key: Key, body: Mapping[str, Any]) -> float | None:
+    """Do the next thing about a run; returns when to look again.
+
+    Raises:
+        ApiError: the API server refused something or didn't answer.
+    """
+    meta, run = Meta.of(body), InferletRun.model_validate(body)
+    old = run.status or InferletRunStatus()
+    await _end(ctx, ctx.followers.forget_another(key, meta.uid), _MADE_AGAIN)
+    ctx.store.saw_run(key, RunSeen(run.spec.inferlet, old.phase))
+    if meta.deleting:  # somebody's finalizer keeps it; its program is wanted no more
+        for program_id in {ctx.followers.forget(key), old.program_id if old.phase == "Running" else ""}:
+            await _end(ctx, program_id, _DELETED)
+        if old.phase in ("Pending", "Running"):
+            outcome = runs.Outcome(success=False, error=ProgramKilled(reason=_DELETED))
+            await _finish(ctx, key, meta, run, old, Finish(outcome))
+        return None
+    inferlet, known = await _inferlet(ctx, key, run, old)
+    action = runs.decide(
+        run.spec,
+        old,
+        uid=meta.uid,
+        now=ctx.unix_s,
+        inferlet=known,
+        outcome=ctx.followers.outcome(key, old.program_id),
+        followed_s=ctx.followers.followed_s(key, old.program_id),
+    )
+    match action:
+        case Rest(seconds):
+            await _end(ctx, ctx.followers.forget(key), _HAS_ENDED)
+            return seconds
+        case Delete():
+            await ctx.api.delete(key, meta.uid)
+            return None
+        case Follow(program_id, seconds):
+            return await _follow(ctx, key, meta, old, program_id, seconds)
+        case Launch():
+            return await _launch(ctx, key, meta, run, old, inferlet, action)
+        case Wait(seconds):
+            new = runs.waiting(old, action, generation=meta.generation, now=ctx.unix_s)
+            await _write(ctx, key, meta, old, new)
+            return seconds
+        case Retry(outcome, seconds):
+            new = runs.retrying(old, outcome, generation=meta.generation, now=ctx.unix_s)
+            message = f"attempt {old.attempts}: {outcome.error}"
+            await _write(ctx, key, meta, old, new, EventReason.RUN_RETRIED, message)
+            return seconds
+        case Finish():
+            return await _finish(ctx, key, meta, run, old, action)
+
+
+async def gone(ctx: Context, key: Key) -> None:
+    """End what a run that was deleted has left.
+
+    Raises:
+        ApiError, TartletError: somebody didn't answer.
+    """
+    program_id = ctx.followers.forget(key)
+    seen = ctx.store.runs.get(key)
+    if program_id:
+        await ctx.followers.end(program_id, _DELETED)
+    elif seen is not None and seen.phase == "Pending":  # a launch that nobody answered may have been heard
+        await orphans.end(ctx, [key.namespace])
+
+
+async def _end(ctx: Context, program_id: str, reason: str) -> None:
+    """End a program that is wanted no more, if there is one."""
+    if program_id:
+        await ctx.followers.end(program_id, reason)
+
+
+async def _inferlet(
+    ctx: Context, key: Key, run: InferletRun, old: InferletRunStatus
+) -> tuple[Inferlet | None, InferletFacts]:
+    """The inferlet of a run that is to be launched, and what matters of it."""
+    if old.phase != "Pending":
+        return None, InferletFacts(found=False)
+    body = await ctx.api.get("Inferlet", key.namespace, run.spec.inferlet)
+    if body is None:
+        return None, InferletFacts(found=False)
+    inferlet = Inferlet.model_validate(body)
+    return inferlet, facts(inferlet, Meta.of(body).generation, run.spec.model)
+
+
+def facts(inferlet: Inferlet, generation: int, model: str = "") -> InferletFacts:
+    """What matters of an Inferlet, as its spec is now, to a run, which may name another model.
+
+    A program without a pool may run without engines, or on those of another namespace: it is held back only where the
+    namespace has engines for it, none of which is ready.
+    """
+    status = inferlet.status or InferletStatus()
+    if status.observed_generation < generation:
+        return InferletFacts(found=True, message="not looked at yet since it was changed")
+    ready, where = find(status.conditions, "Ready"), find(status.conditions, "Runnable")
+    message = f"{ready.reason}: {ready.message}" if ready is not None else "not looked at yet"
+    needs = inferlet.spec.pool or (where is not None and where.reason == Reason.POOL_NOT_READY)
+    held = f"{where.reason}: {where.message}" if where is not None and where.status == "False" else ""
+    return InferletFacts(
+        found=True,
+        ready=holds(status.conditions, "Ready"),
+        message=message,
+        held=held if needs and not model else "",
+    )
+
+
+async def _launch(
+    ctx: Context,
+    key: Key,
+    meta: Meta,
+    run: InferletRun,
+    old: InferletRunStatus,
+    inferlet: Inferlet | None,
+    action: Launch,
+) -> float | None:
+    started = ctx.unix_s  # from here on the deadline counts, however long the answer takes
+
+    async def waits(wait: Wait) -> float:
+        new = runs.waiting(old, wait, generation=meta.generation, now=started)
+        await _write(ctx, key, meta, old, new)
+        return wait.seconds
+
+    if ctx.followers.full:
+        ctx.followers.wait(key)
+        limit = ctx.settings.max_runs
+        message = f"the operator follows {limit} runs, as many as max_runs allows: it waits until one ends"
+        return await waits(Wait(min(action.deadline_s, _FULL_S), Reason.TOO_MANY_RUNS, message))
+    assert inferlet is not None, "decide() launches only what was found"
+    args = run.spec.args if run.spec.args is not None else inferlet.spec.args
+    spec = LaunchSpec(
+        inferlet=run.spec.inferlet,
+        args=args,
+        model=run.spec.model,
+        tenant=key.namespace,
+        idempotency_key=action.key,
+        limits=Limits(deadline_s=action.deadline_s),
+    )
+    try:
+        patience_s = _LAUNCH_TIMEOUT_S if old.start_time else _FIRST_TIMEOUT_S
+        accepted = await _answer(ctx, spec, min(patience_s, action.deadline_s + _LATE_S))
+    except TartletError as e:
+        if not e.retryable and not isinstance(e, _WAITS):
+            finish = Finish(runs.Outcome(success=False, error=e))
+            return await _finish(ctx, key, meta, run, old, finish)
+        left_s = action.deadline_s - (ctx.unix_s - started)
+        pause_s = runs.pause_s(started - runs.still_since(old, started))
+        return await waits(Wait(max(0.0, min(left_s, pause_s)), e.name, told(e)))
+    # before it is written: should that fail, it is known
+    await _end(ctx, ctx.followers.follow(key, accepted.program_id, meta.uid), _LATER)
+    new = runs.launched(old, action.attempt, accepted.program_id, generation=meta.generation, now=started)
+    await _write(ctx, key, meta, old, new, EventReason.RUN_LAUNCHED, f"attempt {action.attempt}: {accepted.program_id}")
+    return action.deadline_s
+
+
+async def _answer(ctx: Context, spec: LaunchSpec, timeout_s: float) -> Accepted:
+    try:
+        async with asyncio.timeout(timeout_s):
+            return await ctx.client.launch(spec=spec)
+    except TimeoutError as e:
+        raise Unavailable(what="the runtime", detail="it does not answer a launch") from e
+
+
+async def _follow(
+    ctx: Context, key: Key, meta: Meta, old: InferletRunStatus, program_id: str, seconds: float
+) -> float | None:
+    await _end(ctx, ctx.followers.follow(key, program_id, meta.uid), _LATER)
+    output = ctx.followers.output(key, program_id)
+    if output is not None and output != Output() and output.text != old.output:
+        await ctx.write_status(key, meta, old, runs.progressed(old, output))
+    return seconds
+
+
+async def _finish(
+    ctx: Context, key: Key, meta: Meta, run: InferletRun, old: InferletRunStatus, finish: Finish
+) -> float | None:
+    if finish.kill:
+        await ctx.followers.end(old.program_id, "past the run's deadline")
+        output = ctx.followers.output(key, old.program_id) or Output()
+        finish = replace(finish, outcome=replace(finish.outcome, output=output))
+    new = runs.finished(old, finish, generation=meta.generation, now=ctx.unix_s)
+    if finish.outcome.success:
+        await _write(ctx, key, meta, old, new, EventReason.RUN_SUCCEEDED, f"tokens sampled: {new.tokens.output}")
+    else:
+        await _write(ctx, key, meta, old, new, EventReason.RUN_FAILED, new.error.message if new.error else "")
+    left = ctx.followers.forget(key)
+    if not finish.kill:
+        await _end(ctx, left, _HAS_ENDED)
+    return float(run.spec.ttl_seconds_after_finished) if run.spec.ttl_seconds_after_finished is not None else None
+
+
+async def _write(
+    ctx: Context,
+    key: Key,
+    meta: Meta,
+    old: InferletRunStatus,
+    new: InferletRunStatus,
+    reason: EventReason | None = None,
+    message: str = "",
+) -> None:
+    warning = reason in (EventReason.RUN_FAILED, EventReason.RUN_RETRIED)
+    happened = [Happening(reason, message, warning=warning)] if reason is not None else []
+    await ctx.write_status(key, meta, old, new, happened)
+    ctx.store.saw_run(key, RunSeen(ctx.store.runs[key].inferlet, new.phase))

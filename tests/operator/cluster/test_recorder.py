@@ -1,0 +1,68 @@
+"""Which events are posted, and which were said a short time ago."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, cast
+
+from tartlet_common.clock import ManualClock
+from tartlet_operator.api.meta import Key
+from tartlet_operator.api.reasons import EventReason
+from tartlet_operator.cluster.recorder import Recorder
+from tartlet_operator.pools.status import Happening
+
+POOL = Key("EnginePool", "ns", "pool")
+READY = Happening(EventReason.POOL_READY, "engines that take programs: 1")
+LOST = Happening(EventReason.POOL_DEGRADED, "EngineLost: pod-0", warning=True)
+GONE = Happening(EventReason.ENGINE_DRAINED, "pod-0 has gone")
+
+
+class Posted:
+    """An API that keeps the reasons of the events it is given."""
+
+    def __init__(self) -> None:
+        self.reasons: list[str] = []
+
+    async def create(self, manifest: dict[str, Any]) -> None:
+        self.reasons.append(manifest["reason"])
+
+
+async def posted(recorder: Recorder, api: Posted, *happenings: Happening, uid: str = "uid") -> list[str]:
+    """What is posted of these."""
+    api.reasons.clear()
+    for happening in happenings:
+        recorder.post(POOL, uid, happening)
+    task = asyncio.create_task(recorder.run())
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    task.cancel()
+    return list(api.reasons)
+
+
+async def test_the_same_event_is_silent_for_a_while_unless_another_state_came_between() -> None:
+    clock, api = ManualClock(), Posted()
+    recorder = Recorder(cast("Any", api), clock, "here")
+    ready, lost, gone = READY.reason, LOST.reason, GONE.reason
+    assert await posted(recorder, api, READY, READY, GONE, GONE) == [ready, gone]
+    assert await posted(recorder, api, LOST, LOST, READY, GONE, LOST) == [lost, ready, lost]
+    assert await posted(recorder, api, READY, uid="another") == [ready]
+    assert await posted(recorder, api, LOST) == []
+    clock.advance(601)
+    assert await posted(recorder, api, LOST, GONE) == [lost, gone]
+
+
+async def test_one_that_changes_all_the_time_is_heard_for_a_while_only() -> None:
+    api = Posted()
+    recorder = Recorder(cast("Any", api), ManualClock(), "here")
+    assert len(await posted(recorder, api, *[READY, LOST] * 100)) == 20
+
+
+async def test_of_long_messages_little_is_kept_and_not_for_long() -> None:
+    clock, api = ManualClock(), Posted()
+    recorder = Recorder(cast("Any", api), clock, "here")
+    long = Happening(EventReason.RECONCILE_FAILED, "x" * 1_000_000, warning=True)
+    assert len(await posted(recorder, api, long, long)) == 1
+    assert {len(message) for _, _, message in recorder._posted} == {1000}
+    clock.advance(601)
+    assert await posted(recorder, api, READY) == [READY.reason]
+    assert [reason for _, reason, _ in recorder._posted] == [READY.reason]

@@ -1,0 +1,100 @@
+"""What failed too often is not forgotten: one is tried now and then, and all when it succeeds."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tartlet_common.clock import ManualClock
+from tartlet_common.errors.registry import Unavailable
+from tartlet_operator.api.meta import Key
+from tartlet_operator.cluster.kube import ApiError
+from tartlet_operator.machinery import handler
+from tartlet_operator.machinery.context import Context
+from tartlet_operator.machinery.handler import Handler
+from tartlet_operator.machinery.own_writes import Written
+from tartlet_operator.machinery.store import InferletSeen, Store
+from tartlet_operator.machinery.work_queue import LATER, WorkQueue
+from tests.operator.objects import body, until
+
+KEYS = [Key("Inferlet", "ns", name) for name in "abcd"]
+
+
+async def test_what_was_given_up_is_taken_up_when_one_succeeds(monkeypatch: pytest.MonkeyPatch) -> None:
+    tried: list[str] = []
+    away = True
+
+    async def reconcile(_: Any, key: Key, __: Mapping[str, Any]) -> None:
+        tried.append(key.name)
+        if away or key.name == "d":
+            raise Unavailable(what="the runtime", detail="it was stopped")
+
+    async def write_status(_: Key, __: Any, ___: Any, new: Any, ____: Any) -> None:
+        assert "see whether its pods run" in new.conditions[0].message
+
+    async def get(kind: str, _: str, name: str) -> Any:
+        return body(kind, name, {"source": {"inline": "pass"}}, {})
+
+    monkeypatch.setattr(handler, "_RECONCILE", {"Inferlet": reconcile})
+    monkeypatch.setattr(handler, "_SCOUT_S", 0.02)
+    queue = WorkQueue()
+    metrics = SimpleNamespace(reconciled=lambda *_: None, failed=lambda *_: None)
+    ctx: Any = SimpleNamespace(clock=ManualClock(), queue=queue, written=Written(), metrics=metrics, now="now")
+    ctx.given_up, ctx.try_again, ctx.store = {}, partial(Context.try_again, ctx), Store()
+    ctx.store.inferlets[KEYS[0]] = InferletSeen("", "", "", "", ready=True, runnable=True)
+    ctx.settings, ctx.write_status, ctx.api = SimpleNamespace(max_retries=0), write_status, SimpleNamespace(get=get)
+    worker = asyncio.ensure_future(queue.work("Inferlet", Handler(ctx).handle))
+    for key in KEYS:
+        queue.add(key)
+    await until(lambda: len(tried) >= 12)
+    assert tried[:4] == list("abcd")
+    assert tried[4:8] == list("abcd"), "one after another"
+    assert ctx.store.inventory() == {("Inferlet", "not_ready"): 1}, "nobody knows whether it is ready"
+    tried.clear()
+    away = False
+    await until(lambda: {"a", "b", "c"} <= set(tried))
+    await asyncio.sleep(0.1)
+    assert sum(name != "d" for name in tried) == 3, "what succeeded is done"
+    assert tried.count("d") > 2, "what fails is tried on"
+    worker.cancel()
+    queue.close()
+
+
+@pytest.mark.parametrize("status", [401, 403])
+async def test_rights_that_are_missing_may_come_back(status: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def reconcile(_: Any, __: Key, ___: Mapping[str, Any]) -> None:
+        raise ApiError(status, "Forbidden", "not now")
+
+    async def get(kind: str, _: str, name: str) -> Any:
+        return body(kind, name, {"source": {"inline": "pass"}}, {})
+
+    monkeypatch.setattr(handler, "_RECONCILE", {"Inferlet": reconcile})
+    metrics = SimpleNamespace(reconciled=lambda *_: None, failed=lambda *_: None)
+    ctx: Any = SimpleNamespace(clock=ManualClock(), written=Written(), metrics=metrics, api=SimpleNamespace(get=get))
+    ctx.settings = SimpleNamespace(max_retries=3)
+    assert await Handler(ctx).handle(KEYS[0], None) == handler.retry_s(1, 3)
+
+
+async def test_what_is_still_fetched_has_not_succeeded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its source comes, and is refused; the time until it is fetched again grows all the same."""
+    answers = [Unavailable(what="control", detail="it is full"), None] * 3
+
+    async def reconcile(_: Any, __: Key, ___: Mapping[str, Any]) -> float:
+        if (refused := answers.pop(0)) is not None:
+            raise refused
+        return LATER
+
+    async def get(kind: str, _: str, name: str) -> Any:
+        return body(kind, name, {"source": {"inline": "pass"}}, {})
+
+    monkeypatch.setattr(handler, "_RECONCILE", {"Inferlet": reconcile})
+    metrics = SimpleNamespace(reconciled=lambda *_: None, failed=lambda *_: None)
+    ctx: Any = SimpleNamespace(clock=ManualClock(), written=Written(), metrics=metrics, api=SimpleNamespace(get=get))
+    ctx.settings, ctx.given_up = SimpleNamespace(max_retries=5), {}
+    tried = Handler(ctx)
+    assert [await tried.handle(KEYS[0], None) for _ in range(6)] == [0.5, LATER, 1.0, LATER, 2.0, LATER]

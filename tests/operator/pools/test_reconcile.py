@@ -1,0 +1,143 @@
+"""What is done about a pool, and what is remembered of it."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+from tartlet_operator.api.common import ApiModel
+from tartlet_operator.api.conditions import find
+from tartlet_operator.api.engine_pool import EnginePoolStatus
+from tartlet_operator.api.meta import Key, Meta, pool_labels
+from tartlet_operator.api.reasons import EventReason, Reason
+from tartlet_operator.inferlets.status import PoolSeen
+from tartlet_operator.machinery.context import ControlView
+from tartlet_operator.machinery.store import InferletSeen, Store
+from tartlet_operator.machinery.work_queue import WorkQueue
+from tartlet_operator.pools import reconcile as reconcile_pool
+from tartlet_operator.pools.manifests import WorkerDefaults
+from tartlet_operator.pools.status import Happening
+from tests.operator.objects import body
+
+POOL, INFERLET = Key("EnginePool", "ns", "p"), Key("Inferlet", "ns", "i")
+NOW = "2026-01-01T00:00:00Z"
+FAKE = {"model": {"name": "m"}, "engine": {"backend": "Fake"}}
+
+
+class Cluster:
+    """A pool's Deployment and pods; the Deployment controller is quick."""
+
+    def __init__(self) -> None:
+        self.objects: dict[str, dict[str, Any]] = {}
+        self.pods: list[dict[str, Any]] = []
+        self.applied: list[str] = []
+
+    async def get(self, kind: str, _: str, __: str) -> dict[str, Any] | None:
+        return self.objects.get(kind)
+
+    async def apply(self, manifest: dict[str, Any]) -> dict[str, Any]:
+        kind, replicas = manifest["kind"], manifest["spec"].get("replicas", 0)
+        self.applied.append(kind)
+        status = {"observedGeneration": 1, "replicas": replicas, "updatedReplicas": replicas}
+        meta = {**manifest["metadata"], "generation": 1}
+        self.objects[kind] = {**manifest, "metadata": meta, "status": status}
+        return self.objects[kind]
+
+    async def list(self, *_: Any) -> list[dict[str, Any]]:
+        return self.pods
+
+    def pod(self, name: str) -> dict[str, Any]:
+        meta = {"name": name, "namespace": "ns", "labels": pool_labels("p")}
+        ready = {"type": "Ready", "status": "True"}
+        self.pods.append({"metadata": meta, "status": {"phase": "Running", "conditions": [ready]}})
+        return self.pods[-1]
+
+
+class Operator:
+    """A pool's reconciles, with what they wrote."""
+
+    def __init__(self) -> None:
+        self.cluster, self.store, self.queue = Cluster(), Store(), WorkQueue()
+        self.status, self.events = EnginePoolStatus(), [EventReason.POOL_READY]
+        self.store.inferlets[INFERLET] = InferletSeen("", "", "m", "", ready=True, runnable=True)
+        metrics = SimpleNamespace(failed=lambda *_: None)
+        self.view = ControlView(engines={})
+        self.ctx: Any = SimpleNamespace(
+            api=self.cluster, store=self.store, queue=self.queue, view=self.view, metrics=metrics, now=NOW, unix_s=0.0
+        )
+        self.ctx.defaults, self.ctx.write_status = WorkerDefaults("w", "Always", "c"), self._write
+
+    async def _write(self, _: Key, __: Meta, ___: ApiModel, new: EnginePoolStatus, events: list[Happening]) -> None:
+        self.status, self.events = new, [each.reason for each in events]
+
+    async def look(self, *, deleted: bool = False, **spec: Any) -> bool:
+        """One reconcile; whether inferlets are looked at then."""
+        made = body("EnginePool", "p", {**FAKE, **spec}, self.status.dump())
+        made["metadata"] |= {"deletionTimestamp": NOW} if deleted else {}
+        self.queue._pending.clear()
+        await reconcile_pool.reconcile(self.ctx, POOL, made)
+        return INFERLET in self.queue._pending
+
+    @property
+    def ready(self) -> tuple[str, str]:
+        found = find(self.status.conditions, "Ready")
+        assert found is not None
+        return found.status, found.reason
+
+
+async def test_a_pool_that_was_deleted_is_observed_until_its_pods_have_gone_and_runs_nothing() -> None:
+    operator = Operator()
+    first = operator.cluster.pod("p-0")
+    operator.view.engines = {"p-0": "ready"}
+    await operator.look()
+    assert operator.ready == ("True", Reason.ENGINES_READY)
+    operator.cluster.applied.clear()
+
+    assert await operator.look(deleted=True), "inferlets hear of it"
+    assert operator.ready == ("False", Reason.DELETING)
+    assert operator.store.pools[POOL] == PoolSeen("p", "m", ready=False)
+    first["metadata"]["deletionTimestamp"] = NOW
+    operator.view.engines = {"p-0": "draining"}
+    await operator.look(deleted=True)
+    assert (operator.status.ready_replicas, operator.status.draining_replicas) == (0, 1)
+    assert operator.events == [EventReason.ENGINE_DRAINING]
+    operator.cluster.pods.clear()
+    del operator.cluster.objects["Deployment"]
+    await operator.look(deleted=True)
+    assert (operator.status.engines, operator.status.draining_replicas) == ([], 0)
+    assert operator.events == [EventReason.ENGINE_DRAINED]
+    assert operator.cluster.applied == [], "nothing is made for it"
+
+
+async def test_pools_are_counted_by_their_condition_and_run_programs_by_their_engines() -> None:
+    operator = Operator()
+    await operator.look(replicas=0)
+    assert operator.ready == ("True", Reason.SCALED_TO_ZERO)
+    assert operator.store.inventory()["EnginePool", "ready"] == 1
+    assert not operator.store.pools[POOL].ready, "no engine takes programs"
+
+    operator.cluster.pod("p-0")
+    operator.cluster.pod("p-1")
+    operator.view.engines = {"p-0": "ready"}
+    assert await operator.look(replicas=2)
+    assert operator.store.inventory()["EnginePool", "not_ready"] == 1
+    assert operator.store.pools[POOL].ready
+    operator.view.engines = {"p-0": "ready", "p-1": "ready"}
+    assert not await operator.look(replicas=2), "to inferlets it is what it was"
+    assert operator.store.inventory()["EnginePool", "ready"] == 1
+
+
+def test_objects_may_come_while_they_are_counted() -> None:
+    store = Store()
+
+    class Growing:
+        """As another thread would, it adds one in the midst of the count."""
+
+        @property
+        def settled(self) -> bool:
+            store.pools[Key("EnginePool", "ns", f"p-{len(store.pools)}")] = PoolSeen("p", "m", ready=True)
+            return True
+
+    grows: Any = Growing()
+    store.pools[POOL] = grows
+    assert store.inventory() == {("EnginePool", "ready"): 1}

@@ -1,0 +1,340 @@
+"""What is done next about an InferletRun, played through with random programs and clocks."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tartlet_common.errors.registry import DeadlineExceeded, ProgramFailed, WorkerLost
+from tartlet_operator.api import Inferlet
+from tartlet_operator.api.conditions import find, holds
+from tartlet_operator.api.inferlet_run import OUTPUT_BYTES, InferletRunSpec, InferletRunStatus
+from tartlet_operator.api.reasons import Reason
+from tartlet_operator.runs import decisions as runs
+from tartlet_operator.runs.decisions import (
+    LATE_S,
+    Delete,
+    Finish,
+    Follow,
+    InferletFacts,
+    Launch,
+    Outcome,
+    Output,
+    Rest,
+    Retry,
+    Wait,
+    decide,
+    json_bytes,
+    tail,
+)
+from tartlet_operator.runs.reconcile import facts
+from tests.operator.objects import body, run
+
+NOW = "2026-01-01T00:00:00Z"
+
+READY = InferletFacts(found=True, ready=True)
+OK = Outcome(success=True, output=Output("962\n"), result="done", input_tokens=3, output_tokens=7)
+BAD = Outcome(success=False, error=ProgramFailed(traceback="Traceback:\n  line 1\nValueError: x"))
+
+
+class Play:
+    """A run from its creation to its end, with the clock and the programs in the test's hands."""
+
+    def __init__(self, spec: InferletRunSpec, now: float = 1000.0) -> None:
+        self.spec = spec
+        self.now = now
+        self.status = InferletRunStatus()
+        self.keys: list[str] = []
+        self.killed = False
+        self.followed_s = 600.0
+
+    def step(self, inferlet: InferletFacts = READY, outcome: Outcome | None = None) -> Any:
+        action = decide(
+            self.spec,
+            self.status,
+            uid="u",
+            now=self.now,
+            inferlet=inferlet,
+            outcome=outcome,
+            followed_s=self.followed_s,
+        )
+        match action:
+            case Launch():
+                self.keys.append(action.key)
+                self.status = runs.launched(self.status, action.attempt, "prog", generation=1, now=self.now)
+            case Wait():
+                self.status = runs.waiting(self.status, action, generation=1, now=self.now)
+            case Retry(failed, _):
+                self.status = runs.retrying(self.status, failed, generation=1, now=self.now)
+            case Finish():
+                self.killed |= action.kill
+                self.status = runs.finished(self.status, action, generation=1, now=self.now)
+        return action
+
+
+def play(**spec: Any) -> Play:
+    return Play(run(**spec).spec)
+
+
+def test_a_run_that_works() -> None:
+    p = play(ttlSecondsAfterFinished=60)
+    assert isinstance(p.step(), Launch)
+    assert p.status.phase == "Running"
+    assert p.step() == Follow("prog", 600.0 + LATE_S)
+    assert isinstance(p.step(outcome=OK), Finish)
+    s = p.status
+    assert (s.phase, s.output, s.result, s.attempts, s.tokens.output) == ("Succeeded", "962\n", "done", 1, 7)
+    assert holds(s.conditions, "Succeeded")
+    assert not holds(s.conditions, "Failed")
+    assert p.step() == Rest(60.0)
+    p.now += 61
+    assert isinstance(p.step(), Delete)
+
+
+def test_a_failure_says_what_the_program_said() -> None:
+    p = play()
+    p.step()
+    p.step(outcome=BAD)
+    assert p.status.phase == "Failed"
+    assert p.status.error is not None
+    assert (p.status.error.name, p.status.error.number) == ("ProgramFailed", 201)
+    assert p.status.error.traceback.endswith("ValueError: x")
+    assert p.status.error.message == "the program raised an exception"
+    assert p.status.error.remedy
+    assert holds(p.status.conditions, "Failed")
+    assert next(c.reason for c in p.status.conditions if c.type == "Succeeded") == "ProgramFailed"
+
+
+def test_retries_wait_longer_each_time_and_use_a_key_of_their_own() -> None:
+    p = play(retries=2)
+    p.step()
+    assert p.step(outcome=BAD) == Retry(BAD, 1.0)
+    assert isinstance(wait := p.step(), Wait)
+    assert wait.reason == Reason.BACK_OFF
+    p.now += 1.0
+    p.step()
+    assert p.step(outcome=BAD) == Retry(BAD, 2.0)
+    p.now += 2.0
+    p.step()
+    assert isinstance(p.step(outcome=BAD), Finish)
+    assert p.keys == ["inferletrun-u-1", "inferletrun-u-2", "inferletrun-u-3"]
+    assert p.status.attempts == 3
+
+
+def test_a_deadline_counts_waiting_and_kills_what_runs() -> None:
+    p = play(deadlineSeconds=30)
+    assert isinstance(wait := p.step(InferletFacts(found=False)), Wait)
+    assert wait.reason == Reason.INFERLET_NOT_FOUND
+    p.now += 20
+    launch = p.step()
+    assert isinstance(launch, Launch)
+    assert launch.deadline_s == 10
+    p.now += 10
+    assert isinstance(p.step(), Follow), "its runtime ends it, to the millisecond"
+    p.now += LATE_S
+    finish = p.step()
+    assert isinstance(finish, Finish)
+    assert finish.kill
+    assert isinstance(finish.outcome.error, DeadlineExceeded)
+    assert p.status.error is not None
+    assert p.status.error.message == "the program ran longer than its deadline of 30 s"
+
+
+def test_a_run_that_nobody_looked_at_past_its_deadline_is_listened_to_first() -> None:
+    p = play(deadlineSeconds=30)
+    p.step()
+    p.now += 3600
+    p.followed_s = 0.0  # another operator, or one that has just started
+    assert p.step() == Follow("prog", LATE_S)
+    assert isinstance(p.step(outcome=OK), Finish)
+    assert p.status.phase == "Succeeded", "it had ended in time"
+
+    p = play(deadlineSeconds=30)
+    p.step()
+    p.now += 3600
+    p.followed_s = LATE_S
+    finish = p.step()
+    assert isinstance(finish, Finish)
+    assert finish.kill
+
+
+def test_a_run_whose_time_is_over_before_it_ran_says_what_it_waited_for() -> None:
+    p = play(deadlineSeconds=30)
+    p.step(InferletFacts(found=False))
+    p.now += 31
+    finish = p.step(InferletFacts(found=False))
+    assert isinstance(finish, Finish)
+    assert not finish.kill
+    error, failed = p.status.error, find(p.status.conditions, "Failed")
+    assert error is not None
+    assert failed is not None
+    assert (error.name, failed.reason) == ("DeadlineExceeded", "DeadlineExceeded")
+    told = "the run was not launched within its deadline of 30 s; it waited: InferletNotFound: spec.inferlet names i,"
+    assert error.message.startswith(told)
+    assert failed.message == error.message
+    assert "spec.deadlineSeconds" in error.remedy
+
+
+def test_a_run_whose_time_is_over_between_attempts_keeps_what_the_latest_one_said() -> None:
+    for between, remedy in ((READY, "Mend the program"), (InferletFacts(found=False), "Mend what it waited for")):
+        p = play(deadlineSeconds=30, retries=3)
+        p.step()
+        failed = replace(BAD, output=Output("so far"), input_tokens=3, output_tokens=7)
+        assert isinstance(p.step(outcome=failed), Retry)
+        p.step(between)
+        p.now += 31
+        finish = p.step(between)
+        assert isinstance(finish, Finish)
+        status, error = p.status, p.status.error
+        assert error is not None
+        assert (status.tokens.input, status.tokens.output, status.output) == (3, 7, "so far")
+        assert error.name == "DeadlineExceeded"
+        assert error.traceback.endswith("ValueError: x")
+        assert error.message.endswith("; attempt 1 ended in ProgramFailed")
+        assert error.remedy.startswith(remedy)
+        assert "spec.deadlineSeconds" in error.remedy
+
+
+def pooled(reason: str, generation: int = 1, **spec: str) -> InferletFacts:
+    """What a run is told of an Inferlet whose first generation is in the catalogue, and that nothing can run."""
+    conditions = [
+        {"type": "Ready", "status": "True", "reason": "Catalogued", "lastTransitionTime": NOW},
+        {"type": "Runnable", "status": "False", "reason": reason, "message": "why", "lastTransitionTime": NOW},
+    ]
+    status = {"conditions": conditions, "observedGeneration": 1}
+    there = Inferlet.model_validate(body("Inferlet", "i", {"source": {"inline": "pass"}, **spec}, status))
+    return facts(there, generation)
+
+
+def test_a_run_waits_for_the_engines_that_its_inferlet_names() -> None:
+    for there in (
+        pooled("PoolNotReady", pool="p"),
+        pooled("PoolNotFound", pool="p"),
+        pooled("PoolNotReady", model="m"),
+        pooled("PoolNotReady"),
+    ):
+        wait = play().step(there)
+        assert isinstance(wait, Wait)
+        assert wait.reason == Reason.INFERLET_NOT_RUNNABLE
+        assert wait.message.endswith(": why")
+    # it may need none, or those of another namespace
+    for there in (pooled("PoolNotFound"), pooled("PoolNotFound", model="m")):
+        assert isinstance(play().step(there), Launch)
+
+
+def test_a_run_waits_until_its_inferlet_as_it_is_now_was_looked_at() -> None:
+    """Else it would run the version before, with the arguments of this one."""
+    wait = play().step(pooled("PoolNotFound", generation=2))
+    assert isinstance(wait, Wait)
+    assert wait.reason == Reason.INFERLET_NOT_READY
+    assert wait.message.endswith("not looked at yet since it was changed")
+
+
+def test_a_program_past_its_deadline_is_not_retried() -> None:
+    p = play(retries=5)
+    p.step()
+    left = DeadlineExceeded(deadline_s=2.716946601867676)  # of the attempt, whatever went before it
+    assert isinstance(p.step(outcome=Outcome(success=False, error=left)), Finish)
+    assert p.status.error is not None
+    assert p.status.error.message == f"the program ran longer than its deadline of {p.spec.deadline_seconds} s"
+
+
+def test_a_relaunch_after_a_lost_answer_has_the_same_key() -> None:
+    p = play()
+    first = p.step()
+    p.status = InferletRunStatus()  # the operator died before it wrote
+    second = p.step()
+    assert isinstance(first, Launch)
+    assert isinstance(second, Launch)
+    assert first.key == second.key
+
+
+OUTCOMES = st.sampled_from([OK, BAD, Outcome(success=False, error=WorkerLost(engine="e"))])
+
+
+@given(
+    retries=st.integers(0, 4),
+    deadline_s=st.integers(1, 100),
+    events=st.lists(
+        st.tuples(st.floats(0, 20), st.none() | OUTCOMES, st.sampled_from([READY, InferletFacts(found=False)])),
+        min_size=60,
+        max_size=60,
+    ),
+)
+def test_every_run_ends_once_and_within_its_bounds(
+    retries: int, deadline_s: int, events: Sequence[tuple[float, Outcome | None, InferletFacts]]
+) -> None:
+    p = play(retries=retries, deadlineSeconds=deadline_s)
+    ends = 0
+    for wait_s, outcome, inferlet in events:
+        p.now += wait_s
+        before = p.status
+        action = p.step(inferlet, outcome if p.status.phase == "Running" else None)
+        ends += isinstance(action, Finish)
+        if before.phase in ("Succeeded", "Failed"):
+            assert p.status == before
+        assert p.status.attempts <= retries + 1
+        assert len(set(p.keys)) == len(p.keys)
+        assert sum(holds(p.status.conditions, t) for t in ("Succeeded", "Failed", "Running")) <= 1
+        assert (p.status.completion_time is not None) == (p.status.phase in ("Succeeded", "Failed"))
+    p.now += deadline_s + LATE_S
+    p.step()
+    assert p.status.phase in ("Succeeded", "Failed")
+    assert ends + (p.status.phase == "Failed" and ends == 0) == 1
+
+
+@given(st.binary(), st.integers(4, 64))
+def test_bytes_that_are_no_text_stay_within_the_bound(data: bytes, limit: int) -> None:
+    kept = tail(data, limit=limit)
+    assert len(kept.text.encode()) <= limit
+    assert kept.truncated or kept.text == data.decode(errors="replace")
+
+
+@given(st.text(), st.integers(4, 64))
+def test_the_end_of_the_output_is_kept_whole(text: str, limit: int) -> None:
+    data = text.encode(errors="replace")
+    kept = tail(data, limit=limit)
+    assert len(kept.text.encode()) <= limit
+    assert data.decode().endswith(kept.text)
+    assert kept.truncated == (len(data) > limit or json_bytes(data) > 2 * limit)
+    assert kept.truncated or kept.text == data.decode()
+    more = data.decode().removesuffix(kept.text)[-1:] + kept.text
+    assert not kept.truncated or len(more.encode()) > limit or json_bytes(more.encode()) > 2 * limit
+
+
+def test_output_fits_the_schema_whatever_the_bytes() -> None:
+    kept = tail(bytes(range(256)) * 1000)
+    assert OUTPUT_BYTES - 8 < len(kept.text.encode()) <= OUTPUT_BYTES
+    assert kept.truncated
+
+
+def go_json(text: str) -> str:
+    """A text as Go's encoder writes it, which the API server uses."""
+    escaped = json.dumps(text, ensure_ascii=False)[1:-1]
+    return "".join(f"\\u{ord(c):04x}" if c in "<>&\u2028\u2029" else c for c in escaped)
+
+
+@given(st.text(st.characters(codec="utf-8") | st.sampled_from('\0\x1b\n"\\<&\u2028\u2029')))
+def test_json_takes_no_more_than_was_reckoned(text: str) -> None:
+    most = json_bytes(text.encode())
+    assert len(go_json(text).encode()) <= most
+    assert most == len(go_json(text.replace("\b", "\0").replace("\f", "\0")).encode())
+
+
+def test_a_status_is_small_enough_whatever_a_program_says() -> None:
+    p = play()
+    p.step()
+    escapes = "\x1b" * OUTPUT_BYTES
+    error = ProgramFailed(traceback=escapes)
+    p.step(outcome=Outcome(success=False, output=tail(escapes.encode()), result=escapes, error=error))
+    assert p.status.output_truncated
+    assert p.status.error is not None
+    assert p.status.error.traceback
+    assert len(json.dumps(p.status.dump())) < 400 << 10
+    plain = "a line of <output>\n" * (OUTPUT_BYTES // 19)
+    assert tail(plain.encode()) == Output(plain), "what is read is kept to the documented bound"
