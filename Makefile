@@ -49,7 +49,7 @@ e2e: setup  ## The tests on a cluster, which is brought up and down if it isn't 
 
 .PHONY: bench-operator
 bench-operator: setup  ## The operator with 1,000 to 10,000 Inferlets on a real API server: 6 minutes (ARGS="--objects 1000")
-	@$(BIN)/python -m bench.operator_scale $(ARGS)
+	@$(BIN)/python -m bench.operator_load.scale $(ARGS)
 
 ##@ The demo model
 

@@ -14,8 +14,7 @@ from pathlib import Path
 import torch
 
 from bench.engine import BareLoop
-from tartlet_worker.checkpoints.random_checkpoint import LLAMA_88M, random_checkpoint
-from tartlet_worker.torch_engine.loader import load_engine
+from bench.product.worker import LLAMA_88M, load_engine, random_checkpoint
 
 PROMPT_TOKENS, NEW_TOKENS = 128, 64
 

@@ -13,10 +13,11 @@ import time
 from pathlib import Path
 
 import tartlet
-from bench import report
 from bench.guests.build import build
-from bench.stack import running
-from tartlet_common.rpc.endpoints import install_uvloop
+from bench.harness import report
+from bench.harness.intervals import median
+from bench.harness.stack import running
+from bench.product.common import install_uvloop
 
 POLICIES = {
     "eager": ["--policy", "eager"],
@@ -64,9 +65,9 @@ async def measure(model: Path, programs: int, tokens: int, repeat: int) -> repor
                 ):
                     await tokens_per_s(client, guest, 8, tokens)  # warm
                     loads = [await tokens_per_s(client, guest, programs, tokens) for _ in range(LOADS)]
-                    seen[name].append(report.median(loads))
+                    seen[name].append(median(loads))
                 report.progress(f"batching: round {i + 1} of {repeat}, {name}: {seen[name][-1]:.0f} tokens/s")
-    medians = {name: report.median(values) for name, values in seen.items()}
+    medians = {name: median(values) for name, values in seen.items()}
     best, eager, adaptive = max(medians.values()), medians["eager"], medians["adaptive"]
     title = f"Batching policies, {programs} programs of {tokens} tokens, model {model.name}"
     result = report.Report("batching", title, ["policy", "tokens/s", "of the best", "over eager"])

@@ -22,10 +22,11 @@ import grpc.aio
 import numpy as np
 
 import tartlet
-from bench import report
 from bench.guests.build import build
-from bench.stack import running
-from tartlet_common.rpc.endpoints import install_uvloop, make_channel, make_server
+from bench.harness import report
+from bench.harness.intervals import median
+from bench.harness.stack import running
+from bench.product.common import install_uvloop, make_channel, make_server
 
 ECHO_BYTES = 48
 ECHO_CALLS = 400
@@ -108,8 +109,8 @@ async def measure(alive: int, repeat: int) -> report.Report:
                 echoes.append(await _echo_ns(directory))
             with contextlib.suppress(tartlet.TartletError):
                 await client.send_many([(a.program_id, b"end") for a in idle])
-    medians = {mode: report.median([float(np.median(s)) for s in samples]) / 1e3 for mode, samples in seen.items()}
-    echo = report.median([float(np.median(s)) for s in echoes]) / 1e3
+    medians = {mode: median([float(np.median(s)) for s in samples]) / 1e3 for mode, samples in seen.items()}
+    echo = median([float(np.median(s)) for s in echoes]) / 1e3
     bounds = {1: 30.0, 2: 2 * echo, 3: 1.0}
     for mode, label in MODES.items():
         p99 = float(np.percentile(np.concatenate(seen[mode]), 99)) / 1e3

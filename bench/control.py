@@ -15,16 +15,20 @@ from typing import Any, get_args
 
 import numpy as np
 
-from bench import report
-from tartlet_common import abi
-from tartlet_common.abi import Op
-from tartlet_common.clock import SystemClock
-from tartlet_common.config.settings import ControlSettings
-from tartlet_common.engine.spec import EngineSpec
-from tartlet_common.engine.step import BatchResult, Kind, Step, StepResult
-from tartlet_common.engine.step_codec import step_to_proto
-from tartlet_control.core.core import Core
-from tartlet_control.core.lifecycle import StartRequest
+from bench.harness import report
+from bench.product.common import (
+    BatchResult,
+    ControlSettings,
+    EngineSpec,
+    Kind,
+    Op,
+    Step,
+    StepResult,
+    SystemClock,
+    abi,
+    step_to_proto,
+)
+from bench.product.control import Core, StartRequest
 
 PAGE_SIZE = 16
 GOAL_US = 10.0

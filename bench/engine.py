@@ -19,11 +19,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from bench import report
-from tartlet_common.engine.step import EmbedTxt, Forward, Sample, Step
-from tartlet_worker.checkpoints.random_checkpoint import LLAMA_88M, random_checkpoint
-from tartlet_worker.engine import Engine
-from tartlet_worker.torch_engine.loader import EngineOptions, load_engine
+from bench.harness import report
+from bench.product.common import EmbedTxt, Forward, Sample, Step
+from bench.product.worker import LLAMA_88M, Engine, EngineOptions, load_engine, random_checkpoint
 
 TARGETS = {1: 1.2, 8: 1.6, 32: 1.9}
 """Least speed over transformers by batch size."""

@@ -15,9 +15,10 @@ from pathlib import Path
 import numpy as np
 
 import tartlet
-from bench import report
-from bench.stack import running
-from tartlet_common.rpc.endpoints import install_uvloop
+from bench.harness import report
+from bench.harness.intervals import median
+from bench.harness.stack import running
+from bench.product.common import install_uvloop
 
 COUNTS = (1, 128, 896)
 GOALS_MS = {"core Wasm": (2.0, 15.0, 60.0), "Python": (8.0, 120.0, 600.0)}
@@ -81,10 +82,10 @@ async def measure(repeat: int) -> report.Report:
         medians = []
         for n, goal in zip(COUNTS, GOALS_MS[kind], strict=True):
             rounds = seen[kind, n]
-            median = report.median([float(np.median(r)) for r in rounds])
-            medians.append(median)
-            result.rows.append((kind, n, median, float(np.percentile(np.concatenate(rounds), 99)), goal))
-            result.goals.append(report.Goal(f"{kind}, {n} at once, ms", median, goal, at_least=False))
+            middle = median([float(np.median(r)) for r in rounds])
+            medians.append(middle)
+            result.rows.append((kind, n, middle, float(np.percentile(np.concatenate(rounds), 99)), goal))
+            result.goals.append(report.Goal(f"{kind}, {n} at once, ms", middle, goal, at_least=False))
         result.series.append(report.Series(kind, list(COUNTS), medians))
     result.x_label, result.y_label, result.log_x = "launched at once", "median ms to first message", True
     return result

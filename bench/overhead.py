@@ -22,10 +22,11 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import tartlet
-from bench import report
 from bench.guests.build import build
-from bench.stack import running
-from tartlet_common.rpc.endpoints import install_uvloop
+from bench.harness import report
+from bench.harness.intervals import median
+from bench.harness.stack import running
+from bench.product.common import install_uvloop
 
 PROMPT_TOKENS, NEW_TOKENS, RUN_AHEAD = 128, 64, 4
 PROGRAMS = (1, 32)
@@ -149,8 +150,8 @@ def _compared(seen: Seen, name: str, title: str, mode: str) -> report.Report:
         for n in PROGRAMS:
             goal = GOALS_OWN_SAMPLING[n] if mode == "own" else GOALS[kind, n]
             each = ratios(seen, kind, mode, n)
-            medians.append(report.median(each))
-            mine, bare = (report.median(seen[k]) * 1e3 for k in ((kind, mode, n), ("bare loop", "", n)))
+            medians.append(median(each))
+            mine, bare = (median(seen[k]) * 1e3 for k in ((kind, mode, n), ("bare loop", "", n)))
             table.rows.append((kind, n, mine, bare, medians[-1], max(each), goal))
             table.goals.append(report.Goal(f"{kind}, {n} program{'s' * (n > 1)}", medians[-1], goal, at_least=False))
         table.series.append(report.Series(kind, [str(n) for n in PROGRAMS], medians))
@@ -173,7 +174,7 @@ def _breakdown(seen: Seen) -> report.Report:
         row: list[str | float | int] = [label]
         for n in PROGRAMS:
             pairs = zip(seen[(*without, n)] if without else [0.0] * 999, seen[(*with_it, n)], strict=False)
-            row.append(report.median([b - a for a, b in pairs]) * 1e3)
+            row.append(median([b - a for a, b in pairs]) * 1e3)
         table.rows.append(row)
     return table
 

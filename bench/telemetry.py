@@ -32,12 +32,13 @@ from pathlib import Path
 from typing import Any, Final
 
 import tartlet
-from bench import report
 from bench.batching import DEMO_MODEL, tokens_per_s
 from bench.guests.build import build
-from bench.stack import running_stack
+from bench.harness import report
+from bench.harness.intervals import median
+from bench.harness.stack import running_stack
+from bench.product.common import install_uvloop
 from tartlet.local import LocalStack
-from tartlet_common.rpc.endpoints import install_uvloop
 
 PROGRAMS: Final = 32
 TOKENS: Final = 64
@@ -209,14 +210,14 @@ def _table(name: str, title: str, model: str, seen: Mapping[str, Seen], rounds: 
     off = seen[OFF]
     for kind, kept in seen.items():
         each = [a / b for a, b in zip(kept.speeds, off.speeds, strict=True)]
-        starts = sorted(report.median(each[i : i + rounds]) for i in range(0, len(each), rounds))
+        starts = sorted(median(each[i : i + rounds]) for i in range(0, len(each), rounds))
         ratio = statistics.geometric_mean(starts)
-        cpu = report.median([a / b for a, b in zip(kept.cpu_s, off.cpu_s, strict=True)])
+        cpu = median([a / b for a, b in zip(kept.cpu_s, off.cpu_s, strict=True)])
         spread = f"{starts[0]:.3f} {starts[-1]:.3f}"
-        result.rows.append((kind, report.median(kept.speeds), ratio, spread, report.median(kept.cpu_s) * 1e6, cpu))
+        result.rows.append((kind, median(kept.speeds), ratio, spread, median(kept.cpu_s) * 1e6, cpu))
         if kind == ON:
             result.goals = [report.Goal(f"on over off, {model}", ratio, AT_LEAST, at_least=True)]
-    result.series = [report.Series("tokens/s", list(seen), [report.median(kept.speeds) for kept in seen.values()])]
+    result.series = [report.Series("tokens/s", list(seen), [median(kept.speeds) for kept in seen.values()])]
     return result
 
 
@@ -229,7 +230,7 @@ async def llama_88m(plan: Plan) -> report.Report:
     """The model of `bench overhead`."""
     import torch
 
-    from tartlet_worker.checkpoints.random_checkpoint import LLAMA_88M, random_checkpoint
+    from bench.product.worker import LLAMA_88M, random_checkpoint
 
     scratch = Path(tempfile.mkdtemp(prefix="tt-"))
     try:

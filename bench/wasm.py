@@ -10,9 +10,9 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from bench.report import Report, emit, median, parser, progress
-from tartlet_runtime.build import build
-from tartlet_runtime.wasm import (
+from bench.harness.intervals import median
+from bench.harness.report import Report, emit, parser, progress
+from bench.product.runtime import (
     Delivery,
     Guest,
     HostConfig,
@@ -20,6 +20,7 @@ from tartlet_runtime.wasm import (
     Program,
     QuietHooks,
     WasmHost,
+    build,
     default_cache_dir,
 )
 

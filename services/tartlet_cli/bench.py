@@ -17,7 +17,7 @@ BENCHMARKS = {  # name: (module, what it measures)
     "engine": ("engine", "the torch engine beside transformers"),
     "batching": ("batching", "batching policies under load"),
     "telemetry": ("telemetry", "what exporting telemetry costs"),
-    "operator": ("operator_scale", "the operator with up to 10,000 Inferlets; needs etcd"),
+    "operator": ("operator_load.scale", "the operator with up to 10,000 Inferlets; needs etcd"),
     "control": ("control", "control alone: microseconds a command"),
     "wasm": ("wasm", "hosting guests alone: launches and host calls"),
 }
@@ -54,7 +54,7 @@ def bench(ctx: click.Context, name: str, args: tuple[str, ...]) -> None:
     if name not in BENCHMARKS:
         raise click.UsageError(f"no benchmark {name!r}: choose one of {', '.join(BENCHMARKS)}", ctx)
     module, _ = BENCHMARKS[name]
-    if not (CHECKOUT / "bench" / f"{module}.py").is_file():
+    if not (CHECKOUT / "bench" / f"{module.replace('.', '/')}.py").is_file():
         raise click.UsageError("benchmarks are in the source checkout: run this from an editable install")
     path = os.pathsep.join(filter(None, (str(CHECKOUT), os.environ.get("PYTHONPATH", ""))))
     env = {**os.environ, "PYTHONPATH": path}

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -17,7 +19,10 @@ def test_a_benchmark_prints_a_table_and_writes_plots_and_numbers(run_dir: Path, 
     args = ("calls", "--alive", "2", "--repeat", "1", "--json", str(numbers), "--plot", str(plots))
     done = tartlet_cli(run_dir, "bench", *args, timeout_s=100)
     assert done.returncode == 0, done.stderr
-    (report,) = json.loads(numbers.read_text())["reports"]
+    document = json.loads(numbers.read_text())
+    assert document["flags"] == list(args[1:])
+    assert {"commit", "date", "machine", "load_average"} <= document.keys()
+    (report,) = document["reports"]
     assert report["columns"] == ["call", "median us", "p99 us", "goal us"]
     measured = {row[0]: row[1:3] for row in report["rows"]}
     assert list(measured) == ["runtime answers", "control answers", "no reply, 64 a submit", "bare gRPC echo"]
@@ -55,8 +60,33 @@ def test_a_wrong_option_is_told_before_anything_is_measured(run_dir: Path) -> No
         assert said in done.stderr
 
 
+def test_two_checkouts_are_compared_figure_by_figure(tmp_path: Path) -> None:
+    numbers = tmp_path / "pairs.json"
+    flags = ("--", "--programs", "1", "--tokens", "2", "--repeat", "1")
+    command = (sys.executable, "-m", "bench.pairs", "control", "--against", str(CHECKOUT), "--rounds", "2")
+    done = subprocess.run(
+        [*command, "--json", str(numbers), *flags], cwd=CHECKOUT, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    found = {(f["row"], f["column"]): f for f in json.loads(numbers.read_text())["figures"]}
+    total = found["total", "us a command"]
+    assert len(total["before"]) == len(total["after"]) == 2
+    each = [after / before for after, before in zip(total["after"], total["before"], strict=True)]
+    assert total["ratio"] == pytest.approx(sum(each) / 2)
+    assert (total["low"], total["high"]) == (min(each), max(each))
+    assert "control: total: us a command" in done.stdout
+
+
+def test_a_benchmark_that_fails_ends_the_comparison_with_its_error(tmp_path: Path) -> None:
+    command = (sys.executable, "-m", "bench.pairs", "control", "--against", str(CHECKOUT), "--", "--programs", "0")
+    done = subprocess.run(command, cwd=CHECKOUT, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert f"control failed in {CHECKOUT} (before)" in done.stderr
+    assert "0 is less than 1" in done.stderr
+
+
 def test_each_benchmark_is_there_under_its_name(run_dir: Path) -> None:
     told = tartlet_cli(run_dir, "bench", "--help").stdout
     for name, (module, what) in BENCHMARKS.items():
-        assert f'parser("{name}", __doc__' in (CHECKOUT / "bench" / f"{module}.py").read_text()
+        assert f'parser("{name}", __doc__' in (CHECKOUT / "bench" / f"{module.replace('.', '/')}.py").read_text()
         assert what in told

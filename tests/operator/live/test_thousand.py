@@ -8,7 +8,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from bench.operator_scale import READY_S, measure
+from bench.operator_load.scale import READY_S, measure
 from tests.operator.api_server import api_server_up
 
 OBJECTS = 1_000

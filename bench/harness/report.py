@@ -8,9 +8,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import platform
-import statistics
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
@@ -20,7 +17,9 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-PLOTS = Path(__file__).resolve().parents[1] / "build" / "bench"
+from bench.harness.provenance import machine, provenance
+
+PLOTS = Path(__file__).resolve().parents[2] / "build" / "bench"
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,21 +66,6 @@ class Report:
     log_x: bool = False
 
 
-def machine() -> dict[str, Any]:
-    """The hardware a number belongs to."""
-    model = platform.processor()
-    cpuinfo = Path("/proc/cpuinfo")
-    if cpuinfo.exists():
-        names = [line.split(":", 1)[1].strip() for line in cpuinfo.read_text().splitlines() if "model name" in line]
-        model = names[0] if names else model
-    return {"cpu": model, "cores": len(os.sched_getaffinity(0)), "python": platform.python_version()}
-
-
-def median(values: Sequence[float]) -> float:
-    """The median; benchmarks quote nothing else of repeated runs."""
-    return statistics.median(values)
-
-
 def progress(text: str) -> None:
     """One line on stderr about a long measurement."""
     sys.stderr.write(f"{text}\n")
@@ -110,6 +94,7 @@ def parser(
     if plots:
         told = "write plots as PNG and SVG here (default: the checkout's build/bench)"
         p.add_argument("--plot", type=Path, default=PLOTS, metavar="DIR", help=told)
+    p.set_defaults(provenance=provenance(sys.argv[1:]))
     p.add_argument("--repeat", type=positive, default=repeat, metavar="N", help="repetitions (default %(default)s)")
     if goals:
         p.add_argument("--check", action="store_true", help="exit with 1 if a goal is missed")
@@ -150,7 +135,7 @@ def emit(reports: Sequence[Report], args: argparse.Namespace) -> int:
     m = machine()
     console.print(f"  machine: {m['cpu']}, {m['cores']} cores, Python {m['python']}", highlight=False)
     if args.json:
-        document = {"machine": m, "reports": [asdict(r) | {"goals": [asdict(g) for g in r.goals]} for r in reports]}
+        document = args.provenance | {"reports": [asdict(r) | {"goals": [asdict(g) for g in r.goals]} for r in reports]}
         args.json.write_text(json.dumps(document, indent=1) + "\n")
     for r in reports:
         if r.series:

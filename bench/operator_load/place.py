@@ -18,7 +18,7 @@ from e2e.cluster.layout import default_layout
 from e2e.cluster.toolchain import kubernetes
 from tests.operator.api_server import ApiServer, started
 
-CRDS = Path(__file__).resolve().parents[1] / "crds"
+CRDS = Path(__file__).resolve().parents[2] / "crds"
 _READING = frozenset({"GET", "LIST", "WATCH", "CONNECT"})
 _OURS = frozenset({"inferlets", "enginepools", "inferletruns", "events"})
 _SAMPLE = re.compile(r"^(\w+)\{(.*)\} (\S+)$", re.MULTILINE)
@@ -44,7 +44,7 @@ def api_server() -> Iterator[ApiServer]:
 @contextmanager
 def holding_a_stream(control: str) -> Iterator[int]:
     """A process as quiet as the operator at rest, that does nothing else: what gRPC's own threads take; its id."""
-    with subprocess.Popen([sys.executable, "-m", "bench.idle_stream", control]) as child:
+    with subprocess.Popen([sys.executable, "-m", "bench.operator_load.idle_stream", control]) as child:
         try:
             yield child.pid
         finally:

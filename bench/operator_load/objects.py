@@ -14,8 +14,8 @@ from typing import Any, Self
 
 import aiohttp
 
-from bench import report
-from tartlet_common.config.settings import OperatorSettings
+from bench.harness import report
+from bench.product.common import OperatorSettings
 from tartlet_operator.api.common import API_VERSION
 from tests.operator.api_server import TOKEN, ApiServer
 

@@ -5,19 +5,18 @@ from __future__ import annotations
 import asyncio
 import sys
 
-from tartlet_common.config.settings import OperatorSettings
-from tartlet_common.rpc import endpoints
+from bench.product.common import Dialer, OperatorSettings, install_uvloop
 from tartlet_protos import control_pb2, control_pb2_grpc
 
 
 async def main(address: str) -> None:
     """Read control's engines, told as often as the operator is, until killed."""
-    dialer = endpoints.Dialer(address, None)
+    dialer = Dialer(address, None)
     stub: control_pb2_grpc.ControlAsyncStub = control_pb2_grpc.ControlStub(dialer.channel)
     async for _ in stub.WatchEngines(control_pb2.WatchEnginesRequest(every_s=OperatorSettings().heartbeat_s)):
         pass
 
 
 if __name__ == "__main__":
-    endpoints.install_uvloop()
+    install_uvloop()
     asyncio.run(main(sys.argv[1]))

@@ -22,8 +22,10 @@ from typing import Any
 import numpy as np
 from aiohttp import ClientSession
 
-from bench import report
-from bench.operator_objects import (
+from bench.harness import report
+from bench.harness.intervals import median
+from bench.harness.stack import running_stack
+from bench.operator_load.objects import (
     NAMESPACE,
     SOURCES,
     UNWATCHED,
@@ -39,7 +41,7 @@ from bench.operator_objects import (
     write_statuses,
     write_twice,
 )
-from bench.operator_place import (
+from bench.operator_load.place import (
     Memory,
     api_server,
     compile_once,
@@ -49,9 +51,7 @@ from bench.operator_place import (
     scheduled_s,
     writes,
 )
-from bench.stack import running_stack
-from tartlet_common.config.settings import OperatorSettings
-from tartlet_common.rpc.endpoints import install_uvloop
+from bench.product.common import OperatorSettings, install_uvloop
 from tests.operator.api_server import ApiServer
 from tests.operator.operator_process import OperatorProcess
 
@@ -270,7 +270,7 @@ def table(measured: dict[int, Measured]) -> report.Report:
 
 
 def _median(rounds: Sequence[Measured]) -> Measured:
-    return Measured(*(report.median(values) for values in zip(*map(astuple, rounds), strict=True)))
+    return Measured(*(median(values) for values in zip(*map(astuple, rounds), strict=True)))
 
 
 def _counts(text: str) -> list[int]:

@@ -1,0 +1,4 @@
+"""What several benchmarks share: tables and files, provenance, intervals, stacks to measure.
+
+Never a measurement: each of those is a module of `bench`.
+"""

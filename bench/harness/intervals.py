@@ -1,0 +1,32 @@
+"""Medians of repeated measurements, and how sure they are."""
+
+from __future__ import annotations
+
+import random
+import statistics
+from collections.abc import Sequence
+
+RESAMPLES = 2000
+
+
+def median(values: Sequence[float]) -> float:
+    """The median; benchmarks quote nothing else of repeated runs."""
+    return statistics.median(values)
+
+
+def bootstrap_median(values: Sequence[float], *, share: float = 0.95) -> tuple[float, float]:
+    """Bound the median of `values` by a percentile bootstrap.
+
+    Args:
+        values: at least one; with fewer than three the interval is their range.
+        share: of the resampled medians that lie within the interval.
+
+    Returns:
+        Lower and upper end. The resampling has a fixed seed: the same values give the same interval.
+    """
+    if len(values) < 3:
+        return min(values), max(values)
+    rng = random.Random(0)
+    medians = sorted(statistics.median(rng.choices(values, k=len(values))) for _ in range(RESAMPLES))
+    cut = (1 - share) / 2
+    return medians[int(cut * RESAMPLES)], medians[min(RESAMPLES - 1, int((1 - cut) * RESAMPLES))]

@@ -1,0 +1,20 @@
+"""Names of `tartlet_common` and the protocol."""
+
+from tartlet_common import abi as abi
+from tartlet_common.abi import Op as Op
+from tartlet_common.clock import SystemClock as SystemClock
+from tartlet_common.config.settings import ControlSettings as ControlSettings
+from tartlet_common.config.settings import OperatorSettings as OperatorSettings
+from tartlet_common.engine.spec import EngineSpec as EngineSpec
+from tartlet_common.engine.step import BatchResult as BatchResult
+from tartlet_common.engine.step import EmbedTxt as EmbedTxt
+from tartlet_common.engine.step import Forward as Forward
+from tartlet_common.engine.step import Kind as Kind
+from tartlet_common.engine.step import Sample as Sample
+from tartlet_common.engine.step import Step as Step
+from tartlet_common.engine.step import StepResult as StepResult
+from tartlet_common.engine.step_codec import step_to_proto as step_to_proto
+from tartlet_common.rpc.endpoints import Dialer as Dialer
+from tartlet_common.rpc.endpoints import install_uvloop as install_uvloop
+from tartlet_common.rpc.endpoints import make_channel as make_channel
+from tartlet_common.rpc.endpoints import make_server as make_server

@@ -1,0 +1,7 @@
+"""Names of `tartlet_worker`; imports torch."""
+
+from tartlet_worker.checkpoints.random_checkpoint import LLAMA_88M as LLAMA_88M
+from tartlet_worker.checkpoints.random_checkpoint import random_checkpoint as random_checkpoint
+from tartlet_worker.engine import Engine as Engine
+from tartlet_worker.torch_engine.loader import EngineOptions as EngineOptions
+from tartlet_worker.torch_engine.loader import load_engine as load_engine
