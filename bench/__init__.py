@@ -3,4 +3,4 @@
 What they share is in `bench.harness`. Nothing here is imported by the product, and no test measures time with it.
 """
 
-from tartlet_common.rpc import grpc_io as _grpc_io  # noqa: F401 - before gRPC is imported
+from bench.product import before_grpc as _before_grpc  # noqa: F401 - before anything here imports gRPC

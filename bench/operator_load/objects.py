@@ -16,8 +16,7 @@ import aiohttp
 
 from bench.harness import report
 from bench.product.common import OperatorSettings
-from tartlet_operator.api.common import API_VERSION
-from tests.operator.api_server import TOKEN, ApiServer
+from bench.product.operator import API_VERSION, TOKEN, ApiServer
 
 NAMESPACE = "bench"
 UNWATCHED = "unwatched"

@@ -14,9 +14,9 @@ from pathlib import Path
 
 import psutil
 
+from bench.product.operator import ApiServer, started
 from e2e.cluster.layout import default_layout
 from e2e.cluster.toolchain import kubernetes
-from tests.operator.api_server import ApiServer, started
 
 CRDS = Path(__file__).resolve().parents[2] / "crds"
 _READING = frozenset({"GET", "LIST", "WATCH", "CONNECT"})

@@ -52,8 +52,7 @@ from bench.operator_load.place import (
     writes,
 )
 from bench.product.common import OperatorSettings, install_uvloop
-from tests.operator.api_server import ApiServer
-from tests.operator.operator_process import OperatorProcess
+from bench.product.operator import ApiServer, OperatorProcess
 
 OBJECTS = (1_000, 5_000, 10_000)
 READY_S = {1_000: 5.0, 10_000: 25.0}
