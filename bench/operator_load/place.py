@@ -15,8 +15,8 @@ from pathlib import Path
 import psutil
 
 from bench.product.operator import ApiServer, started
+from e2e.cluster.artifacts.toolchain import kubernetes
 from e2e.cluster.layout import default_layout
-from e2e.cluster.toolchain import kubernetes
 
 CRDS = Path(__file__).resolve().parents[2] / "crds"
 _READING = frozenset({"GET", "LIST", "WATCH", "CONNECT"})

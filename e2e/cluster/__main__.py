@@ -8,9 +8,9 @@ import sys
 from types import FrameType
 
 from e2e.cluster import session
-from e2e.cluster.own import Failed
+from e2e.cluster.artifacts.requirements import Unfit
+from e2e.cluster.own.cluster import Failed
 from e2e.cluster.provider import Own, choose
-from e2e.cluster.requirements import Unfit
 
 UNFIT = 3
 """The exit status of `check` where no cluster can be had."""

@@ -11,11 +11,12 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Protocol
 
-from e2e.cluster import fitness, images, requirements, toolchain
-from e2e.cluster.images import Image
+from e2e.cluster.artifacts import images, requirements, toolchain
+from e2e.cluster.artifacts.images import Image
+from e2e.cluster.artifacts.requirements import Unfit, last_line
 from e2e.cluster.layout import ROOT, Layout, default_layout
-from e2e.cluster.own import Failed, OwnCluster, stage
-from e2e.cluster.requirements import Unfit, last_line
+from e2e.cluster.own import fitness
+from e2e.cluster.own.cluster import Failed, OwnCluster, stage
 
 KIND_NAME = "tartlet-e2e"
 KIND_NODE = "kindest/node:v1.36.3"

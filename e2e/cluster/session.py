@@ -11,9 +11,9 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from typing import IO
 
-from e2e.cluster import toolchain
+from e2e.cluster.artifacts import toolchain
 from e2e.cluster.layout import ROOT
-from e2e.cluster.own import deaf, stage
+from e2e.cluster.own.cluster import deaf, stage
 from e2e.cluster.provider import Cluster, Own
 
 TESTS = "e2e/tests"

@@ -11,9 +11,10 @@ What a test module may ask for; all of it lasts for the whole run, so leave it a
 - `second`: another namespace, `e2e-other`, with a release of its own, for one module.
 
 `install` and `chart_values` are for tests with a release of their own: call the namespace `e2e-...`, and it goes with
-the others. Name objects after the test that makes them. Modules run in the order of their names, but `test_lifecycle`
-first, for it needs a machine without a cluster, `test_releases` late, for it takes the release away, and `test_traffic`
-last, for it judges what all others did.
+the others. Name objects after the test that makes them. Modules run in the order of `TURNS`: `test_lifecycle` first,
+because it needs a machine without a cluster; `test_refusals` after `pools`, because a node is given a while to fail the
+pool `unstartable`; `test_releases` late, because it removes the release; `test_traffic` last, because it judges the
+connections of all other tests.
 """
 
 from __future__ import annotations
@@ -25,11 +26,11 @@ from typing import Any
 
 import pytest
 
-from e2e.cluster.images import Image
+from e2e.cluster.artifacts.images import Image
 from e2e.cluster.kube import Kube, Object, Refused, step
 from e2e.cluster.layout import ROOT
 from e2e.cluster.provider import Cluster, Given, Own, choose
-from e2e.tests.traffic import Traffic, recorded
+from e2e.tests.support.traffic import Traffic, recorded
 
 RELEASE = "tartlet"
 NAMESPACE = "e2e"
@@ -52,15 +53,37 @@ LEAN: Object = {"operator": {"replicas": 1}}
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Puts modules in order: see above."""
-    items.sort(key=lambda item: _turn(item.nodeid))
+    """Puts modules in the order of `TURNS`."""
+    items.sort(key=lambda item: turn(item.nodeid))
 
 
-def _turn(nodeid: str) -> int:
-    if "e2e/tests" not in nodeid:
-        return 0
-    turns = {"test_lifecycle": 1, "test_releases": 3, "test_traffic": 4}
-    return next((turn for name, turn in turns.items() if name in nodeid), 2)
+TURNS = (
+    "e2e/tests/harness/",
+    "e2e/tests/programs/test_answers.py",
+    "e2e/tests/programs/test_cli.py",
+    "e2e/tests/programs/test_given.py",
+    "e2e/tests/programs/test_runs.py",
+    "e2e/tests/releases/test_chart.py",
+    "e2e/tests/releases/test_plain.py",
+    "e2e/tests/pools/",
+    "e2e/tests/programs/test_refusals.py",
+    "e2e/tests/security/test_identities.py",
+    "e2e/tests/security/test_safety.py",
+    "e2e/tests/security/test_sandbox.py",
+    "e2e/tests/releases/test_releases.py",
+    "e2e/tests/security/test_traffic.py",
+)
+"""Beginnings of test ids, in the order in which these tests run. Tests outside `e2e/tests` run before them."""
+
+
+def turn(nodeid: str) -> int:
+    """Returns the place of a test in the order."""
+    if not nodeid.startswith("e2e/tests/"):
+        return -1
+    found = next((n for n, start in enumerate(TURNS) if nodeid.startswith(start)), None)
+    if found is None:
+        raise pytest.UsageError(f"{nodeid} has no place in TURNS of e2e/tests/conftest.py: name its module there")
+    return found
 
 
 @pytest.fixture(scope="session")

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 import yaml
 
+from e2e.cluster.artifacts.toolchain import helm_path
 from e2e.cluster.layout import HELM, default_layout
-from e2e.cluster.toolchain import helm_path
 
 CHART = Path(__file__).resolve().parents[2] / "charts" / "tartlet"
 API = "tartlet.dev/v1alpha1/EnginePool"

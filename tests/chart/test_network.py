@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from e2e.cluster import flows
-from e2e.cluster.netpol import Flow, Host, Pod, Policies, selects
+from e2e.cluster.network import flows
+from e2e.cluster.network.netpol import Flow, Host, Pod, Policies, selects
 from tests.chart.render import named, of_kind, pods, render
 
 NAMESPACES: dict[str, dict[str, str]] = {n: {} for n in ("prod", "elsewhere", "kube-system", "monitoring", "team-a")}

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from e2e.cluster import cgroups
-from e2e.cluster.configs import CGROUP
+from e2e.cluster.own import cgroups
+from e2e.cluster.own.configs import CGROUP
 
 
 def test_version_1_groups_take_processes_and_go_again(tmp_path: Path) -> None:

@@ -13,12 +13,12 @@ import pytest
 import yaml
 from cryptography import x509
 
-from e2e.cluster import configs, pki
-from e2e.cluster.images import pack, sources
+from e2e.cluster.artifacts.images import pack, sources
+from e2e.cluster.artifacts.requirements import Unfit
 from e2e.cluster.layout import COMPONENTS, COREDNS, ROOT, Layout, default_layout, files_digest, kubernetes_version
-from e2e.cluster.own import Failed, OwnCluster
+from e2e.cluster.own import configs, pki
+from e2e.cluster.own.cluster import Failed, OwnCluster
 from e2e.cluster.provider import Given, Kind, Own, choose
-from e2e.cluster.requirements import Unfit
 
 
 def test_each_component_has_a_token_and_only_the_administrator_all_rights() -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from e2e.cluster.conntrack import Connection, flows, parse, pods_by_address
-from e2e.cluster.netpol import Flow, Host, Pod
+from e2e.cluster.network.conntrack import Connection, flows, parse, pods_by_address
+from e2e.cluster.network.netpol import Flow, Host, Pod
 
 LISTING = """\
 tcp 6 9 ESTABLISHED src=10.88.77.4 dst=10.96.0.1 sport=5 dport=443 src=10.99.0.1 dst=10.88.77.4 sport=6443 dport=5

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from e2e.cluster import fitness, requirements
-from e2e.cluster.requirements import Unfit
+from e2e.cluster.artifacts import requirements
+from e2e.cluster.artifacts.requirements import Unfit
+from e2e.cluster.own import fitness
 from tests.cluster.programs import program
 
 

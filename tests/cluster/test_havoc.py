@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from e2e.cluster.kube import Refused, until
-from e2e.tests import havoc as havocs
-from e2e.tests.havoc import DECK, Patient, Toll, havoc
+from e2e.tests.support import havoc as havocs
+from e2e.tests.support.havoc import DECK, Patient, Toll, havoc
 
 SOON = (0.0, 0.002)
 NOBODYS: Any = SimpleNamespace(cluster=None)

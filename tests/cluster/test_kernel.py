@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from e2e.cluster import kernel
+from e2e.cluster.own import kernel
 
 
 def test_one_that_cannot_be_set_is_told_of_and_the_others_are_set(

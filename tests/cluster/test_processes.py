@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from e2e.cluster.processes import Process, in_namespace
+from e2e.cluster.own.processes import Process, in_namespace
 
 
 def test_a_process_is_alive_until_it_ends(tmp_path: Path) -> None:

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from e2e.cluster.artifacts.requirements import Unfit
 from e2e.cluster.layout import ROOT, Layout
 from e2e.cluster.provider import KIND_NAME, KIND_NODE, Given, Kind
-from e2e.cluster.requirements import Unfit
 from e2e.tests.conftest import clear
 from tests.cluster.programs import program
 

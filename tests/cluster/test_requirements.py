@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from e2e.cluster.requirements import PACKAGES, Unfit, ensure, missing_packages
+from e2e.cluster.artifacts.requirements import PACKAGES, Unfit, ensure, missing_packages
 
 
 def test_packages_of_missing_programs() -> None:

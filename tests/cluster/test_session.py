@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from e2e.cluster import session
-from e2e.cluster.images import Image
+from e2e.cluster.artifacts.images import Image
+from e2e.cluster.artifacts.toolchain import helm_path
 from e2e.cluster.layout import HELM, ROOT, default_layout
-from e2e.cluster.toolchain import helm_path
 from tests.chart import render
 
 
@@ -73,7 +73,7 @@ def test_the_chart_is_rendered_with_the_clusters_helm(tmp_path: Path, monkeypatc
 
 
 def test_named_tests_are_run_alone() -> None:
-    named = "e2e/tests/test_pools.py::test_a_rolling_update_fails_no_program"
+    named = "e2e/tests/pools/test_pools.py::test_a_rolling_update_fails_no_program"
     (command,) = session.commands(["-x", named])
     assert command[-2:] == ["-x", named]
     assert not {"e2e/tests", *session.api_tests()} & set(command)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from e2e.cluster.netpol import Flow, Host, Pod
-from e2e.tests.traffic import GATEWAY, Traffic, _key
+from e2e.cluster.network.netpol import Flow, Host, Pod
+from e2e.tests.support.traffic import GATEWAY, Traffic, _key
 
 LINE = "tcp 6 9 ESTABLISHED src={0} dst={1} sport={2} dport=7443 src={1} dst={0} sport=7443 dport={2} [ASSURED] mark=0"
 

@@ -9,7 +9,7 @@ import signal
 from pathlib import Path
 
 import tartlet
-from tests.e2e.test_restarts import WAITS
+from tests.e2e.failures.test_restarts import WAITS
 from tests.operator.api_server import ApiServer
 from tests.operator.operator_process import live
 

@@ -1,0 +1,1 @@
+"""Tests of the cluster harness itself, which start, interrupt and break clusters of their own."""

@@ -1,0 +1,134 @@
+"""A pool's model from an init step: what goes wrong on the way is told by the pool, and its spec mends it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from e2e.cluster.artifacts.images import Image
+from e2e.cluster.kube import Kube, Object, condition, step, until
+from e2e.cluster.watch import Record, recording
+from e2e.tests.conftest import pool
+from e2e.tests.pools.test_pools import workers
+from e2e.tests.programs.test_answers import run
+from e2e.tests.support.story import inferlet
+
+POOL = "fetched"
+UNHEARD = "unheard"
+COPY = "cp -r /source/demo /models/demo"
+
+
+pytestmark = pytest.mark.usefixtures("unstartable")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def gone_at_the_end(kube: Kube, demo_pool: str) -> Iterator[None]:
+    """The claims are those of the demo pool; programs that bring no model along ask for its."""
+    assert demo_pool
+    yield
+    kube("delete", f"epool/{POOL}", "ilet/fetched", "--ignore-not-found", "--timeout=60s")
+
+
+def fetched(image: Image, script: str) -> Object:
+    """A pool of one torch engine whose model this script brings, from a volume that the engine doesn't see."""
+    source = {"name": "source", "mountPath": "/source", "readOnly": True}
+    init: Object = {"image": image.name, "command": ["sh", "-c", script], "volumeMounts": [source]}
+    claims = {"source": "models", "packages": "packages"}
+    return pool(
+        POOL,
+        model={"name": POOL, "path": "demo", "init": init | {"sizeLimit": "100Mi"}},
+        engine={"device": "cpu", "kvMemory": "64Mi", "threads": 1},
+        podTemplate={
+            "env": [{"name": "PYTHONPATH", "value": "/packages"}],
+            "volumes": [{"name": n, "persistentVolumeClaim": {"claimName": c}} for n, c in claims.items()],
+            "volumeMounts": [{"name": "packages", "mountPath": "/packages", "readOnly": True}],
+        },
+    )
+
+
+def said(kube: Kube, name: str, kind: str) -> Object:
+    """A condition of a pool."""
+    return condition(kube.get(f"epool/{name}"), kind)
+
+
+def newest(kube: Kube, name: str = POOL) -> Object:
+    """The pool's youngest pod: one whose model can't be had stays until another one serves."""
+    return max(workers(kube, name), key=lambda p: str(p["metadata"]["creationTimestamp"]))
+
+
+def restarts(pod: Object) -> int:
+    """Of the worse of its containers."""
+    kinds = ("initContainerStatuses", "containerStatuses")
+    return max((c["restartCount"] for kind in kinds for c in pod["status"].get(kind, ())), default=0)
+
+
+def states(record: Record, pod: Object) -> list[str]:
+    """What the pool said of a pod's engine, one after the other."""
+    found: list[str] = []
+    for each in record.seen:
+        for engine in (each.body or {}).get("status", {}).get("engines", ()):
+            if engine["pod"] == pod["metadata"]["name"] and found[-1:] != [engine["state"]]:
+                found.append(engine["state"])
+    return found
+
+
+@pytest.mark.parametrize(
+    ("script", "reason", "message"),
+    [
+        ("echo no such model: demo >&2; exit 3", "ModelInitFailed", "spec.model.init: no such model: demo"),
+        ("mkdir /models/other", "CheckpointMissing", "spec.model.path"),
+        (f"{COPY}; truncate -s 9999 /models/demo/model.safetensors", "CheckpointBroken", "model.safetensors"),
+    ],
+)
+def test_a_model_that_cannot_be_had_is_told_and_stays_told(
+    kube: Kube, image: Image, script: str, reason: str, message: str
+) -> None:
+    kube.apply(fetched(image, script))
+    with step(reason):
+        until(lambda: said(kube, POOL, "Ready").get("reason") == reason, f"the pool says {reason}")
+    with recording(kube, {"pool": [f"epool/{POOL}"]}) as record:
+        until(lambda: restarts(newest(kube)) > 0, "it is tried again")
+        until(lambda: "restarted" in said(kube, POOL, "Ready")["message"], "the pool says so")
+    for kind, status in (("Ready", "False"), ("Degraded", "True")):
+        assert record.history("pool", POOL, kind) == [status], kind
+        found = said(kube, POOL, kind)
+        assert (found["reason"], found["status"]) == (reason, status)
+        assert message in found["message"], found
+    assert "Loading" not in states(record, newest(kube))  # that is another thing than broken
+    warned = [e["message"] for e in kube.items("events") if (e["reason"], e["type"]) == ("PoolDegraded", "Warning")]
+    assert any(reason in m and message in m for m in warned), warned
+
+
+def test_its_spec_mended_it_loads_and_answers(kube: Kube, image: Image) -> None:
+    with step("pool with a model that an init step brought"), recording(kube, {"pool": [f"epool/{POOL}"]}) as record:
+        kube.apply(fetched(image, COPY))
+        kube.wait(f"epool/{POOL}", "Ready", 120)
+    made = newest(kube)
+    assert states(record, made)[-2:] == ["Loading", "Ready"], states(record, made)
+    assert restarts(made) == 0
+    assert said(kube, POOL, "Degraded")["status"] == "False"
+    source = {"configMap": {"name": "fetched", "key": "text_completion.py"}}
+    kube("create", "configmap", "fetched", "--from-file=inferlets/std/text_completion.py")
+    kube.apply(inferlet("fetched", POOL, source))
+    kube.wait("ilet/fetched", "Runnable")
+    kube.apply(run("fetched", "fetched", args=["--prompt", "374+588=", "--max-tokens", "64"], deadlineSeconds=60))
+    with step("run"):
+        kube.wait("irun/fetched", "Succeeded")
+    assert "962" in kube.get("irun/fetched")["status"]["output"]
+
+
+def test_an_engine_that_never_takes_programs_is_told_from_one_that_loads(kube: Kube) -> None:
+    """It runs and waits for a control that isn't there: so does one that loads, up to its deadline."""
+    nowhere = {"env": [{"name": "TARTLET_WORKER_CONTROL", "value": "tartlet-nowhere:7443"}]}
+    kube.apply(pool(UNHEARD, startDeadlineSeconds=10, drain={"graceSeconds": 0}, podTemplate=nowhere))
+    with step("EngineNotStarted"), recording(kube, {"pool": [f"epool/{UNHEARD}"]}) as record:
+        until(lambda: said(kube, UNHEARD, "Degraded").get("reason") == "EngineNotStarted", "the pool says so")
+        until(lambda: said(kube, UNHEARD, "Ready")["message"].count("restarted") > 0, "it is tried again")
+    assert states(record, newest(kube, UNHEARD))[-2:] == ["Loading", "Broken"]
+    assert record.history("pool", UNHEARD, "Degraded")[-2:] == ["False", "True"]
+    assert "spec.startDeadlineSeconds" in said(kube, UNHEARD, "Ready")["message"]
+    with step("mended"):
+        kube.apply(pool(UNHEARD, startDeadlineSeconds=10, drain={"graceSeconds": 0}))
+        kube.wait(f"epool/{UNHEARD}", "Ready")
+    kube("delete", f"epool/{UNHEARD}", "--timeout=60s")

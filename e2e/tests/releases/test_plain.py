@@ -1,0 +1,77 @@
+"""One command and no values: what the chart's defaults bring up, on CPUs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from e2e.cluster.artifacts.images import Image
+from e2e.cluster.kube import Kube, Object, step
+from e2e.cluster.layout import ROOT
+from e2e.cluster.provider import Cluster, Own
+from e2e.tests.conftest import CHART, RELEASE, make_namespace, read_only
+
+NAMESPACE = "e2e-plain"
+IMAGES = ("tartlet:0.1.0", "tartlet-worker:0.1.0")
+"""What the chart's defaults name."""
+ON_THE_NODE = [f"docker.io/library/{name}" for name in IMAGES]
+"""What these are in full, to a node."""
+
+
+@pytest.fixture
+def plain(cluster: Cluster, image: Image, kube: Kube) -> Iterator[Kube]:
+    """A namespace on whose nodes the default images are: for want of a registry, ours goes by their names."""
+    if not isinstance(cluster, Own):
+        pytest.skip("only on this machine's own cluster can an image be given the default names")
+    cluster.name_image(image.name, *ON_THE_NODE)
+    made = Kube(cluster, NAMESPACE)
+    make_namespace(made)
+    yield made
+    made.helm("uninstall", RELEASE, "--wait", "--timeout", "90s")
+    made("delete", "namespace", NAMESPACE, "--timeout=90s")
+    for volume in ("models", "packages"):
+        made("delete", f"persistentvolume/{NAMESPACE}-{volume}", "--ignore-not-found", "--timeout=60s")
+    cluster.forget_images(*ON_THE_NODE)
+
+
+def lend_torch(kube: Kube) -> None:
+    """Gives the default pool what the worker's image holds and ours doesn't: torch, and the model."""
+    import torch
+
+    packages = Path(torch.__file__).resolve().parents[1]
+    for name, path in {"models": ROOT / "models", "packages": packages}.items():
+        kube.apply(*read_only(NAMESPACE, name, path))
+    spec: Object = {
+        "model": {"init": None, "volumeClaim": {"claimName": "models"}},
+        "resources": {"requests": {"cpu": "100m"}},  # the pod that it replaces holds its half of a small node
+        "podTemplate": {
+            "env": [{"name": "PYTHONPATH", "value": "/packages"}],
+            "volumes": [{"name": "packages", "persistentVolumeClaim": {"claimName": "packages", "readOnly": True}}],
+            "volumeMounts": [{"name": "packages", "mountPath": "/packages", "readOnly": True}],
+        },
+    }
+    kube("patch", "epool/demo", "--type=merge", "-p", json.dumps({"spec": spec}))
+
+
+def test_an_install_without_values_serves_the_demo_model(plain: Kube) -> None:
+    with step("helm install, without values"):
+        plain.helm("install", RELEASE, CHART, "--wait", "--timeout", "180s")
+    replicas = {d["metadata"]["name"]: d["status"].get("readyReplicas") for d in plain.items("deployments")}
+    assert {n: replicas.get(n) for n in ("tartlet-control", "tartlet-runtime")} == dict.fromkeys(
+        ("tartlet-control", "tartlet-runtime"), 1
+    )
+    assert replicas["tartlet-operator"] == 2
+    pool = plain.get("epool/demo")["spec"]
+    assert (pool["engine"]["device"], pool["replicas"], pool["model"]["name"]) == ("cpu", 1, "demo")
+    assert pool["model"]["init"]["image"] == IMAGES[1]
+    lend_torch(plain)
+    with step("the default pool's engine"):
+        plain.wait("epool/demo", "Ready", 180)
+    plain("create", "configmap", "programs", "--from-file=inferlets/std/text_completion.py")
+    plain.apply_file("docs/examples/inferlet-completion.yaml")
+    plain.apply_file("docs/examples/inferletrun-completion.yaml")  # at once: it waits for its Inferlet
+    plain.wait("irun/completion-1", "Succeeded")
+    assert plain.get("irun/completion-1")["status"]["output"].endswith("so 962\n")

@@ -1,0 +1,1 @@
+"""Tests of permissions, identities, sandboxes and network policies, on a live release."""

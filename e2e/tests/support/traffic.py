@@ -1,0 +1,135 @@
+"""Every connection of a cluster's pods over a whole run: the kernel's list, read again and again, and who was who."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from ipaddress import ip_address, ip_network
+from typing import IO, Final
+
+from e2e.cluster.kube import Kube, Object
+from e2e.cluster.network.conntrack import flows, parse, pods_by_address
+from e2e.cluster.network.netpol import Flow, Pod, Policies
+from e2e.cluster.own import configs
+from e2e.cluster.provider import Own
+from e2e.cluster.watch import events
+
+GATEWAY: Final = "10.88.77.1"
+"""The node's address on the pods' bridge: probes and port-forwards come from it."""
+
+_PERIOD_S: Final = 2.0
+"""Less than the kernel remembers any connection that was closed."""
+_TUPLE: Final = re.compile(r"^(\w+)|((?:src|dst|sport|dport)=\S+)")
+
+
+@dataclass(slots=True)
+class Traffic:
+    """What was seen so far; connections from before the first look are left out."""
+
+    pods: dict[str, Pod] = field(default_factory=dict)
+    policies: dict[tuple[str, str], Object] = field(default_factory=dict)
+    flows: dict[str, Flow] = field(default_factory=dict)
+    unresolved: dict[str, str] = field(default_factory=dict)
+    before: frozenset[str] = frozenset()
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def saw(self, kind: str, event: Object) -> None:
+        """Takes what a watch says."""
+        body = event["object"]
+        with self.lock:
+            if kind == "pods":
+                self.pods.update(pods_by_address([body], GATEWAY))
+            elif event["type"] != "DELETED":  # those of a release that is gone still speak for its connections
+                self.policies[body["metadata"]["namespace"], body["metadata"]["name"]] = body
+
+    def listed(self, listing: str) -> None:
+        """Takes a list of the kernel's; an address keeps the pod that it was when its connection was first seen."""
+        with self.lock:
+            for line in listing.splitlines():
+                key = _key(line)
+                if key in self.before or key in self.flows:
+                    continue
+                for connection in parse(line):
+                    unknown = {a for a in (connection.source, connection.target) if _is_pods(a)} - {*self.pods, GATEWAY}
+                    if unknown:
+                        self.unresolved[key] = line
+                        continue
+                    self.unresolved.pop(key, None)
+                    for flow in flows([connection], self.pods):
+                        self.flows[key] = flow
+
+    def judged_by(self, namespaces: Mapping[str, Mapping[str, str]]) -> Policies:
+        """The policies that there were, as the last look had them; `namespaces`: labels of those that are there now."""
+        with self.lock:
+            gone: dict[str, Mapping[str, str]] = {pod.namespace: {} for pod in self.pods.values()}
+            return Policies(self.policies.values(), {**gone, **namespaces})
+
+
+def _key(line: str) -> str:
+    """A connection's ends with both their ports."""
+    return " ".join(match.group() for match in _TUPLE.finditer(line))
+
+
+def _is_pods(address: str) -> bool:
+    return ip_address(address) in ip_network(configs.PODS)
+
+
+@contextmanager
+def recorded(kube: Kube, cluster: Own) -> Iterator[Traffic]:
+    """Records all connections while a block runs, through restarts of the API server."""
+    traffic = Traffic(before=frozenset(map(_key, cluster.connections().splitlines())))
+    over = threading.Event()
+    watches = [_Watch(kube, kind, traffic, over) for kind in ("pods", "networkpolicies")]
+
+    def look() -> None:
+        while not over.wait(_PERIOD_S):
+            traffic.listed(cluster.connections())
+
+    threads = [threading.Thread(target=task, daemon=True) for task in (look, *(w.run for w in watches))]
+    for thread in threads:
+        thread.start()
+    try:
+        yield traffic
+    finally:
+        over.set()
+        for watch in watches:
+            watch.end()
+        for thread in threads:
+            thread.join()
+
+
+class _Watch:
+    """A watch that begins anew when the API server ends it."""
+
+    def __init__(self, kube: Kube, kind: str, traffic: Traffic, over: threading.Event) -> None:
+        self._command = [*kube.cluster.kubectl(), "get", kind, "-A", "--watch", "--output-watch-events", "-o", "json"]
+        self._kind, self._traffic, self._over = kind, traffic, over
+        self._process: subprocess.Popen[str] | None = None
+
+    def run(self) -> None:
+        while not self._over.is_set():
+            self._process = subprocess.Popen(
+                self._command, stdout=subprocess.PIPE, stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL, text=True
+            )
+            with self._process:
+                if self._over.is_set():
+                    self._process.terminate()
+                assert self._process.stdout is not None
+                self._read(self._process.stdout)
+            self._over.wait(0.5)
+
+    def _read(self, stream: IO[str]) -> None:
+        try:
+            for event in events(stream):
+                self._traffic.saw(self._kind, event)
+        except json.JSONDecodeError:  # cut off with its API server
+            return
+
+    def end(self) -> None:
+        if self._process is not None:
+            self._process.terminate()

@@ -1,0 +1,55 @@
+"""Programs that decode, fork and sample through every role, run again from their journals with no engine."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from pathlib import Path
+
+import tartlet
+from tartlet import LaunchSpec, Source
+from tartlet_runtime.build import python_guest
+from tartlet_runtime.journal import read_journal
+from tartlet_runtime.replay import Replayed, replay_wasm
+from tartlet_runtime.wasm import HostConfig, WasmHost
+from tartlet_runtime.wasm.engine_flags import flags_digest
+from tests.e2e.serving import client_of, program, serving
+
+STD = Path(__file__).parents[3] / "inferlets" / "std"
+SPECS = [
+    LaunchSpec(source=program("sampled"), args=["hello", "1.0", "0", "1.0", "7"]),
+    LaunchSpec(source=program("forks"), args=["200", "4"]),
+    LaunchSpec(source=Source.from_file(STD / "text_completion.py"), args=["--prompt", "hi", "--max-tokens", "40"]),
+    LaunchSpec(source=Source.from_file(STD / "fork.py"), args=["--prompt", "Once", "--temperature", "1.5"]),
+    LaunchSpec(source=Source.from_file(STD / "autoregressive.py")),
+]
+
+
+def replay(wasm: WasmHost, path: Path) -> Replayed:
+    """Run a journal; the replay compares the digest of the commands at every wait."""
+    header, records = read_journal(path)
+    compiled = python_guest()
+    return replay_wasm(wasm, wasm.load(compiled), f"{compiled.digest}-{flags_digest()}", header, records)
+
+
+async def test_programs_that_used_an_engine_give_the_same_commands_and_result_again() -> None:
+    directory = Path(tempfile.mkdtemp(prefix="tt-"))
+    ended: dict[str, tartlet.Ended] = {}
+    try:
+        with serving(directory, TARTLET_RUNTIME_KEEP_JOURNALS="true") as server:
+            async with client_of(server) as client:
+                async for _, event in client.run_many(SPECS):  # together, so that batching and timing differ
+                    assert not isinstance(event, tartlet.TartletError), event
+                    if isinstance(event, tartlet.Ended):
+                        assert event.success, event.error
+                        ended[event.program_id] = event
+        assert len(ended) == len(SPECS)
+        with WasmHost(HostConfig(max_guests=8)) as wasm:
+            for program_id, event in ended.items():
+                again = replay(wasm, directory / "journals" / f"{program_id}.journal")
+                assert again.ended
+                assert again.error is None
+                assert (again.text or None) == event.result
+                assert len(again.submissions) > 3
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
