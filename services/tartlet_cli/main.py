@@ -8,28 +8,28 @@ from typing import cast
 
 import click
 
-from tartlet_cli.entry import Group, enter
+from tartlet_cli.console.entry import Group, enter
 from tartlet_common.rpc import grpc_io as _grpc_io  # noqa: F401 - before gRPC is imported
 
 _COMMANDS = {  # name: (module, one line of help); in the order of the help
-    "run": ("run", "Run a program to its end, on a stack of its own or on a server."),
-    "new": ("new", "Write a commented program to start from."),
-    "serve": ("serve", "Run control, runtime and a worker in the foreground."),
-    "launch": ("programs", "Launch a program on a server and print its id."),
-    "ps": ("programs", "List programs."),
-    "attach": ("programs", "Follow a program's output."),
-    "send": ("programs", "Give a program a message."),
-    "logs": ("programs", "Print what a program has written so far."),
-    "kill": ("programs", "End programs."),
-    "catalogue": ("catalogue", "Put, list and delete named programs."),
+    "run": ("commands.run", "Run a program to its end, on a stack of its own or on a server."),
+    "new": ("commands.new", "Write a commented program to start from."),
+    "serve": ("commands.serve", "Run control, runtime and a worker in the foreground."),
+    "launch": ("commands.programs", "Launch a program on a server and print its id."),
+    "ps": ("commands.programs", "List programs."),
+    "attach": ("commands.programs", "Follow a program's output."),
+    "send": ("commands.programs", "Give a program a message."),
+    "logs": ("commands.programs", "Print what a program has written so far."),
+    "kill": ("commands.programs", "End programs."),
+    "catalogue": ("commands.catalogue", "Put, list and delete named programs."),
     "apply": ("kube.apply", "Apply a program to a Kubernetes cluster, as an Inferlet."),
     "crds": ("kube.crds", "Install or upgrade Tartlet's kinds on a Kubernetes cluster."),
-    "top": ("top", "Watch programs, pools and engines."),
-    "models": ("models", "List the models that a server offers."),
-    "doctor": ("doctor", "Check this machine and a server, and say what to do."),
-    "config": ("config", "Print every setting, its value and where that came from."),
-    "bench": ("bench", "Measure, and print tables and plots."),
-    "version": ("version", "Print the version."),
+    "top": ("commands.top", "Watch programs, pools and engines."),
+    "models": ("commands.models", "List the models that a server offers."),
+    "doctor": ("commands.doctor", "Check this machine and a server, and say what to do."),
+    "config": ("commands.config", "Print every setting, its value and where that came from."),
+    "bench": ("commands.bench", "Measure, and print tables and plots."),
+    "version": ("commands.version", "Print the version."),
 }
 
 

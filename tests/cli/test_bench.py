@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tartlet_cli.bench import BENCHMARKS
-from tartlet_cli.places import CHECKOUT
+from tartlet_cli.commands.bench import BENCHMARKS
+from tartlet_cli.console.places import CHECKOUT
 from tests.e2e.serving import tartlet_cli
 
 

@@ -17,9 +17,9 @@ from rich.console import Console
 
 from tartlet._convert import limits_from_proto, limits_to_proto
 from tartlet.model import NAME, Limits, RuntimeState
-from tartlet_cli import exits
+from tartlet_cli.commands.top import cut, screen
+from tartlet_cli.console import exits
 from tartlet_cli.main import _COMMANDS, cli
-from tartlet_cli.top import cut, screen
 from tartlet_common.errors.registry import InvalidArgument
 from tartlet_control.serving.catalogue import _NAME
 from tests.e2e.serving import PROGRAMS, Serving, command, environment, out, tartlet_cli

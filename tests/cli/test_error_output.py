@@ -13,7 +13,7 @@ import pytest
 
 import tartlet
 from tartlet._child import _line
-from tartlet_cli.error_output import ErrorOutput
+from tartlet_cli.console.error_output import ErrorOutput
 from tartlet_common.errors.registry import TartletError
 from tests.e2e.serving import command, environment, program
 

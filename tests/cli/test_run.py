@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 
 from tartlet.events import Ended, Usage
-from tartlet_cli import exits
-from tartlet_cli.programs import age, columns
-from tartlet_cli.run import _keep_newest
-from tartlet_cli.terminal import Printer, closing_line
+from tartlet_cli.commands.programs import age, columns
+from tartlet_cli.commands.run import _keep_newest
+from tartlet_cli.console import exits
+from tartlet_cli.console.terminal import Printer, closing_line
 from tartlet_common.errors.registry import CheckpointMissing, ProgramFailed, UnknownModel, WorkerLost
 from tests.e2e.serving import PROGRAMS, Serving, command, environment, out, tartlet_cli
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from tartlet_cli import exits
-from tartlet_cli.serve import serve
+from tartlet_cli.commands.serve import serve
+from tartlet_cli.console import exits
 
 
 class _Became(Exception):

@@ -56,7 +56,7 @@ def test_tests_that_want_an_api_server_are_found_and_come_first() -> None:
     assert "tests/operator/machinery/test_work_queue.py" not in found
     first, beside = session.commands([])
     assert first[-len(found) - 1 :] == [*found, "e2e/tests"]
-    assert {"tests/chart/test_chart.py", "tests/chart/test_rbac.py", "tests/cli/test_kube_run.py"} <= set(beside)
+    assert {"tests/chart/test_chart.py", "tests/chart/test_rbac.py", "tests/cli/kube/test_run.py"} <= set(beside)
     assert [command[-2:] for command in session.commands(["-k", "pools"])] == [["-k", "pools"]] * 2
 
 

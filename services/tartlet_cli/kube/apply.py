@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from tartlet_cli import exits
-from tartlet_cli.kube.options import Target, cluster_options, target
+from tartlet_cli.cluster.options import Target, cluster_options, target
+from tartlet_cli.console import exits
 
 if TYPE_CHECKING:
-    from tartlet_cli.kube.api import Applied, Cluster, Object
+    from tartlet_cli.cluster.api import Applied, Cluster, Object
     from tartlet_cli.kube.manifest import Manifest, Program
 
 _LOOK_S = 0.25
@@ -94,7 +94,7 @@ def _print(manifests: list[Manifest], output: str) -> None:
 
 
 def _apply(at: Target, program: Program, say: Callable[[str], None], *, wait_s: float | None, force: bool) -> Object:
-    from tartlet_cli.kube.api import Cluster
+    from tartlet_cli.cluster.api import Cluster
     from tartlet_cli.kube.manifest import SHOWN, inferlet
 
     with Cluster.connect(at) as cluster:
@@ -117,9 +117,9 @@ def store(cluster: Cluster, program: Program, made: Manifest, *, force: bool = F
     Raises:
         TartletError: the API server refused either.
     """
+    from tartlet_cli.cluster.api import CONFIG_MAPS, INFERLETS
+    from tartlet_cli.cluster.errors import Forbidden
     from tartlet_cli.kube import manifest
-    from tartlet_cli.kube.api import CONFIG_MAPS, INFERLETS
-    from tartlet_cli.kube.errors import Forbidden
 
     space = cluster.namespace
     before = cluster.find(INFERLETS, program.name, space)
@@ -156,8 +156,8 @@ def wait_ready(
         InferletRefused: a runtime refused the program.
         InferletNotReady: not within `timeout_s`; the condition says why.
     """
-    from tartlet_cli.kube.api import INFERLETS
-    from tartlet_cli.kube.errors import UNSEEN, UNSEEN_TOLD, InferletNotReady, InferletRefused
+    from tartlet_cli.cluster.api import INFERLETS
+    from tartlet_cli.cluster.errors import UNSEEN, UNSEEN_TOLD, InferletNotReady, InferletRefused
     from tartlet_common.errors.registry import REGISTRY
 
     metadata = applied["metadata"]

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from tartlet_cli import exits
-from tartlet_cli.kube.options import config_options, target
+from tartlet_cli.cluster.options import config_options, target
+from tartlet_cli.console import exits
 
 if TYPE_CHECKING:
-    from tartlet_cli.kube.api import Cluster, Object
+    from tartlet_cli.cluster.api import Cluster, Object
 
 HELM_RELEASE: Final = "meta.helm.sh/release-name"
 HELM_NAMESPACE: Final = "meta.helm.sh/release-namespace"
@@ -55,7 +55,7 @@ def apply(*, dry_run: bool, force: bool, **options: Any) -> None:
       tartlet crds apply --dry-run
       tartlet crds apply --context production
     """  # noqa: D301 - \b is click's mark for a paragraph not to be wrapped
-    from tartlet_cli.kube.api import Cluster
+    from tartlet_cli.cluster.api import Cluster
     from tartlet_common.errors.registry import TartletError
 
     try:
@@ -76,7 +76,7 @@ def definitions() -> list[Object]:
         PackageMissing: there is no YAML.
         InternalError: neither is there.
     """
-    from tartlet_cli.kube.errors import PackageMissing
+    from tartlet_cli.cluster.errors import PackageMissing
     from tartlet_common.errors.registry import InternalError
 
     try:
@@ -98,7 +98,7 @@ def upgrade(cluster: Cluster, wanted: list[Object], *, dry_run: bool, force: boo
         CrdOwned: a Helm release has made one, and `force` isn't given.
         FieldConflict: others manage fields that would change, and `force` isn't given.
     """
-    from tartlet_cli.kube.api import CRDS
+    from tartlet_cli.cluster.api import CRDS
 
     found = {crd["metadata"]["name"]: cluster.find(CRDS, crd["metadata"]["name"]) for crd in wanted}
     planned = []
@@ -131,7 +131,7 @@ def check_owner(name: str, found: Object | None) -> None:
     Raises:
         CrdOwned: a Helm release has made it.
     """
-    from tartlet_cli.kube.errors import CrdOwned
+    from tartlet_cli.cluster.errors import CrdOwned
 
     if found is not None and is_helms(found):
         notes = found["metadata"]["annotations"]
@@ -190,8 +190,8 @@ def _established(cluster: Cluster, name: str) -> None:
     Raises:
         ClusterFailed: it doesn't, and says why.
     """
-    from tartlet_cli.kube.api import CRDS
-    from tartlet_cli.kube.errors import ClusterFailed
+    from tartlet_cli.cluster.api import CRDS
+    from tartlet_cli.cluster.errors import ClusterFailed
 
     end = time.monotonic() + _ESTABLISHED_S
     while True:

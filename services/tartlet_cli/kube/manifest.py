@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from tartlet_cli.kube.errors import PackageMissing, TooLargeForObjects
+from tartlet_cli.cluster.errors import PackageMissing, TooLargeForObjects
 from tartlet_common.errors.registry import InvalidArgument, InvalidSource
 
 Manifest = dict[str, Any]

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-from tartlet_cli.kube.errors import UNSEEN, UNSEEN_TOLD
-from tartlet_cli.programs import age, columns
+from tartlet_cli.cluster.errors import UNSEEN, UNSEEN_TOLD
+from tartlet_cli.commands.programs import age, columns
 
 Object = dict[str, Any]
 Row = tuple[str, ...]

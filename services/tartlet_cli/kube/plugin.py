@@ -12,16 +12,16 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from tartlet_cli import exits
-from tartlet_cli.calls import on_signals, with_opened
-from tartlet_cli.entry import Group, enter
-from tartlet_cli.kube.options import Target, cluster_options, release_option, target
-from tartlet_cli.options import json_option, look_options
-from tartlet_cli.run import run_on_cluster
+from tartlet_cli.cluster.options import Target, cluster_options, release_option, target
+from tartlet_cli.commands.run import run_on_cluster
+from tartlet_cli.console import exits
+from tartlet_cli.console.calls import on_signals, with_opened
+from tartlet_cli.console.entry import Group, enter
+from tartlet_cli.console.options import json_option, look_options
 
 if TYPE_CHECKING:
-    from tartlet_cli.kube.api import Cluster, Object
-    from tartlet_cli.kube.errors import RunNotStarted
+    from tartlet_cli.cluster.api import Cluster, Object
+    from tartlet_cli.cluster.errors import RunNotStarted
 
 _LOOK_S = 0.5
 _SILENCE_S = 0.3  # `logs` without --follow takes so long a pause for the end of what is there
@@ -53,8 +53,8 @@ def status(*, as_json: bool, **options: Any) -> None:
       kubectl tartlet status
       kubectl tartlet status -n production --json
     """  # noqa: D301 - \b is click's mark for a paragraph not to be wrapped
+    from tartlet_cli.cluster.api import INFERLETS, POOLS, RUNS, Cluster
     from tartlet_cli.kube import overview
-    from tartlet_cli.kube.api import INFERLETS, POOLS, RUNS, Cluster
     from tartlet_common.errors.registry import TartletError
 
     now = datetime.now(UTC)
@@ -110,8 +110,8 @@ def top(interval: float, *, once: bool, as_json: bool, **options: Any) -> None:
       kubectl tartlet top
       kubectl tartlet top --once --json
     """  # noqa: D301 - \b is click's mark for a paragraph not to be wrapped
-    from tartlet_cli.kube.client import cluster_client
-    from tartlet_cli.top import watch
+    from tartlet_cli.cluster.client import cluster_client
+    from tartlet_cli.commands.top import watch
 
     at = target(options)
     with_opened(lambda: cluster_client(at), lambda client: watch(client, interval, once=once, as_json=as_json))
@@ -131,8 +131,8 @@ def _check_namespace(cluster: Cluster) -> None:
     Raises:
         NotThere: there is none of that name.
     """
-    from tartlet_cli.kube.api import NAMESPACES
-    from tartlet_cli.kube.errors import Forbidden
+    from tartlet_cli.cluster.api import NAMESPACES
+    from tartlet_cli.cluster.errors import Forbidden
 
     with contextlib.suppress(Forbidden):  # few may look at namespaces
         cluster.get(NAMESPACES, cluster.namespace)
@@ -140,10 +140,10 @@ def _check_namespace(cluster: Cluster) -> None:
 
 def _releases(cluster: Cluster, now: datetime) -> list[tuple[str, ...]] | None:
     """Name, how many runtimes are ready, age; None where Services and pods may not be seen, as by viewers."""
-    from tartlet_cli.kube.api import PODS, SERVICES
-    from tartlet_cli.kube.errors import Forbidden
+    from tartlet_cli.cluster.api import PODS, SERVICES
+    from tartlet_cli.cluster.errors import Forbidden
+    from tartlet_cli.cluster.release import INSTANCE, RUNTIMES, state
     from tartlet_cli.kube.overview import since
-    from tartlet_cli.kube.release import INSTANCE, RUNTIMES, state
 
     try:
         services = cluster.list(SERVICES, cluster.namespace, RUNTIMES)
@@ -165,8 +165,8 @@ def _logs(name: str, at: Target, *, follow: bool, as_json: bool) -> None:
 
     Who may not attach, or has no runtime in the namespace, is shown what the status says meanwhile.
     """
-    from tartlet_cli.kube.api import RUNS, Cluster
-    from tartlet_cli.kube.errors import Forbidden, ReleaseNotFound
+    from tartlet_cli.cluster.api import RUNS, Cluster
+    from tartlet_cli.cluster.errors import Forbidden, ReleaseNotFound
     from tartlet_common.errors.registry import UnknownProgram
 
     seen = ""
@@ -241,8 +241,8 @@ def grown(before: str, now: str) -> str:
 
 
 def _attach(program: str, at: Target, *, follow: bool, as_json: bool) -> None:
-    from tartlet_cli.kube.client import cluster_client
-    from tartlet_cli.programs import print_run
+    from tartlet_cli.cluster.client import cluster_client
+    from tartlet_cli.commands.programs import print_run
 
     async def work() -> None:
         on_signals(asyncio.Task.cancel)
@@ -275,7 +275,7 @@ def _print_status(run: Object, before: str, *, as_json: bool) -> None:
 
 def _not_started(run: Object) -> RunNotStarted:
     """Why a run has not begun."""
-    from tartlet_cli.kube.errors import UNSEEN, UNSEEN_TOLD, RunNotStarted
+    from tartlet_cli.cluster.errors import UNSEEN, UNSEEN_TOLD, RunNotStarted
 
     name, status = run["metadata"]["name"], run.get("status")
     if not status:

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from tartlet_cli.calls import with_client
-from tartlet_cli.options import json_option, look_options, server_option
+from tartlet_cli.console.calls import with_client
+from tartlet_cli.console.options import json_option, look_options, server_option
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -67,7 +67,7 @@ async def watch(client: AsyncClient, interval: float, *, once: bool, as_json: bo
 
 
 def _document(state: RuntimeState, infos: list[ProgramInfo]) -> dict[str, Any]:
-    from tartlet_cli.terminal import usage_json
+    from tartlet_cli.console.terminal import usage_json
 
     return {
         "runtime": {name: getattr(state, name) for name in state.__slots__},
@@ -97,7 +97,7 @@ def screen(state: RuntimeState, infos: list[ProgramInfo], width: int) -> Rendera
     from rich.console import Group
     from rich.table import Table
 
-    from tartlet_cli.programs import age
+    from tartlet_cli.commands.programs import age
 
     link = "connected" if state.control_connected else "not connected"
     title = f"runtime {state.version}: {state.running} of {state.capacity} programs, control {link}, {state.boundary}"

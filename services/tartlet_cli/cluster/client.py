@@ -13,11 +13,11 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tartlet_cli.kube.api import SECRETS, Cluster
-from tartlet_cli.kube.errors import IdentityMissing, NotThere, RuntimeUnreachable
-from tartlet_cli.kube.options import Target
-from tartlet_cli.kube.port_forward import PortForward
-from tartlet_cli.kube.release import Release, find_pod, find_release
+from tartlet_cli.cluster.api import SECRETS, Cluster
+from tartlet_cli.cluster.errors import IdentityMissing, NotThere, RuntimeUnreachable
+from tartlet_cli.cluster.options import Target
+from tartlet_cli.cluster.port_forward import PortForward
+from tartlet_cli.cluster.release import Release, find_pod, find_release
 from tartlet_common.config.paths import make_private, run_dir
 from tartlet_common.errors.registry import DiskFull, RuntimeLost, Unavailable, UnknownInferlet
 from tartlet_common.rpc.endpoints import Tls
@@ -37,7 +37,7 @@ async def cluster_client(target: Target, say: Callable[[str], None] = lambda _: 
         say: told what is being done.
 
     Raises:
-        TartletError: one of `tartlet_cli.kube.errors`, which says what to do.
+        TartletError: one of `tartlet_cli.cluster.errors`, which says what to do.
     """
     from tartlet.client import AsyncClient
 

@@ -7,8 +7,8 @@ import sys
 
 import click
 
-from tartlet_cli.options import PassingCommand
-from tartlet_cli.places import CHECKOUT
+from tartlet_cli.console.options import PassingCommand
+from tartlet_cli.console.places import CHECKOUT
 
 BENCHMARKS = {  # name: (module, what it measures)
     "overhead": ("overhead", "what the layers around the engine cost a token"),

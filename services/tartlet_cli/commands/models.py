@@ -7,8 +7,8 @@ from typing import Any, Final
 
 import click
 
-from tartlet_cli.calls import with_client
-from tartlet_cli.options import json_option, server_option
+from tartlet_cli.console.calls import with_client
+from tartlet_cli.console.options import json_option, server_option
 
 STATE: Final = ("ready", "standby", "engines")
 
@@ -27,7 +27,7 @@ def models(server: str | None, *, as_json: bool) -> None:
       tartlet models
       tartlet models --json
     """  # noqa: D301 - \b is click's mark for a paragraph not to be wrapped
-    from tartlet_cli.programs import columns
+    from tartlet_cli.commands.programs import columns
 
     found = offered(with_client(server, lambda client: client.state()).control)
     if as_json:

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from tartlet_cli.calls import with_client
-from tartlet_cli.options import json_option, server_option
+from tartlet_cli.console.calls import with_client
+from tartlet_cli.console.options import json_option, server_option
 
 if TYPE_CHECKING:
     from tartlet.client import AsyncClient
@@ -38,7 +38,7 @@ def catalogue() -> None:
 def put(name: str, file: Path, description: str, model: str, server: str | None) -> None:
     """Name the program in FILE, if it is valid; replaces what had the name. Prints its digest."""
     from tartlet.model import CatalogueEntry, Source, check_name
-    from tartlet_cli import exits
+    from tartlet_cli.console import exits
     from tartlet_common.errors.registry import InvalidArgument, InvalidSource, TartletError
 
     try:
@@ -66,7 +66,7 @@ def put(name: str, file: Path, description: str, model: str, server: str | None)
 @json_option
 def list_(server: str | None, *, as_json: bool) -> None:
     """List the named programs."""
-    from tartlet_cli.programs import columns
+    from tartlet_cli.commands.programs import columns
 
     entries = with_client(server, lambda client: client.catalogue())
     fields = [(e.name, e.source.language.value, e.source.filename, e.model, e.description) for e in entries]

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from tartlet_common.errors.registry import CheckpointMissing
 
-CHECKOUT = Path(__file__).resolve().parents[2]
+CHECKOUT = Path(__file__).resolve().parents[3]
 DEMO_MODEL = CHECKOUT / "models" / "demo"
 
 

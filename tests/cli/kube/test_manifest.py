@@ -13,12 +13,13 @@ import pytest
 import yaml
 from click.testing import CliRunner
 
-from tartlet_cli import exits
-from tartlet_cli.kube import crds, errors, manifest, release
+from tartlet_cli.cluster import errors, release
+from tartlet_cli.cluster.client import private_files
+from tartlet_cli.commands.run import run_on_cluster
+from tartlet_cli.console import exits
+from tartlet_cli.kube import crds, manifest
 from tartlet_cli.kube.apply import apply
-from tartlet_cli.kube.client import private_files
 from tartlet_cli.kube.manifest import Program
-from tartlet_cli.run import run_on_cluster
 from tartlet_common.errors.registry import InvalidArgument, InvalidSource
 from tartlet_operator.api.inferlet import SOURCE_BYTES, Inferlet
 

@@ -18,9 +18,9 @@ from typing import Any
 
 import pytest
 
-from tartlet_cli import exits
-from tests.cli.kube_shell import Shell, file, kubeconfig
-from tests.cli.kubelet import Kubelet
+from tartlet_cli.console import exits
+from tests.cli.kube.kube_shell import Shell, file, kubeconfig
+from tests.cli.kube.kubelet import Kubelet
 from tests.e2e.cluster import Cluster as Roles
 from tests.e2e.cluster import cluster as roles_up
 from tests.e2e.serving import PROGRAMS

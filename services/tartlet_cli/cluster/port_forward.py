@@ -16,8 +16,8 @@ import time
 from collections.abc import Callable
 from typing import Any, Final, Self
 
-from tartlet_cli.kube.api import CONNECT_S, READ_S, Cluster
-from tartlet_cli.kube.errors import PortForwardFailed, from_status
+from tartlet_cli.cluster.api import CONNECT_S, READ_S, Cluster
+from tartlet_cli.cluster.errors import PortForwardFailed, from_status
 from tartlet_common.errors.registry import TartletError
 
 _DATA, _ERROR = b"\0", b"\1"

@@ -6,7 +6,7 @@ import string
 
 import pytest
 
-from tartlet_cli.kube import errors
+from tartlet_cli.cluster import errors
 from tartlet_common.errors.registry import TartletError
 
 KINDS = [

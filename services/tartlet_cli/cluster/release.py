@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from tartlet_cli.kube.api import PODS, SERVICES, Cluster
-from tartlet_cli.kube.errors import ReleaseAmbiguous, ReleaseNotFound, RuntimeNotReady
+from tartlet_cli.cluster.api import PODS, SERVICES, Cluster
+from tartlet_cli.cluster.errors import ReleaseAmbiguous, ReleaseNotFound, RuntimeNotReady
 
 Object = dict[str, Any]
 

@@ -8,7 +8,7 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
-from tartlet_cli.options import PassingCommand
+from tartlet_cli.console.options import PassingCommand
 
 NOT_ON_CLUSTER = ("server", "native", "config", "engine")
 _NOT_ON_SERVER = ("config", "engine")

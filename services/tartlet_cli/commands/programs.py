@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from tartlet_cli import exits
-from tartlet_cli.calls import talk, with_client
-from tartlet_cli.options import (
+from tartlet_cli.console import exits
+from tartlet_cli.console.calls import talk, with_client
+from tartlet_cli.console.options import (
     PROGRAM_ARGS,
     PassingCommand,
     journal_option,
@@ -110,7 +110,7 @@ def ps(server: str | None, *, ended: bool, as_json: bool) -> None:
       tartlet ps
       tartlet ps --all --json
     """  # noqa: D301 - \b is click's mark for a paragraph not to be wrapped
-    from tartlet_cli.terminal import error_json, usage_json
+    from tartlet_cli.console.terminal import error_json, usage_json
 
     infos = with_client(server, lambda client: client.list(ended=ended))
     if as_json:
@@ -268,7 +268,7 @@ async def whole_id(client: AsyncClient, start: str, *, ended: bool = True) -> st
 
 async def print_run(run: Run, *, quiet: bool, as_json: bool, silence_s: float | None = None) -> int:
     """Print a run's events to its end, or until it has been silent for `silence_s`; the exit code."""
-    from tartlet_cli.terminal import Printer
+    from tartlet_cli.console.terminal import Printer
 
     printer = Printer(quiet=quiet, as_json=as_json)
     events = aiter(run)

@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING
 
 import click
 
-from tartlet_cli import exits
-from tartlet_cli.options import PassingCommand
+from tartlet_cli.console import exits
+from tartlet_cli.console.options import PassingCommand
 
 if TYPE_CHECKING:
     from tartlet.local import LocalStack, StackEvent
-    from tartlet_cli.error_output import ErrorOutput
-    from tartlet_cli.places import Backend
-    from tartlet_cli.terminal import Progress
+    from tartlet_cli.console.error_output import ErrorOutput
+    from tartlet_cli.console.places import Backend
+    from tartlet_cli.console.terminal import Progress
 
 ROLES = ("control", "runtime", "worker", "operator")
 _LAST_WORDS_S = 1.0  # for whoever reads standard error, at the end
@@ -72,7 +72,7 @@ def serve(
       tartlet serve --role worker --model /path/to/checkpoint --threads 2
       TARTLET_CONTROL_POLICY=eager tartlet serve
     """  # noqa: D301 - \b is click's mark for a paragraph not to be wrapped
-    from tartlet_cli.places import backend
+    from tartlet_cli.console.places import backend
     from tartlet_common.errors.registry import TartletError
 
     if role is None and {"-h", "--help"} & set(flags):
@@ -108,7 +108,7 @@ def _check(role: str | None, model: str | None, engine: str | None, *, quiet: bo
 
 def _exec_role(role: str, model: str | None, engine: str | None, config: Path | None, flags: tuple[str, ...]) -> None:
     """Become the role's process. A flag beats its environment and file, so only what was asked for becomes one."""
-    from tartlet_cli.places import Backend, backend
+    from tartlet_cli.console.places import Backend, backend
     from tartlet_common.errors.registry import InvalidConfig
 
     argv = [sys.executable, "-P", "-m", f"tartlet_{role}", *flags]
@@ -130,8 +130,8 @@ def _exec_role(role: str, model: str | None, engine: str | None, config: Path | 
 
 async def _serve(chosen: Backend, config: Path | None, *, quiet: bool) -> int:
     from tartlet.local import LocalStack, StackConfig
-    from tartlet_cli.error_output import ErrorOutput
-    from tartlet_cli.terminal import Progress
+    from tartlet_cli.console.error_output import ErrorOutput
+    from tartlet_cli.console.terminal import Progress
 
     errors = ErrorOutput(sys.stderr.fileno(), "the logs have them")
     progress = Progress(errors.write)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, BinaryIO, Self
 
 from tartlet.events import Accepted, Ended, Event, Message, Stderr, Stdout, Usage
-from tartlet_cli.exits import describe
+from tartlet_cli.console.exits import describe
 from tartlet_common.errors.registry import ProgramFailed, TartletError
 
 _WIPE = "\r\x1b[2K"

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from tartlet_cli import exits
-from tartlet_cli.options import json_option
+from tartlet_cli.console import exits
+from tartlet_cli.console.options import json_option
 
 if TYPE_CHECKING:
     from pydantic import BaseModel

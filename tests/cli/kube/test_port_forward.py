@@ -7,7 +7,7 @@ import threading
 import time
 from typing import Any
 
-from tartlet_cli.kube.port_forward import PortForward
+from tartlet_cli.cluster.port_forward import PortForward
 
 
 class Remote:

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 import yaml
 
-from tartlet_cli import exits
+from tartlet_cli.cluster.api import CONFIG_MAPS, CRDS, INFERLETS, Cluster, Kind
+from tartlet_cli.cluster.errors import KindUnknown
+from tartlet_cli.cluster.options import Target
+from tartlet_cli.console import exits
 from tartlet_cli.kube import crds
-from tartlet_cli.kube.api import CONFIG_MAPS, CRDS, INFERLETS, Cluster, Kind
-from tartlet_cli.kube.errors import KindUnknown
-from tartlet_cli.kube.options import Target
-from tests.cli.kube_shell import Shell, file, kubeconfig
+from tests.cli.kube.kube_shell import Shell, file, kubeconfig
 from tests.operator.api_server import ApiServer, Refused
 
 HELLO = "async def main():\n    print('hello')\n"

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from tartlet_cli import exits
-from tartlet_cli.options import address
+from tartlet_cli.console import exits
+from tartlet_cli.console.options import address
 
 if TYPE_CHECKING:
     from tartlet.client import AsyncClient

@@ -14,9 +14,9 @@ from dataclasses import asdict, dataclass
 
 import click
 
-from tartlet_cli import exits
-from tartlet_cli.calls import connect
-from tartlet_cli.options import json_option, server_option
+from tartlet_cli.console import exits
+from tartlet_cli.console.calls import connect
+from tartlet_cli.console.options import json_option, server_option
 
 _NEEDED = {"grpc": "all roles", "numpy": "all roles", "pydantic": "all roles", "wasmtime": "the runtime"}
 _WORKER = ("torch", "safetensors", "tokenizers", "jinja2")
@@ -172,7 +172,7 @@ def _addresses() -> Check:
 
 
 def _model() -> Check:
-    from tartlet_cli.places import find_model
+    from tartlet_cli.console.places import find_model
     from tartlet_common.errors.registry import CheckpointMissing
 
     try:

@@ -19,7 +19,7 @@ class Group(click.Group):
         try:
             return super().invoke(ctx)
         except KeyboardInterrupt:
-            from tartlet_cli import exits
+            from tartlet_cli.console import exits
 
             raise SystemExit(exits.INTERRUPTED) from None
 
@@ -32,7 +32,7 @@ def enter(commands: Group, prog_name: str) -> None:
     except OSError as e:
         if e.errno != errno.ENOSPC:
             raise
-        from tartlet_cli import exits
+        from tartlet_cli.console import exits
         from tartlet_common.errors.registry import DiskFull
 
         if e.filename is None:  # whoever writes a file besides deals with that

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Self
 
-from tartlet_cli.kube.errors import ClusterUnknown, ClusterUnreachable, NotThere, PackageMissing, from_status
-from tartlet_cli.kube.options import Target
+from tartlet_cli.cluster.errors import ClusterUnknown, ClusterUnreachable, NotThere, PackageMissing, from_status
+from tartlet_cli.cluster.options import Target
 from tartlet_common.yaml_json import dumps
 
 Object = dict[str, Any]

@@ -18,10 +18,11 @@ from typing import Any
 
 import click
 
-from tartlet_cli import exits
-from tartlet_cli.calls import connect, on_signals, talk
-from tartlet_cli.kube.options import Target, release_option, target
-from tartlet_cli.options import (
+from tartlet_cli.cluster.options import Target, release_option, target
+from tartlet_cli.commands.run_arguments import NOT_ON_CLUSTER, RunCommand, check_options, tell_mistyped
+from tartlet_cli.console import exits
+from tartlet_cli.console.calls import connect, on_signals, talk
+from tartlet_cli.console.options import (
     PROGRAM_ARGS,
     journal_option,
     json_option,
@@ -29,7 +30,6 @@ from tartlet_cli.options import (
     other_server_option,
     wants_help,
 )
-from tartlet_cli.run_arguments import NOT_ON_CLUSTER, RunCommand, check_options, tell_mistyped
 from tartlet_common.errors.registry import InvalidSource
 
 _NATIVE_GRACE_S = 2.0
@@ -194,7 +194,7 @@ class _Session:
     """One run: the stack if it is ours, the program, and how Ctrl-C ends them."""
 
     def __init__(self, options: RunOptions) -> None:
-        from tartlet_cli.terminal import Printer, Progress
+        from tartlet_cli.console.terminal import Printer, Progress
 
         self._options = options
         self._progress = Progress()
@@ -214,7 +214,7 @@ class _Session:
         model = self._options.model or ""
         try:
             if self._options.kube is not None:
-                from tartlet_cli.kube.client import cluster_client
+                from tartlet_cli.cluster.client import cluster_client
 
                 async with cluster_client(self._options.kube, self._progress.show) as client:
                     self._progress.clear()
@@ -256,7 +256,7 @@ class _Session:
     async def _own_stack(self) -> Any:
         from tartlet.local import LocalStack, StackConfig
         from tartlet.local import Progress as Told
-        from tartlet_cli.places import backend
+        from tartlet_cli.console.places import backend
         from tartlet_common.config.paths import make_private, run_dir
         from tartlet_common.errors.registry import TartletError
 
@@ -315,7 +315,7 @@ class _Session:
             run.cancel()
 
     async def _follow(self, run: Any) -> int:
-        from tartlet_cli.terminal import Silence
+        from tartlet_cli.console.terminal import Silence
 
         options = self._options
         alone = self._stack is not None and not options.interactive | options.native  # nobody can send it a message
