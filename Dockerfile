@@ -36,7 +36,7 @@ COPY inferlets/ inferlets/
 RUN pip install --no-deps --no-build-isolation . && mkdir -p /opt/tartlet/cache && chown -R 10001:10001 /opt/tartlet
 # The Python guest, for the baseline CPU, built by the user that runs it: the runtime trusts no cache but its own.
 USER 10001:10001
-RUN python -m tartlet_runtime.build --cache-dir /opt/tartlet/cache
+RUN python -m tartlet_runtime.guests.build --cache-dir /opt/tartlet/cache
 
 # ---- the same with torch and the demo model -------------------------------------------------------------------------------
 FROM builder AS worker-builder

@@ -96,7 +96,7 @@ build_kernels() { # at most a few seconds: the worker's C kernels; without a com
 }
 
 build_guest() { # says only what it has to do, as it comes: a pipe through grep and sed would hold it back
-    "$VENV/bin/python" -m tartlet_runtime.build | while IFS= read -r line; do
+    "$VENV/bin/python" -m tartlet_runtime.guests.build | while IFS= read -r line; do
         case $line in *'up to date'*) ;; *) say "$line" ;; esac
     done
 }

@@ -1,6 +1,6 @@
 """Names of `tartlet_runtime`; imports wasmtime."""
 
-from tartlet_runtime.build import build as build
+from tartlet_runtime.guests.build import build as build
 from tartlet_runtime.wasm import Delivery as Delivery
 from tartlet_runtime.wasm import Guest as Guest
 from tartlet_runtime.wasm import HostConfig as HostConfig

@@ -298,7 +298,7 @@ class LocalStack:
         if elsewhere or "TARTLET_CACHE_DIR" in self._config.env:
             return
         if not any((cache_dir() / "guest").glob("python-*.json")):
-            detail = "the Python guest is not built: run `make setup` or `python -m tartlet_runtime.build`"
+            detail = "the Python guest is not built: run `make setup` or `python -m tartlet_runtime.guests.build`"
             raise StartFailed(role="runtime", detail=detail)
 
     def _child(self, role: str) -> Child:

@@ -18,17 +18,17 @@ from tartlet_common.process.role import Notify
 from tartlet_common.rpc.endpoints import PROTOCOL_VERSION, Dialer, Tls, make_server
 from tartlet_common.rpc.frame_streams import Joiner
 from tartlet_protos import control_pb2, programs_pb2_grpc
-from tartlet_runtime.control_link import ControlLink
-from tartlet_runtime.driver import Driver
-from tartlet_runtime.journal import Journals
-from tartlet_runtime.local_ops import LocalOps
-from tartlet_runtime.models import ModelTable
-from tartlet_runtime.native import NativeServer
-from tartlet_runtime.programs import ProgramTable
-from tartlet_runtime.relay import Relay
-from tartlet_runtime.server import ProgramsService
-from tartlet_runtime.sources import Sources
-from tartlet_runtime.wasm_guests import WasmGuests
+from tartlet_runtime.answers.local_ops import LocalOps
+from tartlet_runtime.answers.models import ModelTable
+from tartlet_runtime.guests.native import NativeServer
+from tartlet_runtime.guests.sandboxed import WasmGuests
+from tartlet_runtime.journal.journal import Journals
+from tartlet_runtime.link.control_link import ControlLink
+from tartlet_runtime.program.driver import Driver
+from tartlet_runtime.serving.programs import ProgramTable
+from tartlet_runtime.serving.relay import Relay
+from tartlet_runtime.serving.server import ProgramsService
+from tartlet_runtime.serving.sources import Sources
 
 log = logging.getLogger(__name__)
 

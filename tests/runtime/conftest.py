@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tartlet_runtime.build import build
+from tartlet_runtime.guests.build import build
 from tartlet_runtime.wasm import Compiled, default_cache_dir
 
 

@@ -19,8 +19,8 @@ from tartlet_common.errors.registry import TartletError
 from tartlet_common.rpc.endpoints import make_server
 from tartlet_common.rpc.error_proto import error_to_proto
 from tartlet_protos import common_pb2, control_pb2, control_pb2_grpc
-from tartlet_runtime.frames import Outbox
-from tartlet_runtime.submission import ROW_STRUCT
+from tartlet_runtime.abi.submission import ROW_STRUCT
+from tartlet_runtime.link.frames import Outbox
 from tartlet_worker.fake import model as fake_model
 
 

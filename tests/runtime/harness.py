@@ -21,7 +21,7 @@ from tartlet_common.errors.registry import TartletError
 from tartlet_common.rpc.endpoints import make_channel
 from tartlet_protos import common_pb2, programs_pb2, programs_pb2_grpc
 from tartlet_runtime.app import main
-from tartlet_runtime.native import DELIVERY, END, ERROR, HELLO, SUBMIT, WAIT, WELCOME, frame
+from tartlet_runtime.guests.native import DELIVERY, END, ERROR, HELLO, SUBMIT, WAIT, WELCOME, frame
 from tests.runtime.fake_control import FakeControl, serve_control
 
 FOREVER = 2**64 - 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 
-from tartlet_runtime.chat import format_chat
+from tartlet_runtime.answers.chat import format_chat
 from tests.sdk.mini_model import BOS, EOS
 
 _SPECIAL = {"<s>": [BOS], "</s>": [EOS]}

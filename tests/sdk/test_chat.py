@@ -9,7 +9,7 @@ import pytest
 
 from inferlet import Context, Message, Tool, errors
 from inferlet import format_chat as format_chat_call
-from tartlet_runtime.chat import format_chat
+from tartlet_runtime.answers.chat import format_chat
 from tests.sdk.harness import run
 from tests.sdk.mini_host import MiniHost
 from tests.sdk.mini_model import EOS

@@ -123,7 +123,7 @@ def _component() -> Check:
         "guest component",
         "warn",
         f"not built in {cache_dir()}",
-        "Run `make setup`, or `python -m tartlet_runtime.build`.",
+        "Run `make setup`, or `python -m tartlet_runtime.guests.build`.",
     )
 
 

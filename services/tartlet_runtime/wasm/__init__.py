@@ -7,11 +7,11 @@ What was tried and rejected: the friendly `wasmtime` classes (no fibers; 2 to 24
 
 from __future__ import annotations
 
-from tartlet_runtime.wasm.aot import AotCache, Compiled, ModuleKind, default_cache_dir
+from tartlet_runtime.wasm.compiling.aot import AotCache, Compiled, ModuleKind, default_cache_dir
 from tartlet_runtime.wasm.determinism import GuestClock, GuestRandom, SystemClock, SystemRandom
-from tartlet_runtime.wasm.guest import Guest
+from tartlet_runtime.wasm.fibers.fiber import Guest
 from tartlet_runtime.wasm.host import HostConfig, WasmHost
-from tartlet_runtime.wasm.program import Program
+from tartlet_runtime.wasm.linking.linked_module import Program
 from tartlet_runtime.wasm.types import (
     FOREVER_US,
     STDERR,

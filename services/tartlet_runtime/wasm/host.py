@@ -20,15 +20,15 @@ import wasmtime
 
 from tartlet_common.errors.registry import InvalidConfig, Overloaded
 from tartlet_common.process.role import address_space
-from tartlet_runtime.wasm import capi
-from tartlet_runtime.wasm.aot import AotCache, Compiled, default_cache_dir
-from tartlet_runtime.wasm.boundary import GuestState, Remains
+from tartlet_runtime.wasm.boundary import capi
+from tartlet_runtime.wasm.boundary.shim import open_boundary
+from tartlet_runtime.wasm.boundary.state import GuestState, Remains
+from tartlet_runtime.wasm.compiling.aot import AotCache, Compiled, default_cache_dir
+from tartlet_runtime.wasm.compiling.engine_flags import base_config
 from tartlet_runtime.wasm.determinism import SEED_BYTES, Clock, GuestClock, GuestRandom, Random
-from tartlet_runtime.wasm.engine_flags import base_config
-from tartlet_runtime.wasm.guest import Guest
-from tartlet_runtime.wasm.program import Program, link
+from tartlet_runtime.wasm.fibers.fiber import Guest
+from tartlet_runtime.wasm.linking.linked_module import Program, link
 from tartlet_runtime.wasm.reaper import Reaper
-from tartlet_runtime.wasm.shim import open_boundary
 from tartlet_runtime.wasm.spares import Demand, target
 from tartlet_runtime.wasm.types import GuestHooks, GuestLimits, Phase, QuietHooks
 
@@ -53,7 +53,7 @@ class HostConfig:
     tick_us: int = 1_000  # unit of CPU slices
     warm_memory_bytes: int = 1 << 20  # of a freed guest's memory that stays mapped, to save page faults
     soft_submit_bytes: int = 256 << 10  # queued by one guest before its slice is cut short
-    boundary: str = "auto"  # "shim", "ctypes"; auto: the shim if `python -m tartlet_runtime.build` has built it
+    boundary: str = "auto"  # "shim", "ctypes"; auto: the shim if `python -m tartlet_runtime.guests.build` has built it
     cache_dir: Path = field(default_factory=default_cache_dir)
 
 

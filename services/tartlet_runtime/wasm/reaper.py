@@ -9,7 +9,7 @@ import queue
 import threading
 from collections.abc import Callable, Sequence
 
-from tartlet_runtime.wasm.boundary import Remains
+from tartlet_runtime.wasm.boundary.state import Remains
 
 _AT_ONCE = 64
 """Freed in one call."""

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import tartlet
 from tartlet import LaunchSpec, Source
-from tartlet_runtime.build import python_guest
-from tartlet_runtime.journal import read_journal
-from tartlet_runtime.replay import Replayed, replay_wasm
+from tartlet_runtime.guests.build import python_guest
+from tartlet_runtime.journal.journal import read_journal
+from tartlet_runtime.journal.replay import Replayed, replay_wasm
 from tartlet_runtime.wasm import HostConfig, WasmHost
-from tartlet_runtime.wasm.engine_flags import flags_digest
+from tartlet_runtime.wasm.compiling.engine_flags import flags_digest
 from tests.e2e.serving import client_of, program, serving
 
 STD = Path(__file__).parents[3] / "inferlets" / "std"

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tartlet_runtime.build import build
+from tartlet_runtime.guests.build import build
 from tartlet_runtime.wasm import (
     Compiled,
     HostConfig,
@@ -15,7 +15,7 @@ from tartlet_runtime.wasm import (
     WasmHost,
     default_cache_dir,
 )
-from tartlet_runtime.wasm.shim import build_shim
+from tartlet_runtime.wasm.boundary.shim import build_shim
 from tests.runtime.wasm.driving import Driver
 
 GUESTS = Path(__file__).parent / "guests"

@@ -19,7 +19,7 @@ from tartlet_common.errors.registry import (
     SourceTooLarge,
 )
 from tartlet_runtime.wasm import AotCache, GuestLimits, HostConfig, ModuleKind, Program, WasmHost
-from tartlet_runtime.wasm import aot as aot_module
+from tartlet_runtime.wasm.compiling import aot as aot_module
 from tests.runtime.wasm.conftest import GUESTS
 from tests.runtime.wasm.driving import Driver, outcome_of
 

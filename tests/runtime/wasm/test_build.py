@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from tartlet_common.errors.registry import StartFailed
-from tartlet_runtime import build as build_module
-from tartlet_runtime.build import build, guest_digest, python_guest
+from tartlet_runtime.guests import build as build_module
+from tartlet_runtime.guests.build import build, guest_digest, python_guest
 from tartlet_runtime.wasm import Compiled, HostConfig, WasmHost
-from tartlet_runtime.wasm.shim import build_shim, library_path, open_boundary
+from tartlet_runtime.wasm.boundary.shim import build_shim, library_path, open_boundary
 
 
 @pytest.mark.timeout(300)
@@ -26,8 +26,10 @@ def test_a_second_build_has_nothing_to_do(python_compiled: Compiled, cache_dir: 
 
 
 def test_a_guest_that_is_not_built_says_how(tmp_path: Path) -> None:
-    with pytest.raises(StartFailed, match=r"python -m tartlet_runtime\.build"):
+    with pytest.raises(StartFailed) as raised:
         python_guest(tmp_path)
+    assert raised.value.fields["role"] == "runtime"
+    assert f"python -m {build_module.__name__}" in str(raised.value.fields["detail"])
 
 
 def test_a_change_of_any_source_is_another_guest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -30,7 +30,7 @@ from tartlet_runtime.wasm import (
     WaitRequest,
     WasmHost,
 )
-from tartlet_runtime.wasm.sections import has_start
+from tartlet_runtime.wasm.compiling.sections import has_start
 from tests.runtime.wasm.driving import SECOND_NS, START_NS, Driver, submitted
 
 pytestmark = pytest.mark.timeout(60)

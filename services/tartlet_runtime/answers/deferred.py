@@ -1,0 +1,129 @@
+"""Answers that the runtime works on beside the loop: one of a program at a time, in threads of their own.
+
+A large text holds a thread for seconds. Programs take turns at the threads, so that one program's texts delay its own
+answers, and neither other programs' nor what else the process does in threads (loading, compiling, uploads).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from tartlet_common.errors.registry import InternalError, ResourceQuotaExceeded, TartletError, TooManyCommands
+from tartlet_runtime.abi.limits import MAX_DEFERRED, MAX_DEFERRED_BYTES
+from tartlet_runtime.abi.submission import Row
+from tartlet_runtime.answers.models import Spawn
+from tartlet_runtime.answers.tokens import TokenizerEntry
+
+log = logging.getLogger(__name__)
+
+Work = Callable[[TokenizerEntry], bytes]
+THREADS = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One answer to come."""
+
+    row: Row
+    size: int  # bytes that it is worked out of
+    tokenizer: TokenizerEntry | asyncio.Future[TokenizerEntry]
+    work: Work
+
+
+@dataclass(slots=True)
+class Deferred:
+    """The jobs of one program."""
+
+    jobs: list[Job] = field(default_factory=list)  # at most MAX_DEFERRED
+    count: int = 0  # those that wait, and the one under way
+    held_bytes: int = 0  # of these
+    is_working: bool = False
+
+    def admit(self, size: int) -> None:
+        """Whether one more may wait.
+
+        Raises:
+            TooManyCommands, ResourceQuotaExceeded: too many wait already.
+        """
+        if self.count >= MAX_DEFERRED:
+            raise TooManyCommands(in_flight=self.count, limit=MAX_DEFERRED)
+        if self.count and self.held_bytes + size > MAX_DEFERRED_BYTES:
+            kind = "bytes that wait for the tokenizer"
+            raise ResourceQuotaExceeded(held=self.held_bytes, kind=kind, asked=size, limit=MAX_DEFERRED_BYTES)
+
+    def clear(self) -> None:
+        """The program has ended: what wasn't begun is never done."""
+        self.held_bytes -= sum(job.size for job in self.jobs)
+        self.count -= len(self.jobs)
+        self.jobs.clear()
+
+
+class Caller(Protocol):
+    """The program that waits."""
+
+    deferred: Deferred
+
+    def answer(self, row: Row, payload: bytes) -> None:
+        """Answer a record, if it awaits an answer."""
+
+    def refuse_later(self, row: Row, error: TartletError) -> None:
+        """Answer a record with an error; one that nobody awaits ends the program."""
+
+
+class Bench:
+    """Where jobs are done."""
+
+    def __init__(self, spawn: Spawn) -> None:
+        """`spawn` owns the tasks, one for each program that has jobs."""
+        self._spawn = spawn
+        self._threads = ThreadPoolExecutor(THREADS, "tokenizing")
+
+    def put(self, caller: Caller, job: Job) -> None:
+        """Do `job` after the caller's others.
+
+        Raises:
+            TooManyCommands, ResourceQuotaExceeded: it has too many.
+        """
+        deferred = caller.deferred
+        deferred.admit(job.size)
+        deferred.held_bytes += job.size
+        deferred.count += 1
+        deferred.jobs.append(job)
+        if not deferred.is_working:
+            deferred.is_working = True
+            self._spawn(self._work_off(caller))
+
+    def close(self) -> None:
+        """Begin no more jobs."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    async def _work_off(self, caller: Caller) -> None:
+        deferred = caller.deferred
+        try:
+            while deferred.jobs:
+                job = deferred.jobs.pop(0)
+                try:
+                    await self._do(caller, job)
+                finally:
+                    deferred.held_bytes -= job.size
+                    deferred.count -= 1
+        finally:
+            deferred.is_working = False
+
+    async def _do(self, caller: Caller, job: Job) -> None:
+        try:
+            tokenizer = job.tokenizer
+            if not isinstance(tokenizer, TokenizerEntry):
+                tokenizer = await asyncio.shield(tokenizer)
+            loop = asyncio.get_running_loop()
+            caller.answer(job.row, await loop.run_in_executor(self._threads, job.work, tokenizer))
+        except TartletError as e:
+            caller.refuse_later(job.row, e)
+        except Exception as e:  # our own bug: who waits for this answer is told
+            log.exception("an answer that was worked on beside the loop")
+            caller.refuse_later(job.row, InternalError(detail=repr(e)))

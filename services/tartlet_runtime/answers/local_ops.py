@@ -1,0 +1,157 @@
+"""Operations that the runtime answers itself, at once where it can (architecture, "How a guest meets the host").
+
+Large texts and tokenizers that aren't loaded yet are answered later, off the loop: one program's novel mustn't delay
+another's token.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Protocol
+
+import numpy as np
+
+from tartlet_common.abi import Flag, Op
+from tartlet_common.errors.registry import InvalidArgument, TartletError, UnsupportedTrait
+from tartlet_runtime.abi.guest import STDERR, STDOUT
+from tartlet_runtime.abi.submission import Row
+from tartlet_runtime.answers.chat import format_chat, special_texts
+from tartlet_runtime.answers.deferred import Bench, Deferred, Job, Work
+from tartlet_runtime.answers.models import ModelTable, Spawn
+from tartlet_runtime.answers.tokens import TokenizerEntry
+
+BIG_BYTES = 32 << 10
+"""What one program may have worked on at once in a turn; the rest goes to a thread."""
+_TOKEN_COST = 16
+"""Bytes of text that take as long as packing one token of a vocabulary."""
+_AWAIT = int(Flag.AWAIT)
+
+
+class Caller(Protocol):
+    """The program that asks."""
+
+    model: str
+    deferred: Deferred
+    """Answers of its that are worked on beside the loop."""
+    eager_bytes: int
+    """Payloads worked on at once since its last turn."""
+
+    @property
+    def args(self) -> tuple[str, ...]:
+        """What it was launched with."""
+
+    def write(self, stream: int, data: bytes) -> None:
+        """Add to its stdout or stderr."""
+
+    def send(self, message: bytes) -> None:
+        """Send a message to its clients."""
+
+    def receive(self, ticket: int) -> None:
+        """Answer `ticket` with its next message."""
+
+    def answer(self, row: Row, payload: bytes) -> None:
+        """Answer a record, if it awaits an answer."""
+
+    def refuse(self, row: Row, error: TartletError) -> None:
+        """Answer a record with an error; raise it if nobody awaits the answer."""
+
+    def refuse_later(self, row: Row, error: TartletError) -> None:
+        """The same, not from within the guest's step: an error that nobody awaits ends the program."""
+
+
+class LocalOps:
+    """Runs rows of `Submission.local`."""
+
+    def __init__(self, models: ModelTable, spawn: Spawn) -> None:
+        """`spawn` owns the tasks of answers that come later."""
+        self._models = models
+        self._bench = Bench(spawn)
+        self._table: dict[int, Callable[[Caller, Row, bytes], bytes | None]] = {
+            Op.LOG: self._log,
+            Op.SEND: self._send,
+            Op.RECEIVE: self._receive,
+            Op.GET_ARG: self._get_arg,
+            Op.AVAILABLE_MODELS: lambda _caller, _row, _payload: json.dumps(models.names()).encode(),
+            Op.GET_MODEL: lambda caller, _row, payload: models.info(_text(payload) or caller.model),
+            Op.TOKENIZE: self._tokenize,
+            Op.DETOKENIZE: self._detokenize,
+            Op.GET_VOCABS: self._vocabulary,
+            Op.FORMAT_CHAT: self._format_chat,
+        }
+
+    def close(self) -> None:
+        """Begin no more work beside the loop."""
+        self._bench.close()
+
+    def run(self, caller: Caller, row: Row, payloads: bytes) -> None:
+        """Execute one row; its payload lies in `payloads`."""
+        payload = payloads[row[7] : row[7] + row[8]]
+        try:
+            answer = self._table[row[0]](caller, row, payload)
+        except TartletError as e:
+            caller.refuse(row, e)
+            return
+        if answer is not None:
+            caller.answer(row, answer)
+
+    def _log(self, caller: Caller, row: Row, payload: bytes) -> None:
+        caller.write(STDERR if row[4] == STDERR else STDOUT, payload)
+
+    def _send(self, caller: Caller, row: Row, payload: bytes) -> None:
+        caller.send(payload)
+
+    def _receive(self, caller: Caller, row: Row, payload: bytes) -> None:
+        if row[1] & _AWAIT:  # else it would take a message that nobody gets
+            caller.receive(row[2])
+
+    def _get_arg(self, caller: Caller, row: Row, payload: bytes) -> bytes | None:
+        return json.dumps(caller.args).encode() if row[1] & _AWAIT else None
+
+    def _tokenize(self, caller: Caller, row: Row, payload: bytes) -> bytes | None:
+        text = _text(payload)
+        return self._with_tokenizer(caller, row, len(payload), lambda t: t.encode(text, special=bool(row[5])))
+
+    def _detokenize(self, caller: Caller, row: Row, payload: bytes) -> bytes | None:
+        if len(payload) % 4:
+            raise InvalidArgument(argument="ids", detail=f"{len(payload)} bytes are no list of u32")
+        ids = np.frombuffer(payload, "<u4").tolist()
+        return self._with_tokenizer(caller, row, len(payload), lambda t: t.decode(ids, special=bool(row[5])))
+
+    def _vocabulary(self, caller: Caller, row: Row, payload: bytes) -> bytes | None:
+        first, count = row[5], row[6]
+        size = 0  # the whole is kept packed
+        if first or count:
+            vocab = self._models.by_index(row[4]).spec.vocab_size
+            size = _TOKEN_COST * min(count or vocab, vocab)
+        return self._with_tokenizer(caller, row, size, lambda t: t.words(first, count))
+
+    def _format_chat(self, caller: Caller, row: Row, payload: bytes) -> bytes | None:
+        model = self._models.by_index(row[4])
+        spec = model.spec
+        if not spec.chat_template:
+            raise UnsupportedTrait(model=model.name, trait="a chat template")
+
+        def render(tokenizer: TokenizerEntry) -> bytes:
+            bos, eos = special_texts(spec, tokenizer.text_of)
+            return format_chat(spec.chat_template, payload, bos_token=bos, eos_token=eos).encode()
+
+        return self._with_tokenizer(caller, row, len(payload), render)
+
+    def _with_tokenizer(self, caller: Caller, row: Row, size: int, work: Work) -> bytes | None:
+        """Do `work`, as long as for `size` bytes of text: at once if short and the tokenizer is there, else later."""
+        tokenizer = self._models.tokenizer(row[4])
+        if not row[1] & _AWAIT:  # the answer is all there would be of it
+            return None
+        caller.eager_bytes += size
+        if isinstance(tokenizer, TokenizerEntry) and caller.eager_bytes <= BIG_BYTES:
+            return work(tokenizer)
+        self._bench.put(caller, Job(row, size, tokenizer, work))
+        return None
+
+
+def _text(payload: bytes) -> str:
+    try:
+        return payload.decode()
+    except UnicodeDecodeError as e:
+        raise InvalidArgument(argument="text", detail=f"not UTF-8: {e}") from e

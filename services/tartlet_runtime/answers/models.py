@@ -1,0 +1,218 @@
+"""The models that control announces, and their tokenizers, fetched by digest and kept in memory and on disk."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import logging
+import os
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tartlet_common.engine.spec import EngineSpec
+from tartlet_common.errors.registry import NoEngine, TartletError, Unavailable, UnknownModel, UnsupportedTrait
+from tartlet_protos import control_pb2
+from tartlet_runtime.answers.tokens import TokenizerEntry
+
+log = logging.getLogger(__name__)
+
+Fetch = Callable[[str], Awaitable[bytes]]
+"""Gets a blob by its digest (sha-256, hex) from control."""
+Spawn = Callable[[Coroutine[Any, Any, None]], object]
+"""Starts a task whose errors nobody loses (a TaskGroup's `create_task`)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """A model that programs may use."""
+
+    index: int
+    name: str
+    spec: EngineSpec
+    ready: bool
+
+    def info_json(self) -> bytes:
+        """What GET_MODEL answers."""
+        spec = self.spec
+        return json.dumps(
+            {
+                "index": self.index,
+                "name": self.name,
+                "page_size": spec.page_size,
+                "vocab_size": spec.vocab_size,
+                "max_position": spec.max_position,
+                "stop_tokens": list(spec.stop_tokens),
+                "bos_token": spec.bos_token,
+                "traits": list(spec.traits),
+                "chat_template": bool(spec.chat_template),
+                "top_k_limit": spec.top_k_limit,
+                "max_batch_tokens": spec.max_batch_tokens,
+                "batch_invariant": spec.batch_invariant,
+            },
+            separators=(",", ":"),
+        ).encode()
+
+
+def model_from_proto(info: control_pb2.ModelInfo) -> Model:
+    """Decode what control says of a model; fields of a newer release are ignored."""
+    fields = json.loads(info.spec_json)
+    known = {name: value for name, value in fields.items() if name in EngineSpec.__dataclass_fields__}
+    for name in ("stop_tokens", "traits"):
+        if name in known:
+            known[name] = tuple(known[name])
+    if info.tokenizer_digest:
+        known["tokenizer_digest"] = info.tokenizer_digest
+    return Model(info.index, info.name, EngineSpec(**known), info.ready)
+
+
+class ModelTable:
+    """Models by index and name, tokenizers by digest."""
+
+    def __init__(self, blob_dir: Path, fetch: Fetch, spawn: Spawn) -> None:
+        """`blob_dir` keeps tokenizers over restarts."""
+        self._blob_dir = blob_dir
+        self._fetch = fetch
+        self._spawn = spawn
+        self._by_index: dict[int, Model] = {}  # as control orders them: of one name's forms, the one to use first
+        self._info: dict[int, bytes] = {}
+        self._tokenizers: dict[str, TokenizerEntry] = {}
+        self._loading: dict[str, asyncio.Future[TokenizerEntry]] = {}
+
+    def update(self, infos: Iterable[control_pb2.ModelInfo]) -> None:
+        """Take over the whole list from control, and start to fetch tokenizers it names."""
+        models: dict[int, Model] = {}
+        for info in infos:
+            try:
+                models[info.index] = model_from_proto(info)
+            except (ValueError, TypeError) as e:
+                log.warning("control announced model %r with a spec that can't be read: %s", info.name, e)
+        self._by_index = models
+        self._info = {}
+        for model in models.values():
+            digest = model.spec.tokenizer_digest
+            if digest and digest not in self._tokenizers and digest not in self._loading:
+                self._start_loading(digest)
+
+    def names(self) -> list[str]:
+        """Names of all models, the default one first."""
+        return list(dict.fromkeys(model.name for model in self._by_index.values()))
+
+    @property
+    def default_name(self) -> str:
+        """Name of the model that a program without one gets, "" if there is none."""
+        return next((model.name for model in self._by_index.values()), "")
+
+    def known_name(self, name: str) -> str:
+        """The name if control announces such a model, else ""."""
+        return name if any(model.name == name for model in self._by_index.values()) else ""
+
+    def find(self, name: str) -> Model:
+        """The model of that name, or the default one for "".
+
+        Raises:
+            NoEngine: there is no model at all.
+            UnknownModel: none of that name.
+        """
+        if not self._by_index:
+            raise NoEngine
+        if not name:
+            return next(iter(self._by_index.values()))
+        for model in self._by_index.values():
+            if model.name == name:
+                return model
+        raise UnknownModel(model=name, available=self.names())
+
+    def by_index(self, index: int) -> Model:
+        """The model that a program calls `index`.
+
+        Raises:
+            UnknownModel: there is none.
+        """
+        try:
+            return self._by_index[index]
+        except KeyError:
+            raise UnknownModel(model=f"#{index}", available=self.names()) from None
+
+    def info(self, name: str) -> bytes:
+        """GET_MODEL's answer (kept, because a model list changes rarely)."""
+        model = self.find(name)
+        answer = self._info.get(model.index)
+        if answer is None:
+            answer = self._info[model.index] = model.info_json()
+        return answer
+
+    def tokenizer(self, index: int) -> TokenizerEntry | asyncio.Future[TokenizerEntry]:
+        """The tokenizer of a model, or a future that has it, or fails with a TartletError.
+
+        Raises:
+            UnknownModel: no such model.
+            UnsupportedTrait: it has no tokenizer.
+        """
+        model = self.by_index(index)
+        digest = model.spec.tokenizer_digest
+        if not digest:
+            raise UnsupportedTrait(model=model.name, trait="Tokenize")
+        entry = self._tokenizers.get(digest)
+        if entry is not None:
+            return entry
+        if digest not in self._loading:
+            self._start_loading(digest)
+        return self._loading[digest]
+
+    def _start_loading(self, digest: str) -> None:
+        self._loading[digest] = asyncio.get_running_loop().create_future()
+        self._spawn(self._load(digest))
+
+    async def _load(self, digest: str) -> None:
+        waiting = self._loading[digest]
+        try:
+            data = await self._blob(digest)
+            entry = await asyncio.to_thread(TokenizerEntry, data)
+        except TartletError as e:
+            log.warning("tokenizer %s: %s", digest[:12], e)
+            _fail(waiting, e)
+            return
+        except BaseException as e:  # a bug, or cancelled: whoever waits is told all the same
+            _fail(waiting, Unavailable(what=f"tokenizer {digest[:12]}", detail=repr(e)))
+            raise
+        finally:
+            del self._loading[digest]
+        self._tokenizers[digest] = entry
+        if not waiting.cancelled():
+            waiting.set_result(entry)
+
+    async def _blob(self, digest: str) -> bytes:
+        path = self._blob_dir / digest
+        if _is_digest(digest) and path.is_file():
+            data = await asyncio.to_thread(path.read_bytes)
+            if hashlib.sha256(data).hexdigest() == digest:
+                return data
+        data = await self._fetch(digest)
+        if hashlib.sha256(data).hexdigest() != digest:
+            raise Unavailable(what=f"blob {digest[:12]}", detail="its bytes don't match its digest")
+        await asyncio.to_thread(_store, path, data)
+        return data
+
+
+def _fail(waiting: asyncio.Future[TokenizerEntry], error: TartletError) -> None:
+    if not waiting.done():
+        waiting.set_exception(error)
+        waiting.exception()  # it may be that nobody waits
+
+
+def _is_digest(text: str) -> bool:
+    return len(text) == 64 and all(c in "0123456789abcdef" for c in text)
+
+
+def _store(path: Path, data: bytes) -> None:
+    """Keep a blob; a full disk only costs fetching it again."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial = path.with_suffix(f".{os.getpid()}")
+        partial.write_bytes(data)
+        partial.replace(path)
+    except OSError as e:
+        log.warning("can't cache %s: %s", path.name, e)

@@ -1,0 +1,271 @@
+"""Programs in the sandbox: Python source in the generic component, and uploaded core modules."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import OrderedDict
+
+from tartlet_common.config.settings import RuntimeSettings
+from tartlet_common.errors.registry import InternalError, InvalidSource, ProgramFailed, StartFailed, TartletError
+from tartlet_protos import common_pb2
+from tartlet_runtime.abi.guest import Delivery, Guest, Host, Outcome, Phase, clip_traceback
+from tartlet_runtime.abi.limits import PYTHON_BYTES, ProgramLimits
+from tartlet_runtime.guests.build import python_guest
+from tartlet_runtime.program.program import Program
+from tartlet_runtime.program.spec import MakeGuest, ProgramSpec
+from tartlet_runtime.wasm import (
+    AotCache,
+    GuestClock,
+    GuestLimits,
+    GuestRandom,
+    HostConfig,
+    QuietHooks,
+    SystemClock,
+    SystemRandom,
+    WaitRequest,
+    WasmHost,
+)
+from tartlet_runtime.wasm import Program as LinkedModule
+from tartlet_runtime.wasm.compiling.engine_flags import flags_digest
+
+log = logging.getLogger(__name__)
+
+_Source = common_pb2.Source
+_MODULES_KEPT = 256
+_CHECK_SOURCE = """
+import sys, traceback
+def main():
+    try:
+        compile(sys.argv[1], sys.argv[2], "exec")
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as e:
+        return "".join(traceback.format_exception_only(e)) or repr(e)
+"""
+
+
+class _Hooks:
+    """What the Wasm host calls; bound methods of the program where nothing needs translation."""
+
+    __slots__ = ("_wait", "on_output", "on_sleep", "on_submit")
+
+    def __init__(self, host: Host) -> None:
+        self.on_submit = host.on_submit
+        self.on_output = host.on_output
+        self.on_sleep = host.on_sleep
+        self._wait = host.on_wait
+
+    def on_wait(self, request: WaitRequest) -> Delivery | None:
+        return self._wait(request.max_records, request.timeout_us)
+
+
+class WasmGuest:
+    """One fiber; `close` frees it in the background."""
+
+    __slots__ = ("deliver", "fiber", "step", "wake")
+
+    def __init__(self, wasm: WasmHost, module: LinkedModule, program: Program) -> None:
+        """Create and start it; it computes from the first `step` on.
+
+        Raises:
+            Overloaded: the pool is full.
+        """
+        spec = program.spec
+        self.fiber = wasm.create(
+            module,
+            hooks=_Hooks(program),
+            limits=guest_limits(spec.limits),
+            clock=GuestClock(program.clock_start_ns) if spec.durable else SystemClock(),
+            random=GuestRandom(spec.seed) if spec.durable or spec.seeded else SystemRandom(),
+        )
+        is_python = spec.language == _Source.PYTHON
+        self.fiber.start(spec.source.decode() if is_python else "", spec.filename, spec.args)
+        self.step = self.fiber.step
+        self.deliver = self.fiber.deliver
+        self.wake = self.fiber.wake
+
+    @property
+    def outcome(self) -> Outcome | None:
+        """How it ended."""
+        outcome = self.fiber.outcome
+        if outcome is None:
+            return None
+        if outcome.cause is not None and not isinstance(outcome.cause, TartletError):
+            log.error("a hook failed", exc_info=outcome.cause)
+        error = outcome.error
+        if isinstance(error, ProgramFailed):
+            error = ProgramFailed(traceback=clip_traceback(str(error.fields.get("traceback", outcome.text))))
+        return Outcome("" if error else outcome.text, error)
+
+    @property
+    def sleep_us(self) -> int:
+        """Length of the open sleep."""
+        return self.fiber.sleep_us
+
+    def pause(self, *, paused: bool) -> None:
+        """The driver stops stepping it; there is nothing else to stop."""
+
+    def close(self, error: TartletError | None) -> None:
+        """End it wherever it is."""
+        self.fiber.kill(error.name if error else "ended")
+
+
+def guest_limits(limits: ProgramLimits) -> GuestLimits:
+    """The sandbox's part of a program's limits."""
+    return GuestLimits(memory_bytes=limits.memory_bytes, cpu_burst_s=limits.cpu_slice_s)
+
+
+class WasmGuests:
+    """The Wasm host, the Python component and the modules in use."""
+
+    def __init__(self, settings: RuntimeSettings) -> None:
+        """Start the host; without a built Python component only other guests run.
+
+        Raises:
+            StartFailed: the host can't start.
+        """
+        usual = HostConfig()
+        config = HostConfig(
+            max_guests=settings.capacity,
+            max_spares=max(usual.min_spares, min(settings.capacity, usual.max_spares)),
+            max_memory_bytes=settings.memory_bytes,
+            boundary=settings.boundary,
+            cache_dir=settings.cache_dir,
+        )
+        aot = AotCache(
+            settings.cache_dir, max_wasm_bytes=settings.source_bytes, compile_timeout_s=settings.compile_timeout_s
+        )
+        self.host = WasmHost(config, aot=aot)
+        self._modules: OrderedDict[str, LinkedModule] = OrderedDict()
+        self._python: LinkedModule | None = None
+        self._python_error: TartletError | None = None
+        self._flags = flags_digest()
+        try:
+            if settings.memory_bytes < PYTHON_BYTES:
+                told = f"memory_bytes is {settings.memory_bytes}, and Python needs at least {PYTHON_BYTES >> 20} MiB"
+                raise StartFailed(role="Python", detail=told)
+            self._python = self.host.load(python_guest(settings.cache_dir))
+        except StartFailed as e:
+            self._python_error = e
+            log.warning("Python programs can't run: %s", e)
+
+    @property
+    def component(self) -> str:
+        """Digest of the Python component, "" if there is none."""
+        return self._python.digest if self._python is not None else ""
+
+    def identity(self, spec: ProgramSpec) -> str:
+        """What a journal of this program can be replayed with: component (or module) and engine flags."""
+        if spec.language == _Source.NATIVE:
+            return ""
+        digest = self.component if spec.language == _Source.PYTHON else spec.digest
+        return f"{digest}-{self._flags}"
+
+    @property
+    def boundary(self) -> str:
+        """Which one: "shim" or "ctypes"."""
+        return self.host.boundary.name
+
+    def ready(self, spec: ProgramSpec) -> MakeGuest | None:
+        """Makes the program's guest, if nothing must be compiled first.
+
+        Raises:
+            StartFailed: it is a Python program and there is no Python component.
+            InvalidSource: its source isn't UTF-8.
+        """
+        if spec.language == _Source.PYTHON:
+            check_text(spec.source)
+            return self._maker(self._python_module())
+        module = self._modules.get(spec.digest)
+        if module is None:
+            return None
+        self._modules.move_to_end(spec.digest)
+        return self._maker(module)
+
+    async def prepare(self, spec: ProgramSpec) -> MakeGuest:
+        """Compile (in a process of its own) and load a module.
+
+        Raises:
+            SourceTooLarge, CorruptModule, CompileTimeout, DiskFull: as they say.
+        """
+        compiled = await self.host.aot.compile_async(spec.source)
+        module = self._modules.get(spec.digest)
+        if module is not None:  # another launch that waited for the same compilation was first
+            return self._maker(module)
+        module = self._modules[spec.digest] = self.host.load(compiled)
+        while len(self._modules) > _MODULES_KEPT:
+            self.host.unload(self._modules.popitem(last=False)[1])
+        return self._maker(module)
+
+    def expect(self, spec: ProgramSpec) -> None:
+        """Its guest will be asked for. Said of launches that control has accepted: refused ones need no spares."""
+        is_python = spec.language == _Source.PYTHON
+        module = self._python if is_python else self._modules.get(spec.digest)
+        if module is not None and spec.language != _Source.NATIVE:
+            self.host.expect(module)
+
+    async def check_python(self, source: bytes, filename: str, limit_s: float) -> None:
+        """Compile a Python source where it would run, so that it is the guest's own version that judges.
+
+        Raises:
+            InvalidSource: it has a syntax error, or takes longer than a program may compute.
+        """
+        text = check_text(source).removeprefix("\ufeff")
+        limits = GuestLimits(cpu_burst_s=limit_s)
+        guest = self.host.create(self._python_module(), hooks=QuietHooks(), limits=limits)
+        try:
+            guest.start(_CHECK_SOURCE, "validate.py", [text, filename])
+            while guest.step() is Phase.READY:  # noqa: ASYNC110 - it computes; the loop gets its turns between
+                await asyncio.sleep(0)
+        finally:  # also when the caller hangs up
+            guest.kill()
+        outcome = guest.outcome
+        if outcome is None or outcome.error is not None:
+            raise InvalidSource(detail=str(outcome.error) if outcome else "it could not be compiled")
+        if outcome.text and outcome.text != "None":
+            raise InvalidSource(detail=outcome.text)
+
+    def begin_step(self, guest: Guest) -> None:
+        """Let it compute on another thread, if it is one of ours."""
+        if isinstance(guest, WasmGuest):
+            self.host.begin_step(guest.fiber)
+
+    def end_step(self, guest: Guest) -> None:
+        """Wait until it has been stepped as far as a step goes."""
+        if isinstance(guest, WasmGuest):
+            self.host.end_step(guest.fiber)
+
+    def reap(self) -> None:
+        """Begin to free what ended guests left."""
+        self.host.reap()
+
+    def tend(self) -> bool:
+        """Prepare one guest ahead of its launch (a few ms); False if there are enough."""
+        return self.host.tend(self._python)
+
+    def close(self) -> None:
+        """End all guests."""
+        self.host.aot.close()
+        self.host.close()
+
+    def _python_module(self) -> LinkedModule:
+        if self._python is None:
+            raise self._python_error or InternalError(detail="no Python component")
+        return self._python
+
+    def _maker(self, module: LinkedModule) -> MakeGuest:
+        return lambda program: WasmGuest(self.host, module, program)
+
+
+def check_text(source: bytes) -> str:
+    """Python source as text.
+
+    Raises:
+        InvalidSource: it isn't UTF-8, or has a NUL.
+    """
+    try:
+        text = source.decode()
+    except UnicodeDecodeError as e:
+        raise InvalidSource(detail=f"not UTF-8: {e}") from e
+    if "\0" in text:
+        raise InvalidSource(detail="it contains a NUL character")
+    return text

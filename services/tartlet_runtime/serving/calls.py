@@ -1,0 +1,235 @@
+"""One client's stream of events: answers in the order of specs, and the output of the programs it watches, coalesced.
+
+A message holds what all watched programs have put out since the last one was accepted by the transport, up to
+`MESSAGE_BYTES`. Only then is it counted as read; so a slow client's programs see their unread output grow and stand
+still (`Program`), and the others notice nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+
+from tartlet_common.errors.registry import TartletError
+from tartlet_common.rpc.error_proto import error_to_proto
+from tartlet_protos import programs_pb2
+from tartlet_runtime.program.driver import Driver
+from tartlet_runtime.program.output_log import LogEvent
+from tartlet_runtime.program.program import Program
+from tartlet_runtime.program.spec import State
+
+MESSAGE_BYTES = 1 << 20
+SHARE_BYTES = 128 << 10
+"""What one program may take of a message."""
+_ACCEPTED_BYTES = 256
+"""What an answer that names a program has at most."""
+
+_Event = programs_pb2.ProgramEvent
+
+
+_Accepted = tuple[str, bytes]
+"""A program's id, and the token of a native one."""
+
+
+@dataclass(slots=True)
+class _Cursor:
+    index: int
+    offset: int
+
+
+@dataclass(eq=False)
+class Call:
+    """The events of one Launch or Attach call over `expected` specs."""
+
+    driver: Driver
+    expected: int
+    tied: list[Program] = field(default_factory=list)
+    relays: set[asyncio.Task[None]] = field(default_factory=set)
+    """Tasks that bring events of programs at other runtimes."""
+    _relayed: deque[tuple[list[programs_pb2.ProgramEvent], asyncio.Future[None]]] = field(default_factory=deque)
+    _answers: dict[int, programs_pb2.ProgramEvent | _Accepted] = field(default_factory=dict)
+    _answered: int = 0
+    _cursors: dict[Program, list[_Cursor]] = field(default_factory=dict)
+    """Of each watched program one for every index that names it."""
+    _dirty: dict[Program, None] = field(default_factory=dict)
+    _waiter: asyncio.Future[None] | None = None
+    _closed: bool = False
+    refused: bool = False
+    """All its items were answered with an error."""
+
+    def answer(self, index: int, event: programs_pb2.ProgramEvent) -> None:
+        """Answer spec `index`; answers leave in the order of specs, and before their programs' output."""
+        event.index = index
+        self._answers[index] = event
+        self.driver.tell(self)
+
+    def accept(self, index: int, program_id: str, token: bytes = b"") -> None:
+        """Answer a spec with its program."""
+        self._answers[index] = (program_id, token)
+        self.driver.tell(self)
+
+    def reject(self, index: int, error: TartletError) -> None:
+        """Answer a spec with an error."""
+        self.answer(index, _Event(kind=_Event.REJECTED, error=error_to_proto(error)))
+
+    def refuse(self, error: TartletError) -> None:
+        """Answer all specs with an error."""
+        self.refused = True
+        for index in range(self.expected):
+            self.reject(index, error)
+
+    def answer_if_open(self, index: int, event: programs_pb2.ProgramEvent) -> bool:
+        """Answer `index` unless that was done; whether it was open."""
+        if index < self._answered or index in self._answers:
+            return False
+        self.answer(index, event)
+        return True
+
+    async def relay(self, events: list[programs_pb2.ProgramEvent]) -> None:
+        """Send events of programs elsewhere; returns when the transport has taken them."""
+        taken: asyncio.Future[None] = self.driver.loop.create_future()
+        self._relayed.append((events, taken))
+        self.driver.tell(self)
+        await taken
+
+    def watch(self, program: Program, index: int, offset: int = 0) -> None:
+        """Send the program's events from `offset` on."""
+        if self._closed:
+            return
+        last = program.outlet.log.end - (program.state is State.ENDED)  # an ended program's end is always told
+        if program not in self._cursors:
+            self._cursors[program] = []
+            program.outlet.attach(self)
+        self._cursors[program].append(_Cursor(index, min(offset, last)))
+        self.mark(program)
+
+    def mark(self, program: Program) -> None:
+        """The program has new output."""
+        self._dirty[program] = None
+        self.driver.tell(self)
+
+    def wake(self) -> None:
+        """Let `messages` go on."""
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    async def messages(self) -> AsyncIterator[programs_pb2.ProgramEvents]:
+        """Messages to send; ends when every spec is answered and every watched program has ended."""
+        while True:
+            message = programs_pb2.ProgramEvents()
+            read = self._gather(message)
+            taken = self._gather_relayed(message)
+            if message.events:
+                yield message
+                for program, offset in read:
+                    program.outlet.read_to(offset)
+                if taken is not None and not taken.done():
+                    taken.set_result(None)
+            elif self._answered == self.expected and not self._cursors and not self._relaying():
+                return
+            else:
+                self._waiter = self.driver.loop.create_future()
+                await self._waiter
+
+    def _relaying(self) -> bool:
+        """Whether events of programs elsewhere may still come."""
+        for task in self.relays:
+            if not task.done():
+                task.add_done_callback(self._relay_done)
+                return True
+        return bool(self._relayed)
+
+    def _relay_done(self, _: asyncio.Task[None]) -> None:
+        self.driver.tell(self)
+
+    def _gather_relayed(self, message: programs_pb2.ProgramEvents) -> asyncio.Future[None] | None:
+        """Add a portion that another runtime sent, if its programs are answered; what that one waits for."""
+        if not self._relayed or any(event.index >= self._answered for event in self._relayed[0][0]):
+            return None
+        relayed, taken = self._relayed.popleft()  # one portion a message: each may have 1 MiB
+        message.events.extend(relayed)
+        return taken
+
+    def close(self, error: TartletError) -> None:
+        """The call is over; programs tied to it end with `error` if they still run."""
+        self._closed = True
+        for task in self.relays:
+            task.cancel()
+        for program in list(self._cursors):
+            program.outlet.detach(self)
+        self._cursors.clear()
+        for program in self.tied:
+            if not program.stays:
+                program.end(error)
+
+    def _gather(self, message: programs_pb2.ProgramEvents) -> list[tuple[Program, int]]:
+        """Add answers and output, as much as there is room for; how far each program is read by it."""
+        room = MESSAGE_BYTES
+        while room > 0 and self._answered in self._answers:
+            answer = self._answers.pop(self._answered)
+            if isinstance(answer, tuple):
+                program_id, token = answer
+                message.events.add(index=self._answered, kind=_Event.ACCEPTED, program_id=program_id, data=token)
+                room -= _ACCEPTED_BYTES
+            else:
+                message.events.append(answer)
+                room -= answer.ByteSize()
+            self._answered += 1
+        read: list[tuple[Program, int]] = []
+        early: list[Program] = []
+        while self._dirty and room > 0:
+            program = next(iter(self._dirty))
+            del self._dirty[program]
+            cursors = self._cursors.get(program)
+            if cursors is None:
+                continue
+            is_early = is_behind = False
+            reached = 0
+            for _ in range(len(cursors)):
+                if room <= 0:
+                    is_behind = True  # those that had no turn are the first of the next
+                    break
+                cursor = cursors.pop(0)
+                if cursor.index >= self._answered:  # its answer waits for those before it
+                    is_early = True
+                    cursors.append(cursor)
+                    continue
+                taken = self._read(program, cursor, min(room, SHARE_BYTES), message)
+                room -= sum(event.cost_bytes for event in taken)
+                reached = max(reached, cursor.offset)
+                if not taken or taken[-1].kind != _Event.ENDED:
+                    is_behind |= cursor.offset < program.outlet.log.end
+                    cursors.append(cursor)
+            read.append((program, reached))
+            if not cursors:
+                del self._cursors[program]
+                program.outlet.detach(self)
+            elif is_behind:
+                self._dirty[program] = None
+            elif is_early:
+                early.append(program)
+        self._dirty.update(dict.fromkeys(early))
+        return read
+
+    @staticmethod
+    def _read(program: Program, cursor: _Cursor, max_bytes: int, message: programs_pb2.ProgramEvents) -> list[LogEvent]:
+        """Add what follows the cursor to `message`, and move it behind that."""
+        log = program.outlet.log
+        offset = max(cursor.offset, log.first)
+        taken = log.read(offset, max_bytes) if offset < log.end else []
+        for event in taken:
+            _add(message, event, cursor.index, program.program_id, offset)
+            offset += 1
+        cursor.offset = offset
+        return taken
+
+
+def _add(message: programs_pb2.ProgramEvents, event: LogEvent, index: int, program_id: str, offset: int) -> None:
+    added = message.events.add(index=index, program_id=program_id, kind=event.kind, offset=offset, data=event.data)
+    if event.kind == _Event.ENDED:
+        added.success = event.success
+        added.error.CopyFrom(error_to_proto(event.error))
+        if event.usage is not None:
+            added.usage.CopyFrom(event.usage)

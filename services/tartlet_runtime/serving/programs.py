@@ -1,0 +1,357 @@
+"""The table of programs: admission, start, lookup, and what is kept of those that have ended."""
+
+from __future__ import annotations
+
+import logging
+from collections import OrderedDict
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, replace
+
+from tartlet_common.clock import Clock
+from tartlet_common.config.settings import RuntimeSettings
+from tartlet_common.errors.registry import Overloaded, TartletError, Unavailable
+from tartlet_common.rpc.tenancy import EVERYONE, Scope
+from tartlet_protos import common_pb2, control_pb2, programs_pb2
+from tartlet_runtime.abi.limits import default_limits
+from tartlet_runtime.answers.local_ops import LocalOps
+from tartlet_runtime.answers.models import ModelTable
+from tartlet_runtime.guests.native import NativeGuest, NativeServer
+from tartlet_runtime.guests.sandboxed import WasmGuests
+from tartlet_runtime.journal.journal import JournalHeader, Journals, encode_header
+from tartlet_runtime.link.control_link import ControlLink
+from tartlet_runtime.program.driver import Driver
+from tartlet_runtime.program.program import Program
+from tartlet_runtime.program.spans import Spans
+from tartlet_runtime.program.spec import MakeGuest, ProgramSpec, State, World
+from tartlet_runtime.serving.calls import Call
+from tartlet_runtime.serving.listing import Place, info_of, page_of
+
+log = logging.getLogger(__name__)
+
+_Source = common_pb2.Source
+START_TIMEOUT_S = 10.0
+"""How long a launch waits for control before it is refused."""
+NATIVE_CONNECT_S = 30.0
+"""How long a native program's process may take to connect."""
+KEPT_BYTES = 256 << 20
+"""Output of ended programs that is kept in all; beyond it the oldest are forgotten before their time."""
+CONTROL_GRACE_S = 30.0
+"""How long programs that wait for control to come back are kept."""
+
+
+class ProgramTable:
+    """All programs of this runtime. Wires itself to the link as `control_link.Programs`."""
+
+    def __init__(  # noqa: PLR0913 - the parts that app wires together
+        self,
+        settings: RuntimeSettings,
+        *,
+        driver: Driver,
+        link: ControlLink,
+        models: ModelTable,
+        ops: LocalOps,
+        clock: Clock,
+        native: NativeServer,
+        wasm: WasmGuests | None,
+        journals: Journals,
+    ) -> None:
+        """`wasm` None: only native programs run (tests)."""
+        self._settings = settings
+        self.address = settings.advertise or settings.address
+        self._driver = driver
+        self._link = link
+        self._models = models
+        self._clock = clock
+        self._native = native
+        self._wasm = wasm
+        self._journals = journals
+        self._spans = Spans(scraped=bool(settings.health_address))
+        self.limits = default_limits(settings)
+        """Of launches that ask for none."""
+        self._world = World(driver, link, ops, clock, self._on_ended, self._on_accepted)
+        self._live: dict[int, Program] = {}  # by handle
+        self._by_id: dict[str, Program] = {}  # live and kept
+        self._by_key: dict[tuple[str, str], Program] = {}  # tenant and idempotency key
+        self._ended: OrderedDict[str, Program] = OrderedDict()
+        self._kept_bytes = 0
+        self._next_handle = 1
+        self._away_since: float | None = clock.now()
+        self._stopping: Callable[[], TartletError] | None = None
+        self.follow_elsewhere: Callable[[Call, int, str], None] = _nowhere
+        link.programs = self
+
+    # ---- lookup ----
+
+    def get(self, handle: int) -> Program | None:
+        """The live program of that handle."""
+        return self._live.get(handle)
+
+    def live(self) -> Iterable[Program]:
+        """Programs that haven't ended."""
+        return self._live.values()
+
+    def known(self, program_id: str, scope: Scope = EVERYONE) -> Program | None:
+        """A live or kept program; None: it isn't here, or not for this caller."""
+        program = self._by_id.get(program_id)
+        return program if program is not None and scope.allows(program.spec.tenant) else None
+
+    def page(
+        self, request: programs_pb2.ListRequest, scope: Scope, after: Place, room: int
+    ) -> tuple[list[programs_pb2.ProgramInfo], Place | None]:
+        """What List answers: programs behind `after`, oldest first, and where the next page begins."""
+        now, unix_s = self._clock.now(), self._clock.unix_ns() / 1e9
+        shown = (
+            program
+            for program in self._by_id.values()
+            if (request.all or program.state is not State.ENDED) and scope.shows(program.spec.tenant, request.tenant)
+        )
+        return page_of(shown, after, room, lambda program: info_of(program, now, unix_s, self.address))
+
+    @property
+    def num_live(self) -> int:
+        """Programs that haven't ended."""
+        return len(self._live)
+
+    # ---- launch ----
+
+    def maker(self, spec: ProgramSpec) -> MakeGuest | None:
+        """What makes the program's guest; None if its module must be compiled first (`compile`).
+
+        Raises:
+            StartFailed, InvalidSource: no such programs can run here, or not this one.
+        """
+        if spec.language == _Source.NATIVE:
+            return self._native.make_guest
+        return self._wasm_guests().ready(spec)
+
+    async def compile(self, spec: ProgramSpec) -> MakeGuest:
+        """Compile an uploaded module.
+
+        Raises:
+            CorruptModule, CompileTimeout, DiskFull: as they say.
+        """
+        return await self._wasm_guests().prepare(spec)
+
+    def existing(self, tenant: str, key: str) -> Program | None:
+        """The program that an idempotency key names, if this runtime has it."""
+        return self._by_key.get((tenant, key)) if key else None
+
+    def launch(self, spec: ProgramSpec, make_guest: MakeGuest, call: Call, index: int, *, attach: bool) -> Program:
+        """Enter a program and ask control to start it; `call` gets its answer when control has answered.
+
+        Raises:
+            Overloaded: this runtime is full.
+            DiskFull: there is no room for its journal.
+        """
+        if self._stopping is not None:
+            raise self._stopping()
+        if len(self._live) >= self._settings.capacity:
+            self._driver.finish_all()
+        if len(self._live) >= self._settings.capacity:
+            raise Overloaded(what="this runtime", limit=self._settings.capacity)
+        span = self._spans.start(spec.program_id, spec.name, spec.model, spec.trace)
+        if span is not None:
+            spec = replace(spec, trace=span.context())
+        program = Program(spec, self._take_handle(), self._world, make_guest, span)
+        if spec.durable:
+            try:
+                program.journal = self._journals.open(spec.program_id, self._header(program), spec.limits.journal_bytes)
+            except TartletError as e:
+                self._spans.end(span, self._models.known_name(spec.model), programs_pb2.Usage(), e)
+                raise
+        self._driver.starting += 1
+        self._live[program.handle] = program
+        self._by_id[spec.program_id] = program
+        if spec.idempotency_key:
+            self._by_key[spec.tenant, spec.idempotency_key] = program
+        self._answer_when_started(program, call, index, attach=attach)
+        self._link.start(_start_of(program))
+        return program
+
+    def join(self, program: Program, call: Call, index: int, *, attach: bool) -> None:
+        """Answer a launch whose idempotency key names `program`, once that has started."""
+        if program.state is State.STARTING:
+            self._answer_when_started(program, call, index, attach=attach)
+        else:
+            self.accept(program, call, index, attach=attach)
+
+    def _answer_when_started(self, program: Program, call: Call, index: int, *, attach: bool) -> None:
+        program.starters.append(
+            lambda error, existing: self._answer(program, call, index, error, existing, attach=attach)
+        )
+
+    def accept(self, program: Program, call: Call, index: int, *, attach: bool) -> None:
+        """Answer a launch with a program that runs."""
+        guest = program.guest
+        token = guest.token.encode() if isinstance(guest, NativeGuest) else b""
+        call.accept(index, program.program_id, token)
+        if attach:
+            call.watch(program, index)
+
+    def _answer(
+        self, program: Program, call: Call, index: int, error: TartletError | None, existing: str, *, attach: bool
+    ) -> None:
+        if error is not None:
+            call.reject(index, error)
+        elif existing:
+            known = self._by_id.get(existing)
+            if known is not None:
+                self.accept(known, call, index, attach=attach)
+            else:  # it runs, or ran, at another runtime
+                call.accept(index, existing)
+                if attach:
+                    self.follow_elsewhere(call, index, existing)
+        else:
+            program.accepted = True
+            if not program.model:  # control has placed it on the default one
+                program.model = self._models.default_name
+            self.accept(program, call, index, attach=attach)
+
+    def _on_accepted(self, program: Program) -> None:
+        if self._wasm is not None:
+            self._wasm.expect(program.spec)
+
+    def _take_handle(self) -> int:
+        while self._next_handle in self._live:
+            self._next_handle = self._next_handle % 0xFFFF_FFFF + 1
+        handle = self._next_handle
+        self._next_handle = handle % 0xFFFF_FFFF + 1
+        return handle
+
+    def _header(self, program: Program) -> bytes:
+        spec, start_ns = program.spec, program.clock_start_ns
+        if not spec.shared.journal_text:
+            spec.shared.journal_text = JournalHeader(
+                program_id=spec.program_id,
+                language=spec.language,
+                filename=spec.filename,
+                args=spec.args,
+                seed=spec.seed,
+                start_ns=start_ns,
+                component=self._wasm.identity(spec) if self._wasm is not None else "",
+                name=spec.name,
+                tenant=spec.tenant,
+                model=spec.model,
+                limits=asdict(spec.limits),
+            ).shared_text()
+        return encode_header(spec.program_id, spec.seed, start_ns, spec.shared.journal_text, spec.source)
+
+    def _wasm_guests(self) -> WasmGuests:
+        if self._wasm is None:
+            raise Unavailable(what="the sandbox", detail="this runtime runs native programs only")
+        return self._wasm
+
+    # ---- control came, or came back (`control_link.Programs`) ----
+
+    def control_back(self) -> list[control_pb2.ProgramStart]:
+        """Announce what runs, or will as soon as it is its turn; what control has not answered is asked for again."""
+        running = []
+        for program in self._live.values():
+            if program.awaits_control:
+                self._link.start(_start_of(program))
+            elif program.state in (State.STARTING, State.RUNNING):
+                running.append(_start_of(program, running=True))
+        return running
+
+    def kept(self) -> list[control_pb2.KeptProgram]:
+        """Programs that have ended, whose output is kept: a control that is new doesn't know of them."""
+        return [
+            control_pb2.KeptProgram(
+                program_id=program.program_id, tenant=program.spec.tenant, idempotency_key=program.spec.idempotency_key
+            )
+            for program in self._ended.values()
+        ]
+
+    def models_changed(self, models: Iterable[control_pb2.ModelInfo]) -> None:
+        """Control's list of models."""
+        self._models.update(models)
+
+    # ---- ends ----
+
+    def _on_ended(self, program: Program) -> None:
+        del self._live[program.handle]
+        spec = program.spec
+        if program.journal is not None:
+            keep = program.accepted and (program.error is not None or self._settings.keep_journals)
+            self._journals.close(spec.program_id, program.journal, keep=keep)
+            program.journal = None
+        # a name that nobody serves is the client's own, and would be kept as a label for ever
+        model = program.model if program.accepted else self._models.known_name(program.model)
+        self._spans.end(program.span, model, program.usage.to_proto(self._clock.now()), program.error)
+        if not program.accepted:
+            self._forget(program)
+            return
+        self._ended[spec.program_id] = program
+        program.kept_bytes = program.outlet.log.kept_bytes
+        self._kept_bytes += program.kept_bytes
+        while len(self._ended) > self._settings.ended_kept or self._kept_bytes > KEPT_BYTES:
+            self._forget_oldest()
+
+    def _forget_oldest(self) -> None:
+        program = self._ended.popitem(last=False)[1]
+        self._kept_bytes -= program.kept_bytes
+        self._forget(program)
+
+    def _forget(self, program: Program) -> None:
+        del self._by_id[program.program_id]
+        key = (program.spec.tenant, program.spec.idempotency_key)
+        if self._by_key.get(key) is program:
+            del self._by_key[key]
+
+    def tend(self) -> None:
+        """Called a few times a second: end what has waited too long, forget what ended long ago."""
+        now = self._clock.now()
+        if self._link.connected:
+            self._away_since = None
+        elif self._away_since is None:
+            self._away_since = now
+        away_s = now - self._away_since if self._away_since is not None else 0.0
+        for program in list(self._live.values()):
+            error = self._overdue(program, now - program.usage.launched_s, away_s)
+            if error is not None:
+                program.end(error)
+        while self._ended:
+            oldest = next(iter(self._ended.values()))
+            if now - oldest.usage.ended_s < self._settings.ended_kept_s:
+                break
+            self._forget_oldest()
+
+    def _overdue(self, program: Program, age_s: float, away_s: float) -> TartletError | None:
+        if program.awaits_control and age_s > START_TIMEOUT_S:
+            return Unavailable(what="control", detail=f"it did not answer for {START_TIMEOUT_S} s")
+        if program.unsent_commands and away_s > CONTROL_GRACE_S:
+            return Unavailable(what="control", detail=f"it has been away for {away_s:.0f} s")
+        guest = program.guest
+        if isinstance(guest, NativeGuest) and guest.connection is None and age_s > NATIVE_CONNECT_S:
+            return Unavailable(what="the native program", detail=f"it did not connect within {NATIVE_CONNECT_S} s")
+        return None
+
+    def end_all(self, error: Callable[[], TartletError]) -> None:
+        """The runtime stops."""
+        self._stopping = error
+        self._driver.finish_all()
+        for program in list(self._live.values()):
+            program.end(error())
+
+
+def _nowhere(call: Call, index: int, program_id: str) -> None:
+    """Until app wires the relay."""
+
+
+def _start_of(program: Program, *, running: bool = False) -> control_pb2.ProgramStart:
+    spec = program.spec
+    start = control_pb2.ProgramStart(
+        handle=program.handle,
+        program_id=spec.program_id,
+        name=spec.name,
+        command_limit=spec.limits.commands_in_flight,
+        running=running,
+    )
+    # most launches name none of these, and setting them takes longer than all else
+    if spec.tenant or spec.idempotency_key or spec.model:
+        start.tenant, start.idempotency_key, start.model = spec.tenant, spec.idempotency_key, spec.model
+    if spec.limits.pages:
+        start.page_limit = spec.limits.pages
+    if spec.trace:
+        start.trace.update(spec.trace)
+    return start

@@ -1,0 +1,289 @@
+"""Programs of other runtimes: calls about them are relayed to the owner, whom control knows.
+
+One hop: a relayed call carries `tartlet-relayed` and isn't relayed again, so stale knowledge can't send it in circles.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections import Counter, defaultdict
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from typing import Any, Protocol, TypeAlias
+
+import grpc
+import grpc.aio
+
+from tartlet_common.errors.registry import InternalError, RuntimeLost, TartletError, Unavailable, UnknownProgram
+from tartlet_common.rpc.endpoints import CALL_ERRORS, Dialer, Tls
+from tartlet_common.rpc.error_proto import error_from_proto, error_to_proto
+from tartlet_common.rpc.tenancy import EVERYONE, Metadata, Scope
+from tartlet_protos import control_pb2, programs_pb2, programs_pb2_grpc
+from tartlet_runtime.serving.calls import Call
+from tartlet_runtime.serving.listing import Place, make_token, read_token
+
+log = logging.getLogger(__name__)
+
+RELAYED: Metadata = (("tartlet-relayed", "1"),)
+ANSWER_S = 5.0
+"""How long another runtime may take to answer."""
+RETURN_S = 6.0
+"""How long runtimes take at most to be back at a new control: somewhat more than it allows them itself."""
+_ASK_AGAIN_S = 0.25
+
+_Event = programs_pb2.ProgramEvent
+_Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
+Spawn = Callable[[Coroutine[Any, Any, None]], "asyncio.Task[None]"]
+Ask = Callable[[Any, list[int]], Coroutine[Any, Any, Sequence[TartletError | None]]]
+"""Asks a runtime's stub about the items of these places; an error or None for each."""
+
+
+class Locator(Protocol):
+    """Control, which knows where programs run."""
+
+    async def locate(self, program_ids: Sequence[str], scope: Scope) -> control_pb2.LocateReply:
+        """Raises `Unavailable` while control can't be reached."""
+
+
+def is_relayed(context: _Context) -> bool:
+    """Whether another runtime has sent this call."""
+    return any(key == RELAYED[0][0] for key, _ in context.invocation_metadata() or ())
+
+
+class Relay:
+    """The way to the other runtimes."""
+
+    def __init__(self, locator: Locator, address: str, tls: Tls | None, spawn: Spawn) -> None:
+        """`address` is this runtime's own; `spawn` owns the tasks that follow programs elsewhere."""
+        self._locator = locator
+        self._address = address
+        self._tls = tls
+        self._spawn = spawn
+        self._dialers: dict[str, Dialer] = {}
+        self._in_use: Counter[str] = Counter()  # calls under way, by address
+
+    async def close(self) -> None:
+        """Close the connections."""
+        for dialer in self._dialers.values():
+            await dialer.close()
+
+    async def _owners(self, program_ids: Sequence[str], scope: Scope) -> list[str | TartletError]:
+        """The address of each program's runtime, or why there is none for this caller."""
+        try:
+            reply = await self._locate(program_ids, scope)
+        except TartletError as e:
+            return [e] * len(program_ids)
+        return [
+            self._owner(program_id, address, returning=reply.returning)
+            for program_id, address in zip(program_ids, reply.addresses, strict=True)
+        ]
+
+    async def _locate(self, program_ids: Sequence[str], scope: Scope) -> control_pb2.LocateReply:
+        """What control says, once runtimes have had the time to tell a new one what they run."""
+        reply = await self._locator.locate(program_ids, scope)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(RETURN_S):
+                while reply.returning and not all(reply.addresses):
+                    await asyncio.sleep(_ASK_AGAIN_S)
+                    reply = await self._locator.locate(program_ids, scope)
+        return reply
+
+    def _owner(self, program_id: str, address: str, *, returning: bool) -> str | TartletError:
+        if address and address != self._address:
+            return address
+        if returning and not address:
+            what = f"the runtime of program {program_id[:64]}"
+            return Unavailable(what=what, detail="control has just started, and doesn't know yet who has this program")
+        return UnknownProgram(program=program_id[:64])
+
+    async def ask(self, program_ids: Sequence[str], scope: Scope, ask: Ask) -> list[TartletError | None]:
+        """Ask the owners of programs, each once; an error or None for each program."""
+        answers: list[TartletError | None] = [Unavailable(what="the program's runtime", detail="no answer")] * len(
+            program_ids
+        )
+        groups: dict[str, list[int]] = defaultdict(list)
+        for place, owner in enumerate(await self._owners(program_ids, scope)):
+            if isinstance(owner, str):
+                groups[owner].append(place)
+            else:
+                answers[place] = owner
+
+        async def one(address: str, places: list[int]) -> None:
+            try:
+                with self._calling(address) as stub:
+                    errors = await ask(stub, places)
+            except grpc.RpcError as e:
+                errors = [_unreachable(address, e)] * len(places)
+                await self._hang_up(address)
+            for place, error in zip(places, errors, strict=True):
+                answers[place] = error
+
+        async with asyncio.TaskGroup() as tasks:
+            for address, places in groups.items():
+                tasks.create_task(one(address, places))
+        return answers
+
+    async def send(self, items: Sequence[programs_pb2.SendItem], scope: Scope) -> list[TartletError | None]:
+        """Messages to programs elsewhere."""
+
+        async def ask(stub: Any, places: list[int]) -> list[TartletError | None]:
+            request = programs_pb2.SendRequest(items=[items[i] for i in places])
+            reply = await stub.Send(request, metadata=RELAYED + scope.metadata, timeout=ANSWER_S)
+            return [error_from_proto(e) for e in reply.errors]
+
+        return await self.ask([i.program_id for i in items], scope, ask)
+
+    async def kill(self, program_ids: Sequence[str], reason: str, scope: Scope) -> list[TartletError | None]:
+        """End programs elsewhere."""
+
+        async def ask(stub: Any, places: list[int]) -> list[TartletError | None]:
+            request = programs_pb2.KillRequest(program_ids=[program_ids[i] for i in places], reason=reason)
+            reply = await stub.Kill(request, metadata=RELAYED + scope.metadata, timeout=ANSWER_S)
+            return [error_from_proto(e) for e in reply.errors]
+
+        return await self.ask(program_ids, scope, ask)
+
+    async def list(
+        self, asked: programs_pb2.ListRequest, places: Mapping[str, Place | None], scope: Scope
+    ) -> tuple[programs_pb2.ListReply, dict[str, Place]]:
+        """A page of other runtimes' programs behind these places, and where to go on with those that have more."""
+        merged, more = programs_pb2.ListReply(), {}
+
+        async def one(address: str, place: Place | None) -> tuple[programs_pb2.ListReply, Place | None]:
+            request = programs_pb2.ListRequest(page_token="" if place is None else make_token({address: place}))
+            request.MergeFrom(asked)
+            try:
+                with self._calling(address) as stub:
+                    reply = await stub.List(request, metadata=RELAYED + scope.metadata, timeout=ANSWER_S)
+                return reply, (read_token(reply.next_page_token) or {}).get(address)
+            except (grpc.RpcError, TartletError):
+                return programs_pb2.ListReply(unreachable=[address]), None
+
+        answers = await asyncio.gather(*(one(address, place) for address, place in places.items()))
+        for address, (reply, place) in zip(places, answers, strict=True):
+            merged.programs.extend(reply.programs)
+            merged.unreachable.extend(reply.unreachable)
+            if place is not None:
+                more[address] = place
+        return merged, more
+
+    # ---- following ----
+
+    def attach(self, call: Call, wanted: Sequence[tuple[int, programs_pb2.AttachTo]], scope: Scope) -> None:
+        """Let `call` follow programs elsewhere; each is answered as its owner does."""
+        call.relays.add(self._spawn(self._attach(call, wanted, scope)))
+
+    async def _attach(self, call: Call, wanted: Sequence[tuple[int, programs_pb2.AttachTo]], scope: Scope) -> None:
+        groups: dict[str, list[tuple[int, programs_pb2.AttachTo]]] = defaultdict(list)
+        owners = await self._owners([w.program_id for _, w in wanted], scope)
+        for (index, program), owner in zip(wanted, owners, strict=True):
+            if isinstance(owner, str):
+                groups[owner].append((index, program))
+            else:
+                call.reject(index, owner)
+        for address, group in groups.items():
+            call.relays.add(self._spawn(self._follow(call, address, group, scope)))
+
+    def join(self, call: Call, index: int, program_id: str) -> None:
+        """Let `call`, which has answered `index` already, follow a program elsewhere."""
+        call.relays.add(self._spawn(self._join(call, index, program_id)))
+
+    async def _join(self, call: Call, index: int, program_id: str) -> None:
+        (owner,) = await self._owners([program_id], EVERYONE)  # a key names programs of its own tenant only
+        if isinstance(owner, str):
+            await self._follow(call, owner, [(index, programs_pb2.AttachTo(program_id=program_id))], EVERYONE)
+        else:
+            await call.relay([_end(index, program_id, 0, owner)])
+
+    async def _follow(
+        self, call: Call, address: str, group: Sequence[tuple[int, programs_pb2.AttachTo]], scope: Scope
+    ) -> None:
+        with self._calling(address) as stub:
+            await self._read(stub, call, address, group, scope)
+
+    async def _read(
+        self, stub: Any, call: Call, address: str, group: Sequence[tuple[int, programs_pb2.AttachTo]], scope: Scope
+    ) -> None:
+        """Read another runtime's Attach stream into `call`, until all of its programs have ended."""
+        open_: dict[int, int] = {index: program.offset for index, program in group}  # index -> next offset
+        ids = {index: program.program_id for index, program in group}
+        stream = stub.Attach(
+            programs_pb2.AttachRequest(programs=[program for _, program in group]), metadata=RELAYED + scope.metadata
+        )
+        error: TartletError = RuntimeLost()
+        try:
+            limit_s: float | None = ANSWER_S
+            while True:
+                async with asyncio.timeout(limit_s):
+                    message = await stream.read()
+                limit_s = None
+                if not isinstance(message, programs_pb2.ProgramEvents):  # the end
+                    break
+                events = []
+                for event in message.events:
+                    event.index = index = group[event.index][0]
+                    if event.kind not in (_Event.ACCEPTED, _Event.REJECTED):
+                        open_[index] = event.offset + 1
+                        events.append(event)
+                        if event.kind == _Event.ENDED:
+                            del open_[index]
+                    elif event.kind == _Event.ACCEPTED:
+                        call.answer_if_open(index, event)
+                    else:
+                        del open_[index]
+                        if not call.answer_if_open(index, event):
+                            reason = error_from_proto(event.error) or error
+                            events.append(_end(index, ids[index], 0, reason))
+                if events:
+                    await call.relay(events)
+        except (*CALL_ERRORS, TimeoutError) as e:
+            error = _unreachable(address, e)
+            self._spawn(self._hang_up(address))
+        except Exception as e:  # events that make no sense: whoever waits for these programs is told all the same
+            log.exception("the runtime at %s sent events that can't be used", address)
+            error = InternalError(detail=repr(e))
+        finally:
+            stream.cancel()
+        lost = [
+            i for i in open_ if not call.answer_if_open(i, _Event(kind=_Event.REJECTED, error=error_to_proto(error)))
+        ]
+        if lost:
+            await call.relay([_end(i, ids[i], open_[i], RuntimeLost()) for i in lost])
+
+    @contextlib.contextmanager
+    def _calling(self, address: str) -> Iterator[Any]:
+        """A stub for a call, whose connection stays until the call has ended."""
+        self._in_use[address] += 1
+        try:
+            yield self._stub(address)
+        finally:
+            self._in_use[address] -= 1
+            if not self._in_use[address]:
+                del self._in_use[address]
+
+    def _stub(self, address: str) -> Any:
+        dialer = self._dialers.get(address)
+        if dialer is None:
+            dialer = self._dialers[address] = Dialer(address, self._tls, identity="runtime")
+        return programs_pb2_grpc.ProgramsStub(dialer.current())
+
+    async def _hang_up(self, address: str) -> None:
+        """Close a connection that has failed; the next call makes one."""
+        dialer = self._dialers.get(address)
+        if dialer is not None and dialer.channel.get_state() is not grpc.ChannelConnectivity.READY:
+            self._dialers.pop(address).leave()
+
+    async def drop_all_but(self, runtimes: Sequence[str]) -> None:
+        """Close the connections to runtimes that are gone; those in use stay: control may just be new."""
+        for address in self._dialers.keys() - set(runtimes) - self._in_use.keys():
+            self._dialers.pop(address).leave()
+
+
+def _end(index: int, program_id: str, offset: int, error: TartletError) -> programs_pb2.ProgramEvent:
+    return _Event(index=index, program_id=program_id, kind=_Event.ENDED, offset=offset, error=error_to_proto(error))
+
+
+def _unreachable(address: str, error: BaseException) -> Unavailable:
+    code = getattr(error, "code", None)
+    return Unavailable(what=f"the runtime at {address}", detail=code().name if callable(code) else repr(error))

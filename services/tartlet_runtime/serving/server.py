@@ -1,0 +1,382 @@
+"""The `Programs` service: what clients call."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import logging
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from dataclasses import dataclass
+from importlib.metadata import version
+from typing import Any, TypeAlias
+
+import grpc
+import grpc.aio
+
+from tartlet_common.errors.registry import (
+    Disconnected,
+    InternalError,
+    InvalidArgument,
+    Overloaded,
+    ProgramKilled,
+    TartletError,
+    Unavailable,
+    UnknownProgram,
+)
+from tartlet_common.rpc.aborts import abort
+from tartlet_common.rpc.error_proto import error_to_proto
+from tartlet_common.rpc.paging import room
+from tartlet_common.rpc.tenancy import Scope, scope_of
+from tartlet_protos import common_pb2, programs_pb2, programs_pb2_grpc
+from tartlet_runtime.abi.limits import MAX_NAME_BYTES
+from tartlet_runtime.guests.sandboxed import WasmGuests
+from tartlet_runtime.link.control_link import ControlLink
+from tartlet_runtime.program.driver import Driver
+from tartlet_runtime.program.spec import MakeGuest, ProgramSpec, State
+from tartlet_runtime.serving.calls import Call
+from tartlet_runtime.serving.listing import START, make_token, read_token
+from tartlet_runtime.serving.programs import ProgramTable
+from tartlet_runtime.serving.relay import Relay, is_relayed
+from tartlet_runtime.serving.sources import Sources
+from tartlet_runtime.serving.specs import another, specify
+
+log = logging.getLogger(__name__)
+
+_Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
+_Event = programs_pb2.ProgramEvent
+_MAX_ITEMS = 4096  # of one call
+_VALIDATED_AT_ONCE = 4
+_COMPILED_AT_ONCE = 4  # of one call's launches: others' come between
+_LEAST_STREAMS = 256
+_STREAMS_PER_PLACE = 2  # whoever launched a program, and someone else
+_VERSION = version("tartlet")
+_PORTION = 32  # launches between two turns of the loop
+_MOST_PAUSES = 50
+_AT_CONTROL = 4 * _PORTION  # launches that control is to answer before there are more
+
+
+@dataclass(slots=True)
+class _Last:
+    """The spec of a request before this one: many are often alike, and checking one takes as long as launching it."""
+
+    scope: Scope
+    asked: programs_pb2.LaunchSpec | None = None
+    spec: ProgramSpec | None = None
+
+
+class ProgramsService(programs_pb2_grpc.ProgramsServicer):
+    """Translates calls to the table; every item of a request gets an answer of its own."""
+
+    def __init__(
+        self,
+        table: ProgramTable,
+        driver: Driver,
+        link: ControlLink,
+        sources: Sources,
+        relay: Relay,
+        wasm: WasmGuests | None,
+        capacity: int,
+        incarnation: str,
+    ) -> None:
+        """`wasm` None: only native programs run (tests)."""
+        self._table = table
+        self._driver = driver
+        self._link = link
+        self._sources = sources
+        self._relay = relay
+        self._wasm = wasm
+        self._capacity = capacity
+        self._incarnation = incarnation
+        self._validating = asyncio.Semaphore(_VALIDATED_AT_ONCE)
+        self._streams = 0
+        self._max_streams = max(_LEAST_STREAMS, _STREAMS_PER_PLACE * capacity)
+
+    # ---- launching ----
+
+    async def Validate(  # noqa: N802 - gRPC's name
+        self, request: programs_pb2.ValidateRequest, context: _Context
+    ) -> programs_pb2.ValidateReply:
+        """Check a source as a launch would, and for Python its syntax."""
+        digest = request.source.digest or hashlib.sha256(request.source.data).hexdigest()
+        async with self._validating:
+            return await self._validate(request, digest)
+
+    async def _validate(self, request: programs_pb2.ValidateRequest, digest: str) -> programs_pb2.ValidateReply:
+        try:
+            spec = specify(programs_pb2.LaunchSpec(), await self._sources.resolve(request.source), self._table.limits)
+            if self._table.maker(spec) is None:
+                await self._table.compile(spec)
+            if spec.language == common_pb2.Source.PYTHON and self._wasm is not None:
+                await self._wasm.check_python(spec.source, spec.filename, spec.limits.cpu_slice_s)
+        except TartletError as e:
+            return programs_pb2.ValidateReply(digest=digest, error=error_to_proto(e))
+        return programs_pb2.ValidateReply(digest=spec.digest)
+
+    async def Upload(  # noqa: N802 - gRPC's name
+        self, request_iterator: AsyncIterator[common_pb2.BlobChunk], context: _Context
+    ) -> programs_pb2.ValidateReply:
+        """Keep a large source for launches that name its digest."""
+        try:
+            return programs_pb2.ValidateReply(digest=await self._sources.upload(request_iterator))
+        except TartletError as e:
+            return programs_pb2.ValidateReply(error=error_to_proto(e))
+
+    async def Launch(  # noqa: N802 - gRPC's name
+        self, request: programs_pb2.LaunchRequest, context: _Context
+    ) -> AsyncIterator[programs_pb2.ProgramEvents]:
+        """Launch many, answer each, then stream the output of those with `attach`."""
+        await _few(context, "specs", len(request.specs))
+        scope = scope_of(context)
+        launching: asyncio.Task[None] | None = None
+        with self._stream(len(request.specs)) as call:
+            try:
+                if call.refused:
+                    pass
+                elif len(request.specs) == 1 and self._launch_at_once(request.specs[0], call, 0, _Last(scope)):
+                    self._driver.turn_now()
+                else:
+                    launching = asyncio.create_task(self._launch_all(request.specs, call, _Last(scope)))
+                async for events in call.messages():
+                    yield events
+            finally:
+                if launching is not None:
+                    launching.cancel()
+                    await asyncio.wait([launching])
+
+    @contextlib.contextmanager
+    def _stream(self, items: int) -> Iterator[Call]:
+        """A call's events, which wait in memory for a slow client: so there are not too many such calls at once."""
+        call = Call(self._driver, expected=items)
+        self._streams += 1
+        try:
+            if self._streams > self._max_streams:
+                call.refuse(Overloaded(what="this runtime's table of event streams", limit=self._max_streams))
+            yield call
+        finally:
+            self._streams -= 1
+            call.close(Disconnected())
+
+    async def _launch_all(self, specs: Sequence[programs_pb2.LaunchSpec], call: Call, last: _Last) -> None:
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                await self._launch_portions(specs, call, tasks, last)
+        except Exception as e:
+            log.exception("launch")
+            error = error_to_proto(InternalError(detail=repr(e)))
+            for index in range(len(specs)):
+                call.answer_if_open(index, _Event(kind=_Event.REJECTED, error=error))
+
+    async def _launch_portions(
+        self, specs: Sequence[programs_pb2.LaunchSpec], call: Call, tasks: asyncio.TaskGroup, last: _Last
+    ) -> None:
+        """Launch in portions, so that the first programs run and answer while the last are still to be started."""
+        slowly = asyncio.Semaphore(_COMPILED_AT_ONCE)
+        for index, asked in enumerate(specs):
+            if not self._launch_at_once(asked, call, index, last):
+                tasks.create_task(self._launch_slowly(asked, call, index, slowly))
+            if index % _PORTION == _PORTION - 1:
+                await asyncio.sleep(0)
+                for _ in range(_MOST_PAUSES):  # then they may as well wait there
+                    if self._driver.starting <= _AT_CONTROL or not self._link.connected:
+                        break
+                    await asyncio.sleep(0.001)
+                while self._driver.num_new > _PORTION:  # noqa: ASYNC110 - the turns between are theirs
+                    await asyncio.sleep(0)
+
+    def _launch_at_once(self, asked: programs_pb2.LaunchSpec, call: Call, index: int, last: _Last) -> bool:
+        """Launch, or reject; False if something must be fetched or compiled first."""
+        try:
+            asked.tenant = last.scope.own(asked.tenant, "Launch")
+            if asked.inferlet or (asked.source.digest and not asked.source.data):
+                return False
+            if last.spec is not None and last.asked == asked:
+                spec = another(last.spec, asked.seed)
+            else:
+                spec = specify(asked, asked.source, self._table.limits)
+                last.asked, last.spec = asked, spec
+            maker = self._table.maker(spec)
+            if maker is None:
+                return False
+            self._launch(spec, maker, asked, call, index)
+        except TartletError as e:
+            call.reject(index, e)
+        except Exception as e:
+            log.exception("launch")
+            call.reject(index, InternalError(detail=repr(e)))
+        return True
+
+    async def _launch_slowly(
+        self, asked: programs_pb2.LaunchSpec, call: Call, index: int, slowly: asyncio.Semaphore
+    ) -> None:
+        try:
+            async with slowly:
+                asked, source = await self._sources.find(asked)
+                spec = specify(asked, source, self._table.limits)
+                maker = self._table.maker(spec) or await self._table.compile(spec)
+            self._launch(spec, maker, asked, call, index)
+        except TartletError as e:
+            call.reject(index, e)
+        except Exception as e:
+            log.exception("launch")
+            call.reject(index, InternalError(detail=repr(e)))
+
+    def _launch(
+        self, spec: ProgramSpec, maker: MakeGuest, asked: programs_pb2.LaunchSpec, call: Call, index: int
+    ) -> None:
+        existing = self._table.existing(spec.tenant, spec.idempotency_key)
+        if existing is not None:
+            existing.stays |= not asked.tie
+            self._table.join(existing, call, index, attach=asked.attach)
+            return
+        program = self._table.launch(spec, maker, call, index, attach=asked.attach)
+        if asked.tie:
+            call.tied.append(program)
+
+    # ---- running programs ----
+
+    async def Attach(  # noqa: N802 - gRPC's name
+        self, request: programs_pb2.AttachRequest, context: _Context
+    ) -> AsyncIterator[programs_pb2.ProgramEvents]:
+        """Stream the output of programs from offsets on; an unknown program is answered with REJECTED."""
+        await _few(context, "programs", len(request.programs))
+        scope = scope_of(context)
+        elsewhere: list[tuple[int, programs_pb2.AttachTo]] = []
+        with self._stream(len(request.programs)) as call:
+            for index, wanted in enumerate(() if call.refused else request.programs):
+                program = self._table.known(wanted.program_id, scope)
+                if program is None:
+                    elsewhere.append((index, wanted))
+                    continue
+                call.accept(index, program.program_id)
+                call.watch(program, index, wanted.offset)
+            if elsewhere and is_relayed(context):
+                for index, wanted in elsewhere:
+                    call.reject(index, UnknownProgram(program=wanted.program_id))
+            elif elsewhere:
+                self._relay.attach(call, elsewhere, scope)
+            async for events in call.messages():
+                yield events
+
+    async def Send(  # noqa: N802 - gRPC's name
+        self, request: programs_pb2.SendRequest, context: _Context
+    ) -> programs_pb2.SendReply:
+        """Messages to programs."""
+        await _few(context, "items", len(request.items))
+        errors: list[TartletError | None] = []
+        elsewhere: list[int] = []
+        scope = scope_of(context)
+        for place, item in enumerate(request.items):
+            program = self._table.known(item.program_id, scope)
+            if program is None:
+                errors.append(UnknownProgram(program=item.program_id))
+                elsewhere.append(place)
+            elif program.state in (State.ENDING, State.ENDED):
+                errors.append(UnknownProgram(program=f"{item.program_id}: it has ended"))
+            else:
+                errors.append(_failing(lambda p=program, m=item.message: p.deliver_message(m)))  # type: ignore[misc]
+        if elsewhere and not is_relayed(context):
+            answers = await self._relay.send([request.items[i] for i in elsewhere], scope)
+            for place, answer in zip(elsewhere, answers, strict=True):
+                errors[place] = answer
+        return programs_pb2.SendReply(errors=map(error_to_proto, errors))
+
+    async def Kill(  # noqa: N802 - gRPC's name
+        self, request: programs_pb2.KillRequest, context: _Context
+    ) -> programs_pb2.KillReply:
+        """End programs; one that has ended already is no error."""
+        await _few(context, "program_ids", len(request.program_ids))
+        errors: list[TartletError | None] = []
+        elsewhere: list[int] = []
+        scope = scope_of(context)
+        for place, program_id in enumerate(request.program_ids):
+            program = self._table.known(program_id, scope)
+            if program is not None:
+                program.end(ProgramKilled(reason=request.reason[:MAX_NAME_BYTES] or "on request"))
+                errors.append(None)
+            else:
+                errors.append(UnknownProgram(program=program_id))
+                elsewhere.append(place)
+        if elsewhere and not is_relayed(context):
+            answers = await self._relay.kill([request.program_ids[i] for i in elsewhere], request.reason, scope)
+            for place, answer in zip(elsewhere, answers, strict=True):
+                errors[place] = answer
+        return programs_pb2.KillReply(errors=map(error_to_proto, errors))
+
+    async def List(  # noqa: N802 - gRPC's name
+        self, request: programs_pb2.ListRequest, context: _Context
+    ) -> programs_pb2.ListReply:
+        """A page: programs of this runtime, then those of the others, each its share of it."""
+        try:
+            places = read_token(request.page_token)
+        except TartletError as e:
+            await abort(context, grpc.StatusCode.INVALID_ARGUMENT, e)
+        scope, here = scope_of(context), self._table.address
+        runtimes = [] if is_relayed(context) else await self._runtimes()
+        others = [a for a in runtimes if a != here and (places is None or a in places)]
+        share = room(request.page_bytes) // (1 + len(others))
+        reply, more = programs_pb2.ListReply(), {}
+        if places is None or here in places:
+            infos, rest = self._table.page(request, scope, (places or {}).get(here, START), share)
+            await self._add_pages(infos)
+            reply.programs.extend(infos)
+            if rest is not None:
+                more[here] = rest
+        if others:
+            asked = programs_pb2.ListRequest(all=request.all, tenant=request.tenant, page_bytes=share)
+            theirs, behind = await self._relay.list(asked, {a: (places or {}).get(a) for a in others}, scope)
+            reply.MergeFrom(theirs)
+            more |= behind
+        if places is not None and not is_relayed(context):  # they had more, and control knows them no longer
+            reply.unreachable.extend(places.keys() - set(others) - {here})
+        if places is None and runtimes:
+            await self._relay.drop_all_but(runtimes)
+        reply.next_page_token = make_token(more)
+        return reply
+
+    async def _runtimes(self) -> Sequence[str]:
+        """Addresses of all runtimes; none while control is away: then there is no saying what is elsewhere."""
+        try:
+            return list(dict.fromkeys((await self._link.locate([])).runtimes))
+        except Unavailable:
+            return []
+
+    async def _add_pages(self, infos: Sequence[programs_pb2.ProgramInfo]) -> None:
+        """Say how many pages programs hold; none while control is away."""
+        try:
+            located = await self._link.locate([info.program_id for info in infos])
+        except Unavailable:
+            return
+        for info, pages in zip(infos, located.pages, strict=True):
+            info.pages = pages
+
+    async def RuntimeState(  # noqa: N802 - gRPC's name
+        self, request: programs_pb2.RuntimeStateRequest, context: _Context
+    ) -> programs_pb2.RuntimeStateReply:
+        """State of this runtime and, relayed, of control."""
+        return programs_pb2.RuntimeStateReply(
+            version=_VERSION,
+            incarnation=self._incarnation,
+            running=self._table.num_live,
+            capacity=self._capacity,
+            control_connected=self._link.connected,
+            control_state_json=await self._link.state_json(scope_of(context)),
+            component=self._wasm.component if self._wasm is not None else "",
+            boundary=self._wasm.boundary if self._wasm is not None else "",
+            spares=self._wasm.host.num_spares if self._wasm is not None else 0,
+        )
+
+
+async def _few(context: _Context, what: str, count: int) -> None:
+    """Refuse a call of too many items: a message holds millions of empty ones, and all others would wait for them."""
+    if count > _MAX_ITEMS:
+        error = InvalidArgument(argument=what, detail=f"{count} of them, one call takes {_MAX_ITEMS}")
+        await abort(context, grpc.StatusCode.INVALID_ARGUMENT, error)
+
+
+def _failing(do: Callable[[], None]) -> TartletError | None:
+    try:
+        do()
+    except TartletError as e:
+        return e
+    return None

@@ -1,0 +1,70 @@
+"""What a launch asks for, checked: pure but for the identity and the seed that each program gets."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+
+from tartlet_common.errors.registry import InvalidArgument, InvalidSource, SourceTooLarge
+from tartlet_common.ids import new_program_id
+from tartlet_protos import common_pb2, programs_pb2
+from tartlet_runtime.abi.limits import MAX_ARGS_BYTES, MAX_NAME_BYTES, PYTHON_BYTES, ProgramLimits, resolve
+from tartlet_runtime.program.spec import ProgramSpec
+
+_Source = common_pb2.Source
+_SEED_BYTES = 16
+_TRACE_KEYS = ("traceparent", "tracestate", "baggage")
+"""W3C trace context: what else a client sends, or more than it allows, goes no further."""
+
+
+def specify(asked: programs_pb2.LaunchSpec, source: common_pb2.Source, defaults: ProgramLimits) -> ProgramSpec:
+    """Check a launch and fill in what it leaves open; `source` holds the program's bytes.
+
+    Raises:
+        InvalidArgument, SourceTooLarge, InvalidSource: as they say.
+    """
+    limits = resolve(asked.limits, defaults) if asked.HasField("limits") else defaults
+    data = source.data
+    if len(data) > limits.source_bytes:
+        raise SourceTooLarge(size=len(data), limit=limits.source_bytes)
+    if source.language == _Source.PYTHON and limits.memory_bytes < PYTHON_BYTES:
+        given = f"{limits.memory_bytes / (1 << 20):g} MiB (--max-memory)"
+        detail = f"{given}; a Python program needs at least {PYTHON_BYTES >> 20} MiB to start"
+        raise InvalidArgument(argument="limits.memory_bytes", detail=detail)
+    if source.language not in (_Source.PYTHON, _Source.WASM, _Source.NATIVE):
+        raise InvalidArgument(argument="source.language", detail=f"{source.language} is unknown")
+    digest = hashlib.sha256(data).hexdigest()
+    if source.digest and source.digest != digest:
+        raise InvalidSource(detail=f"its digest is {digest}, not {source.digest}")
+    if sum(len(arg.encode()) for arg in asked.args) > MAX_ARGS_BYTES:
+        raise InvalidArgument(argument="args", detail=f"more than {MAX_ARGS_BYTES} bytes")
+    for field in ("tenant", "idempotency_key", "model", "inferlet"):
+        if len(getattr(asked, field).encode()) > MAX_NAME_BYTES:
+            raise InvalidArgument(argument=field, detail=f"longer than {MAX_NAME_BYTES} bytes")
+    if len(asked.seed) not in (0, _SEED_BYTES):
+        raise InvalidArgument(argument="seed", detail=f"{len(asked.seed)} bytes; {_SEED_BYTES} are wanted")
+    filename = source.filename[:MAX_NAME_BYTES] or "main.py"
+    return ProgramSpec(
+        program_id=new_program_id(),
+        name=asked.inferlet or filename.rpartition("/")[2],
+        language=source.language,
+        filename=filename,
+        source=data,
+        digest=digest,
+        args=tuple(asked.args),
+        model=asked.model,
+        tenant=asked.tenant,
+        idempotency_key=asked.idempotency_key,
+        limits=limits,
+        durable=asked.durable,
+        seed=asked.seed or os.urandom(_SEED_BYTES),
+        seeded=bool(asked.seed),
+        trace={
+            key: value for key in _TRACE_KEYS if 0 < len((value := asked.trace.get(key, "")).encode()) <= MAX_NAME_BYTES
+        },
+    )
+
+
+def another(spec: ProgramSpec, seed: bytes) -> ProgramSpec:
+    """One more of what `specify` has checked, with an identity and, unless asked for, a seed of its own."""
+    return spec.again(new_program_id(), seed or os.urandom(_SEED_BYTES))

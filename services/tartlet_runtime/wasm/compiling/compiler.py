@@ -1,0 +1,40 @@
+"""Compile one module ahead of time, in a process of its own.
+
+The command is `python -m tartlet_runtime.wasm.compiling.compiler KIND IN OUT`.
+
+A hostile module may make the compiler slow, large or crash; the caller gives a time limit, this process limits its own
+memory. Exit status 3 and one line on stderr: the module is not valid.
+"""
+
+from __future__ import annotations
+
+import resource
+import sys
+from pathlib import Path
+
+import wasmtime
+from wasmtime.component import Component
+
+from tartlet_runtime.wasm.compiling.aot import INVALID
+from tartlet_runtime.wasm.compiling.engine_flags import compile_config
+
+MEMORY_LIMIT_BYTES = 8 << 30
+
+
+def main(kind: str, source: str, target: str) -> int:
+    """Compile `source` to `target`; the exit status."""
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    resource.setrlimit(resource.RLIMIT_DATA, (MEMORY_LIMIT_BYTES, MEMORY_LIMIT_BYTES))
+    engine = wasmtime.Engine(compile_config())
+    wasm = Path(source).read_bytes()
+    try:
+        compiled = Component(engine, wasm) if kind == "component" else wasmtime.Module(engine, wasm)
+    except wasmtime.WasmtimeError as e:
+        sys.stderr.write(" ".join(str(e).split())[:500])
+        return INVALID
+    Path(target).write_bytes(compiled.serialize())
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:4]))
