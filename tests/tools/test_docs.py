@@ -92,9 +92,10 @@ def test_a_program_of_the_readme_runs(number: int) -> None:
     assert held(host) == (0, 0, 0)
 
 
-def test_the_readme_is_short_and_has_its_commands() -> None:
+def test_the_readme_is_short_begins_with_a_picture_and_has_its_commands() -> None:
     text = README.read_text(encoding="utf-8")
-    assert len(text.splitlines()) <= 120
+    assert len(text.splitlines()) <= 100
+    assert re.search(r"^!\[.+\]\(docs/images/.+\.svg\)$", "\n".join(text.splitlines()[:12]), re.MULTILINE)
     assert len(PROGRAMS) == 2
     marked = re.search(r"^<!-- ci.*\n```sh\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
     assert marked
