@@ -87,7 +87,7 @@ def test_a_name_that_is_not_there_is_noticed() -> None:
 
 @pytest.mark.parametrize("number", range(len(PROGRAMS)))
 def test_a_program_of_the_readme_runs(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "urandom", bytes)  # a fixed seed: a random draft may end in a space, and its answer be empty
+    monkeypatch.setattr(os, "urandom", bytes)  # a fixed seed: the answer of a random draft may be empty
     host = MiniHost(page_size=16)
     host.deliver(b"Ada")
     assert run_source(host, PROGRAMS[number])
