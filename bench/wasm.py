@@ -14,10 +14,10 @@ from bench.harness.intervals import median
 from bench.harness.report import Report, emit, parser, progress
 from bench.product.runtime import (
     Delivery,
-    Guest,
+    Fiber,
     HostConfig,
+    LinkedModule,
     Phase,
-    Program,
     QuietHooks,
     WasmHost,
     build,
@@ -71,14 +71,14 @@ class FirstSubmission(QuietHooks):
         self.at_s = self.at_s or time.perf_counter()
 
 
-def launch(host: WasmHost, program: Program, source: str, count: int, *, spares: bool = False) -> list[float]:
+def launch(host: WasmHost, program: LinkedModule, source: str, count: int, *, spares: bool = False) -> list[float]:
     """Seconds to each guest's first submission, `count` at once, with or without spares for all of them."""
     batch = 16
     while spares and host.top_up(program, count):
         pass
     begin = time.perf_counter()
     all_hooks: list[FirstSubmission] = []
-    guests: list[Guest] = []
+    guests: list[Fiber] = []
     for at in range(0, count, batch):
         group = []
         for _ in range(min(batch, count - at)):
@@ -96,7 +96,7 @@ def launch(host: WasmHost, program: Program, source: str, count: int, *, spares:
     return [hooks.at_s - begin for hooks in all_hooks]
 
 
-def time_steps(guest: Guest) -> float:
+def time_steps(guest: Fiber) -> float:
     """Seconds until the guest waits or ends."""
     begin = time.perf_counter()
     while guest.step() is Phase.READY:
@@ -104,7 +104,7 @@ def time_steps(guest: Guest) -> float:
     return time.perf_counter() - begin
 
 
-def calls(host: WasmHost, program: Program, source: str, alive: int) -> tuple[float, float]:
+def calls(host: WasmHost, program: LinkedModule, source: str, alive: int) -> tuple[float, float]:
     """Microseconds per submitted record, and per wake-up, with `alive` other guests suspended."""
     others = []
     for _ in range(alive):
@@ -139,7 +139,7 @@ def calls(host: WasmHost, program: Program, source: str, alive: int) -> tuple[fl
     return submit_us, wake_us
 
 
-def wake_many(host: WasmHost, program: Program, count: int) -> float:
+def wake_many(host: WasmHost, program: LinkedModule, count: int) -> float:
     """Microseconds per wake-up when `count` suspended guests are delivered to and stepped together."""
     guests = []
     for _ in range(count):

@@ -20,13 +20,13 @@ from tartlet_runtime.wasm import (
     GuestLimits,
     GuestRandom,
     HostConfig,
+    LinkedModule,
     QuietHooks,
     SystemClock,
     SystemRandom,
     WaitRequest,
     WasmHost,
 )
-from tartlet_runtime.wasm import Program as LinkedModule
 from tartlet_runtime.wasm.compiling.engine_flags import flags_digest
 
 log = logging.getLogger(__name__)

@@ -15,8 +15,7 @@ from tartlet_common.errors.registry import Diverged, InvalidSource, TartletError
 from tartlet_protos import common_pb2
 from tartlet_runtime.abi.guest import Delivery, Phase
 from tartlet_runtime.journal.journal import CommandDigest, JournalHeader, JournalRecord
-from tartlet_runtime.wasm import GuestClock, GuestLimits, GuestRandom, WasmHost
-from tartlet_runtime.wasm import Program as LinkedModule
+from tartlet_runtime.wasm import GuestClock, GuestLimits, GuestRandom, LinkedModule, WasmHost
 from tartlet_runtime.wasm.types import WaitRequest
 
 _MAX_SLICES = 1_000_000

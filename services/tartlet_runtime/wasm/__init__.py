@@ -9,17 +9,17 @@ from __future__ import annotations
 
 from tartlet_runtime.wasm.compiling.aot import AotCache, Compiled, ModuleKind, default_cache_dir
 from tartlet_runtime.wasm.determinism import GuestClock, GuestRandom, SystemClock, SystemRandom
-from tartlet_runtime.wasm.fibers.fiber import Guest
+from tartlet_runtime.wasm.fibers.fiber import Fiber
 from tartlet_runtime.wasm.host import HostConfig, WasmHost
-from tartlet_runtime.wasm.linking.linked_module import Program
+from tartlet_runtime.wasm.linking.linked_module import LinkedModule
 from tartlet_runtime.wasm.types import (
     FOREVER_US,
     STDERR,
     STDOUT,
     Delivery,
+    FiberOutcome,
     GuestHooks,
     GuestLimits,
-    Outcome,
     OutcomeKind,
     Phase,
     QuietHooks,
@@ -33,17 +33,17 @@ __all__ = [
     "AotCache",
     "Compiled",
     "Delivery",
-    "Guest",
+    "Fiber",
+    "FiberOutcome",
     "GuestClock",
     "GuestHooks",
     "GuestLimits",
     "GuestRandom",
     "HostConfig",
+    "LinkedModule",
     "ModuleKind",
-    "Outcome",
     "OutcomeKind",
     "Phase",
-    "Program",
     "QuietHooks",
     "SystemClock",
     "SystemRandom",

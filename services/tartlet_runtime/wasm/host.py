@@ -23,11 +23,13 @@ from tartlet_common.process.role import address_space
 from tartlet_runtime.wasm.boundary import capi
 from tartlet_runtime.wasm.boundary.shim import open_boundary
 from tartlet_runtime.wasm.boundary.state import GuestState, Remains
-from tartlet_runtime.wasm.compiling.aot import AotCache, Compiled, default_cache_dir
+from tartlet_runtime.wasm.compiling.aot import AotCache, Compiled, ModuleKind, default_cache_dir
 from tartlet_runtime.wasm.compiling.engine_flags import base_config
 from tartlet_runtime.wasm.determinism import SEED_BYTES, Clock, GuestClock, GuestRandom, Random
-from tartlet_runtime.wasm.fibers.fiber import Guest
-from tartlet_runtime.wasm.linking.linked_module import Program, link
+from tartlet_runtime.wasm.fibers.fiber import Fiber
+from tartlet_runtime.wasm.linking.component import ComponentModule
+from tartlet_runtime.wasm.linking.core_module import CoreModule
+from tartlet_runtime.wasm.linking.linked_module import LinkedModule
 from tartlet_runtime.wasm.reaper import Reaper
 from tartlet_runtime.wasm.spares import Demand, target
 from tartlet_runtime.wasm.types import GuestHooks, GuestLimits, Phase, QuietHooks
@@ -71,8 +73,8 @@ class WasmHost:
 
     Example:
         with WasmHost(HostConfig()) as host:
-            program = host.load(host.aot.compile(wasm))
-            guest = host.create(program, hooks=hooks)
+            module = host.load(host.aot.compile(wasm))
+            guest = host.create(module, hooks=hooks)
             guest.start()
             while guest.step() is Phase.READY:
                 pass
@@ -86,6 +88,7 @@ class WasmHost:
         """
         self.config = config or HostConfig()
         self.aot = aot or AotCache(self.config.cache_dir)
+        self.soft_submit_bytes = self.config.soft_submit_bytes
         self.boundary = open_boundary(self.config.boundary, self.config.cache_dir)
         wasm_config = base_config()
         self._slots = self.config.max_guests + _SPARES_IN_ALL * self.config.max_spares + _SLOTS_BEING_REAPED
@@ -94,40 +97,41 @@ class WasmHost:
         self.engine = wasmtime.Engine(wasm_config)
         self.engine_address = capi.address(self.engine.ptr())
         self._numbers = itertools.count(1)
-        self._guests: dict[int, Guest] = {}
-        self._spares: dict[Program, list[Guest]] = {}
-        self._unsparable: set[Program] = set()
-        self._demand: dict[Program, Demand] = {}
+        self._guests: dict[int, Fiber] = {}
+        self._spares: dict[LinkedModule, list[Fiber]] = {}
+        self._unsparable: set[LinkedModule] = set()
+        self._demand: dict[LinkedModule, Demand] = {}
         self._reaper = Reaper(self.boundary.free)
         self.boundary.start_ticker(self.engine_address, self.config.tick_us)
-        self._elsewhere: set[Guest] = set()  # begun and not ended
+        self._elsewhere: set[Fiber] = set()  # begun and not ended
         self._closed = False
         # A ticker that outlived its engine would crash the process at exit.
         weakref.finalize(self, self.boundary.stop_ticker)
 
     # ---- programs and guests ----
 
-    def load(self, compiled: Compiled) -> Program:
+    def load(self, compiled: Compiled) -> LinkedModule:
         """Load and link a compiled module: milliseconds, it is mapped.
 
         Raises:
             CorruptModule: it is valid Wasm, but no guest of ours.
         """
-        return link(self, compiled)
+        kind = CoreModule if compiled.kind is ModuleKind.CORE else ComponentModule
+        return kind(self, compiled)
 
     def create(
         self,
-        program: Program,
+        module: LinkedModule,
         *,
         hooks: GuestHooks | None = None,
         limits: GuestLimits | None = None,
         clock: Clock | None = None,
         random: Random | None = None,
-    ) -> Guest:
+    ) -> Fiber:
         """A new guest; `start` it next.
 
         Args:
-            program: what it runs.
+            module: the module that it runs.
             hooks: who hears what it does (default: `QuietHooks`, which collect).
             limits: what it may use (default: `GuestLimits()`).
             clock: its time: a `GuestClock` (default: started now; journal its `start_ns`), or `SystemClock` for
@@ -144,21 +148,21 @@ class WasmHost:
         hooks = hooks or QuietHooks()
         clock = clock or GuestClock(time.time_ns())
         random = random or GuestRandom(os.urandom(SEED_BYTES))
-        spares = self._spares.get(program)
-        if spares and limits.memory_bytes >= program.initial_memory_bytes:
+        spares = self._spares.get(module)
+        if spares and limits.memory_bytes >= module.initial_memory_bytes:
             guest = spares.pop()
             guest.adopt(limits, hooks, clock, random)
             return guest
-        return self._new_guest(program, limits, hooks, clock, random)
+        return self._new_guest(module, limits, hooks, clock, random)
 
-    def expect(self, program: Program) -> None:
+    def expect(self, module: LinkedModule) -> None:
         """A guest of `program` has been asked for; `create` may come much later when many are.
 
         Counted here, not in `create`: how fast a burst is served must not decide how large it looks.
         """
-        self._demand.setdefault(program, Demand()).note(time.monotonic())
+        self._demand.setdefault(module, Demand()).note(time.monotonic())
 
-    def tend(self, always: Program | None = None) -> bool:
+    def tend(self, always: LinkedModule | None = None) -> bool:
         """One unit of upkeep, at most a few milliseconds: call it while idle, until it returns False.
 
         Keeps as many spares of each program as were expected in the busiest two seconds of the last minute, and of
@@ -169,33 +173,33 @@ class WasmHost:
         now = time.monotonic()
         return any(self._tend(p, now, self.config.min_spares if p is always else 0) for p in list(self._demand))
 
-    def _tend(self, program: Program, now: float, least: int) -> bool:
-        peak = self._demand[program].peak(now)
+    def _tend(self, module: LinkedModule, now: float, least: int) -> bool:
+        peak = self._demand[module].peak(now)
         wanted = target(peak, least=least, most=self.config.max_spares)
-        kept = self._spares.get(program, [])
+        kept = self._spares.get(module, [])
         if len(kept) > wanted:
             kept.pop().kill("not needed")
             return True
         if not wanted:
-            self.unload(program)
+            self.unload(module)
             return False
-        return self.top_up(program, wanted)
+        return self.top_up(module, wanted)
 
-    def top_up(self, program: Program, spares: int) -> bool:
+    def top_up(self, module: LinkedModule, spares: int) -> bool:
         """Instantiate one guest ahead unless there are `spares` of them; whether it did.
 
         A launch that finds a spare is faster by the instantiation and what the guest prepares. Every guest is
         prepared with the same clock and randomness, not yet its own, so a program can't tell a spare from a new one.
         """
-        kept = self._spares.setdefault(program, [])
+        kept = self._spares.setdefault(module, [])
         is_full = self.num_spares >= _SPARES_IN_ALL * self.config.max_spares
-        if len(kept) >= spares or is_full or not program.can_be_spare or program in self._unsparable:
+        if len(kept) >= spares or is_full or not module.can_be_spare or module in self._unsparable:
             return False
-        guest = self._new_guest(program, GuestLimits(), QuietHooks(), GuestClock(0), GuestRandom(b"spare"))
+        guest = self._new_guest(module, GuestLimits(), QuietHooks(), GuestClock(0), GuestRandom(b"spare"))
         if guest.prepare(_SPARE_SLICES):
             kept.append(guest)
             return True
-        self._unsparable.add(program)
+        self._unsparable.add(module)
         guest.kill("it can't be instantiated ahead")
         return False
 
@@ -204,20 +208,20 @@ class WasmHost:
         """Guests instantiated ahead."""
         return sum(map(len, self._spares.values()))
 
-    def unload(self, program: Program) -> None:
+    def unload(self, module: LinkedModule) -> None:
         """Give up the spares of a program that is not needed any more."""
-        for guest in self._spares.pop(program, []):
+        for guest in self._spares.pop(module, []):
             guest.kill("not needed")
-        self._unsparable.discard(program)
-        self._demand.pop(program, None)
+        self._unsparable.discard(module)
+        self._demand.pop(module, None)
 
     def _new_guest(
-        self, program: Program, limits: GuestLimits, hooks: GuestHooks, clock: Clock, random: Random
-    ) -> Guest:
+        self, module: LinkedModule, limits: GuestLimits, hooks: GuestHooks, clock: Clock, random: Random
+    ) -> Fiber:
         if len(self._guests) + self._reaper.pending >= self._slots - 1:
             self.drain()
         number = next(self._numbers)
-        guest = Guest(self, number, program, limits, hooks, clock, random)
+        guest = Fiber(self, number, module, limits, hooks, clock, random)
         self._guests[number] = guest
         return guest
 
@@ -230,7 +234,7 @@ class WasmHost:
         if self._closed:
             raise RuntimeError("the host is closed")
 
-    def step_many(self, guests: Iterable[Guest]) -> None:
+    def step_many(self, guests: Iterable[Fiber]) -> None:
         """Step those of `guests` that are READY, one slice each; look at their `phase` afterwards.
 
         With the C shim this is one call for all of them; callers bound its length by how many they pass.
@@ -244,7 +248,7 @@ class WasmHost:
             guest.polled = False
             guest.settle()
 
-    def begin_step(self, guest: Guest) -> None:
+    def begin_step(self, guest: Fiber) -> None:
         """Begin to step a guest on another thread, if it is READY, until `end_step`; then `step` it to its end.
 
         Meanwhile it may be killed, which takes effect at the end, and nothing else.
@@ -255,7 +259,7 @@ class WasmHost:
         self._elsewhere.add(guest)
         self.boundary.begin_poll(guest.state)
 
-    def end_step(self, guest: Guest) -> None:
+    def end_step(self, guest: Fiber) -> None:
         """Wait for it, if it is under way, and help."""
         if not guest.is_elsewhere:
             return
@@ -302,11 +306,11 @@ class WasmHost:
 
     # ---- for guests and programs ----
 
-    def guest_of(self, context: int) -> Guest:
+    def guest_of(self, context: int) -> Fiber:
         """The guest whose store has this context."""
         return self._guests[GuestState.from_address(capi.context_get_data(context)).id]
 
-    def forget(self, guest: Guest, remains: Remains | None) -> None:
+    def forget(self, guest: Fiber, remains: Remains | None) -> None:
         """A guest has ended."""
         del self._guests[guest.number]
         if remains is not None:

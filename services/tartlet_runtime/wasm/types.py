@@ -19,9 +19,9 @@ class Phase(IntEnum):
     """Where a guest stands after a step."""
 
     READY = 0  # can be stepped: new, delivered to, or its slice was over
-    WAITING = 1  # inside wait(); `Guest.wait_request` says for what; deliver(), then step()
-    SLEEPING = 2  # inside a sleep of `Guest.sleep_us`; wake() after that time, then step()
-    ENDED = 3  # `Guest.outcome` says how
+    WAITING = 1  # inside wait(); `Fiber.wait_request` says for what; deliver(), then step()
+    SLEEPING = 2  # inside a sleep of `Fiber.sleep_us`; wake() after that time, then step()
+    ENDED = 3  # `Fiber.outcome` says how
 
 
 class OutcomeKind(Enum):
@@ -35,7 +35,7 @@ class OutcomeKind(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class FiberOutcome:
     """How a guest ended.
 
     `text` is the program's result (OK) or its traceback (ERROR). `error` is None for OK, else the typed error to
@@ -87,10 +87,10 @@ class GuestHooks(Protocol):
         """Handle bytes that a component wrote to stdout (1) or stderr (2)."""
 
     def on_wait(self, request: WaitRequest) -> Delivery | None:
-        """Answer a wait at once (a replay does), or None: the guest is suspended until `Guest.deliver`."""
+        """Answer a wait at once (a replay does), or None: the guest is suspended until `Fiber.deliver`."""
 
     def on_sleep(self, duration_us: int) -> bool:
-        """Whether a sleep is over at once (a replay says so); False: suspended until `Guest.wake`."""
+        """Whether a sleep is over at once (a replay says so); False: suspended until `Fiber.wake`."""
 
 
 class QuietHooks:

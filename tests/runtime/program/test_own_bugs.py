@@ -11,7 +11,7 @@ from tartlet_common.abi import Op
 from tartlet_common.errors.registry import ControlLost, InternalError
 from tartlet_common.rpc.error_proto import error_from_proto
 from tartlet_runtime.link.frames import Outbox
-from tartlet_runtime.wasm.fibers.fiber import Guest
+from tartlet_runtime.wasm.fibers.fiber import Fiber
 from tests.runtime.bystanders import SAMPLE, bystander, ended
 from tests.runtime.guests.test_wasm_programs import run_program
 from tests.runtime.harness import native, running
@@ -46,13 +46,13 @@ async def test_commands_that_cannot_be_sent_are_lost_with_their_programs(
 
 
 async def test_a_delivery_that_breaks_ends_its_program(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def breaks(_self: Guest, _delivery: Any) -> None:
+    def breaks(_self: Fiber, _delivery: Any) -> None:
         monkeypatch.undo()
         raise RuntimeError("a bug")
 
     async with running(run_dir) as rig:
         stream, guest = await native(rig)  # it stays through all of it
-        monkeypatch.setattr(Guest, "deliver", breaks)
+        monkeypatch.setattr(Fiber, "deliver", breaks)
         events = await run_program(rig, SLEEPS)
         assert isinstance(error_from_proto(events[-1].error), InternalError)
         assert await guest.call(Op.AVAILABLE_MODELS) == b'["fake"]'

@@ -11,7 +11,7 @@ from tartlet_runtime.guests.build import build
 from tartlet_runtime.wasm import (
     Compiled,
     HostConfig,
-    Program,
+    LinkedModule,
     WasmHost,
     default_cache_dir,
 )
@@ -36,7 +36,7 @@ def host(request: pytest.FixtureRequest, cache_dir: Path) -> Iterator[WasmHost]:
 
 
 @pytest.fixture(scope="session")
-def probe(host: WasmHost) -> Program:
+def probe(host: WasmHost) -> LinkedModule:
     return host.load(host.aot.compile((GUESTS / "probe.wasm").read_bytes()))
 
 
@@ -46,7 +46,7 @@ def python_compiled(cache_dir: Path) -> Compiled:
 
 
 @pytest.fixture(scope="session")
-def python(host: WasmHost, python_compiled: Compiled) -> Program:
+def python(host: WasmHost, python_compiled: Compiled) -> LinkedModule:
     return host.load(python_compiled)
 
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from tartlet_runtime.wasm import (
     Delivery,
-    Guest,
+    Fiber,
+    FiberOutcome,
     GuestClock,
     GuestHooks,
     GuestLimits,
     GuestRandom,
-    Outcome,
+    LinkedModule,
     Phase,
-    Program,
     QuietHooks,
     WasmHost,
 )
@@ -20,19 +20,19 @@ START_NS = 10**18
 SECOND_NS = 10**9
 
 
-def submitted(guest: Guest) -> list[bytes]:
+def submitted(guest: Fiber) -> list[bytes]:
     """What a guest with `QuietHooks` has submitted."""
     assert isinstance(guest.hooks, QuietHooks)
     return guest.hooks.submitted
 
 
-def printed(guest: Guest, stream: int = 1) -> bytes:
+def printed(guest: Fiber, stream: int = 1) -> bytes:
     """What a guest with `QuietHooks` has written."""
     assert isinstance(guest.hooks, QuietHooks)
     return b"".join(data for number, data in guest.hooks.output if number == stream)
 
 
-def outcome_of(guest: Guest) -> Outcome:
+def outcome_of(guest: Fiber) -> FiberOutcome:
     """How a guest ended."""
     assert guest.outcome is not None, guest.phase
     return guest.outcome
@@ -47,25 +47,25 @@ class Driver:
 
     def start(
         self,
-        program: Program,
+        program: LinkedModule,
         source: str = "",
         *args: str,
         limits: GuestLimits | None = None,
         hooks: GuestHooks | None = None,
         seed: bytes = b"seed",
-    ) -> Guest:
+    ) -> Fiber:
         guest = self.host.create(
             program, hooks=hooks, limits=limits, clock=GuestClock(START_NS), random=GuestRandom(seed)
         )
         guest.start(source, "user.py", args)
         return guest
 
-    def settle(self, *guests: Guest) -> None:
+    def settle(self, *guests: Fiber) -> None:
         """Step until none is READY: on a busy machine a slice may end at any point."""
         while any(guest.phase is Phase.READY for guest in guests):
             self.host.step_many(guests)
 
-    def run(self, guest: Guest, *deliveries: bytes, max_steps: int = 10_000) -> Guest:
+    def run(self, guest: Fiber, *deliveries: bytes, max_steps: int = 10_000) -> Fiber:
         """Until the guest ends or wants more deliveries than there are; each comes a second after the last."""
         left = list(deliveries)
         for _ in range(max_steps):

@@ -18,7 +18,7 @@ from tartlet_common.errors.registry import (
     ProgramMemoryExceeded,
     SourceTooLarge,
 )
-from tartlet_runtime.wasm import AotCache, GuestLimits, HostConfig, ModuleKind, Program, WasmHost
+from tartlet_runtime.wasm import AotCache, GuestLimits, HostConfig, LinkedModule, ModuleKind, WasmHost
 from tartlet_runtime.wasm.compiling import aot as aot_module
 from tests.runtime.wasm.conftest import GUESTS
 from tests.runtime.wasm.driving import Driver, outcome_of
@@ -164,7 +164,7 @@ def test_a_module_larger_than_any_slot_is_refused(host: WasmHost) -> None:
 
 def test_a_full_pool_is_a_typed_error(cache_dir: Path) -> None:
     with WasmHost(HostConfig(max_guests=3, cache_dir=cache_dir, boundary="ctypes")) as small:
-        program: Program = small.load(small.aot.compile(PROBE))
+        program: LinkedModule = small.load(small.aot.compile(PROBE))
         guests = [small.create(program) for _ in range(3)]
         with pytest.raises(Overloaded):
             small.create(program)

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from tartlet_common import abi
-from tartlet_runtime.wasm import OutcomeKind, Phase, Program, WasmHost
+from tartlet_runtime.wasm import LinkedModule, OutcomeKind, Phase, WasmHost
 from tests.runtime.wasm.conftest import GUESTS, ROOT
 from tests.runtime.wasm.driving import Driver, outcome_of, submitted
 
@@ -78,7 +78,7 @@ def test_every_vector_is_read_and_said_again_to_the_byte(driver: Driver, host: W
 
 
 @pytest.fixture
-def completion(host: WasmHost) -> Program:
+def completion(host: WasmHost) -> LinkedModule:
     return host.load(host.aot.compile((EXAMPLES / "text_completion.wasm").read_bytes()))
 
 
@@ -163,7 +163,7 @@ class Model:
         ('q"\\\n\u00e9\u20ac', range(0x20AC % VOCABULARY + 1, 0x20AC % VOCABULARY + 13)),
     ],
 )
-def test_text_completion(driver: Driver, completion: Program, ahead: int, prompt: str, expected: range) -> None:
+def test_text_completion(driver: Driver, completion: LinkedModule, ahead: int, prompt: str, expected: range) -> None:
     model = Model(["--prompt", prompt, "--max-tokens", "12", "--run-ahead", str(ahead)])
     guest = driver.start(completion)
     for _ in range(200):

@@ -21,11 +21,11 @@ from tartlet_common.errors.registry import (
 )
 from tartlet_runtime.wasm import (
     Delivery,
-    Guest,
+    Fiber,
     GuestLimits,
+    LinkedModule,
     OutcomeKind,
     Phase,
-    Program,
     QuietHooks,
     WaitRequest,
     WasmHost,
@@ -36,14 +36,14 @@ from tests.runtime.wasm.driving import SECOND_NS, START_NS, Driver, submitted
 pytestmark = pytest.mark.timeout(60)
 
 
-def test_a_guest_waits_with_its_maximum_and_time_limit(driver: Driver, probe: Program) -> None:
+def test_a_guest_waits_with_its_maximum_and_time_limit(driver: Driver, probe: LinkedModule) -> None:
     guest = driver.run(driver.start(probe))
     assert guest.phase is Phase.WAITING
     assert guest.wait_request == WaitRequest(max_records=7, timeout_us=1234)
     guest.kill()
 
 
-def test_every_byte_value_crosses_both_ways(driver: Driver, probe: Program) -> None:
+def test_every_byte_value_crosses_both_ways(driver: Driver, probe: LinkedModule) -> None:
     data = bytes(range(256)) * 16
     guest = driver.run(driver.start(probe), b"e", data, b"second", b"")
     assert guest.outcome is not None
@@ -51,7 +51,7 @@ def test_every_byte_value_crosses_both_ways(driver: Driver, probe: Program) -> N
     assert submitted(guest) == [data, b"second"]
 
 
-def test_a_delivery_that_does_not_fit_is_kept_for_the_next_wait(driver: Driver, probe: Program) -> None:
+def test_a_delivery_that_does_not_fit_is_kept_for_the_next_wait(driver: Driver, probe: LinkedModule) -> None:
     guest = driver.run(driver.start(probe), b"s", b"123456789")
     assert submitted(guest) == [struct.pack("<i", -9), b"123456789"]
 
@@ -74,7 +74,7 @@ def test_a_delivery_that_does_not_fit_is_kept_for_the_next_wait(driver: Driver, 
     ],
 )
 def test_how_a_guest_ends(
-    driver: Driver, probe: Program, order: bytes, kind: OutcomeKind, error: type[TartletError] | None, text: str
+    driver: Driver, probe: LinkedModule, order: bytes, kind: OutcomeKind, error: type[TartletError] | None, text: str
 ) -> None:
     limits = GuestLimits(memory_bytes=32 << 20)
     outcome = driver.run(driver.start(probe, limits=limits), order).outcome
@@ -87,7 +87,7 @@ def test_how_a_guest_ends(
         assert text in str(outcome.error)
 
 
-def test_an_endless_loop_yields_each_slice_while_others_progress(driver: Driver, probe: Program) -> None:
+def test_an_endless_loop_yields_each_slice_while_others_progress(driver: Driver, probe: LinkedModule) -> None:
     spinner = driver.run(driver.start(probe, limits=GuestLimits(cpu_slice_us=2000)))
     spinner.deliver(Delivery(b"l", 0))
     worker = driver.run(driver.start(probe), b"e")
@@ -102,24 +102,24 @@ def test_an_endless_loop_yields_each_slice_while_others_progress(driver: Driver,
     worker.kill()
 
 
-def test_computing_past_the_limit_ends_the_guest(driver: Driver, probe: Program) -> None:
+def test_computing_past_the_limit_ends_the_guest(driver: Driver, probe: LinkedModule) -> None:
     guest = driver.run(driver.start(probe, limits=GuestLimits(cpu_burst_s=0.02)), b"l")
     assert guest.outcome is not None
     assert isinstance(guest.outcome.error, ProgramCpuExceeded)
     assert 0.02 < guest.cpu_ns / 1e9 < 2
 
 
-def test_a_slice_ends_and_the_computation_goes_on(driver: Driver, probe: Program) -> None:
+def test_a_slice_ends_and_the_computation_goes_on(driver: Driver, probe: LinkedModule) -> None:
     guest = driver.run(driver.start(probe), b"c")
     assert submitted(guest) == [b"counted"]
 
 
-def test_submissions_keep_their_order_and_none_is_lost(driver: Driver, probe: Program) -> None:
+def test_submissions_keep_their_order_and_none_is_lost(driver: Driver, probe: LinkedModule) -> None:
     guest = driver.run(driver.start(probe), b"F")
     assert [struct.unpack_from("<H", data)[0] for data in submitted(guest)] == list(range(20_000))
 
 
-def test_a_flood_of_submissions_is_cut_into_slices(driver: Driver, host: WasmHost, probe: Program) -> None:
+def test_a_flood_of_submissions_is_cut_into_slices(driver: Driver, host: WasmHost, probe: LinkedModule) -> None:
     guest = driver.run(driver.start(probe))
     guest.deliver(Delivery(b"f", 0))
     for _ in range(5):
@@ -129,19 +129,21 @@ def test_a_flood_of_submissions_is_cut_into_slices(driver: Driver, host: WasmHos
     guest.kill()
 
 
-def test_time_moves_by_deliveries_and_readings_only(driver: Driver, probe: Program) -> None:
+def test_time_moves_by_deliveries_and_readings_only(driver: Driver, probe: LinkedModule) -> None:
     guest = driver.run(driver.start(probe), b"t")
     assert struct.unpack("<2q", submitted(guest)[0]) == (START_NS + SECOND_NS + 1000, START_NS + SECOND_NS + 2000)
 
 
-def test_randomness_is_a_function_of_the_seed(driver: Driver, probe: Program) -> None:
+def test_randomness_is_a_function_of_the_seed(driver: Driver, probe: LinkedModule) -> None:
     drawn = [submitted(driver.run(driver.start(probe, seed=seed), b"t"))[1] for seed in (b"a", b"a", b"b")]
     assert drawn[0] == drawn[1] != drawn[2]
     assert len(drawn[0]) == 40
 
 
 @pytest.mark.parametrize("order", [None, b"l"], ids=["suspended", "spinning"])
-def test_kill_ends_a_guest_wherever_it_is(driver: Driver, host: WasmHost, probe: Program, order: bytes | None) -> None:
+def test_kill_ends_a_guest_wherever_it_is(
+    driver: Driver, host: WasmHost, probe: LinkedModule, order: bytes | None
+) -> None:
     guest = driver.run(driver.start(probe))
     if order is not None:
         guest.deliver(Delivery(order, 0))
@@ -158,7 +160,7 @@ def test_kill_ends_a_guest_wherever_it_is(driver: Driver, host: WasmHost, probe:
     host.drain()
 
 
-def test_a_guest_can_be_killed_before_it_starts_and_before_its_first_step(host: WasmHost, probe: Program) -> None:
+def test_a_guest_can_be_killed_before_it_starts_and_before_its_first_step(host: WasmHost, probe: LinkedModule) -> None:
     fresh = host.create(probe)
     fresh.kill()
     started = host.create(probe)
@@ -179,7 +181,7 @@ class Raising(QuietHooks):
 
 @pytest.mark.parametrize("error", [NotAllowed(what="this"), ZeroDivisionError()], ids=["typed", "bug"])
 def test_a_hook_that_raises_ends_its_guest_only(
-    driver: Driver, host: WasmHost, probe: Program, error: Exception
+    driver: Driver, host: WasmHost, probe: LinkedModule, error: Exception
 ) -> None:
     bad, good = driver.run(driver.start(probe, hooks=Raising(error)), b"e"), driver.run(driver.start(probe), b"e")
     for guest in (bad, good):
@@ -198,7 +200,7 @@ class Killing(QuietHooks):
 
     def __init__(self) -> None:
         super().__init__()
-        self.victims: list[Guest] = []
+        self.victims: list[Fiber] = []
 
     def on_submit(self, data: bytes) -> None:
         super().on_submit(data)
@@ -213,7 +215,7 @@ class Killing(QuietHooks):
             guest.kill("by a hook")
 
 
-def test_a_hook_may_kill_its_guest_and_others(driver: Driver, host: WasmHost, probe: Program) -> None:
+def test_a_hook_may_kill_its_guest_and_others(driver: Driver, host: WasmHost, probe: LinkedModule) -> None:
     hooks = Killing()
     killer, first, last = (driver.run(driver.start(probe, hooks=h)) for h in (hooks, None, None))
     for guest in (killer, first, last):
@@ -234,7 +236,7 @@ class Replaying(QuietHooks):
         return Delivery(self.deliveries.pop(0), START_NS) if self.deliveries else None
 
 
-def test_a_hook_may_answer_waits_at_once(driver: Driver, probe: Program) -> None:
+def test_a_hook_may_answer_waits_at_once(driver: Driver, probe: LinkedModule) -> None:
     hooks = Replaying([b"e", *(b"%d" % i for i in range(1000)), b""])
     guest = driver.run(driver.start(probe, hooks=hooks))
     assert guest.outcome is not None
@@ -242,7 +244,7 @@ def test_a_hook_may_answer_waits_at_once(driver: Driver, probe: Program) -> None
     assert hooks.submitted == [b"%d" % i for i in range(1000)]
 
 
-def test_896_guests_at_once(driver: Driver, host: WasmHost, probe: Program) -> None:
+def test_896_guests_at_once(driver: Driver, host: WasmHost, probe: LinkedModule) -> None:
     guests = [driver.start(probe) for _ in range(896)]
     for order in (b"e", b"one", b"two"):
         driver.settle(*guests)
@@ -258,7 +260,7 @@ def test_896_guests_at_once(driver: Driver, host: WasmHost, probe: Program) -> N
     host.drain()
 
 
-def test_a_guest_listed_twice_is_stepped_once(driver: Driver, host: WasmHost, probe: Program) -> None:
+def test_a_guest_listed_twice_is_stepped_once(driver: Driver, host: WasmHost, probe: LinkedModule) -> None:
     guest = driver.run(driver.start(probe))
     guest.deliver(Delivery(b"r\0", 0))
     host.step_many((guest, guest))
@@ -266,7 +268,7 @@ def test_a_guest_listed_twice_is_stepped_once(driver: Driver, host: WasmHost, pr
     assert guest.phase is Phase.ENDED
 
 
-def test_a_spare_is_a_guest_like_any_other(driver: Driver, host: WasmHost, probe: Program) -> None:
+def test_a_spare_is_a_guest_like_any_other(driver: Driver, host: WasmHost, probe: LinkedModule) -> None:
     alive = host.num_guests
     assert host.top_up(probe, 2)
     assert host.top_up(probe, 2)
@@ -317,7 +319,7 @@ def test_any_bytes_have_an_answer_about_their_start(data: bytes) -> None:
     assert has_start(data) in (True, False)
 
 
-def test_spares_of_a_core_module_follow_its_demand_and_go_with_it(host: WasmHost, probe: Program) -> None:
+def test_spares_of_a_core_module_follow_its_demand_and_go_with_it(host: WasmHost, probe: LinkedModule) -> None:
     for _ in range(3):
         host.expect(probe)
     while host.tend():
@@ -328,7 +330,7 @@ def test_spares_of_a_core_module_follow_its_demand_and_go_with_it(host: WasmHost
     assert host.num_spares == 0
 
 
-def test_spares_can_be_given_up(host: WasmHost, probe: Program) -> None:
+def test_spares_can_be_given_up(host: WasmHost, probe: LinkedModule) -> None:
     assert host.top_up(probe, 1)
     host.unload(probe)
     assert host.num_spares == 0

@@ -9,7 +9,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tartlet_runtime.wasm import Compiled, Delivery, GuestLimits, HostConfig, Phase, Program, WasmHost
+from tartlet_runtime.wasm import Compiled, Delivery, GuestLimits, HostConfig, LinkedModule, Phase, WasmHost
 from tests.runtime.wasm.conftest import GUESTS
 from tests.runtime.wasm.driving import Driver
 
@@ -33,7 +33,7 @@ def rss_bytes() -> int:
     return size
 
 
-def churn(host: WasmHost, program: Program, cycles: int) -> None:
+def churn(host: WasmHost, program: LinkedModule, cycles: int) -> None:
     driver = Driver(host)
     limits = GuestLimits(memory_bytes=16 << 20, cpu_slice_us=1)
     for i in range(cycles):

@@ -25,9 +25,9 @@ from tartlet_runtime.wasm import (
     Delivery,
     GuestLimits,
     HostConfig,
+    LinkedModule,
     OutcomeKind,
     Phase,
-    Program,
     SystemClock,
     SystemRandom,
     WasmHost,
@@ -43,14 +43,16 @@ def program(*lines: str) -> str:
     return f"import os, sys, time\nfrom inferlet import _host\nasync def main():\n{body}\n"
 
 
-def result(driver: Driver, python: Program, *lines: str, deliveries: tuple[bytes, ...] = (), seed: bytes = b"s") -> str:
+def result(
+    driver: Driver, python: LinkedModule, *lines: str, deliveries: tuple[bytes, ...] = (), seed: bytes = b"s"
+) -> str:
     guest = driver.run(driver.start(python, program(*lines), seed=seed), *deliveries)
     outcome = outcome_of(guest)
     assert outcome.kind is OutcomeKind.OK, outcome
     return outcome.text
 
 
-def test_every_byte_value_crosses_both_ways(driver: Driver, python: Program) -> None:
+def test_every_byte_value_crosses_both_ways(driver: Driver, python: LinkedModule) -> None:
     data = bytes(range(256)) * 3
     source = program("_host.backend.submit(bytes(range(256)) * 3)", "return _host.backend.wait(9, 77).hex()")
     guest = driver.run(driver.start(python, source))
@@ -61,14 +63,14 @@ def test_every_byte_value_crosses_both_ways(driver: Driver, python: Program) -> 
     assert outcome_of(guest).text == data.hex()
 
 
-def test_a_wait_without_a_time_limit(driver: Driver, python: Program) -> None:
+def test_a_wait_without_a_time_limit(driver: Driver, python: LinkedModule) -> None:
     guest = driver.run(driver.start(python, program("_host.backend.wait(1, _host.NO_TIMEOUT_US)")))
     assert guest.wait_request is not None
     assert guest.wait_request.timeout_us == FOREVER_US
     guest.kill()
 
 
-def test_a_code_point_that_is_no_byte_is_refused(driver: Driver, python: Program) -> None:
+def test_a_code_point_that_is_no_byte_is_refused(driver: Driver, python: LinkedModule) -> None:
     source = program("from wit_world.imports import host", "host.submit('a\\u0100')")
     outcome = outcome_of(driver.run(driver.start(python, source)))
     assert isinstance(outcome.error, MalformedSubmission)
@@ -78,7 +80,7 @@ def test_a_code_point_that_is_no_byte_is_refused(driver: Driver, python: Program
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(text=st.text(st.characters(exclude_categories=["Cs"]), max_size=200))
 def test_random_wit_strings_are_submitted_or_refused_and_harm_nobody(
-    driver: Driver, python: Program, text: str
+    driver: Driver, python: LinkedModule, text: str
 ) -> None:
     source = program("from wit_world.imports import host", f"host.submit({text!r})", "return 'here'")
     guest = driver.start(python, source)
@@ -92,7 +94,7 @@ def test_random_wit_strings_are_submitted_or_refused_and_harm_nobody(
     assert outcome_of(driver.run(other, b"fine")).text == "fine"
 
 
-def test_a_traceback_names_the_users_file_and_line(driver: Driver, python: Program) -> None:
+def test_a_traceback_names_the_users_file_and_line(driver: Driver, python: LinkedModule) -> None:
     outcome = outcome_of(driver.run(driver.start(python, "x = 1\n\nasync def main():\n    return x / 0\n")))
     assert outcome.kind is OutcomeKind.ERROR
     assert isinstance(outcome.error, ProgramFailed)
@@ -100,14 +102,14 @@ def test_a_traceback_names_the_users_file_and_line(driver: Driver, python: Progr
     assert outcome.text.rstrip().endswith("ZeroDivisionError: division by zero")
 
 
-def test_a_syntax_error_names_its_line(driver: Driver, python: Program) -> None:
+def test_a_syntax_error_names_its_line(driver: Driver, python: LinkedModule) -> None:
     outcome = outcome_of(driver.run(driver.start(python, "a = 1\ndef main(:\n    pass\n")))
     assert outcome.kind is OutcomeKind.ERROR
     assert 'File "user.py", line 2' in outcome.text
     assert "SyntaxError" in outcome.text
 
 
-def test_writes_reach_the_embedder_by_stream(driver: Driver, python: Program) -> None:
+def test_writes_reach_the_embedder_by_stream(driver: Driver, python: LinkedModule) -> None:
     source = program("os.write(1, b'to stdout \\xff')", "os.write(2, b'to stderr')")
     guest = driver.run(driver.start(python, source))
     assert printed(guest, 1) == b"to stdout \xff"
@@ -126,16 +128,16 @@ def test_writes_reach_the_embedder_by_stream(driver: Driver, python: Program) ->
         ("sys.stdin.read(1)[0]", "IndexError"),
     ],
 )
-def test_what_does_not_exist_fails_in_python(driver: Driver, python: Program, line: str, error: str) -> None:
+def test_what_does_not_exist_fails_in_python(driver: Driver, python: LinkedModule, line: str, error: str) -> None:
     text = result(driver, python, "try:", f"    {line}", f"except ({error}) as e:", "    return type(e).__name__")
     assert text
 
 
-def test_the_environment_is_empty(driver: Driver, python: Program) -> None:
+def test_the_environment_is_empty(driver: Driver, python: LinkedModule) -> None:
     assert result(driver, python, "return dict(os.environ)") == "{}"
 
 
-def test_leaving_by_os_exit_is_not_allowed(driver: Driver, python: Program) -> None:
+def test_leaving_by_os_exit_is_not_allowed(driver: Driver, python: LinkedModule) -> None:
     outcome = outcome_of(driver.run(driver.start(python, program("os._exit(0)"))))
     assert isinstance(outcome.error, NotAllowed)
 
@@ -151,7 +153,7 @@ def test_leaving_by_os_exit_is_not_allowed(driver: Driver, python: Program) -> N
     ],
 )
 def test_greed_ends_in_a_typed_error(
-    driver: Driver, python: Program, line: str, error: type[TartletError] | None
+    driver: Driver, python: LinkedModule, line: str, error: type[TartletError] | None
 ) -> None:
     limits = GuestLimits(memory_bytes=64 << 20, cpu_burst_s=1.0)
     outcome = outcome_of(driver.run(driver.start(python, program(line), limits=limits)))
@@ -175,7 +177,7 @@ def test_greed_ends_in_a_typed_error(
     ],
 )
 def test_whatever_allocation_fails_it_is_told_as_the_limit_and_no_panic(
-    driver: Driver, python: Program, line: str, mib: int
+    driver: Driver, python: LinkedModule, line: str, mib: int
 ) -> None:
     limits = GuestLimits(memory_bytes=mib << 20)
     guest = driver.start(python, program("x, s = [], 'x'", f"while True: {line}"), limits=limits)
@@ -186,7 +188,7 @@ def test_whatever_allocation_fails_it_is_told_as_the_limit_and_no_panic(
 
 
 @pytest.mark.parametrize("line", ["s += 'x' * 100_000", "s = s + s", "t = s + s; s = t"])
-def test_a_string_that_finds_no_memory_is_told_as_the_limit(driver: Driver, python: Program, line: str) -> None:
+def test_a_string_that_finds_no_memory_is_told_as_the_limit(driver: Driver, python: LinkedModule, line: str) -> None:
     source = f"def main():\n    s = 'x'\n    while True:\n        {line}\n"
     error = outcome_of(driver.run(driver.start(python, source, limits=GuestLimits(memory_bytes=64 << 20)))).error
     assert isinstance(error, ProgramMemoryExceeded), error
@@ -221,7 +223,7 @@ def test_a_string_that_finds_no_memory_is_told_as_the_limit(driver: Driver, pyth
     ],
 )
 def test_a_failure_for_want_of_what_the_sandbox_has_not_says_so(
-    driver: Driver, python: Program, line: str, hint: str
+    driver: Driver, python: LinkedModule, line: str, hint: str
 ) -> None:
     outcome = outcome_of(driver.run(driver.start(python, program(line))))
     assert 'File "user.py", line' in outcome.text
@@ -231,20 +233,20 @@ def test_a_failure_for_want_of_what_the_sandbox_has_not_says_so(
 
 
 @pytest.mark.parametrize("line", ["raise OSError('mine')", "{}['HOME']", "raise TimeoutError", "1 / 0", "exit('bye')"])
-def test_other_failures_say_nothing_of_the_sandbox(driver: Driver, python: Program, line: str) -> None:
+def test_other_failures_say_nothing_of_the_sandbox(driver: Driver, python: LinkedModule, line: str) -> None:
     outcome = outcome_of(driver.run(driver.start(python, program(line))))
     assert outcome.kind is OutcomeKind.ERROR
     assert "sandbox" not in outcome.text
 
 
-def test_an_endless_loop_yields_and_is_ended_at_its_limit(driver: Driver, python: Program) -> None:
+def test_an_endless_loop_yields_and_is_ended_at_its_limit(driver: Driver, python: LinkedModule) -> None:
     guest = driver.start(python, program("while True: pass"), limits=GuestLimits(cpu_burst_s=0.1))
     assert guest.step() is Phase.READY
     driver.run(guest)
     assert isinstance(outcome_of(guest).error, ProgramCpuExceeded)
 
 
-def test_sleep_suspends_and_moves_the_guests_clock(driver: Driver, python: Program) -> None:
+def test_sleep_suspends_and_moves_the_guests_clock(driver: Driver, python: LinkedModule) -> None:
     before = time.monotonic()
     text = result(driver, python, "a = time.monotonic()", "time.sleep(30)", "return time.monotonic() - a")
     assert 30 <= float(text) < 30.001
@@ -252,7 +254,7 @@ def test_sleep_suspends_and_moves_the_guests_clock(driver: Driver, python: Progr
     assert time.monotonic() - before < 20
 
 
-def test_clock_and_randomness_are_the_guests_own(driver: Driver, python: Program) -> None:
+def test_clock_and_randomness_are_the_guests_own(driver: Driver, python: LinkedModule) -> None:
     lines = (
         "import random, uuid, secrets, json",
         "ids = [str(uuid.uuid4()), secrets.token_hex(8), os.urandom(5).hex()]",
@@ -263,7 +265,7 @@ def test_clock_and_randomness_are_the_guests_own(driver: Driver, python: Program
     assert START_NS < json.loads(first)[0] < START_NS + 1_000_000
 
 
-def test_a_program_that_is_not_durable_sees_the_real_clock_and_entropy(host: WasmHost, python: Program) -> None:
+def test_a_program_that_is_not_durable_sees_the_real_clock_and_entropy(host: WasmHost, python: LinkedModule) -> None:
     texts = []
     for _ in range(2):
         guest = host.create(python, clock=SystemClock(), random=SystemRandom())
@@ -275,7 +277,7 @@ def test_a_program_that_is_not_durable_sees_the_real_clock_and_entropy(host: Was
     assert texts[0][1] != texts[1][1]
 
 
-def test_kill_while_suspended(driver: Driver, host: WasmHost, python: Program) -> None:
+def test_kill_while_suspended(driver: Driver, host: WasmHost, python: LinkedModule) -> None:
     guest = driver.run(driver.start(python, program("_host.backend.wait(1, 1)")))
     assert guest.phase is Phase.WAITING
     guest.kill("no longer wanted")
@@ -283,7 +285,7 @@ def test_kill_while_suspended(driver: Driver, host: WasmHost, python: Program) -
     assert outcome_of(guest).kind is OutcomeKind.KILLED
 
 
-def test_the_same_run_submits_the_same_bytes(driver: Driver, python: Program) -> None:
+def test_the_same_run_submits_the_same_bytes(driver: Driver, python: LinkedModule) -> None:
     source = program(
         "import random",
         "for i in range(20):",
@@ -295,7 +297,7 @@ def test_the_same_run_submits_the_same_bytes(driver: Driver, python: Program) ->
     assert runs[0] == runs[1] == runs[2]
 
 
-def test_100_guests_at_once(driver: Driver, python: Program) -> None:
+def test_100_guests_at_once(driver: Driver, python: LinkedModule) -> None:
     source = program("_host.backend.submit(b'up')", "return _host.backend.wait(1, 1).decode()")
     guests = [driver.start(python, source) for _ in range(100)]
     driver.settle(*guests)
@@ -307,7 +309,7 @@ def test_100_guests_at_once(driver: Driver, python: Program) -> None:
     assert [outcome_of(guest).text for guest in guests] == [str(i) for i in range(100)]
 
 
-def test_a_spare_behaves_as_a_new_instance(driver: Driver, host: WasmHost, python: Program) -> None:
+def test_a_spare_behaves_as_a_new_instance(driver: Driver, host: WasmHost, python: LinkedModule) -> None:
     lines = ("import random, json", "x = {object() for _ in range(9)}", "return json.dumps([random.random(), id(x)])")
     fresh = result(driver, python, *lines)
     assert host.top_up(python, 1)
@@ -333,7 +335,7 @@ def test_spares_follow_the_demand(cache_dir: Path, python_compiled: Compiled) ->
         assert host.num_spares == 2
 
 
-def test_many_step_on_several_threads_as_on_one(driver: Driver, host: WasmHost, python: Program) -> None:
+def test_many_step_on_several_threads_as_on_one(driver: Driver, host: WasmHost, python: LinkedModule) -> None:
     """Whatever one does meanwhile (print, trap, ask for the time, overflow its stack) is its own affair."""
     lines = (
         "who, words = int(sys.argv[1]), []",

@@ -61,12 +61,12 @@ class GuestState(Structure):
 
 @dataclass(frozen=True, slots=True)
 class Remains:
-    """What an ended guest leaves. `kept` holds what its future points to: it must outlive the future."""
+    """What an ended guest leaves. `buffers` holds what its future points to: they must outlive the future."""
 
     future: int | None
     store: int
     state: GuestState
-    kept: tuple[Any, ...]
+    buffers: tuple[Any, ...]
 
 
 def trap(message: str) -> int:

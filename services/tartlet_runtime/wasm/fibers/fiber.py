@@ -14,7 +14,7 @@ import time
 from collections.abc import Sequence
 from ctypes import c_void_p
 from enum import IntEnum
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from tartlet_common.errors.registry import (
     InternalError,
@@ -25,18 +25,24 @@ from tartlet_common.errors.registry import (
     TartletError,
 )
 from tartlet_runtime.wasm.boundary import capi
+from tartlet_runtime.wasm.boundary.shim import Boundary
 from tartlet_runtime.wasm.boundary.state import GuestState, Remains, end_slice
 from tartlet_runtime.wasm.compiling.aot import ModuleKind
 from tartlet_runtime.wasm.determinism import Clock, GuestClock, GuestRandom, Random
 from tartlet_runtime.wasm.fibers import traps
 from tartlet_runtime.wasm.fibers.outcome import read_outcome
+from tartlet_runtime.wasm.linking.linked_module import LinkedModule
 from tartlet_runtime.wasm.linking.timers import Timers
-from tartlet_runtime.wasm.types import STDERR, Delivery, Outcome, OutcomeKind, Phase, WaitRequest
-
-if TYPE_CHECKING:
-    from tartlet_runtime.wasm.host import WasmHost
-    from tartlet_runtime.wasm.linking.linked_module import Program
-    from tartlet_runtime.wasm.types import GuestHooks, GuestLimits
+from tartlet_runtime.wasm.types import (
+    STDERR,
+    Delivery,
+    FiberOutcome,
+    GuestHooks,
+    GuestLimits,
+    OutcomeKind,
+    Phase,
+    WaitRequest,
+)
 
 _SUBMISSION = 0  # beside the streams 1 and 2 in `_events`
 _LAST_WORDS_BYTES = 2048
@@ -50,8 +56,26 @@ class _Stage(IntEnum):
     RUN = 2
 
 
-class Guest:
-    """One running program. Made by `WasmHost.create`.
+class FiberHost(Protocol):
+    """What a fiber needs of the host that made it."""
+
+    engine_address: int
+    boundary: Boundary
+    soft_submit_bytes: int
+    """Bytes that a guest may have submitted before its slice is cut short."""
+
+    def check_open(self) -> None:
+        """Raise if the host is closed."""
+
+    def slice_ticks(self, slice_us: int) -> int:
+        """Return a slice's length in ticks of the epoch."""
+
+    def forget(self, fiber: Fiber, remains: Remains | None) -> None:
+        """Take an ended fiber out of the host's table, and free what it left."""
+
+
+class Fiber:
+    """One running guest. Made by `WasmHost.create`.
 
     Attributes:
         phase: where it stands; changes in `step`, `deliver`, `wake` and `kill` only.
@@ -64,9 +88,9 @@ class Guest:
 
     def __init__(
         self,
-        host: WasmHost,
+        host: FiberHost,
         number: int,
-        program: Program,
+        module: LinkedModule,
         limits: GuestLimits,
         hooks: GuestHooks,
         clock: Clock,
@@ -74,7 +98,7 @@ class Guest:
     ) -> None:
         """Only `WasmHost.create` calls this."""
         self.number = number
-        self.program = program
+        self.module = module
         self.limits = limits
         self.hooks = hooks
         self.clock = clock
@@ -82,13 +106,13 @@ class Guest:
         self.phase = Phase.READY
         self.wait_request: WaitRequest | None = None
         self.sleep_us = 0
-        self.outcome: Outcome | None = None
+        self.outcome: FiberOutcome | None = None
         # Shared with the C side: must stay alive until the future is deleted.
         self.state = GuestState(
             id=number,
             engine=host.engine_address,
             submit_limit=limits.submit_bytes,
-            soft_limit=host.config.soft_submit_bytes,
+            soft_limit=host.soft_submit_bytes,
             slice_ticks=host.slice_ticks(limits.cpu_slice_us),
         )
         self.polled = False  # ahead of its step (`WasmHost.begin_step`)
@@ -97,7 +121,7 @@ class Guest:
         self.error = c_void_p()
         self.instance: Any = None
         self.results: Any = None
-        self.kept: tuple[Any, ...] = ()
+        self.call_buffers: tuple[Any, ...] = ()
         self.arguments: tuple[bytes, ...] = ()
         self._host = host
         self._store: int | None = None
@@ -154,7 +178,7 @@ class Guest:
         self._store = capi.store_new(self._host.engine_address, ctypes.addressof(self.state), None)
         self.state.context = capi.store_context(self._store)
         self._limit()
-        self.state.future = self.program.begin_instance(self)
+        self.state.future = self.module.begin_instance(self)
 
     def _limit(self) -> None:
         assert self._store is not None
@@ -183,8 +207,8 @@ class Guest:
                 continue
             if self.trap.value or self.error.value:
                 return False
-            if self._stage is _Stage.PREPARE or not self.program.has_prepare:
-                if not self.program.takes_text:  # it stands before its first instruction
+            if self._stage is _Stage.PREPARE or not self.module.has_prepare:
+                if not self.module.takes_text:  # it stands before its first instruction
                     self._next_stage()
                 return True
             self._next_stage()
@@ -219,7 +243,7 @@ class Guest:
         if self._in_step or self.is_elsewhere:  # called by a hook: the step ends with it
             self._kill_reason = reason
             return
-        self._end(Outcome(OutcomeKind.KILLED, error=ProgramKilled(reason=reason)))
+        self._end(FiberOutcome(OutcomeKind.KILLED, error=ProgramKilled(reason=reason)))
 
     # ---- what WasmHost.step_many needs ----
 
@@ -232,7 +256,7 @@ class Guest:
             self._settle()
         except Exception as e:  # noqa: BLE001 - a hook's error is this guest's outcome, not its neighbours'
             error = e if isinstance(e, TartletError) else InternalError(detail=repr(e))
-            self._end(Outcome(OutcomeKind.FAULT, error=error, cause=e))
+            self._end(FiberOutcome(OutcomeKind.FAULT, error=error, cause=e))
         finally:
             self._in_step = False
         self.kill_if_asked()
@@ -252,12 +276,16 @@ class Guest:
                 return
             if self.state.done:
                 if self._stage is _Stage.RUN or self.trap.value or self.error.value:
-                    self._end(read_outcome(self, self._host_error, self._last_words))
+                    self._end(
+                        read_outcome(
+                            self, self.module.kind, self.limits.memory_bytes, self._host_error, self._last_words
+                        )
+                    )
                     return
                 self._next_stage()
             elif self._stage is not _Stage.RUN and (self.state.waiting or self._wake_ns is not None):
                 detail = "it waits before it runs"
-                self._end(Outcome(OutcomeKind.TRAP, error=ProgramTrapped(detail=detail)))
+                self._end(FiberOutcome(OutcomeKind.TRAP, error=ProgramTrapped(detail=detail)))
                 return
             elif self.state.waiting:
                 self._burst_base_ns = self.cpu_ns
@@ -287,14 +315,14 @@ class Guest:
         self.state.done = 0
         if self._stage is _Stage.INSTANTIATE:
             self._stage = _Stage.PREPARE
-            self.state.future = self.program.begin_prepare(self)
+            self.state.future = self.module.begin_prepare(self)
             if self.state.future is not None:
                 return
         self._stage = _Stage.RUN
         self._events.clear()  # and what it submitted before it runs
         self._host.boundary.take_submissions(self.state)
         self.active_clock, self.active_random = self.clock, self.random
-        self.state.future = self.program.begin_call(self)
+        self.state.future = self.module.begin_call(self)
 
     def _tell_events(self) -> None:
         if self._stage is not _Stage.RUN:
@@ -318,12 +346,12 @@ class Guest:
         burst_s = (self.cpu_ns - self._burst_base_ns) / 1e9
         if burst_s > self.limits.cpu_burst_s:
             error = ProgramCpuExceeded(cpu_s=round(burst_s, 3), limit_s=self.limits.cpu_burst_s)
-            self._end(Outcome(OutcomeKind.TRAP, error=error))
+            self._end(FiberOutcome(OutcomeKind.TRAP, error=error))
 
     def _answer(self, delivery: Delivery) -> None:
         self.clock.advance_to(delivery.time_ns)
         self.wait_request = None
-        if self.program.kind is ModuleKind.CORE:
+        if self.module.kind is ModuleKind.CORE:
             self._host.boundary.deliver(self.state, delivery.data)
             return
         self._host.boundary.deliver_string(self.state, delivery.data)
@@ -375,7 +403,7 @@ class Guest:
 
     # ---- the end ----
 
-    def _end(self, outcome: Outcome) -> None:
+    def _end(self, outcome: FiberOutcome) -> None:
         self.phase = Phase.ENDED
         self.outcome = outcome
         self.wait_request = None
@@ -385,8 +413,8 @@ class Guest:
             boundary.release(state)
             self._host.forget(self, None)
             return
-        kept = (self.trap, self.error, self.instance, self.results, self.kept, self.program)
+        kept = (self.trap, self.error, self.instance, self.results, self.call_buffers, self.module)
         remains = Remains(state.future, self._store, state, kept)
         self._store = None
-        self.kept = ()
+        self.call_buffers = ()
         self._host.forget(self, remains)
