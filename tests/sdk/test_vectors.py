@@ -85,7 +85,7 @@ def test_it_survives_the_component_s_strings(vector: Vector) -> None:
 
 
 def info(index: int) -> Model:
-    return Model(index, "m", page_size=4, vocab_size=100_000, max_position=1000)
+    return Model(index, "m", page_size=4, vocab_size=100_000, max_position=1000, max_batch_tokens=2048)
 
 
 def pages(ids: list[int]) -> list[KvPage]:

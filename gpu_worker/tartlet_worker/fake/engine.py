@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 import psutil
 
+from tartlet_common.engine import defaults
 from tartlet_common.engine.spec import EngineSpec
 from tartlet_common.engine.step import (
     Batch,
@@ -56,13 +57,13 @@ class FakeOptions:
     """What a fake engine is like."""
 
     model: str = "fake"
-    page_size: int = 16
+    page_size: int = defaults.PAGE_SIZE
     num_pages: int = 4096
-    num_embeds: int = 16384
-    num_slots: int = 16384
+    num_embeds: int = defaults.NUM_EMBEDS
+    num_slots: int = defaults.NUM_SLOTS
     max_position: int = 1 << 20
-    max_batch_tokens: int = 8192
-    max_batch_commands: int = 1024
+    max_batch_tokens: int = defaults.MAX_BATCH_TOKENS
+    max_batch_commands: int = defaults.MAX_BATCH_COMMANDS
     seed: int = 0  # another seed is another model
     step_s: float = 0.0  # time added to every step
     token_s: float = 0.0  # and to every token that goes through the layers

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from tartlet_common.config.settings import WorkerSettings
+from tartlet_common.engine import defaults
 from tartlet_common.engine.spec import EngineSpec
 from tartlet_common.errors.registry import OutOfDeviceMemory
 from tartlet_worker.attention.base import Attention
@@ -41,7 +42,6 @@ ATTENTION: dict[str, Callable[[int, str], Attention]] = {
     "torch-chunked": TorchChunked,
     "c": CKernel,
 }
-DEFAULT_KV_BYTES = 256 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,13 +51,13 @@ class EngineOptions:
     name: str | None = None  # model name in Hello; None: the directory's
     dtype: str = "auto"  # "bfloat16", "float32", or "auto": the checkpoint's
     device: str = "cpu"  # or "cuda", "cuda:1"
-    page_size: int = 16  # tokens, 1 to 32
-    kv_memory_bytes: int = DEFAULT_KV_BYTES  # gives the number of pages where `num_pages` is None
+    page_size: int = defaults.PAGE_SIZE  # tokens, 1 to 32
+    kv_memory_bytes: int = defaults.KV_MEMORY_GIB << 30  # gives the number of pages where `num_pages` is None
     num_pages: int | None = None
-    num_embeds: int | None = None  # None: as many as tokens fit the pages, at most 16384
-    num_slots: int = 16384
-    max_batch_tokens: int = 2048
-    max_batch_commands: int = 1024
+    num_embeds: int | None = None  # None: as many as tokens fit the pages, at most defaults.NUM_EMBEDS
+    num_slots: int = defaults.NUM_SLOTS
+    max_batch_tokens: int = defaults.MAX_BATCH_TOKENS
+    max_batch_commands: int = defaults.MAX_BATCH_COMMANDS
     top_k_limit: int = 256
     batch_invariant: bool = False
     attention: str = "auto"  # or one of ATTENTION
@@ -167,7 +167,9 @@ def pool_sizes(config: ModelConfig, options: EngineOptions) -> PoolSizes:
     return PoolSizes(
         page_size=options.page_size,
         num_pages=num_pages,
-        num_embeds=options.num_embeds if options.num_embeds is not None else min(16384, max(1024, tokens)),
+        num_embeds=options.num_embeds
+        if options.num_embeds is not None
+        else min(defaults.NUM_EMBEDS, max(1024, tokens)),
         num_slots=options.num_slots,
         scratch_tokens=options.max_batch_tokens,
         scratch_commands=options.max_batch_commands,

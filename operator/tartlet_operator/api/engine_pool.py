@@ -6,6 +6,7 @@ from typing import Annotated, Final, Literal
 
 from pydantic import ConfigDict, Field
 
+from tartlet_common.engine import defaults
 from tartlet_operator.api.common import (
     AGE,
     MODEL_NAME,
@@ -125,9 +126,9 @@ class Engine(ApiModel):
     dtype: Literal["auto", "bfloat16", "float32"] = Field(
         default="auto", description="Of weights and KV; `auto`: the checkpoint's."
     )
-    page_size: int = Field(default=16, ge=1, le=32, description="Tokens of one KV page.")
+    page_size: int = Field(default=defaults.PAGE_SIZE, ge=1, le=32, description="Tokens of one KV page.")
     kv_memory: Annotated[str, Field(max_length=20)] = Field(
-        default="1Gi",
+        default=f"{defaults.KV_MEMORY_GIB}Gi",
         description="Memory for KV pages, a quantity.",
         json_schema_extra=rules(
             rule(
@@ -136,10 +137,14 @@ class Engine(ApiModel):
             )
         ),
     )
-    num_embeds: int = Field(default=16_384, ge=16, le=_MAX_SLOTS, description="Embedding slots (tokens).")
-    num_slots: int = Field(default=16_384, ge=16, le=_MAX_SLOTS, description="Token slots.")
-    max_batch_tokens: int = Field(default=4096, ge=1, le=_MAX_BATCH, description="Tokens of one forward batch.")
-    max_batch_commands: int = Field(default=512, ge=1, le=_MAX_BATCH, description="Commands of one batch.")
+    num_embeds: int = Field(default=defaults.NUM_EMBEDS, ge=16, le=_MAX_SLOTS, description="Embedding slots (tokens).")
+    num_slots: int = Field(default=defaults.NUM_SLOTS, ge=16, le=_MAX_SLOTS, description="Token slots.")
+    max_batch_tokens: int = Field(
+        default=defaults.MAX_BATCH_TOKENS, ge=1, le=_MAX_BATCH, description="Tokens of one forward batch."
+    )
+    max_batch_commands: int = Field(
+        default=defaults.MAX_BATCH_COMMANDS, ge=1, le=_MAX_BATCH, description="Commands of one batch."
+    )
     threads: int = Field(default=1, ge=1, le=1024, description="CPU threads.")
     batch_invariant: bool = Field(default=False, description="The same bits whatever else is in the batch.")
 

@@ -8,6 +8,7 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from tartlet_common.config.paths import cache_dir, run_dir
+from tartlet_common.engine import defaults
 
 
 class _Settings(BaseModel):
@@ -83,12 +84,12 @@ class WorkerSettings(_Settings):
     dtype: Literal["auto", "bfloat16", "float32"] = Field(
         "auto", description="of weights and KV; auto: the checkpoint's"
     )
-    page_size: int = Field(16, ge=1, le=32, description="tokens a KV page")
-    kv_memory_bytes: int = Field(1 << 30, ge=1 << 16, description="memory for KV pages")
-    num_embeds: int = Field(16_384, ge=16, description="embedding slots (tokens)")
-    num_slots: int = Field(16_384, ge=16, description="token slots")
-    max_batch_tokens: int = Field(4096, ge=1, description="tokens of one forward batch")
-    max_batch_commands: int = Field(512, ge=1, description="commands of one batch")
+    page_size: int = Field(defaults.PAGE_SIZE, ge=1, le=32, description="tokens a KV page")
+    kv_memory_bytes: int = Field(defaults.KV_MEMORY_GIB << 30, ge=1 << 16, description="memory for KV pages")
+    num_embeds: int = Field(defaults.NUM_EMBEDS, ge=16, description="embedding slots (tokens)")
+    num_slots: int = Field(defaults.NUM_SLOTS, ge=16, description="token slots")
+    max_batch_tokens: int = Field(defaults.MAX_BATCH_TOKENS, ge=1, description="tokens of one forward batch")
+    max_batch_commands: int = Field(defaults.MAX_BATCH_COMMANDS, ge=1, description="commands of one batch")
     threads: int = Field(1, ge=1, le=1024, description="torch threads")
     batch_invariant: bool = Field(default=False, description="same bits whatever else is in the batch")
     fake_step_s: float = Field(0.0, ge=0, description="fake engine: seconds a step")

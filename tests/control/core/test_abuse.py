@@ -176,7 +176,9 @@ def test_distributions_count_as_tokens_of_a_batch() -> None:
 @pytest.mark.parametrize("kind", ["forward", "copy", "sample"])
 def test_a_queue_full_of_commands_is_planned_in_linear_time(kind: str) -> None:
     def took_s(count: int) -> float:
-        host = Host(FakeOptions(page_size=16, num_pages=2048, num_slots=2048, max_batch_tokens=8192))
+        host = Host(
+            FakeOptions(page_size=16, num_pages=2048, num_slots=2048, max_batch_tokens=8192, max_batch_commands=1024)
+        )
         guest = host.start()
         guest.alloc(Op.ALLOC_KVPAGE, range(2048))
         guest.alloc(Op.ALLOC_EMB, [0])

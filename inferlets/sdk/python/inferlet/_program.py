@@ -365,7 +365,7 @@ def _decode_model(_a: int, _b: int, _c: int, payload: bytes) -> Model:
         stop_tokens=tuple(info.get("stop_tokens", ())),
         bos_token=info.get("bos_token"),
         top_k_limit=info.get("top_k_limit", abi.DEFAULT_TOP_K),
-        max_batch_tokens=info.get("max_batch_tokens", 2048),
+        max_batch_tokens=info["max_batch_tokens"],
         traits=tuple(info.get("traits", ())),
     )
     state.models[model.name] = model

@@ -99,7 +99,7 @@ class Model:
     stop_tokens: tuple[int, ...] = ()  # its end-of-sequence tokens
     bos_token: int | None = None
     top_k_limit: int = abi.DEFAULT_TOP_K  # most tokens that a Dist can hold
-    max_batch_tokens: int = 2048  # tokens that one engine batch takes
+    max_batch_tokens: int = field(kw_only=True)  # tokens that one engine batch takes
     traits: tuple[str, ...] = field(default=())
 
 
