@@ -1,5 +1,8 @@
 """The client: launches programs on a Tartlet server and talks to them while they run.
 
+Users import from here. `tartlet.local` starts roles as child processes; this package never imports a role, and an
+import of it never starts anything.
+
 Example:
     ::
 

@@ -8,7 +8,7 @@ from typing import cast
 
 import click
 
-from tartlet_cli.console.entry import Group, enter
+from tartlet_cli.console.entry import CommandGroup, enter
 from tartlet_common.rpc import grpc_io as _grpc_io  # noqa: F401 - before gRPC is imported
 
 _COMMANDS = {  # name: (module, one line of help); in the order of the help
@@ -33,7 +33,7 @@ _COMMANDS = {  # name: (module, one line of help); in the order of the help
 }
 
 
-class _Lazy(Group):
+class _Lazy(CommandGroup):
     """A group that knows its commands' help without importing them: `tartlet --help` stays quick."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:

@@ -28,7 +28,7 @@ _SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class ResourceKind:
     """Where a kind's objects are in the API."""
 
     group: str
@@ -42,15 +42,15 @@ class Kind:
         return f"/{self.group}/{within}{quoted[1]}" + (f"/{quoted[2]}" if name else "")
 
 
-INFERLETS: Final = Kind("apis/tartlet.dev/v1alpha1", "inferlets", "inferlet")
-RUNS: Final = Kind("apis/tartlet.dev/v1alpha1", "inferletruns", "inferletrun")
-POOLS: Final = Kind("apis/tartlet.dev/v1alpha1", "enginepools", "enginepool")
-CRDS: Final = Kind("apis/apiextensions.k8s.io/v1", "customresourcedefinitions", "customresourcedefinition")
-CONFIG_MAPS: Final = Kind("api/v1", "configmaps", "configmap")
-NAMESPACES: Final = Kind("api/v1", "namespaces", "namespace")
-PODS: Final = Kind("api/v1", "pods", "pod")
-SECRETS: Final = Kind("api/v1", "secrets", "secret")
-SERVICES: Final = Kind("api/v1", "services", "service")
+INFERLETS: Final = ResourceKind("apis/tartlet.dev/v1alpha1", "inferlets", "inferlet")
+RUNS: Final = ResourceKind("apis/tartlet.dev/v1alpha1", "inferletruns", "inferletrun")
+POOLS: Final = ResourceKind("apis/tartlet.dev/v1alpha1", "enginepools", "enginepool")
+CRDS: Final = ResourceKind("apis/apiextensions.k8s.io/v1", "customresourcedefinitions", "customresourcedefinition")
+CONFIG_MAPS: Final = ResourceKind("api/v1", "configmaps", "configmap")
+NAMESPACES: Final = ResourceKind("api/v1", "namespaces", "namespace")
+PODS: Final = ResourceKind("api/v1", "pods", "pod")
+SECRETS: Final = ResourceKind("api/v1", "secrets", "secret")
+SERVICES: Final = ResourceKind("api/v1", "services", "service")
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,7 +170,7 @@ class Cluster:
         assert isinstance(found, dict)
         return answer.status, found
 
-    def get(self, kind: Kind, name: str, namespace: str = "") -> Object:
+    def get(self, kind: ResourceKind, name: str, namespace: str = "") -> Object:
         """An object.
 
         Raises:
@@ -178,21 +178,21 @@ class Cluster:
         """
         return self.request("GET", kind.path(namespace, name), f"read {kind.singular} {name}")[1]
 
-    def find(self, kind: Kind, name: str, namespace: str = "") -> Object | None:
+    def find(self, kind: ResourceKind, name: str, namespace: str = "") -> Object | None:
         """An object, or None."""
         try:
             return self.get(kind, name, namespace)
         except NotThere:
             return None
 
-    def list(self, kind: Kind, namespace: str, labels: str = "") -> list[Object]:
+    def list(self, kind: ResourceKind, namespace: str, labels: str = "") -> list[Object]:
         """The namespace's objects of a kind."""
         query = {"labelSelector": labels} if labels else None
         items = self.request("GET", kind.path(namespace), f"list {kind.plural} in {namespace}", query=query)[1]["items"]
         return list(items)
 
     def apply(
-        self, kind: Kind, manifest: Object, namespace: str = "", *, force: bool = False, dry_run: bool = False
+        self, kind: ResourceKind, manifest: Object, namespace: str = "", *, force: bool = False, dry_run: bool = False
     ) -> Applied:
         """Server-side apply: what the manifest names becomes so, what others manage stays.
 
@@ -213,7 +213,7 @@ class Cluster:
         same = made["metadata"]["resourceVersion"] == before["metadata"]["resourceVersion"]
         return Applied(made, "unchanged" if same else "configured")
 
-    def delete(self, kind: Kind, name: str, namespace: str = "") -> None:
+    def delete(self, kind: ResourceKind, name: str, namespace: str = "") -> None:
         """Remove an object."""
         self.request("DELETE", kind.path(namespace, name), f"delete {kind.singular} {name}")
 

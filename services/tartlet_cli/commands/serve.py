@@ -18,7 +18,7 @@ from tartlet_cli.console.options import PassingCommand
 if TYPE_CHECKING:
     from tartlet.local import LocalStack, StackEvent
     from tartlet_cli.console.error_output import ErrorOutput
-    from tartlet_cli.console.places import Backend
+    from tartlet_cli.console.places import WorkerChoice
     from tartlet_cli.console.terminal import Progress
 
 ROLES = ("control", "runtime", "worker", "operator")
@@ -108,7 +108,7 @@ def _check(role: str | None, model: str | None, engine: str | None, *, quiet: bo
 
 def _exec_role(role: str, model: str | None, engine: str | None, config: Path | None, flags: tuple[str, ...]) -> None:
     """Become the role's process. A flag beats its environment and file, so only what was asked for becomes one."""
-    from tartlet_cli.console.places import Backend, backend
+    from tartlet_cli.console.places import WorkerChoice, backend
     from tartlet_common.errors.registry import InvalidConfig
 
     argv = [sys.executable, "-P", "-m", f"tartlet_{role}", *flags]
@@ -120,7 +120,9 @@ def _exec_role(role: str, model: str | None, engine: str | None, config: Path | 
         try:
             chosen = backend(engine, model, config)
         except InvalidConfig:
-            chosen = Backend(engine, None)  # the role says so itself, in the words that are looked for in a pod's log
+            chosen = WorkerChoice(
+                engine, None
+            )  # the role says so itself, in the words that are looked for in a pod's log
         if chosen.engine is not None:
             argv += ["--engine", chosen.engine]
         if chosen.model is not None:
@@ -128,7 +130,7 @@ def _exec_role(role: str, model: str | None, engine: str | None, config: Path | 
     os.execv(sys.executable, argv)  # noqa: S606 - no shell is wanted
 
 
-async def _serve(chosen: Backend, config: Path | None, *, quiet: bool) -> int:
+async def _serve(chosen: WorkerChoice, config: Path | None, *, quiet: bool) -> int:
     from tartlet.local import LocalStack, StackConfig
     from tartlet_cli.console.error_output import ErrorOutput
     from tartlet_cli.console.terminal import Progress

@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 
-class Group(click.Group):
+class CommandGroup(click.Group):
     """Commands that can be interrupted while they are imported; later they have handlers of their own."""
 
     def invoke(self, ctx: click.Context) -> Any:
@@ -24,7 +24,7 @@ class Group(click.Group):
             raise SystemExit(exits.INTERRUPTED) from None
 
 
-def enter(commands: Group, prog_name: str) -> None:
+def enter(commands: CommandGroup, prog_name: str) -> None:
     """Run a command line to the end of the process."""
     _open_standard_files()
     try:

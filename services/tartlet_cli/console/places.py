@@ -12,14 +12,14 @@ CHECKOUT = Path(__file__).resolve().parents[3]
 DEMO_MODEL = CHECKOUT / "models" / "demo"
 
 
-class Backend(NamedTuple):
+class WorkerChoice(NamedTuple):
     """What a command line decides about the worker; None: the worker's own settings do."""
 
     engine: str | None
     model: Path | None
 
 
-def backend(engine: str | None, model: str | None, config: Path | None) -> Backend:
+def backend(engine: str | None, model: str | None, config: Path | None) -> WorkerChoice:
     """What the worker is told: flags beat its environment and file, and those beat $TARTLET_MODEL and the demo model.
 
     Raises:
@@ -27,16 +27,16 @@ def backend(engine: str | None, model: str | None, config: Path | None) -> Backe
         InvalidConfig: its file or its environment is wrong.
     """
     if engine == "fake":
-        return Backend(engine, None)
+        return WorkerChoice(engine, None)
     if config is not None or any(name.startswith("TARTLET_WORKER_") for name in os.environ):
         from tartlet_common.config.load import load  # takes a tenth of a second, which most starts can save
         from tartlet_common.config.settings import WorkerSettings
 
         set_ = load(WorkerSettings, "worker", file=config, env=os.environ).settings
         if model is None and (set_.model or (engine or set_.engine) == "fake"):
-            return Backend(engine, None)
+            return WorkerChoice(engine, None)
         engine = engine or ("torch" if model else None)
-    return Backend(engine, find_model(model))
+    return WorkerChoice(engine, find_model(model))
 
 
 def find_model(given: str | None) -> Path:

@@ -17,7 +17,7 @@ from tartlet_cli.console import exits
 
 if TYPE_CHECKING:
     from tartlet_cli.cluster.api import Applied, Cluster, Object
-    from tartlet_cli.kube.manifest import Manifest, Program
+    from tartlet_cli.kube.manifest import Manifest, NewInferlet
 
 _LOOK_S = 0.25
 _NOT_THE_SOURCE = 400  # errors from here on are the system's, and may pass
@@ -75,14 +75,14 @@ def apply(file: str, timeout_s: float, *, dry_run: bool, wait: bool, force_confl
         raise SystemExit(exits.INTERRUPTED) from None
 
 
-def _program(file: str, namespace: str, options: dict[str, Any]) -> Program:
+def _program(file: str, namespace: str, options: dict[str, Any]) -> NewInferlet:
     from tartlet.model import Language, Source
-    from tartlet_cli.kube.manifest import Program, check_name, name_of
+    from tartlet_cli.kube.manifest import NewInferlet, check_name, name_of
 
     source = Source.from_file(file)
     name = check_name(options.pop("name") or name_of(file))
     wasm = source.language is Language.WASM
-    return Program(name, namespace, source.data, wasm, Path(file).name, **options)
+    return NewInferlet(name, namespace, source.data, wasm, Path(file).name, **options)
 
 
 def _print(manifests: list[Manifest], output: str) -> None:
@@ -93,7 +93,9 @@ def _print(manifests: list[Manifest], output: str) -> None:
     click.echo(to_yaml(manifests) if output == "yaml" else to_json(manifests), nl=False)
 
 
-def _apply(at: Target, program: Program, say: Callable[[str], None], *, wait_s: float | None, force: bool) -> Object:
+def _apply(
+    at: Target, program: NewInferlet, say: Callable[[str], None], *, wait_s: float | None, force: bool
+) -> Object:
     from tartlet_cli.cluster.api import Cluster
     from tartlet_cli.kube.manifest import SHOWN, inferlet
 
@@ -111,7 +113,7 @@ def _apply(at: Target, program: Program, say: Callable[[str], None], *, wait_s: 
         return ready
 
 
-def store(cluster: Cluster, program: Program, made: Manifest, *, force: bool = False) -> Applied:
+def store(cluster: Cluster, program: NewInferlet, made: Manifest, *, force: bool = False) -> Applied:
     """Apply the Inferlet, and before it the ConfigMap that it refers to; remove one that it no longer does.
 
     Raises:

@@ -29,7 +29,7 @@ _NAME = re.compile(rf"{_LABEL}(\.{_LABEL})*")
 
 
 @dataclass(frozen=True, slots=True)
-class Program:
+class NewInferlet:
     """An inferlet to be.
 
     Args:
@@ -88,7 +88,7 @@ def config_map_name(inferlet: str) -> str:
     return f"{inferlet}-source"
 
 
-def inferlet(program: Program) -> Manifest:
+def inferlet(program: NewInferlet) -> Manifest:
     """The Inferlet; its source is inline, unless it is a module or too large for that.
 
     Raises:
@@ -117,7 +117,7 @@ def inferlet(program: Program) -> Manifest:
     return {"apiVersion": API_VERSION, "kind": "Inferlet", "metadata": _metadata(program.name, program), "spec": spec}
 
 
-def config_map(program: Program, made: Manifest, owner_uid: str = "") -> Manifest | None:
+def config_map(program: NewInferlet, made: Manifest, owner_uid: str = "") -> Manifest | None:
     """The ConfigMap that the Inferlet's source is in, if it is in one; it goes when its owner goes."""
     reference = made["spec"]["source"].get("configMap")
     if reference is None:
@@ -170,7 +170,7 @@ def to_json(manifests: list[Manifest]) -> str:
     return json.dumps(shown, indent=2, ensure_ascii=False) + "\n"
 
 
-def _text(program: Program) -> str:
+def _text(program: NewInferlet) -> str:
     try:
         return program.data.decode()
     except UnicodeDecodeError as e:
@@ -185,7 +185,7 @@ def _key(filename: str) -> str:
     return re.sub(r"[^-._a-zA-Z0-9]", "_", Path(filename).name)[:253] or "program"
 
 
-def _metadata(name: str, program: Program) -> Manifest:
+def _metadata(name: str, program: NewInferlet) -> Manifest:
     metadata: Manifest = {"name": name}
     if program.namespace:
         metadata["namespace"] = program.namespace

@@ -16,7 +16,7 @@ from tartlet_cli.cluster.options import Target, cluster_options, release_option,
 from tartlet_cli.commands.run import run_on_cluster
 from tartlet_cli.console import exits
 from tartlet_cli.console.calls import on_signals, with_opened
-from tartlet_cli.console.entry import Group, enter
+from tartlet_cli.console.entry import CommandGroup, enter
 from tartlet_cli.console.options import json_option, look_options
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ _MARK = 8  # characters that a cut output is found again by
 _ENDED = ("Succeeded", "Failed")
 
 
-@click.group(cls=Group, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=CommandGroup, context_settings={"help_option_names": ["-h", "--help"]})
 def cli() -> None:
     """Tartlet on this cluster: what there is, what a run writes, running a program.
 

@@ -1,5 +1,5 @@
 """What control and a worker tell each other: an engine's description, its steps and their results, and their bytes.
 
-Values and codecs only: deciding what goes into a step is the business of control, computing a step that of the worker.
-No transport, no clock, no tensors.
+Values and codecs only. Deciding what goes into a step belongs to control, computing a step to the worker. A module here
+never uses a transport, a clock or tensors.
 """

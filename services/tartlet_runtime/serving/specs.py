@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import os
+import uuid
 
 from tartlet_common.errors.registry import InvalidArgument, InvalidSource, SourceTooLarge
-from tartlet_common.ids import new_program_id
 from tartlet_protos import common_pb2, programs_pb2
 from tartlet_runtime.abi.limits import MAX_ARGS_BYTES, MAX_NAME_BYTES, PYTHON_BYTES, ProgramLimits, resolve
 from tartlet_runtime.program.spec import ProgramSpec
@@ -45,7 +45,7 @@ def specify(asked: programs_pb2.LaunchSpec, source: common_pb2.Source, defaults:
         raise InvalidArgument(argument="seed", detail=f"{len(asked.seed)} bytes; {_SEED_BYTES} are wanted")
     filename = source.filename[:MAX_NAME_BYTES] or "main.py"
     return ProgramSpec(
-        program_id=new_program_id(),
+        program_id=str(uuid.uuid4()),
         name=asked.inferlet or filename.rpartition("/")[2],
         language=source.language,
         filename=filename,
@@ -67,4 +67,4 @@ def specify(asked: programs_pb2.LaunchSpec, source: common_pb2.Source, defaults:
 
 def another(spec: ProgramSpec, seed: bytes) -> ProgramSpec:
     """One more of what `specify` has checked, with an identity and, unless asked for, a seed of its own."""
-    return spec.again(new_program_id(), seed or os.urandom(_SEED_BYTES))
+    return spec.again(str(uuid.uuid4()), seed or os.urandom(_SEED_BYTES))

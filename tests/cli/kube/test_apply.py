@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from tartlet_cli.cluster.api import CONFIG_MAPS, CRDS, INFERLETS, Cluster, Kind
+from tartlet_cli.cluster.api import CONFIG_MAPS, CRDS, INFERLETS, Cluster, ResourceKind
 from tartlet_cli.cluster.errors import KindUnknown
 from tartlet_cli.cluster.options import Target
 from tartlet_cli.console import exits
@@ -136,7 +136,7 @@ def test_a_kind_that_the_server_does_not_know_is_told_as_such(shell: Shell) -> N
         assert cluster.namespace == shell.namespace
         for group in ("apis/none.dev/v1", "apis/tartlet.dev/v1alpha1"):
             with pytest.raises(KindUnknown, match="doesn't know Tartlet's kinds"):
-                cluster.list(Kind(group, "things", "thing"), shell.namespace)
+                cluster.list(ResourceKind(group, "things", "thing"), shell.namespace)
         assert cluster.find(INFERLETS, "nothing", shell.namespace) is None
 
 

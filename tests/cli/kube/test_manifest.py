@@ -19,15 +19,15 @@ from tartlet_cli.commands.run import run_on_cluster
 from tartlet_cli.console import exits
 from tartlet_cli.kube import crds, manifest
 from tartlet_cli.kube.apply import apply
-from tartlet_cli.kube.manifest import Program
+from tartlet_cli.kube.manifest import NewInferlet
 from tartlet_common.errors.registry import InvalidArgument, InvalidSource
 from tartlet_operator.api.inferlet import SOURCE_BYTES, Inferlet
 
 HELLO = b"async def main():\n    print('hello')\n"
 
 
-def program(data: bytes = HELLO, **more: Any) -> Program:
-    return Program("hello", "team", data, **more)
+def program(data: bytes = HELLO, **more: Any) -> NewInferlet:
+    return NewInferlet("hello", "team", data, **more)
 
 
 def test_a_small_program_is_inline_and_only_what_was_said_is_set() -> None:
