@@ -26,6 +26,8 @@ REFERENCES = sorted(
     set(re.findall(r"`([\w/]+\.py):([\w.]+)`", (ROOT / "docs/architecture.md").read_text(encoding="utf-8")))
 )
 PROGRAMS = re.findall(r"^```python\n(.*?)^```", README.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
+TOPS = "bench|charts|constraints|crds|docs|e2e|gpu_worker|inferlets|models|operator|protos|services|tests|tools"
+NAMED_PATH = re.compile(rf"`((?:{TOPS})/[\w./-]*)`")
 LINK = re.compile(r"\]\((?![a-z]+:)([^)#\s]*)(?:#([^)\s]*))?\)")
 
 
@@ -111,6 +113,12 @@ def test_links_between_documents_lead_somewhere(page: Path) -> None:
         assert path.exists(), target
         if anchor and path.suffix == ".md":
             assert anchor in anchors(path), f"{target}#{anchor}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_a_path_that_a_document_names_exists(page: Path) -> None:
+    for name in NAMED_PATH.findall(page.read_text(encoding="utf-8")):
+        assert (ROOT / name).exists() or (page.parent / name).exists(), name
 
 
 def test_what_the_documents_take_from_the_client_is_exported() -> None:
