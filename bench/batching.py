@@ -20,10 +20,10 @@ from bench.harness.stack import running
 from bench.product.common import install_uvloop
 
 POLICIES = {
-    "eager": ["--policy", "eager"],
-    "k-only, k=8": ["--policy", "k-only", "--policy-k", "8"],
-    "t-only, t=16 ms": ["--policy", "t-only", "--policy-t-s", "0.016"],
-    "adaptive": ["--policy", "adaptive"],
+    "eager": ["--batching", "eager"],
+    "k-only, k=8": ["--batching", "k-only", "--batching-k", "8"],
+    "t-only, t=16 ms": ["--batching", "t-only", "--batching-t-s", "0.016"],
+    "adaptive": ["--batching", "adaptive"],
 }
 DEMO_MODEL = Path(__file__).resolve().parents[1] / "models" / "demo"
 PROMPT_TOKENS = 16

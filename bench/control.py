@@ -32,7 +32,7 @@ from bench.product.control import Core, StartRequest
 
 PAGE_SIZE = 16
 GOAL_US = 10.0
-POLICIES: tuple[str, ...] = get_args(ControlSettings.model_fields["policy"].annotation)
+POLICIES: tuple[str, ...] = get_args(ControlSettings.model_fields["batching"].annotation)
 _EMPTY_I32, _EMPTY_F32 = np.zeros(0, np.int32), np.zeros(0, np.float32)
 
 
@@ -92,7 +92,7 @@ def encode(steps: list[Step]) -> int:
 
 def run(programs: int, tokens: int, policy: str, prompt_pages: int, *, codec: bool) -> dict[str, float]:
     """Seconds spent in each part, over all tokens."""
-    core = Core(ControlSettings.model_validate({"policy": policy}), SystemClock())
+    core = Core(ControlSettings.model_validate({"batching": policy}), SystemClock())
     engine = core.on_engine("e", "i", spec())
     session = core.on_runtime("r", "i", "", [])
     rows = []
@@ -120,7 +120,7 @@ def run(programs: int, tokens: int, policy: str, prompt_pages: int, *, codec: bo
     for token in range(tokens):
         columns = frame(programs, token, prompt_pages + token // PAGE_SIZE + 1)
         timed("frame in", core.on_commands, session, *columns)
-        while engine.active or engine.in_flight:
+        while not core.idle:
             timed("plan and pack", core.pump)
             steps, engine.outgoing = engine.outgoing, []
             if codec:
@@ -154,7 +154,7 @@ def main() -> int:
     ):
         text = f"{told} (default %(default)s)"
         parser.add_argument(flag, type=report.positive, default=default, metavar="N", help=text)
-    parser.add_argument("--policy", choices=POLICIES, default=POLICIES[0], help="of batching (default %(default)s)")
+    parser.add_argument("--batching", choices=POLICIES, default=POLICIES[0], help="policy (default %(default)s)")
     parser.add_argument("--profile", action="store_true", help="print a profile of one repetition, and nothing else")
     args = parser.parse_args()
     gc.freeze()
@@ -163,10 +163,13 @@ def main() -> int:
         import cProfile
 
         cProfile.runctx(
-            "run(args.programs, args.tokens, args.policy, args.pages, codec=True)", globals(), locals(), sort="tottime"
+            "run(args.programs, args.tokens, args.batching, args.pages, codec=True)",
+            globals(),
+            locals(),
+            sort="tottime",
         )
         return 0
-    runs = [run(args.programs, args.tokens, args.policy, args.pages, codec=True) for _ in range(args.repeat)]
+    runs = [run(args.programs, args.tokens, args.batching, args.pages, codec=True) for _ in range(args.repeat)]
     best = min(runs, key=lambda r: sum(r.values()))
     return report.emit([table(best, args.programs, args.tokens)], args)
 

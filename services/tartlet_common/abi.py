@@ -8,9 +8,11 @@ each operation who answers it and what its payload holds; the SDK carries a gene
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import IntEnum, IntFlag
+from typing import Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -23,23 +25,30 @@ RECORD_BYTES = 32
 MAX_SUBMISSION_BYTES = 4 << 20
 
 HEADER = np.dtype([("version", "<u2"), ("flags", "<u2"), ("count", "<u4"), ("payload", "<u4"), ("reserved", "<u4")])
-RECORD = np.dtype(
-    [
-        ("op", "<u2"),
-        ("flags", "<u2"),
-        ("ticket", "<u4"),
-        ("queue", "<u4"),
-        ("a", "<u4"),
-        ("b", "<u4"),
-        ("c", "<u4"),
-        ("offset", "<u4"),
-        ("length", "<u4"),
-    ]
-)
+
+
+class Record(NamedTuple):
+    """One record of a submission or delivery. Its fields are the layout's, in order."""
+
+    op: int  # an `Op` in a submission, an `Event` in a delivery
+    flags: int
+    ticket: int
+    queue: int
+    a: int
+    b: int
+    c: int
+    offset: int  # of the record's own bytes within the payload
+    length: int
+
+
+RECORD = np.dtype([(name, "<u2" if name in {"op", "flags"} else "<u4") for name in Record._fields])
+"""The layout of many records, as columns."""
+RECORD_STRUCT: Final = struct.Struct("<HH7I")
+"""The same layout of one record: `Record._make(RECORD_STRUCT.unpack(data))`."""
 Records = npt.NDArray[np.void]  # structured, dtype RECORD
 
 assert HEADER.itemsize == HEADER_BYTES
-assert RECORD.itemsize == RECORD_BYTES
+assert RECORD.itemsize == RECORD_STRUCT.size == RECORD_BYTES
 
 
 class Flag(IntFlag):
@@ -91,6 +100,7 @@ CONTROL_OPS = frozenset(op for op in Op if Op.CREATE_QUEUE <= op < Op.EMBED_TXT)
 WORKER_OPS = frozenset(op for op in Op if op >= Op.EMBED_TXT)
 QUEUED_OPS = WORKER_OPS | {
     Op.SYNCHRONIZE,
+    Op.RESET,
     Op.ALLOC_KVPAGE,
     Op.DEALLOC_KVPAGE,
     Op.ALLOC_EMB,

@@ -19,7 +19,7 @@ from tartlet_control.serving.blobs import BlobStore
 from tartlet_control.serving.catalogue import Catalogue
 from tartlet_control.serving.catalogue_service import CatalogueService
 from tartlet_control.serving.control_service import ControlService
-from tartlet_control.serving.core_loop import Hub
+from tartlet_control.serving.core_loop import CoreLoop
 from tartlet_control.serving.engine_service import EngineService
 from tartlet_protos import control_pb2_grpc, engine_pb2_grpc
 
@@ -42,24 +42,24 @@ async def main(settings: ControlSettings, notify: Notify) -> None:
         from tartlet_control.serving.observe import Observer  # here: it needs OpenTelemetry's SDK, 100 ms
 
         Observer(core).attach(traced=traced)
-    hub = Hub(core)
+    loop = CoreLoop(core)
     blobs = BlobStore()
     catalogue = Catalogue(settings.catalogue_dir)
 
     sockets = FrameListener(endpoints.unix_path(settings.address))
 
     def add_services(server: grpc.aio.Server) -> None:
-        control_pb2_grpc.add_ControlServicer_to_server(ControlService(hub, blobs, catalogue, sockets), server)
+        control_pb2_grpc.add_ControlServicer_to_server(ControlService(loop, blobs, catalogue, sockets), server)
         control_pb2_grpc.add_CatalogueServicer_to_server(CatalogueService(catalogue), server)
-        engine_pb2_grpc.add_EngineServicer_to_server(EngineService(hub, blobs, sockets), server)
+        engine_pb2_grpc.add_EngineServicer_to_server(EngineService(loop, blobs, sockets), server)
 
     server = await endpoints.make_server(add_services, settings.address, tls)
     await sockets.open()
     notify.ready(settings.address)
-    log.info("serving at %s, policy %s", settings.address, settings.policy)
+    log.info("serving at %s, batching %s", settings.address, settings.batching)
     try:
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(hub.tick_forever())
+            tasks.create_task(loop.tick_forever())
             await server.wait_for_termination()
     finally:
         notify.set_ready("draining")

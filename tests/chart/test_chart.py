@@ -162,7 +162,7 @@ def test_no_service_is_turned_into_a_setting() -> None:
 
 def test_environment_variables_are_settings_that_the_roles_accept() -> None:
     settings: dict[str, Any] = {
-        "control": {"settings": {"policy": "k-only", "policy_k": 4, "program_commands": 1_048_576}},
+        "control": {"settings": {"batching": "k-only", "batching_k": 4, "program_commands": 1_048_576}},
         "runtime": {"settings": {"capacity": 2000, "journal_bytes": 67_108_864, "keep_journals": True}},
         "operator": {"settings": {"heartbeat_s": 0.5, "source_hosts": "example.org"}},
     }

@@ -78,14 +78,14 @@ def test_what_new_writes_runs_and_obeys_its_arguments(server: Serving, run_dir: 
 
 def test_config_tells_each_value_and_where_it_came_from(run_dir: Path) -> None:
     file = run_dir / "tartlet.toml"
-    file.write_text('[worker]\npage_size = 8\nnum_slots = 64\n[control]\npolicy = "eager"\n')
+    file.write_text('[worker]\npage_size = 8\nnum_slots = 64\n[control]\nbatching = "eager"\n')
     env = {"TARTLET_WORKER_NUM_SLOTS": "128"}
     document = json.loads(out(run_dir, "config", "--config", str(file), "--json", **env))
     worker = document["worker"]
     assert (worker["page_size"]["value"], worker["page_size"]["origin"]) == (8, f"file {file}")
     assert (worker["num_slots"]["value"], worker["num_slots"]["origin"]) == (128, "environment")
     assert worker["threads"]["origin"] == "default"
-    assert document["control"]["policy"]["value"] == "eager"
+    assert document["control"]["batching"]["value"] == "eager"
     text = out(run_dir, "config", "worker", "--config", str(file), **env)
     assert "[worker]" in text
     assert "[control]" not in text

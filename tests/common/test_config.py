@@ -21,35 +21,38 @@ def _file(tmp_path: Path, text: str) -> Path:
 
 
 def test_flag_beats_environment_beats_file_beats_default(tmp_path: Path) -> None:
-    file = _file(tmp_path, '[control]\npolicy = "eager"\npolicy_k = 2\nsteps_in_flight = 3\n')
-    env = {"TARTLET_CONTROL_POLICY_K": "5", "TARTLET_CONTROL_STEPS_IN_FLIGHT": "4", "HOME": "/nowhere"}
-    loaded = load(ControlSettings, "control", file=file, env=env, flags={"steps_in_flight": "1", "policy_t_s": None})
+    file = _file(tmp_path, '[control]\nbatching = "eager"\nbatching_k = 2\nsteps_in_flight = 3\n')
+    env = {"TARTLET_CONTROL_BATCHING_K": "5", "TARTLET_CONTROL_STEPS_IN_FLIGHT": "4", "HOME": "/nowhere"}
+    loaded = load(ControlSettings, "control", file=file, env=env, flags={"steps_in_flight": "1", "batching_t_s": None})
     s = loaded.settings
-    assert (s.policy, s.policy_k, s.steps_in_flight, s.policy_t_s) == ("eager", 5, 1, 0.016)
-    origins = [loaded.origins[k] for k in ("policy", "policy_k", "steps_in_flight", "policy_t_s")]
+    assert (s.batching, s.batching_k, s.steps_in_flight, s.batching_t_s) == ("eager", 5, 1, 0.016)
+    origins = [loaded.origins[k] for k in ("batching", "batching_k", "steps_in_flight", "batching_t_s")]
     assert origins == [f"file {file}", "environment", "flag", "default"]
 
 
 @pytest.mark.parametrize(
     ("text", "env", "said"),
     [
-        ("[control]\npolicies = 1\n", {}, "tartlet.toml: there is no setting 'policies' (did you mean 'policy'?)"),
-        ("", {"TARTLET_CONTROL_POLICIES": "1"}, "TARTLET_CONTROL_POLICIES (did you mean 'policy'?)"),
-        ('[control]\npolicy = "fast"\n', {}, "tartlet.toml), but must be one of adaptive, eager, k-only, t-only"),
+        ("[control]\nbatchings = 1\n", {}, "tartlet.toml: there is no setting 'batchings' (did you mean 'batching'?)"),
+        ("", {"TARTLET_CONTROL_BATCHINGS": "1"}, "TARTLET_CONTROL_BATCHINGS (did you mean 'batching'?)"),
+        ("[control]\npolicy = 1\n", {}, "there is no setting 'policy' (it is called 'batching' now)"),
+        ("[control]\npolicy_t_s = 1\n", {}, "there is no setting 'policy_t_s' (it is called 'batching_t_s' now)"),
+        ("", {"TARTLET_CONTROL_POLICY_K": "1"}, "TARTLET_CONTROL_POLICY_K (it is called 'batching_k' now)"),
+        ('[control]\nbatching = "fast"\n', {}, "tartlet.toml), but must be one of adaptive, eager, k-only, t-only"),
         ("[control]\nsteps_in_flight = 0\n", {}, "steps_in_flight is 0 ("),
-        ("", {"TARTLET_CONTROL_POLICY_K": "x"}, "'x' (from environment), but must be a whole number from 1 to 65536"),
-        ("[control]\npolicy_t_s = 0\n", {}, "policy_t_s is 0 ("),
+        ("", {"TARTLET_CONTROL_BATCHING_K": "x"}, "'x' (from environment), but must be a whole number from 1 to 65536"),
+        ("[control]\nbatching_t_s = 0\n", {}, "batching_t_s is 0 ("),
         ("[control]\nprogram_pages = 1.5\n", {}, "but must be a whole number at least 0"),
         ("[control]\ncatalogue_dir = 3\n", {}, "but must be a path"),
         ("[control]\naddress = false\n", {}, "but must be text"),
         ("control = 3\n", {}, "control must be a table, [control]"),
         (
-            "[contorl]\npolicy_k = 3\n",
+            "[contorl]\nbatching_k = 3\n",
             {},
             "unknown table [contorl] (did you mean 'control'?); known: [control], [runtime]",
         ),
         ("[gateway]\n", {}, "unknown table [gateway]; known: [control], [runtime], [worker], [operator]"),
-        ("policy_k = 3\n", {}, "policy_k stands in no table; put it under [control], say"),
+        ("batching_k = 3\n", {}, "batching_k stands in no table; put it under [control], say"),
         ("[control\n", {}, "tartlet.toml: Expected ']'"),
     ],
 )

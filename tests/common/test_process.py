@@ -19,7 +19,7 @@ ROLE = textwrap.dedent(
     from tartlet_common.config.settings import ControlSettings
 
     async def main(settings, notify):
-        if settings.policy == "eager":
+        if settings.batching == "eager":
             raise AddressInUse(address=settings.address)
         notify.ready()
         try:
@@ -54,7 +54,7 @@ def test_a_role_says_ready_and_cleans_up_on_sigterm(tmp_path: Path) -> None:
 
 
 def test_a_role_that_cannot_start_says_why_to_its_parent_and_its_user(tmp_path: Path) -> None:
-    process, fd = _start(tmp_path, "--policy", "eager", "--address", "unix:/x")
+    process, fd = _start(tmp_path, "--batching", "eager", "--address", "unix:/x")
     with process, os.fdopen(fd) as ready:
         assert ready.readline() == 'error 505 {"address":"unix:/x"}\n'
         _, err = process.communicate(timeout=20)
@@ -65,10 +65,11 @@ def test_a_role_that_cannot_start_says_why_to_its_parent_and_its_user(tmp_path: 
 
 def test_a_wrong_setting_is_a_wrong_command_line(tmp_path: Path) -> None:
     for flags, said in (
-        (("--policy", "fast"), "policy is 'fast' (from flag), but must be one of"),
+        (("--policy", "eager"), "unrecognized arguments: --policy (it is called '--batching' now)"),
+        (("--batching", "fast"), "batching is 'fast' (from flag), but must be one of"),
         (("--config", "nowhere.toml"), "nowhere.toml: No such file or directory"),
         # No abbreviations: they end with the next setting.
-        (("--polic", "eager"), "unrecognized arguments: --polic (did you mean '--policy'?)"),
+        (("--batchin", "eager"), "unrecognized arguments: --batchin (did you mean '--batching'?)"),
         (("stray",), "unrecognized arguments: stray\n"),
     ):
         process, fd = _start(tmp_path, *flags)

@@ -16,12 +16,13 @@ from tartlet_common.clock import ManualClock
 from tartlet_common.config.settings import ControlSettings
 from tartlet_common.engine.step import Step, StepResult
 from tartlet_common.errors.registry import TartletError
+from tartlet_control.batching.batcher import Batcher
 from tartlet_control.core.core import Core
 from tartlet_control.core.lifecycle import StartRequest
 from tartlet_control.tables.engines import EngineState
 from tartlet_control.tables.keys import RETURN_S
 from tartlet_control.tables.outbox import Settled
-from tartlet_control.tables.runtimes import RuntimeSession
+from tartlet_control.tables.programs import RuntimeSession
 from tartlet_worker.fake import FakeEngine, FakeOptions
 
 
@@ -167,6 +168,10 @@ class Host:
     def engine(self) -> EngineState:
         return self.engines[0][0]
 
+    @property
+    def batcher(self) -> Batcher:
+        return self.core.batchers[self.engine]
+
     def start(self, program_id: str | None = None, **fields: Any) -> Guest:
         handle = len(self.guests) + 1
         guest = Guest(handle, program_id or f"p{handle}", self)
@@ -224,7 +229,7 @@ class Host:
         for _ in range(10_000):
             self.pump()
             if not self.answer():
-                waits = [e.look_at for e in self.core.engines.values() if e.look_at is not None]
+                waits = [b.look_at for b in self.core.batchers.values() if b.look_at is not None]
                 if not waits:
                     return
                 self.clock.advance(max(0.0, min(waits) - self.clock.now()) + 1e-9)
@@ -250,9 +255,7 @@ class Host:
     def check_idle(self) -> None:
         """Nothing is held by nobody."""
         self.core.check_ledgers()
-        for state, _ in self.engines:
-            assert not state.in_flight
-            assert not state.active
+        assert self.core.idle
 
 
 def decode_text(

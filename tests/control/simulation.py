@@ -52,12 +52,12 @@ class Simulation:
     def run(self) -> float:
         """Tokens a second."""
         options = FakeOptions(num_pages=1024, num_embeds=1024, num_slots=1024, page_size=16)
-        self.host = Host(options, policy=self.policy)
+        self.host = Host(options, batching=self.policy)
         self.order = itertools.count()
         self.free_at = 0.0
         self.begin = self.host.clock.now()
         for tokens in self.seen:
-            self.host.engine.times.add(tokens, self.costs.fixed_s + self.costs.token_s * tokens)
+            self.host.batcher.times.add(tokens, self.costs.fixed_s + self.costs.token_s * tokens)
         rng = random.Random(1)
         guests = [self.host.start() for _ in range(self.programs)]
         self.left = {guest.handle: self.tokens for guest in guests}

@@ -98,7 +98,7 @@ class MiniHost:
             op, flags, ticket, queue, a, b, c, offset, length = (int(x) for x in row)
             payload = batch.payload[offset : offset + length]
             command = Command(Op(op), flags, ticket, queue, a, b, c, payload)
-            if command.op in abi.QUEUED_OPS or command.op is Op.RESET:
+            if command.op in abi.QUEUED_OPS:
                 assert queue in self.lanes, f"queue {queue} was not created"
                 lane = self.lanes[queue]
                 lane.commands.append(command)

@@ -9,14 +9,14 @@ from __future__ import annotations
 import argparse
 import difflib
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from tartlet_common.config.settings import ROLES
+from tartlet_common.config.settings import RENAMED, ROLES
 from tartlet_common.errors.registry import InvalidConfig
 
 _ROLE_SLIP = 0.75  # how alike a word of a variable's name and a role are where it is taken for a slip; RUN is none
@@ -98,8 +98,12 @@ def _from_file(file: Path, role: str) -> dict[str, Any]:
     return dict(document.get(role, {}))
 
 
-def _close(name: str, known: Iterable[str]) -> str:
-    """A question, where one of the known names is much like this one."""
+def _close(name: str, known: Collection[str]) -> str:
+    """Return the new name of a renamed setting, or a question if a known name is much like this one."""
+    new = RENAMED.get(name.removeprefix("--").replace("-", "_"))
+    if new is not None and (new in known or _flag(new) in known):
+        shown = _flag(new) if name.startswith("--") else new
+        return f" (it is called {shown!r} now)"
     close = difflib.get_close_matches(name, list(known), n=1)
     return f" (did you mean {close[0]!r}?)" if close else ""
 

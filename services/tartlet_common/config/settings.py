@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
+from typing import Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from tartlet_common.config.paths import cache_dir, run_dir
 from tartlet_common.engine import defaults
+
+RENAMED: Final = {"policy": "batching", "policy_k": "batching_k", "policy_t_s": "batching_t_s"}
+"""Earlier names of settings, and what they are called now. An earlier name is refused, and the error names the new."""
 
 
 class _Settings(BaseModel):
@@ -26,11 +29,11 @@ class ControlSettings(_Settings):
     """Settings of `tartlet serve --role control`."""
 
     address: str = Field(default_factory=lambda: f"unix:{run_dir()}/control.sock", description="where control serves")
-    policy: Literal["adaptive", "eager", "k-only", "t-only"] = Field(
+    batching: Literal["adaptive", "eager", "k-only", "t-only"] = Field(
         "adaptive", description="batching policy (Pie, Table 5)"
     )
-    policy_k: int = Field(8, ge=1, le=65_536, description="k-only: dispatch when so many commands of a kind wait")
-    policy_t_s: float = Field(0.016, gt=0, le=10, description="t-only: dispatch every so many seconds")
+    batching_k: int = Field(8, ge=1, le=65_536, description="k-only: dispatch when so many commands of a kind wait")
+    batching_t_s: float = Field(0.016, gt=0, le=10, description="t-only: dispatch every so many seconds")
     steps_in_flight: int = Field(2, ge=1, le=8, description="steps sent to an engine before the first is answered")
     runtime_grace_s: float = Field(
         5.0, ge=0, le=3600, description="how long a runtime may be gone before its programs end"

@@ -11,6 +11,7 @@ lane until a `Step` lists the lane in `reset_lanes`.
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from enum import IntEnum
 
@@ -35,6 +36,25 @@ class Kind(IntEnum):
     MASK_KVPAGE = 4
     GET_NEXT_DIST = 5
     SAMPLE = 6
+
+
+class MissingCall(ImportError):
+    """Names the calls that a module lacks. The module can't be imported without them."""
+
+    def __init__(self, where: str, missing: list[str]) -> None:
+        super().__init__(f"{where} lacks {', '.join(missing)}: add each of them there (CONTRIBUTING.md, a new call)")
+        self.missing = missing
+
+
+def check_covers(table: Collection[int], needed: Iterable[IntEnum], where: str) -> None:
+    """Check that a module's table of calls has them all; each module with such a table does so when it is imported.
+
+    Raises:
+        MissingCall: some are not in the table.
+    """
+    missing = [member.name for member in needed if member not in table]
+    if missing:
+        raise MissingCall(where, missing)
 
 
 class Status(IntEnum):

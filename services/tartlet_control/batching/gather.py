@@ -17,19 +17,11 @@ from dataclasses import dataclass
 from typing import Final
 
 from tartlet_common.abi import Priority
-from tartlet_control.calls.commands import (
-    COPY_KVPAGE,
-    EMBED_TXT,
-    FORWARD,
-    GET_NEXT_DIST,
-    MASK_KVPAGE,
-    SAMPLE,
-    Command,
-)
-from tartlet_control.calls.hazards import Taken, taken_of
-from tartlet_control.tables.programs import CommandQueue
+from tartlet_control.calls.base import Conflicts
+from tartlet_control.calls.registry import BY_KIND, RUNS_LAYERS
+from tartlet_control.tables.programs import Command, CommandQueue
 
-PIPELINE: Final = (EMBED_TXT, COPY_KVPAGE, MASK_KVPAGE, FORWARD, SAMPLE, GET_NEXT_DIST)
+PIPELINE: Final = tuple(BY_KIND)
 """Kinds in the order in which a decode iteration uses them."""
 MAX_BATCHES: Final = 16
 """Most batches of a step; a queue that alternates kinds would otherwise fill it alone."""
@@ -49,44 +41,11 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True)
-class Away:
-    """Queues that are in flight and have nothing waiting."""
-
-    queues: int = 0
-    ahead: int = 0  # those in flight that do have something waiting: they run ahead
-    soon: int = 0  # of these, who come back soon after their answer (`returns`)
-    soon_s: float = 0.0  # how long the last of them usually takes
-    worth_s: float = 0.0  # how long it pays to wait for them
-
-
-@dataclass(frozen=True, slots=True)
-class View:
-    """What a policy sees of an engine: its queues that have commands waiting (live, not to be changed)."""
-
-    queues: Collection[CommandQueue]
-    in_flight: int  # steps sent and unanswered
-    depth: int  # steps that may be in flight
-    limits: Limits
-    prioritised: bool = False  # some queue has another priority than normal
-    running: tuple[float, float] = (0.0, 0.0)  # when the step that runs now should end, and how long it takes in all
-    away: Away = Away()
-    expected: tuple[int, float] = (0, 0.0)  # queues that were answered and should be back; until when to wait for them
-
-
-@dataclass(frozen=True, slots=True)
 class Dispatch:
     """One batch: commands of one kind, in the order in which the worker gets them."""
 
     kind: int
     commands: list[Command]
-
-
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """What to send now (nothing: an empty list), and when to look again if nothing happens before."""
-
-    dispatches: list[Dispatch]
-    look_at: float | None = None
 
 
 _Entry = tuple[Command, Iterator[Command]]
@@ -95,13 +54,14 @@ _Entry = tuple[Command, Iterator[Command]]
 class _Step:
     """The step being gathered."""
 
-    __slots__ = ("buckets", "bytes_left", "dispatches", "forwarded", "now", "oldest", "view")
+    __slots__ = ("buckets", "bytes_left", "dispatches", "forwarded", "limits", "now", "oldest", "prioritised")
 
-    def __init__(self, view: View, now: float) -> None:
-        self.view = view
+    def __init__(self, limits: Limits, now: float, *, prioritised: bool) -> None:
+        self.limits = limits
+        self.prioritised = prioritised
         self.now = now
         self.dispatches: list[Dispatch] = []
-        self.bytes_left = view.limits.step_bytes
+        self.bytes_left = limits.step_bytes
         self.forwarded = False
         self.buckets: dict[int, list[_Entry]] = {kind: [] for kind in PIPELINE}
         self.oldest: dict[int, float] = dict.fromkeys(PIPELINE, 0.0)
@@ -116,19 +76,17 @@ class _Step:
 
     def choose(self) -> int:
         """The kind of the next batch, 0 if there is none."""
-        best, best_arrived = 0, 0.0
-        for kind in PIPELINE:
-            if kind != FORWARD and self.buckets[kind] and (not best or self.oldest[kind] < best_arrived):
-                best, best_arrived = kind, self.oldest[kind]
-        if not best and self.buckets[FORWARD] and not self.forwarded:
-            return FORWARD
-        return best
+        waiting = [kind for kind in PIPELINE if self.buckets[kind]]
+        light = [kind for kind in waiting if kind not in RUNS_LAYERS]
+        if not light and self.forwarded:
+            return 0
+        return min(light or waiting, key=self.oldest.__getitem__, default=0)
 
     def ordered(self, entries: list[_Entry]) -> list[_Entry]:
         """Higher priority first, then who waited longer; untouched where it can't matter."""
-        limits = self.view.limits
+        limits = self.limits
         if (
-            not self.view.prioritised
+            not self.prioritised
             and len(entries) <= limits.batch_commands
             and sum([c.tokens for c, _ in entries]) <= limits.batch_tokens
         ):
@@ -143,10 +101,13 @@ class _Step:
         return sorted(entries, key=rank)
 
 
-def gather(view: View, now: float) -> list[Dispatch]:
-    """The batches of the next step, at most one of them forwards; empty if nothing waits."""
-    step = _Step(view, now)
-    for queue in view.queues:
+def gather(queues: Collection[CommandQueue], limits: Limits, now: float, *, prioritised: bool) -> list[Dispatch]:
+    """Return the batches of the next step, at most one of them through the layers; empty if nothing waits.
+
+    `queues` have an engine command at their head. `prioritised` says whether one has another priority than normal.
+    """
+    step = _Step(limits, now, prioritised=prioritised)
+    for queue in queues:
         rest = iter(queue.pending)
         step.offer(next(rest), rest)
     while len(step.dispatches) < MAX_BATCHES:
@@ -156,7 +117,7 @@ def gather(view: View, now: float) -> list[Dispatch]:
         entries = step.ordered(step.buckets[kind])
         step.buckets[kind] = []
         taken, full = _fill(step, entries)
-        if kind == FORWARD:
+        if kind in RUNS_LAYERS:
             step.forwarded = True
         if taken:
             step.dispatches.append(Dispatch(kind, taken))
@@ -168,17 +129,17 @@ def gather(view: View, now: float) -> list[Dispatch]:
 def _fill(step: _Step, entries: list[_Entry]) -> tuple[list[Command], bool]:
     """Commands of one batch, and whether some were left behind because it is full (cut from the tail)."""
     taken: list[Command] = []
-    limits = step.view.limits
+    limits = step.limits
     room, tokens_left, bytes_left = limits.batch_commands, limits.batch_tokens, step.bytes_left
     for at, (head, rest) in enumerate(entries):
         command: Command | None = head
-        own: Taken | None = None  # made once a queue brings a second command
+        own: Conflicts | None = None  # made once a queue brings a second command
         while command is not None:
             tokens, size = command.tokens, command.size
             fits = room > 0 and tokens <= tokens_left and size <= bytes_left
             # one that is larger than any batch runs alone
             if not fits and (taken or (step.dispatches and size > bytes_left)):
-                if command.kind != FORWARD:
+                if command.kind not in RUNS_LAYERS:
                     for left in [(command, rest), *entries[at + 1 :]]:
                         step.offer(*left)
                 step.bytes_left = bytes_left
@@ -195,7 +156,7 @@ def _fill(step: _Step, entries: list[_Entry]) -> tuple[list[Command], bool]:
                     step.offer(following, rest)
                 break
             if own is None:
-                own = taken_of(command.kind)
+                own = BY_KIND[command.kind].conflicts()
             own.add(command)
             if own.conflicts(following):
                 step.offer(following, rest)

@@ -10,7 +10,8 @@ from functools import partial
 from typing import Final
 
 from tartlet_common.config.settings import ControlSettings
-from tartlet_control.batching.gather import Dispatch, Plan, View, gather
+from tartlet_control.batching.gather import Dispatch
+from tartlet_control.batching.view import Plan, View
 
 Policy = Callable[[View, float], Plan]
 
@@ -47,7 +48,7 @@ def adaptive(view: View, now: float) -> Plan:
             return NOTHING  # asked again when it ends
     elif not view.in_flight and now < until and _has_room(view, expected):
         return Plan([], look_at=until)
-    return Plan(gather(view, now))
+    return Plan(view.gather(now))
 
 
 def _has_room(view: View, more: int) -> bool:
@@ -77,7 +78,7 @@ def k_only(k: int, view: View, now: float) -> Plan:
     due = min(heads) + K_PATIENCE_S
     if len(heads) < k and now < due:
         return Plan([], look_at=due)
-    return Plan(gather(view, now))
+    return Plan(view.gather(now))
 
 
 def t_only(t_s: float, view: View, now: float) -> Plan:
@@ -90,7 +91,7 @@ def t_only(t_s: float, view: View, now: float) -> Plan:
     due = min(heads) + t_s
     if now < due:
         return Plan([], look_at=due)
-    return Plan(gather(view, now))
+    return Plan(view.gather(now))
 
 
 def policy_of(settings: ControlSettings) -> Policy:
@@ -98,7 +99,7 @@ def policy_of(settings: ControlSettings) -> Policy:
     table: dict[str, Policy] = {
         "adaptive": adaptive,
         "eager": eager,
-        "k-only": partial(k_only, settings.policy_k),
-        "t-only": partial(t_only, settings.policy_t_s),
+        "k-only": partial(k_only, settings.batching_k),
+        "t-only": partial(t_only, settings.batching_t_s),
     }
-    return table[settings.policy]
+    return table[settings.batching]

@@ -28,7 +28,7 @@ _WEIGHT: Final = 0.25  # of the newest in the average
 _MOST: Final = 4  # times the average count as what they are: one tool call must not hide how it usually is
 
 
-class Returns:
+class ReturnTimes:
     """Of one engine: who was answered last, and is expected."""
 
     __slots__ = ("_expected", "_until", "cut")

@@ -9,11 +9,11 @@ from tartlet_common.errors.registry import (
     ResourceInUse,
     UnknownResource,
 )
-from tartlet_control.calls.commands import Alloc
+from tartlet_control.calls.kv import Alloc
 from tartlet_control.core.lifecycle import Lifecycle
 from tartlet_control.tables.engines import EngineState
 from tartlet_control.tables.ledger import PAGES, POOL_NAMES, RESOURCE_NAMES
-from tartlet_control.tables.programs import CommandQueue, Place, Program
+from tartlet_control.tables.programs import CommandQueue, Place, ProgramState
 
 
 class Allocator:
@@ -32,12 +32,11 @@ class Allocator:
         if engine is None:
             program = place.program
             engine = place.engine = place.model.choose()
-            engine.programs[program.id] = program
+            engine.program_ids[program.id] = None
             for queue in program.queues.values():
                 if queue.place is place:
                     queue.spec = engine.spec
-                    engine.new_lane(queue)
-                    engine.prioritised += queue.priority != 1
+                    queue.lane = engine.new_lane()
         return engine
 
     def alloc(self, queue: CommandQueue, command: Alloc) -> bool:
@@ -67,16 +66,17 @@ class Allocator:
             program.peak_pages = max(program.peak_pages, program.num_pages)
         return True
 
-    def _make_room(self, engine: EngineState, pool_index: int, asked: int, asker: Program) -> bool:
+    def _make_room(self, engine: EngineState, pool_index: int, asked: int, asker: ProgramState) -> bool:
         """First come, first served: end the newest programs until `asked` are free (Pie 5.2)."""
         pool = engine.pools[pool_index]
         error = OutOfPages(kind=POOL_NAMES[pool_index], total=pool.total)
-        newer = sorted((p for p in engine.programs.values() if p.created > asker.created), key=lambda p: -p.created)
+        programs = self._lifecycle.placed_on(engine)
+        newer = sorted((p for p in programs if p.created > asker.created), key=lambda p: -p.created)
         victims, room = [], pool.num_free
         for program in newer:
             if room >= asked:
                 break
-            held = len(program.places[engine.model.index].held[pool_index])
+            held = len(program.places[engine.model_index].held[pool_index])
             if held:
                 victims.append(program)
                 room += held

@@ -12,13 +12,14 @@ import uuid
 from collections.abc import Callable, Iterable
 from typing import Final
 
-from tartlet_common.abi import MAX_SUBMISSION_BYTES, RECORD_BYTES
+from tartlet_common.abi import MAX_SUBMISSION_BYTES, RECORD_BYTES, RECORD_STRUCT, Record
 from tartlet_common.clock import Clock
 from tartlet_common.config.settings import ControlSettings
 from tartlet_common.engine.spec import EngineSpec
 from tartlet_common.engine.step import StepResult
 from tartlet_common.errors.registry import (
     ControlLost,
+    EngineFailure,
     MalformedSubmission,
     Overloaded,
     RuntimeLost,
@@ -26,20 +27,22 @@ from tartlet_common.errors.registry import (
     UnknownResource,
     WorkerLost,
 )
+from tartlet_control.batching.batcher import Batcher
+from tartlet_control.batching.gather import Limits
 from tartlet_control.batching.policies import policy_of
 from tartlet_control.core.dispatcher import Dispatcher
+from tartlet_control.core.intake import CommandIntake
 from tartlet_control.core.lifecycle import Kept, Lifecycle, StartRequest
-from tartlet_control.core.queue_runner import QueueMachine
+from tartlet_control.core.queue_runner import QueueRunner
 from tartlet_control.core.settler import Settler
-from tartlet_control.tables.engines import EngineState, Models
+from tartlet_control.tables.engines import EngineState
 from tartlet_control.tables.ledger import LedgerFault
-from tartlet_control.tables.programs import Program
-from tartlet_control.tables.runtimes import RuntimeSession
+from tartlet_control.tables.models import Models
+from tartlet_control.tables.programs import ProgramState, RuntimeSession
 
 log = logging.getLogger("tartlet.control")
 
 _HANDLE: Final = struct.Struct("<I")
-_ROW: Final = struct.Struct("<HH7I")  # abi.RECORD; for few rows, numpy takes longer than what is done with them
 _CHECK_EVERY_S: Final = 5.0
 _RECOUNT_EVERY: Final = 24
 """Every so many checks all references are recounted, which holds up the loop for milliseconds."""
@@ -63,9 +66,12 @@ class Core:
             started_s=clock.now(),
         )
         self._waiting: list[tuple[RuntimeSession, StartRequest]] = []  # for other runtimes, which may know their keys
-        self.machine = QueueMachine(self.models, self.lifecycle)
-        self.dispatcher = Dispatcher(policy_of(settings), settings.steps_in_flight, self.machine)
-        self.settler = Settler(self.machine, self.lifecycle)
+        self.batchers = self.lifecycle.batchers
+        self._policy = policy_of(settings)
+        self.runner = QueueRunner(self.lifecycle)
+        self.intake = CommandIntake(self.models, self.lifecycle, self.runner)
+        self.dispatcher = Dispatcher(self.runner)
+        self.settler = Settler(self.runner, self.lifecycle)
         self.leaks = 0
         self.on_leak: Callable[[EngineState, LedgerFault], None] | None = None
         self._strict = strict
@@ -189,23 +195,24 @@ class Core:
             detail = f"columns of {len(handles)}, {len(records)} and {len(payload)} bytes"
             raise MalformedSubmission(detail=detail)
         now = self.clock.now()
-        programs, submit = session.programs, self.machine.submit
+        programs, submit = session.programs, self.intake.submit
         view, size = memoryview(payload), len(payload)
         last, program = -1, None
-        for (handle,), row in zip(_HANDLE.iter_unpack(handles), _ROW.iter_unpack(records), strict=True):
+        rows = map(Record._make, RECORD_STRUCT.iter_unpack(records))
+        for (handle,), record in zip(_HANDLE.iter_unpack(handles), rows, strict=True):
             if handle != last:
                 last, program = handle, programs.get(handle)
             if program is None or not program.live:
                 continue  # it was killed, or has ended, while this was under way
-            end = row[7] + row[8]
+            end = record.offset + record.length
             if end > size:
-                self._outside(program, row[2], row[3], size)
+                self._outside(program, record, size)
                 continue
-            submit(program, row, view[row[7] : end], now)
+            submit(program, record, view[record.offset : end], now)
 
-    def _outside(self, program: Program, ticket: int, queue: int, size: int) -> None:
-        error = MalformedSubmission(detail=f"record {ticket} of queue {queue} points outside of {size} payload bytes")
-        self.lifecycle.kill(program, error)
+    def _outside(self, program: ProgramState, record: Record, size: int) -> None:
+        where = f"record {record.ticket} of queue {record.queue}"
+        self.lifecycle.kill(program, MalformedSubmission(detail=f"{where} points outside of {size} payload bytes"))
 
     # ---- engines ------------------------------------------------------------------------------------------------
 
@@ -221,7 +228,9 @@ class Core:
         model = self.models.join(spec)
         self._connections += 1
         # a number of its own for each connection's steps, so that no answer can be taken for another's
-        engine = EngineState(engine_id, incarnation, spec, model, self._connections << 32)
+        engine = EngineState(engine_id, incarnation, spec, model.index, self._connections << 32)
+        limits = Limits(spec.max_batch_tokens, spec.max_batch_commands)
+        self.batchers[engine] = Batcher(self._policy, self.settings.steps_in_flight, limits)
         engine.window_s = self.clock.now()
         model.engines.append(engine)
         self.engines[engine_id] = engine
@@ -243,7 +252,7 @@ class Core:
         if self.engines.get(engine.id) is not engine:
             return
         del self.engines[engine.id]
-        engine.model.engines.remove(engine)
+        self.models.at(engine.model_index).engines.remove(engine)
         self.lifecycle.lose_engine(engine, error or WorkerLost(engine=engine.id))
         self._models_changed()
         log.info("engine %s left", engine.id)
@@ -254,7 +263,10 @@ class Core:
         Raises:
             EngineFailure: the answer doesn't fit.
         """
-        self.settler.settle(engine, result, self.clock.now())
+        batcher = self.batchers.get(engine)
+        if batcher is None:
+            raise EngineFailure(detail=f"answered step {result.number} after it was given up")
+        self.settler.settle(engine, batcher, result, self.clock.now())
 
     def cordon(self, engine_id: str, *, drain: bool = False) -> EngineState:
         """No new programs on this engine; `drain`: it is told to go once it has none.
@@ -282,15 +294,25 @@ class Core:
             raise UnknownResource(kind="engine", id=engine_id)
         return engine
 
+    def unused(self, engine: EngineState) -> bool:
+        """Return whether an engine has neither programs nor steps in flight."""
+        batcher = self.batchers.get(engine)
+        return not engine.program_ids and (batcher is None or not batcher.in_flight)
+
     def _models_changed(self) -> None:
         self.engines_version += 1
         for session in self.sessions.values():
             session.outbox.notices.models_changed = True
 
     @property
+    def idle(self) -> bool:
+        """Whether no engine has anything to do."""
+        return all(batcher.idle for batcher in self.batchers.values())
+
+    @property
     def takes_parts(self) -> bool:
         """Whether a step should be formed of what has come of a frame, though the rest follows at once."""
-        return any(e.returns.cut and e.active and not e.in_flight for e in self.engines.values())
+        return any(batcher.takes_parts for batcher in self.batchers.values())
 
     # ---- between events -----------------------------------------------------------------------------------------
 
@@ -298,10 +320,10 @@ class Core:
         """Send every engine what its policy wants. Returns when to pump again if nothing happens before."""
         now = self.clock.now()
         look_at: float | None = None
-        for engine in self.engines.values():
-            self.dispatcher.pump(engine, now)
-            if engine.look_at is not None and (look_at is None or engine.look_at < look_at):
-                look_at = engine.look_at
+        for engine, batcher in self.batchers.items():
+            self.dispatcher.pump(engine, batcher, now)
+            if batcher.look_at is not None and (look_at is None or batcher.look_at < look_at):
+                look_at = batcher.look_at
         if self.lifecycle.ending:
             self.lifecycle.end_finished()
         return look_at
@@ -329,10 +351,10 @@ class Core:
             LedgerFault: they don't balance, and the core is strict.
         """
         for engine in self.engines.values():
-            if engine.in_flight or engine.active:
+            if not self.batchers[engine].idle:
                 continue
             for i, pool in enumerate(engine.pools):
-                owned = sum(len(p.places[engine.model.index].held[i]) for p in list(engine.programs.values()))
+                owned = sum(len(p.places[engine.model_index].held[i]) for p in self.lifecycle.placed_on(engine))
                 try:
                     if recount:
                         pool.check()

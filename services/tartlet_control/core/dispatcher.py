@@ -1,4 +1,4 @@
-"""Asks the policy what an engine should do next, and makes a step of the answer."""
+"""Asks an engine's batcher what to send next, and makes steps of the answer."""
 
 from __future__ import annotations
 
@@ -6,46 +6,28 @@ from collections.abc import Callable
 from typing import Any
 
 from tartlet_common.engine.step import Batch
-from tartlet_common.errors.registry import TartletError
-from tartlet_control.batching.gather import Dispatch, View
-from tartlet_control.batching.policies import Policy
-from tartlet_control.calls.batch_builder import build
-from tartlet_control.calls.commands import Command
-from tartlet_control.core.queue_runner import QueueMachine
+from tartlet_common.errors.base import TartletError
+from tartlet_control.batching.batcher import Batcher, SentStep
+from tartlet_control.batching.gather import Dispatch
+from tartlet_control.calls.registry import build
+from tartlet_control.core.queue_runner import QueueRunner
 from tartlet_control.tables.engines import EngineState
-from tartlet_control.tables.programs import CommandQueue
+from tartlet_control.tables.programs import Command, CommandQueue
 
 
 class Dispatcher:
     """Applies plans: takes commands off their queues, translates them and hands the step to the engine."""
 
-    def __init__(self, policy: Policy, depth: int, machine: QueueMachine) -> None:
-        self._policy = policy
-        self._depth = depth
-        self._machine = machine
+    def __init__(self, runner: QueueRunner) -> None:
+        self._runner = runner
         self.on_step: Callable[[EngineState, list[list[Command]]], tuple[Any, str]] | None = None  # span, traceparent
 
-    def pump(self, engine: EngineState, now: float) -> None:
-        """Send the engine as many steps as the policy wants; `engine.look_at` says when to ask again."""
-        while engine.active and len(engine.in_flight) < self._depth:
-            view = View(
-                engine.active,
-                len(engine.in_flight),
-                self._depth,
-                engine.limits,
-                prioritised=engine.prioritised > 0,
-                running=engine.running(),
-                away=engine.away(),
-                expected=engine.returns.expected(now),
-            )
-            plan = self._policy(view, now)
-            if not plan.dispatches:
-                engine.look_at = plan.look_at
-                return
-            self._apply(engine, plan.dispatches, now)
-        engine.look_at = None
+    def pump(self, engine: EngineState, batcher: Batcher, now: float) -> None:
+        """Send the engine as many steps as its batcher wants; `batcher.look_at` says when to ask again."""
+        while dispatches := batcher.plan(now):
+            self._apply(engine, batcher, dispatches, now)
 
-    def _apply(self, engine: EngineState, dispatches: list[Dispatch], now: float) -> None:
+    def _apply(self, engine: EngineState, batcher: Batcher, dispatches: list[Dispatch], now: float) -> None:
         touched: dict[CommandQueue, None] = {}
         for dispatch in dispatches:
             for command in dispatch.commands:
@@ -56,30 +38,45 @@ class Dispatcher:
         poisoned: list[CommandQueue] = []
         batches, kept = self._build(dispatches, poisoned)
         if batches:
-            span, traceparent = (None, "") if self.on_step is None else self.on_step(engine, kept)
-            engine.finish_step(batches, kept, list(touched), now, traceparent).span = span
-        machine = self._machine
+            self._send(engine, batcher, batches, kept, list(touched), now)
+        runner = self._runner
         for queue in poisoned:
-            machine.drain_poisoned(queue)
-        advance = machine.advance
+            runner.drain_poisoned(queue)
+        advance = runner.advance
         for queue in touched:
             pending = queue.pending
-            if not pending or not pending[0].kind or queue.lane < 0:  # else: still active, as it is
+            if not pending or not pending[0].kind or queue.lane < 0:  # else: still waiting, as it is
                 advance(queue)
+
+    def _send(
+        self,
+        engine: EngineState,
+        batcher: Batcher,
+        batches: list[Batch],
+        kept: list[list[Command]],
+        queues: list[CommandQueue],
+        now: float,
+    ) -> None:
+        span, traceparent = (None, "") if self.on_step is None else self.on_step(engine, kept)
+        first = engine.step_number + 1
+        last = engine.send_step(batches, traceparent)
+        for number in range(first, last):  # steps that only clear
+            batcher.sent(SentStep(number, [], [], now))
+        batcher.sent(SentStep(last, kept, queues, now, span))
 
     def _build(
         self, dispatches: list[Dispatch], poisoned: list[CommandQueue]
     ) -> tuple[list[Batch], list[list[Command]]]:
-        machine = self._machine
+        runner = self._runner
 
         def fail(command: Command, error: TartletError) -> None:
-            machine.poison(command.queue, command, error)
+            runner.poison(command.queue, command, error)
             poisoned.append(command.queue)
 
         batches: list[Batch] = []
         kept: list[list[Command]] = []
         for dispatch in dispatches:
-            batch, commands = build(dispatch.kind, dispatch.commands, fail, machine.refuse)
+            batch, commands = build(dispatch.kind, dispatch.commands, fail, runner.refuse)
             if batch is None:
                 continue
             for command in commands:

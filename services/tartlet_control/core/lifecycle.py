@@ -13,11 +13,12 @@ from typing import Any, Final
 
 from tartlet_common.errors.registry import InvalidArgument, NoEngine, Overloaded, TartletError, UnknownModel
 from tartlet_common.rpc.tenancy import Scope
-from tartlet_control.tables.engines import EngineState, Model, Models
+from tartlet_control.batching.batcher import Batcher
+from tartlet_control.tables.engines import EngineState
 from tartlet_control.tables.keys import RETURN_S, Keys
+from tartlet_control.tables.models import Models, ServedModel
 from tartlet_control.tables.outbox import Settled
-from tartlet_control.tables.programs import CommandQueue, Program
-from tartlet_control.tables.runtimes import RuntimeSession
+from tartlet_control.tables.programs import CommandQueue, ProgramState, RuntimeSession
 
 ENDED_KEPT: Final = 16_384
 """Ended programs whose runtime is remembered: it keeps their output for a while."""
@@ -58,12 +59,13 @@ class Lifecycle:
     ) -> None:
         """`started_s`: when this control started, by the clock whose times it is told."""
         self.models = models
-        self.programs: dict[str, Program] = {}
-        self.ending: dict[Program, None] = {}  # ended well, with commands still to be executed
+        self.batchers: dict[EngineState, Batcher] = {}  # of the engines that are there
+        self.programs: dict[str, ProgramState] = {}
+        self.ending: dict[ProgramState, None] = {}  # ended well, with commands still to be executed
         self.started = 0
         self.ended = 0
-        self.on_start: Callable[[Program, StartRequest], None] = _nothing
-        self.on_end: Callable[[Program, TartletError | None], None] = _nothing
+        self.on_start: Callable[[ProgramState, StartRequest], None] = _nothing
+        self.on_end: Callable[[ProgramState, TartletError | None], None] = _nothing
         self._max_programs = max_programs
         self._page_limit = page_limit
         self._command_limit = command_limit
@@ -86,7 +88,7 @@ class Lifecycle:
             existing = self.keys.named(request.tenant, request.idempotency_key)
             if existing not in ("", request.program_id):  # else: it is asked for again, its start went unheard
                 return existing
-        program = Program(request.program_id, request.handle, session, self._model_for(request))
+        program = ProgramState(request.program_id, request.handle, session, self._model_for(request))
         program.asked_model = request.model
         program.tenant, program.name, program.idempotency_key = request.tenant, request.name, request.idempotency_key
         program.page_limit = _capped(request.page_limit, self._page_limit)
@@ -100,7 +102,7 @@ class Lifecycle:
         self.on_start(program, request)
         return ""
 
-    def _model_for(self, request: StartRequest) -> Model | None:
+    def _model_for(self, request: StartRequest) -> ServedModel | None:
         try:
             model = self.models.named(request.model)
         except UnknownModel:
@@ -145,7 +147,7 @@ class Lifecycle:
 
     # ---- end ----------------------------------------------------------------------------------------------------
 
-    def end(self, program: Program, *, failed: bool) -> None:
+    def end(self, program: ProgramState, *, failed: bool) -> None:
         """Its runtime says that it has ended.
 
         One that ended well has its last commands executed first, so that whether it leaves a poisoned queue doesn't
@@ -162,7 +164,7 @@ class Lifecycle:
         for program in [p for p in self.ending if not p.in_flight]:
             self._end_now(program)
 
-    def _end_now(self, program: Program) -> None:
+    def _end_now(self, program: ProgramState) -> None:
         if program.end_asked:
             return
         self.ending.pop(program, None)
@@ -170,7 +172,7 @@ class Lifecycle:
         self.release(program)
         self.settle_if_done(program)
 
-    def kill(self, program: Program, error: TartletError) -> None:
+    def kill(self, program: ProgramState, error: TartletError) -> None:
         """End a program for a reason of ours; its runtime is told, and answers with its end."""
         if not program.live:
             return
@@ -181,7 +183,7 @@ class Lifecycle:
         else:
             program.session.outbox.notices.kills.append((program.handle, error))
 
-    def forget(self, program: Program, error: TartletError | None) -> None:
+    def forget(self, program: ProgramState, error: TartletError | None) -> None:
         """Drop a program that nobody will end: its runtime is gone."""
         if error is not None and program.killed is None:
             program.killed = error
@@ -190,7 +192,7 @@ class Lifecycle:
         self.ending.pop(program, None)
         self._remove(program)
 
-    def settle_if_done(self, program: Program) -> None:
+    def settle_if_done(self, program: ProgramState) -> None:
         """Tell the runtime once the last command of an ended program has left the engine.
 
         One that has sent no command of the program does not wait for that. (Those of a killed one are not counted.)
@@ -211,7 +213,7 @@ class Lifecycle:
             )
         self._remove(program)
 
-    def _remove(self, program: Program) -> None:
+    def _remove(self, program: ProgramState) -> None:
         if self.programs.pop(program.id, None) is not None:
             self.ended += 1
             self._ended_where(program.id, program.session, program.tenant)
@@ -225,7 +227,7 @@ class Lifecycle:
         if len(self._ended_at) > ENDED_KEPT:
             self._ended_at.popitem(last=False)
 
-    def release(self, program: Program) -> None:
+    def release(self, program: ProgramState) -> None:
         """Give back all that the program holds and drop its undispatched commands."""
         program.live = False
         program.in_flight = program.dispatched
@@ -238,11 +240,8 @@ class Lifecycle:
                     engine.reset_lanes.discard(queue.lane)
                 elif queue.cause is not None:  # nobody will reset it; the worker needn't remember it for ever
                     engine.reset_lanes.add(queue.lane)
-                engine.active.pop(queue, None)
-                engine.returns.forget(queue)
-                if queue.priority != 1:
-                    engine.prioritised -= 1
-                    queue.priority = 1
+                if engine in self.batchers:
+                    self.batchers[engine].forget(queue)
         for place in program.places.values():
             engine = place.engine
             if engine is None:
@@ -250,27 +249,28 @@ class Lifecycle:
             for pool, held in zip(engine.pools, place.held, strict=True):
                 pool.release(list(held.values()))
                 held.clear()
-            engine.programs.pop(program.id, None)
+            engine.program_ids.pop(program.id, None)
         program.num_pages = 0
 
     # ---- engines that go away -----------------------------------------------------------------------------------
 
+    def placed_on(self, engine: EngineState) -> list[ProgramState]:
+        """Return the programs that are placed on an engine, in order of placement."""
+        return [self.programs[program_id] for program_id in engine.program_ids]
+
     def lose_engine(self, engine: EngineState, error: TartletError) -> None:
         """End the programs that had state on `engine`, and account for the commands it will never answer."""
-        for program in list(engine.programs.values()):
+        for program in self.placed_on(engine):
             self.kill(program, error)
-        touched: dict[Program, None] = {}
-        for sent in engine.in_flight:
+        touched: dict[ProgramState, None] = {}
+        for sent in self.batchers.pop(engine).clear():
             for commands in sent.batches:
                 for command in commands:
                     queue: CommandQueue = command.queue
                     queue.settled += 1
                     queue.program.dispatched -= 1
                     touched[queue.program] = None
-        engine.in_flight.clear()
         engine.outgoing.clear()
-        engine.active.clear()
-        engine.returns.clear()
         for program in touched:
             program.in_flight = program.dispatched
             self.settle_if_done(program)

@@ -28,7 +28,7 @@ from tartlet_control.core.lifecycle import Kept, StartRequest
 from tartlet_control.serving import greeting
 from tartlet_control.serving.blobs import BlobStore
 from tartlet_control.serving.catalogue import Catalogue
-from tartlet_control.serving.core_loop import Hub, RuntimeLink
+from tartlet_control.serving.core_loop import CoreLoop, RuntimeLink
 from tartlet_control.serving.state import engines_of, state_of
 from tartlet_control.tables.outbox import Chunk, Notices
 from tartlet_protos import common_pb2, control_pb2, control_pb2_grpc
@@ -54,9 +54,9 @@ Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 class ControlService(control_pb2_grpc.ControlServicer):
     """One stream a runtime; a frame's parts take effect in field order."""
 
-    def __init__(self, hub: Hub, blobs: BlobStore, catalogue: Catalogue, sockets: FrameListener) -> None:
-        self._hub = hub
-        self._core = hub.core
+    def __init__(self, loop: CoreLoop, blobs: BlobStore, catalogue: Catalogue, sockets: FrameListener) -> None:
+        self._loop = loop
+        self._core = loop.core
         self._blobs = blobs
         self._catalogue = catalogue
         self._sockets = sockets
@@ -94,7 +94,7 @@ class ControlService(control_pb2_grpc.ControlServicer):
         except ConnectionError as e:
             log.info("runtime %s: %s", link.session.runtime_id, e)
         finally:
-            self._hub.close_runtime(link)
+            self._loop.close_runtime(link)
 
     async def _serve(self, link: RuntimeLink, frame: Any, stream: Stream) -> None:
         """Take frames, from this first one on, and write what there is to tell, until either side ends the stream."""
@@ -134,7 +134,7 @@ class ControlService(control_pb2_grpc.ControlServicer):
             [_start_request(p) for p in hello.programs],
             map(_kept, hello.kept),
         )
-        return self._hub.open_runtime(session)
+        return self._loop.open_runtime(session)
 
     def _take(self, link: RuntimeLink, frame: control_pb2.RuntimeFrame) -> None:
         core, session = self._core, link.session
@@ -148,7 +148,7 @@ class ControlService(control_pb2_grpc.ControlServicer):
         if frame.kept:
             core.on_kept(session, map(_kept, frame.kept))
         if not frame.more or core.takes_parts:
-            self._hub.pump(own=link)
+            self._loop.pump(own=link)
 
     async def _write_all(self, link: RuntimeLink, stream: Stream) -> None:
         """Write what waits, in as few frames as fit."""
@@ -160,7 +160,7 @@ class ControlService(control_pb2_grpc.ControlServicer):
                 await stream.write(frame)
 
     def _frames(self, chunks: list[Chunk], notices: Notices) -> list[control_pb2.ControlFrame]:
-        idle = not any(engine.in_flight or engine.active for engine in self._core.engines.values())
+        idle = self._core.idle
         frames = []
         for chunk in chunks:
             frame = control_pb2.ControlFrame(idle=idle)
@@ -210,7 +210,7 @@ class ControlService(control_pb2_grpc.ControlServicer):
         """The engines now, when something has become of one, and every so often in any case, until the caller goes."""
         every_s = max(_WATCH_S[0], min(_WATCH_S[1], request.every_s))
         told, told_s = None, 0.0
-        with self._hub.watching_engines() as changed:
+        with self._loop.watching_engines() as changed:
             while True:
                 changed.clear()
                 reply, now = engines_of(self._core), self._core.clock.now()
@@ -249,7 +249,7 @@ class ControlService(control_pb2_grpc.ControlServicer):
             return reply
         engine = self._core.engines[request.engine_id]
         end = self._core.clock.now() + request.grace_s
-        while self._core.engines.get(engine.id) is engine and engine.programs:
+        while self._core.engines.get(engine.id) is engine and engine.program_ids:
             if not self._core.clock.now() < end:  # a grace that is no number, too
                 left = DeadlineExceeded(deadline_s=request.grace_s)
                 return control_pb2.EngineActionReply(error=error_to_proto(left))
@@ -261,7 +261,7 @@ class ControlService(control_pb2_grpc.ControlServicer):
             action()
         except TartletError as e:
             return control_pb2.EngineActionReply(error=error_to_proto(e))
-        self._hub.changed()
+        self._loop.changed()
         return control_pb2.EngineActionReply()
 
     async def FetchBlob(  # noqa: N802

@@ -16,7 +16,7 @@ from typing import Final
 from tartlet_control.core.core import Core
 from tartlet_control.tables.engines import EngineState
 from tartlet_control.tables.outbox import HARD_LIMIT_BYTES
-from tartlet_control.tables.runtimes import RuntimeSession
+from tartlet_control.tables.programs import RuntimeSession
 
 log = logging.getLogger("tartlet.control")
 
@@ -73,15 +73,16 @@ class RuntimeLink(Link):
 class EngineLink(Link):
     """The stream of a connected engine."""
 
-    def __init__(self, engine: EngineState) -> None:
+    def __init__(self, engine: EngineState, core: Core) -> None:
         super().__init__()
         self.engine = engine
+        self._core = core
 
     @property
     def has_work(self) -> bool:
         """Whether there is something to tell the engine."""
         engine = self.engine
-        return bool(engine.outgoing) or (engine.status == "draining" and not engine.programs and not engine.in_flight)
+        return bool(engine.outgoing) or (engine.status == "draining" and self._core.unused(engine))
 
     def cut(self) -> None:
         """End the stream from our side."""
@@ -89,7 +90,7 @@ class EngineLink(Link):
         self.wake.set()
 
 
-class Hub:
+class CoreLoop:
     """Owns the core and knows the open streams."""
 
     def __init__(self, core: Core) -> None:
@@ -180,7 +181,7 @@ class Hub:
         """The engine's new stream; an older one of the same id is closed, so that whoever is there hears of it."""
         for older in [e for e in self.engines if e.id == engine.id]:
             self.engines.pop(older).cut()
-        link = self.engines[engine] = EngineLink(engine)
+        link = self.engines[engine] = EngineLink(engine, self.core)
         self.changed()
         return link
 

@@ -25,8 +25,9 @@ from tartlet_common.rpc.error_proto import error_from_proto, error_to_proto
 from tartlet_common.rpc.frame_streams import FrameListener, Stream
 from tartlet_control.serving import greeting
 from tartlet_control.serving.blobs import BlobStore
-from tartlet_control.serving.core_loop import EngineLink, Hub
-from tartlet_control.tables.engines import EngineState, spec_from_json
+from tartlet_control.serving.core_loop import CoreLoop, EngineLink
+from tartlet_control.serving.specs import spec_from_json
+from tartlet_control.tables.engines import EngineState
 from tartlet_protos import common_pb2, engine_pb2, engine_pb2_grpc
 
 log = logging.getLogger("tartlet.control")
@@ -40,10 +41,10 @@ Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 class EngineService(engine_pb2_grpc.EngineServicer):
     """One stream a worker: steps go down, results come up."""
 
-    def __init__(self, hub: Hub, blobs: BlobStore, sockets: FrameListener) -> None:
-        self._hub = hub
+    def __init__(self, loop: CoreLoop, blobs: BlobStore, sockets: FrameListener) -> None:
+        self._loop = loop
         self._sockets = sockets
-        self._core = hub.core
+        self._core = loop.core
         self._blobs = blobs
 
     async def Connect(self, request_iterator: Any, context: Context) -> None:  # type: ignore[override]  # noqa: N802
@@ -60,7 +61,7 @@ class EngineService(engine_pb2_grpc.EngineServicer):
             hello.error.CopyFrom(error_to_proto(e))
             await context.write(engine_pb2.EngineFrame(hello=hello))
             return
-        link = self._hub.open_engine(engine)
+        link = self._loop.open_engine(engine)
         try:
             wanted = frame.hello.frame_socket
             async with self._sockets.beside(context, engine_pb2.WorkerFrame, wanted=wanted) as beside:
@@ -70,7 +71,7 @@ class EngineService(engine_pb2_grpc.EngineServicer):
         except ConnectionError as e:
             log.warning("engine %s: %s", engine.id, e)
         finally:
-            self._hub.close_engine(link)
+            self._loop.close_engine(link)
 
     async def _serve(self, link: EngineLink, stream: Stream) -> None:
         """Read and write until either side ends the stream."""
@@ -120,16 +121,16 @@ class EngineService(engine_pb2_grpc.EngineServicer):
                 core.on_engine_gone(engine, WorkerLost(engine=f"{engine.id}: {e}"[:_CAUSE_CHARS]))
                 return
             self._status(engine, frame)
-            self._hub.pump(own=link)
+            self._loop.pump(own=link)
             if link.has_work:
                 await link.flush(write_all)
 
     def _status(self, engine: EngineState, frame: engine_pb2.WorkerFrame) -> None:
         if frame.state == "draining" and engine.status != "draining":
-            log.info("engine %s is draining, with %d programs", engine.id, len(engine.programs))
+            log.info("engine %s is draining, with %d programs", engine.id, len(engine.program_ids))
             self._core.cordon(engine.id, drain=True)
         elif frame.state == "overdue":
-            log.warning("engine %s goes with %d programs: its grace is over", engine.id, len(engine.programs))
+            log.warning("engine %s goes with %d programs: its grace is over", engine.id, len(engine.program_ids))
             self._core.on_engine_gone(engine, Draining(engine=engine.id, grace_s=frame.drain_grace_s))
         elif frame.state == "broken":
             cause = error_from_proto(frame.broken)

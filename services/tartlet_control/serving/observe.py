@@ -14,12 +14,13 @@ from opentelemetry.trace import Status, StatusCode
 from tartlet_common.engine.step import StepResult
 from tartlet_common.errors.registry import TartletError
 from tartlet_common.telemetry import names, telemetry
+from tartlet_control.batching.batcher import SentStep
 from tartlet_control.core.core import Core
 from tartlet_control.core.lifecycle import StartRequest
 from tartlet_control.serving.step_spans import Ended, ProgramSpan, StepSpans
-from tartlet_control.tables.engines import EngineState, SentStep
+from tartlet_control.tables.engines import EngineState
 from tartlet_control.tables.ledger import PAGES
-from tartlet_control.tables.programs import Program
+from tartlet_control.tables.programs import ProgramState
 
 UNNAMED_ERROR: Final = "_OTHER"
 """OpenTelemetry's word where an error's name isn't known: of a program's own failure control learns just that."""
@@ -69,20 +70,20 @@ class Observer:
 
     # ---- programs -----------------------------------------------------------------------------------------------
 
-    def program_started(self, program: Program, request: StartRequest) -> None:
+    def program_started(self, program: ProgramState, request: StartRequest) -> None:
         """Open the program's span under its runtime's."""
         parent = telemetry.extract(dict(request.trace)) if request.trace else None
         attributes = {names.ATTR_PROGRAM_ID: program.id, names.ATTR_PROGRAM_NAME: program.name}
         span = self._tracer.start_span(names.SPAN_CONTROL_PROGRAM, context=parent, attributes=attributes)
         program.span = ProgramSpan(span)
 
-    def program_ended(self, program: Program, error: TartletError | None) -> None:
+    def program_ended(self, program: ProgramState, error: TartletError | None) -> None:
         """Note a program's end, for its span and the counter. `error`: what control ended it for."""
         cause = error or (program.poisoned.error if program.poisoned is not None else None)
         name = cause.name if cause is not None else UNNAMED_ERROR if program.failed else ""
         telemetry.later(self._close_program, program, name, self._core.clock.unix_ns())
 
-    def _close_program(self, program: Program, error: str, end_ns: int) -> None:
+    def _close_program(self, program: ProgramState, error: str, end_ns: int) -> None:
         self._ended.add(1, {names.ATTR_ERROR: error} if error else {})
         if program.span is None:
             return

@@ -7,8 +7,9 @@ from typing import Any, Final
 
 from tartlet_common.rpc.tenancy import EVERYONE, Scope
 from tartlet_control.core.core import Core
-from tartlet_control.tables.engines import EngineState, Model
-from tartlet_control.tables.programs import Program
+from tartlet_control.tables.engines import EngineState
+from tartlet_control.tables.models import ServedModel
+from tartlet_control.tables.programs import ProgramState
 from tartlet_protos import control_pb2
 
 QUEUES_SHOWN: Final = 16
@@ -23,7 +24,7 @@ def state_of(core: Core, scope: Scope = EVERYONE) -> dict[str, Any]:
     shown = [p for p in core.lifecycle.programs.values() if scope.allows(p.tenant)]
     return {
         "incarnation": core.incarnation,
-        "policy": core.settings.policy,
+        "batching": core.settings.batching,
         "steps_in_flight": core.settings.steps_in_flight,
         "models": [_model(m, core) for m in core.models if m.engines or not core.models.stands_by(m)],
         "engines": [_engine(e, core) for e in core.engines.values()],
@@ -45,7 +46,7 @@ def state_of(core: Core, scope: Scope = EVERYONE) -> dict[str, Any]:
     }
 
 
-def _model(m: Model, core: Core) -> dict[str, Any]:
+def _model(m: ServedModel, core: Core) -> dict[str, Any]:
     return {k: v for k, v in m.info().items() if k != "spec_json"} | {"standby": core.models.stands_by(m)}
 
 
@@ -54,30 +55,30 @@ def engines_of(core: Core) -> control_pb2.EnginesReply:
     return control_pb2.EnginesReply(
         incarnation=core.incarnation,
         engines=[
-            control_pb2.EngineSeen(id=e.id, state=_standing(e, core), programs=len(e.programs))
+            control_pb2.EngineSeen(id=e.id, state=_standing(e, core), programs=len(e.program_ids))
             for e in core.engines.values()
         ],
     )
 
 
 def _standing(e: EngineState, core: Core) -> str:
-    return "standby" if e.status == "ready" and core.models.stands_by(e.model) else e.status
+    return "standby" if e.status == "ready" and core.models.stands_by(core.models.at(e.model_index)) else e.status
 
 
 def _engine(e: EngineState, core: Core) -> dict[str, Any]:
     return {
         "id": e.id,
-        "model": e.model.name,
-        "model_index": e.model.index,
+        "model": e.spec.model,
+        "model_index": e.model_index,
         "state": _standing(e, core),
         "device": e.spec.device,
         "dtype": e.spec.dtype,
         "page_size": e.spec.page_size,
         "pools": {p.name: {"free": p.num_free, "held": p.num_held, "total": p.total} for p in e.pools},
-        "programs": len(e.programs),
-        "queues_waiting": len(e.active),
+        "programs": len(e.program_ids),
+        "queues_waiting": len(core.batchers[e].waiting),
         "steps": e.steps,
-        "in_flight": len(e.in_flight),
+        "in_flight": len(core.batchers[e].in_flight),
         "computed_tokens": e.computed_tokens,
         "sampled_tokens": e.sampled_tokens,
         "tokens_per_s": round(e.tokens_per_s, 1),
@@ -85,7 +86,7 @@ def _engine(e: EngineState, core: Core) -> dict[str, Any]:
     }
 
 
-def _program(p: Program, now: float) -> dict[str, Any]:
+def _program(p: ProgramState, now: float) -> dict[str, Any]:
     return {
         "id": p.id,
         "name": p.name,

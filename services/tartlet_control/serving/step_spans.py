@@ -14,8 +14,9 @@ from opentelemetry.trace import Span, SpanContext
 from tartlet_common.clock import Clock
 from tartlet_common.telemetry import names
 from tartlet_common.telemetry.steps import Attributes, RateLimit, StepLink, StepTracer, traceparent
-from tartlet_control.calls.commands import Command
-from tartlet_control.tables.engines import EngineState, SentStep
+from tartlet_control.batching.batcher import SentStep
+from tartlet_control.tables.engines import EngineState
+from tartlet_control.tables.programs import Command
 
 SLOW: Final = 4.0
 """Times what its engine takes for such a step: with two in flight, the usual is up to twice."""
@@ -92,7 +93,7 @@ class StepSpans:
         links = [p.span.link for p in programs if p.span is not None and p.span.sampled]
         attributes: Attributes = {
             names.ATTR_ENGINE_ID: engine.id,
-            names.ATTR_MODEL: engine.model.name,
+            names.ATTR_MODEL: engine.spec.model,
             names.ATTR_STEP_COMMANDS: sum(map(len, sent.batches)),
             names.ATTR_STEP_TOKENS: ended.computed_tokens,
             names.ATTR_STEP_DEVICE_TIME: ended.device_s,
@@ -109,8 +110,7 @@ class StepSpans:
 
     @staticmethod
     def _slow(ended: Ended) -> bool:
-        usual_s = ended.engine.times.predict(ended.sent.tokens)
-        if ended.duration_s < max(SLOW_AT_LEAST_S, SLOW * usual_s):
+        if ended.duration_s < max(SLOW_AT_LEAST_S, SLOW * ended.sent.usual_s):
             return False
         return bool(ended.engine.step_spans[1].take(ended.now_s))
 

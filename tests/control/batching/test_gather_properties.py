@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from tartlet_common.abi import Event, Op, u32
 from tartlet_control.batching import policies
-from tartlet_control.batching.gather import Plan, View
-from tartlet_control.calls.commands import FORWARD
+from tartlet_control.batching.view import Plan, View
+from tartlet_control.calls.registry import RUNS_LAYERS
 from tartlet_worker.fake import FakeOptions
 from tests.control.harness import Guest, Host
 from tests.control.serial import FAILED, OK, SKIPPED, Command, Serial
@@ -170,7 +170,7 @@ def observed(policy: str) -> Any:
                 taken.setdefault(c.queue, []).append(c)
             for i, c in enumerate(d.commands):
                 assert not any(c.queue is o.queue and clash(o, c) for o in d.commands[:i])
-        assert sum(d.kind == FORWARD for d in result.dispatches) <= 1 or policy == "eager"
+        assert sum(d.kind in RUNS_LAYERS for d in result.dispatches) <= 1 or policy == "eager"
         for queue, got in taken.items():
             assert list(queue.pending)[: len(got)] == got, "a queue is served from its head, in order"
         if policy == "eager":
@@ -200,8 +200,8 @@ def test_every_schedule_equals_serial_execution(
         page_size=PAGE_SIZE, num_pages=64, num_embeds=64, num_slots=32,
         max_batch_commands=batch_commands, max_batch_tokens=batch_tokens,
     )  # fmt: skip
-    host = Host(options, policy=policy)
-    host.core.dispatcher._policy = observed(policy)
+    host = Host(options, batching=policy)
+    host.batcher._policy = observed(policy)
     guests = [host.start() for _ in programs]
     bases = [{"page": 10 * q, "embed": 10 * q, "slot": 10 * q} for q in range(QUEUES)]
     waiting: list[tuple[Guest, int, list[Command]]] = []

@@ -27,7 +27,7 @@ def sizes(host: Host) -> list[list[tuple[str, int]]]:
 
 
 def test_eager_sends_each_command_alone() -> None:
-    host = Host(SMALL, policy="eager")
+    host = Host(SMALL, batching="eager")
     for guest in ready(host, 3):
         guest.embed([0], [5], [0])
         guest.sample(0, 0)
@@ -39,7 +39,7 @@ def test_eager_sends_each_command_alone() -> None:
 
 
 def test_k_only_waits_for_k_and_then_for_its_patience() -> None:
-    host = Host(SMALL, policy="k-only", policy_k=3)
+    host = Host(SMALL, batching="k-only", batching_k=3)
     guests = ready(host, 3)
     for guest in guests[:2]:
         guest.embed([0], [5], [0])
@@ -52,13 +52,13 @@ def test_k_only_waits_for_k_and_then_for_its_patience() -> None:
     guests[0].embed([0], [5], [0])
     host.pump()
     assert len(host.steps) == 1
-    assert host.engine.look_at == pytest.approx(host.clock.now() + K_PATIENCE_S)
+    assert host.batcher.look_at == pytest.approx(host.clock.now() + K_PATIENCE_S)
     host.run()
     assert sizes(host)[1] == [("EmbedTxt", 1)]
 
 
 def test_t_only_waits_for_its_time() -> None:
-    host = Host(SMALL, policy="t-only", policy_t_s=0.016)
+    host = Host(SMALL, batching="t-only", batching_t_s=0.016)
     guests = ready(host, 2)
     guests[0].embed([0], [5], [0])
     host.pump()
@@ -67,7 +67,7 @@ def test_t_only_waits_for_its_time() -> None:
     guests[1].embed([0], [5], [0])
     host.pump()
     assert not host.steps
-    assert host.engine.look_at == pytest.approx(100.016)
+    assert host.batcher.look_at == pytest.approx(100.016)
     host.clock.advance(0.0061)
     host.pump()
     assert sizes(host) == [[("EmbedTxt", 2)]]
@@ -79,7 +79,7 @@ def test_adaptive_sends_at_once() -> None:
     guest.embed([0], [5], [0])
     host.pump()
     assert sizes(host) == [[("EmbedTxt", 1)]]
-    assert host.engine.look_at is None
+    assert host.batcher.look_at is None
 
 
 def forwards(guest: Guest, second: dict[str, Any]) -> None:
@@ -206,7 +206,7 @@ def test_the_second_step_waits_for_programs_that_could_still_join_it() -> None:
     host = Host(SMALL)
     a, b = ready(host, 2)
     for _ in range(3):
-        host.engine.times.add(1, 0.010)
+        host.batcher.times.add(1, 0.010)
     a.embed([0], [5], [0])
     a.forward([], [0], [], [1])
     host.pump()  # on the engine, for 10 ms
@@ -215,7 +215,7 @@ def test_the_second_step_waits_for_programs_that_could_still_join_it() -> None:
     host.clock.advance(0.001)
     host.pump()
     assert len(host.steps) == 1
-    assert host.engine.look_at == pytest.approx(100.0 + 0.010 * (1 - LEAD_SHARE) - LEAD_S, abs=1e-6)
+    assert host.batcher.look_at == pytest.approx(100.0 + 0.010 * (1 - LEAD_SHARE) - LEAD_S, abs=1e-6)
     a.embed([0], [5], [1])  # it has run ahead: nobody else can come
     host.pump()
     assert sizes(host)[1:] == [[("EmbedTxt", 2), ("Forward", 1)]]
@@ -224,7 +224,7 @@ def test_the_second_step_waits_for_programs_that_could_still_join_it() -> None:
 def test_the_second_step_goes_before_the_first_ends() -> None:
     host = Host(SMALL)
     a, b = ready(host, 2)
-    host.engine.times.add(1, 0.010)
+    host.batcher.times.add(1, 0.010)
     a.forward([], [0], [], [1])
     host.pump()
     b.forward([], [0], [], [1])

@@ -21,7 +21,7 @@ def token(guest: Guest) -> None:
 
 def engine_of_fixed_cost(host: Host) -> None:
     for tokens in (1, 2, 4) * 40:
-        host.engine.times.add(tokens, FIXED_S + tokens * (STEP_S - FIXED_S))
+        host.batcher.times.add(tokens, FIXED_S + tokens * (STEP_S - FIXED_S))
 
 
 def a_turn(host: Host, *guests: Guest, returns_s: float = RETURN_S) -> None:
@@ -59,7 +59,7 @@ def test_the_second_step_is_not_formed_for_those_who_can_meet_the_first() -> Non
     host.answer()
     host.pump()
     assert len(host.steps) == 1
-    assert host.engine.look_at == pytest.approx(host.clock.now() + PATIENCE * RETURN_S + SLACK_S)
+    assert host.batcher.look_at == pytest.approx(host.clock.now() + PATIENCE * RETURN_S + SLACK_S)
     host.clock.advance(RETURN_S)
     token(a)
     host.pump()
@@ -145,7 +145,7 @@ def test_who_only_frees_something_is_not_back() -> None:
     a.put(Op.DEALLOC_EMB)
     host.clock.advance(RETURN_S / 2)
     host.pump()
-    assert host.engine.returns.expected(host.clock.now())[0] == 1
+    assert host.batcher.returns.expected(host.clock.now())[0] == 1
     host.clock.advance(RETURN_S)
     token(a)
     host.pump()

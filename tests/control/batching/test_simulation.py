@@ -6,9 +6,8 @@ from math import inf
 
 import pytest
 
-from tartlet_control.batching import policies
+from tartlet_control.batching import batcher, policies
 from tartlet_control.batching import return_times as returns
-from tartlet_control.tables import engines
 from tests.control.simulation import Costs, Simulation
 
 SMALL_MODEL_ON_CPU = Costs(fixed_s=0.0015, token_s=0.00012)
@@ -36,7 +35,7 @@ def test_forming_the_second_step_late_keeps_batches_large(monkeypatch: pytest.Mo
     late = Simulation(GPU, programs=128, tokens=12, policy="adaptive")
     late_tokens_per_s = late.run()
     monkeypatch.setattr(policies, "LEAD_S", 1e9)  # at once
-    monkeypatch.setattr(engines, "WORTH", -1.0)  # and groups that missed each other stay apart
+    monkeypatch.setattr(batcher, "WORTH", -1.0)  # and groups that missed each other stay apart
     early = Simulation(GPU, programs=128, tokens=12, policy="adaptive")
     assert late_tokens_per_s > 1.2 * early.run()
     assert late.steps < 0.8 * early.steps
@@ -47,7 +46,7 @@ def test_groups_that_missed_each_other_meet_again(programs: int, times: float, m
     together = Simulation(GPU, programs=programs, tokens=48, policy="adaptive")
     tokens_per_s = together.run()
     assert together.steps <= 48 + 6
-    monkeypatch.setattr(engines, "WORTH", -1.0)
+    monkeypatch.setattr(batcher, "WORTH", -1.0)
     assert tokens_per_s > times * Simulation(GPU, programs=programs, tokens=48, policy="adaptive").run()
 
 
@@ -57,7 +56,7 @@ def test_nobody_waits_for_programs_that_think_longer_than_a_step_costs(
 ) -> None:
     costs = Costs(fixed_s=0.006, token_s=0.00001, think_s=0.010)
     with_returns = Simulation(costs, programs=programs, tokens=48, policy="adaptive").run()
-    monkeypatch.setattr(engines, "WORTH", -1.0)
+    monkeypatch.setattr(batcher, "WORTH", -1.0)
     assert with_returns == pytest.approx(Simulation(costs, programs=programs, tokens=48, policy="adaptive").run(), 0.01)
 
 

@@ -11,7 +11,7 @@ from tartlet_common import abi
 from tartlet_common.abi import Event, Op
 from tartlet_common.engine.step import BatchResult, StepResult
 from tartlet_common.errors import registry as errors
-from tartlet_control.tables.engines import spec_from_json
+from tartlet_control.serving.specs import spec_from_json
 from tartlet_worker.fake import FakeOptions
 from tests.control.harness import Host, decode_text
 
@@ -107,7 +107,7 @@ def test_answers_that_do_not_fit_are_refused(number: int, shape: list[int], stat
         )
         for n in shape
     )  # fmt: skip
-    result = StepResult(host.engine.in_flight[0].number + number, results, 0, 0.0)
+    result = StepResult(host.batcher.in_flight[0].number + number, results, 0, 0.0)
     fits = number == 0 and shape == [1, 1, 1] and tokens == 1
     if fits:
         host.core.on_result(host.engine, result)

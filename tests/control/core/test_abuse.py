@@ -13,9 +13,9 @@ from tartlet_common.engine.step import GetNextDist
 from tartlet_common.engine.step_codec import step_to_proto
 from tartlet_common.errors import registry as errors
 from tartlet_common.rpc.endpoints import MAX_MESSAGE_BYTES
-from tartlet_control.calls.records import MAX_COMMAND_BYTES
+from tartlet_control.calls.registry import MAX_COMMAND_BYTES
+from tartlet_control.core.intake import MAX_WAITING_BYTES
 from tartlet_control.core.lifecycle import StartRequest
-from tartlet_control.core.queue_runner import MAX_WAITING_BYTES
 from tartlet_control.serving.control_service import add_ends
 from tartlet_control.tables.outbox import Notices, Outbox, Settled
 from tartlet_protos import control_pb2

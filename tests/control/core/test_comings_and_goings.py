@@ -8,7 +8,7 @@ from tartlet_common.abi import Event, Op
 from tartlet_common.errors import registry as errors
 from tartlet_control.core.lifecycle import StartRequest
 from tartlet_control.serving.state import state_of
-from tartlet_control.tables.engines import MAX_FORMS
+from tartlet_control.tables.models import MAX_FORMS
 from tartlet_worker.fake import FakeOptions
 from tests.control.harness import Guest, Host, decode_text
 

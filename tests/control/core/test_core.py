@@ -13,7 +13,7 @@ PROMPT = [5, 6, 7, 8, 9]
 
 
 def alone(prompt: list[int], tokens: int) -> list[int]:
-    host = Host(policy="eager")
+    host = Host(batching="eager")
     guest = host.start()
     decode_text(guest, prompt, tokens)
     host.run()

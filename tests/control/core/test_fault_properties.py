@@ -26,7 +26,7 @@ class World:
 
     def __init__(self, pick: random.Random, policy: str) -> None:
         self.pick = pick
-        self.host = Host(OPTIONS, engines=2, policy=policy, runtime_grace_s=1.0)
+        self.host = Host(OPTIONS, engines=2, batching=policy, runtime_grace_s=1.0)
         self.engines = 2
         self.lost: set[str] = set()  # programs whose runtime left them
 
@@ -103,12 +103,13 @@ class World:
                 self.host.core.on_end(self.host.session, guest.handle, failed=action == "abort")
 
     def check(self) -> None:
-        for engine in self.host.core.engines.values():
+        for engine, batcher in self.host.core.batchers.items():
+            programs = self.host.core.lifecycle.placed_on(engine)
             for i, pool in enumerate(engine.pools):
                 pool.check()
-                held = [len(p.places[engine.model.index].held[i]) for p in engine.programs.values()]
+                held = [len(p.places[engine.model_index].held[i]) for p in programs]
                 assert sum(held) == pool.num_held
-            for queue in engine.active:
+            for queue in batcher.waiting:
                 assert queue.pending[0].kind
                 assert queue.program.live
         for program in self.host.core.lifecycle.programs.values():
@@ -140,5 +141,5 @@ def test_nothing_leaks_and_everybody_is_told(seed: int, policy: str) -> None:
     assert not host.core.lifecycle.ending
     for engine in host.core.engines.values():
         assert [p.num_held for p in engine.pools] == [0, 0, 0]
-        assert not engine.programs
+        assert not engine.program_ids
     host.core.check_ledgers()

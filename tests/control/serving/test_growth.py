@@ -22,11 +22,12 @@ from tartlet_common.rpc.error_proto import error_from_proto
 from tartlet_control.serving import catalogue
 from tartlet_control.serving import catalogue_service as server_catalogue
 from tartlet_control.serving.control_service import ControlService
-from tartlet_control.serving.core_loop import Hub
+from tartlet_control.serving.core_loop import CoreLoop
+from tartlet_control.serving.specs import spec_from_json
 from tartlet_control.serving.state import PROGRAMS_SHOWN, state_of
-from tartlet_control.tables.engines import Models, spec_from_json
+from tartlet_control.tables.models import Models
 from tartlet_control.tables.outbox import Notices
-from tartlet_control.tables.programs import Program
+from tartlet_control.tables.programs import ProgramState
 from tartlet_protos import common_pb2, control_pb2, control_pb2_grpc
 from tests.control.harness import Host, decode_text
 from tests.control.served import Runtime, control, worker
@@ -35,7 +36,7 @@ from tests.runtime.fake_control import engine_spec
 
 
 def _programs() -> int:
-    return sum(type(o) is Program for o in gc.get_objects())  # `isinstance` asks the objects, and some warn
+    return sum(type(o) is ProgramState for o in gc.get_objects())  # `isinstance` asks the objects, and some warn
 
 
 def test_an_ended_program_is_gone_without_the_collector() -> None:
@@ -111,7 +112,7 @@ async def test_many_answers_to_launches_are_cut_into_messages() -> None:
 
 
 def _hub(host: Host) -> Any:
-    return Hub(host.core)
+    return CoreLoop(host.core)
 
 
 def test_the_state_of_many_programs_fits_a_message() -> None:

@@ -17,7 +17,7 @@ from tartlet_control.core.core import Core
 from tartlet_control.core.lifecycle import Kept, StartRequest
 from tartlet_control.tables import keys
 from tartlet_control.tables.keys import RETURN_S, Keys
-from tartlet_control.tables.runtimes import RuntimeSession
+from tartlet_control.tables.programs import RuntimeSession
 from tests.control.harness import Host, decode_text
 
 
@@ -127,11 +127,11 @@ def test_a_program_that_runs_waits_for_the_model_it_named() -> None:
     guest.handle = 1  # speaks for the program that was announced
     host.guests = {1: guest, 2: host.start("p4")}
     engine = host.join("e")
-    assert engine.model.name == "fake"
+    assert engine.spec.model == "fake"
     decode_text(guest, [1, 2], 3)
     host.run()
     assert len(guest.tokens()) == 3
-    assert host.core.lifecycle.programs["p1"].default_model is engine.model
+    assert host.core.lifecycle.programs["p1"].default_model is host.core.models.at(engine.model_index)
 
 
 def test_a_lost_runtimes_ended_programs_are_unknown() -> None:

@@ -1,0 +1,155 @@
+"""`Batcher`: decides for one engine when a step is sent and what is in it.
+
+The rest of control tells it what happens (a queue has something to send, a step was sent, a step was answered) and
+asks it for plans. Policies, predictions of step times and of returns, and all their constants are behind this class.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from typing import Any, Final
+
+from tartlet_common.abi import Priority
+from tartlet_control.batching.gather import Dispatch, Limits
+from tartlet_control.batching.policies import Policy
+from tartlet_control.batching.return_times import WORTH, ReturnTimes
+from tartlet_control.batching.step_times import StepTimes
+from tartlet_control.batching.view import Away, View
+from tartlet_control.calls.registry import RUNS_LAYERS
+from tartlet_control.tables.programs import Command, CommandQueue
+
+_NORMAL: Final = int(Priority.NORMAL)
+
+
+class SentStep:
+    """A step on its way: the commands of its batches, to match with the answers."""
+
+    __slots__ = ("batches", "number", "queues", "sent_s", "span", "tokens", "usual_s")
+
+    def __init__(
+        self, number: int, batches: list[list[Command]], queues: list[CommandQueue], sent_s: float, span: Any = None
+    ) -> None:
+        self.number = number
+        self.batches = batches
+        self.queues = queues
+        self.tokens = sum([c.tokens for commands in batches if commands[0].kind in RUNS_LAYERS for c in commands])
+        self.sent_s = sent_s
+        self.usual_s = 0.0  # what such a step usually takes; known once it is answered
+        self.span = span
+
+
+class Batcher:
+    """The queues of one engine that have something to send, its steps in flight, and the policy over both."""
+
+    __slots__ = ("_began_s", "_depth", "_limits", "_policy", "in_flight", "look_at", "returns", "times", "waiting")
+
+    def __init__(self, policy: Policy, depth: int, limits: Limits) -> None:
+        """`depth`: steps that may be in flight at once."""
+        self.waiting: dict[CommandQueue, None] = {}  # queues with an engine command at their head
+        self.in_flight: deque[SentStep] = deque()
+        self.look_at: float | None = None  # when to ask for a plan again if nothing happens before
+        self.times = StepTimes()
+        self.returns = ReturnTimes()
+        self._policy = policy
+        self._depth = depth
+        self._limits = limits
+        self._began_s = 0.0  # when the oldest step in flight began to run
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing waits and nothing is in flight."""
+        return not self.waiting and not self.in_flight
+
+    @property
+    def takes_parts(self) -> bool:
+        """Whether a step should be formed of a part of a runtime's frame, though the rest follows at once."""
+        return self.returns.cut and bool(self.waiting) and not self.in_flight
+
+    # ---- queues -------------------------------------------------------------------------------------------------
+
+    def ready(self, queue: CommandQueue, arrived: float) -> None:
+        """Take up a queue whose head is an engine command, which arrived then."""
+        if queue.answered_s:
+            self.returns.back(queue, arrived)
+        self.waiting[queue] = None
+
+    def unready(self, queue: CommandQueue) -> None:
+        """Drop a queue that has nothing for the engine now."""
+        self.waiting.pop(queue, None)
+
+    def forget(self, queue: CommandQueue) -> None:
+        """Drop a queue that has ended."""
+        self.waiting.pop(queue, None)
+        self.returns.forget(queue)
+
+    def clear(self) -> list[SentStep]:
+        """Drop everything, because the engine is gone. Returns the steps that it will never answer."""
+        lost = list(self.in_flight)
+        self.in_flight.clear()
+        self.waiting.clear()
+        self.returns.clear()
+        return lost
+
+    # ---- steps --------------------------------------------------------------------------------------------------
+
+    def plan(self, now: float) -> list[Dispatch]:
+        """Return the batches to send now; empty if none. `look_at` then says when to ask again."""
+        self.look_at = None
+        if not self.waiting or len(self.in_flight) >= self._depth:
+            return []
+        plan = self._policy(self._view(now), now)
+        if not plan.dispatches:
+            self.look_at = plan.look_at
+        return plan.dispatches
+
+    def sent(self, step: SentStep) -> None:
+        """Take note of a step that was sent."""
+        if not self.in_flight:
+            self._began_s = step.sent_s
+        self.in_flight.append(step)
+
+    def answered(self, computed_tokens: int, device_s: float, now: float) -> SentStep:
+        """Take note that the oldest step in flight was answered; returns that step."""
+        step = self.in_flight.popleft()
+        self._began_s = now  # of the next step, if there is one
+        self.times.add(computed_tokens, device_s)
+        step.usual_s = self.times.predict(step.tokens)
+        return step
+
+    def settled(self, queues: Iterable[CommandQueue], tokens: int, now: float) -> None:
+        """Take note that the commands of an answered step are settled."""
+        self.returns.answered(queues, self._apart_s(tokens), now)
+
+    def _view(self, now: float) -> View:
+        return View(
+            self.waiting,
+            len(self.in_flight),
+            self._depth,
+            self._limits,
+            prioritised=any(queue.priority != _NORMAL for queue in self.waiting),
+            running=self._running(),
+            away=self._away(),
+            expected=self.returns.expected(now),
+        )
+
+    def _running(self) -> tuple[float, float]:
+        """Predict when the step that runs now ends, and how long it takes in all; 0, 0 without one."""
+        if not self.in_flight:
+            return 0.0, 0.0
+        takes_s = self.times.predict(self.in_flight[0].tokens)
+        return self._began_s + takes_s, takes_s
+
+    def _away(self) -> Away:
+        """Count the queues that wait for an answer, and how soon they come back."""
+        if not self.in_flight:
+            return Away()
+        live = {q for sent in self.in_flight for q in sent.queues if q.program.live}
+        away = [q for q in live if not q.pending]
+        worth_s = WORTH * self._apart_s(sum(sent.tokens for sent in self.in_flight))
+        soon = [q.returns_s for q in away if q.returns_s <= worth_s]
+        return Away(len(away), len(live) - len(away), len(soon), max(soon, default=0.0), worth_s)
+
+    def _apart_s(self, tokens: int) -> float:
+        """Predict what is lost if programs with these tokens and those that wait don't meet in one step."""
+        return self.times.beyond_one(tokens + len(self.waiting))

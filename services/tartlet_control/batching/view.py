@@ -1,0 +1,46 @@
+"""What a batching policy is told of an engine, and what the policy answers."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from tartlet_control.batching.gather import Dispatch, Limits, gather
+from tartlet_control.tables.programs import CommandQueue
+
+
+@dataclass(frozen=True, slots=True)
+class Away:
+    """Queues that have a command in flight and none waiting: their programs wait for an answer."""
+
+    queues: int = 0
+    ahead: int = 0  # queues in flight that do have something waiting: their programs run ahead
+    soon: int = 0  # of `queues`, those whose next command usually comes soon after the answer
+    soon_s: float = 0.0  # how long the slowest of `soon` usually takes
+    worth_s: float = 0.0  # how long it pays to wait for them
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """What a policy sees of an engine. Its queues are live, and not to be changed."""
+
+    queues: Collection[CommandQueue]  # with an engine command at their head
+    in_flight: int  # steps sent and unanswered
+    depth: int  # steps that may be in flight
+    limits: Limits
+    prioritised: bool = False  # some queue has another priority than normal
+    running: tuple[float, float] = (0.0, 0.0)  # when the step that runs now should end, and its whole duration, in s
+    away: Away = Away()
+    expected: tuple[int, float] = (0, 0.0)  # queues whose next command is due any moment, and until when to wait
+
+    def gather(self, now: float) -> list[Dispatch]:
+        """Return the next step of what waits now."""
+        return gather(self.queues, self.limits, now, prioritised=self.prioritised)
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What to send now (an empty list: nothing), and when to ask again if nothing happens before."""
+
+    dispatches: list[Dispatch]
+    look_at: float | None = None

@@ -1,0 +1,188 @@
+"""The call `forward`: embeds go through the model's layers over KV pages (Pie, Table 1)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final
+
+import numpy as np
+
+from tartlet_common.abi import Op, Record
+from tartlet_common.engine.spec import EngineSpec
+from tartlet_common.engine.step import Forward as ForwardBatch
+from tartlet_common.engine.step import Kind
+from tartlet_common.errors.registry import InvalidArgument, MalformedSubmission, UnsupportedTrait
+from tartlet_control.calls.base import MAX_IDS, MAX_TOKENS, EngineCall, check_distinct, i32, u32, words
+from tartlet_control.tables.ledger import EMBEDS, PAGES
+from tartlet_control.tables.programs import Command, CommandQueue, Held
+
+_EMPTY_U8: Final = np.zeros(0, np.uint8)
+_Lists = tuple[list[int], list[int], list[int], list[int]]  # ikv, iemb, okv, oemb
+
+
+class Forward(Command):
+    """One `forward`, as docs/abi.md has it. `mask` holds packed rows or is empty."""
+
+    __slots__ = ("iemb", "ikv", "mask", "oemb", "okv", "okv_offset")
+    kind = int(Kind.FORWARD)
+
+    def __init__(self, queue: CommandQueue, record: Record, arrived: float, lists: _Lists, mask: bytes) -> None:
+        super().__init__(queue, record, arrived)
+        self.ikv, self.iemb, self.okv, self.oemb = lists
+        self.tokens = len(self.iemb)
+        self.okv_offset = record.a
+        self.mask = mask
+        self.size = 64 + 4 * (len(self.ikv) + self.tokens + len(self.okv) + len(self.oemb)) + len(mask)
+
+
+def parse_forward(queue: CommandQueue, record: Record, payload: memoryview, arrived: float) -> Command:
+    """Parse `forward`: its lists fill the payload, and the written tokens fit the written pages."""
+    size = len(payload)
+    if size < 16:
+        raise MalformedSubmission(detail=f"forward needs 16 payload bytes or more, not {size}")
+    if record.c == 0:  # no mask: the usual case is all words
+        values, mask = words(payload), b""
+        n_ikv, n_iemb, n_okv, n_oemb = values[:4]
+    else:
+        n_ikv, n_iemb, n_okv, n_oemb = payload[:16].cast("I").tolist()
+        lists_end = 16 + 4 * (n_ikv + n_iemb + n_okv + n_oemb)
+        values, mask = payload[: min(lists_end, size & ~3)].cast("I").tolist(), bytes(payload[lists_end:])
+    a = 4 + n_ikv
+    b = a + n_iemb
+    c = b + n_okv
+    d = c + n_oemb
+    if d != len(values):
+        raise MalformedSubmission(detail=f"forward's lists of {d - 4} ids don't fill {len(values) - 4}")
+    lists = (values[4:a], values[a:b], values[b:c], values[c:d])
+    _check(queue.spec, lists, record)
+    if record.c:
+        mask = _trimmed(n_iemb, n_ikv * queue.spec.page_size + n_iemb, mask)
+    return Forward(queue, record, arrived, lists, mask)
+
+
+def _check(spec: EngineSpec, lists: _Lists, record: Record) -> None:
+    n_ikv, n_iemb, n_okv, n_oemb = map(len, lists)
+    if not 1 <= n_iemb <= MAX_TOKENS:
+        raise InvalidArgument(argument="iemb", detail=f"{n_iemb} embeds in one call, allowed are 1 to {MAX_TOKENS}")
+    if n_ikv > MAX_IDS:
+        raise InvalidArgument(argument="ikv", detail=f"{n_ikv} pages in one call, allowed are {MAX_IDS}")
+    if n_oemb > n_iemb:
+        raise InvalidArgument(argument="oemb", detail=f"{n_oemb} outputs of {n_iemb} input embeds")
+    room = n_okv * spec.page_size
+    if n_okv and record.a + n_iemb > room:
+        raise InvalidArgument(
+            argument="okv", detail=f"{n_iemb} tokens at offset {record.a} don't fit {n_okv} pages of {spec.page_size}"
+        )
+    if not n_okv and record.a:
+        raise InvalidArgument(argument="okv_offset", detail="an offset without pages to write")
+    if record.b:
+        raise UnsupportedTrait(model=spec.model, trait="Adapter")
+    if n_okv > 1:
+        check_distinct("okv", lists[2])
+    if n_oemb > 1:
+        check_distinct("oemb", lists[3])
+
+
+def _trimmed(rows: int, columns: int, mask: bytes) -> bytes:
+    """Return the mask's own bytes, without those that a guest may have added to fill a word."""
+    need = (rows * columns + 7) // 8
+    if not need <= len(mask) <= need + 3:
+        raise InvalidArgument(argument="mask", detail=f"{rows} x {columns} bits are {need} bytes, not {len(mask)}")
+    return mask[:need]
+
+
+class ForwardConflicts:
+    """Embeds that the batch reads and writes for one queue, and the KV slots that it writes."""
+
+    __slots__ = ("_reads", "_slots", "_writes")
+
+    def __init__(self) -> None:
+        self._reads: set[int] = set()  # embeds
+        self._writes: set[int] = set()
+        self._slots: dict[int, int] = {}  # page -> bits of the KV slots that are written
+
+    def add(self, command: Forward) -> None:
+        """Record what a command reads and writes."""
+        self._reads.update(command.iemb)
+        self._writes.update(command.oemb)
+        for page, bits in _written(command).items():
+            self._slots[page] = self._slots.get(page, 0) | bits
+
+    def conflicts(self, candidate: Forward) -> bool:
+        """Return whether an embed is read after a write, or anything is written after a read or a write."""
+        c, writes = candidate, self._writes
+        if not (writes.isdisjoint(c.iemb) and writes.isdisjoint(c.oemb) and self._reads.isdisjoint(c.oemb)):
+            return True
+        return any(self._slots.get(page, 0) & bits for page, bits in _written(c).items())
+
+
+def _written(c: Forward) -> dict[int, int]:
+    """Map each page that `c` writes to the bits of the KV slots that it writes there."""
+    if not c.okv:
+        return {}
+    size = c.queue.spec.page_size
+    start, end = c.okv_offset, c.okv_offset + c.tokens
+    return {
+        c.okv[i]: (1 << min(end - i * size, size)) - (1 << max(start - i * size, 0))
+        for i in range(start // size, (end - 1) // size + 1)
+    }
+
+
+class PackForward:
+    """Columns of a `forward` batch."""
+
+    def __init__(self) -> None:
+        self.lanes: list[int] = []
+        self._ikv: list[int] = []
+        self._ikv_indptr = [0]
+        self._iemb: list[int] = []
+        self._iemb_indptr = [0]
+        self._okv: list[int] = []
+        self._okv_indptr = [0]
+        self._offset: list[int] = []
+        self._oemb: list[int] = []
+        self._oemb_indptr = [0]
+        self._mask = bytearray()
+        self._mask_indptr = [0]
+
+    def add(self, c: Forward, held: Held) -> None:
+        """Add a command.
+
+        A page may be named twice; named again and again it would cost the engine what no quota allows.
+        """
+        page, embed = held[PAGES].__getitem__, held[EMBEDS].__getitem__
+        ikv, okv = [*map(page, c.ikv)], [*map(page, c.okv)]
+        iemb, oemb = [*map(embed, c.iemb)], [*map(embed, c.oemb)]
+        if len(ikv) > 2 * len(held[PAGES]):
+            raise InvalidArgument(argument="ikv", detail=f"{len(ikv)} pages; the program holds {len(held[PAGES])}")
+        self._ikv += ikv
+        self._ikv_indptr.append(len(self._ikv))
+        self._iemb += iemb
+        self._iemb_indptr.append(len(self._iemb))
+        self._okv += okv
+        self._okv_indptr.append(len(self._okv))
+        self._offset.append(c.okv_offset)
+        self._oemb += oemb
+        self._oemb_indptr.append(len(self._oemb))
+        self._mask += c.mask
+        self._mask_indptr.append(len(self._mask))
+
+    def finish(self) -> ForwardBatch:
+        """Return the batch."""
+        return ForwardBatch(
+            u32(self.lanes),
+            i32(self._ikv), i32(self._ikv_indptr),
+            i32(self._iemb), i32(self._iemb_indptr),
+            i32(self._okv), i32(self._okv_indptr), i32(self._offset),
+            i32(self._oemb), i32(self._oemb_indptr),
+            np.frombuffer(bytes(self._mask), np.uint8) if self._mask else _EMPTY_U8, i32(self._mask_indptr),
+        )  # fmt: skip
+
+
+def _names(c: Forward) -> Iterable[tuple[int, Iterable[int]]]:
+    return ((PAGES, c.ikv), (EMBEDS, c.iemb), (PAGES, c.okv), (EMBEDS, c.oemb))
+
+
+FORWARD: Final = EngineCall(
+    Op.FORWARD, Kind.FORWARD, parse_forward, ForwardConflicts, PackForward, names=_names, runs_layers=True
+)

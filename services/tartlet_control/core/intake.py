@@ -1,0 +1,206 @@
+"""Where commands arrive: records become commands at the end of their queue, or take effect at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, ClassVar, Final
+
+from tartlet_common.abi import CONTROL_OPS, WORKER_OPS, Op, Priority, Record
+from tartlet_common.engine.step import check_covers
+from tartlet_common.errors.base import TartletError
+from tartlet_common.errors.registry import (
+    InvalidArgument,
+    NoEngine,
+    ResourceInUse,
+    ResourceQuotaExceeded,
+    TooManyCommands,
+    UnknownOperation,
+    UnknownQueue,
+)
+from tartlet_control.calls.queue import Faulty
+from tartlet_control.calls.registry import PARSERS, parse
+from tartlet_control.core.lifecycle import Lifecycle
+from tartlet_control.core.queue_runner import QueueRunner
+from tartlet_control.tables.ledger import PAGES
+from tartlet_control.tables.models import Models
+from tartlet_control.tables.outbox import CANCELLED, RESULT
+from tartlet_control.tables.programs import Command, CommandQueue, Place, ProgramState
+
+MAX_QUEUES: Final = 1024
+"""Command queues a program may have."""
+MAX_WAITING_BYTES: Final = 32 << 20
+"""Arguments of a program's commands that wait for their turn; here they take several times that."""
+_LARGE_BYTES: Final = 32 << 10
+"""Smaller commands are bounded well enough by their number."""
+_USAGE_JSON: Final = b'{"pages":%d,"embeds":%d,"slots":%d,"page_limit":%d,"free_pages":%d}'
+
+
+_AtOnce = Callable[[Any, ProgramState, CommandQueue | None, Record], None]
+
+
+class CommandIntake:
+    """Takes records of programs in."""
+
+    def __init__(self, models: Models, lifecycle: Lifecycle, runner: QueueRunner) -> None:
+        self._models = models
+        self._lifecycle = lifecycle
+        self._runner = runner
+
+    def submit(self, program: ProgramState, record: Record, payload: memoryview, now: float) -> None:
+        """Take one record of a live program; `payload` is the record's own bytes."""
+        program.commands += 1
+        queue = program.queues.get(record.queue)
+        if record.op not in PARSERS:
+            self._at_once(program, queue, record, now)
+            return
+        if queue is None:
+            try:
+                queue = self._default_queue(program, record.queue)
+            except TartletError as e:
+                self._fail_at_once(program, record, e)
+                return
+        if program.in_flight >= program.command_limit:
+            self._too_many(queue, record, now)
+            return
+        command: Command
+        try:
+            command = parse(queue, record, payload, now)
+            if command.size > _LARGE_BYTES and not command.answer_sized:
+                _check_waiting(program, command.size)
+        except TartletError as e:
+            command = Faulty(queue, record, now, e)
+        self._runner.enqueue(queue, command)
+
+    def _too_many(self, queue: CommandQueue, record: Record, now: float) -> None:
+        """Fail the command that passes the limit; a program that goes on without listening is ended."""
+        program = queue.program
+        error = TooManyCommands(in_flight=program.in_flight, limit=program.command_limit)
+        if program.in_flight >= 2 * program.command_limit + 64:
+            self._lifecycle.kill(program, error)
+            return
+        self._runner.enqueue(queue, Faulty(queue, record, now, error))
+
+    def _default_queue(self, program: ProgramState, queue_id: int) -> CommandQueue:
+        """Make the queue 0, which needs no `create_queue`.
+
+        Raises:
+            UnknownQueue: another queue is meant, which was never created.
+            UnknownModel, NoEngine: the program's model isn't served.
+        """
+        if queue_id:
+            raise UnknownQueue(id=queue_id)
+        model = program.default_model or self._models.named(program.asked_model)
+        if model is None:
+            raise NoEngine
+        program.default_model = model
+        return self._new_queue(program, 0, model.index)
+
+    def _new_queue(self, program: ProgramState, queue_id: int, model_index: int) -> CommandQueue:
+        model = self._models.at(model_index)
+        place = program.places.get(model_index)
+        if place is None:
+            place = program.places[model_index] = Place(program, model)
+        queue = program.queues[queue_id] = CommandQueue(program, queue_id, place)
+        if place.engine is not None:
+            queue.lane = place.engine.new_lane()
+        return queue
+
+    # ---- operations that don't take a turn ------------------------------------------------------------------------
+
+    def _at_once(self, program: ProgramState, queue: CommandQueue | None, record: Record, now: float) -> None:
+        operation = self.AT_ONCE.get(record.op)
+        try:
+            if operation is None:
+                raise (UnknownQueue(id=record.queue) if queue is None else UnknownOperation(op=record.op))
+            operation(self, program, queue, record)
+        except (InvalidArgument, UnknownOperation) as e:  # which fail in their queue, as a queued operation would
+            queue = program.queues.get(record.queue)
+            if queue is None:
+                self._fail_at_once(program, record, e)
+            else:
+                self._runner.enqueue(queue, Faulty(queue, record, now, e))
+        except TartletError as e:
+            self._fail_at_once(program, record, e)
+
+    def _create_queue(self, program: ProgramState, queue: CommandQueue | None, record: Record) -> None:
+        if queue is not None:
+            raise ResourceInUse(kind="queue", id=record.queue)
+        if len(program.queues) >= MAX_QUEUES:
+            raise ResourceQuotaExceeded(held=len(program.queues), kind="queues", asked=1, limit=MAX_QUEUES)
+        self._new_queue(program, record.queue, record.a)
+        self._answer(program, record)
+
+    def _set_priority(self, program: ProgramState, queue: CommandQueue | None, record: Record) -> None:
+        queue = queue or self._default_queue(program, record.queue)
+        if record.a not in Priority.__members__.values():
+            raise InvalidArgument(argument="priority", detail=f"{record.a} is none")
+        queue.priority = record.a
+        self._answer(program, record)
+
+    def _cancel(self, program: ProgramState, queue: CommandQueue | None, record: Record) -> None:
+        """Drop the undispatched suffix from the ticket in `a` on, except what allocates and frees."""
+        queue, first = queue or self._default_queue(program, record.queue), 0
+        kept = []
+        for command in queue.pending:
+            if command.ticket < record.a or command.survives_cancel:
+                kept.append(command)
+                continue
+            first = first or command.ticket
+            program.in_flight -= 1
+            if command.awaited:
+                program.session.outbox.deliver(program.handle, CANCELLED, 1, command.ticket, queue.id)
+        queue.pending.clear()
+        queue.pending.extend(kept)
+        self._runner.advance(queue)
+        if program.live:
+            self._answer(program, record, first)
+
+    def _usage(self, program: ProgramState, _: CommandQueue | None, record: Record) -> None:
+        pages = embeds = slots = free = total = 0
+        engines = []
+        for place in program.places.values():
+            if place.engine is not None:  # else it holds nothing there
+                engines.append(place.engine)
+                pages, embeds, slots = (n + len(ids) for n, ids in zip((pages, embeds, slots), place.held, strict=True))
+        if not engines and program.default_model is not None:
+            engines = program.default_model.engines
+        for engine in engines:
+            free += engine.pools[PAGES].num_free
+            total += engine.spec.num_pages
+        payload = _USAGE_JSON % (pages, embeds, slots, program.page_limit or total, free)
+        self._answer(program, record, payload=payload)
+
+    AT_ONCE: ClassVar[dict[int, _AtOnce]] = {
+        Op.CREATE_QUEUE: _create_queue,
+        Op.SET_QUEUE_PRIORITY: _set_priority,
+        Op.CANCEL: _cancel,
+        Op.USAGE: _usage,
+    }
+    """Operations that act on arrival."""
+
+    def _answer(self, program: ProgramState, record: Record, a: int = 0, payload: bytes = b"") -> None:
+        if record.flags & 1:
+            program.session.outbox.deliver(program.handle, RESULT, 1, record.ticket, record.queue, a, payload=payload)
+
+    def _fail_at_once(self, program: ProgramState, record: Record, error: TartletError) -> None:
+        """Fail outside of any queue: the error is named, and answered if awaited; nothing is poisoned."""
+        out = program.session.outbox
+        out.fail(program.handle, record.ticket, record.queue, error, answers=False)
+        if record.flags & 1:
+            out.fail(program.handle, record.ticket, record.queue, error, answers=True)
+
+
+check_covers({**PARSERS, **CommandIntake.AT_ONCE}, CONTROL_OPS | WORKER_OPS, "tartlet_control.core.intake")
+
+
+def _check_waiting(program: ProgramState, size: int) -> None:
+    """Check that a large command fits beside the arguments that wait already.
+
+    Raises:
+        ResourceQuotaExceeded: it doesn't.
+    """
+    held = sum(
+        command.size for queue in program.queues.values() for command in queue.pending if not command.answer_sized
+    )
+    if held + size > MAX_WAITING_BYTES:
+        raise ResourceQuotaExceeded(held=held, kind="bytes of waiting commands", asked=size, limit=MAX_WAITING_BYTES)
