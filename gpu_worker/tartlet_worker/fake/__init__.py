@@ -6,6 +6,7 @@ and shortcuts that a real engine could not take.
 
 from __future__ import annotations
 
-from tartlet_worker.fake.engine import FakeEngine, FakeOptions
+from tartlet_worker.fake.engine import FakeEngine
+from tartlet_worker.fake.state import FakeOptions
 
 __all__ = ["FakeEngine", "FakeOptions"]

@@ -2,30 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
 import numpy.typing as npt
 
-from tartlet_common.engine.step import BatchResult, EmbedTxt
+from tartlet_common.engine.step import BatchResult, EmbedTxt, Kind
 from tartlet_common.errors.registry import ContextTooLong, InvalidArgument, TartletError
-from tartlet_worker.csr import Ints, take
+from tartlet_worker.csr import take
+from tartlet_worker.handlers.registration import Resources, handles
 from tartlet_worker.handlers.statuses import BatchStatuses
 from tartlet_worker.pools import Pools
 
-Embed = Callable[[Pools, Ints, Ints], None]
-"""Puts the embeddings of tokens [N], the last, into embeds [N] of the pools."""
 
-
-def embed_txt(
-    batch: EmbedTxt, pools: Pools, poisoned: set[int], embed_tokens: Embed, vocab: int, max_position: int
-) -> BatchResult:
+@handles(Kind.EMBED_TXT)
+def embed_txt(batch: EmbedTxt, on: Resources) -> tuple[BatchResult, int]:
     """Run one EmbedTxt batch."""
-    statuses = BatchStatuses(batch.lane, poisoned)
+    pools = on.pools
+    statuses = BatchStatuses(batch.lane, on.poisoned)
     indptr = batch.indptr
     statuses.check_ids("embed", batch.embed, indptr, pools.sizes.num_embeds)
     token = _resolve(statuses, batch, pools)
-    _check_range(statuses, batch, token, vocab, max_position)
+    _check_range(statuses, batch, token, on.spec.vocab_size, on.spec.max_position)
     runs = statuses.settle()
     if statuses.all_run:
         embed, position = batch.embed, batch.position
@@ -35,10 +31,10 @@ def embed_txt(
         chosen, _ = take(indptr, runs)
         token, embed, position = token[chosen], batch.embed[chosen], batch.position[chosen]
     if len(embed):
-        embed_tokens(pools, embed, token)
+        on.decoder.embed(pools, embed, token)
         pools.embed_position[embed] = position
         pools.embed_ended[embed] = False
-    return statuses.result()
+    return statuses.result(), 0
 
 
 def _resolve(statuses: BatchStatuses, batch: EmbedTxt, pools: Pools) -> npt.NDArray[np.int32]:

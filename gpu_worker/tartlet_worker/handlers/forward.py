@@ -2,38 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from tartlet_common.engine.step import BatchResult, Forward
+from tartlet_common.engine.step import BatchResult, Forward, Kind
 from tartlet_common.errors.registry import InvalidArgument, TartletError
 from tartlet_worker.csr import counts, take
 from tartlet_worker.handlers.conflicts import cut_at_conflicts
 from tartlet_worker.handlers.forward_plan import columns, mask_bytes, plan_forward
 from tartlet_worker.handlers.long_commands import most_of_one_position, split_long_command
+from tartlet_worker.handlers.registration import Resources, handles
 from tartlet_worker.handlers.statuses import BatchStatuses
-from tartlet_worker.models.base import ForwardPlan
 from tartlet_worker.pools import Pools
 
-RunModel = Callable[[ForwardPlan], None]
-"""Runs the layers and stores keys, values and output embeds."""
 
-
-def forward(batch: Forward, pools: Pools, poisoned: set[int], run: RunModel) -> tuple[BatchResult, int]:
+@handles(Kind.FORWARD)
+def forward(batch: Forward, on: Resources) -> tuple[BatchResult, int]:
     """Run one Forward batch; returns its answer and how many tokens went through the layers.
 
     Commands behave as if run one after the other (`conflicts`). Those of one lane may stand in one batch, also where a
     later one reads pages that an earlier one writes.
     """
-    ranges = cut_at_conflicts(batch, pools)
+    ranges = cut_at_conflicts(batch, on.pools)
     if len(ranges) == 1:
-        return _run_range(batch, pools, poisoned, run)
+        return _run_range(batch, on)
     answers = []
     for first, last in ranges:
-        answers.append(_run_range(_slice(batch, first, last), pools, poisoned, run))
+        answers.append(_run_range(_slice(batch, first, last), on))
     results = [result for result, _ in answers]
     whole = BatchStatuses(batch.lane, set()).result()
     return (
@@ -52,8 +49,9 @@ def forward(batch: Forward, pools: Pools, poisoned: set[int], run: RunModel) -> 
     )
 
 
-def _run_range(batch: Forward, pools: Pools, poisoned: set[int], run: RunModel) -> tuple[BatchResult, int]:
-    statuses = BatchStatuses(batch.lane, poisoned)
+def _run_range(batch: Forward, on: Resources) -> tuple[BatchResult, int]:
+    pools = on.pools
+    statuses = BatchStatuses(batch.lane, on.poisoned)
     iemb = batch.iemb
     if not _check_ids(statuses, batch, pools):
         iemb = np.clip(iemb, 0, pools.sizes.num_embeds - 1)  # the others of the batch are checked all the same
@@ -74,7 +72,7 @@ def _run_range(batch: Forward, pools: Pools, poisoned: set[int], run: RunModel) 
         return statuses.result(), 0
     plan = plan_forward(columns(batch, runs), pools)
     for part in split_long_command(plan, pools, pools.sizes.scratch_tokens):
-        run(part)
+        on.decoder.run(part, pools)
     pools.embed_position[plan.out_embed] = plan.position[plan.out_token]
     pools.embed_ended[plan.out_embed] = False
     return statuses.result(), len(plan.embed)

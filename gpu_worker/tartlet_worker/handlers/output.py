@@ -2,31 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
-from tartlet_common.engine.step import BatchResult, GetNextDist, Sample
+from tartlet_common.engine.step import BatchResult, GetNextDist, Kind, Sample
 from tartlet_common.errors.registry import InvalidArgument
 from tartlet_worker.csr import Bools, Ints, any_by, counts, indptr_of, take, within
+from tartlet_worker.handlers.registration import Resources, handles
 from tartlet_worker.handlers.statuses import BatchStatuses, one_each
 from tartlet_worker.pools import Pools
 from tartlet_worker.sampling.base import SampleParams, Sampler
-
-Logits = Callable[[Pools, Ints], Tensor]
-"""Output embeds [N] of the pools to logits [N, vocab] float32, contiguous."""
 
 CHUNK_BYTES = 256 << 20
 """Logits at once: all of a batch would take gigabytes, and with the keys they are sorted by four times as many."""
 
 
-def get_next_dist(
-    batch: GetNextDist, pools: Pools, poisoned: set[int], logits: Logits, sampler: Sampler, limit: int, vocab: int
-) -> BatchResult:
+@handles(Kind.GET_NEXT_DIST)
+def get_next_dist(batch: GetNextDist, on: Resources) -> tuple[BatchResult, int]:
     """Top-K of the full softmax for each embed; skipped and failed commands get empty distributions."""
-    statuses = BatchStatuses(batch.lane, poisoned)
+    pools, limit, vocab = on.pools, on.spec.top_k_limit, on.spec.vocab_size
+    statuses = BatchStatuses(batch.lane, on.poisoned)
     _check_source(statuses, batch.embed, batch.indptr, pools)
     statuses.fail(
         np.asarray((batch.top_k < 1) | (batch.top_k > limit)),
@@ -36,18 +32,17 @@ def get_next_dist(
     lengths = np.zeros(len(batch.embed), np.int64)  # [E]
     chosen, cut = take(batch.indptr, runs)
     if not len(chosen):
-        return statuses.result(
-            dist=(np.zeros(len(lengths) + 1, np.int32), np.zeros(0, np.int32), np.zeros(0, np.float32))
-        )
+        none = np.zeros(len(lengths) + 1, np.int32), np.zeros(0, np.int32), np.zeros(0, np.float32)
+        return statuses.result(dist=none), 0
     widths = np.minimum(batch.top_k[runs].repeat(counts(cut)), vocab).astype(np.int64)  # [embeds that run]
     parts = [
-        _top(logits(pools, batch.embed[chosen[first:last]]), sampler, widths[first:last])
+        _top(on.decoder.logits(pools, batch.embed[chosen[first:last]]), on.sampler, widths[first:last])
         for first, last in _chunks(len(chosen), vocab)
     ]
     lengths[chosen] = widths
     indptr = indptr_of(lengths).astype(np.int32)
     tokens, values = (np.concatenate(column) for column in zip(*parts, strict=True))
-    return statuses.result(dist=(indptr, tokens, values))
+    return statuses.result(dist=(indptr, tokens, values)), 0
 
 
 def _chunks(count: int, vocab: int) -> list[tuple[int, int]]:
@@ -68,13 +63,13 @@ def _top(
     return tokens[row, column], probs[row, column]
 
 
-def sample_tokens(
-    batch: Sample, pools: Pools, poisoned: set[int], logits: Logits, sampler: Sampler, vocab: int
-) -> BatchResult:
+@handles(Kind.SAMPLE)
+def sample_tokens(batch: Sample, on: Resources) -> tuple[BatchResult, int]:
     """Sample one token an embed into its slot; a stop token marks the slot ended."""
+    pools, vocab = on.pools, on.spec.vocab_size
     count = len(batch.lane)
     one = one_each(count)
-    statuses = BatchStatuses(batch.lane, poisoned)
+    statuses = BatchStatuses(batch.lane, on.poisoned)
     _check_source(statuses, batch.embed, one, pools)
     statuses.check_ids("slot", batch.slot, one, pools.sizes.num_slots)
     _check_params(statuses, batch)
@@ -96,12 +91,12 @@ def sample_tokens(
             draw=batch.draw[part],
             position=pools.embed_position[embed],
         )
-        token[part], logprob[part] = sampler.sample(logits(pools, embed), params)
+        token[part], logprob[part] = on.sampler.sample(on.decoder.logits(pools, embed), params)
     if len(runs):
         ended[runs] = _stops(batch, token)[runs]
         pools.slot_token[batch.slot[runs]] = token[runs]
         pools.slot_ended[batch.slot[runs]] = ended[runs]
-    return statuses.result(token=token, ended=ended, logprob=logprob)
+    return statuses.result(token=token, ended=ended, logprob=logprob), 0
 
 
 def _check_source(statuses: BatchStatuses, embed: npt.NDArray[np.int32], indptr: Ints, pools: Pools) -> None:

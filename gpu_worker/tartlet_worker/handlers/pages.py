@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import numpy as np
 
-from tartlet_common.engine.step import BatchResult, CopyKvPage, MaskKvPage
+from tartlet_common.engine.step import BatchResult, CopyKvPage, Kind, MaskKvPage
 from tartlet_common.errors.registry import InvalidArgument
+from tartlet_worker.handlers.registration import Resources, handles
 from tartlet_worker.handlers.statuses import BatchStatuses, one_each
-from tartlet_worker.pools import Pools
 
 
-def copy_kvpage(batch: CopyKvPage, pools: Pools, poisoned: set[int]) -> BatchResult:
+@handles(Kind.COPY_KVPAGE)
+def copy_kvpage(batch: CopyKvPage, on: Resources) -> tuple[BatchResult, int]:
     """Copy runs of tokens between pages: keys, values, positions and mask bits.
 
     Copies of one batch take effect in order, so that one may read what an earlier one wrote.
     """
-    statuses = BatchStatuses(batch.lane, poisoned)
+    pools = on.pools
+    statuses = BatchStatuses(batch.lane, on.poisoned)
     one, size = one_each(len(batch.lane)), pools.page_size
     statuses.check_ids("page", batch.src, one, pools.sizes.num_pages)
     statuses.check_ids("page", batch.dst, one, pools.sizes.num_pages)
@@ -33,15 +35,17 @@ def copy_kvpage(batch: CopyKvPage, pools: Pools, poisoned: set[int]) -> BatchRes
         pools.kv[:, :, dst, :, z : z + count] = values.clone() if src == dst else values
         for marks in (pools.position, pools.hidden, pools.seen_position):
             marks[dst, z : z + count] = marks[src, a : a + count].copy()
-    return statuses.result()
+    return statuses.result(), 0
 
 
-def mask_kvpage(batch: MaskKvPage, pools: Pools, poisoned: set[int]) -> BatchResult:
+@handles(Kind.MASK_KVPAGE)
+def mask_kvpage(batch: MaskKvPage, on: Resources) -> tuple[BatchResult, int]:
     """Set the mask bits of pages; those of the batch apply in order, the last of a page stays."""
-    statuses = BatchStatuses(batch.lane, poisoned)
+    pools = on.pools
+    statuses = BatchStatuses(batch.lane, on.poisoned)
     statuses.check_ids("page", batch.page, one_each(len(batch.lane)), pools.sizes.num_pages)
     runs = statuses.settle()
     pages, shifts = batch.page[runs], np.arange(pools.page_size, dtype=np.uint32)
     pools.hidden[pages] = (batch.bits[runs, None] >> shifts) & 1
     pools.refresh(pages)
-    return statuses.result()
+    return statuses.result(), 0

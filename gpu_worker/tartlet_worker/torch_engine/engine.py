@@ -21,24 +21,14 @@ import torch
 
 from tartlet_common.engine.spec import EngineSpec
 from tartlet_common.engine.step import (
-    Batch,
-    BatchResult,
-    CopyKvPage,
-    EmbedTxt,
-    Forward,
-    GetNextDist,
-    MaskKvPage,
-    Sample,
     Step,
     StepResult,
 )
 from tartlet_common.errors.registry import EngineFailure, OutOfDeviceMemory, TartletError
 from tartlet_worker.engine import nobody
-from tartlet_worker.handlers.embed_txt import embed_txt
-from tartlet_worker.handlers.forward import forward
-from tartlet_worker.handlers.output import get_next_dist, sample_tokens
-from tartlet_worker.handlers.pages import copy_kvpage, mask_kvpage
-from tartlet_worker.models.base import Decoder, ForwardPlan
+from tartlet_worker.handlers.registration import Resources
+from tartlet_worker.handlers.registry import HANDLERS
+from tartlet_worker.models.base import Decoder
 from tartlet_worker.pools import Pools
 from tartlet_worker.sampling.base import Sampler
 
@@ -48,8 +38,8 @@ class TorchEngine:
 
     def __init__(self, spec: EngineSpec, decoder: Decoder, pools: Pools, sampler: Sampler, tokenizer: bytes) -> None:
         self._spec, self._decoder, self._pools, self._tokenizer = spec, decoder, pools, tokenizer
-        self._sampler = sampler
         self._poisoned: set[int] = set()
+        self._resources = Resources(spec, pools, decoder, sampler, self._poisoned)
 
     @property
     def spec(self) -> EngineSpec:
@@ -92,7 +82,7 @@ class TorchEngine:
             self._pools.clear_embeds(step.clear_embeds)
             self._pools.clear_slots(step.clear_slots)
             self._poisoned.difference_update(step.reset_lanes.tolist())
-            answers = [self._run(batch) for batch in step.batches]
+            answers = [HANDLERS[batch.kind](batch, self._resources) for batch in step.batches]
         except TartletError:
             raise
         except (torch.OutOfMemoryError, MemoryError) as error:
@@ -110,28 +100,6 @@ class TorchEngine:
 
     def _no_memory(self) -> OutOfDeviceMemory:
         return OutOfDeviceMemory(device=self._spec.device, asked_bytes="more", free_bytes=_free(self._spec))
-
-    def _run(self, batch: Batch) -> tuple[BatchResult, int]:
-        """One batch's answer, and how many tokens went through the layers."""
-        pools, poisoned, spec = self._pools, self._poisoned, self._spec
-        match batch:
-            case Forward():
-                return forward(batch, pools, poisoned, self._forward)
-            case EmbedTxt():
-                limits = spec.vocab_size, spec.max_position
-                return embed_txt(batch, pools, poisoned, self._decoder.embed, *limits), 0
-            case Sample():
-                return sample_tokens(batch, pools, poisoned, self._decoder.logits, self._sampler, spec.vocab_size), 0
-            case GetNextDist():
-                limits = spec.top_k_limit, spec.vocab_size
-                return get_next_dist(batch, pools, poisoned, self._decoder.logits, self._sampler, *limits), 0
-            case CopyKvPage():
-                return copy_kvpage(batch, pools, poisoned), 0
-            case MaskKvPage():
-                return mask_kvpage(batch, pools, poisoned), 0
-
-    def _forward(self, plan: ForwardPlan) -> None:
-        self._decoder.run(plan, self._pools)
 
 
 def _free(spec: EngineSpec) -> int:

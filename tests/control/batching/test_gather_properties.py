@@ -257,8 +257,8 @@ def _same_pages(host: Host, guests: list[Guest], serials: dict[tuple[int, int], 
             mine = {v - 10 * q: p for v, p in held[0].items() if v // 10 == q}
             assert set(mine) == serial.held["page"]
             for virtual, physical in mine.items():
-                for table in ("_kv", "_pos", "_written", "_hidden"):
-                    got, want = getattr(fake, table)[physical], getattr(serial.engine, table)[virtual]
+                for table in ("kv", "pos", "written", "hidden"):
+                    got, want = getattr(fake.state, table)[physical], getattr(serial.engine.state, table)[virtual]
                     if physical in engine.clear[0]:  # will be cleared by the next step, if there ever is one
                         got = np.zeros_like(got)
                     assert np.array_equal(got, want), (guest.handle, q, virtual, table)

@@ -23,7 +23,8 @@ from tartlet_common.errors.registry import (
 )
 from tartlet_worker.app import load
 from tartlet_worker.fake import model as fake_model
-from tartlet_worker.fake.engine import EngineBroken, FakeEngine, FakeOptions
+from tartlet_worker.fake.engine import FakeEngine
+from tartlet_worker.fake.state import EngineBroken, FakeOptions
 from tartlet_worker.warm_up import warm_up
 from tests.worker.steps import copy, dist, embed, forward, fwd, hide, run, sample
 

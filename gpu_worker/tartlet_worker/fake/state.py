@@ -1,0 +1,71 @@
+"""What the fake engine holds: options, pages, embeds and token slots as numpy arrays."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from tartlet_common.engine import defaults
+from tartlet_common.engine.step import Step
+
+SLOT_BYTES: Final = 14
+"""Bytes of a page for each token, as `FakeState.reset` makes them."""
+
+
+class EngineBroken(Exception):
+    """Raised by `FakeEngine.step` on `break_token`: the engine itself is at fault, as a device error would be."""
+
+
+@dataclass(frozen=True, slots=True)
+class FakeOptions:
+    """What a fake engine is like."""
+
+    model: str = "fake"
+    page_size: int = defaults.PAGE_SIZE
+    num_pages: int = 4096
+    num_embeds: int = defaults.NUM_EMBEDS
+    num_slots: int = defaults.NUM_SLOTS
+    max_position: int = 1 << 20
+    max_batch_tokens: int = defaults.MAX_BATCH_TOKENS
+    max_batch_commands: int = defaults.MAX_BATCH_COMMANDS
+    seed: int = 0  # another seed is another model
+    step_s: float = 0.0  # time added to every step
+    token_s: float = 0.0  # and to every token that goes through the layers
+    fail_token: int = -1  # embedding this token id fails its command (EngineFailure)
+    break_token: int = -1  # embedding this token id breaks the engine
+
+
+class FakeState:
+    """The pools of a fake engine, its poisoned lanes, and the tokens of its current step."""
+
+    def __init__(self, options: FakeOptions) -> None:
+        self.options = options
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget everything."""
+        o = self.options
+        pages = (o.num_pages, o.page_size)
+        self.kv = np.zeros(pages, np.uint64)  # [P, page] what each slot adds to a query's sum
+        self.pos = np.zeros(pages, np.int32)  # [P, page]
+        self.written = np.zeros(pages, np.bool_)  # [P, page]
+        self.hidden = np.zeros(pages, np.bool_)  # [P, page] mask_kvpage's bits
+        self.emb = np.zeros(o.num_embeds, np.uint64)
+        self.emb_pos = np.zeros(o.num_embeds, np.int32)
+        self.emb_ended = np.zeros(o.num_embeds, np.bool_)
+        self.slot = np.zeros(o.num_slots, np.int32)
+        self.slot_ended = np.zeros(o.num_slots, np.bool_)
+        self.poisoned: set[int] = set()
+        self.tokens = 0  # through the layers, this step
+
+    def clear(self, step: Step) -> None:
+        """Clear what the step says changed hands, and forget the lanes that it resets."""
+        for table in (self.kv, self.pos, self.written, self.hidden):
+            table[step.clear_pages] = 0
+        for embeds in (self.emb, self.emb_pos, self.emb_ended):
+            embeds[step.clear_embeds] = 0
+        self.slot[step.clear_slots] = 0
+        self.slot_ended[step.clear_slots] = False
+        self.poisoned.difference_update(step.reset_lanes.tolist())
