@@ -26,8 +26,12 @@ demo: setup  ## The text-completion inferlet on the demo model (PROMPT=...)
 	$(BIN)/tartlet run inferlets/std/text_completion.py --prompt "$(PROMPT)" --max-tokens 64
 
 .PHONY: test
-test: setup  ## The tests: 5 to 10 minutes on two cores (ARGS="-k name" is passed to pytest)
-	$(BIN)/python -m pytest $(ARGS)
+test: setup  ## The tests, two processes at a time (ARGS="tests/control -k name": pytest on what is named)
+	@$(BIN)/python -m tools.testing $(ARGS)
+
+.PHONY: soak
+soak: setup  ## The long soaks, which neither `make test` nor `make e2e` runs
+	$(BIN)/python -m pytest -m soak --timeout=3600 $(ARGS)
 
 .PHONY: test-gpu
 test-gpu: setup  ## The tests that need a CUDA device; skipped where torch finds none
@@ -44,8 +48,12 @@ cluster-down: setup  ## Brings that cluster down, without a trace
 	@$(BIN)/python -m e2e.cluster down
 
 .PHONY: e2e
-e2e: setup  ## The tests on a cluster, which is brought up and down if it isn't up (ARGS="-k name")
+e2e: setup  ## The gate's tests on a cluster, which is brought up and down if it isn't up (ARGS="-k name")
 	@$(BIN)/python -m e2e.cluster test $(ARGS)
+
+.PHONY: e2e-all
+e2e-all: setup  ## All tests on a cluster, those beyond the gate too
+	@$(BIN)/python -m e2e.cluster test --all $(ARGS)
 
 .PHONY: bench-operator
 bench-operator: setup  ## The operator with 1,000 to 10,000 Inferlets on a real API server: 6 minutes (ARGS="--objects 1000")
@@ -64,7 +72,7 @@ eval-model: setup  ## Its answers to problems that it wasn't trained on, as a ta
 ##@ Before a commit
 
 .PHONY: check
-check: lint test  ## All that CI asks for: lint, then test (6 to 10 minutes)
+check: lint test  ## Lint, then the tests; CI asks for both, and for `make e2e`
 
 .PHONY: lint
 lint: setup  ## Format, ruff, types, layers, generated code: nothing is changed

@@ -19,7 +19,8 @@ _USAGE = """usage: python -m e2e.cluster COMMAND
   check              whether a cluster can be had here; says in one line why not, with exit status 3
   build              what is built once: components and image
   up, down           the cluster
-  test ARGUMENT...   brings it up if it isn't, runs pytest on its tests, brings it down if it wasn't up
+  test ARGUMENT...   brings it up if it isn't, runs pytest on its tests, brings it down if it wasn't up;
+                     --all: the tests beyond the gate too
   image              builds Tartlet's image, lets pods use it, and prints its name
   kubectl ARGUMENT...
   helm ARGUMENT...

@@ -10,11 +10,11 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import pytest
 import yaml
 
 from e2e.cluster.artifacts.toolchain import helm_path
 from e2e.cluster.layout import HELM, default_layout
+from tests.lacking import lacking
 
 CHART = Path(__file__).resolve().parents[2] / "charts" / "tartlet"
 API = "tartlet.dev/v1alpha1/EnginePool"
@@ -24,10 +24,10 @@ _Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 def helm() -> str:
-    """The Helm to use, one that `make e2e` built among them; skips the test where there is none."""
+    """The machine's Helm, or the one that was built for the cluster; without either the test ends as `lacking` says."""
     found = helm_path(default_layout())
     if not os.access(found, os.X_OK):
-        pytest.skip(f"helm is not installed: go install helm.sh/helm/v3/cmd/helm@{HELM}, or make e2e")
+        lacking(f"no helm: run `python -m e2e.cluster build`, or go install helm.sh/helm/v3/cmd/helm@{HELM}")
     return str(found)
 
 

@@ -1,7 +1,8 @@
 """A real Kubernetes API server with its etcd, for tests that need no kubelet: kinds, validation, reconciling.
 
-`TARTLET_K8S` names a binary that runs the component given as its first argument (`k8s kube-apiserver ...`); etcd is
-taken from PATH. Where either is missing, the tests that need them are skipped and say so.
+`TARTLET_K8S` names a binary that runs the component given as its first argument (`k8s kube-apiserver ...`); without it,
+the binary that was built for the cluster of the tests is taken. etcd is taken from PATH. Where either is missing, the
+tests that need them are skipped, and fail in CI.
 """
 
 from __future__ import annotations
@@ -22,21 +23,29 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import pytest
 import trustme
 import yaml
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
 
+from e2e.cluster.artifacts.toolchain import kubernetes_path
+from e2e.cluster.layout import default_layout
+from tests.lacking import lacking
+
 TOKEN = "admintoken"
 START_S = 90.0
 
 
+def kubernetes_binary() -> Path:
+    """The binary that `TARTLET_K8S` names, else the one that was built for the cluster. It may be missing."""
+    named = os.environ.get("TARTLET_K8S")
+    return Path(named) if named else kubernetes_path(default_layout())
+
+
 def missing() -> str:
     """Why no API server can be started, or ""."""
-    binary = os.environ.get("TARTLET_K8S", "")
-    if not binary or not Path(binary).exists():
-        return "no API server: set TARTLET_K8S to a binary that runs `kube-apiserver`"
+    if not kubernetes_binary().exists():
+        return "no API server: run `python -m e2e.cluster build`, or set TARTLET_K8S to a binary with `kube-apiserver`"
     if shutil.which("etcd") is None:
         return "no API server: etcd is not on PATH (Debian: etcd-server)"
     return ""
@@ -86,7 +95,7 @@ class ApiServer:
         self._child(
             "apiserver",
             [
-                os.environ["TARTLET_K8S"],
+                str(kubernetes_binary()),
                 "kube-apiserver",
                 f"--etcd-servers=http://127.0.0.1:{self.etcd_port}",
                 f"--secure-port={self.port}",
@@ -220,10 +229,10 @@ class ApiServer:
 
 @contextmanager
 def api_server_up(definitions: Path) -> Iterator[ApiServer]:
-    """As `started`; the test is skipped where there can be none."""
+    """As `started`; the test is skipped where there can be none, and fails in CI."""
     why = missing()
     if why:
-        pytest.skip(why)
+        lacking(why)
     with started(definitions) as server:
         yield server
 

@@ -28,6 +28,13 @@ def test_a_model_is_measured(repo: Path) -> None:
     )
 
 
+def test_the_tests_of_the_gate_all_tests_and_the_soaks_are_different_runs(repo: Path) -> None:
+    assert "python -m tools.testing -k name\n" in make(repo, "-n", "test", "ARGS=-k name")
+    assert "python -m e2e.cluster test \n" in make(repo, "-n", "e2e")
+    assert "python -m e2e.cluster test --all \n" in make(repo, "-n", "e2e-all")
+    assert "pytest -m soak" in make(repo, "-n", "soak")
+
+
 def test_help_lists_them(repo: Path) -> None:
     text = make(repo, "help")
     assert "  make model " in text

@@ -19,6 +19,7 @@ from e2e.cluster.artifacts.images import Image
 from e2e.cluster.layout import ROOT, Layout
 from e2e.cluster.own import cgroups, configs, kernel, pki
 from e2e.cluster.own.processes import Process, in_namespace
+from tools.testing.runs import uninterrupted
 
 _UP_TIMEOUT_S = 90.0
 _DOWN_TIMEOUT_S = 25.0
@@ -54,7 +55,7 @@ class OwnCluster:
         try:
             self._start()
         except BaseException:  # Ctrl-C too
-            with deaf():
+            with uninterrupted():
                 self.down()
             raise
         print(f"up in {time.monotonic() - start:.1f} s; try: python -m e2e.cluster kubectl get pods -A", flush=True)
@@ -273,17 +274,6 @@ def stage(name: str) -> Iterator[None]:
     start = time.monotonic()
     yield
     print(f"== {name}: {time.monotonic() - start:.1f} s", flush=True)
-
-
-@contextmanager
-def deaf() -> Iterator[None]:
-    """No signal keeps us from tidying up."""
-    before = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def _until(ready: Callable[[], bool], alive: Callable[[], None]) -> None:

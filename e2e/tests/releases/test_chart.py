@@ -21,6 +21,7 @@ from e2e.tests.conftest import CHART, NAMESPACE, OTHER, RELEASE
 from e2e.tests.security.test_identities import ask, held, refused_at_the_door
 from e2e.tests.support.calls import Identity
 from tests.chart.render import render
+from tests.lacking import lacking
 
 DEFINITIONS = ("enginepools.tartlet.dev", "inferletruns.tartlet.dev", "inferlets.tartlet.dev")
 ROLES = ("client", "control", "operator", "runtime", "worker")
@@ -197,7 +198,7 @@ def cert_manager(kube: Kube) -> Iterator[None]:
         [go(), "mod", "download", "-json", CERT_MANAGER], capture_output=True, text=True, check=False, cwd=ROOT / "e2e"
     )
     if done.returncode != 0:
-        pytest.skip(f"cert-manager's definitions can't be had: {done.stderr[-200:]}")
+        lacking(f"no definitions of cert-manager: {done.stderr[-200:]}")
     folder = Path(json.loads(done.stdout)["Dir"]) / "deploy" / "crds"
     files = [
         word for kind in ("certificates", "issuers") for word in ("-f", str(folder / f"cert-manager.io_{kind}.yaml"))
