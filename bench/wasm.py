@@ -28,14 +28,14 @@ ROOT = Path(__file__).parents[1]
 PROBE = ROOT / "tests" / "runtime" / "wasm" / "guests" / "probe.wasm"
 MESSAGE = ROOT / "inferlets" / "sdk" / "c" / "examples" / "send_and_exit.wasm"
 PYTHON_MESSAGE = """
-from inferlet import _host
+from inferlet._wire import host as _host
 async def main():
     _host.backend.submit(b"ok")
     _host.backend.wait(1, 1)
 """
 PYTHON_CALLS = """
 import time
-from inferlet import _host
+from inferlet._wire import host as _host
 async def main():
     submit, wait = _host.backend.submit, _host.backend.wait
     data = bytes(2064)

@@ -18,7 +18,7 @@ import numpy as np
 from tartlet_common import abi
 from tools.generated import write_or_check
 
-TARGET = Path("inferlets/sdk/python/inferlet/_abi.py")
+TARGET = Path("inferlets/sdk/python/inferlet/_generated/abi.py")
 FORMATS = {"u2": "H", "u4": "I", "u8": "Q", "f4": "f"}
 ENUMS: tuple[tuple[str, type[IntEnum | IntFlag]], ...] = (
     ("OP", abi.Op),

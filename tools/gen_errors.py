@@ -16,7 +16,7 @@ from pathlib import Path
 from tartlet_common.errors.registry import REGISTRY, TartletError
 from tools.generated import write_or_check
 
-SDK = Path("inferlets/sdk/python/inferlet/_errors.py")
+SDK = Path("inferlets/sdk/python/inferlet/_generated/error_registry.py")
 DOCS = Path("docs/errors.md")
 LINE_LENGTH = 120
 

@@ -26,11 +26,11 @@ from componentize_py_types import Err
 from host_backend import WitBackend
 
 import inferlet
-import inferlet._guest
-import inferlet._host
-import inferlet._sandbox
+import inferlet._running.guest
+import inferlet._wire.host
+import inferlet._hints.sandbox
 
-_OUTSIDE_ONLY = {"inferlet._native"}  # runs a program without the sandbox
+_OUTSIDE_ONLY = {"inferlet._running.native"}  # runs a program without the sandbox
 
 for _module in pkgutil.walk_packages(inferlet.__path__, "inferlet."):
     if _module.name not in _OUTSIDE_ONLY:
@@ -39,7 +39,7 @@ for _module in pkgutil.walk_packages(inferlet.__path__, "inferlet."):
 
 # The processor's time would be counted from when the snapshot was taken.
 time.process_time, time.process_time_ns = time.perf_counter, time.perf_counter_ns
-sys.breakpointhook = inferlet._sandbox.no_breakpoint  # noqa: SLF001 - the seam that the SDK keeps for its hosts
+sys.breakpointhook = inferlet._hints.sandbox.no_breakpoint  # noqa: SLF001 - the seam that the SDK keeps for its hosts
 
 
 class _Silence:
@@ -65,9 +65,9 @@ async def main(args):
 
 def _warm_up() -> None:
     """Run a program that does nothing, unheard."""
-    inferlet._host.backend = _Silence()  # noqa: SLF001 - the seam that the SDK keeps for its hosts
-    inferlet._guest.run(_WARM_UP, "warm_up.py", ["--warm", "up"])  # noqa: SLF001 - the same
-    inferlet._host.backend = WitBackend()  # noqa: SLF001 - the same
+    inferlet._wire.host.backend = _Silence()  # noqa: SLF001 - the seam that the SDK keeps for its hosts
+    inferlet._running.guest.run(_WARM_UP, "warm_up.py", ["--warm", "up"])  # noqa: SLF001 - the same
+    inferlet._wire.host.backend = WitBackend()  # noqa: SLF001 - the same
     linecache.clearcache()
 
 
@@ -118,13 +118,13 @@ class WitWorld(wit_world.WitWorld):
         """Touch what a run touches: the host may do this ahead of time, and a page written once costs no more."""
         json.loads('["warm", "up"]')
         _warm_up()
-        inferlet._guest.prepare()  # noqa: SLF001 - the seam that the SDK keeps for its hosts
+        inferlet._running.guest.prepare()  # noqa: SLF001 - the seam that the SDK keeps for its hosts
         WitBackend().submit(bytes(64))  # the host takes nothing before `run`
 
     def run(self, source: str, filename: str, args: str) -> str:
         """Run a program to its end; "" if it returns None, and a failure leaves as `Err` with its traceback."""
         try:
-            result = inferlet._guest.run(source, filename, json.loads(args))  # noqa: SLF001 - the same seam
+            result = inferlet._running.guest.run(source, filename, json.loads(args))  # noqa: SLF001 - the same seam
             return "" if result is None else _whole(result, "replace")
         except BaseException as e:  # noqa: BLE001 - whatever a program raises is its result
             if isinstance(e, MemoryError) or _lost_an_operand(e):

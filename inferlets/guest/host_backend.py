@@ -1,6 +1,6 @@
 """The Python guest's way to its host: bytes over the component's `host` interface.
 
-The SDK talks to `inferlet._host.backend`; outside the sandbox that is a socket, here it is this class.
+The SDK talks to `inferlet._wire.host.backend`; outside the sandbox that is a socket, here it is this class.
 """
 
 from __future__ import annotations

@@ -12,15 +12,15 @@ import pkgutil
 import pytest
 
 import inferlet
-from tests.sdk.harness import run
-from tests.sdk.mini_host import MiniHost
+from tests.sdk.host.harness import run
+from tests.sdk.host.mini_host import MiniHost
 
 
 def examples() -> list[doctest.DocTest]:
     """Every docstring with an example, of every module but the one that opens sockets."""
     finder = doctest.DocTestFinder(exclude_empty=True)
-    names = [m.name for m in pkgutil.iter_modules(inferlet.__path__) if not m.name.startswith("__")]
-    modules = [inferlet, *(importlib.import_module(f"inferlet.{name}") for name in names)]
+    names = [m.name for m in pkgutil.walk_packages(inferlet.__path__, "inferlet.")]
+    modules = [inferlet, *map(importlib.import_module, names)]
     found = {t.name: t for m in modules for t in finder.find(m) if t.examples}
     return list(found.values())
 

@@ -7,7 +7,8 @@ from types import ModuleType
 
 import pytest
 
-from inferlet import _errors, errors
+from inferlet import errors
+from inferlet._generated import error_registry as _errors
 from tartlet_common.errors.registry import REGISTRY, PageQuotaExceeded
 from tools import gen_abi as abi_gen
 from tools import gen_abi_vectors as abi_vectors

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.sdk.harness import held, run_source
-from tests.sdk.mini_host import MiniHost
+from tests.sdk.host.harness import held, run_source
+from tests.sdk.host.mini_host import MiniHost
 
 GUIDE = Path(__file__).resolve().parents[2] / "docs/guide.md"
 EXAMPLES = re.findall(r"^```python\n(.*?)^```", GUIDE.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.sdk.harness import held, run_source, tokens_of
-from tests.sdk.mini_host import MiniHost
-from tests.sdk.mini_model import reference_generate
+from tests.sdk.host.harness import held, run_source, tokens_of
+from tests.sdk.host.mini_host import MiniHost
+from tests.sdk.host.mini_model import reference_generate
 
 
 def read(repo: Path, name: str) -> str:

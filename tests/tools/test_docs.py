@@ -13,8 +13,8 @@ import pytest
 
 import tartlet
 from tartlet_common.config.settings import ControlSettings, RuntimeSettings, WorkerSettings
-from tests.sdk.harness import held, run_source
-from tests.sdk.mini_host import MiniHost
+from tests.sdk.host.harness import held, run_source
+from tests.sdk.host.mini_host import MiniHost
 
 ROOT = Path(__file__).resolve().parents[2]
 README = ROOT / "README.md"

@@ -72,7 +72,7 @@ ATTEMPTS: dict[str, tuple[str, str]] = {
     "call C": ("import ctypes", "ModuleNotFoundError"),
     "call C by hand": ("import _ctypes", "ModuleNotFoundError"),
     "import a role": ("import tartlet_runtime", "ModuleNotFoundError"),
-    "import the way out": ("import inferlet._native", "ModuleNotFoundError"),
+    "import the way out": ("import inferlet._running.native", "ModuleNotFoundError"),
     # names that are another program's
     "read another's page": ("await touched(inferlet.copy_kvpage(inferlet.KvPage(PAGE), MINE))", "UnknownResource"),
     "write another's page": ("await touched(inferlet.copy_kvpage(MINE, inferlet.KvPage(PAGE)))", "UnknownResource"),
@@ -136,7 +136,7 @@ async def main():
 
 TOO_FAR: dict[str, tuple[str, ...]] = {
     "NotAllowed": ("os._exit(0)",),
-    "UnsupportedAbi": ("inferlet._host.backend.submit(bytes(256))", "await inferlet.receive()"),
+    "UnsupportedAbi": ("inferlet._wire.host.backend.submit(bytes(256))", "await inferlet.receive()"),
     "ProgramMemoryExceeded": ("bytearray(1 << 30)",),
     "ProgramCpuExceeded": ("while True:", "    pass"),
     "ProgramFailed": ("open('/etc/shadow')",),

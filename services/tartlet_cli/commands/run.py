@@ -339,7 +339,7 @@ class _Session:
             raise click.UsageError("--native needs a server on this machine (its guest socket is a Unix one)")
         env = {**os.environ, "TARTLET_GUEST_SOCKET": str(path.parent / "guest.sock"), "TARTLET_GUEST_TOKEN": token}
         process = await asyncio.create_subprocess_exec(
-            sys.executable, "-P", "-m", "inferlet._native", self._options.file, *self._options.args, env=env
+            sys.executable, "-P", "-m", "inferlet._running.native", self._options.file, *self._options.args, env=env
         )
         try:
             yield process

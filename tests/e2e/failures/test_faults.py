@@ -161,7 +161,7 @@ async def _(server: Serving, client: tartlet.AsyncClient) -> TartletError | None
     header = struct.pack("<HHIII", 1, 0, 1, 0, 0)
     record = struct.pack("<HHIIIIIII", 999, 1, 1, 0, 0, 0, 0, 0, 0)
     text = f"""
-import inferlet._host as h
+import inferlet._wire.host as h
 def main():
     h.backend.submit({header + record!r})
     h.backend.wait(1, 10**6)

@@ -56,7 +56,7 @@ def test_2000_launches_and_kills_leak_nothing(small: WasmHost) -> None:
 
 @pytest.mark.timeout(300)
 def test_python_guests_leak_nothing(small: WasmHost, python_compiled: Compiled) -> None:
-    source = "from inferlet import _host\nasync def main():\n    while True: _host.backend.wait(1, 1)\n"
+    source = "from inferlet._wire import host as _host\nasync def main():\n    while True: _host.backend.wait(1, 1)\n"
     python, driver = small.load(python_compiled), Driver(small)
 
     def cycle(count: int) -> None:

@@ -40,7 +40,7 @@ pytestmark = pytest.mark.timeout(300)  # the first test builds the guest
 def program(*lines: str) -> str:
     """An async `main` of these lines, with the host's raw functions at hand."""
     body = "\n".join(f"    {line}" for line in lines)
-    return f"import os, sys, time\nfrom inferlet import _host\nasync def main():\n{body}\n"
+    return f"import os, sys, time\nfrom inferlet._wire import host as _host\nasync def main():\n{body}\n"
 
 
 def result(

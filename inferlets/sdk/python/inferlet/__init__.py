@@ -20,7 +20,7 @@ Example:
 from __future__ import annotations
 
 from inferlet import errors
-from inferlet._calls import (
+from inferlet._calls.on_queue import (
     alloc_emb,
     alloc_kvpage,
     alloc_slot,
@@ -42,25 +42,12 @@ from inferlet._calls import (
     synchronize,
     tokenize,
 )
-from inferlet._generation import Generation, Piece
-from inferlet._program import (
-    available_models,
-    available_traits,
-    create_queue,
-    detokenize_bytes,
-    format_chat,
-    get_arg,
-    get_kv_page_size,
-    get_model,
-    get_version,
-    get_vocabs,
-    receive,
-    receive_bytes,
-    send,
-    usage,
-)
-from inferlet._queue import Queue
-from inferlet._types import Dist, Embed, KvPage, Message, Model, Priority, Sampled, TokenSlot, Tool, Usage
+from inferlet._calls.program import create_queue, get_arg, get_version, receive, receive_bytes, send, usage
+from inferlet._contexts.generation import Generation, Piece
+from inferlet._models.models import available_models, available_traits, get_kv_page_size, get_model
+from inferlet._models.text import detokenize_bytes, format_chat, get_vocabs
+from inferlet._queues.queue import Queue
+from inferlet._values.types import Dist, Embed, KvPage, Message, Model, Priority, Sampled, TokenSlot, Tool, Usage
 from inferlet.context import Context
 from inferlet.sampling import Greedy, MinP, Sampler, Temperature, TopK, TopP
 from inferlet.stopping import Length, Stop, StopTokens, Until

@@ -18,17 +18,18 @@ from types import TracebackType
 from typing import Any, Self
 from zlib import crc32
 
-from inferlet._arguments import messages as listed_messages
-from inferlet._arguments import text as text_argument
-from inferlet._arguments import token_list, whole
-from inferlet._arguments import tools as listed_tools
-from inferlet._channel import channel
-from inferlet._generation import Generation
-from inferlet._kv_cache import KvCache
-from inferlet._program import create_queue, default_model, state
-from inferlet._queue import Queue
-from inferlet._text import Chat, Text, plain
-from inferlet._types import Message, Model, Priority, Tool
+from inferlet._calls.program import create_queue, state
+from inferlet._contexts.chat_text import Chat, Text, plain
+from inferlet._contexts.generation import Generation
+from inferlet._contexts.kv_cache import KvCache
+from inferlet._models.models import default_model
+from inferlet._queues.queue import Queue
+from inferlet._values.arguments import messages as listed_messages
+from inferlet._values.arguments import text as text_argument
+from inferlet._values.arguments import token_list, whole
+from inferlet._values.arguments import tools as listed_tools
+from inferlet._values.types import Message, Model, Priority, Tool
+from inferlet._wire.channel import channel
 from inferlet.errors import InvalidArgument
 from inferlet.sampling import AnySampler, Greedy
 from inferlet.stopping import Stop, conditions
@@ -237,7 +238,10 @@ class Context:
         condition = conditions(stop, max_tokens)
         self._check_open()
         self._interrupt()
-        self._active = Generation(self, self._cache, condition, Greedy() if sampler is None else sampler, eos=eos)
+        chosen = Greedy() if sampler is None else sampler
+        self._active = Generation(
+            self, self._cache, condition, chosen, eos=eos, prepare=self._ready, ended=self._generation_ended
+        )
         return self._active
 
     async def generate_until(
@@ -369,6 +373,9 @@ class Context:
         if self._after is not None:
             await asyncio.shield(self._after)
             self._after = None
+
+    def _generation_ended(self) -> None:
+        self._active = None
 
     def _check_open(self) -> None:
         if self._closed:

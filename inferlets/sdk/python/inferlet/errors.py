@@ -15,8 +15,8 @@ from __future__ import annotations
 
 import json
 
-from inferlet._errors import *  # noqa: F403 - the generated tree is this module's content
-from inferlet._errors import REGISTRY, TartletError, UnknownError
+from inferlet._generated.error_registry import *  # noqa: F403 - the generated tree is this module's content
+from inferlet._generated.error_registry import REGISTRY, TartletError, UnknownError
 
 
 class CommandSkipped(TartletError):

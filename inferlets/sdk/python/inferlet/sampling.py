@@ -15,8 +15,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 
-from inferlet._arguments import number, whole
-from inferlet._types import Dist
+from inferlet._values.arguments import number, whole
+from inferlet._values.types import Dist
 
 
 @dataclass(frozen=True, repr=False)

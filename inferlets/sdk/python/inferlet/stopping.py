@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from inferlet._arguments import shown, text, token_list, whole
+from inferlet._values.arguments import shown, text, token_list, whole
 from inferlet.sampling import Sampler
 
 

@@ -1,0 +1,137 @@
+"""Text on its way to becoming tokens: as it stands, as a chat, or as what continues one."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Generator, Sequence
+from contextlib import suppress
+from typing import Any
+
+from inferlet._models.text import format_chat, tokenize_with
+from inferlet._values.types import Message, Model
+from inferlet._wire.channel import channel
+from inferlet.errors import InvalidArgument, TartletError
+
+Steps = Generator[asyncio.Future[Any], Any, list[int]]
+"""Yields what it awaits of the runtime, is sent the answer, and returns tokens."""
+
+_ANSWER = "(an answer)"
+_TURN: list[Message] = [{"role": "user", "content": "(a question)"}, {"role": "assistant", "content": _ANSWER}]
+
+
+class Text:
+    """Tokens to come. What they need first is asked for at once, the rest by whoever wants them."""
+
+    __slots__ = ("_awaited", "_error", "_steps", "_tokens")
+
+    def __init__(self, steps: Steps) -> None:
+        self._steps = steps
+        self._awaited = next(steps)
+        self._tokens: list[int] | None = None
+        self._error: TartletError | None = None
+
+    def _advance(self) -> bool:
+        """Go as far as the answers reach; whether that is the end."""
+        while self._tokens is None and self._error is None:
+            awaited = self._awaited
+            if not awaited.done():
+                return False
+            try:
+                error = awaited.exception()
+                self._awaited = self._steps.send(awaited.result()) if error is None else self._steps.throw(error)
+            except StopIteration as end:
+                self._tokens = end.value
+            except TartletError as e:
+                self._error = e
+        return True
+
+    def _result(self) -> list[int]:
+        if self._error is not None:
+            raise self._error
+        assert self._tokens is not None
+        return self._tokens
+
+    async def tokens(self) -> list[int]:
+        """The tokens; a cancelled caller doesn't take them from the next."""
+        while not self._advance():
+            with suppress(TartletError):  # `_advance` takes care of it
+                await asyncio.shield(self._awaited)
+        return self._result()
+
+    def tokens_now(self) -> list[int]:
+        """The tokens, without giving other tasks a turn."""
+        while not self._advance():
+            channel.wait()
+        return self._result()
+
+
+class Chat(Text):
+    """Messages behind `before`, the context's tokens, of which there are none if `begins`.
+
+    `form`: arguments of `format_chat`. `answering`: what stands there ends with an answer to earlier messages, and
+    maybe with a stop token.
+    """
+
+    __slots__ = ("answering", "begins", "messages")
+
+    def __init__(
+        self,
+        model: Model,
+        messages: Sequence[Message],
+        before: Sequence[int],
+        *,
+        form: dict[str, Any],
+        begins: bool,
+        answering: bool,
+    ) -> None:
+        self.messages, self.begins, self.answering = messages, begins, answering
+        super().__init__(
+            _beginning(model, messages, form) if begins else _next_turn(model, messages, form, before, answering)
+        )
+
+
+def plain(model: Model, text: str, special: bool) -> Steps:  # noqa: FBT001 - of this package only
+    """The tokens of a text."""
+    tokens: list[int] = yield tokenize_with(model, text, special=special)
+    return tokens
+
+
+def _beginning(model: Model, messages: Sequence[Message], form: dict[str, Any]) -> Steps:
+    """A chat from its beginning."""
+    text = yield format_chat(messages, model=model, **form)
+    tokens: list[int] = yield tokenize_with(model, text)
+    return tokens
+
+
+def _next_turn(
+    model: Model,
+    messages: Sequence[Message],
+    form: dict[str, Any],
+    before: Sequence[int],
+    answering: bool,  # noqa: FBT001
+) -> Steps:
+    """What the template writes of `messages` behind an answer: no BOS, no system prompt of its own.
+
+    An answer that stands there is closed as the template closes one, less what the stop token has closed already.
+    """
+    asked = [
+        format_chat(_TURN, model=model, **form | {"add_generation_prompt": False}),
+        format_chat([*_TURN, *messages], model=model, **form),
+    ]
+    closing = ""
+    try:
+        closing = (yield asked[0]).partition(_ANSWER)[2]
+        rest = (yield asked[1]).partition(_ANSWER)[2]
+        if not (rest and rest.startswith(closing)):
+            raise InvalidArgument(argument="messages", detail="the template writes an answer differently in a dialogue")
+        tokens: list[int] = yield tokenize_with(model, rest.removeprefix(closing))
+    except InvalidArgument:  # the template knows no such dialogue: as a chat of their own, but for its BOS
+        tokens = yield from _beginning(model, messages, form | {"tools": None})
+        if tokens and tokens[0] == model.bos_token:
+            tokens = tokens[1:]
+    if not (answering and closing):
+        return tokens
+    end: list[int] = yield tokenize_with(model, closing)
+    if before and before[-1] in model.stop_tokens and before[-1] in end:
+        end = end[end.index(before[-1]) + 1 :]
+    return end + tokens

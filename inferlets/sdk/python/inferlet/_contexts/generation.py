@@ -1,0 +1,317 @@
+"""One run of generation over a context: run-ahead, stopping, text.
+
+With run-ahead, decode steps are queued before the program has seen the tokens that they build on: `sample` leaves its
+token in a slot on the device, the next `embed_txt` reads it there. When generation ends early, the steps
+that have not reached the engine are cancelled and what the others wrote is behind the context's end: attention never
+looks there, as its positions lie past every query's, and the next tokens overwrite it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import codecs
+import struct
+from collections import deque
+from collections.abc import Awaitable, Callable
+from math import inf, log
+from operator import index
+from typing import Protocol, Self
+
+from inferlet._contexts.kv_cache import KvCache
+from inferlet._generated import abi
+from inferlet._models.vocab import vocab_of
+from inferlet._queues.queue import Queue
+from inferlet._values.arguments import shown
+from inferlet._values.types import Dist, Model, Sampled
+from inferlet._wire.channel import channel
+from inferlet._wire.packing import pack_sampling
+from inferlet.errors import InvalidArgument
+from inferlet.sampling import AnySampler, Sampler
+from inferlet.stopping import Scanner, Stop
+
+
+class GeneratingContext(Protocol):
+    """A context, as far as its generation uses and changes it."""
+
+    model: Model
+    queue: Queue
+    seed: int
+    draw: int
+    run_ahead: int
+    tokens: list[int]
+
+
+class Piece(str):
+    """A piece of generated text, with the token that completed it.
+
+    Example:
+        >>> async def main():
+        ...     ctx = Context(seed=1)
+        ...     ctx.fill("Hello,")
+        ...     piece = await anext(ctx.generate(max_tokens=1))
+        ...     print(isinstance(piece, str), piece.token == ctx.tokens[-1], piece.logprob < 0)
+        True True True
+    """
+
+    __slots__ = ("logprob", "token")
+
+    token: int
+    logprob: float  # of the token, under the model's own distribution
+
+    @classmethod
+    def of(cls, text: str, sampled: Sampled) -> Piece:
+        """The text that `sampled` completed."""
+        piece = cls(text)
+        piece.token = sampled.token
+        piece.logprob = sampled.logprob
+        return piece
+
+
+class Generation:
+    """An asynchronous iterator of `Piece`s; `Context.generate` makes one.
+
+    `text` and `tokens` hold what has come so far; `stopped_by` says at the end what ended it: "length", "token" or
+    "until".
+
+    Example:
+        >>> async def main():
+        ...     ctx = Context(seed=1)
+        ...     ctx.fill("Hello,")
+        ...     generation = ctx.generate(max_tokens=2)
+        ...     async for piece in generation:
+        ...         print(len(generation.tokens), generation.text.endswith(piece))
+        ...     print(generation.stopped_by)
+        1 True
+        2 True
+        length
+    """
+
+    def __init__(
+        self,
+        context: GeneratingContext,
+        cache: KvCache,
+        stop: Stop,
+        sampler: AnySampler,
+        *,
+        eos: bool,
+        prepare: Callable[[], Awaitable[None]],
+        ended: Callable[[], None],
+    ) -> None:
+        """Check the sampler; nothing is computed yet.
+
+        Args:
+            context: the tokens to continue.
+            cache: its keys and values.
+            stop: what ends the generation.
+            sampler: chooses each token.
+            eos: whether the model's end-of-sequence tokens end the generation.
+            prepare: turns what was filled into the context into tokens that can be computed.
+            ended: called once, when the generation is over.
+
+        Raises:
+            InvalidArgument: the sampler is none.
+        """
+        if not isinstance(sampler, Sampler) and (isinstance(sampler, type) or not callable(sampler)):
+            told = getattr(sampler, "__name__", repr(sampler))
+            detail = f"{told} is neither a Sampler, as Temperature(0.7) is, nor a function of a Dist"
+            raise InvalidArgument(argument="sampler", detail=detail)
+        self._context = context
+        self._cache = cache
+        self._prepare, self._tell_ended = prepare, ended
+        self._vocab = vocab_of(context.model)
+        self._limit = stop.max_tokens
+        self._stop_tokens = frozenset(stop.tokens) | (frozenset(context.model.stop_tokens) if eos else frozenset())
+        self._scanner = Scanner(stop.until)
+        self._utf8 = codecs.getincrementaldecoder("utf-8")(errors="replace")
+        self._sampler = sampler
+        self._params = self._pack(sampler) if isinstance(sampler, Sampler) else b""
+        # Steps that are queued: the first ticket of each, and its token (or what the program samples from).
+        self._ahead: deque[tuple[int, asyncio.Future[Sampled] | asyncio.Future[Dist]]] = deque()
+        self._depth = context.run_ahead if isinstance(sampler, Sampler) else 0
+        self._newest = -1  # position of the token sampled last; -1: not started
+        self._left = 0  # tokens that may still be asked for
+        self._texts: list[str] = []
+        self.tokens: list[int] = []
+        self.stopped_by: str | None = None
+        self._ended = False
+        self._busy = False  # a task is in it, and awaits something else than the next token
+        self._displaced = False  # something else was begun on its context
+
+    def _pack(self, sampler: Sampler) -> bytes:
+        try:
+            return pack_sampling(
+                sampler.resolved_temperature,
+                sampler.top_k or 0,
+                1.0 if sampler.top_p is None else sampler.top_p,
+                sampler.min_p or 0.0,
+                seed=self._context.seed if sampler.seed is None else sampler.seed,
+                draw=self._context.draw,
+                stop=sorted(self._stop_tokens),
+            )
+        except (OverflowError, struct.error):
+            raise InvalidArgument(argument="sampler", detail=f"its numbers don't fit 32 bits: {sampler}") from None
+
+    @property
+    def ended(self) -> bool:
+        """Whether nothing more will come."""
+        return self._ended
+
+    @property
+    def text(self) -> str:
+        """The text so far, without a stop string."""
+        return "".join(self._texts)
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Piece:
+        while not self.ended:
+            if self._newest < 0:
+                self._busy = True
+                try:
+                    await self._start()
+                finally:
+                    self._busy = False
+                continue
+            while len(self._ahead) <= self._depth and self._left:
+                self._step()
+            if not self._ahead:  # nothing may be generated at all
+                self._end("length")
+                break
+            try:
+                sampled = await self._arrival()
+            except BaseException:
+                self.stop()  # failed, or the task was cancelled: the context ends at the last token given out
+                raise
+            if not self._ahead:  # stopped by another task meanwhile
+                if self._displaced:
+                    raise _generates_already()
+                break
+            self._ahead.popleft()
+            piece = self._accept(sampled)
+            if piece or not self.ended:
+                return piece
+        raise StopAsyncIteration
+
+    async def _start(self) -> None:
+        """Compute the prompt and sample the first token."""
+        context = self._context
+        await self._prepare()
+        length = len(context.tokens)
+        if not length:
+            raise InvalidArgument(argument="context", detail="it is empty: fill in a prompt first")
+        self._newest = length - 1
+        self._left = context.model.max_position - length
+        if self._limit is not None:
+            self._left = min(self._left, self._limit)
+        if self._left > 0:
+            self._vocab.prefetch()
+            _, output, _ = self._cache.places()
+            self._cache.compute(context.tokens, length, output)
+            self._sample(channel.next_ticket)
+
+    def _step(self) -> None:
+        """Queue one decode step behind the token sampled last."""
+        first = channel.next_ticket
+        source = self._cache.places()[2] if self._params else self._context.tokens[-1]
+        self._cache.decode(self._newest, source)
+        self._sample(first)
+
+    def _sample(self, first: int) -> None:
+        _, output, slot = self._cache.places()
+        queue = self._context.queue
+        if self._params:
+            self._ahead.append((first, queue.sample_packed(output, slot, self._params)))
+        else:
+            self._ahead.append((first, queue.get_next_dist(output)))
+        self._newest += 1
+        self._left -= 1
+
+    async def _arrival(self) -> Sampled:
+        """The next token, its bytes being known."""
+        value = await self._ahead[0][1]
+        sampled = value if isinstance(value, Sampled) else self._choose(value)
+        if sampled.token not in self._vocab.known and not self._ended:
+            self._busy = True
+            try:
+                await self._vocab.fetch(sampled.token)
+            finally:
+                self._busy = False
+        return sampled
+
+    def _choose(self, dist: Dist) -> Sampled:
+        """Let the program's own sampler decide."""
+        assert not isinstance(self._sampler, Sampler)
+        chosen = self._sampler(dist)
+        size = self._context.model.vocab_size
+        try:
+            token = index(chosen)
+        except TypeError:
+            token = -1
+            if hasattr(chosen, "__await__"):
+                if hasattr(chosen, "close"):
+                    chosen.close()  # nobody will await it
+                detail = "it is an async function, but is called between two tokens: make it a plain one (`def`)"
+                raise InvalidArgument(argument="sampler", detail=detail) from None
+        if not 0 <= token < size:
+            raise InvalidArgument(
+                argument="sampler", detail=f"it chose {shown(chosen)}, which is no token id below {size}"
+            )
+        prob = dist.prob(token)
+        return Sampled(token, token in self._stop_tokens, log(prob) if prob > 0 else -inf)
+
+    def _accept(self, sampled: Sampled) -> Piece:
+        """Append a token to the context; the text that it completes."""
+        token = sampled.token
+        self._context.tokens.append(token)
+        self._cache.length = len(self._context.tokens) - 1
+        self.tokens.append(token)
+        reason = None
+        if token in self._stop_tokens:
+            reason = "token"
+        elif not self._left and not self._ahead:
+            reason = "length"
+        raw = b"" if reason == "token" else self._vocab.known.get(token, b"")
+        text = self._scanner.feed(self._utf8.decode(raw, final=reason is not None))
+        if self._scanner.found:
+            reason = "until"
+        elif reason:
+            text += self._scanner.rest()
+        if reason:
+            self._end(reason)
+        if text:
+            self._texts.append(text)
+        return Piece.of(text, sampled)
+
+    def _end(self, reason: str) -> None:
+        self.stopped_by = reason
+        self.stop()
+
+    def give_way(self) -> None:
+        """End for something else that begins on the context.
+
+        Raises:
+            InvalidArgument: a task awaits the next piece.
+        """
+        if self._busy or (self._ahead and self._ahead[0][1]._callbacks):  # noqa: SLF001 - somebody awaits it
+            raise _generates_already()
+        self._displaced = True
+        self.stop()
+
+    def stop(self) -> None:
+        """End now: the context ends at the last token given out, what was queued behind it is dropped."""
+        if self._ended:
+            return
+        self._ended = True
+        context = self._context
+        if self._ahead:
+            first = self._ahead[0][0]
+            self._ahead.clear()
+            channel.record(abi.OP_CANCEL, context.queue.id, first)
+            self._cache.give_back_ahead(len(context.tokens), first)
+        self._tell_ended()
+        self._cache.end_at(len(context.tokens))
+
+
+def _generates_already() -> InvalidArgument:
+    return InvalidArgument(argument="context", detail="it generates already: fork it to generate twice at once")

@@ -1,0 +1,120 @@
+"""Which models the host serves, and what a program must know of one.
+
+The runtime answers these calls, without control or an engine; an answer takes some tens of microseconds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+from inferlet._generated import abi
+from inferlet._values import arguments, refusals
+from inferlet._values.types import Model
+from inferlet._wire import answers
+from inferlet._wire.channel import channel
+
+
+class _Known:
+    """The models that the program has asked for."""
+
+    __slots__ = ("by_name", "default")
+
+    def __init__(self) -> None:
+        self.default: Model | None = None
+        self.by_name: dict[str, Model] = {}
+
+
+known = _Known()
+
+
+def reset() -> None:
+    """Forget all models, for another program in this process."""
+    known.__init__()  # type: ignore[misc]
+
+
+def available_models() -> asyncio.Future[list[str]]:
+    """Names of the models that the host serves.
+
+    Example:
+        >>> async def main():
+        ...     print(await available_models())
+        ['mini']
+    """
+    return channel.call(answers.json_value, abi.OP_AVAILABLE_MODELS)
+
+
+def get_model(name: str = "") -> asyncio.Future[Model]:
+    """The model of that name; without one, the program's default.
+
+    Example:
+        >>> async def main():
+        ...     model = await get_model()
+        ...     print(model.page_size > 0)
+        True
+    """
+    arguments.text("get_model", name)
+    return channel.call(_decode_model, abi.OP_GET_MODEL, payload=name.encode())
+
+
+def default_model() -> Model:
+    """The program's default model, asked for once."""
+    if known.default is None:
+        known.default = channel.result(get_model())
+    return known.default
+
+
+def chosen(call: str, model: Any) -> Model:
+    """The model that a call was given, or the default."""
+    if model is None:
+        return default_model()
+    if not isinstance(model, Model):
+        name = repr(model) if isinstance(model, str) else "name"
+        told = f"it takes a model, not {arguments.shown(model)}: `await get_model({name})` gives one"
+        raise refusals.refusal(call, "model", told)
+    return model
+
+
+def available_traits(model: Model | None = None) -> list[str]:
+    """Names of the groups of calls that the model offers.
+
+    Example:
+        >>> async def main():
+        ...     print("Forward" in available_traits())
+        True
+    """
+    return list(chosen("available_traits", model).traits)
+
+
+def get_kv_page_size(model: Model | None = None) -> int:
+    """Tokens that one KvPage holds.
+
+    Example:
+        >>> async def main():
+        ...     size = get_kv_page_size()
+        ...     print(len(alloc_kvpage(-(-100 // size))))  # enough for 100 tokens
+        7
+    """
+    return chosen("get_kv_page_size", model).page_size
+
+
+def _decode_model(_a: int, _b: int, _c: int, payload: bytes) -> Model:
+    info = json.loads(payload)
+    before = known.by_name.get(info["name"])
+    if before is not None and before.index == info["index"]:
+        return before
+    model = Model(
+        index=info["index"],
+        name=info["name"],
+        page_size=info["page_size"],
+        vocab_size=info["vocab_size"],
+        max_position=info["max_position"],
+        stop_tokens=tuple(info.get("stop_tokens", ())),
+        bos_token=info.get("bos_token"),
+        top_k_limit=info.get("top_k_limit", abi.DEFAULT_TOP_K),
+        max_batch_tokens=info["max_batch_tokens"],
+        traits=tuple(info.get("traits", ())),
+    )
+    known.by_name[model.name] = model
+    return model

@@ -1,0 +1,96 @@
+"""Bytes of tokens, fetched in blocks and kept: generated text is put together here without a round trip a token."""
+
+from __future__ import annotations
+
+import asyncio
+from functools import partial
+from itertools import accumulate, pairwise
+
+from inferlet._generated import abi
+from inferlet._values.types import Model
+from inferlet._wire.channel import channel
+
+BLOCK = 1024
+SMALL_VOCABULARY = 4096
+
+
+class Words:
+    """A run of tokens as it came: a program needs few of them."""
+
+    __slots__ = ("_bytes", "_lengths", "_start", "size")
+
+    def __init__(self, payload: bytes) -> None:
+        self._bytes = payload
+        self.size = int.from_bytes(payload[:4], "little")
+        self._start = 4 + 4 * self.size
+        self._lengths = memoryview(payload)[4 : self._start].cast("I")
+
+    def word(self, i: int) -> bytes:
+        """The bytes of token `i` of the run; none of one that it hasn't: a model's vocabulary may be padded."""
+        if i >= self.size:
+            return b""
+        start = self._start + sum(self._lengths[:i])
+        return self._bytes[start : start + self._lengths[i]]
+
+    def all(self) -> list[bytes]:
+        """The bytes of each."""
+        starts = accumulate(self._lengths, initial=self._start)
+        return [self._bytes[start:end] for start, end in pairwise(starts)]
+
+
+class Vocab:
+    """The bytes of one model's tokens, as far as they were needed."""
+
+    __slots__ = ("_block", "_end", "_loading", "_model", "known")
+
+    def __init__(self, model: Model) -> None:
+        self._model = model
+        self._block = model.vocab_size if model.vocab_size <= SMALL_VOCABULARY else BLOCK
+        self._end = model.vocab_size  # tokens from here on have no bytes
+        self._loading: dict[int, asyncio.Future[Words]] = {}
+        self.known: dict[int, bytes] = {}
+
+    def prefetch(self) -> None:
+        """Ask ahead of the first token for a small vocabulary, or for the most frequent tokens of another."""
+        self._ask(0)
+
+    def _ask(self, first: int) -> asyncio.Future[Words]:
+        if first not in self._loading:
+            count = min(self._block, self._model.vocab_size - first)
+            decode = partial(self._decode, first, count)
+            self._loading[first] = channel.call(decode, abi.OP_GET_VOCABS, 0, self._model.index, first, count)
+        return self._loading[first]
+
+    def _decode(self, first: int, count: int, _a: int, _b: int, _c: int, payload: bytes) -> Words:
+        words = Words(payload)
+        if words.size < count:
+            self._end = min(self._end, first + words.size)
+        return words
+
+    async def fetch(self, token: int) -> bytes:
+        """The bytes of a token that is not `known` yet."""
+        word = b""
+        if token < self._end:
+            first = token - token % self._block
+            # Several contexts may wait for one block: the one that is cancelled must not take it from the others.
+            block = await asyncio.shield(self._ask(first))
+            whole = block.size > self._block  # a host may answer with all of it
+            word = block.word(token if whole else token - first)
+        self.known[token] = word
+        return word
+
+
+_vocabs: dict[str, Vocab] = {}
+
+
+def vocab_of(model: Model) -> Vocab:
+    """The program's table for this model."""
+    vocab = _vocabs.get(model.name)
+    if vocab is None:
+        vocab = _vocabs[model.name] = Vocab(model)
+    return vocab
+
+
+def reset() -> None:
+    """Forget everything (another program starts in this process)."""
+    _vocabs.clear()

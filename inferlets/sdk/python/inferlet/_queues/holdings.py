@@ -1,0 +1,128 @@
+"""What a queue allocates and frees: KV pages, embeds and token slots.
+
+A program names them itself (`_ids`), so that nothing here needs a reply.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TypeVar
+
+from inferlet._generated import abi
+from inferlet._queues.failures import Failures
+from inferlet._values import refusals
+from inferlet._values.arguments import shown
+from inferlet._values.ids import Pool
+from inferlet._values.types import Embed, KvPage, TokenSlot
+from inferlet._wire.channel import channel, u32
+
+_Id = TypeVar("_Id", bound=int)
+
+
+class Holdings(Failures):
+    """A queue as far as it gives pages, embeds and slots, and takes them back."""
+
+    __slots__ = ("_embeds", "_pages", "_slots", "id", "last_ticket")
+
+    def __init__(self, queue_id: int) -> None:
+        super().__init__()
+        self.id = queue_id
+        self._pages = Pool(KvPage, "page")
+        self._embeds = Pool(Embed, "embed")
+        self._slots = Pool(TokenSlot, "slot")
+        self.last_ticket = 0  # of the last command given
+
+    def _record(self, op: int, a: int = 0, b: int = 0, c: int = 0, payload: bytes = b"") -> None:
+        self.last_ticket = channel.record(op, self.id, a, b, c, payload)
+
+    def _alloc(self, op: int, pool: Pool[_Id], n: int) -> list[_Id]:
+        ids = pool.take(n)
+        self._record(op, payload=u32(ids))
+        return ids
+
+    def _free(self, op: int, call: str, pool: Pool[_Id], handles: _Id | Sequence[_Id]) -> None:
+        if isinstance(handles, int):
+            handles = [handles]
+        elif not handles:
+            return
+        try:
+            mixed = type(handles[0]) in refusals.OTHERS[pool.cls]
+            payload = u32(handles)
+        except (TypeError, OverflowError):
+            mixed = True
+        if mixed:
+            handles = refusals.handles(call, f"{pool.kind}s", pool.cls, handles)
+            payload = u32(handles)
+        if len(set(handles)) < len(handles):  # control frees none of them then
+            raise refusals.refusal(call, f"{pool.kind}s", f"one stands in it twice: {shown(list(handles))}")
+        self._record(op, payload=payload)
+        pool.give(handles)
+
+    def alloc_kvpage(self, n: int) -> list[KvPage]:
+        """Allocate `n` KV pages, zeroed.
+
+        Example:
+            >>> async def main():
+            ...     print(alloc_kvpage(2))  # at once: the program names its pages itself
+            [KvPage(0), KvPage(1)]
+        """
+        return self._alloc(abi.OP_ALLOC_KVPAGE, self._pages, n)
+
+    def dealloc_kvpage(self, pages: KvPage | Sequence[KvPage]) -> None:
+        """Free pages, or one. They must not be used by commands given later, in any queue.
+
+        Example:
+            >>> async def main():
+            ...     first, second = alloc_kvpage(2)
+            ...     dealloc_kvpage(first)
+            ...     await synchronize()
+            ...     print((await usage()).pages)
+            1
+        """
+        self._free(abi.OP_DEALLOC_KVPAGE, "dealloc_kvpage", self._pages, pages)
+
+    def alloc_emb(self, n: int) -> list[Embed]:
+        """Allocate `n` embedding slots.
+
+        Example:
+            >>> async def main():
+            ...     print(alloc_emb(2))
+            [Embed(0), Embed(1)]
+        """
+        return self._alloc(abi.OP_ALLOC_EMB, self._embeds, n)
+
+    def dealloc_emb(self, embeds: Embed | Sequence[Embed]) -> None:
+        """Free embedding slots, or one.
+
+        Example:
+            >>> async def main():
+            ...     embeds = alloc_emb(2)
+            ...     dealloc_emb(embeds)
+            ...     await synchronize()
+            ...     print((await usage()).embeds)
+            0
+        """
+        self._free(abi.OP_DEALLOC_EMB, "dealloc_emb", self._embeds, embeds)
+
+    def alloc_slot(self, n: int) -> list[TokenSlot]:
+        """Allocate `n` token slots.
+
+        Example:
+            >>> async def main():
+            ...     print(alloc_slot(1))
+            [TokenSlot(0)]
+        """
+        return self._alloc(abi.OP_ALLOC_SLOT, self._slots, n)
+
+    def dealloc_slot(self, slots: TokenSlot | Sequence[TokenSlot]) -> None:
+        """Free token slots, or one.
+
+        Example:
+            >>> async def main():
+            ...     (slot,) = alloc_slot(1)
+            ...     dealloc_slot(slot)
+            ...     await synchronize()
+            ...     print((await usage()).slots)
+            0
+        """
+        self._free(abi.OP_DEALLOC_SLOT, "dealloc_slot", self._slots, slots)

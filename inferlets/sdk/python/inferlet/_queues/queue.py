@@ -1,0 +1,366 @@
+"""Command queues, and every command that takes its turn in one (the paper's Table 1).
+
+Commands of a queue take effect in order; commands of several queues batch side by side.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+from array import array
+from collections.abc import Sequence
+from typing import Any
+
+from inferlet._generated import abi
+from inferlet._models.models import default_model
+from inferlet._queues.holdings import Holdings
+from inferlet._values import refusals
+from inferlet._values.arguments import shown
+from inferlet._values.types import Dist, Embed, KvPage, Model, Priority, Sampled, TokenSlot
+from inferlet._wire import answers
+from inferlet._wire.channel import channel, u32
+from inferlet._wire.packing import pack_mask, pack_sampling, single
+from inferlet.errors import InvalidArgument
+
+_FORWARD_HEAD = struct.Struct(abi.FORWARD_HEAD_FORMAT).pack
+_THREE = struct.Struct("<III").pack
+_U32 = struct.Struct("<I").pack
+_NO_PAGES, _NO_EMBEDS = refusals.OTHERS[KvPage], refusals.OTHERS[Embed]
+
+MOST_PAGE_SIZE = 32
+Tokens = int | TokenSlot | Sequence[int] | Sequence[TokenSlot]
+
+
+class Queue(Holdings):
+    """A command queue. `create_queue()` makes one; the calls of this module are also methods of it.
+
+    Example:
+        >>> async def main():
+        ...     q1, q2 = create_queue(), create_queue()
+        ...     a, b = q1.alloc_emb(1), q2.alloc_emb(1)
+        ...     q1.embed_txt(72, 0, a)  # these two
+        ...     q2.embed_txt(73, 0, b)  # may run as one batch
+        ...     await asyncio.gather(synchronize(q1), synchronize(q2))
+    """
+
+    __slots__ = ("_model", "done_ticket", "priority")
+
+    def __init__(self, queue_id: int, model: Model | None) -> None:
+        super().__init__(queue_id)
+        self._model = model
+        self.priority = Priority.NORMAL
+        self.done_ticket = 0  # commands up to this one have ended
+        channel.queues[queue_id] = self
+
+    def __repr__(self) -> str:
+        return f"Queue({self.id})"
+
+    @property
+    def model(self) -> Model:
+        """The model whose commands the queue takes."""
+        if self._model is None:
+            self._model = default_model()
+        return self._model
+
+    @property
+    def _page_size(self) -> int:
+        """Tokens of a page, or the most that there can be: nobody is asked only to check an argument."""
+        return MOST_PAGE_SIZE if self._model is None else self._model.page_size
+
+    # ---- the model --------------------------------------------------------------------------------------------
+
+    def embed_txt(self, tokens: Tokens, positions: int | Sequence[int], embeds: Embed | Sequence[Embed]) -> None:
+        """Embed tokens (ids, or slots that will hold them) at `positions` into `embeds`, one each.
+
+        Example:
+            >>> async def main():
+            ...     prompt = await tokenize("Hi")
+            ...     embeds = alloc_emb(len(prompt))
+            ...     embed_txt(prompt, range(len(prompt)), embeds)
+            ...     embed_txt(72, 2, embeds[0])  # one token
+            ...     await synchronize()
+        """
+        if isinstance(tokens, int) and isinstance(embeds, (int, list)):
+            from_slots = isinstance(tokens, TokenSlot)
+            embed = embeds if isinstance(embeds, int) else single(embeds, "embeds of embed_txt")
+            position = positions if isinstance(positions, int) else single(positions, "positions of embed_txt")
+            try:
+                payload = _THREE(embed, tokens, position)
+            except struct.error:
+                raise refusals.embedding(tokens, positions, embeds) from None
+            self._record(abi.OP_EMBED_TXT, 1, int(from_slots), payload=payload)
+            return
+        sources = (tokens,) if isinstance(tokens, int) else tokens
+        where = (positions,) if isinstance(positions, int) else positions
+        into = (embeds,) if isinstance(embeds, int) else embeds
+        try:
+            packed = array("I", into)
+            packed.extend(sources)
+            packed.extend(where)
+        except (TypeError, OverflowError):
+            raise refusals.embedding(tokens, positions, embeds) from None
+        n = len(sources)
+        if len(where) != n or len(into) != n:
+            told = f"{n} tokens, {len(where)} positions and {len(into)} embeds: it takes one of each for a token"
+            raise InvalidArgument(argument="embed_txt", detail=told)
+        kinds = {isinstance(source, TokenSlot) for source in sources}
+        if len(kinds) > 1:
+            raise InvalidArgument(argument="tokens", detail="token ids and token slots can't be mixed in one call")
+        self._record(abi.OP_EMBED_TXT, n, int(True in kinds), payload=packed.tobytes())
+
+    def forward(
+        self,
+        ikv: KvPage | Sequence[KvPage],
+        iemb: Embed | Sequence[Embed],
+        okv: KvPage | Sequence[KvPage] = (),
+        oemb: Embed | Sequence[Embed] = (),
+        *,
+        okv_offset: int = 0,
+        mask: Sequence[Sequence[bool]] | bytes | None = None,
+        adapter: int | None = None,
+    ) -> None:
+        """One pass through the model.
+
+        Token i of `iemb` goes to KV slot `okv_offset + i` of the pages `okv`; `oemb` takes the outputs of the last
+        `len(oemb)` tokens. Attention sees the tokens of `ikv`, in list order, then `iemb`: those whose position is at
+        most the query's, or those that `mask` says instead.
+
+        Args:
+            ikv: pages to read.
+            iemb: embeddings to compute.
+            okv: pages to write, may overlap `ikv`.
+            oemb: where output vectors go.
+            okv_offset: first slot written in `okv`, in tokens.
+            mask: [len(iemb)][len(ikv) * page_size + len(iemb)] booleans, True to see; or the same packed to bits,
+                row-major, least significant first.
+            adapter: number of a LoRA adapter.
+
+        Example:
+            >>> async def main():
+            ...     prompt, (page,), embeds, output = [72, 105], alloc_kvpage(1), alloc_emb(2), alloc_emb(1)
+            ...     embed_txt(prompt, [0, 1], embeds)
+            ...     forward([], embeds, [page], output)  # reads no page, fills one
+            ...     dist = await get_next_dist(output, top_k=5)
+            ...     embed_txt(dist.max_index(), 2, output)
+            ...     forward([page], output, [page], output, okv_offset=2)  # one token more
+            ...     print(len(dist), len(await get_next_dist(output)))
+            5 256
+        """
+        try:
+            ids_ = array("I", ikv)  # type: ignore[arg-type]  # a single handle is found out by this
+            ids_.extend(iemb)  # type: ignore[arg-type]
+            ids_.extend(okv)  # type: ignore[arg-type]
+            ids_.extend(oemb)  # type: ignore[arg-type]
+            mixed = (
+                (ikv and type(ikv[0]) in _NO_PAGES)  # type: ignore[index]
+                or (iemb and type(iemb[0]) in _NO_EMBEDS)  # type: ignore[index]
+                or (okv and type(okv[0]) in _NO_PAGES)  # type: ignore[index]
+                or (oemb and type(oemb[0]) in _NO_EMBEDS)  # type: ignore[index]
+            )
+        except (TypeError, ValueError, OverflowError):
+            mixed = True
+        if mixed:  # lists of what belongs there come back, or none
+            ikv, iemb, okv, oemb = refusals.forward(ikv, iemb, okv, oemb)
+            self.forward(ikv, iemb, okv, oemb, okv_offset=okv_offset, mask=mask, adapter=adapter)
+            return
+        payload = _FORWARD_HEAD(len(ikv), len(iemb), len(okv), len(oemb)) + ids_.tobytes()  # type: ignore[arg-type]
+        if mask is not None:
+            payload += pack_mask(mask, self.model.page_size * len(ikv), len(iemb))  # type: ignore[arg-type]
+        self._record(abi.OP_FORWARD, okv_offset, adapter or 0, int(mask is not None), payload)
+
+    def decode(
+        self, pages: array[int], position: int, source: int, places: tuple[Embed, Embed], page_size: int
+    ) -> None:
+        """`embed_txt` and `forward` of one token whose slot in `pages` is its position: a decode step, in one go.
+
+        `places` are its input and output embeds. The bytes are those of the two calls, packed without their detours.
+        """
+        page, offset = divmod(position, page_size)
+        embed, output = places
+        record, number = channel.record, self.id
+        kind = 1 if isinstance(source, TokenSlot) else 0
+        record(abi.OP_EMBED_TXT, number, 1, kind, 0, _THREE(embed, source, position))
+        read = pages[: page + (offset > 0)]
+        payload = _FORWARD_HEAD(len(read), 1, 1, 1) + read.tobytes() + _THREE(embed, pages[page], output)
+        self.last_ticket = record(abi.OP_FORWARD, number, offset, 0, 0, payload)
+
+    def copy_kvpage(
+        self, src: KvPage, dst: KvPage, *, src_offset: int = 0, dst_offset: int = 0, size: int | None = None
+    ) -> None:
+        """Copy `size` tokens (default: as many as fit) from page `src` to page `dst`.
+
+        Example:
+            >>> async def main():
+            ...     full, mine = alloc_kvpage(2)
+            ...     copy_kvpage(full, mine, size=3)  # the first three tokens, to be continued in another way
+            ...     await synchronize()
+        """
+        page_size = self._page_size if size is not None else self.model.page_size
+        most = refusals.copying(src, dst, src_offset, dst_offset, page_size)
+        size = most if size is None else size
+        self._record(abi.OP_COPY_KVPAGE, src_offset, dst_offset, size, u32((src, dst)))
+
+    def mask_kvpage(self, page: KvPage, mask: Sequence[bool] | int) -> None:
+        """Hide tokens of a page from every later forward: True (or a set bit) hides, False shows again.
+
+        Example:
+            >>> async def main():
+            ...     (page,) = alloc_kvpage(1)
+            ...     mask_kvpage(page, [True, False, True])  # as mask_kvpage(page, 0b101)
+            ...     await synchronize()
+        """
+        self._record(abi.OP_MASK_KVPAGE, page, refusals.masking(page, mask, self._page_size))
+
+    # ---- outputs ----------------------------------------------------------------------------------------------
+
+    def get_next_dist(self, emb: Embed | Sequence[Embed], *, top_k: int = 0) -> asyncio.Future[Dist]:
+        """The next-token distribution after `emb` (one embed, or a list of one), cut to `top_k` (0: 256) tokens.
+
+        Example:
+            >>> async def main():
+            ...     (embed,) = alloc_emb(1)
+            ...     embed_txt(72, 0, embed)
+            ...     forward([], [embed], oemb=[embed])
+            ...     dist = await get_next_dist(embed, top_k=3)
+            ...     print(len(dist), dist.max_index() == dist.tokens[0])
+            3 True
+        """
+        embed = emb if isinstance(emb, int) else single(emb, "emb of get_next_dist", ": `get_next_dists` takes several")
+        try:
+            payload = _U32(embed)
+        except struct.error:
+            payload = u32(refusals.handles("get_next_dist", "emb", Embed, emb))
+        return self._call(answers.dist, abi.OP_GET_NEXT_DIST, top_k, payload=payload)
+
+    def get_next_dists(self, embeds: Embed | Sequence[Embed], *, top_k: int = 0) -> asyncio.Future[list[Dist]]:
+        """`get_next_dist` of several embeds with one command.
+
+        Example:
+            >>> async def main():
+            ...     embeds = alloc_emb(2)
+            ...     embed_txt([72, 105], [0, 1], embeds)
+            ...     forward([], embeds, oemb=embeds)
+            ...     after_first, after_second = await get_next_dists(embeds, top_k=1)
+            ...     print(len(after_first), len(after_second))
+            1 1
+        """
+        try:
+            payload = u32(embeds)  # type: ignore[arg-type]  # a single embed is found out by this
+        except (TypeError, OverflowError):
+            payload = u32(refusals.handles("get_next_dists", "embeds", Embed, embeds))
+        return self._call(answers.dists, abi.OP_GET_NEXT_DIST, top_k, payload=payload)
+
+    def sample(  # noqa: PLR0913 - the sampler's parameters
+        self,
+        emb: Embed | Sequence[Embed],
+        slot: TokenSlot | Sequence[TokenSlot],
+        *,
+        temperature: float = 0.0,
+        top_k: int = 0,
+        top_p: float = 1.0,
+        min_p: float = 0.0,
+        seed: int = 0,
+        draw: int = 0,
+        stop: Sequence[int] = (),
+    ) -> asyncio.Future[Sampled]:
+        """Sample the token after `emb` on the device into `slot`; the future gives it to the program too.
+
+        Temperature 0 is greedy; `top_k` 0, `top_p` 1 and `min_p` 0 are off. Noise is keyed by (seed, position, draw),
+        so the same call gives the same token in any batch. A token of `stop` ends the slot: what would read it is
+        skipped.
+
+        Example:
+            >>> async def main():
+            ...     (embed,), (slot,) = alloc_emb(1), alloc_slot(1)
+            ...     embed_txt(72, 0, embed)
+            ...     forward([], [embed], oemb=[embed])
+            ...     sampled = sample(embed, slot, temperature=0.7, top_p=0.9, seed=1)
+            ...     embed_txt(slot, 1, embed)  # on the device, before anybody here has seen the token
+            ...     print((await sampled).ended)
+            False
+        """
+        try:
+            params = pack_sampling(temperature, top_k, top_p, min_p, seed=seed, draw=draw, stop=stop)
+        except (TypeError, OverflowError, struct.error):
+            floats = {"temperature": temperature, "top_p": top_p, "min_p": min_p}
+            raise refusals.sampling(floats, {"top_k": top_k, "seed": seed, "draw": draw}, stop) from None
+        embed = emb if isinstance(emb, int) else single(emb, "emb of sample")
+        into = slot if isinstance(slot, int) else single(slot, "slot of sample")
+        return self.sample_packed(embed, into, params)
+
+    def sample_packed(self, embed: int, slot: int, params: bytes) -> asyncio.Future[Sampled]:
+        """`sample` with parameters packed beforehand by `pack_sampling`."""
+        return self._call(answers.sampled, abi.OP_SAMPLE, embed, slot, params)
+
+    def _call(self, decode: Any, op: int, a: int, b: int = 0, payload: bytes = b"") -> asyncio.Future[Any]:
+        self.last_ticket = channel.next_ticket
+        return channel.call(decode, op, self.id, a, b, 0, payload, self)
+
+    # ---- the queue itself -------------------------------------------------------------------------------------
+
+    def synchronize(self) -> asyncio.Future[None]:
+        """Ends when all earlier commands of the queue have ended.
+
+        Example:
+            >>> async def main():
+            ...     embed_txt(72, 0, alloc_emb(1))
+            ...     await synchronize()  # a command that failed raises here
+        """
+        return self._call(answers.nothing, abi.OP_SYNCHRONIZE, 0)
+
+    def set_priority(self, priority: Priority) -> None:
+        """Say how urgent this queue is beside the others.
+
+        Example:
+            >>> async def main():
+            ...     set_queue_priority(Priority.HIGH)  # of the program's own queue
+            ...     create_queue().set_priority(Priority.LOW)
+        """
+        try:
+            self.priority = priority = Priority(priority)
+        except ValueError:
+            told = f"it is Priority.LOW, Priority.NORMAL or Priority.HIGH, not {shown(priority)}"
+            raise refusals.refusal("set_queue_priority", "priority", told) from None
+        channel.record(abi.OP_SET_QUEUE_PRIORITY, self.id, int(priority))
+
+    def reset(self) -> None:
+        """Make a poisoned queue usable again. Commands given from here on run; those that failed stay failed.
+
+        Example:
+            >>> async def main():
+            ...     try:
+            ...         dealloc_kvpage(KvPage(7))  # nobody allocated it
+            ...         await synchronize()
+            ...     except errors.TartletError as error:
+            ...         print(type(error).__name__)
+            ...     reset()
+            ...     await synchronize()
+            UnknownResource
+        """
+        self.forgive(channel.record(abi.OP_RESET, self.id))
+
+    def cancel(self, since: int) -> asyncio.Future[int]:
+        """Drop commands with ticket >= `since` that have not been sent to the engine (allocations stay).
+
+        The future gives the first ticket dropped, 0 if none; `mark()` gives tickets.
+
+        Example:
+            >>> async def main():
+            ...     since = mark()
+            ...     mask_kvpage(alloc_kvpage(1)[0], 1)
+            ...     print(await cancel(since) in (0, since + 1))  # allocations stay
+            True
+        """
+        return channel.call(answers.number, abi.OP_CANCEL, self.id, since)
+
+    def mark(self) -> int:
+        """The ticket of the next command, for `cancel`.
+
+        Example:
+            >>> async def main():
+            ...     before = mark()
+            ...     alloc_kvpage(1)
+            ...     print(mark() - before)
+            1
+        """
+        return channel.next_ticket

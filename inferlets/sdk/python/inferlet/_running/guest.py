@@ -1,0 +1,185 @@
+"""Runs one program: its source in, its result out (architecture, "how a guest meets the host").
+
+Two hosts call `run`: the component's glue in the sandbox, and `inferlet._running.native` outside it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import os
+import random
+import sys
+import types
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import inferlet
+from inferlet._calls import program
+from inferlet._hints.source import defines_alone
+from inferlet._hints.tracebacks import format_error, remember
+from inferlet._models import models, vocab
+from inferlet._running import output
+from inferlet._running.loop import Loop
+from inferlet._wire.channel import channel
+from inferlet._wire.channel import reset as reset_channel
+
+_reserve = [bytes(256 << 10)]
+"""Memory to tell of a failure with, where the program has used up all other."""
+
+
+_made_ahead: list[Loop] = []
+
+
+class ProgramExit(Exception):
+    """The program ended itself with a failure (`sys.exit` with a status or a text)."""
+
+
+def run(source: str, filename: str, args: Sequence[str]) -> str | None:
+    """Run a program to its end.
+
+    Args:
+        source: the program's Python text.
+        filename: its name in tracebacks.
+        args: what it finds in `sys.argv` behind its name.
+
+    Returns:
+        What `main` returned, as text; None if it returned None.
+
+    Raises:
+        BaseException: what the program raised. Its attribute `guest_traceback` has the text for the user.
+    """
+    start(args)
+    streams = sys.stdout, sys.stderr
+    sys.stdout, sys.stderr = output.open_streams()
+    # The global generator was seeded when the sandbox was built: every program would draw the same.
+    seed_random(os.urandom(16))
+    try:
+        return execute(source, filename, args)
+    finally:
+        flush()
+        sys.stdout, sys.stderr = streams
+
+
+def prepare() -> None:
+    """Make what every program needs and none has touched yet."""
+    if not _made_ahead:
+        _made_ahead.append(Loop())
+
+
+def seed_random(drawn: bytes) -> None:
+    """Seed `random` with what the host's randomness gave."""
+    random.seed(int.from_bytes(drawn, "little"))
+
+
+def flush() -> None:
+    """Hand over what is still recorded: messages, output, frees."""
+    channel.flush()
+
+
+def start(args: Sequence[str]) -> None:
+    """Forget whatever ran here before."""
+    reset_channel()
+    program.reset(args)
+    models.reset()
+    vocab.reset()
+
+
+def execute(source: str, filename: str, args: Sequence[str]) -> str | None:
+    """Run the program with streams and randomness as they are; see `run`."""
+    source = source.removeprefix("\ufeff")  # what some editors write first, and CPython takes
+    remember(filename, source)
+    argv, sys.argv = sys.argv, [filename, *args]
+    new_event_loop, before = asyncio.events.new_event_loop, sys.modules.get("__main__")
+    # asyncio.run() in a program finds our loop too.
+    asyncio.events.new_event_loop = asyncio.new_event_loop = Loop
+    module = types.ModuleType("__main__")
+    module.__file__ = filename
+    sys.modules["__main__"] = module
+    loop = _made_ahead.pop() if _made_ahead else Loop()
+    Loop.runs = 0
+    Loop.results.clear()
+    try:
+        result = _run_main(loop, module, source, filename, args)
+        _raise_failures()
+        return result
+    except SystemExit as error:
+        failure = ProgramExit(_tell(error, filename))
+        failure.guest_traceback = str(failure)  # type: ignore[attr-defined]
+        raise failure from None
+    except BaseException as error:
+        error.guest_traceback = _tell(error, filename)  # type: ignore[attr-defined]
+        raise
+    finally:
+        for queue in channel.queues.values():
+            queue.hush()
+        loop.finish()
+        asyncio.events.new_event_loop = asyncio.new_event_loop = new_event_loop
+        sys.argv = argv
+        if before is not None:
+            sys.modules["__main__"] = before
+
+
+def _tell(error: BaseException, filename: str) -> str:
+    _reserve.clear()
+    try:
+        return format_error(error, filename, inferlet.__all__)
+    except MemoryError:
+        return "MemoryError"
+
+
+def _run_main(loop: Loop, module: types.ModuleType, source: str, filename: str, args: Sequence[str]) -> str | None:
+    channel.loop = loop
+    try:
+        exec(compile(source, filename, "exec", dont_inherit=True), module.__dict__)  # noqa: S102 - running it is our job
+        main: Callable[..., Any] | None = getattr(module, "main", None)
+        if main is None:
+            if not Loop.runs and defines_alone(source):
+                raise SystemExit(f"{filename} defines functions, none of them is `main`, and nothing was run")
+            return None
+        if Loop.runs:  # by `asyncio.run(main())`, as scripts end
+            result = Loop.results.get(getattr(main, "__code__", None))
+        else:
+            result = main(list(args)) if _takes_arguments(main) else main()
+        if inspect.isawaitable(result):
+            result = loop.run_main(result)
+    except SystemExit as error:
+        if error.code not in (None, 0):
+            raise
+        return None
+    return None if result is None else _as_text(result)
+
+
+def _as_text(result: object) -> str:
+    """What `main` returned.
+
+    Raises:
+        TypeError: it is still to be awaited, or to be iterated.
+    """
+    if inspect.isawaitable(result) or hasattr(result, "__aiter__"):
+        name = getattr(result, "__qualname__", type(result).__qualname__)
+        if inspect.iscoroutine(result):
+            result.close()  # nobody will await it
+        how = "awaited: write `return await ...`" if inspect.isawaitable(result) else "iterated by `async for`"
+        raise TypeError(f"main returned {name}, which was not {how}")
+    return str(result)
+
+
+def _takes_arguments(main: Callable[..., Any]) -> bool:
+    if type(main) is types.FunctionType and not hasattr(main, "__wrapped__"):  # `signature` takes longer than the rest
+        return bool(main.__code__.co_argcount or main.__code__.co_flags & inspect.CO_VARARGS)
+    parameters = inspect.signature(main).parameters.values()
+    return any(p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD, p.VAR_POSITIONAL) for p in parameters)
+
+
+def _raise_failures() -> None:
+    """A queue that failed, and that nobody awaited or reset, fails the program.
+
+    One whose failure the program got to know is reset: to control, a queue left poisoned is a failure that nobody saw.
+    """
+    failed = [queue for queue in channel.queues.values() if queue.failure is not None]
+    for queue in failed:
+        if queue.failure is not None and not queue.failure_seen:
+            raise queue.failure
+    for queue in failed:
+        queue.reset()

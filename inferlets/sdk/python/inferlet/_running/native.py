@@ -1,0 +1,130 @@
+"""Runs a program outside the sandbox, as a guest over the runtime's socket.
+
+Usage: python -m inferlet._running.native FILE [ARGS...]
+
+The program is a process of its own: prints go to the terminal, breakpoints stop, any module can be imported. Commands,
+limits and journal are those of a sandboxed program. TARTLET_GUEST_SOCKET and TARTLET_GUEST_TOKEN say where the runtime
+listens and which launch this is; `tartlet run --native FILE` sets both.
+
+Frames are `u32 length, u8 kind, body`, little-endian, the length counting kind and body.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import struct
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from inferlet._running import guest
+from inferlet._wire import host
+from inferlet.errors import TartletError, Unavailable, from_wire
+
+if TYPE_CHECKING:
+    import socket
+
+HELLO, SUBMIT, WAIT, END = 1, 2, 3, 4
+WELCOME, DELIVERY, ERROR = 16, 17, 18
+_HEAD = struct.Struct("<IB")
+_WAIT = struct.Struct("<IQ").pack
+_NUMBER = struct.Struct("<I")
+_MOST_SAID = 3 << 20  # what fits a frame; the runtime takes less, and says so
+
+
+class SocketBackend:
+    """`submit` and `wait` as frames on a stream socket."""
+
+    def __init__(self, stream: socket.socket) -> None:
+        self._stream = stream
+        self._input = stream.makefile("rb")
+
+    def send(self, kind: int, body: bytes) -> None:
+        """Write one frame."""
+        self._stream.sendall(_HEAD.pack(1 + len(body), kind) + body)
+
+    def receive(self, kind: int) -> bytes:
+        """Read one frame, which should be of this kind; its body.
+
+        Raises:
+            TartletError: the runtime has sent an error instead.
+            Unavailable: the runtime has gone away.
+        """
+        head = self._input.read(_HEAD.size)
+        if len(head) < _HEAD.size:
+            raise Unavailable(what="the runtime", detail="it closed the connection")
+        length, got = _HEAD.unpack(head)
+        body = self._input.read(length - 1)
+        if got == ERROR:
+            (number,) = _NUMBER.unpack_from(body)
+            raise from_wire(number, body[4:])
+        if got != kind or len(body) < length - 1:
+            raise Unavailable(what="the runtime", detail=f"it sent a frame of kind {got}")
+        return body
+
+    def submit(self, data: bytes) -> None:
+        """Hand over commands."""
+        self.send(SUBMIT, data)
+
+    def wait(self, max_records: int, timeout_us: int) -> bytes:
+        """Block until the runtime delivers."""
+        self.send(WAIT, _WAIT(max_records, timeout_us))
+        return self.receive(DELIVERY)
+
+
+def connect(path: str, token: str) -> tuple[SocketBackend, dict[str, Any]]:
+    """Introduce this process to the runtime; the connection and what the runtime says of the launch.
+
+    Raises:
+        Unavailable: nobody listens at `path`.
+        TartletError: the runtime refuses the token.
+    """
+    import socket  # not at the top: the sandbox has none
+
+    stream = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        stream.connect(path)
+    except OSError as error:
+        stream.close()
+        raise Unavailable(what=f"the runtime at {path}", detail=str(error)) from error
+    backend = SocketBackend(stream)
+    backend.send(HELLO, token.encode())
+    welcome: dict[str, Any] = json.loads(backend.receive(WELCOME))
+    return backend, welcome
+
+
+def main(argv: list[str]) -> int:
+    """Run FILE with ARGS; the exit status."""
+    path, args = argv[0], argv[1:]
+    try:
+        backend, welcome = connect(os.environ["TARTLET_GUEST_SOCKET"], os.environ["TARTLET_GUEST_TOKEN"])
+    except TartletError as error:
+        print(f"{error}\n{error.remedy}", file=sys.stderr)
+        return 1
+    host.backend = backend
+    guest.start(args)
+    guest.seed_random(bytes.fromhex(welcome["random"]))
+    sys.path.insert(0, str(Path(path).resolve().parent))  # the program may import its neighbours, as any script
+    try:
+        result = guest.execute(Path(path).read_text(encoding="utf-8"), path, args)
+        guest.flush()
+    except BaseException as error:  # noqa: BLE001 - whatever a program raises is its result
+        text: str = getattr(error, "guest_traceback", None) or f"{type(error).__name__}: {error}"
+        print(text, file=sys.stderr)
+        _end(backend, b"\0" + text.encode(errors="replace")[-_MOST_SAID:])
+        return 1
+    _end(backend, b"\1" + (result or "").encode(errors="replace")[:_MOST_SAID])
+    return 0
+
+
+def _end(backend: SocketBackend, body: bytes) -> None:
+    """Tell the runtime how the program ended, unless it has ended it, or is gone itself: then the client says why."""
+    sys.stdout.flush()
+    with contextlib.suppress(OSError):
+        backend.send(END, body)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

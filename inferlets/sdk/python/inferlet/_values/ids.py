@@ -1,0 +1,75 @@
+"""Ids of pages, embeds, slots and queues, which the program chooses (architecture, "Programs name what they use").
+
+Ids are reused in the queue that freed them, because only there is the old holder's end sure to come before the new
+one's beginning.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from operator import index
+from typing import Generic, NoReturn, TypeVar
+
+from inferlet._values.arguments import shown
+from inferlet.errors import InvalidArgument
+
+_Id = TypeVar("_Id", bound=int)
+_CALLS = {"page": "alloc_kvpage", "embed": "alloc_emb", "slot": "alloc_slot"}
+
+
+class IdSpace:
+    """Next unused id of each kind, for the whole program."""
+
+    __slots__ = ("embed", "page", "queue", "slot")
+
+    def __init__(self) -> None:
+        self.page = self.embed = self.slot = 0
+        self.queue = 1  # 0 is the default queue
+
+
+ids = IdSpace()
+
+
+class Pool(Generic[_Id]):
+    """Ids of one kind that one queue has freed, and fresh ones when it has none."""
+
+    __slots__ = ("_free", "cls", "kind")
+
+    def __init__(self, cls: type[_Id], kind: str) -> None:
+        self.cls, self.kind = cls, kind
+        self._free: list[_Id] = []
+
+    def take(self, n: int) -> list[_Id]:
+        """`n` ids that nobody holds.
+
+        Raises:
+            InvalidArgument: `n` is no number of them.
+        """
+        free = self._free
+        try:
+            if len(free) >= n > 0:
+                out = free[-n:]
+                del free[-n:]
+                return out
+            n = index(n)
+        except TypeError:
+            self._refuse(n)
+        if n <= 0:
+            if n:
+                self._refuse(n)
+            return []
+        out, self._free = free, []
+        first = getattr(ids, self.kind)
+        end = first + n - len(out)
+        setattr(ids, self.kind, end)
+        cls = self.cls
+        out.extend([cls(i) for i in range(first, end)])
+        return out
+
+    def _refuse(self, n: object) -> NoReturn:
+        told = f"it is the number of {self.kind}s, a whole number of at least 0, not {shown(n)}"
+        raise InvalidArgument(argument=f"n of {_CALLS[self.kind]}", detail=told)
+
+    def give(self, back: Iterable[_Id]) -> None:
+        """Ids whose deallocation has been recorded."""
+        self._free.extend(back)

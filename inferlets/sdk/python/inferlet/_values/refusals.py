@@ -1,0 +1,191 @@
+"""What to say of arguments that a call can't take.
+
+Calls find out by packing them, which costs nothing while it goes well; what is wrong is looked for afterwards.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from operator import index
+from typing import Any, TypeVar
+
+from inferlet._generated import abi
+from inferlet._values.arguments import shown
+from inferlet._values.types import Embed, KvPage, TokenSlot
+from inferlet.errors import InvalidArgument
+
+_Handle = TypeVar("_Handle", bound=int)
+
+OTHERS: dict[type, frozenset[type]] = {
+    cls: frozenset({KvPage, Embed, TokenSlot} - {cls}) for cls in (KvPage, Embed, TokenSlot)
+}
+"""Handles of the other kinds."""
+_WANTED: dict[type, str] = {
+    KvPage: "KV pages, as `alloc_kvpage` gives them",
+    Embed: "embeds, as `alloc_emb` gives them",
+    TokenSlot: "token slots, as `alloc_slot` gives them",
+}
+_U32_FIELDS = {
+    abi.OP_FORWARD: ("forward", "okv_offset", "adapter"),
+    abi.OP_COPY_KVPAGE: ("copy_kvpage", "src_offset", "dst_offset", "size"),
+    abi.OP_MASK_KVPAGE: ("mask_kvpage", "page", "mask"),
+    abi.OP_GET_NEXT_DIST: ("get_next_dist", "top_k"),
+    abi.OP_SAMPLE: ("sample", "emb", "slot"),
+    abi.OP_CANCEL: ("cancel", "since"),
+    abi.OP_GET_VOCABS: ("get_vocabs", "model", "first", "count"),
+}
+_A_U32 = f"a whole number from 0 to {2**32 - 1}"
+_TOKENIZE = "text is no list of tokens, `await tokenize(text)` gives its tokens"
+
+
+def utf8(call: str, argument: str, text: str) -> bytes:
+    """Text as it travels.
+
+    Raises:
+        InvalidArgument: it has half a character, as JSON can name one.
+    """
+    try:
+        return text.encode()
+    except UnicodeEncodeError as error:
+        half = text[error.start : error.end]
+        told = f"{half!a} at {error.start} is half a character: `text.encode(errors='replace').decode()` replaces it"
+        raise refusal(call, argument, told) from None
+
+
+def refusal(call: str, argument: str, detail: str) -> InvalidArgument:
+    """The error of one argument of a call."""
+    return InvalidArgument(argument=f"{argument} of {call}", detail=detail)
+
+
+def _is_u32(value: Any) -> bool:
+    try:
+        return 0 <= index(value) < 2**32
+    except TypeError:
+        return False
+
+
+def numbers(op: int, values: Sequence[Any]) -> InvalidArgument:
+    """Of a command whose numbers don't fit its record."""
+    call, *names = _U32_FIELDS.get(op, ("this call",))
+    for name, value in zip(names, values, strict=False):
+        if not _is_u32(value):
+            return refusal(call, name, f"it is {_A_U32}, not {shown(value)}")
+    return refusal(call, "a number", f"it is {_A_U32}")
+
+
+def masking(page: Any, mask: Any, page_size: int) -> int:
+    """The bits of a page's mask.
+
+    Raises:
+        InvalidArgument: it is no page, or no mask of its tokens.
+    """
+    handles("mask_kvpage", "page", KvPage, page)
+    if hasattr(mask, "__index__"):
+        bits = index(mask)
+        told = f"{shown(mask)} hides tokens behind them" if bits >= 0 else f"not {shown(mask)}"
+    elif isinstance(mask, (str, bytes)) or not hasattr(mask, "__iter__"):
+        raise refusal("mask_kvpage", "mask", f"it is a list of booleans, or a number's bits, not {shown(mask)}")
+    else:
+        hidden = list(mask)
+        bits = sum(1 << i for i, hide in enumerate(hidden) if hide) if len(hidden) <= page_size else -1
+        told = f"not {len(hidden)}"
+    if not 0 <= bits < 1 << page_size:
+        raise refusal("mask_kvpage", "mask", f"it is for the {page_size} tokens of a page, {told}")
+    return bits
+
+
+def copying(src: Any, dst: Any, src_offset: Any, dst_offset: Any, page_size: int) -> int:
+    """How many tokens one page can give another from there on.
+
+    Raises:
+        InvalidArgument: one is no page, or an offset is past its end.
+    """
+    for name, page in (("src", src), ("dst", dst)):
+        handles("copy_kvpage", name, KvPage, page)
+    for name, offset in (("src_offset", src_offset), ("dst_offset", dst_offset)):
+        if not hasattr(offset, "__index__") or not 0 <= index(offset) <= page_size:
+            raise refusal("copy_kvpage", name, f"a page has {page_size} tokens, it can't be {shown(offset)}")
+    return page_size - max(index(src_offset), index(dst_offset))
+
+
+def handles(call: str, argument: str, cls: type[_Handle], given: Any) -> list[_Handle]:
+    """Handles as a list, a single one as a list of one.
+
+    Raises:
+        InvalidArgument: there are other things among them.
+
+    Example:
+        >>> handles("forward", "ikv", KvPage, KvPage(3))
+        [KvPage(3)]
+    """
+    try:
+        listed: list[_Handle] = [given] if isinstance(given, int) else list(_iterable(given))  # type: ignore[list-item]
+        once = iter(given) is given if not isinstance(given, int) else False
+    except TypeError:
+        raise refusal(call, argument, f"it takes {_WANTED[cls]}, not {shown(given)}") from None
+    if once:  # it may have been used up
+        raise refusal(call, argument, f"it takes a list of {_WANTED[cls]}, not {shown(given)}")
+    for handle in listed:
+        if type(handle) in OTHERS[cls] or not _is_u32(handle):
+            raise refusal(call, argument, f"it takes {_WANTED[cls]}, not {shown(handle)}")
+    return listed
+
+
+def _iterable(given: Any) -> Any:
+    if hasattr(given, "__await__"):
+        raise TypeError
+    return given
+
+
+def forward(ikv: Any, iemb: Any, okv: Any, oemb: Any) -> tuple[list[KvPage], list[Embed], list[KvPage], list[Embed]]:
+    """The arguments of `forward` as lists.
+
+    Raises:
+        InvalidArgument: as `handles`.
+    """
+    read, into = handles("forward", "ikv", KvPage, ikv), handles("forward", "iemb", Embed, iemb)
+    return read, into, handles("forward", "okv", KvPage, okv), handles("forward", "oemb", Embed, oemb)
+
+
+def tokens(call: str, given: Any) -> InvalidArgument:
+    """Of a call whose tokens are none."""
+    if isinstance(given, (str, bytes)):
+        return refusal(call, "tokens", f"{_TOKENIZE}: {shown(given)}")
+    return refusal(call, "tokens", f"they are token ids, {_A_U32} each, not {shown(given)}")
+
+
+def embedding(given: Any, positions: Any, embeds: Any) -> InvalidArgument:
+    """What is wrong with the arguments of `embed_txt`."""
+    if isinstance(given, (str, bytes)):
+        return tokens("embed_txt", given)
+    try:
+        handles("embed_txt", "embeds", Embed, embeds)
+    except InvalidArgument as error:
+        return error
+    for token in _each(given):
+        if not _is_u32(token):
+            return tokens("embed_txt", given)
+    for position in _each(positions):
+        if not _is_u32(position):
+            return refusal("embed_txt", "positions", f"each is {_A_U32}, not {shown(position)}")
+    return refusal("embed_txt", "the arguments", "tokens, positions and embeds are lists, or a single one of each")
+
+
+def _each(given: Any) -> list[Any]:
+    try:
+        return [given] if hasattr(given, "__await__") else list(given)  # a future gives itself, and then fails
+    except TypeError:
+        return [given]
+
+
+def sampling(floats: dict[str, Any], wholes: dict[str, Any], stop: Any) -> InvalidArgument:
+    """What is wrong with the arguments of `sample`."""
+    for name, value in floats.items():
+        if not hasattr(value, "__float__"):
+            return refusal("sample", name, f"it is a number, not {shown(value)}")
+    for name, value in wholes.items():
+        if not (hasattr(value, "__index__") if name == "seed" else _is_u32(value)):
+            return refusal("sample", name, f"it is {_A_U32}, not {shown(value)}")
+    if isinstance(stop, int) or not all(map(_is_u32, _each(stop))):
+        return refusal("sample", "stop", f"it is a list of token ids, not {shown(stop)}")
+    return refusal("sample", "the arguments", "temperature, top_p and min_p are too large for 32 bits")

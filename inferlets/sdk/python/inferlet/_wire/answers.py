@@ -1,0 +1,64 @@
+"""What the answers of commands hold: decoders, (a, b, c, payload) -> value."""
+
+from __future__ import annotations
+
+import json
+import struct
+from array import array
+from typing import Any
+
+from inferlet._values.types import Dist, Sampled
+from inferlet._wire.channel import from_u32
+
+_pack_u32 = struct.Struct("<I").pack
+_unpack_float = struct.Struct("<f").unpack
+
+
+def nothing(_a: int, _b: int, _c: int, _payload: bytes) -> None:
+    """Of a command that is awaited for its end alone."""
+    return
+
+
+def number(a: int, _b: int, _c: int, _payload: bytes) -> int:
+    """The one number that it gives."""
+    return a
+
+
+def raw(_a: int, _b: int, _c: int, payload: bytes) -> bytes:
+    """Return the payload as it came."""
+    return payload
+
+
+def text(_a: int, _b: int, _c: int, payload: bytes) -> str:
+    """Return the payload as text; bytes that are no UTF-8 become U+FFFD."""
+    return payload.decode(errors="replace")
+
+
+def json_value(_a: int, _b: int, _c: int, payload: bytes) -> Any:
+    """Return the value that the payload holds as JSON."""
+    return json.loads(payload)
+
+
+def tokens(_a: int, _b: int, _c: int, payload: bytes) -> list[int]:
+    """Return the token ids that the payload holds."""
+    return from_u32(payload)
+
+
+def sampled(a: int, b: int, c: int, _payload: bytes) -> Sampled:
+    """Of SAMPLE."""
+    return Sampled(a, b != 0, _unpack_float(_pack_u32(c))[0])
+
+
+def dists(_a: int, _b: int, _c: int, payload: bytes) -> list[Dist]:
+    """Of GET_NEXT_DIST."""
+    n, k = struct.unpack_from("<II", payload)
+    best = array("I")
+    best.frombytes(payload[8 : 8 + 4 * n * k])
+    probs = array("f")
+    probs.frombytes(payload[8 + 4 * n * k : 8 + 8 * n * k])
+    return [Dist(best[i * k : i * k + k], probs[i * k : i * k + k]) for i in range(n)]
+
+
+def dist(a: int, b: int, c: int, payload: bytes) -> Dist:
+    """Of GET_NEXT_DIST with one embed."""
+    return dists(a, b, c, payload)[0]

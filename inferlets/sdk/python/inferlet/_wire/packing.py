@@ -1,0 +1,52 @@
+"""Arguments of commands as the bytes that they travel in."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from typing import TypeVar
+
+from inferlet._generated import abi
+from inferlet._wire.channel import u32
+from inferlet.errors import InvalidArgument
+
+T = TypeVar("T")
+_SAMPLE_PARAMS = struct.Struct(abi.SAMPLE_PARAMS_FORMAT).pack
+
+
+def pack_sampling(
+    temperature: float, top_k: int, top_p: float, min_p: float, *, seed: int, draw: int, stop: Sequence[int]
+) -> bytes:
+    """The payload of a SAMPLE record."""
+    return _SAMPLE_PARAMS(temperature, top_k, top_p, min_p, seed & (2**64 - 1), draw, len(stop)) + u32(stop)
+
+
+def pack_mask(mask: Sequence[Sequence[bool]] | bytes, before: int, num_tokens: int) -> bytes:
+    """The mask of a FORWARD record: a row a token, with a column for each of the `before` slots read and each token.
+
+    Raises:
+        InvalidArgument: it has another size.
+    """
+    columns = before + num_tokens
+    num_bytes = (num_tokens * columns + 7) // 8
+    if isinstance(mask, bytes):
+        packed = mask
+    elif len(mask) != num_tokens or any(len(row) != columns for row in mask):
+        raise InvalidArgument(argument="mask", detail=f"needs {num_tokens} rows of {columns} columns")
+    else:
+        bits = "".join("1" if seen else "0" for row in reversed(mask) for seen in reversed(row))
+        packed = int(bits or "0", 2).to_bytes(num_bytes, "little")
+    if len(packed) != num_bytes:
+        raise InvalidArgument(argument="mask", detail=f"{len(packed)} bytes, needs {num_bytes}")
+    return packed
+
+
+def single(values: Sequence[T], argument: str, several: str = "") -> T:
+    """The one that there is.
+
+    Raises:
+        InvalidArgument: there are more, or none.
+    """
+    if len(values) != 1:
+        raise InvalidArgument(argument=argument, detail=f"expected one, got {len(values)}{several}")
+    return values[0]

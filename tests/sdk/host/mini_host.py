@@ -1,0 +1,398 @@
+"""A small host in the program's own process: decodes submissions, runs them on `mini_model`, answers.
+
+It is runtime, control and worker in one and synchronous: commands wait in their queues until the program blocks, then
+`per_wait` of them are executed before an answer goes back, so that what a real engine has in flight is in flight here.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from tartlet_common import abi
+from tartlet_common.abi import Event, Flag, Op
+from tartlet_common.errors import registry as errors
+from tests.sdk.host import mini_model as model
+from tests.sdk.host import mini_text
+
+
+@dataclass
+class Command:
+    """One record with its payload."""
+
+    op: Op
+    flags: int
+    ticket: int
+    queue: int
+    a: int
+    b: int
+    c: int
+    payload: bytes
+
+    def u32(self) -> list[int]:
+        """The payload as u32."""
+        values: list[int] = np.frombuffer(self.payload, "<u4").tolist()
+        return values
+
+
+@dataclass
+class Lane:
+    """A command queue."""
+
+    commands: deque[Command] = field(default_factory=deque)
+    cause: errors.TartletError | None = None
+
+
+ENDED = "ended"
+Slot = tuple[int, int] | None  # (position, state) of a token in a page
+
+
+class MiniHost:
+    """An `inferlet._wire.host.Backend`."""
+
+    def __init__(
+        self,
+        *,
+        page_size: int = 4,
+        page_limit: int = 1000,
+        per_wait: int = 10_000,
+        script: dict[int, int] | None = None,
+        template: str = "",
+    ) -> None:
+        self.page_size, self.page_limit, self.per_wait = page_size, page_limit, per_wait
+        self.script = script or {}
+        self.template = template  # of a checkpoint, rendered as the runtime does
+        self.lanes = {0: Lane()}
+        self.pages: dict[int, list[Slot]] = {}
+        self.hidden: dict[int, int] = {}
+        self.embeds: dict[int, Any] = {}  # None, ENDED, ("in", token, position) or ("out", state, position)
+        self.slots: dict[int, Any] = {}  # None, ENDED or a token
+        self.out = abi.Writer()
+        self.inbox: deque[bytes] = deque()
+        self.receivers: deque[int] = deque()
+        self.refused: errors.TartletError | None = None  # why a `receive` is
+        self.log = {1: b"", 2: b""}
+        self.sent: list[bytes] = []
+        self.submissions: list[bytes] = []
+        self.ops: list[Op] = []  # executed or answered, in order
+        self.turn = -1  # the queue that had the last one
+        self.priorities: list[int] = []
+        self.waits = 0
+        self.computed_tokens = 0
+        self.peak_pages = 0
+        self.tokenized: list[tuple[str, bool]] = []
+
+    # ---- the backend --------------------------------------------------------------------------------------------
+
+    def submit(self, data: bytes) -> None:
+        self.submissions.append(bytes(data))
+        batch = abi.decode(data)
+        for row in batch.records:
+            op, flags, ticket, queue, a, b, c, offset, length = (int(x) for x in row)
+            payload = batch.payload[offset : offset + length]
+            command = Command(Op(op), flags, ticket, queue, a, b, c, payload)
+            if command.op in abi.QUEUED_OPS:
+                assert queue in self.lanes, f"queue {queue} was not created"
+                lane = self.lanes[queue]
+                lane.commands.append(command)
+                if lane.cause is not None:
+                    self.drain(lane)
+            else:
+                self.ops.append(command.op)
+                self.at_once(command)
+
+    def wait(self, max_records: int, timeout_us: int) -> bytes:
+        self.waits += 1
+        while not len(self.out):
+            if not self.execute_some():
+                break
+        if not len(self.out):
+            assert timeout_us != 2**64 - 1, "the program waits for ever"
+            time.sleep(timeout_us / 1e6)
+            self.out.add(Event.TIMER)
+        assert len(self.out) <= max_records
+        return self.out.finish()
+
+    # ---- runtime and control ------------------------------------------------------------------------------------
+
+    def answer(self, command: Command, *, a: int = 0, b: int = 0, c: int = 0, payload: bytes = b"") -> None:
+        if command.flags & Flag.AWAIT or command.op == Op.SAMPLE:
+            self.out.add(Event.RESULT, ticket=command.ticket, queue=command.queue, a=a, b=b, c=c, payload=payload)
+
+    def deliver(self, message: bytes) -> None:
+        """A message from the client."""
+        self.inbox.append(message)
+        self.hand_over()
+
+    def hand_over(self) -> None:
+        while self.inbox and self.receivers:
+            self.out.add(Event.RESULT, ticket=self.receivers.popleft(), payload=self.inbox.popleft())
+
+    def kill(self, error: errors.TartletError) -> None:
+        self.out.add(Event.KILL, a=error.number, payload=error.to_json())
+
+    def at_once(self, command: Command) -> None:  # noqa: C901, PLR0912 - one case an operation
+        match command.op:
+            case Op.LOG:
+                self.log[command.a] += command.payload
+            case Op.SEND:
+                self.sent.append(command.payload)
+            case Op.RECEIVE if self.refused is not None:
+                self.fail(command, self.refused)
+            case Op.RECEIVE:
+                self.receivers.append(command.ticket)
+                self.hand_over()
+            case Op.AVAILABLE_MODELS:
+                self.answer(command, payload=b'["mini"]')
+            case Op.GET_MODEL:
+                self.answer(command, payload=json.dumps(self.model_info()).encode())
+            case Op.TOKENIZE:
+                text = command.payload.decode()
+                self.tokenized.append((text, bool(command.b)))
+                self.answer(command, payload=abi.u32([model.BOS] * command.b + mini_text.encode(text, self.template)))
+            case Op.DETOKENIZE:
+                self.answer(command, payload=b"".join(self.vocab()[i] for i in command.u32()))
+            case Op.GET_VOCABS:
+                words = self.vocab()[command.b :][: command.c or None]
+                lengths = abi.u32([len(words), *map(len, words)])
+                self.answer(command, payload=lengths + b"".join(words))
+            case Op.FORMAT_CHAT:
+                try:
+                    self.answer(command, payload=mini_text.render(self.template, command.payload))
+                except errors.TartletError as error:
+                    self.fail(command, error)
+            case Op.USAGE:
+                counts = {"pages": len(self.pages), "embeds": len(self.embeds), "slots": len(self.slots)}
+                free = self.page_limit - len(self.pages)
+                usage = {**counts, "page_limit": self.page_limit, "free_pages": free}
+                self.answer(command, payload=json.dumps(usage).encode())
+            case Op.CREATE_QUEUE:
+                assert command.queue not in self.lanes
+                self.lanes[command.queue] = Lane()
+            case Op.SET_QUEUE_PRIORITY:
+                self.priorities.append(command.a)
+            case Op.CANCEL:
+                self.cancel(command)
+            case _:
+                raise AssertionError(command)
+
+    def model_info(self) -> dict[str, Any]:
+        return {
+            "index": 0,
+            "name": "mini",
+            "page_size": self.page_size,
+            "vocab_size": model.VOCAB,
+            "max_position": 4096,
+            "max_batch_tokens": 2048,
+            "stop_tokens": [model.EOS],
+            "bos_token": model.BOS,
+            "top_k_limit": 256,
+            "traits": ["core", "Allocate", "Forward", "InputText", "Tokenize", "OutputText", "Sample"],
+        }
+
+    def vocab(self) -> list[bytes]:
+        return [bytes([i]) for i in range(256)] + [b"<s>", b"</s>", b"", b""]
+
+    def cancel(self, command: Command) -> None:
+        lane = self.lanes[command.queue]
+        kept: deque[Command] = deque()
+        first = 0
+        for other in lane.commands:
+            stays = other.op.name.startswith(("ALLOC", "DEALLOC", "RESET"))
+            if other.ticket < command.a or stays:
+                kept.append(other)
+                continue
+            first = first or other.ticket
+            if other.flags & Flag.AWAIT:
+                self.out.add(Event.CANCELLED, ticket=other.ticket, queue=command.queue)
+        lane.commands = kept
+        self.answer(command, a=first)
+
+    # ---- queued commands ----------------------------------------------------------------------------------------
+
+    def execute_some(self) -> bool:
+        """Execute up to `per_wait` commands, one of each queue in turn; False if there are none."""
+        left = self.per_wait
+        while left:
+            waiting = [number for number, lane in self.lanes.items() if lane.commands]
+            if not waiting:
+                break
+            self.turn = min((number for number in waiting if number > self.turn), default=waiting[0])
+            lane = self.lanes[self.turn]
+            self.execute(lane, lane.commands.popleft())
+            left -= 1
+        return left < self.per_wait
+
+    def execute(self, lane: Lane, command: Command) -> None:
+        name = command.op.name
+        if lane.cause is not None and not name.startswith(("DEALLOC", "RESET")):
+            self.fail(command, lane.cause)
+            return
+        self.ops.append(command.op)
+        handler: Callable[[Command], bool | None] = getattr(self, "do_" + name.lower(), self.do_synchronize)
+        try:
+            if "ALLOC" in name:
+                self.allocate(command)
+            elif handler(command) is False and command.flags & Flag.AWAIT:
+                self.out.add(Event.SKIPPED, ticket=command.ticket, queue=command.queue)
+        except errors.TartletError as error:
+            if lane.cause is None:
+                lane.cause = error
+                self.out.add(
+                    Event.FAILURE, ticket=command.ticket, queue=command.queue, a=error.number, payload=error.to_json()
+                )
+            self.fail(command, error)
+            self.drain(lane)
+
+    def drain(self, lane: Lane) -> None:
+        """End the commands of a poisoned queue."""
+        while lane.commands:
+            self.execute(lane, lane.commands.popleft())
+
+    def fail(self, command: Command, error: errors.TartletError) -> None:
+        if command.flags & Flag.AWAIT:
+            told: dict[str, Any] = {"a": error.number, "payload": error.to_json()}
+            self.out.add(Event.FAILURE, flags=Flag.AWAIT, ticket=command.ticket, queue=command.queue, **told)
+
+    def allocate(self, command: Command) -> None:
+        kind = command.op.name.split("_")[1].lower()
+        table: dict[int, Any] = {"kvpage": self.pages, "emb": self.embeds, "slot": self.slots}[kind]
+        wanted = command.u32()
+        if command.op.name.startswith("DEALLOC"):
+            for i in wanted:
+                if i not in table and self.lanes[command.queue].cause is None:
+                    raise errors.UnknownResource(kind=kind, id=i)
+                table.pop(i, None)
+            return
+        if kind == "kvpage" and len(table) + len(wanted) > self.page_limit:
+            raise errors.PageQuotaExceeded(held=len(table), asked=len(wanted), limit=self.page_limit)
+        for i in wanted:
+            if i in table:
+                raise errors.ResourceInUse(kind=kind, id=i)
+            table[i] = [None] * self.page_size if kind == "kvpage" else None
+            if kind == "kvpage":
+                self.hidden[i] = 0
+        self.peak_pages = max(self.peak_pages, len(self.pages))
+
+    def find(self, table: dict[int, Any], i: int, kind: str) -> Any:
+        if i not in table:
+            raise errors.UnknownResource(kind=kind, id=i)
+        return table[i]
+
+    def do_synchronize(self, command: Command) -> bool | None:
+        self.answer(command)
+        return None
+
+    def do_reset(self, command: Command) -> None:
+        self.lanes[command.queue].cause = None
+        self.answer(command)
+
+    def do_embed_txt(self, command: Command) -> bool | None:
+        n, words = command.a, command.u32()
+        assert len(words) == 3 * n
+        embeds, sources, positions = words[:n], words[n : 2 * n], words[2 * n :]
+        for i in embeds:
+            self.find(self.embeds, i, "embed")
+        tokens = [self.find(self.slots, s, "slot") for s in sources] if command.b else sources
+        if ENDED in tokens:
+            self.embeds.update(dict.fromkeys(embeds, ENDED))
+            return False
+        assert None not in tokens, "an unwritten slot was read"
+        self.embeds.update((e, ("in", t, p)) for e, t, p in zip(embeds, tokens, positions, strict=True))
+        return None
+
+    def do_forward(self, command: Command) -> bool | None:
+        counts = [int(x) for x in np.frombuffer(command.payload, abi.FORWARD_HEAD, count=1)[0]]
+        lists, at = [], 16
+        for n in counts:
+            lists.append(np.frombuffer(command.payload, "<u4", n, at).tolist())
+            at += 4 * n
+        ikv, iemb, okv, oemb = lists
+        for page in ikv + okv:
+            self.find(self.pages, page, "page")
+        sources = [self.find(self.embeds, i, "embed") or ("nothing", 0, 0) for i in iemb]
+        for i in oemb:
+            self.find(self.embeds, i, "embed")
+        if ENDED in sources:
+            self.embeds.update(dict.fromkeys(oemb, ENDED))
+            return False
+        mask = None
+        if command.c:
+            columns = len(ikv) * self.page_size + len(iemb)
+            bits = np.unpackbits(np.frombuffer(command.payload[at:], np.uint8), bitorder="little")
+            mask = bits[: len(iemb) * columns].reshape(len(iemb), columns).astype(bool)
+        places = [divmod(command.a + i, self.page_size) for i in range(len(iemb))] if okv else []
+        written = {(okv[page], offset) for page, offset in places}
+        table: list[Slot] = [
+            None if (page, o) in written or self.hidden[page] >> o & 1 else self.pages[page][o]
+            for page in ikv
+            for o in range(self.page_size)
+        ]
+        for i, source in enumerate(sources):
+            assert source[0] == "in", "an embed was read that holds no token"
+            _, token, position = source
+            seen = [s for j, s in enumerate(table) if s and (mask[i, j] if mask is not None else s[0] <= position)]
+            state = model.state_of(token, position, seen)
+            table.append((position, state))
+            if okv:
+                page, offset = places[i]
+                self.pages[okv[page]][offset] = (position, state)
+            out = i - (len(iemb) - len(oemb))
+            if out >= 0:
+                self.embeds[oemb[out]] = ("out", state, position)
+        self.computed_tokens += len(iemb)
+        return None
+
+    def do_copy_kvpage(self, command: Command) -> None:
+        src, dst = (self.find(self.pages, i, "page") for i in command.u32())
+        assert command.a + command.c <= self.page_size >= command.b + command.c
+        dst[command.b : command.b + command.c] = src[command.a : command.a + command.c]
+
+    def do_mask_kvpage(self, command: Command) -> None:
+        self.find(self.pages, command.a, "page")
+        self.hidden[command.a] = command.b
+
+    def output(self, i: int) -> tuple[np.ndarray, int] | None:
+        source = self.find(self.embeds, i, "embed")
+        if source == ENDED:
+            return None
+        if source is None or source[0] != "out":
+            raise errors.InvalidArgument(argument="embed", detail=f"embed {i} holds no output")
+        return model.probabilities(source[1], source[2], self.script), source[2]
+
+    def do_get_next_dist(self, command: Command) -> bool | None:
+        outputs = [self.output(i) for i in command.u32()]
+        if None in outputs:
+            return False
+        k = min(command.a or abi.DEFAULT_TOP_K, model.VOCAB)
+        tops = [np.argsort(-o[0], kind="stable")[:k] for o in outputs if o]
+        probs = [o[0][top].astype("<f4") for o, top in zip(outputs, tops, strict=True) if o]
+        head = struct.pack("<II", len(tops), k)
+        ids = b"".join(top.astype("<u4").tobytes() for top in tops)
+        self.answer(command, payload=head + ids + b"".join(p.tobytes() for p in probs))
+        return None
+
+    def do_sample(self, command: Command) -> bool | None:
+        self.find(self.slots, command.b, "slot")
+        found = self.output(command.a)
+        if found is None:
+            self.slots[command.b] = ENDED
+            return False
+        probs, position = found
+        head = np.frombuffer(command.payload, abi.SAMPLE_PARAMS, count=1)[0]
+        stops = np.frombuffer(command.payload[32:], "<u4").tolist()
+        assert len(stops) == int(head["n_stop"])
+        params = tuple(head[name].item() for name in ("temperature", "top_k", "top_p", "min_p", "seed", "draw"))
+        token = model.choose(probs, params, position)
+        ended = token in stops
+        self.slots[command.b] = ENDED if ended else token
+        (bits,) = struct.unpack("<I", struct.pack("<f", model.logprob(probs, token)))
+        self.answer(command, a=token, b=int(ended), c=bits)
+        return None
