@@ -155,12 +155,9 @@ def test_a_bad_manifest_is_refused(
     target = path("default", kind) + "?fieldValidation=Strict&dryRun=All"
     with pytest.raises(Refused) as refused:
         api_server.call("POST", target, manifest(kind, name, spec))
+    assert refused.value.status in {400, 413, 422}
     assert field in refused.value.message
     assert remedy in refused.value.message
-
-
-def test_there_are_twenty_kinds_of_bad_manifest() -> None:
-    assert len({(kind, field, remedy) for kind, _, _, field, remedy in BAD}) >= 20
 
 
 def test_the_examples_are_taken_as_they_are(api_server: ApiServer, namespace: str, repo: Path) -> None:
