@@ -7,29 +7,29 @@ from typing import Protocol
 
 
 class Clock(Protocol):
-    """A monotonic clock and the time of day."""
+    """A monotonic clock and a wall clock."""
 
     def now(self) -> float:
-        """Monotonic seconds; only differences mean anything."""
+        """Return monotonic seconds; only differences have a meaning."""
 
     def unix_ns(self) -> int:
-        """Nanoseconds since 1970, as the machine believes."""
+        """Return the wall clock's nanoseconds since 1970."""
 
 
 class SystemClock:
     """The machine's clocks. Deadlines use `now`, so a stepped wall clock has no effect on them."""
 
     def now(self) -> float:
-        """Monotonic seconds."""
+        """Return the monotonic clock's seconds."""
         return time.monotonic()
 
     def unix_ns(self) -> int:
-        """Wall clock in nanoseconds."""
+        """Return the system's nanoseconds since 1970."""
         return time.time_ns()
 
 
 class ManualClock:
-    """A clock that moves when told to.
+    """A clock that moves only by `advance`.
 
     Example:
         >>> clock = ManualClock(start=10.0)
@@ -39,17 +39,17 @@ class ManualClock:
     """
 
     def __init__(self, start: float = 0.0) -> None:
-        """Begin at `start` seconds."""
+        """Set the clock to `start` seconds."""
         self._now = start
 
     def now(self) -> float:
-        """Seconds advanced so far, plus the start."""
+        """Return the start plus the seconds advanced so far."""
         return self._now
 
     def unix_ns(self) -> int:
-        """The same time in nanoseconds."""
+        """Return the same time in nanoseconds."""
         return int(self._now * 1e9)
 
     def advance(self, seconds: float) -> None:
-        """Move forward."""
+        """Move the clock forward."""
         self._now += seconds

@@ -1,4 +1,7 @@
-"""JSON that is YAML, too: Kubernetes' API server reads what is applied on its side as YAML, which takes less."""
+"""Writes JSON that is valid YAML as well.
+
+Kubernetes' API server reads the body of a server-side apply as YAML, whose readers accept fewer characters than JSON's.
+"""
 
 from __future__ import annotations
 
@@ -7,16 +10,15 @@ import re
 from typing import Any, Final
 
 REFUSED: Final = "\x7f-\x84\x86-\x9f\ufffe\uffff"
-"""What YAML's readers refuse that JSON doesn't escape by itself, as a set in a regular expression has it."""
+"""The characters that YAML readers refuse and `json` doesn't escape, written as a set for a regular expression."""
 _ESCAPED: Final = re.compile(f"[{REFUSED}\x85\u2028\u2029\ufeff]")
-"""They refuse these, or take them for ends of lines."""
+"""Those, and the characters that YAML readers take for an end of line or a byte order mark."""
 
 
 def dumps(value: Any) -> bytes:
-    r"""A value as both.
+    r"""Encode a value as bytes that are JSON and YAML.
 
-    Characters past the first 65,536 stay as they are: JSON would write each as two escaped surrogates, which YAML's
-    readers refuse.
+    Characters above U+FFFF are not escaped: JSON would write each as two surrogates, which YAML readers refuse.
 
     Example:
         >>> dumps({"a": "\U0001f600\x7f"}).decode()

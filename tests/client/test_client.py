@@ -62,8 +62,8 @@ def test_what_is_no_id_is_told_from_one(method: str) -> None:
         for given, said in ((accepted, "Give its .program_id."), ([accepted.program_id], "Give one program's id")):
             with pytest.raises(InvalidArgument) as e:
                 getattr(client, method)(given, *more)
-            assert f"program_id: {given} is no id" in e.value.told
-            assert said in e.value.told
+            assert f"program_id: {given} is no id" in e.value.explained
+            assert said in e.value.explained
 
 
 @pytest.mark.parametrize(

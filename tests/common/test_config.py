@@ -52,7 +52,7 @@ def test_flag_beats_environment_beats_file_beats_default(tmp_path: Path) -> None
             "unknown table [contorl] (did you mean 'control'?); known: [control], [runtime]",
         ),
         ("[gateway]\n", {}, "unknown table [gateway]; known: [control], [runtime], [worker], [operator]"),
-        ("batching_k = 3\n", {}, "batching_k stands in no table; put it under [control], say"),
+        ("batching_k = 3\n", {}, "batching_k is outside every table; put it below the table of its role"),
         ("[control\n", {}, "tartlet.toml: Expected ']'"),
     ],
 )
@@ -97,7 +97,7 @@ def test_the_help_says_what_a_setting_may_be() -> None:
         helps[role] = " ".join(parser.format_help().split())
     assert "[one of adaptive, eager, k-only, t-only]" in helps["control"]
     assert "[one of auto, shim, ctypes]" in helps["runtime"]
-    assert "tokens a KV page [a whole number from 1 to 32]" in helps["worker"]
+    assert "tokens of a KV page [a whole number from 1 to 32]" in helps["worker"]
 
 
 def test_a_run_directory_that_cannot_be_made_is_a_typed_error(tmp_path: Path) -> None:

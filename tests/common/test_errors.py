@@ -32,7 +32,7 @@ def test_every_error_survives_the_wire_and_says_what_to_do(cls: type[TartletErro
     assert back.fields == error.fields
     assert str(back) == str(error)
     assert "{" not in str(error)
-    assert error.remedy.endswith(".") or (cls is InvalidArgument and error.told == str(error))
+    assert error.remedy.endswith(".") or (cls is InvalidArgument and error.explained == str(error))
     assert str(pickle.loads(pickle.dumps(error))) == str(error)
 
 
@@ -65,5 +65,5 @@ def test_an_error_may_have_a_remedy_of_its_own() -> None:
     error = InvalidConfig(role="worker", detail="it is wrong", remedy="Put it right.")
     back = error_from_proto(error_to_proto(error))
     assert back is not None
-    assert back.told == "configuration of worker: it is wrong\nPut it right."
+    assert back.explained == "configuration of worker: it is wrong\nPut it right."
     assert InvalidConfig(role="worker", detail="it is wrong").remedy != back.remedy

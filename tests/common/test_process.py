@@ -10,6 +10,7 @@ import textwrap
 from pathlib import Path
 
 from tartlet_common.errors import exit_codes
+from tartlet_common.errors.registry import AddressInUse
 
 ROLE = textwrap.dedent(
     """
@@ -59,8 +60,7 @@ def test_a_role_that_cannot_start_says_why_to_its_parent_and_its_user(tmp_path: 
         assert ready.readline() == 'error 505 {"address":"unix:/x"}\n'
         _, err = process.communicate(timeout=20)
     assert process.returncode == exit_codes.SYSTEM
-    assert "unix:/x is in use" in err
-    assert "`tartlet doctor` names who uses one" in err
+    assert AddressInUse(address="unix:/x").explained in err, "with the remedy"
 
 
 def test_a_wrong_setting_is_a_wrong_command_line(tmp_path: Path) -> None:

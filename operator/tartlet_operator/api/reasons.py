@@ -125,4 +125,4 @@ def told(error: TartletError) -> str:
     """An error as a condition says it: its remedy is the cluster's."""
     if isinstance(error, Unavailable):
         return f"{error}: see whether its pods run (`kubectl get pods`), and their logs"
-    return error.told_in_line
+    return error.explained_in_line

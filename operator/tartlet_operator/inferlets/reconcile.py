@@ -56,7 +56,7 @@ async def reconcile(ctx: Context, key: Key, body: Mapping[str, Any]) -> float | 
     except TartletError as e:
         if e.retryable or e.number >= _NOT_THE_SOURCE:
             raise
-        verdict = Verdict("False", e.name, e.told, _digest(ctx, key, old))
+        verdict = Verdict("False", e.name, e.explained, _digest(ctx, key, old))
     if not verdict.digest:  # what control may hold by this name is of another Inferlet, which was deleted
         await forget_entry(ctx, key)
     new = status(inferlet.spec, old, verdict, pools, generation=meta.generation, now=ctx.now)

@@ -32,7 +32,7 @@ def config(role: str | None, file: Path | None, *, as_json: bool) -> None:
     Examples:
       tartlet config
       tartlet config worker --config tartlet.toml
-      TARTLET_CONTROL_POLICY=eager tartlet config control --json
+      TARTLET_CONTROL_BATCHING=eager tartlet config control --json
     """  # noqa: D301 - \b is click's mark for a paragraph not to be wrapped
     from tartlet_common.config.load import load
     from tartlet_common.config.settings import ROLES

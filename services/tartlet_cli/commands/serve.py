@@ -70,7 +70,7 @@ def serve(
       tartlet serve --model /path/to/checkpoint
       tartlet serve --engine fake --run-dir /tmp/tartlet-test
       tartlet serve --role worker --model /path/to/checkpoint --threads 2
-      TARTLET_CONTROL_POLICY=eager tartlet serve
+      TARTLET_CONTROL_BATCHING=eager tartlet serve
     """  # noqa: D301 - \b is click's mark for a paragraph not to be wrapped
     from tartlet_cli.console.places import backend
     from tartlet_common.errors.registry import TartletError

@@ -15,7 +15,7 @@ def describe(error: TartletError) -> str:
     """The lines for standard error: a program's own traceback as it is, anything else with its remedy."""
     if isinstance(error, ProgramFailed) and error.fields.get("traceback"):
         return str(error.fields["traceback"]).rstrip("\n")
-    return f"{error.name}: {error.told}"
+    return f"{error.name}: {error.explained}"
 
 
 def show(error: TartletError) -> None:

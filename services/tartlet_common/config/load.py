@@ -1,7 +1,7 @@
-"""Settings from file, environment and flags, with where each value came from.
+"""Loads settings from a file, the environment and flags, and remembers where each value came from.
 
-Precedence: default < file < `TARTLET_<ROLE>_<FIELD>` < flag. A file is TOML with one table a role; unknown tables and
-keys are refused, so that a typo can't hide.
+Precedence: default < file < `TARTLET_<ROLE>_<FIELD>` < flag. A file is TOML with one table for each role. Unknown
+tables and keys are refused, so that a typo can't hide.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from pydantic import BaseModel, ValidationError
 from tartlet_common.config.settings import RENAMED, ROLES
 from tartlet_common.errors.registry import InvalidConfig
 
-_ROLE_SLIP = 0.75  # how alike a word of a variable's name and a role are where it is taken for a slip; RUN is none
+_ROLE_SLIP = 0.75  # a variable's word this similar to a role's name is taken for a typo; RUN (TARTLET_RUN_DIR) isn't
 
 S = TypeVar("S", bound=BaseModel)
 
 
 @dataclass(frozen=True, slots=True)
 class Loaded(Generic[S]):
-    """Settings, and for each field where its value came from."""
+    """The settings, and for each field the source of its value."""
 
     settings: S
     origins: Mapping[str, str]
@@ -43,7 +43,8 @@ def load(
     """Merge the sources of a role's settings.
 
     Raises:
-        InvalidConfig: unreadable file, unknown table or key, or values that don't fit; names the source.
+        InvalidConfig: the file can't be read, a table or key is unknown, or a value is out of bounds. The error names
+            the source.
     """
     values: dict[str, Any] = {}
     origins = dict.fromkeys(model.model_fields, "default")
@@ -71,7 +72,7 @@ def load(
 
 
 def _remedy(origin: str, variable: str) -> str:
-    """What to do about a setting from there: `tartlet config` ends in the same error."""
+    """Say where to correct a setting (the default remedy, `tartlet config`, would end in the same error)."""
     if origin == "environment":
         return f"Correct or unset {variable}."
     return f"Correct the {origin}."
@@ -93,13 +94,13 @@ def _from_file(file: Path, role: str) -> dict[str, Any]:
             told = f"unknown table [{name}]{_close(name, ROLES)}; known: {', '.join(f'[{known}]' for known in ROLES)}"
             raise InvalidConfig(role=role, detail=f"{file}: {told}", remedy=remedy)
         else:
-            told = f"{name} stands in no table; put it under [{role}], say"
+            told = f"{name} is outside every table; put it below the table of its role, for example [{role}]"
             raise InvalidConfig(role=role, detail=f"{file}: {told}", remedy=remedy)
     return dict(document.get(role, {}))
 
 
 def _close(name: str, known: Collection[str]) -> str:
-    """Return the new name of a renamed setting, or a question if a known name is much like this one."""
+    """Return the new name of a renamed setting, or a question if a known name is similar to this one."""
     new = RENAMED.get(name.removeprefix("--").replace("-", "_"))
     if new is not None and (new in known or _flag(new) in known):
         shown = _flag(new) if name.startswith("--") else new
@@ -109,7 +110,7 @@ def _close(name: str, known: Collection[str]) -> str:
 
 
 def allowed(schema: Mapping[str, Any]) -> str:
-    """What a setting may be, in words, from its JSON schema.
+    """Say in words which values a setting's JSON schema allows.
 
     Example:
         >>> allowed({"type": "integer", "minimum": 1, "maximum": 8}), allowed({"enum": ["text", "json"]})
@@ -166,7 +167,7 @@ def _unknown_variable(role: str, name: str, close: str) -> InvalidConfig:
 
 
 def add_flags(parser: argparse.ArgumentParser, model: type[BaseModel]) -> None:
-    """One `--field-name VALUE` flag a field; its help says what it may be, and pydantic checks the values in `load`."""
+    """Add a flag `--field-name VALUE` for each field. The help gives the allowed values; `load` checks them."""
     fields = model.model_json_schema()["properties"]
     for name, info in model.model_fields.items():
         told = f"{info.description} [{allowed(fields[name])}]".replace("%", "%%")
@@ -174,7 +175,7 @@ def add_flags(parser: argparse.ArgumentParser, model: type[BaseModel]) -> None:
 
 
 def unknown_flag(given: str, model: type[BaseModel]) -> str:
-    """What to say of a flag that isn't there.
+    """Word the refusal of an unknown flag.
 
     Example:
         >>> from tartlet_common.config.settings import WorkerSettings

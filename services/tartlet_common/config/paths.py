@@ -1,4 +1,4 @@
-"""Where a local Tartlet keeps its sockets, logs and caches."""
+"""The directories of a local Tartlet: sockets, logs and caches."""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ from tartlet_common.errors.registry import InvalidConfig, PermissionDenied
 
 
 def run_dir() -> Path:
-    """The directory of sockets and logs; sockets in it are the only access control, so it is private to its user."""
+    """Return the directory of sockets and logs.
+
+    Whoever can open a socket may call everything, so the directory is private to its user (`make_private`).
+    """
     configured = os.environ.get("TARTLET_RUN_DIR")
     if configured:
         return Path(configured)
@@ -19,7 +22,7 @@ def run_dir() -> Path:
 
 
 def cache_dir() -> Path:
-    """The directory of things that can be made again (compiled components, tokenizers)."""
+    """Return the directory of files that can be made again: compiled components and tokenizers."""
     configured = os.environ.get("TARTLET_CACHE_DIR")
     if configured:
         return Path(configured)
@@ -27,19 +30,19 @@ def cache_dir() -> Path:
     return (Path(xdg) if xdg else Path.home() / ".cache") / "tartlet"
 
 
-_MAX_SOCKET_BYTES = 107  # sun_path of Linux, less its terminator
+_MAX_SOCKET_BYTES = 107  # Linux: the size of `sun_path` without its terminating zero
 
 
 def socket_fits(path: Path) -> bool:
-    """Whether a socket can be at `path`."""
+    """Whether `path` is short enough for a Unix socket."""
     return len(os.fsencode(path)) <= _MAX_SOCKET_BYTES
 
 
 def check_socket(path: Path) -> None:
-    """Tell that no socket can be at `path`, before gRPC does at length.
+    """Check that a Unix socket can have this path: gRPC's own error is long and unclear.
 
     Raises:
-        InvalidConfig: it is too long.
+        InvalidConfig: the path is too long.
     """
     if not socket_fits(path):
         raise InvalidConfig(
@@ -50,11 +53,11 @@ def check_socket(path: Path) -> None:
 
 
 def make_private(directory: Path) -> Path:
-    """Create `directory` with mode 0700, or check that it is ours and private.
+    """Create `directory` with mode 0700, or check that this user owns it and make it private.
 
     Raises:
-        InvalidConfig: it can't be made.
-        PermissionDenied: somebody else owns it (a planted directory in a shared place).
+        InvalidConfig: the directory can't be made.
+        PermissionDenied: another user owns it (for example, planted it in a shared place).
     """
     try:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""What an engine says of itself in Hello."""
+"""The description that an engine gives of itself when its worker joins control (Hello)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 class EngineSpec:
     """Facts of one engine that control, runtimes and programs rely on.
 
-    Engines of one model name must agree in `model_digest`, `page_size`, `dtype` and `traits`, else Hello is refused.
+    Engines of one model name must agree in `model_digest`, `page_size`, `dtype` and `traits`; control refuses the Hello
+    of an engine that differs.
     """
 
     model: str
@@ -22,19 +23,17 @@ class EngineSpec:
     num_embeds: int
     num_slots: int
     vocab_size: int
-    max_position: int  # positions a token may have are 0 .. max_position - 1
-    max_batch_tokens: (
-        int  # most tokens one Forward batch may bring (a single command may have more, then it runs alone)
-    )
+    max_position: int  # a token's position is within 0 .. max_position - 1
+    max_batch_tokens: int  # tokens of one Forward batch, at most; a single command with more runs alone
     max_batch_commands: int
     top_k_limit: int  # largest top_k of get_next_dist
     kv_bytes_per_token: int
     tokenizer_digest: str  # sha-256 of tokenizer.json, "" if the engine has none
-    stop_tokens: tuple[int, ...] = ()  # what the checkpoint names as end of sequence
+    stop_tokens: tuple[int, ...] = ()  # the checkpoint's end-of-sequence tokens
     bos_token: int | None = None
     chat_template: str = ""
-    chat_bos: str | None = None  # what the template's `bos_token` stands for; None: the text of our `bos_token`
-    chat_eos: str | None = None  # the same of `eos_token`; None: the text of the first of our `stop_tokens`
+    chat_bos: str | None = None  # value of the chat template's `bos_token`; None: the text of `bos_token`
+    chat_eos: str | None = None  # value of the template's `eos_token`; None: the text of the first of `stop_tokens`
     batch_invariant: bool = False
     traits: tuple[str, ...] = field(
         default=("core", "Allocate", "Forward", "InputText", "Tokenize", "OutputText", "Sample")

@@ -1,9 +1,9 @@
-"""One engine step in columns: what control asks of a worker, and what the worker answers.
+"""One engine step in columns: the commands that control sends to a worker, and the worker's results.
 
-A `Step` is an ordered list of batches, each of one kind; a worker executes them in order, so a decode iteration
-(embed, forward, sample) of every queue fits in one step. All ids are physical. Variable-length fields are CSR:
-`x` of shape [total] with `x_indptr` of shape [B + 1]. Everything is a numpy array so that it crosses the process
-boundary as bytes (`step_codec`), one field a column (architecture, invariant 1).
+A `Step` is an ordered list of batches, each of one kind. A worker executes the batches in order, so one step holds a
+whole decode iteration (embed, forward, sample) of every queue. All ids are physical. Variable-length fields are CSR:
+`x` of shape [total] with `x_indptr` of shape [B + 1]. Every field is a numpy array, so that it crosses the process
+boundary as bytes (`step_codec`), one column a field (docs/architecture.md, invariant 1).
 
 `lane[b]` is the command queue of command `b`: when a command fails, the worker refuses the later commands of the same
 lane until a `Step` lists the lane in `reset_lanes`.
@@ -28,7 +28,7 @@ EMPTY_I32: I32 = np.zeros(0, np.int32)
 
 
 class Kind(IntEnum):
-    """Which handler of the worker runs a batch."""
+    """The kind of a batch; it decides which handler of the worker runs the batch."""
 
     EMBED_TXT = 1
     FORWARD = 2
@@ -61,9 +61,9 @@ class Status(IntEnum):
     """How one command of a batch ended on the worker."""
 
     OK = 0
-    SKIPPED = 1  # read an ended slot or embed
+    SKIPPED = 1  # the command read an ended slot or embed
     FAILED = 2  # this command failed; its lane is poisoned
-    REFUSED = 3  # its lane was poisoned before it ran
+    REFUSED = 3  # the command's lane was poisoned before the command ran
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,10 +83,10 @@ class EmbedTxt:
 class Forward:
     """`forward` of the paper's Table 1 for B commands.
 
-    Token i of a command's iemb goes to KV slot `okv_offset + i` of its okv pages (if it has any); its oemb take the
-    last len(oemb) tokens. `mask_bits` holds, for commands that brought a mask, the row-major
-    [len(iemb), len(ikv) * page_size + len(iemb)] booleans packed little-endian, each command padded to whole bytes;
-    `mask_indptr` counts bytes and an empty range means no mask.
+    Token i of a command's iemb goes to KV slot `okv_offset + i` of the command's okv pages, if it has any. The oemb
+    receive the last len(oemb) tokens. `mask_bits` holds the masks: for a command with a mask, the row-major booleans
+    [len(iemb), len(ikv) * page_size + len(iemb)], packed little-endian and padded to whole bytes. `mask_indptr` counts
+    bytes; an empty range means no mask.
     """
 
     lane: U32  # [B]
@@ -140,7 +140,7 @@ class GetNextDist:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """Sample one token an embed into a token slot, on the device."""
+    """For each of B embeds, sample one token into a token slot, on the device."""
 
     lane: U32  # [B]
     embed: I32  # [B] source
@@ -161,7 +161,10 @@ Batch = EmbedTxt | Forward | CopyKvPage | MaskKvPage | GetNextDist | Sample
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What control sends an engine at once. `clear_*` run first, then `reset_lanes`, then the batches in order."""
+    """The commands that control sends an engine in one frame.
+
+    The engine clears (`clear_*`), then resets lanes (`reset_lanes`), then runs the batches in order.
+    """
 
     number: int  # counted by control per engine connection
     batches: tuple[Batch, ...]
@@ -174,7 +177,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class BatchResult:
-    """Answers to one batch of B commands, in its order. Columns that a kind doesn't answer are empty."""
+    """The results of one batch of B commands, in its order. Columns that its kind doesn't have are empty."""
 
     status: U8  # [B] Status
     error: U32  # [B] error number where FAILED, else 0
@@ -189,7 +192,7 @@ class BatchResult:
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """What a worker sends back for one `Step`."""
+    """The results of one `Step`."""
 
     number: int
     results: tuple[BatchResult, ...]

@@ -1,4 +1,4 @@
-"""Steps and results to and from frames: each array field of a dataclass is one `bytes` column, in field order."""
+"""Converts steps and results to and from frames: each array field of a dataclass is one `bytes` column, in order."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ _BATCHES: dict[int, type[Any]] = {int(cls.kind): cls for cls in get_args(s.Batch
 
 
 def _scalar(hint: Any) -> type[np.generic] | None:
-    """X of NDArray[X], None for another hint.
+    """Return X of the type hint NDArray[X], or None for another hint.
 
-    An alias of numpy that was ndarray[shape, dtype[X]] before numpy 2.5, and is NDArray[X] since.
+    NDArray[X] is an alias: before numpy 2.5 its arguments are those of ndarray[shape, dtype[X]], since then X alone.
     """
     inner = (get_args(hint) or (None,))[-1]
     inner = (get_args(inner) or (inner,))[0]
@@ -25,11 +25,11 @@ def _scalar(hint: Any) -> type[np.generic] | None:
 
 
 def _columns_of(cls: type[Any]) -> tuple[tuple[str, np.dtype[Any]], ...]:
-    """Names and dtypes of the array fields of `cls`, in order."""
+    """Return names and dtypes of the array fields of `cls`, in order."""
     hints = get_type_hints(cls)
     scalars = [(f.name, _scalar(hints[f.name])) for f in fields(cls)]
     columns = tuple((name, np.dtype(x).newbyteorder("<")) for name, x in scalars if x is not None)
-    assert columns, f"{cls.__name__} has no arrays: numpy's types are other ones than `_scalar` knows"
+    assert columns, f"{cls.__name__} has no arrays: `_scalar` doesn't understand this numpy's type hints"
     return columns
 
 
@@ -51,7 +51,7 @@ def _unpack(cls: type[Any], columns: Any) -> dict[str, Any]:
 
 
 def step_to_proto(step: s.Step) -> engine_pb2.StepFrame:
-    """The frame of a step."""
+    """Encode a step as a frame."""
     return engine_pb2.StepFrame(
         number=step.number,
         batches=[engine_pb2.BatchFrame(kind=int(b.kind), columns=_pack(b)) for b in step.batches],
@@ -64,10 +64,10 @@ def step_to_proto(step: s.Step) -> engine_pb2.StepFrame:
 
 
 def step_from_proto(frame: engine_pb2.StepFrame) -> s.Step:
-    """The step of a frame; its arrays are read-only views.
+    """Decode a step; its arrays are read-only views of the frame.
 
     Raises:
-        MalformedSubmission: an unknown kind, or columns that don't fit it.
+        MalformedSubmission: a batch has an unknown kind, or columns that don't fit its kind.
     """
     lists = frame.clear_pages, frame.clear_embeds, frame.clear_slots, frame.reset_lanes
     if any(len(ids) % 4 for ids in lists):
@@ -90,7 +90,7 @@ def step_from_proto(frame: engine_pb2.StepFrame) -> s.Step:
 
 
 def result_to_proto(result: s.StepResult) -> engine_pb2.StepResultFrame:
-    """The frame of a step's result."""
+    """Encode a step's results as a frame."""
     return engine_pb2.StepResultFrame(
         number=result.number,
         results=[engine_pb2.BatchResultFrame(columns=_pack(r), detail=r.detail) for r in result.results],
@@ -100,10 +100,10 @@ def result_to_proto(result: s.StepResult) -> engine_pb2.StepResultFrame:
 
 
 def result_from_proto(frame: engine_pb2.StepResultFrame) -> s.StepResult:
-    """The result of a frame.
+    """Decode a step's results.
 
     Raises:
-        MalformedSubmission: columns that don't fit.
+        MalformedSubmission: the columns don't fit.
     """
     return s.StepResult(
         number=frame.number,

@@ -1,4 +1,4 @@
-"""What every error is: a number, fields, a message and a remedy. The errors themselves are in `errors`."""
+"""The base of all errors: a number, fields, a message and a remedy. The errors themselves are in `registry`."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ class TartletError(Exception):
     retryable: ClassVar[bool] = False
 
     def __init__(self, **fields: Any) -> None:
-        """Keep the fields; they fill the message. A field `remedy` is for this one error, in place of its kind's."""
+        """Keep the fields, which fill the message. A field `remedy` replaces the remedy of the class."""
         self.fields: dict[str, Any] = fields
         super().__init__(self.text)
         self.remedy = str(fields.get("remedy", self.remedy))
         if self.remedy:
-            self.add_note(self.remedy)  # for a traceback that nobody has caught
+            self.add_note(self.remedy)  # shown below a traceback
 
     @property
     def name(self) -> str:
@@ -40,7 +40,7 @@ class TartletError(Exception):
 
     @property
     def text(self) -> str:
-        """The message with its fields filled in, seconds with as many digits as matter."""
+        """The message with its fields filled in; floats have six significant digits."""
         shown = {k: _figures(v) if isinstance(v, float) else v for k, v in self.fields.items()}
         try:
             return self.message.format(**shown)
@@ -48,13 +48,13 @@ class TartletError(Exception):
             return f"{self.message} {self.fields}"
 
     @property
-    def told(self) -> str:
+    def explained(self) -> str:
         """The message and, on a line of its own, the remedy, if there is one."""
         return f"{self}\n{self.remedy}".rstrip("\n")
 
     @property
-    def told_in_line(self) -> str:
-        """The same in one text, as a condition's message or a log's has it."""
+    def explained_in_line(self) -> str:
+        """The message and the remedy on one line, for logs and for conditions of Kubernetes objects."""
         return f"{self}: {self.remedy}" if self.remedy else str(self)
 
     def to_json(self) -> bytes:
@@ -63,7 +63,7 @@ class TartletError(Exception):
 
     @staticmethod
     def from_wire(number: int, fields_json: bytes | str) -> TartletError:
-        """The error that `number` names, rebuilt with its fields; unknown numbers become `UnknownError`."""
+        """Rebuild the error that `number` names, with its fields; an unknown number becomes `UnknownError`."""
         try:
             fields = json.loads(fields_json) if fields_json else {}
         except ValueError:
@@ -85,7 +85,7 @@ def _figures(value: float) -> str:
 
 
 def register(number: int, *, retryable: bool = False) -> Any:
-    """Decorate a class with its number, which nobody else may have."""
+    """Decorate an error class with its number, which must be unique."""
 
     def add(cls: _E) -> _E:
         if number in REGISTRY:
@@ -101,7 +101,7 @@ def register(number: int, *, retryable: bool = False) -> Any:
 
 @register(998)
 class UnknownError(TartletError):
-    """What stands for a number that this side doesn't know."""
+    """Stands for an error whose number this release doesn't know."""
 
-    message = "error {code} of a newer release"
-    remedy = "Update this side of Tartlet."
+    message = "error {code}, which this release of Tartlet doesn't know"
+    remedy = "Upgrade Tartlet here to the release of the other side."

@@ -19,7 +19,7 @@ _FIRST_SYSTEM_NUMBER = 400
 
 
 def exit_code(error: TartletError, *, ended: bool = False) -> int:
-    """The exit code of an error; `ended`: a program that ran ended in it."""
+    """The exit code of an error; `ended`: a program ran and ended with this error."""
     if error.number >= _FIRST_SYSTEM_NUMBER:
         return SYSTEM
     return USAGE if isinstance(error, _USAGE) and not ended else PROGRAM_FAILED

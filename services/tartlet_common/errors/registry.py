@@ -2,8 +2,8 @@
 
 Every error that crosses a process boundary is a `TartletError`. Its number is part of the ABI and never reused; the
 SDK's exceptions and the table in `docs/errors.md` are generated from `REGISTRY` (`python -m
-tools.gen_errors`). Numbers: 1xx bad requests, 2xx a program's own fault, 3xx limits and memory,
-4xx parts of the system that went away, 5xx checkpoints and start-up, 9xx our bugs.
+tools.gen_errors`). Numbers: 1xx bad requests, 2xx the program's own fault, 3xx limits and memory, 4xx parts of the
+system that went away, 5xx checkpoints and start-up, 9xx faults of Tartlet.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class MalformedSubmission(TartletError):
 @_register(104)
 class InvalidArgument(TartletError):
     message = "{argument}: {detail}"
-    remedy = ""  # the message has it
+    remedy = ""  # the message says what to do
 
 
 @_register(105)
@@ -79,7 +79,7 @@ class UnknownInferlet(TartletError):
 @_register(111)
 class InvalidSource(TartletError):
     message = "the program's source was refused: {detail}"
-    remedy = "Correct what it names."
+    remedy = "Correct the source as the message says."
 
 
 @_register(112)
@@ -91,13 +91,13 @@ class InvalidConfig(TartletError):
 @_register(113)
 class PermissionDenied(TartletError):
     message = "{caller} may not call {method}"
-    remedy = "Use a certificate of a role that may; docs/security.md has the table."
+    remedy = "Use a certificate whose identity may make this call: the table is in docs/security.md."
 
 
 @_register(114)
 class UnsupportedTrait(TartletError):
     message = "the model {model!r} does not offer {trait}"
-    remedy = "Ask available_traits(model) and adapt, or choose another model; Tokenize takes a tokenizer.json."
+    remedy = "Ask available_traits(model) and adapt, or choose another model; Tokenize needs a tokenizer.json."
 
 
 @_register(115)
@@ -109,7 +109,7 @@ class ProtocolMismatch(TartletError):
 @_register(116)
 class EngineMismatch(TartletError):
     message = "engine refused: {field} of model {model!r} is {theirs}, engines that serve it have {ours}"
-    remedy = "Give it the settings of one that serves the name, or another name, or drain engines of an old form."
+    remedy = "Give it the settings of the engines that serve this name, or another name, or drain the older engines."
 
 
 @_register(117)
@@ -136,7 +136,7 @@ class ProgramFailed(TartletError):
 @_register(202)
 class ProgramTrapped(TartletError):
     message = "the program trapped: {detail}"
-    remedy = "Correct the program; `--native` runs it under a debugger."
+    remedy = "Correct the program; `tartlet run --native` runs a Python program under a debugger."
 
 
 @_register(203)
@@ -148,16 +148,16 @@ class CorruptModule(TartletError):
 @_register(204)
 class CompileTimeout(TartletError):
     message = "compiling the module took longer than {limit_s} s"
-    remedy = "Make the module smaller, or raise compile_timeout_s."
+    remedy = "Make the module smaller, or raise compile_timeout_s, a setting of the runtime."
 
 
 @_register(205)
 class Diverged(TartletError):
     message = "replay diverged from the journal at wait {wait}: {detail}"
-    remedy = "The program or its SDK is not the one that wrote the journal; launch it anew."
+    remedy = "The program or its SDK has changed since the journal was written: launch the program anew."
 
 
-# 206 is retired: what comes behind a failed command ends with that command's own error
+# 206 is retired: commands behind a failed command end with that command's own error
 
 
 @_register(207)
@@ -169,7 +169,7 @@ class ProgramKilled(TartletError):
 @_register(208)
 class DeadlineExceeded(TartletError):
     message = "the program ran longer than its deadline of {deadline_s} s"
-    remedy = "Raise the deadline, or generate less."
+    remedy = "Raise the deadline (--deadline), or generate less."
 
 
 @_register(209)
@@ -202,7 +202,7 @@ class OutOfPages(TartletError):
 @_register(304)
 class ProgramTooLarge(TartletError):
     message = "{kind}: asked for {asked}; the engine has {total} in all"
-    remedy = "Use fewer, or start the engine with more memory."
+    remedy = "Ask for fewer, or start the engine with more memory."
 
 
 @_register(305)
@@ -244,7 +244,7 @@ class Overloaded(TartletError):
 @_register(311)
 class FrameTooLarge(TartletError):
     message = "{size} {what}; the limit is {limit}"
-    remedy = "Send what is long in parts, and return less; split a message, or the ids of one call, into several."
+    remedy = "Send long data in parts and return less; split a message, or the ids of one call, into several."
 
 
 @_register(312)
@@ -295,7 +295,7 @@ class Disconnected(TartletError):
 @_register(407, retryable=True)
 class NoEngine(TartletError):
     message = "no engine is ready"
-    remedy = "Wait until an engine is ready: `tartlet doctor` tells, or on a cluster `kubectl get enginepool`."
+    remedy = "Wait until an engine is ready: `tartlet doctor` shows this, on a cluster `kubectl get enginepool`."
 
 
 # ---- 5xx: checkpoints and start-up ------------------------------------------------------------------------------
@@ -304,9 +304,7 @@ class NoEngine(TartletError):
 @_register(501)
 class CheckpointMissing(TartletError):
     message = "no checkpoint at {path}: {detail}"
-    remedy = (
-        "Give a checkpoint's directory, no hub's or served name: `hf download ORG/NAME --local-dir DIR` brings one."
-    )
+    remedy = "Give a checkpoint's directory, not a model's name: `hf download ORG/NAME --local-dir DIR` makes one."
 
 
 @_register(502)
@@ -330,13 +328,15 @@ class OutOfDeviceMemory(TartletError):
 @_register(505)
 class AddressInUse(TartletError):
     message = "{address} is in use"
-    remedy = "Stop it, or take another address or run directory (TARTLET_RUN_DIR); `tartlet doctor` names who uses one."
+    remedy = (
+        "Stop the process that uses it (`tartlet doctor` names it), or choose another, for example TARTLET_RUN_DIR."
+    )
 
 
 @_register(506)
 class StartFailed(TartletError):
     message = "{role} did not start: {detail}"
-    remedy = "The role's log has the rest."
+    remedy = "The role's log says more."
 
 
 @_register(507)
@@ -351,7 +351,7 @@ class DiskFull(TartletError):
 @_register(901, retryable=True)
 class EngineFailure(TartletError):
     message = "the engine failed: {detail}"
-    remedy = "Launch again; if it repeats, report it with the worker's log."
+    remedy = "Launch the program again; if the failure repeats, report it with the worker's log."
 
 
 @_register(999)

@@ -1,6 +1,7 @@
-"""`/livez`, `/readyz` and `/metrics` as plain HTTP on a port of their own (probes don't speak TLS).
+"""Serves `/livez`, `/readyz` and `/metrics` as plain HTTP on a port of their own, since probes don't speak TLS.
 
-Served from a thread, so that a stalled event loop is seen as one: `/livez` fails when the loop's heartbeat is old.
+A thread of its own serves them, so that a stalled event loop is noticed: `/livez` fails when the loop's heartbeat is
+old.
 """
 
 from __future__ import annotations
@@ -16,30 +17,30 @@ from tartlet_common.clock import Clock, SystemClock
 from tartlet_common.errors.registry import AddressInUse, InvalidConfig
 
 HEARTBEAT_S = 5.0
-"""Every wake of a process that rests costs it 0.1 ms."""
+"""Seconds between heartbeats. Each one wakes an idle process, which costs 0.1 ms of CPU time."""
 STALLED_S = 15.0
 _PATIENCE_S = 5.0
 
 
 class Health:
-    """What a role says of itself; `decide` is what the probes get."""
+    """The state of a role that probes ask for; `decide` gives the answers."""
 
     def __init__(self, clock: Clock | None = None) -> None:
-        """Alive and not ready."""
+        """Begin as alive and not ready."""
         self._clock: Clock = clock or SystemClock()
         self._beat = self._clock.now()
         self._not_ready = "starting"
 
     def beat(self) -> None:
-        """The event loop runs."""
+        """Note that the event loop runs."""
         self._beat = self._clock.now()
 
     def set_ready(self, reason_if_not: str = "") -> None:
-        """Ready, or the reason why not ("loading", "draining", ...)."""
+        """Mark the role as ready, or as not ready for this reason ("loading", "draining", ...)."""
         self._not_ready = reason_if_not
 
     def decide(self, path: str) -> tuple[int, str]:
-        """HTTP status and body of a probe."""
+        """Return the HTTP status and body that answer a probe."""
         stalled_s = self._clock.now() - self._beat
         if stalled_s > STALLED_S:
             return 503, f"event loop stalled for {stalled_s:.0f} s\n"
@@ -52,10 +53,10 @@ class Health:
 
 @contextlib.asynccontextmanager
 async def served(health: Health, address: str) -> AsyncIterator[None]:
-    """Serve `health` at `host:port` ("" serves nowhere) and keep its heartbeat while the body runs.
+    """Serve `health` at `host:port` ("": nowhere) and keep its heartbeat while the body of the `async with` runs.
 
     Raises:
-        AddressInUse: somebody else serves there.
+        AddressInUse: another process serves at this address.
         InvalidConfig: the address isn't host:port.
     """
     if not address:
@@ -79,7 +80,7 @@ async def served(health: Health, address: str) -> AsyncIterator[None]:
 
 
 def _serve(server: ThreadingHTTPServer, ending: threading.Event) -> None:
-    """Answer until ended; `serve_forever` would look twice a second whether it is to end."""
+    """Answer probes until `ending` is set; `serve_forever` would wake twice a second to check for its end."""
     while not ending.is_set():
         server.handle_request()
 
@@ -92,7 +93,7 @@ async def _keep_beating(health: Health) -> None:
 
 def _bind(health: Health, address: str) -> ThreadingHTTPServer:
     class Handler(BaseHTTPRequestHandler):
-        timeout = _PATIENCE_S  # who connects and says nothing holds a thread
+        timeout = _PATIENCE_S  # a silent connection holds a thread
 
         def do_GET(self) -> None:
             if self.path == "/metrics":
@@ -111,7 +112,7 @@ def _bind(health: Health, address: str) -> ThreadingHTTPServer:
             self.wfile.write(body)
 
         def log_message(self, *_: object) -> None:
-            """Probes come every few seconds; their lines would bury the log."""
+            """Log nothing: probes come every few seconds and would fill the log."""
 
     host, _, port = address.rpartition(":")
     try:

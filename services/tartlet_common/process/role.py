@@ -1,4 +1,4 @@
-"""What every role's process does around its own work: flags, logging, telemetry, signals, readiness, parent's death."""
+"""Runs a role as a process: flags, logging, telemetry, signals, readiness, and an end when the parent dies."""
 
 from __future__ import annotations
 
@@ -35,33 +35,33 @@ log = logging.getLogger("tartlet")
 
 
 class Notify:
-    """Tells the process that started this one how it goes, over the descriptor given as --ready-fd."""
+    """Reports a role's start to the process that started it, over the file descriptor given as --ready-fd."""
 
     def __init__(self, fd: int | None, health: Health | None = None) -> None:
-        """`fd` None: nobody asked. `health` is what probes see."""
+        """Report to `fd` (None: to no process); `health` holds the state that probes ask for."""
         self._fd = fd
         self._health = health or Health()
 
     def ready(self, detail: str = "") -> None:
-        """The role serves from now on; `detail` stands behind the word."""
+        """Report that the role serves; `detail` is added to the line."""
         self._health.set_ready()
         self._write(f"ready {detail}".rstrip() + "\n")
 
     def set_ready(self, reason_if_not: str = "") -> None:
-        """What `/readyz` says from now on: ready, or why the role wants no new work ("draining", ...)."""
+        """Set the answer of `/readyz`: ready, or the reason why the role takes no new work ("draining", ...)."""
         self._health.set_ready(reason_if_not)
 
     def progress(self, text: str) -> None:
-        """One line about a long start, for whoever waits."""
+        """Report one line about a start that takes long."""
         self._write(f"progress {text}\n")
 
     def error(self, error: TartletError) -> None:
-        """The role could not start or go on."""
+        """Report the error that ends the role."""
         self._write(f"error {error.number} {error.to_json().decode()}\n")
 
     def _write(self, line: str) -> None:
         if self._fd is not None:
-            with contextlib.suppress(OSError):  # nobody listens any more
+            with contextlib.suppress(OSError):  # the reader has gone
                 os.write(self._fd, line.encode())
 
 
@@ -84,9 +84,8 @@ def run_role(
 ) -> int:
     """Run a role to its end and return the exit code: 0, 2 if its settings are wrong, 3 after another failure.
 
-    SIGTERM and SIGINT cancel `main`, which cleans up and returns.
-
-    `uvloop`: use it where it is installed.
+    SIGTERM and SIGINT cancel `main`, which cleans up and returns. With `uvloop`, the role runs on uvloop where that is
+    installed.
     """
     prog = f"tartlet serve --role {role}"
     usage = f"{prog} [--help] [--config FILE] [--SETTING VALUE ...]"
@@ -123,14 +122,14 @@ def run_role(
 
 
 def _allow_files() -> None:
-    """Open as many files as may be: the usual soft limit of 1024 is for programs that call `select`."""
+    """Raise the soft limit of open files to the hard limit: the usual 1024 is for programs that call `select`."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     with contextlib.suppress(ValueError, OSError):
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def address_space() -> int | None:
-    """Bytes of addresses that this process may have, None: all there are. Its soft limit becomes the hard one."""
+    """Raise the soft limit of address space to the hard limit and return that in bytes; None: there is no limit."""
     _, most = resource.getrlimit(resource.RLIMIT_AS)
     with contextlib.suppress(ValueError, OSError):
         resource.setrlimit(resource.RLIMIT_AS, (most, most))
@@ -139,7 +138,7 @@ def address_space() -> int | None:
 
 def _fail(notify: Notify, role: str, error: TartletError) -> int:
     notify.error(error)
-    sys.stderr.write(f"tartlet {role}: {error.name} ({error.number}): {error.told}\n")
+    sys.stderr.write(f"tartlet {role}: {error.name} ({error.number}): {error.explained}\n")
     return exit_code(error)
 
 
@@ -156,10 +155,10 @@ async def _until_signalled(work: Awaitable[None]) -> None:
 
 
 def signals_cancel(task: asyncio.Task[Any]) -> None:
-    """Have SIGTERM and SIGINT cancel a task, whatever they did before."""
+    """Make SIGTERM and SIGINT cancel a task, in place of their earlier handlers."""
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
-        # Once: a second signal, or the parent's death after it, must not cancel what cleans up.
+        # Once only: a second signal, or the parent's death after the first, must not cancel the cleaning up.
         loop.add_signal_handler(number, lambda: task.cancelling() or task.cancel())
 
 
@@ -172,15 +171,15 @@ def _log_to_stderr(form: str, level: str, role: str) -> None:
 
 
 def _is_no_client_that_left(record: logging.LogRecord) -> bool:
-    """False for gRPC's traceback about a client that has gone while something was written to it: they may."""
+    """False for gRPC's traceback about a client that left while a message was written to it, which is no fault."""
     raised = record.exc_info[1] if record.exc_info else None
     return record.name != "grpc._cython.cygrpc" or type(raised).__name__ != "ExecuteBatchError"
 
 
 def _die_with(parent: int) -> None:
-    """Have the kernel end this process when its parent dies, so that no role outlives a killed `serve`."""
+    """Make the kernel end this process when its parent dies, so that no role outlives a killed `tartlet serve`."""
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
-    if os.getppid() != parent:  # it died before we asked
+    if os.getppid() != parent:  # the parent died before the call above
         sys.exit(1)
 
 

@@ -202,7 +202,7 @@ def main(argv: list[str] | None = None) -> int:
     try:
         build(options.cache_dir, say=_print)
     except TartletError as e:
-        _print(f"error: {e.told}")
+        _print(f"error: {e.explained}")
         return 1
     return 0
 

@@ -22,5 +22,5 @@ def test_message_and_remedy_are_filled(cls: type[TartletError], value: object) -
     texts = (cls.message, cls.remedy)
     names = {name for text in texts for _, name, _, _ in string.Formatter().parse(text) if name}
     error = cls(**dict.fromkeys(names, value))
-    assert "{" not in error.told
+    assert "{" not in error.explained
     assert error.remedy.endswith(".")

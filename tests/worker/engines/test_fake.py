@@ -326,7 +326,7 @@ from tartlet_worker.app import load
 try:
     load(WorkerSettings(model=pathlib.Path("models/demo")), print)
 except InvalidConfig as e:
-    print(e.told)
+    print(e.explained)
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, env={})
     assert "the package safetensors isn't in this image" in done.stdout, done.stderr

@@ -133,7 +133,7 @@ class InvalidSource(RequestError):
 
     number: ClassVar[int] = 111
     message: ClassVar[str] = "the program's source was refused: {detail}"
-    remedy: ClassVar[str] = "Correct what it names."
+    remedy: ClassVar[str] = "Correct the source as the message says."
 
 
 class InvalidConfig(RequestError):
@@ -149,7 +149,7 @@ class PermissionDenied(RequestError):
 
     number: ClassVar[int] = 113
     message: ClassVar[str] = "{caller} may not call {method}"
-    remedy: ClassVar[str] = "Use a certificate of a role that may; docs/security.md has the table."
+    remedy: ClassVar[str] = "Use a certificate whose identity may make this call: the table is in docs/security.md."
 
 
 class UnsupportedTrait(RequestError):
@@ -158,7 +158,7 @@ class UnsupportedTrait(RequestError):
     number: ClassVar[int] = 114
     message: ClassVar[str] = "the model {model!r} does not offer {trait}"
     remedy: ClassVar[str] = (
-        "Ask available_traits(model) and adapt, or choose another model; Tokenize takes a tokenizer.json."
+        "Ask available_traits(model) and adapt, or choose another model; Tokenize needs a tokenizer.json."
     )
 
 
@@ -176,7 +176,7 @@ class EngineMismatch(RequestError):
     number: ClassVar[int] = 116
     message: ClassVar[str] = "engine refused: {field} of model {model!r} is {theirs}, engines that serve it have {ours}"
     remedy: ClassVar[str] = (
-        "Give it the settings of one that serves the name, or another name, or drain engines of an old form."
+        "Give it the settings of the engines that serve this name, or another name, or drain the older engines."
     )
 
 
@@ -209,7 +209,7 @@ class ProgramTrapped(ProgramError):
 
     number: ClassVar[int] = 202
     message: ClassVar[str] = "the program trapped: {detail}"
-    remedy: ClassVar[str] = "Correct the program; `--native` runs it under a debugger."
+    remedy: ClassVar[str] = "Correct the program; `tartlet run --native` runs a Python program under a debugger."
 
 
 class CorruptModule(ProgramError):
@@ -225,7 +225,7 @@ class CompileTimeout(ProgramError):
 
     number: ClassVar[int] = 204
     message: ClassVar[str] = "compiling the module took longer than {limit_s} s"
-    remedy: ClassVar[str] = "Make the module smaller, or raise compile_timeout_s."
+    remedy: ClassVar[str] = "Make the module smaller, or raise compile_timeout_s, a setting of the runtime."
 
 
 class Diverged(ProgramError):
@@ -233,7 +233,7 @@ class Diverged(ProgramError):
 
     number: ClassVar[int] = 205
     message: ClassVar[str] = "replay diverged from the journal at wait {wait}: {detail}"
-    remedy: ClassVar[str] = "The program or its SDK is not the one that wrote the journal; launch it anew."
+    remedy: ClassVar[str] = "The program or its SDK has changed since the journal was written: launch the program anew."
 
 
 class ProgramKilled(ProgramError):
@@ -249,7 +249,7 @@ class DeadlineExceeded(ProgramError):
 
     number: ClassVar[int] = 208
     message: ClassVar[str] = "the program ran longer than its deadline of {deadline_s} s"
-    remedy: ClassVar[str] = "Raise the deadline, or generate less."
+    remedy: ClassVar[str] = "Raise the deadline (--deadline), or generate less."
 
 
 class NotAllowed(ProgramError):
@@ -290,7 +290,7 @@ class ProgramTooLarge(LimitError):
 
     number: ClassVar[int] = 304
     message: ClassVar[str] = "{kind}: asked for {asked}; the engine has {total} in all"
-    remedy: ClassVar[str] = "Use fewer, or start the engine with more memory."
+    remedy: ClassVar[str] = "Ask for fewer, or start the engine with more memory."
 
 
 class ProgramMemoryExceeded(LimitError):
@@ -350,7 +350,7 @@ class FrameTooLarge(LimitError):
     number: ClassVar[int] = 311
     message: ClassVar[str] = "{size} {what}; the limit is {limit}"
     remedy: ClassVar[str] = (
-        "Send what is long in parts, and return less; split a message, or the ids of one call, into several."
+        "Send long data in parts and return less; split a message, or the ids of one call, into several."
     )
 
 
@@ -425,7 +425,7 @@ class NoEngine(LostError):
     number: ClassVar[int] = 407
     message: ClassVar[str] = "no engine is ready"
     remedy: ClassVar[str] = (
-        "Wait until an engine is ready: `tartlet doctor` tells, or on a cluster `kubectl get enginepool`."
+        "Wait until an engine is ready: `tartlet doctor` shows this, on a cluster `kubectl get enginepool`."
     )
     retryable: ClassVar[bool] = True
 
@@ -436,7 +436,7 @@ class CheckpointMissing(StartError):
     number: ClassVar[int] = 501
     message: ClassVar[str] = "no checkpoint at {path}: {detail}"
     remedy: ClassVar[str] = (
-        "Give a checkpoint's directory, no hub's or served name: `hf download ORG/NAME --local-dir DIR` brings one."
+        "Give a checkpoint's directory, not a model's name: `hf download ORG/NAME --local-dir DIR` makes one."
     )
 
 
@@ -470,7 +470,7 @@ class AddressInUse(StartError):
     number: ClassVar[int] = 505
     message: ClassVar[str] = "{address} is in use"
     remedy: ClassVar[str] = (
-        "Stop it, or take another address or run directory (TARTLET_RUN_DIR); `tartlet doctor` names who uses one."
+        "Stop the process that uses it (`tartlet doctor` names it), or choose another, for example TARTLET_RUN_DIR."
     )
 
 
@@ -479,7 +479,7 @@ class StartFailed(StartError):
 
     number: ClassVar[int] = 506
     message: ClassVar[str] = "{role} did not start: {detail}"
-    remedy: ClassVar[str] = "The role's log has the rest."
+    remedy: ClassVar[str] = "The role's log says more."
 
 
 class DiskFull(StartError):
@@ -495,16 +495,16 @@ class EngineFailure(InternalFault):
 
     number: ClassVar[int] = 901
     message: ClassVar[str] = "the engine failed: {detail}"
-    remedy: ClassVar[str] = "Launch again; if it repeats, report it with the worker's log."
+    remedy: ClassVar[str] = "Launch the program again; if the failure repeats, report it with the worker's log."
     retryable: ClassVar[bool] = True
 
 
 class UnknownError(InternalFault):
-    """998: error {code} of a newer release."""
+    """998: error {code}, which this release of Tartlet doesn't know."""
 
     number: ClassVar[int] = 998
-    message: ClassVar[str] = "error {code} of a newer release"
-    remedy: ClassVar[str] = "Update this side of Tartlet."
+    message: ClassVar[str] = "error {code}, which this release of Tartlet doesn't know"
+    remedy: ClassVar[str] = "Upgrade Tartlet here to the release of the other side."
 
 
 class InternalError(InternalFault):
