@@ -286,6 +286,13 @@ def test_doctor_without_a_server_warns_and_says_what_to_do(run_dir: Path) -> Non
     assert (device["status"], "TARTLET_WORKER_DEVICE=cpu" in device["remedy"]) == ("fail", True)
 
 
+def test_doctor_says_which_setting_leaves_the_fast_path(run_dir: Path) -> None:
+    asked = tartlet_cli(run_dir, "doctor", "--json", TARTLET_WORKER_THREADS="2", TARTLET_WORKER_DTYPE="float32")
+    check = next(check for check in json.loads(asked.stdout) if check["name"] == "fast path")
+    assert check["status"] == "warn"
+    assert ("threads=1" in check["found"], "dtype=bfloat16" in check["found"]) == (True, True)
+
+
 @pytest.mark.parametrize(
     "line", [("serve",), ("run", str(PROGRAMS / "echo.py")), *(("serve", "--role", r) for r in ("control", "runtime"))]
 )

@@ -15,9 +15,6 @@ from tartlet_worker.attention.base import AttentionBatch
 from tartlet_worker.kernels import library
 from tartlet_worker.kernels.library import address
 
-MAX_GROUP = 32
-"""Query heads that may share one key head (MAX_GROUP of attention.h)."""
-
 
 @dataclass(frozen=True, slots=True)
 class Prepared:

@@ -14,6 +14,8 @@ import numpy.typing as npt
 
 SOURCES = ("decoder.c", "attention.h", "attention_amx.h", "gemm.h", "sampling.h", "simd.h")
 FLAGS = ("-O3", "-march=native", "-shared", "-fPIC", "-std=gnu11")
+MAX_GROUP = 32
+"""Query heads that may share one key head (MAX_GROUP of attention.h)."""
 NEEDED_CPU_FLAGS = frozenset({"avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_bf16"})
 
 

@@ -15,14 +15,14 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from tartlet_worker.attention.c_kernel import MAX_GROUP, allowed_pointers
+from tartlet_worker.attention.c_kernel import allowed_pointers
 from tartlet_worker.checkpoints.model_config import ModelConfig
 from tartlet_worker.checkpoints.tensors import EMBEDDING, FINAL_NORM, LM_HEAD
 from tartlet_worker.checkpoints.weights import WeightReader
 from tartlet_worker.csr import Ints
 from tartlet_worker.engine import nobody
 from tartlet_worker.kernels import library
-from tartlet_worker.kernels.library import CLayer, CMatrix, CModel, CPass, address
+from tartlet_worker.kernels.library import MAX_GROUP, CLayer, CMatrix, CModel, CPass, address
 from tartlet_worker.models.base import ForwardPlan
 from tartlet_worker.models.rope import RopeTable
 from tartlet_worker.pools import Pools

@@ -16,7 +16,7 @@ from tartlet_common.engine import defaults
 from tartlet_common.engine.spec import EngineSpec
 from tartlet_common.errors.registry import OutOfDeviceMemory
 from tartlet_worker.attention.base import Attention
-from tartlet_worker.attention.c_kernel import MAX_GROUP, CKernel
+from tartlet_worker.attention.c_kernel import CKernel
 from tartlet_worker.attention.torch_chunked import TorchChunked
 from tartlet_worker.attention.torch_gather import TorchGather
 from tartlet_worker.checkpoints.model_config import ModelConfig, read_config
@@ -24,6 +24,7 @@ from tartlet_worker.checkpoints.tensors import digest
 from tartlet_worker.checkpoints.text_files import TOKENIZER, Texts, read_texts
 from tartlet_worker.checkpoints.weights import WeightReader
 from tartlet_worker.kernels import available
+from tartlet_worker.kernels.library import MAX_GROUP
 from tartlet_worker.models.base import Decoder
 from tartlet_worker.models.c_decoder import CDecoder, supports
 from tartlet_worker.models.torch_decoder import TorchDecoder
@@ -32,6 +33,7 @@ from tartlet_worker.sampling.base import Sampler
 from tartlet_worker.sampling.c_sampler import CSampler
 from tartlet_worker.sampling.torch_sampler import TorchSampler
 from tartlet_worker.torch_engine.engine import TorchEngine
+from tartlet_worker.torch_engine.fast_path import Machine, resolve_dtype, slow_path_reasons
 from tartlet_worker.torch_engine.memory import check_device, free_bytes
 
 log = logging.getLogger("tartlet.worker")
@@ -144,15 +146,6 @@ def engine_from_settings(settings: WorkerSettings, progress: Callable[[str], Non
     )
 
 
-def resolve_dtype(name: str, config: ModelConfig) -> str:
-    """A name in `DTYPES`: "auto" is the checkpoint's, bfloat16 where that is neither (float16)."""
-    if name == "auto":
-        return config.dtype if config.dtype in DTYPES else "bfloat16"
-    if name not in DTYPES:
-        raise ValueError(f"dtype {name!r} is none of auto, {', '.join(DTYPES)}")
-    return name
-
-
 def pool_sizes(config: ModelConfig, options: EngineOptions) -> PoolSizes:
     """Pools that the options ask for.
 
@@ -177,12 +170,17 @@ def pool_sizes(config: ModelConfig, options: EngineOptions) -> PoolSizes:
 
 
 def make_decoder(config: ModelConfig, options: EngineOptions, reader: WeightReader, dtype: torch.dtype) -> Decoder:
-    """The C decoder where it can run and wins (one thread, bf16), else the one in torch."""
+    """Make the C decoder where it can run and wins (one thread, bf16), else the one in torch; log why it can't."""
     if options.kernels not in {"auto", "c", "torch"}:
         raise ValueError(f"kernels {options.kernels!r} is none of auto, c, torch")
-    c_runs = supports(config, options.device, dtype) and options.attention == "auto"
-    if c_runs and (options.kernels == "c" or (options.kernels == "auto" and torch.get_num_threads() == 1)):
-        return CDecoder(config, reader)
+    chosen_by_hand = options.kernels == "torch" or options.attention != "auto"
+    threads = 1 if options.kernels == "c" else torch.get_num_threads()
+    reasons = slow_path_reasons(options.device, options.dtype, threads, config.group, Machine.this())
+    if not chosen_by_hand:
+        if supports(config, options.device, dtype) and not reasons:
+            return CDecoder(config, reader)
+        if reasons:
+            log.warning("decoding does not take the fast path: %s", "; ".join(reasons))
     attention = make_attention(config, options)
     return TorchDecoder(config, reader, attention, device=options.device, batch_invariant=options.batch_invariant)
 

@@ -74,6 +74,7 @@ def machine() -> Iterator[Check]:
     yield _memory()
     yield _addresses()
     yield _model()
+    yield from _fast_path()
 
 
 def _packages() -> Iterator[Check]:
@@ -179,6 +180,29 @@ def _model() -> Check:
         return Check("model", "ok", str(find_model(None)))
     except CheckpointMissing as e:
         return Check("model", "warn", str(e), "Give --model PATH, set TARTLET_MODEL, or use --engine fake.")
+
+
+def _fast_path() -> Iterator[Check]:
+    """Check whether a worker started here would take the fast path on the CPU; the worker's own module is asked."""
+    from tartlet_cli.console.places import find_model
+    from tartlet_common.errors.registry import CheckpointMissing
+
+    if importlib.util.find_spec("safetensors") is None:  # there is no torch engine here either
+        return
+    try:
+        model = find_model(None)
+    except CheckpointMissing:  # the check of the model says so
+        return
+    command = [sys.executable, "-m", "tartlet_worker.torch_engine.fast_path", str(model)]
+    asked = subprocess.run(command, capture_output=True, text=True, check=False)
+    if asked.returncode:
+        last = asked.stderr.strip().rpartition("\n")[2]
+        yield Check("fast path", "warn", f"could not be found out: {last}", "Run `tartlet config` to see the settings.")
+    elif asked.stdout.strip():
+        remedy = "Decoding works without it, but takes longer."
+        yield Check("fast path", "warn", "; ".join(asked.stdout.strip().splitlines()), remedy)
+    else:
+        yield Check("fast path", "ok", "taken")
 
 
 async def serving(server: str | None) -> list[Check]:
