@@ -4,6 +4,9 @@ SHELL := /bin/bash
 .NOTPARALLEL:
 MAKEFLAGS += --no-print-directory
 
+# Without cached bytecode each of the hundreds of processes that the tests start compiles all its modules anew.
+unexport PYTHONDONTWRITEBYTECODE
+
 BIN := .venv/bin
 STAGE := tools/stage.sh
 PROMPT ?= 374+588=

@@ -15,6 +15,8 @@ from tests.run_directory import run_directory
 # Two cores serve the test and the processes that it starts: more threads than that only wait for each other.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+# Without cached bytecode each process that a test starts compiles all its modules anew.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 # Nothing is fetched: models, tokenizers and programs are in the repository or made by the test.
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["TRANSFORMERS_OFFLINE"] = "1"
