@@ -88,6 +88,15 @@ install_tartlet() {
     "$UV" pip install --quiet --python "$VENV/bin/python" --no-deps --no-build-isolation -e .
 }
 
+compile_packages() { # once, whatever PYTHONDONTWRITEBYTECODE says: without bytecode, importing torch takes twice as long
+    # torch brings files for later Pythons, which this one can't compile, and nobody imports
+    "$VENV/bin/python" -m compileall -q -j 0 "$VENV"/lib/python*/site-packages >/dev/null || true
+}
+
+compile_sources() { # the same for what is imported from the checkout; at once where nothing has changed
+    "$VENV/bin/python" -m compileall -q services gpu_worker operator protos inferlets/sdk/python || true
+}
+
 build_kernels() { # at most a few seconds: the worker's C kernels; without a compiler torch does their work
     [ -f gpu_worker/tartlet_worker/kernels/build.py ] || return 0
     local said
@@ -113,6 +122,10 @@ if stale packages constraints/all.txt "$VENV/pyvenv.cfg"; then
     timed "locked packages (several GB the first time)" install_locked
     leave packages constraints/all.txt "$VENV/pyvenv.cfg"
 fi
+if stale bytecode "$STAMPS/packages"; then
+    timed "bytecode of the packages" compile_packages
+    leave bytecode "$STAMPS/packages"
+fi
 if stale tartlet pyproject.toml "$STAMPS/packages"; then
     timed "tartlet" install_tartlet
     leave tartlet pyproject.toml "$STAMPS/packages"
@@ -120,3 +133,4 @@ fi
 # These two key what they make by digest themselves, in the user's cache, so they are asked every time and answer at once.
 build_kernels
 build_guest
+compile_sources

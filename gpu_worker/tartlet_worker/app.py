@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import logging
 import sys
 from collections.abc import Callable
@@ -72,9 +73,14 @@ def load(settings: WorkerSettings, progress: Callable[[str], None]) -> Engine:
 async def main(settings: WorkerSettings, notify: Notify) -> None:
     """Load the engine, then serve it until SIGTERM has drained it."""
     notify.set_ready("loading")
-    engine = await asyncio.to_thread(load, settings, notify.progress)
-    notify.progress("warming up")
-    await asyncio.to_thread(warm_up, engine)
+    gc.disable()  # importing torch makes a million objects and no garbage: collecting would take a fifth of the import
+    try:
+        engine = await asyncio.to_thread(load, settings, notify.progress)
+        notify.progress("warming up")
+        await asyncio.to_thread(warm_up, engine)
+    finally:
+        gc.freeze()
+        gc.enable()
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
     link = Link(engine, settings.control, Tls.of(settings), notify.ready, settings.engine_id)
     link.on_state = notify.set_ready

@@ -28,6 +28,7 @@ from tartlet_common.config.paths import cache_dir, check_socket, make_private, r
 from tartlet_common.errors.registry import AddressInUse, DiskFull, StartFailed, TartletError
 
 ROLES = ("control", "runtime", "worker")
+_START_ORDER = ("worker", "runtime", "control")  # the slowest first
 SOCKETS = ("runtime.sock", "control.sock", "control.sock.frames", "guest.sock")
 """In the run directory."""
 
@@ -231,7 +232,7 @@ class LocalStack:
     # ---- one role -----------------------------------------------------------------------------------------------
 
     async def _start_all(self) -> None:
-        for role in ROLES:
+        for role in _START_ORDER:
             self._children[role] = self._child(role)
             self._up[role] = asyncio.Event()
             await self._children[role].start()

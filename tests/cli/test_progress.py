@@ -8,6 +8,7 @@ import pty
 import re
 import subprocess
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 
 from tests.e2e.serving import PROGRAMS, command, environment
@@ -42,7 +43,10 @@ def screen(shown: str) -> list[str]:
 def test_a_run_shows_how_far_its_start_is_and_wipes_that(run_dir: Path) -> None:
     args = ("run", "--engine", "fake", str(PROGRAMS / "sampled.py"), "hello", "0", "0", "1", "1")
     out, shown = on_terminal(run_dir, *args, until=lambda _: False)
-    assert f"{WIPE}starting control, runtime and worker{WIPE}worker: warming up{WIPE}" in shown
+    told = [part for part in shown.split(WIPE) if part.startswith("starting: ")]
+    assert told[0] == "starting: waiting for control, runtime and worker"
+    assert any("worker (warming up)" in line for line in told)
+    assert all(len(later) <= len(sooner) for sooner, later in pairwise(line.split(" (")[0] for line in told))
     closing, rest = screen(shown)
     assert closing.startswith("[24 tokens, ")
     assert rest == ""

@@ -254,9 +254,10 @@ class _Session:
 
     @contextlib.asynccontextmanager
     async def _own_stack(self) -> Any:
-        from tartlet.local import LocalStack, StackConfig
+        from tartlet.local import ROLES, LocalStack, StackConfig, Started
         from tartlet.local import Progress as Told
         from tartlet_cli.console.places import backend
+        from tartlet_cli.console.terminal import Waiting
         from tartlet_common.config.paths import make_private, run_dir
         from tartlet_common.errors.registry import TartletError
 
@@ -265,14 +266,20 @@ class _Session:
         base = make_private(run_dir())
         _sweep(base)
         directory = Path(tempfile.mkdtemp(prefix=f"run-{os.getpid()}-", dir=base))
+        waiting = Waiting(ROLES)
 
         def report(event: Any) -> None:
+            if self._printer.started_s:  # a role that dies later is started again without a line
+                return
             if isinstance(event, Told):
-                self._progress.show(f"{event.role}: {event.text}")
+                waiting.told(event.role, event.text)
+            elif isinstance(event, Started):
+                waiting.serves(event.role)
+            self._progress.show(str(waiting))
 
         config = StackConfig(engine=chosen.engine, model=chosen.model, directory=directory, config=options.config)
         self._stack = LocalStack(config, report)
-        self._progress.show("starting control, runtime and worker")
+        self._progress.show(str(waiting))
         start = time.monotonic()
         try:
             async with self._stack as stack:

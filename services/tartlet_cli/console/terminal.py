@@ -7,7 +7,7 @@ import contextlib
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, BinaryIO, Self
 
 from tartlet.events import Accepted, Ended, Event, Message, Stderr, Stdout, Usage
@@ -49,6 +49,33 @@ class Progress:
         yield
         if line:
             self.show(line)
+
+
+class Waiting:
+    """The roles that a start still waits for.
+
+    Example:
+        >>> waiting = Waiting(("control", "runtime", "worker"))
+        >>> waiting.told("worker", "importing torch")
+        >>> waiting.serves("control")
+        >>> print(waiting)
+        starting: waiting for runtime and worker (importing torch)
+    """
+
+    def __init__(self, roles: Iterable[str]) -> None:
+        self._doing = dict.fromkeys(roles, "")
+
+    def told(self, role: str, text: str) -> None:
+        """Note what a role does at the moment."""
+        self._doing[role] = text
+
+    def serves(self, role: str) -> None:
+        """Note that a role is no longer waited for."""
+        self._doing.pop(role, None)
+
+    def __str__(self) -> str:
+        late = [f"{role} ({text})" if text else role for role, text in self._doing.items()]
+        return f"starting: waiting for {', '.join([*late[:-2], ' and '.join(late[-2:])])}" if late else "started"
 
 
 def _write_error(text: str) -> None:
