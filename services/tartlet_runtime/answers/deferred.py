@@ -63,16 +63,31 @@ class Deferred:
         self.jobs.clear()
 
 
-class Caller(Protocol):
-    """The program that waits."""
-
-    deferred: Deferred
+class Answers(Protocol):
+    """A program's inbox, as far as answers go."""
 
     def answer(self, row: Row, payload: bytes) -> None:
-        """Answer a record, if it awaits an answer."""
+        """Answer a command if the program awaits the answer."""
 
-    def refuse_later(self, row: Row, error: TartletError) -> None:
-        """Answer a record with an error; one that nobody awaits ends the program."""
+    def refuse(self, row: Row, error: TartletError) -> None:
+        """Answer a command with an error, or raise the error if the program doesn't await the answer."""
+
+    def receive(self, ticket: int) -> None:
+        """Answer `ticket` with the program's next message."""
+
+
+class Waiter(Protocol):
+    """The program that an answer is for."""
+
+    deferred: Deferred
+    """Its answers that are worked on beside the loop."""
+
+    @property
+    def inbox(self) -> Answers:
+        """Where its answers go."""
+
+    def end(self, error: TartletError | None) -> None:
+        """End the program."""
 
 
 class Bench:
@@ -83,7 +98,7 @@ class Bench:
         self._spawn = spawn
         self._threads = ThreadPoolExecutor(THREADS, "tokenizing")
 
-    def put(self, caller: Caller, job: Job) -> None:
+    def put(self, caller: Waiter, job: Job) -> None:
         """Do `job` after the caller's others.
 
         Raises:
@@ -102,7 +117,7 @@ class Bench:
         """Begin no more jobs."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
-    async def _work_off(self, caller: Caller) -> None:
+    async def _work_off(self, caller: Waiter) -> None:
         deferred = caller.deferred
         try:
             while deferred.jobs:
@@ -115,15 +130,23 @@ class Bench:
         finally:
             deferred.is_working = False
 
-    async def _do(self, caller: Caller, job: Job) -> None:
+    async def _do(self, caller: Waiter, job: Job) -> None:
         try:
             tokenizer = job.tokenizer
             if not isinstance(tokenizer, TokenizerEntry):
                 tokenizer = await asyncio.shield(tokenizer)
             loop = asyncio.get_running_loop()
-            caller.answer(job.row, await loop.run_in_executor(self._threads, job.work, tokenizer))
+            caller.inbox.answer(job.row, await loop.run_in_executor(self._threads, job.work, tokenizer))
         except TartletError as e:
-            caller.refuse_later(job.row, e)
-        except Exception as e:  # our own bug: who waits for this answer is told
+            _refuse(caller, job.row, e)
+        except Exception as e:  # our own bug: the program that waits for this answer is told
             log.exception("an answer that was worked on beside the loop")
-            caller.refuse_later(job.row, InternalError(detail=repr(e)))
+            _refuse(caller, job.row, InternalError(detail=repr(e)))
+
+
+def _refuse(caller: Waiter, row: Row, error: TartletError) -> None:
+    """Answer a command with an error; an error that the program doesn't await ends it."""
+    try:
+        caller.inbox.refuse(row, error)
+    except TartletError as e:
+        caller.end(e)

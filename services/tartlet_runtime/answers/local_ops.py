@@ -17,7 +17,7 @@ from tartlet_common.errors.registry import InvalidArgument, TartletError, Unsupp
 from tartlet_runtime.abi.guest import STDERR, STDOUT
 from tartlet_runtime.abi.submission import Row
 from tartlet_runtime.answers.chat import format_chat, special_texts
-from tartlet_runtime.answers.deferred import Bench, Deferred, Job, Work
+from tartlet_runtime.answers.deferred import Bench, Job, Waiter, Work
 from tartlet_runtime.answers.models import ModelTable, Spawn
 from tartlet_runtime.answers.tokens import TokenizerEntry
 
@@ -28,12 +28,20 @@ _TOKEN_COST = 16
 _AWAIT = int(Flag.AWAIT)
 
 
-class Caller(Protocol):
+class OutputSink(Protocol):
+    """A program's output, as far as its own commands go."""
+
+    def write(self, stream: int, data: bytes) -> None:
+        """Add to stdout or stderr."""
+
+    def send(self, message: bytes) -> None:
+        """Send a message to the clients."""
+
+
+class Caller(Waiter, Protocol):
     """The program that asks."""
 
     model: str
-    deferred: Deferred
-    """Answers of its that are worked on beside the loop."""
     eager_bytes: int
     """Payloads worked on at once since its last turn."""
 
@@ -41,23 +49,9 @@ class Caller(Protocol):
     def args(self) -> tuple[str, ...]:
         """What it was launched with."""
 
-    def write(self, stream: int, data: bytes) -> None:
-        """Add to its stdout or stderr."""
-
-    def send(self, message: bytes) -> None:
-        """Send a message to its clients."""
-
-    def receive(self, ticket: int) -> None:
-        """Answer `ticket` with its next message."""
-
-    def answer(self, row: Row, payload: bytes) -> None:
-        """Answer a record, if it awaits an answer."""
-
-    def refuse(self, row: Row, error: TartletError) -> None:
-        """Answer a record with an error; raise it if nobody awaits the answer."""
-
-    def refuse_later(self, row: Row, error: TartletError) -> None:
-        """The same, not from within the guest's step: an error that nobody awaits ends the program."""
+    @property
+    def output(self) -> OutputSink:
+        """Where its output goes."""
 
 
 class LocalOps:
@@ -90,20 +84,20 @@ class LocalOps:
         try:
             answer = self._table[row[0]](caller, row, payload)
         except TartletError as e:
-            caller.refuse(row, e)
+            caller.inbox.refuse(row, e)
             return
         if answer is not None:
-            caller.answer(row, answer)
+            caller.inbox.answer(row, answer)
 
     def _log(self, caller: Caller, row: Row, payload: bytes) -> None:
-        caller.write(STDERR if row[4] == STDERR else STDOUT, payload)
+        caller.output.write(STDERR if row[4] == STDERR else STDOUT, payload)
 
     def _send(self, caller: Caller, row: Row, payload: bytes) -> None:
-        caller.send(payload)
+        caller.output.send(payload)
 
     def _receive(self, caller: Caller, row: Row, payload: bytes) -> None:
         if row[1] & _AWAIT:  # else it would take a message that nobody gets
-            caller.receive(row[2])
+            caller.inbox.receive(row[2])
 
     def _get_arg(self, caller: Caller, row: Row, payload: bytes) -> bytes | None:
         return json.dumps(caller.args).encode() if row[1] & _AWAIT else None

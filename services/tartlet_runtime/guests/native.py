@@ -126,7 +126,7 @@ class NativeGuest:
             self.program.end(ProgramFailed(traceback="the program's process ended without a result"))
 
     def _wait(self, max_records: int, timeout_us: int) -> None:
-        if self.program.is_waiting:
+        if self.program.wait.max_records is not None:
             raise MalformedSubmission(detail="a wait inside a wait")
         delivery = self.program.on_wait(max_records, timeout_us)
         if delivery is not None:

@@ -12,8 +12,8 @@ from tartlet_protos import common_pb2
 from tartlet_runtime.abi.guest import Delivery, Guest, Host, Outcome, Phase, clip_traceback
 from tartlet_runtime.abi.limits import PYTHON_BYTES, ProgramLimits
 from tartlet_runtime.guests.build import python_guest
-from tartlet_runtime.program.program import Program
-from tartlet_runtime.program.spec import MakeGuest, ProgramSpec
+from tartlet_runtime.program.program import MakeGuest, Program
+from tartlet_runtime.program.spec import ProgramSpec
 from tartlet_runtime.wasm import (
     AotCache,
     GuestClock,

@@ -1,74 +1,195 @@
-"""What waits to be told to a guest: records and their payload, in the order they came."""
+"""What waits to be told to one program: answers and failures as records, and messages from clients; all bounded."""
 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from struct import Struct
 
-from tartlet_common.abi import ABI_VERSION, RECORD_BYTES, Event
-from tartlet_common.errors.registry import TartletError
-from tartlet_runtime.abi.submission import HEADER_STRUCT, ROW_STRUCT
+from tartlet_common.abi import ABI_VERSION, RECORD_BYTES, Event, Flag
+from tartlet_common.errors.registry import (
+    FrameTooLarge,
+    InboxFull,
+    ResourceQuotaExceeded,
+    TartletError,
+    TooManyCommands,
+)
+from tartlet_runtime.abi.limits import MAX_INBOX_BYTES, MAX_MESSAGE_BYTES, ProgramLimits
+from tartlet_runtime.abi.submission import HEADER_STRUCT, ROW_STRUCT, Row
 
-_OFFSET = Struct("<I")
-_OFFSET_AT = 24  # of the offset in a record
 MAX_DELIVERY_BYTES = 4 << 20
 """A delivery is cut between records so that guests can have a fixed buffer; a single larger record still goes out."""
+_OFFSET = Struct("<I")
+_OFFSET_AT = 24  # of the offset in a record
+_AWAIT = int(Flag.AWAIT)
+_RECORDS_PER_COMMAND = 2  # the runtime's own answers come on top of control's
+_SPARE_RECORDS = 64  # for failures of queues and the like, which no command asked for
 
 
-def delivery(count: int, records: bytes, payload: bytes) -> bytes:
-    """Header, records and payload as one byte string."""
+def pack_delivery(count: int, records: bytes, payload: bytes) -> bytes:
+    """Return header, records and payload as one byte string."""
     return HEADER_STRUCT.pack(ABI_VERSION, 0, count, len(payload), 0) + records + payload
 
 
-TIMER_DELIVERY = delivery(1, ROW_STRUCT.pack(Event.TIMER, 0, 0, 0, 0, 0, 0, 0, 0), b"")
+TIMER_DELIVERY = pack_delivery(1, ROW_STRUCT.pack(Event.TIMER, 0, 0, 0, 0, 0, 0, 0, 0), b"")
+"""The answer to a wait whose time limit has passed."""
 
 
 class Inbox:
-    """Chunks of records with payload.
+    """Chunks of records with their payload, and the messages and `receive` calls that wait for one another.
+
+    A command stops counting as in flight when its answer arrives here, so answers that the program doesn't take have
+    bounds of their own: `MAX_INBOX_BYTES`, and twice the program's commands in flight.
 
     Example:
-        >>> inbox = Inbox()
-        >>> inbox.result(ticket=7, payload=b"hi")
-        >>> len(inbox), len(inbox.take(10))
+        >>> from tartlet_common.config.settings import RuntimeSettings
+        >>> from tartlet_runtime.abi.limits import default_limits
+        >>> inbox = Inbox(default_limits(RuntimeSettings()), arrived=lambda: None, heard=lambda: None)
+        >>> inbox.receive(ticket=7)
+        >>> inbox.put_message(b"hi")
+        >>> inbox.count, len(inbox.take(10))
         (1, 50)
     """
 
-    __slots__ = ("_chunks", "_taken", "count", "payload_bytes")
+    __slots__ = (
+        "_arrived",
+        "_chunks",
+        "_heard",
+        "_is_closed",
+        "_limits",
+        "_message_bytes",
+        "_messages",
+        "_receives",
+        "_taken",
+        "count",
+        "payload_bytes",
+    )
 
-    def __init__(self) -> None:
-        """Start empty."""
+    def __init__(self, limits: ProgramLimits, arrived: Callable[[], None], heard: Callable[[], None]) -> None:
+        """Start empty.
+
+        Args:
+            limits: the program's.
+            arrived: called after each addition of records.
+            heard: called when the program asks for a message, or a message answers its request.
+        """
+        self._limits = limits
+        self._arrived = arrived
+        self._heard = heard
         self._chunks: deque[tuple[int, bytes, bytes]] = deque()
-        self._taken = 0  # records of the first chunk that were delivered: it is not copied for each of them
+        self._taken = 0  # records of the first chunk that were delivered: the chunk is not copied for each of them
+        self._messages: deque[bytes] = deque()
+        self._message_bytes = 0
+        self._receives: deque[int] = deque()  # tickets of `receive` calls that wait for a message
+        self._is_closed = False
         self.count = 0
         self.payload_bytes = 0
 
-    def __len__(self) -> int:
-        """Number of waiting records."""
-        return self.count
+    # ---- what comes ----
 
     def add(self, count: int, records: bytes, payload: bytes) -> None:
-        """Append `count` records (abi.RECORD) whose offsets point into `payload`."""
+        """Append `count` records (abi.RECORD) whose offsets point into `payload`.
+
+        Raises:
+            ResourceQuotaExceeded, TooManyCommands: the program doesn't take its answers.
+        """
+        if self._is_closed:
+            return
         self._chunks.append((count, records, payload))
         self.count += count
         self.payload_bytes += len(payload)
+        if self.payload_bytes > MAX_INBOX_BYTES:
+            kind = "bytes of answers that it has not taken"
+            raise ResourceQuotaExceeded(held=self.payload_bytes, kind=kind, asked=0, limit=MAX_INBOX_BYTES)
+        if self.count > self._most_records:
+            raise TooManyCommands(in_flight=self.count, limit=self._limits.commands_in_flight)
+        self._arrived()
 
-    def result(self, ticket: int, payload: bytes, a: int = 0, b: int = 0, c: int = 0) -> None:
-        """Append the answer to one command."""
-        self.add(1, ROW_STRUCT.pack(Event.RESULT, 0, ticket, 0, a, b, c, 0, len(payload)), payload)
+    def answer(self, row: Row, payload: bytes) -> None:
+        """Answer a command if the program awaits the answer.
 
-    def failure(self, ticket: int, queue: int, error: TartletError) -> None:
-        """Append the failure of one awaited command."""
+        Raises:
+            ResourceQuotaExceeded, TooManyCommands: the program doesn't take its answers.
+        """
+        if row[1] & _AWAIT:
+            self._add_result(row[2], payload)
+
+    def refuse(self, row: Row, error: TartletError) -> None:
+        """Answer a command with an error, or raise the error if the program doesn't await the answer.
+
+        Raises:
+            ResourceQuotaExceeded, TooManyCommands: the program doesn't take its answers.
+        """
+        if self._is_closed:
+            return
+        if not row[1] & _AWAIT:
+            raise error
         fields = error.to_json()
-        row = ROW_STRUCT.pack(Event.FAILURE, 1, ticket, queue, error.number, 0, 0, 0, len(fields))
-        self.add(1, row, fields)
+        self.add(1, ROW_STRUCT.pack(Event.FAILURE, 1, row[2], row[3], error.number, 0, 0, 0, len(fields)), fields)
+
+    def receive(self, ticket: int) -> None:
+        """Answer `ticket` with the next message, now or when a message comes.
+
+        Raises:
+            TooManyCommands: too many calls wait already.
+            ResourceQuotaExceeded: the program doesn't take its answers.
+        """
+        self._heard()
+        if self._messages:
+            message = self._messages.popleft()
+            self._message_bytes -= len(message)
+            self._add_result(ticket, message)
+        elif len(self._receives) >= self._limits.commands_in_flight:
+            raise TooManyCommands(in_flight=len(self._receives), limit=self._limits.commands_in_flight)
+        else:
+            self._receives.append(ticket)
+
+    def put_message(self, message: bytes) -> None:
+        """Give a client's message to a waiting `receive`, or keep it for the next.
+
+        Raises:
+            InboxFull: the program has too many unread messages.
+            FrameTooLarge: the message is too long.
+        """
+        if len(message) > MAX_MESSAGE_BYTES:
+            raise FrameTooLarge(size=len(message), what="bytes in a message", limit=MAX_MESSAGE_BYTES)
+        limit = self._limits.inbox_messages
+        if self._receives:
+            if self.payload_bytes + len(message) > MAX_INBOX_BYTES or self.count >= self._most_records:
+                raise InboxFull(pending=self.count, limit=limit)
+            self._heard()
+            self._add_result(self._receives.popleft(), message)
+        elif len(self._messages) >= limit or self._message_bytes + len(message) > MAX_INBOX_BYTES:
+            raise InboxFull(pending=len(self._messages), limit=limit)
+        else:
+            self._messages.append(message)
+            self._message_bytes += len(message)
+
+    def close(self) -> None:
+        """Drop everything, and whatever comes later: the program has ended."""
+        self._is_closed = True
+        self._chunks.clear()
+        self._messages.clear()
+        self._receives.clear()
+        self.count = self.payload_bytes = self._message_bytes = 0
+        self._arrived = self._heard = _nothing
+
+    @property
+    def _most_records(self) -> int:
+        return _RECORDS_PER_COMMAND * self._limits.commands_in_flight + _SPARE_RECORDS
+
+    def _add_result(self, ticket: int, payload: bytes) -> None:
+        self.add(1, ROW_STRUCT.pack(Event.RESULT, 0, ticket, 0, 0, 0, 0, 0, len(payload)), payload)
+
+    # ---- what the guest takes ----
 
     def take(self, max_records: int) -> bytes:
-        """One delivery of at most `max_records` records (0: no limit), removed from the inbox."""
+        """Remove at most `max_records` records (0: no limit), and return them as one delivery."""
         chunks = self._chunks
         if len(chunks) == 1 and not self._taken and (chunks[0][0] <= max_records or not max_records):
             count, records, payload = chunks.popleft()
             self.count = self.payload_bytes = 0
-            return delivery(count, records, payload)
+            return pack_delivery(count, records, payload)
         return self._take_merged(max_records or self.count)
 
     def _take_merged(self, max_records: int) -> bytes:
@@ -91,7 +212,7 @@ class Inbox:
             _append(records, payload, rows, chunk_payload)
             taken += count
         self.count -= taken
-        return delivery(taken, bytes(records), bytes(payload))
+        return pack_delivery(taken, bytes(records), bytes(payload))
 
 
 def _append(records: bytearray, payload: bytearray, rows: bytes, rows_payload: bytes) -> None:
@@ -107,3 +228,7 @@ def _append(records: bytearray, payload: bytearray, rows: bytes, rows_payload: b
     for i, (offset, length) in enumerate(spans):
         _OFFSET.pack_into(records, start + i * RECORD_BYTES + _OFFSET_AT, offset + shift if length else 0)
     payload += rows_payload[low:high]
+
+
+def _nothing() -> None:
+    """No-op callback of a closed inbox."""

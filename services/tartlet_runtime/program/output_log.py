@@ -4,8 +4,7 @@ An offset counts events from the program's start. Bytes that no client has read 
 dropped. Read ones are kept for a later Attach as long as all of the log fits the bound, then dropped from the front: a
 reader that asks for an offset which is gone starts at the oldest event kept, and sees that from the event's offset.
 
-What happens at the bound is the program's to decide (`Program`): with a client attached it stands still until that one
-has caught up, without one it ends in OutputTooLarge.
+What happens at the bound is decided by `Output`.
 """
 
 from __future__ import annotations

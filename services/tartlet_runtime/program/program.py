@@ -10,8 +10,10 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import Protocol
 
+from tartlet_common.clock import Clock
 from tartlet_common.errors.registry import (
     ControlLost,
     DeadlineExceeded,
@@ -22,17 +24,20 @@ from tartlet_common.errors.registry import (
 )
 from tartlet_common.rpc.error_proto import error_from_proto
 from tartlet_protos import control_pb2, programs_pb2
-from tartlet_runtime.abi.guest import STDERR, Delivery, Guest, Phase
+from tartlet_runtime.abi.guest import Delivery, Guest, Phase
 from tartlet_runtime.abi.limits import MAX_MESSAGE_BYTES
-from tartlet_runtime.abi.submission import Row, parse
+from tartlet_runtime.abi.submission import parse
 from tartlet_runtime.answers.backlog import Backlog
 from tartlet_runtime.answers.deferred import Deferred
+from tartlet_runtime.answers.local_ops import LocalOps
 from tartlet_runtime.journal.journal import Journal
-from tartlet_runtime.program.inlet import Inlet
-from tartlet_runtime.program.outlet import Outlet
+from tartlet_runtime.program.driver import Driver
+from tartlet_runtime.program.guest_wait import GuestWait
+from tartlet_runtime.program.inbox import TIMER_DELIVERY, Inbox
+from tartlet_runtime.program.output import Output
 from tartlet_runtime.program.output_log import LogEvent
 from tartlet_runtime.program.spans import ProgramSpan
-from tartlet_runtime.program.spec import MakeGuest, ProgramSpec, Shared, State, World
+from tartlet_runtime.program.spec import ProgramSpec, Shared, State
 from tartlet_runtime.program.usage import UsageMeter
 
 log = logging.getLogger(__name__)
@@ -41,16 +46,36 @@ _Event = programs_pb2.ProgramEvent
 _SPEC_KEPT_BYTES = 4096  # of an ended program
 
 
-class Program:
-    """A launched program. All methods are called on the loop's thread.
+class Link(Protocol):
+    """Control, as a program sees it."""
 
-    It has at most 30 attributes: with more, making each one's own dictionary takes as long as all that is in it.
-    """
+    def commands(self, program: Program, count: int, records: bytes, payload: bytes) -> None:
+        """Send records at the end of this turn."""
+
+    def ended(self, program: Program, *, failed: bool) -> bool:
+        """Tell control that a program has ended; return whether control will answer with `Program.settled`."""
+
+
+@dataclass(slots=True)
+class World:
+    """What programs live in; wired by the table of programs."""
+
+    driver: Driver
+    link: Link
+    ops: LocalOps
+    clock: Clock
+    on_ended: Callable[[Program], None]
+    on_accepted: Callable[[Program], None]
+    """Called when control has accepted a launch: a guest will be made, as soon as it is the program's turn."""
+
+
+class Program:
+    """A launched program. All methods are called on the loop's thread."""
 
     def __init__(
         self, spec: ProgramSpec, handle: int, world: World, make_guest: MakeGuest, span: ProgramSpan | None = None
     ) -> None:
-        """It does nothing until `started`."""
+        """Make a program that does nothing until `started`."""
         self.spec = spec
         self.program_id = spec.program_id
         self.model = spec.model
@@ -58,11 +83,14 @@ class Program:
         self.span = span
         self.state = State.STARTING
         self.error: TartletError | None = None
-        self.outlet = Outlet(self, spec.limits.output_bytes)
+        self.clock_start_ns = world.clock.unix_ns()
+        """The guest's time at its start, nanoseconds since the epoch."""
+        self.inbox = Inbox(spec.limits, self._arrived, self._heard)
+        self.output = Output(spec.program_id, spec.limits.output_bytes, self._output_held, self.end)
         self.usage = UsageMeter(world.clock.now())
+        self.wait = GuestWait(world.driver.loop)
         self.has_engine_state = False  # commands of it were sent to control
         self.queued = False  # in the driver's deque
-        self._answered = False  # by control
         self.journal: Journal | None = None  # None: not durable
         self.accepted = False  # its launch was answered so
         self.stays = False  # when the client of a `run` goes: a launch with the same key was promised that
@@ -70,33 +98,22 @@ class Program:
         self.unsent_commands = 0
         self.kept_bytes = 0  # of output, once it has ended
         self.guest: Guest | None = None  # made when it first runs
+        self.deferred = Deferred()
+        self.eager_bytes = 0
+        self._answered = False  # by control
         self._world = world
         self._make_guest = make_guest
         self._result = ""
         self._backlog: Backlog[Program] = Backlog(world.ops.run, world.clock.now)
         self._outcome: tuple[TartletError | None, str] | None = None  # how it ended by itself, until `finish`
-        self.deferred = Deferred()
-        self.eager_bytes = 0
         self._deadline: asyncio.TimerHandle | None = None
-        self._inlet = Inlet(self, world)
-        self._wait = self._inlet.wait
 
     @property
     def args(self) -> tuple[str, ...]:
         """What it was launched with."""
         return self.spec.args
 
-    @property
-    def clock_start_ns(self) -> int:
-        """The guest's time at its start, nanoseconds since the epoch."""
-        return self._inlet.clock_start_ns
-
     # ---- life ----
-
-    @property
-    def is_waiting(self) -> bool:
-        """Whether its guest stands in a wait."""
-        return self._wait.max_records is not None
 
     @property
     def awaits_control(self) -> bool:
@@ -186,9 +203,8 @@ class Program:
         self.usage.ended_s = now
         usage = self.usage.to_proto(now)
         data = self._result.encode("utf-8", "replace") if error is None else b""
-        self.outlet.put(LogEvent(_Event.ENDED, data, error is None, error, usage))
-        self._inlet.close()
-        self.outlet.close()
+        self.output.close(LogEvent(_Event.ENDED, data, error is None, error, usage))
+        self.inbox.close()
         self._backlog.clear()
         spec = self.spec
         if len(spec.source) + len(spec.shared.journal_text) + sum(map(len, spec.args)) > _SPEC_KEPT_BYTES:
@@ -197,7 +213,7 @@ class Program:
         self.guest = None
 
     def _cancel_timers(self) -> None:
-        self._wait.cancel()
+        self.wait.cancel()
         if self._deadline is not None:
             self._deadline.cancel()
             self._deadline = None
@@ -206,14 +222,14 @@ class Program:
 
     def prepare(self) -> Guest | None:
         """Deliver what the guest waits for, if it is there; the guest, if `run` will let it compute."""
-        if self.state is not State.RUNNING or self.outlet.stopped or self._wait.sleeping or self._backlog:
+        if self.state is not State.RUNNING or self.output.stopped or self.wait.sleeping or self._backlog:
             return None
         guest = self.guest
         assert guest is not None
-        if self._wait.max_records is None:
+        if self.wait.max_records is None:
             return guest
         try:
-            delivery = self._inlet.offer()
+            delivery = self._next_delivery()
             if delivery is None:
                 return None
             guest.deliver(delivery)
@@ -236,7 +252,7 @@ class Program:
         self.eager_bytes = 0
         self._backlog.next_turn()
         try:
-            if self._backlog and self.state is State.RUNNING and not self.outlet.stopped and not self._wait.sleeping:
+            if self._backlog and self.state is State.RUNNING and not self.output.stopped and not self.wait.sleeping:
                 self._work_off()
                 return
             guest = self.prepare()
@@ -251,7 +267,7 @@ class Program:
         if phase is Phase.READY:
             self._world.driver.again(self)
         elif phase is Phase.SLEEPING:
-            self._wait.sleep(guest.sleep_us, self._slept)
+            self.wait.sleep(guest.sleep_us, self._slept)
         else:
             outcome = guest.outcome
             assert outcome is not None
@@ -285,12 +301,12 @@ class Program:
     def _hold_guest(self) -> None:
         """A guest that isn't driven by `step` is held back while its output is unread, or its commands wait."""
         if self.guest is not None:
-            self.guest.pause(paused=self.outlet.stopped or bool(self._backlog))
+            self.guest.pause(paused=self.output.stopped or bool(self._backlog))
 
-    def go_on(self) -> None:
-        """Its output has been read: a guest that stood still needn't."""
+    def _output_held(self) -> None:
         self._hold_guest()
-        self._world.driver.wake(self)
+        if not self.output.stopped:
+            self._world.driver.wake(self)
 
     def flush_journal(self) -> None:
         """Write what the journal has pending; a program whose journal can't be written ends."""
@@ -305,9 +321,35 @@ class Program:
         if self.state is State.RUNNING:
             self.usage.delivered(records, self._world.clock.now())
             try:
-                self._inlet.intake(count, records, payload)
+                self.inbox.add(count, records, payload)
             except TartletError as e:
                 self.end(e)
+
+    def _arrived(self) -> None:
+        if self.wait.max_records is not None:
+            self._world.driver.wake(self)
+
+    def _heard(self) -> None:
+        self.usage.heard(self._world.clock.now())
+
+    def _next_delivery(self) -> Delivery | None:
+        """Close the open wait and return what ends it, or None if nothing does yet."""
+        wait = self.wait
+        if self.inbox.count and wait.max_records is not None:
+            delivery = self._journaled(self.inbox.take(wait.max_records))
+        elif wait.timed_out:
+            delivery = self._journaled(TIMER_DELIVERY)
+        else:
+            return None
+        wait.close()
+        return delivery
+
+    def _journaled(self, data: bytes) -> Delivery:
+        elapsed_ns = int((self._world.clock.now() - self.usage.launched_s) * 1e9)  # a stepped wall clock has no effect
+        if self.journal is not None:
+            self.journal.append(elapsed_ns, data)
+            self._world.driver.journal(self)
+        return Delivery(data, self.clock_start_ns + elapsed_ns)
 
     def _slept(self) -> None:
         if self.state is State.RUNNING:
@@ -337,64 +379,22 @@ class Program:
             self._world.driver.wake(self)
 
     def on_wait(self, max_records: int, timeout_us: int) -> Delivery | None:
-        """Answer with what is there; else the guest stands still until `run`."""
-        if self.outlet.stopped or self._backlog:
-            self._inlet.open(max_records, timeout_us)
-            return None
-        return self._inlet.ask(max_records, timeout_us)
+        """Answer with what is there, or return None: then the guest stands still until `run`."""
+        if not (self.output.stopped or self._backlog):
+            if self.inbox.count:
+                return self._journaled(self.inbox.take(max_records))
+            if timeout_us == 0:
+                return self._journaled(TIMER_DELIVERY)
+        self.wait.open(max_records, timeout_us, lambda: self._world.driver.wake(self))
+        return None
 
     def on_sleep(self, duration_us: int) -> bool:
         """Sleeps take their time."""
         return duration_us == 0
 
-    # ---- what the runtime answers (`local_ops.Caller`) ----
+    def on_output(self, stream: int, data: bytes) -> None:
+        """Take what a component writes past the SDK."""
+        self.output.write(stream, data)
 
-    def write(self, stream: int, data: bytes) -> None:
-        """Add to stdout or stderr."""
-        kind = _Event.STDERR if stream == STDERR else _Event.STDOUT
-        for start in range(0, len(data), MAX_MESSAGE_BYTES):
-            self._emit(kind, data[start : start + MAX_MESSAGE_BYTES])
 
-    on_output = write  # past the SDK, as a component can
-
-    def send(self, message: bytes) -> None:
-        """Send a message to the clients."""
-        if len(message) > MAX_MESSAGE_BYTES:
-            raise FrameTooLarge(size=len(message), what="bytes in a message", limit=MAX_MESSAGE_BYTES)
-        self._emit(_Event.MESSAGE, message)
-
-    def receive(self, ticket: int) -> None:
-        """Answer with the next message, now or when it comes."""
-        self.usage.heard(self._world.clock.now())
-        self._inlet.receive(ticket)
-
-    def answer(self, row: Row, payload: bytes) -> None:
-        """Answer a record that awaits it."""
-        if self.state is State.RUNNING:
-            self._inlet.answer(row, payload)
-
-    def refuse(self, row: Row, error: TartletError) -> None:
-        """Answer a record that awaits it with an error; one that nobody awaits ends the program."""
-        if self.state is State.RUNNING:
-            self._inlet.refuse(row, error)
-
-    def refuse_later(self, row: Row, error: TartletError) -> None:
-        """As `refuse`, for answers that the runtime worked on beside the loop."""
-        try:
-            self.refuse(row, error)
-        except TartletError as e:
-            self.end(e)
-
-    def deliver_message(self, message: bytes) -> None:
-        """A client's message to the program.
-
-        Raises:
-            InboxFull: it has too many unread ones.
-            FrameTooLarge: it is too long.
-        """
-        if self._inlet.message(message):
-            self.usage.heard(self._world.clock.now())
-
-    def _emit(self, kind: int, data: bytes) -> None:
-        if self.outlet.emit(LogEvent(kind, data)):
-            self._hold_guest()
+MakeGuest = Callable[[Program], Guest]

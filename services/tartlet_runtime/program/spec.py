@@ -1,20 +1,12 @@
-"""What a program is launched as, and the world it lives in."""
+"""What a program is launched as, and where it stands."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import TYPE_CHECKING, Protocol
 
-from tartlet_common.clock import Clock
-from tartlet_runtime.abi.guest import Guest
 from tartlet_runtime.abi.limits import ProgramLimits
-from tartlet_runtime.answers.local_ops import LocalOps
-from tartlet_runtime.program.driver import Driver
-
-if TYPE_CHECKING:
-    from tartlet_runtime.program.program import Program
 
 
 class State(IntEnum):
@@ -74,41 +66,3 @@ class ProgramSpec:
             self.trace,
             self.shared,
         )
-
-
-class Link(Protocol):
-    """Control, as a program sees it."""
-
-    connected: bool
-
-    def commands(self, program: Program, count: int, records: bytes, payload: bytes) -> None:
-        """Send records at the end of this turn."""
-
-    def ended(self, program: Program, *, failed: bool) -> bool:
-        """Tell control; whether it will answer with `Program.settled`."""
-
-
-class ReaderCall(Protocol):
-    """A client's stream, as a program sees it."""
-
-    def mark(self, program: Program) -> None:
-        """There is new output."""
-
-    def wake(self) -> None:
-        """There is something to send."""
-
-
-MakeGuest = Callable[["Program"], Guest]
-
-
-@dataclass(slots=True)
-class World:
-    """What a program lives in; wired in `app`."""
-
-    driver: Driver
-    link: Link
-    ops: LocalOps
-    clock: Clock
-    on_ended: Callable[[Program], None]
-    on_accepted: Callable[[Program], None]
-    """Control has accepted a launch: a guest will be made, as soon as it is its turn."""

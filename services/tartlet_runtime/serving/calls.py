@@ -16,9 +16,9 @@ from tartlet_common.errors.registry import TartletError
 from tartlet_common.rpc.error_proto import error_to_proto
 from tartlet_protos import programs_pb2
 from tartlet_runtime.program.driver import Driver
+from tartlet_runtime.program.output import Output
 from tartlet_runtime.program.output_log import LogEvent
 from tartlet_runtime.program.program import Program
-from tartlet_runtime.program.spec import State
 
 MESSAGE_BYTES = 1 << 20
 SHARE_BYTES = 128 << 10
@@ -51,9 +51,9 @@ class Call:
     _relayed: deque[tuple[list[programs_pb2.ProgramEvent], asyncio.Future[None]]] = field(default_factory=deque)
     _answers: dict[int, programs_pb2.ProgramEvent | _Accepted] = field(default_factory=dict)
     _answered: int = 0
-    _cursors: dict[Program, list[_Cursor]] = field(default_factory=dict)
+    _cursors: dict[Output, list[_Cursor]] = field(default_factory=dict)
     """Of each watched program one for every index that names it."""
-    _dirty: dict[Program, None] = field(default_factory=dict)
+    _dirty: dict[Output, None] = field(default_factory=dict)
     _waiter: asyncio.Future[None] | None = None
     _closed: bool = False
     refused: bool = False
@@ -94,20 +94,20 @@ class Call:
         self.driver.tell(self)
         await taken
 
-    def watch(self, program: Program, index: int, offset: int = 0) -> None:
+    def watch(self, output: Output, index: int, offset: int = 0) -> None:
         """Send the program's events from `offset` on."""
         if self._closed:
             return
-        last = program.outlet.log.end - (program.state is State.ENDED)  # an ended program's end is always told
-        if program not in self._cursors:
-            self._cursors[program] = []
-            program.outlet.attach(self)
-        self._cursors[program].append(_Cursor(index, min(offset, last)))
-        self.mark(program)
+        last = output.log.end - output.is_closed  # an ended program's end is always told
+        if output not in self._cursors:
+            self._cursors[output] = []
+            output.attach(self)
+        self._cursors[output].append(_Cursor(index, min(offset, last)))
+        self.mark(output)
 
-    def mark(self, program: Program) -> None:
-        """The program has new output."""
-        self._dirty[program] = None
+    def mark(self, output: Output) -> None:
+        """Read the program's output into the next message."""
+        self._dirty[output] = None
         self.driver.tell(self)
 
     def wake(self) -> None:
@@ -123,8 +123,8 @@ class Call:
             taken = self._gather_relayed(message)
             if message.events:
                 yield message
-                for program, offset in read:
-                    program.outlet.read_to(offset)
+                for output, offset in read:
+                    output.read_to(offset)
                 if taken is not None and not taken.done():
                     taken.set_result(None)
             elif self._answered == self.expected and not self._cursors and not self._relaying():
@@ -157,14 +157,14 @@ class Call:
         self._closed = True
         for task in self.relays:
             task.cancel()
-        for program in list(self._cursors):
-            program.outlet.detach(self)
+        for output in list(self._cursors):
+            output.detach(self)
         self._cursors.clear()
         for program in self.tied:
             if not program.stays:
                 program.end(error)
 
-    def _gather(self, message: programs_pb2.ProgramEvents) -> list[tuple[Program, int]]:
+    def _gather(self, message: programs_pb2.ProgramEvents) -> list[tuple[Output, int]]:
         """Add answers and output, as much as there is room for; how far each program is read by it."""
         room = MESSAGE_BYTES
         while room > 0 and self._answered in self._answers:
@@ -177,12 +177,12 @@ class Call:
                 message.events.append(answer)
                 room -= answer.ByteSize()
             self._answered += 1
-        read: list[tuple[Program, int]] = []
-        early: list[Program] = []
+        read: list[tuple[Output, int]] = []
+        early: list[Output] = []
         while self._dirty and room > 0:
-            program = next(iter(self._dirty))
-            del self._dirty[program]
-            cursors = self._cursors.get(program)
+            output = next(iter(self._dirty))
+            del self._dirty[output]
+            cursors = self._cursors.get(output)
             if cursors is None:
                 continue
             is_early = is_behind = False
@@ -196,31 +196,31 @@ class Call:
                     is_early = True
                     cursors.append(cursor)
                     continue
-                taken = self._read(program, cursor, min(room, SHARE_BYTES), message)
+                taken = self._read(output, cursor, min(room, SHARE_BYTES), message)
                 room -= sum(event.cost_bytes for event in taken)
                 reached = max(reached, cursor.offset)
                 if not taken or taken[-1].kind != _Event.ENDED:
-                    is_behind |= cursor.offset < program.outlet.log.end
+                    is_behind |= cursor.offset < output.log.end
                     cursors.append(cursor)
-            read.append((program, reached))
+            read.append((output, reached))
             if not cursors:
-                del self._cursors[program]
-                program.outlet.detach(self)
+                del self._cursors[output]
+                output.detach(self)
             elif is_behind:
-                self._dirty[program] = None
+                self._dirty[output] = None
             elif is_early:
-                early.append(program)
+                early.append(output)
         self._dirty.update(dict.fromkeys(early))
         return read
 
     @staticmethod
-    def _read(program: Program, cursor: _Cursor, max_bytes: int, message: programs_pb2.ProgramEvents) -> list[LogEvent]:
+    def _read(output: Output, cursor: _Cursor, max_bytes: int, message: programs_pb2.ProgramEvents) -> list[LogEvent]:
         """Add what follows the cursor to `message`, and move it behind that."""
-        log = program.outlet.log
+        log = output.log
         offset = max(cursor.offset, log.first)
         taken = log.read(offset, max_bytes) if offset < log.end else []
         for event in taken:
-            _add(message, event, cursor.index, program.program_id, offset)
+            _add(message, event, cursor.index, output.program_id, offset)
             offset += 1
         cursor.offset = offset
         return taken

@@ -20,9 +20,9 @@ from tartlet_runtime.guests.sandboxed import WasmGuests
 from tartlet_runtime.journal.journal import JournalHeader, Journals, encode_header
 from tartlet_runtime.link.control_link import ControlLink
 from tartlet_runtime.program.driver import Driver
-from tartlet_runtime.program.program import Program
+from tartlet_runtime.program.program import MakeGuest, Program, World
 from tartlet_runtime.program.spans import Spans
-from tartlet_runtime.program.spec import MakeGuest, ProgramSpec, State, World
+from tartlet_runtime.program.spec import ProgramSpec, State
 from tartlet_runtime.serving.calls import Call
 from tartlet_runtime.serving.listing import Place, info_of, page_of
 
@@ -186,7 +186,7 @@ class ProgramTable:
         token = guest.token.encode() if isinstance(guest, NativeGuest) else b""
         call.accept(index, program.program_id, token)
         if attach:
-            call.watch(program, index)
+            call.watch(program.output, index)
 
     def _answer(
         self, program: Program, call: Call, index: int, error: TartletError | None, existing: str, *, attach: bool
@@ -282,7 +282,7 @@ class ProgramTable:
             self._forget(program)
             return
         self._ended[spec.program_id] = program
-        program.kept_bytes = program.outlet.log.kept_bytes
+        program.kept_bytes = program.output.log.kept_bytes
         self._kept_bytes += program.kept_bytes
         while len(self._ended) > self._settings.ended_kept or self._kept_bytes > KEPT_BYTES:
             self._forget_oldest()

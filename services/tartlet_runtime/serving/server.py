@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import hashlib
 import logging
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from typing import Any, TypeAlias
@@ -33,7 +33,8 @@ from tartlet_runtime.abi.limits import MAX_NAME_BYTES
 from tartlet_runtime.guests.sandboxed import WasmGuests
 from tartlet_runtime.link.control_link import ControlLink
 from tartlet_runtime.program.driver import Driver
-from tartlet_runtime.program.spec import MakeGuest, ProgramSpec, State
+from tartlet_runtime.program.program import MakeGuest, Program
+from tartlet_runtime.program.spec import ProgramSpec, State
 from tartlet_runtime.serving.calls import Call
 from tartlet_runtime.serving.listing import START, make_token, read_token
 from tartlet_runtime.serving.programs import ProgramTable
@@ -249,7 +250,7 @@ class ProgramsService(programs_pb2_grpc.ProgramsServicer):
                     elsewhere.append((index, wanted))
                     continue
                 call.accept(index, program.program_id)
-                call.watch(program, index, wanted.offset)
+                call.watch(program.output, index, wanted.offset)
             if elsewhere and is_relayed(context):
                 for index, wanted in elsewhere:
                     call.reject(index, UnknownProgram(program=wanted.program_id))
@@ -274,7 +275,7 @@ class ProgramsService(programs_pb2_grpc.ProgramsServicer):
             elif program.state in (State.ENDING, State.ENDED):
                 errors.append(UnknownProgram(program=f"{item.program_id}: it has ended"))
             else:
-                errors.append(_failing(lambda p=program, m=item.message: p.deliver_message(m)))  # type: ignore[misc]
+                errors.append(_put_message(program, item.message))
         if elsewhere and not is_relayed(context):
             answers = await self._relay.send([request.items[i] for i in elsewhere], scope)
             for place, answer in zip(elsewhere, answers, strict=True):
@@ -374,9 +375,9 @@ async def _few(context: _Context, what: str, count: int) -> None:
         await abort(context, grpc.StatusCode.INVALID_ARGUMENT, error)
 
 
-def _failing(do: Callable[[], None]) -> TartletError | None:
+def _put_message(program: Program, message: bytes) -> TartletError | None:
     try:
-        do()
+        program.inbox.put_message(message)
     except TartletError as e:
         return e
     return None

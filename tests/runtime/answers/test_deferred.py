@@ -41,6 +41,14 @@ class Caller:
     errors: list[TartletError] = field(default_factory=list)
     receives: list[int] = field(default_factory=list)
 
+    @property
+    def inbox(self) -> Caller:
+        return self
+
+    @property
+    def output(self) -> Caller:
+        return self
+
     def write(self, stream: int, data: bytes) -> None: ...
 
     def send(self, message: bytes) -> None: ...
@@ -54,7 +62,7 @@ class Caller:
     def refuse(self, row: Row, error: TartletError) -> None:
         self.errors.append(error)
 
-    refuse_later = refuse
+    def end(self, error: TartletError | None) -> None: ...
 
 
 def row(op: int, ticket: int = 1, *, flags: int = AWAIT, b: int = 0, c: int = 0, length: int = 0) -> Row:

@@ -31,8 +31,7 @@ from tartlet_runtime.answers.backlog import ROWS_A_TURN
 from tartlet_runtime.guests.sandboxed import WasmGuests
 from tartlet_runtime.link.control_link import ControlLink
 from tartlet_runtime.program.driver import Driver
-from tartlet_runtime.program.inbox import Inbox, delivery
-from tartlet_runtime.program.mailbox import Mailbox
+from tartlet_runtime.program.inbox import Inbox, pack_delivery
 from tartlet_runtime.program.output_log import LogEvent, OutputLog
 from tartlet_runtime.serving.calls import Call
 from tartlet_runtime.wasm import Compiled
@@ -79,7 +78,7 @@ def shared_payload(count: int, size: int, local: int) -> bytes:
     records["op"] = Op.EMBED_TXT
     records["op"][:local] = Op.LOG
     records["length"] = size
-    return delivery(count, records.tobytes(), bytes(size))
+    return pack_delivery(count, records.tobytes(), bytes(size))
 
 
 @pytest.mark.parametrize("count", [2, 24, 400])
@@ -95,6 +94,10 @@ def limits(**changes: Any) -> ProgramLimits:
     return replace(default_limits(RuntimeSettings()), **changes)
 
 
+def inbox_of(**changes: int) -> Inbox:
+    return Inbox(limits(**changes), arrived=lambda: None, heard=lambda: None)
+
+
 def from_control(count: int, size: int) -> tuple[int, bytes, bytes]:
     """`count` answers; the first has `size` bytes."""
     records = np.zeros(count, RECORD)
@@ -104,36 +107,36 @@ def from_control(count: int, size: int) -> tuple[int, bytes, bytes]:
 
 
 def test_answers_from_control_that_are_not_taken_are_bounded() -> None:
-    mail = Mailbox(limits(commands_in_flight=100))
+    inbox = inbox_of(commands_in_flight=100)
     for _ in range(64):
-        mail.intake(*from_control(1, 1 << 20))
+        inbox.add(*from_control(1, 1 << 20))
     with pytest.raises(ResourceQuotaExceeded):
-        mail.intake(*from_control(1, 1))
-    mail = Mailbox(limits(commands_in_flight=100))
+        inbox.add(*from_control(1, 1))
+    inbox = inbox_of(commands_in_flight=100)
     for _ in range(2):
-        mail.intake(*from_control(100, 0))
+        inbox.add(*from_control(100, 0))
     with pytest.raises(TooManyCommands):
-        mail.intake(*from_control(100, 0))
+        inbox.add(*from_control(100, 0))
 
 
 def test_refusals_and_messages_to_waiting_receives_are_bounded_too() -> None:
-    mail = Mailbox(limits(commands_in_flight=100))
+    inbox = inbox_of(commands_in_flight=100)
     row = (Op.GET_MODEL, int(Flag.AWAIT), 1, 0, 0, 0, 0, 0, 0)
 
     def refuse_all() -> None:
         for _ in range(1000):
-            mail.refuse(row, UnknownModel(model="x", available=[]))
+            inbox.refuse(row, UnknownModel(model="x", available=[]))
 
     with pytest.raises(TooManyCommands):
         refuse_all()
-    mail = Mailbox(limits(commands_in_flight=100))
+    inbox = inbox_of(commands_in_flight=100)
     for ticket in range(100):
-        mail.receive(ticket)
+        inbox.receive(ticket)
     for _ in range(32):
-        assert mail.deliver(bytes(2 << 20))
+        inbox.put_message(bytes(2 << 20))
     with pytest.raises(InboxFull):
-        mail.deliver(bytes(2 << 20))
-    assert mail.inbox.payload_bytes <= 64 << 20
+        inbox.put_message(bytes(2 << 20))
+    assert inbox.payload_bytes <= 64 << 20
 
 
 async def test_a_program_that_takes_fewer_answers_than_it_gets_ends_and_its_neighbour_runs(run_dir: Path) -> None:
@@ -159,8 +162,8 @@ async def test_a_program_that_takes_fewer_answers_than_it_gets_ends_and_its_neig
 
 
 def test_taking_one_record_of_many_does_not_copy_the_others() -> None:
-    inbox = Inbox()
     count = 30_000
+    inbox = inbox_of(commands_in_flight=count)
     inbox.add(count, bytes(count * RECORD_BYTES), b"")
     tracemalloc.start()
     try:
@@ -169,7 +172,7 @@ def test_taking_one_record_of_many_does_not_copy_the_others() -> None:
     finally:
         tracemalloc.stop()
     assert most < 10_000, f"{most} bytes to take one record of {count}"
-    assert len(inbox) == count - 1
+    assert inbox.count == count - 1
 
 
 def test_output_that_was_dropped_is_not_kept() -> None:

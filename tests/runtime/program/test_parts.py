@@ -18,8 +18,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tartlet_common.abi import MAX_SUBMISSION_BYTES, RECORD, RECORD_BYTES, Flag, Op, Writer, decode
+from tartlet_common.config.settings import RuntimeSettings
 from tartlet_common.errors.registry import InternalError, InvalidArgument, TartletError, Unavailable
 from tartlet_protos import control_pb2
+from tartlet_runtime.abi.limits import default_limits
 from tartlet_runtime.abi.submission import Row, _parse_few, _parse_many, parse
 from tartlet_runtime.answers.chat import format_chat, special_texts
 from tartlet_runtime.answers.deferred import Deferred, Job
@@ -137,7 +139,8 @@ def test_one_submission_that_is_larger_than_a_frame_is_cut_between_its_commands(
 
 @given(st.lists(st.lists(st.binary(max_size=30), min_size=1, max_size=6), max_size=8), st.integers(0, 7))
 def test_an_inbox_gives_everything_once_in_order(chunks: list[list[bytes]], most: int) -> None:
-    inbox = Inbox()
+    limits = default_limits(RuntimeSettings())
+    inbox = Inbox(limits, arrived=lambda: None, heard=lambda: None)
     ticket = 0
     for chunk in chunks:
         rows = []
@@ -316,6 +319,14 @@ class _Caller:
         self.deferred = Deferred()
         self.errors: list[TartletError] = []
 
+    @property
+    def inbox(self) -> _Caller:
+        return self
+
+    @property
+    def output(self) -> _Caller:
+        return self
+
     def write(self, stream: int, data: bytes) -> None: ...
 
     def send(self, message: bytes) -> None: ...
@@ -324,10 +335,10 @@ class _Caller:
 
     def answer(self, row: Row, payload: bytes) -> None: ...
 
-    def refuse(self, row: Row, error: TartletError) -> None: ...
-
-    def refuse_later(self, row: Row, error: TartletError) -> None:
+    def refuse(self, row: Row, error: TartletError) -> None:
         self.errors.append(error)
+
+    def end(self, error: TartletError | None) -> None: ...
 
 
 async def test_an_answer_that_breaks_beside_the_loop_and_a_tokenizer_that_cannot_load_are_told(tmp_path: Path) -> None:

@@ -1,0 +1,123 @@
+"""One program's output: its log, the clients that read the log, and whether the program must stand still for them.
+
+With a client attached the program stands still once `limit_bytes` are unread, at its next wait or slice, until the
+client has caught up to half of that. With none attached, or four times over the bound within a slice, the program ends
+in OutputTooLarge. Nothing is dropped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+from tartlet_common.errors.registry import FrameTooLarge, OutputTooLarge, TartletError
+from tartlet_protos import programs_pb2
+from tartlet_runtime.abi.guest import STDERR
+from tartlet_runtime.abi.limits import MAX_MESSAGE_BYTES
+from tartlet_runtime.program.output_log import LogEvent, OutputLog
+
+_Event = programs_pb2.ProgramEvent
+_HARD_FACTOR = 4
+
+
+class Reader(Protocol):
+    """A client's stream, as an output sees it."""
+
+    def mark(self, output: Output) -> None:
+        """Note that the output has something new."""
+
+
+class Output:
+    """The log of one program's events, and its readers."""
+
+    __slots__ = ("_end", "_hold", "_readers", "is_closed", "log", "program_id", "stopped")
+
+    def __init__(
+        self, program_id: str, limit_bytes: int, hold: Callable[[], None], end: Callable[[TartletError], None]
+    ) -> None:
+        """Start empty.
+
+        Args:
+            program_id: the program's, for its readers.
+            limit_bytes: how much may go unread.
+            hold: called when `stopped` has changed.
+            end: ends the program with an error.
+        """
+        self.program_id = program_id
+        self.log = OutputLog(limit_bytes)
+        self.stopped = False  # too much goes unread: the program must stand still
+        self.is_closed = False  # the last event is in the log
+        self._readers: list[Reader] = []
+        self._hold = hold
+        self._end = end
+
+    # ---- the program's side ----
+
+    def write(self, stream: int, data: bytes) -> None:
+        """Add to stdout or stderr.
+
+        Raises:
+            OutputTooLarge: too much is unread.
+        """
+        kind = _Event.STDERR if stream == STDERR else _Event.STDOUT
+        for start in range(0, len(data), MAX_MESSAGE_BYTES):
+            self._emit(LogEvent(kind, data[start : start + MAX_MESSAGE_BYTES]))
+
+    def send(self, message: bytes) -> None:
+        """Send a message to the clients.
+
+        Raises:
+            FrameTooLarge: the message is too long.
+            OutputTooLarge: too much is unread.
+        """
+        if len(message) > MAX_MESSAGE_BYTES:
+            raise FrameTooLarge(size=len(message), what="bytes in a message", limit=MAX_MESSAGE_BYTES)
+        self._emit(LogEvent(_Event.MESSAGE, message))
+
+    def close(self, last: LogEvent) -> None:
+        """Add the last event, whatever is unread: the program has ended, and readers take the time they need."""
+        self.is_closed = True
+        self._put(last)
+        self.stopped = False
+        self._hold = self._end = _nothing  # these hold the ended program
+
+    def _emit(self, event: LogEvent) -> None:
+        if self.is_closed:
+            return
+        self._put(event)
+        unread, limit = self.log.unread_bytes, self.log.limit_bytes
+        if unread <= limit:
+            return
+        if not self._readers or unread > limit * _HARD_FACTOR:
+            raise OutputTooLarge(limit=limit)
+        if not self.stopped:
+            self.stopped = True
+            self._hold()
+
+    def _put(self, event: LogEvent) -> None:
+        self.log.append(event)
+        for reader in self._readers:
+            reader.mark(self)
+
+    # ---- the readers' side ----
+
+    def attach(self, reader: Reader) -> None:
+        """Tell a client's stream about events from now on."""
+        self._readers.append(reader)
+
+    def detach(self, reader: Reader) -> None:
+        """Forget a client's stream; a program that stood still for its last reader ends."""
+        self._readers.remove(reader)
+        if self.stopped and not self._readers:
+            self._end(OutputTooLarge(limit=self.log.limit_bytes))
+
+    def read_to(self, offset: int) -> None:
+        """Note that a client has got the events before `offset`."""
+        self.log.mark_read(offset)
+        if self.stopped and self.log.unread_bytes <= self.log.limit_bytes // 2:
+            self.stopped = False
+            self._hold()
+
+
+def _nothing(_error: TartletError | None = None) -> None:
+    """No-op callback of a closed output."""
