@@ -13,23 +13,23 @@ from e2e.cluster.own.cluster import Failed
 from e2e.cluster.provider import Own, choose
 
 UNFIT = 3
-"""The exit status of `check` where no cluster can be had."""
+"""The exit status of `check` where this machine can have no cluster."""
 
 _USAGE = """usage: python -m e2e.cluster COMMAND
-  check              whether a cluster can be had here; says in one line why not, with exit status 3
-  build              what is built once: components and image
-  up, down           the cluster
+  check              tells whether this machine can have a cluster; if not, prints why in one line and exits with 3
+  build              builds the components and the image, unless the cache has them
+  up, down           brings the cluster up, takes it down
   test ARGUMENT...   brings it up if it isn't, runs pytest on its tests, brings it down if it wasn't up;
                      --all: the tests beyond the gate too
   image              builds Tartlet's image, lets pods use it, and prints its name
   kubectl ARGUMENT...
   helm ARGUMENT...
-  in COMMAND...      any other command, such as tartlet or kubectl-tartlet
+  in COMMAND...      runs any other command in the cluster's network, such as tartlet or kubectl-tartlet
 """
 
 
 def main(arguments: list[str]) -> int:
-    """Does what the first argument says."""
+    """Runs the command that the first argument names and returns its exit status."""
     cluster = choose()
     match arguments:
         case ["check"]:
@@ -48,7 +48,7 @@ def main(arguments: list[str]) -> int:
             return session.test(cluster, rest)
         case ["image"]:
             print(cluster.image().name)
-        case ["image-file" | "tools" as what] if isinstance(cluster, Own):  # for `build`
+        case ["image-file" | "tools" as what] if isinstance(cluster, Own):  # used by `build`
             {"image-file": cluster.image_file, "tools": cluster.build_tools}[what]()
         case ["kubectl", *rest]:
             return subprocess.run([*cluster.kubectl(), *rest], check=False).returncode
@@ -67,8 +67,8 @@ def _terminated(number: int, frame: FrameType | None) -> None:
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGTERM, _terminated)  # tidied up as after Ctrl-C
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # shells have commands in the background ignore it
+    signal.signal(signal.SIGTERM, _terminated)  # tears down as after Ctrl-C
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # shells make background commands ignore SIGINT
     try:
         sys.exit(main(sys.argv[1:]))
     except (Unfit, Failed) as e:

@@ -1,4 +1,4 @@
-"""kubectl and Helm for the tests: small, and with messages that show what the cluster said."""
+"""Runs kubectl and Helm for the tests; error messages contain the cluster's answer."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Object = dict[str, Any]
 
 
 class Refused(RuntimeError):
-    """kubectl or Helm failed; the message is theirs."""
+    """kubectl or Helm failed; the message is what they printed."""
 
 
 class Kube:
@@ -29,18 +29,18 @@ class Kube:
         self._kubectl = cluster.kubectl()
 
     def __call__(self, *arguments: str, text: str | None = None, timeout_s: float = 120) -> str:
-        """The output of kubectl.
+        """Runs kubectl and returns its output.
 
         Raises:
-            Refused: It failed.
+            Refused: The command failed.
         """
         return _output([*self._kubectl, "-n", self.namespace, *arguments], text, timeout_s)
 
     def helm(self, *arguments: str, values: Mapping[str, Any] | None = None, timeout_s: float = 300) -> str:
-        """The output of Helm, with values.
+        """Runs Helm with values and returns its output.
 
         Raises:
-            Refused: It failed.
+            Refused: The command failed.
         """
         given = ["--values", "-"] if values is not None else []
         text = None if values is None else yaml.safe_dump(dict(values))
@@ -55,17 +55,17 @@ class Kube:
         self("apply", "-f", str(ROOT / name))
 
     def get(self, what: str, *arguments: str) -> Object:
-        """An object, or a list."""
+        """Returns an object or a list of objects."""
         found: Object = json.loads(self("get", what, "-o", "json", *arguments))
         return found
 
     def items(self, what: str, *arguments: str) -> list[Object]:
-        """The objects of a list."""
+        """Returns the objects of a list."""
         found: list[Object] = self.get(what, *arguments)["items"]
         return found
 
     def wait(self, what: str, condition: str, timeout_s: float = 60) -> None:
-        """Until an object's condition is True; what can't be by then is shown with its status."""
+        """Waits until an object's condition is True; the error after the time limit shows the object's status."""
         try:
             self("wait", what, f"--for=condition={condition}", f"--timeout={timeout_s:.0f}s", timeout_s=timeout_s + 10)
         except Refused as e:
@@ -91,10 +91,10 @@ def step(name: str) -> Iterator[None]:
 
 
 def until(holds: Callable[[], bool], what: str, timeout_s: float = 60) -> None:
-    """Until something holds.
+    """Waits until a condition holds.
 
     Raises:
-        TimeoutError: It didn't in time.
+        TimeoutError: The condition didn't hold in time.
     """
     end = time.monotonic() + timeout_s
     while not holds():
@@ -104,6 +104,6 @@ def until(holds: Callable[[], bool], what: str, timeout_s: float = 60) -> None:
 
 
 def condition(obj: Object, kind: str) -> Object:
-    """A condition of an object; empty if it has none of that kind."""
+    """Returns a condition of an object; empty if the object has no condition of this type."""
     conditions: list[Object] = obj.get("status", {}).get("conditions", [])
     return next((c for c in conditions if c["type"] == kind), {})

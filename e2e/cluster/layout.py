@@ -1,4 +1,4 @@
-"""Where the harness keeps what it makes, and the versions that it is made of."""
+"""Names the harness's directories and the versions of the components."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ DEBIAN = "bookworm"
 
 
 def kubernetes_version() -> str:
-    """The version that the components' Go module pins, as in `v1.36.3`."""
+    """Returns the Kubernetes version that the components' Go module pins, such as `v1.36.3`."""
     found = re.search(
         r"^\s*(?:require )?k8s\.io/kubernetes (v[\d.]+)", (COMPONENTS / "go.mod").read_text(), re.MULTILINE
     )
@@ -29,65 +29,65 @@ def kubernetes_version() -> str:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """The harness's directories, all below one that may be deleted at any time while no cluster is up."""
+    """The harness's directories, all below one cache directory that may be deleted while no cluster is up."""
 
     cache: Path
 
     @property
     def state(self) -> Path:
-        """Of the cluster that is up: keys, etcd's data, logs. Gone when it is down."""
+        """Keys, etcd's data and configuration of the running cluster; removed with the cluster."""
         return self.cache / "cluster"
 
     @property
     def record(self) -> Path:
-        """Which process is the cluster; written before it does anything."""
+        """Identifies the cluster's process; written before that process does anything."""
         return self.cache / "cluster.json"
 
     @property
     def first(self) -> Path:
-        """Which process is the first in the cluster's PID namespace: all others end before it does."""
+        """Identifies the first process in the cluster's PID namespace; all others end before it."""
         return self.state / "first.json"
 
     @property
     def kernel(self) -> Path:
-        """The machine's settings as they were before the cluster."""
+        """The machine's kernel settings from before the cluster."""
         return self.state / "kernel.json"
 
     @property
     def containers(self) -> Path:
-        """containerd's own store: images stay from one cluster to the next."""
+        """containerd's store, which keeps images from one cluster to the next."""
         return self.cache / "containerd"
 
     @property
     def logs(self) -> Path:
-        """Logs of the cluster; those of the last one stay until the next."""
+        """Logs of the running or the last cluster."""
         return self.cache / "logs"
 
     @property
     def kubeconfig(self) -> Path:
-        """The administrator's."""
+        """The administrator's kubeconfig."""
         return self.state / "admin.kubeconfig"
 
     def tool(self, name: str, key: str) -> Path:
-        """A built binary, named after what it was built from."""
+        """Returns the path of a built binary; `key` identifies the inputs of the build."""
         return self.cache / "bin" / f"{name}-{key}"
 
 
 def default_layout(environment: Mapping[str, str] = os.environ) -> Layout:
-    """Below `$XDG_CACHE_HOME`, or `~/.cache`."""
+    """Returns the layout below `$XDG_CACHE_HOME`, or below `~/.cache`."""
     home = environment.get("XDG_CACHE_HOME") or Path(environment.get("HOME", "/root")) / ".cache"
     return Layout(Path(home) / "tartlet" / "e2e")
 
 
 def write_whole(file: Path, text: str) -> None:
-    """Writes a file that is there as a whole or not at all, whenever somebody reads it."""
+    """Writes a file atomically: a reader finds the whole text or no file."""
     part = file.with_suffix(".part")
     part.write_text(text)
     part.replace(file)
 
 
 def digest(parts: Iterable[bytes]) -> str:
-    """A short name for these parts in this order."""
+    """Returns a short digest of these parts in this order."""
     total = hashlib.sha256()
     for part in parts:
         total.update(len(part).to_bytes(8, "big"))
@@ -96,7 +96,7 @@ def digest(parts: Iterable[bytes]) -> str:
 
 
 def files_digest(files: Iterable[Path], root: Path, extra: Iterable[str] = ()) -> str:
-    """A short name for the contents, names and modes of files below `root`, and for some more strings."""
+    """Returns a short digest of the contents, names and modes of files below `root`, and of further strings."""
     parts = [e.encode() for e in extra]
     for file in sorted(files):
         mode = "x" if os.access(file, os.X_OK) else "-"

@@ -1,4 +1,4 @@
-"""Which cluster the tests use: the one that KUBECONFIG names, else kind's, else one of their own."""
+"""Chooses the cluster of the tests: the one that KUBECONFIG names, else kind's, else one of this machine's own."""
 
 from __future__ import annotations
 
@@ -25,61 +25,61 @@ _NO_IMAGE = "set TARTLET_E2E_IMAGE to an image of the Dockerfile's target `base`
 
 
 class Cluster(Protocol):
-    """What the tests need of a cluster."""
+    """The operations that the tests need from a cluster."""
 
     def ensure(self) -> None:
-        """Checks, before anything is built, that it can be had here.
+        """Checks, before anything is built, that this machine can have the cluster.
 
         Raises:
-            Unfit: It can't; the message is one line.
+            Unfit: The machine can't; the message is one line.
         """
 
     def build(self) -> None:
-        """Builds what is built once, the image included; this may take minutes."""
+        """Builds components and image, unless the cache has them; this may take minutes."""
 
     def up(self) -> None:
-        """Brings it up, unless it is up."""
+        """Brings the cluster up, unless it is up."""
 
     def is_up(self) -> bool:
-        """Whether it is up."""
+        """Whether the cluster is up."""
 
     def down(self) -> None:
-        """Brings it down, if it is the harness's to bring down."""
+        """Brings the cluster down, if the harness made it."""
 
     def kubectl(self) -> list[str]:
-        """The beginning of a kubectl command."""
+        """Returns the first words of a kubectl command."""
 
     def helm(self) -> list[str]:
-        """The beginning of a Helm command."""
+        """Returns the first words of a Helm command."""
 
     def within(self) -> list[str]:
-        """The beginning of any command: it reaches the cluster, and KUBECONFIG tells it which."""
+        """Returns the first words of any command; the command reaches the cluster and finds KUBECONFIG set."""
 
     def image(self) -> Image:
-        """Tartlet's image, such that pods find it."""
+        """Makes Tartlet's image available to pods and returns it."""
 
 
 class Own(OwnCluster):
-    """A cluster of its own, with the image that this machine builds."""
+    """A cluster that this machine runs, with an image that this machine builds."""
 
     def __init__(self, layout: Layout, environment: Mapping[str, str]) -> None:
         super().__init__(layout)
         self.environment = environment
 
     def ensure(self) -> None:
-        """Tries what a cluster is made of; in CI, installs Debian's packages."""
+        """Tries the features that a cluster needs; in CI, installs Debian's packages."""
         if not self.is_up():
             fitness.ensure(self.layout)
 
     def build(self) -> None:
-        """Kubernetes, the other tools and the image, beside each other: the one computes, the others download."""
+        """Builds Kubernetes, the other tools and the image side by side: the first computes, the others download."""
         requirements.ensure()
         image = _beside("image-file") if not self._named() else nullcontext()
         with image, _beside("tools"), stage("components"):
             toolchain.kubernetes(self.layout)
 
     def image_file(self) -> Image:
-        """The image, in a file; `TARTLET_E2E_IMAGE` names an earlier one."""
+        """Builds the image in a file; `TARTLET_E2E_IMAGE` names an image that was built earlier."""
         there = self._named()
         return images.built(self.layout, there) if there else images.tartlet(self.layout)
 
@@ -94,13 +94,13 @@ class Own(OwnCluster):
 
 
 class Given:
-    """A cluster that somebody else has; `TARTLET_E2E_IMAGE` says where its nodes find Tartlet's image."""
+    """An existing cluster; `TARTLET_E2E_IMAGE` names Tartlet's image for its nodes."""
 
     def __init__(self, layout: Layout, environment: Mapping[str, str]) -> None:
         self.layout, self.environment = layout, environment
 
     def ensure(self) -> None:
-        """Asks it, and whether an image is named."""
+        """Checks that the cluster answers and that an image is named."""
         if shutil.which("kubectl") is None:
             raise Unfit("KUBECONFIG is set, and kubectl is not installed")
         if not self.environment.get("TARTLET_E2E_IMAGE"):
@@ -112,38 +112,38 @@ class Given:
             raise Unfit(f"the cluster that KUBECONFIG names doesn't answer: {last_line(asked.stderr)}")
 
     def build(self) -> None:
-        """Helm, if it isn't there."""
+        """Builds Helm, if the machine has none."""
         toolchain.helm(self.layout)
 
     def up(self) -> None:
-        """It is up."""
+        """No-op: an existing cluster is up."""
 
     def is_up(self) -> bool:
-        """It is."""
+        """Always true."""
         return True
 
     def down(self) -> None:
-        """It stays up, as one of the harness's own may."""
+        """Leaves the cluster up, and says so."""
         own = "the harness's own goes with `env -u KUBECONFIG make cluster-down`"
         print(f"KUBECONFIG names somebody else's cluster, which is left up; {own}", file=sys.stderr)
 
     def kubectl(self) -> list[str]:
-        """The machine's own kubectl; it reads KUBECONFIG itself, which may name several files."""
+        """Returns the machine's kubectl, which reads KUBECONFIG itself; KUBECONFIG may name several files."""
         return [shutil.which("kubectl") or "kubectl"]
 
     def helm(self) -> list[str]:
-        """Helm, the same way."""
+        """Returns Helm, which reads KUBECONFIG itself."""
         return [str(toolchain.helm(self.layout))]
 
     def within(self) -> list[str]:
-        """Nothing: KUBECONFIG is there."""
+        """Returns no words: KUBECONFIG is set already."""
         return []
 
     def image(self) -> Image:
-        """The image that the environment names.
+        """Returns the image that the environment names.
 
         Raises:
-            Unfit: It names none.
+            Unfit: The environment names no image.
         """
         name = self.environment.get("TARTLET_E2E_IMAGE")
         if not name:
@@ -152,24 +152,24 @@ class Given:
 
 
 class Kind:
-    """A cluster of kind's, in Docker."""
+    """A cluster that kind runs in Docker."""
 
     def __init__(self, layout: Layout) -> None:
         self.layout = layout
         self.config = layout.cache / "kind.kubeconfig"
 
     def ensure(self) -> None:
-        """Asks for the one program that neither kind nor Docker brings."""
+        """Checks that kubectl is installed, which neither kind nor Docker brings."""
         if shutil.which("kubectl") is None:
             raise Unfit("kind is installed, and kubectl is not")
 
     def build(self) -> None:
-        """Helm and the image."""
+        """Builds Helm and the image."""
         toolchain.helm(self.layout)
         subprocess.run(["docker", "build", "--target", "base", "-t", _KIND_IMAGE, str(ROOT)], check=True)
 
     def up(self) -> None:
-        """Makes it, unless it is there; one that can't be made whole is deleted."""
+        """Makes the cluster, unless it exists; deletes a cluster that can't be completed."""
         if self.is_up():
             return
         self.config.parent.mkdir(parents=True, exist_ok=True)
@@ -181,24 +181,24 @@ class Kind:
             raise
 
     def is_up(self) -> bool:
-        """Whether kind knows it, and we its address."""
+        """Whether kind knows the cluster and its kubeconfig is here."""
         return self.config.exists() and KIND_NAME in _output("kind", "get", "clusters").split()
 
     def down(self) -> None:
-        """Deletes it."""
+        """Deletes the cluster."""
         subprocess.run(["kind", "delete", "cluster", "--name", KIND_NAME, "--kubeconfig", str(self.config)], check=True)
         self.config.unlink(missing_ok=True)
 
     def kubectl(self) -> list[str]:
-        """The machine's own kubectl."""
+        """Returns the machine's kubectl with the cluster's kubeconfig."""
         return ["kubectl", f"--kubeconfig={self.config}"]
 
     def helm(self) -> list[str]:
-        """Helm."""
+        """Returns Helm with the cluster's kubeconfig."""
         return [str(toolchain.helm(self.layout)), f"--kubeconfig={self.config}"]
 
     def within(self) -> list[str]:
-        """It is reached from everywhere."""
+        """Returns words that set KUBECONFIG; the cluster can be reached from any network."""
         return ["env", f"KUBECONFIG={self.config}"]
 
     def image(self) -> Image:
@@ -209,7 +209,7 @@ class Kind:
 
 
 def docker_works() -> bool:
-    """Whether there are kind and a Docker that answers."""
+    """Whether kind is installed and Docker answers."""
     if shutil.which("kind") is None or shutil.which("docker") is None:
         return False
     return subprocess.run(["docker", "info"], capture_output=True, check=False).returncode == 0
@@ -218,7 +218,7 @@ def docker_works() -> bool:
 def choose(
     environment: Mapping[str, str] = os.environ, docker: Callable[[], bool] = docker_works, layout: Layout | None = None
 ) -> Cluster:
-    """The cluster to use here."""
+    """Returns the cluster to use on this machine."""
     layout = layout or default_layout(environment)
     if environment.get("KUBECONFIG"):
         return Given(layout, environment)
@@ -227,10 +227,10 @@ def choose(
 
 @contextmanager
 def _beside(command: str) -> Iterator[None]:
-    """Runs a command of ours as a process beside a block, and waits for it.
+    """Runs a command of this package beside the block, and waits for the command's end.
 
     Raises:
-        Failed: It failed; it has said why.
+        Failed: The command failed; it has printed why.
     """
     process = subprocess.Popen([sys.executable, "-m", "e2e.cluster", command], cwd=ROOT, stdin=subprocess.DEVNULL)
     try:

@@ -19,7 +19,7 @@ _TEST_S = 300
 
 def part(arguments: Sequence[str]) -> Part:
     """Returns the pytest run for these arguments: tests that they name, all tests with `ALL`, else the gate's."""
-    # by a signal: a test that hangs fails, and what the test holds is tidied up
+    # the time limit raises an exception in the test, so that its fixtures are torn down
     options = ("--capture=no", "--durations=15", f"--timeout={_TEST_S}", "--timeout-method=signal")
     rest = tuple(a for a in arguments if a != ALL)
     if any((ROOT / a.partition("::")[0]).exists() for a in rest if not a.startswith("-")):

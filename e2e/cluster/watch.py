@@ -1,4 +1,4 @@
-"""Records what a cluster says over time, and finds for how long its parts disagreed."""
+"""Records a cluster's objects over time, and finds for how long they disagreed."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _START_S = 20.0
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """An object as it was from a time on (seconds of a monotonic clock); None: it is gone."""
+    """An object's state from a time on, in seconds of a monotonic clock; None means that the object is gone."""
 
     at_s: float
     kind: str
@@ -29,18 +29,18 @@ class Seen:
 
 @dataclass(slots=True)
 class Record:
-    """What was seen, in order."""
+    """The recorded states, in order."""
 
     seen: list[Seen] = field(default_factory=list)
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def add(self, each: Seen) -> None:
-        """Adds what a watch said."""
+        """Adds a watch's event."""
         with self.lock:
             self.seen.append(each)
 
     def history(self, kind: str, name: str, condition: str) -> list[str]:
-        """The statuses that a condition of an object had, one after the other; empty where it had none."""
+        """Returns the successive statuses of an object's condition; empty without such a condition."""
         with self.lock:
             bodies = [s.body for s in self.seen if (s.kind, s.name) == (kind, name) and s.body is not None]
         found: list[str] = []
@@ -57,7 +57,7 @@ State = dict[tuple[str, str], Object]
 
 
 def disagreements(seen: Iterable[Seen], agree: Callable[[State], bool], end_s: float) -> list[tuple[float, float]]:
-    """The times (start, length, in seconds) in which the objects didn't agree, up to `end_s`."""
+    """Returns the periods (start and length, in seconds) up to `end_s` in which the objects disagreed."""
     state: State = {}
     since: float | None = None
     found = []
@@ -78,7 +78,7 @@ def disagreements(seen: Iterable[Seen], agree: Callable[[State], bool], end_s: f
 
 
 def events(lines: Iterable[str]) -> Iterator[Object]:
-    """The events of kubectl's stream, one a line."""
+    """Yields the events of kubectl's stream, one for each line."""
     for line in lines:
         if line.strip():
             yield json.loads(line)
@@ -86,7 +86,7 @@ def events(lines: Iterable[str]) -> Iterator[Object]:
 
 @contextmanager
 def recording(kube: Kube, watches: dict[str, list[str]]) -> Iterator[Record]:
-    """Records objects while a block runs; `watches`: kind -> what `kubectl get` is asked for, one object at least."""
+    """Records objects during a block; `watches` maps a kind to arguments of `kubectl get` that match an object."""
     record = Record()
     processes, threads = [], []
     for kind, arguments in watches.items():
@@ -110,10 +110,10 @@ def recording(kube: Kube, watches: dict[str, list[str]]) -> Iterator[Record]:
 
 
 def _until_seen(record: Record, kinds: set[str]) -> None:
-    """Until every watch has told how things stand: what comes next must not be missed.
+    """Waits until every watch has reported the present state, so that no later change is missed.
 
     Raises:
-        TimeoutError: One tells nothing.
+        TimeoutError: A watch reports nothing.
     """
     end = time.monotonic() + _START_S
     while missing := kinds - {s.kind for s in list(record.seen)}:
@@ -134,7 +134,7 @@ def _conditions(body: Object) -> dict[str, str]:
 
 
 def rolled_out(deployment: Object, replicas: int) -> bool:
-    """Whether a Deployment's controller has seen its newest spec, and all pods are of it."""
+    """Whether a Deployment's controller has seen the newest spec and all pods have that spec."""
     status = deployment.get("status", {})
     counts = (deployment["spec"].get("replicas", 1), status.get("updatedReplicas", 0), status.get("replicas", 0))
     seen = int(status.get("observedGeneration", 0)) >= int(deployment["metadata"]["generation"])
@@ -142,14 +142,14 @@ def rolled_out(deployment: Object, replicas: int) -> bool:
 
 
 def _over(pod: Object) -> bool:
-    """Whether a pod runs no more and won't again, as an evicted one: its Deployment counts it no more either."""
+    """Whether a pod has ended for good, such as an evicted pod; its Deployment no longer counts the pod."""
     return pod.get("status", {}).get("phase") in ("Failed", "Succeeded")
 
 
 def pool_agrees(state: State) -> bool:
-    """Whether a pool's counts, and its word that it is Ready or not, are what its pods and its Deployment say.
+    """Whether a pool's counts and its Ready condition agree with its pods and its Deployment.
 
-    Not Ready is right while too few pods are ready or a rollout is under way, and at no other time.
+    A pool must be not Ready while too few pods are ready or a rollout is under way, and Ready otherwise.
     """
     pods = [body for (kind, _), body in state.items() if kind == "pod" and not _over(body)]
     staying = [p for p in pods if "deletionTimestamp" not in p["metadata"]]
@@ -175,10 +175,12 @@ def pool_agrees(state: State) -> bool:
 
 @contextmanager
 def honest(kube: Kube, pool: str, within_s: float) -> Iterator[Record]:
-    """A pool's status agrees with its pods while a block runs, and so long after it, but for so long at a time.
+    """Checks that a pool's status agrees with its pods during a block and for a while after it.
+
+    Disagreements of limited length are allowed.
 
     Raises:
-        AssertionError: It didn't.
+        AssertionError: The status disagreed for too long.
     """
     label = ["-l", f"tartlet.dev/pool={pool}"]
     watches = {"pool": [f"epool/{pool}"], "pod": ["pods", *label], "deployment": ["deployments", *label]}

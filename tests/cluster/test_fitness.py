@@ -24,7 +24,7 @@ def test_what_the_kernel_refuses_is_named(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(fitness, "TRIED", {"flying carpets": "echo no >&2; echo 'not in this bazaar' >&2; exit 1"})
     with pytest.raises(Unfit) as error:
         fitness.sandbox(tmp_path)
-    assert line_of(error) == "no flying carpets can be had here: not in this bazaar"
+    assert line_of(error) == "this machine allows no flying carpets: not in this bazaar"
     assert list(tmp_path.iterdir()) == []
 
 
@@ -33,13 +33,13 @@ def test_without_unshare_the_line_is_its_own(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:/bin")
     with pytest.raises(Unfit) as error:
         fitness.sandbox(tmp_path / "cache")
-    assert line_of(error) == "no namespaces can be had here: unshare: Operation not permitted"
+    assert line_of(error) == "this machine allows no namespaces: unshare: Operation not permitted"
 
 
 def test_control_groups_that_cannot_be_made_are_named(tmp_path: Path) -> None:
     with pytest.raises(Unfit) as error:
         fitness.control_groups(tmp_path / "none")
-    assert line_of(error).startswith("no control groups can be had here: ")
+    assert line_of(error).startswith("this machine allows no control groups: ")
     (tmp_path / "memory").mkdir()
     fitness.control_groups(tmp_path)
     assert list((tmp_path / "memory").iterdir()) == []

@@ -1,4 +1,4 @@
-"""Tartlet's image by its own Dockerfile, and the small ones that the cluster itself needs; no registry is asked."""
+"""Builds Tartlet's image from its Dockerfile, and the small images of the cluster itself, without a registry."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ _DEBIAN_PACKAGES = "python3,python3-venv,ca-certificates"
 
 @dataclass(frozen=True, slots=True)
 class Image:
-    """An image in a file: its name as pods give it, and a docker-archive."""
+    """An image in a file: the name that pods use, and the path of a docker-archive."""
 
     name: str
     archive: Path
 
 
 def sources(root: Path = ROOT) -> Iterator[Path]:
-    """The files that the image is made of."""
+    """Returns the files that the image is made of."""
     yield from (root / name for name in ("Dockerfile", "LICENSE", "README.md", "pyproject.toml"))
     for top in INPUTS:
         for file in (root / top).rglob("*"):
@@ -43,7 +43,7 @@ def sources(root: Path = ROOT) -> Iterator[Path]:
 
 
 def pack(archive: Path, name: str, files: Mapping[str, Path], command: list[str]) -> Image:
-    """An image of one layer that holds these static programs, by their paths within it."""
+    """Writes an image of one layer that holds static programs, given by their paths in the image."""
     layer = io.BytesIO()
     with tarfile.open(fileobj=layer, mode="w") as tar:
         for path, file in sorted(files.items()):
@@ -75,18 +75,18 @@ def pack(archive: Path, name: str, files: Mapping[str, Path], command: list[str]
 
 
 def wanted(layout: Layout) -> Image:
-    """The target `base` of what the repository holds now, built or not."""
+    """Returns the image of the Dockerfile's target `base` for the present sources; it may not be built yet."""
     key = files_digest(sources(), ROOT, [DEBIAN])
     return Image(f"{NAME}:{key}", layout.cache / "images" / f"tartlet-{key}.tar")
 
 
 def has_base(layout: Layout) -> bool:
-    """Whether Tartlet's image is there, or at least the Debian that it is made from."""
+    """Whether Tartlet's image is in the cache, or at least the Debian image that it is made from."""
     return wanted(layout).archive.exists() or _debian_there(layout)
 
 
 def tartlet(layout: Layout) -> Image:
-    """The target `base`: 3 minutes on two cores, once for each state of its inputs."""
+    """Builds the target `base`, once for each state of its inputs: 3 minutes on two cores."""
     image = wanted(layout)
     archive = image.archive
     if archive.exists():
@@ -95,7 +95,7 @@ def tartlet(layout: Layout) -> Image:
     start = time.monotonic()
     print(f"building the image {image.name}", flush=True)
     base = _debian(layout)
-    certificates = "/etc/ssl/certs:/etc/ssl/certs:ro"  # without them pip trusts nobody inside
+    certificates = "/etc/ssl/certs:/etc/ssl/certs:ro"  # without these, pip in the image trusts no server
     how = ("--layers", "--network", "host", "--format", "docker")
     _buildah(
         layout,
@@ -115,15 +115,15 @@ def tartlet(layout: Layout) -> Image:
 
 
 def _archives(layout: Layout) -> Iterator[Path]:
-    """Tartlet's images; the cluster's own are named `tartlet-e2e-...`."""
+    """Yields the archives of Tartlet's images; the names of the cluster's own images begin with `tartlet-e2e-`."""
     return (f for f in (layout.cache / "images").glob("tartlet-*.tar") if not f.name.startswith("tartlet-e2e-"))
 
 
 def built(layout: Layout, name: str) -> Image:
-    """An image that was built before.
+    """Returns an image that was built earlier.
 
     Raises:
-        FileNotFoundError: It isn't kept any more.
+        FileNotFoundError: The image is no longer in the cache.
     """
     archive = layout.cache / "images" / f"tartlet-{name.rpartition(':')[2]}.tar"
     if not archive.exists():
@@ -136,7 +136,7 @@ def _debian_there(layout: Layout) -> bool:
 
 
 def _debian(layout: Layout) -> str:
-    """A Debian with Python in buildah's store, the stand-in for the Dockerfile's BASE."""
+    """Makes a Debian image with Python in buildah's store, in place of the Dockerfile's BASE."""
     name = f"{_BASE}:{DEBIAN}"
     if _debian_there(layout):
         return name
@@ -157,7 +157,7 @@ def _debian(layout: Layout) -> str:
 
 
 def _pip_settings() -> list[str]:
-    """pip's settings of this machine (a mirror, say) hold for the build too."""
+    """Returns build arguments that pass on this machine's pip settings, such as a mirror."""
     return ["-v", "/etc/pip.conf:/etc/pip.conf:ro"] if Path("/etc/pip.conf").exists() else []
 
 
@@ -169,7 +169,7 @@ def _buildah(layout: Layout, *arguments: str, check: bool = True) -> subprocess.
 
 def _run(*command: str, check: bool = True) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "BUILDAH_ISOLATION": "chroot"}
-    # in namespaces of its own, so that its mounts and processes end with it, however it ends
+    # in namespaces of its own, so that all mounts and processes end with the command
     alone = ("unshare", "--mount", "--pid", "--fork", "--kill-child=SIGKILL", "--mount-proc")
     done = subprocess.run(
         ["nice", "-n", "5", *alone, *command],

@@ -1,4 +1,4 @@
-"""What the machine must bring along to have a cluster of its own."""
+"""Names and installs the programs that a machine needs to run a cluster of its own."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PACKAGES = {
     "buildah": "buildah",
     "debootstrap": "debootstrap",
 }
-"""Debian's package for each program."""
+"""The Debian package of each program."""
 
 SYSTEM_PATH = "/usr/sbin:/sbin:/usr/bin:/bin"
 
@@ -34,22 +34,22 @@ class Unfit(RuntimeError):
 
 
 def on_path(name: str) -> bool:
-    """Whether a program is there, where root looks for programs."""
+    """Whether a program is on PATH or in the system's directories."""
     if name.startswith("/"):
         return os.access(name, os.X_OK)
     return shutil.which(name, path=f"{os.environ.get('PATH', '')}:{SYSTEM_PATH}") is not None
 
 
 def missing_packages(look: Look = on_path) -> list[str]:
-    """Debian's packages for the programs that aren't there."""
+    """Returns the Debian packages of the missing programs."""
     return sorted({package for program, package in PACKAGES.items() if not look(program)})
 
 
 def go() -> str:
-    """The Go toolchain.
+    """Returns the path of the Go toolchain.
 
     Raises:
-        Unfit: There is none.
+        Unfit: Go is not installed.
     """
     found = shutil.which("go") or next((p for p in ("/usr/local/go/bin/go",) if os.access(p, os.X_OK)), None)
     if found is None:
@@ -58,10 +58,10 @@ def go() -> str:
 
 
 def ensure(environment: Mapping[str, str] = os.environ, *, uid: int | None = None, look: Look = on_path) -> None:
-    """Checks that all is there; as root in CI, installs what Debian has.
+    """Checks that all programs are installed; as root in CI, installs the missing Debian packages.
 
     Raises:
-        Unfit: Something isn't there.
+        Unfit: The user is not root, or a program is missing.
     """
     if (os.getuid() if uid is None else uid) != 0:
         raise Unfit(
@@ -87,6 +87,6 @@ def _apt(command: str, environment: Mapping[str, str]) -> None:
 
 
 def last_line(text: str) -> str:
-    """The last line that says something."""
+    """Returns the last line that isn't empty."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
-    return lines[-1] if lines else "it said nothing"
+    return lines[-1] if lines else "no output"

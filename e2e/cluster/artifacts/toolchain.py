@@ -11,17 +11,17 @@ from pathlib import Path
 from e2e.cluster.artifacts.requirements import go
 from e2e.cluster.layout import COMPONENTS, COREDNS, HELM, Layout, files_digest, kubernetes_version
 
-_BUILD = ("build", "-trimpath", "-buildvcs=false")  # the repository may belong to a user whom git doesn't trust
+_BUILD = ("build", "-trimpath", "-buildvcs=false")  # git may not trust the owner of the repository
 
 
 def is_built(layout: Layout) -> bool:
-    """Whether nothing is left to build."""
+    """Whether all tools are built."""
     tools = (kubernetes_path(layout), pause_path(layout), coredns_path(layout), helm_path(layout))
     return all(tool.exists() for tool in tools)
 
 
 def _installed(target: Path, command: str, stamps: str) -> Path:
-    """A command of a module, as `go install` takes it; `stamps`: flags of the linker that set its variables."""
+    """Installs a Go command by its module path; `stamps` are linker flags that set the command's variables."""
     if target.exists():
         return target
     with _Building(target) as part:
@@ -32,7 +32,7 @@ def _installed(target: Path, command: str, stamps: str) -> Path:
 
 
 class _Building:
-    """A directory for what isn't complete yet; says how long it took."""
+    """A directory for an unfinished build; prints how long the build took."""
 
     def __init__(self, target: Path) -> None:
         self.target, self.part, self.start = target, target.with_name(target.name + ".part"), 0.0
@@ -51,18 +51,18 @@ class _Building:
 
 
 def _run(command: list[str], environment: dict[str, str], cwd: Path | None = None) -> None:
-    # niced: a build must not starve what else the machine does
+    # niced, so that a build doesn't starve other processes
     subprocess.run(["nice", "-n", "10", *command], check=True, env=environment, cwd=cwd)
 
 
 def kubernetes_path(layout: Layout) -> Path:
-    """Where `kubernetes` puts it."""
+    """The path of the binary that `kubernetes` builds."""
     sources = [COMPONENTS / name for name in ("main.go", "go.mod", "go.sum")]
     return layout.tool("k8s", f"{kubernetes_version()}-{files_digest(sources, COMPONENTS)}")
 
 
 def kubernetes(layout: Layout) -> Path:
-    """All components in one binary: 5 minutes on two cores where nothing is cached."""
+    """Builds all of Kubernetes' components into one binary: 12 minutes on two cores without Go's cache."""
     target, version = kubernetes_path(layout), kubernetes_version()
     major, minor = _major_minor()
     stamp = "k8s.io/component-base/version."  # else nodes report v0.0.0
@@ -76,33 +76,33 @@ def _major_minor() -> tuple[str, str]:
 
 
 def pause_path(layout: Layout) -> Path:
-    """Where `pause` puts it."""
+    """The path of the binary that `pause` builds."""
     return layout.tool("pause", files_digest([COMPONENTS / "pause" / "main.go"], COMPONENTS))
 
 
 def pause(layout: Layout) -> Path:
-    """The program that holds a pod's namespaces open."""
+    """Builds the program that holds a pod's namespaces open."""
     return _static(pause_path(layout), COMPONENTS / "pause")
 
 
 def coredns_path(layout: Layout) -> Path:
-    """Where `coredns` puts it."""
+    """The path of the binary that `coredns` builds."""
     sources = [COMPONENTS / "coredns" / name for name in ("main.go", "go.mod", "go.sum")]
     return layout.tool("coredns", f"{COREDNS}-{files_digest(sources, COMPONENTS)}")
 
 
 def coredns(layout: Layout) -> Path:
-    """The cluster's DNS server, with the plugins that it needs here."""
+    """Builds the cluster's DNS server with the plugins that `coredns.yaml` names."""
     return _static(coredns_path(layout), COMPONENTS / "coredns")
 
 
 def _static(target: Path, package: Path) -> Path:
-    """A command of ours as an image may hold it alone."""
+    """Builds one of this folder's commands without shared libraries, so that an image may contain it alone."""
     return _built(target, package, {**os.environ, "CGO_ENABLED": "0"})
 
 
 def _built(target: Path, package: Path, environment: dict[str, str], stamps: str = "") -> Path:
-    """A command of ours; `stamps`: as `_installed` has them."""
+    """Builds one of this folder's commands; `stamps` are linker flags, as in `_installed`."""
     if not target.exists():
         with _Building(target) as part:
             command = [go(), *_BUILD, f"-ldflags=-s -w {stamps}", "-o", str(part / package.name), "."]
@@ -112,19 +112,19 @@ def _built(target: Path, package: Path, environment: dict[str, str], stamps: str
 
 
 def helm_path(layout: Layout) -> Path:
-    """One that is there, else where `helm` puts it."""
+    """The path of the machine's Helm, else of the binary that `helm` builds."""
     gopath = Path.home() / "go" / "bin" / "helm"
     found = shutil.which("helm") or (str(gopath) if os.access(gopath, os.X_OK) else None)
     return Path(found) if found else layout.tool("helm", _helm_version())
 
 
 def helm(layout: Layout) -> Path:
-    """Helm: one that is there, else built."""
+    """Returns the machine's Helm, or builds one."""
     found = helm_path(layout)
     if found.exists():
         return found
     major, minor = _major_minor()
-    stamp = "helm.sh/helm/v3/pkg/chartutil.k8sVersion"  # else `helm template` takes clusters to be v1.20
+    stamp = "helm.sh/helm/v3/pkg/chartutil.k8sVersion"  # else `helm template` assumes Kubernetes v1.20
     stamps = f"-X {stamp}Major={major} -X {stamp}Minor={minor}"
     return _installed(found, f"helm.sh/helm/v3/cmd/helm@{HELM}", stamps)
 

@@ -1,4 +1,4 @@
-"""Connections as the kernel's tracking lists them, Services resolved to what stands behind them."""
+"""Reads the kernel's list of connections, with Services resolved to the pods behind them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _TUPLE = re.compile(r"src=(\S+) dst=(\S+) sport=(\d+) dport=(\d+)")
 
 @dataclass(frozen=True, slots=True, order=True)
 class Connection:
-    """Who connected to which address and port."""
+    """One connection: the client's address, and the server's address and port."""
 
     source: str
     target: str
@@ -23,9 +23,9 @@ class Connection:
 
 
 def parse(listing: str) -> Iterator[Connection]:
-    """Connections of a `conntrack -L` that were answered.
+    """Returns the answered connections in the output of `conntrack -L`.
 
-    A line has the first packet's tuple, then the answer's: the answer comes from behind the Service.
+    A line has the tuple of the first packet, then that of the answer, whose source is the pod behind the Service.
     """
     for line in listing.splitlines():
         tuples = _TUPLE.findall(line)
@@ -35,7 +35,7 @@ def parse(listing: str) -> Iterator[Connection]:
 
 
 def pods_by_address(pods: Iterable[Mapping[str, Any]], node: str) -> dict[str, Pod]:
-    """Pods of a list by their addresses; `node` is where probes and port-forwards come from."""
+    """Returns pods by their addresses; probes and port-forwards come from the address `node`."""
     found = {}
     for pod in pods:
         address = pod.get("status", {}).get("podIP")
@@ -52,7 +52,7 @@ def pods_by_address(pods: Iterable[Mapping[str, Any]], node: str) -> dict[str, P
 
 
 def flows(connections: Iterable[Connection], pods: Mapping[str, Pod]) -> Iterator[Flow]:
-    """Flows with a pod on at least one end; an address that is no pod's is a host's."""
+    """Returns the flows with a pod on at least one end; any other address counts as a host."""
     for each in sorted(set(connections)):
         source, target = pods.get(each.source), pods.get(each.target)
         if source is not None or target is not None:

@@ -1,4 +1,4 @@
-"""Connections that Tartlet's NetworkPolicies must let through, and those that they must refuse.
+"""Lists the connections that Tartlet's NetworkPolicies must allow and those that they must refuse.
 
 Both lists are for a release in a namespace whose operator watches that namespace alone, and are written out, not
 derived from the chart.
@@ -19,7 +19,7 @@ Named = tuple[str, Flow]
 
 
 def role(component: str, release: str, namespace: str) -> Pod:
-    """A pod of the release; an engine's pod carries its pool's labels."""
+    """Returns a pod of the release; an engine's pod carries the labels of its pool."""
     labels = {"app.kubernetes.io/name": "tartlet", "app.kubernetes.io/component": component}
     if component == "worker":
         labels |= {"tartlet.dev/pool": "demo", "app.kubernetes.io/managed-by": "tartlet-operator"}
@@ -33,7 +33,7 @@ KUBELET = Host(NODE)
 
 
 def must_pass(release: str, namespace: str) -> Iterator[Named]:
-    """What a working release needs."""
+    """Yields the connections that a working release needs."""
     control, runtime, worker, operator = (
         role(r, release, namespace) for r in ("control", "runtime", "worker", "operator")
     )
@@ -56,7 +56,7 @@ def must_pass(release: str, namespace: str) -> Iterator[Named]:
 
 
 def must_not_pass(release: str, namespace: str) -> Iterator[Named]:
-    """What nobody may do; each of these is a way in, or a way out."""
+    """Yields the connections that must be refused; each is a way in or a way out."""
     control, runtime, worker, operator = (
         role(r, release, namespace) for r in ("control", "runtime", "worker", "operator")
     )

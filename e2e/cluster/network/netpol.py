@@ -1,9 +1,9 @@
-"""Would these NetworkPolicies let a connection through? A pure evaluator of networking.k8s.io/v1.
+"""Evaluates NetworkPolicies (networking.k8s.io/v1): whether they allow a connection.
 
-For clusters whose network doesn't enforce policies: the rendered ones are held against every flow seen, and against a
-list of flows that must be refused. Semantics after the API reference: policies only add; a pod that no policy of a
-direction selects is open in that direction; a connection needs both ends' consent; traffic between a pod and its own
-node can't be refused.
+Meant for clusters whose network doesn't enforce policies: the rendered policies are compared with every flow seen and
+with a list of flows that must be refused. The semantics follow the API reference: policies only add; a pod that no
+policy of a direction selects is open in that direction; a connection needs both ends' consent; traffic between a pod
+and its own node can't be refused.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Direction: TypeAlias = Literal["Ingress", "Egress"]
 class Pod:
     """One end of a connection, a pod.
 
-    `ports` names its container ports; `node` is its node's address, where that matters.
+    `ports` names the container ports; `node` is the address of the pod's node, where that matters.
     """
 
     namespace: str
@@ -34,7 +34,7 @@ class Pod:
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """One end of a connection, an address that is no pod's: a node, the API server, the world."""
+    """One end of a connection that is not a pod: a node, the API server, or an address outside."""
 
     ip: str
 
@@ -60,11 +60,11 @@ class Policies:
         }
 
     def allow(self, flow: Flow) -> bool:
-        """Whether the connection gets through."""
+        """Whether the policies allow the connection."""
         return not self.refusals(flow)
 
     def refusals(self, flow: Flow) -> list[str]:
-        """Why not: which end refuses, and by which policies; empty if it gets through."""
+        """Returns which end refuses and by which policies; empty if the connection is allowed."""
         source, target = flow.source, flow.target
         if _same_node(source, target):
             return []
@@ -76,7 +76,7 @@ class Policies:
         return out
 
     def selecting(self, pod: Pod, direction: Direction) -> list[Policy]:
-        """The policies that isolate a pod in a direction."""
+        """Returns the policies that isolate a pod in a direction."""
         return [
             p
             for p in self._policies
@@ -138,7 +138,7 @@ def _matches(expression: Mapping[str, Any], labels: Labels) -> bool:
 
 
 def _types(spec: Mapping[str, Any]) -> Sequence[str]:
-    """Ingress always counts where nothing is said, Egress where it has rules."""
+    """Returns the policy's directions; without `policyTypes` these are Ingress, and Egress if it has rules."""
     return spec.get("policyTypes") or (["Ingress", "Egress"] if spec.get("egress") else ["Ingress"])
 
 
@@ -171,6 +171,6 @@ def _in_block(block: Mapping[str, Any], ip: str) -> bool:
 
 
 def _same_node(a: Pod | Host, b: Pod | Host) -> bool:
-    """A pod and its own node: the kubelet's probes, port-forwards."""
+    """Whether the ends are a pod and its own node, as with the kubelet's probes and port-forwards."""
     pod, host = (a, b) if isinstance(a, Pod) else (b, a)
     return isinstance(pod, Pod) and isinstance(host, Host) and bool(pod.node) and pod.node == host.ip

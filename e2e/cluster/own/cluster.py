@@ -1,4 +1,4 @@
-"""A cluster of its own, on this machine, in namespaces of its own."""
+"""Runs a cluster on this machine, in namespaces of its own."""
 
 from __future__ import annotations
 
@@ -28,22 +28,22 @@ _CTR = ("ctr", "--address", "/run/containerd/containerd.sock", "--namespace", "k
 
 
 class Failed(RuntimeError):
-    """The cluster didn't come up, or left something behind."""
+    """The cluster didn't start, or left something behind."""
 
 
 class OwnCluster:
-    """Kubernetes from its own components; `up` and `down` may be called in any state."""
+    """Kubernetes as processes of this machine; `up` and `down` may be called in any state."""
 
     def __init__(self, layout: Layout) -> None:
         self.layout = layout
         self._started: subprocess.Popen[bytes] | None = None
 
     def up(self) -> None:
-        """Brings it up, unless it is up.
+        """Brings the cluster up, unless it is up.
 
         Raises:
-            Failed: It didn't come up; it is down again.
-            requirements.Unfit: This machine can't have one.
+            Failed: The cluster didn't start; it is down again.
+            requirements.Unfit: This machine can't run a cluster.
         """
         if self.is_up():
             return
@@ -61,7 +61,7 @@ class OwnCluster:
         print(f"up in {time.monotonic() - start:.1f} s; try: python -m e2e.cluster kubectl get pods -A", flush=True)
 
     def down(self) -> None:
-        """Ends it and removes every trace but its logs and what is built.
+        """Ends the cluster and removes all its traces except logs, built components and images.
 
         Raises:
             Failed: Something was left behind.
@@ -71,13 +71,15 @@ class OwnCluster:
         namespaces = _namespaces(first) if first is not None else {}
         ending = [p for p in (first, process) if p is not None]
         if first is not None:
-            first.send(signal.SIGTERM)  # it heeds this from when it wrote its record, and ends the others in order
+            first.send(
+                signal.SIGTERM
+            )  # the first process handles SIGTERM since it wrote its record, and ends the others in order
         if first is None or not all(each.wait(_DOWN_TIMEOUT_S) for each in ending):
             for each in (*_children(process), *ending):
                 each.send(signal.SIGKILL)
         if not all(each.wait(_KILLED_TIMEOUT_S) for each in ending):
             raise Failed(f"processes {[each.pid for each in ending if each.alive()]} outlived the cluster")
-        for each in _members(namespaces):  # commands that somebody runs in the cluster's network
+        for each in _members(namespaces):  # commands that run in the cluster's network
             each.send(signal.SIGKILL)
             each.wait(_KILLED_TIMEOUT_S)
         if left := [each.pid for each in _members(namespaces)]:
@@ -91,27 +93,27 @@ class OwnCluster:
         layout.record.unlink(missing_ok=True)
 
     def is_up(self) -> bool:
-        """Whether its first process runs, and its API server answers."""
+        """Whether the first process runs and the API server answers."""
         process = Process.read(self.layout.record)
         if process is None or not process.alive() or not (self.layout.state / "components.json").exists():
             return False
         return self.run(*self.kubectl(), "get", "--raw", "/readyz", check=False).returncode == 0
 
     def enter(self, *kinds: str) -> list[str]:
-        """A command's beginning that runs it in the cluster's namespaces (`net`, `mount`, `pid`).
+        """Returns the first words of a command that is to run in the cluster's namespaces (`net`, `mount`, `pid`).
 
         Raises:
-            Failed: There is no cluster.
+            Failed: No cluster is up.
         """
         process = Process.read(self.layout.record)
         children = process.children() if process is not None and process.alive() else []
         if not children:
             raise Failed("no cluster is up: run `make cluster-up`")
-        # it ends with whoever started it, however that ends: nothing may hold on to the cluster's network
+        # the command ends with the process that started it, so that nothing holds on to the cluster's network
         return ["setpriv", "--pdeathsig=KILL", "nsenter", f"--target={children[0]}", *(f"--{k}" for k in kinds), "--"]
 
     def kubectl(self) -> list[str]:
-        """kubectl, in the cluster's network, as its administrator."""
+        """Returns the first words of a kubectl command, as administrator, in the cluster's network."""
         return [
             *self.enter("net"),
             str(toolchain.kubernetes(self.layout)),
@@ -120,52 +122,52 @@ class OwnCluster:
         ]
 
     def helm(self) -> list[str]:
-        """Helm, the same way."""
+        """Returns the first words of a Helm command, as administrator, in the cluster's network."""
         return [*self.enter("net"), str(toolchain.helm(self.layout)), f"--kubeconfig={self.layout.kubeconfig}"]
 
     def within(self) -> list[str]:
-        """Any other command, the same way."""
+        """Returns the first words of any other command in the cluster's network."""
         return [*self.enter("net"), "env", f"KUBECONFIG={self.layout.kubeconfig}"]
 
     def load(self, image: Image) -> None:
-        """Lets pods use an image."""
+        """Imports an image into containerd's store, where pods find it."""
         known = self._ctr("images", "ls", "-q").split()
         if image.name not in known:
             self._ctr("images", "import", str(image.archive))
             self._forget_old(image, known)
 
     def kill(self, component: str) -> None:
-        """Ends a component at once; it is started again."""
+        """Kills a component, which the first process then restarts."""
         pid = json.loads((self.layout.state / "components.json").read_text())[component]
         self.run(*self.enter("pid", "mount"), "kill", "-KILL", str(pid))
 
     def signal_container(self, container_id: str, signal_name: str) -> None:
-        """Sends a signal to a container's first process (`containerd://...`, as a pod's status names it)."""
+        """Sends a signal to the first process of a container, given as in a pod's status (`containerd://...`)."""
         self._ctr("tasks", "kill", "--signal", signal_name, container_id.removeprefix("containerd://"))
 
     def freeze(self, container_id: str) -> None:
-        """Stops all processes of a container where they are; `thaw` lets them go on."""
+        """Stops all processes of a container until `thaw`."""
         self._ctr("tasks", "pause", container_id.removeprefix("containerd://"))
 
     def thaw(self, container_id: str) -> None:
-        """Lets a frozen container go on."""
+        """Continues a frozen container."""
         self._ctr("tasks", "resume", container_id.removeprefix("containerd://"))
 
     def name_image(self, image: str, *names: str) -> None:
-        """Lets pods find an image that is there by other names, too."""
+        """Gives an imported image further names."""
         for name in names:
             self._ctr("images", "tag", "--force", image, name)
 
     def forget_images(self, *names: str) -> None:
-        """Takes names of images away."""
+        """Removes names of images."""
         self._ctr("images", "rm", *names)
 
     def connections(self) -> str:
-        """What conntrack knows of the cluster's network."""
+        """Returns the output of `conntrack -L` in the cluster's network."""
         return self.run(*self.enter("net"), "conntrack", "-L").stdout
 
     def run(self, *command: str, check: bool = True) -> subprocess.CompletedProcess[str]:
-        """A command with its output."""
+        """Runs a command and returns its output."""
         return subprocess.run(command, capture_output=True, text=True, check=check, stdin=subprocess.DEVNULL)
 
     def _ctr(self, *arguments: str) -> str:
@@ -178,12 +180,12 @@ class OwnCluster:
             self._ctr("images", "rm", *old)
 
     def build_components(self) -> None:
-        """Builds what isn't there of Kubernetes, DNS and Helm."""
+        """Builds Kubernetes, CoreDNS and Helm, unless the cache has them."""
         toolchain.kubernetes(self.layout)
         self.build_tools()
 
     def build_tools(self) -> None:
-        """The same without Kubernetes itself."""
+        """Builds CoreDNS, the pause program and Helm, unless the cache has them."""
         toolchain.helm(self.layout)
         folder = self.layout.cache / "images"
         folder.mkdir(parents=True, exist_ok=True)
@@ -211,10 +213,10 @@ class OwnCluster:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                start_new_session=True,  # Ctrl-C is for us alone: we end it in order
+                start_new_session=True,  # Ctrl-C must not reach the cluster, which this process ends in order
             )
         Process.of(process.pid).write(layout.record)
-        self._started = process  # to be waited for by `down`, should that be ours to do
+        self._started = process  # `down` waits for it, if this process calls `down`
         alive = self._alive(process)
         with stage("API server"):
             _until((layout.state / "components.json").exists, alive)
@@ -238,11 +240,11 @@ class OwnCluster:
         return check
 
     def _write(self) -> None:
-        """All files that the components read."""
+        """Writes all files that the components read."""
         layout, state = self.layout, self.layout.state
         _remove(layout.logs)
         layout.logs.mkdir(parents=True)
-        if not (layout.containers / "clean").exists():  # it may know containers that are no more
+        if not (layout.containers / "clean").exists():  # the store may list containers that are gone
             _remove(layout.containers)
         layout.containers.mkdir(exist_ok=True)
         (layout.containers / "clean").unlink(missing_ok=True)
@@ -264,7 +266,7 @@ class OwnCluster:
 
 
 def archive_name(image: str) -> str:
-    """The file of one of the cluster's own images."""
+    """Returns the file name of one of the cluster's own images."""
     return image.rpartition("/")[2].replace(":", "-") + ".tar"
 
 
@@ -286,12 +288,12 @@ def _until(ready: Callable[[], bool], alive: Callable[[], None]) -> None:
 
 
 def _children(process: Process | None) -> list[Process]:
-    """The processes that it started and that run."""
+    """Returns the running processes that the cluster started."""
     return _running(process.children() if process is not None else ())
 
 
 def _running(pids: Iterable[int]) -> list[Process]:
-    """Those of these processes that run."""
+    """Returns those of these processes that still run."""
     found = []
     for pid in sorted(set(pids)):
         try:
@@ -304,12 +306,12 @@ def _running(pids: Iterable[int]) -> list[Process]:
 
 
 def _members(namespaces: dict[str, int]) -> list[Process]:
-    """The processes in these namespaces."""
+    """Returns the processes in these namespaces."""
     return _running(pid for kind, inode in namespaces.items() for pid in in_namespace(kind, inode))
 
 
 def _namespaces(first: Process) -> dict[str, int]:
-    """The cluster's namespaces by kind, while its first process runs; the kernel uses their numbers again."""
+    """Returns the cluster's namespaces by kind while its first process runs; later the kernel reuses the numbers."""
     found = {}
     for kind in ("net", "pid", "mnt"):
         try:

@@ -1,4 +1,4 @@
-"""Configuration of the cluster's components, as pure functions of where its files are."""
+"""Configuration of the cluster's components, as pure functions of the paths of its files."""
 
 from __future__ import annotations
 
@@ -48,13 +48,13 @@ class Component:
 
 
 def tokens_csv(tokens: dict[str, str]) -> str:
-    """The API server's token file; `tokens` by the keys of USERS."""
+    """Returns the API server's token file; the keys of `tokens` are those of USERS."""
     lines = [f'{tokens[k]},{user},{k},"{",".join(groups)}"' for k, (user, groups) in USERS.items()]
     return "\n".join(lines) + "\n"
 
 
 def kubeconfig(token: str, authority: Path) -> str:
-    """How a client with this token reaches the API server."""
+    """Returns the kubeconfig of a client with this token."""
     server = f"https://{NODE_ADDRESS}:{API_PORT}"
     return yaml.safe_dump(
         {
@@ -69,7 +69,7 @@ def kubeconfig(token: str, authority: Path) -> str:
 
 
 def containerd(store: Path, state: Path) -> str:
-    """containerd 1.6 and later; what it stores outlives the cluster, so that images need no second import."""
+    """Returns the configuration of containerd 1.6 or later. Its store outlives the cluster, and so do its images."""
     return f"""version = 2
 root = "{store}"
 state = "/run/containerd"
@@ -100,7 +100,7 @@ disabled_plugins = [
 
 
 def network() -> str:
-    """The pods' network: one bridge, no way out of the cluster's own namespace."""
+    """Returns the pods' network: one bridge, without a route out of the cluster's namespace."""
     ipam = {
         "type": "host-local",
         "ranges": [[{"subnet": PODS, "gateway": PODS_GATEWAY}]],
@@ -113,7 +113,7 @@ def network() -> str:
 
 
 def kubelet(state: Path) -> str:
-    """The kubelet; every pod's cgroup is below one that `down` removes."""
+    """Returns the kubelet's configuration; all pods' control groups are below one that `down` removes."""
     return yaml.safe_dump(
         {
             "apiVersion": "kubelet.config.k8s.io/v1beta1",
@@ -145,7 +145,7 @@ def kubelet(state: Path) -> str:
 
 
 def kube_proxy(state: Path) -> str:
-    """kube-proxy; it leaves conntrack's limits alone, which are the machine's."""
+    """Returns kube-proxy's configuration; it leaves conntrack's limits unchanged, because they hold for the machine."""
     none = {"maxPerCore": 0, "min": 0, "tcpEstablishedTimeout": "0s", "tcpCloseWaitTimeout": "0s"}
     return yaml.safe_dump(
         {
@@ -161,7 +161,7 @@ def kube_proxy(state: Path) -> str:
 
 
 def etcd(state: Path) -> Component:
-    """etcd on loopback; nothing in it is worth a disk's flush."""
+    """Returns etcd's process, on loopback and without fsync: a test cluster's data need not survive the machine."""
     client, peer = f"http://127.0.0.1:{ETCD_PORT}", f"http://127.0.0.1:{ETCD_PORT + 1}"
     urls = [f"--listen-client-urls={client}", f"--advertise-client-urls={client}", f"--listen-peer-urls={peer}"]
     peers = [f"--initial-advertise-peer-urls={peer}", f"--initial-cluster=default={peer}"]
@@ -169,7 +169,7 @@ def etcd(state: Path) -> Component:
 
 
 def api_server(binary: Path, state: Path) -> Component:
-    """The API server with the authorizers and admission plugins that real clusters have."""
+    """Returns the API server's process, with the authorizers and admission plugins that real clusters have."""
     pki = state / "pki"
     issuer = "https://kubernetes.default.svc"
     options = {
@@ -197,7 +197,7 @@ def api_server(binary: Path, state: Path) -> Component:
 
 
 def controller_manager(binary: Path, state: Path) -> Component:
-    """All of Kubernetes' own controllers."""
+    """Returns the controller manager's process, with all of Kubernetes' controllers."""
     pki = state / "pki"
     options = {
         "kubeconfig": state / "controller-manager.kubeconfig",
@@ -213,13 +213,13 @@ def controller_manager(binary: Path, state: Path) -> Component:
 
 
 def scheduler(binary: Path, state: Path) -> Component:
-    """The scheduler."""
+    """Returns the scheduler's process."""
     options = {"kubeconfig": state / "scheduler.kubeconfig", "leader-elect": "false", "bind-address": "127.0.0.1"}
     return Component("scheduler", [str(binary), "kube-scheduler", *_flags(options)])
 
 
 def node(binary: Path, state: Path) -> Component:
-    """The kubelet's process."""
+    """Returns the kubelet's process."""
     options = {
         "config": state / "kubelet.yaml",
         "kubeconfig": state / "kubelet.kubeconfig",
@@ -232,7 +232,7 @@ def node(binary: Path, state: Path) -> Component:
 
 
 def proxy(binary: Path, state: Path) -> Component:
-    """kube-proxy's process."""
+    """Returns kube-proxy's process."""
     return Component("proxy", [str(binary), "kube-proxy", f"--config={state / 'proxy.yaml'}"])
 
 

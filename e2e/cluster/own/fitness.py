@@ -1,4 +1,4 @@
-"""Whether this machine can have a cluster of its own: all that can be told before anything is built."""
+"""Tells, before anything is built, whether this machine can run a cluster of its own."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ TRIED = {
     "network bridges": "ip link add node type bridge && ip link add one type veth peer name other",
     "iptables": "iptables -t nat -L -n",
 }
-"""What a cluster does first, by what it needs; each in namespaces that end with it."""
+"""The first commands of a cluster, by the feature that they need; each runs in namespaces that end with it."""
 
 
 def ensure(layout: Layout) -> None:
-    """Checks everything, quickly.
+    """Checks everything within seconds.
 
     Raises:
-        Unfit: Something that no test of ours could be blamed for is missing; the message is one line.
+        Unfit: The machine lacks something; the message is one line.
     """
     requirements.ensure()
     sandbox(layout.cache)
@@ -44,10 +44,10 @@ def ensure(layout: Layout) -> None:
 
 
 def sandbox(cache: Path) -> None:
-    """Tries namespaces, mounts and a network of its own.
+    """Tries to make namespaces, mounts and a network.
 
     Raises:
-        Unfit: The kernel, or the container that this runs in, doesn't allow one.
+        Unfit: The kernel or the surrounding container doesn't allow one of them.
     """
     cache.mkdir(parents=True, exist_ok=True)
     search = {**os.environ, "PATH": f"{os.environ.get('PATH', '')}:{SYSTEM_PATH}"}
@@ -58,31 +58,31 @@ def sandbox(cache: Path) -> None:
             ask = [*_UNSHARE, "sh", "-c", command]
             done = subprocess.run(ask, cwd=place, env=search, capture_output=True, text=True, check=False)
             if done.returncode != 0:
-                raise Unfit(f"no {what} can be had here: {last_line(done.stderr)}")
+                raise Unfit(f"this machine allows no {what}: {last_line(done.stderr)}")
 
 
 def control_groups(mount: Path = cgroups.MOUNT) -> None:
-    """Makes the pods' control group and removes it, unless there is one.
+    """Makes and removes the pods' control group, unless the group exists.
 
     Raises:
-        Unfit: It can't be made.
+        Unfit: The group can't be made.
     """
     try:
         if not cgroups.leftovers(mount):
             cgroups.make(mount)
             cgroups.remove(mount)
     except OSError as e:
-        raise Unfit(f"no control groups can be had here: {e}") from None
+        raise Unfit(f"this machine allows no control groups: {e}") from None
 
 
 def modules() -> None:
-    """Asks Go for the modules that are to be built.
+    """Checks that Go can get the modules of Kubernetes.
 
     Raises:
-        Unfit: It is too old, or can't have them.
+        Unfit: Go is too old, or can't get the modules.
     """
     for ask, where in (
-        (("list", "-m"), COMPONENTS),  # fails if this Go is older than go.mod asks for, and may not fetch another
+        (("list", "-m"), COMPONENTS),  # fails if Go is older than go.mod asks for and may not fetch a newer one
         (("list", "-m", f"k8s.io/kubernetes@{kubernetes_version()}"), Path("/")),
     ):
         try:
@@ -96,14 +96,14 @@ def modules() -> None:
 
 
 def answers(url: str, timeout_s: float = 20) -> None:
-    """Asks for an address.
+    """Checks that a URL answers.
 
     Raises:
-        Unfit: Nobody answers.
+        Unfit: No answer comes.
     """
     try:
         urllib.request.urlopen(url, timeout=timeout_s).close()  # noqa: S310 - our own
     except urllib.error.HTTPError as e:
-        e.close()  # an answer
+        e.close()  # an HTTP error is an answer too
     except OSError as e:
         raise Unfit(f"{url} doesn't answer: {getattr(e, 'reason', e)}") from None

@@ -1,4 +1,4 @@
-"""The first process of the cluster's own namespaces: makes them fit, starts the components, restarts what ends.
+"""The first process in the cluster's namespaces: prepares them, starts the components, restarts those that end.
 
 Run as `unshare --mount --net --pid --ipc --fork python -m e2e.cluster.own.init CACHE BINARY`. When it ends, for
 whatever reason, the kernel ends every process in its PID namespace, and the mounts and networks go with them.
@@ -29,17 +29,17 @@ _RESTART_S = 0.5
 
 
 class Init:
-    """The components' processes, and the order of their lives."""
+    """Starts, restarts and ends the components' processes in order."""
 
     def __init__(self, layout: Layout, binary: Path) -> None:
         self.layout, self.binary = layout, binary
-        # held, for `subprocess` waits for those that it alone knows, and we'd never hear how they ended
+        # kept, because `subprocess` itself reaps forgotten processes, and their status would be lost
         self.running: dict[str, tuple[subprocess.Popen[bytes], Component]] = {}
         self.due: list[tuple[float, Component]] = []
         self.stopping = False
 
     def run(self) -> None:
-        """Starts everything, and stays until SIGTERM."""
+        """Starts all components and waits for SIGTERM."""
         signal.signal(signal.SIGTERM, self._stop)
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         state = self.layout.state
@@ -72,12 +72,12 @@ class Init:
         self.running[component.name] = process, component
 
     def _tell(self) -> None:
-        """Says which process, by its number in this namespace, is which component."""
+        """Writes the process number, in this namespace, of each component."""
         components = {name: process.pid for name, (process, _) in self.running.items()}
         write_whole(self.layout.state / "components.json", json.dumps(components))
 
     def _reap(self) -> None:
-        """Takes note of processes that ended, orphans of pods among them."""
+        """Waits for ended processes, among them orphans of pods."""
         while True:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)
@@ -111,7 +111,7 @@ class Init:
         raise SystemExit("the API server wasn't ready in time; see its log")
 
     def _down(self) -> None:
-        """Ends all but containerd at once, then takes the containers out of its store, which stays."""
+        """Ends all components but containerd, then removes the containers from containerd's store."""
         for name, (process, _) in self.running.items():
             if name != "containerd":
                 process.kill()
@@ -134,18 +134,22 @@ def _ctr(*arguments: str) -> str:
 
 
 def outside() -> Process:
-    """This process as the rest of the machine knows it: /proc is still the machine's own."""
+    """Returns this process with its number outside the PID namespace; /proc is still the machine's."""
     return Process.of(int(Path("/proc/self").readlink().name))
 
 
 def mounts(layout: Layout) -> None:
-    """Own /proc and own places for all that components write outside their directories."""
+    """Mounts a new /proc, and new directories where components write outside their own directories."""
     _run("mount", "--make-rshared", "/")
     _run("mount", "-t", "proc", "proc", "/proc")
     logs = layout.logs / "pods"
     logs.mkdir()
     _run("mount", "--bind", str(logs), "/var/log")
-    for place in ("/run", "/var/lib/cni", "/var/lib/kubelet"):  # where the kubelet has a socket, whatever its root
+    for place in (
+        "/run",
+        "/var/lib/cni",
+        "/var/lib/kubelet",
+    ):  # the kubelet keeps a socket here, independent of its root
         Path(place).mkdir(parents=True, exist_ok=True)
         _run("mount", "-t", "tmpfs", "-o", "mode=755", "tmpfs", place)
     for place in ("containerd", "netns", "lock"):
@@ -153,12 +157,14 @@ def mounts(layout: Layout) -> None:
 
 
 def network() -> None:
-    """A bridge that carries the node's address; nothing leaves this namespace."""
+    """Makes a bridge with the node's address; no route leaves this namespace."""
     _run("ip", "link", "set", "lo", "up")
     _run("ip", "link", "add", "node", "type", "bridge")
     _run("ip", "address", "add", f"{configs.NODE_ADDRESS}/24", "dev", "node")
     _run("ip", "link", "set", "node", "up")
-    _run("ip", "route", "add", "default", "via", configs.NODE_ADDRESS, "dev", "node")  # the kubelet wants one
+    _run(
+        "ip", "route", "add", "default", "via", configs.NODE_ADDRESS, "dev", "node"
+    )  # the kubelet refuses to start without a default route
     for key in ("net/ipv4/ip_forward", "net/bridge/bridge-nf-call-iptables"):
         file = Path("/proc/sys") / key
         if file.exists():
@@ -170,7 +176,7 @@ def _run(*command: str) -> None:
 
 
 def main() -> None:
-    """The process itself."""
+    """Prepares the namespaces and runs the components until SIGTERM."""
     cache, binary = sys.argv[1:]
     if os.getpid() != 1:
         raise SystemExit("this is the first process of a PID namespace, and nothing else: run `make cluster-up`")

@@ -1,4 +1,4 @@
-"""The kernel's settings that a kubelet changes for the whole machine: noted before it starts, put back after it."""
+"""Saves the kernel settings that a kubelet changes for the whole machine, and restores them."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ SETTINGS = (
 
 
 def settings(mount: Path = MOUNT) -> dict[str, str]:
-    """As they are, by name; those that this kernel has."""
+    """Returns the present settings by name; a setting that this kernel lacks is left out."""
     return {name: (mount / name).read_text().strip() for name in SETTINGS if (mount / name).exists()}
 
 
 def note(file: Path, mount: Path = MOUNT) -> None:
-    """Keeps them in a file."""
+    """Saves the settings in a file."""
     write_whole(file, json.dumps(settings(mount)))
 
 
 def put_back(file: Path, mount: Path = MOUNT) -> None:
-    """Sets those that have changed as they were; without the file nothing has. One that can't be set is told of."""
+    """Restores the saved settings that have changed and prints those that can't be set. No-op without the file."""
     if not file.exists():
         return
     now = settings(mount)

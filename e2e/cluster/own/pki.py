@@ -1,4 +1,4 @@
-"""Keys and certificates of a cluster's components, made anew for each."""
+"""Makes keys and certificates for the components of one cluster."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from e2e.cluster.own.configs import API_SERVICE, NODE_ADDRESS
 
 
 def write(directory: Path) -> None:
-    """Writes the authority, the API server's certificate, its client's, and the key of service accounts."""
+    """Writes the authority, the certificates of the API server and of its client, and the service accounts' key."""
     directory.mkdir(parents=True, mode=0o700)
     authority = trustme.CA()
     authority.cert_pem.write_to_path(directory / "ca.crt")
@@ -18,7 +18,7 @@ def write(directory: Path) -> None:
     service = "kubernetes.default.svc"
     leaves = {
         "apiserver": authority.issue_cert("127.0.0.1", NODE_ADDRESS, API_SERVICE, "localhost", "kubernetes", service),
-        # the group that may do everything: the API server acts on kubelets with it
+        # the group with all rights, which the API server needs towards kubelets
         "kubelet-client": authority.issue_cert(
             "apiserver.invalid", common_name="apiserver-kubelet", organization_name="system:masters"
         ),

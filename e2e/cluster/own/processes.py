@@ -1,4 +1,4 @@
-"""A process known by its number and its start, so that a number used again is never taken for it."""
+"""Identifies processes by number and start time, so that a reused number is never mistaken for an old process."""
 
 from __future__ import annotations
 
@@ -17,34 +17,34 @@ PROC = Path("/proc")
 
 @dataclass(frozen=True, slots=True)
 class Process:
-    """A process of this machine; `started` is in clock ticks since it booted."""
+    """A process of this machine; `started` is in clock ticks since the machine booted."""
 
     pid: int
     started: int
 
     @classmethod
     def of(cls, pid: int) -> Process:
-        """The process that has this number now.
+        """Returns the process that has this number now.
 
         Raises:
-            ProcessLookupError: There is none.
+            ProcessLookupError: No process has this number.
         """
         return cls(pid, _stat(pid)[1])
 
     @classmethod
     def read(cls, file: Path) -> Process | None:
-        """The one that was written to a file, if that is there and whole."""
+        """Reads a process from a file; None if the file is missing or incomplete."""
         try:
             return cls(**json.loads(file.read_text()))
         except (FileNotFoundError, ValueError, TypeError):
             return None
 
     def write(self, file: Path) -> None:
-        """Keeps it for `read`."""
+        """Writes the process to a file for `read`."""
         write_whole(file, json.dumps(asdict(self)))
 
     def alive(self) -> bool:
-        """Whether it runs; one that ended and that nobody waited for doesn't."""
+        """Whether the process runs; a zombie doesn't."""
         try:
             state, started = _stat(self.pid)
         except ProcessLookupError:
@@ -52,7 +52,7 @@ class Process:
         return started == self.started and state not in "ZX"
 
     def children(self) -> list[int]:
-        """The numbers of its children; none if it has ended, whatever has its number now."""
+        """Returns the numbers of the process's children; none if the process has ended."""
         if not self.alive():
             return []
         try:
@@ -61,7 +61,7 @@ class Process:
             return []
 
     def send(self, number: signal.Signals) -> None:
-        """Sends a signal, if it still runs."""
+        """Sends a signal, if the process still runs."""
         if self.alive():
             try:
                 os.kill(self.pid, number)
@@ -69,7 +69,7 @@ class Process:
                 return
 
     def wait(self, timeout_s: float) -> bool:
-        """Whether it has ended within this time."""
+        """Waits for the end of the process and returns whether it ended in time."""
         end = time.monotonic() + timeout_s
         while self.alive():
             if time.monotonic() > end:
@@ -79,7 +79,7 @@ class Process:
 
 
 def _stat(pid: int) -> tuple[str, int]:
-    """State and start of a process; its name may hold anything, so fields count from its last parenthesis."""
+    """Returns state and start time. The name may contain anything, so fields are counted from the last parenthesis."""
     try:
         fields = (PROC / str(pid) / "stat").read_text().rpartition(")")[2].split()
     except (FileNotFoundError, ProcessLookupError):
@@ -88,7 +88,7 @@ def _stat(pid: int) -> tuple[str, int]:
 
 
 def in_namespace(kind: str, inode: int) -> Iterable[int]:
-    """Numbers of the processes whose namespace of this kind has this number."""
+    """Returns the numbers of the processes in a namespace, given by kind and number."""
     for entry in PROC.iterdir():
         if entry.name.isdigit():
             try:
