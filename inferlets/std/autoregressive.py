@@ -1,6 +1,7 @@
 """The autoregressive loop of the paper's section 4.2, call by call: greedy, ten tokens after "Hello,".
 
-Changed from the paper: `await` where an answer is needed, and any page size (the paper's listing has one token a page).
+Differences from the paper: an `await` at each call with an answer, and any page size. (The paper's listing
+has one token in each page.)
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A conversation: messages come from the client, answers go back as they are generated.
+"""Hold a conversation: the client sends messages, and answers stream back as they are generated.
 
 tartlet run --interactive inferlets/std/chat.py    # each line is a message; "bye" ends it
 """
@@ -9,7 +9,7 @@ from inferlet import Context, get_arg, receive, send
 
 
 async def main() -> None:
-    """Answer until the client says bye; the arguments are what the model is told first."""
+    """Answer until the client says "bye". The program's arguments become the system message."""
     async with Context() as ctx:
         if get_arg():
             ctx.chat([{"role": "system", "content": " ".join(get_arg())}])

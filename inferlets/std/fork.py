@@ -1,4 +1,4 @@
-"""Several continuations of one prompt, side by side: forks share the prompt's KV pages and batch with each other.
+"""Write several continuations of one prompt at once. Forks share the prompt's KV pages and run in the same batches.
 
 tartlet run inferlets/std/fork.py --prompt "374+588=" --branches 4 --temperature 0.8
 """
@@ -12,7 +12,7 @@ from inferlet import Context, Temperature
 
 
 async def main() -> None:
-    """Print one line a branch."""
+    """Print one line for each branch."""
     parser = argparse.ArgumentParser(description="Continue a prompt several times.")
     parser.add_argument("--prompt", required=True)
     parser.add_argument("--branches", type=int, default=4)

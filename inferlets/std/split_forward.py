@@ -1,6 +1,6 @@
-"""The two ways of the paper's section 4.2 to compute nine tokens: one forward, or two over a KV page.
+"""Compute nine tokens in the two ways of the paper's section 4.2: one `forward`, or two that pass a KV page on.
 
-The two forwards may be batched together although they share a queue (vertical batching, section 5.2).
+The two `forward`s may share a batch although they share a queue (vertical batching, section 5.2).
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from inferlet import alloc_emb, alloc_kvpage, embed_txt, forward, get_kv_page_si
 
 
 async def main() -> str:
-    """Say whether both ways agree."""
+    """Return "same" if both ways give the same next token, else "different"."""
     iemb = alloc_emb(9)  # 9 input tokens
     oemb = alloc_emb(1)  # 1 output token
     embed_txt(list(range(9)), range(9), iemb)

@@ -1,4 +1,4 @@
-"""Completes a text, or answers a chat message, token by token.
+"""Complete a text, or answer a chat message, token by token.
 
 tartlet run inferlets/std/text_completion.py --prompt "374+588=" --max-tokens 64
 """
@@ -11,11 +11,11 @@ from inferlet import Context, Sampler, Stop, Until, get_model
 
 
 def arguments() -> argparse.Namespace:
-    """What the command line asks for."""
+    """Parse the program's arguments."""
     parser = argparse.ArgumentParser(description="Complete a text.")
-    parser.add_argument("--prompt", required=True, help="the text to go on with")
-    parser.add_argument("--max-tokens", type=int, default=64, help="most tokens to generate (default: 64)")
-    parser.add_argument("--temperature", type=float, help="0 or left out: always the most probable token")
+    parser.add_argument("--prompt", required=True, help="the text to continue")
+    parser.add_argument("--max-tokens", type=int, default=64, help="the most tokens to generate (default: 64)")
+    parser.add_argument("--temperature", type=float, help="0 or left out takes the most probable token")
     parser.add_argument("--top-k", type=int, help="sample among the k most probable tokens")
     parser.add_argument("--top-p", type=float, help="sample among the tokens that together reach p")
     parser.add_argument("--min-p", type=float, help="sample among tokens at least p times as probable as the best")

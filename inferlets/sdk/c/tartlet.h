@@ -1,7 +1,7 @@
 /* The C SDK: an inferlet in core WebAssembly, without a C library.
  *
- * One header, no dependencies. Constants and layouts are those of docs/abi.md (a test holds them to it). `make setup`
- * brings a compiler, zig's, as a Python package, and the machine needs no other. From the root of the repository:
+ * One header, no dependencies. docs/abi.md defines the constants and layouts, and a test checks that both agree.
+ * `make setup` installs zig's compiler as a Python package. No other compiler is needed. From the repository's root:
  *
  *     .venv/bin/python -m ziglang cc --target=wasm32-freestanding -Os -nostdlib -Wl,--no-entry \
  *         -I inferlets/sdk/c -o my.wasm my.c
@@ -14,9 +14,9 @@
  *       return 0; // success
  *     }
  *
- * Records are collected with the tl_* calls and handed over together: by `tl_submit`, when the program waits for an
- * answer (`tl_next`, `tl_await`), when no more fit, and when `tartlet_main` returns. What must arrive while the program
- * goes on computing needs a `tl_submit`.
+ * The tl_* calls collect records. All collected records are handed over together: by `tl_submit`, when the program
+ * waits for an answer (`tl_next`, `tl_await`), when no more records fit, and when `tartlet_main` returns. Call
+ * `tl_submit` if a record must arrive while the program goes on computing.
  */
 #ifndef TARTLET_H
 #define TARTLET_H
@@ -28,15 +28,15 @@
 #define TL_IMPORT(name) __attribute__((import_module("tartlet"), import_name(#name)))
 #define TL_CALL __attribute__((noinline, unused)) static
 
-/* The program: defined by whoever includes this. 0 is success. */
+/* The program. The file that includes this header defines it. 0 is success. */
 static int32_t tartlet_main(void);
 
 /* ---- the host's four functions ---- */
 
-/* Hands over a batch. Answers nothing. */
+/* Hands over a batch. Returns nothing. */
 TL_IMPORT(submit) void tl_host_submit(const void *data, uint32_t length);
-/* Suspends. Writes a delivery and answers its length, or minus its length if `capacity` is too small: then the next
- * call answers with the same delivery. `timeout_us` -1: no limit. */
+/* Suspends the program until a delivery comes, writes the delivery and returns its length. If `capacity` is too small,
+ * returns minus its length, and the next call returns the same delivery. `timeout_us` -1 means no limit. */
 TL_IMPORT(wait) int32_t tl_host_wait(void *data, uint32_t capacity, uint32_t max_records, int64_t timeout_us);
 TL_IMPORT(clock_ns) int64_t tl_clock_ns(void);
 TL_IMPORT(random) void tl_random(void *data, uint32_t length);
@@ -111,7 +111,7 @@ enum {
   TL_EVENT_KILL = 6,
 };
 
-/* ---- memory: a compiler emits calls to these; there is no C library ---- */
+/* ---- memory functions: a compiler emits calls to them, and there is no C library ---- */
 
 #ifndef TL_NO_MEMORY_FUNCTIONS
 void *memcpy(void *restrict to, const void *restrict from, size_t n) {
@@ -148,7 +148,7 @@ static struct {
   uint32_t in_count, in_at;
 } tl;
 
-/* Hands over what has been collected; see above for what else does. */
+/* Hands over all collected records. The comment at the head of this file lists what else does that. */
 TL_CALL void tl_submit(void) {
   if (!tl.count) return;
   tl_header *header = (tl_header *)tl.out;
@@ -159,14 +159,14 @@ TL_CALL void tl_submit(void) {
   tl.count = tl.payload_bytes = 0;
 }
 
-/* What the host calls: a program that returns loses nothing of what it has collected. */
+/* The function that the host calls. It submits the records that the program left when it returned. */
 __attribute__((export_name("tartlet_main"))) int32_t tl_run_program(void) {
   int32_t status = tartlet_main();
   tl_submit();
   return status;
 }
 
-/* Appends a record whose payload (of `length` bytes) the caller fills in through `tl_put`; submits when full. */
+/* Appends a record. The caller fills in its payload of `length` bytes with `tl_put`. Submits if the batch is full. */
 TL_CALL tl_record *tl_begin(uint16_t op, uint32_t length) {
   if (tl.count == TL_MAX_RECORDS || tl.payload_bytes + length > TL_PAYLOAD_BYTES) tl_submit();
   if (length > TL_PAYLOAD_BYTES) __builtin_trap();
@@ -186,7 +186,7 @@ TL_CALL void tl_put_range(uint32_t first, uint32_t count) {
   for (uint32_t i = 0; i < count; i++) tl_put_u32(first + i);
 }
 
-/* The next record of the deliveries; waits for one if need be. Its payload starts at `tl_payload(record)`. */
+/* Returns the next record of the deliveries, and waits for one if needed. `tl_payload(record)` is its payload. */
 TL_CALL tl_record *tl_next(void) {
   while (tl.in_at == tl.in_count) {
     tl_submit();
@@ -201,7 +201,7 @@ TL_CALL uint8_t *tl_payload(const tl_record *record) {
   return tl.in + TL_HEADER_BYTES + tl.in_count * TL_RECORD_BYTES + record->offset;
 }
 
-/* Waits for the answer to one ticket; other records that come before it are dropped. Null if it failed. */
+/* Waits for the answer to one ticket, and drops records that come before it. Returns null if the command failed. */
 TL_CALL tl_record *tl_await(uint32_t ticket) {
   for (;;) {
     tl_record *record = tl_next();
@@ -210,7 +210,7 @@ TL_CALL tl_record *tl_await(uint32_t ticket) {
   }
 }
 
-/* ---- calls, by the paper's names (the rest is records by hand) ---- */
+/* ---- some calls, by the paper's names; write the records of other calls with tl_begin and tl_put ---- */
 
 TL_CALL void tl_text(uint16_t op, uint32_t a, const void *text, uint32_t length) {
   tl_begin(op, length)->a = a;
@@ -221,13 +221,13 @@ TL_CALL void tl_log(uint32_t stream, const void *text, uint32_t length) {
 }
 TL_CALL void tl_send(const void *text, uint32_t length) { tl_text(TL_OP_SEND, 0, text, length); }
 
-/* alloc_* and dealloc_* of the ids [first, first + count). */
+/* Records an alloc_* or dealloc_* of the ids [first, first + count). */
 TL_CALL void tl_range(uint16_t op, uint32_t first, uint32_t count) {
   tl_begin(op, 4 * count);
   tl_put_range(first, count);
 }
 
-/* forward(ikv = pages [0, n_ikv), iemb = [emb, +n_emb), okv = pages [okv, +n_okv), oemb = [out_emb]) */
+/* Records forward(ikv = pages [0, n_ikv), iemb = [emb, +n_emb), okv = pages [okv, +n_okv), oemb = [out_emb]) */
 TL_CALL void tl_forward(uint32_t n_ikv, uint32_t emb, uint32_t n_emb, uint32_t okv, uint32_t n_okv,
                               uint32_t okv_offset, uint32_t out_emb) {
   tl_begin(TL_OP_FORWARD, 4 * (4 + n_ikv + n_emb + n_okv + 1))->a = okv_offset;
@@ -241,7 +241,7 @@ TL_CALL void tl_forward(uint32_t n_ikv, uint32_t emb, uint32_t n_emb, uint32_t o
   tl_put_u32(out_emb);
 }
 
-/* Embeds one token slot at a position. */
+/* Records an `embed_txt` of one token slot at a position. */
 TL_CALL void tl_embed_slot(uint32_t emb, uint32_t slot, uint32_t position) {
   tl_record *record = tl_begin(TL_OP_EMBED_TXT, 12);
   record->a = 1;
@@ -251,7 +251,7 @@ TL_CALL void tl_embed_slot(uint32_t emb, uint32_t slot, uint32_t position) {
   tl_put_u32(position);
 }
 
-/* Samples, awaited: its ticket. */
+/* Records an awaited `sample` and returns its ticket. */
 TL_CALL uint32_t tl_sample(uint32_t emb, uint32_t slot, const tl_sample_params *params, const uint32_t *stop) {
   tl_record *record = tl_begin(TL_OP_SAMPLE, sizeof *params + 4 * params->n_stop);
   record->flags = TL_FLAG_AWAIT;

@@ -1,6 +1,7 @@
 /* Text completion in core WebAssembly: embed, forward, sample, with `--run-ahead` samples in flight.
  *
- * Arguments: --prompt TEXT, --max-tokens N (16), --run-ahead N (4). Greedy. Prints the text when it is complete.
+ * Arguments: --prompt TEXT, --max-tokens N (16), --run-ahead N (4). Sampling is greedy. The program
+ * prints the text when it is complete.
  */
 #include "tartlet.h"
 
@@ -12,7 +13,7 @@
 static char prompt[8192];
 static uint32_t prompt_bytes, ids[MAX_PROMPT], tokens[MAX_TOKENS], stop[MAX_STOP], n_stop;
 
-/* ---- just enough JSON: our own runtime's answers ---- */
+/* ---- a reader for the JSON of the runtime's answers, and for no other JSON ---- */
 
 static uint32_t number(const char **at, const char *end) {
   uint32_t value = 0;
@@ -20,7 +21,7 @@ static uint32_t number(const char **at, const char *end) {
   return value;
 }
 
-/* Past `key` in the text, or null. */
+/* Returns the place behind `key` in the text, or null. */
 static const char *find(const char *text, const char *end, const char *key) {
   for (; text < end; text++) {
     const char *t = text, *k = key;
@@ -56,7 +57,7 @@ static void put_utf8(uint32_t c) {
   prompt[prompt_bytes++] = (char)(0x80 | (c & 63));
 }
 
-/* Unescapes the JSON string whose opening quote `at` is past. */
+/* Unescapes the JSON string whose first character `at` points to. */
 static void read_prompt(const char *at, const char *end) {
   while (at < end && *at != '"') {
     if (*at != '\\') {
@@ -120,7 +121,7 @@ int32_t tartlet_main(void) {
   if (n == 0 || n > MAX_PROMPT) return 2;
   memcpy(ids, tl_payload(answer), answer->length);
 
-  /* Embeds: [0, n) the prompt; then for step i one in and one out. Step i samples into slot i % ring. */
+  /* Embeds [0, n) hold the prompt. Behind them, step i has one input and one output, and samples into slot i % ring. */
   uint32_t ring = ahead + 1, in = n, out = n + ring, sent = 0, got = 0;
   tl_range(TL_OP_ALLOC_KVPAGE, 0, (n + max_tokens + page_size - 1) / page_size);
   tl_range(TL_OP_ALLOC_EMB, 0, n + 2 * ring);
