@@ -160,6 +160,7 @@ def test_a_pool_that_no_node_takes_says_so_until_its_spec_is_mended(kube: Kube) 
     assert names(kube) == before
 
 
+@pytest.mark.beyond_gate
 def test_a_rolling_update_of_the_image_fails_no_program(kube: Kube, image: Image) -> None:
     if not isinstance(kube.cluster, Own):
         pytest.skip("only this machine's own cluster can give an image another name")

@@ -118,6 +118,7 @@ def test_its_spec_mended_it_loads_and_answers(kube: Kube, image: Image) -> None:
     assert "962" in kube.get("irun/fetched")["status"]["output"]
 
 
+@pytest.mark.beyond_gate
 def test_an_engine_that_never_takes_programs_is_told_from_one_that_loads(kube: Kube) -> None:
     """It runs and waits for a control that isn't there: so does one that loads, up to its deadline."""
     nowhere = {"env": [{"name": "TARTLET_WORKER_CONTROL", "value": "tartlet-nowhere:7443"}]}

@@ -86,6 +86,7 @@ def test_one_operator_leads_and_another_takes_over_within_the_lease(kube: Kube) 
     assert took_s <= LEASE_S + LOOK_S
 
 
+@pytest.mark.beyond_gate
 def test_a_leader_that_hangs_is_replaced_and_leads_no_more(kube: Kube, cluster: Cluster) -> None:
     if not isinstance(cluster, Own):
         pytest.skip("only this machine's own cluster can freeze a container")
@@ -109,6 +110,7 @@ def test_a_leader_that_hangs_is_replaced_and_leads_no_more(kube: Kube, cluster: 
     assert took_s <= LEASE_S + LOOK_S
 
 
+@pytest.mark.beyond_gate
 def test_what_is_killed_at_random_changes_nothing_in_the_end(kube: Kube) -> None:
     """Operators, engines, control, the runtime and the API server, while users scale, roll, delete and run."""
     seed = int(os.environ.get("TARTLET_E2E_SEED", time.time_ns() % 100_000))

@@ -135,6 +135,7 @@ def changed(before: dict[str, tuple[str, str]], after: dict[str, tuple[str, str]
     return {role for role in before if before[role][0] != after[role][0]}
 
 
+@pytest.mark.beyond_gate
 def test_certificates_are_kept_until_they_are_due(kube: Kube, second: Kube) -> None:
     first = certificates(second)
     with step("upgrade"):

@@ -87,6 +87,7 @@ def test_a_second_release_that_would_watch_the_same_namespace_is_refused(image: 
     install_watching(twice.namespace)
 
 
+@pytest.mark.beyond_gate
 def test_a_rollback_to_the_first_revision_leaves_the_pools_there(image: Image, kube: Kube) -> None:
     """There they were made by hooks, for Helm didn't know their kind; since, they are objects of the release."""
     values = chart_values(image, enginePools=[{"name": VALUES_POOL, "spec": pool(VALUES_POOL)["spec"]}])
@@ -123,6 +124,7 @@ def test_the_second_goes_first_and_leaves_what_it_says(kube: Kube, second: Kube)
     settled(lambda: everything(second, namespaced=True), OF_EACH_NAMESPACE)
 
 
+@pytest.mark.beyond_gate
 def test_the_first_goes_first_and_comes_again(image: Image, pristine: set[str], kube: Kube, second: Kube) -> None:
     with step("second release, again"):
         install(second, image, **LEAN)
