@@ -1,20 +1,21 @@
-"""The cluster, and a release of the chart in a namespace that enforces restricted pod security.
+"""Fixtures: the cluster, and a release of the chart in a namespace that enforces restricted pod security.
 
-What a test module may ask for; all of it lasts for the whole run, so leave it as it was found:
+Fixtures last for the whole run, so a test leaves them as it found them:
 
-- `cluster`: the cluster itself. `isinstance(cluster, Own)` where a test needs what only this machine's own can do
-  (kill components, freeze containers, list connections); skip otherwise.
-- `image`: Tartlet's image (target `base`), there on the nodes.
+- `cluster`: the cluster itself. A test that kills components, freezes containers or lists connections needs
+  `isinstance(cluster, Own)`, and is skipped otherwise.
+- `image`: Tartlet's image (target `base`), present on the nodes.
 - `kube`: namespace `e2e` with a running release `tartlet`: `kube("get", "pods")`, `kube.apply(...)`, `kube.wait(...)`.
 - `fake_pool`, `demo_pool`: names of Ready pools in it, of fake engines and of torch engines with the demo model. Don't
   change them; a test that scales or breaks a pool applies one of its own (`pool(name)`).
-- `second`: another namespace, `e2e-other`, with a release of its own, for one module.
+- `second`: another namespace, `e2e-other`, with its own release, for one module.
 
-`install` and `chart_values` are for tests with a release of their own: call the namespace `e2e-...`, and it goes with
-the others. Name objects after the test that makes them. Modules run in the order of `TURNS`: `test_lifecycle` first,
-because it needs a machine without a cluster; `test_refusals` after `pools`, because a node is given a while to fail the
-pool `unstartable`; `test_releases` late, because it removes the release; `test_traffic` last, because it judges the
-connections of all other tests.
+`install` and `chart_values` are for tests with their own release. A namespace called `e2e-...` is removed with the
+others. Name objects after the test that makes them.
+
+Modules run in the order of `TURNS`: `test_lifecycle` first, because it needs a machine without a cluster;
+`test_refusals` after `pools`, because a node is given a while to fail the pool `unstartable`; `test_releases` late,
+because it removes the release; `test_traffic` last, because it judges the connections of all other tests.
 """
 
 from __future__ import annotations
@@ -37,16 +38,16 @@ NAMESPACE = "e2e"
 OTHER = "e2e-other"
 CHART = str(ROOT / "charts" / "tartlet")
 MARK = "tartlet.dev/e2e"
-"""Label of what the tests make outside their releases, so that the next run finds it."""
+"""Label of objects that the tests make outside their releases, so that the next run finds them."""
 
 VALUES_POOL = "from-values"
-"""A pool of the main release's values, without engines."""
+"""Name of a pool in the main release's values, without engines."""
 
 PASSING = {
     *("events", "events.events.k8s.io", "componentstatuses"),
     *("endpoints", "endpointslices.discovery.k8s.io", "ipaddresses.networking.k8s.io"),  # of Services
 }
-"""Resources that come and go by themselves."""
+"""Resources that Kubernetes itself makes and removes."""
 
 LEAN: Object = {"operator": {"replicas": 1}}
 """Values of a second release on a small machine."""
@@ -88,7 +89,7 @@ def turn(nodeid: str) -> int:
 
 @pytest.fixture(scope="session")
 def cluster() -> Iterator[Cluster]:
-    """The cluster that is up; one that is not is brought up, and down at the end."""
+    """The running cluster. If none is up, the fixture brings one up, and takes it down at the end."""
     found = choose()
     keep = found.is_up()
     try:
@@ -104,7 +105,7 @@ def cluster() -> Iterator[Cluster]:
 
 
 def clear(cluster: Cluster) -> None:
-    """Removes what an earlier run of the tests left in a cluster that stays up, and nothing that is others'."""
+    """Removes objects that an earlier run of the tests left in a cluster that stays up, and no other objects."""
     kube = Kube(cluster, NAMESPACE)
     for namespace in kube("get", "namespaces", "-l", MARK, "-o", "name").split():
         each = Kube(cluster, namespace.partition("/")[2])
@@ -114,7 +115,7 @@ def clear(cluster: Cluster) -> None:
     kube("delete", "persistentvolumes", "-l", MARK, "--timeout=60s")
     definitions = {d["metadata"]["name"]: d for d in kube.items("crds") if d["spec"]["group"] == "tartlet.dev"}
     others = isinstance(cluster, Given) and [name for name, found in definitions.items() if not _of_tests(found)]
-    if others:  # with them would go all objects of their kinds
+    if others:  # removing a definition removes all objects of its kind
         pytest.exit(f"the cluster has {', '.join(others)} already: the tests need one without Tartlet", 1)
     if definitions:
         kube("delete", "crds", *definitions, "--timeout=60s")
@@ -127,10 +128,10 @@ def _of_tests(definition: Object) -> bool:
 
 
 def make_namespace(kube: Kube) -> None:
-    """A namespace that enforces restricted pod security and goes with the others, unless it is there.
+    """Makes a namespace that enforces restricted pod security and is removed with the others, unless it exists.
 
     Raises:
-        Refused: It is there, and not of the tests.
+        Refused: The namespace exists and doesn't belong to the tests.
     """
     if f"namespace/{kube.namespace}" in kube("get", "namespaces", "-l", MARK, "-o", "name").split():
         return
@@ -141,26 +142,26 @@ def make_namespace(kube: Kube) -> None:
 
 @pytest.fixture(scope="session")
 def image(cluster: Cluster) -> Image:
-    """Tartlet's image, on the node."""
+    """Tartlet's image, present on the nodes."""
     with step("image"):
         return cluster.image()
 
 
 def chart_values(image: Image, **more: Any) -> dict[str, Any]:
-    """Values of the chart for this image; without pools, unless some are given."""
+    """Returns values of the chart for this image, without pools unless `more` names some."""
     repository, _, tag = image.name.rpartition(":")
     at = {"repository": repository, "tag": tag, "pullPolicy": "IfNotPresent"}
     return {"image": at, "workerImage": at, "enginePools": [], **more}
 
 
 def install(kube: Kube, image: Image, **more: Any) -> None:
-    """A namespace, restricted, and a release in it."""
+    """Makes a restricted namespace and installs a release in it."""
     make_namespace(kube)
     kube.helm("install", RELEASE, CHART, "--wait", "--timeout", "180s", values=chart_values(image, **more))
 
 
 def everything(kube: Kube, *selection: str, namespaced: bool) -> set[str]:
-    """All objects of a namespace, or all that are in none, as `kind/name`; no kind is left out."""
+    """Returns all objects of a namespace, or all objects without a namespace, as `kind/name`, except passing ones."""
     listed = kube("api-resources", "--verbs=list", f"--namespaced={str(namespaced).lower()}", "-o", "name").split()
     kinds = ",".join(sorted(set(listed) - PASSING))
     return set(kube("get", kinds, "-o", "name", "--ignore-not-found", *selection).split())
@@ -168,13 +169,13 @@ def everything(kube: Kube, *selection: str, namespaced: bool) -> set[str]:
 
 @pytest.fixture(scope="session")
 def pristine(cluster: Cluster) -> set[str]:
-    """What was in the cluster, outside all namespaces, before any release."""
+    """The cluster's objects without a namespace, from before any release."""
     return everything(Kube(cluster, NAMESPACE), namespaced=False)
 
 
 @pytest.fixture(scope="session")
 def traffic(cluster: Cluster) -> Iterator[Traffic]:
-    """Every connection of the whole run, where this machine's kernel can tell."""
+    """Every connection of the whole run, if the cluster is this machine's own."""
     if isinstance(cluster, Own):
         with recorded(Kube(cluster, NAMESPACE), cluster) as found:
             yield found
@@ -195,7 +196,7 @@ def kube(cluster: Cluster, image: Image, pristine: set[str], traffic: Traffic) -
 
 @pytest.fixture(scope="module")
 def second(cluster: Cluster, image: Image, kube: Kube) -> Iterator[Kube]:
-    """A release in another namespace, later than the first."""
+    """A second release, in another namespace, younger than the first."""
     other = Kube(cluster, OTHER)
     with step("second release"):
         install(other, image, **LEAN)
@@ -231,7 +232,7 @@ def fake_pool(kube: Kube) -> str:
 
 @pytest.fixture(scope="session")
 def unstartable(kube: Kube) -> Object:
-    """A pool whose pods no node can begin with. Made some modules before it is looked at: a node is given a while."""
+    """A pool whose pods no node can start. Made some modules before a test looks at it: the node gets time to fail."""
     volume = {"name": "none", "secret": {"secretName": "unstartable-none"}}
     mounts = [{"name": "none", "mountPath": "/none"}]
     made = pool("unstartable", podTemplate={"volumes": [volume], "volumeMounts": mounts})
@@ -268,7 +269,7 @@ def demo_pool(kube: Kube, cluster: Cluster) -> str:
 
 
 def read_only(namespace: str, name: str, path: Path) -> Iterator[Object]:
-    """A directory of the node as a claim that pods may mount where hostPath is forbidden."""
+    """Yields a volume and a claim on a directory of the node, which pods may mount where hostPath is forbidden."""
     volume = f"{namespace}-{name}"
     shape: Object = {"accessModes": ["ReadOnlyMany"], "storageClassName": ""}
     yield {

@@ -1,7 +1,7 @@
-"""A cluster that comes and goes leaves nothing, however it ends.
+"""Clusters leave nothing behind, however they end.
 
-The clusters here have a directory of their own, so that the others' store of images stays; components and images
-in it are links to what is built.
+The clusters here have their own directory, so that the image store of other clusters stays. Components and images in
+that directory are links to the built ones.
 """
 
 from __future__ import annotations
@@ -26,24 +26,24 @@ from e2e.cluster.own.processes import PROC, Process
 from e2e.cluster.provider import Own, choose
 
 UP_S = 20.0
-"""The promise: a built cluster is up within this time."""
+"""The harness promises that a built cluster is up within this time."""
 
 COMPONENTS_S = 120.0
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A harness's cache, and the environment that makes the command line use it."""
+    """A cache of the harness, and the environment that makes the command line use this cache."""
 
     layout: Layout
     environment: dict[str, str]
 
     def own(self) -> Own:
-        """The cluster there."""
+        """Returns the cluster of this cache."""
         return Own(self.layout, self.environment)
 
     def start(self, *command: str) -> subprocess.Popen[str]:
-        """A command of the harness."""
+        """Runs a command of the harness."""
         return subprocess.Popen(
             [sys.executable, "-m", "e2e.cluster", *command],
             cwd=ROOT,
@@ -54,7 +54,7 @@ class Place:
         )
 
     def started(self, *command: str, after_s: float) -> subprocess.Popen[str]:
-        """A command, so long after the cluster's first process started."""
+        """Starts a command, and returns a while after the cluster's first process has started."""
         process = self.start(*command)
         end = time.monotonic() + COMPONENTS_S
         while Process.read(self.layout.record) is None:
@@ -67,13 +67,13 @@ class Place:
 
 @pytest.fixture(scope="module")
 def place() -> Iterator[Place]:
-    """A cache with all that is built."""
+    """A cache with links to everything that is built."""
     there = choose()
     if not isinstance(there, Own):
         pytest.skip("there is another cluster to use here")
     if there.is_up():
         pytest.skip("the cluster is up, and the tests' to use")
-    there.down()  # what one that was killed left
+    there.down()  # left by a cluster that was killed
     there.build_components()
     home = default_layout().cache / "lifecycle"
     environment = {**os.environ, "XDG_CACHE_HOME": str(home)}
@@ -89,7 +89,7 @@ def place() -> Iterator[Place]:
 
 @pytest.fixture
 def before(place: Place, tmp_path: Path) -> Iterator[dict[str, set[str]]]:
-    """The machine before the test, where no kubelet ever ran; after it, no cluster is up, whatever went wrong."""
+    """The machine's state before the test, without traces of a kubelet. After the test no cluster is up."""
     kernel.note(tmp_path / "kernel.json")
     (kernel.MOUNT / "vm/overcommit_memory").write_text("0")
     yield traces(place.layout)
@@ -98,7 +98,7 @@ def before(place: Place, tmp_path: Path) -> Iterator[dict[str, set[str]]]:
 
 
 def traces(layout: Layout) -> dict[str, set[str]]:
-    """What a cluster might leave."""
+    """Returns everything that a cluster might leave behind."""
     return {
         "mounts": set(Path("/proc/mounts").read_text().splitlines()),
         "links": {link.name for link in Path("/sys/class/net").iterdir()},
@@ -110,7 +110,7 @@ def traces(layout: Layout) -> dict[str, set[str]]:
 
 
 def processes(layout: Layout) -> Iterator[str]:
-    """Processes that are of the cluster: by their environment, or by the pods' control group."""
+    """Returns processes of the cluster, found by their environment or by the pods' control group."""
     mark = f"TARTLET_E2E_CLUSTER={layout.cache}".encode()
     for process in PROC.iterdir():
         if process.name.isdigit():
@@ -119,11 +119,11 @@ def processes(layout: Layout) -> Iterator[str]:
                 if mark in environment or f"/{CGROUP}/" in (process / "cgroup").read_text():
                     yield (process / "cmdline").read_bytes().replace(b"\0", b" ").decode()
             except OSError:
-                continue  # it ended meanwhile
+                continue  # the process has ended meanwhile
 
 
 def new(before: dict[str, set[str]], layout: Layout) -> dict[str, set[str]]:
-    """What there is now and wasn't before."""
+    """Returns everything that is new since `before`."""
     return {kind: found for kind, there in traces(layout).items() if (found := there - before[kind])}
 
 
@@ -140,7 +140,7 @@ def test_it_comes_up_in_time_and_goes_without_a_trace(place: Place, before: dict
     say(f"\n{said}  up: {up_s:.1f} s")
     assert up.returncode == 0
     seen = new(before, place.layout)
-    assert seen.keys() >= {"groups", "settings", "state", "processes"}  # what is looked for can be seen
+    assert seen.keys() >= {"groups", "settings", "state", "processes"}  # the search itself works
     cluster = place.own()
     assert cluster.is_up()
     assert " Running " in cluster.run(*cluster.kubectl(), "get", "pods", "-n", "kube-system").stdout

@@ -1,4 +1,4 @@
-"""What may be taken from a pool and when: by the Eviction API, by scaling it down, by another image."""
+"""Limits on taking engines from a pool: through the Eviction API, by scaling down, by a new image."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ PROGRAM = "bounds-slow"
 BROKEN = "bounds-broken"
 GRACE_S = 10
 AGAIN = "localhost/tartlet-again:e2e"
-"""Another name of the same image."""
+"""A second name of the same image."""
 
 
 @pytest.fixture(scope="module", autouse=True)
 def two_engines(kube: Kube) -> Iterator[None]:
-    """A pool of two engines, one of which disruptions must leave."""
+    """A pool of two engines, of which disruptions must leave one."""
     spec: Object = {"replicas": 2, "minAvailable": 1, "drain": {"graceSeconds": GRACE_S}}
     kube.apply(pool(POOL, **spec), inferlet(PROGRAM, POOL, {"inline": SLOW}))
     kube.wait(f"epool/{POOL}", "Ready")
@@ -48,26 +48,26 @@ def evict(kube: Kube, pod: str) -> None:
 
 
 def may_evict(kube: Kube) -> bool:
-    """Whether the pool's budget allows it now."""
+    """Whether the pool's budget allows a disruption now."""
     return bool(kube.get(f"pdb/{POOL}").get("status", {}).get("disruptionsAllowed", 0))
 
 
 def is_ready(kube: Kube) -> bool:
-    """Whether the pool is as its newest spec says."""
+    """Whether the pool has reached its newest spec."""
     body = kube.get(f"epool/{POOL}")
     ready = condition(body, "Ready")
     return (ready["status"], ready["observedGeneration"]) == ("True", body["metadata"]["generation"])
 
 
 def held(kube: Kube, pod: str) -> int:
-    """How many programs an engine had when control cordoned it."""
+    """Returns how many programs an engine had when control cordoned it."""
     lines = kube("logs", "deploy/tartlet-control", "--tail=-1").splitlines()
     (said,) = [line for line in lines if f"engine {pod} is draining, with " in line]
     return int(said.partition(" is draining, with ")[2].partition(" ")[0])
 
 
 def drained(kube: Kube, pod: str) -> bool:
-    """Whether the pool's events tell that an engine waited, and then went."""
+    """Whether the pool's events say that an engine waited and then ended."""
     told = {(e["reason"], e["message"]) for e in kube.items("events") if e["involvedObject"]["name"] == POOL}
     return {("EngineDraining", f"{pod} waits for its programs"), ("EngineDrained", f"{pod} has gone")} <= told
 
@@ -93,7 +93,7 @@ def test_an_eviction_drains_its_engine_and_one_too_many_is_refused(kube: Kube) -
 
 
 def test_engines_that_break_keep_no_node_from_draining(kube: Kube) -> None:
-    """Though none of them is to spare."""
+    """Broken engines may be evicted although the budget spares none."""
     wrong = {"name": "TARTLET_WORKER_THREADS", "value": "none"}
     kube.apply(pool(BROKEN, replicas=2, minAvailable=1, podTemplate={"env": [wrong]}))
     until(lambda: [p["status"]["phase"] for p in workers(kube, BROKEN)] == ["Running"] * 2, "both were begun")
@@ -121,7 +121,7 @@ def test_an_engine_that_goes_waits_for_its_programs_and_no_longer_than_its_grace
     assert {e["name"] for e in over} == {"Draining"}
     assert all(gone in e["message"] and f"grace of {GRACE_S}" in e["message"] for e in over), over
     assert [s["phase"] for s in states].count("Running") == len(states) - len(over)  # on the engine that stays
-    assert 0 < len(over) < held(kube, gone)  # so it had short ones, too, that it waited for
+    assert 0 < len(over) < held(kube, gone)  # so the engine also had short programs, and waited for these
     until(lambda: drained(kube, gone), "events tell so", 10)
     kube("delete", *(f"irun/long-{n}" for n in range(4)), "--timeout=60s")
 
@@ -132,7 +132,7 @@ def patch(kube: Kube, **spec: object) -> None:
 
 
 def test_a_rolling_update_to_another_form_of_the_model_fails_no_program(kube: Kube) -> None:
-    """Engines of two page sizes can't serve a model together: the new ones stand by until the old ones are cordoned."""
+    """Engines of two page sizes can't serve a model together, so new engines wait until the old ones are cordoned."""
     before, late = names(kube), 0
     start(kube, "form", 6, 8, PROGRAM)
     with step("rolling update of the page size"), recording(kube, {"pool": [f"epool/{POOL}"]}) as record:

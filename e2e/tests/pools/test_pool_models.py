@@ -1,4 +1,4 @@
-"""A pool's model from an init step: what goes wrong on the way is told by the pool, and its spec mends it."""
+"""Pools with a model from an init step: the pool reports what goes wrong, and a corrected spec repairs the pool."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ pytestmark = pytest.mark.usefixtures("unstartable")
 
 @pytest.fixture(scope="module", autouse=True)
 def gone_at_the_end(kube: Kube, demo_pool: str) -> Iterator[None]:
-    """The claims are those of the demo pool; programs that bring no model along ask for its."""
+    """Uses the claims of the demo pool, whose model programs get by default."""
     assert demo_pool
     yield
     kube("delete", f"epool/{POOL}", "ilet/fetched", "--ignore-not-found", "--timeout=60s")
 
 
 def fetched(image: Image, script: str) -> Object:
-    """A pool of one torch engine whose model this script brings, from a volume that the engine doesn't see."""
+    """A pool of one torch engine. A script copies the model from a volume that the engine itself doesn't mount."""
     source = {"name": "source", "mountPath": "/source", "readOnly": True}
     init: Object = {"image": image.name, "command": ["sh", "-c", script], "volumeMounts": [source]}
     claims = {"source": "models", "packages": "packages"}
@@ -48,23 +48,23 @@ def fetched(image: Image, script: str) -> Object:
 
 
 def said(kube: Kube, name: str, kind: str) -> Object:
-    """A condition of a pool."""
+    """Returns a condition of a pool."""
     return condition(kube.get(f"epool/{name}"), kind)
 
 
 def newest(kube: Kube, name: str = POOL) -> Object:
-    """The pool's youngest pod: one whose model can't be had stays until another one serves."""
+    """Returns the pool's youngest pod; an older pod without a model stays until another pod serves."""
     return max(workers(kube, name), key=lambda p: str(p["metadata"]["creationTimestamp"]))
 
 
 def restarts(pod: Object) -> int:
-    """Of the worse of its containers."""
+    """Returns the restarts of the container that restarted most."""
     kinds = ("initContainerStatuses", "containerStatuses")
     return max((c["restartCount"] for kind in kinds for c in pod["status"].get(kind, ())), default=0)
 
 
 def states(record: Record, pod: Object) -> list[str]:
-    """What the pool said of a pod's engine, one after the other."""
+    """Returns the pool's successive reports on a pod's engine."""
     found: list[str] = []
     for each in record.seen:
         for engine in (each.body or {}).get("status", {}).get("engines", ()):
@@ -95,7 +95,7 @@ def test_a_model_that_cannot_be_had_is_told_and_stays_told(
         found = said(kube, POOL, kind)
         assert (found["reason"], found["status"]) == (reason, status)
         assert message in found["message"], found
-    assert "Loading" not in states(record, newest(kube))  # that is another thing than broken
+    assert "Loading" not in states(record, newest(kube))  # the pool distinguishes this from a broken engine
     warned = [e["message"] for e in kube.items("events") if (e["reason"], e["type"]) == ("PoolDegraded", "Warning")]
     assert any(reason in m and message in m for m in warned), warned
 
@@ -120,7 +120,7 @@ def test_its_spec_mended_it_loads_and_answers(kube: Kube, image: Image) -> None:
 
 @pytest.mark.beyond_gate
 def test_an_engine_that_never_takes_programs_is_told_from_one_that_loads(kube: Kube) -> None:
-    """It runs and waits for a control that isn't there: so does one that loads, up to its deadline."""
+    """The engine runs and waits for a control that doesn't exist, as a loading engine does up to its deadline."""
     nowhere = {"env": [{"name": "TARTLET_WORKER_CONTROL", "value": "tartlet-nowhere:7443"}]}
     kube.apply(pool(UNHEARD, startDeadlineSeconds=10, drain={"graceSeconds": 0}, podTemplate=nowhere))
     with step("EngineNotStarted"), recording(kube, {"pool": [f"epool/{UNHEARD}"]}) as record:

@@ -1,4 +1,4 @@
-"""Engines come and go; programs that run on them notice nothing, or get an error that says what happened."""
+"""Engines come and go; running programs notice nothing, or get an error that says what happened."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from e2e.tests.support.operators import container
 from e2e.tests.support.story import SLOW, TERMINAL, inferlet, of, phases
 
 HONEST_S = 2.0
-"""How late a pool's status may be."""
+"""How long a pool's status may lag, in seconds."""
 
 POOL = "waves"
 
 TYPED = {"WorkerLost", "RuntimeLost", "Draining", "ControlLost", "Unavailable"}
-"""What a program may end in whose engine was taken from it."""
+"""Errors in which a program may end when it loses its engine."""
 
 
 @pytest.fixture(scope="module", autouse=True)
 def slow(kube: Kube) -> Iterator[None]:
-    """A pool, and a program that lasts as long as it is told to."""
+    """Makes a pool and a program that runs for a given time."""
     kube.apply(pool(POOL), inferlet("slow", POOL, {"inline": SLOW}))
     kube.wait(f"epool/{POOL}", "Ready")
     kube.wait("ilet/slow", "Ready")
@@ -35,7 +35,7 @@ def slow(kube: Kube) -> Iterator[None]:
 
 
 def start(kube: Kube, prefix: str, count: int, seconds: float, program: str = "slow") -> list[str]:
-    """Runs that are under way."""
+    """Launches runs and waits until they run."""
     names = [f"{prefix}-{n}" for n in range(count)]
     kube.apply(*(run(name, program, args=[str(seconds)], deadlineSeconds=120) for name in names))
     until(lambda: phases(kube, f"{prefix}-").count("Running") == count, f"{count} runs of {prefix} run")
@@ -43,7 +43,7 @@ def start(kube: Kube, prefix: str, count: int, seconds: float, program: str = "s
 
 
 def ended(kube: Kube, prefix: str, timeout_s: float = 90) -> list[Object]:
-    """Their states, once all have ended."""
+    """Returns the states of the runs after all have ended."""
     until(lambda: set(phases(kube, f"{prefix}-")) <= TERMINAL, f"all runs of {prefix} end", timeout_s)
     return [r["status"] for r in of(kube, "irun", f"{prefix}-")]
 
@@ -54,7 +54,7 @@ def workers(kube: Kube, pool_name: str = POOL) -> list[Object]:
 
 
 def all_succeeded(states: list[Object], count: int) -> None:
-    """None failed, and none had to be launched again."""
+    """Asserts that no run failed and none had to be launched again."""
     assert [s["phase"] for s in states] == ["Succeeded"] * count, json.dumps(states, indent=1)
     assert {(s["result"], s["attempts"]) for s in states} == {("to the end", 1)}
 

@@ -1,4 +1,4 @@
-"""Whatever restarts, what was applied is there again."""
+"""After restarts of control, operators and API server, everything that was applied is there again."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from e2e.tests.support.operators import (
 )
 
 APART_S = (1.0, 6.0)
-"""Parts of the release end at random times so far apart: sometimes before what ended last is back."""
+"""Bounds of the time between two kills, in seconds; a kill may come before the last killed part is back."""
 
 
 def hello(kube: Kube, name: str) -> None:
-    """One more run of hello succeeds."""
+    """Launches another run of hello and waits for its success."""
     kube.apply(run(name, "hello", args=[name], deadlineSeconds=60, retries=3))
     kube.wait(f"irun/{name}", "Succeeded", 60)
     assert kube.get(f"irun/{name}")["status"]["output"] == f"hello {name}\n"
@@ -41,12 +41,12 @@ def inferlet(kube: Kube, fake_pool: str) -> None:
 
 
 def ready(kube: Kube, pool: str) -> bool:
-    """Whether a pool is."""
+    """Whether a pool is Ready."""
     return condition(kube.get(f"epool/{pool}"), "Ready").get("status") == "True"
 
 
 def replaced(kube: Kube) -> bool:
-    """Whether there are two operators, one of which leads."""
+    """Whether there are two operators and one of them leads."""
     there = {p["metadata"]["name"] for p in operators(kube) if all(c["ready"] for c in _statuses(p))}
     return len(there) == 2 and holder(kube) in there
 
@@ -112,7 +112,7 @@ def test_a_leader_that_hangs_is_replaced_and_leads_no_more(kube: Kube, cluster: 
 
 @pytest.mark.beyond_gate
 def test_what_is_killed_at_random_changes_nothing_in_the_end(kube: Kube) -> None:
-    """Operators, engines, control, the runtime and the API server, while users scale, roll, delete and run."""
+    """Kills operators, engines, control, the runtime and the API server while users scale, roll, delete and run."""
     seed = int(os.environ.get("TARTLET_E2E_SEED", time.time_ns() % 100_000))
     kube = Patient(kube.cluster, kube.namespace)
     with step("the story, undisturbed"):
@@ -120,7 +120,7 @@ def test_what_is_killed_at_random_changes_nothing_in_the_end(kube: Kube) -> None
         calm = story.last_word(kube, "calm")
     story.expected(calm)
     assert set(story.attempts(kube, "calm").values()) == {1}
-    kube("delete", "epool/calm", "--timeout=60s")  # its engines' share of the processors
+    kube("delete", "epool/calm", "--timeout=60s")  # the processor share of this pool's engines
     with step(f"the story, with havoc (TARTLET_E2E_SEED={seed})"):
         with havoc(kube, "wild", seed, APART_S) as toll:
             story.tell(kube, "wild")

@@ -1,4 +1,4 @@
-"""A run's answer is read from its status."""
+"""Runs of programs, whose answers are read from their status."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_helms_own_test_passes(kube: Kube) -> None:
 
 
 def run(name: str, inferlet: str, **spec: object) -> Object:
-    """A run."""
+    """Returns the manifest of a run."""
     return {
         "apiVersion": API,
         "kind": "InferletRun",

@@ -1,4 +1,4 @@
-"""The command line on a cluster, by somebody who may do no more than a release's editor."""
+"""The command line on a cluster, used with no more rights than a release's editor has."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ WAITING = "import inferlet\nasync def main():\n    inferlet.send('begun\\n')\n  
 
 @pytest.fixture(scope="module")
 def editor(kube: Kube, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Person]:
-    """An editor."""
+    """A person with the release's editor role."""
     yield from person(kube, "editor", tmp_path_factory.mktemp("editor"))
 
 
 @pytest.fixture(scope="module")
 def viewer(kube: Kube, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Person]:
-    """A viewer."""
+    """A person with the release's viewer role."""
     yield from person(kube, "viewer", tmp_path_factory.mktemp("viewer"))
 
 

@@ -1,4 +1,4 @@
-"""An operator that is given its namespaces, and hosts to fetch sources from; Wasm inferlets."""
+"""An operator with configured namespaces and hosts for sources; Wasm inferlets."""
 
 from __future__ import annotations
 
@@ -38,23 +38,23 @@ NOT_LEASES = [need for need in NEEDS if "leases" not in need]
 
 
 def digest(data: bytes) -> str:
-    """As an Inferlet wants it."""
+    """Returns the digest in the form that an Inferlet takes."""
     return f"sha256:{hashlib.sha256(data).hexdigest()}"
 
 
 def fetched(name: str, sha256: str = "", host: str = HOST) -> Object:
-    """The source of a file of the web server."""
+    """Returns the source that names a file of the web server."""
     return {"url": {"url": f"http://{host}/{name}", "digest": sha256 or digest(FILES[name])}}
 
 
 def wasm(made: Object) -> Object:
-    """The same Inferlet in another language."""
+    """Returns the same Inferlet in another language."""
     return {**made, "spec": {**made["spec"], "language": "Wasm"}}
 
 
 @pytest.fixture(scope="module")
 def given(cluster: Cluster, image: Image, kube: Kube) -> Iterator[tuple[Kube, Kube, Kube]]:
-    """The release's own namespace, which its operator doesn't watch, and the two that it does."""
+    """The release's namespace, which its operator doesn't watch, and the two namespaces that the operator watches."""
     own, one, two = (Kube(cluster, name) for name in (OWN, ONE, TWO))
     for each in (one, two):
         make_namespace(each)
@@ -72,7 +72,7 @@ def given(cluster: Cluster, image: Image, kube: Kube) -> Iterator[tuple[Kube, Ku
     with step("release for two namespaces"):
         install(own, image, operator=operator, networkPolicy={"operator": {"extraEgress": [to_sources]}})
     yield own, one, two
-    with step("pools gone"):  # engines drain at once while there is a control to tell them that nobody waits
+    with step("pools gone"):  # while control runs, it tells engines that no program waits, and they drain at once
         for each in (one, two):
             each("delete", "epool", "--all", "--timeout=60s")
         until(lambda: not any(each.items("pods", "-l", "tartlet.dev/pool") for each in (one, two)), "engines have gone")
@@ -83,7 +83,7 @@ def given(cluster: Cluster, image: Image, kube: Kube) -> Iterator[tuple[Kube, Ku
 
 
 def web_server(image: Image) -> Iterator[Object]:
-    """Serves the files."""
+    """Serves the files over HTTP."""
     at = {"name": "sources"}
     yield {
         "apiVersion": "v1",
@@ -113,7 +113,7 @@ def web_server(image: Image) -> Iterator[Object]:
         "metadata": {**at, "labels": {"app": "sources"}},
         "spec": {
             "automountServiceAccountToken": False,
-            "terminationGracePeriodSeconds": 1,  # the first process of a container doesn't end by itself
+            "terminationGracePeriodSeconds": 1,  # the first process of a container ignores SIGTERM by default
             "securityContext": {"runAsNonRoot": True, "runAsUser": 10001, "seccompProfile": {"type": "RuntimeDefault"}},
             "containers": [container],
             "volumes": [{"name": "files", "configMap": {"name": "sources"}}],
@@ -122,7 +122,7 @@ def web_server(image: Image) -> Iterator[Object]:
 
 
 def answer(kube: Kube, name: str, inferlet_name: str, **spec: object) -> Object:
-    """The status of one more run, which succeeds."""
+    """Launches another run, and returns its status after success."""
     kube.apply(run(name, inferlet_name, deadlineSeconds=60, **spec))
     kube.wait(f"irun/{name}", "Succeeded")
     status: Object = kube.get(f"irun/{name}")["status"]
@@ -130,7 +130,7 @@ def answer(kube: Kube, name: str, inferlet_name: str, **spec: object) -> Object:
 
 
 def refused(kube: Kube, name: str, reason: str) -> str:
-    """Why an Inferlet isn't Ready, in its condition's words."""
+    """Returns the message of an Inferlet's condition that says why it isn't Ready."""
     until(lambda: _ready(kube, name).get("reason") == reason, f"{name} is refused: {reason}", 40)
     assert _ready(kube, name)["status"] == "False"
     return str(_ready(kube, name)["message"])

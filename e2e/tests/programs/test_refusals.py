@@ -1,4 +1,4 @@
-"""What is wrong with a manifest is said: by the API server where its schema can tell, else by a condition."""
+"""Bad manifests: the API server refuses those that the schema can judge, a condition explains the others."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ URL = {"url": "http://example.org/a.py", "digest": "sha256:" + "0" * 64}
 
 
 class Case(NamedTuple):
-    """What is wrong, and the condition that says so: its reason, the field and the remedy in its message."""
+    """A bad object and the condition that reports it: the reason, and the field and the remedy in its message."""
 
     wrong: Object
     says: str
@@ -38,7 +38,7 @@ def _pool(name: str, reason: str, field: str, remedy: str, **spec: object) -> Ca
 
 
 def cases(image: Image) -> Iterator[Case]:
-    """Manifests that the API server takes, and that come to nothing."""
+    """Returns manifests that the API server accepts and that can't work."""
     no_command = {"name": "m", "init": {"image": image.name, "command": ["no-such-command"]}}
     no_claim = {"name": "m", "volumeClaim": {"claimName": "refusals-none"}}
     yield _pool("host", "PodsRefused", "restricted", "spec.podTemplate", podTemplate={"volumes": [NODE]})
@@ -74,7 +74,7 @@ def cases(image: Image) -> Iterator[Case]:
 
 
 def test_the_api_server_refuses_each_kind_of_bad_manifest(kube: Kube) -> None:
-    """In the cluster as the chart has set it up; what is asked of each message is written beside the manifest."""
+    """Uses the definitions that the chart installed; each manifest comes with the field and remedy of its message."""
     named = [f"{name}-{n}" for n, (_, name, *_) in enumerate(BAD)]
     bodies = [
         {"apiVersion": API, "kind": kind, "metadata": {"name": name}, "spec": spec}

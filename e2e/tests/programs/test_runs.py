@@ -1,4 +1,4 @@
-"""What becomes of a run: its deadline, retries, output, errors, tokens, times, and its end."""
+"""The life of a run: deadline, retries, output, errors, tokens, times, and end."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from e2e.tests.support.person import running
 from e2e.tests.support.story import HELLO, SLOW, inferlet
 
 OUTPUT_BYTES = 64 << 10
-"""So much output and result is kept."""
+"""How many bytes of output and of result are kept."""
 
 DEADLINE_S, TTL_S, LATE_S = 3.0, 2.0, 8.0
-"""LATE_S: within so long after they are due, ends and deletions are seen (times in a status are whole seconds)."""
+"""LATE_S: how long after they are due ends and deletions are seen, at most (times in a status are whole seconds)."""
 
 FAILING = '''
 def deeper(what: str) -> None:
@@ -61,7 +61,7 @@ PROGRAMS = {"fails": FAILING, "until": UNTIL, "talks": TALKS, "sleeps": SLEEPS, 
 
 @pytest.fixture(scope="module", autouse=True)
 def begun(kube: Kube, fake_pool: str) -> None:
-    """All runs, at once."""
+    """Launches all runs at once."""
     with step("inferlets"):
         kube.apply(*(inferlet(f"runs-{name}", fake_pool, {"inline": text}) for name, text in PROGRAMS.items()))
         for name in PROGRAMS:
@@ -79,7 +79,7 @@ def begun(kube: Kube, fake_pool: str) -> None:
 
 
 def ended(kube: Kube, name: str, how: str) -> Object:
-    """A run's status after its end; nothing contradicts it."""
+    """Returns a run's status after its end, and checks that its fields are consistent."""
     kube.wait(f"irun/{name}", how)
     status: Object = kube.get(f"irun/{name}")["status"]
     assert status["phase"] == how
@@ -90,7 +90,7 @@ def ended(kube: Kube, name: str, how: str) -> Object:
 
 
 def seconds(status: Object) -> float:
-    """From start to end."""
+    """Returns the seconds from start to end."""
     start, end = (datetime.fromisoformat(status[name]) for name in ("startTime", "completionTime"))
     return (end - start).total_seconds()
 

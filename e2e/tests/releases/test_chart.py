@@ -1,4 +1,4 @@
-"""What the chart promises beside running: its own test, its notes, its certificates, and whose the CRDs are."""
+"""The chart's own test, its notes, its certificates, and the ownership of CRDs."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ DEFINITIONS = ("enginepools.tartlet.dev", "inferletruns.tartlet.dev", "inferlets
 ROLES = ("client", "control", "operator", "runtime", "worker")
 RENEWAL = "tartlet.dev/renew-after"
 CERT_MANAGER = "github.com/cert-manager/cert-manager@v1.21.2"
-"""The module that holds the definitions of its kinds."""
+"""The Go module with cert-manager's CRDs."""
 
 
 def definitions_of(kube: Kube) -> set[str]:
-    """The CRDs in a release's manifest."""
+    """Returns the CRDs in a release's manifest."""
     manifest = yaml.safe_load_all(kube.helm("get", "manifest", RELEASE))
     return {o["metadata"]["name"] for o in manifest if o and o["kind"] == "CustomResourceDefinition"}
 
 
 def definitions(kube: Kube) -> dict[str, tuple[str, str]]:
-    """The cluster's CRDs: their UIDs, and whose they are."""
+    """Returns the UIDs and owners of the cluster's CRDs."""
     found = {}
     for each in kube.items("crds"):
         meta = each["metadata"]
@@ -49,7 +49,7 @@ def definitions(kube: Kube) -> dict[str, tuple[str, str]]:
 
 
 def upgrade(kube: Kube, *arguments: str) -> None:
-    """The same values, and more."""
+    """Upgrades the release with the same values and further ones."""
     kube.helm("upgrade", RELEASE, CHART, "--reuse-values", "--wait", "--timeout", "180s", *arguments)
 
 
@@ -78,12 +78,12 @@ def test_the_notes_tell_commands_that_work(kube: Kube, fake_pool: str, tmp_path:
     assert ["helm", "-n", NAMESPACE, "test", RELEASE] in commands
     removed = [command for command in commands if "delete" in command]
     assert len(removed) == 2
-    for command in removed:  # they say what would go
+    for command in removed:  # the commands name the objects that they would remove
         _done(kube, [*command, "--dry-run=server"], tmp_path)
 
 
 def _done(kube: Kube, command: list[str], directory: Path) -> str:
-    """What a command of the notes says, run by the cluster's administrator."""
+    """Runs a command of the notes as the cluster's administrator and returns its output."""
     cluster, rest = kube.cluster, command[1:]
     if command[0] == "kubectl":
         return kube(*rest)
@@ -108,7 +108,7 @@ def test_a_second_release_leaves_the_definitions_to_the_first(kube: Kube, second
 
 
 def test_definitions_can_be_handed_over_and_back(kube: Kube, second: Kube, fake_pool: str) -> None:
-    """Nothing that is of their kinds goes meanwhile."""
+    """No object of these kinds is removed meanwhile."""
     uids = {name: uid for name, (uid, _) in definitions(kube).items()}
     pools = {p["metadata"]["uid"] for p in kube.items("epool")}
     for to, from_ in ((second, kube), (kube, second)):
@@ -124,13 +124,13 @@ def test_definitions_can_be_handed_over_and_back(kube: Kube, second: Kube, fake_
 
 
 def certificates(kube: Kube) -> dict[str, tuple[str, str]]:
-    """Certificate and trust of each identity, and of the authority."""
+    """Returns certificate and trusted authorities of each identity and of the authority."""
     names = {role: f"{RELEASE}-{role}-tls" for role in ROLES} | {"ca": f"{RELEASE}-ca"}
     return {role: (held(kube, name)["certificate"], held(kube, name)["authority"]) for role, name in names.items()}
 
 
 def changed(before: dict[str, tuple[str, str]], after: dict[str, tuple[str, str]]) -> set[str]:
-    """Whose certificates are others."""
+    """Returns the identities whose certificates have changed."""
     assert before.keys() == after.keys()
     return {role for role in before if before[role][0] != after[role][0]}
 
@@ -188,13 +188,13 @@ def test_a_release_lets_nobody_of_another_in(kube: Kube, second: Kube) -> None:
 
 
 def trusting(identity: Identity, authority: str) -> Identity:
-    """An identity that takes servers of an authority for theirs."""
+    """Returns an identity that trusts servers of the given authority."""
     return {"certificate": identity["certificate"], "key": identity["key"], "authority": authority}
 
 
 @pytest.fixture
 def cert_manager(kube: Kube) -> Iterator[None]:
-    """The kinds of cert-manager, as their module defines them."""
+    """Installs cert-manager's CRDs from its Go module."""
     done = subprocess.run(
         [go(), "mod", "download", "-json", CERT_MANAGER], capture_output=True, text=True, check=False, cwd=ROOT / "e2e"
     )
@@ -205,7 +205,7 @@ def cert_manager(kube: Kube) -> Iterator[None]:
         word for kind in ("certificates", "issuers") for word in ("-f", str(folder / f"cert-manager.io_{kind}.yaml"))
     ]
     if "certificates.cert-manager.io" in kube("get", "crds", "-o", "name"):
-        yield  # they are the cluster's
+        yield  # definitions belong to no namespace
         return
     kube("create", *files)
     try:
@@ -235,7 +235,7 @@ def test_cert_manager_would_take_what_it_is_asked_for(kube: Kube, second: Kube, 
 
 
 def checked(kube: Kube, *objects: Object) -> None:
-    """The API server's opinion of objects, by their schemas; nothing is made."""
+    """Validates objects against their schemas with a dry run."""
     for namespace in {o["metadata"]["namespace"] for o in objects}:
         there = yaml.safe_dump_all(o for o in objects if o["metadata"]["namespace"] == namespace)
         kube("create", "-n", namespace, "--dry-run=server", "--validate=strict", "-f", "-", text=there)

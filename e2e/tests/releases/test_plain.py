@@ -1,4 +1,4 @@
-"""One command and no values: what the chart's defaults bring up, on CPUs."""
+"""Installs the chart with one command and no values, on CPUs."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from e2e.tests.conftest import CHART, RELEASE, make_namespace, read_only
 
 NAMESPACE = "e2e-plain"
 IMAGES = ("tartlet:0.1.0", "tartlet-worker:0.1.0")
-"""What the chart's defaults name."""
+"""The images that the chart's defaults name."""
 ON_THE_NODE = [f"docker.io/library/{name}" for name in IMAGES]
-"""What these are in full, to a node."""
+"""The full names of these images on a node."""
 
 
 @pytest.fixture
 def plain(cluster: Cluster, image: Image, kube: Kube) -> Iterator[Kube]:
-    """A namespace on whose nodes the default images are: for want of a registry, ours goes by their names."""
+    """A namespace and nodes with the default images: without a registry, the local image gets the default names."""
     if not isinstance(cluster, Own):
         pytest.skip("only on this machine's own cluster can an image be given the default names")
     cluster.name_image(image.name, *ON_THE_NODE)
@@ -38,7 +38,7 @@ def plain(cluster: Cluster, image: Image, kube: Kube) -> Iterator[Kube]:
 
 
 def lend_torch(kube: Kube) -> None:
-    """Gives the default pool what the worker's image holds and ours doesn't: torch, and the model."""
+    """Mounts torch and the model into the default pool, because the local image has neither."""
     import torch
 
     packages = Path(torch.__file__).resolve().parents[1]
@@ -46,7 +46,7 @@ def lend_torch(kube: Kube) -> None:
         kube.apply(*read_only(NAMESPACE, name, path))
     spec: Object = {
         "model": {"init": None, "volumeClaim": {"claimName": "models"}},
-        "resources": {"requests": {"cpu": "100m"}},  # the pod that it replaces holds its half of a small node
+        "resources": {"requests": {"cpu": "100m"}},  # the replaced pod still holds half of a small node
         "podTemplate": {
             "env": [{"name": "PYTHONPATH", "value": "/packages"}],
             "volumes": [{"name": "packages", "persistentVolumeClaim": {"claimName": "packages", "readOnly": True}}],
@@ -72,6 +72,6 @@ def test_an_install_without_values_serves_the_demo_model(plain: Kube) -> None:
         plain.wait("epool/demo", "Ready", 180)
     plain("create", "configmap", "programs", "--from-file=inferlets/std/text_completion.py")
     plain.apply_file("docs/examples/inferlet-completion.yaml")
-    plain.apply_file("docs/examples/inferletrun-completion.yaml")  # at once: it waits for its Inferlet
+    plain.apply_file("docs/examples/inferletrun-completion.yaml")  # applied at once: the run waits for its Inferlet
     plain.wait("irun/completion-1", "Succeeded")
     assert plain.get("irun/completion-1")["status"]["output"].endswith("so 962\n")

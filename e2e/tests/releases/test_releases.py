@@ -1,4 +1,4 @@
-"""Releases come, change and go; two of them don't see each other, whichever comes or goes first."""
+"""Installs, upgrades, rollbacks and removals of releases; two releases don't affect each other in any order."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ DEFINITIONS = {f"{plural}.tartlet.dev" for plural in ("enginepools", "inferlets"
 
 
 def answer(kube: Kube, name: str) -> None:
-    """One more run of hello, which is applied anew, succeeds."""
+    """Applies hello again, launches a run and waits for its success."""
     kube.apply_file("docs/examples/inferlet-hello.yaml")
     kube.wait("ilet/hello", "Ready")
     kube.apply(run(name, "hello", args=[name], deadlineSeconds=60))
@@ -38,12 +38,12 @@ def answer(kube: Kube, name: str) -> None:
 
 
 def uninstall(kube: Kube) -> None:
-    """The release goes."""
+    """Uninstalls the release."""
     kube.helm("uninstall", RELEASE, "--wait", "--timeout", "90s")
 
 
 def settled(listed: Callable[[], set[str]], expected: set[str]) -> None:
-    """Until what is listed is what is expected: pods and what the garbage collector removes take a moment."""
+    """Waits until the list is as expected; pods and collected garbage take a moment to go."""
     last: set[str] = set()
 
     def same() -> bool:
@@ -75,7 +75,7 @@ def test_an_upgrade_changes_what_it_says_and_nothing_else(image: Image, kube: Ku
 
 
 def test_a_second_release_that_would_watch_the_same_namespace_is_refused(image: Image, kube: Kube) -> None:
-    """By itself Helm wouldn't: no object of the two has the same name."""
+    """Helm itself wouldn't refuse, because no two objects of the releases have the same name."""
     twice = Kube(kube.cluster, f"{NAMESPACE}-twice")
 
     def install_watching(*namespaces: str) -> None:
@@ -89,7 +89,7 @@ def test_a_second_release_that_would_watch_the_same_namespace_is_refused(image: 
 
 @pytest.mark.beyond_gate
 def test_a_rollback_to_the_first_revision_leaves_the_pools_there(image: Image, kube: Kube) -> None:
-    """There they were made by hooks, for Helm didn't know their kind; since, they are objects of the release."""
+    """Hooks made the pools in the first revision, when Helm didn't know their kind; now they belong to the release."""
     values = chart_values(image, enginePools=[{"name": VALUES_POOL, "spec": pool(VALUES_POOL)["spec"]}])
     with step("helm upgrade, one engine"):
         kube.helm("upgrade", RELEASE, CHART, "--wait", "--timeout", "180s", values=values)
@@ -102,7 +102,7 @@ def test_a_rollback_to_the_first_revision_leaves_the_pools_there(image: Image, k
     with step("helm rollback, to none"):
         roll_back()
     answer(kube, "rolled-back")
-    with step("helm upgrade, of a pool that a hook made"):  # by itself Helm would take it over as it is
+    with step("helm upgrade, of a pool that a hook made"):  # Helm alone would adopt the pool unchanged
         kube.helm("upgrade", RELEASE, CHART, "--wait", "--timeout", "180s", values=values)
         made = kube.get(f"epool/{VALUES_POOL}")
         assert made["spec"]["replicas"] == 1
@@ -120,7 +120,7 @@ def test_the_second_goes_first_and_leaves_what_it_says(kube: Kube, second: Kube)
         settled(lambda: everything(second, namespaced=True), OF_EACH_NAMESPACE | made)
         settled(lambda: everything(kube, namespaced=False), theirs | {f"namespace/{OTHER}"})
     answer(kube, "still")
-    second("delete", "irun,ilet", "--all", "--timeout=30s")  # nobody is needed for them to go
+    second("delete", "irun,ilet", "--all", "--timeout=30s")  # no operator is needed to remove them
     settled(lambda: everything(second, namespaced=True), OF_EACH_NAMESPACE)
 
 
@@ -151,5 +151,5 @@ def test_the_first_goes_first_and_comes_again(image: Image, pristine: set[str], 
 
 
 def _of_helm(kube: Kube) -> set[str]:
-    """What Helm made in a namespace that the tests share."""
+    """Returns Helm's objects in a namespace that the tests share."""
     return everything(kube, "-l", "app.kubernetes.io/managed-by=Helm", namespaced=True)

@@ -1,4 +1,4 @@
-"""Every call between roles that isn't allowed is refused, by the servers and certificates of a real release."""
+"""The servers of a real release refuse every call that the caller's certificate doesn't allow."""
 
 from __future__ import annotations
 
@@ -40,27 +40,27 @@ MAY: dict[str, set[str]] = {
     "worker": {"Engine/Connect", "Engine/PutBlob"},
     "control": set(),
 }
-"""What each identity may call, written out; all else is refused."""
+"""The calls that each identity may make, written out; all other calls are refused."""
 
 ISSUED = ("client", "control", "operator", "runtime", "worker")
 """Identities that a release has a certificate for."""
 
 NO_IDENTITY = ("default", "Operator", "operators", "not-a-worker", "*")
-"""First labels of names that the authority might sign and that stand for nobody."""
+"""First labels of DNS names that the authority might sign and that are no identity."""
 
 METHODS = sorted(name.removeprefix("/tartlet.v1.") for name in ACCESS)
 PASSED = {"OK", OPEN, "INVALID_ARGUMENT", "NOT_FOUND", "FAILED_PRECONDITION", "UNKNOWN", "ABORTED", "CANCELLED"}
-"""How the roles answer an empty message that they let in."""
+"""How the roles answer an empty message of an allowed call."""
 
 
 def held(kube: Kube, name: str) -> Identity:
-    """What a Secret of the release holds."""
+    """Returns the identity in a Secret of the release."""
     data = {key: base64.b64decode(value).decode() for key, value in kube.get(f"secret/{name}")["data"].items()}
     return {"authority": data["ca.crt"], "certificate": data["tls.crt"], "key": data["tls.key"]}
 
 
 def signed(name: str, authority: Identity, days: int = 1, *, by: Identity | None = None) -> Identity:
-    """A certificate for a DNS name, signed by an authority, that trusts `authority`'s certificates."""
+    """Returns an identity with a DNS name, signed by `authority`, that trusts certificates of `authority`."""
     by = by or authority
     issuer = x509.load_pem_x509_certificate(by["certificate"].encode())
     issuer_key = serialization.load_pem_private_key(by["key"].encode(), None)
@@ -82,7 +82,7 @@ def signed(name: str, authority: Identity, days: int = 1, *, by: Identity | None
 
 
 def same_named_authority(real: Identity) -> Identity:
-    """Somebody else's authority under the release's authority's name."""
+    """Returns a foreign authority with the name of the release's authority."""
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.load_pem_x509_certificate(real["certificate"].encode()).subject
     now = dt.datetime.now(dt.UTC)
@@ -110,7 +110,7 @@ def _pem_key(key: ec.EllipticCurvePrivateKey) -> str:
 
 
 def ask(kube: Kube, identities: dict[str, Identity], methods: Iterable[str] = METHODS) -> Iterator[Answer]:
-    """Makes every call as each of these, from a pod that the network lets reach control and runtimes."""
+    """Makes every call with each identity, from a pod that may reach control and runtimes."""
     servers = {
         service: f"{RELEASE}-{role}.{kube.namespace}.svc:{port}"
         for role, port, services in (
@@ -134,7 +134,7 @@ def ask(kube: Kube, identities: dict[str, Identity], methods: Iterable[str] = ME
 
 @pytest.fixture(scope="module")
 def authority(kube: Kube) -> Identity:
-    """The release's authority, with its key."""
+    """The release's authority with its key."""
     return held(kube, f"{RELEASE}-ca")
 
 
@@ -178,7 +178,7 @@ def test_who_has_no_certificate_of_the_authority_does_not_connect(kube: Kube, au
 
 
 def refused_at_the_door(kube: Kube, strangers: dict[str, Identity]) -> None:
-    """Nobody of these gets as far as a call, while somebody with a certificate does."""
+    """Asserts that none of these identities gets a connection, while one with a good certificate does."""
     methods = ("Control/State", "Catalogue/List", "Engine/Connect", "Programs/List")
     callers = {**strangers, "operator": held(kube, f"{RELEASE}-operator-tls")}
     answers = list(ask(kube, callers, methods))

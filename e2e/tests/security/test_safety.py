@@ -1,4 +1,4 @@
-"""What accounts and users may do, asked of the API server; and the policies that it holds, against written lists."""
+"""Rights of accounts and users according to the API server, and its network policies, compared with written lists."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ GROUPS = {
     "validatingwebhookconfigurations": "admissionregistration.k8s.io",
     **dict.fromkeys(KINDS, "tartlet.dev"),
 }
-"""API groups of the resources below; the rest are the core's."""
+"""API groups of the resources below; all others are in the core group."""
 
 NEEDS = (
     *(f"{verb} {kind}" for verb in ("get", "list", "watch") for kind in KINDS),
@@ -52,11 +52,11 @@ NEEDS = (
     "create events",
     "list leases",
     "watch leases",
-    "create leases",  # a rule can't name what isn't there yet
+    "create leases",  # a rule can't name an object that doesn't exist yet
     "get leases tartlet-operator",
     "update leases tartlet-operator",
 )
-"""All that the operator's account may do."""
+"""All rights of the operator's account."""
 
 MUST_NOT = (
     *(f"{verb} secrets" for verb in ("get", "list", "watch", "create", "patch", "update", "delete")),
@@ -88,7 +88,7 @@ MUST_NOT = (
     *("get nodes", "list nodes", "create nodes/proxy", "list namespaces", "create namespaces", "delete namespaces"),
     *("list persistentvolumes", "get enginepools/finalizers"),
 )
-"""What it must not, whatever else changes."""
+"""Actions that the operator's account must never be allowed."""
 
 VIEWS = tuple(f"{verb} {kind}{of}" for verb in ("get", "list", "watch") for kind in KINDS for of in ("", "/status"))
 EDITS = (
@@ -114,18 +114,18 @@ MUST_NOT_VIEW = tuple(dict.fromkeys((*(a for a in EDITS if a not in VIEWS), *MUS
 
 
 def account(name: str) -> Object:
-    """A service account of the release's namespace."""
+    """Returns the user name of a service account in the release's namespace."""
     groups = ["system:authenticated", "system:serviceaccounts", f"system:serviceaccounts:{NAMESPACE}"]
     return {"user": f"system:serviceaccount:{NAMESPACE}:{name}", "groups": groups}
 
 
 def user(name: str) -> Object:
-    """A person."""
+    """Returns the attributes of a person."""
     return {"user": name, "groups": ["system:authenticated"]}
 
 
 def allowed(kube: Kube, who: Object, actions: Sequence[str], namespace: str = NAMESPACE) -> list[str]:
-    """Which of these the API server would let somebody do in a namespace."""
+    """Returns which of these actions the API server would allow a user in a namespace."""
     reviews = [_review(who, action, namespace) for action in actions]
     answers = list(yaml.safe_load_all(kube("create", "-f", "-", "-o", "yaml", text=yaml.safe_dump_all(reviews))))
     assert len(answers) == len(actions)
@@ -142,7 +142,7 @@ def _review(who: Object, action: str, namespace: str) -> Object:
 
 
 def rules(kube: Kube, name: str) -> set[str]:
-    """All that the API server says a service account may do in its namespace."""
+    """Returns all rights of a service account in its namespace, according to the API server."""
     review: Object = {
         "apiVersion": "authorization.k8s.io/v1",
         "kind": "SelfSubjectRulesReview",
@@ -185,7 +185,7 @@ def test_the_other_roles_may_do_nothing(kube: Kube) -> None:
 
 
 def test_its_token_opens_what_the_reviews_say(kube: Kube) -> None:
-    """The account's own token, used; not what somebody says of it."""
+    """Uses the account's own token instead of asking about its rights."""
     token = f"--token={kube('create', 'token', f'{RELEASE}-operator').strip()}"
     kube("get", "epool", token)
     for refused in (("get", "secrets"), ("get", "epool", "-n", "default"), ("delete", "epool", "none")):
@@ -195,7 +195,7 @@ def test_its_token_opens_what_the_reviews_say(kube: Kube) -> None:
 
 @pytest.fixture(scope="module")
 def people(kube: Kube) -> dict[str, Object]:
-    """Somebody with each role, the release's own and the cluster's that they join."""
+    """A user for each role: those of the release, and the cluster's that aggregate them."""
     prefix = f"tartlet:{NAMESPACE}:{RELEASE}:"
     roles = {"vera": f"{prefix}viewer", "edda": f"{prefix}editor", "view": "view", "edit": "edit", "adam": "admin"}
     kube.apply(
@@ -244,7 +244,7 @@ def test_editors_reach_a_runtime_and_viewers_do_not(kube: Kube, people: dict[str
 
 
 def forwarded(kube: Kube, who: str, websockets: str) -> Iterator[str]:
-    """What a port-forward to the runtime says first."""
+    """Returns the first output of a port-forward to the runtime."""
     target = ("port-forward", f"svc/{RELEASE}-runtime", ":7444", f"--as={who}", "-n", NAMESPACE)
     command = ["env", f"KUBECTL_PORT_FORWARD_WEBSOCKETS={websockets}", *kube.cluster.kubectl(), *target]
     process = subprocess.Popen(
@@ -265,10 +265,10 @@ def test_the_live_policies_refuse_what_must_be_refused(kube: Kube) -> None:
 
 
 def live_policies(kube: Kube) -> Policies:
-    """The policies of all namespaces, as the API server has them."""
+    """Returns the policies of all namespaces from the API server."""
     return Policies(kube.items("networkpolicies", "-A"), {"elsewhere": {}, **namespaces(kube)})
 
 
 def namespaces(kube: Kube) -> dict[str, dict[str, str]]:
-    """The namespaces' labels."""
+    """Returns the labels of all namespaces."""
     return {n["metadata"]["name"]: n["metadata"].get("labels", {}) for n in kube.items("namespaces")}

@@ -1,4 +1,4 @@
-"""What a program can reach from inside a real pod, and what the pod itself could if the sandbox failed."""
+"""Attempts of a program to leave its sandbox in a real pod, and the pod's own rights if the sandbox failed."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ ATTEMPTS: dict[str, tuple[str, str]] = {
     "call C by hand": ("import _ctypes", "ModuleNotFoundError"),
     "import a role": ("import tartlet_runtime", "ModuleNotFoundError"),
     "import the way out": ("import inferlet._running.native", "ModuleNotFoundError"),
-    # names that are another program's
+    # names of another program
     "read another's page": ("await touched(inferlet.copy_kvpage(inferlet.KvPage(PAGE), MINE))", "UnknownResource"),
     "write another's page": ("await touched(inferlet.copy_kvpage(MINE, inferlet.KvPage(PAGE)))", "UnknownResource"),
     "hide another's page": ("await touched(inferlet.mask_kvpage(inferlet.KvPage(PAGE), [True]))", "UnknownResource"),
@@ -81,10 +81,10 @@ ATTEMPTS: dict[str, tuple[str, str]] = {
     "read another's result": ("await inferlet.get_next_dist(inferlet.Embed(EMBED), top_k=1)", "UnknownResource"),
     "use a model that isn't served": ("await inferlet.get_model('someone-elses')", "UnknownModel"),
 }
-"""Name -> what a program tries, and the class of what it gets."""
+"""Name -> an attempt of a program, and the class of the error that it gets."""
 
 SAYS_NOTHING = {"socket.gethostname()", "os.uname().nodename", "os.cpu_count()", "__import__('platform').node()"}
-"""What might tell a program where it runs."""
+"""Words that might tell a program where it runs."""
 
 HOLDS = """
 import asyncio
@@ -174,7 +174,7 @@ PATHS = (
 
 @pytest.fixture(scope="module")
 def programs(kube: Kube, fake_pool: str) -> str:
-    """The programs of these tests, on a pool."""
+    """Applies the programs of these tests, and returns their pool."""
     for name, source in (("holds", HOLDS), ("tries", TRIES)):
         spec = {"source": {"inline": source}, "pool": fake_pool}
         kube.apply({"apiVersion": API, "kind": "Inferlet", "metadata": {"name": name}, "spec": spec})
@@ -201,7 +201,7 @@ def test_a_program_that_tries_everything_gets_typed_errors(kube: Kube, programs:
     assert status["result"] == "still mine"
     assert status["completionTime"] > kube.get("irun/tries")["status"]["completionTime"]
     names = json.loads(f"[{status['output'].strip().replace('] [', '], [')}]")
-    assert [5 in of_a_kind for of_a_kind in names] == [True, True]  # those that were tried
+    assert [5 in of_a_kind for of_a_kind in names] == [True, True]  # the names that were tried
 
 
 @pytest.mark.parametrize(("error", "lines"), TOO_FAR.items())
@@ -219,7 +219,7 @@ def test_a_program_that_goes_too_far_ends_in_a_typed_error(
 
 
 def ours(kube: Kube) -> list[Object]:
-    """The release's pods that run, engines too."""
+    """Returns the running pods of the release, engines included."""
     pods = kube.items("pods", "-l", "app.kubernetes.io/name=tartlet")
     running = [p for p in pods if p["status"]["phase"] == "Running" and "deletionTimestamp" not in p["metadata"]]
     assert {_role(p) for p in running} >= {"control", "runtime", "operator", "worker"}
@@ -257,7 +257,7 @@ def test_pods_are_as_poor_inside(kube: Kube, fake_pool: str) -> None:
     code = LOOK.replace("PATHS", repr(PATHS)).replace("TOKEN", TOKEN)
     for pod in ours(kube):
         role, name = _role(pod), pod["metadata"]["name"]
-        # -I: what the image holds, without what PYTHONPATH adds
+        # -I: ignores the packages that PYTHONPATH adds to the image's
         seen = json.loads(kube("exec", name, "-c", role, "--", "python", "-I", "-c", code))
         assert (seen["user"], seen["group"]) == (10001, 10001), role
         assert seen["capabilities"], role

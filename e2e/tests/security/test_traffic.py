@@ -1,4 +1,4 @@
-"""Last of all: every connection that was made in this whole run, held against the policies that there were."""
+"""The last test: compares every connection of the whole run with the policies of its time."""
 
 from __future__ import annotations
 

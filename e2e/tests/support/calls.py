@@ -1,4 +1,4 @@
-"""Makes calls between roles with identities that it is given, and says how each was answered.
+"""Makes calls between roles with given identities, and prints how each was answered.
 
 Run in a pod, from the source alone: standard input is `Request` as JSON, standard output a list of `Answer`.
 """
@@ -18,14 +18,14 @@ from tartlet_protos import common_pb2, control_pb2, engine_pb2, programs_pb2
 
 ANSWER_S: Final = 5.0
 OPEN: Final = "OPEN"
-"""A stream that was neither refused nor answered in time."""
+"""The status of a stream that was neither refused nor answered in time."""
 
 
 MODULES: Final = (control_pb2, engine_pb2, programs_pb2)
 
 
 class Identity(TypedDict):
-    """PEM of what a caller brings; without an authority it doesn't even ask for TLS."""
+    """A caller's key and certificates as PEM; a caller without an authority doesn't use TLS."""
 
     authority: str
     certificate: str
@@ -33,7 +33,7 @@ class Identity(TypedDict):
 
 
 class Call(TypedDict):
-    """Who calls what, and where."""
+    """A call: its caller, method and address."""
 
     caller: str
     address: str
@@ -48,7 +48,7 @@ class Request(TypedDict):
 
 
 class Answer(Call):
-    """A call with its status, and the typed error that came along."""
+    """A call with its status and its typed error."""
 
     code: str
     error: str
@@ -57,7 +57,7 @@ class Answer(Call):
 
 
 def channel(address: str, identity: Identity) -> grpc.aio.Channel:
-    """A channel with whatever the caller has."""
+    """Returns a channel with the caller's credentials."""
     if not identity["authority"]:
         return grpc.aio.insecure_channel(address)
     own = (identity["key"].encode(), identity["certificate"].encode()) if identity["key"] else (None, None)
@@ -65,14 +65,14 @@ def channel(address: str, identity: Identity) -> grpc.aio.Channel:
 
 
 def sends_a_stream(method: str) -> bool:
-    """Whether the caller of a method may say more than one thing."""
+    """Whether a method takes a stream of messages."""
     _, service, name = method.removeprefix("/").replace(".", "/").rsplit("/", 2)
     (found,) = [m.DESCRIPTOR.services_by_name[service] for m in MODULES if service in m.DESCRIPTOR.services_by_name]
     return bool(found.methods_by_name[name].client_streaming)
 
 
 async def answer(to: grpc.aio.Channel, call: Call) -> Answer:
-    """What comes back first: to one empty message, or to a stream on which nothing is said.
+    """Returns the first answer: to one empty message, or to a stream without messages.
 
     (A message that is being sent while its call is refused would hide the refusal behind an error of gRPC's own.)
     """
@@ -94,12 +94,12 @@ async def answer(to: grpc.aio.Channel, call: Call) -> Answer:
 
 
 def _packed(error: grpc.aio.AioRpcError) -> bytes:
-    """The typed error that came along; that of no error, if none did."""
+    """Returns the typed error of an answer, or an empty one."""
     return bytes(dict(error.trailing_metadata() or ()).get("tartlet-error-bin", b""))
 
 
 async def main(request: Request) -> list[Answer]:
-    """All calls at once, those of one caller to one address over one connection."""
+    """Makes all calls at once; calls of one caller to one address share a connection."""
     channels = {
         (caller, address): channel(address, request["identities"][caller])
         for caller, address in {(c["caller"], c["address"]) for c in request["calls"]}

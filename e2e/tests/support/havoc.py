@@ -1,4 +1,4 @@
-"""Parts of a release, and the API server, that end without a word at random times."""
+"""Kills parts of a release, and the API server, at random times."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from e2e.tests.support.operators import kill, operators
 
 API_SERVER: Final = "API server"
 DECK: Final = ("operator",) * 3 + ("engine",) * 2 + ("control", "runtime", API_SERVER)
-"""What ends in a row, in random order, and again in another."""
+"""The parts that are killed in each round; each round has another random order."""
 
 AWAY_S: Final = 60.0
 _AWAY: Final = (
@@ -25,17 +25,17 @@ _AWAY: Final = (
     *("not ready", "unavailable", "Unavailable", "unable to return a response", "unable to handle the request"),
     *("watch closed", "doesn't have a resource type", "no matches for kind", "could not find the requested resource"),
 )
-"""What kubectl says of an API server that has gone or isn't all there yet."""
+"""Messages of kubectl about an API server that is away or still starting."""
 
 
 class Patient(Kube):
-    """Asks again while the API server is away."""
+    """A `Kube` that repeats requests while the API server is away."""
 
     def __call__(self, *arguments: str, text: str | None = None, timeout_s: float = 120) -> str:
-        """The output of kubectl.
+        """Runs kubectl and returns its output.
 
         Raises:
-            Refused: It failed.
+            Refused: kubectl failed.
         """
         end = time.monotonic() + AWAY_S
         while True:
@@ -49,31 +49,31 @@ class Patient(Kube):
 
 @dataclass(slots=True)
 class Toll:
-    """How often each has ended."""
+    """How often each part was killed."""
 
     deck: tuple[str, ...]
     counts: Counter[str] = field(default_factory=Counter)
 
     @property
     def complete(self) -> bool:
-        """Whether everything has."""
+        """Whether every part was killed."""
         return all(self.counts[what] >= often for what, often in Counter(self.deck).items())
 
     @property
     def programs(self) -> int:
-        """How often programs may have been lost."""
+        """Returns how often programs may have been lost."""
         return self.counts["engine"] + self.counts["control"] + self.counts["runtime"]
 
 
 @contextmanager
 def havoc(kube: Kube, pool: str, seed: int, apart_s: tuple[float, float]) -> Iterator[Toll]:
-    """While a block runs, something of the release, of a pool's engines among it, ends every now and then.
+    """Kills a part of the release or an engine of a pool, again and again, during a block.
 
     Args:
         kube: the release's namespace.
-        pool: whose engines end.
-        seed: of all that is random.
-        apart_s: it ends so long after the last, at least and at most.
+        pool: The pool whose engines are killed.
+        seed: Seed of all random choices.
+        apart_s: Least and most time between two kills, in seconds.
     """
     choice, over = random.Random(seed), threading.Event()  # noqa: S311 - the seed is told
     toll = Toll(DECK if isinstance(kube.cluster, Own) else tuple(what for what in DECK if what != API_SERVER))
@@ -101,7 +101,7 @@ def havoc(kube: Kube, pool: str, seed: int, apart_s: tuple[float, float]) -> Ite
 
 
 def answers(kube: Kube) -> bool:
-    """Whether the API server does."""
+    """Whether the API server answers."""
     try:
         return bool(kube("get", "--raw", "/readyz"))
     except Refused:
@@ -109,7 +109,7 @@ def answers(kube: Kube) -> bool:
 
 
 def _ended(kube: Kube, what: str, pool: str, choice: random.Random) -> bool:
-    """End one of these; False: there is none."""
+    """Kills one of these; returns False if there is none."""
     if what == API_SERVER:
         assert isinstance(kube.cluster, Own)
         kube.cluster.kill("apiserver")
@@ -117,7 +117,7 @@ def _ended(kube: Kube, what: str, pool: str, choice: random.Random) -> bool:
         until(lambda: answers(plain), "the API server answers", AWAY_S)
         return True
     there = [pod for pod in _pods(kube, what, pool) if "podIP" in pod.get("status", {})]
-    if there:  # of one that went before anybody heard its address, nobody could tell whose connections these were
+    if there:  # a pod that ends before its address is known leaves connections that no pod explains
         kill(kube, choice.choice(there))
     return bool(there)
 

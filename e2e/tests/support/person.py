@@ -1,4 +1,4 @@
-"""Somebody at a terminal, with `tartlet` and its plugin of kubectl."""
+"""A person at a terminal, with `tartlet` and its kubectl plugin."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from e2e.tests.conftest import RELEASE
 
 @dataclass
 class Person:
-    """Somebody with a configuration of kubectl's."""
+    """A person with a kubeconfig."""
 
     kube: Kube
     name: str
     directory: Path
 
     def may(self, role: str) -> None:
-        """Make a service account that has a role of the release, and write its configuration."""
+        """Makes a service account with a role of the release, and writes its kubeconfig."""
         kube = self.kube
         kube("create", "serviceaccount", self.name)
         full = f"tartlet:{kube.namespace}:{RELEASE}:{role}"
@@ -36,7 +36,7 @@ class Person:
         self.configure([{"name": self.name, "user": {"token": kube("create", "token", self.name).strip()}}])
 
     def configure(self, users: list[dict[str, Any]] | None = None) -> None:
-        """Write the configuration; without users, the administrator's."""
+        """Writes a kubeconfig; without users, that of the administrator."""
         config = json.loads(self.kube("config", "view", "--raw", "--minify", "--flatten", "-o", "json"))
         config["users"] = users or config["users"]
         context = config["contexts"][0]
@@ -46,11 +46,11 @@ class Person:
 
     @property
     def config(self) -> Path:
-        """A file of kubectl's."""
+        """Returns the text of a kubeconfig."""
         return self.directory / "config"
 
     def start(self, command: Sequence[str]) -> subprocess.Popen[str]:
-        """A command in the cluster's network; `tartlet` and its plugin are found as in an activated environment."""
+        """Returns a command in the cluster's network; it finds `tartlet` and its plugin as in an active environment."""
         cluster = self.kube.cluster
         inside = cluster.enter("net") if isinstance(cluster, Own) else []
         path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
@@ -65,30 +65,30 @@ class Person:
         )
 
     def tartlet(self, *arguments: str) -> tuple[int, str, str]:
-        """`tartlet` to its end: exit code, output, errors."""
+        """Runs `tartlet` to its end and returns exit code, output and errors."""
         return end(self.start(["tartlet", *arguments]))
 
     def kubectl(self, *arguments: str) -> tuple[int, str, str]:
-        """kubectl to its end, with its plugins."""
+        """Runs kubectl with its plugins to its end."""
         found = [a for a in self.kube.cluster.kubectl() if not a.startswith("--kubeconfig")]
         inside = found.index("--") + 1 if "--" in found else 0
         return end(self.start([*found[inside:], *arguments]))
 
     def running(self, prefix: str) -> list[str]:
-        """Names of programs that run, of those that begin so; what `kubectl tartlet top` shows."""
+        """Returns the names of running programs with this prefix, from `kubectl tartlet top`."""
         code, out, err = self.kubectl("tartlet", "top", "--once", "--json")
         assert code == 0, err
         return [p["name"] for p in json.loads(out)["programs"] if p["name"].startswith(prefix)]
 
 
 def end(process: subprocess.Popen[str]) -> tuple[int, str, str]:
-    """Exit code, output and errors of a command."""
+    """Returns exit code, output and errors of a command."""
     out, err = process.communicate(timeout=120)
     return process.returncode, out, err
 
 
 def person(kube: Kube, role: str, directory: Path) -> Iterator[Person]:
-    """Somebody with a role, while the iterator lives."""
+    """Yields a person with a role."""
     made = Person(kube, f"cli-{role}", directory)
     made.may(role)
     yield made
@@ -96,7 +96,7 @@ def person(kube: Kube, role: str, directory: Path) -> Iterator[Person]:
 
 
 def running(kube: Kube, prefix: str) -> list[str]:
-    """Names of programs that run in a release, of those that begin so, as its administrator sees them."""
+    """Returns the names of a release's running programs with this prefix, as the administrator sees them."""
     with TemporaryDirectory() as directory:
         administrator = Person(kube, "administrator", Path(directory))
         administrator.configure()

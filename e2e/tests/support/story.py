@@ -1,4 +1,4 @@
-"""Something of everything that users do, and the state that it must end in, whatever happens meanwhile."""
+"""A story that uses every feature, and the state that it must end in, whatever is killed meanwhile."""
 
 from __future__ import annotations
 
@@ -43,35 +43,35 @@ async def main() -> str:
 
 TERMINAL = {"Succeeded", "Failed"}
 PATIENCE_S = 150
-"""Each step may wait for operators that are being killed."""
+"""How long a step may take while operators are being killed, in seconds."""
 
 EARLY = "irun/-fails-early"
-"""It fails in any case, but not always for its own reason."""
+"""A program that always fails, but not always for its own reason."""
 
 AGAIN = 10
-"""Retries of runs whose engines, control or runtime may be taken away."""
+"""Retries of runs whose engine, control or runtime may be killed."""
 
 State = dict[str, object]
 
 
 def inferlet(name: str, pool_name: str, source: Object) -> Object:
-    """An Inferlet."""
+    """Returns the manifest of an Inferlet."""
     spec = {"source": source, "pool": pool_name}
     return {"apiVersion": API, "kind": "Inferlet", "metadata": {"name": name}, "spec": spec}
 
 
 def phases(kube: Kube, prefix: str) -> list[str]:
-    """Phases of the runs whose names begin so."""
+    """Returns the phases of the runs with this prefix."""
     return [r.get("status", {}).get("phase", "") for r in of(kube, "irun", prefix)]
 
 
 def of(kube: Kube, kind: str, prefix: str) -> list[Object]:
-    """Objects whose names begin so."""
+    """Returns the objects with this prefix."""
     return [o for o in kube.items(kind) if o["metadata"]["name"].startswith(prefix)]
 
 
 def tell(kube: Kube, name: str) -> None:
-    """All that users do, up to the last word; every object's name begins with this one.
+    """Plays the story to its end; all names of objects begin with `name`.
 
     Runs may be launched again as often as what they run on may be taken away.
     """
@@ -123,7 +123,7 @@ def tell(kube: Kube, name: str) -> None:
 
 
 def last_word(kube: Kube, name: str) -> State:
-    """What the story ends in, without names, numbers and times that differ each time."""
+    """Returns the final state without names, numbers and times that differ each time."""
 
     def settled() -> bool:
         runs = {r["metadata"]["name"]: r.get("status", {}).get("phase") for r in of(kube, "irun", f"{name}-")}
@@ -151,21 +151,21 @@ def last_word(kube: Kube, name: str) -> State:
         said = {k: mine.get(k) for k in ("phase", "output", "result")}
         said |= {"error": (mine.get("error") or {}).get("name"), "conditions": _conditions(mine)}
         key = _key("irun", each, name)
-        # its last attempt may have been lost, and no other is left
+        # the last attempt may have been lost, and no further one is left
         state[key] = said if key != EARLY else {"phase": said["phase"]}
     return state
 
 
 def attempts(kube: Kube, name: str) -> dict[str, int]:
-    """How often each run was launched that fails only if what it runs on is lost."""
+    """Returns how often each run was launched that fails only with the loss of its engine or role."""
     found = {_key("irun", each, name): each["status"]["attempts"] for each in of(kube, "irun", f"{name}-")}
     assert (found.pop("irun/-nobody"), found.pop("irun/-fails"), found.pop(EARLY)) == (0, 2, 2)
-    del found["irun/-late"]  # past its deadline, launched or not
+    del found["irun/-late"]  # the deadline is over, whether the run was launched or not
     return found
 
 
 def expected(state: State) -> None:
-    """Asserts what has to be in a last word, lest two be the same and wrong."""
+    """Asserts the contents of a final state, so that two equal wrong ones aren't accepted."""
     runs = {k: v for k, v in state.items() if k.startswith("irun/")}
     assert len(runs) == 17
     assert runs.pop(EARLY) == {"phase": "Failed"}
@@ -186,7 +186,7 @@ def expected(state: State) -> None:
 
 
 def _begun(kube: Kube, prefix: str, count: int) -> bool:
-    """Whether so many runs have been launched; some may have ended already."""
+    """Whether this many runs have been launched; some may have ended already."""
     found = phases(kube, prefix)
     return len(found) == count and set(found) <= {"Running", "Succeeded"}
 

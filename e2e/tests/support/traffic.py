@@ -1,4 +1,4 @@
-"""Every connection of a cluster's pods over a whole run: the kernel's list, read again and again, and who was who."""
+"""Records every connection of a cluster's pods, from the kernel's list and from watches of pods and Services."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from e2e.cluster.provider import Own
 from e2e.cluster.watch import events
 
 GATEWAY: Final = "10.88.77.1"
-"""The node's address on the pods' bridge: probes and port-forwards come from it."""
+"""The node's address on the pods' bridge, from which probes and port-forwards come."""
 
 _PERIOD_S: Final = 2.0
-"""Less than the kernel remembers any connection that was closed."""
+"""Time between two looks, in seconds; shorter than the kernel remembers a closed connection."""
 _TUPLE: Final = re.compile(r"^(\w+)|((?:src|dst|sport|dport)=\S+)")
 
 
 @dataclass(slots=True)
 class Traffic:
-    """What was seen so far; connections from before the first look are left out."""
+    """The connections seen so far, without those from before the first look."""
 
     pods: dict[str, Pod] = field(default_factory=dict)
     policies: dict[tuple[str, str], Object] = field(default_factory=dict)
@@ -39,16 +39,16 @@ class Traffic:
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def saw(self, kind: str, event: Object) -> None:
-        """Takes what a watch says."""
+        """Adds an event of a watch."""
         body = event["object"]
         with self.lock:
             if kind == "pods":
                 self.pods.update(pods_by_address([body], GATEWAY))
-            elif event["type"] != "DELETED":  # those of a release that is gone still speak for its connections
+            elif event["type"] != "DELETED":  # policies of a removed release still apply to its connections
                 self.policies[body["metadata"]["namespace"], body["metadata"]["name"]] = body
 
     def listed(self, listing: str) -> None:
-        """Takes a list of the kernel's; an address keeps the pod that it was when its connection was first seen."""
+        """Adds a list of the kernel's connections; an address means the pod that had it when the connection was new."""
         with self.lock:
             for line in listing.splitlines():
                 key = _key(line)
@@ -64,14 +64,14 @@ class Traffic:
                         self.flows[key] = flow
 
     def judged_by(self, namespaces: Mapping[str, Mapping[str, str]]) -> Policies:
-        """The policies that there were, as the last look had them; `namespaces`: labels of those that are there now."""
+        """Returns all policies seen, each in its last form; `namespaces` are the labels of the present namespaces."""
         with self.lock:
             gone: dict[str, Mapping[str, str]] = {pod.namespace: {} for pod in self.pods.values()}
             return Policies(self.policies.values(), {**gone, **namespaces})
 
 
 def _key(line: str) -> str:
-    """A connection's ends with both their ports."""
+    """Returns a connection's ends with both ports."""
     return " ".join(match.group() for match in _TUPLE.finditer(line))
 
 
@@ -81,7 +81,7 @@ def _is_pods(address: str) -> bool:
 
 @contextmanager
 def recorded(kube: Kube, cluster: Own) -> Iterator[Traffic]:
-    """Records all connections while a block runs, through restarts of the API server."""
+    """Records all connections during a block, through restarts of the API server."""
     traffic = Traffic(before=frozenset(map(_key, cluster.connections().splitlines())))
     over = threading.Event()
     watches = [_Watch(kube, kind, traffic, over) for kind in ("pods", "networkpolicies")]
@@ -104,7 +104,7 @@ def recorded(kube: Kube, cluster: Own) -> Iterator[Traffic]:
 
 
 class _Watch:
-    """A watch that begins anew when the API server ends it."""
+    """Watches objects, and starts the watch again when the API server ends it."""
 
     def __init__(self, kube: Kube, kind: str, traffic: Traffic, over: threading.Event) -> None:
         self._command = [*kube.cluster.kubectl(), "get", kind, "-A", "--watch", "--output-watch-events", "-o", "json"]
@@ -127,7 +127,7 @@ class _Watch:
         try:
             for event in events(stream):
                 self._traffic.saw(self._kind, event)
-        except json.JSONDecodeError:  # cut off with its API server
+        except json.JSONDecodeError:  # cut off by a restart of the API server
             return
 
     def end(self) -> None:
