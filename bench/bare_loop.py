@@ -13,7 +13,7 @@ from pathlib import Path
 
 import torch
 
-from bench.engine import BareLoop
+from bench.engine_loop import BareLoop
 from bench.product.worker import LLAMA_88M, load_engine, random_checkpoint
 
 PROMPT_TOKENS, NEW_TOKENS = 128, 64

@@ -18,12 +18,14 @@ from bench.harness import report
 from bench.harness.intervals import median
 from bench.harness.stack import running
 from bench.product.common import install_uvloop
+from bench.product.control import BATCHING
 
+_FLAG = f"--{BATCHING}"
 POLICIES = {
-    "eager": ["--batching", "eager"],
-    "k-only, k=8": ["--batching", "k-only", "--batching-k", "8"],
-    "t-only, t=16 ms": ["--batching", "t-only", "--batching-t-s", "0.016"],
-    "adaptive": ["--batching", "adaptive"],
+    "eager": [_FLAG, "eager"],
+    "k-only, k=8": [_FLAG, "k-only", f"{_FLAG}-k", "8"],
+    "t-only, t=16 ms": [_FLAG, "t-only", f"{_FLAG}-t-s", "0.016"],
+    "adaptive": [_FLAG, "adaptive"],
 }
 DEMO_MODEL = Path(__file__).resolve().parents[1] / "models" / "demo"
 PROMPT_TOKENS = 16

@@ -3,6 +3,9 @@
 A core-Wasm guest times itself by the real clock: calls that the runtime answers, calls that control answers, and calls
 without reply, 64 a submit. Calls to control are compared with a bare gRPC echo over the same kind of socket, measured
 in the same run: an empty Python server and client that exchange 48 bytes on one open stream.
+
+The rows "TLS" are those of a second stack, whose hops go over TCP with mutual TLS, as on a cluster. The goals are for
+Unix sockets, which `tartlet serve` uses.
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ import sys
 import tempfile
 import time
 from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +29,7 @@ import tartlet
 from bench.guests.build import build
 from bench.harness import report
 from bench.harness.intervals import median
-from bench.harness.stack import running
+from bench.harness.stack import connected
 from bench.product.common import install_uvloop, make_channel, make_server
 
 ECHO_BYTES = 48
@@ -91,47 +95,52 @@ async def _echo_ns(directory: str) -> np.ndarray:
     return np.array(samples[len(samples) // 10 :])
 
 
-async def measure(alive: int, repeat: int) -> report.Report:
-    """One table."""
+async def measure(alive: int, repeat: int, *, tls: bool) -> report.Report:
+    """Make one table; the two stacks take turns."""
     result = report.Report(
         "calls", f"Calls of a core-Wasm program, {alive} alive", ["call", "median us", "p99 us", "goal us"]
     )
-    seen: dict[int, list[np.ndarray]] = {mode: [] for mode in MODES}
+    transports = (False, True) if tls else (False,)
+    seen: dict[tuple[int, bool], list[np.ndarray]] = {(mode, t): [] for t in transports for mode in MODES}
     echoes = []
     with tempfile.TemporaryDirectory(prefix="tt-") as directory:
         guest = tartlet.Source.from_file(build(Path(directory) / "guests")["calls"])
-        async with running(engine="fake") as address, tartlet.AsyncClient(address) as client:
-            idle = await _idle(client, guest, alive - 1)
+        async with AsyncExitStack() as stacks:
+            clients = {t: await stacks.enter_async_context(connected(engine="fake", tls=t)) for t in transports}
+            idle = {t: await _idle(client, guest, alive - 1) for t, client in clients.items()}
             for i in range(repeat):
                 report.progress(f"calls: {i + 1} of {repeat}")
-                for mode, samples in seen.items():
-                    samples.append(await _sampled_ns(client, guest, mode))
+                for (mode, t), samples in seen.items():
+                    samples.append(await _sampled_ns(clients[t], guest, mode))
                 echoes.append(await _echo_ns(directory))
-            with contextlib.suppress(tartlet.TartletError):
-                await client.send_many([(a.program_id, b"end") for a in idle])
-    medians = {mode: median([float(np.median(s)) for s in samples]) / 1e3 for mode, samples in seen.items()}
+            for t, client in clients.items():
+                with contextlib.suppress(tartlet.TartletError):
+                    await client.send_many([(a.program_id, b"end") for a in idle[t]])
+    medians = {key: median([float(np.median(s)) for s in samples]) / 1e3 for key, samples in seen.items()}
     echo = median([float(np.median(s)) for s in echoes]) / 1e3
     bounds = {1: 30.0, 2: 2 * echo, 3: 1.0}
-    for mode, label in MODES.items():
-        p99 = float(np.percentile(np.concatenate(seen[mode]), 99)) / 1e3
-        result.rows.append((label, medians[mode], p99, bounds[mode]))
-        result.goals.append(report.Goal(f"{label}, us", medians[mode], bounds[mode], at_least=False))
+    for (mode, secured), value in medians.items():
+        label = f"{MODES[mode]}, TLS" if secured else MODES[mode]
+        p99 = float(np.percentile(np.concatenate(seen[mode, secured]), 99)) / 1e3
+        result.rows.append((label, value, p99, "" if secured else bounds[mode]))
+        if not secured:
+            result.goals.append(report.Goal(f"{label}, us", value, bounds[mode], at_least=False))
     result.rows.append(("bare gRPC echo", echo, float(np.percentile(np.concatenate(echoes), 99)) / 1e3, ""))
-    labels = [*MODES.values(), "bare gRPC echo"]
-    result.series.append(report.Series("median", labels, [*medians.values(), echo]))
+    result.series.append(report.Series("median", [str(row[0]) for row in result.rows], [*medians.values(), echo]))
     result.y_label = "us a call"
     return result
 
 
 def main() -> int:
-    """Command line."""
+    """Run the command line."""
     parser = report.parser("calls", __doc__)
     parser.add_argument(
         "--alive", type=report.positive, default=896, metavar="N", help="programs alive meanwhile (default %(default)s)"
     )
+    parser.add_argument("--no-tls", action="store_true", help="leave out the rows over TCP with mutual TLS")
     args = parser.parse_args()
     install_uvloop()  # the echo's client has the same loop as its server
-    return report.emit([asyncio.run(measure(args.alive, args.repeat))], args)
+    return report.emit([asyncio.run(measure(args.alive, args.repeat, tls=not args.no_tls))], args)
 
 
 if __name__ == "__main__":

@@ -28,11 +28,12 @@ from bench.product.common import (
     abi,
     step_to_proto,
 )
-from bench.product.control import Core, StartRequest
+from bench.product.control import BATCHING, Core, StartRequest, idle
 
 PAGE_SIZE = 16
+CONTEXT = 128
 GOAL_US = 10.0
-POLICIES: tuple[str, ...] = get_args(ControlSettings.model_fields["batching"].annotation)
+POLICIES: tuple[str, ...] = get_args(ControlSettings.model_fields[BATCHING].annotation)
 _EMPTY_I32, _EMPTY_F32 = np.zeros(0, np.int32), np.zeros(0, np.float32)
 
 
@@ -40,7 +41,7 @@ def spec() -> EngineSpec:
     """A large engine."""
     return EngineSpec(
         model="m", model_digest="", family="fake", dtype="float32", device="cpu", page_size=PAGE_SIZE,
-        num_pages=1 << 16,
+        num_pages=1 << 20,
         num_embeds=1 << 14, num_slots=1 << 14, vocab_size=32_000, max_position=1 << 20, max_batch_tokens=8192,
         max_batch_commands=1024, top_k_limit=256,
         kv_bytes_per_token=1, tokenizer_digest="",
@@ -92,7 +93,7 @@ def encode(steps: list[Step]) -> int:
 
 def run(programs: int, tokens: int, policy: str, prompt_pages: int, *, codec: bool) -> dict[str, float]:
     """Seconds spent in each part, over all tokens."""
-    core = Core(ControlSettings.model_validate({"batching": policy}), SystemClock())
+    core = Core(ControlSettings.model_validate({BATCHING: policy}), SystemClock())
     engine = core.on_engine("e", "i", spec())
     session = core.on_runtime("r", "i", "", [])
     rows = []
@@ -120,7 +121,7 @@ def run(programs: int, tokens: int, policy: str, prompt_pages: int, *, codec: bo
     for token in range(tokens):
         columns = frame(programs, token, prompt_pages + token // PAGE_SIZE + 1)
         timed("frame in", core.on_commands, session, *columns)
-        while not core.idle:
+        while not idle(core):
             timed("plan and pack", core.pump)
             steps, engine.outgoing = engine.outgoing, []
             if codec:
@@ -132,46 +133,56 @@ def run(programs: int, tokens: int, policy: str, prompt_pages: int, *, codec: bo
     return spent
 
 
-def table(spent: dict[str, float], programs: int, tokens: int) -> report.Report:
-    """A row for each part of `spent`, in seconds, and one for their sum, which has a goal."""
+def table(context: int, spent: dict[str, float], programs: int, tokens: int) -> report.Report:
+    """Make a table for one length of context: a row for each part of `spent`, in seconds, and one for their sum."""
     columns = ["part", "us a command", "ms a step"]
-    result = report.Report("control", f"Control's work, {programs} programs, {tokens} tokens each", columns)
+    title = f"Control's work, {programs} programs, {tokens} tokens each, context {context}"
+    result = report.Report("control" if context == CONTEXT else f"control-{context}", title, columns)
     commands = programs * tokens * 3
     total = sum(spent.values())
     for name, seconds in (*spent.items(), ("total", total)):
         result.rows.append((name, 1e6 * seconds / commands, 1e3 * seconds / tokens))
-    result.goals.append(report.Goal("us a command", 1e6 * total / commands, GOAL_US, at_least=False))
+    if context == CONTEXT:
+        result.goals.append(report.Goal("us a command", 1e6 * total / commands, GOAL_US, at_least=False))
     return result
 
 
+def _contexts(text: str) -> list[int]:
+    return [report.positive(part) for part in text.split(",")]
+
+
 def main() -> int:
-    """Command line."""
+    """Run the command line."""
     parser = report.parser("control", __doc__, plots=False)
-    for flag, default, told in (
-        ("--programs", 128, "at once"),
-        ("--tokens", 64, "of each program"),
-        ("--pages", 8, "pages of context behind each token"),
-    ):
+    for flag, default, told in (("--programs", 128, "at once"), ("--tokens", 64, "of each program")):
         text = f"{told} (default %(default)s)"
         parser.add_argument(flag, type=report.positive, default=default, metavar="N", help=text)
+    parser.add_argument(
+        "--context",
+        type=_contexts,
+        default=[CONTEXT],
+        metavar="N,...",
+        help=f"tokens of context behind each new token, a table each (default {CONTEXT}); the goal is for {CONTEXT}",
+    )
     parser.add_argument("--batching", choices=POLICIES, default=POLICIES[0], help="policy (default %(default)s)")
     parser.add_argument("--profile", action="store_true", help="print a profile of one repetition, and nothing else")
     args = parser.parse_args()
     gc.freeze()
     gc.set_threshold(50_000, 20, 100)
+
+    def once(context: int) -> dict[str, float]:
+        return run(args.programs, args.tokens, args.batching, -(-context // PAGE_SIZE), codec=True)
+
     if args.profile:
         import cProfile
 
-        cProfile.runctx(
-            "run(args.programs, args.tokens, args.batching, args.pages, codec=True)",
-            globals(),
-            locals(),
-            sort="tottime",
-        )
+        cProfile.runctx("once(args.context[0])", globals(), locals(), sort="tottime")
         return 0
-    runs = [run(args.programs, args.tokens, args.batching, args.pages, codec=True) for _ in range(args.repeat)]
-    best = min(runs, key=lambda r: sum(r.values()))
-    return report.emit([table(best, args.programs, args.tokens)], args)
+    tables = []
+    for context in args.context:
+        best = min((once(context) for _ in range(args.repeat)), key=lambda spent: sum(spent.values()))
+        tables.append(table(context, best, args.programs, args.tokens))
+    return report.emit(tables, args)
 
 
 if __name__ == "__main__":

@@ -1,15 +1,17 @@
-"""What telemetry costs: tokens a second with export on over export off, paired.
+"""What telemetry costs: CPU time a token with export on over export off.
 
 Two stacks on the same model run side by side, one without telemetry and one that exports as it does by default; with
 `--every-step` also one whose every step has a span. 32 core-Wasm programs of 64 tokens go to the one, then to the
-other, in turn, the order alternating; a round is some seconds of that, and its ratio is of sums. The stacks are started
-anew several times, now the one first and now the other: two processes of one program differ by a few per cent, by where
-their memory happens to lie, which is more than what is measured. So the ratio is the geometric mean of the starts', of
-which as many have the one first as the other; a start's is the median of its rounds'. The receiver is a
-process of its own with the lowest priority, which reads what it is sent and decodes nothing: in life it is on another
-machine. Spans are sent every second, not every five, so that a round pays for what it caused.
+other, in turn, the order alternating; a round is some seconds of that.
 
-Two models: the demo model, whose steps take milliseconds, and the 88M model of `bench overhead`.
+The stacks are started anew many times, now the one first and now the other: two processes of one program differ by a
+few per cent, by where their memory happens to lie, which is more than what is measured. So a start counts once, as the
+median of its rounds, and the ratio is the geometric mean of the starts, with a bootstrap interval of 95%. Where the
+interval contains 1, the table says "not resolved below N%", N being its farther end. Tokens a second stand beside.
+
+The receiver is a process of its own with the lowest priority, which reads what it is sent and decodes nothing: in
+production it is on another machine. Spans are sent every second, not every five, so that a round pays for what it
+caused. Two models: the demo model, whose steps take milliseconds, and the 88M model of `bench overhead`.
 """
 
 from __future__ import annotations
@@ -35,7 +37,7 @@ import tartlet
 from bench.batching import DEMO_MODEL, tokens_per_s
 from bench.guests.build import build
 from bench.harness import report
-from bench.harness.intervals import median
+from bench.harness.intervals import bootstrap_median, median
 from bench.harness.stack import running_stack
 from bench.product.common import install_uvloop
 from tartlet.local import LocalStack
@@ -43,6 +45,7 @@ from tartlet.local import LocalStack
 PROGRAMS: Final = 32
 TOKENS: Final = 64
 AT_LEAST: Final = 0.98
+"""Tokens a second, on over off."""
 OFF, ON, ALL = "off", "on", "on, every step"
 WORTH_S: Final = 1.5
 """Seconds that a stack is measured for in a round: as many launches of all programs as that takes."""
@@ -204,20 +207,37 @@ async def measure(name: str, title: str, model: Path, worker: Sequence[str], pla
     return _table(name, title, model.name, seen, plan.rounds, notes)
 
 
+def _by_start(ours: Sequence[float], off: Sequence[float], rounds: int) -> list[float]:
+    """Ratios of one kind of stack over the stack without telemetry: one a start, the median of its rounds."""
+    each = [a / b for a, b in zip(ours, off, strict=True)]
+    return [median(each[i : i + rounds]) for i in range(0, len(each), rounds)]
+
+
+def resolved(low: float, high: float) -> str:
+    """Say what the interval of a ratio shows.
+
+    Example:
+        >>> resolved(0.99, 1.03), resolved(1.01, 1.03)
+        ('not resolved below 3%', '1.010 to 1.030')
+    """
+    if low <= 1 <= high:
+        return f"not resolved below {100 * max(1 - low, high - 1):.2g}%"
+    return f"{low:.3f} to {high:.3f}"
+
+
 def _table(name: str, title: str, model: str, seen: Mapping[str, Seen], rounds: int, notes: list[str]) -> report.Report:
-    columns = ["export", "tokens/s", "of off", "lowest and highest start", "CPU us a token", "of off"]
-    result = report.Report(name, f"Telemetry, {title}", columns, y_label="tokens/s", notes=notes)
+    columns = ["export", "CPU us a token", "of off", "95% interval", "tokens/s", "tokens/s of off"]
+    result = report.Report(name, f"Telemetry, {title}", columns, y_label="CPU us a token", notes=notes)
     off = seen[OFF]
     for kind, kept in seen.items():
-        each = [a / b for a, b in zip(kept.speeds, off.speeds, strict=True)]
-        starts = sorted(median(each[i : i + rounds]) for i in range(0, len(each), rounds))
-        ratio = statistics.geometric_mean(starts)
-        cpu = median([a / b for a, b in zip(kept.cpu_s, off.cpu_s, strict=True)])
-        spread = f"{starts[0]:.3f} {starts[-1]:.3f}"
-        result.rows.append((kind, median(kept.speeds), ratio, spread, median(kept.cpu_s) * 1e6, cpu))
+        cpu = _by_start(kept.cpu_s, off.cpu_s, rounds)
+        ratio = statistics.geometric_mean(cpu)
+        said = "" if kind == OFF else resolved(*bootstrap_median(cpu))
+        speed = statistics.geometric_mean(_by_start(kept.speeds, off.speeds, rounds))
+        result.rows.append((kind, median(kept.cpu_s) * 1e6, ratio, said, median(kept.speeds), speed))
         if kind == ON:
-            result.goals = [report.Goal(f"on over off, {model}", ratio, AT_LEAST, at_least=True)]
-    result.series = [report.Series("tokens/s", list(seen), [median(kept.speeds) for kept in seen.values()])]
+            result.goals = [report.Goal(f"tokens/s, on over off, {model}", speed, AT_LEAST, at_least=True)]
+    result.series = [report.Series("CPU us a token", list(seen), [median(kept.cpu_s) * 1e6 for kept in seen.values()])]
     return result
 
 
@@ -259,8 +279,8 @@ async def _all(args: argparse.Namespace) -> list[report.Report]:
 
 
 def main() -> int:
-    """Command line."""
-    parser = report.parser("telemetry", __doc__, repeat=2)
+    """Run the command line."""
+    parser = report.parser("telemetry", __doc__, repeat=1)
     parser.add_argument(
         "--models", nargs="+", choices=MODELS, default=list(MODELS), help="measured one after the other (default: both)"
     )
@@ -268,7 +288,7 @@ def main() -> int:
     parser.add_argument(
         "--starts",
         type=_even,
-        default=6,
+        default=10,
         metavar="N",
         help="the stacks are started so often; an even number (default %(default)s)",
     )

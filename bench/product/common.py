@@ -15,6 +15,7 @@ from tartlet_common.engine.step import Step as Step
 from tartlet_common.engine.step import StepResult as StepResult
 from tartlet_common.engine.step_codec import step_to_proto as step_to_proto
 from tartlet_common.rpc.endpoints import Dialer as Dialer
+from tartlet_common.rpc.endpoints import Tls as Tls
 from tartlet_common.rpc.endpoints import install_uvloop as install_uvloop
 from tartlet_common.rpc.endpoints import make_channel as make_channel
 from tartlet_common.rpc.endpoints import make_server as make_server

@@ -16,7 +16,7 @@ from tests.e2e.serving import tartlet_cli
 
 def test_a_benchmark_prints_a_table_and_writes_plots_and_numbers(run_dir: Path, tmp_path: Path) -> None:
     numbers, plots = tmp_path / "calls.json", tmp_path / "plots"
-    args = ("calls", "--alive", "2", "--repeat", "1", "--json", str(numbers), "--plot", str(plots))
+    args = ("calls", "--alive", "2", "--repeat", "1", "--no-tls", "--json", str(numbers), "--plot", str(plots))
     done = tartlet_cli(run_dir, "bench", *args, timeout_s=100)
     assert done.returncode == 0, done.stderr
     document = json.loads(numbers.read_text())

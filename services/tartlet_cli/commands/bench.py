@@ -12,6 +12,7 @@ from tartlet_cli.console.places import CHECKOUT
 
 BENCHMARKS = {  # name: (module, what it measures)
     "overhead": ("overhead", "what the layers around the engine cost a token"),
+    "start": ("start", "from the shell to the first token of `tartlet run`"),
     "launch": ("launch", "from a launch to the program's first message"),
     "calls": ("calls", "what one call costs a program"),
     "engine": ("engine", "the torch engine beside transformers"),
