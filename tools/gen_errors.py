@@ -57,12 +57,14 @@ class TartletError(Exception):
 
 DOCS_HEAD = """# Errors
 
-Every failure that reaches a user is one of these, but for mistakes in a command line. What commands for Kubernetes say
-of a cluster has names of its own (`ClusterUnknown`, `CrdOwned`): each is a case of one of these, whose number and exit
-code it has, and says what to do. The number is part of the ABI and never reused; `{fields}` in a
-message are data fields of the error (`error.fields` in Python). *Retry* says that the same request may succeed later.
-A program catches them as `inferlet.errors.<Name>`, or by group. This page is generated from the registry in
-`services/tartlet_common/errors/registry.py` by `python -m tools.gen_errors`.
+This page is for everyone who uses Tartlet. It lists every error with its number, message and remedy. It is generated
+from the registry in `services/tartlet_common/errors/registry.py` by `python -m tools.gen_errors`.
+
+Every failure that reaches a user is one of these errors, except mistakes in a command line. The commands for Kubernetes
+have additional names for problems with a cluster (`ClusterUnknown`, `CrdOwned`). Each of those names is a case of an
+error below, with its number and exit code, and says what to do. An error's number is part of the ABI and is never
+reused. The `{fields}` in a message are data fields of the error (`error.fields` in Python). *Retry* means that the same
+request may succeed later. A program catches an error as `inferlet.errors.<Name>`, or by its group.
 """
 
 

@@ -135,3 +135,17 @@ def test_the_limits_are_those_of_the_settings() -> None:
     assert len(named) > 10
     for name, number, unit in named:
         assert defaults[name] == float(number) * units[unit], name
+
+
+def test_a_page_opens_with_its_readers() -> None:
+    pages = [page for page in PAGES if "adr" not in page.parts and page not in (README, ROOT / "docs/benchmarks.md")]
+    assert len(pages) > 15
+    for page in pages:
+        text = re.sub(r"^---$.*?^---$|<!--.*?-->", "", page.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
+        assert re.match(r"\s*# .+\n+This (page|card) ", text), page
+
+
+def test_a_changelog_entry_is_one_line() -> None:
+    lines = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8").partition("## Unreleased")[2].splitlines()
+    assert len(lines) > 100
+    assert [line for line in lines if line and not re.match(r"#+ |- .{1,118}$", line)] == []
