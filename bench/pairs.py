@@ -3,7 +3,7 @@
 A round runs the benchmark once in each checkout, each with its own `.venv`; the rounds take turns in which checkout
 goes first. The ratio of a figure is the median over the rounds of after / before, with a bootstrap interval of 95%:
 "before" is the other checkout, "after" is this one. `all` runs a short form of every benchmark in turn, round by
-round, until the time budget is spent.
+round, until the time budget is spent; a benchmark that fails is left out from then on.
 
   python -m bench.pairs control --against ../before --rounds 8 -- --programs 32
   python -m bench.pairs launch --against ../before --rounds 3 -- --repeat 1
@@ -31,15 +31,27 @@ from bench.harness.intervals import bootstrap_median, median
 from bench.harness.provenance import provenance, revision
 
 HERE: Final = Path(__file__).resolve().parents[1]
-QUICK: Final[Mapping[str, Sequence[str]]] = {
-    "control": ["--repeat", "3"],
-    "calls": ["--repeat", "2"],
-    "launch": ["--repeat", "2"],
-    "overhead": ["--repeat", "1"],
-    "engine": ["--repeat", "2"],
-    "batching": ["--repeat", "1"],
+
+
+class Short(NamedTuple):
+    """A short form of a benchmark for `all`."""
+
+    flags: Sequence[str]
+    rounds: int | None = None  # at most; None: as many as the others
+
+
+QUICK: Final[Mapping[str, Short]] = {
+    "control": Short(["--repeat", "5", "--context", "128,2048"]),
+    "start": Short(["--repeat", "2"]),
+    "calls": Short(["--repeat", "2"]),
+    "launch": Short(["--repeat", "2"]),
+    "overhead": Short(["--repeat", "1", "--modes", "ahead", "own"]),
+    "batching": Short(["--repeat", "1"]),
+    "engine": Short(["--repeat", "1", "--kernels", "C"]),
+    "operator": Short(["--objects", "1000", "--steady", "10", "--more", "20"], 1),
+    "telemetry": Short(["--starts", "2"], 2),
 }
-"""The benchmarks of `all`, with flags that make each of them short."""
+"""The benchmarks of `all`, short, in the order in which they are worth their time."""
 
 Figures = dict[tuple[str, str, str], float]  # (report, row, column) -> value
 
@@ -72,7 +84,7 @@ class Side(NamedTuple):
             )
             if done.returncode or not numbers.exists():
                 raise BenchmarkFailed(benchmark, self, (done.stderr or done.stdout).strip()[-2000:])
-            return figures(json.loads(numbers.read_text()))
+            return figures_of(json.loads(numbers.read_text()))
 
 
 class BenchmarkFailed(RuntimeError):
@@ -101,7 +113,7 @@ class Figure:
         return (median(each), *bootstrap_median(each))
 
 
-def figures(document: Mapping[str, Any]) -> Figures:
+def figures_of(document: Mapping[str, Any]) -> Figures:
     """Every measured number of a benchmark's JSON: the leading texts and whole numbers of a row are its label."""
     found: Figures = {}
     for report in document["reports"]:
@@ -117,32 +129,53 @@ def figures(document: Mapping[str, Any]) -> Figures:
     return found
 
 
-def compare(
-    plan: Mapping[str, Sequence[str]], sides: tuple[Side, Side], rounds: int, budget_s: float
-) -> Iterator[list[Figure]]:
-    """Run every benchmark of `plan` in both checkouts, round by round; yields all figures after each benchmark.
+@dataclass(slots=True)
+class Comparison:
+    """Runs every benchmark of `plan` in both checkouts, round by round.
 
-    A benchmark is not begun again when its last round took longer than what is left of `budget_s`.
+    Args:
+        plan: benchmarks with their flags and most rounds.
+        sides: before, after.
+        rounds: pairs of each benchmark.
+        budget_s: a benchmark is not begun again when its last round took longer than what is left of this.
     """
-    seen: dict[tuple[str, str, str, str], Figure] = {}
-    took_s: dict[str, float] = {}
-    started = time.monotonic()
-    for i in range(rounds):
-        for benchmark, flags in plan.items():
-            begun = time.monotonic()
-            if begun - started + took_s.get(benchmark, 0.0) > budget_s:
-                continue
-            found = {side.name: side.run(benchmark, flags) for side in (sides if i % 2 == 0 else sides[::-1])}
-            took_s[benchmark] = time.monotonic() - begun
-            for key in found["after"].keys() & found["before"].keys():
-                figure = seen.setdefault((benchmark, *key), Figure(benchmark, *key))
+
+    plan: Mapping[str, Short]
+    sides: tuple[Side, Side]
+    rounds: int
+    budget_s: float
+    figures: dict[tuple[str, str, str, str], Figure] = field(default_factory=dict)
+    failures: dict[str, BenchmarkFailed] = field(default_factory=dict)
+    """Benchmarks that ended with an error; they are not begun again."""
+
+    def run(self) -> Iterator[None]:
+        """Measure; returns to the caller after each benchmark, so that it can keep what there is."""
+        took_s: dict[str, float] = {}
+        started = time.monotonic()
+        for i in range(self.rounds):
+            for benchmark, short in self.plan.items():
+                begun = time.monotonic()
+                late = begun - started + took_s.get(benchmark, 0.0) > self.budget_s
+                if late or benchmark in self.failures or (short.rounds is not None and i >= short.rounds):
+                    continue
+                try:
+                    self._round(benchmark, short.flags, i)
+                except BenchmarkFailed as failure:
+                    self.failures[benchmark] = failure
+                    sys.stderr.write(f"{failure}\n")
+                took_s[benchmark] = time.monotonic() - begun
+                sys.stderr.write(f"pairs: round {i + 1} of {self.rounds}, {benchmark}: {took_s[benchmark]:.0f} s\n")
+                yield
+
+    def _round(self, benchmark: str, flags: Sequence[str], number: int) -> None:
+        """Run one benchmark in both checkouts; which goes first alternates."""
+        order = self.sides if number % 2 == 0 else self.sides[::-1]
+        found = {side.name: side.run(benchmark, flags) for side in order}
+        for key, after in found["after"].items():
+            if key in found["before"]:
+                figure = self.figures.setdefault((benchmark, *key), Figure(benchmark, *key))
                 figure.before.append(found["before"][key])
-                figure.after.append(found["after"][key])
-            sys.stderr.write(f"pairs: round {i + 1} of {rounds}, {benchmark}: {took_s[benchmark]:.0f} s\n")
-            order = {key: n for n, key in enumerate(found["after"])}
-            yield sorted(
-                seen.values(), key=lambda f: (list(plan).index(f.benchmark), order.get((f.report, f.row, f.column), 0))
-            )
+                figure.after.append(after)
 
 
 def table(all_figures: Sequence[Figure]) -> Table:
@@ -177,30 +210,33 @@ def main() -> int:
     against = args.against.resolve()
     if not (against / ".venv" / "bin" / "python").exists():
         parser.error(f"{against} has no .venv/bin/python: run `make setup` there")
-    plan = (
-        {name: [*quick, *flags] for name, quick in QUICK.items()}
-        if args.benchmark == "all"
-        else {args.benchmark: flags}
-    )
-    sides = (Side("before", against), Side("after", HERE))
-    found: list[Figure] = []
-    began = provenance(arguments + (["--", *flags] if flags else []))
-    status = 0
+    if args.benchmark == "all":
+        plan = {name: Short([*short.flags, *flags], short.rounds) for name, short in QUICK.items()}
+    else:
+        plan = {args.benchmark: Short(flags)}
+    comparison = Comparison(plan, (Side("before", against), Side("after", HERE)), args.rounds, args.budget_s)
+    origin = provenance(arguments + (["--", *flags] if flags else []))
+    origin |= {"before": revision(against), "after": revision(HERE)}
+    interrupted = False
     try:
-        for found in compare(plan, sides, args.rounds, args.budget_s):
+        for _ in comparison.run():
             if args.json:
-                document = began | {"before": revision(against), "after": revision(HERE), "figures": []}
-                for f in found:
-                    ratio, low, high = f.ratio()
-                    document["figures"].append(asdict(f) | {"ratio": ratio, "low": low, "high": high})
-                args.json.write_text(json.dumps(document, indent=1) + "\n")
-    except (BenchmarkFailed, KeyboardInterrupt) as error:
-        sys.stderr.write(f"{error}\n")
-        status = 1
+                args.json.write_text(json.dumps(document(origin, comparison), indent=1) + "\n")
+    except KeyboardInterrupt:
+        interrupted = True
     console = Console(width=140 if not sys.stdout.isatty() else None)
-    if found:
-        console.print(table(found))
-    return status
+    if comparison.figures:
+        console.print(table(list(comparison.figures.values())))
+    return 1 if interrupted or comparison.failures else 0
+
+
+def document(origin: Mapping[str, Any], comparison: Comparison) -> dict[str, Any]:
+    """Make the content of the JSON file."""
+    figures = []
+    for f in comparison.figures.values():
+        ratio, low, high = f.ratio()
+        figures.append(asdict(f) | {"ratio": ratio, "low": low, "high": high})
+    return {**origin, "figures": figures}
 
 
 def _split(arguments: list[str]) -> tuple[list[str], list[str]]:
