@@ -1,4 +1,4 @@
-"""What every test shares: fixtures for things that outlive a single call, each cleaned up after itself."""
+"""Fixtures and settings of all tests."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ import pytest
 
 from tests.run_directory import run_directory
 
-# Two cores serve the test and the processes that it starts: more threads than that only wait for each other.
+# A test and its processes share two cores, on which further threads would only wait for each other.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 # Without cached bytecode each process that a test starts compiles all its modules anew.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
-# Nothing is fetched: models, tokenizers and programs are in the repository or made by the test.
+# Tests fetch nothing: models, tokenizers and programs are in the repository, or a test makes them.
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["TRANSFORMERS_OFFLINE"] = "1"
 
@@ -32,14 +32,14 @@ def repo() -> Path:
 
 @pytest.fixture
 def run_dir() -> Iterator[Path]:
-    """A private (0700) directory for Unix sockets, with a short path."""
+    """A private directory (mode 0700) for Unix sockets, with a short path."""
     with run_directory() as path:
         yield path
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
-    """Run a test that is a coroutine function on an event loop of its own."""
+    """Runs a test that is a coroutine function on a new event loop."""
     if not inspect.iscoroutinefunction(pyfuncitem.function):
         return None
     wanted = inspect.signature(pyfuncitem.function).parameters

@@ -1,4 +1,4 @@
-"""A directory for a test's Unix sockets, whose paths hold at most 107 bytes."""
+"""Makes directories for the Unix sockets of tests, whose paths have at most 107 bytes."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-# Bytes of a parent to which a stack may add /tt-12345678/run-1234567-12345678/control.sock.
+# Length of a parent directory to which a stack can add /tt-12345678/run-1234567-12345678/control.sock.
 LONGEST = 60
 
 
 @contextmanager
 def run_directory() -> Iterator[Path]:
-    """A private (0700) directory with a short path: in $TMPDIR, or in /tmp where that one's path is long."""
+    """Makes a private directory (mode 0700) with a short path: in $TMPDIR, or in /tmp if $TMPDIR is long."""
     parent = tempfile.gettempdir()
     path = Path(tempfile.mkdtemp(prefix="tt-", dir=parent if len(os.fsencode(parent)) <= LONGEST else "/tmp"))
     try:

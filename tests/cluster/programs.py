@@ -1,4 +1,4 @@
-"""Programs that stand in for those of the machine."""
+"""Makes shell scripts that take the place of the machine's programs."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 
 
 def program(path: Path, script: str) -> Path:
-    """A shell script."""
+    """Writes an executable shell script and returns its path."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(f"#!/bin/sh\n{script}\n")
     path.chmod(0o755)

@@ -13,7 +13,7 @@ from e2e.cluster.own.configs import CGROUP
 def test_version_1_groups_take_processes_and_go_again(tmp_path: Path) -> None:
     for name in ("memory", "cpuset"):
         (tmp_path / name).mkdir()
-    # in the kernel's tree these files come with a group; here they are put there before
+    # the kernel makes these files with a group; here the test makes them first
     group = tmp_path / "cpuset" / CGROUP
     group.mkdir()
     for name, value in (("cpuset.cpus", "0-1"), ("cpuset.mems", "0")):
@@ -40,6 +40,6 @@ def test_version_2_passes_controllers_on(tmp_path: Path) -> None:
 
 def test_a_group_in_use_is_no_success(tmp_path: Path) -> None:
     (tmp_path / "memory" / CGROUP).mkdir(parents=True)
-    (tmp_path / "memory" / CGROUP / "busy").write_text("")  # what makes rmdir fail, as a process does
+    (tmp_path / "memory" / CGROUP / "busy").write_text("")  # makes rmdir fail, as a process does
     with pytest.raises(OSError, match=r"busy|not empty|Directory"):
         cgroups.remove(tmp_path, timeout_s=0.1)

@@ -1,4 +1,4 @@
-"""Files of the cluster's components, and names of what is built."""
+"""Files of the cluster's components, and names of built files."""
 
 from __future__ import annotations
 

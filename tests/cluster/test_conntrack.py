@@ -1,4 +1,4 @@
-"""Flows from what conntrack lists."""
+"""Flows from the output of conntrack."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What keeps a machine from having a cluster is said in one line."""
+"""A machine that can have no cluster gets the reason in one line."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.cluster.programs import program
 
 
 def line_of(error: pytest.ExceptionInfo[Unfit]) -> str:
-    """The message; it is one line."""
+    """Returns the message, and checks that it is one line."""
     assert "\n" not in str(error.value)
     return str(error.value)
 

@@ -1,4 +1,4 @@
-"""Killing at random, without anything to kill."""
+"""The random kills, with stand-ins for everything that they kill."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from e2e.tests.support.havoc import DECK, Patient, Toll, havoc
 
 SOON = (0.0, 0.002)
 NOBODYS: Any = SimpleNamespace(cluster=None)
-"""A cluster that isn't ours."""
+"""A cluster that the harness didn't make."""
 
 
 class Cluster:
-    """Its kubectl says so at first, as often as there are words, and then that all is well."""
+    """A cluster whose kubectl prints the given messages first, one at each call, and then succeeds."""
 
     def __init__(self, directory: Path, *words: str) -> None:
         self.asked = directory / "asked"
@@ -49,13 +49,13 @@ def test_what_the_api_server_itself_refuses_is_refused(tmp_path: Path) -> None:
 
 
 def order(monkeypatch: pytest.MonkeyPatch, seed: int) -> list[str]:
-    """What ends until everything has."""
+    """Returns the parts that are killed until each was killed once."""
     seen: list[str] = []
     missed: list[str] = []
 
     def end(kube: Any, what: str, *_: object) -> bool:
         missed.extend([what] if what == "engine" else [])
-        there = what != "engine" or len(missed) > 2  # until then there is none
+        there = what != "engine" or len(missed) > 2  # no process exists until then
         seen.extend([what] if there else [])
         return there
 

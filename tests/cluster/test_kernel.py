@@ -34,4 +34,4 @@ def test_what_a_kubelet_changes_is_put_back_and_nothing_else_is_written(tmp_path
     kernel.put_back(file, tmp_path)
     assert kernel.settings(tmp_path) == {"kernel/panic": "0", "vm/overcommit_memory": "0"}
     assert (tmp_path / "vm/swappiness").read_text() == "10\n"
-    assert (tmp_path / "kernel/panic").read_text() == "0\n"  # with the line's end that nobody wrote
+    assert (tmp_path / "kernel/panic").read_text() == "0\n"  # the kernel adds a newline

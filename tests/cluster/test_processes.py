@@ -1,4 +1,4 @@
-"""A process is told from another that has its number."""
+"""Processes are told apart from later ones with the same number."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def test_a_process_is_alive_until_it_ends(tmp_path: Path) -> None:
         assert process.alive()
         assert not process.wait(0.05)
         process.send(signal.SIGKILL)
-        assert process.wait(5)  # nobody has waited for it yet: it is a zombie
+        assert process.wait(5)  # a zombie, because no process has waited for it
         assert not process.alive()
 
 

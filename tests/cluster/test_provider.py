@@ -1,4 +1,4 @@
-"""Clusters that others bring: kind's, and the one that KUBECONFIG names. Their programs note what they are asked."""
+"""Clusters that the harness doesn't run itself: kind's, and the one of KUBECONFIG. Stand-ins note the calls."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def commands(asked: Path) -> list[str]:
-    """What was noted since the last call."""
+    """Returns the notes since the last call."""
     lines = asked.read_text().splitlines() if asked.exists() else []
     asked.unlink(missing_ok=True)
     return lines
@@ -110,7 +110,7 @@ def test_without_kubectl_neither_can_be_used(tmp_path: Path, asked: Path, monkey
 
 
 def definition(name: str, release_namespace: str = "") -> dict[str, object]:
-    """A CRD, of a Helm release or of nobody."""
+    """Returns a CRD, with or without a Helm release as its owner."""
     notes = {"meta.helm.sh/release-namespace": release_namespace} if release_namespace else {}
     return {"metadata": {"name": f"{name}.tartlet.dev", "annotations": notes}, "spec": {"group": "tartlet.dev"}}
 

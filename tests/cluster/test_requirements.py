@@ -1,4 +1,4 @@
-"""What isn't installed is named, with what installs it."""
+"""Missing programs are named together with the command that installs them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who was connected to whom, when addresses are used again."""
+"""Connections between pods whose addresses are reused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""For how long a pool's status and its pods disagreed."""
+"""How long a pool's status and its pods disagreed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Control, runtimes and a fake worker as processes of their own over loopback TCP with mutual TLS, for tests."""
+"""Starts control, runtimes and a fake worker as processes, over loopback TCP with mutual TLS."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ START_S = 60.0
 
 
 def free_port() -> int:
-    """A port that nobody listens on just now."""
+    """Returns a free port."""
     with socket.socket() as s:
         s.bind(("127.0.0.1", 0))
         return int(s.getsockname()[1])
 
 
 def http_get(url: str) -> tuple[int, str]:
-    """Status and body."""
+    """Returns the status and the body of a page."""
     try:
         with urllib.request.urlopen(url, timeout=5) as reply:
             return reply.status, reply.read().decode()
@@ -52,7 +52,7 @@ class Role:
         return http_get(f"http://{self.health}/readyz")
 
     def until_readyz(self, status: int, text: str = "", timeout_s: float = START_S) -> None:
-        """Return when `/readyz` answers with a status and a text."""
+        """Waits until `/readyz` answers with a status and a text."""
         deadline, got = time.monotonic() + timeout_s, None
         while time.monotonic() < deadline:
             assert self.process.poll() is None, self.log.read_text()
@@ -64,7 +64,7 @@ class Role:
         raise AssertionError(f"/readyz: {got}, not {status} {text!r}\n{self.log.read_text()}")
 
     def until_ready(self) -> str:
-        """The first line on its ready descriptor."""
+        """Returns the first line on the role's ready descriptor."""
         assert select.select([self.ready_fd], [], [], START_S)[0], self.log.read_text()
         return os.read(self.ready_fd, 4096).decode()
 
@@ -75,7 +75,7 @@ class Role:
 
 @dataclass
 class Cluster:
-    """Roles by name; `stop` leaves none."""
+    """Roles by name. `stop` ends all of them."""
 
     directory: Path
     authority: trustme.CA = field(default_factory=trustme.CA)
@@ -87,7 +87,7 @@ class Cluster:
         self.runtimes = [f"localhost:{free_port()}", f"localhost:{free_port()}"]
 
     def identity(self, *names: str) -> Tls:
-        """Files of a certificate for these DNS names."""
+        """Returns the files of a certificate for these DNS names."""
         stem = self.directory / names[0]
         files = Tls(Path(f"{stem}.crt"), Path(f"{stem}.key"), self.directory / "ca.crt")
         if names not in self.identities:
@@ -102,13 +102,13 @@ class Cluster:
         self.authority.cert_pem.write_to_path(str(files.authority))
 
     def rotate(self) -> None:
-        """Sign every identity that there is anew, by a new authority, into the same files."""
+        """Signs all identities again, by a new authority, into the same files."""
         self.authority = trustme.CA()
         for names, files in self.identities.items():
             self._write(files, names)
 
     def start(self, name: str, role: str, *flags: str, tls: Tls | None = None) -> Role:
-        """Start a role; `name` is ours for it."""
+        """Starts a role; `name` identifies it in this cluster."""
         if tls is not None:
             flags = (*flags, "--tls-certificate", str(tls.certificate), "--tls-key", str(tls.key))
             flags = (*flags, "--tls-authority", str(tls.authority))
@@ -146,7 +146,7 @@ class Cluster:
 
 @contextlib.contextmanager
 def cluster(directory: Path, *, runtimes: int) -> Iterator[Cluster]:
-    """A cluster whose every role is ready."""
+    """Starts a cluster and waits until all roles are ready."""
     made = Cluster(directory)
     try:
         made.start_control()

@@ -1,4 +1,4 @@
-"""One server for the tests of a module that leave it as it is."""
+"""A server for the tests of a module that leave it unchanged."""
 
 from __future__ import annotations
 
@@ -12,6 +12,6 @@ from tests.run_directory import run_directory
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Serving]:
-    """A server that the module's tests share."""
+    """A server that the tests of the module share."""
     with run_directory() as directory, serving(directory) as running:
         yield running

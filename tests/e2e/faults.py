@@ -1,4 +1,4 @@
-"""The table of docs/faults.md, and small things that break on purpose."""
+"""Reads the table of docs/faults.md, and makes small things that break."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ TABLE = Path(__file__).parents[2] / "docs" / "faults.md"
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """What one fault leads to."""
+    """One row: a fault and its effect."""
 
     id: str
     ends_as: type[TartletError] | None  # None: no effect
@@ -32,7 +32,7 @@ class Row:
 
 
 def rows() -> list[Row]:
-    """The rows of the table.
+    """Returns the rows of the table.
 
     Raises:
         KeyError: a row names an error that isn't in the registry.
@@ -53,7 +53,7 @@ def is_error(error: TartletError | None, wanted: type[TartletError]) -> bool:
 
 
 def named(stderr: str) -> TartletError:
-    """The error that a line of standard error begins with, behind the role's name if a role says it."""
+    """Returns the error that begins a line of standard error, after the role's name if a role printed it."""
     names = {cls.__name__: cls for cls in REGISTRY.values()}
     for found in re.finditer(r"^(?:tartlet \w+: )?(\w+)(?: \(\d+\))?:", stderr, re.MULTILINE):
         if found[1] in names:
@@ -79,7 +79,7 @@ CONFIG = {
 
 
 def checkpoint(directory: Path, **changes: object) -> Path:
-    """A checkpoint directory whose weight file is cut short."""
+    """Makes a checkpoint directory with a truncated weight file."""
     directory.mkdir()
     (directory / "config.json").write_text(json.dumps(CONFIG | changes))
     (directory / "tokenizer.json").write_text("{}")
@@ -88,9 +88,9 @@ def checkpoint(directory: Path, **changes: object) -> Path:
 
 
 def _on_a_small_disk(directory: Path, size: str = "256k") -> list[str] | None:
-    """What to put before a command so that it alone sees a small file system at `directory`.
+    """Returns a prefix for a command that then sees a small file system at `directory`.
 
-    None where this machine allows nobody like us to mount one.
+    None if this user may not mount one on this machine.
     """
     script = f'mount -t tmpfs -o size={size},mode=700 tmpfs "$0" && exec "$@"'
     for unshare in (["unshare", "--mount"], ["unshare", "--mount", "--map-root-user"]):
@@ -103,7 +103,7 @@ def _on_a_small_disk(directory: Path, size: str = "256k") -> list[str] | None:
 
 @contextlib.contextmanager
 def with_a_disk_of_its_own(server: Serving) -> Iterator[Serving]:
-    """A server whose journals lie on a small file system; the one that there is where nobody may mount any."""
+    """Yields a server with its journals on a small file system, or `server` if none can be mounted."""
     with tempfile.TemporaryDirectory(prefix="tt-") as made:
         directory, journals = Path(made), Path(made) / "journals"
         journals.mkdir(mode=0o700)
@@ -119,7 +119,7 @@ def with_a_disk_of_its_own(server: Serving) -> Iterator[Serving]:
 
 @contextlib.contextmanager
 def full(disk: Path) -> Iterator[None]:
-    """A file system without a free byte."""
+    """Fills a file system during the block."""
     filler = disk / "filler"
     try:
         with filler.open("wb", buffering=0) as file, contextlib.suppress(OSError):
@@ -133,7 +133,7 @@ def full(disk: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def no_file_grows(pid: int) -> Iterator[None]:
-    """No file of a process may grow any more: its writes fail, nearly as on a full disk."""
+    """Forbids a process to enlarge files during the block, so that its writes fail nearly as on a full disk."""
     soft, hard = resource.prlimit(pid, resource.RLIMIT_FSIZE)
     resource.prlimit(pid, resource.RLIMIT_FSIZE, (0, hard))
     try:
@@ -143,7 +143,7 @@ def no_file_grows(pid: int) -> Iterator[None]:
 
 
 def stepped_clock(directory: Path) -> tuple[dict[str, str], Path]:
-    """Environment of processes whose wall clock is ahead by the seconds (int64) in the file returned."""
+    """Returns an environment, and a file with the seconds (int64) by which its wall clocks are ahead."""
     library, offset = directory / "stepped_clock.so", directory / "offset"
     offset.write_bytes((0).to_bytes(8, "little", signed=True))
     source = Path(__file__).with_name("stepped_clock.c")

@@ -1,4 +1,4 @@
-"""A `tartlet serve` of real processes, for tests, with the fake engine unless another is named; nothing of it stays."""
+"""Runs `tartlet serve` for tests, with the fake engine unless another is named, and checks that no process stays."""
 
 from __future__ import annotations
 
@@ -23,36 +23,36 @@ START_S = 60.0
 
 
 def program(name: str) -> tartlet.Source:
-    """One of tests/e2e/programs."""
+    """Returns a program of tests/e2e/programs."""
     return tartlet.Source.from_file(PROGRAMS / f"{name}.py")
 
 
 def environment(run_dir: Path, **more: str) -> dict[str, str]:
-    """The caller's, with a run directory of the test's own."""
+    """Returns this process's environment with the test's run directory."""
     return {**os.environ, "TARTLET_RUN_DIR": str(run_dir), **more}
 
 
 def command(*args: str) -> list[str]:
-    """A `tartlet` command line."""
+    """Returns a `tartlet` command line."""
     return [sys.executable, "-m", "tartlet_cli", *args]
 
 
 def tartlet_cli(run_dir: Path, *args: str, timeout_s: float = 60, **env: str) -> subprocess.CompletedProcess[str]:
-    """Run a command to its end."""
+    """Runs a command to its end."""
     return subprocess.run(
         command(*args), env=environment(run_dir, **env), capture_output=True, text=True, timeout=timeout_s, check=False
     )
 
 
 def out(run_dir: Path, *args: str, **env: Any) -> str:
-    """Standard output of a command that succeeds."""
+    """Returns the standard output of a command that must succeed."""
     result = tartlet_cli(run_dir, *args, **env)
     assert result.returncode == 0, result.stderr
     return result.stdout
 
 
 def roles_in(run_dir: Path) -> list[psutil.Process]:
-    """Every process whose environment names a run directory at or below `run_dir`."""
+    """Returns every process whose environment names a run directory at or below `run_dir`."""
     found = []
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):
@@ -64,7 +64,7 @@ def roles_in(run_dir: Path) -> list[psutil.Process]:
 
 
 def wait_until_none(run_dir: Path, timeout_s: float = 15.0) -> list[psutil.Process]:
-    """The processes of `run_dir` that are still there after `timeout_s`; returns as soon as there are none."""
+    """Waits until no process of `run_dir` is left, and returns those left after `timeout_s`."""
     deadline = time.monotonic() + timeout_s
     while (left := roles_in(run_dir)) and time.monotonic() < deadline:
         time.sleep(0.05)
@@ -78,7 +78,7 @@ class Serving:
     run_dir: Path
     process: subprocess.Popen[bytes]
     log: Path
-    small_disk: Path | None = None  # our path to a small file system that its journals are on
+    small_disk: Path | None = None  # this process's path to the small file system with its journals
     lines: list[str] = field(default_factory=list)
 
     @property
@@ -89,7 +89,7 @@ class Serving:
         return self.log.read_text(errors="replace")
 
     def until(self, text: str, count: int = 1, timeout_s: float = START_S) -> None:
-        """Return when `serve` has printed a text so often."""
+        """Waits until `serve` has printed a text `count` times."""
         deadline = time.monotonic() + timeout_s
         while self.text().count(text) < count:
             assert self.process.poll() is None, f"serve ended:\n{self.text()}"
@@ -97,7 +97,7 @@ class Serving:
             time.sleep(0.02)
 
     def pid(self, role: str) -> int:
-        """The process id of a role, from the line that `serve` printed last."""
+        """Returns the process id of a role, from the last line of `serve` about it."""
         lines = [line for line in self.text().splitlines() if line.startswith(f"{role} serves (pid ")]
         return int(lines[-1].split("pid ")[1].rstrip(")").split(",")[0])
 
@@ -114,7 +114,7 @@ class Serving:
 def serving(
     run_dir: Path, *flags: str, engine: str = "fake", prefix: Sequence[str] = (), **env: str
 ) -> Iterator[Serving]:
-    """`tartlet serve` in `run_dir`, behind the command `prefix`; checks that nothing is left."""
+    """Runs `tartlet serve` in `run_dir`, after the command `prefix`, and checks that no process is left."""
     log = run_dir / "serve.out"
     with log.open("wb") as out:
         process = subprocess.Popen(
@@ -140,19 +140,19 @@ def serving(
 
 @contextlib.asynccontextmanager
 async def client_of(server: Serving) -> AsyncIterator[tartlet.AsyncClient]:
-    """A client of the server, with a time limit on all it does."""
+    """Yields a client of the server; the block has a time limit."""
     async with asyncio.timeout(60), tartlet.AsyncClient(server.address) as client:
         yield client
 
 
 async def pools(client: tartlet.AsyncClient) -> list[dict[str, Any]]:
-    """The pools of all engines: free, held, total."""
+    """Returns the pools of all engines: free, held, total."""
     state = await client.state()
     return [pool for engine in state.control["engines"] for pool in engine["pools"].values()]
 
 
 async def until_nothing_is_held(client: tartlet.AsyncClient) -> None:
-    """Return when every pool is free again; the test's time limit ends it otherwise."""
+    """Waits until every pool is free again, up to the test's time limit."""
     while any(pool["held"] for pool in await pools(client)):  # noqa: ASYNC110 - another process frees them
         await asyncio.sleep(0.02)
     assert all(pool["free"] == pool["total"] for pool in await pools(client))
@@ -160,7 +160,7 @@ async def until_nothing_is_held(client: tartlet.AsyncClient) -> None:
 
 
 async def output(client: tartlet.AsyncClient, spec: tartlet.LaunchSpec) -> tuple[bytes, str | None]:
-    """What a program sent, and its result."""
+    """Runs a program and returns its output and its result."""
     run = await client.run(spec=spec)
     sent = b""
     async for event in run:
@@ -186,7 +186,7 @@ SAMPLERS = [
 
 
 async def ten_at_once_give_what_each_gives_alone(client: tartlet.AsyncClient) -> int:
-    """Ten programs with different samplers: text and log-probabilities, bit for bit. How many texts differ."""
+    """Compares ten programs with different samplers, alone and together, bit for bit; returns how many texts differ."""
     source = program("sampled")
     specs = [tartlet.LaunchSpec(source=source, args=[str(a) for a in sampler]) for sampler in SAMPLERS]
     assert len(specs) == 10
@@ -198,7 +198,7 @@ async def ten_at_once_give_what_each_gives_alone(client: tartlet.AsyncClient) ->
 
 
 async def message(events: Any) -> str:
-    """The next message's text."""
+    """Returns the text of the next message."""
     async for event in events:
         if isinstance(event, tartlet.Message):
             return event.text

@@ -1,4 +1,4 @@
-"""The examples in docstrings hold; the SDK's, which are programs, have a test of their own."""
+"""Examples in docstrings. Those of the SDK are programs and have their own test."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ PLACES = ("services", "gpu_worker", "operator")
 
 
 def modules() -> list[str]:
-    """Those that have any."""
+    """Returns the modules with examples."""
     files = [(place, file) for place in PLACES for file in (ROOT / place).rglob("*.py") if ">>> " in file.read_text()]
     return sorted(".".join(file.relative_to(ROOT / place).with_suffix("").parts) for place, file in files)
 

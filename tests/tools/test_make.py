@@ -1,4 +1,4 @@
-"""The Makefile: what its help lists, and what its targets would run."""
+"""The Makefile: the list of its help, and the commands of its targets."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def make(repo: Path, *args: str, **env: str) -> str:
 
 def test_the_demo_model_is_trained_compiled_where_a_compiler_is(repo: Path) -> None:
     train = "python -m models.training.train --out models/work/demo"
-    assert f"{train} --compiled" in make(repo, "-n", "model", "CXX=sh")  # whatever there is
+    assert f"{train} --compiled" in make(repo, "-n", "model", "CXX=sh")  # any program that exists
     assert f"{train}  --minutes 1\n" in make(repo, "-n", "model", "CXX=no-such-compiler", "ARGS=--minutes 1")
     assert "models.training.train --out elsewhere" in make(repo, "-n", "model", "OUT=elsewhere")
 

@@ -145,11 +145,8 @@ def mounts(layout: Layout) -> None:
     logs = layout.logs / "pods"
     logs.mkdir()
     _run("mount", "--bind", str(logs), "/var/log")
-    for place in (
-        "/run",
-        "/var/lib/cni",
-        "/var/lib/kubelet",
-    ):  # the kubelet keeps a socket here, independent of its root
+    # /var/lib/kubelet: the kubelet keeps a socket there, independent of its root
+    for place in ("/run", "/var/lib/cni", "/var/lib/kubelet"):
         Path(place).mkdir(parents=True, exist_ok=True)
         _run("mount", "-t", "tmpfs", "-o", "mode=755", "tmpfs", place)
     for place in ("containerd", "netns", "lock"):

@@ -22,7 +22,7 @@ ADDITION = (str(REPO / "inferlets" / "std" / "text_completion.py"), "--prompt", 
 
 @pytest.fixture(scope="module")
 def torch_server() -> Iterator[Serving]:
-    """A server with the demo model, in batch-invariant mode, that the module's tests share."""
+    """A server with the demo model in batch-invariant mode, shared by the module's tests."""
     directory = Path(tempfile.mkdtemp(prefix="tt-"))
     try:
         with serving(
@@ -78,7 +78,7 @@ async def test_ten_programs_at_once_give_bit_for_bit_what_each_gives_alone(torch
     async with client_of(torch_server) as client:
         (model,) = (await client.state()).control["models"]
         assert model["name"] == "demo"
-        assert await ten_at_once_give_what_each_gives_alone(client) >= 8  # it is sure of some of them
+        assert await ten_at_once_give_what_each_gives_alone(client) >= 8  # the model is sure of some answers
 
 
 @pytest.mark.gpu

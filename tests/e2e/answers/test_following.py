@@ -1,4 +1,4 @@
-"""A run is followed in pieces: loops that are left, waits that time out, ends that are looked at again."""
+"""Following a run in pieces: abandoned loops, waits that time out, ends that are read again."""
 
 from __future__ import annotations
 

@@ -159,7 +159,9 @@ async def test_limits_of_a_launch_end_the_program_that_passes_them(server: Servi
     async with client_of(server) as client:
         for limits, error in cases:
             ended = await (await client.run(spec=LaunchSpec(source=program("endless"), limits=limits))).wait()
-            assert isinstance(ended.error, error) or error.__name__ in str(ended.error), ended  # its own traceback
+            assert isinstance(ended.error, error) or error.__name__ in str(ended.error), (
+                ended
+            )  # the traceback begins in the program
         await until_nothing_is_held(client)
 
 

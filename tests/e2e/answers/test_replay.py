@@ -1,4 +1,4 @@
-"""Programs that decode, fork and sample through every role, run again from their journals with no engine."""
+"""Replays programs that decode, fork and sample from their journals, without an engine."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SPECS = [
 
 
 def replay(wasm: WasmHost, path: Path) -> Replayed:
-    """Run a journal; the replay compares the digest of the commands at every wait."""
+    """Replays a journal. The replay itself compares the digest of the commands at every wait."""
     header, records = read_journal(path)
     compiled = python_guest()
     return replay_wasm(wasm, wasm.load(compiled), f"{compiled.digest}-{flags_digest()}", header, records)
@@ -38,7 +38,8 @@ async def test_programs_that_used_an_engine_give_the_same_commands_and_result_ag
     try:
         with serving(directory, TARTLET_RUNTIME_KEEP_JOURNALS="true") as server:
             async with client_of(server) as client:
-                async for _, event in client.run_many(SPECS):  # together, so that batching and timing differ
+                # all at once, so that batches and timing differ from the replay
+                async for _, event in client.run_many(SPECS):
                     assert not isinstance(event, tartlet.TartletError), event
                     if isinstance(event, tartlet.Ended):
                         assert event.success, event.error

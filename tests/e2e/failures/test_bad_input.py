@@ -1,4 +1,4 @@
-"""Bad programs and bad clients over real processes: a typed error each, and everybody else goes on."""
+"""Bad programs and bad clients, over real processes: each gets a typed error, and all others go on."""
 
 from __future__ import annotations
 

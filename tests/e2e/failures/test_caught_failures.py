@@ -1,4 +1,4 @@
-"""What a program caught is not its failure, and what nobody saw is: in the sandbox as outside it."""
+"""A failure that a program catches doesn't end it; an unseen failure does. Inside and outside the sandbox."""
 
 from __future__ import annotations
 

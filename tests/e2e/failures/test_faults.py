@@ -1,4 +1,4 @@
-"""Every row of docs/faults.md, injected into real processes: how it ends, within its limit, and that others go on."""
+"""Injects every fault of docs/faults.md into real processes and checks its end, its time limit and bystanders."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ INJECTIONS: dict[str, Injection] = {}
 
 
 def injects(fault: str) -> Callable[[Injection], Injection]:
-    """Register what injects a fault; it returns the error that the affected one got, None for no effect."""
+    """Registers the function that injects a fault; it returns the error of the affected program, None for no effect."""
 
     def add(injection: Injection) -> Injection:
         INJECTIONS[fault] = injection
@@ -72,7 +72,7 @@ async def test_a_fault_ends_as_the_table_says(server: Serving, fault: str) -> No
 
 
 async def ends_as_its_row_says(server: Serving, row: Row) -> None:
-    """Inject one fault, and look at how it ends and what it leaves."""
+    """Injects one fault, and checks how it ends and what it leaves."""
     fault = row.id
     async with client_of(server) as client:
         async with bystander(client, survives=fault != "runtime-killed"):
@@ -90,7 +90,7 @@ async def ends_as_its_row_says(server: Serving, row: Row) -> None:
 
 @contextlib.asynccontextmanager
 async def bystander(client: tartlet.AsyncClient, *, survives: bool) -> AsyncIterator[None]:
-    """A program that doesn't depend on what breaks, and is still there afterwards."""
+    """Runs a program that doesn't depend on the broken part and must survive."""
     run = await client.run(program("echo"))
     events = aiter(run)
     assert await message(events) == "ready\n"
@@ -103,7 +103,7 @@ async def bystander(client: tartlet.AsyncClient, *, survives: bool) -> AsyncIter
 
 
 async def until_a_launch_succeeds(client: tartlet.AsyncClient, row: Row, start: float) -> None:
-    """A new program that needs every role succeeds within the row's limit, at once where it says 0."""
+    """Checks that a new program that needs every role succeeds within the row's limit; 0 means at once."""
     while True:
         try:
             ended = await (await client.run(program("sampled"), ["a", "0", "0", "1", "1"])).wait()
@@ -122,13 +122,13 @@ async def until_a_launch_succeeds(client: tartlet.AsyncClient, row: Row, start: 
 async def ends_as(
     client: tartlet.AsyncClient, text: str, *args: str, limits: Limits | None = None
 ) -> TartletError | None:
-    """The error in which a Python program ends."""
+    """Returns the error in which a Python program ends."""
     spec = LaunchSpec(source=Source.python(text), args=args, limits=limits or Limits())
     return (await (await client.run(spec=spec)).wait()).error
 
 
 async def serve_elsewhere(server: Serving, *flags: str) -> TartletError | None:
-    """The error in which a `tartlet serve` of a directory of its own ends."""
+    """Returns the error in which a `tartlet serve` in another directory ends."""
     directory = server.run_dir / "elsewhere"
     result = await asyncio.to_thread(tartlet_cli, directory, "serve", *flags)
     assert result.returncode == 3, result.stderr
@@ -145,7 +145,7 @@ async def _(server: Serving, client: tartlet.AsyncClient) -> TartletError | None
 
 @injects("endless-loop")
 async def _(server: Serving, client: tartlet.AsyncClient) -> TartletError | None:
-    limits = Limits(cpu_slice_s=1.0)  # of processor time: on a busy machine the default's 5 s take long
+    limits = Limits(cpu_slice_s=1.0)  # processor time: on a busy machine the default of 5 s takes long
     return await ends_as(client, "def main():\n    while True:\n        pass\n", limits=limits)
 
 
@@ -280,7 +280,7 @@ async def main():
     read = [await message(events)]  # and then no more
 
     async def sent() -> int:
-        """Messages of a MB sent so far: after each the program holds a page more."""
+        """Returns how many messages of 1 MB were sent: the program holds one more page after each."""
         return next(info.pages for info in await client.list() if info.program_id == launched.program_id)
 
     before = -1
@@ -288,7 +288,7 @@ async def main():
         before = await sent()
         assert (await (await client.run(program("sampled"), ["a", "0", "0", "1", "1"])).wait()).success
         await asyncio.sleep(0.3)
-    assert before < 32  # it stands still: the bound of 8 MiB, and what is under way to the client
+    assert before < 32  # the program stands still at the bound of 8 MiB plus the data on its way to the client
     async for event in events:
         read += [event.text] if isinstance(event, tartlet.Message) else []
     assert read == [str(i % 10) * 1_000_000 for i in range(32)]
@@ -309,7 +309,7 @@ async def _(server: Serving, client: tartlet.AsyncClient) -> TartletError | None
 
 
 async def killed(server: Serving, client: tartlet.AsyncClient, role: str) -> TartletError | None:
-    """The error of a program that holds pages when a role is killed."""
+    """Returns the error of a program that holds pages when a role is killed."""
     run = await client.run(program("holder"))
     events = aiter(run)
     assert await message(events) == "ready\n"
@@ -352,7 +352,7 @@ async def _(server: Serving, client: tartlet.AsyncClient) -> TartletError | None
 
 @injects("clock-stepped")
 async def _(server: Serving, client: tartlet.AsyncClient) -> TartletError | None:
-    """Another server, whose wall clock is interposed."""
+    """Runs another server with a replaced wall clock, and returns its program's error."""
     directory = Path(tempfile.mkdtemp(prefix="tt-"))
     try:
         env, offset = stepped_clock(directory)
@@ -368,11 +368,13 @@ def _step(directory: Path, env: dict[str, str], offset: Path) -> TartletError | 
         assert next(events).text == "ready\n"  # type: ignore[union-attr]
         began_s = next(info.started_unix_s for info in other.list())
         for step_s in (3600, -3600, 0):
-            with offset.open("r+b") as file:  # in place: who reads the mapping of a truncated file dies of SIGBUS
+            with offset.open(
+                "r+b"
+            ) as file:  # in place: a process that reads the mapping of a truncated file dies of SIGBUS
                 file.write(step_s.to_bytes(8, "little", signed=True))
             late = other.launch(Source.python("def main():\n    pass\n"))
             (info,) = [i for i in other.list(ended=True) if i.program_id == late.program_id]
-            assert abs(info.started_unix_s - began_s - step_s) < 60  # the step is there
+            assert abs(info.started_unix_s - began_s - step_s) < 60  # the processes see the step
             other.send(run.program_id, "on")
             assert isinstance(next(events), tartlet.Message)
         other.send(run.program_id, "stop")

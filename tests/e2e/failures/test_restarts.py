@@ -1,4 +1,4 @@
-"""What a key promises while control is killed and started again: real roles, two runtimes, one program."""
+"""Idempotency keys while control is killed and started again: real roles, two runtimes, one program."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.e2e.cluster import Cluster, cluster
 
 
 def _module(body: str, submission: bytes = b"") -> tartlet.Source:
-    """A core-Wasm program: `$hear` waits until it is told something."""
+    """A core Wasm program; its `$hear` waits for a message."""
     data = "".join(f"\\{byte:02x}" for byte in submission)
     text = f"""(module
         (import "tartlet" "submit" (func $submit (param i32 i32)))
@@ -27,7 +27,7 @@ def _module(body: str, submission: bytes = b"") -> tartlet.Source:
 
 
 def _holds_pages() -> tartlet.Source:
-    """Allocates two pages, prints nothing, and waits for ever."""
+    """Allocates two pages and waits without end."""
     writer = Writer()
     writer.add(Op.ALLOC_KVPAGE, ticket=1, flags=Flag.AWAIT, payload=u32([0, 1]))
     submission = writer.finish()
@@ -44,18 +44,22 @@ def _client(made: Cluster, number: int) -> tartlet.AsyncClient:
 
 
 async def _states(made: Cluster) -> dict[str, str]:
-    """Every program that either runtime has or had."""
+    """Returns every program that either runtime has or had."""
     async with _client(made, 0) as client:
         return {info.program_id: info.state for info in await client.list(ended=True)}
 
 
 async def test_a_launch_that_control_dies_over_starts_one_program(run_dir: Path) -> None:
-    """Killed after the launch was sent and before it was answered; asked again meanwhile at both runtimes."""
+    """Kills control between a launch and its answer; meanwhile, clients repeat the launch at both runtimes."""
     spec = tartlet.LaunchSpec(source=WAITS, idempotency_key="once")
     with cluster(run_dir, runtimes=2) as made:
         async with asyncio.timeout(90), _client(made, 0) as one, _client(made, 1) as two:
-            assert await one.validate(WAITS) == await two.validate(WAITS)  # compiled: a launch is passed on at once
-            made.roles["control"].process.send_signal(signal.SIGSTOP)  # it takes the launch in, and says nothing
+            assert await one.validate(WAITS) == await two.validate(
+                WAITS
+            )  # compiled already, so that the runtime passes a launch on at once
+            made.roles["control"].process.send_signal(
+                signal.SIGSTOP
+            )  # the runtime accepts the launch and answers nothing
             launches = [asyncio.create_task(c.launch(spec=spec)) for c in (one, one)]
             await asyncio.sleep(0.5)
             assert not any(launch.done() for launch in launches)
@@ -71,7 +75,7 @@ async def test_a_launch_that_control_dies_over_starts_one_program(run_dir: Path)
 
 
 async def test_a_key_names_its_program_after_a_restart_however_that_ended(run_dir: Path) -> None:
-    """One that goes on, one that had ended, and one that ends with control: asked for again at the other runtime."""
+    """Repeats three launches at the other runtime: of a running, an ended, and a program that ends with control."""
     sources = {"goes on": WAITS, "had failed": FAILS, "had pages": _holds_pages()}
     specs = {key: tartlet.LaunchSpec(source=source, idempotency_key=key) for key, source in sources.items()}
     with cluster(run_dir, runtimes=2) as made:
@@ -87,7 +91,7 @@ async def test_a_key_names_its_program_after_a_restart_however_that_ended(run_di
             assert after == before
             states = await _states(made)
             assert states == dict(zip(before.values(), ("running", "failed", "failed"), strict=True))
-            ended = await (await two.attach(before["had pages"])).wait()  # found, though control is a new one
+            ended = await (await two.attach(before["had pages"])).wait()  # found, although control is new
             assert isinstance(ended.error, ControlLost)
             await two.kill(before["goes on"])
 
@@ -97,7 +101,7 @@ async def test_a_launch_with_a_key_is_sent_again_when_its_runtime_dies(run_dir: 
     with cluster(run_dir, runtimes=1) as made:
         async with asyncio.timeout(90), _client(made, 0) as client:
             await client.list()  # connected
-            made.roles["runtime0"].process.send_signal(signal.SIGSTOP)  # it doesn't even read the launch
+            made.roles["runtime0"].process.send_signal(signal.SIGSTOP)  # the runtime doesn't read the launch
             keyed = asyncio.create_task(client.launch(spec=spec))
             plain = asyncio.create_task(client.launch(WAITS))
             await asyncio.sleep(0.3)
@@ -105,6 +109,6 @@ async def test_a_launch_with_a_key_is_sent_again_when_its_runtime_dies(run_dir: 
             made.start_runtime(0)
             accepted = await keyed
             (failed,) = await asyncio.gather(plain, return_exceptions=True)
-            assert isinstance(failed, Unavailable)  # it may run, for all its client knows
+            assert isinstance(failed, Unavailable)  # the client can't know whether the program runs
             assert (await _states(made))[accepted.program_id] == "running"
             await client.kill(accepted.program_id)

@@ -1,4 +1,4 @@
-"""The life of a stack: what a role's death means to programs, how `serve` and `run` end, that no process is left."""
+"""The life of a stack: effects of a role's death on programs, ends of `serve` and `run`, no processes left."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ RESTART_S = 30.0
 
 
 async def works_again(client: tartlet.AsyncClient) -> None:
-    """A new program that needs all roles succeeds; until the engine is back, launches fail with a retryable error."""
+    """Launches until a program that needs all roles succeeds; earlier launches must fail with a retryable error."""
     while True:
         ended = await (await client.run(program("sampled"), ["hello", "0", "0", "1", "1"])).wait()
         if ended.success:
@@ -164,7 +164,7 @@ def test_a_second_ctrl_c_does_not_wait(run_dir: Path) -> None:
     assert run.stdout.read(7) == b"waiting"
     for role in roles_in(run_dir):
         if "tartlet_worker" in " ".join(role.cmdline()):
-            role.suspend()  # it will not answer SIGTERM
+            role.suspend()  # a stopped process doesn't handle SIGTERM
     run.send_signal(signal.SIGINT)
     time.sleep(0.3)
     run.send_signal(signal.SIGINT)

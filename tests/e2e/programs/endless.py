@@ -1,4 +1,4 @@
-"""Generates until it is ended."""
+"""Generates tokens without end."""
 
 from __future__ import annotations
 

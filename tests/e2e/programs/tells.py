@@ -1,4 +1,4 @@
-"""Completes the prompt of its argument, sends and prints the text, and fails with all of it."""
+"""Completes the prompt in its argument, sends and prints the text, and fails with prompt and text."""
 
 from __future__ import annotations
 

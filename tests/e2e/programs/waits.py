@@ -1,4 +1,4 @@
-"""Waits until the end of time."""
+"""Waits without end."""
 
 from __future__ import annotations
 

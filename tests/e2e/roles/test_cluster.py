@@ -1,4 +1,4 @@
-"""Roles over TCP: mutual TLS, probes, several runtimes whose clients needn't know which one runs what."""
+"""Roles over TCP: mutual TLS, probes, and several runtimes, of which clients may ask any."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ async def test_calls_about_a_program_may_be_made_at_any_runtime(pair: Cluster) -
         await other.send(accepted.program_id, "stop")
         ended = await run.wait()
         assert (ended.success, ended.result) == (True, "answered 1")
-        again = await other.attach(accepted.program_id, offset=1)  # ended, and its output is kept by its owner
+        again = await other.attach(accepted.program_id, offset=1)  # the program has ended; its runtime keeps the output
         assert await message(aiter(again)) == "echo there\n"
         killed = await owner.launch(program("waits"))
         await other.kill(killed.program_id, "enough")
@@ -115,7 +115,7 @@ async def test_a_key_starts_one_program_whichever_runtime_is_asked(pair: Cluster
     async with asyncio.timeout(60), _client(pair, 0) as one, _client(pair, 1) as two:
         first = await one.launch(spec=spec)
         assert (await two.launch(spec=spec)).program_id == first.program_id
-        follower = await two.run(spec=spec)  # attached: its events come from the owner
+        follower = await two.run(spec=spec)  # attached: events come from the runtime that has the program
         assert follower.program_id == first.program_id
         assert await message(aiter(follower)) == "ready\n"
         await two.send(first.program_id, "stop")
@@ -147,7 +147,7 @@ async def test_sources_that_no_message_holds_are_uploaded(pair: Cluster) -> None
         run.cancel()
         assert await operator.put([tartlet.CatalogueEntry("large", big)]) == [big.digest]
         assert (await operator.get("large")).source.data == big.data
-        named = await operator.run(spec=tartlet.LaunchSpec(inferlet="large"))  # this runtime has never seen it
+        named = await operator.run(spec=tartlet.LaunchSpec(inferlet="large"))  # this runtime has never seen the program
         assert await message(aiter(named)) == "ready\n"
         named.cancel()
         too_big = replace(big, data=bytes(17 << 20))
@@ -158,12 +158,12 @@ async def test_sources_that_no_message_holds_are_uploaded(pair: Cluster) -> None
 
 
 def replace_source(source: tartlet.Source) -> tartlet.CatalogueEntry:
-    """An entry with that source."""
+    """Returns a catalogue entry with this source."""
     return tartlet.CatalogueEntry("refused", source)
 
 
 async def test_probes_tell_the_truth(run_dir: Path) -> None:
-    """Control goes and comes back; the runtime drains; none of it by waiting for a time."""
+    """Stops and restarts control and drains the runtime, without waiting for a fixed time."""
     made = Cluster(run_dir)
     try:
         runtime = made.start_runtime(0)

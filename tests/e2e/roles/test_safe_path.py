@@ -1,4 +1,4 @@
-"""What lies in the user's directory is never imported by a role: it would run outside the sandbox."""
+"""Roles never import modules from the user's directory, which would run outside the sandbox."""
 
 from __future__ import annotations
 

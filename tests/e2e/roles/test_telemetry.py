@@ -23,14 +23,14 @@ ROLES = ("runtime", "control", "worker")
 
 
 class Receiver(trace_service_pb2_grpc.TraceServiceServicer, metrics_service_pb2_grpc.MetricsServiceServicer):
-    """Keeps what is exported."""
+    """An OTLP receiver that keeps everything it gets."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
         self.spans: list[tuple[str, Any]] = []  # service, span
         self.metrics: dict[str, set[str]] = {}  # service, names
-        self.models: set[str] = set()  # that metrics name
-        self.raw: list[bytes] = []  # requests as they came
+        self.models: set[str] = set()  # names in metrics
+        self.raw: list[bytes] = []  # requests in the order of arrival
 
     def Export(self, request: Any, context: Any) -> Any:
         with self.lock:
@@ -91,7 +91,7 @@ def test_one_trace_runs_through_all_four_processes(run_dir: Path, receiver: Any)
 
 
 async def _told(server: Serving) -> tuple[str, str]:
-    """What a program that is given a secret sends, and its error."""
+    """Returns the output and the error of a program that is given a secret."""
     async with client_of(server) as client:
         run = await client.run(spec=tartlet.LaunchSpec(source=program("tells"), args=[PROMPT]))
         sent = "".join([event.text async for event in run if isinstance(event, tartlet.Message)])

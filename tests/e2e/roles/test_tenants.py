@@ -1,4 +1,4 @@
-"""Tenants keep apart: real roles over mutual TLS, certificates that name a tenant, every call about a program."""
+"""Separation of tenants: real roles over mutual TLS, certificates that name a tenant, every call about a program."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def _member(made: Cluster, number: int, team: str) -> tartlet.AsyncClient:
 
 
 async def _refusals(client: tartlet.AsyncClient, program_id: str) -> list[TartletError]:
-    """What a client is told who attaches to, writes to and ends a program that isn't there for it."""
+    """Returns the errors of a client that attaches to, writes to and ends a program that it may not see."""
     errors: list[TartletError] = []
     for call in (
         (await client.attach(program_id)).wait(),
@@ -47,7 +47,7 @@ async def _refusals(client: tartlet.AsyncClient, program_id: str) -> list[Tartle
 
 
 async def test_a_program_of_another_tenant_is_as_one_that_does_not_exist(pair: Cluster) -> None:
-    """At its own runtime and at another one, running and ended."""
+    """Asks at the program's runtime and at another one, while the program runs and after its end."""
     async with asyncio.timeout(90), _member(pair, 0, "a") as owner:
         accepted = await owner.launch(program("echo"))
         (info,) = await owner.list()
@@ -69,7 +69,7 @@ async def test_a_program_of_another_tenant_is_as_one_that_does_not_exist(pair: C
                 assert [i.program_id for i in await operator.list()] == [accepted.program_id]
                 assert [p["tenant"] for p in (await operator.state()).control["programs"]] == ["a"]
         async with _member(pair, 1, "a") as elsewhere, _member(pair, 1, "b") as other:
-            run = await elsewhere.attach(accepted.program_id)  # its own tenant's, at another runtime
+            run = await elsewhere.attach(accepted.program_id)  # the same tenant, at another runtime
             assert await message(aiter(run)) == "ready\n"
             await elsewhere.send(accepted.program_id, "stop")
             assert (await run.wait()).success
@@ -86,7 +86,7 @@ async def test_a_launch_is_for_the_callers_tenant(pair: Cluster) -> None:
         _client(pair, 1, "operator") as operator,
     ):
         mine, theirs = await c.launch(spec=spec), await d.launch(spec=spec)
-        assert mine.program_id != theirs.program_id  # a key is one tenant's
+        assert mine.program_id != theirs.program_id  # a key belongs to one tenant
         foreign = tartlet.LaunchSpec(source=program("waits"), tenant="d")
         answers = await c.launch_many([foreign, spec])
         assert isinstance(answers[0], PermissionDenied)
@@ -107,7 +107,9 @@ async def test_the_catalogue_of_another_tenant_is_as_an_empty_one(pair: Cluster)
         _member(pair, 1, "f") as f,
     ):
         await operator.put([entry])
-        assert [e.name for e in await for_e.catalogue()] == ["tool"]  # no tenant named: one's own
+        assert [e.name for e in await for_e.catalogue()] == [
+            "tool"
+        ]  # a launch without a tenant is for the caller's own
         assert (await for_e.get("tool")).source.data == entry.source.data
         with pytest.raises(PermissionDenied):
             await for_f.put([entry])
