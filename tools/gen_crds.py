@@ -149,6 +149,8 @@ def _rows(node: dict[str, Any], path: str) -> Iterator[str]:
     required = set(node.get("required", ()))
     for name, field in node.get("properties", {}).items():
         where = f"{path}.{name}"
+        if "description" not in field:  # of the core API, whose reference describes it
+            continue
         default = "required" if name in required and path.startswith("spec") else _default(field)
         yield f"| `{where}` | {_type(field)} | {default} | {field.get('description', '')} |"
         yield from _rows(field, where)

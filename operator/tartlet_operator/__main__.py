@@ -4,6 +4,11 @@ from __future__ import annotations
 
 import gc
 import sys
+from typing import Final
+
+_DEEPEST: Final = 30_000
+"""The API server takes JSON that nests 10,000 levels, in managedFields say, and one such object must not end kopf's
+watches: reading a level takes one level of recursion, copying it two."""
 
 
 def main() -> int:
@@ -15,6 +20,7 @@ def main() -> int:
     from tartlet_common.process.role import run_role
     from tartlet_operator.app import main as operate
 
+    sys.setrecursionlimit(_DEEPEST)
     gc.collect()
     gc.freeze()  # what the imports made stays: collections needn't look through it
     gc.set_threshold(10_000, 20, 50)

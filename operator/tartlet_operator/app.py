@@ -10,10 +10,11 @@ import socket
 import uuid
 from typing import Any, Final
 
+import aiohttp
 import kopf
 
 from tartlet import AsyncClient
-from tartlet_common.clock import Clock, SystemClock
+from tartlet_common.clock import SystemClock
 from tartlet_common.config.settings import OperatorSettings, listed
 from tartlet_common.errors.registry import TartletError, Unavailable
 from tartlet_common.process.role import Notify, signals_cancel
@@ -29,21 +30,21 @@ from tartlet_operator.machinery.context import Context, ControlView
 from tartlet_operator.machinery.followers import Followers
 from tartlet_operator.machinery.handler import Handler
 from tartlet_operator.machinery.metrics import Metrics
+from tartlet_operator.machinery.pulse import Pulse
 from tartlet_operator.machinery.resync import ControlWatch, Resync, sweep_when_settled
 from tartlet_operator.machinery.sources import SourceFetcher
 from tartlet_operator.machinery.store import Store
-from tartlet_operator.machinery.watch import Watch
+from tartlet_operator.machinery.watch import WATCHED_KINDS, Watch
 from tartlet_operator.machinery.work_queue import WorkQueue
 from tartlet_operator.pools.manifests import WorkerDefaults
 from tartlet_operator.pools.reconcile import recall
 
 log = logging.getLogger("tartlet.operator")
 
-_CONNECTIONS: Final = 16
+_REQUESTS: Final = 16
+"""Requests of the operator's own that are under way at once."""
 _RETRY_S: Final = 2.0
 """So long a launch that nobody answers is sent again at once; then its run says that it waits, and others go on."""
-_PULSE_S: Final = 5.0
-"""How often a silent operator listens whether it hears something again."""
 _SILENT_RENEWALS: Final = 4
 """The Lease is renewed more than twice in its life, and each renewal is an event; so much silence is a broken watch."""
 
@@ -63,15 +64,16 @@ async def main(settings: OperatorSettings, notify: Notify) -> None:
     reached = access.discover(settings.kubeconfig)
     namespace = settings.namespace or reached.namespace
     namespaces = listed(settings.namespaces) or [namespace]
-    clock = SystemClock()
     async with contextlib.AsyncExitStack() as stack:
-        api = Api(reached, _CONNECTIONS)
-        stack.push_async_callback(api.close)
-        leases = Api(reached, 1)  # however busy the others are
-        stack.push_async_callback(leases.close)
+        connections = reached.connections(_REQUESTS + 1 + (WATCHED_KINDS + 1) * len(namespaces))
+        stack.push_async_callback(connections.close)
+        session = reached.session(connections)
+        stack.push_async_callback(session.close)
+        api = Api(reached.server, session, _REQUESTS)
+        leases = Api(reached.server, session, 1)  # renewals go out however busy the others are
         leader = Leader(
             leases,
-            clock,
+            SystemClock(),
             namespace=namespace,
             name=settings.lease_name,
             identity=settings.identity or f"{socket.gethostname()}-{uuid.uuid4().hex[:8]}",
@@ -80,7 +82,7 @@ async def main(settings: OperatorSettings, notify: Notify) -> None:
         notify.ready("standby")
         await leader.acquire()
         try:
-            await _lead(settings, notify, leader, reached, api, namespaces, clock, own=namespace)
+            await _lead(settings, notify, leader, reached, connections, api, namespaces, own=namespace)
         finally:
             await leader.release()
             log.info("stopped")
@@ -91,19 +93,19 @@ async def _lead(
     notify: Notify,
     leader: Leader,
     reached: ApiAccess,
+    connections: aiohttp.TCPConnector,
     api: Api,
     namespaces: list[str],
-    clock: Clock,
     *,
     own: str,
 ) -> None:
     role = asyncio.current_task()
     assert role is not None
-    tls = endpoints.Tls.of(settings)
+    clock, tls = SystemClock(), endpoints.Tls.of(settings)
     control = ControlLink(settings.control, tls)
     queue, store, fetcher = WorkQueue(), Store(), SourceFetcher(api, settings.source_hosts)
     lease = settings.lease_name if own in namespaces else ""  # watched only where we may read it
-    pulse = _Pulse(clock, notify, silence_s=leader.renew_s * _SILENT_RENEWALS if lease else 0.0)
+    pulse = Pulse(clock, notify, silence_s=leader.renew_s * _SILENT_RENEWALS if lease else 0.0)
     async with AsyncClient(settings.runtime, control=settings.control, tls=tls, retry_s=_RETRY_S) as client:
         ctx = Context(
             settings=settings,
@@ -124,9 +126,7 @@ async def _lead(
         watch = ControlWatch(ctx)
         await watch.once()  # so that settled Inferlets are seen to be
         await recall(ctx)
-        registry = Watch(queue, store, ctx.written, pulse.heard).registry(
-            reached, namespaces=len(namespaces), lease=lease
-        )
+        registry = Watch(queue, store, ctx.own_writes, pulse.heard).registry(reached, connections, lease=lease)
         handler = Handler(ctx)
         failed: BaseException | None = None
         try:
@@ -159,50 +159,21 @@ async def _lead(
 
 
 async def _kopf(registry: kopf.OperatorRegistry, namespaces: list[str], watching: asyncio.Event) -> None:
-    """kopf takes the signals before it sets `watching`, and returns at one."""
-    # named, else kopf asks for the user's name, and the image's user has none
-    name: Any = "tartlet-operator"  # a type of theirs that is a string
-    await kopf.operator(registry=registry, namespaces=namespaces, standalone=True, identity=name, ready_flag=watching)
-    raise _Stopped
+    """Run kopf, which takes the signals before it sets `watching`, and returns at one.
 
-
-class _Pulse:
-    """Honest readiness: watching works as long as events come, and the Lease's renewals make some.
-
-    Whoever renews the Lease and hears nothing of it for twice as long as it takes to be unready has lost its watches
-    for good, and ends: another, or the next life of this one, does better.
+    Raises:
+        _Stopped: a signal came.
+        Unavailable: kopf gave up a watch, and all others with it; a new process begins with new lists.
     """
-
-    def __init__(self, clock: Clock, notify: Notify, silence_s: float) -> None:
-        """`silence_s` 0: nothing makes events, so silence means nothing."""
-        self._clock = clock
-        self._notify = notify
-        self._silence_s = silence_s
-        self._heard_s = clock.now()
-
-    def heard(self) -> None:
-        """An event came."""
-        self._heard_s = self._clock.now()
-
-    def age(self) -> float:
-        """Since the last event, s."""
-        return self._clock.now() - self._heard_s
-
-    async def run(self) -> None:
-        """Tell the probes until cancelled.
-
-        Raises:
-            Unavailable: no event came for too long.
-        """
-        well = True
-        while True:
-            silent = bool(self._silence_s) and self.age() >= self._silence_s
-            if silent == well:
-                self._notify.set_ready(f"no event of the API server for {self.age():.0f} s" if silent else "")
-            well = not silent
-            if silent and self.age() > 2 * self._silence_s:
-                raise Unavailable(what="the API server's events", detail=f"none came for {self.age():.0f} s")
-            await asyncio.sleep(max(self._silence_s - self.age(), _PULSE_S))  # before that it can't be silent
+    # named, else kopf asks for the user's name, and the image's user has none
+    name: Any = "tartlet-operator"  # a type of kopf's that is a string
+    try:
+        await kopf.operator(
+            registry=registry, namespaces=namespaces, standalone=True, identity=name, ready_flag=watching
+        )
+    except Exception as e:
+        raise Unavailable(what="the API server's events", detail=f"kopf gave up a watch: {e!r}") from e
+    raise _Stopped
 
 
 def _defaults(settings: OperatorSettings) -> WorkerDefaults:

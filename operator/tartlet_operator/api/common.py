@@ -44,9 +44,6 @@ class ApiModel(BaseModel):
         return self.model_dump(by_alias=True, exclude_none=True, mode="json")
 
 
-Preserved = Annotated[dict[str, Any], WithJsonSchema({"type": "object", "x-kubernetes-preserve-unknown-fields": True})]
-"""A piece of the core API that is passed on as it is; the API server checks it where it ends up."""
-
 Quantity = Annotated[
     str | int,
     WithJsonSchema(

@@ -15,7 +15,6 @@ from tartlet_operator.api.common import (
     Conditions,
     Labels,
     Name,
-    Preserved,
     Quantity,
     Resource,
     Text,
@@ -25,6 +24,7 @@ from tartlet_operator.api.common import (
     rule,
     rules,
 )
+from tartlet_operator.api.pod_parts import Affinity, Toleration, TopologySpread, ValueFrom, Volume, VolumeMount
 
 ENGINE_ID: Final = "TARTLET_WORKER_ENGINE_ID"
 """The variable that names an engine to control: of two with one name the earlier would be taken for gone."""
@@ -54,7 +54,7 @@ class EnvVar(ApiModel):
 
     name: Annotated[str, Field(min_length=1, max_length=256)] = Field(description="Its name.")
     value: Annotated[str, Field(max_length=32_768)] | None = Field(default=None, description="Its value.")
-    value_from: Preserved | None = Field(default=None, description="Where its value comes from, as in the core API.")
+    value_from: ValueFrom | None = Field(default=None, description="Where its value comes from, as in the core API.")
 
 
 class ModelInit(ApiModel):
@@ -67,8 +67,9 @@ class ModelInit(ApiModel):
     env: Annotated[list[EnvVar], Field(max_length=64)] = Field(
         default_factory=list, description="Its environment, such as a token from a Secret; `HOME` is `/tmp`."
     )
-    volume_mounts: Annotated[list[Preserved], Field(max_length=32)] = Field(
-        default_factory=list, description="Mounts of volumes of `podTemplate.volumes`, beside `/models` and `/tmp`."
+    volume_mounts: Annotated[list[VolumeMount], Field(max_length=32)] = Field(
+        default_factory=list,
+        description="Mounts of volumes of `podTemplate.volumes`, as in the core API, beside `/models` and `/tmp`.",
     )
     size_limit: Quantity = Field(default="20Gi", description="Most that it may write.")
 
@@ -186,12 +187,14 @@ class PodTemplate(ApiModel):
             )
         ),
     )
-    volumes: Annotated[list[Preserved], Field(max_length=32)] = Field(
-        default_factory=list, description="More volumes, as in the core API; the same name replaces the operator's."
-    )
-    volume_mounts: Annotated[list[Preserved], Field(max_length=32)] = Field(
+    volumes: Annotated[list[Volume], Field(max_length=32)] = Field(
         default_factory=list,
-        description="More mounts of the engine's container; the same path replaces the operator's.",
+        description="More volumes, as in the core API; the same name replaces the operator's. Drivers: `csi`, `nfs`, "
+        "`iscsi`, `fc`.",
+    )
+    volume_mounts: Annotated[list[VolumeMount], Field(max_length=32)] = Field(
+        default_factory=list,
+        description="More mounts of the engine's container, as in the core API; the same path replaces the operator's.",
     )
     service_account_name: Annotated[str, Field(max_length=253)] = Field(
         default="", description="The pods' service account."
@@ -205,7 +208,7 @@ class PodTemplate(ApiModel):
     image_pull_secrets: Annotated[list[SecretName], Field(max_length=16)] = Field(
         default_factory=list, description="Names of Secrets that let the image be pulled."
     )
-    affinity: Preserved | None = Field(default=None, description="The pods' affinity, as in the core API.")
+    affinity: Affinity | None = Field(default=None, description="The pods' affinity, as in the core API.")
 
 
 class EnginePoolSpec(ApiModel):
@@ -243,10 +246,10 @@ class EnginePoolSpec(ApiModel):
     )
     resources: Resources = Field(default_factory=Resources, description="Compute resources of each engine.")
     node_selector: Labels = Field(default_factory=dict, description="Labels that a node must have.")
-    tolerations: Annotated[list[Preserved], Field(max_length=32)] = Field(
+    tolerations: Annotated[list[Toleration], Field(max_length=32)] = Field(
         default_factory=list, description="Taints that the pods stand, as in the core API."
     )
-    topology_spread_constraints: Annotated[list[Preserved], Field(max_length=8)] = Field(
+    topology_spread_constraints: Annotated[list[TopologySpread], Field(max_length=8)] = Field(
         default_factory=list,
         description="How the pods are spread, as in the core API; one without a labelSelector gets the pool's.",
     )

@@ -30,10 +30,18 @@ class ApiAccess:
     token: Callable[[], str]
     namespace: str
 
-    def session(self, limit: int, *more: aiohttp.ClientMiddlewareType) -> aiohttp.ClientSession:
-        """A session with at most `limit` connections; every request carries the token of the moment.
+    def connections(self, limit: int) -> aiohttp.TCPConnector:
+        """Open at most `limit` connections to the API server, when they are needed."""
+        return aiohttp.TCPConnector(limit=limit, ssl=self.tls)
 
-        `more`: what else each request passes through.
+    def session(self, connections: aiohttp.TCPConnector, *more: aiohttp.ClientMiddlewareType) -> aiohttp.ClientSession:
+        """Return a session over `connections`, which stay open when the session is closed.
+
+        Each request carries the token of its moment.
+
+        Args:
+            connections: the connections to use; several sessions may share them.
+            more: middlewares that each request passes through before it gets its token.
         """
 
         async def authorized(
@@ -45,8 +53,9 @@ class ApiAccess:
             return await handler(request)
 
         return aiohttp.ClientSession(
-            base_url=self.server,
-            connector=aiohttp.TCPConnector(limit=limit, ssl=self.tls),
+            connector=connections,
+            connector_owner=False,
+            cookie_jar=aiohttp.DummyCookieJar(),
             middlewares=(*more, authorized),
             headers={"Accept-Encoding": "identity", "User-Agent": "tartlet-operator"},
         )

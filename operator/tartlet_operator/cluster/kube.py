@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 import re
 import sys
 from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass
 from typing import Any, Final
-from urllib.parse import urlencode
+
+import aiohttp
 
 from tartlet_common.yaml_json import dumps
 from tartlet_operator.api import RESOURCES
 from tartlet_operator.api.common import API_VERSION, OBJECT_NAME
 from tartlet_operator.api.meta import MANAGER, Key
-from tartlet_operator.cluster.access import ApiAccess
-from tartlet_operator.cluster.connections import Connections, TooLarge
-from tartlet_operator.cluster.json_text import decoded
 from tartlet_operator.cluster.page_size import PageSize
 
 _METADATA_ONLY: Final = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1"
@@ -22,6 +23,9 @@ _APPLY: Final = "application/apply-patch+yaml"
 _MERGE: Final = "application/merge-patch+json"
 _NAME: Final = re.compile(OBJECT_NAME)
 _NAME_CHARS: Final = 253
+_TIMEOUT: Final = aiohttp.ClientTimeout(total=30)
+_ATTEMPTS: Final = 2
+"""The API server closes connections that nobody uses: a request that meets one is sent again."""
 
 _PATHS: Final = {
     "ConfigMap": ("api/v1", "configmaps"),
@@ -50,16 +54,32 @@ class ApiError(Exception):
         return self.status in (0, 409, 429) or self.status >= 500
 
 
+class _TooLarge(Exception):
+    """A reply has more bytes than were asked for."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Reply:
+    status: int
+    body: bytes
+
+
 class Api:
-    """Requests to the API server, at most `limit` at once."""
+    """Requests to the API server.
 
-    def __init__(self, access: ApiAccess, limit: int) -> None:
-        self._connections = Connections(access.server, access.tls, limit)
-        self._token = access.token
+    Each may be sent twice: the operator applies, replaces a named version, deletes a named UID, or creates under a
+    name.
 
-    async def close(self) -> None:
-        """Close the connections."""
-        await self._connections.close()
+    Args:
+        server: its URL.
+        session: sends the requests, with credentials.
+        at_once: how many requests may be under way.
+    """
+
+    def __init__(self, server: str, session: aiohttp.ClientSession, at_once: int) -> None:
+        self._server = server.rstrip("/")
+        self._session = session
+        self._room = asyncio.Semaphore(at_once)
 
     async def get(self, kind: str, namespace: str, name: str) -> dict[str, Any] | None:
         """An object, or None.
@@ -97,7 +117,7 @@ class Api:
             params["limit"] = str(size.limit)
             try:
                 page = await self._do("GET", _path(kind, namespace), params=params, size=size)
-            except TooLarge:
+            except _TooLarge:
                 size.was_large()
                 continue
             for body in page["items"]:
@@ -188,27 +208,66 @@ class Api:
         accept: str = "application/json",
         size: PageSize | None = None,
     ) -> dict[str, Any]:
-        token = self._token()
-        headers = f"Accept: {accept}\r\nContent-Type: {content_type}\r\n"
-        if token:
-            headers += f"Authorization: Bearer {token}\r\n"
-        target = f"{path}?{urlencode(params)}" if params else path
-        data = dumps(body) if body is not None else b""
+        headers = {"Accept": accept, "Content-Type": content_type}
+        data = dumps(body) if body is not None else None
+        most = size.most_bytes if size else sys.maxsize
         try:
-            reply = await self._connections.request(
-                method, target, headers, data, size.most_bytes if size else sys.maxsize
-            )
-        except OSError as e:
+            async with self._room:
+                reply = await self._exchange(method, path, params, headers, data, most)
+        except (OSError, aiohttp.ClientError, TimeoutError) as e:
             raise ApiError(0, "Unreachable", repr(e)) from e
         if reply.status >= 400:
             raise _refusal(reply.status, reply.body)
         if size:
             size.took(len(reply.body))
         try:
-            answer: dict[str, Any] = decoded(reply.body)
-        except ValueError as e:  # whoever stands between us and the API server
-            raise ApiError(0, "Unreachable", f"a reply that is no JSON: {reply.body[:200]!r}") from e
+            answer: dict[str, Any] = json.loads(reply.body)
+        except (ValueError, RecursionError) as e:  # a proxy's page, or an object that nests too deep to be read
+            raise ApiError(0, "Unreachable", f"a reply that can't be read: {e!r}: {reply.body[:200]!r}") from e
         return answer
+
+    async def _exchange(
+        self,
+        method: str,
+        path: str,
+        params: Mapping[str, str] | None,
+        headers: Mapping[str, str],
+        data: bytes | None,
+        most: int,
+    ) -> _Reply:
+        """Send a request and read its reply.
+
+        Raises:
+            OSError, ClientError, TimeoutError: no reply came.
+            _TooLarge: the reply has more than `most` bytes; the rest was not read.
+        """
+        for attempt in range(1, _ATTEMPTS + 1):
+            try:
+                async with self._session.request(
+                    method,
+                    self._server + path,
+                    params=params,
+                    data=data,
+                    headers=headers,
+                    allow_redirects=False,
+                    timeout=_TIMEOUT,
+                ) as reply:
+                    return _Reply(reply.status, await _read(reply, most))
+            except (aiohttp.ServerDisconnectedError, ConnectionResetError):
+                if attempt == _ATTEMPTS:
+                    raise
+        raise AssertionError
+
+
+async def _read(reply: aiohttp.ClientResponse, most: int) -> bytes:
+    parts, size = [], 0
+    while data := await reply.content.readany():
+        parts.append(data)
+        size += len(data)
+        if size > most:
+            reply.close()
+            raise _TooLarge
+    return b"".join(parts)
 
 
 _MANAGED: Final = {"fieldManager": MANAGER, "force": "true"}
@@ -239,7 +298,7 @@ def _path(kind: str, namespace: str, name: str = "") -> str:
 
 def _refusal(status: int, raw: bytes) -> ApiError:
     try:
-        answer = decoded(raw)
+        answer = json.loads(raw)
         return ApiError(status, str(answer.get("reason", "")), str(answer.get("message", "")))
-    except (ValueError, AttributeError):
+    except (ValueError, AttributeError, RecursionError):
         return ApiError(status, "", raw[:200].decode(errors="replace"))

@@ -19,7 +19,7 @@ from tartlet_operator.cluster.recorder import Recorder
 from tartlet_operator.control.link import ControlLink
 from tartlet_operator.machinery.followers import Followers
 from tartlet_operator.machinery.metrics import Metrics
-from tartlet_operator.machinery.own_writes import Written
+from tartlet_operator.machinery.own_writes import OwnWrites
 from tartlet_operator.machinery.sources import SourceFetcher
 from tartlet_operator.machinery.store import Store
 from tartlet_operator.machinery.work_queue import WorkQueue
@@ -53,7 +53,7 @@ class Context:
     """The operator's parts.
 
     Args:
-        written: what we wrote ourselves.
+        own_writes: what the operator wrote itself.
         given_up: what failed too often, the longest ago first.
         valid: languages and digests of sources that a runtime has found valid lately.
     """
@@ -72,7 +72,7 @@ class Context:
     metrics: Metrics
     defaults: WorkerDefaults
     namespaces: Sequence[str]
-    written: Written = field(default_factory=Written)
+    own_writes: OwnWrites = field(default_factory=OwnWrites)
     given_up: dict[Key, None] = field(default_factory=dict)
     valid: OrderedDict[str, None] = field(default_factory=OrderedDict)
 
@@ -104,7 +104,7 @@ class Context:
             return
         version, generation = await self.api.apply_status(key, meta.uid, status)
         if version:
-            self.written.wrote(key, version, alone=generation == meta.generation)
+            self.own_writes.wrote(key, version, alone=generation == meta.generation)
             self.metrics.wrote(key.kind)
             for happening in happenings:
                 self.recorder.post(key, meta.uid, happening)

@@ -91,7 +91,7 @@ class Handler:
 
     async def _newest(self, key: Key, body: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
         """The body, unless it is older than our own last write: then whatever the API server has."""
-        if body is not None and not self._ctx.written.newer_than(key, version(body)):
+        if body is not None and not self._ctx.own_writes.newer_than(key, version(body)):
             return body
         return await self._ctx.api.get(key.kind, key.namespace, key.name)
 
@@ -102,7 +102,7 @@ class Handler:
         known = key in ctx.store.pools
         ctx.store.forget(key)
         ctx.queue.forget(key)
-        ctx.written.forget(key)
+        ctx.own_writes.forget(key)
         if key.kind == "Inferlet":
             for run in ctx.store.runs_of(key):
                 ctx.queue.add(run)

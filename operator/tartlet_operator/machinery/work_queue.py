@@ -16,6 +16,9 @@ Body = Mapping[str, Any]
 Handle = Callable[[Key, Body | None], Awaitable[float | None]]
 """Brings one object about: its key and newest body (None: fetch it). Returns when to look again, s, or None."""
 
+_HELD_BYTES: Final = 64 << 20
+"""Texts of bodies that wait; of what comes beyond it the key alone waits, and the body is fetched in its turn."""
+
 LATER: Final = float("inf")
 """The answer when something that is under way will queue the object again, and nothing came of it yet."""
 
@@ -48,6 +51,8 @@ class WorkQueue:
 
     def __init__(self) -> None:
         self._pending: dict[Key, Body | None] = {}
+        self._weights: dict[Key, int] = {}  # of the bodies that wait, bytes
+        self._held_bytes = 0
         self._busy: set[Key] = set()
         self._ready: defaultdict[str, _Turns] = defaultdict(_Turns)  # by kind
         self._timers: dict[Key, asyncio.TimerHandle] = {}
@@ -62,11 +67,22 @@ class WorkQueue:
         """Nothing waits and nobody works; timers may run."""
         return not self._pending and not self._busy
 
-    def add(self, key: Key, body: Body | None = None) -> None:
-        """Look at an object as soon as a worker is free. Without a body, a pending one is kept."""
+    def holds(self, weight: int) -> bool:
+        """Whether a body of so many bytes may wait beside those that do."""
+        return self._held_bytes + weight <= _HELD_BYTES
+
+    def add(self, key: Key, body: Body | None = None, weight: int = 0) -> None:
+        """Look at an object as soon as a worker is free. Without a body, a pending one is kept.
+
+        Args:
+            key: names the object.
+            body: its newest body.
+            weight: bytes that the body takes.
+        """
         self._cancel_timer(key)
         waiting = key in self._pending
         if not waiting or body is not None:
+            self._weigh(key, weight)
             self._pending[key] = body
         if not waiting and key not in self._busy:
             self._ready[key.kind].put_nowait(key)
@@ -84,6 +100,7 @@ class WorkQueue:
     def ask(self, key: Key) -> None:
         """Look at an object that was deleted, or has a heavy body: whatever body waits is not the newest."""
         self.add(key)
+        self._weigh(key, 0)
         self._pending[key] = None
 
     def forget(self, key: Key) -> None:
@@ -107,6 +124,7 @@ class WorkQueue:
         while True:
             key = await ready.get()
             body = self._pending.pop(key)
+            self._weigh(key, 0)
             self._taken.set()
             self._busy.add(key)
             try:
@@ -123,6 +141,11 @@ class WorkQueue:
         for timer in self._timers.values():
             timer.cancel()
         self._timers.clear()
+
+    def _weigh(self, key: Key, weight: int) -> None:
+        self._held_bytes += weight - self._weights.pop(key, 0)
+        if weight:
+            self._weights[key] = weight
 
     def _cancel_timer(self, key: Key) -> None:
         timer = self._timers.pop(key, None)

@@ -17,7 +17,7 @@ from tartlet_operator.cluster.kube import ApiError
 from tartlet_operator.machinery import handler
 from tartlet_operator.machinery.context import Context
 from tartlet_operator.machinery.handler import Handler
-from tartlet_operator.machinery.own_writes import Written
+from tartlet_operator.machinery.own_writes import OwnWrites
 from tartlet_operator.machinery.store import InferletSeen, Store
 from tartlet_operator.machinery.work_queue import LATER, WorkQueue
 from tests.operator.objects import body, until
@@ -44,7 +44,7 @@ async def test_what_was_given_up_is_taken_up_when_one_succeeds(monkeypatch: pyte
     monkeypatch.setattr(handler, "_SCOUT_S", 0.02)
     queue = WorkQueue()
     metrics = SimpleNamespace(reconciled=lambda *_: None, failed=lambda *_: None)
-    ctx: Any = SimpleNamespace(clock=ManualClock(), queue=queue, written=Written(), metrics=metrics, now="now")
+    ctx: Any = SimpleNamespace(clock=ManualClock(), queue=queue, own_writes=OwnWrites(), metrics=metrics, now="now")
     ctx.given_up, ctx.try_again, ctx.store = {}, partial(Context.try_again, ctx), Store()
     ctx.store.inferlets[KEYS[0]] = InferletSeen("", "", "", "", ready=True, runnable=True)
     ctx.settings, ctx.write_status, ctx.api = SimpleNamespace(max_retries=0), write_status, SimpleNamespace(get=get)
@@ -75,7 +75,9 @@ async def test_rights_that_are_missing_may_come_back(status: int, monkeypatch: p
 
     monkeypatch.setattr(handler, "_RECONCILE", {"Inferlet": reconcile})
     metrics = SimpleNamespace(reconciled=lambda *_: None, failed=lambda *_: None)
-    ctx: Any = SimpleNamespace(clock=ManualClock(), written=Written(), metrics=metrics, api=SimpleNamespace(get=get))
+    ctx: Any = SimpleNamespace(
+        clock=ManualClock(), own_writes=OwnWrites(), metrics=metrics, api=SimpleNamespace(get=get)
+    )
     ctx.settings = SimpleNamespace(max_retries=3)
     assert await Handler(ctx).handle(KEYS[0], None) == handler.retry_s(1, 3)
 
@@ -94,7 +96,9 @@ async def test_what_is_still_fetched_has_not_succeeded(monkeypatch: pytest.Monke
 
     monkeypatch.setattr(handler, "_RECONCILE", {"Inferlet": reconcile})
     metrics = SimpleNamespace(reconciled=lambda *_: None, failed=lambda *_: None)
-    ctx: Any = SimpleNamespace(clock=ManualClock(), written=Written(), metrics=metrics, api=SimpleNamespace(get=get))
+    ctx: Any = SimpleNamespace(
+        clock=ManualClock(), own_writes=OwnWrites(), metrics=metrics, api=SimpleNamespace(get=get)
+    )
     ctx.settings, ctx.given_up = SimpleNamespace(max_retries=5), {}
     tried = Handler(ctx)
     assert [await tried.handle(KEYS[0], None) for _ in range(6)] == [0.5, LATER, 1.0, LATER, 2.0, LATER]

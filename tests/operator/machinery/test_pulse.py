@@ -10,14 +10,14 @@ from tartlet_common.clock import ManualClock
 from tartlet_common.errors.registry import Unavailable
 from tartlet_common.process.health import Health
 from tartlet_common.process.role import Notify
-from tartlet_operator.app import _Pulse
+from tartlet_operator.machinery.pulse import Pulse
 
 
 async def test_silence_is_unready_first_and_then_the_end() -> None:
     clock, health = ManualClock(), Health()
     notify = Notify(None, health)
     notify.ready("here")
-    pulse = _Pulse(clock, notify, silence_s=20.0)
+    pulse = Pulse(clock, notify, silence_s=20.0)
     clock.advance(39.0)
     pulse.heard()
     clock.advance(21.0)
@@ -31,7 +31,7 @@ async def test_silence_is_unready_first_and_then_the_end() -> None:
 
 async def test_where_nothing_makes_events_silence_means_nothing() -> None:
     clock = ManualClock()
-    pulse = _Pulse(clock, Notify(None, Health()), silence_s=0.0)
+    pulse = Pulse(clock, Notify(None, Health()), silence_s=0.0)
     clock.advance(1000.0)
     with pytest.raises(TimeoutError):
         await asyncio.wait_for(pulse.run(), 0.05)
