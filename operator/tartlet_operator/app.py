@@ -26,18 +26,23 @@ from tartlet_operator.cluster.kube import Api
 from tartlet_operator.cluster.lease import Leader
 from tartlet_operator.cluster.recorder import Recorder
 from tartlet_operator.control.link import ControlLink
+from tartlet_operator.inferlets import reconcile as inferlets
+from tartlet_operator.inferlets.catalogue_sync import compare_catalogue, queue_entries_without_inferlet
 from tartlet_operator.machinery.context import Context, ControlView
+from tartlet_operator.machinery.control_watch import ControlWatch
 from tartlet_operator.machinery.followers import Followers
-from tartlet_operator.machinery.handler import Handler
+from tartlet_operator.machinery.handler import Handler, Kind
 from tartlet_operator.machinery.metrics import Metrics
 from tartlet_operator.machinery.pulse import Pulse
-from tartlet_operator.machinery.resync import ControlWatch, Resync, sweep_when_settled
+from tartlet_operator.machinery.resync import Resync, sweep_when_settled
 from tartlet_operator.machinery.sources import SourceFetcher
 from tartlet_operator.machinery.store import Store
 from tartlet_operator.machinery.watch import WATCHED_KINDS, Watch
 from tartlet_operator.machinery.work_queue import WorkQueue
-from tartlet_operator.pools.manifests import WorkerDefaults
-from tartlet_operator.pools.reconcile import recall
+from tartlet_operator.machinery.worker_defaults import WorkerDefaults
+from tartlet_operator.pools import reconcile as pools
+from tartlet_operator.runs import orphans
+from tartlet_operator.runs import reconcile as runs
 
 log = logging.getLogger("tartlet.operator")
 
@@ -47,6 +52,14 @@ _RETRY_S: Final = 2.0
 """So long a launch that nobody answers is sent again at once; then its run says that it waits, and others go on."""
 _SILENT_RENEWALS: Final = 4
 """The Lease is renewed more than twice in its life, and each renewal is an event; so much silence is a broken watch."""
+
+
+_KINDS: Final = {
+    "EnginePool": Kind(pools.reconcile, pools.gone),
+    "Inferlet": Kind(inferlets.reconcile, inferlets.gone),
+    "InferletRun": Kind(runs.reconcile, runs.gone),
+}
+assert set(_KINDS) == {r.kind for r in RESOURCES}
 
 
 class _Stopped(Exception):
@@ -120,14 +133,14 @@ async def _lead(
             fetcher=fetcher,
             recorder=Recorder(api, clock, settings.identity or socket.gethostname()),
             metrics=Metrics(store, lambda: len(queue), lambda: leader.leading, pulse.age),
-            defaults=_defaults(settings),
+            defaults=WorkerDefaults.of(settings),
             namespaces=namespaces,
         )
-        watch = ControlWatch(ctx)
+        watch = ControlWatch(ctx, compare_catalogue)
         await watch.once()  # so that settled Inferlets are seen to be
-        await recall(ctx)
+        await pools.recall(ctx)
         registry = Watch(queue, store, ctx.own_writes, pulse.heard).registry(reached, connections, lease=lease)
-        handler = Handler(ctx)
+        handler = Handler(ctx, _KINDS)
         failed: BaseException | None = None
         try:
             async with asyncio.TaskGroup() as tasks:
@@ -135,8 +148,9 @@ async def _lead(
                 tasks.create_task(ctx.followers.run(), name="followers")
                 tasks.create_task(ctx.recorder.run(), name="events")
                 tasks.create_task(watch.run(), name="control")
-                tasks.create_task(Resync(ctx).run(), name="resync")
-                tasks.create_task(sweep_when_settled(ctx), name="sweep")
+                tasks.create_task(Resync(ctx, [compare_catalogue, orphans.end]).run(), name="resync")
+                sweep = sweep_when_settled(ctx, [queue_entries_without_inferlet, orphans.end])
+                tasks.create_task(sweep, name="sweep")
                 tasks.create_task(pulse.run(), name="pulse")
                 for kind, n in itertools.product((r.kind for r in RESOURCES), range(settings.concurrency)):
                     tasks.create_task(queue.work(kind, handler.handle), name=f"worker {n} of {kind}")
@@ -174,17 +188,3 @@ async def _kopf(registry: kopf.OperatorRegistry, namespaces: list[str], watching
     except Exception as e:
         raise Unavailable(what="the API server's events", detail=f"kopf gave up a watch: {e!r}") from e
     raise _Stopped
-
-
-def _defaults(settings: OperatorSettings) -> WorkerDefaults:
-    return WorkerDefaults(
-        image=settings.worker_image,
-        pull_policy=settings.worker_pull_policy,
-        control=settings.worker_control or settings.control,
-        tls_secret=settings.worker_tls_secret,
-        service_account=settings.worker_service_account,
-        log_format=settings.log_format,
-        log_level=settings.log_level,
-        otlp_endpoint=settings.worker_otlp_endpoint,
-        pull_secrets=tuple(listed(settings.worker_pull_secrets)),
-    )

@@ -11,12 +11,12 @@ from typing import Final
 
 from tartlet_common.clock import Clock
 from tartlet_operator.api.common import API_VERSION
+from tartlet_operator.api.events import ObjectEvent
 from tartlet_operator.api.meta import MANAGER, Key
 from tartlet_operator.api.printable import printable
 from tartlet_operator.api.reasons import EventReason
 from tartlet_operator.api.times import stamp
 from tartlet_operator.cluster.kube import Api, ApiError
-from tartlet_operator.pools.status import Happening
 
 log = logging.getLogger("tartlet.operator")
 
@@ -45,30 +45,30 @@ class Recorder:
         self._api = api
         self._clock = clock
         self._instance = instance
-        self._queue: asyncio.Queue[tuple[Key, str, Happening]] = asyncio.Queue(_WAITING)
+        self._queue: asyncio.Queue[tuple[Key, str, ObjectEvent]] = asyncio.Queue(_WAITING)
         self._posted: OrderedDict[tuple[str, str, str], list[float]] = OrderedDict()  # when, lately
         self._states: OrderedDict[str, EventReason] = OrderedDict()  # the last of an object
         self.dropped = 0
 
-    def post(self, key: Key, uid: str, happening: Happening) -> None:
+    def post(self, key: Key, uid: str, event: ObjectEvent) -> None:
         """Have an event posted, unless the same one was within the last ten minutes, and no other state since."""
-        happening = replace(happening, message=printable(happening.message[:_MESSAGE_CHARS]))
-        known = (uid, happening.reason, happening.message)
+        event = replace(event, message=printable(event.message[:_MESSAGE_CHARS]))
+        known = (uid, event.reason, event.message)
         now = self._clock.now()
         lately = [at_s for at_s in self._posted.get(known, ()) if now - at_s < _QUIET_S]
-        state = happening.reason in _STATES
-        changed = state and self._states.get(uid, happening.reason) != happening.reason
+        state = event.reason in _STATES
+        changed = state and self._states.get(uid, event.reason) != event.reason
         if lately and (not changed or len(lately) >= _OFTEN):
             return
         try:
-            self._queue.put_nowait((key, uid, happening))
+            self._queue.put_nowait((key, uid, event))
         except asyncio.QueueFull:
             self.dropped += 1
             return
         self._posted[known] = [*lately, now]
         self._posted.move_to_end(known)
         if state:
-            self._states[uid] = happening.reason
+            self._states[uid] = event.reason
             self._states.move_to_end(uid)
         while now - next(iter(self._posted.values()))[-1] >= _QUIET_S:
             self._posted.popitem(last=False)
@@ -79,13 +79,13 @@ class Recorder:
     async def run(self) -> None:
         """Post what waits, until cancelled."""
         while True:
-            key, uid, happening = await self._queue.get()
+            key, uid, event = await self._queue.get()
             try:
-                await self._api.create(self._manifest(key, uid, happening))
+                await self._api.create(self._manifest(key, uid, event))
             except ApiError as e:
-                log.info("event %s of %s can't be posted: %s", happening.reason, key, e)
+                log.info("event %s of %s can't be posted: %s", event.reason, key, e)
 
-    def _manifest(self, key: Key, uid: str, happening: Happening) -> dict[str, object]:
+    def _manifest(self, key: Key, uid: str, event: ObjectEvent) -> dict[str, object]:
         now = stamp(self._clock.unix_ns() / 1e9)
         return {
             "apiVersion": "v1",
@@ -98,9 +98,9 @@ class Recorder:
                 "name": key.name,
                 "uid": uid,
             },
-            "reason": happening.reason,
-            "message": happening.message,
-            "type": "Warning" if happening.warning else "Normal",
+            "reason": event.reason,
+            "message": event.message,
+            "type": "Warning" if event.warning else "Normal",
             "firstTimestamp": now,
             "lastTimestamp": now,
             "count": 1,

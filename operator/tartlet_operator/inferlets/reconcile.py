@@ -9,16 +9,16 @@ from typing import Any, Final
 from tartlet import Language, Source
 from tartlet_common.errors.registry import TartletError, Unavailable
 from tartlet_operator.api.conditions import holds
+from tartlet_operator.api.events import ObjectEvent
 from tartlet_operator.api.inferlet import Inferlet, InferletSpec, InferletStatus
 from tartlet_operator.api.meta import Key, Meta
 from tartlet_operator.api.reasons import EventReason, Reason
 from tartlet_operator.control.catalogue import entry, fingerprint
-from tartlet_operator.inferlets.status import PoolSeen, Verdict, catalogued_model, happenings, status
+from tartlet_operator.inferlets.status import Verdict, catalogued_model, events, status
 from tartlet_operator.machinery.context import VALIDATE_TIMEOUT_S, Context
 from tartlet_operator.machinery.sources import SourceProblem, StillFetching
-from tartlet_operator.machinery.store import InferletSeen
+from tartlet_operator.machinery.store import InferletSeen, PoolSeen
 from tartlet_operator.machinery.work_queue import LATER
-from tartlet_operator.pools.status import Happening
 from tartlet_protos import control_pb2
 
 _PROBLEM_RETRY_S: Final = 30.0
@@ -58,19 +58,26 @@ async def reconcile(ctx: Context, key: Key, body: Mapping[str, Any]) -> float | 
             raise
         verdict = Verdict("False", e.name, e.explained, _digest(ctx, key, old))
     if not verdict.digest:  # what control may hold by this name is of another Inferlet, which was deleted
-        await forget_entry(ctx, key)
+        await _forget_entry(ctx, key)
     new = status(inferlet.spec, old, verdict, pools, generation=meta.generation, now=ctx.now)
-    await ctx.write_status(key, meta, old, new, happenings(old, new))
+    await ctx.write_status(key, meta, old, new, events(old, new))
     _remember(ctx, key, inferlet.spec, new, print_ if verdict.ready == "True" else "")
     return again_s if ctx.store.pools_in(key.namespace) == pools else 0.0  # who changed them didn't know of it yet
 
 
-async def forget_entry(ctx: Context, key: Key) -> None:
-    """Remove a deleted Inferlet from the catalogue.
+async def gone(ctx: Context, key: Key) -> None:
+    """Have runs of a deleted Inferlet looked at, and remove its entry from the catalogue.
 
     Raises:
         Unavailable: control didn't answer; the next resync finds the entry.
     """
+    ctx.forget(key)
+    for run in ctx.store.runs_of(key):
+        ctx.queue.add(run)
+    await _forget_entry(ctx, key)
+
+
+async def _forget_entry(ctx: Context, key: Key) -> None:
     if key.name in ctx.view.catalogue.get(key.namespace, {}):
         await ctx.control.delete(key.namespace, key.name)
         ctx.view.catalogue[key.namespace].pop(key.name, None)
@@ -102,7 +109,7 @@ async def _catalogued(
     await ctx.control.put(wanted)
     ctx.view.catalogue[key.namespace][key.name] = print_  # which may have been listed anew meanwhile
     if lost:
-        ctx.recorder.post(key, meta.uid, Happening(EventReason.CATALOGUE_REBUILT, "control had lost it"))
+        ctx.recorder.post(key, meta.uid, ObjectEvent(EventReason.CATALOGUE_REBUILT, "control had lost it"))
 
 
 async def _validate(ctx: Context, wanted: control_pb2.CatalogueEntry) -> None:

@@ -6,9 +6,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from tartlet_operator.api.conditions import Status, Want, holds, merged
+from tartlet_operator.api.events import ObjectEvent
 from tartlet_operator.api.inferlet import InferletSpec, InferletStatus
 from tartlet_operator.api.reasons import EventReason, Reason
-from tartlet_operator.pools.status import Happening
+from tartlet_operator.machinery.store import PoolSeen
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,21 +20,6 @@ class Verdict:
     reason: str
     message: str = ""
     digest: str = ""  # of what is in the catalogue
-
-
-@dataclass(frozen=True, slots=True)
-class PoolSeen:
-    """What is remembered of an EnginePool.
-
-    Args:
-        ready: an engine of it takes programs.
-        settled: its condition `Ready` is True.
-    """
-
-    name: str
-    model: str
-    ready: bool
-    settled: bool = False
 
 
 def model_of(spec: InferletSpec, pools: Iterable[PoolSeen]) -> str | None:
@@ -100,7 +86,7 @@ def status(
     )
 
 
-def happenings(old: InferletStatus, new: InferletStatus) -> list[Happening]:
+def events(old: InferletStatus, new: InferletStatus) -> list[ObjectEvent]:
     """What is worth an event between two statuses."""
     ready = next((c for c in new.conditions if c.type == "Ready"), None)
     if ready is None or old.conditions == new.conditions:
@@ -108,8 +94,8 @@ def happenings(old: InferletStatus, new: InferletStatus) -> list[Happening]:
     if ready.status == "True":
         # one that is well from the start makes none: its status says so, and ten thousand would double the writes
         mended = bool(old.conditions) and (not holds(old.conditions, "Ready") or old.digest != new.digest)
-        return [Happening(EventReason.INFERLET_READY, f"in the catalogue as {new.digest}")] if mended else []
+        return [ObjectEvent(EventReason.INFERLET_READY, f"in the catalogue as {new.digest}")] if mended else []
     before = next((c for c in old.conditions if c.type == "Ready"), None)
     if ready.status == "False" and (before is None or before.message != ready.message):
-        return [Happening(EventReason.INFERLET_REFUSED, f"{ready.reason}: {ready.message}", warning=True)]
+        return [ObjectEvent(EventReason.INFERLET_REFUSED, f"{ready.reason}: {ready.message}", warning=True)]
     return []

@@ -11,6 +11,7 @@ from tartlet import AsyncClient
 from tartlet_common.clock import Clock
 from tartlet_common.config.settings import OperatorSettings
 from tartlet_operator.api.common import ApiModel
+from tartlet_operator.api.events import ObjectEvent
 from tartlet_operator.api.meta import Key, Meta
 from tartlet_operator.api.printable import printable
 from tartlet_operator.api.times import stamp
@@ -23,8 +24,7 @@ from tartlet_operator.machinery.own_writes import OwnWrites
 from tartlet_operator.machinery.sources import SourceFetcher
 from tartlet_operator.machinery.store import Store
 from tartlet_operator.machinery.work_queue import WorkQueue
-from tartlet_operator.pools.manifests import WorkerDefaults
-from tartlet_operator.pools.status import Happening
+from tartlet_operator.machinery.worker_defaults import WorkerDefaults
 
 S = TypeVar("S", bound=ApiModel)
 
@@ -76,6 +76,12 @@ class Context:
     given_up: dict[Key, None] = field(default_factory=dict)
     valid: OrderedDict[str, None] = field(default_factory=OrderedDict)
 
+    def forget(self, key: Key) -> None:
+        """Forget an object that is gone."""
+        self.store.forget(key)
+        self.queue.forget(key)
+        self.own_writes.forget(key)
+
     def try_again(self) -> None:
         """Have all looked at that was given up: what stood in its way is gone."""
         for key in self.given_up:
@@ -93,7 +99,7 @@ class Context:
         return stamp(self.unix_s)
 
     async def write_status(
-        self, key: Key, meta: Meta, old: ApiModel, new: ApiModel, happenings: Sequence[Happening] = ()
+        self, key: Key, meta: Meta, old: ApiModel, new: ApiModel, events: Sequence[ObjectEvent] = ()
     ) -> None:
         """Write a status if it changed, and post what happened.
 
@@ -106,5 +112,5 @@ class Context:
         if version:
             self.own_writes.wrote(key, version, alone=generation == meta.generation)
             self.metrics.wrote(key.kind)
-            for happening in happenings:
-                self.recorder.post(key, meta.uid, happening)
+            for event in events:
+                self.recorder.post(key, meta.uid, event)

@@ -12,7 +12,7 @@ from tartlet import AsyncClient, Ended, Message, Stderr, Stdout
 from tartlet_common.errors.registry import InternalError, RuntimeLost, TartletError, UnknownProgram
 from tartlet_operator.api.inferlet_run import OUTPUT_BYTES, STDERR_BYTES
 from tartlet_operator.api.meta import Key
-from tartlet_operator.runs.decisions import Outcome, Output, tail
+from tartlet_operator.machinery.program_output import Outcome, Output, tail
 
 log = logging.getLogger("tartlet.operator")
 

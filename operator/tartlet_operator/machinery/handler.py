@@ -4,26 +4,23 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from pydantic import ValidationError
 
 from tartlet_common.errors.registry import TartletError
-from tartlet_operator.api import RESOURCES, EnginePool, Inferlet, InferletRun
+from tartlet_operator.api import EnginePool, Inferlet, InferletRun
 from tartlet_operator.api.common import ApiModel
 from tartlet_operator.api.conditions import Want, merged
 from tartlet_operator.api.engine_pool import EnginePoolStatus
+from tartlet_operator.api.events import ObjectEvent
 from tartlet_operator.api.inferlet import InferletStatus
 from tartlet_operator.api.inferlet_run import InferletRunStatus
 from tartlet_operator.api.meta import Key, Meta
 from tartlet_operator.api.reasons import EventReason, Reason, told
 from tartlet_operator.cluster.kube import ApiError, version
-from tartlet_operator.inferlets import reconcile as reconcile_inferlet
 from tartlet_operator.machinery.context import Context
 from tartlet_operator.machinery.work_queue import LATER
-from tartlet_operator.pools import reconcile as reconcile_pool
-from tartlet_operator.pools.status import Happening
-from tartlet_operator.runs import reconcile as reconcile_run
 
 log = logging.getLogger("tartlet.operator")
 
@@ -35,12 +32,17 @@ _SCOUT_S: Final = 30.0
 _NO_RIGHTS: Final = (401, 403)
 """Tried again like silence: an API server that starts knows nobody, and a role that was taken may be given back."""
 
-_RECONCILE: Final[Mapping[str, Callable[[Context, Key, Mapping[str, Any]], Awaitable[float | None]]]] = {
-    "EnginePool": reconcile_pool.reconcile,
-    "Inferlet": reconcile_inferlet.reconcile,
-    "InferletRun": reconcile_run.reconcile,
-}
-assert set(_RECONCILE) == {r.kind for r in RESOURCES}
+
+class Kind(NamedTuple):
+    """How one kind of objects is brought about.
+
+    Args:
+        reconcile: brings an object about, from its newest body; returns when to look at it again, s.
+        gone: sees to what an object that was deleted has left, and forgets it (`Context.forget`).
+    """
+
+    reconcile: Callable[[Context, Key, Mapping[str, Any]], Awaitable[float | None]]
+    gone: Callable[[Context, Key], Awaitable[None]]
 
 
 def retry_s(failures: int, max_retries: int) -> float | None:
@@ -58,8 +60,9 @@ def retry_s(failures: int, max_retries: int) -> float | None:
 class Handler:
     """What the work queue's workers call."""
 
-    def __init__(self, ctx: Context) -> None:
+    def __init__(self, ctx: Context, kinds: Mapping[str, Kind]) -> None:
         self._ctx = ctx
+        self._kinds = kinds
         self._failures: dict[Key, int] = {}
 
     async def handle(self, key: Key, body: Mapping[str, Any] | None) -> float | None:
@@ -69,10 +72,10 @@ class Handler:
         try:
             body = await self._newest(key, body)
             if body is None:
-                await self._gone(key)
+                await self._kinds[key.kind].gone(ctx, key)
                 again_s = None
             else:
-                again_s = await _RECONCILE[key.kind](ctx, key, body)
+                again_s = await self._kinds[key.kind].reconcile(ctx, key, body)
             if again_s != LATER:
                 self._succeeded(key)
         except ValidationError as e:  # an older CRD let it through
@@ -94,23 +97,6 @@ class Handler:
         if body is not None and not self._ctx.own_writes.newer_than(key, version(body)):
             return body
         return await self._ctx.api.get(key.kind, key.namespace, key.name)
-
-    async def _gone(self, key: Key) -> None:
-        ctx = self._ctx
-        if key.kind == "InferletRun":
-            await reconcile_run.gone(ctx, key)
-        known = key in ctx.store.pools
-        ctx.store.forget(key)
-        ctx.queue.forget(key)
-        ctx.own_writes.forget(key)
-        if key.kind == "Inferlet":
-            for run in ctx.store.runs_of(key):
-                ctx.queue.add(run)
-            await reconcile_inferlet.forget_entry(ctx, key)
-        elif key.kind == "EnginePool" and known:  # else somebody's pod names a pool that never was
-            for inferlet in list(ctx.store.inferlets):
-                if inferlet.namespace == key.namespace:
-                    ctx.queue.add(inferlet)
 
     async def _failed(
         self, key: Key, body: Mapping[str, Any] | None, reason: str, message: str, *, permanent: bool = False
@@ -150,7 +136,7 @@ class Handler:
         meta = Meta.of(body)
         self._ctx.store.doubt(key)
         old, new = failed_status(key.kind, body, meta.generation, message, self._ctx.now)
-        warning = Happening(EventReason.RECONCILE_FAILED, message, warning=True)
+        warning = ObjectEvent(EventReason.RECONCILE_FAILED, message, warning=True)
         await self._ctx.write_status(key, meta, old, new, [warning])
 
 

@@ -4,11 +4,25 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from tartlet_operator.api.meta import Key
-from tartlet_operator.inferlets.status import PoolSeen
+
+
+@dataclass(frozen=True, slots=True)
+class PoolSeen:
+    """What is remembered of an EnginePool.
+
+    Args:
+        ready: an engine of it takes programs.
+        settled: its condition `Ready` is True.
+    """
+
+    name: str
+    model: str
+    ready: bool
+    settled: bool = False
 
 
 class InferletSeen(NamedTuple):

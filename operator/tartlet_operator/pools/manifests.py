@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from typing import Any, Final
 
 from tartlet_operator.api.common import quantity
 from tartlet_operator.api.engine_pool import ENGINE_ID, EnginePoolSpec, EnvVar, ModelInit
 from tartlet_operator.api.meta import Meta, owner, pool_labels, pool_selector
+from tartlet_operator.machinery.worker_defaults import WorkerDefaults
 
 MODELS_DIR: Final = "/models"
 TLS_DIR: Final = "/etc/tartlet/tls"
@@ -19,21 +19,6 @@ GROUP: Final = 10001
 END_MARGIN_S: Final = 15
 """Between the end of a drain's grace and the kubelet's SIGKILL."""
 _PROBE_PERIOD_S: Final = 2
-
-
-@dataclass(frozen=True, slots=True)
-class WorkerDefaults:
-    """What the operator's settings say about workers' pods."""
-
-    image: str
-    pull_policy: str
-    control: str  # control's address as pods reach it
-    tls_secret: str = ""
-    service_account: str = ""
-    log_format: str = "json"
-    log_level: str = "info"
-    otlp_endpoint: str = ""
-    pull_secrets: tuple[str, ...] = ()
 
 
 def deployment(spec: EnginePoolSpec, meta: Meta, defaults: WorkerDefaults) -> dict[str, Any]:

@@ -15,11 +15,11 @@ from tartlet_operator.api.conditions import holds
 from tartlet_operator.api.engine_pool import EnginePool, EnginePoolSpec, EnginePoolStatus
 from tartlet_operator.api.meta import MANAGER, POOL_LABEL, Key, Meta, pool_selector
 from tartlet_operator.cluster.kube import ApiError
-from tartlet_operator.inferlets.status import PoolSeen
 from tartlet_operator.machinery.context import Context
+from tartlet_operator.machinery.store import PoolSeen
 from tartlet_operator.pools.manifests import deployment, disruption_budget
 from tartlet_operator.pools.pod_facts import START_S, PodFacts
-from tartlet_operator.pools.status import DeploymentFacts, PoolFacts, happenings, own, status
+from tartlet_operator.pools.status import DeploymentFacts, PoolFacts, events, own, status
 from tartlet_operator.pools.subset import covers, leftover
 
 log = logging.getLogger("tartlet.operator")
@@ -62,7 +62,7 @@ async def reconcile(ctx: Context, key: Key, body: Mapping[str, Any]) -> float | 
         deleting=meta.deleting,
     )
     new = status(facts, old, ctx.now)
-    await ctx.write_status(key, meta, old, new, happenings(old, new, same_pods=made.same_pods))
+    await ctx.write_status(key, meta, old, new, events(old, new, same_pods=made.same_pods))
     _remember(ctx, key, _seen(pool, meta, new))
     return START_S if any(p.unstarted for p in facts.pods) else None
 
@@ -182,3 +182,13 @@ def is_ours(meta: Mapping[str, Any], name: str) -> bool:
     if makers:
         return makers == {(EnginePool.__name__, name)}
     return bool((meta.get("labels") or {}).get(POOL_LABEL) == name)
+
+
+async def gone(ctx: Context, key: Key) -> None:
+    """Have the namespace's Inferlets looked at, which a deleted pool may have served."""
+    known = key in ctx.store.pools
+    ctx.forget(key)
+    if known:  # else somebody's pod names a pool that never was
+        for inferlet in list(ctx.store.inferlets):
+            if inferlet.namespace == key.namespace:
+                ctx.queue.add(inferlet)

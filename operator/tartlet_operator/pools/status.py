@@ -8,6 +8,7 @@ from typing import Any, Final
 
 from tartlet_operator.api.conditions import Want, find, holds, merged, truth
 from tartlet_operator.api.engine_pool import EnginePoolStatus, EngineStatus
+from tartlet_operator.api.events import ObjectEvent
 from tartlet_operator.api.meta import pool_selector
 from tartlet_operator.api.reasons import EventReason, Reason
 from tartlet_operator.pools.pod_facts import PodFacts, ended_early, in_trouble
@@ -120,39 +121,30 @@ def status(facts: PoolFacts, old: EnginePoolStatus, now: str) -> EnginePoolStatu
     )
 
 
-@dataclass(frozen=True, slots=True)
-class Happening:
-    """An event to post."""
-
-    reason: EventReason
-    message: str
-    warning: bool = False
-
-
-def happenings(old: EnginePoolStatus, new: EnginePoolStatus, *, same_pods: bool = False) -> list[Happening]:
+def events(old: EnginePoolStatus, new: EnginePoolStatus, *, same_pods: bool = False) -> list[ObjectEvent]:
     """What is worth an event between two statuses; `same_pods`: the spec now asks for more or fewer of the same."""
-    out: list[Happening] = []
+    out: list[ObjectEvent] = []
     if holds(new.conditions, "Ready") and not holds(old.conditions, "Ready"):
-        out.append(Happening(EventReason.POOL_READY, f"engines that take programs: {new.ready_replicas}"))
+        out.append(ObjectEvent(EventReason.POOL_READY, f"engines that take programs: {new.ready_replicas}"))
     progressing = find(new.conditions, "Progressing")
     if holds(new.conditions, "Progressing") and not holds(old.conditions, "Progressing") and not same_pods:
-        out.append(Happening(EventReason.ROLLOUT_STARTED, progressing.message if progressing else ""))
+        out.append(ObjectEvent(EventReason.ROLLOUT_STARTED, progressing.message if progressing else ""))
     degraded = find(new.conditions, "Degraded")
     if degraded is not None and degraded.status == "True":
         was = find(old.conditions, "Degraded")
         if degraded.reason == Reason.RECONCILE_FAILED:
             if was is None or was.reason != degraded.reason:
-                out.append(Happening(EventReason.RECONCILE_FAILED, degraded.message, warning=True))
+                out.append(ObjectEvent(EventReason.RECONCILE_FAILED, degraded.message, warning=True))
         elif was is None or was.status != "True":
-            out.append(Happening(EventReason.POOL_DEGRADED, f"{degraded.reason}: {degraded.message}", warning=True))
+            out.append(ObjectEvent(EventReason.POOL_DEGRADED, f"{degraded.reason}: {degraded.message}", warning=True))
     before = {e.pod: e.state for e in old.engines}
     after = {e.pod: e.state for e in new.engines}
     for pod, state in after.items():
         if state == "Draining" and before.get(pod) != "Draining":
-            out.append(Happening(EventReason.ENGINE_DRAINING, f"{pod} waits for its programs"))
+            out.append(ObjectEvent(EventReason.ENGINE_DRAINING, f"{pod} waits for its programs"))
     for pod, state in before.items():
         if state == "Draining" and pod not in after:
-            out.append(Happening(EventReason.ENGINE_DRAINED, f"{pod} has gone"))
+            out.append(ObjectEvent(EventReason.ENGINE_DRAINED, f"{pod} has gone"))
     return out
 
 

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Final
 
 from tartlet_common.errors.registry import DeadlineExceeded, TartletError
 from tartlet_operator.api.conditions import Want, find, merged
 from tartlet_operator.api.inferlet_run import (
-    OUTPUT_BYTES,
     TRACEBACK_CHARS,
     InferletRunSpec,
     InferletRunStatus,
@@ -18,6 +16,7 @@ from tartlet_operator.api.inferlet_run import (
 )
 from tartlet_operator.api.reasons import Reason
 from tartlet_operator.api.times import parse, stamp
+from tartlet_operator.machinery.program_output import Outcome, Output, tail
 
 BACKOFF_S: Final = 1.0
 BACKOFF_MAX_S: Final = 60.0
@@ -26,10 +25,6 @@ _WAITED_REMEDY: Final = "Mend what it waited for, or raise spec.deadlineSeconds;
 _FAILED_REMEDY: Final = (
     "Mend the program, or raise spec.deadlineSeconds until its retries fit in; then create another InferletRun."
 )
-_SHORT: Final = b'\n\r\t"\\'
-"""JSON takes two bytes for each of them."""
-_LONG: Final = bytes(byte for byte in (*range(32), *b"<>&") if byte not in _SHORT)
-"""And six, `\\u` and four digits, for each of these: the API server's does so of `<`, `>` and `&`, too."""
 LATE_S: Final = 5.0
 """So long after its deadline, and so long listened to, a program is ended here: its runtime keeps the deadline itself.
 
@@ -49,27 +44,6 @@ class InferletFacts:
     ready: bool = False
     message: str = ""
     held: str = ""  # why no engine can run it, where one has to
-
-
-@dataclass(frozen=True, slots=True)
-class Output:
-    """What a program has put out, as far as it is kept."""
-
-    text: str = ""
-    truncated: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """How an attempt ended."""
-
-    success: bool
-    output: Output = field(default_factory=Output)
-    result: str | None = None
-    error: TartletError | None = None
-    input_tokens: int = 0
-    output_tokens: int = 0
-    stderr: str = ""
 
 
 def pause_s(waited_s: float) -> float:
@@ -295,39 +269,6 @@ def finished(old: InferletRunStatus, finish: Finish, *, generation: int, now: fl
         told = _waited(old, finish.waited, outcome.error)
         message, new = told.message, new.model_copy(update={"error": told})
     return _with(new, generation, now, "Failed", name, message)
-
-
-def json_bytes(data: bytes) -> int:
-    r"""Bytes that a text takes in JSON as the API server keeps it.
-
-    Example:
-        >>> [json_bytes(text.encode()) for text in ("abc", "é", "a\n", "\x1b", "<", "\u2028")]
-        [3, 2, 3, 6, 6, 6]
-    """
-    short, long = (len(data) - len(data.translate(None, escaped)) for escaped in (_SHORT, _LONG))
-    return len(data) + short + 5 * long + 3 * (data.count(b"\xe2\x80\xa8") + data.count(b"\xe2\x80\xa9"))
-
-
-def tail(data: bytes, truncated: bool = False, limit: int = OUTPUT_BYTES) -> Output:  # noqa: FBT001, FBT002 - a flag of data
-    r"""The end of a program's output, and no more than takes twice the limit in JSON; half a character is dropped.
-
-    Example:
-        >>> tail("añb".encode(), limit=2)
-        Output(text='b', truncated=True)
-        >>> tail(bytes([0xFF, 0xFF]), limit=3)
-        Output(text='�', truncated=True)
-        >>> tail(b"\x1b\x1b\x1b", limit=6)
-        Output(text='\x1b\x1b', truncated=True)
-    """
-    kept, most = data[-limit:], 2 * limit
-    if json_bytes(kept) > most:
-        kept = kept[bisect_left(range(len(kept)), -most, key=lambda start: -json_bytes(kept[start:])) :]
-    if len(kept) < len(data):
-        truncated = True
-        kept = kept[next((i for i, byte in enumerate(kept[:4]) if byte & 0xC0 != 0x80), 0) :]
-    text = kept.decode(errors="replace")  # what is no text grows by it
-    grown = text.encode()
-    return Output(text, truncated) if grown == kept else tail(grown, truncated, limit)
 
 
 def _ended(old: InferletRunStatus, outcome: Outcome) -> InferletRunStatus:

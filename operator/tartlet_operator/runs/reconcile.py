@@ -17,16 +17,17 @@ from tartlet_common.errors.registry import (
     UnknownModel,
 )
 from tartlet_operator.api.conditions import find, holds
+from tartlet_operator.api.events import ObjectEvent
 from tartlet_operator.api.inferlet import Inferlet, InferletStatus
 from tartlet_operator.api.inferlet_run import InferletRun, InferletRunStatus
 from tartlet_operator.api.meta import Key, Meta
 from tartlet_operator.api.reasons import EventReason, Reason, told
 from tartlet_operator.machinery.context import Context
+from tartlet_operator.machinery.program_output import Outcome, Output
 from tartlet_operator.machinery.store import RunSeen
-from tartlet_operator.pools.status import Happening
 from tartlet_operator.runs import decisions as runs
 from tartlet_operator.runs import orphans
-from tartlet_operator.runs.decisions import Delete, Finish, Follow, InferletFacts, Launch, Output, Rest, Retry, Wait
+from tartlet_operator.runs.decisions import Delete, Finish, Follow, InferletFacts, Launch, Rest, Retry, Wait
 
 _LAUNCH_TIMEOUT_S: Final = 60.0
 _FIRST_TIMEOUT_S: Final = 15.0
@@ -56,7 +57,7 @@ async def reconcile(ctx: Context, key: Key, body: Mapping[str, Any]) -> float | 
         for program_id in {ctx.followers.forget(key), old.program_id if old.phase == "Running" else ""}:
             await _end(ctx, program_id, _DELETED)
         if old.phase in ("Pending", "Running"):
-            outcome = runs.Outcome(success=False, error=ProgramKilled(reason=_DELETED))
+            outcome = Outcome(success=False, error=ProgramKilled(reason=_DELETED))
             await _finish(ctx, key, meta, run, old, Finish(outcome))
         return None
     inferlet, known = await _inferlet(ctx, key, run, old)
@@ -105,6 +106,7 @@ async def gone(ctx: Context, key: Key) -> None:
         await ctx.followers.end(program_id, _DELETED)
     elif seen is not None and seen.phase == "Pending":  # a launch that nobody answered may have been heard
         await orphans.end(ctx, [key.namespace])
+    ctx.forget(key)
 
 
 async def _end(ctx: Context, program_id: str, reason: str) -> None:
@@ -183,7 +185,7 @@ async def _launch(
         accepted = await _answer(ctx, spec, min(patience_s, action.deadline_s + _LATE_S))
     except TartletError as e:
         if not e.retryable and not isinstance(e, _WAITS):
-            finish = Finish(runs.Outcome(success=False, error=e))
+            finish = Finish(Outcome(success=False, error=e))
             return await _finish(ctx, key, meta, run, old, finish)
         left_s = action.deadline_s - (ctx.unix_s - started)
         pause_s = runs.pause_s(started - runs.still_since(old, started))
@@ -241,6 +243,6 @@ async def _write(
     message: str = "",
 ) -> None:
     warning = reason in (EventReason.RUN_FAILED, EventReason.RUN_RETRIED)
-    happened = [Happening(reason, message, warning=warning)] if reason is not None else []
+    happened = [ObjectEvent(reason, message, warning=warning)] if reason is not None else []
     await ctx.write_status(key, meta, old, new, happened)
     ctx.store.saw_run(key, RunSeen(ctx.store.runs[key].inferlet, new.phase))

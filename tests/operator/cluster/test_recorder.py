@@ -6,15 +6,15 @@ import asyncio
 from typing import Any, cast
 
 from tartlet_common.clock import ManualClock
+from tartlet_operator.api.events import ObjectEvent
 from tartlet_operator.api.meta import Key
 from tartlet_operator.api.reasons import EventReason
 from tartlet_operator.cluster.recorder import Recorder
-from tartlet_operator.pools.status import Happening
 
 POOL = Key("EnginePool", "ns", "pool")
-READY = Happening(EventReason.POOL_READY, "engines that take programs: 1")
-LOST = Happening(EventReason.POOL_DEGRADED, "EngineLost: pod-0", warning=True)
-GONE = Happening(EventReason.ENGINE_DRAINED, "pod-0 has gone")
+READY = ObjectEvent(EventReason.POOL_READY, "engines that take programs: 1")
+LOST = ObjectEvent(EventReason.POOL_DEGRADED, "EngineLost: pod-0", warning=True)
+GONE = ObjectEvent(EventReason.ENGINE_DRAINED, "pod-0 has gone")
 
 
 class Posted:
@@ -27,11 +27,11 @@ class Posted:
         self.reasons.append(manifest["reason"])
 
 
-async def posted(recorder: Recorder, api: Posted, *happenings: Happening, uid: str = "uid") -> list[str]:
+async def posted(recorder: Recorder, api: Posted, *events: ObjectEvent, uid: str = "uid") -> list[str]:
     """What is posted of these."""
     api.reasons.clear()
-    for happening in happenings:
-        recorder.post(POOL, uid, happening)
+    for event in events:
+        recorder.post(POOL, uid, event)
     task = asyncio.create_task(recorder.run())
     await asyncio.sleep(0)
     await asyncio.sleep(0)
@@ -60,7 +60,7 @@ async def test_one_that_changes_all_the_time_is_heard_for_a_while_only() -> None
 async def test_of_long_messages_little_is_kept_and_not_for_long() -> None:
     clock, api = ManualClock(), Posted()
     recorder = Recorder(cast("Any", api), clock, "here")
-    long = Happening(EventReason.RECONCILE_FAILED, "x" * 1_000_000, warning=True)
+    long = ObjectEvent(EventReason.RECONCILE_FAILED, "x" * 1_000_000, warning=True)
     assert len(await posted(recorder, api, long, long)) == 1
     assert {len(message) for _, _, message in recorder._posted} == {1000}
     clock.advance(601)

@@ -12,14 +12,14 @@ from tartlet_operator.api.inferlet import InferletStatus
 from tartlet_operator.api.reasons import EventReason, Reason
 from tartlet_operator.control.catalogue import entry, fingerprint, sync
 from tartlet_operator.inferlets.status import (
-    PoolSeen,
     Verdict,
     catalogued_model,
-    happenings,
+    events,
     model_of,
     runnable,
     status,
 )
+from tartlet_operator.machinery.store import PoolSeen
 from tests.operator.objects import inferlet
 
 NOW = "2026-01-01T00:00:00Z"
@@ -83,14 +83,14 @@ def test_an_invalid_source_is_refused_once_and_the_valid_version_stays() -> None
     bad = status(
         inferlet().spec, good, Verdict("False", "InvalidSource", "line 3", digest="d1"), POOLS, generation=2, now=NOW
     )
-    assert happenings(InferletStatus(), good) == []
-    assert [h.reason for h in happenings(bad, good)] == [EventReason.INFERLET_READY]
-    assert [h.reason for h in happenings(good, bad)] == [EventReason.INFERLET_REFUSED]
+    assert events(InferletStatus(), good) == []
+    assert [h.reason for h in events(bad, good)] == [EventReason.INFERLET_READY]
+    assert [h.reason for h in events(good, bad)] == [EventReason.INFERLET_REFUSED]
     again = status(
         inferlet().spec, bad, Verdict("False", "InvalidSource", "line 3", digest="d1"), POOLS, generation=2, now=NOW
     )
     assert again == bad
-    assert happenings(bad, again) == []
+    assert events(bad, again) == []
     assert bad.digest == "sha256:d1"
 
 

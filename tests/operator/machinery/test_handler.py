@@ -16,11 +16,16 @@ from tartlet_operator.api.meta import Key
 from tartlet_operator.cluster.kube import ApiError
 from tartlet_operator.machinery import handler
 from tartlet_operator.machinery.context import Context
-from tartlet_operator.machinery.handler import Handler
+from tartlet_operator.machinery.handler import Handler, Kind
 from tartlet_operator.machinery.own_writes import OwnWrites
 from tartlet_operator.machinery.store import InferletSeen, Store
 from tartlet_operator.machinery.work_queue import LATER, WorkQueue
 from tests.operator.objects import body, until
+
+
+async def gone(*_: Any) -> None:
+    """Nothing is deleted here."""
+
 
 KEYS = [Key("Inferlet", "ns", name) for name in "abcd"]
 
@@ -40,7 +45,6 @@ async def test_what_was_given_up_is_taken_up_when_one_succeeds(monkeypatch: pyte
     async def get(kind: str, _: str, name: str) -> Any:
         return body(kind, name, {"source": {"inline": "pass"}}, {})
 
-    monkeypatch.setattr(handler, "_RECONCILE", {"Inferlet": reconcile})
     monkeypatch.setattr(handler, "_SCOUT_S", 0.02)
     queue = WorkQueue()
     metrics = SimpleNamespace(reconciled=lambda *_: None, failed=lambda *_: None)
@@ -48,7 +52,7 @@ async def test_what_was_given_up_is_taken_up_when_one_succeeds(monkeypatch: pyte
     ctx.given_up, ctx.try_again, ctx.store = {}, partial(Context.try_again, ctx), Store()
     ctx.store.inferlets[KEYS[0]] = InferletSeen("", "", "", "", ready=True, runnable=True)
     ctx.settings, ctx.write_status, ctx.api = SimpleNamespace(max_retries=0), write_status, SimpleNamespace(get=get)
-    worker = asyncio.ensure_future(queue.work("Inferlet", Handler(ctx).handle))
+    worker = asyncio.ensure_future(queue.work("Inferlet", Handler(ctx, {"Inferlet": Kind(reconcile, gone)}).handle))
     for key in KEYS:
         queue.add(key)
     await until(lambda: len(tried) >= 12)
@@ -66,23 +70,22 @@ async def test_what_was_given_up_is_taken_up_when_one_succeeds(monkeypatch: pyte
 
 
 @pytest.mark.parametrize("status", [401, 403])
-async def test_rights_that_are_missing_may_come_back(status: int, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_rights_that_are_missing_may_come_back(status: int) -> None:
     async def reconcile(_: Any, __: Key, ___: Mapping[str, Any]) -> None:
         raise ApiError(status, "Forbidden", "not now")
 
     async def get(kind: str, _: str, name: str) -> Any:
         return body(kind, name, {"source": {"inline": "pass"}}, {})
 
-    monkeypatch.setattr(handler, "_RECONCILE", {"Inferlet": reconcile})
     metrics = SimpleNamespace(reconciled=lambda *_: None, failed=lambda *_: None)
     ctx: Any = SimpleNamespace(
         clock=ManualClock(), own_writes=OwnWrites(), metrics=metrics, api=SimpleNamespace(get=get)
     )
     ctx.settings = SimpleNamespace(max_retries=3)
-    assert await Handler(ctx).handle(KEYS[0], None) == handler.retry_s(1, 3)
+    assert await Handler(ctx, {"Inferlet": Kind(reconcile, gone)}).handle(KEYS[0], None) == handler.retry_s(1, 3)
 
 
-async def test_what_is_still_fetched_has_not_succeeded(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_what_is_still_fetched_has_not_succeeded() -> None:
     """Its source comes, and is refused; the time until it is fetched again grows all the same."""
     answers = [Unavailable(what="control", detail="it is full"), None] * 3
 
@@ -94,11 +97,10 @@ async def test_what_is_still_fetched_has_not_succeeded(monkeypatch: pytest.Monke
     async def get(kind: str, _: str, name: str) -> Any:
         return body(kind, name, {"source": {"inline": "pass"}}, {})
 
-    monkeypatch.setattr(handler, "_RECONCILE", {"Inferlet": reconcile})
     metrics = SimpleNamespace(reconciled=lambda *_: None, failed=lambda *_: None)
     ctx: Any = SimpleNamespace(
         clock=ManualClock(), own_writes=OwnWrites(), metrics=metrics, api=SimpleNamespace(get=get)
     )
     ctx.settings, ctx.given_up = SimpleNamespace(max_retries=5), {}
-    tried = Handler(ctx)
+    tried = Handler(ctx, {"Inferlet": Kind(reconcile, gone)})
     assert [await tried.handle(KEYS[0], None) for _ in range(6)] == [0.5, LATER, 1.0, LATER, 2.0, LATER]

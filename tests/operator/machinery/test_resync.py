@@ -14,11 +14,12 @@ import pytest
 from tartlet_common.clock import ManualClock
 from tartlet_common.errors.registry import Unavailable
 from tartlet_operator.api.meta import Key
-from tartlet_operator.inferlets.status import PoolSeen
-from tartlet_operator.machinery import resync as loops
+from tartlet_operator.inferlets.catalogue_sync import compare_catalogue, queue_entries_without_inferlet
+from tartlet_operator.machinery import resync
 from tartlet_operator.machinery.context import Context, ControlView
-from tartlet_operator.machinery.resync import UNREACHABLE_S, ControlWatch, Resync, compare_catalogue, sweep_when_settled
-from tartlet_operator.machinery.store import InferletSeen, RunSeen, Store
+from tartlet_operator.machinery.control_watch import UNREACHABLE_S, ControlWatch
+from tartlet_operator.machinery.resync import Resync, sweep_when_settled
+from tartlet_operator.machinery.store import InferletSeen, PoolSeen, RunSeen, Store
 from tartlet_operator.machinery.work_queue import WorkQueue
 from tartlet_operator.runs import orphans
 from tartlet_protos import control_pb2
@@ -68,7 +69,7 @@ async def test_pools_are_looked_at_when_something_is_new() -> None:
     control = Control()
     ctx = context(control)
     ctx.store.pools[Key("EnginePool", "ns", "p")] = PoolSeen("p", "m", ready=True)
-    watch = ControlWatch(ctx)
+    watch = ControlWatch(ctx, compare_catalogue)
 
     async def looked_at() -> bool:
         await watch.once()
@@ -94,7 +95,7 @@ async def test_who_hears_of_a_change_looks_at_once_and_who_hears_nothing_says_so
     ctx.store.pools[pool] = PoolSeen("p", "m", ready=True)
     for key, phase in ((waits, "Pending"), (runs, "Pending"), (runs, "Running")):
         ctx.store.saw_run(key, RunSeen("i", phase))
-    running = asyncio.ensure_future(ControlWatch(ctx).run())
+    running = asyncio.ensure_future(ControlWatch(ctx, compare_catalogue).run())
 
     async def looked_at(*others: Key) -> None:
         await until(lambda: pool in ctx.queue._pending)
@@ -148,13 +149,13 @@ async def test_a_catalogue_is_swept_once_all_inferlets_have_been_seen() -> None:
     control.fingerprints = fingerprints  # type: ignore[attr-defined]
     ctx = context(control, namespaces=["ns"])
     ctx.client, ctx.followers = SimpleNamespace(list=programs), SimpleNamespace(programs=set())
-    settled = asyncio.ensure_future(sweep_when_settled(ctx, 0.02))
+    settled = asyncio.ensure_future(sweep_when_settled(ctx, [queue_entries_without_inferlet, orphans.end], 0.02))
 
     kept, gone = Key("Inferlet", "ns", "kept"), Key("Inferlet", "ns", "deleted while nobody looked")
     await asyncio.sleep(0.1)
     assert not asked, "control was not heard yet"
     ctx.queue.add(kept)
-    await ControlWatch(ctx).once()
+    await ControlWatch(ctx, compare_catalogue).once()
     await asyncio.sleep(0.1)
     assert not asked, "not all that is there has been seen"
     ctx.store.inferlets[kept] = InferletSeen("1", "", "", "", ready=True, runnable=False)
@@ -189,16 +190,14 @@ async def test_a_resync_ends_though_workers_hang(monkeypatch: pytest.MonkeyPatch
             yield {"metadata": {"namespace": namespace, "name": f"{kind}-{n}"}}
 
     async def done(_: Any) -> None:
-        pass
+        raise Unavailable(what="control", detail="the objects are looked at all the same")
 
-    monkeypatch.setattr(loops, "_ROOM_S", 0.01)
-    monkeypatch.setattr(loops, "compare_catalogue", done)
-    monkeypatch.setattr(orphans, "end", done)
+    monkeypatch.setattr(resync, "_ROOM_S", 0.01)
     ctx = context(Control(), namespaces=["ns"], api=SimpleNamespace(pages=pages))
     lost = Key("Inferlet", "ns", "deleted while nobody looked")
     ctx.store.inferlets[lost] = InferletSeen("", "", "", "", ready=True, runnable=True)
     async with asyncio.timeout(10):
-        await Resync(ctx).once()
+        await Resync(ctx, [done]).once()
     pending = ctx.queue._pending
     assert len(pending) == 1201
     assert lost in pending

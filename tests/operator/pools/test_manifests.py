@@ -15,8 +15,8 @@ from tartlet_common.config.settings import OperatorSettings, WorkerSettings
 from tartlet_operator.api import EnginePool
 from tartlet_operator.api.common import quantity
 from tartlet_operator.api.engine_pool import ENGINE_ID
-from tartlet_operator.app import _defaults
-from tartlet_operator.pools.manifests import END_MARGIN_S, WorkerDefaults, deployment, disruption_budget
+from tartlet_operator.machinery.worker_defaults import WorkerDefaults
+from tartlet_operator.pools.manifests import END_MARGIN_S, deployment, disruption_budget
 from tartlet_operator.pools.subset import covers, leftover
 from tests.operator.objects import META, pool
 
@@ -156,7 +156,7 @@ def test_overrides_replace_by_name_and_keep_the_selector() -> None:
 
 
 def test_engines_log_report_and_are_pulled_as_the_operator_is_told_and_their_pool_has_the_last_word() -> None:
-    told = _defaults(
+    told = WorkerDefaults.of(
         OperatorSettings(
             log_level="warning", worker_pull_secrets=" mine,,site", worker_otlp_endpoint="http://otlp:4317"
         )

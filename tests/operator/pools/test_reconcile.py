@@ -8,15 +8,14 @@ from typing import Any
 from tartlet_operator.api.common import ApiModel
 from tartlet_operator.api.conditions import find
 from tartlet_operator.api.engine_pool import EnginePoolStatus
+from tartlet_operator.api.events import ObjectEvent
 from tartlet_operator.api.meta import Key, Meta, pool_labels
 from tartlet_operator.api.reasons import EventReason, Reason
-from tartlet_operator.inferlets.status import PoolSeen
 from tartlet_operator.machinery.context import ControlView
-from tartlet_operator.machinery.store import InferletSeen, Store
+from tartlet_operator.machinery.store import InferletSeen, PoolSeen, Store
 from tartlet_operator.machinery.work_queue import WorkQueue
+from tartlet_operator.machinery.worker_defaults import WorkerDefaults
 from tartlet_operator.pools import reconcile as reconcile_pool
-from tartlet_operator.pools.manifests import WorkerDefaults
-from tartlet_operator.pools.status import Happening
 from tests.operator.objects import body
 
 POOL, INFERLET = Key("EnginePool", "ns", "p"), Key("Inferlet", "ns", "i")
@@ -67,7 +66,7 @@ class Operator:
         )
         self.ctx.defaults, self.ctx.write_status = WorkerDefaults("w", "Always", "c"), self._write
 
-    async def _write(self, _: Key, __: Meta, ___: ApiModel, new: EnginePoolStatus, events: list[Happening]) -> None:
+    async def _write(self, _: Key, __: Meta, ___: ApiModel, new: EnginePoolStatus, events: list[ObjectEvent]) -> None:
         self.status, self.events = new, [each.reason for each in events]
 
     async def look(self, *, deleted: bool = False, **spec: Any) -> bool:

@@ -12,7 +12,7 @@ from tartlet_operator.api.conditions import find
 from tartlet_operator.api.engine_pool import EnginePoolStatus
 from tartlet_operator.api.reasons import EventReason, Reason
 from tartlet_operator.pools.pod_facts import PodFacts
-from tartlet_operator.pools.status import DeploymentFacts, PoolFacts, happenings, own, status
+from tartlet_operator.pools.status import DeploymentFacts, PoolFacts, events, own, status
 
 NOW = "2026-01-01T00:00:00Z"
 LATER = "2026-01-01T00:01:00Z"
@@ -106,7 +106,7 @@ def test_the_same_facts_change_nothing(f: PoolFacts) -> None:
     twice = status(f, once, LATER)
     settled = status(f, twice, LATER)
     assert settled == twice
-    assert happenings(twice, settled) == []
+    assert events(twice, settled) == []
 
 
 def test_a_pod_that_goes_is_trouble_also_while_the_deployment_has_none_in_its_place() -> None:
@@ -152,7 +152,7 @@ def test_a_pods_trouble_becomes_the_pools_reason() -> None:
     s = status(f, NONE, NOW)
     assert conditions(s)["Ready"] == ("False", "ImagePullBackOff")
     assert conditions(s)["Degraded"] == ("True", "ImagePullBackOff")
-    assert [h.reason for h in happenings(NONE, s)] == [EventReason.ROLLOUT_STARTED, EventReason.POOL_DEGRADED]
+    assert [h.reason for h in events(NONE, s)] == [EventReason.ROLLOUT_STARTED, EventReason.POOL_DEGRADED]
 
 
 def test_a_spec_that_the_api_server_refuses_is_trouble_beside_what_there_is() -> None:
@@ -167,12 +167,12 @@ def test_a_spec_that_the_api_server_refuses_is_trouble_beside_what_there_is() ->
     }
     assert (s.ready_replicas, s.updated_replicas, [e.pod for e in s.engines]) == (1, 0, ["p-0"])
     assert [c.message for c in s.conditions if c.type == "Ready"] == [f"{left.refused}; 1 of 1 engines take programs"]
-    assert [h.reason for h in happenings(served, s)] == [EventReason.RECONCILE_FAILED]
+    assert [h.reason for h in events(served, s)] == [EventReason.RECONCILE_FAILED]
     gone = replace(left, pods=(), engines=None, deployment=DeploymentFacts.of({}, current=False))
     after = status(gone, s, LATER)
     assert conditions(after) == conditions(s)
     assert (after.ready_replicas, after.engines) == (0, [])
-    assert EventReason.RECONCILE_FAILED not in [h.reason for h in happenings(s, after)]
+    assert EventReason.RECONCILE_FAILED not in [h.reason for h in events(s, after)]
 
     # what the API server takes again is on its way, not broken
     starting = facts(2, generation=2, engines={"p-0": "ready"})
@@ -306,7 +306,7 @@ def test_an_engine_that_starts_while_control_is_away_is_not_missing_when_it_is_b
     back = status(replace(loading, engines={}), away, LATER)
     assert conditions(back)["Ready"] == ("False", Reason.ROLLING_OUT)
     assert conditions(back)["Degraded"] == ("False", Reason.AS_EXPECTED)
-    assert happenings(away, back) == []
+    assert events(away, back) == []
     # one that had served is settled still
     for now in (loading, replace(loading, engines={})):
         assert conditions(status(now, status(facts(1), NONE, NOW), LATER))["Progressing"][0] == "False"
@@ -346,8 +346,8 @@ def test_another_number_of_the_same_pods_is_no_rollout() -> None:
     fewer = facts(1, generation=2, deployment=DeploymentFacts(2, 1, 2, 2))
     after = status(fewer, before, LATER)
     assert conditions(after)["Progressing"] == ("True", Reason.ROLLING_OUT)
-    assert [h.reason for h in happenings(before, after)] == [EventReason.ROLLOUT_STARTED]
-    assert happenings(before, after, same_pods=True) == []
+    assert [h.reason for h in events(before, after)] == [EventReason.ROLLOUT_STARTED]
+    assert events(before, after, same_pods=True) == []
 
 
 def test_no_replicas_is_ready_and_says_so() -> None:
@@ -361,9 +361,9 @@ def test_draining_is_counted_and_makes_events() -> None:
     pods = (pod("p-0"), pod("p-1", terminating=True))
     during = status(facts(1, generation=2, pods=pods), before, NOW)
     assert (during.replicas, during.draining_replicas) == (1, 1)
-    assert EventReason.ENGINE_DRAINING in [h.reason for h in happenings(before, during)]
+    assert EventReason.ENGINE_DRAINING in [h.reason for h in events(before, during)]
     after = status(facts(1, generation=2), during, NOW)
-    assert EventReason.ENGINE_DRAINED in [h.reason for h in happenings(during, after)]
+    assert EventReason.ENGINE_DRAINED in [h.reason for h in events(during, after)]
 
 
 def test_transition_times_change_with_the_status_alone() -> None:

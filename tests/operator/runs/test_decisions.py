@@ -15,6 +15,7 @@ from tartlet_operator.api import Inferlet
 from tartlet_operator.api.conditions import find, holds
 from tartlet_operator.api.inferlet_run import OUTPUT_BYTES, InferletRunSpec, InferletRunStatus
 from tartlet_operator.api.reasons import Reason
+from tartlet_operator.machinery.program_output import Outcome, Output, json_bytes, tail
 from tartlet_operator.runs import decisions as runs
 from tartlet_operator.runs.decisions import (
     LATE_S,
@@ -23,14 +24,10 @@ from tartlet_operator.runs.decisions import (
     Follow,
     InferletFacts,
     Launch,
-    Outcome,
-    Output,
     Rest,
     Retry,
     Wait,
     decide,
-    json_bytes,
-    tail,
 )
 from tartlet_operator.runs.reconcile import facts
 from tests.operator.objects import body, run

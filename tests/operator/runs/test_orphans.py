@@ -93,7 +93,14 @@ def context(*programs: ProgramInfo, phase: str = "Pending") -> Any:
     store = Store()
     store.saw_run(RUN, RunSeen("i", phase))
     client, api = SimpleNamespace(list=listed), SimpleNamespace(pages=pages)
-    return SimpleNamespace(store=store, client=client, api=api, followers=Followers(), namespaces=["ns", "other"])
+    return SimpleNamespace(
+        store=store,
+        client=client,
+        api=api,
+        followers=Followers(),
+        namespaces=["ns", "other"],
+        forget=store.forget,
+    )
 
 
 async def test_a_launch_that_nobody_answered_is_ended_with_its_run() -> None:

@@ -1,0 +1,37 @@
+"""Compares control's catalogue with the Inferlets that there are."""
+
+from __future__ import annotations
+
+from tartlet_operator.api.meta import Key
+from tartlet_operator.control.catalogue import sync
+from tartlet_operator.machinery.context import Context
+
+
+async def compare_catalogue(ctx: Context) -> None:
+    """List what control holds; have put what is missing, and removed what no Inferlet stands for.
+
+    Raises:
+        TartletError: control didn't answer.
+    """
+    for namespace in ctx.namespaces:
+        held = await ctx.control.fingerprints(namespace)
+        first = namespace not in ctx.view.catalogue
+        ctx.view.catalogue[namespace] = held
+        inferlets = [key for key in ctx.store.inferlets if key.namespace == namespace]
+        wanted = {key.name: print_ for key in inferlets if (print_ := ctx.store.inferlets[key].fingerprint)}
+        todo = sync(wanted, held)
+        for name in todo.put:
+            ctx.queue.add(Key("Inferlet", namespace, name))
+        for key in inferlets:  # one in neither: its last valid version may be what control has lost
+            if first or (key.name not in wanted and key.name not in held):
+                ctx.queue.add(key)
+        if not first:  # else perhaps no Inferlet has been seen yet: what has none is for the sweep
+            for name in todo.delete:  # one not seen yet is looked at like any other, one that isn't there goes
+                ctx.queue.add(Key("Inferlet", namespace, name))
+
+
+async def queue_entries_without_inferlet(ctx: Context) -> None:
+    """Queue the entries that no Inferlet seen so far stands for: their Inferlets were deleted while nobody looked."""
+    for namespace, held in ctx.view.catalogue.items():
+        for name in held.keys() - {key.name for key in ctx.store.inferlets if key.namespace == namespace}:
+            ctx.queue.add(Key("Inferlet", namespace, name))

@@ -1,0 +1,88 @@
+"""Listens to control, and has looked at what depends on what control tells."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from typing import Final
+
+from tartlet_common.errors.registry import TartletError
+from tartlet_operator.machinery.context import Context
+from tartlet_protos import control_pb2
+
+log = logging.getLogger("tartlet.operator")
+
+UNREACHABLE_S: Final = 3.0
+"""Control may be gone this long before statuses say that nobody knows; one that hangs is noticed later (ADR 15)."""
+_AGAIN_S: Final = 1.0
+"""Control is asked again so long after it was lost."""
+
+
+class ControlWatch:
+    """Hears from control: engines for the pools, its incarnation for the catalogue."""
+
+    def __init__(self, ctx: Context, compare: Callable[[Context], Awaitable[None]]) -> None:
+        """`compare`: compares control's catalogue with the Inferlets, when control is another than before."""
+        self._ctx = ctx
+        self._compare = compare
+        self._lost_s: float | None = None  # since when nothing has been heard
+
+    async def run(self) -> None:
+        """Listen until cancelled."""
+        while True:
+            try:
+                async with self._replies() as replies:
+                    async for reply in replies:
+                        await self._heard(reply)
+                continue
+            except TartletError as e:
+                self._unheard(e)
+            await asyncio.sleep(_AGAIN_S)
+
+    async def once(self) -> None:
+        """Ask once, and have looked at what changed."""
+        try:
+            async with self._replies() as replies:
+                await self._heard(await anext(replies))
+        except TartletError as e:
+            self._unheard(e)
+
+    def _replies(self) -> contextlib.aclosing[AsyncGenerator[control_pb2.EnginesReply]]:
+        return contextlib.aclosing(self._ctx.control.engines(self._ctx.settings.heartbeat_s))
+
+    async def _heard(self, reply: control_pb2.EnginesReply) -> None:
+        """Have looked at what has changed since the last reply.
+
+        Raises:
+            TartletError: control said no more when it was asked for its catalogue.
+        """
+        ctx, view = self._ctx, self._ctx.view
+        if reply.incarnation != view.incarnation or len(view.catalogue) < len(ctx.namespaces):
+            await self._compare(ctx)
+            view.incarnation = reply.incarnation
+        if self._lost_s is not None:
+            self._lost_s = None
+            ctx.try_again()
+        self._tell({e.id: e.state for e in reply.engines}, {e.id: e.programs for e in reply.engines})
+
+    def _unheard(self, error: TartletError) -> None:
+        """Control is not there; if that goes on, nobody knows how its engines are."""
+        now = self._ctx.clock.now()
+        if self._lost_s is None:
+            self._lost_s = now
+        elif now - self._lost_s > UNREACHABLE_S and self._ctx.view.engines is not None:
+            log.warning("%s", error)
+            self._tell(None, self._ctx.view.programs)  # how many there were last
+
+    def _tell(self, engines: Mapping[str, str] | None, programs: Mapping[str, int]) -> None:
+        view = self._ctx.view
+        if (engines, programs) == (view.engines, view.programs):
+            return
+        others = engines != view.engines
+        view.engines, view.programs = engines, programs
+        for pool in list(self._ctx.store.pools):
+            self._ctx.queue.add(pool)
+        for run in self._ctx.store.pending_runs() if others else ():  # that may wait for an engine
+            self._ctx.queue.add(run)
