@@ -1,4 +1,4 @@
-"""Wires the operator together: settings, leadership, watches, workers."""
+"""Wires the operator together: settings, leadership, watches and workers."""
 
 from __future__ import annotations
 
@@ -49,9 +49,9 @@ log = logging.getLogger("tartlet.operator")
 _REQUESTS: Final = 16
 """Requests of the operator's own that are under way at once."""
 _RETRY_S: Final = 2.0
-"""So long a launch that nobody answers is sent again at once; then its run says that it waits, and others go on."""
+"""Retry an unanswered launch for this long, then mark the run as waiting."""
 _SILENT_RENEWALS: Final = 4
-"""The Lease is renewed more than twice in its life, and each renewal is an event; so much silence is a broken watch."""
+"""Each renewal of the Lease is an event of the API server. Silence for so many renewals means a broken watch."""
 
 
 _KINDS: Final = {
@@ -71,9 +71,9 @@ async def main(settings: OperatorSettings, notify: Notify) -> None:
 
     Raises:
         InvalidConfig: the API server can't be found.
-        Unavailable: the Lease was lost; another replica leads.
+        Unavailable: the Lease was lost, or the API server's events stopped.
     """
-    logging.getLogger("kopf").setLevel(logging.WARNING)  # it would say something about every event
+    logging.getLogger("kopf").setLevel(logging.WARNING)  # below that it logs every event
     reached = access.discover(settings.kubeconfig)
     namespace = settings.namespace or reached.namespace
     namespaces = listed(settings.namespaces) or [namespace]
@@ -117,7 +117,7 @@ async def _lead(
     clock, tls = SystemClock(), endpoints.Tls.of(settings)
     control = ControlLink(settings.control, tls)
     queue, store, fetcher = WorkQueue(), Store(), SourceFetcher(api, settings.source_hosts)
-    lease = settings.lease_name if own in namespaces else ""  # watched only where we may read it
+    lease = settings.lease_name if own in namespaces else ""  # may be read only in watched namespaces
     pulse = Pulse(clock, notify, silence_s=leader.renew_s * _SILENT_RENEWALS if lease else 0.0)
     async with AsyncClient(settings.runtime, control=settings.control, tls=tls, retry_s=_RETRY_S) as client:
         ctx = Context(
@@ -137,7 +137,7 @@ async def _lead(
             namespaces=namespaces,
         )
         watch = ControlWatch(ctx, compare_catalogue)
-        await watch.once()  # so that settled Inferlets are seen to be
+        await watch.once()  # so that reconciles know which Inferlets are settled
         await pools.recall(ctx)
         registry = Watch(queue, store, ctx.own_writes, pulse.heard).registry(reached, connections, lease=lease)
         handler = Handler(ctx, _KINDS)
@@ -157,7 +157,9 @@ async def _lead(
                 watching = asyncio.Event()
                 tasks.create_task(_kopf(registry, namespaces, watching), name="kopf")
                 await watching.wait()
-                signals_cancel(role)  # kopf took them; at one it would wait 5 s for tasks that aren't its own
+                signals_cancel(
+                    role
+                )  # kopf took the signals; at a signal it would wait 5 s for tasks that aren't its own
         except* _Stopped:
             pass
         except* TartletError as group:
@@ -168,7 +170,7 @@ async def _lead(
             queue.close()
             await fetcher.close()
             await control.close()
-        if failed is not None:  # raised within `except*` it would be a group again
+        if failed is not None:  # raising it within `except*` would wrap it in a group again
             raise failed
 
 

@@ -1,4 +1,4 @@
-"""Conditions after the Kubernetes API conventions, as values."""
+"""Conditions after the Kubernetes API conventions."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _MESSAGE_CHARS = 4096
 
 @dataclass(frozen=True, slots=True)
 class Want:
-    """A condition as it shall be."""
+    """A condition as it should be."""
 
     type: str
     status: Status
@@ -23,7 +23,7 @@ class Want:
 
 
 def merged(old: Iterable[Condition], wanted: Sequence[Want], *, generation: int, now: str) -> list[Condition]:
-    """The wanted conditions; one whose status stays keeps its transition time.
+    """Return the wanted conditions. A condition whose status stays keeps its transition time.
 
     Example:
         >>> first = merged([], [Want("Ready", "False", "Starting")], generation=1, now="2026-01-01T00:00:00Z")
@@ -45,7 +45,7 @@ def merged(old: Iterable[Condition], wanted: Sequence[Want], *, generation: int,
 
 
 def find(conditions: Iterable[Condition], kind: str) -> Condition | None:
-    """The condition of a type."""
+    """Return the condition of a type, or None."""
     return next((c for c in conditions if c.type == kind), None)
 
 
@@ -56,7 +56,7 @@ def holds(conditions: Iterable[Condition], kind: str) -> bool:
 
 
 def truth(*, value: bool) -> Status:
-    """As a condition's status."""
+    """Return a boolean as a condition's status."""
     return "True" if value else "False"
 
 

@@ -52,33 +52,33 @@ class VolumeClaim(ApiModel):
 class EnvVar(ApiModel):
     """An environment variable."""
 
-    name: Annotated[str, Field(min_length=1, max_length=256)] = Field(description="Its name.")
-    value: Annotated[str, Field(max_length=32_768)] | None = Field(default=None, description="Its value.")
+    name: Annotated[str, Field(min_length=1, max_length=256)] = Field(description="Name of the variable.")
+    value: Annotated[str, Field(max_length=32_768)] | None = Field(default=None, description="Value of the variable.")
     value_from: ValueFrom | None = Field(default=None, description="Where its value comes from, as in the core API.")
 
 
 class ModelInit(ApiModel):
     """A container that fetches the checkpoint before the engine starts."""
 
-    image: Annotated[str, Field(min_length=1, max_length=1024)] = Field(description="Its image.")
+    image: Annotated[str, Field(min_length=1, max_length=1024)] = Field(description="Image of the container.")
     command: Annotated[list[Text], Field(min_length=1, max_length=64)] = Field(
-        description="Its command; it writes the checkpoint below `/models`, at `model.path`."
+        description="Command that writes the checkpoint below `/models`, at `model.path`."
     )
     env: Annotated[list[EnvVar], Field(max_length=64)] = Field(
-        default_factory=list, description="Its environment, such as a token from a Secret; `HOME` is `/tmp`."
+        default_factory=list, description="Environment, such as a token from a Secret; `HOME` is `/tmp`."
     )
     volume_mounts: Annotated[list[VolumeMount], Field(max_length=32)] = Field(
         default_factory=list,
         description="Mounts of volumes of `podTemplate.volumes`, as in the core API, beside `/models` and `/tmp`.",
     )
-    size_limit: Quantity = Field(default="20Gi", description="Most that it may write.")
+    size_limit: Quantity = Field(default="20Gi", description="Most bytes that the container may write.")
 
 
 class Model(ApiModel):
     """The model and where its checkpoint comes from."""
 
     name: Annotated[str, Field(min_length=1, max_length=128)] = Field(
-        description="What programs call it. Pools of one name serve one model together. Immutable.",
+        description="Name that programs use. Pools of one name serve one model together. Immutable.",
         json_schema_extra=rules(
             rule(
                 "self == oldSelf",
@@ -106,8 +106,7 @@ class Model(ApiModel):
     )
     init: ModelInit | None = Field(
         default=None,
-        description="The checkpoint is fetched by this container; it has `resources` of the pool, GPUs and the like "
-        "apart.",
+        description="This container fetches the checkpoint. It has the pool's `resources`, without GPUs and the like.",
     )
 
 
@@ -115,7 +114,7 @@ class Engine(ApiModel):
     """How each engine runs; the settings of the role `worker`."""
 
     backend: Literal["Torch", "Fake"] = Field(
-        default="Torch", description="`Fake` computes nothing and needs no model: for trying things out."
+        default="Torch", description="`Fake` computes nothing and needs no model; it is for trying things out."
     )
     device: Annotated[str, Field(max_length=16)] = Field(
         default="cpu",
@@ -125,7 +124,7 @@ class Engine(ApiModel):
         ),
     )
     dtype: Literal["auto", "bfloat16", "float32"] = Field(
-        default="auto", description="Of weights and KV; `auto`: the checkpoint's."
+        default="auto", description="Type of weights and KV; `auto`: the checkpoint's."
     )
     page_size: int = Field(default=defaults.PAGE_SIZE, ge=1, le=32, description="Tokens of one KV page.")
     kv_memory: Annotated[str, Field(max_length=20)] = Field(
@@ -147,17 +146,17 @@ class Engine(ApiModel):
         default=defaults.MAX_BATCH_COMMANDS, ge=1, le=_MAX_BATCH, description="Commands of one batch."
     )
     threads: int = Field(default=1, ge=1, le=1024, description="CPU threads.")
-    batch_invariant: bool = Field(default=False, description="The same bits whatever else is in the batch.")
+    batch_invariant: bool = Field(default=False, description="Compute the same bits whatever else is in the batch.")
 
 
 class Resources(ApiModel):
     """Compute resources of an engine's container."""
 
     requests: Annotated[dict[str, Quantity], Field(max_length=16)] = Field(
-        default_factory=dict, description="What is reserved for it."
+        default_factory=dict, description="What is reserved for the engine."
     )
     limits: Annotated[dict[str, Quantity], Field(max_length=16)] = Field(
-        default_factory=dict, description="The most it may use; GPUs (`nvidia.com/gpu`) go here."
+        default_factory=dict, description="Most that the engine may use; GPUs (`nvidia.com/gpu`) go here."
     )
 
 
@@ -168,12 +167,12 @@ class Drain(ApiModel):
         default=30,
         ge=0,
         le=3600,
-        description="How long an engine that is to go waits for its programs; those left then end in `Draining`.",
+        description="How long an engine waits for its programs before it goes; programs left then end with `Draining`.",
     )
 
 
 class PodTemplate(ApiModel):
-    """What is added to the pods that the operator makes, or put in its place."""
+    """Additions to the pods that the operator makes, and replacements of their parts."""
 
     labels: Labels = Field(default_factory=dict, description="More labels; those of the operator win.")
     annotations: Labels = Field(default_factory=dict, description="Annotations.")
@@ -212,7 +211,7 @@ class PodTemplate(ApiModel):
 
 
 class EnginePoolSpec(ApiModel):
-    """What the pool shall be."""
+    """What the pool should be."""
 
     model_config = ConfigDict(
         json_schema_extra=rules(
@@ -237,7 +236,7 @@ class EnginePoolSpec(ApiModel):
 
     model: Model = Field(description="The model.")
     engine: Engine = Field(default_factory=Engine, description="How each engine runs.")
-    replicas: int = Field(default=1, ge=0, le=1000, description="How many engines; one a pod.")
+    replicas: int = Field(default=1, ge=0, le=1000, description="Number of engines, each in a pod of its own.")
     image: Annotated[str, Field(max_length=1024)] = Field(
         default="", description="Image; empty: the operator's default."
     )
@@ -247,7 +246,7 @@ class EnginePoolSpec(ApiModel):
     resources: Resources = Field(default_factory=Resources, description="Compute resources of each engine.")
     node_selector: Labels = Field(default_factory=dict, description="Labels that a node must have.")
     tolerations: Annotated[list[Toleration], Field(max_length=32)] = Field(
-        default_factory=list, description="Taints that the pods stand, as in the core API."
+        default_factory=list, description="Taints that the pods tolerate, as in the core API."
     )
     topology_spread_constraints: Annotated[list[TopologySpread], Field(max_length=8)] = Field(
         default_factory=list,
@@ -257,8 +256,8 @@ class EnginePoolSpec(ApiModel):
         default=None,
         ge=0,
         le=1000,
-        description="Engines that voluntary disruptions leave; unset: all but one. Never more than all but one, "
-        "so that nodes can be drained.",
+        description="Engines that voluntary disruptions must leave; unset, and at most: all but one, so that nodes can "
+        "be drained.",
     )
     start_deadline_seconds: int = Field(
         default=600,
@@ -273,15 +272,15 @@ class EnginePoolSpec(ApiModel):
 class EngineStatus(ApiModel):
     """One engine."""
 
-    pod: Annotated[str, Field(max_length=253)] = Field(description="Its pod.")
+    pod: Annotated[str, Field(max_length=253)] = Field(description="The engine's pod.")
     state: Annotated[str, Field(max_length=64)] = Field(
         description="`Pending`, `Loading`, `Broken` (it ended, and is tried again), `Standby` (others serve the "
         "model, with another checkpoint, dtype or page size), `Ready`, `Draining`, `Lost` (control doesn't know it) or "
         "`Unknown`."
     )
-    reason: Annotated[str, Field(max_length=256)] = Field(default="", description="Why it isn't ready.")
-    programs: int = Field(default=0, ge=0, description="Programs on it; brought up to date every 10 s.")
-    node: Annotated[str, Field(max_length=253)] = Field(default="", description="Where it runs.")
+    reason: Annotated[str, Field(max_length=256)] = Field(default="", description="Why the engine isn't ready.")
+    programs: int = Field(default=0, ge=0, description="Programs on the engine; updated every 10 s.")
+    node: Annotated[str, Field(max_length=253)] = Field(default="", description="Node of the pod.")
     address: Annotated[str, Field(max_length=64)] = Field(default="", description="The pod's address.")
 
 
@@ -295,7 +294,9 @@ class EnginePoolStatus(ApiModel):
     replicas: int = Field(default=0, ge=0, description="Pods that are not going away.")
     ready_replicas: int = Field(default=0, ge=0, description="Engines that take programs.")
     updated_replicas: int = Field(default=0, ge=0, description="Pods of the current spec.")
-    draining_replicas: int = Field(default=0, ge=0, description="Engines that wait for their programs before they go.")
+    draining_replicas: int = Field(
+        default=0, ge=0, description="Engines that wait for their programs to end before they go."
+    )
     selector: Annotated[str, Field(max_length=1024)] = Field(default="", description="Selects the pool's pods.")
     engines: Annotated[list[EngineStatus], Field(max_length=1000)] = Field(
         default_factory=list, description="Each engine, by pod."
@@ -318,8 +319,8 @@ class EnginePool(ApiModel):
         )
     )
 
-    spec: EnginePoolSpec = Field(description="What the pool shall be.")
-    status: EnginePoolStatus | None = Field(default=None, description="What it is; written by the operator.")
+    spec: EnginePoolSpec = Field(description="What the pool should be.")
+    status: EnginePoolStatus | None = Field(default=None, description="What the pool is; written by the operator.")
 
 
 ENGINE_POOL = Resource(

@@ -40,7 +40,7 @@ class UrlSource(ApiModel):
     """A file on a web server, pinned by its digest."""
 
     url: Annotated[str, Field(max_length=2048)] = Field(
-        description="Where it is; the operator must allow the host.",
+        description="Address of the file; the operator must allow the host.",
         json_schema_extra=rules(
             rule(
                 "self.matches('^https?://[^/?#@ ]+(/[^ ]*)?$') && isURL(self)",
@@ -61,7 +61,7 @@ class UrlSource(ApiModel):
 
 
 class Source(ApiModel):
-    """The program: exactly one of its fields is set."""
+    """The program; exactly one field is set."""
 
     model_config = ConfigDict(
         json_schema_extra=rules(
@@ -79,12 +79,14 @@ class Source(ApiModel):
     inline: Annotated[str, Field(min_length=1, max_length=SOURCE_BYTES)] | None = Field(
         default=None, description="The program's text."
     )
-    config_map: ConfigMapKey | None = Field(default=None, description="It is in a ConfigMap; changes are followed.")
-    url: UrlSource | None = Field(default=None, description="It is fetched from a web server.")
+    config_map: ConfigMapKey | None = Field(
+        default=None, description="The program is in a ConfigMap; the operator follows changes."
+    )
+    url: UrlSource | None = Field(default=None, description="The program is fetched from a web server.")
 
 
 class Limits(ApiModel):
-    """Limits of each run; what is unset is the runtime's default, which is also the most."""
+    """Limits of each run. An unset limit is the runtime's default, which is also the most."""
 
     memory: Annotated[str, Field(max_length=20)] | None = Field(
         default=None,
@@ -97,7 +99,7 @@ class Limits(ApiModel):
         ),
     )
     cpu_slice_seconds: int | None = Field(
-        default=None, ge=1, le=3600, description="Longest computation without waiting for anything."
+        default=None, ge=1, le=3600, description="Longest time that the program may compute without waiting."
     )
     pages: int | None = Field(default=None, ge=1, le=2**31 - 1, description="KV pages held at once.")
     commands_in_flight: int | None = Field(default=None, ge=1, le=1 << 20, description="Commands not yet answered.")
@@ -126,19 +128,19 @@ class InferletSpec(ApiModel):
     )
 
     source: Source = Field(description="The program.")
-    language: Literal["Python", "Wasm"] = Field(default="Python", description="What it is written in.")
+    language: Literal["Python", "Wasm"] = Field(default="Python", description="Language of the program.")
     args: Annotated[list[Text], Field(max_length=128)] = Field(
-        default_factory=list, description="Arguments of InferletRuns that give none; clients give their own."
+        default_factory=list, description="Arguments for InferletRuns that give none; clients give their own."
     )
     model: Annotated[str, Field(max_length=128)] = Field(
         default="",
-        description="Name of the model it runs on; with neither model nor pool: the first by name that has a ready "
-        "engine.",
+        description="Name of the model that the program runs on; with neither model nor pool: the first by name that "
+        "has a ready engine.",
         json_schema_extra=a_model("spec.model"),
     )
     pool: Annotated[str, Field(max_length=63)] = Field(
         default="",
-        description="Name of an EnginePool in the namespace, whose model it runs on.",
+        description="Name of an EnginePool in the namespace; the program runs on its model.",
         json_schema_extra=rules(
             rule(
                 f"size(self) == 0 || self.matches('{OBJECT_NAME}')",
@@ -148,26 +150,28 @@ class InferletSpec(ApiModel):
         ),
     )
     limits: Limits = Field(default_factory=Limits, description="Limits of each run.")
-    description: Annotated[str, Field(max_length=1024)] = Field(default="", description="What it does, for people.")
+    description: Annotated[str, Field(max_length=1024)] = Field(
+        default="", description="What the program does, for people."
+    )
 
 
 class InferletStatus(ApiModel):
-    """Whether and where it can run."""
+    """Whether and where the program can run."""
 
     observed_generation: int = Field(
         default=0, ge=0, description="The generation of the spec that this status speaks of."
     )
     conditions: Conditions = Field(
         default_factory=list,
-        description="`Ready`: validated and in the catalogue. `Runnable`: it is, and a pool that is ready serves its "
-        "model. Of one that isn't Ready, clients that launch it by name get the last valid version, if there was one.",
+        description="`Ready`: the source is validated and in the catalogue. `Runnable`: it is, and a ready pool serves "
+        "its model. While it isn't Ready, clients that launch it by name get the last valid version, if there was one.",
     )
     digest: Annotated[str, Field(max_length=71)] = Field(
-        default="", description="Of the source that is in the catalogue."
+        default="", description="Digest of the source that is in the catalogue."
     )
-    model: Annotated[str, Field(max_length=128)] = Field(default="", description="The model it runs on.")
+    model: Annotated[str, Field(max_length=128)] = Field(default="", description="The model that the program runs on.")
     pools: Annotated[list[Name], Field(max_length=64)] = Field(
-        default_factory=list, description="Pools of the namespace that can run it now."
+        default_factory=list, description="Pools of the namespace that can run the program now."
     )
 
 
@@ -184,7 +188,9 @@ class Inferlet(ApiModel):
     )
 
     spec: InferletSpec = Field(description="What the program is and how it runs.")
-    status: InferletStatus | None = Field(default=None, description="Whether it can run; written by the operator.")
+    status: InferletStatus | None = Field(
+        default=None, description="Whether the program can run; written by the operator."
+    )
 
 
 INFERLET = Resource(

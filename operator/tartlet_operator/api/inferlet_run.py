@@ -48,12 +48,15 @@ class InferletRunSpec(ApiModel):
         default=600,
         ge=1,
         le=604_800,
-        description="How long it may take in all, waiting and retries included; past it, it fails in "
+        description="How long the run may take in all, waiting and retries included; then it fails with "
         "`DeadlineExceeded`.",
     )
-    retries: int = Field(default=0, ge=0, le=10, description="How often it is launched again after it failed.")
+    retries: int = Field(default=0, ge=0, le=10, description="How often the program is launched again after a failure.")
     ttl_seconds_after_finished: int | None = Field(
-        default=None, ge=0, le=31_536_000, description="The object is deleted so long after its end; unset: never."
+        default=None,
+        ge=0,
+        le=31_536_000,
+        description="The object is deleted this long after the run's end; unset: never.",
     )
 
 
@@ -63,9 +66,9 @@ class RunError(ApiModel):
     name: Annotated[str, Field(max_length=128)] = Field(description="The error's name, as in the list of errors.")
     number: int = Field(default=0, ge=0, le=65_535, description="Its number.")
     message: Annotated[str, Field(max_length=TRACEBACK_CHARS)] = Field(default="", description="What happened.")
-    remedy: Annotated[str, Field(max_length=4096)] = Field(default="", description="What helps.")
+    remedy: Annotated[str, Field(max_length=4096)] = Field(default="", description="What to do about it.")
     traceback: Annotated[str, Field(max_length=TRACEBACK_CHARS)] = Field(
-        default="", description="The program's own traceback, its end where it is long."
+        default="", description="The program's own traceback; of a long one the end."
     )
     stderr: Annotated[str, Field(max_length=STDERR_BYTES)] = Field(
         default="", description="The end of what the program wrote to standard error, at most 4 KiB."
@@ -80,7 +83,7 @@ class Tokens(ApiModel):
 
 
 class InferletRunStatus(ApiModel):
-    """How the run goes."""
+    """The state of the run."""
 
     observed_generation: int = Field(
         default=0, ge=0, description="The generation of the spec that this status speaks of."
@@ -99,15 +102,15 @@ class InferletRunStatus(ApiModel):
     )
     output_truncated: bool = Field(default=False, description="The start of the output is missing.")
     result: Annotated[str, Field(max_length=OUTPUT_BYTES)] | None = Field(
-        default=None, description="What the program's main returned, as much of its end."
+        default=None, description="What the program's main returned; of a long text the last 64 KiB."
     )
     error: RunError | None = Field(default=None, description="Why the latest launch failed.")
     tokens: Tokens = Field(default_factory=Tokens, description="Tokens that the latest launch used.")
     start_time: str | None = Field(
-        default=None, description="When the operator took it up.", json_schema_extra={"format": "date-time"}
+        default=None, description="When the operator first saw the run.", json_schema_extra={"format": "date-time"}
     )
     completion_time: str | None = Field(
-        default=None, description="When it ended.", json_schema_extra={"format": "date-time"}
+        default=None, description="When the run ended.", json_schema_extra={"format": "date-time"}
     )
 
 
@@ -115,7 +118,7 @@ class InferletRun(ApiModel):
     """One launch of an inferlet; like a Job, it ends in success or failure and keeps its output."""
 
     spec: InferletRunSpec = Field(description="What to launch. Immutable.")
-    status: InferletRunStatus | None = Field(default=None, description="How the run goes; written by the operator.")
+    status: InferletRunStatus | None = Field(default=None, description="The state of the run; written by the operator.")
 
 
 INFERLET_RUN = Resource(

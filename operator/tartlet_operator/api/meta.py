@@ -1,4 +1,4 @@
-"""Names that objects of the API go by: keys, labels, owners."""
+"""Keys, labels and owners of objects."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Key(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Meta:
-    """What is read of an object's metadata."""
+    """The part of an object's metadata that the operator reads."""
 
     namespace: str
     name: str
@@ -37,7 +37,7 @@ class Meta:
 
     @staticmethod
     def of(body: Mapping[str, Any]) -> Meta:
-        """From an object's body."""
+        """Read the metadata from an object's body."""
         meta = body["metadata"]
         return Meta(
             meta.get("namespace", ""),
@@ -49,7 +49,7 @@ class Meta:
 
 
 def owner(kind: str, meta: Meta) -> dict[str, Any]:
-    """Makes the cluster remove a dependent with its owner."""
+    """Return the reference that makes the cluster remove a dependent with its owner."""
     return {
         "apiVersion": API_VERSION,
         "kind": kind,
@@ -61,10 +61,10 @@ def owner(kind: str, meta: Meta) -> dict[str, Any]:
 
 
 def pool_selector(name: str) -> dict[str, str]:
-    """Labels of a pool's pods that never change."""
+    """Return the labels of a pool's pods that never change."""
     return {"app.kubernetes.io/name": "tartlet", "app.kubernetes.io/component": "worker", POOL_LABEL: name}
 
 
 def pool_labels(name: str) -> dict[str, str]:
-    """Labels of everything that is made for a pool."""
+    """Return the labels of everything that is made for a pool."""
     return {**pool_selector(name), MANAGED_BY: MANAGER}

@@ -1,4 +1,4 @@
-"""Texts as every client of the API server can show them: programs print what they like."""
+"""Makes texts showable to every client of the API server, because programs may print any character."""
 
 from __future__ import annotations
 
@@ -8,12 +8,15 @@ from typing import Any, Final
 from tartlet_common.yaml_json import REFUSED
 
 _UNPRINTABLE: Final = re.compile(f"[{REFUSED}\ud800-\udfff]")
-"""The API server's JSON has them as they are, and kubectl, which reads it as YAML, refuses the whole object, and any
-list that has it; half a surrogate pair it has not at all."""
+"""Characters that the API server's JSON may hold but YAML may not, and halves of surrogate pairs, which JSON can't
+hold.
+
+kubectl reads JSON as YAML, and refuses a whole object, and any list with it, that holds such a character.
+"""
 
 
 def printable(value: Any) -> Any:
-    r"""A value of JSON with U+FFFD for each character that kubectl can't show as YAML.
+    r"""Return a JSON value with U+FFFD for each character that kubectl can't show as YAML.
 
     Example:
         >>> printable({"output": ["\x1b[31mred\x7f\x85\uffff", 1, None]})

@@ -8,7 +8,7 @@ from tartlet_common.errors.registry import TartletError, Unavailable
 
 
 class Reason(StrEnum):
-    """CamelCase words of conditions; reasons of pods, and names of errors, are passed on beside them."""
+    """Reasons of conditions. Reasons of pods and names of errors are passed on beside them."""
 
     # EnginePool
     ENGINES_READY = "EnginesReady"
@@ -69,23 +69,23 @@ class EventReason(StrEnum):
 MEANING: dict[Reason, str] = {
     Reason.ENGINES_READY: "As many engines as asked for take programs.",
     Reason.SCALED_TO_ZERO: "No engine is asked for.",
-    Reason.ROLLING_OUT: "Pods of the newest spec are on their way.",
+    Reason.ROLLING_OUT: "Pods of the newest spec are being started.",
     Reason.SETTLED: "Every pod is of the newest spec.",
     Reason.ENGINES_MISSING: "Fewer engines than asked for take programs.",
     Reason.ENGINE_LOST: "A pod runs, and control doesn't know its engine.",
     Reason.ENGINE_NOT_STARTED: "An engine took no programs within `spec.startDeadlineSeconds`, or was ended before.",
     Reason.ENGINE_STANDS_BY: "Engines of another pool serve this model, with another checkpoint, dtype or page size.",
     Reason.MODEL_INIT_FAILED: "The container of `spec.model.init` failed.",
-    Reason.PODS_REFUSED: "The API server refuses the pods: pod security, a quota, or a name that isn't there.",
-    Reason.POD_UNSTARTED: "A node can't begin with a pod: what it names isn't there, or its memory limit is too small.",
+    Reason.PODS_REFUSED: "The API server refuses the pods: pod security, a quota, or a name that doesn't exist.",
+    Reason.POD_UNSTARTED: "A node can't start a pod: something it names is missing, or its memory limit is too small.",
     Reason.AS_EXPECTED: "Nothing is wrong.",
-    Reason.CONTROL_UNREACHABLE: "Control doesn't answer: nobody knows.",
+    Reason.CONTROL_UNREACHABLE: "Control doesn't answer, so the state is unknown.",
     Reason.DELETING: "The pool was deleted; it goes when its engines have drained.",
     Reason.CATALOGUED: "The source was validated and is in the catalogue.",
-    Reason.SOURCE_MISSING: "The ConfigMap, or its key, isn't there.",
+    Reason.SOURCE_MISSING: "The ConfigMap or its key doesn't exist.",
     Reason.HOST_NOT_ALLOWED: "The operator may not fetch from the URL's host.",
     Reason.FETCH_FAILED: "The URL could not be fetched.",
-    Reason.DIGEST_MISMATCH: "What was fetched has another digest.",
+    Reason.DIGEST_MISMATCH: "The fetched file has another digest.",
     Reason.POOL_READY: "A pool that is ready serves the model.",
     Reason.POOL_NOT_FOUND: "No pool of the namespace serves the model.",
     Reason.POOL_NOT_READY: "The pools that serve the model have no engine ready.",
@@ -98,8 +98,8 @@ MEANING: dict[Reason, str] = {
     Reason.BACK_OFF: "A launch failed; the next one waits.",
     Reason.SUCCEEDED: "The program ended well.",
     Reason.FAILED: "The program failed, and no retry is left.",
-    Reason.RECONCILE_FAILED: "The operator failed again and again, or the API server refuses what it makes; it goes on"
-    " at the next resync.",
+    Reason.RECONCILE_FAILED: "The operator failed repeatedly, or the API server refuses its objects; it tries again at"
+    " the next resync.",
 }
 """What each reason of a condition means, for the reference page."""
 
@@ -109,20 +109,20 @@ EVENT_MEANING: dict[EventReason, str] = {
     EventReason.ROLLOUT_STARTED: "A new spec is being rolled out.",
     EventReason.ENGINE_DRAINING: "An engine waits for its programs before it goes.",
     EventReason.ENGINE_DRAINED: "An engine has gone after draining.",
-    EventReason.INFERLET_READY: "An inferlet that was not ready, or another version of it, is in the catalogue.",
-    EventReason.INFERLET_REFUSED: "The inferlet's source is missing or invalid.",
-    EventReason.CATALOGUE_REBUILT: "Control had lost the inferlet; it was put there again.",
+    EventReason.INFERLET_READY: "An Inferlet that was not ready, or a new version of it, is in the catalogue.",
+    EventReason.INFERLET_REFUSED: "The Inferlet's source is missing or invalid.",
+    EventReason.CATALOGUE_REBUILT: "Control had lost the Inferlet's entry; the operator put it back.",
     EventReason.RUN_LAUNCHED: "A program was launched.",
     EventReason.RUN_SUCCEEDED: "The run succeeded.",
     EventReason.RUN_FAILED: "The run failed.",
     EventReason.RUN_RETRIED: "A launch failed, and is tried again.",
     EventReason.RECONCILE_FAILED: "The operator failed to bring an object about, or the API server refuses it.",
 }
-"""The same of events, some of which have a condition's name."""
+"""What each reason of an event means, for the reference page."""
 
 
 def told(error: TartletError) -> str:
-    """An error as a condition says it: its remedy is the cluster's."""
+    """Return an error's text for a condition, with a remedy for clusters."""
     if isinstance(error, Unavailable):
         return f"{error}: see whether its pods run (`kubectl get pods`), and their logs"
     return error.explained_in_line

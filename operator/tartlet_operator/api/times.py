@@ -7,7 +7,7 @@ from functools import lru_cache
 
 
 def stamp(unix_s: float) -> str:
-    """A time as RFC 3339.
+    """Return a time as RFC 3339.
 
     Example:
         >>> stamp(0.9)
@@ -16,18 +16,18 @@ def stamp(unix_s: float) -> str:
     return _stamp(int(unix_s))
 
 
-@lru_cache(maxsize=16)  # thousands of statuses are of the same second
+@lru_cache(maxsize=16)  # thousands of statuses have the same second
 def _stamp(unix_s: int) -> str:
     return datetime.fromtimestamp(unix_s, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def micro_stamp(unix_s: float) -> str:
-    """A time as RFC 3339 with microseconds, as Leases have it."""
+    """Return a time as RFC 3339 with microseconds, as Leases have it."""
     return datetime.fromtimestamp(unix_s, UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
 
 
 def parse(text: str) -> float:
-    """Seconds since the epoch of a stamp; 0 for what is none."""
+    """Return a stamp's Unix time, s; 0 if the text is no stamp."""
     try:
         return datetime.fromisoformat(text).timestamp()
     except ValueError:

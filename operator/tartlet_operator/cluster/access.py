@@ -23,7 +23,7 @@ _TOKEN_TTL_S: Final = 60.0
 
 @dataclass(frozen=True, slots=True)
 class ApiAccess:
-    """The server, how to trust it, and a token that may change while we run."""
+    """The API server, how to trust it, and a token that may change while the operator runs."""
 
     server: str
     tls: ssl.SSLContext
@@ -62,10 +62,10 @@ class ApiAccess:
 
 
 def discover(kubeconfig: Path | None) -> ApiAccess:
-    """Where the API server is.
+    """Find the API server.
 
     Raises:
-        InvalidConfig: neither a kubeconfig nor a service account says so.
+        InvalidConfig: neither a kubeconfig nor a service account names one.
     """
     return from_kubeconfig(kubeconfig) if kubeconfig is not None else _from_pod()
 
@@ -86,7 +86,7 @@ def _from_pod() -> ApiAccess:
 
 
 class _TokenFile:
-    """The kubelet replaces the token well before it expires."""
+    """A service account's token, read again now and then: the kubelet replaces it well before it expires."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -102,10 +102,10 @@ class _TokenFile:
 
 
 def from_kubeconfig(path: Path) -> ApiAccess:
-    """The current context of a kubeconfig: a server with its authority, and a token or a client certificate.
+    """Read the current context of a kubeconfig: server, authority, and a token or a client certificate.
 
     Raises:
-        InvalidConfig: it can't be read or lacks something.
+        InvalidConfig: the kubeconfig can't be read or lacks a field.
     """
     try:
         config = yaml.safe_load(path.read_text())
@@ -132,7 +132,7 @@ def _data(node: dict[str, Any], field: str) -> str:
 
 
 def _load_identity(tls: ssl.SSLContext, certificate: str, key: str) -> None:
-    """`ssl` takes an identity from files only."""
+    """Load a client certificate; `ssl` takes one only from files."""
     with tempfile.TemporaryDirectory() as directory:
         files = [Path(directory) / name for name in ("crt", "key")]
         for file, text in zip(files, (certificate, key), strict=True):

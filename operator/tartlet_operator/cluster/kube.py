@@ -1,4 +1,4 @@
-"""The API server as the operator uses it: reads, server-side apply under one field manager, deletes."""
+"""Requests to the API server: reads, server-side apply under one field manager, deletes."""
 
 from __future__ import annotations
 
@@ -82,10 +82,10 @@ class Api:
         self._room = asyncio.Semaphore(at_once)
 
     async def get(self, kind: str, namespace: str, name: str) -> dict[str, Any] | None:
-        """An object, or None.
+        """Return an object, or None if there is none.
 
         Raises:
-            ApiError: it can't be read.
+            ApiError: the object can't be read.
         """
         try:
             return await self._do("GET", _path(kind, namespace, name))
@@ -95,20 +95,20 @@ class Api:
             raise
 
     async def list(self, kind: str, namespace: str, labels: Mapping[str, str]) -> list[dict[str, Any]]:
-        """All objects with these labels.
+        """Return all objects with these labels.
 
         Raises:
-            ApiError: they can't be read.
+            ApiError: the objects can't be read.
         """
         return [body async for body in self.pages(kind, namespace, labels)]
 
     async def pages(
         self, kind: str, namespace: str, labels: Mapping[str, str] | None = None
     ) -> AsyncIterator[dict[str, Any]]:
-        """All objects with these labels, read page by page.
+        """Yield all objects with these labels, read page by page.
 
         Raises:
-            ApiError: they can't be read.
+            ApiError: the objects can't be read.
         """
         params, size = {}, PageSize()
         if labels:
@@ -128,7 +128,7 @@ class Api:
             params["continue"] = more
 
     async def apply(self, manifest: Mapping[str, Any]) -> dict[str, Any]:
-        """Server-side apply; returns the object.
+        """Apply a manifest server-side; return the object.
 
         Raises:
             ApiError: the manifest was refused.
@@ -138,16 +138,19 @@ class Api:
         return await self._do("PATCH", path, manifest, params=_MANAGED, content_type=_APPLY)
 
     async def scale(self, kind: str, namespace: str, name: str, replicas: int) -> dict[str, Any]:
-        """Change an object's `spec.replicas` alone; returns the object.
+        """Change only an object's `spec.replicas`; return the object.
 
         Raises:
-            ApiError: it was refused.
+            ApiError: the change was refused.
         """
         body, owner = {"spec": {"replicas": replicas}}, {"fieldManager": MANAGER}
         return await self._do("PATCH", _path(kind, namespace, name), body, params=owner, content_type=_MERGE)
 
     async def apply_status(self, key: Key, uid: str, status: Mapping[str, Any]) -> tuple[int, int]:
-        """Write an object's status; returns its new resource version, 0 if the object has gone, and its generation.
+        """Write an object's status.
+
+        Returns:
+            The object's new resource version, 0 if the object has gone, and its generation.
 
         Raises:
             ApiError: the status was refused.
@@ -171,7 +174,7 @@ class Api:
         """Create an object.
 
         Raises:
-            ApiError: it was refused; 409: it exists.
+            ApiError: the object was refused; 409: an object of this name exists.
         """
         return await self._do("POST", _path(manifest["kind"], manifest["metadata"]["namespace"]), manifest)
 
@@ -179,16 +182,16 @@ class Api:
         """Replace an object whose resource version is still the manifest's.
 
         Raises:
-            ApiError: it was refused; 409: somebody else was faster.
+            ApiError: the object was refused; 409: somebody else changed it first.
         """
         meta = manifest["metadata"]
         return await self._do("PUT", _path(manifest["kind"], meta["namespace"], meta["name"]), manifest)
 
     async def delete(self, key: Key, uid: str) -> None:
-        """Delete an object, unless another one has taken its name.
+        """Delete an object, unless another object has taken its name.
 
         Raises:
-            ApiError: it couldn't be.
+            ApiError: the object couldn't be deleted.
         """
         body = {"apiVersion": "v1", "kind": "DeleteOptions", "preconditions": {"uid": uid}}
         try:
@@ -272,19 +275,20 @@ async def _read(reply: aiohttp.ClientResponse, most: int) -> bytes:
 
 _MANAGED: Final = {"fieldManager": MANAGER, "force": "true"}
 _STATUS: Final = {**_MANAGED, "fieldValidation": "Ignore"}
-"""A status has the fields of its kind; looking for others, the API server would parse it twice."""
+"""Skip validation of fields: a status has the fields of its kind, and the API server would parse it twice."""
 
 
 def version(body: Mapping[str, Any]) -> int:
-    """An object's resource version as a number; 0 if it isn't one."""
+    """Return an object's resource version as a number, 0 if it isn't one."""
     text = str(body["metadata"].get("resourceVersion", ""))
     return int(text) if text.isdecimal() else 0
 
 
 def _path(kind: str, namespace: str, name: str = "") -> str:
-    """Where an object is, or all of a kind are.
+    """Return the path of an object, or of all objects of a kind.
 
-    Names come from specs: one that is no object's is refused here, since in a path it could mean another place.
+    Names come from specs. A name that no object can have is refused here, because in a path it could mean another
+    place.
 
     Raises:
         ApiError: 404: no object can have this name.

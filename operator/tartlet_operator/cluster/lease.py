@@ -1,4 +1,4 @@
-"""Leadership: of all replicas only the one that holds the Lease handles anything; one that loses it ends."""
+"""Leadership: only the replica that holds the Lease works; a replica that loses the Lease ends."""
 
 from __future__ import annotations
 
@@ -21,14 +21,17 @@ _AGAIN: Final = 1 / 15
 _HOLDER_GIVES_UP: Final = 2 / 3
 _OTHERS_TAKE: Final = 4 / 5
 _LOOK: Final = 1 / 5
-"""Parts of a Lease's time: a renewal begins so long after the one before, has so long to be answered, and is tried
-again so long after a failure. Without one its holder gives up after two thirds, so that nobody leads beside another;
-others take it after four fifths, and even if they see a renewal so late as `_LOOK` says, within the Lease's time."""
+"""Parts of the Lease's duration.
+
+`_RENEWED`: pause between renewals. `_ANSWERED`: time for an answer. `_AGAIN`: pause after a failure. The holder gives
+up after `_HOLDER_GIVES_UP` without a renewal, others take the Lease after `_OTHERS_TAKE`, so two never lead at once.
+Others look every `_LOOK`, so a Lease that was given up is taken within its duration.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What was last seen in the Lease, and when by our own clock: other clocks aren't trusted."""
+    """What was last seen in the Lease, and when by our own clock; other clocks aren't trusted."""
 
     holder: str
     renewed: str
@@ -36,7 +39,7 @@ class Seen:
 
 
 def observe(before: Seen | None, lease: Mapping[str, Any], now: float) -> Seen:
-    """Remember the Lease; its time starts over whenever somebody renewed it."""
+    """Return what the Lease says; `at` stays as it was unless somebody has renewed the Lease since."""
     spec = lease.get("spec") or {}
     holder, renewed = spec.get("holderIdentity") or "", spec.get("renewTime") or ""
     if before is not None and (before.holder, before.renewed) == (holder, renewed):
@@ -45,17 +48,17 @@ def observe(before: Seen | None, lease: Mapping[str, Any], now: float) -> Seen:
 
 
 def may_take(seen: Seen, identity: str, duration_s: float, now: float) -> bool:
-    """Whether the Lease is free, ours, or has not been renewed for so long that its holder has given up."""
+    """Whether the Lease is free, is ours, or went unrenewed for so long that its holder has given up."""
     return seen.holder in ("", identity) or now >= take_at_s(seen, duration_s)
 
 
 def take_at_s(seen: Seen, duration_s: float) -> float:
-    """When another's Lease may be taken, unless it is renewed before."""
+    """Return when another replica's Lease may be taken, unless it is renewed before."""
     return seen.at + duration_s * _OTHERS_TAKE
 
 
 class Leader:
-    """Takes the Lease, keeps it, gives it back."""
+    """Takes the Lease, keeps it and gives it back."""
 
     def __init__(self, api: Api, clock: Clock, *, namespace: str, name: str, identity: str, duration_s: float) -> None:
         self._api = api
@@ -70,11 +73,11 @@ class Leader:
 
     @property
     def renew_s(self) -> float:
-        """Between renewals; one that failed is tried again sooner."""
+        """Pause between renewals, s; a renewal that failed is tried again sooner."""
         return self._duration_s * _RENEWED
 
     async def acquire(self) -> None:
-        """Return when this replica holds the Lease."""
+        """Wait until this replica holds the Lease."""
         seen: Seen | None = None
         log.info("%s waits for Lease %s/%s", self._identity, self._namespace, self._name)
         while True:
@@ -99,7 +102,8 @@ class Leader:
         """Renew the Lease until cancelled.
 
         Raises:
-            Unavailable: it is another's, or couldn't be renewed for two thirds of its time: another may soon take it.
+            Unavailable: another replica took the Lease, or may soon, because no renewal succeeded for two thirds of its
+                duration.
         """
         wait_s = self.renew_s
         while True:
@@ -120,11 +124,11 @@ class Leader:
                 self._lose("it couldn't be renewed")
 
     def _left_s(self) -> float:
-        """How long we may go on leading without a renewal, s."""
+        """Return how long this replica may go on leading without a renewal, s."""
         return max(self._renewed_s + self._duration_s * _HOLDER_GIVES_UP - self._clock.now(), 0.0)
 
     async def release(self) -> None:
-        """Let another replica lead at once."""
+        """Give the Lease back, so that another replica leads at once."""
         if not self.leading or self._lease is None:
             return
         self.leading = False
@@ -137,12 +141,12 @@ class Leader:
             log.warning("Lease can't be released: %s", str(e) or "no answer")
 
     async def _still_ours(self) -> bool:
-        """After a conflict: a renewal whose answer was lost is no loss of the Lease."""
+        """Whether the Lease is still ours after a conflict: a renewal whose answer was lost loses nothing."""
         try:
             async with asyncio.timeout(self._left_s()):
                 lease = await self._api.get("Lease", self._namespace, self._name)
         except (ApiError, TimeoutError):
-            return True  # nobody knows: the clock decides
+            return True  # unknown: the clock decides
         if lease is None or (lease.get("spec") or {}).get("holderIdentity") != self._identity:
             return False
         self._lease = lease

@@ -1,4 +1,4 @@
-"""How many objects a list's next page has, from what its pages came to."""
+"""The size of a list's next page, from the bytes of the pages before."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ _MOST: Final = 500
 """Objects of the first page of a list, and of any."""
 _GOOD_BYTES: Final = 1 << 20
 _LARGE_BYTES: Final = 4 << 20
-"""What a page should have, and may: an object may have a megabyte, and one takes nine times that while it is read."""
+"""Bytes that a page should have, and may have: an object of a megabyte takes nine while it is read."""
 
 
 @dataclass(slots=True)
 class PageSize:
-    """Of one list; `limit` objects are asked for.
+    """The page size of one list: `limit` objects are asked for.
 
     Example:
         >>> size = PageSize()
@@ -32,13 +32,13 @@ class PageSize:
 
     @property
     def most_bytes(self) -> int:
-        """A page of more is left, for a shorter one; one object is taken as it is."""
+        """Bytes beyond which a page is given up for a shorter one; a single object may have any number."""
         return _LARGE_BYTES if self.limit > 1 else sys.maxsize
 
     def took(self, size: int) -> None:
-        """A page had so many bytes."""
+        """Adapt the limit to a page that had `size` bytes."""
         self.limit = max(min(2 * self.limit, _MOST, self.limit * _GOOD_BYTES // max(size, 1)), 1)
 
     def was_large(self) -> None:
-        """A page had more than it may."""
+        """Ask for much shorter pages: a page had more bytes than it may."""
         self.limit = max(self.limit // 8, 1)

@@ -1,4 +1,4 @@
-"""Events of the API, posted in the background, bounded, and not the same one again and again."""
+"""Posts Kubernetes events in the background: a bounded number, and none again and again."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _WAITING: Final = 1000
 _REMEMBERED: Final = 4096
 _QUIET_S: Final = 600.0
 _OFTEN: Final = 10
-"""So often the same event is posted within that time, even if the object changed again and again."""
+"""Most posts of one event within `_QUIET_S`, even if the object keeps changing between two states."""
 _MESSAGE_CHARS: Final = 1000
 _STATES: Final = frozenset(
     {
@@ -35,23 +35,23 @@ _STATES: Final = frozenset(
         EventReason.INFERLET_REFUSED,
     }
 )
-"""Of these an object has one after the other: the same one after another one is news."""
+"""Reasons that stand for an object's state. The same state after another one is news again."""
 
 
 class Recorder:
-    """Posts events; when more wait than it holds, new ones are dropped and counted."""
+    """Posts events. When too many wait, new ones are dropped and counted."""
 
     def __init__(self, api: Api, clock: Clock, instance: str) -> None:
         self._api = api
         self._clock = clock
         self._instance = instance
         self._queue: asyncio.Queue[tuple[Key, str, ObjectEvent]] = asyncio.Queue(_WAITING)
-        self._posted: OrderedDict[tuple[str, str, str], list[float]] = OrderedDict()  # when, lately
-        self._states: OrderedDict[str, EventReason] = OrderedDict()  # the last of an object
+        self._posted: OrderedDict[tuple[str, str, str], list[float]] = OrderedDict()  # times of late posts
+        self._states: OrderedDict[str, EventReason] = OrderedDict()  # an object's last state, by UID
         self.dropped = 0
 
     def post(self, key: Key, uid: str, event: ObjectEvent) -> None:
-        """Have an event posted, unless the same one was within the last ten minutes, and no other state since."""
+        """Queue an event, unless the same one was posted within ten minutes and no other state came since."""
         event = replace(event, message=printable(event.message[:_MESSAGE_CHARS]))
         known = (uid, event.reason, event.message)
         now = self._clock.now()
@@ -77,7 +77,7 @@ class Recorder:
                 memory.popitem(last=False)
 
     async def run(self) -> None:
-        """Post what waits, until cancelled."""
+        """Post queued events until cancelled."""
         while True:
             key, uid, event = await self._queue.get()
             try:

@@ -1,4 +1,4 @@
-"""What control's catalogue shall hold, against what it holds. Pure."""
+"""Entries of control's catalogue: what it should hold, compared with what it holds. Pure."""
 
 from __future__ import annotations
 
@@ -17,7 +17,10 @@ _LANGUAGE = {"Python": common_pb2.Source.PYTHON, "Wasm": common_pb2.Source.WASM}
 def entry(
     spec: InferletSpec, namespace: str, name: str, data: bytes, model: str, digest: str = ""
 ) -> control_pb2.CatalogueEntry:
-    """The catalogue's entry for an Inferlet; the namespace is the tenant. `digest`: of the data, if it isn't given."""
+    """Return the catalogue's entry for an Inferlet; the namespace is the tenant.
+
+    Without a `digest` the entry gets the digest of `data`.
+    """
     limits = spec.limits
     return control_pb2.CatalogueEntry(
         tenant=namespace,
@@ -40,7 +43,7 @@ def entry(
 
 
 def fingerprint(wanted: control_pb2.CatalogueEntry) -> str:
-    """Equal for entries that are equal, with the source's data or, as in listings, only its digest."""
+    """Return a text that is equal for equal entries, whether they hold the source's data or only its digest."""
     bare = control_pb2.CatalogueEntry()
     bare.CopyFrom(wanted)
     bare.source.data = b""
@@ -49,7 +52,7 @@ def fingerprint(wanted: control_pb2.CatalogueEntry) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Sync:
-    """What to do so that the catalogue holds what it shall; names."""
+    """Names of entries to put and to delete, so that the catalogue holds what it should."""
 
     put: list[str] = field(default_factory=list)
     delete: list[str] = field(default_factory=list)
@@ -58,7 +61,7 @@ class Sync:
 def sync(wanted: Mapping[str, str], held: Mapping[str, str]) -> Sync:
     """Compare two maps from name to fingerprint.
 
-    `delete` are candidates: an Inferlet that was created this moment may not be among the wanted yet.
+    `delete` holds candidates: an Inferlet created this moment may not be among the wanted yet.
 
     Example:
         >>> sync({"a": "1", "b": "2"}, {"b": "3", "c": "4"})

@@ -16,15 +16,15 @@ from tartlet_common.rpc import endpoints, error_proto
 from tartlet_common.rpc.aborts import ERROR_KEY
 from tartlet_common.rpc.paging import pages
 from tartlet_operator.control.catalogue import fingerprint
-from tartlet_operator.control.open_call import KeptCall
+from tartlet_operator.control.open_call import OpenCall
 from tartlet_protos import common_pb2, control_pb2, control_pb2_grpc
 
 _TIMEOUT_S: Final = 10.0
 _ANSWER_S: Final = 2.0
-"""So much later than it should control may say how its engines are."""
+"""Control may be late by this much before it counts as silent."""
 _PUT_BYTES: Final = 3 << 20
 _PUT_EVERY_S: Final = 0.01
-"""At most so often is something put: a request costs both ends more than ten entries do."""
+"""Least time between two puts: a request costs both ends more than ten entries do."""
 T = TypeVar("T")
 
 
@@ -36,7 +36,7 @@ class _Put:
 
 
 class _Stubs:
-    """Of one channel."""
+    """The stubs of one channel."""
 
     def __init__(self, channel: grpc.aio.Channel) -> None:
         self.channel = channel
@@ -45,7 +45,7 @@ class _Stubs:
 
 
 class ControlLink:
-    """Calls to control; each raises a `TartletError`, `Unavailable` when control doesn't answer."""
+    """Calls to control. Each raises a `TartletError`; `Unavailable` means that control doesn't answer."""
 
     def __init__(self, address: str, tls: endpoints.Tls | None) -> None:
         self._address = address
@@ -53,7 +53,7 @@ class ControlLink:
         self._stubs = _Stubs(self._dialer.channel)
         self._puts: list[_Put] = []
         self._putting = asyncio.Lock()
-        self._put_call: KeptCall[control_pb2.PutRequest, control_pb2.PutReply] = KeptCall()
+        self._put_call: OpenCall[control_pb2.PutRequest, control_pb2.PutReply] = OpenCall()
         self._put_s = 0.0  # when something was put last, by the loop's clock
 
     async def close(self) -> None:
@@ -62,9 +62,9 @@ class ControlLink:
         await self._dialer.close()
 
     async def engines(self, every_s: float) -> AsyncGenerator[control_pb2.EnginesReply]:
-        """The engines, whenever something becomes of one, and every `every_s` in any case.
+        """Yield the engines whenever one changes, and at least every `every_s`.
 
-        Ends when there are new certificates: the next one uses them.
+        Ends when there are new certificates; the next call uses them.
         """
         stubs, patience_s = self._current(), _ANSWER_S
         call = stubs.control.WatchEngines(control_pb2.WatchEnginesRequest(every_s=every_s))
@@ -82,7 +82,7 @@ class ControlLink:
             call.cancel()
 
     async def fingerprints(self, tenant: str) -> dict[str, str]:
-        """What the catalogue holds for a tenant, by name."""
+        """Return the fingerprints of a tenant's catalogue entries, by name."""
 
         def page(token: str) -> Awaitable[Any]:
             request = control_pb2.CatalogueListRequest(tenant=tenant, page_token=token)
@@ -91,7 +91,10 @@ class ControlLink:
         return {e.name: fingerprint(e) async for reply in pages(page) for e in reply.entries}
 
     async def put(self, entry: control_pb2.CatalogueEntry) -> None:
-        """Add or replace an entry; a first one at once, those that come shortly after it together."""
+        """Add or replace an entry.
+
+        A first entry is sent at once; entries that follow shortly after are sent together.
+        """
         put, loop = _Put(entry), asyncio.get_running_loop()
         self._puts.append(put)
         async with self._putting:
@@ -104,10 +107,10 @@ class ControlLink:
             if error is not None:
                 raise error
         finally:
-            del error  # else it holds this frame, which holds it, and the entry's source stays with them
+            del error  # the error and this frame would hold each other, and with them the entry's source
 
     async def delete(self, tenant: str, name: str) -> None:
-        """Forget an entry, if there is one."""
+        """Delete an entry, if there is one."""
         request = control_pb2.DeleteRequest(tenant=tenant, name=name)
         reply = await self._answer(self._current().catalogue.Delete(request, timeout=_TIMEOUT_S))
         error = error_proto.error_from_proto(reply.error)
@@ -115,7 +118,7 @@ class ControlLink:
             raise error
 
     async def _put_some(self) -> None:
-        """Put what waits, the oldest first, as much as a message holds."""
+        """Put waiting entries, the oldest first, as many as a message holds."""
         sizes = accumulate(put.entry.ByteSize() for put in self._puts)
         puts = self._puts[: max(sum(size <= _PUT_BYTES for size in sizes), 1)]
         request = control_pb2.PutRequest(entries=[put.entry for put in puts])

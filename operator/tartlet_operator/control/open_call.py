@@ -1,4 +1,4 @@
-"""A call of requests with a reply each that is kept for the next request: a new one takes as long as all else."""
+"""A streaming call that stays open between requests, because beginning a call costs as much as the request itself."""
 
 from __future__ import annotations
 
@@ -15,23 +15,27 @@ Request = TypeVar("Request")
 Reply = TypeVar("Reply")
 
 
-class KeptCall(Generic[Request, Reply]):
-    """To control; one at a time asks. Requests are such as may be sent twice: nobody knows how far a call got."""
+class OpenCall(Generic[Request, Reply]):
+    """A call of requests with one reply each.
+
+    Use it for one request at a time, and only for requests that may be sent twice: nobody knows how far a call got that
+    ended.
+    """
 
     def __init__(self) -> None:
         self._method: Callable[[], Any] | None = None
         self._call: Any = None
 
     async def ask(self, method: Callable[[], Any], request: Request) -> Reply:
-        """Send a request and read its reply, in a new call if the one that was kept has ended meanwhile.
+        """Send a request and read its reply, in a new call if the open one has ended meanwhile.
 
         Args:
-            method: begins a call; another than before: of another channel.
-            request: what is asked.
+            method: begins a call. A method of another channel than before closes the open call.
+            request: the message to send.
 
         Raises:
             AioRpcError: the call failed.
-            Unavailable: it ended without a reply.
+            Unavailable: the call ended without a reply.
         """
         if self._method is not method:
             self.close()
@@ -40,7 +44,7 @@ class KeptCall(Generic[Request, Reply]):
             kept = self._call is not None
             call = self._call = self._call or method()
             try:
-                with contextlib.suppress(asyncio.InvalidStateError):  # it has ended: reading says how
+                with contextlib.suppress(asyncio.InvalidStateError):  # the call has ended: reading says how
                     await call.write(request)
                 reply: Reply = await call.read()
                 if reply is not grpc.aio.EOF:
@@ -55,7 +59,7 @@ class KeptCall(Generic[Request, Reply]):
                 self.close()
 
     def close(self) -> None:
-        """End the call that is kept."""
+        """End the open call."""
         call, self._call = self._call, None
         if call is not None:
             call.cancel()

@@ -1,4 +1,4 @@
-"""Compares control's catalogue with the Inferlets that there are."""
+"""Compares control's catalogue with the Inferlets."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from tartlet_operator.machinery.context import Context
 
 
 async def compare_catalogue(ctx: Context) -> None:
-    """List what control holds; have put what is missing, and removed what no Inferlet stands for.
+    """List control's catalogue, and queue the Inferlets whose entries are missing, stale or left over.
 
     Raises:
         TartletError: control didn't answer.
@@ -22,11 +22,11 @@ async def compare_catalogue(ctx: Context) -> None:
         todo = sync(wanted, held)
         for name in todo.put:
             ctx.queue.add(Key("Inferlet", namespace, name))
-        for key in inferlets:  # one in neither: its last valid version may be what control has lost
+        for key in inferlets:  # in neither: control may have lost its last valid version
             if first or (key.name not in wanted and key.name not in held):
                 ctx.queue.add(key)
-        if not first:  # else perhaps no Inferlet has been seen yet: what has none is for the sweep
-            for name in todo.delete:  # one not seen yet is looked at like any other, one that isn't there goes
+        if not first:  # else Inferlets may not have been seen yet; the sweep sees to left-over entries
+            for name in todo.delete:  # if the Inferlet is gone, its entry is removed
                 ctx.queue.add(Key("Inferlet", namespace, name))
 
 

@@ -1,4 +1,4 @@
-"""Brings an Inferlet about: its source fetched, validated by a runtime, put into control's catalogue."""
+"""Brings an Inferlet about: fetches its source, has a runtime validate it, and puts it into control's catalogue."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from tartlet_protos import control_pb2
 _PROBLEM_RETRY_S: Final = 30.0
 _REMEMBERED: Final = 4096
 _NOT_THE_SOURCE: Final = 400
-"""Errors from here on are the system's: another try may succeed, whatever the source."""
+"""Numbers of errors from here on are the system's: another attempt may succeed, whatever the source."""
 _LANGUAGES: Final = {"Python": Language.PYTHON, "Wasm": Language.WASM}
 
 
 async def reconcile(ctx: Context, key: Key, body: Mapping[str, Any]) -> float | None:
-    """Validate and catalogue the source unless the catalogue has it, then say whether and where it can run.
+    """Validate the source and put it into the catalogue unless it is there, then write the status.
 
     Raises:
         ApiError: the API server refused something or didn't answer.
@@ -57,16 +57,17 @@ async def reconcile(ctx: Context, key: Key, body: Mapping[str, Any]) -> float | 
         if e.retryable or e.number >= _NOT_THE_SOURCE:
             raise
         verdict = Verdict("False", e.name, e.explained, _digest(ctx, key, old))
-    if not verdict.digest:  # what control may hold by this name is of another Inferlet, which was deleted
+    if not verdict.digest:  # an entry of this name is of an earlier Inferlet, which was deleted
         await _forget_entry(ctx, key)
     new = status(inferlet.spec, old, verdict, pools, generation=meta.generation, now=ctx.now)
     await ctx.write_status(key, meta, old, new, events(old, new))
     _remember(ctx, key, inferlet.spec, new, print_ if verdict.ready == "True" else "")
-    return again_s if ctx.store.pools_in(key.namespace) == pools else 0.0  # who changed them didn't know of it yet
+    # 0.0: a pool changed meanwhile, and didn't find this Inferlet in the store
+    return again_s if ctx.store.pools_in(key.namespace) == pools else 0.0
 
 
 async def gone(ctx: Context, key: Key) -> None:
-    """Have runs of a deleted Inferlet looked at, and remove its entry from the catalogue.
+    """Queue the runs of a deleted Inferlet, and remove its entry from the catalogue.
 
     Raises:
         Unavailable: control didn't answer; the next resync finds the entry.
@@ -85,7 +86,7 @@ async def _forget_entry(ctx: Context, key: Key) -> None:
 
 async def _entry(ctx: Context, key: Key, spec: InferletSpec, pools: Sequence[PoolSeen]) -> control_pb2.CatalogueEntry:
     model = catalogued_model(spec, pools)
-    if spec.source.url is not None:  # what control holds needn't be fetched again, whatever becomes of the server
+    if spec.source.url is not None:  # an entry that control holds needn't be fetched again
         digest = spec.source.url.digest.removeprefix("sha256:")
         held = entry(spec, key.namespace, key.name, b"", model, digest)
         if ctx.view.catalogue.get(key.namespace, {}).get(key.name) == fingerprint(held):
@@ -97,17 +98,17 @@ async def _entry(ctx: Context, key: Key, spec: InferletSpec, pools: Sequence[Poo
 async def _catalogued(
     ctx: Context, key: Key, meta: Meta, wanted: control_pb2.CatalogueEntry, print_: str, old: InferletStatus
 ) -> None:
-    """Validate and put, unless the catalogue has just this: whatever is in it was validated."""
+    """Validate the entry and put it, unless the catalogue has it; entries there were validated."""
     held = ctx.view.catalogue.get(key.namespace)
     if held is None:
         raise Unavailable(what="control's catalogue", detail="it was not listed yet")
     if held.get(key.name) == print_:
         return
     lost = holds(old.conditions, "Ready") and old.digest == f"sha256:{wanted.source.digest}" and key.name not in held
-    if not lost:  # else it was validated before control lost it
+    if not lost:  # a lost entry was validated before
         await _validate(ctx, wanted)
     await ctx.control.put(wanted)
-    ctx.view.catalogue[key.namespace][key.name] = print_  # which may have been listed anew meanwhile
+    ctx.view.catalogue[key.namespace][key.name] = print_  # the catalogue may have been listed anew meanwhile
     if lost:
         ctx.recorder.post(key, meta.uid, ObjectEvent(EventReason.CATALOGUE_REBUILT, "control had lost it"))
 
@@ -132,18 +133,18 @@ async def _validate(ctx: Context, wanted: control_pb2.CatalogueEntry) -> None:
 
 
 def _digest(ctx: Context, key: Key, old: InferletStatus) -> str:
-    """The catalogue keeps the last valid version, until control loses it."""
+    """Return the digest of the last valid version, which the catalogue keeps until control loses it."""
     held = ctx.view.catalogue.get(key.namespace)
     return old.digest.removeprefix("sha256:") if held is None or key.name in held else ""
 
 
 def _config_map(spec: InferletSpec) -> str:
-    """The name of the one that its source is in, or ""."""
+    """Return the name of the ConfigMap that holds the source, or ""."""
     return spec.source.config_map.name if spec.source.config_map is not None else ""
 
 
 def _expect(ctx: Context, key: Key, spec: InferletSpec) -> None:
-    """Before its source is fetched: a ConfigMap that changes meanwhile finds who depends on it."""
+    """Remember an Inferlet before its source is fetched, so that a change of its ConfigMap finds it."""
     config_map = _config_map(spec)
     seen = ctx.store.inferlets.get(key) or InferletSeen("", spec.pool, spec.model, "", ready=False, runnable=False)
     if config_map and config_map != seen.config_map:

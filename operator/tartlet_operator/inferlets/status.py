@@ -1,4 +1,4 @@
-"""What an Inferlet's status says: whether and where it can run, and why not. Pure."""
+"""An Inferlet's status: whether and where the program can run, and why not. Pure."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ class Verdict:
     ready: Status
     reason: str
     message: str = ""
-    digest: str = ""  # of what is in the catalogue
+    digest: str = ""  # digest of the version in the catalogue
 
 
 def model_of(spec: InferletSpec, pools: Iterable[PoolSeen]) -> str | None:
-    """The model a program runs on, "" for the server's default; None: its pool doesn't exist."""
+    """Return the model a program runs on, "" for the server's default; None: its pool doesn't exist."""
     if not spec.pool:
         return spec.model
     return next((p.model for p in pools if p.name == spec.pool), None)
 
 
 def catalogued_model(spec: InferletSpec, pools: Iterable[PoolSeen]) -> str:
-    """The model of the catalogue's entry, which every launch by name gets that asks for none itself.
+    """Return the model of the catalogue's entry, for launches by name that ask for no model.
 
     Without its pool that is a name that no engine has, for "" is any model: a launch would run on another pool's.
     So it ends in UnknownModel, which shows this name and with it the pool.
@@ -40,7 +40,7 @@ def catalogued_model(spec: InferletSpec, pools: Iterable[PoolSeen]) -> str:
 
 
 def runnable(spec: InferletSpec, pools: Iterable[PoolSeen], verdict: Verdict) -> tuple[Want, list[str]]:
-    """The condition `Runnable`, and the pools that can run the program now."""
+    """Return the condition `Runnable`, and the pools that can run the program now."""
     pools = list(pools)
     model = model_of(spec, pools)
     if model is None:
@@ -73,7 +73,7 @@ def status(
     generation: int,
     now: str,
 ) -> InferletStatus:
-    """The Inferlet's status."""
+    """Return the Inferlet's status."""
     pools = list(pools)
     where, names = runnable(spec, pools, verdict)
     ready = Want("Ready", verdict.ready, verdict.reason, verdict.message)
@@ -87,12 +87,12 @@ def status(
 
 
 def events(old: InferletStatus, new: InferletStatus) -> list[ObjectEvent]:
-    """What is worth an event between two statuses."""
+    """Return the events between two statuses."""
     ready = next((c for c in new.conditions if c.type == "Ready"), None)
     if ready is None or old.conditions == new.conditions:
         return []
     if ready.status == "True":
-        # one that is well from the start makes none: its status says so, and ten thousand would double the writes
+        # no event for an Inferlet that is Ready from the start: ten thousand would double the writes
         mended = bool(old.conditions) and (not holds(old.conditions, "Ready") or old.digest != new.digest)
         return [ObjectEvent(EventReason.INFERLET_READY, f"in the catalogue as {new.digest}")] if mended else []
     before = next((c for c in old.conditions if c.type == "Ready"), None)

@@ -1,4 +1,4 @@
-"""What every reconcile works with, and the one way to write a status."""
+"""The parts that every reconcile works with, and the one way to write a status."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ VALIDATE_TIMEOUT_S: Final = 90.0
 
 @dataclass(slots=True)
 class ControlView:
-    """What control told last.
+    """What control said last.
 
     Args:
-        incarnation: of the control that answered last.
-        engines: state by engine id; None: control doesn't answer.
-        programs: how many each engine has.
-        catalogue: fingerprint by namespace and name; namespaces that were never listed are absent.
+        incarnation: the incarnation of the control that answered last.
+        engines: each engine's state, by id; None: control doesn't answer.
+        programs: each engine's number of programs, by id.
+        catalogue: fingerprints by namespace and name; namespaces that were never listed are absent.
     """
 
     incarnation: str = ""
@@ -54,7 +54,7 @@ class Context:
 
     Args:
         own_writes: what the operator wrote itself.
-        given_up: what failed too often, the longest ago first.
+        given_up: objects that failed too often, the longest ago first.
         valid: languages and digests of sources that a runtime has found valid lately.
     """
 
@@ -83,28 +83,28 @@ class Context:
         self.own_writes.forget(key)
 
     def try_again(self) -> None:
-        """Have all looked at that was given up: what stood in its way is gone."""
+        """Queue all objects that were given up: what stood in their way may be gone."""
         for key in self.given_up:
             self.queue.add(key)
         self.given_up.clear()
 
     @property
     def unix_s(self) -> float:
-        """The time of day."""
+        """Unix time, s."""
         return self.clock.unix_ns() / 1e9
 
     @property
     def now(self) -> str:
-        """The time of day as Kubernetes writes it."""
+        """The present time as Kubernetes writes it."""
         return stamp(self.unix_s)
 
     async def write_status(
         self, key: Key, meta: Meta, old: ApiModel, new: ApiModel, events: Sequence[ObjectEvent] = ()
     ) -> None:
-        """Write a status if it changed, and post what happened.
+        """Write a status if it differs from the live one, and post the events that come with it.
 
         Raises:
-            ApiError: it was refused.
+            ApiError: the status was refused.
         """
         if new == old or (status := printable(new.dump())) == old.dump():
             return

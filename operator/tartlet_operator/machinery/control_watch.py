@@ -1,4 +1,4 @@
-"""Listens to control, and has looked at what depends on what control tells."""
+"""Listens to control, and queues the objects that depend on what control says."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ _AGAIN_S: Final = 1.0
 
 
 class ControlWatch:
-    """Hears from control: engines for the pools, its incarnation for the catalogue."""
+    """Follows control's engines, which pools and runs depend on, and its incarnation, which the catalogue does."""
 
     def __init__(self, ctx: Context, compare: Callable[[Context], Awaitable[None]]) -> None:
         """`compare`: compares control's catalogue with the Inferlets, when control is another than before."""
         self._ctx = ctx
         self._compare = compare
-        self._lost_s: float | None = None  # since when nothing has been heard
+        self._lost_s: float | None = None  # when control was lost
 
     async def run(self) -> None:
         """Listen until cancelled."""
@@ -42,7 +42,7 @@ class ControlWatch:
             await asyncio.sleep(_AGAIN_S)
 
     async def once(self) -> None:
-        """Ask once, and have looked at what changed."""
+        """Ask control once, and queue what depends on changes."""
         try:
             async with self._replies() as replies:
                 await self._heard(await anext(replies))
@@ -53,10 +53,10 @@ class ControlWatch:
         return contextlib.aclosing(self._ctx.control.engines(self._ctx.settings.heartbeat_s))
 
     async def _heard(self, reply: control_pb2.EnginesReply) -> None:
-        """Have looked at what has changed since the last reply.
+        """Queue what depends on changes since the last reply.
 
         Raises:
-            TartletError: control said no more when it was asked for its catalogue.
+            TartletError: control didn't answer when it was asked for its catalogue.
         """
         ctx, view = self._ctx, self._ctx.view
         if reply.incarnation != view.incarnation or len(view.catalogue) < len(ctx.namespaces):
@@ -68,13 +68,13 @@ class ControlWatch:
         self._tell({e.id: e.state for e in reply.engines}, {e.id: e.programs for e in reply.engines})
 
     def _unheard(self, error: TartletError) -> None:
-        """Control is not there; if that goes on, nobody knows how its engines are."""
+        """Note that control doesn't answer; if that lasts, its engines' states become unknown."""
         now = self._ctx.clock.now()
         if self._lost_s is None:
             self._lost_s = now
         elif now - self._lost_s > UNREACHABLE_S and self._ctx.view.engines is not None:
             log.warning("%s", error)
-            self._tell(None, self._ctx.view.programs)  # how many there were last
+            self._tell(None, self._ctx.view.programs)  # the last known numbers
 
     def _tell(self, engines: Mapping[str, str] | None, programs: Mapping[str, int]) -> None:
         view = self._ctx.view
@@ -84,5 +84,5 @@ class ControlWatch:
         view.engines, view.programs = engines, programs
         for pool in list(self._ctx.store.pools):
             self._ctx.queue.add(pool)
-        for run in self._ctx.store.pending_runs() if others else ():  # that may wait for an engine
+        for run in self._ctx.store.pending_runs() if others else ():  # they may wait for an engine
             self._ctx.queue.add(run)

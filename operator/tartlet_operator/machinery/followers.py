@@ -1,4 +1,4 @@
-"""Follows the programs of InferletRuns: keeps the end of their output, and how they ended; ends those not wanted."""
+"""Follows the programs of InferletRuns: keeps the end of their output and how they ended, and ends unwanted ones."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from tartlet_operator.machinery.program_output import Outcome, Output, tail
 log = logging.getLogger("tartlet.operator")
 
 PROGRESS_S: Final = 2.0
-"""How often output that grows is shown in the status, while few runs are followed."""
+"""How often the status shows growing output while few runs are followed."""
 _FEW: Final = 16
 _RETRY_S: Final = 1.0
 _END_TIMEOUT_S: Final = 5.0
 _END_WAITS_S: Final = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, *([60.0] * 15))
-"""A program that can't be ended is tried again after these, about as long as until a resync finds it."""
+"""Pauses between attempts to end a program. Together they last about until a resync finds the program."""
 
 
 def progress_s(followed: int) -> float:
-    """How often a run's output is shown while so many are followed: in all eight times a second at most.
+    """Return the time between updates of a run's output, s; all runs together have at most eight a second.
 
     Example:
         >>> [progress_s(n) for n in (1, 16, 256)]
@@ -38,14 +38,14 @@ def progress_s(followed: int) -> float:
 @dataclass(slots=True)
 class _Followed:
     program_id: str
-    uid: str  # of its run
+    uid: str  # the run's
     task: asyncio.Task[None] | None = None
     data: bytearray = field(default_factory=bytearray)
-    errors: bytes = b""  # the end of what it wrote to standard error
+    errors: bytes = b""  # the end of standard error
     truncated: bool = False
     since_s: float = 0.0
     next_offset: int = 0
-    lost: bool = False  # a runtime said so of the program's own; nothing has been heard of it since
+    lost: bool = False  # a runtime said that the program's own runtime was lost; nothing came since
     outcome: Outcome | None = None
 
     @property
@@ -54,12 +54,12 @@ class _Followed:
 
 
 class Followers:
-    """One task a running program, all of them in one group.
+    """Follows each running program in a task of one group.
 
     Args:
-        client: of the runtime.
-        limit: programs followed at once.
-        changed: called with a run's key and a delay, s, when there is something new to be written.
+        client: the runtime's client.
+        limit: most programs followed at once.
+        changed: called with a run's key and a delay, s, when its status should change.
     """
 
     def __init__(self, client: AsyncClient, limit: int, changed: Callable[[Key, float], None]) -> None:
@@ -68,11 +68,11 @@ class Followers:
         self._changed = changed
         self._followed: dict[Key, _Followed] = {}
         self._ending: set[str] = set()
-        self._waiting: dict[Key, None] = {}  # runs that there was no room for, oldest first
+        self._waiting: dict[Key, None] = {}  # runs beyond the limit, the oldest first
         self._group: asyncio.TaskGroup | None = None
 
     def __len__(self) -> int:
-        """Programs that are followed now."""
+        """Number of running programs that are followed."""
         return sum(f.outcome is None for f in self._followed.values())
 
     async def run(self) -> None:
@@ -83,15 +83,19 @@ class Followers:
 
     @property
     def full(self) -> bool:
-        """No more programs can be followed now."""
+        """Whether as many programs are followed as may be."""
         return len(self) >= self._limit
 
     def wait(self, key: Key) -> None:
-        """Have a run looked at again when another's program has ended."""
+        """Queue a run again when another run's program has ended."""
         self._waiting.setdefault(key)
 
     def follow(self, key: Key, program_id: str, uid: str) -> str:
-        """Follow a run's program, unless it already is; the id of another that is still running, else ""."""
+        """Follow a run's program unless it is followed already.
+
+        Returns:
+            The id of the run's earlier program if that is still running, else "".
+        """
         if self._known(key, program_id) is not None:
             return ""
         left = self.forget(key)
@@ -107,17 +111,17 @@ class Followers:
         return {followed.program_id for followed in self._followed.values()}
 
     def outcome(self, key: Key, program_id: str) -> Outcome | None:
-        """How a run's program ended; None: it hasn't, or isn't followed."""
+        """Return how a run's program ended; None: it runs, or isn't followed."""
         known = self._known(key, program_id)
         return known.outcome if known is not None else None
 
     def followed_s(self, key: Key, program_id: str) -> float:
-        """Since when a run's program is followed, s."""
+        """Return how long a run's program has been followed, s."""
         known = self._known(key, program_id)
         return asyncio.get_running_loop().time() - known.since_s if known is not None else 0.0
 
     def output(self, key: Key, program_id: str) -> Output | None:
-        """What a run's program has put out so far; None: nobody knows."""
+        """Return what a run's program has put out so far; None: it isn't followed."""
         known = self._known(key, program_id)
         return known.output if known is not None else None
 
@@ -126,7 +130,7 @@ class Followers:
         return known if known is not None and known.program_id == program_id else None
 
     def forget(self, key: Key) -> str:
-        """Stop following; the id of the program if it was running, else ""."""
+        """Stop following a run; return its program's id if the program was running, else ""."""
         self._waiting.pop(key, None)
         known = self._followed.pop(key, None)
         if known is None:
@@ -139,12 +143,12 @@ class Followers:
         return known.program_id
 
     def forget_another(self, key: Key, uid: str) -> str:
-        """Stop following what a run of the same name, with another UID, has left; its program's id as `forget` does."""
+        """Stop following an earlier run of the same name, with another UID; return as `forget` does."""
         known = self._followed.get(key)
         return self.forget(key) if known is not None and known.uid != uid else ""
 
     async def end(self, program_id: str, reason: str) -> None:
-        """End a program that no run wants; one that can't be ended now is tried again while others are seen to."""
+        """End a program that no run wants. If that fails for now, try again in a task."""
         if program_id in self._ending or await self._ended(program_id, reason):
             return
         assert self._group is not None, "run() comes first"
@@ -161,7 +165,7 @@ class Followers:
             self._ending.discard(program_id)
 
     async def _ended(self, program_id: str, reason: str) -> bool:
-        """Whether nothing is left to be done about a program that was to end."""
+        """Ask for a program's end; return whether nothing is left to be done about it."""
         try:
             async with asyncio.timeout(_END_TIMEOUT_S):
                 await self._client.kill(program_id, reason)
@@ -182,28 +186,28 @@ class Followers:
             except UnknownProgram:
                 followed.outcome = Outcome(success=False, output=followed.output, error=RuntimeLost())
             except TartletError as e:
-                if e.retryable:  # the connection is gone, or one too many: the program may go on
+                if e.retryable:  # the connection is gone or was refused; the program may go on
                     log.info("%s: %s", key, e)
                     await asyncio.sleep(_RETRY_S)
                 else:
                     followed.outcome = Outcome(success=False, output=followed.output, error=e)
-            except Exception as e:  # one run's bug must not end everybody's operator
+            except Exception as e:  # a bug met in one run must not end the operator
                 log.exception("%s", key)
                 followed.outcome = Outcome(success=False, output=followed.output, error=InternalError(detail=repr(e)))
         self._changed(key, 0.0)
         self._next()
 
     def _next(self) -> None:
-        """There is room for one more."""
+        """Queue the next waiting run: there is room for one more."""
         for key in list(self._waiting)[:1]:
             del self._waiting[key]
             self._changed(key, 0.0)
 
     async def _read(self, key: Key, followed: _Followed) -> None:
-        """Read what a program puts out, to its end.
+        """Read a program's output to its end.
 
         Raises:
-            TartletError: it can't be followed, or a runtime between says that its own was lost: that is asked again.
+            TartletError: the program can't be followed, or its runtime is said to be lost; the caller asks again.
         """
         run = await self._client.attach(followed.program_id, followed.next_offset)
         async for event in run:

@@ -1,4 +1,4 @@
-"""One object at a time: the newest body, its kind's reconcile, and what happens when that fails."""
+"""Handles one object at a time: fetches its newest body, runs its kind's reconcile, and retries failures."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ log = logging.getLogger("tartlet.operator")
 _BACKOFF_S: Final = 0.5
 _BACKOFF_MAX_S: Final = 30.0
 _SCOUT_S: Final = 30.0
-"""So often is one tried of those that were given up; should it succeed, what stood in their way may be gone."""
+"""How often one of the objects that were given up is tried. If it succeeds, all of them are tried."""
 
 _NO_RIGHTS: Final = (401, 403)
-"""Tried again like silence: an API server that starts knows nobody, and a role that was taken may be given back."""
+"""Refusals that may pass: an API server that starts knows nobody, and a role that was taken may be given back."""
 
 
 class Kind(NamedTuple):
@@ -46,7 +46,7 @@ class Kind(NamedTuple):
 
 
 def retry_s(failures: int, max_retries: int) -> float | None:
-    """The wait after so many failures in a row; None: until the next resync.
+    """Return the pause after a number of failures in a row, s; None: wait for the next resync.
 
     Example:
         >>> [retry_s(n, 5) for n in (1, 2, 5, 6)]
@@ -58,7 +58,7 @@ def retry_s(failures: int, max_retries: int) -> float | None:
 
 
 class Handler:
-    """What the work queue's workers call."""
+    """Handles the objects that the work queue's workers take."""
 
     def __init__(self, ctx: Context, kinds: Mapping[str, Kind]) -> None:
         self._ctx = ctx
@@ -66,7 +66,7 @@ class Handler:
         self._failures: dict[Key, int] = {}
 
     async def handle(self, key: Key, body: Mapping[str, Any] | None) -> float | None:
-        """Bring one object about; returns when to look at it again, s."""
+        """Bring one object about; return when to look at it again, s."""
         ctx = self._ctx
         started = ctx.clock.now()
         try:
@@ -78,7 +78,7 @@ class Handler:
                 again_s = await self._kinds[key.kind].reconcile(ctx, key, body)
             if again_s != LATER:
                 self._succeeded(key)
-        except ValidationError as e:  # an older CRD let it through
+        except ValidationError as e:  # a CRD of an older release let the spec through
             again_s = await self._failed(key, body, "InvalidSpec", str(e), permanent=True)
         except ApiError as e:
             again_s = await self._failed(
@@ -93,7 +93,7 @@ class Handler:
         return again_s
 
     async def _newest(self, key: Key, body: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
-        """The body, unless it is older than our own last write: then whatever the API server has."""
+        """Return the body, or the API server's if ours is missing or older than our own last write."""
         if body is not None and not self._ctx.own_writes.newer_than(key, version(body)):
             return body
         return await self._ctx.api.get(key.kind, key.namespace, key.name)
@@ -101,7 +101,7 @@ class Handler:
     async def _failed(
         self, key: Key, body: Mapping[str, Any] | None, reason: str, message: str, *, permanent: bool = False
     ) -> float | None:
-        """Try again a few times, then say so in a condition and wait for the next resync or change."""
+        """Retry a few times, then say so in a condition and wait for the next resync or change."""
         ctx = self._ctx
         failures = self._failures.get(key, 0) + 1
         self._failures[key] = failures
@@ -118,7 +118,7 @@ class Handler:
         return again_s
 
     def _give_up(self, key: Key, *, permanent: bool) -> None:
-        """Have one of those that were given up tried in a while; one that has just failed comes last."""
+        """Schedule a try of the object that was given up the longest ago; `key` becomes the last."""
         given_up = self._ctx.given_up
         given_up.pop(key, None)
         if not permanent:
@@ -143,7 +143,7 @@ class Handler:
 def failed_status(
     kind: str, body: Mapping[str, Any], generation: int, message: str, now: str
 ) -> tuple[ApiModel, ApiModel]:
-    """The status as it is, and as it says that the operator gave up for now: nobody knows how the object stands."""
+    """Return an object's live status, and the status that says that the operator gave up for now."""
     live = body.get("status") or {}
     want = Want("Succeeded" if kind == InferletRun.__name__ else "Ready", "Unknown", Reason.RECONCILE_FAILED, message)
     old: EnginePoolStatus | InferletStatus | InferletRunStatus

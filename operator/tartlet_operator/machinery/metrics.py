@@ -27,8 +27,8 @@ _BOUNDS_S: Final = tuple(0.001 * 2**i for i in range(16))
 class Metrics:
     """Counters, histograms, and gauges that ask when they are read.
 
-    What is counted is kept in dictionaries here: the exporter's own counters take a tenth of the time of an object that
-    nothing is to be done about.
+    Counts are kept in dictionaries here: the exporter's own counters would take a tenth of the time that an unchanged
+    object costs.
     """
 
     def __init__(
@@ -69,25 +69,25 @@ class Metrics:
         meter.create_observable_gauge(WATCH_AGE, [lambda _: [Observation(watch_age())]], "s", "since the last event")
 
     def reconciled(self, kind: str, seconds: float) -> None:
-        """An object was looked at."""
+        """Count an object that was looked at, and how long that took."""
         self._reconciles[kind] += 1
         self._duration.record(seconds, {"kind": kind})
 
     def validated(self, seconds: float) -> None:
-        """A runtime has judged a source."""
+        """Record how long a runtime took to validate a source."""
         self._validation.record(seconds)
 
     def failed(self, kind: str, reason: str) -> None:
-        """An object couldn't be brought about."""
+        """Count a failure to bring an object about."""
         self._errors[kind, reason] += 1
 
     def wrote(self, kind: str) -> None:
-        """A status was written."""
+        """Count a status that was written."""
         self._writes[kind] += 1
 
 
 def _by_kind(counts: Counter[str]) -> Callable[[CallbackOptions], Iterable[Observation]]:
-    """An instrument's values; the exporter asks from a thread of its own."""
+    """Return a callback that gives an instrument's values. The exporter calls it from its own thread."""
 
     def values(_: CallbackOptions) -> Iterable[Observation]:
         return [Observation(n, {"kind": kind}) for kind, n in counts.copy().items()]

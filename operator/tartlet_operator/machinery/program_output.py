@@ -10,14 +10,14 @@ from tartlet_common.errors.registry import TartletError
 from tartlet_operator.api.inferlet_run import OUTPUT_BYTES
 
 _SHORT: Final = b'\n\r\t"\\'
-"""JSON takes two bytes for each of them."""
+"""Characters for which JSON takes two bytes."""
 _LONG: Final = bytes(byte for byte in (*range(32), *b"<>&") if byte not in _SHORT)
-"""And six, `\\u` and four digits, for each of these: the API server's does so of `<`, `>` and `&`, too."""
+"""Characters for which JSON takes six bytes, `\\u` and four digits; the API server's JSON adds `<`, `>` and `&`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """What a program has put out, as far as it is kept."""
+    """The end of a program's output, as far as it is kept."""
 
     text: str = ""
     truncated: bool = False
@@ -37,7 +37,7 @@ class Outcome:
 
 
 def json_bytes(data: bytes) -> int:
-    r"""Bytes that a text takes in JSON as the API server keeps it.
+    r"""Return the bytes that a text takes in the API server's JSON.
 
     Example:
         >>> [json_bytes(text.encode()) for text in ("abc", "é", "a\n", "\x1b", "<", "\u2028")]
@@ -48,7 +48,9 @@ def json_bytes(data: bytes) -> int:
 
 
 def tail(data: bytes, truncated: bool = False, limit: int = OUTPUT_BYTES) -> Output:  # noqa: FBT001, FBT002 - a flag of data
-    r"""The end of a program's output, and no more than takes twice the limit in JSON; half a character is dropped.
+    r"""Return the end of a program's output, of at most `limit` bytes and twice as many in JSON.
+
+    Half a character at the start is dropped.
 
     Example:
         >>> tail("añb".encode(), limit=2)
@@ -64,6 +66,6 @@ def tail(data: bytes, truncated: bool = False, limit: int = OUTPUT_BYTES) -> Out
     if len(kept) < len(data):
         truncated = True
         kept = kept[next((i for i, byte in enumerate(kept[:4]) if byte & 0xC0 != 0x80), 0) :]
-    text = kept.decode(errors="replace")  # what is no text grows by it
+    text = kept.decode(errors="replace")  # bytes that are no text grow in this
     grown = text.encode()
     return Output(text, truncated) if grown == kept else tail(grown, truncated, limit)

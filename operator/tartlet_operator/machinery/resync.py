@@ -1,4 +1,4 @@
-"""Looks at every object again now and then, so that nothing depends on no event being lost."""
+"""Looks at every object again now and then, in case an event was lost."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ Look = Callable[[Context], Awaitable[None]]
 """Sees to something beside the objects; raises ApiError or TartletError when somebody doesn't answer."""
 
 SWEEP_S: Final = 10.0
-"""What was deleted while nobody looked is seen to so long after the start."""
+"""When, after the start, the operator sees to what was deleted while none ran."""
 _BACKLOG: Final = 200
 _ROOM_S: Final = 60.0
 """A resync waits so long for the workers of a kind; then the keys alone are queued, which take no memory."""
 
 
 async def sweep_when_settled(ctx: Context, looks: Sequence[Look], after_s: float = SWEEP_S) -> None:
-    """Sweep once, when all that is there has been seen; tried every `after_s` until nothing fails."""
+    """Run `looks` once when every object has been seen; try every `after_s` until nothing fails."""
     while True:
         await asyncio.sleep(after_s)
         if ctx.queue.idle and len(ctx.view.catalogue) == len(ctx.namespaces):
@@ -41,7 +41,7 @@ async def sweep_when_settled(ctx: Context, looks: Sequence[Look], after_s: float
 
 
 class Resync:
-    """Looks at every object again, so that nothing depends on no event being lost."""
+    """Queues every object every `resync_s`, in case an event was lost."""
 
     def __init__(self, ctx: Context, looks: Sequence[Look]) -> None:
         """`looks`: what is seen to before the objects, such as programs that no run wants."""
@@ -55,7 +55,7 @@ class Resync:
             await self.once()
 
     async def once(self) -> None:
-        """Queue every object that there is, and every one that was; who doesn't answer is for the next resync."""
+        """Queue every object that exists, and every object that was seen; errors wait for the next resync."""
         ctx = self._ctx
         for look in self._looks:
             try:
@@ -74,7 +74,7 @@ class Resync:
             ctx.queue.add(key)
 
     async def _look_at(self, kind: str, namespace: str, unseen: set[Key], until_s: float) -> None:
-        """Queue a namespace's objects of a kind as there is room, until then."""
+        """Queue a namespace's objects of a kind: with bodies while there is room until `until_s`, then keys alone."""
         queue, now = self._ctx.queue, asyncio.get_running_loop().time
         async for body in self._ctx.api.pages(kind, namespace):
             key = Key(kind, namespace, body["metadata"]["name"])

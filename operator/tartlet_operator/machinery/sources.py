@@ -1,4 +1,4 @@
-"""Where an Inferlet's source comes from: inline, a ConfigMap, or a URL pinned by digest."""
+"""Fetches an Inferlet's source: inline, from a ConfigMap, or from a URL pinned by digest."""
 
 from __future__ import annotations
 
@@ -22,23 +22,23 @@ from tartlet_operator.cluster.kube import Api
 log = logging.getLogger("tartlet.operator")
 
 MAX_BYTES: Final = 3 << 20
-"""What control's catalogue takes."""
+"""Most bytes that control's catalogue takes."""
 _TIMEOUT: Final = aiohttp.ClientTimeout(total=30)
 _KEPT_BYTES: Final = 32 << 20
 _AT_ONCE: Final = 32
 _KNOWN_S: Final = 20.0
-"""So long who asks late hears what came of a download; less than the time after which an Inferlet asks again."""
+"""How long a failed download is remembered; less than the time after which an Inferlet asks again."""
 _JUST_S: Final = 1.0
 _TAKEN_S: Final = 5.0
-"""Who asked for what has come is there within so long, unless it was deleted or is held up."""
+"""An Inferlet takes its finished download within this time, unless it was deleted or is held up."""
 _AMBIGUOUS: Final = frozenset("%@\\")
-"""With these in it, what a pattern matches need not be the host that is asked in the end."""
+"""Characters with which a pattern may match another host than the one that is asked in the end."""
 _MAY_COME: Final = (404, 429)
-"""Statuses of a file that is yet to be put there, and of a server that is asked too much."""
+"""HTTP statuses that may pass: the file may be put there later, or the server is asked too much."""
 
 
 class SourceProblem(Exception):
-    """The source can't be had; `retry`: it may later, without a change to the Inferlet."""
+    """The source can't be fetched; `retry`: it may be later, without a change to the Inferlet."""
 
     def __init__(self, reason: Reason, message: str, *, retry: bool = False) -> None:
         super().__init__(message)
@@ -48,11 +48,11 @@ class SourceProblem(Exception):
 
 
 _Wanted = tuple[str, str]
-"""A URL and the digest of what should be there."""
+"""A URL and the digest of the file that should be there."""
 
 
 class StillFetching(Exception):
-    """The source hasn't come yet; `coming` ends when it has, or can't, and the fetcher knows then."""
+    """The source is still being downloaded; ask again when the task `coming` has ended."""
 
     def __init__(self, coming: asyncio.Task[object]) -> None:
         super().__init__()
@@ -60,7 +60,7 @@ class StillFetching(Exception):
 
 
 class _Failed(NamedTuple):
-    """How a download failed; an exception would hold on to all that was read."""
+    """How a download failed. An exception would keep all that was read alive."""
 
     at_s: float
     reason: Reason
@@ -69,25 +69,25 @@ class _Failed(NamedTuple):
 
 
 class SourceFetcher:
-    """Fetches sources; those from URLs are kept by digest, and fetched beside all else."""
+    """Fetches sources. Downloads run in tasks of their own, and are kept by digest."""
 
     def __init__(self, api: Api, hosts: str) -> None:
         self._api = api
         self._hosts = listed(hosts.lower())
         self._kept: OrderedDict[str, bytes] = OrderedDict()  # by digest
         self._size = 0
-        self._untaken: dict[str, int] = {}  # of these, those that nobody has asked for since they came
+        self._untaken: dict[str, int] = {}  # sizes of downloads that nobody has taken yet, by digest
         self._taken = asyncio.Event()
         self._coming: dict[_Wanted, asyncio.Task[None]] = {}
         self._failed: OrderedDict[_Wanted, _Failed] = OrderedDict()  # lately
         self._room = asyncio.Semaphore(_AT_ONCE)
 
     async def fetch(self, source: Source, namespace: str) -> bytes:
-        """The source's bytes.
+        """Return the source's bytes.
 
         Raises:
-            SourceProblem: it isn't there, too large, or not what its digest says.
-            StillFetching: it is on its way.
+            SourceProblem: the source is missing, too large, or not what its digest says.
+            StillFetching: the source is still being downloaded.
             ApiError: the API server didn't answer.
         """
         if source.inline is not None:
@@ -131,7 +131,7 @@ class SourceFetcher:
         raise StillFetching(self._coming[wanted])
 
     def _tell(self, wanted: _Wanted) -> None:
-        """Raise the problem that a download ended with lately; who comes late to it may ask again in any case."""
+        """Raise the problem that a download ended with lately. Those who ask late may retry in any case."""
         failed = self._failed.get(wanted)
         if failed is not None:
             age_s = asyncio.get_running_loop().time() - failed.at_s
@@ -139,7 +139,7 @@ class SourceFetcher:
                 raise SourceProblem(failed.reason, failed.message, retry=failed.retry or age_s > _JUST_S)
 
     async def _download(self, wanted: _Wanted) -> None:
-        """Keep what a URL has under its own digest, or remember why not."""
+        """Download a URL and keep the data under their own digest, or remember the failure."""
         url, digest = wanted
         try:
             async with self._room:
@@ -154,7 +154,7 @@ class SourceFetcher:
                 raise SourceProblem(Reason.DIGEST_MISMATCH, message, retry=True)
         except SourceProblem as e:
             self._remember(wanted, e.reason, e.message, retry=e.retry)
-        except Exception as e:  # who waits must hear of that too
+        except Exception as e:  # those who wait must hear of that too
             log.exception("%s", url)
             message = f"spec.source.url.url: {url} can't be fetched: {e!r}: see the operator's log"
             self._remember(wanted, Reason.FETCH_FAILED, message, retry=True)
@@ -176,7 +176,7 @@ class SourceFetcher:
         await asyncio.gather(*coming, return_exceptions=True)
 
     async def _place(self, size: int) -> None:
-        """Wait while too much has come that nobody took: it would push out what others are about to ask for."""
+        """Wait while finished downloads fill the room: another would push out data that are about to be taken."""
         try:
             async with asyncio.timeout(_TAKEN_S):
                 while sum(self._untaken.values()) + size > _KEPT_BYTES:
@@ -194,7 +194,7 @@ class SourceFetcher:
         return self._kept[digest]
 
     def _keep(self, digest: str, data: bytes) -> None:
-        """Keep bytes in place of those that were taken, or came, the longest ago."""
+        """Keep data in place of those that were taken, or came, the longest ago."""
         if digest in self._kept:
             return
         self._kept[digest] = data
@@ -214,7 +214,7 @@ def allowed(url: str, hosts: list[str]) -> bool:
     """
     try:
         parts = urlsplit(url)
-    except ValueError:  # as of http://[x/
+    except ValueError:  # such as http://[x/
         return False
     if set(parts.netloc) & _AMBIGUOUS:
         return False
@@ -223,7 +223,7 @@ def allowed(url: str, hosts: list[str]) -> bool:
 
 
 async def _download(url: str) -> bytes:
-    """At most `MAX_BYTES`; redirects aren't followed, they could lead to hosts that aren't allowed."""
+    """Download at most `MAX_BYTES`. Redirects aren't followed: they could lead to hosts that aren't allowed."""
     try:
         async with (
             aiohttp.ClientSession(timeout=_TIMEOUT) as session,

@@ -1,4 +1,4 @@
-"""What the operator remembers of objects it has seen: little, so that ten thousand fit."""
+"""The little that the operator remembers of each object it has seen, so that ten thousand fit in memory."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ class PoolSeen:
     """What is remembered of an EnginePool.
 
     Args:
-        ready: an engine of it takes programs.
-        settled: its condition `Ready` is True.
+        ready: whether an engine of the pool takes programs.
+        settled: whether the pool's condition `Ready` is True.
     """
 
     name: str
@@ -28,17 +28,17 @@ class PoolSeen:
 class InferletSeen(NamedTuple):
     """What is remembered of an Inferlet."""
 
-    fingerprint: str  # of its catalogue entry, "" while it has none
+    fingerprint: str  # of the catalogue entry, "" while there is none
     pool: str
     model: str
     config_map: str
     ready: bool
     runnable: bool
-    generation: int = 0  # that its status speaks of
+    generation: int = 0  # the generation that the status speaks of
 
     @property
     def standing(self) -> tuple[bool, bool, int]:
-        """What runs of it wait for."""
+        """The facts that runs of the Inferlet wait for."""
         return self.ready, self.runnable, self.generation
 
 
@@ -50,23 +50,23 @@ class RunSeen(NamedTuple):
 
 
 class Store:
-    """Objects by key."""
+    """Remembers objects by key."""
 
     def __init__(self) -> None:
         self.pools: dict[Key, PoolSeen] = {}
-        self.engines: dict[Key, frozenset[str]] = {}  # a pool's own, as control names them
+        self.engines: dict[Key, frozenset[str]] = {}  # each pool's engines, as control names them
         self.inferlets: dict[Key, InferletSeen] = {}
         self.runs: dict[Key, RunSeen] = {}
-        self._pending: set[Key] = set()  # of the runs; those that have ended may be many more
+        self._pending: set[Key] = set()  # keys of runs that wait; many more may have ended
 
     def forget(self, key: Key) -> None:
-        """The object is gone."""
+        """Forget an object that is gone."""
         for table in (self.pools, self.engines, self.inferlets, self.runs):
             table.pop(key, None)
         self._pending.discard(key)
 
     def saw_run(self, key: Key, seen: RunSeen) -> None:
-        """A run is as it is."""
+        """Remember a run."""
         self.runs[key] = seen
         if seen.phase == "Pending":
             self._pending.add(key)
@@ -74,24 +74,24 @@ class Store:
             self._pending.discard(key)
 
     def doubt(self, key: Key) -> None:
-        """Nobody knows how the object stands."""
+        """Note that nobody knows how an object stands."""
         if key in self.pools:
             self.pools[key] = replace(self.pools[key], settled=False)
         if key in self.inferlets:
             self.inferlets[key] = self.inferlets[key]._replace(ready=False)
 
     def keys(self) -> Iterator[Key]:
-        """Every object seen, and pools first: what inferlets say depends on them."""
+        """Yield every object seen, pools first: the status of Inferlets depends on pools."""
         yield from list(self.pools)
         yield from list(self.inferlets)
         yield from list(self.runs)
 
     def pools_in(self, namespace: str) -> list[PoolSeen]:
-        """A namespace's pools."""
+        """Return a namespace's pools."""
         return [pool for key, pool in self.pools.items() if key.namespace == namespace]
 
     def inferlets_of(self, pool: Key, seen: PoolSeen) -> Iterator[Key]:
-        """Inferlets whose `Runnable` a pool may decide."""
+        """Yield the Inferlets whose `Runnable` may depend on a pool."""
         for key, inferlet in list(self.inferlets.items()):
             if key.namespace != pool.namespace:
                 continue
@@ -99,23 +99,23 @@ class Store:
                 yield key
 
     def inferlets_from(self, namespace: str, config_map: str) -> Iterator[Key]:
-        """Inferlets whose source is in a ConfigMap."""
+        """Yield the Inferlets whose source is in a ConfigMap."""
         for key, inferlet in list(self.inferlets.items()):
             if key.namespace == namespace and inferlet.config_map == config_map:
                 yield key
 
     def pending_runs(self) -> Iterator[Key]:
-        """Runs that wait."""
+        """Yield the runs that wait."""
         yield from list(self._pending)
 
     def runs_of(self, inferlet: Key) -> Iterator[Key]:
-        """Runs of an inferlet that wait."""
+        """Yield the runs of an Inferlet that wait."""
         for key in self.pending_runs():
             if key.namespace == inferlet.namespace and self.runs[key].inferlet == inferlet.name:
                 yield key
 
     def inventory(self) -> Counter[tuple[str, str]]:
-        """How many objects of each kind are in which state; the exporter asks from a thread of its own."""
+        """Count the objects by kind and state. Called from the exporter's thread."""
         out: Counter[tuple[str, str]] = Counter()
         for pool in list(self.pools.values()):
             out["EnginePool", "ready" if pool.settled else "not_ready"] += 1

@@ -1,6 +1,6 @@
 """The work queue: one entry an object, the newest body wins, never two workers on one object at once.
 
-Each kind has workers of its own: sources that are slow to come, or a runtime that hangs, keep no pool waiting.
+Each kind has workers of its own, so slow sources or a runtime that hangs keep no pool waiting.
 """
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ from tartlet_operator.api.meta import Key
 
 Body = Mapping[str, Any]
 Handle = Callable[[Key, Body | None], Awaitable[float | None]]
-"""Brings one object about: its key and newest body (None: fetch it). Returns when to look again, s, or None."""
+"""Brings one object about, given its key and newest body (None: fetch the body). Returns when to look again, s."""
 
 _HELD_BYTES: Final = 64 << 20
-"""Texts of bodies that wait; of what comes beyond it the key alone waits, and the body is fetched in its turn."""
+"""Most bytes of bodies that wait. Beyond that the key alone waits, and its body is fetched when its turn comes."""
 
 LATER: Final = float("inf")
-"""The answer when something that is under way will queue the object again, and nothing came of it yet."""
+"""The answer of a handler when something under way, such as a download, will queue the object again."""
 
 
 class _Turns(asyncio.Queue[Key]):
-    """Keys, a namespace's after another's: one with thousands of objects keeps the others waiting for one of them."""
+    """A queue of keys in which namespaces take turns: one with thousands of objects delays the others by one object."""
 
     def _init(self, maxsize: int) -> None:
-        self._queue: OrderedDict[str, deque[Key]] = OrderedDict()  # by namespace; whose turn it is comes first
+        self._queue: OrderedDict[str, deque[Key]] = OrderedDict()  # by namespace; the next in turn comes first
         self._size = 0
 
     def qsize(self) -> int:
@@ -59,20 +59,20 @@ class WorkQueue:
         self._taken = asyncio.Event()
 
     def __len__(self) -> int:
-        """Objects that wait to be looked at."""
+        """Number of objects that wait to be looked at."""
         return len(self._pending)
 
     @property
     def idle(self) -> bool:
-        """Nothing waits and nobody works; timers may run."""
+        """Whether nothing waits and no worker is busy; timers may run."""
         return not self._pending and not self._busy
 
     def holds(self, weight: int) -> bool:
-        """Whether a body of so many bytes may wait beside those that do."""
+        """Whether a body of `weight` bytes may wait beside those that do."""
         return self._held_bytes + weight <= _HELD_BYTES
 
     def add(self, key: Key, body: Body | None = None, weight: int = 0) -> None:
-        """Look at an object as soon as a worker is free. Without a body, a pending one is kept.
+        """Queue an object. Without a body, a body that waits is kept.
 
         Args:
             key: names the object.
@@ -88,7 +88,7 @@ class WorkQueue:
             self._ready[key.kind].put_nowait(key)
 
     def add_after(self, key: Key, seconds: float) -> None:
-        """Look at an object after a while, or sooner if something happens to it; the earliest time counts."""
+        """Queue an object in `seconds`, or sooner if something happens to it; the earliest time counts."""
         loop = asyncio.get_running_loop()
         due = loop.time() + max(seconds, 0.0)
         timer = self._timers.get(key)
@@ -98,17 +98,17 @@ class WorkQueue:
         self._timers[key] = loop.call_at(due, self.add, key)
 
     def ask(self, key: Key) -> None:
-        """Look at an object that was deleted, or has a heavy body: whatever body waits is not the newest."""
+        """Queue an object whose newest body has to be fetched: it was deleted, or its body is heavy."""
         self.add(key)
         self._weigh(key, 0)
         self._pending[key] = None
 
     def forget(self, key: Key) -> None:
-        """The object is gone: no timer brings it back."""
+        """Cancel the timer of an object that is gone."""
         self._cancel_timer(key)
 
     async def room(self, kind: str, limit: int, wait_s: float) -> bool:
-        """Return when fewer than `limit` objects of a kind wait; False: more do still, after so long."""
+        """Wait until fewer than `limit` objects of a kind wait; return False if more do after `wait_s`."""
         try:
             async with asyncio.timeout(wait_s):
                 while self._ready[kind].qsize() >= limit:
@@ -119,7 +119,7 @@ class WorkQueue:
         return True
 
     async def work(self, kind: str, handle: Handle) -> None:
-        """Handle a kind's entries, one after another, until cancelled. `handle` deals with its own errors."""
+        """Handle a kind's objects one after another until cancelled. `handle` deals with its own errors."""
         ready = self._ready[kind]
         while True:
             key = await ready.get()

@@ -1,4 +1,4 @@
-"""The objects that an EnginePool becomes: a Deployment whose pods are one engine each, and a PodDisruptionBudget."""
+"""The objects that an EnginePool becomes: a Deployment with one engine in each pod, and a PodDisruptionBudget."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ TLS_DIR: Final = "/etc/tartlet/tls"
 SCRATCH_DIR: Final = "/tmp"  # noqa: S108 - an emptyDir of the pod's own
 HEALTH_PORT: Final = 8080
 GROUP: Final = 10001
-"""The group of our image's user, which the kubelet would leave out, and take root's."""
+"""The group of our image's user. Without it the kubelet would use root's."""
 END_MARGIN_S: Final = 15
-"""Between the end of a drain's grace and the kubelet's SIGKILL."""
+"""Time between the end of a drain's grace and the kubelet's SIGKILL."""
 _PROBE_PERIOD_S: Final = 2
 
 
 def deployment(spec: EnginePoolSpec, meta: Meta, defaults: WorkerDefaults) -> dict[str, Any]:
-    """The pool's Deployment.
+    """Return the pool's Deployment.
 
-    A new pod is ready before an old one goes (`maxSurge` 1, `maxUnavailable` 0), and an old one goes by draining:
-    SIGTERM, then at most the grace, so a rollout ends no program that is shorter than it.
+    A new pod is ready before an old one goes (`maxSurge` 1, `maxUnavailable` 0). An old pod drains: it gets SIGTERM,
+    then at most the grace, so a rollout ends no program that is shorter than the grace.
     """
     template = spec.pod_template
     return {
@@ -56,7 +56,10 @@ def deployment(spec: EnginePoolSpec, meta: Meta, defaults: WorkerDefaults) -> di
 
 
 def disruption_budget(spec: EnginePoolSpec, meta: Meta) -> dict[str, Any]:
-    """The pool's PodDisruptionBudget; it always lets one go, and all that are broken, so that nodes can be drained."""
+    """Return the pool's PodDisruptionBudget.
+
+    It always lets one pod go, and every broken one, so that nodes can be drained.
+    """
     budget: dict[str, Any] = {"maxUnavailable": 1}
     if spec.min_available is not None:
         budget = {"minAvailable": min(spec.min_available, max(spec.replicas - 1, 0))}
@@ -81,7 +84,7 @@ def _pod_spec(spec: EnginePoolSpec, meta: Meta, defaults: WorkerDefaults) -> dic
     template = spec.pod_template
     pod: dict[str, Any] = {
         "automountServiceAccountToken": False,
-        "enableServiceLinks": False,  # a Service's variables would be taken for settings
+        "enableServiceLinks": False,  # variables of a Service would be read as settings
         "terminationGracePeriodSeconds": spec.drain.grace_seconds + END_MARGIN_S,
         "securityContext": {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}},
         "containers": [_container(spec, defaults)],
@@ -108,7 +111,7 @@ def _pod_spec(spec: EnginePoolSpec, meta: Meta, defaults: WorkerDefaults) -> dic
 
 
 def _init_container(spec: EnginePoolSpec, init: ModelInit, defaults: WorkerDefaults) -> dict[str, Any]:
-    """What fetches the model; whatever it needs to know is its own, for it may be anybody's image."""
+    """Return the container that fetches the model. It may be anybody's image, so it gets none of our settings."""
     mounts = [{"name": "models", "mountPath": MODELS_DIR}, {"name": "scratch", "mountPath": SCRATCH_DIR}]
     return {
         "name": "model",
@@ -116,7 +119,7 @@ def _init_container(spec: EnginePoolSpec, init: ModelInit, defaults: WorkerDefau
         "imagePullPolicy": spec.image_pull_policy or defaults.pull_policy,
         "command": list(init.command),
         "env": _replaced([{"name": "HOME", "value": SCRATCH_DIR}], _env(init.env), "name"),
-        # a quota may ask for them; a pod needs the larger of its init container's and its container's, so it costs none
+        # a quota may require them; they cost nothing, a pod needs the larger of its init container's and container's
         "resources": _present({k: _plain(v) for k, v in _resources(spec).items()}),
         "securityContext": _restricted(),
         "volumeMounts": _replaced(mounts, init.volume_mounts, "mountPath"),
@@ -136,8 +139,8 @@ def _container(spec: EnginePoolSpec, defaults: WorkerDefaults) -> dict[str, Any]
         "resources": _present(_resources(spec)),
         "securityContext": {**_restricted(), "runAsGroup": GROUP},
         "volumeMounts": _replaced(_mounts(spec, defaults), template.volume_mounts, "mountPath"),
-        # loading is no failure until its deadline; after that a stalled loop restarts the container, and an engine
-        # that lost control is only taken out of service
+        # loading is no failure before the deadline; later a stalled loop restarts the container, and an engine that
+        # lost control is only taken out of service
         "startupProbe": {
             **_probe("/readyz"),
             "failureThreshold": -(-spec.start_deadline_seconds // _PROBE_PERIOD_S),
@@ -149,7 +152,7 @@ def _container(spec: EnginePoolSpec, defaults: WorkerDefaults) -> dict[str, Any]
 
 
 def environment(spec: EnginePoolSpec, defaults: WorkerDefaults) -> list[dict[str, Any]]:
-    """The worker's settings as environment variables."""
+    """Return the worker's settings as environment variables."""
     engine = spec.engine
     values: dict[str, object] = {
         "CONTROL": defaults.control,
@@ -197,7 +200,7 @@ def _resources(spec: EnginePoolSpec) -> dict[str, dict[str, Any]]:
 
 
 def _plain(resources: Mapping[str, Any]) -> dict[str, Any]:
-    """Without extended resources, such as GPUs."""
+    """Return the resources without extended ones, such as GPUs."""
     return {name: amount for name, amount in resources.items() if "/" not in name}
 
 
@@ -241,7 +244,7 @@ def _probe(path: str) -> dict[str, Any]:
 
 
 def _restricted() -> dict[str, Any]:
-    """What the restricted pod security standard asks of a container, and a read-only root."""
+    """Return the security context that the restricted standard asks of a container, with a read-only root."""
     return {
         "allowPrivilegeEscalation": False,
         "readOnlyRootFilesystem": True,
@@ -252,7 +255,7 @@ def _restricted() -> dict[str, Any]:
 
 
 def _replaced(ours: Iterable[Mapping[str, Any]], theirs: Iterable[Mapping[str, Any]], key: str) -> list[dict[str, Any]]:
-    """Both lists as one; of two entries with the same key the user's stays, in the operator's place."""
+    """Return both lists as one. Of two entries with the same key the user's stays, in the operator's place."""
     out = {str(entry[key]): dict(entry) for entry in ours}
     for entry in theirs:
         out[str(entry.get(key, ""))] = dict(entry)
@@ -260,5 +263,5 @@ def _replaced(ours: Iterable[Mapping[str, Any]], theirs: Iterable[Mapping[str, A
 
 
 def _present(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Without what is empty."""
+    """Return the object without empty fields."""
     return {k: v for k, v in values.items() if v}

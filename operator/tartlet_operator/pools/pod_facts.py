@@ -1,4 +1,4 @@
-"""What is read of an engine's pod: how far it is, what keeps it from running, and which field mends it. Pure."""
+"""Facts about an engine's pod: how far it is, what keeps it from running, and which field mends that. Pure."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from tartlet_operator.api.reasons import Reason
 from tartlet_operator.api.times import parse
 
 _QUIET: Final = frozenset({"", "ContainerCreating", "PodInitializing", "Completed"})
-"""Reasons of waiting containers that are no trouble."""
+"""Reasons of waiting containers that mean no trouble."""
 
 _CRASHED: Final = frozenset({"CrashLoopBackOff", "Completed", "ContainerStatusUnknown", "Error"})
-"""Reasons that say no more than that a process ended."""
+"""Reasons that say only that a process ended."""
 
 _NO_IMAGE: Final = frozenset({"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull"})
 
 _TYPED: Final = re.compile(r"(?P<name>[A-Z][A-Za-z0-9]{1,255})[A-Za-z0-9]* \(\d+\): (?P<said>.*)", re.DOTALL)
-"""How a role that can't go on says why, behind its own name, at the end of its log."""
+"""The last line of a role that can't go on: its name and the reason."""
 
 _MODEL: Final = "spec.model.path, and spec.model.volumeClaim or spec.model.init"
 _FIELDS: Final = {
@@ -35,7 +35,7 @@ _FIELDS: Final = {
     "RunContainerError": "spec.image and spec.podTemplate",
     "StartError": "spec.image and spec.podTemplate",
 }
-"""Where in the pool the cause of a trouble is mended."""
+"""The field of the pool that mends each trouble."""
 
 _CLAIMS: Final = "spec.model.volumeClaim, spec.podTemplate.volumes and the claims that they name"
 _PLACES: Final = (
@@ -48,10 +48,10 @@ _UNSTARTED: Final = (
 )
 _OOM: Final = "the engine's process was killed: out of memory"
 START_S: Final = 45.0
-"""A node that has not begun with a pod's containers by then, image apart, lacks something that the pod names."""
+"""A node that takes longer to begin with a pod's containers, pulling apart, lacks something that the pod names."""
 
 _OVER: Final = frozenset({"Failed", "Succeeded"})
-"""Phases of pods that run no more: a Deployment counts them no more either, and makes others in their place."""
+"""Phases of pods that no longer run. A Deployment doesn't count them either, and makes others in their place."""
 
 _OVER_FIELDS: Final = (
     ('emptydir volume "models"', "spec.model.init.sizeLimit"),
@@ -62,40 +62,40 @@ _OVER_FIELDS: Final = (
     ("evicted", "spec.resources"),
     ("outof", "spec.resources"),
 )
-"""What a kubelet says of a pod that it ended or didn't take, and which field that comes from; first match."""
+"""Reasons of a kubelet that ended or refused a pod, and the field they come from; the first match counts."""
 
 _AS_ROOT: Final = "runasnonroot"
 _USER: Final = "whose USER must be a number other than 0"
 _NOT_STARTED: Final = "see its log, whether it reaches control, and spec.startDeadlineSeconds"
 _ENDED_BY_KUBELET: Final = (0, 137, 143)
-"""Exit codes of an engine that a probe ended: it left, or SIGKILL or SIGTERM took it."""
+"""Exit codes of an engine that a probe ended: it left by itself, or SIGKILL or SIGTERM ended it."""
 _SAID_CHARS: Final = 1024
 _REASON_CHARS: Final = 256
-"""Of a reason, which others may have written; a condition's has a bound."""
+"""Most characters of a reason; others may have written it, and a condition bounds it."""
 
 
 @dataclass(frozen=True, slots=True)
 class PodFacts:
-    """What is read of a pod."""
+    """The facts about a pod."""
 
     name: str
     ready: bool
     terminating: bool
     running: bool
-    reason: str = ""  # of trouble: CheckpointMissing, CrashLoopBackOff, ImagePullBackOff, Unschedulable, ...
+    reason: str = ""  # the trouble's: CheckpointMissing, CrashLoopBackOff, ImagePullBackOff, Unschedulable, ...
     message: str = ""
     node: str = ""
     address: str = ""
     created: str = ""
-    revision: str = ""  # of the Deployment's template
-    unstarted: bool = False  # a node has it, and can't begin with its containers yet
-    started: bool = False  # its engine has taken programs, or would have
-    over: bool = False  # it runs no more and won't again, though the pod is still there
-    ended: str = ""  # when, if it is over
+    revision: str = ""  # the revision of the Deployment's template
+    unstarted: bool = False  # a node has the pod and can't begin with its containers yet
+    started: bool = False  # whether its engine has taken programs, or would have
+    over: bool = False  # whether it has ended for good, though the pod is still there
+    ended: str = ""  # when it ended, if it is over
 
     @staticmethod
     def of(body: Mapping[str, Any], now: float = 0.0) -> PodFacts:
-        """From its body, at a Unix time, s."""
+        """Read them from the pod's body, at a Unix time, s."""
         meta, status = body["metadata"], body.get("status") or {}
         conditions = {c["type"]: c for c in status.get("conditions") or ()}
         reason, message = _trouble(status, conditions)
@@ -123,12 +123,12 @@ class PodFacts:
 
 
 def in_trouble(pods: Sequence[PodFacts]) -> PodFacts | None:
-    """A pod that is kept from running; what ails those of an earlier spec has been answered by the newer one."""
+    """Return a pod that is kept from running. Pods of an earlier spec don't count: the newer spec has answered them."""
     return next((p for p in _newest(pods) if p.reason and not p.over), None)
 
 
 def ended_early(pods: Sequence[PodFacts], replicas: int) -> PodFacts | None:
-    """The last pod that is over, while too few are ready and none that was made after its end has been so yet."""
+    """Return the last pod that is over, while too few pods are ready and none made after its end has been ready."""
     newest = _newest(pods)
     living = [p for p in newest if not p.over]
     last = max((p for p in newest if p.over), key=lambda p: p.ended, default=None)
@@ -139,14 +139,14 @@ def ended_early(pods: Sequence[PodFacts], replicas: int) -> PodFacts | None:
 
 
 def _newest(pods: Sequence[PodFacts]) -> list[PodFacts]:
-    """Those of the newest spec that stay."""
+    """Return the pods of the newest spec that stay."""
     staying = [p for p in pods if not p.terminating]
     newest = max(staying, key=lambda p: p.created, default=None)
     return [p for p in staying if newest and p.revision == newest.revision]
 
 
 def _ended(meta: Mapping[str, Any], status: Mapping[str, Any]) -> str:
-    """When a pod that is over ended, as near as it tells."""
+    """Return when a pod that is over ended, as near as its status says."""
     states = (c.get("state") or {} for c in status.get("containerStatuses") or ())
     times = [(s.get("terminated") or {}).get("finishedAt") for s in states]
     times += [c.get("lastTransitionTime") for c in status.get("conditions") or ()]
@@ -154,7 +154,7 @@ def _ended(meta: Mapping[str, Any], status: Mapping[str, Any]) -> str:
 
 
 def _of_over(status: Mapping[str, Any]) -> tuple[str, str]:
-    """Reason and message of a pod that is over: the kubelet's own, and the field that they come from."""
+    """Return reason and message of a pod that is over: the kubelet's, and the field that mends them."""
     reason = status.get("reason") or status["phase"]
     said = str(status.get("message") or "it runs no more").strip()[-_SAID_CHARS:]
     words = f"{reason} {said}".lower()
@@ -163,7 +163,7 @@ def _of_over(status: Mapping[str, Any]) -> tuple[str, str]:
 
 
 def _trouble(status: Mapping[str, Any], conditions: Mapping[str, Any]) -> tuple[str, str]:
-    """Reason and message of what keeps a pod from running, empty if nothing does."""
+    """Return reason and message of what keeps a pod from running, empty if nothing does."""
     if status.get("phase") in _OVER:
         return _of_over(status)
     scheduled = conditions.get("PodScheduled", {})
@@ -179,7 +179,7 @@ def _trouble(status: Mapping[str, Any], conditions: Mapping[str, Any]) -> tuple[
 
 
 def _of_container(container: Mapping[str, Any], *, init: bool) -> tuple[str, str]:
-    """The same of one container. One that failed is in trouble until it has started, also while it is tried again."""
+    """Return the same for one container. A failed one is in trouble until it has started, also while it is retried."""
     state = container.get("state") or {}
     waiting = state.get("waiting") or {}
     ended = state.get("terminated") or (container.get("lastState") or {}).get("terminated") or {}
@@ -210,7 +210,7 @@ def _sentence(line: str) -> str:
 
 
 def _crash(reason: str, ended: Mapping[str, Any], waits: str, restarts: int, *, init: bool) -> tuple[str, str]:
-    """What a process said when it ended, under the name of its error where it gave one."""
+    """Return what a process said when it ended, under the name of its error if it gave one."""
     said = str(ended.get("message") or "").strip()
     why = f"exit status {ended.get('exitCode', 0)}" if ended else waits
     typed = _TYPED.match(said.rpartition("tartlet worker: ")[2])

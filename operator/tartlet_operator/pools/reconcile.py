@@ -26,11 +26,11 @@ log = logging.getLogger("tartlet.operator")
 
 _UNTYPED: Final = "failed to create typed patch object"
 _SAID_CHARS: Final = 1536
-"""Of each refusal: two of them, and what to do, fit into a condition's message."""
+"""Most characters of each refusal, so that two of them and a remedy fit into a condition's message."""
 
 
 async def reconcile(ctx: Context, key: Key, body: Mapping[str, Any]) -> float | None:
-    """Apply the Deployment and the PodDisruptionBudget where they differ, then say how it stands.
+    """Apply the Deployment and the PodDisruptionBudget where they differ, then write the status.
 
     What the API server refuses for good is said beside what there is: engines of an earlier spec go on, and go away.
     For a pool that was deleted nothing is made: what it owns goes with it, which may take its programs' time.
@@ -68,44 +68,46 @@ async def reconcile(ctx: Context, key: Key, body: Mapping[str, Any]) -> float | 
 
 
 async def recall(ctx: Context) -> None:
-    """Remember the pools as their statuses say, before anything is looked at: what inferlets say depends on them."""
+    """Remember the pools by their statuses before any object is handled: the status of Inferlets depends on pools."""
     for namespace in ctx.namespaces:
         try:
             async for body in ctx.api.pages(EnginePool.__name__, namespace):
-                with contextlib.suppress(ValidationError):  # an older CRD let it through: its own turn tells
+                with contextlib.suppress(
+                    ValidationError
+                ):  # a CRD of an older release let it through; the pool's own turn says so
                     pool, meta = EnginePool.model_validate(body), Meta.of(body)
                     seen = _seen(pool, meta, pool.status or EnginePoolStatus())
                     ctx.store.pools[Key(EnginePool.__name__, namespace, meta.name)] = seen
-        except ApiError as e:  # they are looked at soon
+        except ApiError as e:  # the pools are looked at soon
             log.warning("pools in %s: %s", namespace, e)
 
 
 def _seen(pool: EnginePool, meta: Meta, status: EnginePoolStatus) -> PoolSeen:
-    """Programs can run there during a rollout and with an engine missing, too; not on none, nor while all go away."""
+    """Remember whether programs can run on a pool: also during a rollout, but not while all its engines go away."""
     ready = status.ready_replicas > 0 and not meta.deleting
     return PoolSeen(meta.name, pool.spec.model.name, ready=ready, settled=holds(status.conditions, "Ready"))
 
 
 def _remember(ctx: Context, key: Key, seen: PoolSeen) -> None:
-    """Inferlets say whether a pool can run them."""
+    """Remember a pool, and queue the Inferlets whose `Runnable` depends on it."""
     before = ctx.store.pools.get(key)
     ctx.store.pools[key] = seen
-    if before is not None and before == replace(seen, settled=before.settled):  # which they don't ask for
+    if before is not None and before == replace(seen, settled=before.settled):  # Inferlets don't depend on `settled`
         return
     for inferlet in ctx.store.inferlets_of(key, seen):
         ctx.queue.add(inferlet)
 
 
 class _Applied(NamedTuple):
-    """A pool's object as it is, empty where there is none; and why it isn't what the manifest says."""
+    """A live object of a pool, empty if there is none, and why it isn't what the manifest says."""
 
     live: Mapping[str, Any]
     refused: ApiError | None = None
-    same_pods: bool = False  # it was applied, and its pods' template is as it was
+    same_pods: bool = False  # whether it was applied without a change to its pods' template
 
 
 async def _made(ctx: Context, key: Key, meta: Meta, spec: EnginePoolSpec) -> list[_Applied]:
-    """The Deployment, and the PodDisruptionBudget where there is one, as the spec asks for them as far as may be.
+    """Apply the Deployment, and the PodDisruptionBudget if there should be one, as far as the API server allows.
 
     Raises:
         ApiError: as `reconcile`.
@@ -113,13 +115,13 @@ async def _made(ctx: Context, key: Key, meta: Meta, spec: EnginePoolSpec) -> lis
     made = await _applied(ctx, deployment(spec, meta, ctx.defaults))
     if made.refused and made.live:
         made = await _scaled(ctx, key, made, spec.replicas)
-    if not made.live:  # there are no pods to guard, and maybe the name is another's
+    if not made.live:  # there are no pods to guard, and the name may be another's
         return [made]
     return [made, await _applied(ctx, disruption_budget(spec, meta))]
 
 
 async def _left(ctx: Context, key: Key) -> _Applied:
-    """What there is of the Deployment, untouched.
+    """Read the Deployment without a change.
 
     Raises:
         ApiError: it can't be read.
@@ -129,7 +131,7 @@ async def _left(ctx: Context, key: Key) -> _Applied:
 
 
 async def _applied(ctx: Context, manifest: Mapping[str, Any]) -> _Applied:
-    """The live object, applied if it isn't what the manifest says.
+    """Return the live object, applied first if it isn't what the manifest says.
 
     Raises:
         ApiError: as `reconcile`.
@@ -145,7 +147,7 @@ async def _applied(ctx: Context, manifest: Mapping[str, Any]) -> _Applied:
         made = await asyncio.shield(ctx.api.apply(manifest))
         return _Applied(made, same_pods=_template(made) is not None and _template(made) == _template(live or {}))
     except ApiError as e:
-        unknown_field = _UNTYPED in e.message  # which the API server takes for a fault of its own
+        unknown_field = _UNTYPED in e.message  # the API server reports this as an error of its own
         if e.retryable and not unknown_field:
             raise
         message = f"{e.message[:_SAID_CHARS]}: correct it in the pool's spec, from which spec.template is made"
@@ -153,12 +155,12 @@ async def _applied(ctx: Context, manifest: Mapping[str, Any]) -> _Applied:
 
 
 def _template(body: Mapping[str, Any]) -> Any:
-    """Of a Deployment's pods."""
+    """Return the template of a Deployment's pods."""
     return (body.get("spec") or {}).get("template")
 
 
 async def _scaled(ctx: Context, key: Key, made: _Applied, replicas: int) -> _Applied:
-    """The Deployment with as many replicas as the spec asks for, where all else of it was refused.
+    """Give a Deployment the spec's number of replicas, where the API server refused the rest of it.
 
     Raises:
         ApiError: the API server didn't answer.
@@ -170,7 +172,7 @@ async def _scaled(ctx: Context, key: Key, made: _Applied, replicas: int) -> _App
     except ApiError as e:
         if e.retryable:
             raise
-        return made  # refused like the rest, which is what is told
+        return made  # refused like the rest, whose refusal is reported
 
 
 def is_ours(meta: Mapping[str, Any], name: str) -> bool:
@@ -185,10 +187,10 @@ def is_ours(meta: Mapping[str, Any], name: str) -> bool:
 
 
 async def gone(ctx: Context, key: Key) -> None:
-    """Have the namespace's Inferlets looked at, which a deleted pool may have served."""
+    """Queue the namespace's Inferlets, which a deleted pool may have served."""
     known = key in ctx.store.pools
     ctx.forget(key)
-    if known:  # else somebody's pod names a pool that never was
+    if known:  # else a pod names a pool that never existed
         for inferlet in list(ctx.store.inferlets):
             if inferlet.namespace == key.namespace:
                 ctx.queue.add(inferlet)

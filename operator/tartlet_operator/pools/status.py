@@ -1,4 +1,4 @@
-"""What an EnginePool's status says, from what its Deployment, its pods and control tell. Pure."""
+"""An EnginePool's status, from its Deployment, its pods and control's engines. Pure."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from tartlet_operator.pools.pod_facts import PodFacts, ended_early, in_trouble
 
 _REFUSED: Final = "correct what it names in spec.podTemplate or spec.resources, or what the namespace allows"
 _CLAIM: Final = "persistentvolumeclaim"
-"""Which a pod waits for, and not for room."""
+"""The word by which a pod that waits for a claim differs from one that waits for room."""
 _SAID_CHARS: Final = 2048
 _ENGINES: Final = 1000
-"""So many are listed; while pods are replaced there may be more."""
+"""Most engines that a status lists; while pods are replaced there may be more."""
 _STANDS_BY: Final = (
     "pod {} waits for engines elsewhere that serve spec.model.name in another form (checkpoint, spec.engine.dtype or "
     "spec.engine.pageSize): give one of them another name"
@@ -36,18 +36,18 @@ _UNMADE: Final = "pods are missing: see `kubectl describe` of the pool's Deploym
 
 @dataclass(frozen=True, slots=True)
 class DeploymentFacts:
-    """What is read of the pool's Deployment."""
+    """The facts about the pool's Deployment."""
 
     generation: int
     observed_generation: int
     replicas: int
     updated: int
     refused: str = ""  # why no pods can be made
-    current: bool = True  # it is what the pool's spec asks for; else the API server has refused that
+    current: bool = True  # whether it is what the pool's spec asks for; else the API server refused that
 
     @staticmethod
     def of(body: Mapping[str, Any], *, current: bool = True) -> DeploymentFacts:
-        """From its body, empty where there is none."""
+        """Read them from the Deployment's body, empty if there is none."""
         meta, status = body.get("metadata") or {}, body.get("status") or {}
         failures = (c for c in status.get("conditions") or () if (c["type"], c["status"]) == ("ReplicaFailure", "True"))
         return DeploymentFacts(
@@ -62,7 +62,7 @@ class DeploymentFacts:
 
 @dataclass(frozen=True, slots=True)
 class PoolFacts:
-    """All that a pool's status depends on.
+    """Everything that a pool's status depends on.
 
     Args:
         generation: of the pool.
@@ -89,20 +89,20 @@ class PoolFacts:
 
     @property
     def living(self) -> list[PodFacts]:
-        """The pods that aren't over: all that is counted."""
+        """The pods that aren't over; only these are counted."""
         return [p for p in self.pods if not p.over]
 
 
 def own(
     before: Collection[str], old: EnginePoolStatus, pods: Sequence[PodFacts], engines: Mapping[str, str] | None
 ) -> frozenset[str]:
-    """Ids of a pool's engines: its pods', and those whose pods have gone while control still tells of them."""
+    """Return the ids of a pool's engines: its pods', and those that control reports after their pods have gone."""
     known = {*before, *(e.pod for e in old.engines)}
     return frozenset({p.name for p in pods} | (known if engines is None else known & engines.keys()))
 
 
 def status(facts: PoolFacts, old: EnginePoolStatus, now: str) -> EnginePoolStatus:
-    """The pool's status.
+    """Return the pool's status.
 
     `Ready` is True only when the Deployment has seen its newest spec, every pod is of it, and as many engines as asked
     for take programs; so it is never True for an older generation, nor during a rollout.
@@ -122,7 +122,7 @@ def status(facts: PoolFacts, old: EnginePoolStatus, now: str) -> EnginePoolStatu
 
 
 def events(old: EnginePoolStatus, new: EnginePoolStatus, *, same_pods: bool = False) -> list[ObjectEvent]:
-    """What is worth an event between two statuses; `same_pods`: the spec now asks for more or fewer of the same."""
+    """Return the events between two statuses; `same_pods`: the spec only changed the number of pods."""
     out: list[ObjectEvent] = []
     if holds(new.conditions, "Ready") and not holds(old.conditions, "Ready"):
         out.append(ObjectEvent(EventReason.POOL_READY, f"engines that take programs: {new.ready_replicas}"))
@@ -153,7 +153,7 @@ def _ready(engines: Sequence[EngineStatus]) -> int:
 
 
 def _observed(deployment: DeploymentFacts) -> bool:
-    """Whether what it counts is of the pool's newest spec."""
+    """Whether the Deployment's counts are of the pool's newest spec."""
     return deployment.current and deployment.observed_generation >= deployment.generation
 
 
@@ -165,12 +165,12 @@ def _conditions(facts: PoolFacts, old: EnginePoolStatus, engines: Sequence[Engin
     rolled = _observed(d) and d.updated == facts.replicas == d.replicas
     enough = ready >= facts.replicas
     before = find(old.conditions, "Progressing")
-    # once a generation was fully out, missing engines are trouble and no longer progress
+    # once a generation was rolled out, missing engines are trouble and no longer progress
     settled_before = (
         before is not None and before.reason == Reason.SETTLED and before.observed_generation == facts.generation
     )
     starting = not enough and not settled_before and not _standing_by(facts)
-    lost = settled_before and _observed(d) and d.updated == d.replicas < facts.replicas  # not yet made anew
+    lost = settled_before and _observed(d) and d.updated == d.replicas < facts.replicas  # not replaced yet
     progressing = d.current and (not (rolled or lost) or starting)
     trouble = _trouble(facts)
     reason, message = _why(facts, engines, trouble, counts, progressing=progressing)
@@ -197,7 +197,7 @@ def _conditions(facts: PoolFacts, old: EnginePoolStatus, engines: Sequence[Engin
 
 
 def _going(counts: str) -> list[Want]:
-    """The conditions of a pool that was deleted: nothing is made any more, so nothing can be amiss."""
+    """Return the conditions of a deleted pool: nothing is made any more, so nothing can be wrong."""
     return [
         Want("Ready", "False", Reason.DELETING, f"{_DELETED}; {counts}"),
         Want("Progressing", "False", Reason.DELETING),
@@ -206,7 +206,7 @@ def _going(counts: str) -> list[Want]:
 
 
 def _trouble(facts: PoolFacts) -> tuple[str, str] | None:
-    """Reason and message of what keeps pods from running or from being made, or the spec from being followed."""
+    """Return reason and message of what keeps pods from being made or from running, or the spec from being applied."""
     if facts.refused:
         return Reason.RECONCILE_FAILED, facts.refused
     pod, refused = in_trouble(facts.pods), facts.deployment.refused
@@ -229,7 +229,7 @@ def _why(
     *,
     progressing: bool,
 ) -> tuple[str, str]:
-    """Reason and message of `Ready`: what keeps pods from running first."""
+    """Return reason and message of `Ready`; what keeps pods from running comes first."""
     if trouble is not None:
         return trouble[0], f"{trouble[1]}; {counts}"
     if facts.engines is None and facts.replicas:
@@ -251,7 +251,7 @@ def _why(
 
 
 def _standing_by(facts: PoolFacts) -> str:
-    """A pod whose engine stands by, though not for engines of the pool itself that are about to go; else empty."""
+    """Return a pod whose engine stands by for another pool's engines, else ""."""
     engines, staying = facts.engines or {}, {p.name for p in facts.living if not p.terminating}
     if any(name in facts.own and name not in staying for name in engines):
         return ""

@@ -1,4 +1,4 @@
-"""Whether a live object already is what a manifest asks for: all of it, and nothing that an earlier one asked for."""
+"""Compares a live object with a manifest: whether it has all of it, and nothing left over from an earlier manifest."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from tartlet_operator.api.common import quantity
 
 _QUANTITIES = frozenset({"limits", "requests"})
 _WHOLE = frozenset({"nodeSelector", "tolerations"})
-"""Fields that the server keeps or replaces as a whole, and adds nothing to."""
+"""Fields that the server replaces as a whole and adds nothing to."""
 
 
 def covers(live: Any, wanted: Any, field: str = "") -> bool:
-    """Whether everything in `wanted` is in `live`; what the server added beside it doesn't matter.
+    """Whether everything in `wanted` is in `live`; the server may have added to it.
 
     Lists must have the same entries in the same order. An empty value is as good as none. Quantities are compared by
     what they are worth.
@@ -40,7 +40,7 @@ def covers(live: Any, wanted: Any, field: str = "") -> bool:
 
 
 def leftover(live: Mapping[str, Any], wanted: Mapping[str, Any], manager: str) -> bool:
-    """Whether a manager's last apply put something into an object that it doesn't want any more; the next takes it out.
+    """Whether a manager's last apply put something into an object that it no longer wants; the next apply removes it.
 
     Example:
         >>> fields = {"f:spec": {"f:a": {}, "f:b": {'k:{"name":"x"}': {".": {}, "f:name": {}}}}}
@@ -57,7 +57,7 @@ def leftover(live: Mapping[str, Any], wanted: Mapping[str, Any], manager: str) -
 
 
 def _has(wanted: Any, fields: Mapping[str, Any]) -> bool:
-    """Whether all these fields (of the form `FieldsV1`) are in a value."""
+    """Whether all `fields` (in the form `FieldsV1`) are in a value."""
     for name, below in fields.items():
         kind, _, rest = name.partition(":")
         if kind == "f":

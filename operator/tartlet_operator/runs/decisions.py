@@ -1,53 +1,47 @@
-"""What to do next about an InferletRun, and what its status says then. Pure."""
+"""What to do next about an InferletRun. Pure."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from typing import Final
 
-from tartlet_common.errors.registry import DeadlineExceeded, TartletError
-from tartlet_operator.api.conditions import Want, find, merged
+from tartlet_common.errors.registry import DeadlineExceeded
+from tartlet_operator.api.conditions import find
 from tartlet_operator.api.inferlet_run import (
-    TRACEBACK_CHARS,
     InferletRunSpec,
     InferletRunStatus,
-    RunError,
-    Tokens,
 )
 from tartlet_operator.api.reasons import Reason
-from tartlet_operator.api.times import parse, stamp
-from tartlet_operator.machinery.program_output import Outcome, Output, tail
+from tartlet_operator.api.times import parse
+from tartlet_operator.machinery.program_output import Outcome
 
 BACKOFF_S: Final = 1.0
 BACKOFF_MAX_S: Final = 60.0
 _KEY_PREFIX: Final = "inferletrun-"
-_WAITED_REMEDY: Final = "Mend what it waited for, or raise spec.deadlineSeconds; then create another InferletRun."
-_FAILED_REMEDY: Final = (
-    "Mend the program, or raise spec.deadlineSeconds until its retries fit in; then create another InferletRun."
-)
 LATE_S: Final = 5.0
-"""So long after its deadline, and so long listened to, a program is ended here: its runtime keeps the deadline itself.
+"""How long after its deadline a program is ended here, if it was followed for as long.
 
-It may have ended in time while nobody looked; and the time at which it started is known to the second.
+The runtime keeps the deadline itself. The program may have ended in time while nobody followed it, and its start is
+known only to the second.
 """
 RECHECK_S: Final = 10.0
-"""How often something waited for is looked at, beside the events that tell."""
+"""How often a waiting run is looked at, beside the events that say when its wait is over."""
 _FIRST_PAUSE_S: Final = 2.0
 _LAST_PAUSE_S: Final = 30.0
 
 
 @dataclass(frozen=True, slots=True)
 class InferletFacts:
-    """What is known of the Inferlet that a run names."""
+    """The facts about the Inferlet that a run names."""
 
     found: bool
     ready: bool = False
     message: str = ""
-    held: str = ""  # why no engine can run it, where one has to
+    held: str = ""  # why no engine can run it, if the namespace has a pool for it
 
 
 def pause_s(waited_s: float) -> float:
-    """When a launch that is refused for now is tried again, after it has waited so long.
+    """Return the pause before a refused launch is tried again, s, after it has waited `waited_s`.
 
     Example:
         >>> [pause_s(waited_s) for waited_s in (0.0, 20.0, 3600.0)]
@@ -56,12 +50,9 @@ def pause_s(waited_s: float) -> float:
     return min(max(waited_s / 4, _FIRST_PAUSE_S), _LAST_PAUSE_S)
 
 
-# ---- what to do -------------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """Nothing yet; look again after `seconds`."""
+    """Do nothing yet; look again after `seconds`."""
 
     seconds: float
     reason: str
@@ -70,7 +61,7 @@ class Wait:
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """Launch attempt number `attempt`; it may take `deadline_s`."""
+    """Launch attempt number `attempt`, which may take `deadline_s`."""
 
     attempt: int
     key: str
@@ -79,7 +70,7 @@ class Launch:
 
 @dataclass(frozen=True, slots=True)
 class Follow:
-    """Follow the program that runs; look again after `seconds` at the latest."""
+    """Follow the running program; look again after `seconds` at the latest."""
 
     program_id: str
     seconds: float
@@ -87,16 +78,16 @@ class Follow:
 
 @dataclass(frozen=True, slots=True)
 class Finish:
-    """The run ends so."""
+    """End the run with an outcome."""
 
     outcome: Outcome
-    kill: bool = False  # the program still runs
-    waited: str = ""  # for what, all the time that was left
+    kill: bool = False  # whether the program still runs
+    waited: str = ""  # what the run waited for until its deadline
 
 
 @dataclass(frozen=True, slots=True)
 class Retry:
-    """The attempt failed; another one follows after `seconds`."""
+    """Note a failed attempt; the next one follows after `seconds`."""
 
     outcome: Outcome
     seconds: float
@@ -104,12 +95,12 @@ class Retry:
 
 @dataclass(frozen=True, slots=True)
 class Delete:
-    """Its time after the end is over."""
+    """Delete the run: its time to live after its end is over."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rest:
-    """It has ended; look again after `seconds`, None: never."""
+    """Leave a run that has ended; look again after `seconds`, None: never."""
 
     seconds: float | None
 
@@ -118,7 +109,7 @@ Action = Wait | Launch | Follow | Finish | Retry | Delete | Rest
 
 
 def launch_key(uid: str, attempt: int) -> str:
-    """The idempotency key of a run's attempt; nobody else's begins so.
+    """Return the idempotency key of a run's attempt; nobody else's keys begin like it.
 
     Example:
         >>> uid = "0b3a9c1e-5d53-4c0e-9a57-1f0f2f1b7a11"
@@ -129,7 +120,7 @@ def launch_key(uid: str, attempt: int) -> str:
 
 
 def launched_by(key: str) -> tuple[str, int] | None:
-    """The UID and the attempt that an idempotency key is of; None: no operator made it.
+    """Return the run's UID and the attempt that an idempotency key names; None: no operator made the key.
 
     Example:
         >>> launched_by("0b3a9c1e-5d53-4c0e-9a57-1f0f2f1b7a11-1") is None
@@ -142,7 +133,7 @@ def launched_by(key: str) -> tuple[str, int] | None:
 
 
 def backoff_s(attempts: int) -> float:
-    """The wait after so many failed attempts.
+    """Return the pause after a number of failed attempts, s.
 
     Example:
         >>> [backoff_s(n) for n in (1, 2, 3, 20)]
@@ -161,16 +152,16 @@ def decide(
     outcome: Outcome | None,
     followed_s: float = 0.0,
 ) -> Action:
-    """The next thing to do about a run.
+    """Decide what to do next about a run.
 
     Args:
-        spec: of the run.
-        status: as it was written last.
-        uid: of the object.
+        spec: the run's spec.
+        status: the status that was written last.
+        uid: the run's UID.
         now: Unix time, s.
-        inferlet: what is known of the one it names.
+        inferlet: facts about the Inferlet that the run names.
         outcome: how the current attempt ended, if it has.
-        followed_s: since when it has been listened to.
+        followed_s: how long the current program has been followed.
     """
     if status.phase in ("Succeeded", "Failed"):
         return _after_end(spec, status, now)
@@ -178,7 +169,7 @@ def decide(
     running = status.phase == "Running"
     late = DeadlineExceeded(deadline_s=spec.deadline_seconds)
     if outcome is not None and running:
-        if isinstance(outcome.error, DeadlineExceeded):  # its own speaks of what was left to the attempt
+        if isinstance(outcome.error, DeadlineExceeded):  # the error's own deadline is what was left to this attempt
             return Finish(replace(outcome, error=late))
         if outcome.success or status.attempts > spec.retries:
             return Finish(outcome)
@@ -211,13 +202,13 @@ def _before_launch(
 
 
 def _waits_for(status: InferletRunStatus) -> str:
-    """What a run that isn't running says of itself."""
+    """Return what a waiting run's status says it waits for."""
     running = find(status.conditions, "Running")
     return f"{running.reason}: {running.message}" if running is not None else ""
 
 
 def still_since(status: InferletRunStatus, unknown: float) -> float:
-    """Since when nothing runs, Unix time, s: its last failure, if it was launched; `unknown`: it doesn't say."""
+    """Return since when nothing runs, Unix time, s: the last failure, if there was one; `unknown` without a status."""
     running = find(status.conditions, "Running")
     return parse(running.last_transition_time) if running is not None else unknown
 
@@ -227,112 +218,3 @@ def _after_end(spec: InferletRunSpec, status: InferletRunStatus, now: float) -> 
         return Rest(None)
     left_s = parse(status.completion_time) + spec.ttl_seconds_after_finished - now
     return Delete() if left_s <= 0 else Rest(left_s)
-
-
-# ---- what the status says ---------------------------------------------------------------------------------------
-
-
-def waiting(old: InferletRunStatus, wait: Wait, *, generation: int, now: float) -> InferletRunStatus:
-    """Nothing runs yet."""
-    return _with(old, generation, now, "Pending", wait.reason, wait.message)
-
-
-def launched(
-    old: InferletRunStatus, attempt: int, program_id: str, *, generation: int, now: float
-) -> InferletRunStatus:
-    """An attempt runs."""
-    fresh = {"attempts": attempt, "program_id": program_id, "output": "", "output_truncated": False, "error": None}
-    new = old.model_copy(update=fresh | {"result": None, "tokens": Tokens()})
-    return _with(new, generation, now, "Running", Reason.LAUNCHED, f"program {program_id}")
-
-
-def progressed(old: InferletRunStatus, output: Output) -> InferletRunStatus:
-    """The program that runs has put out more."""
-    return old.model_copy(update={"output": output.text, "output_truncated": output.truncated})
-
-
-def retrying(old: InferletRunStatus, outcome: Outcome, *, generation: int, now: float) -> InferletRunStatus:
-    """An attempt failed; the next one waits."""
-    message = f"attempt {old.attempts}: {outcome.error}"
-    return _with(_ended(old, outcome), generation, now, "Pending", Reason.BACK_OFF, message)
-
-
-def finished(old: InferletRunStatus, finish: Finish, *, generation: int, now: float) -> InferletRunStatus:
-    """The run has ended."""
-    outcome = finish.outcome
-    new = _ended(old, outcome).model_copy(update={"completion_time": stamp(now)})
-    if outcome.success:
-        return _with(new, generation, now, "Succeeded", Reason.SUCCEEDED, "")
-    name = outcome.error.name if outcome.error is not None else Reason.FAILED
-    message = str(outcome.error or "")
-    if finish.waited and outcome.error is not None:
-        told = _waited(old, finish.waited, outcome.error)
-        message, new = told.message, new.model_copy(update={"error": told})
-    return _with(new, generation, now, "Failed", name, message)
-
-
-def _ended(old: InferletRunStatus, outcome: Outcome) -> InferletRunStatus:
-    update: dict[str, object] = {
-        "error": _error(outcome.error, outcome.stderr) if outcome.error is not None else None,
-        "result": tail(outcome.result.encode()).text if outcome.result is not None else None,
-    }
-    if old.phase == "Running":  # else nothing was launched since
-        update["tokens"] = Tokens(input=outcome.input_tokens, output=outcome.output_tokens)
-    if outcome.output.text or outcome.success:
-        update |= {"output": outcome.output.text, "output_truncated": outcome.output.truncated}
-    return old.model_copy(update=update)
-
-
-def _waited(old: InferletRunStatus, waited: str, late: TartletError) -> RunError:
-    """Why a run ended that wasn't running then; the latest attempt's end stays, if there was one."""
-    launched = "launched again" if old.attempts else "launched"
-    message = f"the run was not {launched} within its deadline of {late.fields['deadline_s']} s; it waited: {waited}"
-    failed = old.error if old.attempts else None
-    if failed is not None:
-        ended = f"; attempt {old.attempts} ended in {failed.name}"
-        message = message[: TRACEBACK_CHARS - len(ended)] + ended
-    told = {
-        "message": message[:TRACEBACK_CHARS],
-        "remedy": _FAILED_REMEDY if waited.startswith(Reason.BACK_OFF) else _WAITED_REMEDY,
-        "traceback": failed.traceback if failed is not None else "",
-        "stderr": failed.stderr if failed is not None else "",
-    }
-    return _error(late).model_copy(update=told)
-
-
-def _error(error: TartletError, stderr: str = "") -> RunError:
-    traceback = tail(str(error.fields.get("traceback", "")).encode(errors="replace"), limit=TRACEBACK_CHARS).text
-    message = str(error)
-    if traceback:  # the message repeats it
-        message = message.split("\n", 1)[0]
-    return RunError(
-        name=error.name,
-        number=error.number,
-        message=message[:TRACEBACK_CHARS],
-        remedy=error.remedy[:4096],
-        traceback=traceback,
-        stderr=stderr,
-    )
-
-
-def _with(
-    old: InferletRunStatus, generation: int, now: float, phase: str, reason: str, message: str
-) -> InferletRunStatus:
-    ended = phase in ("Succeeded", "Failed")
-    progress = reason if ended else Reason.NOT_FINISHED
-    wants = [
-        Want("Succeeded", "True" if phase == "Succeeded" else "False" if ended else "Unknown", progress, message),
-        Want("Failed", "True" if phase == "Failed" else "False" if ended else "Unknown", progress, message),
-        Want("Running", "True" if phase == "Running" else "False", reason, message),
-    ]
-    if not ended:
-        wants[0], wants[1] = (Want(w.type, w.status, reason, message) for w in wants[:2])
-    time = stamp(now)
-    return old.model_copy(
-        update={
-            "observed_generation": generation,
-            "phase": phase,
-            "start_time": old.start_time or time,
-            "conditions": merged(old.conditions, wants, generation=generation, now=time),
-        }
-    )

@@ -1,4 +1,4 @@
-"""Programs of InferletRuns that were deleted while nobody looked: found by their idempotency keys, and ended."""
+"""Finds programs that no InferletRun wants any more, by their idempotency keys, and ends them."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ class Orphan(NamedTuple):
 
 
 def find(programs: Iterable[ProgramInfo], runs: Mapping[str, InferletRunStatus]) -> list[Orphan]:
-    """Programs that an operator launched, and whose run is gone, has ended or is at a later attempt.
+    """Return the programs that an operator launched and whose run is gone, has ended, or is at a later attempt.
 
     Args:
-        programs: as they were listed before the runs were: whatever launched them had seen its run by then.
-        runs: status by UID.
+        programs: listed before the runs, so every run that launched one of them is among the runs.
+        runs: each run's status, by UID.
     """
     found = []
     for program in programs:
@@ -53,19 +53,19 @@ def find(programs: Iterable[ProgramInfo], runs: Mapping[str, InferletRunStatus])
 
 
 async def end(ctx: Context, namespaces: Iterable[str] | None = None) -> None:
-    """End programs that no run wants, of all namespaces or of these.
+    """End programs that no run wants, in all namespaces or in the given ones.
 
-    The runs are read from the API, after the programs: what has been seen of them so far may be less than there is.
-    Where every program is followed, as nearly always, they aren't read.
+    Runs are read from the API server after the programs, because the operator may not have seen all of them yet. If
+    every program is followed, as nearly always, runs aren't read.
 
     Raises:
-        ApiError, TartletError: somebody didn't answer.
+        ApiError, TartletError: the API server or a runtime didn't answer.
     """
     failed: ApiError | TartletError | None = None
     for namespace in ctx.namespaces if namespaces is None else namespaces:
         try:
             await _end(ctx, namespace)
-        except (ApiError, TartletError) as e:  # the other namespaces are none the worse
+        except (ApiError, TartletError) as e:  # go on with the other namespaces
             failed = e
     if failed is not None:
         raise failed
@@ -86,7 +86,7 @@ async def _end(ctx: Context, namespace: str) -> None:
 
 
 def _status(body: Mapping[str, Any]) -> InferletRunStatus:
-    """A run's status; of one that can't be read, the one that wants whatever there is."""
+    """Return a run's status; one that can't be read becomes an empty status, which keeps all programs."""
     try:
         return InferletRunStatus.model_validate(body.get("status") or {})
     except ValidationError:

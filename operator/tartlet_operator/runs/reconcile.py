@@ -1,4 +1,4 @@
-"""Brings an InferletRun about: launched once an attempt, followed, retried, ended, deleted."""
+"""Brings an InferletRun about: launches each attempt once, follows it, retries, ends and deletes it."""
 
 from __future__ import annotations
 
@@ -26,25 +26,28 @@ from tartlet_operator.machinery.context import Context
 from tartlet_operator.machinery.program_output import Outcome, Output
 from tartlet_operator.machinery.store import RunSeen
 from tartlet_operator.runs import decisions as runs
-from tartlet_operator.runs import orphans
+from tartlet_operator.runs import orphans, status
 from tartlet_operator.runs.decisions import Delete, Finish, Follow, InferletFacts, Launch, Rest, Retry, Wait
 
 _LAUNCH_TIMEOUT_S: Final = 60.0
 _FIRST_TIMEOUT_S: Final = 15.0
-"""Of a run that says nothing yet: soon it says that it waits, and the same attempt is asked for again."""
+"""Time for the first answer to a launch.
+
+Then the status says that the run waits, and the same attempt is sent again.
+"""
 _LATE_S: Final = 0.5
 _FULL_S: Final = 30.0
-"""A run that there is no room for is looked at when another ends, and so often in any case."""
+"""How often a run beyond `max_runs` is looked at, beside the ends of other runs."""
 _DELETED: Final = "its InferletRun was deleted"
 _MADE_AGAIN: Final = "its InferletRun was deleted and made again"
 _LATER: Final = "its InferletRun has another program"
 _HAS_ENDED: Final = "its InferletRun has ended"
 _WAITS: Final = (UnknownModel, UnknownInferlet, NoEngine)
-"""Launch errors that an engine or a catalogue on its way will mend; the deadline bounds the wait."""
+"""Launch errors that pass when an engine or a catalogue entry comes; the deadline bounds the wait."""
 
 
 async def reconcile(ctx: Context, key: Key, body: Mapping[str, Any]) -> float | None:
-    """Do the next thing about a run; returns when to look again.
+    """Do the next thing about a run; return when to look again, s.
 
     Raises:
         ApiError: the API server refused something or didn't answer.
@@ -53,7 +56,7 @@ async def reconcile(ctx: Context, key: Key, body: Mapping[str, Any]) -> float | 
     old = run.status or InferletRunStatus()
     await _end(ctx, ctx.followers.forget_another(key, meta.uid), _MADE_AGAIN)
     ctx.store.saw_run(key, RunSeen(run.spec.inferlet, old.phase))
-    if meta.deleting:  # somebody's finalizer keeps it; its program is wanted no more
+    if meta.deleting:  # a finalizer keeps the object; its program is unwanted
         for program_id in {ctx.followers.forget(key), old.program_id if old.phase == "Running" else ""}:
             await _end(ctx, program_id, _DELETED)
         if old.phase in ("Pending", "Running"):
@@ -82,11 +85,11 @@ async def reconcile(ctx: Context, key: Key, body: Mapping[str, Any]) -> float | 
         case Launch():
             return await _launch(ctx, key, meta, run, old, inferlet, action)
         case Wait(seconds):
-            new = runs.waiting(old, action, generation=meta.generation, now=ctx.unix_s)
+            new = status.waiting(old, action, generation=meta.generation, now=ctx.unix_s)
             await _write(ctx, key, meta, old, new)
             return seconds
         case Retry(outcome, seconds):
-            new = runs.retrying(old, outcome, generation=meta.generation, now=ctx.unix_s)
+            new = status.retrying(old, outcome, generation=meta.generation, now=ctx.unix_s)
             message = f"attempt {old.attempts}: {outcome.error}"
             await _write(ctx, key, meta, old, new, EventReason.RUN_RETRIED, message)
             return seconds
@@ -95,22 +98,22 @@ async def reconcile(ctx: Context, key: Key, body: Mapping[str, Any]) -> float | 
 
 
 async def gone(ctx: Context, key: Key) -> None:
-    """End what a run that was deleted has left.
+    """End the program that a deleted run has left.
 
     Raises:
-        ApiError, TartletError: somebody didn't answer.
+        ApiError, TartletError: the API server or a runtime didn't answer.
     """
     program_id = ctx.followers.forget(key)
     seen = ctx.store.runs.get(key)
     if program_id:
         await ctx.followers.end(program_id, _DELETED)
-    elif seen is not None and seen.phase == "Pending":  # a launch that nobody answered may have been heard
+    elif seen is not None and seen.phase == "Pending":  # an unanswered launch may have reached the runtime
         await orphans.end(ctx, [key.namespace])
     ctx.forget(key)
 
 
 async def _end(ctx: Context, program_id: str, reason: str) -> None:
-    """End a program that is wanted no more, if there is one."""
+    """End an unwanted program; "" is none."""
     if program_id:
         await ctx.followers.end(program_id, reason)
 
@@ -118,7 +121,7 @@ async def _end(ctx: Context, program_id: str, reason: str) -> None:
 async def _inferlet(
     ctx: Context, key: Key, run: InferletRun, old: InferletRunStatus
 ) -> tuple[Inferlet | None, InferletFacts]:
-    """The inferlet of a run that is to be launched, and what matters of it."""
+    """Return the Inferlet of a run that is to be launched, and the facts about it."""
     if old.phase != "Pending":
         return None, InferletFacts(found=False)
     body = await ctx.api.get("Inferlet", key.namespace, run.spec.inferlet)
@@ -129,7 +132,7 @@ async def _inferlet(
 
 
 def facts(inferlet: Inferlet, generation: int, model: str = "") -> InferletFacts:
-    """What matters of an Inferlet, as its spec is now, to a run, which may name another model.
+    """Return the facts about an Inferlet, as its spec is now, for a run that may name another model.
 
     A program without a pool may run without engines, or on those of another namespace: it is held back only where the
     namespace has engines for it, none of which is ready.
@@ -158,10 +161,10 @@ async def _launch(
     inferlet: Inferlet | None,
     action: Launch,
 ) -> float | None:
-    started = ctx.unix_s  # from here on the deadline counts, however long the answer takes
+    started = ctx.unix_s  # the deadline counts from here, however long the answer takes
 
     async def waits(wait: Wait) -> float:
-        new = runs.waiting(old, wait, generation=meta.generation, now=started)
+        new = status.waiting(old, wait, generation=meta.generation, now=started)
         await _write(ctx, key, meta, old, new)
         return wait.seconds
 
@@ -190,9 +193,9 @@ async def _launch(
         left_s = action.deadline_s - (ctx.unix_s - started)
         pause_s = runs.pause_s(started - runs.still_since(old, started))
         return await waits(Wait(max(0.0, min(left_s, pause_s)), e.name, told(e)))
-    # before it is written: should that fail, it is known
+    # before the status is written: if the write fails, the program is known all the same
     await _end(ctx, ctx.followers.follow(key, accepted.program_id, meta.uid), _LATER)
-    new = runs.launched(old, action.attempt, accepted.program_id, generation=meta.generation, now=started)
+    new = status.launched(old, action.attempt, accepted.program_id, generation=meta.generation, now=started)
     await _write(ctx, key, meta, old, new, EventReason.RUN_LAUNCHED, f"attempt {action.attempt}: {accepted.program_id}")
     return action.deadline_s
 
@@ -211,7 +214,7 @@ async def _follow(
     await _end(ctx, ctx.followers.follow(key, program_id, meta.uid), _LATER)
     output = ctx.followers.output(key, program_id)
     if output is not None and output != Output() and output.text != old.output:
-        await ctx.write_status(key, meta, old, runs.progressed(old, output))
+        await ctx.write_status(key, meta, old, status.progressed(old, output))
     return seconds
 
 
@@ -222,7 +225,7 @@ async def _finish(
         await ctx.followers.end(old.program_id, "past the run's deadline")
         output = ctx.followers.output(key, old.program_id) or Output()
         finish = replace(finish, outcome=replace(finish.outcome, output=output))
-    new = runs.finished(old, finish, generation=meta.generation, now=ctx.unix_s)
+    new = status.finished(old, finish, generation=meta.generation, now=ctx.unix_s)
     if finish.outcome.success:
         await _write(ctx, key, meta, old, new, EventReason.RUN_SUCCEEDED, f"tokens sampled: {new.tokens.output}")
     else:

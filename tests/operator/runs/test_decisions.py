@@ -16,7 +16,7 @@ from tartlet_operator.api.conditions import find, holds
 from tartlet_operator.api.inferlet_run import OUTPUT_BYTES, InferletRunSpec, InferletRunStatus
 from tartlet_operator.api.reasons import Reason
 from tartlet_operator.machinery.program_output import Outcome, Output, json_bytes, tail
-from tartlet_operator.runs import decisions as runs
+from tartlet_operator.runs import status
 from tartlet_operator.runs.decisions import (
     LATE_S,
     Delete,
@@ -63,14 +63,14 @@ class Play:
         match action:
             case Launch():
                 self.keys.append(action.key)
-                self.status = runs.launched(self.status, action.attempt, "prog", generation=1, now=self.now)
+                self.status = status.launched(self.status, action.attempt, "prog", generation=1, now=self.now)
             case Wait():
-                self.status = runs.waiting(self.status, action, generation=1, now=self.now)
+                self.status = status.waiting(self.status, action, generation=1, now=self.now)
             case Retry(failed, _):
-                self.status = runs.retrying(self.status, failed, generation=1, now=self.now)
+                self.status = status.retrying(self.status, failed, generation=1, now=self.now)
             case Finish():
                 self.killed |= action.kill
-                self.status = runs.finished(self.status, action, generation=1, now=self.now)
+                self.status = status.finished(self.status, action, generation=1, now=self.now)
         return action
 
 
