@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import socket
 
@@ -10,7 +9,6 @@ import pytest
 
 from tartlet import LaunchSpec, Limits, Source
 from tartlet_common.errors.registry import (
-    InboxFull,
     JournalFull,
     ProgramFailed,
     TartletError,
@@ -71,19 +69,6 @@ async def test_an_unknown_model_names_those_there_are(server: Serving) -> None:
     assert "fake" in refused.value.fields["available"]
 
 
-async def test_a_hundred_thousand_unread_messages_are_refused_past_the_limit(server: Serving) -> None:
-    async with client_of(server) as client:
-        run = await client.run(program("waits"))
-        events = aiter(run)
-        assert await message(events) == "waiting\n"
-        answers = await client.send_many([(run.program_id, b"x")] * 100_000)
-        assert len(answers) == 100_000
-        taken = answers.count(None)
-        assert 0 < taken < 10_000
-        assert all(isinstance(a, InboxFull) for a in answers[taken:])
-        run.cancel()
-
-
 async def test_each_of_many_messages_to_nobody_is_refused_by_name(server: Serving) -> None:
     async with client_of(server) as client:
         answers = await client.send_many([(f"nobody-{n}", b"x") for n in range(60_000)])
@@ -108,17 +93,6 @@ async def test_bytes_that_are_no_grpc_are_no_harm(server: Serving) -> None:
         run = await client.run(program("echo"))
         assert await message(aiter(run)) == "ready\n"
         run.cancel()
-
-
-async def test_clients_that_vanish_in_mid_stream_leave_nothing(server: Serving) -> None:
-    async with client_of(server) as client:
-        runs = [await client.run(program("endless")) for _ in range(8)]
-        for run in runs:
-            await message(aiter(run))
-            run.cancel()
-        while await client.list():  # noqa: ASYNC110 - there is no event
-            await asyncio.sleep(0.02)
-        await until_nothing_is_held(client)
 
 
 async def test_a_failed_programs_journal_is_kept_and_a_good_ones_is_removed(server: Serving) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import signal
 import subprocess
@@ -14,11 +13,7 @@ import pytest
 
 import tartlet
 from tartlet_common.errors.registry import (
-    AddressInUse,
-    ControlLost,
     EngineFailure,
-    NoEngine,
-    RuntimeLost,
     Unavailable,
     WorkerLost,
 )
@@ -32,75 +27,10 @@ from tests.e2e.serving import (
     roles_in,
     serving,
     tartlet_cli,
-    until_nothing_is_held,
     wait_until_none,
 )
 
 RESTART_S = 30.0
-
-
-async def works_again(client: tartlet.AsyncClient) -> None:
-    """Launches until a program that needs all roles succeeds; earlier launches must fail with a retryable error."""
-    while True:
-        ended = await (await client.run(program("sampled"), ["hello", "0", "0", "1", "1"])).wait()
-        if ended.success:
-            return
-        assert NoEngine.__name__ in str(ended.error), ended.error
-        await asyncio.sleep(0.05)
-
-
-async def test_a_killed_worker_ends_its_programs_and_no_others(run_dir: Path) -> None:
-    with serving(run_dir) as server:
-        async with client_of(server) as client:
-            holder, echo = await client.run(program("holder")), await client.run(program("echo"))
-            holding, echoing = aiter(holder), aiter(echo)
-            assert (await message(holding), await message(echoing)) == ("ready\n", "ready\n")
-            server.kill("worker")
-            async for _ in holding:
-                pass
-            assert holder.ended is not None
-            assert isinstance(holder.ended.error, WorkerLost)
-            await client.send(echo.program_id, "still there?")
-            assert await message(echoing) == "echo still there?\n"
-            server.until("worker serves", 2, RESTART_S)
-            await works_again(client)
-            await client.send(echo.program_id, "stop")
-            assert (await echo.wait()).success
-            await until_nothing_is_held(client)
-
-
-async def test_a_killed_control_ends_programs_with_state_and_no_others(run_dir: Path) -> None:
-    with serving(run_dir) as server:
-        async with client_of(server) as client:
-            holder, echo = await client.run(program("holder")), await client.run(program("echo"))
-            holding, echoing = aiter(holder), aiter(echo)
-            assert (await message(holding), await message(echoing)) == ("ready\n", "ready\n")
-            server.kill("control")
-            async for _ in holding:
-                pass
-            assert holder.ended is not None
-            assert isinstance(holder.ended.error, ControlLost | WorkerLost)
-            await client.send(echo.program_id, "still there?")
-            assert await message(echoing) == "echo still there?\n"
-            server.until("control serves", 2, RESTART_S)
-            await works_again(client)
-            await until_nothing_is_held(client)
-
-
-async def test_a_killed_runtime_is_a_typed_error_and_new_launches_succeed(run_dir: Path) -> None:
-    with serving(run_dir) as server:
-        async with client_of(server) as client:
-            holder = await client.run(program("holder"))
-            holding = aiter(holder)
-            assert await message(holding) == "ready\n"
-            server.kill("runtime")
-            with pytest.raises(RuntimeLost):
-                await message(holding)
-            server.until("runtime serves", 2, RESTART_S)
-            assert "runtime died: killed by SIGKILL\nrestarting" in server.text()
-            await works_again(client)
-        async with client_of(server) as client:
-            await until_nothing_is_held(client)
 
 
 async def test_a_failing_command_fails_its_program_and_a_broken_engine_is_replaced(run_dir: Path) -> None:
@@ -171,23 +101,6 @@ def test_a_second_ctrl_c_does_not_wait(run_dir: Path) -> None:
     assert run.wait(3) == 130
     assert wait_until_none(run_dir, 3) == []
     run.communicate()
-
-
-def test_a_second_serve_in_one_directory_is_refused_and_harms_nothing(run_dir: Path) -> None:
-    with serving(run_dir) as server:
-        second = tartlet_cli(run_dir, "serve", "--engine", "fake")
-        assert second.returncode == 3
-        assert AddressInUse.__name__ in second.stderr
-        assert "tartlet doctor" in second.stderr
-        assert tartlet_cli(run_dir, "ps").returncode == 0
-        assert server.process.poll() is None
-
-
-def test_a_role_whose_address_is_taken_says_so(run_dir: Path) -> None:
-    with serving(run_dir):
-        second = tartlet_cli(run_dir, "serve", "--role", "control")
-        assert second.returncode != 0
-        assert AddressInUse.__name__ in second.stderr
 
 
 def test_a_role_that_can_not_start_stops_the_stack_with_its_reason(run_dir: Path) -> None:

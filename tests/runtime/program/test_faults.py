@@ -17,7 +17,6 @@ from tartlet_common.errors.registry import (
     InvalidArgument,
     MalformedSubmission,
     OutOfPages,
-    OutputTooLarge,
     Overloaded,
     ProgramFailed,
     ResourceQuotaExceeded,
@@ -35,29 +34,13 @@ from tartlet_protos import common_pb2, programs_pb2
 from tartlet_runtime.guests.native import ERROR, HELLO, SUBMIT, WAIT, frame
 from tests.runtime.bystanders import SAMPLE, bystander, ended, launch
 from tests.runtime.fake_control import FakeControl
-from tests.runtime.harness import PYTHON, NativeProgram, Rig, Stream, launch_spec, native, running
+from tests.runtime.harness import PYTHON, NativeProgram, Rig, launch_spec, native, running
 
 _Event = programs_pb2.ProgramEvent
 pytestmark = pytest.mark.usefixtures("python_component")
 
 
 # ---- output and input past their bounds ----
-
-
-async def test_sends_that_nobody_reads_end_the_program(run_dir: Path) -> None:
-    source = b"from inferlet import send\ndef main():\n    for i in range(100_000):\n        send('x')\n"
-    async with running(run_dir) as rig:
-        stream = await launch(rig, launch_spec(PYTHON, source, attach=False))
-        program_id = (await stream.next()).program_id
-        await stream.rest()
-        await bystander(rig)
-        async with asyncio.timeout(30):
-            while (await rig.stub.List(programs_pb2.ListRequest())).programs:  # noqa: ASYNC110 - a client polls
-                await asyncio.sleep(0.05)
-        call = rig.stub.Attach(programs_pb2.AttachRequest(programs=[programs_pb2.AttachTo(program_id=program_id)]))
-        attached = Stream(call)
-        await attached.next()
-        assert isinstance(await ended(attached), OutputTooLarge)
 
 
 async def test_a_slow_reader_holds_only_its_own_program_and_gets_everything(run_dir: Path) -> None:
