@@ -1,9 +1,9 @@
-"""The one place where guests compute: fair turns on the event loop, and everything that follows leaves after each.
+"""The only place where guests compute: programs take fair turns on the event loop, and results leave after each turn.
 
-A turn steps programs that were woken, then those that are new, then those that only ran out of their slice, each round
-robin and for a few milliseconds; those that have ended are cleared away when no other waits to begin. Then it flushes,
-in the order that the journal's promise needs: journals first, then commands to control, then events to clients. There
-is no task a program; a wake-up is a deque entry. Between turns the loop serves sockets and gRPC.
+A turn steps three groups of programs, round robin within each group and for a few milliseconds: programs that were
+woken, programs that are new, and programs that only ran out of their slice. Then the turn flushes what the steps
+brought about, in the order that journals need: journals first, then commands to control, then events to clients.
+No program has a task of its own; a wake-up is an entry in a deque. Between turns the loop serves sockets and gRPC.
 """
 
 from __future__ import annotations
@@ -34,11 +34,6 @@ NEW_S = 0.0015
 """How long a turn steps programs for the first time, so that of many launched at once the first are heard of while the
 last still start."""
 
-ENDS_S = 0.002
-"""How long a turn clears away programs that have ended."""
-ENDS_WAIT_S = 0.5
-"""How long they wait at most for programs that are to begin: an end takes half as long as a start."""
-
 
 class Runnable(Protocol):
     """A program as the driver sees it."""
@@ -50,9 +45,6 @@ class Runnable(Protocol):
 
     def run(self) -> None:
         """Step the guest once. Raises nothing."""
-
-    def finish(self) -> None:
-        """Clear away what has ended by itself. Raises nothing."""
 
     def flush_journal(self) -> None:
         """Write what the journal has pending. Raises nothing."""
@@ -96,8 +88,6 @@ class Driver:
         self._begun: deque[tuple[Runnable, Guest | None]] = deque()  # the first of them, whose guests may be elsewhere
         self._new: deque[Runnable] = deque()
         self._busy: deque[Runnable] = deque()
-        self._ended: deque[Runnable] = deque()
-        self._ends_due = 0.0  # when the first of them has waited long enough
         self.starting = 0
         """Programs that were launched and wait for control's word to begin."""
         self._journals: dict[Runnable, None] = {}
@@ -155,19 +145,6 @@ class Driver:
             self._busy.append(program)
         self.schedule()
 
-    def ended(self, program: Runnable) -> None:
-        """Finish `program` in a turn to come, once no other waits to begin."""
-        if not self._ended:
-            self._ends_due = self._now() + ENDS_WAIT_S
-            self.loop.call_later(ENDS_WAIT_S, self.schedule)
-        self._ended.append(program)
-        self.schedule()
-
-    def finish_all(self) -> None:
-        """Finish all that have ended, now: their places are wanted."""
-        while self._ended:
-            _call(self._ended.popleft().finish)
-
     def schedule(self) -> None:
         """Have a turn soon: something is to be flushed."""
         if not self._scheduled:
@@ -195,8 +172,6 @@ class Driver:
         return not self._scheduled and self._now() - self._quiet_since >= seconds
 
     def _turn(self) -> None:
-        if self._may_finish:
-            self._finish_some()
         _call(self._step_some)
         self._scheduled = False  # only now: what those steps brought about leaves here
         if self._woken or self._begun or self._new or self._busy:
@@ -204,8 +179,6 @@ class Driver:
         self.flush()
         self._quiet_since = self._now()
         self.stirred.set()
-        if self._may_finish:
-            self.schedule()
 
     def _step_some(self) -> None:
         start = self._now()
@@ -238,18 +211,6 @@ class Driver:
         if guest is not None:
             _call(partial(self.helpers.end_step, guest))
         return program
-
-    @property
-    def _may_finish(self) -> bool:
-        """Whether some have ended, in earlier turns, so that their last words are out; and none waits to begin."""
-        return bool(self._ended) and (not self.is_beginning or self._now() >= self._ends_due)
-
-    def _finish_some(self) -> None:
-        end, ended = self._now() + ENDS_S, self._ended
-        while ended:
-            _call(ended.popleft().finish)
-            if self._now() >= end:
-                break
 
     def flush(self) -> None:
         """Let everything leave that earlier steps brought about."""

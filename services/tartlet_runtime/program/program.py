@@ -105,7 +105,9 @@ class Program:
         self._make_guest = make_guest
         self._result = ""
         self._backlog: Backlog[Program] = Backlog(world.ops.run, world.clock.now)
-        self._outcome: tuple[TartletError | None, str] | None = None  # how it ended by itself, until `finish`
+        self._outcome: tuple[TartletError | None, str] | None = (
+            None  # how it ended by itself, until its backlog is empty
+        )
         self._deadline: asyncio.TimerHandle | None = None
 
     @property
@@ -156,7 +158,6 @@ class Program:
     def end(self, error: TartletError | None) -> None:
         """End the program, whatever it does; the first end counts. Not to be called from within its guest's step."""
         if self.state < State.ENDING:
-            self._outcome = None
             self._end(error, "")
 
     def _end(self, error: TartletError | None, result: str) -> None:
@@ -189,9 +190,7 @@ class Program:
 
     def control_lost(self) -> None:
         """The stream to control broke: what the program had on engines is gone."""
-        if self.state is State.ENDING and self._outcome is not None:
-            self.finish()
-        elif self.state is State.ENDING:
+        if self.state is State.ENDING:
             self._finish(self.error)
         elif self.has_engine_state:
             self.end(ControlLost())
@@ -274,20 +273,13 @@ class Program:
             self.end_after_backlog(outcome.error, outcome.text)
 
     def end_after_backlog(self, error: TartletError | None, result: str) -> None:
-        """The guest has ended by itself; what it said before comes first."""
+        """End as the guest has ended by itself, once its earlier commands have been answered."""
         if self.state is not State.RUNNING:
             return
-        self._outcome = (error, result)
-        if not self._backlog:
-            self.state = State.ENDING
-            self._cancel_timers()
-            self._world.driver.ended(self)
-
-    def finish(self) -> None:
-        """Clear away after the guest's own end."""
-        outcome, self._outcome = self._outcome, None
-        if outcome is not None:
-            self._end(*outcome)
+        if self._backlog:
+            self._outcome = (error, result)
+        else:
+            self._end(error, result)
 
     def _work_off(self) -> None:
         self._backlog.work_off(self)

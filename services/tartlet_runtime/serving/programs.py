@@ -146,8 +146,6 @@ class ProgramTable:
         if self._stopping is not None:
             raise self._stopping()
         if len(self._live) >= self._settings.capacity:
-            self._driver.finish_all()
-        if len(self._live) >= self._settings.capacity:
             raise Overloaded(what="this runtime", limit=self._settings.capacity)
         span = self._spans.start(spec.program_id, spec.name, spec.model, spec.trace)
         if span is not None:
@@ -329,7 +327,6 @@ class ProgramTable:
     def end_all(self, error: Callable[[], TartletError]) -> None:
         """The runtime stops."""
         self._stopping = error
-        self._driver.finish_all()
         for program in list(self._live.values()):
             program.end(error())
 

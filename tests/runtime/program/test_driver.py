@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from tartlet_runtime.program.driver import AHEAD, ENDS_S, ENDS_WAIT_S, HELD_S, NEW_S, TURN_S, WOKEN_S, Driver
+from tartlet_runtime.program.driver import AHEAD, HELD_S, NEW_S, TURN_S, WOKEN_S, Driver
 
 
 @dataclass(eq=False)
@@ -32,10 +32,6 @@ class Steps:
             raise RuntimeError("a bug")
         if self.endless:
             self.driver.again(self)
-
-    def finish(self) -> None:
-        self.log.append(f"end {self.name}")
-        self.spend(self.cost_s)
 
     def flush_journal(self) -> None:
         self.log.append(f"journal {self.name}")
@@ -178,56 +174,6 @@ async def test_a_turn_taken_at_once_is_not_taken_again() -> None:
     assert world.log == ["p", "flush"]
     await asyncio.sleep(0)
     assert world.log == ["p", "flush"]
-
-
-async def test_ends_wait_for_what_is_to_begin_but_not_for_ever() -> None:
-    world = World()
-    world.driver.starting = 1
-    world.driver.ended(world.program("a"))
-    await turns(world, 2)
-    assert "end a" not in world.log
-    world.spend(ENDS_WAIT_S)
-    world.driver.schedule()
-    await turns(world, 1)
-    assert "end a" in world.log
-
-
-async def test_ends_come_when_all_have_begun_a_portion_a_turn() -> None:
-    world = World()
-    world.driver.starting = 1
-    for name in "abc":
-        world.driver.ended(world.program(name, ENDS_S))
-    world.driver.begin(world.program("new"))
-    await turns(world, 1)
-    world.driver.starting = 0
-    world.driver.schedule()
-    await turns(world, 3)
-    assert world.log == ["new", "flush", "end a", "flush", "end b", "flush", "end c", "flush"]
-
-
-async def test_last_words_are_out_before_who_said_them_is_cleared_away() -> None:
-    world = World()
-
-    class Ends(Steps):
-        def run(self) -> None:
-            super().run()
-            self.driver.tell(Told(self.log))
-            self.driver.ended(self)
-
-    world.driver.wake(Ends(world.driver, world.spend, world.log, "a"))
-    world.driver.turn_now()
-    assert world.log == ["a", "flush", "reader"]
-    await turns(world, 3)
-    assert world.log[3:] == ["end a", "flush"]  # in one turn more
-
-
-async def test_ends_can_be_had_at_once_when_their_places_are_wanted() -> None:
-    world = World()
-    world.driver.starting = 1
-    world.driver.ended(world.program("a", ENDS_S))
-    world.driver.ended(world.program("b", ENDS_S))
-    world.driver.finish_all()
-    assert world.log == ["end a", "end b"]
 
 
 async def turns(world: World, count: int) -> None:

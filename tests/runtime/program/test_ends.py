@@ -40,6 +40,18 @@ pytestmark = pytest.mark.usefixtures("python_component")
 # ---- ends ----
 
 
+async def test_an_end_waits_for_no_other_program_to_begin(run_dir: Path) -> None:
+    async with running(run_dir) as rig:
+        stream, guest = await native(rig)
+        rig.control.hold_starts = True
+        await launch(rig, launch_spec(PYTHON, b"async def main(): pass\n", attach=False))
+        await until(lambda: any(frame.starts for frame in rig.control.frames[2:]))  # the other program waits to begin
+        guest.end(text="done")
+        async with asyncio.timeout(0.4):
+            (last,) = await stream.rest()
+        assert (last.kind, last.data, last.success) == (_Event.ENDED, b"done", True)
+
+
 async def test_kill_deadline_and_disconnect_end_programs_wherever_they_are(run_dir: Path) -> None:
     looping = b"import asyncio\nasync def main():\n    await asyncio.sleep(100)\n"
     async with running(run_dir) as rig:
