@@ -24,7 +24,8 @@ HEADER_BYTES = 16
 RECORD_BYTES = 32
 MAX_SUBMISSION_BYTES = 4 << 20
 
-HEADER = np.dtype([("version", "<u2"), ("flags", "<u2"), ("count", "<u4"), ("payload", "<u4"), ("reserved", "<u4")])
+HEADER_STRUCT: Final = struct.Struct("<HHIII")
+"""The layout of a header: version, flags, number of records, bytes of payload, reserved."""
 
 
 class Record(NamedTuple):
@@ -47,7 +48,7 @@ RECORD_STRUCT: Final = struct.Struct("<HH7I")
 """The same layout of one record: `Record._make(RECORD_STRUCT.unpack(data))`."""
 Records = npt.NDArray[np.void]  # structured, dtype RECORD
 
-assert HEADER.itemsize == HEADER_BYTES
+assert HEADER_STRUCT.size == HEADER_BYTES
 assert RECORD.itemsize == RECORD_STRUCT.size == RECORD_BYTES
 
 
@@ -160,12 +161,28 @@ class Batch:
 
 
 def encode(records: Records, payload: bytes | bytearray) -> bytes:
-    """Header, records and payload as one byte string."""
-    header = np.zeros(1, HEADER)
-    header["version"] = ABI_VERSION
-    header["count"] = len(records)
-    header["payload"] = len(payload)
-    return header.tobytes() + records.tobytes() + bytes(payload)
+    """Return header, records and payload as one byte string."""
+    return HEADER_STRUCT.pack(ABI_VERSION, 0, len(records), len(payload), 0) + records.tobytes() + bytes(payload)
+
+
+def read_header(data: bytes | memoryview, *, limit: int = MAX_SUBMISSION_BYTES) -> tuple[int, int]:
+    """Check the header of a submission or delivery. Returns the number of records and the payload's length in bytes.
+
+    Raises:
+        UnsupportedAbi: the header's version isn't ours.
+        MalformedSubmission: the lengths don't fit together.
+    """
+    size = len(data)
+    if size > limit:
+        raise MalformedSubmission(detail=f"{size} bytes, the limit is {limit}")
+    if size < HEADER_BYTES:
+        raise MalformedSubmission(detail=f"{size} bytes are less than a header")
+    version, _, count, payload_bytes, _ = HEADER_STRUCT.unpack_from(data)
+    if version != ABI_VERSION:
+        raise UnsupportedAbi(version=version, supported=ABI_VERSION)
+    if HEADER_BYTES + count * RECORD_BYTES + payload_bytes != size:
+        raise MalformedSubmission(detail=f"{count} records and {payload_bytes} payload bytes don't make {size} bytes")
+    return count, payload_bytes
 
 
 def decode(data: bytes | memoryview, *, limit: int = MAX_SUBMISSION_BYTES) -> Batch:
@@ -175,18 +192,8 @@ def decode(data: bytes | memoryview, *, limit: int = MAX_SUBMISSION_BYTES) -> Ba
         UnsupportedAbi: the header's version isn't ours.
         MalformedSubmission: lengths don't fit together, or a record points outside the payload.
     """
-    size = len(data)
-    if size > limit:
-        raise MalformedSubmission(detail=f"{size} bytes, the limit is {limit}")
-    if size < HEADER_BYTES:
-        raise MalformedSubmission(detail=f"{size} bytes are less than a header")
-    head = np.frombuffer(data, HEADER, count=1)[0]
-    version, count, payload_bytes = int(head["version"]), int(head["count"]), int(head["payload"])
-    if version != ABI_VERSION:
-        raise UnsupportedAbi(version=version, supported=ABI_VERSION)
+    count, payload_bytes = read_header(data, limit=limit)
     end = HEADER_BYTES + count * RECORD_BYTES
-    if end + payload_bytes != size:
-        raise MalformedSubmission(detail=f"{count} records and {payload_bytes} payload bytes don't make {size} bytes")
     records = np.frombuffer(data, RECORD, count=count, offset=HEADER_BYTES)
     if count:
         ends = records["offset"].astype(np.uint64) + records["length"]

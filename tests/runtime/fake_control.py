@@ -13,13 +13,12 @@ import grpc
 import grpc.aio
 import numpy as np
 
-from tartlet_common.abi import RECORD, Event, Flag, Op
+from tartlet_common.abi import RECORD, RECORD_STRUCT, Event, Flag, Op
 from tartlet_common.engine.spec import EngineSpec
 from tartlet_common.errors.registry import TartletError
 from tartlet_common.rpc.endpoints import make_server
 from tartlet_common.rpc.error_proto import error_to_proto
 from tartlet_protos import common_pb2, control_pb2, control_pb2_grpc
-from tartlet_runtime.abi.submission import ROW_STRUCT
 from tartlet_runtime.link.frames import Outbox
 from tartlet_worker.fake import model as fake_model
 
@@ -182,10 +181,10 @@ class FakeControl(control_pb2_grpc.ControlServicer, control_pb2_grpc.CatalogueSe
             if not self.answer(handle, op):
                 continue
             if op == Op.SAMPLE:
-                out.add(handle, 1, ROW_STRUCT.pack(Event.RESULT, 0, ticket, row[3], ticket, 0, 0, 0, 0), b"")
+                out.add(handle, 1, RECORD_STRUCT.pack(Event.RESULT, 0, ticket, row[3], ticket, 0, 0, 0, 0), b"")
             elif flags & Flag.AWAIT:
                 text = b"answer %d" % ticket
-                out.add(handle, 1, ROW_STRUCT.pack(Event.RESULT, 0, ticket, row[3], 0, 0, 0, 0, len(text)), text)
+                out.add(handle, 1, RECORD_STRUCT.pack(Event.RESULT, 0, ticket, row[3], 0, 0, 0, 0, len(text)), text)
         for packed in out.take():
             reply.deliveries.handles = packed.handles
             reply.deliveries.records = packed.records

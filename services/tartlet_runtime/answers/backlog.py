@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
-from tartlet_runtime.abi.submission import Row
+from tartlet_common.abi import Record
 
 Caller = TypeVar("Caller")
 
@@ -23,11 +23,11 @@ class Backlog(Generic[Caller]):
 
     __slots__ = ("_now", "_rows", "_run", "_spent_s", "_waiting")
 
-    def __init__(self, run: Callable[[Caller, Row, bytes], None], now: Callable[[], float]) -> None:
+    def __init__(self, run: Callable[[Caller, Record, bytes], None], now: Callable[[], float]) -> None:
         """`run` answers one."""
         self._run = run
         self._now = now
-        self._waiting: list[tuple[list[Row], bytes]] = []  # few: whoever has some is held back
+        self._waiting: list[tuple[list[Record], bytes]] = []  # few: whoever has some is held back
         self._rows = 0  # answered in this turn
         self._spent_s = 0.0  # on them
 
@@ -39,7 +39,7 @@ class Backlog(Generic[Caller]):
         """There is room again."""
         self._rows, self._spent_s = 0, 0.0
 
-    def take(self, caller: Caller, rows: list[Row], payload: bytes) -> bool:
+    def take(self, caller: Caller, rows: list[Record], payload: bytes) -> bool:
         """Answer them, if there is room and none wait before them; whether some wait now."""
         if not self._waiting:
             rows = rows[self._answer(caller, rows, payload) :]
@@ -58,17 +58,17 @@ class Backlog(Generic[Caller]):
         """Nobody waits for the answers any more."""
         self._waiting.clear()
 
-    def _answer(self, caller: Caller, rows: list[Row], payload: bytes) -> int:
+    def _answer(self, caller: Caller, rows: list[Record], payload: bytes) -> int:
         """Answer the first ones, as far as the turn has room; how many."""
         run, now = self._run, self._now
         start = now()
         end = start + ROWS_S - self._spent_s
         done = 0
         at = start
-        for row in rows[: ROWS_A_TURN - self._rows]:
+        for record in rows[: ROWS_A_TURN - self._rows]:
             if at >= end:
                 break
-            run(caller, row, payload)
+            run(caller, record, payload)
             done += 1
             at = now()
         self._rows += done

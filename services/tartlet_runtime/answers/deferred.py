@@ -13,9 +13,9 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from tartlet_common.abi import Record
 from tartlet_common.errors.registry import InternalError, ResourceQuotaExceeded, TartletError, TooManyCommands
 from tartlet_runtime.abi.limits import MAX_DEFERRED, MAX_DEFERRED_BYTES
-from tartlet_runtime.abi.submission import Row
 from tartlet_runtime.answers.models import Spawn
 from tartlet_runtime.answers.tokens import TokenizerEntry
 
@@ -29,7 +29,7 @@ THREADS = 2
 class Job:
     """One answer to come."""
 
-    row: Row
+    record: Record
     size: int  # bytes that it is worked out of
     tokenizer: TokenizerEntry | asyncio.Future[TokenizerEntry]
     work: Work
@@ -66,10 +66,10 @@ class Deferred:
 class Answers(Protocol):
     """A program's inbox, as far as answers go."""
 
-    def answer(self, row: Row, payload: bytes) -> None:
+    def answer(self, record: Record, payload: bytes) -> None:
         """Answer a command if the program awaits the answer."""
 
-    def refuse(self, row: Row, error: TartletError) -> None:
+    def refuse(self, record: Record, error: TartletError) -> None:
         """Answer a command with an error, or raise the error if the program doesn't await the answer."""
 
     def receive(self, ticket: int) -> None:
@@ -136,17 +136,17 @@ class Bench:
             if not isinstance(tokenizer, TokenizerEntry):
                 tokenizer = await asyncio.shield(tokenizer)
             loop = asyncio.get_running_loop()
-            caller.inbox.answer(job.row, await loop.run_in_executor(self._threads, job.work, tokenizer))
+            caller.inbox.answer(job.record, await loop.run_in_executor(self._threads, job.work, tokenizer))
         except TartletError as e:
-            _refuse(caller, job.row, e)
+            _refuse(caller, job.record, e)
         except Exception as e:  # our own bug: the program that waits for this answer is told
             log.exception("an answer that was worked on beside the loop")
-            _refuse(caller, job.row, InternalError(detail=repr(e)))
+            _refuse(caller, job.record, InternalError(detail=repr(e)))
 
 
-def _refuse(caller: Waiter, row: Row, error: TartletError) -> None:
+def _refuse(caller: Waiter, record: Record, error: TartletError) -> None:
     """Answer a command with an error; an error that the program doesn't await ends it."""
     try:
-        caller.inbox.refuse(row, error)
+        caller.inbox.refuse(record, error)
     except TartletError as e:
         caller.end(e)

@@ -12,10 +12,9 @@ from typing import Protocol
 
 import numpy as np
 
-from tartlet_common.abi import Flag, Op
+from tartlet_common.abi import Flag, Op, Record
 from tartlet_common.errors.registry import InvalidArgument, TartletError, UnsupportedTrait
 from tartlet_runtime.abi.guest import STDERR, STDOUT
-from tartlet_runtime.abi.submission import Row
 from tartlet_runtime.answers.chat import format_chat, special_texts
 from tartlet_runtime.answers.deferred import Bench, Job, Waiter, Work
 from tartlet_runtime.answers.models import ModelTable, Spawn
@@ -61,13 +60,13 @@ class LocalOps:
         """`spawn` owns the tasks of answers that come later."""
         self._models = models
         self._bench = Bench(spawn)
-        self._table: dict[int, Callable[[Caller, Row, bytes], bytes | None]] = {
+        self._table: dict[int, Callable[[Caller, Record, bytes], bytes | None]] = {
             Op.LOG: self._log,
             Op.SEND: self._send,
             Op.RECEIVE: self._receive,
             Op.GET_ARG: self._get_arg,
-            Op.AVAILABLE_MODELS: lambda _caller, _row, _payload: json.dumps(models.names()).encode(),
-            Op.GET_MODEL: lambda caller, _row, payload: models.info(_text(payload) or caller.model),
+            Op.AVAILABLE_MODELS: lambda _caller, _record, _payload: json.dumps(models.names()).encode(),
+            Op.GET_MODEL: lambda caller, _record, payload: models.info(_text(payload) or caller.model),
             Op.TOKENIZE: self._tokenize,
             Op.DETOKENIZE: self._detokenize,
             Op.GET_VOCABS: self._vocabulary,
@@ -78,50 +77,50 @@ class LocalOps:
         """Begin no more work beside the loop."""
         self._bench.close()
 
-    def run(self, caller: Caller, row: Row, payloads: bytes) -> None:
-        """Execute one row; its payload lies in `payloads`."""
-        payload = payloads[row[7] : row[7] + row[8]]
+    def run(self, caller: Caller, record: Record, payloads: bytes) -> None:
+        """Execute one record; its payload lies in `payloads`."""
+        payload = payloads[record.offset : record.offset + record.length]
         try:
-            answer = self._table[row[0]](caller, row, payload)
+            answer = self._table[record.op](caller, record, payload)
         except TartletError as e:
-            caller.inbox.refuse(row, e)
+            caller.inbox.refuse(record, e)
             return
         if answer is not None:
-            caller.inbox.answer(row, answer)
+            caller.inbox.answer(record, answer)
 
-    def _log(self, caller: Caller, row: Row, payload: bytes) -> None:
-        caller.output.write(STDERR if row[4] == STDERR else STDOUT, payload)
+    def _log(self, caller: Caller, record: Record, payload: bytes) -> None:
+        caller.output.write(STDERR if record.a == STDERR else STDOUT, payload)
 
-    def _send(self, caller: Caller, row: Row, payload: bytes) -> None:
+    def _send(self, caller: Caller, record: Record, payload: bytes) -> None:
         caller.output.send(payload)
 
-    def _receive(self, caller: Caller, row: Row, payload: bytes) -> None:
-        if row[1] & _AWAIT:  # else it would take a message that nobody gets
-            caller.inbox.receive(row[2])
+    def _receive(self, caller: Caller, record: Record, payload: bytes) -> None:
+        if record.flags & _AWAIT:  # else it would take a message that nobody gets
+            caller.inbox.receive(record.ticket)
 
-    def _get_arg(self, caller: Caller, row: Row, payload: bytes) -> bytes | None:
-        return json.dumps(caller.args).encode() if row[1] & _AWAIT else None
+    def _get_arg(self, caller: Caller, record: Record, payload: bytes) -> bytes | None:
+        return json.dumps(caller.args).encode() if record.flags & _AWAIT else None
 
-    def _tokenize(self, caller: Caller, row: Row, payload: bytes) -> bytes | None:
+    def _tokenize(self, caller: Caller, record: Record, payload: bytes) -> bytes | None:
         text = _text(payload)
-        return self._with_tokenizer(caller, row, len(payload), lambda t: t.encode(text, special=bool(row[5])))
+        return self._with_tokenizer(caller, record, len(payload), lambda t: t.encode(text, special=bool(record.b)))
 
-    def _detokenize(self, caller: Caller, row: Row, payload: bytes) -> bytes | None:
+    def _detokenize(self, caller: Caller, record: Record, payload: bytes) -> bytes | None:
         if len(payload) % 4:
             raise InvalidArgument(argument="ids", detail=f"{len(payload)} bytes are no list of u32")
         ids = np.frombuffer(payload, "<u4").tolist()
-        return self._with_tokenizer(caller, row, len(payload), lambda t: t.decode(ids, special=bool(row[5])))
+        return self._with_tokenizer(caller, record, len(payload), lambda t: t.decode(ids, special=bool(record.b)))
 
-    def _vocabulary(self, caller: Caller, row: Row, payload: bytes) -> bytes | None:
-        first, count = row[5], row[6]
+    def _vocabulary(self, caller: Caller, record: Record, payload: bytes) -> bytes | None:
+        first, count = record.b, record.c
         size = 0  # the whole is kept packed
         if first or count:
-            vocab = self._models.by_index(row[4]).spec.vocab_size
+            vocab = self._models.by_index(record.a).spec.vocab_size
             size = _TOKEN_COST * min(count or vocab, vocab)
-        return self._with_tokenizer(caller, row, size, lambda t: t.words(first, count))
+        return self._with_tokenizer(caller, record, size, lambda t: t.words(first, count))
 
-    def _format_chat(self, caller: Caller, row: Row, payload: bytes) -> bytes | None:
-        model = self._models.by_index(row[4])
+    def _format_chat(self, caller: Caller, record: Record, payload: bytes) -> bytes | None:
+        model = self._models.by_index(record.a)
         spec = model.spec
         if not spec.chat_template:
             raise UnsupportedTrait(model=model.name, trait="a chat template")
@@ -130,17 +129,17 @@ class LocalOps:
             bos, eos = special_texts(spec, tokenizer.text_of)
             return format_chat(spec.chat_template, payload, bos_token=bos, eos_token=eos).encode()
 
-        return self._with_tokenizer(caller, row, len(payload), render)
+        return self._with_tokenizer(caller, record, len(payload), render)
 
-    def _with_tokenizer(self, caller: Caller, row: Row, size: int, work: Work) -> bytes | None:
+    def _with_tokenizer(self, caller: Caller, record: Record, size: int, work: Work) -> bytes | None:
         """Do `work`, as long as for `size` bytes of text: at once if short and the tokenizer is there, else later."""
-        tokenizer = self._models.tokenizer(row[4])
-        if not row[1] & _AWAIT:  # the answer is all there would be of it
+        tokenizer = self._models.tokenizer(record.a)
+        if not record.flags & _AWAIT:  # the answer is all there would be of it
             return None
         caller.eager_bytes += size
         if isinstance(tokenizer, TokenizerEntry) and caller.eager_bytes <= BIG_BYTES:
             return work(tokenizer)
-        self._bench.put(caller, Job(row, size, tokenizer, work))
+        self._bench.put(caller, Job(record, size, tokenizer, work))
         return None
 
 

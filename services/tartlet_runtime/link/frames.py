@@ -7,10 +7,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tartlet_common.abi import RECORD, RECORD_BYTES
+from tartlet_common.abi import RECORD, RECORD_BYTES, RECORD_STRUCT
 from tartlet_common.errors.registry import MalformedSubmission
 from tartlet_protos import control_pb2
-from tartlet_runtime.abi.submission import ROW_STRUCT
+from tartlet_runtime.abi.submission import with_own_payload
 
 MAX_FRAME_BYTES = (4 << 20) - (64 << 10)
 """Frames stay below gRPC's message limit, with room for some starts and ends; a single command always fits."""
@@ -71,7 +71,9 @@ def _cut(handle: int, records: bytes, payload: bytes) -> Iterator[tuple[int, int
     start, before = 0, 0
     while start < len(rows):
         end = max(start + 1, int(np.searchsorted(ends, before + MAX_FRAME_BYTES, "right")))
-        own, part = _own_payload(records[start * RECORD_BYTES : end * RECORD_BYTES], payload)
+        own, part = with_own_payload(
+            RECORD_STRUCT.iter_unpack(records[start * RECORD_BYTES : end * RECORD_BYTES]), payload
+        )
         yield handle, end - start, own, part
         start, before = end, int(ends[end - 1])
 
@@ -97,7 +99,7 @@ def split_deliveries(frame: control_pb2.Deliveries) -> Iterator[tuple[int, int, 
     """
     packed, rows, payload = frame.handles, frame.records, frame.payload
     if len(packed) == _HANDLE_BYTES and len(rows) == RECORD_BYTES:
-        *_, offset, length = ROW_STRUCT.unpack(rows)
+        *_, offset, length = RECORD_STRUCT.unpack(rows)
         if offset == 0 and length == len(payload):  # one answer: numpy would take longer than all the rest
             yield int.from_bytes(packed, "little"), 1, rows, payload
             return
@@ -120,15 +122,8 @@ def split_deliveries(frame: control_pb2.Deliveries) -> Iterator[tuple[int, int, 
     data = records.tobytes() if order is not None else rows
     for handle, start, end in zip(names, cuts[:-1], cuts[1:], strict=True):
         mine = data[start * RECORD_BYTES : end * RECORD_BYTES]
-        yield handle, end - start, *(_own_payload(mine, payload) if payload else (mine, b""))
-
-
-def _own_payload(rows: bytes, payload: bytes) -> tuple[bytes, bytes]:
-    """One program's records with offsets into a payload of their own."""
-    own, at = [], 0
-    mine = bytearray()
-    for *fields, offset, length in ROW_STRUCT.iter_unpack(rows):  # a few: numpy would take ten times as long
-        mine += ROW_STRUCT.pack(*fields, at, length)
-        own.append(payload[offset : offset + length])
-        at += length
-    return bytes(mine), b"".join(own)
+        yield (
+            handle,
+            end - start,
+            *(with_own_payload(RECORD_STRUCT.iter_unpack(mine), payload) if payload else (mine, b"")),
+        )

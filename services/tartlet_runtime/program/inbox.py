@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable
 from struct import Struct
 
-from tartlet_common.abi import ABI_VERSION, RECORD_BYTES, Event, Flag
+from tartlet_common.abi import ABI_VERSION, HEADER_STRUCT, RECORD_BYTES, RECORD_STRUCT, Event, Flag, Record
 from tartlet_common.errors.registry import (
     FrameTooLarge,
     InboxFull,
@@ -15,7 +15,6 @@ from tartlet_common.errors.registry import (
     TooManyCommands,
 )
 from tartlet_runtime.abi.limits import MAX_INBOX_BYTES, MAX_MESSAGE_BYTES, ProgramLimits
-from tartlet_runtime.abi.submission import HEADER_STRUCT, ROW_STRUCT, Row
 
 MAX_DELIVERY_BYTES = 4 << 20
 """A delivery is cut between records so that guests can have a fixed buffer; a single larger record still goes out."""
@@ -31,7 +30,7 @@ def pack_delivery(count: int, records: bytes, payload: bytes) -> bytes:
     return HEADER_STRUCT.pack(ABI_VERSION, 0, count, len(payload), 0) + records + payload
 
 
-TIMER_DELIVERY = pack_delivery(1, ROW_STRUCT.pack(Event.TIMER, 0, 0, 0, 0, 0, 0, 0, 0), b"")
+TIMER_DELIVERY = pack_delivery(1, RECORD_STRUCT.pack(Event.TIMER, 0, 0, 0, 0, 0, 0, 0, 0), b"")
 """The answer to a wait whose time limit has passed."""
 
 
@@ -105,16 +104,16 @@ class Inbox:
             raise TooManyCommands(in_flight=self.count, limit=self._limits.commands_in_flight)
         self._arrived()
 
-    def answer(self, row: Row, payload: bytes) -> None:
+    def answer(self, record: Record, payload: bytes) -> None:
         """Answer a command if the program awaits the answer.
 
         Raises:
             ResourceQuotaExceeded, TooManyCommands: the program doesn't take its answers.
         """
-        if row[1] & _AWAIT:
-            self._add_result(row[2], payload)
+        if record.flags & _AWAIT:
+            self._add_result(record.ticket, payload)
 
-    def refuse(self, row: Row, error: TartletError) -> None:
+    def refuse(self, record: Record, error: TartletError) -> None:
         """Answer a command with an error, or raise the error if the program doesn't await the answer.
 
         Raises:
@@ -122,10 +121,14 @@ class Inbox:
         """
         if self._is_closed:
             return
-        if not row[1] & _AWAIT:
+        if not record.flags & _AWAIT:
             raise error
         fields = error.to_json()
-        self.add(1, ROW_STRUCT.pack(Event.FAILURE, 1, row[2], row[3], error.number, 0, 0, 0, len(fields)), fields)
+        self.add(
+            1,
+            RECORD_STRUCT.pack(Event.FAILURE, 1, record.ticket, record.queue, error.number, 0, 0, 0, len(fields)),
+            fields,
+        )
 
     def receive(self, ticket: int) -> None:
         """Answer `ticket` with the next message, now or when a message comes.
@@ -179,7 +182,7 @@ class Inbox:
         return _RECORDS_PER_COMMAND * self._limits.commands_in_flight + _SPARE_RECORDS
 
     def _add_result(self, ticket: int, payload: bytes) -> None:
-        self.add(1, ROW_STRUCT.pack(Event.RESULT, 0, ticket, 0, 0, 0, 0, 0, len(payload)), payload)
+        self.add(1, RECORD_STRUCT.pack(Event.RESULT, 0, ticket, 0, 0, 0, 0, 0, len(payload)), payload)
 
     # ---- what the guest takes ----
 
@@ -219,7 +222,7 @@ def _append(records: bytearray, payload: bytearray, rows: bytes, rows_payload: b
     """Add rows with just the part of `rows_payload` that they point into (a chunk may be taken bit by bit)."""
     start = len(records)
     records += rows
-    spans = [row[7:9] for row in ROW_STRUCT.iter_unpack(rows)]
+    spans = [row[7:9] for row in RECORD_STRUCT.iter_unpack(rows)]
     if not any(offset or length for offset, length in spans):
         return
     low = min((o for o, n in spans if n), default=0)

@@ -37,7 +37,7 @@ from tartlet_runtime.program.inbox import TIMER_DELIVERY, Inbox
 from tartlet_runtime.program.output import Output
 from tartlet_runtime.program.output_log import LogEvent
 from tartlet_runtime.program.spans import ProgramSpan
-from tartlet_runtime.program.spec import ProgramSpec, Shared, State
+from tartlet_runtime.program.spec import ProgramSpec, State
 from tartlet_runtime.program.usage import UsageMeter
 
 log = logging.getLogger(__name__)
@@ -206,8 +206,8 @@ class Program:
         self.inbox.close()
         self._backlog.clear()
         spec = self.spec
-        if len(spec.source) + len(spec.shared.journal_text) + sum(map(len, spec.args)) > _SPEC_KEPT_BYTES:
-            self.spec = replace(spec, source=b"", args=(), shared=Shared())
+        if len(spec.source) + sum(map(len, spec.args)) > _SPEC_KEPT_BYTES:
+            self.spec = replace(spec, source=b"", args=())
         self._world.on_ended(self)
         self.guest = None
 

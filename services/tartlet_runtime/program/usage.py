@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from tartlet_common.abi import Event
+from tartlet_common.abi import RECORD_STRUCT, Event
 from tartlet_protos import control_pb2, programs_pb2
-from tartlet_runtime.abi.submission import ROW_STRUCT, Submission
+from tartlet_runtime.abi.submission import Submission
 
 _RESULT = int(Event.RESULT)
 _KEPT_TICKETS = 65_536
@@ -77,10 +77,10 @@ class UsageMeter:
         awaited = self._awaited
         if not awaited:
             return
-        for row in ROW_STRUCT.iter_unpack(rows):
-            if row[2] in awaited:
-                due = awaited.pop(row[2])
-                if row[0] != _RESULT:
+        for op, _, ticket, *_ in RECORD_STRUCT.iter_unpack(rows):
+            if ticket in awaited:
+                due = awaited.pop(ticket)
+                if op != _RESULT:
                     continue
                 if due == _TOKEN:
                     self._tokens.add(1, now_s)

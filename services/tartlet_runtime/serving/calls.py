@@ -23,14 +23,8 @@ from tartlet_runtime.program.program import Program
 MESSAGE_BYTES = 1 << 20
 SHARE_BYTES = 128 << 10
 """What one program may take of a message."""
-_ACCEPTED_BYTES = 256
-"""What an answer that names a program has at most."""
 
 _Event = programs_pb2.ProgramEvent
-
-
-_Accepted = tuple[str, bytes]
-"""A program's id, and the token of a native one."""
 
 
 @dataclass(slots=True)
@@ -49,7 +43,7 @@ class Call:
     relays: set[asyncio.Task[None]] = field(default_factory=set)
     """Tasks that bring events of programs at other runtimes."""
     _relayed: deque[tuple[list[programs_pb2.ProgramEvent], asyncio.Future[None]]] = field(default_factory=deque)
-    _answers: dict[int, programs_pb2.ProgramEvent | _Accepted] = field(default_factory=dict)
+    _answers: dict[int, programs_pb2.ProgramEvent] = field(default_factory=dict)
     _answered: int = 0
     _cursors: dict[Output, list[_Cursor]] = field(default_factory=dict)
     """Of each watched program one for every index that names it."""
@@ -67,8 +61,7 @@ class Call:
 
     def accept(self, index: int, program_id: str, token: bytes = b"") -> None:
         """Answer a spec with its program."""
-        self._answers[index] = (program_id, token)
-        self.driver.tell(self)
+        self.answer(index, _Event(kind=_Event.ACCEPTED, program_id=program_id, data=token))
 
     def reject(self, index: int, error: TartletError) -> None:
         """Answer a spec with an error."""
@@ -169,13 +162,8 @@ class Call:
         room = MESSAGE_BYTES
         while room > 0 and self._answered in self._answers:
             answer = self._answers.pop(self._answered)
-            if isinstance(answer, tuple):
-                program_id, token = answer
-                message.events.add(index=self._answered, kind=_Event.ACCEPTED, program_id=program_id, data=token)
-                room -= _ACCEPTED_BYTES
-            else:
-                message.events.append(answer)
-                room -= answer.ByteSize()
+            message.events.append(answer)
+            room -= answer.ByteSize()
             self._answered += 1
         read: list[tuple[Output, int]] = []
         early: list[Output] = []

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, replace
+from dataclasses import replace
 
 from tartlet_common.clock import Clock
 from tartlet_common.config.settings import RuntimeSettings
@@ -17,7 +17,7 @@ from tartlet_runtime.answers.local_ops import LocalOps
 from tartlet_runtime.answers.models import ModelTable
 from tartlet_runtime.guests.native import NativeGuest, NativeServer
 from tartlet_runtime.guests.sandboxed import WasmGuests
-from tartlet_runtime.journal.journal import JournalHeader, Journals, encode_header
+from tartlet_runtime.journal.journal import Journals, encode_header, shared_text
 from tartlet_runtime.link.control_link import ControlLink
 from tartlet_runtime.program.driver import Driver
 from tartlet_runtime.program.program import MakeGuest, Program, World
@@ -217,22 +217,11 @@ class ProgramTable:
         return handle
 
     def _header(self, program: Program) -> bytes:
-        spec, start_ns = program.spec, program.clock_start_ns
-        if not spec.shared.journal_text:
-            spec.shared.journal_text = JournalHeader(
-                program_id=spec.program_id,
-                language=spec.language,
-                filename=spec.filename,
-                args=spec.args,
-                seed=spec.seed,
-                start_ns=start_ns,
-                component=self._wasm.identity(spec) if self._wasm is not None else "",
-                name=spec.name,
-                tenant=spec.tenant,
-                model=spec.model,
-                limits=asdict(spec.limits),
-            ).shared_text()
-        return encode_header(spec.program_id, spec.seed, start_ns, spec.shared.journal_text, spec.source)
+        spec, component = program.spec, self._wasm.identity(program.spec) if self._wasm is not None else ""
+        text = shared_text(
+            spec.language, spec.filename, spec.args, component, spec.name, spec.tenant, spec.model, spec.limits
+        )
+        return encode_header(spec.program_id, spec.seed, program.clock_start_ns, text, spec.source)
 
     def _wasm_guests(self) -> WasmGuests:
         if self._wasm is None:
@@ -337,18 +326,15 @@ def _nowhere(call: Call, index: int, program_id: str) -> None:
 
 def _start_of(program: Program, *, running: bool = False) -> control_pb2.ProgramStart:
     spec = program.spec
-    start = control_pb2.ProgramStart(
+    return control_pb2.ProgramStart(
         handle=program.handle,
         program_id=spec.program_id,
         name=spec.name,
+        tenant=spec.tenant,
+        idempotency_key=spec.idempotency_key,
+        model=spec.model,
         command_limit=spec.limits.commands_in_flight,
+        page_limit=spec.limits.pages,
+        trace=spec.trace,
         running=running,
     )
-    # most launches name none of these, and setting them takes longer than all else
-    if spec.tenant or spec.idempotency_key or spec.model:
-        start.tenant, start.idempotency_key, start.model = spec.tenant, spec.idempotency_key, spec.model
-    if spec.limits.pages:
-        start.page_limit = spec.limits.pages
-    if spec.trace:
-        start.trace.update(spec.trace)
-    return start

@@ -7,7 +7,6 @@ import contextlib
 import hashlib
 import logging
 from collections.abc import AsyncIterator, Iterator, Sequence
-from dataclasses import dataclass
 from importlib.metadata import version
 from typing import Any, TypeAlias
 
@@ -40,7 +39,7 @@ from tartlet_runtime.serving.listing import START, make_token, read_token
 from tartlet_runtime.serving.programs import ProgramTable
 from tartlet_runtime.serving.relay import Relay, is_relayed
 from tartlet_runtime.serving.sources import Sources
-from tartlet_runtime.serving.specs import another, specify
+from tartlet_runtime.serving.specs import specify
 
 log = logging.getLogger(__name__)
 
@@ -55,15 +54,6 @@ _VERSION = version("tartlet")
 _PORTION = 32  # launches between two turns of the loop
 _MOST_PAUSES = 50
 _AT_CONTROL = 4 * _PORTION  # launches that control is to answer before there are more
-
-
-@dataclass(slots=True)
-class _Last:
-    """The spec of a request before this one: many are often alike, and checking one takes as long as launching it."""
-
-    scope: Scope
-    asked: programs_pb2.LaunchSpec | None = None
-    spec: ProgramSpec | None = None
 
 
 class ProgramsService(programs_pb2_grpc.ProgramsServicer):
@@ -134,10 +124,10 @@ class ProgramsService(programs_pb2_grpc.ProgramsServicer):
             try:
                 if call.refused:
                     pass
-                elif len(request.specs) == 1 and self._launch_at_once(request.specs[0], call, 0, _Last(scope)):
+                elif len(request.specs) == 1 and self._launch_at_once(request.specs[0], call, 0, scope):
                     self._driver.turn_now()
                 else:
-                    launching = asyncio.create_task(self._launch_all(request.specs, call, _Last(scope)))
+                    launching = asyncio.create_task(self._launch_all(request.specs, call, scope))
                 async for events in call.messages():
                     yield events
             finally:
@@ -158,10 +148,10 @@ class ProgramsService(programs_pb2_grpc.ProgramsServicer):
             self._streams -= 1
             call.close(Disconnected())
 
-    async def _launch_all(self, specs: Sequence[programs_pb2.LaunchSpec], call: Call, last: _Last) -> None:
+    async def _launch_all(self, specs: Sequence[programs_pb2.LaunchSpec], call: Call, scope: Scope) -> None:
         try:
             async with asyncio.TaskGroup() as tasks:
-                await self._launch_portions(specs, call, tasks, last)
+                await self._launch_portions(specs, call, tasks, scope)
         except Exception as e:
             log.exception("launch")
             error = error_to_proto(InternalError(detail=repr(e)))
@@ -169,12 +159,12 @@ class ProgramsService(programs_pb2_grpc.ProgramsServicer):
                 call.answer_if_open(index, _Event(kind=_Event.REJECTED, error=error))
 
     async def _launch_portions(
-        self, specs: Sequence[programs_pb2.LaunchSpec], call: Call, tasks: asyncio.TaskGroup, last: _Last
+        self, specs: Sequence[programs_pb2.LaunchSpec], call: Call, tasks: asyncio.TaskGroup, scope: Scope
     ) -> None:
         """Launch in portions, so that the first programs run and answer while the last are still to be started."""
         slowly = asyncio.Semaphore(_COMPILED_AT_ONCE)
         for index, asked in enumerate(specs):
-            if not self._launch_at_once(asked, call, index, last):
+            if not self._launch_at_once(asked, call, index, scope):
                 tasks.create_task(self._launch_slowly(asked, call, index, slowly))
             if index % _PORTION == _PORTION - 1:
                 await asyncio.sleep(0)
@@ -185,17 +175,13 @@ class ProgramsService(programs_pb2_grpc.ProgramsServicer):
                 while self._driver.num_new > _PORTION:  # noqa: ASYNC110 - the turns between are theirs
                     await asyncio.sleep(0)
 
-    def _launch_at_once(self, asked: programs_pb2.LaunchSpec, call: Call, index: int, last: _Last) -> bool:
+    def _launch_at_once(self, asked: programs_pb2.LaunchSpec, call: Call, index: int, scope: Scope) -> bool:
         """Launch, or reject; False if something must be fetched or compiled first."""
         try:
-            asked.tenant = last.scope.own(asked.tenant, "Launch")
+            asked.tenant = scope.own(asked.tenant, "Launch")
             if asked.inferlet or (asked.source.digest and not asked.source.data):
                 return False
-            if last.spec is not None and last.asked == asked:
-                spec = another(last.spec, asked.seed)
-            else:
-                spec = specify(asked, asked.source, self._table.limits)
-                last.asked, last.spec = asked, spec
+            spec = specify(asked, asked.source, self._table.limits)
             maker = self._table.maker(spec)
             if maker is None:
                 return False

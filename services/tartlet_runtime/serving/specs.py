@@ -63,8 +63,3 @@ def specify(asked: programs_pb2.LaunchSpec, source: common_pb2.Source, defaults:
             key: value for key in _TRACE_KEYS if 0 < len((value := asked.trace.get(key, "")).encode()) <= MAX_NAME_BYTES
         },
     )
-
-
-def another(spec: ProgramSpec, seed: bytes) -> ProgramSpec:
-    """One more of what `specify` has checked, with an identity and, unless asked for, a seed of its own."""
-    return spec.again(str(uuid.uuid4()), seed or os.urandom(_SEED_BYTES))

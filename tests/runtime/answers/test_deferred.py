@@ -14,11 +14,10 @@ from typing import Any
 
 import pytest
 
-from tartlet_common.abi import Flag, Op
+from tartlet_common.abi import Flag, Op, Record
 from tartlet_common.errors.registry import ResourceQuotaExceeded, TartletError, TooManyCommands
 from tartlet_protos import control_pb2
 from tartlet_runtime.abi.limits import MAX_DEFERRED, MAX_DEFERRED_BYTES
-from tartlet_runtime.abi.submission import Row
 from tartlet_runtime.answers.deferred import THREADS, Bench, Deferred, Job
 from tartlet_runtime.answers.local_ops import LocalOps
 from tartlet_runtime.answers.models import ModelTable
@@ -56,17 +55,17 @@ class Caller:
     def receive(self, ticket: int) -> None:
         self.receives.append(ticket)
 
-    def answer(self, row: Row, payload: bytes) -> None:
-        self.answers.append((row[2], payload))
+    def answer(self, record: Record, payload: bytes) -> None:
+        self.answers.append((record.ticket, payload))
 
-    def refuse(self, row: Row, error: TartletError) -> None:
+    def refuse(self, record: Record, error: TartletError) -> None:
         self.errors.append(error)
 
     def end(self, error: TartletError | None) -> None: ...
 
 
-def row(op: int, ticket: int = 1, *, flags: int = AWAIT, b: int = 0, c: int = 0, length: int = 0) -> Row:
-    return (op, flags, ticket, 0, 0, b, c, 0, length)
+def row(op: int, ticket: int = 1, *, flags: int = AWAIT, b: int = 0, c: int = 0, length: int = 0) -> Record:
+    return Record(op, flags, ticket, 0, 0, b, c, 0, length)
 
 
 @contextlib.asynccontextmanager
@@ -178,7 +177,7 @@ async def test_slow_commands_for_the_runtime_are_worked_on_in_turns(
 ) -> None:
     run = LocalOps.run
 
-    def slow(self: LocalOps, caller: Any, one: Row, payloads: bytes) -> None:
+    def slow(self: LocalOps, caller: Any, one: Record, payloads: bytes) -> None:
         end = time.perf_counter() + 0.001
         while time.perf_counter() < end:
             pass

@@ -12,7 +12,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tartlet_common.abi import HEADER_BYTES, MAX_SUBMISSION_BYTES, RECORD, RECORD_BYTES, Event, Flag, Op
+from tartlet_common.abi import (
+    HEADER_BYTES,
+    MAX_SUBMISSION_BYTES,
+    RECORD,
+    RECORD_BYTES,
+    RECORD_STRUCT,
+    Event,
+    Flag,
+    Op,
+    Record,
+)
 from tartlet_common.config.settings import RuntimeSettings
 from tartlet_common.errors.registry import (
     InboxFull,
@@ -26,7 +36,7 @@ from tartlet_common.rpc.error_proto import error_from_proto
 from tartlet_common.rpc.frame_streams import Joiner
 from tartlet_protos import control_pb2
 from tartlet_runtime.abi.limits import MAX_NAME_BYTES, ProgramLimits, default_limits
-from tartlet_runtime.abi.submission import ROW_STRUCT, parse
+from tartlet_runtime.abi.submission import parse
 from tartlet_runtime.answers.backlog import ROWS_A_TURN
 from tartlet_runtime.guests.sandboxed import WasmGuests
 from tartlet_runtime.link.control_link import ControlLink
@@ -50,7 +60,7 @@ async def test_what_stands_beside_a_large_submission_does_not_pass_a_message() -
     for start in starts:
         link.start(start)
     size = MAX_SUBMISSION_BYTES - HEADER_BYTES - 2 * RECORD_BYTES
-    link.commands(program, 1, ROW_STRUCT.pack(Op.USAGE, 0, 1, 0, 0, 0, 0, 0, size), bytes(size))
+    link.commands(program, 1, RECORD_STRUCT.pack(Op.USAGE, 0, 1, 0, 0, 0, 0, 0, size), bytes(size))
     for i in range(10_000):
         program.handle = 2**31 + i
         link.ended(program, failed=True)
@@ -121,11 +131,11 @@ def test_answers_from_control_that_are_not_taken_are_bounded() -> None:
 
 def test_refusals_and_messages_to_waiting_receives_are_bounded_too() -> None:
     inbox = inbox_of(commands_in_flight=100)
-    row = (Op.GET_MODEL, int(Flag.AWAIT), 1, 0, 0, 0, 0, 0, 0)
+    record = Record(Op.GET_MODEL, int(Flag.AWAIT), 1, 0, 0, 0, 0, 0, 0)
 
     def refuse_all() -> None:
         for _ in range(1000):
-            inbox.refuse(row, UnknownModel(model="x", available=[]))
+            inbox.refuse(record, UnknownModel(model="x", available=[]))
 
     with pytest.raises(TooManyCommands):
         refuse_all()

@@ -295,7 +295,7 @@ async def test_a_large_launch_leaves_no_more_than_its_output(run_dir: Path) -> N
         assert (await stream.rest())[-1].success
         programs = [thing for thing in gc.get_objects() if type(thing) is Program]
         (program,) = [each for each in programs if each.spec.filename == "large.py"]
-        assert (program.spec.shared.journal_text, program.spec.args) == ("", ())
+        assert (program.spec.source, program.spec.args) == (b"", ())
 
 
 async def test_a_full_disk_ends_the_program_whose_journal_it_was(run_dir: Path) -> None:

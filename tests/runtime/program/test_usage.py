@@ -1,7 +1,7 @@
 from __future__ import annotations
 
-from tartlet_common.abi import Event, Op, Writer
-from tartlet_runtime.abi.submission import ROW_STRUCT, parse
+from tartlet_common.abi import RECORD_STRUCT, Event, Op, Writer
+from tartlet_runtime.abi.submission import parse
 from tartlet_runtime.program.usage import UsageMeter
 
 
@@ -20,7 +20,7 @@ class Metered:
         return self.ticket
 
     def come(self, *tickets: int, at_s: float) -> None:
-        rows = b"".join(ROW_STRUCT.pack(Event.RESULT, 1, ticket, 0, 0, 0, 0, 0, 0) for ticket in tickets)
+        rows = b"".join(RECORD_STRUCT.pack(Event.RESULT, 1, ticket, 0, 0, 0, 0, 0, 0) for ticket in tickets)
         self.usage.delivered(rows, at_s)
 
     def tokens(self, *times_s: float) -> None:

@@ -1,16 +1,16 @@
-"""What a launch asks for, and one more of the same."""
+"""A launch becomes a specification: checked, with an identity and a seed of its own."""
 
 from __future__ import annotations
-
-from dataclasses import fields, replace
 
 from tartlet_common.config.settings import RuntimeSettings
 from tartlet_protos import common_pb2, programs_pb2
 from tartlet_runtime.abi.limits import default_limits
-from tartlet_runtime.serving.specs import another, specify
+from tartlet_runtime.serving.specs import specify
+
+LIMITS = default_limits(RuntimeSettings())
 
 
-def test_one_more_is_the_same_but_for_its_identity_and_its_seed() -> None:
+def test_every_field_of_a_launch_reaches_its_specification() -> None:
     asked = programs_pb2.LaunchSpec(
         source=common_pb2.Source(language=common_pb2.Source.WASM, data=b"\0asm", filename="a/b.wasm"),
         args=["x"],
@@ -18,18 +18,23 @@ def test_one_more_is_the_same_but_for_its_identity_and_its_seed() -> None:
         tenant="t",
         idempotency_key="k",
         durable=True,
-        seed=bytes(16),
+        seed=bytes(range(16)),
         trace={"traceparent": "00"},
     )
-    first = specify(asked, asked.source, default_limits(RuntimeSettings()))
-    second = another(first, b"s" * 16)
-    assert second.program_id != first.program_id
-    assert second.shared is first.shared
-    assert second == replace(first, program_id=second.program_id, seed=b"s" * 16)
-    assert all(getattr(first, field.name) for field in fields(first))  # else two of them could have changed places
+    spec = specify(asked, asked.source, LIMITS)
+    assert (spec.language, spec.source, spec.filename, spec.name) == (
+        common_pb2.Source.WASM,
+        b"\0asm",
+        "a/b.wasm",
+        "b.wasm",
+    )
+    assert (spec.args, spec.model, spec.tenant, spec.idempotency_key) == (("x",), "m", "t", "k")
+    assert (spec.durable, spec.seed, spec.seeded, spec.trace) == (True, bytes(range(16)), True, {"traceparent": "00"})
+    assert spec.limits == LIMITS
 
 
-def test_programs_that_ask_for_no_seed_get_one_each() -> None:
+def test_two_launches_alike_get_identities_and_seeds_of_their_own() -> None:
     asked = programs_pb2.LaunchSpec(source=common_pb2.Source(language=common_pb2.Source.PYTHON, data=b"pass"))
-    spec = specify(asked, asked.source, default_limits(RuntimeSettings()))
-    assert len({spec.seed, another(spec, b"").seed, another(spec, b"").seed}) == 3
+    first, second = (specify(asked, asked.source, LIMITS) for _ in range(2))
+    assert first.program_id != second.program_id
+    assert first.seed != second.seed
