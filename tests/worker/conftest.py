@@ -1,10 +1,14 @@
-"""Builds the C kernels where there is a compiler, so that what can be tested is."""
+"""Builds the C kernels where there is a compiler, and shows the seed of a test that fails."""
 
 from __future__ import annotations
 
+from collections.abc import Generator
+
 import pytest
+import torch
 
 from tartlet_worker.kernels.build import NotBuilt, build
+from tests.worker.seeds import SEED, seed_of
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -13,3 +17,19 @@ def _kernels() -> None:
         build()
     except NotBuilt:
         return
+
+
+@pytest.fixture(autouse=True)
+def _torch_seed(request: pytest.FixtureRequest) -> None:
+    torch.manual_seed(seed_of(request.node.nodeid))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Add the seed to the report of a test that failed."""
+    report = yield
+    if report.failed:
+        report.sections.append(("random numbers", f"TARTLET_TEST_SEED={SEED} draws the same ones again"))
+    return report

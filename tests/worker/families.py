@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from tartlet_worker.checkpoints.random_checkpoint import random_checkpoint
+from tests.worker.seeds import seed_of
 
 BASE = {
     "hidden_size": 64,
@@ -27,12 +28,12 @@ BASE = {
 }
 
 
-def _config(family: str, architecture: str, **fields: Any) -> dict[str, Any]:
+def config_of(family: str, architecture: str, **fields: Any) -> dict[str, Any]:
     return {"model_type": family, "architectures": [architecture], **BASE, **fields}
 
 
-def _llama(**fields: Any) -> dict[str, Any]:
-    return _config("llama", "LlamaForCausalLM", **fields)
+def llama(**fields: Any) -> dict[str, Any]:
+    return config_of("llama", "LlamaForCausalLM", **fields)
 
 
 LLAMA3_ROPE = {
@@ -51,26 +52,26 @@ YARN_ROPE = {
 }
 
 CONFIGS: dict[str, dict[str, Any]] = {
-    "llama2-multi-head": _llama(num_key_value_heads=4),
-    "llama3-grouped": _llama(rope_theta=500000.0),
-    "llama-one-kv-head-biases": _llama(num_key_value_heads=1, attention_bias=True, mlp_bias=True, head_dim=32),
-    "llama32-tied-scaled": _llama(tie_word_embeddings=True, rope_scaling=LLAMA3_ROPE, max_position_embeddings=256),
-    "llama-linear-rope": _llama(rope_scaling={"rope_type": "linear", "factor": 4.0}),
-    "llama-dynamic-rope": _llama(rope_scaling={"rope_type": "dynamic", "factor": 2.0}, max_position_embeddings=84),
-    "llama-yarn": _llama(rope_scaling=YARN_ROPE, max_position_embeddings=128),
-    "mistral-window": _config("mistral", "MistralForCausalLM", sliding_window=24, head_dim=16),
-    "mistral-full": _config("mistral", "MistralForCausalLM", sliding_window=None),
-    "qwen2-bias": _config("qwen2", "Qwen2ForCausalLM", sliding_window=None, tie_word_embeddings=True),
-    "qwen2-window": _config(
+    "llama2-multi-head": llama(num_key_value_heads=4),
+    "llama3-grouped": llama(rope_theta=500000.0),
+    "llama-one-kv-head-biases": llama(num_key_value_heads=1, attention_bias=True, mlp_bias=True, head_dim=32),
+    "llama32-tied-scaled": llama(tie_word_embeddings=True, rope_scaling=LLAMA3_ROPE, max_position_embeddings=256),
+    "llama-linear-rope": llama(rope_scaling={"rope_type": "linear", "factor": 4.0}),
+    "llama-dynamic-rope": llama(rope_scaling={"rope_type": "dynamic", "factor": 2.0}, max_position_embeddings=84),
+    "llama-yarn": llama(rope_scaling=YARN_ROPE, max_position_embeddings=128),
+    "mistral-window": config_of("mistral", "MistralForCausalLM", sliding_window=24, head_dim=16),
+    "mistral-full": config_of("mistral", "MistralForCausalLM", sliding_window=None),
+    "qwen2-bias": config_of("qwen2", "Qwen2ForCausalLM", sliding_window=None, tie_word_embeddings=True),
+    "qwen2-window": config_of(
         "qwen2", "Qwen2ForCausalLM", use_sliding_window=True, sliding_window=20, max_window_layers=1
     ),
-    "qwen3-norms": _config("qwen3", "Qwen3ForCausalLM", head_dim=32, tie_word_embeddings=True),
-    "qwen3-window": _config(
+    "qwen3-norms": config_of("qwen3", "Qwen3ForCausalLM", head_dim=32, tie_word_embeddings=True),
+    "qwen3-window": config_of(
         "qwen3", "Qwen3ForCausalLM", head_dim=24, use_sliding_window=True, sliding_window=16, max_window_layers=1
     ),
 }
 
-WIDE = _llama(
+WIDE = llama(
     hidden_size=768,
     num_hidden_layers=2,
     num_attention_heads=12,
@@ -91,7 +92,7 @@ def checkpoint(name: str) -> Path:
     path.mkdir()
     # Weights large enough for attention to be far from uniform, so that a wrong position or mask shows.
     config, std = (WIDE, 0.05) if name == "wide" else (CONFIGS[name], 0.15)
-    return random_checkpoint(path, config, seed=len(name), std=std)
+    return random_checkpoint(path, config, seed=seed_of(name), std=std)
 
 
 @cache

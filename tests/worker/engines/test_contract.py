@@ -29,6 +29,7 @@ from tests.worker.driver import (
 )
 from tests.worker.families import checkpoint
 from tests.worker.plain import PlainModel
+from tests.worker.seeds import rng as fresh
 
 NAMES = ["llama3-grouped", "qwen2-window", "qwen3-norms"]
 ATTENTION = ["torch-gather", "torch-chunked", "c"]
@@ -45,7 +46,7 @@ class RandomProgram:
     """A stream of calls on fourteen pages, given to an engine and to the plain model alike."""
 
     def __init__(self, name: str, attention: str, page_size: int, seed: int, **options: Any) -> None:
-        self.rng = np.random.default_rng(seed)
+        self.rng = fresh(f"program {name} {page_size} {seed}")
         self.d, self.plain = drive(name, attention, page_size, **options), PlainModel(checkpoint(name), page_size)
         self.page_size, self.pages = page_size, self.rng.permutation(40)[:14]
 
@@ -206,7 +207,7 @@ LIMIT = 16
 def test_a_long_command_runs_split_long_command_and_gives_what_it_gives_whole(
     name: str, attention: str, how: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    rng, count = np.random.default_rng(5), 60
+    rng, count = fresh("long command"), 60
     position = {"ascending": np.arange(count), "shuffled": rng.permutation(count), "pairs": np.arange(count) // 2}[how]
     tokens, aliased = rng.integers(0, 320, count), rng.permutation(count)  # an output takes another token's embed
 

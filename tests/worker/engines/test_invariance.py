@@ -13,9 +13,10 @@ from tartlet_worker.kernels import available
 from tartlet_worker.torch_engine.loader import load_engine
 from tests.worker.driver import Driver, embed_batch, forward_batch, sample_batch
 from tests.worker.families import checkpoint
+from tests.worker.seeds import rng as fresh
 
 NAMES = ["wide", "llama-one-kv-head-biases", "mistral-window", "qwen3-norms"]
-TOKENS = np.random.default_rng(5).integers(0, 320, 150)
+TOKENS = fresh("invariance").integers(0, 320, 150)
 SIZES: dict[str, Any] = {"num_pages": 128, "num_embeds": 1024}
 PAGES = [40, 7, 21, 3, 60, 11, 33, 2, 50, 9]
 
@@ -59,7 +60,7 @@ def test_bits_do_not_depend_on_whether_the_page_list_is_longer_than_the_context(
 def test_bits_do_not_depend_on_what_else_is_in_the_batch(d: Driver) -> None:
     want = alone(d)
     d.engine.reset()
-    rng = np.random.default_rng(1)
+    rng = fresh("company")
     d.prefill(TOKENS[:90], PAGES)
     commands, page, embed = [], 64, 300
     for lane in range(int(rng.integers(1, 5))):
@@ -109,7 +110,7 @@ def test_without_it_bits_do_depend_on_how_many_decode_at_once() -> None:
 
 def test_ten_samplers_at_once_give_what_each_gives_alone(d: Driver) -> None:
     """Embed, forward and sample of ten programs in the same batches, against one by one."""
-    rng = np.random.default_rng(0)
+    rng = fresh("ten samplers")
     lengths = rng.integers(3, 40, 10)
     prompts = [rng.integers(0, 320, n) for n in lengths]
     samplers = [

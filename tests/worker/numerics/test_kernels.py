@@ -22,6 +22,7 @@ from tartlet_worker.pools import FAR
 from tartlet_worker.torch_engine.loader import load_engine
 from tests.worker.driver import Driver
 from tests.worker.families import checkpoint
+from tests.worker.seeds import rng as fresh
 
 
 @pytest.fixture(params=["amx", "avx512"])
@@ -130,7 +131,7 @@ def plain(batch: AttentionBatch, q: Any, kv: Any, window: int | None) -> np.ndar
 def test_attention_is_that_of_float64(
     lib: ctypes.CDLL, dtype: torch.dtype, heads: int, kv_heads: int, dim: int, page_size: int, window: int | None
 ) -> None:
-    rng = np.random.default_rng(heads * dim)
+    rng = fresh(f"attention {heads} {dim}")
     tokens = [1, 1, 7, 30, 2]
     for masked in (False, True):
         batch = random_batch(rng, tokens, page_size, 40, masked=masked)
@@ -144,7 +145,7 @@ def test_attention_is_that_of_float64(
 
 @pytest.mark.parametrize("name", ["llama3-grouped", "qwen3-norms", "llama-one-kv-head-biases"])
 def test_the_decoder_in_c_agrees_with_the_one_in_torch(lib: ctypes.CDLL, name: str) -> None:
-    tokens = np.random.default_rng(1).integers(0, 320, 60)
+    tokens = fresh("decoder in c").integers(0, 320, 60)
     mine, theirs, exact = (
         Driver(load_engine(checkpoint(name), num_pages=8, kernels=kernels, dtype=dtype)).prefill(tokens, [3, 1, 0, 6])
         for kernels, dtype in (("c", "bfloat16"), ("torch", "bfloat16"), ("torch", "float32"))

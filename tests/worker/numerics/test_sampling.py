@@ -17,9 +17,10 @@ from tartlet_worker.sampling.base import SampleParams, Sampler
 from tartlet_worker.sampling.c_sampler import CSampler
 from tartlet_worker.sampling.philox import philox4x32, uniform
 from tartlet_worker.sampling.torch_sampler import TorchSampler, largest
+from tests.worker.seeds import rng as fresh
 
-RNG = np.random.default_rng(3)
-LOGITS = RNG.normal(0, 2, 40).astype(np.float32)
+RNG = fresh("sampling")
+LOGITS = np.random.default_rng(3).normal(0, 2, 40).astype(np.float32)
 
 
 @pytest.fixture(params=["torch", "c"])
