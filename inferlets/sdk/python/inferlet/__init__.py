@@ -1,10 +1,13 @@
 """The SDK that inferlets import: forward passes, sampling and KV pages by name.
 
-A program is a file with `async def main()` (or `def main()`, either with an optional parameter for the arguments).
-`Context` is what most programs need; the calls by the paper's names (`forward`, `embed_txt`, `sample`, ...) give
-everything else. Real `asyncio` runs above the host: tasks, groups, timeouts and queues are the standard library's.
+A program is a file with `async def main()` or `def main()`. Either may take one parameter: the list of arguments.
+Most programs need only `Context`. The calls with the paper's names (`forward`, `embed_txt`, `sample`, ...) give full
+control. The event loop is `asyncio`: tasks, task groups, timeouts and queues are those of the standard library.
 
-Examples begin behind `import asyncio` and `from inferlet import ...`; what they print is a small test model's.
+The examples assume `import asyncio` and `from inferlet import ...`. A small test model made their output.
+
+Belongs here: what programs import by name. Never here: private helpers, which stand in the packages whose names begin
+with an underscore and may change in every release.
 
 Example:
     >>> async def main():

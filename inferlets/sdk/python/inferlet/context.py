@@ -1,4 +1,4 @@
-"""`Context`: a growing sequence of tokens with its KV pages (the support library of the paper's section 6.3).
+"""`Context`: a sequence of tokens that grows, with its KV pages (the support library of the paper's section 6.3).
 
 Example:
     >>> async def main():
@@ -18,12 +18,11 @@ from types import TracebackType
 from typing import Any, Self
 from zlib import crc32
 
-from inferlet._calls.program import create_queue, state
+from inferlet._calls.program import give_queue_back, take_queue
 from inferlet._contexts.chat_text import Chat, Text, plain
 from inferlet._contexts.generation import Generation
 from inferlet._contexts.kv_cache import KvCache
 from inferlet._models.models import default_model
-from inferlet._queues.queue import Queue
 from inferlet._values.arguments import messages as listed_messages
 from inferlet._values.arguments import text as text_argument
 from inferlet._values.arguments import token_list, whole
@@ -35,15 +34,15 @@ from inferlet.sampling import AnySampler, Greedy
 from inferlet.stopping import Stop, conditions
 
 RUN_AHEAD = 4
-"""Decode steps queued ahead of the token that the program sees."""
+"""How many decode steps are queued before the program has seen their tokens."""
 
 
 class Context:
-    """Tokens with their keys and values: fill it, generate from it, fork it.
+    """A sequence of tokens with its keys and values. Fill a context, generate from it, fork it.
 
-    Each context has a command queue of its own, so that several of them batch side by side. `fill` and `chat` only note
-    what is to come; `generate`, `generate_until` and `flush` compute it. A context frees what it holds when it is
-    closed, leaves an `async with`, or is forgotten.
+    Each context has its own command queue, so the commands of several contexts can run in one batch. `fill` and `chat`
+    only store their input. `generate`, `generate_until` and `flush` compute it. A context frees its pages when it is
+    closed, at the end of its `async with` block, or when Python collects it.
 
     Example:
         >>> async def main():
@@ -57,34 +56,36 @@ class Context:
     """
 
     def __init__(self, model: Model | None = None, *, seed: int | None = None, run_ahead: int = RUN_AHEAD) -> None:
-        """An empty context.
+        """Make an empty context.
 
         Args:
-            model: the program's default model if None.
-            seed: keys the noise of its samplers; drawn from `random` if None.
-            run_ahead: decode steps to queue ahead, 0 to wait for each token. The text is the same for every depth.
+            model: the model that computes it; None for the program's default model.
+            seed: the key of the samplers' random numbers; None to draw a seed from `random`.
+            run_ahead: how many decode steps are queued before the program has seen their tokens; 0 waits for each
+                token. The text is the same for every number.
 
         Raises:
-            TypeError, ValueError: an argument is something else, such as a model's name.
+            TypeError: `model` is no `Model` (a model's name, for example), or a number is no whole number.
+            ValueError: `run_ahead` is negative.
         """
-        self._closed = True  # until everything is there
+        self._closed = True  # so that `__del__` does nothing if the constructor fails
         if model is not None and not isinstance(model, Model):
             raise TypeError(f"Context takes a model, not {model!r}: `await get_model(name)` gives one")
         if seed is not None:
             whole("seed", seed)
         whole("run_ahead", run_ahead, 0)
         self.model = model or default_model()
-        self.queue = _take_queue(self.model)
+        self.queue = take_queue(self.model)
         self.seed = random.getrandbits(64) if seed is None else seed
         self.draw = 0
         self.run_ahead = run_ahead
         self.tokens: list[int] = []
-        """All tokens of the context, those generated included; of `fill`ed text once it has been computed."""
+        """The tokens of the context, generated ones included. Text appears here once it has been computed."""
         self._cache = KvCache(self.queue, self.model)
         self._parts: list[Text | list[int]] = []
-        self._form: dict[str, Any] = {}  # of its chat: tools, variables
-        self._answering = False  # behind chat messages with a generation prompt: an answer follows, or stands there
-        self._after: asyncio.Future[None] | None = None  # the parent's commands that ours build on
+        self._form: dict[str, Any] = {}  # the tools and variables of its chat
+        self._answering = False  # chat messages with a generation prompt come last, or the answer to them
+        self._after: asyncio.Future[None] | None = None  # ends when the parent has computed the shared tokens
         self._active: Generation | None = None
         self._forks = 0
         self._closed = False
@@ -92,7 +93,16 @@ class Context:
     # ---- input ------------------------------------------------------------------------------------------------
 
     def fill(self, text: str, *, special: bool | None = None) -> None:
-        """Append text. `special` adds the tokenizer's own tokens around it (such as BOS): by default to the first.
+        """Append text.
+
+        Args:
+            text: the text.
+            special: whether to add the special tokens that the tokenizer puts around a text, such as BOS. By default
+                only the first text of a context gets them.
+
+        Raises:
+            TypeError: `text` is no `str`.
+            InvalidArgument: the context is closed, or another task generates from it.
 
         Example:
             >>> async def main():
@@ -112,7 +122,11 @@ class Context:
             self._parts.append(Text(plain(self.model, text, special)))
 
     def fill_tokens(self, tokens: Sequence[int]) -> None:
-        """Append tokens.
+        """Append tokens, given by their ids.
+
+        Raises:
+            InvalidArgument: an id is not in the model's vocabulary, the context is closed, or another task generates
+                from it.
 
         Example:
             >>> async def main():
@@ -139,21 +153,23 @@ class Context:
         variables: Mapping[str, object] | None = None,
         add_generation_prompt: bool = True,
     ) -> None:
-        """Append chat messages in the form that the model was trained on; a string is one message of the user.
+        """Append chat messages in the form that the model was trained on.
 
-        Behind other tokens they continue the dialogue: an answer that stands there is closed, and nothing is written
-        that a text begins with, such as BOS. What has been computed stays: a `chat` of which no answer is wanted, and
-        behind which something else is done before the next, takes `add_generation_prompt=False`.
+        Messages after other tokens continue the dialogue: the context closes a previous answer, and writes nothing that
+        belongs at the start of a text, such as BOS. Tokens that were computed stay as they are. So give
+        `add_generation_prompt=False` if the program wants no answer and appends something else before the next `chat`.
 
         Args:
-            messages: as `format_chat` takes them.
-            tools: those that the model may call, with the first messages: templates write them at the beginning.
-            variables: what else the template knows, such as `{"enable_thinking": False}`; for this `chat` and those
-                that follow.
-            add_generation_prompt: end with what begins an answer.
+            messages: a list of messages in the form of `format_chat`, or a string, which is one message of the user.
+            tools: the tools that the model may call. Templates write them at the beginning, so they come with the first
+                messages.
+            variables: further variables of the template, such as `{"enable_thinking": False}`. They hold for this call
+                and for later calls of `chat`.
+            add_generation_prompt: whether to end with the tokens that begin an answer.
 
         Raises:
-            InvalidArgument: tools came behind other tokens. What `format_chat` raises comes when they are used.
+            InvalidArgument: tools came after other tokens. Errors of `format_chat` are raised when the messages are
+                computed.
 
         Example:
             >>> async def main():
@@ -187,7 +203,9 @@ class Context:
         self._form, self._answering = kept, add_generation_prompt
 
     async def flush(self) -> None:
-        """Compute everything filled in so far but the last token, and wait for it.
+        """Compute all tokens but the last, and wait for the result.
+
+        The last token is computed together with the next one, because generation needs its output.
 
         Example:
             >>> async def main():
@@ -211,17 +229,22 @@ class Context:
         sampler: AnySampler | None = None,
         eos: bool = True,
     ) -> Generation:
-        """Generate, as an asynchronous iterator of pieces of text.
+        """Generate text, as an asynchronous iterator over its pieces.
 
-        A piece is a `str` with `token` and `logprob`; together they are the text, without a stop string. A piece may be
-        empty: a character's bytes can be spread over tokens, and what may become a stop string is held back.
-        What was generated stays in the context, stop strings and stop tokens included. Leaving the loop early is fine.
+        A piece is a `str` with the attributes `token` and `logprob`. The pieces together are the text, without a stop
+        string. A piece may be empty, because the bytes of one character can be spread over several tokens, and because
+        text that may become a stop string is held back. The context keeps all generated tokens, those of stop strings
+        and stop tokens included. A program may leave the loop early.
 
         Args:
-            stop: a condition, or a string that ends the text.
-            max_tokens: the most tokens to generate.
-            sampler: greedy by default; see `inferlet.sampling`.
-            eos: whether the model's end-of-sequence tokens end it.
+            stop: a condition (see `inferlet.stopping`), or a string that ends the text.
+            max_tokens: the largest number of tokens to generate; None for no limit.
+            sampler: how each token is chosen (see `inferlet.sampling`); greedy by default.
+            eos: whether the model's end-of-sequence tokens end the text.
+
+        Raises:
+            TypeError: `stop` is no condition.
+            InvalidArgument: the context is closed or empty, another task generates from it, or `sampler` is none.
 
         Example:
             >>> async def main():
@@ -252,7 +275,7 @@ class Context:
         sampler: AnySampler | None = None,
         eos: bool = True,
     ) -> str:
-        """Generate until a condition holds; the text. Arguments as for `generate`.
+        """Generate until a condition holds, and return the text. The arguments are those of `generate`.
 
         Example:
             >>> async def main():
@@ -270,9 +293,14 @@ class Context:
     # ---- life -------------------------------------------------------------------------------------------------
 
     def fork(self, n: int = 1) -> list[Context]:
-        """`n` contexts that begin with this one's tokens and share its full pages.
+        """Make `n` contexts that begin with this context's tokens.
 
-        Only the last, partly filled page is copied. Each fork draws noise of its own from the same seed.
+        The forks share the full pages of this context. Only the last page is copied, if it is partly filled. Each fork
+        draws its own random numbers from the same seed.
+
+        Raises:
+            ValueError: `n` is negative.
+            InvalidArgument: the context is closed, or another task generates from it.
 
         Example:
             >>> async def main():
@@ -291,7 +319,7 @@ class Context:
         self._parts.clear()
         if self._after is not None and not self._after.done():
             channel.result(self._after)
-        shared = max(len(self.tokens) - 1, 0)  # whoever goes on computes the last token, to have its output
+        shared = max(len(self.tokens) - 1, 0)  # each fork computes the last token itself, because it needs the output
         self._cache.compute(self.tokens, shared)
         self._forks += 1
         children = [self._child(shared, self._forks, i) for i in range(n)]
@@ -310,14 +338,14 @@ class Context:
         return child
 
     def close(self) -> None:
-        """Free what the context holds. Closing twice is fine.
+        """Free the pages that the context alone holds. Closing a context twice does nothing.
 
         Example:
             >>> async def main():
             ...     ctx = Context()
             ...     ctx.fill("Hello,")
             ...     await ctx.flush()
-            ...     ctx.close()  # its pages are another's; `async with` does it by itself
+            ...     ctx.close()  # its pages are free; an `async with` block closes its context by itself
         """
         if self._closed:
             return
@@ -325,10 +353,10 @@ class Context:
             self._active.stop()
         self._closed = True
         self._cache.release()
-        _give_queue(self.queue)
+        give_queue_back(self.queue)
 
     def __del__(self) -> None:
-        # Not if the program has ended meanwhile (and another may have begun, in a test's process).
+        # If the program has ended, its channel belongs to another program (in the process of a test).
         if not self._closed and channel.loop is not None and channel.queues.get(self.queue.id) is self.queue:
             self.close()
 
@@ -341,16 +369,16 @@ class Context:
         self.close()
 
     def __len__(self) -> int:
-        """Number of tokens known so far."""
+        """Return the number of tokens known so far."""
         return len(self.tokens)
 
     @property
     def num_pages(self) -> int:
-        """KV pages that the context uses, shared ones included."""
+        """The number of KV pages that the context uses, shared ones included."""
         return len(self._cache.pages)
 
     def set_priority(self, priority: Priority) -> None:
-        """How urgent this context is beside the program's others, and beside other programs.
+        """Set how urgent the context's commands are, compared with other contexts and with other programs.
 
         Example:
             >>> async def main():
@@ -362,12 +390,12 @@ class Context:
     # ---- for Generation ---------------------------------------------------------------------------------------
 
     async def _ready(self) -> None:
-        """All text is tokens, and everything that ours builds on is there."""
+        """Turn all input into tokens, and wait until the parent has computed the shared tokens."""
         self._check_open()
         while self._parts:
             part = self._parts[0]
             tokens = part if isinstance(part, list) else await part.tokens()
-            if self._parts and self._parts[0] is part:  # nobody else got here meanwhile
+            if self._parts and self._parts[0] is part:  # no other task has taken this part meanwhile
                 self._parts.pop(0)
                 self.tokens.extend(tokens)
         if self._after is not None:
@@ -382,25 +410,6 @@ class Context:
             raise InvalidArgument(argument="context", detail="it has been closed")
 
     def _interrupt(self) -> None:
-        """What is not being awaited, such as a loop that was left early, ends for what comes now."""
+        """End a generation that no task awaits, such as the generation of a loop that was left early."""
         if self._active is not None:
             self._active.give_way()
-
-
-def _take_queue(model: Model) -> Queue:
-    spare = state.spare_queues.get(model.index)
-    return spare.pop() if spare else create_queue(model)
-
-
-def _give_queue(queue: Queue) -> None:
-    """Keep a queue for the next context.
-
-    A poisoned one whose failure nobody has seen stays as it is: the program fails with it.
-    """
-    if queue.failure is not None:
-        if not queue.failure_seen:
-            return
-        queue.reset()
-    if queue.priority != Priority.NORMAL:
-        queue.set_priority(Priority.NORMAL)
-    state.spare_queues.setdefault(queue.model.index, []).append(queue)

@@ -20,9 +20,9 @@ from inferlet._generated.error_registry import REGISTRY, TartletError, UnknownEr
 
 
 class CommandSkipped(TartletError):
-    """The command read a token slot or embed that had ended at a stop token, and did nothing."""
+    """The command did nothing, because it read a token slot or an embed that a stop token had ended."""
 
-    message = "the command was skipped: it read what a stop token had ended"
+    message = "the command was skipped: a stop token had ended the slot or embed that it read"
     remedy = ""
 
 
@@ -34,10 +34,10 @@ class CommandCancelled(TartletError):
 
 
 class NothingToWaitFor(TartletError):
-    """All tasks wait, and nothing that could wake one of them is on its way."""
+    """All tasks wait, and no command, message or timer is outstanding that could wake one of them."""
 
     message = "the program waits for something that can't happen: no command, message or timer is outstanding"
-    remedy = "A future, event or queue of the program is awaited that no task will ever fill."
+    remedy = "A task awaits a future, event or queue that no other task will fill. Find it in the notes below."
 
 
 for _cls in REGISTRY.values():
@@ -45,7 +45,7 @@ for _cls in REGISTRY.values():
 
 
 def from_wire(number: int, fields_json: bytes) -> TartletError:
-    """The exception that `number` names, with its fields; unknown numbers become `UnknownError`."""
+    """Return the exception of an error number, with its fields; `UnknownError` for a number that is not known."""
     try:
         fields = json.loads(fields_json) if fields_json else {}
     except ValueError:

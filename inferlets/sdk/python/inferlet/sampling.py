@@ -1,4 +1,4 @@
-"""How the next token is chosen. Samplers run on the device and combine with `|`.
+"""Samplers: how the next token is chosen. They run on the device, and `|` combines them.
 
 Example:
     >>> Temperature(0.7) | TopP(0.9)
@@ -6,8 +6,8 @@ Example:
     >>> Greedy() == Sampler()
     True
 
-A program may choose itself instead: any callable that takes a `Dist` and returns a token is a sampler too. It costs a
-round trip a token, as the device must wait for the program.
+A program can also choose tokens itself: every function that takes a `Dist` and returns a token id is a sampler. Each
+token then costs a round trip, because the device waits for the program.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from inferlet._values.types import Dist
 
 @dataclass(frozen=True, repr=False)
 class Sampler:
-    """Parameters of device-side sampling; those left out are off. Nothing set at all: greedy.
+    """Parameters of sampling on the device. A parameter that is not given is off; without any, sampling is greedy.
 
-    Temperature is applied first, then `top_k`, `top_p`, `min_p` filter. `seed` keys the noise; by default each context
-    draws one from the program's own randomness.
+    The temperature applies first, then the filters `top_k`, `top_p` and `min_p` in this order. `seed` is the key of the
+    random numbers; by default each context draws a seed from `random`.
 
     Example:
         >>> Sampler(temperature=0.7, top_p=0.9, seed=1) == Temperature(0.7) | TopP(0.9) | Sampler(seed=1)
@@ -32,13 +32,18 @@ class Sampler:
     """
 
     temperature: float | None = None  # 0 is greedy; 1.0 where only filters are given
-    top_k: int | None = None  # the k most probable tokens
-    top_p: float | None = None  # the most probable tokens that together reach p
-    min_p: float | None = None  # tokens at least this fraction as probable as the best
+    top_k: int | None = None  # keeps the k most probable tokens
+    top_p: float | None = None  # keeps the most probable tokens that together reach probability p
+    min_p: float | None = None  # keeps tokens with at least this fraction of the best token's probability
     seed: int | None = None
 
     def __post_init__(self) -> None:
-        """Refuse what has no meaning."""
+        """Check the parameters.
+
+        Raises:
+            TypeError: a value is no number.
+            ValueError: a value is out of its range.
+        """
         for name, check in (
             ("temperature", number),
             ("top_k", whole),
@@ -58,7 +63,7 @@ class Sampler:
             raise ValueError(f"min_p is {self.min_p}, it must be in [0, 1]")
 
     def __or__(self, other: Sampler) -> Sampler:
-        """Both together; where both say something, `other` wins."""
+        """Combine two samplers. A parameter that both set has the value of `other`."""
         if not isinstance(other, Sampler):
             return NotImplemented
         merged = {
@@ -82,14 +87,14 @@ class Sampler:
 
     @property
     def resolved_temperature(self) -> float:
-        """The temperature that applies: 0 (greedy) unless one or a filter is given."""
+        """The temperature that applies: as given, else 1 with a filter and 0 (greedy) without one."""
         if self.temperature is not None:
             return self.temperature
         return 0.0 if self.top_k is None and self.top_p is None and self.min_p is None else 1.0
 
 
 class Greedy(Sampler):
-    """Always the most probable token.
+    """Takes the most probable token.
 
     Example:
         >>> Greedy().resolved_temperature
@@ -101,7 +106,7 @@ class Greedy(Sampler):
 
 
 class Temperature(Sampler):
-    """Probabilities to the power of 1 / temperature.
+    """Samples with the logits divided by a temperature.
 
     Example:
         >>> Temperature(0.7) | Sampler(seed=1)  # the same tokens at every run
@@ -113,7 +118,7 @@ class Temperature(Sampler):
 
 
 class TopK(Sampler):
-    """Among the k most probable tokens.
+    """Samples among the k most probable tokens.
 
     Example:
         >>> TopK(40).resolved_temperature
@@ -125,7 +130,7 @@ class TopK(Sampler):
 
 
 class TopP(Sampler):
-    """Among the most probable tokens that together reach p.
+    """Samples among the most probable tokens that together reach probability p.
 
     Example:
         >>> TopP(0.9) | Temperature(0.7)
@@ -137,7 +142,7 @@ class TopP(Sampler):
 
 
 class MinP(Sampler):
-    """Among tokens at least p times as probable as the best.
+    """Samples among the tokens that are at least p times as probable as the best token.
 
     Example:
         >>> MinP(0.1)

@@ -1,10 +1,10 @@
-r"""When generation ends. Conditions combine with `|`: the first that holds ends it.
+r"""Stop conditions: when generation ends. `|` combines conditions, and the first that holds ends generation.
 
 Example:
     >>> Until("\n") | Length(20)
     Stop(max_tokens=20, until=('\n',), tokens=())
 
-The model's own end-of-sequence tokens end generation too, unless `generate(..., eos=False)`.
+The model's end-of-sequence tokens end generation too, unless the call says `eos=False`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from inferlet.sampling import Sampler
 
 @dataclass(frozen=True)
 class Stop:
-    """A set of conditions, any of which ends generation.
+    """A set of conditions. Generation ends when one of them holds.
 
     Example:
         >>> Stop() | Length(10) | Length(20)
@@ -30,14 +30,19 @@ class Stop:
     tokens: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
-        """Refuse what has no meaning."""
+        """Check the conditions.
+
+        Raises:
+            TypeError: `max_tokens` is no whole number, or a stop string is no text.
+            ValueError: `max_tokens` is negative.
+        """
         if self.max_tokens is not None:
             whole("max_tokens", self.max_tokens, 0)
         for until in self.until:
             text("Until", until, _instead(until))
 
     def __or__(self, other: Stop) -> Stop:
-        """Ends where either ends."""
+        """Combine two conditions: generation ends when either holds."""
         if not isinstance(other, Stop):
             return NotImplemented
         limits = [limit for limit in (self.max_tokens, other.max_tokens) if limit is not None]
@@ -48,7 +53,7 @@ class Stop:
 
 
 class Until(Stop):
-    r"""Ends when the text contains one of these strings, which is left out of it.
+    r"""Ends generation when the text contains one of these strings. The string is not part of the text.
 
     Example:
         >>> Until("\n", "END") | StopTokens([7])
@@ -62,14 +67,14 @@ class Until(Stop):
 
 
 class Length(Stop):
-    """Ends after this many tokens.
+    """Ends generation after this many tokens.
 
     Example:
         >>> async def main():
         ...     ctx = Context()
         ...     ctx.fill("One, two,")
         ...     await ctx.generate_until(Until(".") | Length(3))
-        ...     print(len(ctx.tokens))  # the prompt's 10, and 3
+        ...     print(len(ctx.tokens))  # 10 tokens of the prompt and 3 generated ones
         13
     """
 
@@ -78,7 +83,7 @@ class Length(Stop):
 
 
 class StopTokens(Stop):
-    """Ends when one of these tokens is generated; the device itself then skips what was queued behind it.
+    """Ends generation at one of these tokens. The device itself skips the steps that were queued after it.
 
     Example:
         >>> StopTokens([2, 7])
@@ -90,7 +95,10 @@ class StopTokens(Stop):
 
 
 def conditions(stop: Stop | str | None, max_tokens: int | None) -> Stop:
-    """What `generate` was given, as one condition.
+    """Combine the arguments of `generate` into one condition.
+
+    Raises:
+        TypeError: `stop` is neither a text nor a condition.
 
     Example:
         >>> conditions("end", 20)
@@ -117,7 +125,7 @@ def _instead(given: object) -> str:
 
 
 class Scanner:
-    """Finds stop strings in text that arrives in pieces, and holds back what may become one.
+    """Finds stop strings in text that arrives in pieces, and holds back text that may be the start of one.
 
     Example:
         >>> scanner = Scanner(("END",))
@@ -131,7 +139,7 @@ class Scanner:
         self.found = False
 
     def feed(self, text: str) -> str:
-        """The text that is now known to come before any stop string."""
+        """Take the next piece; return the text that certainly comes before any stop string."""
         if not self._texts:
             return text
         held = self._held + text
@@ -145,13 +153,13 @@ class Scanner:
         return held[: len(held) - keep]
 
     def rest(self) -> str:
-        """What is still held back, when nothing more will come."""
+        """Return the text that is still held back. No more text follows."""
         held, self._held = self._held, ""
         return held
 
 
 def _overlap(text: str, stop: str) -> int:
-    """Length of the longest end of `text` that a stop string begins with."""
+    """Return the length of the longest end of `text` that is the start of the stop string."""
     for size in range(min(len(text), len(stop) - 1), 0, -1):
         if text.endswith(stop[:size]):
             return size

@@ -1,7 +1,7 @@
-"""The paper's calls as functions, each with an optional leading queue; without one, the program's default queue.
+"""The paper's calls as functions. A queue may be the first argument; the default queue is used without one.
 
-`forward(q, ikv, iemb)` is `q.forward(ikv, iemb)`, and `forward(ikv, iemb)` is the same on the default queue. What a
-call takes and does stands at the method of `Queue`.
+`forward(q, ikv, iemb)` is `q.forward(ikv, iemb)`, and `forward(ikv, iemb)` is the same call on the default queue. The
+methods of `Queue` document the arguments.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _R_co = TypeVar("_R_co", covariant=True)
 
 
 class _QueueCall(Protocol[_P, _R_co]):
-    """A call with or without its queue."""
+    """A call whose first argument may be a queue."""
 
     @overload
     def __call__(self, queue: Queue, /, *args: _P.args, **kwargs: _P.kwargs) -> _R_co: ...
@@ -32,7 +32,7 @@ class _QueueCall(Protocol[_P, _R_co]):
 
 
 def _on_queue(method: Callable[Concatenate[Queue, _P], _R_co]) -> _QueueCall[_P, _R_co]:
-    """The function form of a method of `Queue`."""
+    """Make the function form of a method of `Queue`."""
 
     def call(*args: Any, **kwargs: Any) -> Any:
         if args and isinstance(args[0], Queue):
@@ -71,12 +71,12 @@ def set_queue_priority(queue: Queue, priority: Priority, /) -> None: ...
 @overload
 def set_queue_priority(priority: Priority, /) -> None: ...
 def set_queue_priority(*args: Any) -> None:
-    """Say how urgent a queue's commands are beside those of other queues.
+    """Set how urgent a queue's commands are, compared with the commands of other queues.
 
     Example:
         >>> async def main():
         ...     behind = create_queue()
-        ...     set_queue_priority(behind, Priority.LOW)  # it gets what others leave
+        ...     set_queue_priority(behind, Priority.LOW)  # its commands run after those of other queues
         ...     set_queue_priority(Priority.HIGH)  # the program's default queue
     """
     queue, priority = _parted("set_queue_priority", "priority", args)
@@ -88,7 +88,7 @@ def tokenize(queue: Queue, text: str, /, *, special: bool = False) -> asyncio.Fu
 @overload
 def tokenize(text: str, /, *, special: bool = False) -> asyncio.Future[list[int]]: ...
 def tokenize(*args: Any, special: bool = False) -> asyncio.Future[list[int]]:
-    """Token ids of a text; `special` adds what the model's tokenizer puts around it (such as BOS).
+    """Ask for the token ids of a text. `special` adds the tokenizer's special tokens, such as BOS.
 
     Example:
         >>> async def main():
@@ -106,7 +106,7 @@ def detokenize(queue: Queue, tokens: int | Sequence[int], /) -> asyncio.Future[s
 @overload
 def detokenize(tokens: int | Sequence[int], /) -> asyncio.Future[str]: ...
 def detokenize(*args: Any) -> asyncio.Future[str]:
-    """The text of one or more tokens; bytes that are no UTF-8 become U+FFFD.
+    """Ask for the text of one or more tokens. Bytes that are no UTF-8 become U+FFFD.
 
     Example:
         >>> async def main():
@@ -118,7 +118,11 @@ def detokenize(*args: Any) -> asyncio.Future[str]:
 
 
 def _parted(name: str, what: str, args: tuple[Any, ...]) -> tuple[Queue | None, Any]:
-    """The queue, if one leads, and the one argument behind it."""
+    """Split arguments into the queue, if the first one is a queue, and the one other argument.
+
+    Raises:
+        TypeError: there is not exactly one other argument.
+    """
     queue = args[0] if args and isinstance(args[0], Queue) else None
     rest = args if queue is None else args[1:]
     if len(rest) != 1:

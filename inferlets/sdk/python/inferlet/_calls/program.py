@@ -1,6 +1,6 @@
-"""Calls that take no turn in a queue: arguments, messages, queues, usage (the paper's core-runtime trait).
+"""Calls outside of queues: arguments, messages, making queues, usage (the core-runtime trait of the paper).
 
-The runtime answers them, without control or an engine; an answer takes some tens of microseconds.
+The runtime itself answers most of these calls, within tens of microseconds, without an engine.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from inferlet._models.models import chosen
 from inferlet._queues.queue import Queue
 from inferlet._values import refusals
 from inferlet._values.ids import ids
-from inferlet._values.types import Model, Usage
+from inferlet._values.types import Model, Priority, Usage
 from inferlet._wire import answers
 from inferlet._wire.channel import channel
 
@@ -23,7 +23,7 @@ VERSION = "0.1.0"
 
 
 class _State:
-    """What a program has learned of its surroundings."""
+    """What the program was given and has made: arguments, its default queue, queues to use again, its inbox."""
 
     __slots__ = ("args", "default_queue", "inbox", "spare_queues")
 
@@ -38,14 +38,14 @@ state = _State()
 
 
 def reset(args: Sequence[str]) -> None:
-    """Start afresh for a program with these arguments."""
+    """Forget the last program; the next one has these arguments."""
     state.__init__()  # type: ignore[misc]
     state.args = list(args)
     ids.__init__()  # type: ignore[misc]
 
 
 def get_version() -> str:
-    """The SDK's version.
+    """Return the version of the SDK.
 
     Example:
         >>> get_version()
@@ -55,7 +55,7 @@ def get_version() -> str:
 
 
 def get_arg() -> list[str]:
-    """The arguments that the program was launched with.
+    """Return the arguments that the program was launched with.
 
     Example:
         >>> async def main():
@@ -68,16 +68,18 @@ def get_arg() -> list[str]:
 def send(message: str | bytes) -> None:
     """Send a message to the client that launched the program.
 
-    Raises:
-        TypeError: it is neither text nor bytes.
-        InvalidArgument: its text has half a character, as JSON can name one.
+    Args:
+        message: text, or bytes, which arrive as they are. A message of more than 2 MiB ends the program with
+            `FrameTooLarge`.
 
-    A message of more than 2 MiB ends the program in FrameTooLarge.
+    Raises:
+        TypeError: `message` is neither text nor bytes.
+        InvalidArgument: `message` contains half of a surrogate pair, which UTF-8 can't express.
 
     Example:
         >>> async def main():
         ...     send("half done")
-        ...     send("done".encode("utf-16"))  # bytes arrive as they are
+        ...     send("done".encode("utf-16"))  # as bytes
     """
     if isinstance(message, str):
         payload = refusals.utf8("send", "message", message)
@@ -93,26 +95,26 @@ def send(message: str | bytes) -> None:
 
 
 def receive() -> asyncio.Future[str]:
-    """The next message from the client, as text.
+    """Wait for the next message from the client, as text.
 
     Example:
         >>> async def main():
         ...     try:
-        ...         async with asyncio.timeout(0.01):  # without one, it waits for ever
+        ...         async with asyncio.timeout(0.01):  # without a timeout the program waits until a message comes
         ...             print(await receive())
         ...     except TimeoutError:
-        ...         print("nobody said anything")
-        nobody said anything
+        ...         print("no message yet")
+        no message yet
     """
     return state.inbox.next(answers.text)
 
 
 def receive_bytes() -> asyncio.Future[bytes]:
-    """The next message from the client, as it was sent.
+    """Wait for the next message from the client, as bytes.
 
     Example:
         >>> async def main():
-        ...     picture = asyncio.ensure_future(receive_bytes())  # it may come while the program does something else
+        ...     picture = asyncio.ensure_future(receive_bytes())  # the program works on until the message comes
         ...     await synchronize()
         ...     print(picture.done())
         False
@@ -121,7 +123,13 @@ def receive_bytes() -> asyncio.Future[bytes]:
 
 
 def create_queue(model: Model | None = None) -> Queue:
-    """A new command queue for `model` (None: the default).
+    """Make a command queue.
+
+    Args:
+        model: the model whose commands the queue takes; None for the program's default model.
+
+    Raises:
+        InvalidArgument: `model` is no `Model`.
 
     Example:
         >>> async def main():
@@ -136,15 +144,35 @@ def create_queue(model: Model | None = None) -> Queue:
     return Queue(queue_id, model)
 
 
+def take_queue(model: Model) -> Queue:
+    """Return a queue that a closed context gave back, or a new one."""
+    spare = state.spare_queues.get(model.index)
+    return spare.pop() if spare else create_queue(model)
+
+
+def give_queue_back(queue: Queue) -> None:
+    """Keep the queue of a closed context for the next context.
+
+    A queue with a failure that the program has not seen is not kept: the program fails with that error at its end.
+    """
+    if queue.failure is not None:
+        if not queue.failure_seen:
+            return
+        queue.reset()
+    if queue.priority != Priority.NORMAL:
+        queue.set_priority(Priority.NORMAL)
+    state.spare_queues.setdefault(queue.model.index, []).append(queue)
+
+
 def default_queue() -> Queue:
-    """The queue that calls without one use."""
+    """Return the queue of calls that name none."""
     if state.default_queue is None:
         state.default_queue = Queue(0, None)
     return state.default_queue
 
 
 def usage() -> asyncio.Future[Usage]:
-    """What the program holds of its engine.
+    """Ask what the program holds of its engine.
 
     Example:
         >>> async def main():

@@ -1,9 +1,10 @@
-"""One run of generation over a context: run-ahead, stopping, text.
+"""One generation over a context: run-ahead, stopping, text.
 
 With run-ahead, decode steps are queued before the program has seen the tokens that they build on: `sample` leaves its
-token in a slot on the device, the next `embed_txt` reads it there. When generation ends early, the steps
-that have not reached the engine are cancelled and what the others wrote is behind the context's end: attention never
-looks there, as its positions lie past every query's, and the next tokens overwrite it.
+token in a slot on the device, and the next `embed_txt` reads the slot there. When generation ends early, the steps that
+have not reached the engine are cancelled. The other steps have written keys and values after the end of the context.
+Attention never sees these, because their positions are past the position of every query, and later tokens overwrite
+them.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ class GeneratingContext(Protocol):
 
 
 class Piece(str):
-    """A piece of generated text, with the token that completed it.
+    """A piece of generated text, a `str` with the token that completed it.
 
     Example:
         >>> async def main():
@@ -60,7 +61,7 @@ class Piece(str):
 
     @classmethod
     def of(cls, text: str, sampled: Sampled) -> Piece:
-        """The text that `sampled` completed."""
+        """Make the piece of a token."""
         piece = cls(text)
         piece.token = sampled.token
         piece.logprob = sampled.logprob
@@ -68,9 +69,9 @@ class Piece(str):
 
 
 class Generation:
-    """An asynchronous iterator of `Piece`s; `Context.generate` makes one.
+    """An asynchronous iterator over `Piece`s, made by `Context.generate`.
 
-    `text` and `tokens` hold what has come so far; `stopped_by` says at the end what ended it: "length", "token" or
+    `text` and `tokens` are the text and the tokens so far. At the end, `stopped_by` says why: "length", "token" or
     "until".
 
     Example:
@@ -134,8 +135,8 @@ class Generation:
         self.tokens: list[int] = []
         self.stopped_by: str | None = None
         self._ended = False
-        self._busy = False  # a task is in it, and awaits something else than the next token
-        self._displaced = False  # something else was begun on its context
+        self._busy = False  # a task computes the prompt or fetches the bytes of a token
+        self._displaced = False  # the program began something else on the context
 
     def _pack(self, sampler: Sampler) -> bytes:
         try:
@@ -153,12 +154,12 @@ class Generation:
 
     @property
     def ended(self) -> bool:
-        """Whether nothing more will come."""
+        """Whether the generation is over."""
         return self._ended
 
     @property
     def text(self) -> str:
-        """The text so far, without a stop string."""
+        """The text so far, without the stop string."""
         return "".join(self._texts)
 
     def __aiter__(self) -> Self:
@@ -211,7 +212,7 @@ class Generation:
             self._sample(channel.next_ticket)
 
     def _step(self) -> None:
-        """Queue one decode step behind the token sampled last."""
+        """Queue one decode step after the token that was sampled last."""
         first = channel.next_ticket
         source = self._cache.places()[2] if self._params else self._context.tokens[-1]
         self._cache.decode(self._newest, source)
@@ -228,7 +229,7 @@ class Generation:
         self._left -= 1
 
     async def _arrival(self) -> Sampled:
-        """The next token, its bytes being known."""
+        """Wait for the next token, and for its bytes if they are not known yet."""
         value = await self._ahead[0][1]
         sampled = value if isinstance(value, Sampled) else self._choose(value)
         if sampled.token not in self._vocab.known and not self._ended:
@@ -261,7 +262,7 @@ class Generation:
         return Sampled(token, token in self._stop_tokens, log(prob) if prob > 0 else -inf)
 
     def _accept(self, sampled: Sampled) -> Piece:
-        """Append a token to the context; the text that it completes."""
+        """Append a token to the context; return the text that it completes."""
         token = sampled.token
         self._context.tokens.append(token)
         self._cache.length = len(self._context.tokens) - 1
@@ -288,7 +289,7 @@ class Generation:
         self.stop()
 
     def give_way(self) -> None:
-        """End for something else that begins on the context.
+        """End, because the program begins something else on the context.
 
         Raises:
             InvalidArgument: a task awaits the next piece.
@@ -299,7 +300,7 @@ class Generation:
         self.stop()
 
     def stop(self) -> None:
-        """End now: the context ends at the last token given out, what was queued behind it is dropped."""
+        """End now: the context ends at the last token that the program got, and queued steps are dropped."""
         if self._ended:
             return
         self._ended = True

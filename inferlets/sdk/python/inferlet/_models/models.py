@@ -35,7 +35,7 @@ def reset() -> None:
 
 
 def available_models() -> asyncio.Future[list[str]]:
-    """Names of the models that the host serves.
+    """Ask for the names of the models that the host serves.
 
     Example:
         >>> async def main():
@@ -46,7 +46,7 @@ def available_models() -> asyncio.Future[list[str]]:
 
 
 def get_model(name: str = "") -> asyncio.Future[Model]:
-    """The model of that name; without one, the program's default.
+    """Ask for the model of a name, or for the program's default model.
 
     Example:
         >>> async def main():
@@ -59,14 +59,18 @@ def get_model(name: str = "") -> asyncio.Future[Model]:
 
 
 def default_model() -> Model:
-    """The program's default model, asked for once."""
+    """Return the program's default model. The host is asked once."""
     if known.default is None:
         known.default = channel.result(get_model())
     return known.default
 
 
 def chosen(call: str, model: Any) -> Model:
-    """The model that a call was given, or the default."""
+    """Return the model that a call was given, or the program's default model.
+
+    Raises:
+        InvalidArgument: `model` is no `Model`.
+    """
     if model is None:
         return default_model()
     if not isinstance(model, Model):
@@ -77,7 +81,7 @@ def chosen(call: str, model: Any) -> Model:
 
 
 def available_traits(model: Model | None = None) -> list[str]:
-    """Names of the groups of calls that the model offers.
+    """Return the names of the groups of calls ("traits") that the model offers.
 
     Example:
         >>> async def main():
@@ -88,7 +92,7 @@ def available_traits(model: Model | None = None) -> list[str]:
 
 
 def get_kv_page_size(model: Model | None = None) -> int:
-    """Tokens that one KvPage holds.
+    """Return how many tokens one `KvPage` holds.
 
     Example:
         >>> async def main():

@@ -19,18 +19,22 @@ from inferlet._wire.channel import channel, u32
 
 
 def tokenize_with(model: Model, text: str, *, special: bool = False) -> asyncio.Future[list[int]]:
-    """Token ids of `text`; `special` adds what the model's tokenizer puts around a text (such as BOS)."""
+    """Ask for the token ids of `text`. `special` adds the tokenizer's special tokens, such as BOS."""
     payload = refusals.utf8("tokenize", "text", text)
     return channel.call(answers.tokens, abi.OP_TOKENIZE, 0, model.index, int(special), 0, payload)
 
 
 def detokenize_with(model: Model, tokens: int | Sequence[int]) -> asyncio.Future[str]:
-    """The text of `tokens`; bytes that are no UTF-8 become U+FFFD."""
+    """Ask for the text of `tokens`. Bytes that are no UTF-8 become U+FFFD."""
     return channel.call(answers.text, abi.OP_DETOKENIZE, 0, model.index, payload=_token_list("detokenize", tokens))
 
 
 def detokenize_bytes(tokens: int | Sequence[int], model: Model | None = None) -> asyncio.Future[bytes]:
-    r"""The bytes of `tokens`, which may end inside a character.
+    r"""Ask for the bytes of `tokens`, which may end in the middle of a character.
+
+    Args:
+        tokens: one token id or several.
+        model: whose tokens they are; None for the program's default model.
 
     Example:
         >>> async def main():
@@ -42,7 +46,12 @@ def detokenize_bytes(tokens: int | Sequence[int], model: Model | None = None) ->
 
 
 def get_vocabs(model: Model | None = None, *, first: int = 0, count: int = 0) -> asyncio.Future[list[bytes]]:
-    """The bytes of each token, from token `first` on: `count` of them, or all (0).
+    """Ask for the bytes of each token of a range.
+
+    Args:
+        model: whose tokens they are; None for the program's default model.
+        first: the first token of the range.
+        count: the number of tokens; 0 for all that follow.
 
     Example:
         >>> async def main():
@@ -61,18 +70,19 @@ def format_chat(
     add_generation_prompt: bool = True,
     model: Model | None = None,
 ) -> asyncio.Future[str]:
-    """Chat messages as the text that the model's template makes of them.
+    """Ask for the text that the model's chat template makes of messages.
 
     Args:
-        messages: in the form of OpenAI's; a tool call's `arguments` as an object, unless the template wants text.
-        tools: those that the model may call.
-        variables: what else the template knows, such as `{"enable_thinking": False}`.
-        add_generation_prompt: end with what begins an answer.
-        model: the default one if left out.
+        messages: messages in the form of OpenAI's API. The `arguments` of a tool call are an object, unless the
+            template expects text.
+        tools: the tools that the model may call.
+        variables: further variables of the template, such as `{"enable_thinking": False}`.
+        add_generation_prompt: whether the text ends with the beginning of an answer.
+        model: the model whose template is used; None for the program's default model.
 
     Raises:
-        InvalidArgument: the template refuses the messages, or writes nothing of some or of the tools; a message is
-            without role or content, or a role looks misspelt.
+        InvalidArgument: the template refuses the messages, or leaves out a message or the tools; a message has no role
+            or no content; a role looks misspelt.
 
     Example:
         >>> async def main():

@@ -1,6 +1,6 @@
-"""What a queue allocates and frees: KV pages, embeds and token slots.
+"""Allocating and freeing through a queue: KV pages, embeds and token slots.
 
-A program names them itself (`_ids`), so that nothing here needs a reply.
+The program chooses the ids itself (`inferlet._values.ids`), so these commands need no answer.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _Id = TypeVar("_Id", bound=int)
 
 
 class Holdings(Failures):
-    """A queue as far as it gives pages, embeds and slots, and takes them back."""
+    """The part of a queue that allocates and frees pages, embeds and slots."""
 
     __slots__ = ("_embeds", "_pages", "_slots", "id", "last_ticket")
 
@@ -59,17 +59,17 @@ class Holdings(Failures):
         pool.give(handles)
 
     def alloc_kvpage(self, n: int) -> list[KvPage]:
-        """Allocate `n` KV pages, zeroed.
+        """Allocate `n` KV pages without content.
 
         Example:
             >>> async def main():
-            ...     print(alloc_kvpage(2))  # at once: the program names its pages itself
+            ...     print(alloc_kvpage(2))  # returns at once, because the program chooses the ids
             [KvPage(0), KvPage(1)]
         """
         return self._alloc(abi.OP_ALLOC_KVPAGE, self._pages, n)
 
     def dealloc_kvpage(self, pages: KvPage | Sequence[KvPage]) -> None:
-        """Free pages, or one. They must not be used by commands given later, in any queue.
+        """Free one page or several. No later command may use them, in any queue.
 
         Example:
             >>> async def main():
@@ -82,7 +82,7 @@ class Holdings(Failures):
         self._free(abi.OP_DEALLOC_KVPAGE, "dealloc_kvpage", self._pages, pages)
 
     def alloc_emb(self, n: int) -> list[Embed]:
-        """Allocate `n` embedding slots.
+        """Allocate `n` embeds.
 
         Example:
             >>> async def main():
@@ -92,7 +92,7 @@ class Holdings(Failures):
         return self._alloc(abi.OP_ALLOC_EMB, self._embeds, n)
 
     def dealloc_emb(self, embeds: Embed | Sequence[Embed]) -> None:
-        """Free embedding slots, or one.
+        """Free one embed or several.
 
         Example:
             >>> async def main():

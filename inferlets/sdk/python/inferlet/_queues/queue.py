@@ -1,6 +1,6 @@
-"""Command queues, and every command that takes its turn in one (the paper's Table 1).
+"""Command queues and the commands of a queue (Table 1 of the paper).
 
-Commands of a queue take effect in order; commands of several queues batch side by side.
+Commands of one queue take effect in order. Commands of several queues can run in one batch.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Tokens = int | TokenSlot | Sequence[int] | Sequence[TokenSlot]
 
 
 class Queue(Holdings):
-    """A command queue. `create_queue()` makes one; the calls of this module are also methods of it.
+    """A command queue, made by `create_queue()`. The functions of the same names take a queue as their first argument.
 
     Example:
         >>> async def main():
@@ -57,20 +57,28 @@ class Queue(Holdings):
 
     @property
     def model(self) -> Model:
-        """The model whose commands the queue takes."""
+        """The model that runs the queue's commands."""
         if self._model is None:
             self._model = default_model()
         return self._model
 
     @property
     def _page_size(self) -> int:
-        """Tokens of a page, or the most that there can be: nobody is asked only to check an argument."""
+        """Tokens of a page; the largest possible number until the model is known, which only a call can tell."""
         return MOST_PAGE_SIZE if self._model is None else self._model.page_size
 
     # ---- the model --------------------------------------------------------------------------------------------
 
     def embed_txt(self, tokens: Tokens, positions: int | Sequence[int], embeds: Embed | Sequence[Embed]) -> None:
-        """Embed tokens (ids, or slots that will hold them) at `positions` into `embeds`, one each.
+        """Embed tokens at `positions` into `embeds`.
+
+        Args:
+            tokens: one token or several, as ids or as slots whose tokens are sampled earlier in the queue.
+            positions: one position for each token.
+            embeds: one embed for each token.
+
+        Raises:
+            InvalidArgument: the lengths differ, or a value is of the wrong kind.
 
         Example:
             >>> async def main():
@@ -171,9 +179,16 @@ class Queue(Holdings):
     def decode(
         self, pages: array[int], position: int, source: int, places: tuple[Embed, Embed], page_size: int
     ) -> None:
-        """`embed_txt` and `forward` of one token whose slot in `pages` is its position: a decode step, in one go.
+        """Record one decode step: the `embed_txt` and the `forward` of one token.
 
-        `places` are its input and output embeds. The bytes are those of the two calls, packed without their detours.
+        The bytes are those of the two calls, packed here at once because a decode step is frequent.
+
+        Args:
+            pages: the pages of the context, in order; slot i of them holds the token at position i.
+            position: the token's position.
+            source: the token's id, or the slot that holds it.
+            places: the input embed and the output embed.
+            page_size: tokens of a page.
         """
         page, offset = divmod(position, page_size)
         embed, output = places
@@ -187,12 +202,22 @@ class Queue(Holdings):
     def copy_kvpage(
         self, src: KvPage, dst: KvPage, *, src_offset: int = 0, dst_offset: int = 0, size: int | None = None
     ) -> None:
-        """Copy `size` tokens (default: as many as fit) from page `src` to page `dst`.
+        """Copy the keys and values of tokens from page `src` to page `dst`.
+
+        Args:
+            src: the page to read.
+            dst: the page to write.
+            src_offset: the first slot to read.
+            dst_offset: the first slot to write.
+            size: the number of tokens; None for as many as fit.
+
+        Raises:
+            InvalidArgument: a page is none, or an offset is past the end of its page.
 
         Example:
             >>> async def main():
             ...     full, mine = alloc_kvpage(2)
-            ...     copy_kvpage(full, mine, size=3)  # the first three tokens, to be continued in another way
+            ...     copy_kvpage(full, mine, size=3)  # only the first three tokens
             ...     await synchronize()
         """
         page_size = self._page_size if size is not None else self.model.page_size
@@ -201,7 +226,14 @@ class Queue(Holdings):
         self._record(abi.OP_COPY_KVPAGE, src_offset, dst_offset, size, u32((src, dst)))
 
     def mask_kvpage(self, page: KvPage, mask: Sequence[bool] | int) -> None:
-        """Hide tokens of a page from every later forward: True (or a set bit) hides, False shows again.
+        """Hide tokens of a page from all later calls of `forward`, or show them again.
+
+        Args:
+            page: the page.
+            mask: one boolean for each slot, or an integer with one bit for each slot. True, or a set bit, hides.
+
+        Raises:
+            InvalidArgument: `page` is no page, or `mask` has more slots than the page.
 
         Example:
             >>> async def main():
@@ -214,7 +246,11 @@ class Queue(Holdings):
     # ---- outputs ----------------------------------------------------------------------------------------------
 
     def get_next_dist(self, emb: Embed | Sequence[Embed], *, top_k: int = 0) -> asyncio.Future[Dist]:
-        """The next-token distribution after `emb` (one embed, or a list of one), cut to `top_k` (0: 256) tokens.
+        """Ask for the distribution of the token that follows `emb`.
+
+        Args:
+            emb: an output embed, or a list of one.
+            top_k: the number of tokens in the distribution; 0 for 256.
 
         Example:
             >>> async def main():
@@ -233,7 +269,7 @@ class Queue(Holdings):
         return self._call(answers.dist, abi.OP_GET_NEXT_DIST, top_k, payload=payload)
 
     def get_next_dists(self, embeds: Embed | Sequence[Embed], *, top_k: int = 0) -> asyncio.Future[list[Dist]]:
-        """`get_next_dist` of several embeds with one command.
+        """Ask for the distributions of several output embeds with one command.
 
         Example:
             >>> async def main():
@@ -263,11 +299,24 @@ class Queue(Holdings):
         draw: int = 0,
         stop: Sequence[int] = (),
     ) -> asyncio.Future[Sampled]:
-        """Sample the token after `emb` on the device into `slot`; the future gives it to the program too.
+        """Sample the token that follows `emb` on the device, into `slot`. The program gets the token too.
 
-        Temperature 0 is greedy; `top_k` 0, `top_p` 1 and `min_p` 0 are off. Noise is keyed by (seed, position, draw),
-        so the same call gives the same token in any batch. A token of `stop` ends the slot: what would read it is
-        skipped.
+        The random number depends on `seed`, `draw` and the position of `emb` alone, so the same call samples the same
+        token in every batch.
+
+        Args:
+            emb: an output embed, or a list of one.
+            slot: the token slot that takes the token, or a list of one.
+            temperature: divides the logits; 0 takes the most probable token.
+            top_k: keeps the k most probable tokens; 0 keeps all.
+            top_p: keeps the most probable tokens that together reach this probability; 1 keeps all.
+            min_p: keeps tokens with at least this fraction of the best token's probability; 0 keeps all.
+            seed: the key of the random numbers, 64 bits.
+            draw: the number of the stream of random numbers, 32 bits.
+            stop: a token of this list ends the slot: commands that read the slot are skipped.
+
+        Raises:
+            InvalidArgument: a value is of the wrong kind or does not fit its bits.
 
         Example:
             >>> async def main():
@@ -275,7 +324,7 @@ class Queue(Holdings):
             ...     embed_txt(72, 0, embed)
             ...     forward([], [embed], oemb=[embed])
             ...     sampled = sample(embed, slot, temperature=0.7, top_p=0.9, seed=1)
-            ...     embed_txt(slot, 1, embed)  # on the device, before anybody here has seen the token
+            ...     embed_txt(slot, 1, embed)  # the device reads the slot; the program has not seen the token yet
             ...     print((await sampled).ended)
             False
         """
@@ -289,7 +338,7 @@ class Queue(Holdings):
         return self.sample_packed(embed, into, params)
 
     def sample_packed(self, embed: int, slot: int, params: bytes) -> asyncio.Future[Sampled]:
-        """`sample` with parameters packed beforehand by `pack_sampling`."""
+        """Sample as `sample` does, with parameters that `pack_sampling` has packed."""
         return self._call(answers.sampled, abi.OP_SAMPLE, embed, slot, params)
 
     def _call(self, decode: Any, op: int, a: int, b: int = 0, payload: bytes = b"") -> asyncio.Future[Any]:
@@ -299,7 +348,7 @@ class Queue(Holdings):
     # ---- the queue itself -------------------------------------------------------------------------------------
 
     def synchronize(self) -> asyncio.Future[None]:
-        """Ends when all earlier commands of the queue have ended.
+        """Wait until all earlier commands of the queue have ended.
 
         Example:
             >>> async def main():
@@ -309,7 +358,10 @@ class Queue(Holdings):
         return self._call(answers.nothing, abi.OP_SYNCHRONIZE, 0)
 
     def set_priority(self, priority: Priority) -> None:
-        """Say how urgent this queue is beside the others.
+        """Set how urgent the queue's commands are, compared with the commands of other queues.
+
+        Raises:
+            InvalidArgument: `priority` is no `Priority`.
 
         Example:
             >>> async def main():
@@ -324,7 +376,7 @@ class Queue(Holdings):
         channel.record(abi.OP_SET_QUEUE_PRIORITY, self.id, int(priority))
 
     def reset(self) -> None:
-        """Make a poisoned queue usable again. Commands given from here on run; those that failed stay failed.
+        """Make a queue usable again after a command failed. Later commands run; failed commands stay failed.
 
         Example:
             >>> async def main():
@@ -340,9 +392,10 @@ class Queue(Holdings):
         self.forgive(channel.record(abi.OP_RESET, self.id))
 
     def cancel(self, since: int) -> asyncio.Future[int]:
-        """Drop commands with ticket >= `since` that have not been sent to the engine (allocations stay).
+        """Drop the commands from ticket `since` on that have not been sent to the engine. Allocations stay.
 
-        The future gives the first ticket dropped, 0 if none; `mark()` gives tickets.
+        Returns:
+            A future of the first dropped ticket, 0 if no command was dropped.
 
         Example:
             >>> async def main():
@@ -354,7 +407,7 @@ class Queue(Holdings):
         return channel.call(answers.number, abi.OP_CANCEL, self.id, since)
 
     def mark(self) -> int:
-        """The ticket of the next command, for `cancel`.
+        """Return the ticket of the next command, for `cancel`.
 
         Example:
             >>> async def main():

@@ -1,7 +1,7 @@
-"""Handles and values that calls take and give.
+"""The handles and values that calls take and return.
 
-Handles are integers, the program's own names for its pages, embeds and slots (architecture, invariant 2); the classes
-keep one from being passed for another.
+A handle is an integer that the program chose itself (docs/architecture.md, "Programs name what they use"). Each kind of
+handle is a class of its own, so that the SDK can refuse a page where an embed belongs.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from inferlet._generated import abi
 
 
 class KvPage(int):
-    """A KV page: room for the keys and values of `get_kv_page_size()` tokens.
+    """A KV page, with room for the keys and values of `get_kv_page_size()` tokens.
 
     Example:
         >>> async def main():
@@ -31,7 +31,7 @@ class KvPage(int):
 
 
 class Embed(int):
-    """An embedding slot: one token's input or output vector.
+    """An embed: the input vector or the output vector of one token.
 
     Example:
         >>> async def main():
@@ -49,7 +49,7 @@ class Embed(int):
 
 
 class TokenSlot(int):
-    """A place on the device for one sampled token, which `embed_txt` can read without the program seeing it.
+    """A token slot: a place on the device for one sampled token. `embed_txt` can read it on the device.
 
     Example:
         >>> async def main():
@@ -57,7 +57,7 @@ class TokenSlot(int):
         ...     embed_txt(72, 0, embed)
         ...     forward([], [embed], oemb=[embed])
         ...     sample(embed, slot)
-        ...     embed_txt(slot, 1, embed)  # the sampled token, known to the device alone
+        ...     embed_txt(slot, 1, embed)  # the sampled token, which only the device knows
         ...     await synchronize()
     """
 
@@ -68,7 +68,7 @@ class TokenSlot(int):
 
 
 class Priority(IntEnum):
-    """How urgent a queue's commands are, beside those of other queues.
+    """How urgent a queue's commands are, compared with the commands of other queues.
 
     Example:
         >>> Priority.LOW < Priority.NORMAL < Priority.HIGH
@@ -82,7 +82,7 @@ class Priority(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """A model that the host serves, and what a program must know of it.
+    """A model that the host serves, with the facts that programs need.
 
     Example:
         >>> async def main():
@@ -91,12 +91,12 @@ class Model:
         mini 16 256
     """
 
-    index: int  # what commands call it
+    index: int  # names the model in commands
     name: str
     page_size: int  # tokens of a KvPage
     vocab_size: int
     max_position: int  # positions are 0 .. max_position - 1
-    stop_tokens: tuple[int, ...] = ()  # its end-of-sequence tokens
+    stop_tokens: tuple[int, ...] = ()  # the end-of-sequence tokens
     bos_token: int | None = None
     top_k_limit: int = abi.DEFAULT_TOP_K  # most tokens that a Dist can hold
     max_batch_tokens: int = field(kw_only=True)  # tokens that one engine batch takes
@@ -113,13 +113,13 @@ class Sampled:
     """
 
     token: int
-    ended: bool  # it is one of the stop tokens given to `sample`
-    logprob: float  # under the model's own distribution (temperature 1, nothing filtered)
+    ended: bool  # whether the token is one of the stop tokens given to `sample`
+    logprob: float  # log-probability under the model's own distribution (temperature 1, no filter)
 
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """What the program holds of its engine.
+    """What the program holds on its engine.
 
     Example:
         >>> Usage(pages=2, embeds=0, slots=1, page_limit=100, free_pages=98).pages
@@ -135,7 +135,7 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class Dist:
-    """The most probable next tokens, best first (the paper's OutputText trait; at most `top_k` of them).
+    """The most probable next tokens, at most `top_k` of them, best first (the OutputText trait of the paper).
 
     Example:
         >>> dist = Dist([7, 3], [0.75, 0.25])
@@ -154,18 +154,18 @@ class Dist:
         return ", ".join([f"Dist({len(self)} tokens", *best, *more]) + ")"
 
     def max_index(self) -> int:
-        """The most probable token."""
+        """Return the most probable token."""
         return self.tokens[0]
 
     def prob(self, token: int) -> float:
-        """Probability of `token`; 0.0 if it is not among the top ones."""
+        """Return the probability of `token`, 0.0 for a token that is not in the distribution."""
         try:
             return self.probs[self.tokens.index(token)]
         except ValueError:
             return 0.0
 
     def sample(self, u: float) -> int:
-        """The token at `u` (0 <= u < 1) of the cumulated, renormalised probabilities."""
+        """Return the token at `u` (0 <= u < 1) of the cumulative probabilities, scaled to a sum of 1."""
         left = u * sum(self.probs)
         for token, prob in zip(self.tokens, self.probs, strict=True):
             left -= prob
@@ -179,6 +179,6 @@ class Dist:
 
 Role = Literal["system", "user", "assistant", "tool"] | str  # noqa: PYI051 - templates know more roles than these
 Message = dict[str, object]
-"""A chat message: at least `role` and `content`, further keys as the model's template understands them."""
+"""A chat message with the keys `role` and `content`, and further keys that the model's template understands."""
 Tool = dict[str, object]
-"""A tool as chat templates take one: `{"type": "function", "function": {"name": ..., "parameters": JSON schema}}`."""
+"""A tool for a chat template: `{"type": "function", "function": {"name": ..., "parameters": JSON schema}}`."""
