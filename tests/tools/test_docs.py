@@ -149,3 +149,15 @@ def test_a_changelog_entry_is_one_line() -> None:
     lines = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8").partition("## Unreleased")[2].splitlines()
     assert len(lines) > 100
     assert [line for line in lines if line and not re.match(r"#+ |- .{1,118}$", line)] == []
+
+
+def test_a_decision_has_its_sections_and_stands_in_the_list() -> None:
+    pages = sorted((ROOT / "docs/adr").glob("0*.md"))
+    listed = (ROOT / "docs/adr/README.md").read_text(encoding="utf-8")
+    for number, page in enumerate(pages, start=1):
+        text = page.read_text(encoding="utf-8")
+        title = text.splitlines()[0].removeprefix(f"# {number}. ")
+        replaced = re.search(r"^\*\*Replaced by \[ADR (\d+)\]", text, re.MULTILINE)
+        note = f" (replaced by {replaced[1]})" if replaced else ""
+        assert f"| [{number}]({page.name}) | {title}{note} |" in listed, page
+        assert re.findall(r"^## (.+)$", text, re.MULTILINE) == ["Context", "Options", "Decision", "Consequences"], page
