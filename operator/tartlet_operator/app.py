@@ -138,7 +138,7 @@ async def _lead(
         )
         watch = ControlWatch(ctx, compare_catalogue)
         await watch.once()  # so that reconciles know which Inferlets are settled
-        await pools.recall(ctx)
+        await pools.remember_pools(ctx)
         registry = Watch(queue, store, ctx.own_writes, pulse.heard).registry(reached, connections, lease=lease)
         handler = Handler(ctx, _KINDS)
         failed: BaseException | None = None

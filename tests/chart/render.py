@@ -1,4 +1,4 @@
-"""Renders the chart with Helm, and looks at what came out."""
+"""Renders the chart with Helm and finds objects in the result."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def helm() -> str:
 
 
 def run(*args: str, values: Mapping[str, Any] | None = None) -> subprocess.CompletedProcess[str]:
-    """Helm with these arguments, and values on its standard input."""
+    """Run Helm with these arguments, and values on its standard input."""
     command = [helm(), *args, *(["--values", "-"] if values is not None else [])]
     text = json.dumps(dict(values)) if values is not None else None  # YAML's numbers are more to Helm
     return subprocess.run(command, input=text, capture_output=True, text=True, timeout=60, check=False)
@@ -45,7 +45,7 @@ def render(
     namespace: str = "prod",
     crds_known: bool = False,
 ) -> list[dict[str, Any]]:
-    """Every object of the rendered chart."""
+    """Return every object of the rendered chart."""
     known = ("--api-versions", API) if crds_known else ()
     text = _rendered(json.dumps(values), ("template", release, str(CHART), "-n", namespace, *KUBERNETES, *known))
     return [o for o in yaml.load_all(text, _Loader) if o]
@@ -53,32 +53,32 @@ def render(
 
 @functools.cache
 def _rendered(values: str, arguments: tuple[str, ...]) -> str:
-    """Helm's output; the same question comes up in many tests."""
+    """Return Helm's output, cached because many tests render the same values."""
     done = run(*arguments, values=json.loads(values))
     assert done.returncode == 0, done.stderr
     return done.stdout
 
 
 def refusal(values: Mapping[str, Any]) -> str:
-    """What Helm says of values that it refuses."""
+    """Return Helm's message for values that it refuses."""
     done = run("template", "tartlet", str(CHART), *KUBERNETES, values=values)
     assert done.returncode != 0, "these values were accepted"
     return done.stderr
 
 
 def of_kind(objects: list[dict[str, Any]], kind: str) -> list[dict[str, Any]]:
-    """Those of a kind."""
+    """Return the objects of a kind."""
     return [o for o in objects if o["kind"] == kind]
 
 
 def named(objects: list[dict[str, Any]], kind: str, name: str) -> dict[str, Any]:
-    """The one of a kind and name."""
+    """Return the object of a kind and name."""
     (one,) = [o for o in of_kind(objects, kind) if o["metadata"]["name"] == name]
     return one
 
 
 def pods(objects: list[dict[str, Any]]) -> Iterator[tuple[str, dict[str, Any], dict[str, Any]]]:
-    """Name, metadata and spec of every pod that the objects ask for."""
+    """Yield name, metadata and spec of every pod that the objects create."""
     for each in objects:
         name = f"{each['kind']}/{each['metadata']['name']}"
         if each["kind"] == "Pod":

@@ -1,4 +1,4 @@
-"""Two releases that would watch one namespace: what only an API server can tell, so skipped where there is none."""
+"""Two releases that would watch one namespace. Only an API server shows this, so the test needs one."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def api_server(repo: Path) -> Iterator[ApiServer]:
 
 
 def helm(server: ApiServer, release: str, home: str, *watched: str) -> str:
-    """What Helm complains of, or ""."""
+    """Return Helm's complaint, or ""."""
     values: dict[str, Any] = {"operator": {"namespaces": list(watched)}}
     at = ("--kubeconfig", str(server.kubeconfig), "-n", home, "--dry-run=server")
     done = run("install", release, str(CHART), *at, values=values)
@@ -51,7 +51,7 @@ def helm(server: ApiServer, release: str, home: str, *watched: str) -> str:
         ("first", "one", ["one", "four"], "four"),
     ],
 )
-def test_a_release_that_would_watch_a_namespace_of_another_is_refused(
+def test_a_release_cannot_watch_a_namespace_that_another_release_watches(
     api_server: ApiServer, release: str, home: str, watched: list[str], taken: str
 ) -> None:
     said = helm(api_server, release, home, *watched)

@@ -1,4 +1,4 @@
-"""Certificates that the chart makes: names, trust, uses, and what cert-manager is asked for."""
+"""The chart's certificates: names, trust and uses, and the requests to cert-manager."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def objects() -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("role", ROLES)
-def test_a_certificate_stands_for_its_role_alone(objects: list[dict[str, Any]], role: str) -> None:
+def test_a_certificate_is_valid_only_for_its_role(objects: list[dict[str, Any]], role: str) -> None:
     names = _names(_certificate(named(objects, "Secret", f"pie-{role}-tls")))
     assert identities([n.encode() for n in names]) == {role}
     assert role in IDENTITIES
@@ -85,7 +85,7 @@ def test_the_authoritys_key_is_in_no_pod(objects: list[dict[str, Any]]) -> None:
 
 
 def test_pods_restart_with_a_new_certificate(objects: list[dict[str, Any]]) -> None:
-    """The checksum is of the very certificate that the Secret of the same rendering holds."""
+    """The checksum is that of the certificate in the Secret of the same rendering."""
     import hashlib
 
     for role in ("control", "runtime", "operator"):
@@ -106,7 +106,7 @@ def test_two_releases_do_not_trust_each_other(objects: list[dict[str, Any]]) -> 
 async def _answer(
     tmp_path: Path, server: dict[str, Any], client: dict[str, Any], host: str = "localhost", identity: str = ""
 ) -> grpc.StatusCode:
-    """How a server with one identity answers a client with another."""
+    """Return how a server with one identity answers a client with another."""
 
     def files(secret: dict[str, Any], name: str) -> Tls:
         folder = tmp_path / name
@@ -151,13 +151,13 @@ async def test_runtimes_reach_each_other_by_their_pods_addresses(objects: list[d
     assert answer is grpc.StatusCode.UNAVAILABLE
 
 
-async def test_a_client_of_another_release_does_not(objects: list[dict[str, Any]], tmp_path: Path) -> None:
+async def test_a_client_of_another_release_may_not_act_for_them(objects: list[dict[str, Any]], tmp_path: Path) -> None:
     stranger = named(render({"fullnameOverride": "pie"}, namespace="other"), "Secret", "pie-client-tls")
     runtime = named(objects, "Secret", "pie-runtime-tls")
     assert await _answer(tmp_path, runtime, stranger) is grpc.StatusCode.UNAVAILABLE
 
 
-async def test_a_worker_cannot_pass_for_the_runtime(objects: list[dict[str, Any]], tmp_path: Path) -> None:
+async def test_a_worker_cannot_pose_as_the_runtime(objects: list[dict[str, Any]], tmp_path: Path) -> None:
     worker, client = (named(objects, "Secret", f"pie-{r}-tls") for r in ("worker", "client"))
     assert await _answer(tmp_path, worker, client) is grpc.StatusCode.UNAVAILABLE
 
@@ -185,7 +185,7 @@ def test_workers_find_their_certificate_in_every_watched_namespace() -> None:
     } == {"prod"}
 
 
-def test_cert_manager_is_asked_for_the_same() -> None:
+def test_cert_manager_issues_the_same_certificates() -> None:
     objects = render({"certificates": {"provider": "certManager"}})
     assert not of_kind(objects, "Secret")
     leaves = [c for c in of_kind(objects, "Certificate") if not c["spec"].get("isCA")]

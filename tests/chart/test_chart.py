@@ -1,4 +1,4 @@
-"""What the chart renders: valid values, restricted pods, settings that exist, names that don't collide."""
+"""The rendered chart: valid values, restricted pods, existing settings, names that don't collide."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ CHART_DECIDES_ALWAYS = {
 _POOL: dict[str, Any] = {"name": "a", "spec": {"model": {"name": "m"}}}
 
 
-def test_lint_has_no_complaint() -> None:
+def test_helm_lint_passes() -> None:
     done = run("lint", "--strict", str(CHART))
     assert done.returncode == 0, done.stdout
     assert "WARNING" not in done.stdout
 
 
 def test_every_value_is_documented_and_in_the_schema() -> None:
-    """A value that the schema doesn't list is refused, so the two agree where this renders."""
+    """The schema refuses values that it doesn't list, so if this renders, both agree."""
     assert render(yaml.safe_load((CHART / "values.yaml").read_text()))
     text = (CHART / "values.yaml").read_text()
     undocumented = []
@@ -54,13 +54,13 @@ def test_every_value_is_documented_and_in_the_schema() -> None:
 
 
 @pytest.mark.parametrize("release", ["a.b", "9rel"])
-def test_a_release_whose_name_no_service_may_have_is_refused_and_told_a_way(release: str) -> None:
+def test_a_release_name_that_no_service_may_have_is_refused_with_a_remedy(release: str) -> None:
     done = run("template", release, str(CHART), *KUBERNETES)
     assert "set fullnameOverride" in done.stderr
     assert run("template", release, str(CHART), *KUBERNETES, values={"fullnameOverride": "rel"}).returncode == 0
 
 
-def test_images_of_any_registry_and_labels_with_a_prefix_are_taken() -> None:
+def test_images_of_any_registry_and_labels_with_a_prefix_are_accepted() -> None:
     image = {"repository": "registry.example:5000/team/tartlet", "tag": "1.2@sha256:" + "0" * 64}
     labels = {"example.org/team": "serving", "empty": ""}
     resources = {"requests": {"cpu": ".5", "memory": "1.Gi"}, "limits": {"cpu": "1500m", "memory": "1.5Gi"}}
@@ -72,7 +72,7 @@ def test_images_of_any_registry_and_labels_with_a_prefix_are_taken() -> None:
     assert labels.items() <= deployment["metadata"]["labels"].items()
 
 
-def test_a_pools_choices_may_be_templates_and_the_api_server_looks_into_all_else() -> None:
+def test_a_pools_choices_may_be_templates_and_the_api_server_checks_the_rest() -> None:
     more = {"engine": {"backend": '{{ "Fake" }}'}, "replicas": "{{ 2 }}", "podTemplate": {"env": [{"name": "A"}]}}
     objects = render({"enginePools": [{"name": "a", "spec": _POOL["spec"] | more}]}, crds_known=True)
     pool = named(objects, "EnginePool", "a")
@@ -80,7 +80,7 @@ def test_a_pools_choices_may_be_templates_and_the_api_server_looks_into_all_else
 
 
 class _AsInGo(yaml.SafeLoader):
-    """Takes more for numbers and truths than Python's does, as Helm and the API server do."""
+    """Reads more texts as numbers and booleans than Python's loader, as Helm and the API server do."""
 
 
 _AsInGo.yaml_implicit_resolvers = {k: list(v) for k, v in yaml.SafeLoader.yaml_implicit_resolvers.items()}
@@ -88,7 +88,7 @@ _AsInGo.add_implicit_resolver("tag:yaml.org,2002:float", re.compile(r"[0-9]+e[0-
 
 
 def _names(value: Any, at: str = "") -> Iterator[tuple[str, Any]]:
-    """Names, namespaces and labels in an object, and where they are."""
+    """Yield the names, namespaces and labels in an object, with their paths."""
     if isinstance(value, list):
         for each in value:
             yield from _names(each, at)
@@ -100,7 +100,7 @@ def _names(value: Any, at: str = "") -> Iterator[tuple[str, Any]]:
 
 
 @pytest.mark.parametrize("known", [False, True])
-def test_names_that_look_like_numbers_or_truths_are_names(*, known: bool) -> None:
+def test_names_that_look_like_numbers_or_booleans_stay_strings(*, known: bool) -> None:
     pools = [{**_POOL, "name": name} for name in ("1e3", "true", "1")]
     api = ("--api-versions", API) if known else ()
     values = {**EVERYTHING, "fullnameOverride": "true", "enginePools": pools, "test": {"priorityClassName": "7"}}
@@ -118,7 +118,7 @@ def test_two_pools_of_one_name_are_refused() -> None:
 
 
 @pytest.mark.parametrize("role", ["control", "runtime", "operator"])
-def test_the_schema_knows_exactly_the_settings_that_are_the_users(role: str) -> None:
+def test_the_schema_knows_exactly_the_users_settings(role: str) -> None:
     schema = yaml.safe_load((CHART / "values.schema.json").read_text())
     settings = schema["properties"][role]["properties"]["settings"]["properties"]
     assert set(settings) == set(ROLES[role].model_fields) - CHART_DECIDES[role] - CHART_DECIDES_ALWAYS
@@ -155,8 +155,8 @@ def test_only_the_operator_and_its_hook_carry_a_token() -> None:
     assert with_token == {"Deployment/tartlet-operator", "Job/tartlet-crds"}
 
 
-def test_no_service_is_turned_into_a_setting() -> None:
-    """TARTLET_CONTROL_PORT, which Kubernetes makes of a Service's name, would be an unknown setting."""
+def test_no_variable_of_a_service_becomes_a_setting() -> None:
+    """Kubernetes makes TARTLET_CONTROL_PORT from a Service's name, which would be an unknown setting."""
     assert all(spec["enableServiceLinks"] is False for _, _, spec in pods(render(EVERYTHING)))
 
 
@@ -180,7 +180,7 @@ def test_environment_variables_are_settings_that_the_roles_accept() -> None:
 
 
 def test_what_the_chart_decides_is_all_decided() -> None:
-    """Addresses, files and names that a role needs on a cluster have no default that works there."""
+    """On a cluster, a role's addresses, files and names have no default that works."""
     for role, needed in {
         "control": {"address"},
         "runtime": {"address", "advertise", "control", "cache_dir"},
@@ -258,7 +258,7 @@ def test_the_default_pool_takes_its_model_from_the_workers_image() -> None:
 
 
 def test_the_examples_stand_beside_the_default_pool() -> None:
-    """One of its name would be merged with it, and one of its model's name would stand by for it."""
+    """A pool of the default's name would be merged with it; one of its model's name would stand by."""
     bodies = [yaml.safe_load(p.read_text()) for p in (CHART.parents[1] / "docs" / "examples").glob("*.yaml")]
     examples = [(b["metadata"]["name"], b["spec"]["model"]["name"]) for b in bodies if b["kind"] == "EnginePool"]
     default = [
@@ -282,7 +282,7 @@ def test_disruption_budgets_let_nodes_drain(role: str) -> None:
     assert budget["selector"]["matchLabels"].items() <= labels.items()
 
 
-def test_control_is_never_there_twice() -> None:
+def test_two_controls_never_run_at_once() -> None:
     spec = named(render(), "Deployment", "tartlet-control")["spec"]
     assert (spec["replicas"], spec["strategy"]["type"]) == (1, "Recreate")
 
@@ -323,8 +323,8 @@ def test_engines_are_pulled_and_report_as_the_roles() -> None:
     assert env["TARTLET_OPERATOR_WORKER_OTLP_ENDPOINT"] == env["OTEL_EXPORTER_OTLP_ENDPOINT"] == at
 
 
-def test_every_installation_that_its_readme_tells_is_one() -> None:
-    """Helm takes values of digits for numbers, and the schema refuses those where it wants names."""
+def test_every_installation_in_the_readme_renders() -> None:
+    """Helm reads digits as numbers, which the schema refuses as names."""
     text = (CHART / "README.md").read_text().replace("\\\n", " ")
     commands = [shlex.split(line) for line in text.splitlines() if line.startswith("    helm install ")]
     assert len(commands) == 2

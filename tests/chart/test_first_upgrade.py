@@ -1,4 +1,4 @@
-"""The Job that patches, at a first upgrade, the pools that a hook made; Helm only makes it where it sees a cluster."""
+"""The Job that patches a hook's pools at the first upgrade; Helm renders it only with a cluster."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ ACCOUNT = "/var/run/secrets/kubernetes.io/serviceaccount"
 
 @pytest.fixture(scope="module")
 def objects(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    """What a copy of the chart makes of the patches."""
+    """Return the patches that a copy of the chart renders."""
     copy = shutil.copytree(CHART, tmp_path_factory.mktemp("chart") / "chart")
     (copy / "patches.json").write_text(json.dumps(PATCHES))
     asked = 'include "tartlet.patchPools" (dict "root" . "patches" (.Files.Get "patches.json" | fromJson))'
@@ -39,7 +39,7 @@ def objects(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
 
 
 def test_the_patches_reach_the_job_as_they_are(objects: list[dict[str, Any]]) -> None:
-    """In a file: in a variable the kubelet takes `$$` for `$` and `$(B)` for another one, and some are too long."""
+    """Patches are in a file: in a variable the kubelet expands `$$` and `$(B)`, and some patches are too long."""
     ((name, text),) = named(objects, "ConfigMap", "t-pools")["data"].items()
     assert json.loads(text) == PATCHES
     pod = named(objects, "Job", "t-pools")["spec"]["template"]["spec"]

@@ -1,4 +1,4 @@
-"""What the Dockerfile takes: locked versions that can be had, and files that are there and not ignored."""
+"""The Dockerfile's inputs: locked versions that exist, and files that exist and aren't ignored."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ VARIANTS = {
     "image-worker": (*EXTRAS, "worker"),
     "image-worker-cuda": (*EXTRAS, "worker", "flashinfer"),
 }
-"""Lock -> the extras that it holds."""
+"""Each lock and the extras in it."""
 
 UNREACHABLE = re.compile(r"error sending request|dns error|Failed to fetch|not found in the cache", re.IGNORECASE)
 
@@ -36,12 +36,12 @@ def packages(name: str) -> set[str]:
 
 
 def versions(text: str) -> set[tuple[str, str]]:
-    """Packages and versions; a lock for several Pythons may have two of one."""
+    """Yield packages and versions; a lock for several Pythons may hold two versions of one package."""
     return set(re.findall(r"^([a-z0-9][a-z0-9.-]*)==([^ ;\\\n]+)", text, re.MULTILINE))
 
 
 def uv(*arguments: str) -> str:
-    """What uv says; skips the test where there is no uv or no package index."""
+    """Return uv's output; skip the test without uv or a package index."""
     found = next(filter(None, (shutil.which("uv", path=str(Path(sys.executable).parent)), shutil.which("uv"))), None)
     if found is None:
         pytest.skip("uv is not installed")
@@ -53,7 +53,7 @@ def uv(*arguments: str) -> str:
 
 
 def stages() -> dict[str, str]:
-    """The Dockerfile's stages by name."""
+    """Return the Dockerfile's stages by name."""
     found = re.split(r"^FROM \S+ AS (\S+)\n", DOCKERFILE, flags=re.MULTILINE)
     return dict(zip(found[1::2], found[2::2], strict=True))
 
@@ -70,7 +70,7 @@ def test_images_hold_the_versions_that_are_tested(name: str) -> None:
 @pytest.mark.parametrize("python", ["3.11", "3.12"])
 @pytest.mark.parametrize("name", VARIANTS)
 def test_what_is_locked_can_be_installed(name: str, python: str, tmp_path: Path) -> None:
-    """It is what pyproject.toml asks for, and each version has a wheel for Linux that carries a locked hash."""
+    """The lock matches pyproject.toml, and each version has a wheel for Linux with a locked hash."""
     lock = str(LOCKS / f"{name}.txt")
     platform = ("--python-version", python, "--python-platform", "x86_64-manylinux_2_28", "--only-binary", ":all:")
     extras = [word for extra in VARIANTS[name] for word in ("--extra", extra)]
@@ -82,7 +82,7 @@ def test_what_is_locked_can_be_installed(name: str, python: str, tmp_path: Path)
     assert asked <= would <= pins(name)
 
 
-def test_base_has_no_torch_and_all_that_its_roles_import() -> None:
+def test_base_has_no_torch_but_everything_that_its_roles_import() -> None:
     base = packages("image-base")
     assert not {p for p in base if p in {"torch", "triton"} or p.startswith(("nvidia", "cuda", "flashinfer"))}
     assert {"kopf", "wasmtime", "grpcio", "tokenizers", "componentize-py", "hatchling"} <= base
@@ -99,7 +99,7 @@ def test_worker_for_cuda_has_flashinfer_and_the_same_torch() -> None:
     assert pins("image-worker") <= pins("image-worker-cuda")
 
 
-def test_a_torch_of_ones_own_finds_all_but_cuda() -> None:
+def test_a_custom_torch_finds_everything_but_cuda() -> None:
     left_out = packages("image-worker") - packages("image-worker-deps")
     assert {"torch", "triton"} <= left_out
     assert all(p.startswith(("nvidia", "cuda", "torch", "triton")) for p in left_out)
@@ -115,7 +115,7 @@ def test_a_torch_of_ones_own_finds_all_but_cuda() -> None:
         ({"ACCELERATOR": "rocm"}, None),
     ],
 )
-def test_a_build_argument_chooses_what_a_worker_gets(
+def test_a_build_argument_chooses_the_workers_packages(
     arguments: dict[str, str], installed: list[str] | None, tmp_path: Path
 ) -> None:
     (script,) = re.findall(r"^RUN ((?:.*\\\n)*.*)$", stages()["worker-builder"], re.MULTILINE)
@@ -135,7 +135,7 @@ def test_a_build_argument_chooses_what_a_worker_gets(
         assert "ACCELERATOR" in done.stderr
 
 
-def test_the_linter_has_no_complaint() -> None:
+def test_the_linter_passes() -> None:
     hadolint = shutil.which("hadolint", path=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
     if hadolint is None:
         pytest.skip("hadolint is not installed")
@@ -144,7 +144,7 @@ def test_the_linter_has_no_complaint() -> None:
 
 
 def test_no_registry_is_named() -> None:
-    """Mirrors and private registries are whoever builds the image's to choose."""
+    """Whoever builds the image chooses mirrors and private registries."""
     instructions = "\n".join(line for line in DOCKERFILE.splitlines() if not line.startswith("#"))
     assert not re.search(r"://|--(?:extra-)?index|--find-links", instructions)
     bases = set(re.findall(r"^FROM (\S+)", instructions, re.MULTILINE))

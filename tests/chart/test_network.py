@@ -1,4 +1,4 @@
-"""The chart's NetworkPolicies against flows that must pass and flows that must not; and the evaluator itself."""
+"""The chart's NetworkPolicies let required flows pass and no others; and the evaluator itself."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_what_tartlet_needs_gets_through(default: Policies, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", REFUSE)
-def test_all_else_is_refused(default: Policies, name: str) -> None:
+def test_all_other_traffic_is_refused(default: Policies, name: str) -> None:
     assert default.refusals(REFUSE[name])
 
 
@@ -44,14 +44,14 @@ def test_every_pod_of_the_chart_is_isolated_both_ways() -> None:
         assert rules.selecting(pod, "Egress"), name
 
 
-def test_the_written_roles_are_the_rendered_ones() -> None:
-    """The lists speak of the labels that pods really carry."""
+def test_the_documented_roles_match_the_rendered_ones() -> None:
+    """The lists use the labels that pods carry."""
     for role in ("control", "runtime", "operator"):
         labels = named(render(), "Deployment", f"tartlet-{role}")["spec"]["template"]["metadata"]["labels"]
         assert flows.role(role, "tartlet", "prod").labels.items() <= labels.items()
 
 
-def test_the_written_worker_is_the_operators() -> None:
+def test_the_documented_worker_matches_the_operators() -> None:
     from tartlet_operator.api.meta import pool_labels
 
     assert flows.role("worker", "tartlet", "prod").labels == pool_labels("demo")
@@ -99,7 +99,7 @@ def test_the_api_server_can_be_narrowed_to_its_addresses() -> None:
 
 
 @pytest.mark.parametrize("role", ["control", "runtime", "worker", "operator"])
-def test_more_rules_can_be_added_for_each_role(role: str) -> None:
+def test_each_role_accepts_additional_network_rules(role: str) -> None:
     collector = {"to": [{"namespaceSelector": {}, "podSelector": {"matchLabels": {"app": "otel"}}}]}
     rules = policies({"networkPolicy": {role: {"extraEgress": [collector]}}})
     target = Pod("elsewhere", {"app": "otel"})
@@ -143,7 +143,7 @@ def test_a_policy_with_egress_rules_and_no_types_closes_both() -> None:
     assert rules.allow(Flow(A, B, 53, "UDP"))
 
 
-def test_policies_add_up() -> None:
+def test_policies_are_additive() -> None:
     rules = _rules(_policy({}), _policy({"ingress": [{}]}))
     assert rules.allow(Flow(B, A, 80))
 

@@ -1,4 +1,4 @@
-"""What an installation says is to be copied."""
+"""Commands in an installation's notes can be copied."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.chart.render import CHART, EVERYTHING, KUBERNETES, run
 
 
 def notes(values: dict[str, Any], directory: Path) -> str:
-    """The notes; `helm template` leaves them out, so a copy of the chart has them as an object."""
+    """Return the notes. `helm template` omits them, so a copy of the chart renders them as an object."""
     copy = shutil.copytree(CHART, directory / "chart")
     file = copy / "templates" / "NOTES.txt"
     text = '{{ define "notes" }}' + file.read_text() + '{{ end }}\nnotes: {{ include "notes" . | toJson }}\n'
@@ -29,7 +29,7 @@ def notes(values: dict[str, Any], directory: Path) -> str:
 @pytest.mark.parametrize(
     "values", [{}, {**EVERYTHING, "enginePools": []}, {"crds": {"keep": False}}], ids=["defaults", "pools", "crds"]
 )
-def test_every_line_of_the_notes_that_is_to_be_copied_is_one_command(values: dict[str, Any], tmp_path: Path) -> None:
+def test_every_line_to_copy_from_the_notes_is_one_command(values: dict[str, Any], tmp_path: Path) -> None:
     said = notes(values, tmp_path).splitlines()
     copied = [line for line in said if line.startswith("  ")]
     assert any("tartlet run --kube -n prod" in line for line in copied)
@@ -43,8 +43,8 @@ def test_every_line_of_the_notes_that_is_to_be_copied_is_one_command(values: dic
     assert not [line for line in said if not line.startswith("  ") and "kubectl -n" in line]
 
 
-def test_the_notes_are_true_at_a_later_test_of_the_release_too(tmp_path: Path) -> None:
-    """Helm shows them again then, when all is up and pools may have been applied by hand."""
+def test_the_notes_hold_for_a_later_helm_test_too(tmp_path: Path) -> None:
+    """`helm test` shows the notes again, when pools may have been applied by hand."""
     said = notes({"enginePools": []}, tmp_path)
     assert "Unless there is one, apply an EnginePool" in said
     assert "no engines yet" not in said

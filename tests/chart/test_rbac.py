@@ -1,4 +1,4 @@
-"""What the chart's roles grant, held against lists written out by hand."""
+"""The rights that the chart's roles grant, compared with lists written by hand."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ NEEDED: set[Grant] = {
     *((verb, "coordination.k8s.io", "leases", "") for verb in ("list", "watch", "create")),
     *((verb, "coordination.k8s.io", "leases", "tartlet-operator") for verb in ("get", "update")),
 }
-"""All that the operator's account may do, and no more."""
+"""All rights of the operator's account."""
 
 
 def grants(role: dict[str, Any]) -> set[Grant]:
@@ -38,7 +38,7 @@ def grants(role: dict[str, Any]) -> set[Grant]:
     }
 
 
-def test_the_operator_may_do_what_is_listed_and_nothing_else() -> None:
+def test_the_operators_rights_are_exactly_the_listed_ones() -> None:
     objects = render()
     roles = of_kind(objects, "Role")
     assert set().union(*map(grants, roles)) == NEEDED

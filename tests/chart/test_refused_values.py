@@ -1,4 +1,4 @@
-"""Which values the chart refuses, and by what name."""
+"""Values that the chart refuses, and the name in its message."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_what_would_mean_everybody_or_nobody_is_refused(values: dict[str, Any], 
 
 
 def _nulled(values: dict[str, Any], schema: dict[str, Any], depth: int, at: str = "") -> tuple[dict[str, Any], Any]:
-    """These values with null for their sections at a depth, or for all that are no lists or maps (0); and where."""
+    """Yield these values with null for each section at a depth, or for each scalar (0), and the path of the null."""
     out: dict[str, Any] = {}
     where: list[tuple[str, str]] = []
     for key, value in values.items():
@@ -87,8 +87,8 @@ def _nulled(values: dict[str, Any], schema: dict[str, Any], depth: int, at: str 
 
 
 @pytest.mark.parametrize(("depth", "least"), [(0, 40), (1, 14), (2, 8)])
-def test_null_is_refused_where_something_is_needed(depth: int, least: int) -> None:
-    """Helm takes it for a value that isn't there."""
+def test_null_is_refused_where_a_value_is_required(depth: int, least: int) -> None:
+    """Helm treats such a null as a missing value."""
     schema = yaml.safe_load((CHART / "values.schema.json").read_text())["properties"]
     values, where = _nulled(yaml.safe_load((CHART / "values.yaml").read_text()), schema, depth)
     said = refusal(values).splitlines()
@@ -97,7 +97,7 @@ def test_null_is_refused_where_something_is_needed(depth: int, least: int) -> No
         assert [s for s in said if f"- at '{at}': missing propert" in s and f"'{key}'" in s], (at, key, said)
 
 
-def test_null_for_a_list_or_a_map_of_ones_own_is_none() -> None:
+def test_null_in_place_of_a_list_or_map_means_empty() -> None:
     role = dict.fromkeys(("settings", "extraEnv", "extraVolumes", "extraVolumeMounts", "podLabels", "tolerations"))
     values: dict[str, Any] = {**dict.fromkeys(("commonLabels", "imagePullSecrets", "enginePools")), "control": role}
     values["certificates"] = dict.fromkeys(("runtimeNames", "issuerRef"))

@@ -20,7 +20,7 @@ def api_server(repo: Path) -> Iterator[ApiServer]:
 
 @pytest.fixture
 def namespace(api_server: ApiServer) -> str:
-    """A namespace of the test's own."""
+    """A new namespace for the test."""
     name = f"t-{uuid.uuid4().hex[:8]}"
     api_server.create_namespace(name)
     return name

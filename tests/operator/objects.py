@@ -46,7 +46,7 @@ META = Meta("ns", "p", "uid-p", 1, deleting=False)
 
 
 async def until(holds: Callable[[], object], timeout_s: float = 5.0) -> None:
-    """Return when `holds` does; it is asked often."""
+    """Wait until `holds` is true."""
     async with asyncio.timeout(timeout_s):
         while not holds():  # noqa: ASYNC110 - what it waits for tells nobody
             await asyncio.sleep(0.002)

@@ -20,7 +20,7 @@ from tests.operator.api_server import ApiServer, Refused, _free_port
 from tests.operator.objects import manifest, path
 
 ENGINE = "pool-pod-0"
-"""Name of the stack's engine; a pod of this name is taken for its pod."""
+"""Name of the stack's engine; the operator takes a pod of this name for the engine's pod."""
 
 
 @dataclass
@@ -59,7 +59,7 @@ class OperatorProcess:
         self.child.wait()
 
     def stop(self) -> int:
-        """End it as the kubelet does; its exit code."""
+        """Stop the operator as the kubelet does; return its exit code."""
         assert self.child is not None
         if self.child.poll() is None:
             self.child.send_signal(signal.SIGTERM)
@@ -124,7 +124,7 @@ class Live:
         return {"status": "", "reason": "", "message": "", "observedGeneration": 0}
 
     async def until(self, check: Callable[[], object], timeout_s: float = 20.0) -> float:
-        """Return how long it took until `check` held, s; an assertion with the operator's log otherwise."""
+        """Wait until `check` holds and return the seconds that took; else fail with the operator's log."""
         started = time.monotonic()
         while not check():
             if time.monotonic() - started > timeout_s:

@@ -121,7 +121,7 @@ EVENT_MEANING: dict[EventReason, str] = {
 """What each reason of an event means, for the reference page."""
 
 
-def told(error: TartletError) -> str:
+def explained(error: TartletError) -> str:
     """Return an error's text for a condition, with a remedy for clusters."""
     if isinstance(error, Unavailable):
         return f"{error}: see whether its pods run (`kubectl get pods`), and their logs"

@@ -35,24 +35,24 @@ class ControlWatch:
             try:
                 async with self._replies() as replies:
                     async for reply in replies:
-                        await self._heard(reply)
+                        await self._handle(reply)
                 continue
             except TartletError as e:
-                self._unheard(e)
+                self._note_silence(e)
             await asyncio.sleep(_AGAIN_S)
 
     async def once(self) -> None:
         """Ask control once, and queue what depends on changes."""
         try:
             async with self._replies() as replies:
-                await self._heard(await anext(replies))
+                await self._handle(await anext(replies))
         except TartletError as e:
-            self._unheard(e)
+            self._note_silence(e)
 
     def _replies(self) -> contextlib.aclosing[AsyncGenerator[control_pb2.EnginesReply]]:
         return contextlib.aclosing(self._ctx.control.engines(self._ctx.settings.heartbeat_s))
 
-    async def _heard(self, reply: control_pb2.EnginesReply) -> None:
+    async def _handle(self, reply: control_pb2.EnginesReply) -> None:
         """Queue what depends on changes since the last reply.
 
         Raises:
@@ -65,18 +65,18 @@ class ControlWatch:
         if self._lost_s is not None:
             self._lost_s = None
             ctx.try_again()
-        self._tell({e.id: e.state for e in reply.engines}, {e.id: e.programs for e in reply.engines})
+        self._update({e.id: e.state for e in reply.engines}, {e.id: e.programs for e in reply.engines})
 
-    def _unheard(self, error: TartletError) -> None:
+    def _note_silence(self, error: TartletError) -> None:
         """Note that control doesn't answer; if that lasts, its engines' states become unknown."""
         now = self._ctx.clock.now()
         if self._lost_s is None:
             self._lost_s = now
         elif now - self._lost_s > UNREACHABLE_S and self._ctx.view.engines is not None:
             log.warning("%s", error)
-            self._tell(None, self._ctx.view.programs)  # the last known numbers
+            self._update(None, self._ctx.view.programs)  # the last known numbers
 
-    def _tell(self, engines: Mapping[str, str] | None, programs: Mapping[str, int]) -> None:
+    def _update(self, engines: Mapping[str, str] | None, programs: Mapping[str, int]) -> None:
         view = self._ctx.view
         if (engines, programs) == (view.engines, view.programs):
             return

@@ -17,7 +17,7 @@ from tartlet_operator.api.events import ObjectEvent
 from tartlet_operator.api.inferlet import InferletStatus
 from tartlet_operator.api.inferlet_run import InferletRunStatus
 from tartlet_operator.api.meta import Key, Meta
-from tartlet_operator.api.reasons import EventReason, Reason, told
+from tartlet_operator.api.reasons import EventReason, Reason, explained
 from tartlet_operator.cluster.kube import ApiError, version
 from tartlet_operator.machinery.context import Context
 from tartlet_operator.machinery.work_queue import LATER
@@ -26,7 +26,7 @@ log = logging.getLogger("tartlet.operator")
 
 _BACKOFF_S: Final = 0.5
 _BACKOFF_MAX_S: Final = 30.0
-_SCOUT_S: Final = 30.0
+_PROBE_S: Final = 30.0
 """How often one of the objects that were given up is tried. If it succeeds, all of them are tried."""
 
 _NO_RIGHTS: Final = (401, 403)
@@ -85,7 +85,7 @@ class Handler:
                 key, body, e.reason or "ApiError", e.message, permanent=not (e.retryable or e.status in _NO_RIGHTS)
             )
         except TartletError as e:
-            again_s = await self._failed(key, body, e.name, told(e))
+            again_s = await self._failed(key, body, e.name, explained(e))
         except Exception as e:
             log.exception("%s", key)
             again_s = await self._failed(key, body, "InternalError", repr(e))
@@ -110,7 +110,7 @@ class Handler:
         log.log(logging.INFO if again_s else logging.WARNING, "%s: %s: %s", key, reason, message)
         if again_s is None and body is not None:
             try:
-                await self._confess(key, body, f"{reason}: {message}")
+                await self._report_failure(key, body, f"{reason}: {message}")
             except (ApiError, ValidationError) as e:
                 log.warning("%s: its condition can't be written: %s", key, e)
         if again_s is None:
@@ -124,7 +124,7 @@ class Handler:
         if not permanent:
             given_up[key] = None
         for first in list(given_up)[:1]:
-            self._ctx.queue.add_after(first, _SCOUT_S)
+            self._ctx.queue.add_after(first, _PROBE_S)
 
     def _succeeded(self, key: Key) -> None:
         self._failures.pop(key, None)
@@ -132,9 +132,9 @@ class Handler:
             del self._ctx.given_up[key]
             self._ctx.try_again()
 
-    async def _confess(self, key: Key, body: Mapping[str, Any], message: str) -> None:
+    async def _report_failure(self, key: Key, body: Mapping[str, Any], message: str) -> None:
         meta = Meta.of(body)
-        self._ctx.store.doubt(key)
+        self._ctx.store.mark_unknown(key)
         old, new = failed_status(key.kind, body, meta.generation, message, self._ctx.now)
         warning = ObjectEvent(EventReason.RECONCILE_FAILED, message, warning=True)
         await self._ctx.write_status(key, meta, old, new, [warning])

@@ -125,12 +125,12 @@ class SourceFetcher:
             message = f"spec.source.url.url: the operator may not fetch from {host}: add it to its setting source_hosts"
             raise SourceProblem(Reason.HOST_NOT_ALLOWED, message)
         wanted = (source.url, digest)
-        self._tell(wanted)
+        self._raise_known_failure(wanted)
         if wanted not in self._coming:
             self._coming[wanted] = asyncio.create_task(self._download(wanted), name=f"fetch {source.url}")
         raise StillFetching(self._coming[wanted])
 
-    def _tell(self, wanted: _Wanted) -> None:
+    def _raise_known_failure(self, wanted: _Wanted) -> None:
         """Raise the problem that a download ended with lately. Those who ask late may retry in any case."""
         failed = self._failed.get(wanted)
         if failed is not None:
@@ -146,7 +146,7 @@ class SourceFetcher:
                 data = await _download(url)
                 actual = hashlib.sha256(data).hexdigest()
                 if actual == digest:
-                    await self._place(len(data))
+                    await self._wait_for_room(len(data))
                     self._untaken[digest] = len(data)
                 self._keep(actual, data)
             if actual != digest:
@@ -175,7 +175,7 @@ class SourceFetcher:
             task.cancel()
         await asyncio.gather(*coming, return_exceptions=True)
 
-    async def _place(self, size: int) -> None:
+    async def _wait_for_room(self, size: int) -> None:
         """Wait while finished downloads fill the room: another would push out data that are about to be taken."""
         try:
             async with asyncio.timeout(_TAKEN_S):

@@ -73,7 +73,7 @@ class Store:
         else:
             self._pending.discard(key)
 
-    def doubt(self, key: Key) -> None:
+    def mark_unknown(self, key: Key) -> None:
         """Note that nobody knows how an object stands."""
         if key in self.pools:
             self.pools[key] = replace(self.pools[key], settled=False)

@@ -85,7 +85,7 @@ class Watch:
         meta = body["metadata"]
         key = Key(sys.intern(body["kind"]), sys.intern(meta["namespace"]), meta["name"])
         if event["type"] == "DELETED":
-            self._queue.ask(key)
+            self._queue.add_without_body(key)
         elif not self._own.echoed(version(body)):
             put(self._queue, key, body)
 
@@ -136,7 +136,7 @@ def put(queue: WorkQueue, key: Key, body: Mapping[str, Any]) -> None:
     if bytes_ <= _HEAVY_BYTES and queue.holds(bytes_):
         queue.add(key, light, bytes_)
     else:
-        queue.ask(key)
+        queue.add_without_body(key)
 
 
 def weight(body: Any) -> int:

@@ -97,7 +97,7 @@ class WorkQueue:
         self._cancel_timer(key)
         self._timers[key] = loop.call_at(due, self.add, key)
 
-    def ask(self, key: Key) -> None:
+    def add_without_body(self, key: Key) -> None:
         """Queue an object whose newest body has to be fetched: it was deleted, or its body is heavy."""
         self.add(key)
         self._weigh(key, 0)

@@ -67,7 +67,7 @@ async def reconcile(ctx: Context, key: Key, body: Mapping[str, Any]) -> float | 
     return START_S if any(p.unstarted for p in facts.pods) else None
 
 
-async def recall(ctx: Context) -> None:
+async def remember_pools(ctx: Context) -> None:
     """Remember the pools by their statuses before any object is handled: the status of Inferlets depends on pools."""
     for namespace in ctx.namespaces:
         try:

@@ -21,7 +21,7 @@ from tartlet_operator.api.events import ObjectEvent
 from tartlet_operator.api.inferlet import Inferlet, InferletStatus
 from tartlet_operator.api.inferlet_run import InferletRun, InferletRunStatus
 from tartlet_operator.api.meta import Key, Meta
-from tartlet_operator.api.reasons import EventReason, Reason, told
+from tartlet_operator.api.reasons import EventReason, Reason, explained
 from tartlet_operator.machinery.context import Context
 from tartlet_operator.machinery.program_output import Outcome, Output
 from tartlet_operator.machinery.store import RunSeen
@@ -192,7 +192,7 @@ async def _launch(
             return await _finish(ctx, key, meta, run, old, finish)
         left_s = action.deadline_s - (ctx.unix_s - started)
         pause_s = runs.pause_s(started - runs.still_since(old, started))
-        return await waits(Wait(max(0.0, min(left_s, pause_s)), e.name, told(e)))
+        return await waits(Wait(max(0.0, min(left_s, pause_s)), e.name, explained(e)))
     # before the status is written: if the write fails, the program is known all the same
     await _end(ctx, ctx.followers.follow(key, accepted.program_id, meta.uid), _LATER)
     new = status.launched(old, action.attempt, accepted.program_id, generation=meta.generation, now=started)

@@ -1,4 +1,4 @@
-"""What is generated from the models: schemas that Kubernetes takes, the reference, the examples."""
+"""Files generated from the models: schemas that Kubernetes accepts, and the reference; and the examples."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ CONDITIONS = {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["t
 
 
 def nodes(node: dict[str, Any], path: str = "", *, core: bool = True) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The parts of a schema; `core`: what is below pieces of the core API, too."""
+    """Yield the parts of a schema; `core`: also those below pieces of the core API."""
     yield path, node
     if not core and "as in the core API" in node.get("description", ""):
         return

@@ -88,7 +88,7 @@ async def test_requests_carry_the_token_and_follow_the_servers_path() -> None:
 
 
 @pytest.mark.parametrize("method", ["GET", "PATCH"])
-async def test_a_connection_that_went_while_idle_is_replaced_and_a_fresh_one_that_goes_is_an_error(method: str) -> None:
+async def test_a_connection_lost_while_idle_is_replaced_and_a_fresh_one_lost_is_an_error(method: str) -> None:
     async def ask(api: Api) -> Any:
         if method == "GET":
             return await api.get("Pod", "ns", "p")
@@ -143,7 +143,7 @@ async def test_the_api_server_unreachable_and_refusals_are_told_apart() -> None:
     assert (unreachable.value.status, unreachable.value.reason) == (0, "Unreachable")
 
 
-async def test_a_status_of_an_object_that_has_gone_is_no_error() -> None:
+async def test_writing_the_status_of_a_deleted_object_is_no_error() -> None:
     async with serving(reply("404 Not Found", b"{}")) as (_, api):
         assert await api.apply_status(Key("Inferlet", "ns", "i"), "uid", {}) == (0, 0)
 
@@ -152,7 +152,7 @@ async def test_a_status_of_an_object_that_has_gone_is_no_error() -> None:
     "name",
     ["a HTTP/1.1\r\nHost: a\r\n\r\nDELETE /b", "a?watch=1", "../pods", "a/status", "a%2Fstatus", "A B", "a" * 254],
 )
-async def test_a_name_that_no_object_has_is_not_asked_for(name: str) -> None:
+async def test_a_name_that_no_object_can_have_is_not_requested(name: str) -> None:
     async with serving(OK) as (server, api):
         assert await api.get("ConfigMap", "ns", name) is None
         with pytest.raises(ApiError, match="can be named") as refused:
@@ -164,7 +164,7 @@ async def test_a_name_that_no_object_has_is_not_asked_for(name: str) -> None:
 @pytest.mark.parametrize(
     "length", [b"Content-Length: 5000000\r\n\r\n", b"Transfer-Encoding: chunked\r\n\r\n4c4b40\r\n"]
 )
-async def test_a_page_that_is_large_is_left_for_a_shorter_one(length: bytes) -> None:
+async def test_a_large_page_is_given_up_for_a_shorter_one(length: bytes) -> None:
     pages: list[dict[str, Any]] = [
         {"items": [{"n": 1}, {"n": 2}], "metadata": {"continue": "more"}},
         {"items": [{"n": 3}], "metadata": {}},

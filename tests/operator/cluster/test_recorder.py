@@ -1,4 +1,4 @@
-"""Which events are posted, and which were said a short time ago."""
+"""Which events are posted, and which repeat an event posted a short time ago."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ GONE = ObjectEvent(EventReason.ENGINE_DRAINED, "pod-0 has gone")
 
 
 class Posted:
-    """An API that keeps the reasons of the events it is given."""
+    """An API that records the reasons of posted events."""
 
     def __init__(self) -> None:
         self.reasons: list[str] = []
@@ -28,7 +28,7 @@ class Posted:
 
 
 async def posted(recorder: Recorder, api: Posted, *events: ObjectEvent, uid: str = "uid") -> list[str]:
-    """What is posted of these."""
+    """Return the reasons of those events that are posted."""
     api.reasons.clear()
     for event in events:
         recorder.post(POOL, uid, event)
@@ -39,7 +39,7 @@ async def posted(recorder: Recorder, api: Posted, *events: ObjectEvent, uid: str
     return list(api.reasons)
 
 
-async def test_the_same_event_is_silent_for_a_while_unless_another_state_came_between() -> None:
+async def test_a_repeated_event_is_suppressed_unless_another_state_came_between() -> None:
     clock, api = ManualClock(), Posted()
     recorder = Recorder(cast("Any", api), clock, "here")
     ready, lost, gone = READY.reason, LOST.reason, GONE.reason
@@ -51,13 +51,13 @@ async def test_the_same_event_is_silent_for_a_while_unless_another_state_came_be
     assert await posted(recorder, api, LOST, GONE) == [lost, gone]
 
 
-async def test_one_that_changes_all_the_time_is_heard_for_a_while_only() -> None:
+async def test_an_object_that_keeps_changing_soon_posts_no_more_events() -> None:
     api = Posted()
     recorder = Recorder(cast("Any", api), ManualClock(), "here")
     assert len(await posted(recorder, api, *[READY, LOST] * 100)) == 20
 
 
-async def test_of_long_messages_little_is_kept_and_not_for_long() -> None:
+async def test_long_messages_are_cut_and_soon_forgotten() -> None:
     clock, api = ManualClock(), Posted()
     recorder = Recorder(cast("Any", api), clock, "here")
     long = ObjectEvent(EventReason.RECONCILE_FAILED, "x" * 1_000_000, warning=True)

@@ -1,4 +1,4 @@
-"""Puts that come together go together, and each has its own answer; who hears nothing is told."""
+"""Puts that arrive together share a request, each gets its own answer, and silence is an error."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.runtime.fake_control import FakeControl
 
 
 class Counting(CatalogueService):
-    """The real service; keeps how many entries each request had, and how many calls there were."""
+    """The real service; counts calls, and the entries of each request."""
 
     def __init__(self) -> None:
         super().__init__(Catalogue())
@@ -50,7 +50,7 @@ def entry(name: str, data: bytes = b"pass") -> control_pb2.CatalogueEntry:
     return control_pb2.CatalogueEntry(tenant="t", name=name, source=source)
 
 
-async def test_many_puts_are_few_requests_with_an_answer_for_each(run_dir: Path) -> None:
+async def test_many_puts_share_few_requests_and_each_gets_its_answer(run_dir: Path) -> None:
     address, service = f"unix:{run_dir}/control.sock", Counting()
     server = await serve(service, address)
     link = ControlLink(address, None)
@@ -90,7 +90,7 @@ async def test_a_put_to_a_control_that_was_restarted_is_made_in_a_new_call(run_d
 
 
 class Stuck(CatalogueService):
-    """Answers the first request of each call, and no other."""
+    """Answers only the first request of each call."""
 
     async def Put(
         self, request_iterator: AsyncIterator[control_pb2.PutRequest], context: Any
@@ -102,7 +102,7 @@ class Stuck(CatalogueService):
         await asyncio.sleep(60)
 
 
-async def test_a_put_that_is_not_answered_is_told_of_and_the_next_one_has_a_call_of_its_own(
+async def test_an_unanswered_put_is_an_error_and_the_next_put_begins_a_new_call(
     run_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tartlet_operator.control.link._TIMEOUT_S", 0.2)
@@ -122,7 +122,7 @@ async def test_a_put_that_is_not_answered_is_told_of_and_the_next_one_has_a_call
     await server.stop(None)
 
 
-async def test_a_control_that_falls_silent_or_goes_is_told_of(run_dir: Path) -> None:
+async def test_a_silent_or_lost_control_is_reported(run_dir: Path) -> None:
     address = f"unix:{run_dir}/control.sock"
     server = await endpoints.make_server(
         lambda s: control_pb2_grpc.add_ControlServicer_to_server(FakeControl(incarnation="one"), s), address
@@ -143,7 +143,7 @@ async def test_a_control_that_falls_silent_or_goes_is_told_of(run_dir: Path) -> 
 
 
 class Short(CatalogueService):
-    """Forgets an answer."""
+    """Leaves an answer out."""
 
     async def Put(
         self, request_iterator: AsyncIterator[control_pb2.PutRequest], context: Any

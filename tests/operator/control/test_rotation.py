@@ -1,4 +1,4 @@
-"""Connections for long, when the files of every identity are replaced beneath them."""
+"""Long-lived connections while the files of every identity are replaced."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ async def test_a_watch_ends_when_there_are_new_certificates_and_the_next_one_use
         await link.close()
 
 
-async def test_new_calls_go_out_with_the_new_certificates_while_streams_go_on(run_dir: Path) -> None:
+async def test_new_calls_use_new_certificates_while_streams_continue(run_dir: Path) -> None:
     with cluster(run_dir, runtimes=1) as made:
         tls = made.identity("operator")
         link = ControlLink(made.control, tls)

@@ -1,4 +1,4 @@
-"""What an Inferlet's status says, and what control's catalogue shall hold."""
+"""An Inferlet's status, and the entries that control's catalogue should hold."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_runnable_says_where_and_why_not() -> None:
     assert want.reason == Reason.POOL_NOT_FOUND
 
 
-def test_nothing_runs_of_what_is_not_in_the_catalogue() -> None:
+def test_an_inferlet_outside_the_catalogue_is_not_runnable() -> None:
     def told(old: InferletStatus, verdict: Verdict, **spec: Any) -> tuple[str, str, list[str]]:
         s = status(inferlet(**spec).spec, old, verdict, POOLS, generation=1, now=NOW)
         where = find(s.conditions, "Runnable")
@@ -118,7 +118,7 @@ NAMES = st.dictionaries(st.sampled_from("abcd"), st.sampled_from("12"))
 
 
 @given(NAMES, NAMES)
-def test_a_sync_leaves_just_what_is_wanted(wanted: dict[str, str], held: dict[str, str]) -> None:
+def test_a_sync_leaves_exactly_the_wanted_entries(wanted: dict[str, str], held: dict[str, str]) -> None:
     todo = sync(wanted, held)
     after = {k: v for k, v in held.items() if k not in todo.delete} | {k: wanted[k] for k in todo.put}
     assert after == wanted

@@ -1,4 +1,4 @@
-"""What happens while an Inferlet's source is fetched, and what needn't be."""
+"""What happens while an Inferlet's source is fetched, and when it needn't be."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def context(fetch: Any, held: dict[str, str] | None = None) -> Any:
     return ctx
 
 
-async def test_a_config_map_that_changes_while_it_is_fetched_finds_who_depends_on_it() -> None:
+async def test_a_config_map_that_changes_while_it_is_fetched_queues_its_inferlet() -> None:
     async def fetch(*_: Any) -> bytes:
         found = list(ctx.store.inferlets_from("ns", "sources"))
         assert found == [KEY]
@@ -47,7 +47,7 @@ async def test_a_config_map_that_changes_while_it_is_fetched_finds_who_depends_o
     await reconcile(ctx, KEY, body("Inferlet", "i", {"source": {"configMap": {"name": "sources", "key": "a"}}}, {}))
 
 
-async def test_a_source_that_comes_later_has_its_inferlet_looked_at_again_and_says_nothing_until_then() -> None:
+async def test_a_finished_download_queues_its_inferlet_and_nothing_is_written_before() -> None:
     came = asyncio.Event()
 
     async def fetch(*_: Any) -> bytes:

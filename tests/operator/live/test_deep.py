@@ -56,9 +56,7 @@ def spec(depth: int) -> dict[str, Any]:
     }
 
 
-async def test_pools_that_nest_deep_are_pruned_and_brought_about(
-    api_server: ApiServer, namespace: str, run_dir: Path
-) -> None:
+async def test_deeply_nested_pools_are_pruned_and_handled(api_server: ApiServer, namespace: str, run_dir: Path) -> None:
     async with live(api_server, namespace, run_dir) as it:
         for depth in DEPTHS:
             it.create("EnginePool", f"deep-{depth}", spec(depth))
@@ -69,7 +67,7 @@ async def test_pools_that_nest_deep_are_pruned_and_brought_about(
         await it.until_condition("Inferlet", "one", "Ready")
 
 
-async def test_managed_fields_that_nest_deep_keep_nobody_waiting(
+async def test_deeply_nested_managed_fields_block_no_other_object(
     api_server: ApiServer, namespace: str, run_dir: Path
 ) -> None:
     """The API server keeps these as they come, whatever the object's kind."""

@@ -1,4 +1,4 @@
-"""Inferlets and runs brought about against a real API server, control, runtime and engine."""
+"""Inferlets and runs with a real API server, control, runtime and engine."""
 
 from __future__ import annotations
 
@@ -214,7 +214,7 @@ async def test_an_operator_that_dies_loses_nothing_and_launches_nothing_twice(
         assert [p.program_id for p in programs] == [before]
 
 
-async def test_a_settled_namespace_is_taken_up_again_without_a_write(
+async def test_a_restart_writes_nothing_in_a_settled_namespace(
     api_server: ApiServer, namespace: str, run_dir: Path
 ) -> None:
     async with live(api_server, namespace, run_dir) as it:
@@ -238,7 +238,7 @@ async def test_a_settled_namespace_is_taken_up_again_without_a_write(
         assert {n: it.get("Inferlet", n)["metadata"]["resourceVersion"] for n in names} == versions
 
 
-async def test_an_edited_status_is_mended_and_a_restarted_controls_catalogue_is_filled_again(
+async def test_an_edited_status_is_restored_and_a_restarted_controls_catalogue_is_refilled(
     api_server: ApiServer, namespace: str, run_dir: Path
 ) -> None:
     async with live(api_server, namespace, run_dir) as it:

@@ -1,4 +1,4 @@
-"""One operator for several namespaces: it sees to those that it was given, and to no other."""
+"""One operator for several namespaces handles the given namespaces and no other."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ POOL = {"model": {"name": "fake"}, "engine": {"backend": "Fake"}}
 
 @pytest.fixture
 def given(api_server: ApiServer) -> list[str]:
-    """Two namespaces to be watched, and a third."""
+    """Two namespaces to watch, and a third that isn't watched."""
     names = [f"t-{word}-{uuid.uuid4().hex[:8]}" for word in ("one", "two", "other")]
     for name in names:
         api_server.create_namespace(name)
@@ -28,14 +28,14 @@ def given(api_server: ApiServer) -> list[str]:
 
 
 def apply(it: Live, name: str) -> None:
-    """Something of each kind, the same names in every namespace."""
+    """Create an object of each kind, with the same names in every namespace."""
     it.create("EnginePool", "pool", POOL)
     it.create("Inferlet", "named", {"source": {"inline": NAMED.format(name)}})
     it.create("InferletRun", "r", {"inferlet": "named", "model": "fake"})  # a run of no model waits for a pool
 
 
 async def brought_about(it: Live, name: str) -> None:
-    """It is as it should be, and its namespace's own."""
+    """Wait until the namespace's objects are as they should be."""
     await it.until_condition("InferletRun", "r", "Succeeded")
     assert it.get("InferletRun", "r")["status"]["result"] == f"of {name}"
     await it.until_condition("EnginePool", "pool", "Ready", "False", "RollingOut")
@@ -44,12 +44,12 @@ async def brought_about(it: Live, name: str) -> None:
 
 
 async def begun(it: Live, name: str) -> str:
-    """The program of a run that has said something."""
+    """Wait until a run has put something out; return its program's id."""
     await it.until(lambda: it.get("InferletRun", name).get("status", {}).get("output"))
     return str(it.get("InferletRun", name)["status"]["programId"])
 
 
-async def test_namespaces_that_it_was_given_are_seen_to_and_no_other(
+async def test_only_the_given_namespaces_are_handled(
     api_server: ApiServer, namespace: str, given: list[str], run_dir: Path
 ) -> None:
     async with live(api_server, namespace, run_dir, f"--namespaces={given[0]}, {given[1]}") as own:

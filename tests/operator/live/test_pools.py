@@ -1,5 +1,7 @@
-"""EnginePools brought about, leadership, probes and events, against a real API server. Pods are written by the test: no
-kubelet runs here; the engine behind one of them is real."""
+"""EnginePools, leadership, probes and events against a real API server.
+
+No kubelet runs here: the tests write the pods, and the engine behind one of them is real.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,7 @@ def deployment(it: Live) -> dict[str, Any]:
 
 
 def rolled_out(it: Live, replicas: int) -> None:
-    """What the Deployment's controller would say."""
+    """Write the counts that the Deployment's controller would write."""
     seen = {"observedGeneration": deployment(it)["metadata"]["generation"]}
     status = seen | dict.fromkeys(("replicas", "updatedReplicas", "readyReplicas"), replicas)
     it.core("PATCH", "apis/apps/v1", "deployments/pool/status", {"status": status}, MERGE)
@@ -48,7 +50,7 @@ def runs(it: Live, name: str, *, ready: bool) -> None:
 
 
 async def serving(it: Live) -> None:
-    """A pool of one engine that serves."""
+    """Create a pool of one engine that serves."""
     it.create("EnginePool", "pool", FAKE)
     await it.until_condition("EnginePool", "pool", "Ready", "False", "RollingOut")
     rolled_out(it, 1)
@@ -109,7 +111,7 @@ async def test_a_pool_from_its_manifest_to_serving_and_back(
         await it.until(lambda: {"PoolReady", "PoolDegraded", "RolloutStarted"} <= set(it.events("pool")))
 
 
-async def test_a_pool_follows_its_spec_and_nobody_elses_changes(
+async def test_a_pool_follows_its_spec_and_undoes_other_changes(
     api_server: ApiServer, namespace: str, run_dir: Path
 ) -> None:
     async with live(api_server, namespace, run_dir) as it:
@@ -235,7 +237,7 @@ async def test_what_cannot_be_made_is_told_with_what_to_do(
         assert "forbidden: why (correct" in degraded["message"]
 
 
-async def test_a_refused_edit_hides_nothing_of_what_there_is(
+async def test_a_refused_edit_leaves_the_live_state_in_the_status(
     api_server: ApiServer, namespace: str, run_dir: Path
 ) -> None:
     wrong = {"replicas": 2, "tolerations": [{"key": "a", "operator": "Perhaps"}]}
@@ -269,7 +271,7 @@ async def test_a_refused_edit_hides_nothing_of_what_there_is(
         assert deployment(it)["spec"] == {**before, "replicas": 2}
 
 
-async def test_draining_is_seen(api_server: ApiServer, namespace: str, run_dir: Path) -> None:
+async def test_a_draining_engine_is_recognised(api_server: ApiServer, namespace: str, run_dir: Path) -> None:
     async with live(api_server, namespace, run_dir) as it:
         await serving(it)
         it.core("PATCH", "api/v1", f"pods/{ENGINE}", {"metadata": {"finalizers": ["test/hold"]}}, MERGE)
@@ -350,7 +352,7 @@ async def test_probes_and_metrics(api_server: ApiServer, namespace: str, run_dir
 
 
 def _plain(text: str) -> str:
-    """Samples without the labels that the exporter adds to each."""
+    """Return samples without the labels that the exporter adds to each."""
     import re
 
     return re.sub(r'otel_scope_\w+="[^"]*",?|\{\}|,(?=\})', "", text).replace("{}", "")
@@ -370,7 +372,7 @@ async def test_the_api_server_may_restart(api_server: ApiServer, namespace: str,
         assert it.operator.child.poll() is None, "the same process"
 
 
-async def test_a_pool_that_goes_runs_nothing(api_server: ApiServer, namespace: str, run_dir: Path) -> None:
+async def test_a_pool_that_is_deleted_runs_nothing(api_server: ApiServer, namespace: str, run_dir: Path) -> None:
     async with live(api_server, namespace, run_dir) as it:
         it.create("Inferlet", "i", {"source": {"inline": "pass"}})
         await serving(it)
@@ -381,7 +383,7 @@ async def test_a_pool_that_goes_runs_nothing(api_server: ApiServer, namespace: s
 
 
 @pytest.mark.slow
-async def test_hundreds_of_pools_inferlets_and_runs_do_not_hold_each_other_up(
+async def test_hundreds_of_pools_inferlets_and_runs_do_not_delay_each_other(
     api_server: ApiServer, namespace: str, run_dir: Path
 ) -> None:
     async with live(api_server, namespace, run_dir) as it:

@@ -1,4 +1,4 @@
-"""A control that dies while a run is being launched: the run's program is launched once, by the same attempt."""
+"""If control dies while a run is launched, the same attempt launches the run's program once."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.operator.api_server import ApiServer
 from tests.operator.operator_process import live
 
 
-async def test_a_run_whose_launch_control_dies_over_is_launched_once(
+async def test_a_run_is_launched_once_even_if_control_dies_during_the_launch(
     api_server: ApiServer, namespace: str, run_dir: Path
 ) -> None:
     async with live(api_server, namespace, run_dir) as it:

@@ -1,4 +1,4 @@
-"""Runs that nobody looks at for a while: their programs end when they are deleted, their deadlines hold."""
+"""Runs whose operator or runtime is away: deleted runs' programs end, and deadlines hold."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from tests.operator.live.test_inferlets import SLEEPING, web_server
 from tests.operator.operator_process import Live, live
 
 ODD = "\U0001f600 \x00\x1b[1m\x7f\x85\x9f\u2028\ufeff\uffff\U0001fffe \u00e9\t"
-"""What models and terminals write, and what YAML, JSON and the API server look at in different ways."""
+"""Characters of models and terminals that YAML, JSON and the API server treat differently."""
 SHOWN = "\U0001f600 \x00\x1b[1m\ufffd\x85\ufffd\u2028\ufeff\ufffd\U0001fffe \u00e9\t"
 
 
 async def started(it: Live, name: str, deadline_s: int = 600) -> str:
-    """Create a run that sleeps; the id of its program, once that has begun."""
+    """Create a run that sleeps, and return its program's id once the program runs."""
     it.create("InferletRun", name, {"inferlet": "sleeping", "deadlineSeconds": deadline_s})
     await it.until(lambda: it.get("InferletRun", name).get("status", {}).get("output") == "begin\n")
     return str(it.get("InferletRun", name)["status"]["programId"])
@@ -87,7 +87,7 @@ async def test_a_run_past_max_runs_says_so_and_its_deadline_holds(
         await it.until_condition("InferletRun", "patient", "Running")
 
 
-async def test_a_run_that_no_runtime_answers_says_so_and_its_deadline_holds(
+async def test_an_unanswered_run_says_so_and_its_deadline_holds(
     api_server: ApiServer, namespace: str, run_dir: Path
 ) -> None:
     async with live(api_server, namespace, run_dir) as it:
@@ -107,7 +107,7 @@ async def test_a_run_that_no_runtime_answers_says_so_and_its_deadline_holds(
         assert it.get("InferletRun", "patient")["status"]["attempts"] == 1
 
 
-async def test_a_run_has_the_time_of_its_deadline_however_late_its_launch_is_answered(
+async def test_a_late_answer_to_a_launch_leaves_the_run_its_whole_deadline(
     api_server: ApiServer, namespace: str, run_dir: Path
 ) -> None:
     async with live(api_server, namespace, run_dir, "--lease-duration-s=30") as it:
@@ -157,10 +157,10 @@ async def test_what_a_failed_run_wrote_to_standard_error_is_in_its_status(
         assert "unrecognized arguments: --what" in status["error"]["stderr"]
 
 
-async def test_a_run_made_with_a_change_of_its_inferlet_runs_what_that_says(
+async def test_a_run_made_right_after_a_change_of_its_inferlet_runs_the_new_version(
     api_server: ApiServer, namespace: str, run_dir: Path
 ) -> None:
-    """However long its program takes to come: not the version before."""
+    """The run gets the new version, however long that takes to fetch."""
     texts = [f"import sys\nasync def main():\n    return 'program {n}, ' + sys.argv[1]\n".encode() for n in range(3)]
     with web_server({f"/{n}.py": text for n, text in enumerate(texts)}, after_s=0.5) as host:
 

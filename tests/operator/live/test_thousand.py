@@ -1,4 +1,4 @@
-"""A thousand Inferlets against a real API server: what the benchmark measures with ten times as many, as a test."""
+"""A thousand Inferlets against a real API server; the benchmark measures ten times as many."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ OBJECTS = 1_000
 
 
 async def idle(over_s: float = 2.0) -> float:
-    """The share of the processors that nobody uses, a quarter at least: it bounds how fast we can be."""
+    """Return the idle share of the processors, at least a quarter: it bounds how fast the operator can be."""
     psutil.cpu_percent()
     await asyncio.sleep(over_s)
     return max(1 - psutil.cpu_percent() / 100, 0.25)
@@ -26,7 +26,7 @@ async def idle(over_s: float = 2.0) -> float:
 async def test_a_thousand_inferlets_are_ready_in_seconds_with_one_write_each(
     repo: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """In time once of two times, each beside an API server of its own: a machine may have a slow minute."""
+    """Two attempts, each with an API server of its own, because a machine may have a slow minute."""
     late = []
     for _ in range(2):
         before = await idle()

@@ -1,4 +1,4 @@
-"""What the API server refuses, and that it says which field and what helps."""
+"""Objects that the API server refuses, with a message that names the field and the remedy."""
 
 from __future__ import annotations
 
@@ -166,7 +166,7 @@ def test_the_examples_are_taken_as_they_are(api_server: ApiServer, namespace: st
         api_server.call("POST", path(namespace, body["kind"]) + "?fieldValidation=Strict", body)
 
 
-def test_the_server_fills_in_defaults_deep_down(api_server: ApiServer, namespace: str) -> None:
+def test_the_server_fills_in_nested_defaults(api_server: ApiServer, namespace: str) -> None:
     made = api_server.call("POST", path(namespace, "EnginePool"), manifest("EnginePool", "p", {"model": CLAIM}))
     spec = made["spec"]
     assert (spec["replicas"], spec["drain"]["graceSeconds"], spec["startDeadlineSeconds"]) == (1, 30, 600)
@@ -175,7 +175,7 @@ def test_the_server_fills_in_defaults_deep_down(api_server: ApiServer, namespace
 
 
 @pytest.mark.parametrize("amount", [2, "2", "500m", "1.5", "4Gi", "1e3", "1E", "2E-1", "1Ei"])
-def test_any_form_of_a_quantity_is_taken(api_server: ApiServer, amount: str | int) -> None:
+def test_every_form_of_a_quantity_is_accepted(api_server: ApiServer, amount: str | int) -> None:
     spec = {**FAKE, "resources": {"requests": {"memory": amount}}}
     api_server.call("POST", path("default", "EnginePool") + "?dryRun=All", manifest("EnginePool", "p", spec))
 
@@ -206,7 +206,7 @@ def test_a_pool_is_scaled_through_the_scale_subresource(api_server: ApiServer, n
         (("False", "InvalidSource"), ("False", "InferletNotReady"), "InvalidSource"),
     ],
 )
-def test_an_inferlets_reason_is_of_what_isnt_true(
+def test_an_inferlets_printed_reason_is_of_the_first_false_condition(
     api_server: ApiServer, namespace: str, ready: tuple[str, str], runnable: tuple[str, str], reason: str | None
 ) -> None:
     at = path(namespace, "Inferlet")
@@ -222,7 +222,7 @@ def test_an_inferlets_reason_is_of_what_isnt_true(
     assert table["rows"][0]["cells"][names.index("Reason")] == reason
 
 
-def test_kubectl_shows_what_one_wants_to_know(api_server: ApiServer, namespace: str) -> None:
+def test_kubectl_shows_the_main_columns(api_server: ApiServer, namespace: str) -> None:
     api_server.call("POST", path(namespace, "EnginePool"), manifest("EnginePool", "p", FAKE))
     names = {}
     for resource in RESOURCES:

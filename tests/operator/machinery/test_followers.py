@@ -1,4 +1,4 @@
-"""Programs are followed to their own end; those that no run wants are ended, also when nobody answers at first."""
+"""Programs are followed to their end, and unwanted programs are ended, even if no runtime answers at first."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ FORBIDDEN = PermissionDenied(caller="operator", method="Kill")
 
 
 class Client:
-    """Answers so, once each, and then with success; None: it doesn't answer."""
+    """Gives each of these answers once, and then succeeds; None: no answer."""
 
     def __init__(self, *answers: TartletError | None) -> None:
         self.answers = list(answers)
@@ -48,7 +48,7 @@ class Client:
     ("answers", "asked"),
     [((), 1), ((AWAY, AWAY), 3), ((None, AWAY), 3), ((GONE,), 1), ((AWAY, GONE), 2), ((FORBIDDEN,), 1)],
 )
-async def test_a_program_is_ended_until_it_has_ended(
+async def test_ending_a_program_is_retried_until_it_has_ended(
     monkeypatch: pytest.MonkeyPatch, answers: tuple[TartletError | None, ...], asked: int
 ) -> None:
     monkeypatch.setattr(followers, "_END_WAITS_S", (0.01,) * 10)
@@ -66,7 +66,7 @@ async def test_a_program_is_ended_until_it_has_ended(
     running.cancel()
 
 
-async def test_one_that_never_ends_is_left_to_the_resync(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_program_that_never_ends_is_left_to_the_resync(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(followers, "_END_WAITS_S", (0.0,) * 3)
     client: Any = Client(*[AWAY] * 50)
     following = Followers(client, 1, lambda *_: None)
@@ -78,9 +78,9 @@ async def test_one_that_never_ends_is_left_to_the_resync(monkeypatch: pytest.Mon
     running.cancel()
 
 
-async def test_a_run_that_there_was_no_room_for_is_looked_at_when_another_ends() -> None:
+async def test_a_run_beyond_the_limit_is_queued_when_another_ends() -> None:
     class Following:
-        """Programs that go on until they are told to end."""
+        """Programs that run until they are ended."""
 
         def __init__(self) -> None:
             self.over = {name: asyncio.Event() for name in "pq"}
@@ -114,7 +114,7 @@ DONE = Ended("p", 9, success=True, result="done", error=None, usage=Usage())
 
 
 class Attached:
-    """What each Attach in turn tells: events, or why there are none."""
+    """The answers of each Attach in turn: events, or an error."""
 
     def __init__(self, *told: TartletError | list[Any]) -> None:
         self.told = list(told)
@@ -144,7 +144,7 @@ async def _events(told: list[Any]) -> AsyncIterator[Any]:
         (([LOST], [Stdout("p", 0, b"x"), LOST], [LOST]), "RuntimeLost", [0, 0, 1]),
     ],
 )
-async def test_a_program_that_may_go_on_is_asked_for_again(
+async def test_a_program_that_may_still_run_is_attached_again(
     monkeypatch: pytest.MonkeyPatch, told: tuple[Any, ...], ended: str, offsets: list[int]
 ) -> None:
     monkeypatch.setattr(followers, "_RETRY_S", 0.0)
@@ -163,7 +163,7 @@ async def test_a_program_that_may_go_on_is_asked_for_again(
 
 async def test_the_more_runs_are_followed_the_less_often_each_is_shown() -> None:
     class Talking:
-        """Programs that say something and go on."""
+        """Programs that print something and keep running."""
 
         async def attach(self, program_id: str, _: int) -> AsyncIterator[Any]:
             async def events() -> AsyncIterator[Any]:

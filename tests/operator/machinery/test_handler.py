@@ -1,4 +1,4 @@
-"""What failed too often is not forgotten: one is tried now and then, and all when it succeeds."""
+"""Objects that failed too often are retried: one now and then, and all of them when it succeeds."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ async def test_what_was_given_up_is_taken_up_when_one_succeeds(monkeypatch: pyte
     async def get(kind: str, _: str, name: str) -> Any:
         return body(kind, name, {"source": {"inline": "pass"}}, {})
 
-    monkeypatch.setattr(handler, "_SCOUT_S", 0.02)
+    monkeypatch.setattr(handler, "_PROBE_S", 0.02)
     queue = WorkQueue()
     metrics = SimpleNamespace(reconciled=lambda *_: None, failed=lambda *_: None)
     ctx: Any = SimpleNamespace(clock=ManualClock(), queue=queue, own_writes=OwnWrites(), metrics=metrics, now="now")
@@ -70,7 +70,7 @@ async def test_what_was_given_up_is_taken_up_when_one_succeeds(monkeypatch: pyte
 
 
 @pytest.mark.parametrize("status", [401, 403])
-async def test_rights_that_are_missing_may_come_back(status: int) -> None:
+async def test_missing_rights_are_retried(status: int) -> None:
     async def reconcile(_: Any, __: Key, ___: Mapping[str, Any]) -> None:
         raise ApiError(status, "Forbidden", "not now")
 
@@ -86,7 +86,7 @@ async def test_rights_that_are_missing_may_come_back(status: int) -> None:
 
 
 async def test_what_is_still_fetched_has_not_succeeded() -> None:
-    """Its source comes, and is refused; the time until it is fetched again grows all the same."""
+    """The download succeeds, and control refuses the entry; the pause before the next attempt still grows."""
     answers = [Unavailable(what="control", detail="it is full"), None] * 3
 
     async def reconcile(_: Any, __: Key, ___: Mapping[str, Any]) -> float:

@@ -1,4 +1,4 @@
-"""An operator that hears nothing any more says so, and then makes room for one that does."""
+"""An operator that gets no events becomes unready and then ends, so that another replica can lead."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tartlet_common.process.role import Notify
 from tartlet_operator.machinery.pulse import Pulse
 
 
-async def test_silence_is_unready_first_and_then_the_end() -> None:
+async def test_silence_makes_the_operator_unready_and_then_ends_it() -> None:
     clock, health = ManualClock(), Health()
     notify = Notify(None, health)
     notify.ready("here")

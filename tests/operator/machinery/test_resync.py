@@ -1,4 +1,4 @@
-"""When pools are looked at because of what control tells."""
+"""When control's reports, resyncs and sweeps queue objects."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tartlet_protos import control_pb2
 
 
 class Control:
-    """Tells what the test says."""
+    """A control that reports what the test sets."""
 
     def __init__(self) -> None:
         self.engine = control_pb2.EngineSeen(id="p-0", state="ready")
@@ -65,7 +65,7 @@ async def until(check: Callable[[], bool]) -> None:
             await asyncio.sleep(0.01)
 
 
-async def test_pools_are_looked_at_when_something_is_new() -> None:
+async def test_pools_are_queued_when_control_reports_a_change() -> None:
     control = Control()
     ctx = context(control)
     ctx.store.pools[Key("EnginePool", "ns", "p")] = PoolSeen("p", "m", ready=True)
@@ -167,7 +167,7 @@ async def test_a_catalogue_is_swept_once_all_inferlets_have_been_seen() -> None:
     assert asked == ["ns", "ns"], "who didn't answer is asked again"
 
 
-async def test_an_inferlet_whose_last_valid_version_control_lost_is_looked_at() -> None:
+async def test_an_inferlet_whose_last_valid_version_control_lost_is_queued() -> None:
     control = Control()
     held = {"edited": "1"}
 
@@ -184,7 +184,7 @@ async def test_an_inferlet_whose_last_valid_version_control_lost_is_looked_at() 
     assert list(ctx.queue._pending) == [edited]
 
 
-async def test_a_resync_ends_though_workers_hang(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_resync_ends_even_if_workers_hang(monkeypatch: pytest.MonkeyPatch) -> None:
     async def pages(kind: str, namespace: str) -> AsyncIterator[dict[str, Any]]:
         for n in range(400):
             yield {"metadata": {"namespace": namespace, "name": f"{kind}-{n}"}}

@@ -1,4 +1,4 @@
-"""Sources from URLs: whence they may come, and how often they are asked for."""
+"""Sources from URLs: which hosts are allowed, and how often they are asked."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tartlet_operator.machinery.sources import SourceFetcher, SourceProblem, Sti
 
 
 class WebServer:
-    """Answers when it may, and counts."""
+    """A web server that answers when the test lets it, and counts requests."""
 
     def __init__(self, data: bytes) -> None:
         self.data = data
@@ -55,7 +55,7 @@ async def serving(data: bytes) -> AsyncIterator[WebServer]:
 
 
 async def fetched(fetcher: SourceFetcher, source: Source) -> bytes:
-    """As an Inferlet has it: looked for again when it has come."""
+    """Fetch as an Inferlet does: again when the download has ended."""
     while True:
         try:
             return await fetcher.fetch(source, "ns")
@@ -73,7 +73,7 @@ def test_no_host_is_allowed_unless_named() -> None:
         assert not allowed(f"http://{host}/a", ["127.0.0.1:*", "*.example.org"]), host
 
 
-async def test_a_url_that_nobody_answers_at_is_told_in_plain_words(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_unreachable_url_gives_a_readable_message(monkeypatch: pytest.MonkeyPatch) -> None:
     async def told(url: str) -> str:
         source = UrlSource(url=url, digest="sha256:" + "0" * 64)
         with pytest.raises(SourceProblem) as problem:
@@ -95,7 +95,7 @@ async def test_a_url_that_nobody_answers_at_is_told_in_plain_words(monkeypatch: 
     assert "can't be fetched: TimeoutError: check" in late
 
 
-async def test_a_source_that_takes_its_time_is_fetched_once_and_keeps_nobody_waiting() -> None:
+async def test_a_slow_source_is_fetched_once_and_blocks_no_worker() -> None:
     async with serving(b"pass") as web_server:
         web_server.may_answer.clear()
         fetcher, source = SourceFetcher(None, "127.0.0.1:*"), web_server.source("a.py")  # type: ignore[arg-type]
@@ -159,7 +159,7 @@ async def test_what_has_come_stays_until_it_is_taken_or_nobody_comes_for_it(monk
         await fetcher.close()
 
 
-async def test_an_address_that_is_none_is_told_as_such() -> None:
+async def test_an_invalid_address_is_reported() -> None:
     assert not allowed("https://[abc/x.py", ["*"])
     source = UrlSource(url="https://[abc/x.py", digest="sha256:" + "0" * 64)
     with pytest.raises(SourceProblem, match=r"spec.source.url.url"):

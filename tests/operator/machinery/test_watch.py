@@ -52,7 +52,7 @@ async def test_events_become_work() -> None:
     assert len(heard) == 4
 
 
-async def test_our_own_last_write_is_no_news_unless_the_spec_is_newer() -> None:
+async def test_our_own_last_write_is_ignored_unless_the_spec_is_newer() -> None:
     watch, queue, own = watching()
     own.wrote(KEY, 7, alone=True)
     own.wrote(Key("Inferlet", "ns", "changed"), 9, alone=False)  # its spec changed while we wrote
@@ -142,7 +142,7 @@ def test_bodies_wait_up_to_a_number_of_bytes_and_keys_beyond_it() -> None:
     assert len(queue) == 2000
     assert 1000 < waiting < (64 << 20) // 50_000
     for n in range(waiting):
-        queue.ask(Key("Inferlet", "ns", f"i{n}"))
+        queue.add_without_body(Key("Inferlet", "ns", f"i{n}"))
     assert queue._held_bytes == 0
     put(queue, KEY, seen(2))
     assert queue._pending[KEY] is not None

@@ -1,4 +1,4 @@
-"""The work queue: one entry an object, the newest wins, never two at once."""
+"""The work queue has one entry for each object, keeps the newest body, and never hands out an object twice at once."""
 
 from __future__ import annotations
 
@@ -73,16 +73,16 @@ async def test_the_newest_body_wins_and_one_object_is_never_worked_on_twice_at_o
     await workers.stop()
 
 
-async def test_of_a_deleted_object_no_body_waits_even_while_it_is_worked_on() -> None:
+async def test_a_deleted_object_keeps_no_waiting_body_even_while_it_is_handled() -> None:
     queue = WorkQueue()
     workers = Workers(queue)
     workers.gate.clear()
     queue.add(A, {"n": 1})
     await asyncio.sleep(0.01)  # a worker has it
     queue.add(A, {"n": 2})
-    queue.ask(A)
+    queue.add_without_body(A)
     queue.add(B, {"n": 1})
-    queue.ask(B)
+    queue.add_without_body(B)
     workers.gate.set()
     await workers.idle()
     assert [body for key, body in workers.seen if key == A] == [{"n": 1}, None]
@@ -107,7 +107,7 @@ async def test_under_load_every_object_is_seen_in_its_last_state() -> None:
     await workers.stop()
 
 
-async def test_later_is_later_and_an_event_comes_first() -> None:
+async def test_a_timer_fires_on_time_and_an_event_comes_first() -> None:
     queue = WorkQueue()
     workers = Workers(queue)
     queue.add_after(A, 0.5)  # a machine that stands still for a moment is no reason to fail
@@ -122,7 +122,7 @@ async def test_later_is_later_and_an_event_comes_first() -> None:
     await workers.stop()
 
 
-async def test_an_answer_of_seconds_brings_the_object_back() -> None:
+async def test_a_handlers_answer_in_seconds_queues_the_object_again() -> None:
     queue = WorkQueue()
     workers = Workers(queue)
     workers.again[A] = 0.01
@@ -148,7 +148,7 @@ def test_retries_are_bounded() -> None:
     assert waits == [0.5, 1.0, 2.0, 4.0, 8.0, None, None]
 
 
-def test_a_lease_is_taken_when_it_is_free_or_was_not_renewed_by_our_own_clock() -> None:
+def test_a_lease_is_taken_when_it_is_free_or_expired_by_our_own_clock() -> None:
     lease = {"spec": {"holderIdentity": "other", "renewTime": "t1"}}
     seen = observe(None, lease, 100.0)
     assert seen == Seen("other", "t1", 100.0)
@@ -160,7 +160,7 @@ def test_a_lease_is_taken_when_it_is_free_or_was_not_renewed_by_our_own_clock() 
     assert may_take(observe(None, {"spec": {"holderIdentity": "me"}}, 0.0), "me", 15.0, 0.0)
 
 
-async def test_objects_of_one_kind_wait_for_no_other_kind() -> None:
+async def test_kinds_do_not_wait_for_each_other() -> None:
     queue, pool = WorkQueue(), Key("EnginePool", "ns", "p")
     inferlets, pools = Workers(queue, n=1), Workers(queue, n=1, kind="EnginePool")
     inferlets.gate.clear()

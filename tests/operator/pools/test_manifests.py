@@ -1,4 +1,4 @@
-"""What an EnginePool becomes."""
+"""The Deployment and PodDisruptionBudget that an EnginePool becomes."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def pod(p: EnginePool) -> dict[str, Any]:
 
 
 def settings_of(p: EnginePool) -> WorkerSettings:
-    """What the worker in the pod would read."""
+    """Return the settings that the worker in the pod would read."""
     env = {e["name"]: e.get("value", "pod-0") for e in pod(p)["containers"][0]["env"]}
     return load(WorkerSettings, "worker", env=env).settings
 
@@ -113,7 +113,7 @@ def test_a_rollout_adds_before_it_removes_and_leaves_time_to_drain() -> None:
     assert made["spec"]["template"]["spec"]["terminationGracePeriodSeconds"] == 90 + END_MARGIN_S
 
 
-def test_loading_is_given_its_deadline_and_a_broken_loop_is_not() -> None:
+def test_loading_may_take_its_deadline_but_a_stalled_loop_restarts() -> None:
     container = pod(pool(startDeadlineSeconds=300))["containers"][0]
     start, live, ready = (container[f"{k}Probe"] for k in ("startup", "liveness", "readiness"))
     assert start["failureThreshold"] * start["periodSeconds"] == 300
@@ -155,7 +155,7 @@ def test_overrides_replace_by_name_and_keep_the_selector() -> None:
     assert made["spec"]["template"]["metadata"]["annotations"] == {"a": "b"}
 
 
-def test_engines_log_report_and_are_pulled_as_the_operator_is_told_and_their_pool_has_the_last_word() -> None:
+def test_engines_use_the_operators_settings_unless_their_pool_overrides_them() -> None:
     told = WorkerDefaults.of(
         OperatorSettings(
             log_level="warning", worker_pull_secrets=" mine,,site", worker_otlp_endpoint="http://otlp:4317"
@@ -192,7 +192,7 @@ def test_the_pools_image_wins_over_the_operators() -> None:
 
 
 @given(st.integers(0, 50), st.none() | st.integers(0, 60))
-def test_a_budget_always_lets_one_go_and_all_that_are_broken(replicas: int, minimum: int | None) -> None:
+def test_a_budget_always_lets_one_pod_and_every_broken_pod_go(replicas: int, minimum: int | None) -> None:
     budget = disruption_budget(pool(replicas=replicas, minAvailable=minimum).spec, META)["spec"]
     allowed = budget["maxUnavailable"] if "maxUnavailable" in budget else replicas - budget["minAvailable"]
     assert allowed >= min(1, replicas)

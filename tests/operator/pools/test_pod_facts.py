@@ -1,4 +1,4 @@
-"""What is read of an engine's pod, and which field mends what keeps it from running."""
+"""Facts about an engine's pod: what keeps it from running, and which field mends that."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ def ended(message: str = "", code: int = 1, reason: str = "Error") -> dict[str, 
 
 
 def farewell(error: TartletError) -> str:
-    """The end of a worker's log."""
+    """Return the end of a worker's log."""
     return f'{{"level": "info"}}\ntartlet worker: {error.name} ({error.number}): {error}\n{error.remedy}\n'
 
 
-def test_a_pod_that_waits_says_for_what() -> None:
+def test_a_waiting_pod_says_what_it_waits_for() -> None:
     crash = {"state": {"waiting": {"reason": "CrashLoopBackOff"}}, "lastState": {"terminated": {"message": "no model"}}}
     made = pod(**crash)
     assert (made.reason, made.message, made.ready) == ("CrashLoopBackOff", "no model (exit status 0)", False)
@@ -96,7 +96,7 @@ def test_an_engine_that_is_ended_before_it_has_started_says_so(last: dict[str, A
     assert pod(state={"running": {}}, lastState=last, started=True).reason == ""
 
 
-def test_a_process_that_says_nothing_shows_how_it_ended() -> None:
+def test_a_silent_process_shows_how_it_ended() -> None:
     assert pod(state=ended("", 137, "OOMKilled")).reason == "OOMKilled"
     made = pod(state={"waiting": {"reason": "CrashLoopBackOff"}}, lastState=ended("", 137, "OOMKilled"))
     assert (made.reason, made.message) == (
@@ -125,7 +125,7 @@ def test_the_models_init_step_is_named() -> None:
         ('0/1 nodes are available: persistentvolumeclaim "m" not found.', "spec.model.volumeClaim"),
     ],
 )
-def test_a_pod_that_no_node_takes_names_the_fields(message: str, field: str) -> None:
+def test_an_unschedulable_pod_names_the_fields(message: str, field: str) -> None:
     unscheduled = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": message}
     made = PodFacts.of({"metadata": {"name": "x"}, "status": {"phase": "Pending", "conditions": [unscheduled]}})
     assert made.message.startswith(f"{message} (see ")
@@ -166,7 +166,7 @@ def test_an_image_that_would_run_as_root_is_named(message: str) -> None:
         ("Terminated", "Pod was terminated in response to imminent node shutdown.", ""),
     ],
 )
-def test_a_pod_that_is_over_gives_the_kubelets_words_and_the_field(reason: str, message: str, field: str) -> None:
+def test_an_ended_pod_gives_the_kubelets_reason_and_the_field(reason: str, message: str, field: str) -> None:
     ready = {"type": "Ready", "status": "False", "lastTransitionTime": "2026-01-01T00:00:09Z"}
     worker = {"state": ended("", 0, "Completed"), "started": False}
     body: dict[str, Any] = {"metadata": {"name": "x", "creationTimestamp": NOW}}
@@ -198,7 +198,7 @@ def test_a_node_that_cannot_begin_with_a_pod_is_given_some_time() -> None:
 
 
 @pytest.mark.parametrize("reason", ["ErrImagePull", "ImagePullBackOff", "InvalidImageName"])
-def test_an_image_that_is_not_there_names_its_field(reason: str) -> None:
+def test_a_missing_image_names_its_field(reason: str) -> None:
     waits = {"state": {"waiting": {"reason": reason, "message": "not found"}}}
     assert (pod(**waits).reason, pod(**waits).message) == (reason, "spec.image: not found")
     assert pod(init=waits).message == "spec.model.init.image: not found"

@@ -1,4 +1,4 @@
-"""What is done about a pool, and what is remembered of it."""
+"""How a pool is handled, and what the operator remembers of it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ FAKE = {"model": {"name": "m"}, "engine": {"backend": "Fake"}}
 
 
 class Cluster:
-    """A pool's Deployment and pods; the Deployment controller is quick."""
+    """An API server with a pool's Deployment and pods, and an instant Deployment controller."""
 
     def __init__(self) -> None:
         self.objects: dict[str, dict[str, Any]] = {}
@@ -53,7 +53,7 @@ class Cluster:
 
 
 class Operator:
-    """A pool's reconciles, with what they wrote."""
+    """Runs a pool's reconciles and records their writes."""
 
     def __init__(self) -> None:
         self.cluster, self.store, self.queue = Cluster(), Store(), WorkQueue()
@@ -70,7 +70,7 @@ class Operator:
         self.status, self.events = new, [each.reason for each in events]
 
     async def look(self, *, deleted: bool = False, **spec: Any) -> bool:
-        """One reconcile; whether inferlets are looked at then."""
+        """Reconcile once; return whether Inferlets are queued."""
         made = body("EnginePool", "p", {**FAKE, **spec}, self.status.dump())
         made["metadata"] |= {"deletionTimestamp": NOW} if deleted else {}
         self.queue._pending.clear()
@@ -130,7 +130,7 @@ def test_objects_may_come_while_they_are_counted() -> None:
     store = Store()
 
     class Growing:
-        """As another thread would, it adds one in the midst of the count."""
+        """Adds an entry during the count, as another thread would."""
 
         @property
         def settled(self) -> bool:

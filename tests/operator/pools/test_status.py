@@ -1,4 +1,4 @@
-"""What an EnginePool's status says."""
+"""An EnginePool's status."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ FACTS = st.builds(
 
 
 @given(FACTS, FACTS)
-def test_ready_means_settled_and_enough(before: PoolFacts, now: PoolFacts) -> None:
+def test_ready_means_rolled_out_with_enough_engines(before: PoolFacts, now: PoolFacts) -> None:
     s = status(now, status(before, NONE, NOW), LATER)
     ready = find(s.conditions, "Ready")
     assert ready is not None
@@ -109,7 +109,7 @@ def test_the_same_facts_change_nothing(f: PoolFacts) -> None:
     assert events(twice, settled) == []
 
 
-def test_a_pod_that_goes_is_trouble_also_while_the_deployment_has_none_in_its_place() -> None:
+def test_a_lost_pod_degrades_the_pool_before_the_deployment_replaces_it() -> None:
     s = status(facts(1), NONE, NOW)
     gone = facts(1, pods=(), engines={}, deployment=DeploymentFacts(1, 1, 0, 0))
     s = status(gone, s, LATER)
@@ -119,7 +119,7 @@ def test_a_pod_that_goes_is_trouble_also_while_the_deployment_has_none_in_its_pl
     assert conditions(s)["Degraded"] == ("True", Reason.ENGINES_MISSING)
 
 
-def test_a_new_generation_progresses_until_all_of_it_serves_then_missing_engines_are_trouble() -> None:
+def test_a_rollout_progresses_until_all_engines_serve_then_missing_engines_degrade_the_pool() -> None:
     starting = facts(2, engines={"p-0": "ready"})
     s = status(starting, NONE, NOW)
     assert conditions(s) == {
@@ -139,7 +139,7 @@ def test_a_new_generation_progresses_until_all_of_it_serves_then_missing_engines
     assert conditions(s)["Degraded"] == ("False", Reason.AS_EXPECTED)
 
 
-def test_a_rollout_is_not_ready_although_enough_engines_serve() -> None:
+def test_a_rollout_is_not_ready_even_if_enough_engines_serve() -> None:
     s = status(facts(2), NONE, NOW)
     rolling = facts(2, generation=2, deployment=DeploymentFacts(2, 2, 3, 1))
     assert conditions(status(rolling, s, NOW))["Ready"][0] == "False"
@@ -155,7 +155,7 @@ def test_a_pods_trouble_becomes_the_pools_reason() -> None:
     assert [h.reason for h in events(NONE, s)] == [EventReason.ROLLOUT_STARTED, EventReason.POOL_DEGRADED]
 
 
-def test_a_spec_that_the_api_server_refuses_is_trouble_beside_what_there_is() -> None:
+def test_a_refused_spec_degrades_the_pool_and_keeps_the_live_state() -> None:
     served = status(facts(2), NONE, NOW)
     left = facts(1, generation=2, refused="Invalid: tolerations[0]: correct it")
     left = replace(left, deployment=DeploymentFacts(2, 2, 1, 1, current=False))
@@ -203,7 +203,7 @@ def test_pods_that_the_api_server_refuses_degrade_the_pool() -> None:
     assert "spec.resources" in ready.message
 
 
-def test_a_pod_of_an_earlier_spec_is_no_trouble_any_more() -> None:
+def test_a_pod_of_an_earlier_spec_no_longer_counts_as_trouble() -> None:
     old = replace(pod("p-9", ready=False, reason="CheckpointMissing"), created="2026-01-01T00:00:00Z", revision="a")
     new = replace(pod("p-1", ready=False), created="2026-01-01T00:00:09Z", revision="b")
     rolling = facts(1, generation=2, pods=(old, new), engines={}, deployment=DeploymentFacts(2, 2, 2, 1))
@@ -212,7 +212,7 @@ def test_a_pod_of_an_earlier_spec_is_no_trouble_any_more() -> None:
     assert conditions(status(broken, NONE, NOW))["Degraded"] == ("True", "CheckpointBroken")
 
 
-def test_a_pod_that_is_over_is_trouble_until_another_in_its_place_has_served() -> None:
+def test_an_ended_pod_is_trouble_until_its_replacement_serves() -> None:
     first = replace(pod("p-0"), created="2026-01-01T00:00:00Z")
     evicted = replace(pod("p-1", ready=False, reason="Evicted"), created=first.created, over=True, ended=LATER)
     two = facts(2, pods=(first, evicted), engines={"p-0": "ready"}, deployment=DeploymentFacts(1, 1, 1, 1))
@@ -246,7 +246,7 @@ def test_a_pod_that_is_over_is_trouble_until_another_in_its_place_has_served() -
     assert conditions(status(gone, s, LATER))["Ready"] == ("True", Reason.SCALED_TO_ZERO)
 
 
-def test_an_engine_that_stands_by_is_not_ready_and_after_a_rollout_that_is_trouble() -> None:
+def test_a_standby_engine_is_not_ready_and_degrades_the_pool_after_a_rollout() -> None:
     rolling = facts(1, pods=(pod("p-0"), pod("p-1")), engines={"p-0": "ready", "p-1": "standby"})
     s = status(replace(rolling, deployment=DeploymentFacts(1, 1, 2, 1)), NONE, NOW)
     assert [e.state for e in s.engines] == ["Ready", "Standby"]
@@ -276,7 +276,7 @@ def test_a_pools_own_engines_are_known_until_control_forgets_them() -> None:
     assert own(known, after, new, {"p-1": "ready", "p-elsewhere": "ready"}) == {"p-1"}
 
 
-def test_an_engine_that_loads_is_not_one_that_is_broken() -> None:
+def test_a_loading_engine_is_not_broken() -> None:
     pods = (pod("p-0", ready=False), pod("p-1", ready=False, reason="CheckpointBroken"))
     s = status(facts(2, pods=pods, engines={}), NONE, NOW)
     assert [(e.state, e.reason) for e in s.engines] == [("Loading", ""), ("Broken", "CheckpointBroken")]
@@ -298,7 +298,7 @@ def test_without_control_nobody_knows() -> None:
     assert conditions(status(facts(0, engines=None), NONE, NOW))["Degraded"] == ("False", Reason.AS_EXPECTED)
 
 
-def test_an_engine_that_starts_while_control_is_away_is_not_missing_when_it_is_back() -> None:
+def test_an_engine_that_starts_while_control_is_away_is_found_when_control_returns() -> None:
     loading = facts(1, engines=None, pods=(pod("p-0", ready=False),))
     away = status(loading, NONE, NOW)
     assert conditions(away)["Progressing"] == ("True", Reason.ROLLING_OUT)
@@ -341,7 +341,7 @@ def test_missing_engines_say_where_to_look() -> None:
         assert told.message.endswith("; 0 of 1 engines take programs")
 
 
-def test_another_number_of_the_same_pods_is_no_rollout() -> None:
+def test_a_change_of_replicas_alone_is_no_rollout() -> None:
     before = status(facts(2), NONE, NOW)
     fewer = facts(1, generation=2, deployment=DeploymentFacts(2, 1, 2, 2))
     after = status(fewer, before, LATER)

@@ -1,4 +1,4 @@
-"""What is done next about an InferletRun, played through with random programs and clocks."""
+"""Decisions about InferletRuns, played through with random programs and clocks."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def play(**spec: Any) -> Play:
     return Play(run(**spec).spec)
 
 
-def test_a_run_that_works() -> None:
+def test_a_successful_run() -> None:
     p = play(ttlSecondsAfterFinished=60)
     assert isinstance(p.step(), Launch)
     assert p.status.phase == "Running"
@@ -93,7 +93,7 @@ def test_a_run_that_works() -> None:
     assert isinstance(p.step(), Delete)
 
 
-def test_a_failure_says_what_the_program_said() -> None:
+def test_a_failure_carries_the_programs_error() -> None:
     p = play()
     p.step()
     p.step(outcome=BAD)
@@ -123,7 +123,7 @@ def test_retries_wait_longer_each_time_and_use_a_key_of_their_own() -> None:
     assert p.status.attempts == 3
 
 
-def test_a_deadline_counts_waiting_and_kills_what_runs() -> None:
+def test_a_deadline_includes_waiting_and_ends_a_running_program() -> None:
     p = play(deadlineSeconds=30)
     assert isinstance(wait := p.step(InferletFacts(found=False)), Wait)
     assert wait.reason == Reason.INFERLET_NOT_FOUND
@@ -142,7 +142,7 @@ def test_a_deadline_counts_waiting_and_kills_what_runs() -> None:
     assert p.status.error.message == "the program ran longer than its deadline of 30 s"
 
 
-def test_a_run_that_nobody_looked_at_past_its_deadline_is_listened_to_first() -> None:
+def test_a_run_found_past_its_deadline_is_followed_before_it_is_ended() -> None:
     p = play(deadlineSeconds=30)
     p.step()
     p.now += 3600
@@ -160,7 +160,7 @@ def test_a_run_that_nobody_looked_at_past_its_deadline_is_listened_to_first() ->
     assert finish.kill
 
 
-def test_a_run_whose_time_is_over_before_it_ran_says_what_it_waited_for() -> None:
+def test_a_run_whose_deadline_passes_before_its_launch_says_what_it_waited_for() -> None:
     p = play(deadlineSeconds=30)
     p.step(InferletFacts(found=False))
     p.now += 31
@@ -177,7 +177,7 @@ def test_a_run_whose_time_is_over_before_it_ran_says_what_it_waited_for() -> Non
     assert "spec.deadlineSeconds" in error.remedy
 
 
-def test_a_run_whose_time_is_over_between_attempts_keeps_what_the_latest_one_said() -> None:
+def test_a_run_whose_deadline_passes_between_attempts_keeps_the_latest_error() -> None:
     for between, remedy in ((READY, "Mend the program"), (InferletFacts(found=False), "Mend what it waited for")):
         p = play(deadlineSeconds=30, retries=3)
         p.step()
@@ -198,7 +198,7 @@ def test_a_run_whose_time_is_over_between_attempts_keeps_what_the_latest_one_sai
 
 
 def pooled(reason: str, generation: int = 1, **spec: str) -> InferletFacts:
-    """What a run is told of an Inferlet whose first generation is in the catalogue, and that nothing can run."""
+    """The facts about an Inferlet whose first generation is in the catalogue, and which no engine can run."""
     conditions = [
         {"type": "Ready", "status": "True", "reason": "Catalogued", "lastTransitionTime": NOW},
         {"type": "Runnable", "status": "False", "reason": reason, "message": "why", "lastTransitionTime": NOW},
@@ -224,8 +224,8 @@ def test_a_run_waits_for_the_engines_that_its_inferlet_names() -> None:
         assert isinstance(play().step(there), Launch)
 
 
-def test_a_run_waits_until_its_inferlet_as_it_is_now_was_looked_at() -> None:
-    """Else it would run the version before, with the arguments of this one."""
+def test_a_run_waits_until_the_newest_spec_of_its_inferlet_was_handled() -> None:
+    """Otherwise the run would launch the old version with the new arguments."""
     wait = play().step(pooled("PoolNotFound", generation=2))
     assert isinstance(wait, Wait)
     assert wait.reason == Reason.INFERLET_NOT_READY
@@ -286,7 +286,7 @@ def test_every_run_ends_once_and_within_its_bounds(
 
 
 @given(st.binary(), st.integers(4, 64))
-def test_bytes_that_are_no_text_stay_within_the_bound(data: bytes, limit: int) -> None:
+def test_bytes_that_are_not_text_stay_within_the_bound(data: bytes, limit: int) -> None:
     kept = tail(data, limit=limit)
     assert len(kept.text.encode()) <= limit
     assert kept.truncated or kept.text == data.decode(errors="replace")
@@ -311,19 +311,19 @@ def test_output_fits_the_schema_whatever_the_bytes() -> None:
 
 
 def go_json(text: str) -> str:
-    """A text as Go's encoder writes it, which the API server uses."""
+    """Encode a text as Go's encoder does, which the API server uses."""
     escaped = json.dumps(text, ensure_ascii=False)[1:-1]
     return "".join(f"\\u{ord(c):04x}" if c in "<>&\u2028\u2029" else c for c in escaped)
 
 
 @given(st.text(st.characters(codec="utf-8") | st.sampled_from('\0\x1b\n"\\<&\u2028\u2029')))
-def test_json_takes_no_more_than_was_reckoned(text: str) -> None:
+def test_the_computed_size_of_json_is_an_upper_bound(text: str) -> None:
     most = json_bytes(text.encode())
     assert len(go_json(text).encode()) <= most
     assert most == len(go_json(text.replace("\b", "\0").replace("\f", "\0")).encode())
 
 
-def test_a_status_is_small_enough_whatever_a_program_says() -> None:
+def test_a_status_stays_small_whatever_a_program_prints() -> None:
     p = play()
     p.step()
     escapes = "\x1b" * OUTPUT_BYTES

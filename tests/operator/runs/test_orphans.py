@@ -1,4 +1,4 @@
-"""Which programs no InferletRun wants."""
+"""Which programs no InferletRun wants any more."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def found(key: str, runs: dict[str, InferletRunStatus]) -> bool:
     return bool(find([program("p", key)], runs))
 
 
-def test_a_program_whose_run_is_gone_or_done_with_it_is_found() -> None:
+def test_a_program_whose_run_is_gone_or_ended_is_found() -> None:
     assert found(launch_key(UID, 1), {})
     assert found(launch_key(UID, 1), {OTHER: InferletRunStatus(phase="Running", attempts=1)})
     assert found(launch_key(UID, 1), {UID: InferletRunStatus(phase="Failed", attempts=1)})
@@ -51,7 +51,7 @@ def test_a_program_that_no_operator_launched_is_left_alone() -> None:
 
 
 class Followers:
-    """Notes whom it follows and ends."""
+    """Records the programs that are followed and ended."""
 
     def __init__(self) -> None:
         self.full = False
@@ -81,7 +81,7 @@ RUN = Key("InferletRun", "ns", "r")
 
 
 def context(*programs: ProgramInfo, phase: str = "Pending") -> Any:
-    """An operator that has seen one run, which is gone, and a runtime with these programs."""
+    """The context of an operator that has seen one run, which is gone, and a runtime with these programs."""
 
     async def listed(tenant: str) -> list[ProgramInfo]:
         assert tenant == "ns"
@@ -103,7 +103,7 @@ def context(*programs: ProgramInfo, phase: str = "Pending") -> Any:
     )
 
 
-async def test_a_launch_that_nobody_answered_is_ended_with_its_run() -> None:
+async def test_an_unanswered_launch_is_ended_with_its_run() -> None:
     ctx = context(program("heard", launch_key(UID, 1)), program("another's", launch_key(OTHER, 1)))
     await reconcile_run.gone(ctx, RUN)
     assert ctx.followers.ended == ["heard"]
@@ -132,7 +132,7 @@ async def test_a_runtime_that_does_not_list_is_not_waited_for(monkeypatch: pytes
     assert RUN in ctx.store.runs, "it will be asked again"
 
 
-async def test_a_program_is_known_though_its_launch_could_not_be_written() -> None:
+async def test_a_program_is_known_even_if_its_launch_could_not_be_written() -> None:
     ctx = context()
 
     async def launch(spec: object) -> SimpleNamespace:

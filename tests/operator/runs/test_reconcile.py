@@ -1,4 +1,4 @@
-"""Programs that their InferletRun wants no more are ended, whatever has been seen of it."""
+"""Unwanted programs of InferletRuns are ended, whatever the operator has seen of the run."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ RUNNING = {"phase": "Running", "programId": "p", "attempts": 1, "startTime": STA
 
 
 class Client:
-    """A runtime whose programs go on until they are ended."""
+    """A runtime whose programs run until they are ended."""
 
     def __init__(self) -> None:
         self.ended: list[tuple[str, str]] = []
@@ -38,7 +38,7 @@ class Client:
 
 @asynccontextmanager
 async def operator() -> AsyncIterator[Any]:
-    """An operator's context, without Inferlets, that notes the phases it writes."""
+    """An operator's context, without Inferlets, that records the phases written."""
     client: Any = Client()
     following = Followers(client, 8, lambda *_: None)
     ctx = SimpleNamespace(client=client, followers=following, store=Store(), unix_s=NOW, written=[])
