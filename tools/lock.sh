@@ -12,7 +12,7 @@ echo 'uv>=0.9' | "$UV" pip compile "${flags[@]}" - -o constraints/bootstrap.txt
 
 # What the images hold, at the same versions: without torch; with it; with FlashInfer too; and what torch needs beside
 # CUDA, for images that bring a torch of their own.
-extras=(--extra control --extra runtime --extra operator --extra build)
+extras=(--extra control --extra runtime --extra gateway --extra operator --extra build)
 lock_image() { # NAME FLAG...
     local name=$1
     shift

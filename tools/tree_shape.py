@@ -8,6 +8,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import statistics
 import subprocess
 import sys
@@ -25,12 +26,14 @@ PACKAGES: Final[Mapping[str, str]] = {
     "tartlet_control": "services/tartlet_control",
     "tartlet_runtime": "services/tartlet_runtime",
     "tartlet_worker": "gpu_worker/tartlet_worker",
+    "tartlet_gateway": "services/tartlet_gateway",
     "tartlet_operator": "operator/tartlet_operator",
     "tartlet_cli": "services/tartlet_cli",
     "inferlet": "inferlets/sdk/python/inferlet",
 }
 """The product's import packages, and the folder of each. Generated protocol code is left out."""
 MIN_DOCSTRING_SENTENCES: Final = 2
+_LINE: Final = re.compile(r"\b(?:never|nothing)\b", re.IGNORECASE)
 
 
 class Sizes(NamedTuple):
@@ -126,12 +129,12 @@ def package_docstring_problem(text: str) -> str | None:
     Example:
         >>> package_docstring_problem('\"\"\"Holds queues. Never reads a clock.\"\"\"')
         >>> package_docstring_problem('\"\"\"Holds queues.\"\"\"')
-        'the docstring says what belongs in the package, and what never may (a sentence with "never")'
+        'the docstring says what belongs in the package, and what never may (a sentence with "never" or "nothing")'
     """
     docstring = ast.get_docstring(ast.parse(text)) or ""
-    if docstring.count(".") >= MIN_DOCSTRING_SENTENCES and "never" in docstring.lower():
+    if docstring.count(".") >= MIN_DOCSTRING_SENTENCES and _LINE.search(docstring):
         return None
-    return 'the docstring says what belongs in the package, and what never may (a sentence with "never")'
+    return 'the docstring says what belongs in the package, and what never may (a sentence with "never" or "nothing")'
 
 
 def _git(*arguments: str) -> list[str]:

@@ -28,13 +28,14 @@ from tartlet_common.config.paths import cache_dir, check_socket, make_private, r
 from tartlet_common.errors.registry import AddressInUse, DiskFull, StartFailed, TartletError
 
 ROLES = ("control", "runtime", "worker")
-_START_ORDER = ("worker", "runtime", "control")  # the slowest first
+"""What every stack runs; a stack with an HTTP address runs a gateway too."""
+_START_ORDER = ("worker", "runtime", "control", "gateway")  # the slowest first
 SOCKETS = ("runtime.sock", "control.sock", "control.sock.frames", "guest.sock")
 """In the run directory."""
 
 _BACKOFF_S = (0.05, 0.2, 0.5, 1.0, 2.0, 5.0)  # before the n-th restart in a row
 _STABLE_S = 10.0  # a role that ran so long starts its backoff over
-_GRACE_S = {"runtime": 5.0, "control": 5.0, "worker": 5.0}
+_GRACE_S = {"gateway": 5.0, "runtime": 5.0, "control": 5.0, "worker": 5.0}
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +50,7 @@ class StackConfig:
         flags: more flags by role, such as `{"worker": ["--page-size", "8"]}`.
         env: added to the roles' environment.
         start_timeout_s: how long the start may take.
+        http: `host:port` where a gateway serves the HTTP API; "" for none.
     """
 
     engine: str | None = None
@@ -58,6 +60,12 @@ class StackConfig:
     flags: Mapping[str, Sequence[str]] = field(default_factory=dict)
     env: Mapping[str, str] = field(default_factory=dict)
     start_timeout_s: float = 180.0
+    http: str = ""
+
+    @property
+    def roles(self) -> tuple[str, ...]:
+        """The roles of this stack."""
+        return (*ROLES, "gateway") if self.http else ROLES
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +123,7 @@ def holder(directory: Path) -> int | None:
 
 
 class LocalStack:
-    """The three roles as children of this process.
+    """The roles as children of this process.
 
     Args:
         config: what to run.
@@ -187,7 +195,7 @@ class LocalStack:
             make_private(self.directory)
             self._claim()
             self.log_dir.mkdir(exist_ok=True)
-            for role in ROLES:
+            for role in self._config.roles:
                 self._rotate(role)
         except OSError as e:
             raise DiskFull(path=str(self.directory), detail=e.strerror or str(e)) from e
@@ -195,14 +203,14 @@ class LocalStack:
             async with asyncio.timeout(self._config.start_timeout_s):
                 await self._start_all()
         except TimeoutError as e:
-            late = [role for role in ROLES if role not in self._up or not self._up[role].is_set()]
+            late = [role for role in self._config.roles if role not in self._up or not self._up[role].is_set()]
             await self.stop()
             detail = f"not ready after {self._config.start_timeout_s:g} s; logs are in {self.log_dir}"
             raise StartFailed(role=" and ".join(late), detail=detail) from e
         except BaseException:
             await self.stop()
             raise
-        self._keepers = [asyncio.create_task(self._keep(role), name=f"keep {role}") for role in ROLES]
+        self._keepers = [asyncio.create_task(self._keep(role), name=f"keep {role}") for role in self._config.roles]
 
     async def stop(self) -> None:
         """End every role: clients of a role before the role itself; nothing is left running."""
@@ -212,7 +220,7 @@ class LocalStack:
         await asyncio.gather(*self._keepers, return_exceptions=True)
         self._keepers = []
         try:
-            for role in ("runtime", "control", "worker"):
+            for role in ("gateway", "runtime", "control", "worker"):
                 if role in self._children:
                     await self._children[role].stop(_GRACE_S[role])
         finally:
@@ -232,11 +240,11 @@ class LocalStack:
     # ---- one role -----------------------------------------------------------------------------------------------
 
     async def _start_all(self) -> None:
-        for role in _START_ORDER:
+        for role in sorted(self._config.roles, key=_START_ORDER.index):
             self._children[role] = self._child(role)
             self._up[role] = asyncio.Event()
             await self._children[role].start()
-        waiting = {asyncio.ensure_future(self._until_ready(role, 0)): role for role in ROLES}
+        waiting = {asyncio.ensure_future(self._until_ready(role, 0)): role for role in self._config.roles}
         try:
             done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_EXCEPTION)
             for task in done:
@@ -277,13 +285,13 @@ class LocalStack:
     def _check_settings(self) -> None:
         """Tell what is wrong in the configuration file or the environment, once, before three processes do."""
         env = {**os.environ, **self._config.env}
-        prefixes = tuple(f"TARTLET_{role.upper()}_" for role in ROLES)
+        prefixes = tuple(f"TARTLET_{role.upper()}_" for role in self._config.roles)
         if self._config.config is None and not any(name.startswith(prefixes) for name in env):
             return
         from tartlet_common.config.load import load  # takes a tenth of a second, which most starts can save
         from tartlet_common.config.settings import ROLES as SETTINGS
 
-        for role in ROLES:
+        for role in self._config.roles:
             load(SETTINGS[role], role, file=self._config.config, env=env)
 
     def _check_guest(self) -> None:
@@ -322,6 +330,8 @@ class LocalStack:
                 flags += ["--engine", self._config.engine]
             if self._config.model is not None:
                 flags += ["--model", str(self._config.model)]
+        if role == "gateway":
+            flags += ["--address", self._config.http]
         return [*flags, *self._config.flags.get(role, ())]
 
     def _claim(self) -> None:

@@ -56,7 +56,8 @@ def test_a_run_shows_how_far_its_start_is_and_wipes_that(run_dir: Path) -> None:
 def test_a_servers_log_lines_stand_above_the_line_of_progress(run_dir: Path) -> None:
     _, shown = on_terminal(run_dir, "serve", "--engine", "fake", until=lambda text: "(Ctrl-C ends it" in text)
     assert "worker: warming up" in shown
-    whole = re.compile(r"(control|runtime|worker) serves \(pid|serving at|20\d\d-\d\d-\d\d |$")
+    starts = r"(control|runtime|worker|gateway) serves \(pid|serving at|OpenAI API at|no HTTP API"
+    whole = re.compile(rf"{starts}|20\d\d-\d\d-\d\d |$")
     assert [line for line in screen(shown) if not whole.match(line)] == []
 
 

@@ -112,13 +112,13 @@ class Serving:
 
 @contextlib.contextmanager
 def serving(
-    run_dir: Path, *flags: str, engine: str = "fake", prefix: Sequence[str] = (), **env: str
+    run_dir: Path, *flags: str, engine: str = "fake", http: str = "off", prefix: Sequence[str] = (), **env: str
 ) -> Iterator[Serving]:
     """Runs `tartlet serve` in `run_dir`, after the command `prefix`, and checks that no process is left."""
     log = run_dir / "serve.out"
     with log.open("wb") as out:
         process = subprocess.Popen(
-            [*prefix, *command("serve", "--engine", engine, *flags)],
+            [*prefix, *command("serve", "--engine", engine, "--http", http, *flags)],
             env=environment(run_dir, **env),
             stdout=out,
             stderr=out,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import socket
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from tartlet_cli.console.places import WorkerChoice
     from tartlet_cli.console.terminal import Progress
 
-ROLES = ("control", "runtime", "worker", "operator")
+ROLES = ("control", "runtime", "worker", "gateway", "operator")
 _LAST_WORDS_S = 1.0  # for whoever reads standard error, at the end
 
 
@@ -47,10 +48,15 @@ _LAST_WORDS_S = 1.0  # for whoever reads standard error, at the end
 @click.option(
     "--run-dir", type=click.Path(path_type=Path), help="Directory of sockets and logs. Default: $TARTLET_RUN_DIR."
 )
+@click.option(
+    "--http",
+    metavar="HOST:PORT",
+    help="Where the HTTP API serves, or `off`. Default: the gateway's setting, 127.0.0.1:8200. Not with --role.",
+)
 @click.option("--quiet", is_flag=True, help="Leave the roles' log lines to their files. Not with --role.")
 @click.argument("flags", nargs=-1, type=click.UNPROCESSED)
 @click.pass_context
-def serve(
+def serve(  # noqa: PLR0913 - one parameter an option
     ctx: click.Context,
     /,
     role: str | None,
@@ -58,11 +64,14 @@ def serve(
     engine: str | None,
     config: Path | None,
     run_dir: Path | None,
+    http: str | None,
     flags: tuple[str, ...],
     *,
     quiet: bool,
 ) -> None:
-    """Run control, runtime and a worker in the foreground until Ctrl-C (exit code 0); a role that dies is restarted.
+    """Run all roles in the foreground until Ctrl-C (exit code 0): control, runtime, a worker and the HTTP gateway.
+
+    A role that dies is restarted.
 
     \b
     Examples:
@@ -80,19 +89,19 @@ def serve(
         return
     if run_dir is not None:
         os.environ["TARTLET_RUN_DIR"] = str(run_dir)
-    _check(role, model, engine, quiet=quiet)
+    _check(role, model, engine, http, quiet=quiet)
     try:
         if role is not None:
             _exec_role(role, model, engine, config, flags)
         if flags:
             what = "unknown option" if flags[0].startswith("-") else "unexpected argument"
             raise click.UsageError(f"{what} {flags[0]} (a role's own flags need --role)")
-        raise SystemExit(asyncio.run(_serve(backend(engine, model, config), config, quiet=quiet)))
+        raise SystemExit(asyncio.run(_serve(backend(engine, model, config), config, http, quiet=quiet)))
     except TartletError as e:
         raise exits.fail(e) from e
 
 
-def _check(role: str | None, model: str | None, engine: str | None, *, quiet: bool) -> None:
+def _check(role: str | None, model: str | None, engine: str | None, http: str | None, *, quiet: bool) -> None:
     """Options that would be ignored are refused.
 
     Raises:
@@ -100,6 +109,10 @@ def _check(role: str | None, model: str | None, engine: str | None, *, quiet: bo
     """
     if role not in (None, "worker") and (model or engine):
         raise click.UsageError(f"{'--model' if model else '--engine'} is for a worker, not for --role {role}")
+    if role is not None and http:
+        raise click.UsageError(
+            f"--http is for all roles together; {'--address sets it' if role == 'gateway' else 'leave it out'}"
+        )
     if role is not None and quiet:
         raise click.UsageError("--quiet: a role alone keeps no log file; --log-level error leaves out most lines")
     if model and engine == "fake":
@@ -130,7 +143,7 @@ def _exec_role(role: str, model: str | None, engine: str | None, config: Path | 
     os.execv(sys.executable, argv)  # noqa: S606 - no shell is wanted
 
 
-async def _serve(chosen: WorkerChoice, config: Path | None, *, quiet: bool) -> int:
+async def _serve(chosen: WorkerChoice, config: Path | None, http: str | None, *, quiet: bool) -> int:
     from tartlet.local import LocalStack, StackConfig
     from tartlet_cli.console.error_output import ErrorOutput
     from tartlet_cli.console.terminal import Progress
@@ -152,7 +165,8 @@ async def _serve(chosen: WorkerChoice, config: Path | None, *, quiet: bool) -> i
         loop.add_signal_handler(number, interrupt)
 
     echo = None if quiet else _echo(progress, errors)
-    what = StackConfig(engine=chosen.engine, model=chosen.model, config=config)
+    address, why_not = http_address(http, config)
+    what = StackConfig(engine=chosen.engine, model=chosen.model, config=config, http=address)
     stack = LocalStack(what, _reporter(progress, errors), echo)
     starting = asyncio.ensure_future(stack.start())
     stopping = asyncio.ensure_future(stop.wait())
@@ -161,7 +175,8 @@ async def _serve(chosen: WorkerChoice, config: Path | None, *, quiet: bool) -> i
         if starting.done():
             await starting
             progress.clear()
-            errors.write(f"serving at {stack.address} (Ctrl-C ends it; logs in {stack.log_dir})\n")
+            http_line = f"OpenAI API at http://{address}/v1\n" if address else why_not
+            errors.write(f"{http_line}serving at {stack.address} (Ctrl-C ends it; logs in {stack.log_dir})\n")
             await stopping
     finally:
         progress.clear()
@@ -173,6 +188,31 @@ async def _serve(chosen: WorkerChoice, config: Path | None, *, quiet: bool) -> i
         finally:
             errors.close(_LAST_WORDS_S)
     return 0
+
+
+def http_address(given: str | None, config: Path | None) -> tuple[str, str]:
+    """Decide where the gateway serves: as told, else as its settings say, unless that port is taken.
+
+    Args:
+        given: `--http`; `off` is nowhere, None leaves the choice.
+        config: the configuration file.
+
+    Returns:
+        The address, or "" and a line that says why there is none.
+    """
+    from tartlet_common.config.load import load
+    from tartlet_common.config.settings import GatewaySettings
+
+    if given == "off":
+        return "", ""
+    if given is not None:
+        return given, ""
+    address = load(GatewaySettings, "gateway", file=config, env=os.environ).settings.address
+    host, _, port = address.rpartition(":")
+    with socket.socket() as probe:
+        if port.isdigit() and probe.connect_ex((host, int(port))) == 0:
+            return "", f"no HTTP API: {address} is in use (give --http HOST:PORT)\n"
+    return address, ""
 
 
 def _echo(progress: Progress, errors: ErrorOutput) -> Callable[[str, bytes], None]:

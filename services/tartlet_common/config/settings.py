@@ -91,6 +91,16 @@ class RuntimeSettings(_Settings):
     ended_kept_s: float = Field(600.0, ge=0, description="seconds that an ended program's output stays readable")
 
 
+class GatewaySettings(_Settings):
+    """Settings of `tartlet serve --role gateway`."""
+
+    address: str = Field("127.0.0.1:8200", description="host:port of the HTTP API; this machine's own only")
+    runtime: str = Field(default_factory=lambda: f"unix:{run_dir()}/runtime.sock", description="the runtime's address")
+    origins: str = Field(
+        "", description="origins whose pages may call beside this machine's, separated by commas; empty: none"
+    )
+
+
 class WorkerSettings(_Settings):
     """Settings of `tartlet serve --role worker`."""
 
@@ -178,6 +188,7 @@ def listed(text: str) -> list[str]:
 ROLES: dict[str, type[_Settings]] = {
     "control": ControlSettings,
     "runtime": RuntimeSettings,
+    "gateway": GatewaySettings,
     "worker": WorkerSettings,
     "operator": OperatorSettings,
 }

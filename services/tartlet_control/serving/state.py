@@ -47,7 +47,8 @@ def state_of(core: Core, scope: Scope = EVERYONE) -> dict[str, Any]:
 
 
 def _model(m: ServedModel, core: Core) -> dict[str, Any]:
-    return {k: v for k, v in m.info().items() if k != "spec_json"} | {"standby": core.models.stands_by(m)}
+    told = {k: v for k, v in m.info().items() if k != "spec_json"}
+    return told | {"max_position": m.spec.max_position, "standby": core.models.stands_by(m)}
 
 
 def engines_of(core: Core) -> control_pb2.EnginesReply:

@@ -1,0 +1,132 @@
+"""What every request passes first: a request id, Host and Origin checks, CORS, and a reply to errors nobody handled."""
+
+from __future__ import annotations
+
+import logging
+import re
+import time
+import uuid
+from collections.abc import Awaitable, Callable
+from typing import Final
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from tartlet_gateway.http.exchange import ClientGoneError, Exchange, Headers
+
+log = logging.getLogger("tartlet.gateway")
+
+LOOPBACK: Final = frozenset({"localhost", "127.0.0.1", "::1"})
+"""Host names of this machine alone."""
+_REQUEST_ID: Final = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
+_ORIGIN: Final = re.compile(r"https?://([^/]+)", re.IGNORECASE)
+_EXPOSED: Final = b"x-request-id, openai-processing-ms, retry-after"
+_PREFLIGHT: Final[Headers] = [
+    (b"access-control-allow-methods", b"GET, POST, DELETE, OPTIONS"),
+    (b"access-control-allow-headers", b"*, Authorization"),
+    (b"access-control-max-age", b"600"),
+]
+
+Refuse = Callable[[Exchange, int, str], Awaitable[None]]
+"""Writes an error in the API's form: the exchange, the status, the sentence."""
+
+
+def host_name(authority: str) -> str:
+    """Return the host of a Host header or an origin, without its port.
+
+    Example:
+        >>> host_name("localhost:8200"), host_name("[::1]:80"), host_name("Example.org")
+        ('localhost', '::1', 'example.org')
+    """
+    if authority.startswith("["):
+        return authority[1:].partition("]")[0].lower()
+    return authority.partition(":")[0].lower()
+
+
+def origin_allowed(origin: str, allowed: frozenset[str]) -> bool:
+    """Tell whether a page of this origin may call: one of `allowed`, or a page of this machine.
+
+    Example:
+        >>> origin_allowed("http://localhost:3000", frozenset()), origin_allowed("https://evil.example", frozenset())
+        (True, False)
+    """
+    found = _ORIGIN.fullmatch(origin)
+    return origin in allowed or (found is not None and host_name(found[1]) in LOOPBACK)
+
+
+class Guard:
+    """ASGI middleware around the whole application.
+
+    Args:
+        app: what is guarded.
+        origins: origins of other machines whose pages may call, such as `https://chat.example.org`.
+        refuse: writes an error in the API's form.
+    """
+
+    def __init__(self, app: ASGIApp, origins: frozenset[str], refuse: Refuse) -> None:
+        self._app = app
+        self._origins = origins
+        self._refuse = refuse
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Check one request, then hand it on; every reply carries a request id."""
+        if scope["type"] != "http":
+            return
+        began_s = time.perf_counter()
+        given = {key: value for key, value in scope["headers"] if key in (b"x-request-id", b"origin", b"host")}
+        request_id = given.get(b"x-request-id", b"")
+        if not _REQUEST_ID.fullmatch(request_id):
+            request_id = uuid.uuid4().hex.encode()
+        origin = given.get(b"origin", b"").decode("latin-1")
+        allowed = not origin or origin_allowed(origin, self._origins)
+
+        async def told(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                exchange.started = True
+                spent = str(round((time.perf_counter() - began_s) * 1e3)).encode()
+                message["headers"] = [
+                    *message["headers"],
+                    (b"x-request-id", request_id),
+                    (b"openai-processing-ms", spent),
+                    *(self._cors(origin) if origin and allowed else ()),
+                ]
+            await send(message)
+
+        exchange = Exchange(scope, receive, told)
+        try:
+            await self._checked(exchange, given, scope, receive, told, allowed=allowed)
+        except ClientGoneError:
+            log.debug("request %s: the client went away", request_id.decode())
+        except Exception:
+            log.exception("request %s failed", request_id.decode())
+            if not exchange.started:
+                await self._refuse(exchange, 500, "The gateway failed; its log has the request id's traceback.")
+
+    async def _checked(
+        self,
+        exchange: Exchange,
+        given: dict[bytes, bytes],
+        scope: Scope,
+        receive: Receive,
+        send: Send,
+        *,
+        allowed: bool,
+    ) -> None:
+        host = host_name(given.get(b"host", b"").decode("latin-1"))
+        if host not in LOOPBACK:
+            await self._refuse(
+                exchange, 403, "The Host header must name this machine: localhost or a loopback address."
+            )
+        elif not allowed:
+            await self._refuse(exchange, 403, "Pages of this origin may not call; the setting `origins` allows them.")
+        elif scope["method"] == "OPTIONS" and b"origin" in given:
+            await exchange.reply(204, b"", _PREFLIGHT)
+        else:
+            await self._app(scope, receive, send)
+
+    @staticmethod
+    def _cors(origin: str) -> Headers:
+        return [
+            (b"access-control-allow-origin", origin.encode("latin-1")),
+            (b"access-control-expose-headers", _EXPOSED),
+            (b"vary", b"origin"),
+        ]

@@ -1,0 +1,67 @@
+"""uvicorn's HTTP/1.1 protocol with a deadline and a bound for request headers, which uvicorn itself doesn't have."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, Final
+
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+HEADERS_S: Final = 10.0
+"""How long a client may take from its first byte (or from connecting) to the end of its headers."""
+MAX_HEADER_BYTES: Final = 64 << 10
+"""The longest request line and headers together."""
+
+
+class BoundedProtocol(HttpToolsProtocol):
+    """Closes connections whose headers are late or too long."""
+
+    _deadline: asyncio.TimerHandle | None = None
+    _header_bytes = 0
+    _in_headers = True
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Start the deadline: a client that connects and says nothing is closed."""
+        super().connection_made(transport)
+        self._begin_headers()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Drop the deadline with the connection."""
+        self._end_headers()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        """Count header bytes; refuse the connection past the bound."""
+        if self._in_headers:
+            self._header_bytes += len(data)
+        super().data_received(data)
+        if self._in_headers and self._header_bytes > MAX_HEADER_BYTES and not self.transport.is_closing():
+            self._refuse(b"431 Request Header Fields Too Large")
+
+    def on_message_begin(self) -> None:
+        """Start the deadline of the next request on a connection that is kept open."""
+        super().on_message_begin()
+        self._begin_headers()
+
+    def on_headers_complete(self) -> Any:
+        """Stop the deadline."""
+        self._end_headers()
+        return super().on_headers_complete()
+
+    def _begin_headers(self) -> None:
+        if self._deadline is None:
+            self._header_bytes = 0
+            self._in_headers = True
+            self._deadline = self.loop.call_later(HEADERS_S, self._refuse, b"408 Request Timeout")
+
+    def _end_headers(self) -> None:
+        self._in_headers = False
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
+
+    def _refuse(self, status: bytes) -> None:
+        self._end_headers()
+        if not self.transport.is_closing():
+            self.transport.write(b"HTTP/1.1 " + status + b"\r\nconnection: close\r\ncontent-length: 0\r\n\r\n")
+            self.transport.close()

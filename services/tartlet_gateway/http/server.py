@@ -1,0 +1,75 @@
+"""The HTTP server: uvicorn inside a role's process, which handles signals itself."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import Callable, Iterator
+from typing import Any, Final
+
+import uvicorn
+
+from tartlet_common.errors.registry import AddressInUse, InvalidConfig
+from tartlet_gateway.http.protocol import BoundedProtocol
+
+STOP_S: Final = 5
+"""How long requests may go on once the gateway is asked to stop."""
+KEEP_ALIVE_S: Final = 75
+"""How long an idle connection stays open."""
+
+
+class _Server(uvicorn.Server):
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Leave signals to the role's process, which cancels `serve`."""
+        yield
+
+
+def bind(address: str) -> socket.socket:
+    """Bind and return a TCP socket for `address`, `host:port`.
+
+    Raises:
+        InvalidConfig: the address is no `host:port`, or the host is unknown.
+        AddressInUse: another process serves there.
+    """
+    host, colon, port = address.rpartition(":")
+    if not colon or not port.isdigit() or int(port) > 0xFFFF:
+        remedy = "Give host:port, such as 127.0.0.1:8200."
+        raise InvalidConfig(role="gateway", detail=f"address: {address!r} is no host:port", remedy=remedy)
+    try:
+        return socket.create_server((host.strip("[]"), int(port)), family=_family(host), backlog=1024)
+    except socket.gaierror as e:
+        raise InvalidConfig(role="gateway", detail=f"address: {address}: {e.strerror}") from e
+    except OSError as e:
+        raise AddressInUse(address=address) from e
+
+
+async def serve(app: Any, listener: socket.socket, ready: Callable[[], None]) -> None:
+    """Serve the ASGI application `app` until cancelled; call `ready` once connections are accepted."""
+    config = uvicorn.Config(
+        app,
+        http=BoundedProtocol,
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+        timeout_keep_alive=KEEP_ALIVE_S,
+        timeout_graceful_shutdown=STOP_S,
+    )
+    server = _Server(config)
+    serving = asyncio.ensure_future(server.serve(sockets=[listener]))
+    try:
+        while not server.started and not serving.done():  # noqa: ASYNC110 - uvicorn has no event for it
+            await asyncio.sleep(0.005)
+        ready()
+        await asyncio.shield(serving)
+    finally:
+        server.should_exit = True
+        await serving
+
+
+def _family(host: str) -> socket.AddressFamily:
+    return socket.AF_INET6 if ":" in host else socket.AF_INET

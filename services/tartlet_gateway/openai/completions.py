@@ -1,0 +1,202 @@
+"""Chat and text completions: one run of an inferlet each, whole or streamed."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from typing import Any, Final
+
+import msgspec
+from starlette.types import Receive, Scope, Send
+
+from tartlet_common.errors.registry import TartletError
+from tartlet_gateway.http.exchange import BodyLateError, BodyTooLargeError, Exchange
+from tartlet_gateway.openai import sse
+from tartlet_gateway.openai.errors import JSON, ApiError, answer, from_tartlet
+from tartlet_gateway.openai.replies import Form, Reply
+from tartlet_gateway.openai.requests import (
+    ChatRequest,
+    CompletionRequest,
+    chat_arguments,
+    choices_of,
+    completion_arguments,
+    read_chat,
+    read_completion,
+)
+from tartlet_gateway.runs.events import Counted, Delta, Event, Finished, Refused
+from tartlet_gateway.runs.launch import MAX_ARGUMENT_BYTES, Runs, closing
+from tartlet_gateway.runs.models import Models, target
+
+HEADERS_S: Final = 10.0
+"""A stream's status waits this long for the first event, so that an early error keeps its own status."""
+COMMENT_S: Final = 15.0
+"""A silent stream gets a comment this often; proxies close connections after 50 to 120 s."""
+PULSES: Final = 6
+"""Every so many comments an empty chunk goes too: some clients count parsed chunks only, and give up after 120 s."""
+
+
+class Completions:
+    """The ASGI endpoint of `POST /v1/chat/completions` or `POST /v1/completions`."""
+
+    def __init__(self, form: Form, runs: Runs, models: Models) -> None:
+        self._form: Form = form
+        self._runs = runs
+        self._models = models
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request; every error is answered in OpenAI's form."""
+        exchange = Exchange(scope, receive, send)
+        try:
+            request, arguments = await self._read(exchange)
+            await exchange.while_connected(self._serve(exchange, request, arguments))
+        except ApiError as e:
+            await answer(exchange, e)
+        except TartletError as e:
+            await answer(exchange, from_tartlet(e))
+
+    async def _read(self, exchange: Exchange) -> tuple[ChatRequest | CompletionRequest, dict[str, Any]]:
+        kind = (exchange.header(b"content-type") or b"application/json").partition(b";")[0].strip().lower()
+        if kind != b"application/json":
+            raise ApiError(415, "Send the body as JSON, with the header Content-Type: application/json.")
+        try:
+            body = await exchange.body(MAX_ARGUMENT_BYTES)
+        except BodyTooLargeError as e:
+            raise ApiError(413, f"The body is longer than {e.limit} bytes: send less.") from e
+        except BodyLateError as e:
+            raise ApiError(408, "The body didn't arrive in time: send it at once.") from e
+        if self._form == "chat":
+            chat = read_chat(body)
+            return chat, chat_arguments(chat)
+        text = read_completion(body)
+        return text, completion_arguments(text)
+
+    async def _serve(
+        self, exchange: Exchange, request: ChatRequest | CompletionRequest, arguments: dict[str, Any]
+    ) -> None:
+        """Launch the run that answers, and write its reply.
+
+        Raises:
+            ApiError, TartletError: nothing was written yet.
+        """
+        chosen = target(request.model, await self._models.list())
+        durable = exchange.header(b"x-tartlet-durable") == b"1"
+        run = await self._runs.start(chosen, arguments, durable=durable)
+        prefix = "chatcmpl" if self._form == "chat" else "cmpl"
+        reply = Reply(
+            form=self._form,
+            id=f"{prefix}-{run.program_id}",
+            created_s=int(time.time()),
+            model=request.model or chosen.model,
+            choices=choices_of(request),
+        )
+        async with closing(run) as events:
+            if request.stream:
+                await _Stream(exchange, reply, request).write(events)
+            else:
+                await _whole(exchange, reply, events)
+
+
+async def _whole(exchange: Exchange, reply: Reply, events: AsyncIterator[Event]) -> None:
+    async for event in events:
+        match event:
+            case Delta():
+                _check_index(event.choice, reply)
+                reply.add(event)
+            case Finished():
+                _check_index(event.choice, reply)
+                reply.finish(event)
+            case Counted():
+                reply.usage = event
+            case Refused():
+                raise _refusal(event)
+    await exchange.reply(200, msgspec.json.encode(reply.whole()), [JSON])
+
+
+class _Stream:
+    """One streamed reply. Headers go with the first event, or after `HEADERS_S` of silence."""
+
+    def __init__(self, exchange: Exchange, reply: Reply, request: ChatRequest | CompletionRequest) -> None:
+        options = request.stream_options
+        self._totals = options is not None and options.include_usage
+        if options is not None and options.continuous_usage_stats:
+            reply.usage_in_chunks = "counts"
+        elif self._totals:
+            reply.usage_in_chunks = "null"
+        self._exchange = exchange
+        self._reply = reply
+
+    async def write(self, events: AsyncIterator[Event]) -> None:
+        """Write the events as chunks.
+
+        Raises:
+            ApiError, TartletError: the run failed before anything was written.
+        """
+        try:
+            await self._chunks(events)
+        except (ApiError, TartletError) as e:
+            if not self._exchange.started:
+                raise
+            error = e if isinstance(e, ApiError) else from_tartlet(e)
+            await self._exchange.write(sse.event(error.body))
+        else:
+            if self._totals:
+                await self._write([self._reply.totals()])
+        await self._exchange.write(sse.DONE, more=False)
+
+    async def _chunks(self, events: AsyncIterator[Event]) -> None:
+        comments = 0
+        coming = asyncio.ensure_future(anext(events, None))
+        try:
+            while True:
+                wait_s = COMMENT_S if self._exchange.started else HEADERS_S
+                await asyncio.wait((coming,), timeout=wait_s)
+                if not coming.done():
+                    comments += 1
+                    await self._wait_on(pulse=comments % PULSES == 0)
+                    continue
+                event = coming.result()
+                if event is None:
+                    await self._write([])
+                    return
+                await self._event(event)
+                coming = asyncio.ensure_future(anext(events, None))
+        finally:
+            coming.cancel()
+            await asyncio.gather(coming, return_exceptions=True)
+
+    async def _event(self, event: Event) -> None:
+        match event:
+            case Delta():
+                _check_index(event.choice, self._reply)
+                if event.text:
+                    await self._write([self._reply.delta(event)])
+            case Finished():
+                _check_index(event.choice, self._reply)
+                await self._write([self._reply.finish(event)])
+            case Counted():
+                self._reply.usage = event
+            case Refused():
+                raise _refusal(event)
+
+    async def _wait_on(self, *, pulse: bool) -> None:
+        await self._write([self._reply.pulse()] if pulse else [])
+        await self._exchange.write(sse.COMMENT)
+
+    async def _write(self, chunks: list[dict[str, Any]]) -> None:
+        """Write chunks at once, behind headers and opening chunks if these haven't gone yet."""
+        if not self._exchange.started:
+            chunks = [*self._reply.opening(), *chunks]
+            await self._exchange.start(200, sse.HEADERS)
+        if chunks:
+            await self._exchange.write(b"".join(map(sse.event, chunks)))
+
+
+def _check_index(index: int, reply: Reply) -> None:
+    """Refuse a choice that wasn't asked for: clients index into the choices that they expect."""
+    if index >= reply.choices:
+        raise ApiError(500, f"The inferlet answered choice {index} of {reply.choices}.", code="inferlet_error")
+
+
+def _refusal(event: Refused) -> ApiError:
+    return ApiError(400, event.message or "The inferlet refused the request.", param=event.param, code=event.code)

@@ -1,0 +1,119 @@
+"""Errors in OpenAI's form, and which HTTP status each of Tartlet's errors gets."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import msgspec
+
+from tartlet_common.errors import registry as errors
+from tartlet_common.errors.registry import TartletError
+from tartlet_gateway.http.exchange import Exchange, Headers
+
+JSON: Final = (b"content-type", b"application/json")
+MAX_MESSAGE_CHARS: Final = 2000
+"""The longest error message that is sent."""
+RETRY_S: Final = 1
+"""After how long a refused client may ask again."""
+
+_TYPES: Final = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
+    404: "invalid_request_error",
+    405: "invalid_request_error",
+    408: "invalid_request_error",
+    413: "invalid_request_error",
+    415: "invalid_request_error",
+    429: "rate_limit_error",
+    503: "service_unavailable_error",
+    504: "timeout_error",
+}
+
+
+class ApiError(Exception):
+    """An error as a client of the OpenAI API sees it.
+
+    Attributes:
+        status: The HTTP status.
+        message: A sentence that says what to do.
+        param: The path of the request's field that is wrong, such as `messages[0].content`, or None.
+        code: A word for programs, such as `model_not_found`, or None.
+    """
+
+    def __init__(self, status: int, message: str, *, param: str | None = None, code: str | None = None) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message[:MAX_MESSAGE_CHARS]
+        self.param = param
+        self.code = code
+
+    @property
+    def body(self) -> dict[str, Any]:
+        """The reply's JSON object."""
+        kind = _TYPES.get(self.status, "server_error")
+        return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
+
+    @property
+    def headers(self) -> Headers:
+        """The reply's headers; those that can be retried say when."""
+        wait = [(b"retry-after", str(RETRY_S).encode())] if self.status in {429, 503} else []
+        return [JSON, *wait]
+
+
+_STATUSES: Final[dict[type[TartletError], tuple[int, str]]] = {
+    errors.InvalidArgument: (400, ""),
+    errors.InvalidSource: (400, ""),
+    errors.UnsupportedTrait: (400, ""),
+    errors.ProgramTooLarge: (400, "context_length_exceeded"),
+    errors.UnknownModel: (404, "model_not_found"),
+    errors.UnknownInferlet: (404, "model_not_found"),
+    errors.PermissionDenied: (403, ""),
+    errors.FrameTooLarge: (413, ""),
+    errors.Overloaded: (429, "overloaded"),
+    errors.DeadlineExceeded: (504, "deadline_exceeded"),
+    errors.NoEngine: (503, "no_engine"),
+    errors.Unavailable: (503, "unavailable"),
+    errors.OutOfPages: (503, "out_of_pages"),
+    errors.WorkerLost: (503, "worker_lost"),
+    errors.ControlLost: (503, "control_lost"),
+    errors.RuntimeLost: (503, "runtime_lost"),
+    errors.Draining: (503, "draining"),
+}
+"""Statuses by error; an error that isn't here is the inferlet's or ours, and gets 500."""
+
+
+def from_tartlet(error: TartletError) -> ApiError:
+    """Return what a client is told of one of Tartlet's errors.
+
+    Example:
+        >>> from tartlet_common.errors.registry import NoEngine
+        >>> from_tartlet(NoEngine()).status
+        503
+    """
+    status, code = _STATUSES.get(type(error), (500, error.name))
+    return ApiError(status, str(error), code=code or None)
+
+
+def from_validation(error: msgspec.ValidationError) -> ApiError:
+    """Return what a client is told of a body whose field has a wrong type or value.
+
+    Example:
+        >>> error = from_validation(msgspec.ValidationError("Expected `int`, got `str` - at `$.messages[0].n`"))
+        >>> error.param, error.message
+        ('messages[0].n', 'messages[0].n: expected `int`, got `str`')
+    """
+    told, _, path = str(error).partition(" - at `$")
+    param = path.rstrip("`").lstrip(".") or None
+    told = told[:1].lower() + told[1:]
+    return ApiError(400, f"{param}: {told}" if param else f"The body: {told}", param=param)
+
+
+async def refuse(exchange: Exchange, status: int, sentence: str) -> None:
+    """Answer with an error that no route made."""
+    await answer(exchange, ApiError(status, sentence))
+
+
+async def answer(exchange: Exchange, error: ApiError) -> None:
+    """Answer with `error`."""
+    await exchange.reply(error.status, msgspec.json.encode(error.body), error.headers)

@@ -1,0 +1,62 @@
+"""`GET /v1/models` and `GET /v1/models/{id}`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from starlette.types import Receive, Scope, Send
+
+from tartlet_common.errors.registry import TartletError
+from tartlet_gateway.http.exchange import Exchange
+from tartlet_gateway.openai.errors import JSON, ApiError, answer, from_tartlet
+from tartlet_gateway.runs.models import Models, ServedModel
+
+
+class ModelsEndpoint:
+    """Lists the models that engines serve, or shows one."""
+
+    def __init__(self, models: Models) -> None:
+        self._models = models
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request."""
+        exchange = Exchange(scope, receive, send)
+        name = scope["path_params"].get("name")
+        try:
+            there = await self._models.list()
+            await exchange.reply(
+                200, msgspec.json.encode(listed(there) if name is None else shown(name, there)), [JSON]
+            )
+        except ApiError as e:
+            await answer(exchange, e)
+        except TartletError as e:
+            await answer(exchange, from_tartlet(e))
+
+
+def listed(models: list[ServedModel]) -> dict[str, Any]:
+    """Return the list in OpenAI's form."""
+    return {"object": "list", "data": [_entry(model) for model in models]}
+
+
+def shown(name: str, models: list[ServedModel]) -> dict[str, Any]:
+    """Return one model in OpenAI's form.
+
+    Raises:
+        ApiError: 404, there is none of this name.
+    """
+    for model in models:
+        if model.name == name:
+            return _entry(model)
+    names = ", ".join(model.name for model in models[:20]) or "none"
+    raise ApiError(404, f"No engine serves a model of this name. There are: {names}.", code="model_not_found")
+
+
+def _entry(model: ServedModel) -> dict[str, Any]:
+    return {
+        "id": model.name,
+        "object": "model",
+        "created": 0,
+        "owned_by": "tartlet",
+        "max_model_len": model.max_position,
+    }

@@ -1,0 +1,102 @@
+"""Replies of the OpenAI API, built from an inferlet's events. Pure: values in, JSON values out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from tartlet_gateway.runs.events import Counted, Delta, Finished
+
+Form = Literal["chat", "text"]
+
+
+@dataclass(slots=True)
+class Reply:
+    """One reply in the making: what its chunks have in common, and the text so far.
+
+    Attributes:
+        form: Whether choices are chat messages or plain text.
+        id: The reply's id, equal in all chunks.
+        created_s: When the request came, whole seconds since the epoch.
+        model: The model's name as the client gave it.
+        choices: How many choices there are.
+        usage: Token counts, as far as the inferlet has told.
+        usage_in_chunks: Whether each chunk carries `usage`: None, null, or the counts so far.
+    """
+
+    form: Form
+    id: str
+    created_s: int
+    model: str
+    choices: int
+    usage_in_chunks: Literal["left out", "null", "counts"] = "left out"
+    usage: Counted = field(default_factory=Counted)
+    texts: dict[int, list[str]] = field(default_factory=dict)
+    reasons: dict[int, str] = field(default_factory=dict)
+
+    # ---- streamed ------------------------------------------------------------------------------------------------
+
+    def opening(self) -> list[dict[str, Any]]:
+        """Return the chunks that open a chat's choices: they name the role once. A text's choices need none."""
+        if self.form == "text":
+            return []
+        return [self._chunk(i, {"role": "assistant", "content": ""}, None) for i in range(self.choices)]
+
+    def delta(self, event: Delta) -> dict[str, Any]:
+        """Return the chunk for a piece of text."""
+        return self._chunk(event.choice, {"content": event.text}, None)
+
+    def pulse(self) -> dict[str, Any]:
+        """Return a chunk that says nothing, for clients that take silence for a dead server."""
+        return self._chunk(0, {}, None)
+
+    def finish(self, event: Finished) -> dict[str, Any]:
+        """Return the last chunk of one choice."""
+        self.reasons[event.choice] = event.reason
+        return self._chunk(event.choice, {}, event.reason)
+
+    def totals(self) -> dict[str, Any]:
+        """Return the chunk behind all choices that carries the token counts."""
+        return self._outer(".chunk", [], usage=self._usage())
+
+    def _chunk(self, index: int, delta: dict[str, Any], reason: str | None) -> dict[str, Any]:
+        if self.form == "chat":
+            choice = {"index": index, "delta": delta, "logprobs": None, "finish_reason": reason}
+        else:
+            choice = {"index": index, "text": delta.get("content", ""), "logprobs": None, "finish_reason": reason}
+        if self.usage_in_chunks == "left out":
+            return self._outer(".chunk", [choice])
+        return self._outer(".chunk", [choice], usage=self._usage() if self.usage_in_chunks == "counts" else None)
+
+    # ---- whole ---------------------------------------------------------------------------------------------------
+
+    def add(self, event: Delta) -> None:
+        """Add a piece of text to a reply that is sent whole."""
+        self.texts.setdefault(event.choice, []).append(event.text)
+
+    def whole(self) -> dict[str, Any]:
+        """Return the reply with all choices."""
+        return self._outer("", [self._choice(i) for i in range(self.choices)], usage=self._usage())
+
+    def _choice(self, index: int) -> dict[str, Any]:
+        text = "".join(self.texts.get(index, ()))
+        reason = self.reasons.get(index, "stop")
+        if self.form == "text":
+            return {"index": index, "text": text, "logprobs": None, "finish_reason": reason}
+        message = {"role": "assistant", "content": text, "refusal": None}
+        return {"index": index, "message": message, "logprobs": None, "finish_reason": reason}
+
+    def _outer(self, part: str, choices: list[dict[str, Any]], **more: Any) -> dict[str, Any]:
+        name = f"chat.completion{part}" if self.form == "chat" else "text_completion"
+        outer = {"id": self.id, "object": name, "created": self.created_s, "model": self.model, "choices": choices}
+        return outer | more
+
+    def _usage(self) -> dict[str, Any]:
+        counted = self.usage
+        return {
+            "prompt_tokens": counted.prompt_tokens,
+            "completion_tokens": counted.completion_tokens,
+            "total_tokens": counted.prompt_tokens + counted.completion_tokens,
+            "prompt_tokens_details": {"cached_tokens": counted.cached_tokens},
+            "completion_tokens_details": {"reasoning_tokens": 0},
+        }

@@ -1,0 +1,226 @@
+"""Bodies of chat and text completions: checked field by field, and made the arguments of an inferlet.
+
+Fields that Tartlet doesn't know are ignored, as other servers do. Fields that would change the answer and that Tartlet
+doesn't offer are refused by name, so that no client takes an answer for something that it isn't.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Final, TypeVar
+
+import msgspec
+from msgspec import Meta, Struct
+
+from tartlet_gateway.openai.errors import ApiError, from_validation
+
+MAX_CHOICES: Final = 128
+MAX_STOPS: Final = 16
+MAX_PROMPTS: Final = 128
+
+T = TypeVar("T")
+_Count = Annotated[int, Meta(ge=1)]
+_Choices = Annotated[int, Meta(ge=1, le=MAX_CHOICES)]
+_Seed = Annotated[int, Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
+_Temperature = Annotated[float, Meta(ge=0.0, le=2.0)]
+_Share = Annotated[float, Meta(ge=0.0, le=1.0)]
+_Stop = str | list[str] | None
+
+
+class StreamOptions(Struct):
+    """`stream_options`."""
+
+    include_usage: bool = False
+    continuous_usage_stats: bool = False
+
+
+class Sampling(Struct, kw_only=True):
+    """Fields that chat and text completions share. None is the API's default."""
+
+    model: str = ""
+    n: _Choices | None = None
+    temperature: _Temperature | None = None
+    top_p: _Share | None = None
+    top_k: Annotated[int, Meta(ge=-1)] | None = None
+    min_p: _Share | None = None
+    seed: _Seed | None = None
+    stop: _Stop = None
+    stop_token_ids: list[Annotated[int, Meta(ge=0)]] | None = None
+    ignore_eos: bool = False
+    max_tokens: _Count | None = None
+    stream: bool = False
+    stream_options: StreamOptions | None = None
+    # Fields that change the answer and aren't offered: read so that they can be refused.
+    logit_bias: dict[str, Any] | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
+    logprobs: Any = None
+    min_tokens: int | None = None
+    structured_outputs: Any = None
+
+
+class ChatRequest(Sampling, kw_only=True):
+    """The body of `POST /v1/chat/completions`."""
+
+    messages: Annotated[list[dict[str, Any]], Meta(min_length=1)]
+    max_completion_tokens: _Count | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    top_logprobs: int | None = None
+    tools: list[Any] | None = None
+    tool_choice: Any = None
+    functions: list[Any] | None = None
+    response_format: dict[str, Any] | None = None
+    modalities: list[str] | None = None
+    continue_final_message: bool = False
+
+
+class CompletionRequest(Sampling, kw_only=True):
+    """The body of `POST /v1/completions`."""
+
+    prompt: Any = None
+    echo: bool = False
+    suffix: str | None = None
+    best_of: int | None = None
+
+
+_CHAT: Final = msgspec.json.Decoder(ChatRequest)
+_COMPLETION: Final = msgspec.json.Decoder(CompletionRequest)
+
+
+def read_chat(body: bytes) -> ChatRequest:
+    """Read and check the body of a chat completion.
+
+    Raises:
+        ApiError: 400 with `param`, when a field is wrong or isn't offered.
+
+    Example:
+        >>> read_chat(b'{"messages": [{"role": "user", "content": "hi"}], "max_tokens": 3}').max_tokens
+        3
+    """
+    request = _decoded(_CHAT, body)
+    _check_shared(request)
+    _refuse(request, ("tools", "functions", "top_logprobs"))
+    if request.tool_choice not in (None, "none", "auto"):
+        raise _not_offered("tool_choice")
+    if request.continue_final_message:
+        raise _not_offered("continue_final_message")
+    if request.modalities not in (None, ["text"]):
+        raise _not_offered("modalities")
+    _check_format(request.response_format)
+    return request
+
+
+def read_completion(body: bytes) -> CompletionRequest:
+    """Read and check the body of a text completion.
+
+    Raises:
+        ApiError: 400 with `param`, when a field is wrong or isn't offered.
+    """
+    request = _decoded(_COMPLETION, body)
+    _check_shared(request)
+    _refuse(request, ("suffix",))
+    if request.best_of not in (None, request.n or 1):
+        raise _not_offered("best_of")
+    _prompts(request.prompt)
+    return request
+
+
+def chat_arguments(request: ChatRequest) -> dict[str, Any]:
+    """Return the argument of the inferlet for a chat completion: plain JSON values."""
+    arguments: dict[str, Any] = {"messages": request.messages, **_arguments(request)}
+    if request.max_completion_tokens is not None:
+        arguments["max_tokens"] = request.max_completion_tokens
+    if request.chat_template_kwargs:
+        arguments["chat_template_kwargs"] = request.chat_template_kwargs
+    return arguments
+
+
+def completion_arguments(request: CompletionRequest) -> dict[str, Any]:
+    """Return the argument of the inferlet for a text completion: plain JSON values."""
+    arguments = {"prompts": _prompts(request.prompt), **_arguments(request)}
+    if request.echo:
+        arguments["echo"] = True
+    arguments.setdefault("max_tokens", 16)  # OpenAI's default for text completions
+    return arguments
+
+
+def choices_of(request: ChatRequest | CompletionRequest) -> int:
+    """Return how many choices the reply has."""
+    prompts = len(_prompts(request.prompt)) if isinstance(request, CompletionRequest) else 1
+    return prompts * (request.n or 1)
+
+
+def _arguments(request: Sampling) -> dict[str, Any]:
+    stop = [request.stop] if isinstance(request.stop, str) else request.stop
+    values = {
+        "n": request.n,
+        "temperature": request.temperature,
+        "top_p": request.top_p or None,  # 0 is off: the greedy limit is temperature 0
+        "top_k": request.top_k if request.top_k is not None and request.top_k > 0 else None,
+        "min_p": request.min_p,
+        "seed": request.seed,
+        "stop": stop,
+        "stop_token_ids": request.stop_token_ids,
+        "ignore_eos": request.ignore_eos or None,
+        "max_tokens": request.max_tokens,
+    }
+    if request.top_p == 0.0:
+        values["temperature"] = 0.0
+    return {name: value for name, value in values.items() if value not in (None, [])}
+
+
+def _decoded(decoder: msgspec.json.Decoder[T], body: bytes) -> T:
+    try:
+        return decoder.decode(body)
+    except msgspec.ValidationError as e:
+        raise from_validation(e) from e
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as e:
+        raise ApiError(400, f"The body is not JSON: {e}") from e
+
+
+def _check_shared(request: Sampling) -> None:
+    if request.stream_options is not None and not request.stream:
+        raise ApiError(400, "stream_options is for streams only: set stream to true.", param="stream_options")
+    stops = [request.stop] if isinstance(request.stop, str) else request.stop or []
+    if len(stops) > MAX_STOPS:
+        raise ApiError(400, f"stop: {len(stops)} strings, more than {MAX_STOPS}.", param="stop")
+    if "" in stops:
+        raise ApiError(400, "stop: an empty string would end every text.", param="stop")
+    _refuse(request, ("logit_bias", "logprobs", "min_tokens", "structured_outputs"))
+    for name, off in (("presence_penalty", 0), ("frequency_penalty", 0), ("repetition_penalty", 1)):
+        if getattr(request, name) not in (None, off):
+            raise _not_offered(name)
+
+
+def _refuse(request: Sampling, names: tuple[str, ...]) -> None:
+    for name in names:
+        if getattr(request, name):
+            raise _not_offered(name)
+
+
+def _not_offered(name: str) -> ApiError:
+    told = f"{name} is not offered by this server yet: leave it out."
+    return ApiError(400, told, param=name, code="unsupported_parameter")
+
+
+def _check_format(given: dict[str, Any] | None) -> None:
+    kind = (given or {}).get("type", "text")
+    if kind == "text":
+        return
+    if kind in ("json_object", "json_schema"):
+        raise _not_offered("response_format")
+    raise ApiError(400, "response_format.type: text, json_object or json_schema.", param="response_format.type")
+
+
+def _prompts(given: Any) -> list[str | list[int]]:
+    """Return the prompts of a text completion: a text, token ids, or a list of either."""
+    listed = given if isinstance(given, list) else [given]
+    if listed and all(isinstance(token, int) and not isinstance(token, bool) for token in listed):
+        listed = [listed]
+    for prompt in listed:
+        tokens = isinstance(prompt, list) and prompt and all(type(t) is int and t >= 0 for t in prompt)
+        if not tokens and not (isinstance(prompt, str) and prompt):
+            raise ApiError(400, "prompt: a text, a list of token ids, or a list of these; none empty.", param="prompt")
+    if not 0 < len(listed) <= MAX_PROMPTS:
+        raise ApiError(400, f"prompt: between 1 and {MAX_PROMPTS} prompts.", param="prompt")
+    return listed

@@ -1,0 +1,115 @@
+"""An inferlet's messages as typed events of a reply.
+
+A message that begins with U+001E is a JSON object with a `type`, as the SDK's `inferlet.reply` sends them. Any other
+message is text of the reply's first choice. So a program that knows nothing of the gateway still answers.
+"""
+
+from __future__ import annotations
+
+import codecs
+from typing import Any, Final, NamedTuple, TypeAlias
+
+import msgspec
+
+MARK: Final = b"\x1e"
+"""The first byte of a typed event's message (the record separator of JSON text sequences, RFC 7464)."""
+_REASONS: Final = frozenset({"stop", "length", "tool_calls", "content_filter"})
+
+
+class Delta(NamedTuple):
+    """A piece of text of one choice."""
+
+    choice: int
+    text: str
+
+
+class Finished(NamedTuple):
+    """A choice is complete; `reason` is OpenAI's finish reason."""
+
+    choice: int
+    reason: str
+
+
+class Counted(NamedTuple):
+    """Token counts so far, of all choices together."""
+
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    cached_tokens: int = 0
+
+
+class Refused(NamedTuple):
+    """The inferlet refuses the request: the client is at fault."""
+
+    message: str
+    param: str | None = None
+    code: str | None = None
+
+
+Event: TypeAlias = "Delta | Finished | Counted | Refused"
+
+
+class BadEventError(Exception):
+    """A message begins with the mark and is no event: the inferlet has a bug."""
+
+
+class _Wire(msgspec.Struct):
+    """All fields that an event may have."""
+
+    type: str
+    index: int = 0
+    text: str = ""
+    reason: str = "stop"
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    cached_tokens: int = 0
+    message: str = ""
+    param: str | None = None
+    code: str | None = None
+
+
+_decoder: Final = msgspec.json.Decoder(_Wire)
+
+
+class EventReader:
+    r"""Turns messages into events; characters that messages cut in two are joined.
+
+    Example:
+        >>> reader = EventReader()
+        >>> reader.read(b"caf\xc3"), reader.read(b"\xa9")
+        (Delta(choice=0, text='caf'), Delta(choice=0, text='é'))
+        >>> reader.read(b'\x1e{"type": "finish", "index": 1, "reason": "length"}')
+        Finished(choice=1, reason='length')
+    """
+
+    def __init__(self) -> None:
+        self._utf8: Any = codecs.getincrementaldecoder("utf-8")(errors="replace")
+
+    def read(self, message: bytes) -> Event:
+        """Return the event of one message.
+
+        Raises:
+            BadEventError: the message begins with the mark and is no event.
+        """
+        if not message.startswith(MARK):
+            return Delta(0, self._utf8.decode(message))
+        try:
+            return _event(_decoder.decode(message[1:]))
+        except msgspec.DecodeError as e:
+            raise BadEventError(str(e)) from e
+
+
+def _event(wire: _Wire) -> Event:
+    if wire.index < 0:
+        raise BadEventError(f"index {wire.index} is negative")
+    match wire.type:
+        case "delta":
+            return Delta(wire.index, wire.text)
+        case "finish" if wire.reason in _REASONS:
+            return Finished(wire.index, wire.reason)
+        case "usage":
+            return Counted(wire.prompt_tokens, wire.completion_tokens, wire.cached_tokens)
+        case "refuse":
+            return Refused(wire.message, wire.param, wire.code)
+        case _:
+            raise BadEventError(f"unknown event {wire.type!r} or finish reason {wire.reason!r}")

@@ -1,0 +1,90 @@
+"""Clients that leave, dawdle or flood: their runs end, and everybody else is served."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import socket
+import time
+
+import httpx
+import pytest
+
+import tartlet
+from tartlet_gateway.http.protocol import HEADERS_S, MAX_HEADER_BYTES
+from tests.gateway.conftest import Gateway
+
+FOREVER = "from inferlet import send, receive\nasync def main(args):\n    {say}\n    await receive()\n"
+
+
+async def running(client: tartlet.AsyncClient) -> int:
+    return len(await client.list())
+
+
+async def until_running(client: tartlet.AsyncClient, count: int) -> None:
+    while await running(client) != count:  # noqa: ASYNC110 - another process ends them
+        await asyncio.sleep(0.02)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_client_that_leaves_ends_its_run(gateway: Gateway, *, stream: bool) -> None:
+    name = f"waits-{stream}"
+    source = tartlet.Source.python(FOREVER.format(say="send('so far')" if stream else "pass"))
+    async with asyncio.timeout(30), tartlet.AsyncClient(gateway.server.address) as client:
+        await client.put([tartlet.CatalogueEntry(name, source)])
+        async with httpx.AsyncClient(base_url=gateway.url) as http:
+            model = (await http.get("/v1/models")).json()["data"][0]["id"]
+            body = {"model": f"{model}/{name}", "messages": [{"role": "user", "content": "Hi"}], "stream": stream}
+            requests = [asyncio.ensure_future(http.post("/v1/chat/completions", json=body)) for _ in range(20)]
+            await until_running(client, 20)
+            for request in requests:
+                request.cancel()
+            await asyncio.gather(*requests, return_exceptions=True)
+        await until_running(client, 0)
+    with gateway.client() as http_after:
+        assert http_after.get("/v1/models").status_code == 200
+
+
+def raw(gateway: Gateway, data: bytes, timeout_s: float) -> bytes:
+    """What the server answers to bytes, until it closes the connection."""
+    with socket.create_connection(("127.0.0.1", gateway.port), timeout=timeout_s) as connection:
+        with contextlib.suppress(ConnectionError):
+            connection.sendall(data)
+        answer = b""
+        with contextlib.suppress(ConnectionError):
+            while part := connection.recv(1 << 16):
+                answer += part
+        return answer
+
+
+def test_headers_that_never_end_are_given_up(gateway: Gateway) -> None:
+    began_s = time.monotonic()
+    answer = raw(gateway, b"GET /v1/models HTTP/1.1\r\nhost: localhost\r\n", timeout_s=HEADERS_S + 10)
+    assert answer.startswith(b"HTTP/1.1 408 ")
+    assert time.monotonic() - began_s >= HEADERS_S - 1
+
+
+def test_headers_without_bound_are_refused(gateway: Gateway) -> None:
+    flood = b"GET / HTTP/1.1\r\nhost: localhost\r\nx: " + b"a" * (4 * MAX_HEADER_BYTES)
+    assert raw(gateway, flood, timeout_s=10).startswith(b"HTTP/1.1 431 ")
+
+
+def test_bytes_that_are_no_http_are_refused(gateway: Gateway) -> None:
+    assert raw(gateway, b"\x16\x03\x01\x02\x00\x01\x00" * 10, timeout_s=10).startswith(b"HTTP/1.1 400 ")
+
+
+async def test_a_restarted_runtime_costs_an_error_that_can_be_retried(gateway: Gateway) -> None:
+    body = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 4}
+    async with asyncio.timeout(60), httpx.AsyncClient(base_url=gateway.url, timeout=30) as http:
+        gateway.server.kill("runtime")
+        statuses: list[int] = []
+        while not statuses or statuses[-1] != 200:
+            reply = await http.post("/v1/chat/completions", json=body)
+            statuses.append(reply.status_code)
+            if reply.status_code != 200:
+                assert reply.status_code == 503, reply.text
+                assert float(reply.headers["retry-after"]) > 0
+                assert json.loads(reply.text)["error"]["code"]
+                await asyncio.sleep(0.1)
+        assert (await http.get("/health")).status_code == 200

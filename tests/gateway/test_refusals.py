@@ -1,0 +1,114 @@
+"""Requests that the gateway refuses: the status, the field and the code, as clients read them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import httpx
+import pytest
+
+MESSAGES = [{"role": "user", "content": "Hi"}]
+CHAT = "/v1/chat/completions"
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"messages": []}, "messages"),
+        ({"messages": "Hi"}, "messages"),
+        ({"messages": [{"role": "user"}]}, "messages"),
+        ({"max_tokens": "8"}, "max_tokens"),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"seed": 1 << 63}, "seed"),
+        ({"n": 0}, "n"),
+        ({"n": 129}, "n"),
+        ({"temperature": 2.5}, "temperature"),
+        ({"stop": ""}, "stop"),
+        ({"logprobs": True}, "logprobs"),
+        ({"top_logprobs": 30}, "top_logprobs"),
+        ({"logit_bias": {"5": -100}}, "logit_bias"),
+        ({"presence_penalty": 0.5}, "presence_penalty"),
+        ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools"),
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"response_format": {"type": "xml"}}, "response_format.type"),
+    ],
+)
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_wrong_field_is_named(http: httpx.Client, fields: dict[str, Any], param: str, *, stream: bool) -> None:
+    reply = http.post(CHAT, json={"messages": MESSAGES, "max_tokens": 4, "stream": stream} | fields)
+    error = reply.json()["error"]
+    assert (reply.status_code, error["type"], error["param"]) == (400, "invalid_request_error", param)
+    assert set(error) == {"message", "type", "param", "code"}
+
+
+def test_options_of_a_stream_are_for_streams(http: httpx.Client) -> None:
+    reply = http.post(CHAT, json={"messages": MESSAGES, "stream_options": {"include_usage": True}})
+    assert (reply.status_code, reply.json()["error"]["param"]) == (400, "stream_options")
+
+
+def test_what_is_off_and_what_is_unknown_is_no_reason_to_refuse(http: httpx.Client) -> None:
+    off = {"logprobs": False, "presence_penalty": 0, "repetition_penalty": 1.0, "tools": [], "response_format": None}
+    unknown = {"user": "somebody", "metadata": {"a": "b"}, "store": True, "from_the_future": 1}
+    assert http.post(CHAT, json={"messages": MESSAGES, "max_tokens": 2} | off | unknown).status_code == 200
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_prompt_that_does_not_fit_is_refused_before_any_header(http: httpx.Client, *, stream: bool) -> None:
+    window = http.get("/v1/models").json()["data"][0]["max_model_len"]
+    reply = http.post(CHAT, json={"messages": MESSAGES, "stream": stream, "max_tokens": window})
+    assert (reply.status_code, reply.json()["error"]["code"]) == (400, "context_length_exceeded")
+    assert f"maximum context length is {window}" in reply.json()["error"]["message"]  # clients parse this text
+
+
+@pytest.mark.parametrize(
+    ("content", "kind", "status"),
+    [
+        (b"[1", "application/json", 400),
+        (b"[]", "application/json", 400),
+        (b"\xff", "application/json", 400),
+        (b"", "application/json", 400),
+        (b"[" * 100_000, "application/json", 400),
+        (b"{}", "text/plain", 415),
+        (b" " * (1 << 20) + b"{}", "application/json", 413),
+    ],
+)
+def test_a_body_that_is_no_request(http: httpx.Client, content: bytes, kind: str, status: int) -> None:
+    reply = http.post(CHAT, content=content, headers={"content-type": kind})
+    assert reply.status_code == status
+    assert reply.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("prompt", [None, "", [], [""], [[]], [True], [-1], [1 << 40], {"a": 1}, ["a", 3]])
+def test_a_prompt_that_is_none(http: httpx.Client, prompt: object) -> None:
+    reply = http.post("/v1/completions", json={"prompt": prompt})
+    assert (reply.status_code, reply.json()["error"]["param"]) == (400, "prompt")
+
+
+def test_routes_and_methods_that_are_not_there(http: httpx.Client) -> None:
+    assert http.get("/v1/nothing").status_code == 404
+    assert http.get(CHAT).status_code == 405
+    assert http.post("/v1/models", json={}).status_code == 405
+    assert http.post("/v1/embeddings", json={"input": "a"}).status_code == 400
+    assert all("error" in http.get(path).json() for path in ("/v1/nothing", CHAT))
+
+
+def test_a_request_id_is_echoed_if_it_is_sane_and_made_otherwise(http: httpx.Client) -> None:
+    echoed = http.get("/v1/models", headers={"x-request-id": "trace-1.a"})
+    assert echoed.headers.get_list("x-request-id") == ["trace-1.a"]
+    made = http.get("/nothing", headers={"x-request-id": "no good" * 40})
+    (made_id,) = made.headers.get_list("x-request-id")
+    assert len(made_id) == 32
+    assert int(made.headers["openai-processing-ms"]) >= 0
+
+
+def test_other_hosts_and_origins_are_refused(http: httpx.Client) -> None:
+    """A page on the web that resolves its own name to this machine must not reach programs here."""
+    assert http.get("/v1/models", headers={"host": "evil.example"}).status_code == 403
+    assert http.get("/v1/models", headers={"origin": "https://evil.example"}).status_code == 403
+    assert http.post(CHAT, json={}, headers={"origin": "null"}).status_code == 403
+    page = http.get("/v1/models", headers={"origin": "http://localhost:3000"})
+    assert page.headers["access-control-allow-origin"] == "http://localhost:3000"
+    preflight = http.options(CHAT, headers={"origin": "http://localhost:3000", "access-control-request-method": "POST"})
+    assert (preflight.status_code, preflight.content) == (204, b"")
+    assert "POST" in preflight.headers["access-control-allow-methods"]
