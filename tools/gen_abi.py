@@ -27,7 +27,7 @@ ENUMS: tuple[tuple[str, type[IntEnum | IntFlag]], ...] = (
     ("PRIORITY", abi.Priority),
 )
 SCALARS = ("ABI_VERSION", "HEADER_BYTES", "RECORD_BYTES", "MAX_SUBMISSION_BYTES", "DEFAULT_TOP_K")
-LAYOUTS = ("HEADER", "RECORD", "FORWARD_HEAD", "SAMPLE_PARAMS")
+LAYOUTS = ("RECORD", "FORWARD_HEAD", "SAMPLE_PARAMS")
 
 
 def struct_format(layout: np.dtype[np.void]) -> str:
@@ -53,6 +53,7 @@ def lines() -> Iterator[str]:
         yield ""
         yield from (f"{prefix}_{member.name}: Final = {member.value}" for member in enum)
     yield ""
+    yield f'HEADER_FORMAT: Final = "{abi.HEADER_STRUCT.format}"'
     for name in LAYOUTS:
         yield f'{name}_FORMAT: Final = "{struct_format(getattr(abi, name))}"'
 
