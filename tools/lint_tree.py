@@ -120,7 +120,7 @@ def main() -> int:
         if path.suffix == ".py":
             sources[path] = text
     by_hand = [path for path, text in sources.items() if not generated(path, text)]
-    warnings += [*crowded(by_hand), *bad_packages(sources), *import_circles(product_imports())]
+    errors += [*crowded(by_hand), *bad_packages(sources), *import_circles(product_imports())]
     log = ["git", "log", "--no-merges", f"--since={SUBJECTS_SINCE}", "--format=%s"]
     errors += long_subjects(
         subprocess.run(log, cwd=ROOT, check=True, capture_output=True, text=True).stdout.splitlines()

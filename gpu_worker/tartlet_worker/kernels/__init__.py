@@ -1,7 +1,8 @@
-"""C kernels for the CPU, built where there is a compiler; everything works without them.
+"""C kernels for the CPU: their build, and the library that calls them.
 
-`python -m tartlet_worker.kernels.build` compiles them for this machine's CPU. They need AVX-512 with BF16 and use AMX
-where it is there; they run on one thread.
+`python -m tartlet_worker.kernels.build` compiles the kernels for this machine's CPU. They need AVX-512 with BF16, use
+AMX where the CPU has it, and run on one thread. Nothing outside this package ever relies on a compiler: without the
+kernels, torch does their work.
 """
 
 from __future__ import annotations

@@ -1,8 +1,11 @@
-"""Hosting WebAssembly guests: ~1000 fibers on one thread, through the async C API of the wasmtime wheel.
+"""Hosts WebAssembly guests: about 1000 fibers on one thread, through the async C API of the wasmtime wheel.
 
-What was tried and rejected: the friendly `wasmtime` classes (no fibers; 2 to 24 us a host call), one OS thread a guest
-(150-310 ms to launch 896, the GIL), stock WASI (its clock and entropy can't be replayed), `list<u8>` in components
-(converted byte by byte). See docs/adr and `WasmHost` for the way in.
+What belongs here is the engine, its boundary with guests, and what guests see of time and chance. Nothing here ever
+knows programs, clients or control: `tartlet_runtime.guests` connects them. `WasmHost` is the way in.
+
+Four other ways were tried and rejected: wasmtime's own Python classes (no fibers; 2 to 24 us a host call), one OS thread
+for each guest (150 to 310 ms to launch 896, and the GIL), stock WASI (a replay can't repeat its clock and entropy), and
+`list<u8>` in components (converted byte by byte).
 """
 
 from __future__ import annotations
