@@ -7,7 +7,7 @@ round, until the time budget is spent; a benchmark that fails is left out from t
 
   python -m bench.pairs control --against ../before --rounds 8 -- --programs 32
   python -m bench.pairs launch --against ../before --rounds 3 -- --repeat 1
-  python -m bench.pairs all --against ../before --budget-s 1500 --json pairs.json
+  python -m bench.pairs all --against ../before --budget-s 1500 --json bench/results/pairs.json --results bench/results
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from rich.console import Console
 from rich.table import Table
 
 from bench.harness.intervals import bootstrap_median, median
+from bench.harness.merging import merged
 from bench.harness.provenance import provenance, revision
 
 HERE: Final = Path(__file__).resolve().parents[1]
@@ -53,6 +54,9 @@ QUICK: Final[Mapping[str, Short]] = {
 }
 """The benchmarks of `all`, short, in the order in which they are worth their time."""
 
+BARE: Final = frozenset({"control"})
+"""Benchmarks that start no processes of the product."""
+
 Figures = dict[tuple[str, str, str], float]  # (report, row, column) -> value
 
 
@@ -62,14 +66,24 @@ class Side(NamedTuple):
     name: str  # before or after
     checkout: Path
 
-    def run(self, benchmark: str, flags: Sequence[str]) -> Figures:
-        """Run one benchmark there.
+    @property
+    def environment(self) -> dict[str, str]:
+        """What processes of this checkout see: a cache of their own, because the user's keeps one Python guest only."""
+        env = {k: v for k, v in os.environ.items() if k not in {"PYTHONPATH", "VIRTUAL_ENV"}}
+        return env | {"TARTLET_CACHE_DIR": str(self.checkout / "build" / "cache")}
+
+    def prepare(self) -> None:
+        """Build what the checkout's processes need and keep in their cache: the Python guest, the kernels."""
+        subprocess.run(["tools/setup.sh"], cwd=self.checkout, env=self.environment, check=True, stdout=sys.stderr)
+
+    def run(self, benchmark: str, flags: Sequence[str]) -> dict[str, Any]:
+        """Run one benchmark there; the content of its JSON file.
 
         Raises:
             BenchmarkFailed: it ended with an error; says how.
         """
         python = self.checkout / ".venv" / "bin" / "python"
-        env = {k: v for k, v in os.environ.items() if k not in {"PYTHONPATH", "VIRTUAL_ENV"}}
+        env = self.environment
         with tempfile.TemporaryDirectory(prefix="tt-") as scratch:
             numbers = Path(scratch) / "numbers.json"
             command = [str(python), "-m", "tartlet_cli", "bench", benchmark, "--json", str(numbers), *flags]
@@ -84,7 +98,8 @@ class Side(NamedTuple):
             )
             if done.returncode or not numbers.exists():
                 raise BenchmarkFailed(benchmark, self, (done.stderr or done.stdout).strip()[-2000:])
-            return figures_of(json.loads(numbers.read_text()))
+            found: dict[str, Any] = json.loads(numbers.read_text())
+            return found
 
 
 class BenchmarkFailed(RuntimeError):
@@ -147,6 +162,8 @@ class Comparison:
     figures: dict[tuple[str, str, str, str], Figure] = field(default_factory=dict)
     failures: dict[str, BenchmarkFailed] = field(default_factory=dict)
     """Benchmarks that ended with an error; they are not begun again."""
+    documents: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
+    """What each benchmark wrote in this checkout, one a round."""
 
     def run(self) -> Iterator[None]:
         """Measure; returns to the caller after each benchmark, so that it can keep what there is."""
@@ -170,7 +187,9 @@ class Comparison:
     def _round(self, benchmark: str, flags: Sequence[str], number: int) -> None:
         """Run one benchmark in both checkouts; which goes first alternates."""
         order = self.sides if number % 2 == 0 else self.sides[::-1]
-        found = {side.name: side.run(benchmark, flags) for side in order}
+        documents = {side.name: side.run(benchmark, flags) for side in order}
+        self.documents.setdefault(benchmark, []).append(documents["after"])
+        found = {name: figures_of(document) for name, document in documents.items()}
         for key, after in found["after"].items():
             if key in found["before"]:
                 figure = self.figures.setdefault((benchmark, *key), Figure(benchmark, *key))
@@ -204,6 +223,12 @@ def main() -> int:
     parser.add_argument(
         "--budget-s", type=float, default=float("inf"), metavar="S", help="begin nothing that ends later"
     )
+    parser.add_argument(
+        "--results",
+        type=Path,
+        metavar="DIR",
+        help="write what each benchmark measured in this checkout to DIR/NAME.json",
+    )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures here, after every benchmark")
     arguments, flags = _split(sys.argv[1:])
     args = parser.parse_args(arguments)
@@ -218,10 +243,16 @@ def main() -> int:
     origin = provenance(arguments + (["--", *flags] if flags else []))
     origin |= {"before": revision(against), "after": revision(HERE)}
     interrupted = False
+    for side in comparison.sides:
+        if plan.keys() - BARE:
+            side.prepare()
     try:
         for _ in comparison.run():
             if args.json:
-                args.json.write_text(json.dumps(document(origin, comparison), indent=1) + "\n")
+                _write(args.json, document(origin, comparison))
+            if args.results:
+                for name, documents in comparison.documents.items():
+                    _write(args.results / f"{name}.json", merged(documents))
     except KeyboardInterrupt:
         interrupted = True
     console = Console(width=140 if not sys.stdout.isatty() else None)
@@ -237,6 +268,11 @@ def document(origin: Mapping[str, Any], comparison: Comparison) -> dict[str, Any
         ratio, low, high = f.ratio()
         figures.append(asdict(f) | {"ratio": ratio, "low": low, "high": high})
     return {**origin, "figures": figures}
+
+
+def _write(path: Path, content: Mapping[str, Any]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(content, indent=1) + "\n")
 
 
 def _split(arguments: list[str]) -> tuple[list[str], list[str]]:

@@ -64,9 +64,8 @@ def test_two_checkouts_are_compared_figure_by_figure(tmp_path: Path) -> None:
     numbers = tmp_path / "pairs.json"
     flags = ("--", "--programs", "1", "--tokens", "2", "--repeat", "1")
     command = (sys.executable, "-m", "bench.pairs", "control", "--against", str(CHECKOUT), "--rounds", "2")
-    done = subprocess.run(
-        [*command, "--json", str(numbers), *flags], cwd=CHECKOUT, capture_output=True, text=True, check=False
-    )
+    files = ("--json", str(numbers), "--results", str(tmp_path))
+    done = subprocess.run([*command, *files, *flags], cwd=CHECKOUT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     found = {(f["row"], f["column"]): f for f in json.loads(numbers.read_text())["figures"]}
     total = found["total", "us a command"]
@@ -75,6 +74,8 @@ def test_two_checkouts_are_compared_figure_by_figure(tmp_path: Path) -> None:
     assert total["ratio"] == pytest.approx(sum(each) / 2)
     assert (total["low"], total["high"]) == (min(each), max(each))
     assert "control: total: us a command" in done.stdout
+    (report,) = json.loads((tmp_path / "control.json").read_text())["reports"]
+    assert dict(row[:2] for row in report["rows"])["total"] == pytest.approx(sum(total["after"]) / 2)
 
 
 def test_a_benchmark_that_fails_ends_the_comparison_with_its_error(tmp_path: Path) -> None:
