@@ -116,3 +116,5 @@ def _count(program: ProgramState, c: EmbedTxt) -> None:
 EMBED_TXT: Final = EngineCall(
     Op.EMBED_TXT, Kind.EMBED_TXT, parse_embed_txt, EmbedTxtConflicts, PackEmbedTxt, names=_names, count=_count
 )
+
+ENGINE_CALLS: Final = (EMBED_TXT,)

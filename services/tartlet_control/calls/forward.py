@@ -186,3 +186,5 @@ def _names(c: Forward) -> Iterable[tuple[int, Iterable[int]]]:
 FORWARD: Final = EngineCall(
     Op.FORWARD, Kind.FORWARD, parse_forward, ForwardConflicts, PackForward, names=_names, runs_layers=True
 )
+
+ENGINE_CALLS: Final = (FORWARD,)

@@ -59,7 +59,7 @@ def parse_alloc(queue: CommandQueue, record: Record, payload: memoryview, arrive
     return make(queue, record, arrived, pool, ids)
 
 
-POOL_CALLS: Final = tuple(ControlCall(Op(op), parse_alloc) for op in _POOL_OPS)
+CONTROL_CALLS: Final = tuple(ControlCall(Op(op), parse_alloc) for op in _POOL_OPS)
 
 
 # ---- copy_kvpage ----------------------------------------------------------------------------------------------------
@@ -196,3 +196,5 @@ def _page_of_mask(c: MaskKvPage) -> Iterable[tuple[int, Iterable[int]]]:
 MASK_KVPAGE: Final = EngineCall(
     Op.MASK_KVPAGE, Kind.MASK_KVPAGE, parse_mask, MaskConflicts, PackMasks, names=_page_of_mask
 )
+
+ENGINE_CALLS: Final = (COPY_KVPAGE, MASK_KVPAGE)

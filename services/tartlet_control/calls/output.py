@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterable, Sequence
+from itertools import repeat
 from typing import Final
 
 import numpy as np
@@ -219,7 +220,7 @@ def settle_sample(commands: Sequence[Sample], answers: BatchResult) -> Iterable[
         raise EngineFailure(detail=f"the columns of a sample answer don't fit {len(commands)} commands")
     tokens = answers.token.view(np.uint32).tolist()
     logprobs = answers.logprob.view(np.uint32).tolist()
-    return [(a, b, c, b"") for a, b, c in zip(tokens, answers.ended.tolist(), logprobs, strict=True)]
+    return zip(tokens, answers.ended.tolist(), logprobs, repeat(b""), strict=False)
 
 
 def _names_of_sample(c: Sample) -> Iterable[tuple[int, Iterable[int]]]:
@@ -241,3 +242,5 @@ SAMPLE: Final = EngineCall(
     count=_count_sample,
     always_answered=True,
 )
+
+ENGINE_CALLS: Final = (SAMPLE, GET_NEXT_DIST)

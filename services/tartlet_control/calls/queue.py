@@ -43,5 +43,4 @@ def parse_reset(queue: CommandQueue, record: Record, payload: memoryview, arrive
     return Reset(queue, record, arrived)
 
 
-SYNCHRONIZE: Final = ControlCall(Op.SYNCHRONIZE, parse_synchronize)
-RESET: Final = ControlCall(Op.RESET, parse_reset)
+CONTROL_CALLS: Final = (ControlCall(Op.SYNCHRONIZE, parse_synchronize), ControlCall(Op.RESET, parse_reset))

@@ -20,15 +20,13 @@ from tartlet_control.tables.programs import Command, CommandQueue, Held
 MAX_COMMAND_BYTES: Final = (3 << 20) + 4096
 """Largest command: one that runs alone still leaves room in its step's message for what the step clears."""
 
-CONTROL_CALLS: Final[tuple[ControlCall, ...]] = (queue.SYNCHRONIZE, queue.RESET, *kv.POOL_CALLS)
+CONTROL_CALLS: Final[tuple[ControlCall, ...]] = (*queue.CONTROL_CALLS, *kv.CONTROL_CALLS)
 """Calls that control executes at the head of their queue."""
 ENGINE_CALLS: Final[tuple[EngineCall, ...]] = (
-    embed.EMBED_TXT,
-    kv.COPY_KVPAGE,
-    kv.MASK_KVPAGE,
-    forward.FORWARD,
-    output.SAMPLE,
-    output.GET_NEXT_DIST,
+    *embed.ENGINE_CALLS,
+    *kv.ENGINE_CALLS,
+    *forward.ENGINE_CALLS,
+    *output.ENGINE_CALLS,
 )
 """Calls that engines execute, in the order in which a decode iteration uses them."""
 

@@ -24,7 +24,7 @@ abi.QUEUED_OPS = frozenset(abi.Op(op) for op in abi.QUEUED_OPS) | {abi.Op.NEW_CA
 """
 WITHOUT_SAMPLE = """
 from tartlet_control.calls import output
-output.SAMPLE = output.GET_NEXT_DIST
+output.ENGINE_CALLS = (output.GET_NEXT_DIST,)
 """
 WITHOUT_HANDLER = """
 from tartlet_common.engine.step import Kind
