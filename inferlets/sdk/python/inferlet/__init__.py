@@ -23,28 +23,8 @@ Example:
 from __future__ import annotations
 
 from inferlet import errors
-from inferlet._calls.on_queue import (
-    alloc_emb,
-    alloc_kvpage,
-    alloc_slot,
-    cancel,
-    copy_kvpage,
-    dealloc_emb,
-    dealloc_kvpage,
-    dealloc_slot,
-    detokenize,
-    embed_txt,
-    forward,
-    get_next_dist,
-    get_next_dists,
-    mark,
-    mask_kvpage,
-    reset,
-    sample,
-    set_queue_priority,
-    synchronize,
-    tokenize,
-)
+from inferlet._calls import on_queue
+from inferlet._calls.on_queue import *  # noqa: F403 - what a call's function is called stands there alone
 from inferlet._calls.program import create_queue, get_arg, get_version, receive, receive_bytes, send, usage
 from inferlet._contexts.generation import Generation, Piece
 from inferlet._models.models import available_models, available_traits, get_kv_page_size, get_model
@@ -80,39 +60,20 @@ __all__ = [
     "TopP",
     "Until",
     "Usage",
-    "alloc_emb",
-    "alloc_kvpage",
-    "alloc_slot",
     "available_models",
     "available_traits",
-    "cancel",
-    "copy_kvpage",
     "create_queue",
-    "dealloc_emb",
-    "dealloc_kvpage",
-    "dealloc_slot",
-    "detokenize",
     "detokenize_bytes",
-    "embed_txt",
     "errors",
     "format_chat",
-    "forward",
     "get_arg",
     "get_kv_page_size",
     "get_model",
-    "get_next_dist",
-    "get_next_dists",
     "get_version",
     "get_vocabs",
-    "mark",
-    "mask_kvpage",
     "receive",
     "receive_bytes",
-    "reset",
-    "sample",
     "send",
-    "set_queue_priority",
-    "synchronize",
-    "tokenize",
     "usage",
 ]
+__all__ += on_queue.__all__

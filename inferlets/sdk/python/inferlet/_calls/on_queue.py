@@ -18,6 +18,29 @@ from inferlet._queues.queue import Queue
 from inferlet._values.arguments import text
 from inferlet._values.types import Priority
 
+__all__ = [
+    "alloc_emb",
+    "alloc_kvpage",
+    "alloc_slot",
+    "cancel",
+    "copy_kvpage",
+    "dealloc_emb",
+    "dealloc_kvpage",
+    "dealloc_slot",
+    "detokenize",
+    "embed_txt",
+    "forward",
+    "get_next_dist",
+    "get_next_dists",
+    "mark",
+    "mask_kvpage",
+    "reset",
+    "sample",
+    "set_queue_priority",
+    "synchronize",
+    "tokenize",
+]
+
 _P = ParamSpec("_P")
 _R_co = TypeVar("_R_co", covariant=True)
 
