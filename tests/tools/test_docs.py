@@ -96,6 +96,14 @@ def test_a_program_of_the_readme_runs(number: int, monkeypatch: pytest.MonkeyPat
     assert held(host) == (0, 0, 0)
 
 
+def test_the_files_that_a_new_call_touches_exist() -> None:
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    entry = text[text.index("- *A new engine call*") : text.index("- *A new error*")]
+    paths = re.findall(r"^  \d\. `([\w/.]+)`", entry, re.MULTILINE)
+    assert len(paths) == 8
+    assert [path for path in paths if not (ROOT / path).exists()] == []
+
+
 def test_the_readme_is_short_begins_with_a_picture_and_has_its_commands() -> None:
     text = README.read_text(encoding="utf-8")
     assert len(text.splitlines()) <= 100

@@ -42,7 +42,9 @@ class MissingCall(ImportError):
     """Names the calls that a module lacks. The module can't be imported without them."""
 
     def __init__(self, where: str, missing: list[str]) -> None:
-        super().__init__(f"{where} lacks {', '.join(missing)}: add each of them there (CONTRIBUTING.md, a new call)")
+        super().__init__(
+            f"{where} lacks {', '.join(missing)}: add each of them there (CONTRIBUTING.md: a new engine call)"
+        )
         self.missing = missing
 
 
