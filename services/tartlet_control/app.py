@@ -68,7 +68,7 @@ async def main(settings: ControlSettings, notify: Notify) -> None:
 
 
 def calm_collector() -> None:
-    """Have this process collect cycles rarely: commands make none, and a full collection would hold up every token."""
+    """Make this process collect cycles rarely. Commands make no cycles, and a full collection delays every token."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(50_000, 20, 100)

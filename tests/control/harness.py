@@ -47,7 +47,7 @@ class Answer:
 
 @dataclass
 class Guest:
-    """A program's side: hands out tickets, keeps what it was told."""
+    """The program's side: it hands out tickets and keeps the answers."""
 
     handle: int
     program_id: str
@@ -124,7 +124,7 @@ class Guest:
         return dict(json.loads(self.answer(ticket).payload))
 
     def answer(self, ticket: int) -> Answer:
-        """The answer to an awaited command (or any sample)."""
+        """Return the answer to an awaited command, or to any sample."""
         found = [x for x in self.answers if x.ticket == ticket and (x.event is not Event.FAILURE or x.awaited)]
         assert len(found) == 1, f"{len(found)} answers to {ticket}: {self.answers}"
         return found[0]
@@ -133,7 +133,7 @@ class Guest:
         return any(x.ticket == ticket and (x.event is not Event.FAILURE or x.awaited) for x in self.answers)
 
     def poisons(self) -> list[Answer]:
-        """Failure records that name the first failed ticket of a queue."""
+        """Return the failure records that name the first failed ticket of a queue."""
         return [x for x in self.answers if x.event is Event.FAILURE and not x.awaited]
 
     def tokens(self) -> list[int]:
@@ -221,11 +221,11 @@ class Host:
         return True
 
     def discard(self) -> None:
-        """Forget the steps that wait: they were answered otherwise."""
+        """Forget the steps that wait, because the test has answered them itself."""
         self._waiting.clear()
 
     def run(self) -> None:
-        """Until nothing moves."""
+        """Pump and answer until nothing moves."""
         for _ in range(10_000):
             self.pump()
             if not self.answer():
@@ -236,7 +236,7 @@ class Host:
         raise AssertionError("the core never comes to rest")
 
     def collect(self) -> None:
-        """Hand what the outbox has to the guests."""
+        """Hand the content of the outbox to the guests."""
         chunks, notices = self.session.outbox.take()
         for chunk in chunks:
             rows = np.frombuffer(bytes(chunk.records), abi.RECORD).tolist()
@@ -253,7 +253,7 @@ class Host:
             self.guests[settled.handle].settled = settled
 
     def check_idle(self) -> None:
-        """Nothing is held by nobody."""
+        """Check that programs hold all that is held, and that no engine has work."""
         self.core.check_ledgers()
         assert self.core.idle
 

@@ -1,4 +1,4 @@
-"""The plainest meaning of a queue's commands: one after the other, on an engine of its own, ids as the program says."""
+"""The plainest meaning of a queue's commands: one after the other, on an engine of its own, with the program's ids."""
 
 from __future__ import annotations
 

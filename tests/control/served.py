@@ -54,7 +54,7 @@ async def worker(address: str, options: FakeOptions | None = None) -> AsyncItera
 
 
 class Runtime:
-    """The least a runtime does."""
+    """A minimal runtime."""
 
     frame_socket = True
 
@@ -89,7 +89,7 @@ class Runtime:
             pass
 
     async def end(self) -> grpc.StatusCode:
-        """The stream's status, which comes behind its last frame."""
+        """Return the stream's status, which comes after its last frame."""
         with contextlib.suppress(grpc.aio.AioRpcError):
             while await self.stream.read() is not grpc.aio.EOF:
                 pass

@@ -1,4 +1,4 @@
-"""Control's own core against an engine and guests that only take time: a discrete-event simulation, no noise.
+"""A discrete-event simulation: control's own core with an engine and guests that only take time, without noise.
 
 Every program embeds, forwards and samples a token, waits for it, thinks, and goes on (run-ahead 0). A step takes
 `fixed_s` plus `token_s` for each token; frames take `hop_s` between processes; a runtime needs `think_s` for a frame
@@ -26,7 +26,7 @@ EMPTY_I32, EMPTY_F32 = np.zeros(0, np.int32), np.zeros(0, np.float32)
 
 @dataclass(frozen=True)
 class Costs:
-    """Seconds."""
+    """The costs of a simulated load, in seconds."""
 
     fixed_s: float
     token_s: float
@@ -50,7 +50,7 @@ class Simulation:
     events: list[tuple[float, int, Callable[[], None]]] = field(default_factory=list)
 
     def run(self) -> float:
-        """Tokens a second."""
+        """Run the load; returns tokens per second."""
         options = FakeOptions(num_pages=1024, num_embeds=1024, num_slots=1024, page_size=16)
         self.host = Host(options, batching=self.policy)
         self.order = itertools.count()

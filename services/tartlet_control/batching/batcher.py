@@ -42,7 +42,7 @@ class SentStep:
 class Batcher:
     """The queues of one engine that have something to send, its steps in flight, and the policy over both."""
 
-    __slots__ = ("_began_s", "_depth", "_limits", "_policy", "in_flight", "look_at", "returns", "times", "waiting")
+    __slots__ = ("_began_s", "_depth", "_limits", "_policy", "in_flight", "look_at", "return_times", "times", "waiting")
 
     def __init__(self, policy: Policy, depth: int, limits: Limits) -> None:
         """`depth`: steps that may be in flight at once."""
@@ -50,7 +50,7 @@ class Batcher:
         self.in_flight: deque[SentStep] = deque()
         self.look_at: float | None = None  # when to ask for a plan again if nothing happens before
         self.times = StepTimes()
-        self.returns = ReturnTimes()
+        self.return_times = ReturnTimes()
         self._policy = policy
         self._depth = depth
         self._limits = limits
@@ -64,14 +64,14 @@ class Batcher:
     @property
     def takes_parts(self) -> bool:
         """Whether a step should be formed of a part of a runtime's frame, though the rest follows at once."""
-        return self.returns.cut and bool(self.waiting) and not self.in_flight
+        return self.return_times.split and bool(self.waiting) and not self.in_flight
 
     # ---- queues -------------------------------------------------------------------------------------------------
 
     def ready(self, queue: CommandQueue, arrived: float) -> None:
         """Take up a queue whose head is an engine command, which arrived then."""
         if queue.answered_s:
-            self.returns.back(queue, arrived)
+            self.return_times.back(queue, arrived)
         self.waiting[queue] = None
 
     def unready(self, queue: CommandQueue) -> None:
@@ -81,14 +81,14 @@ class Batcher:
     def forget(self, queue: CommandQueue) -> None:
         """Drop a queue that has ended."""
         self.waiting.pop(queue, None)
-        self.returns.forget(queue)
+        self.return_times.forget(queue)
 
     def clear(self) -> list[SentStep]:
         """Drop everything, because the engine is gone. Returns the steps that it will never answer."""
         lost = list(self.in_flight)
         self.in_flight.clear()
         self.waiting.clear()
-        self.returns.clear()
+        self.return_times.clear()
         return lost
 
     # ---- steps --------------------------------------------------------------------------------------------------
@@ -119,7 +119,7 @@ class Batcher:
 
     def settled(self, queues: Iterable[CommandQueue], tokens: int, now: float) -> None:
         """Take note that the commands of an answered step are settled."""
-        self.returns.answered(queues, self._apart_s(tokens), now)
+        self.return_times.answered(queues, self._apart_s(tokens), now)
 
     def _view(self, now: float) -> View:
         return View(
@@ -130,7 +130,7 @@ class Batcher:
             prioritised=any(queue.priority != _NORMAL for queue in self.waiting),
             running=self._running(),
             away=self._away(),
-            expected=self.returns.expected(now),
+            expected=self.return_times.expected(now),
         )
 
     def _running(self) -> tuple[float, float]:

@@ -2,12 +2,12 @@
 
 A step is several batches that the worker runs in order. Batches are formed horizontally (every queue whose head is of
 the kind) and vertically (consecutive commands of one queue that don't conflict). Within the step, the kind whose oldest
-command waited longest goes first, ties in pipeline order; a forward goes when nothing else can go before it, so that
-whatever feeds it is in the same step. There is at most one forward batch in a step: the device works on one step while
-the next is formed, and tokens return after each.
+command waited longest goes first, and ties go in pipeline order. A batch through the model's layers goes when nothing
+else can go before it, so that the commands that feed it are in the same step. A step has at most one such batch: the
+device works on one step while the next is formed, and tokens return after each.
 
-Pure: reads the queues, changes nothing, knows no clock but `now`. Order within a queue is kept because each queue is
-walked by one iterator, from its head.
+`gather` is pure: it reads the queues and changes nothing. Each queue is walked by one iterator from its head, which
+keeps the order within the queue.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from tartlet_control.tables.programs import Command, CommandQueue
 PIPELINE: Final = tuple(BY_KIND)
 """Kinds in the order in which a decode iteration uses them."""
 MAX_BATCHES: Final = 16
-"""Most batches of a step; a queue that alternates kinds would otherwise fill it alone."""
+"""Most batches of a step. Otherwise a queue that alternates kinds could fill the step alone."""
 
 _NORMAL: Final = int(Priority.NORMAL)
 _HIGH: Final = int(Priority.HIGH)
@@ -32,12 +32,12 @@ _HIGH: Final = int(Priority.HIGH)
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What fits an engine's batch and step."""
+    """The limits of an engine's batches and steps."""
 
-    batch_tokens: int  # of one batch; a single command may have more, then it runs alone
+    batch_tokens: int  # of one batch; a command with more tokens runs alone
     batch_commands: int
-    step_bytes: int = 3 << 20  # of a step's frame and its answer; a message may have 4 MiB
-    starved_s: float = 1.0  # who waited longer is treated as of high priority
+    step_bytes: int = 3 << 20  # of a step's frame and of its answer; a message may have 4 MiB
+    starved_s: float = 1.0  # a command that waited longer is treated as of high priority
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ _Entry = tuple[Command, Iterator[Command]]
 
 
 class _Step:
-    """The step being gathered."""
+    """The step that is being gathered."""
 
     __slots__ = ("buckets", "bytes_left", "dispatches", "forwarded", "limits", "now", "oldest", "prioritised")
 
@@ -67,7 +67,7 @@ class _Step:
         self.oldest: dict[int, float] = dict.fromkeys(PIPELINE, 0.0)
 
     def offer(self, command: Command, rest: Iterator[Command]) -> None:
-        """`command` could run next; `rest` continues its queue."""
+        """Offer a command that could run next; `rest` continues its queue."""
         kind = command.kind
         bucket = self.buckets[kind]
         if not bucket or command.arrived < self.oldest[kind]:
@@ -75,7 +75,7 @@ class _Step:
         bucket.append((command, rest))
 
     def choose(self) -> int:
-        """The kind of the next batch, 0 if there is none."""
+        """Return the kind of the next batch, 0 if there is none."""
         waiting = [kind for kind in PIPELINE if self.buckets[kind]]
         light = [kind for kind in waiting if kind not in RUNS_LAYERS]
         if not light and self.forwarded:
@@ -83,7 +83,7 @@ class _Step:
         return min(light or waiting, key=self.oldest.__getitem__, default=0)
 
     def ordered(self, entries: list[_Entry]) -> list[_Entry]:
-        """Higher priority first, then who waited longer; untouched where it can't matter."""
+        """Sort by priority, then by age. Return the entries as they are if all fit and none has a priority."""
         limits = self.limits
         if (
             not self.prioritised
@@ -127,7 +127,7 @@ def gather(queues: Collection[CommandQueue], limits: Limits, now: float, *, prio
 
 
 def _fill(step: _Step, entries: list[_Entry]) -> tuple[list[Command], bool]:
-    """Commands of one batch, and whether some were left behind because it is full (cut from the tail)."""
+    """Return the commands of one batch, and whether it is full and some were left behind."""
     taken: list[Command] = []
     limits = step.limits
     room, tokens_left, bytes_left = limits.batch_commands, limits.batch_tokens, step.bytes_left

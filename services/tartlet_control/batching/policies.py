@@ -1,6 +1,6 @@
 """The four batching policies: when a step is sent, and how large (Pie 7, Table 5).
 
-A policy is `plan(view, now) -> Plan`: pure, and told by `look_at` when to be asked again if nothing happens before.
+A policy is a pure function `plan(view, now) -> Plan`; `Plan.look_at` says when to ask again if nothing happens.
 """
 
 from __future__ import annotations
@@ -17,21 +17,23 @@ Policy = Callable[[View, float], Plan]
 
 NOTHING: Final = Plan([])
 LEAD_S: Final = 0.002
-"""How long before the running step's end the next one is formed: to plan, send and unpack it."""
+"""How long before the running step's end the next one is formed: this covers planning, sending and unpacking."""
 LEAD_SHARE: Final = 0.1
-"""And how much earlier, as a part of its time: predictions err, and an idle engine costs more than a latecomer."""
+"""How much earlier still, as a share of the running step's duration: predictions err, and an idle engine costs more
+than a program that comes too late for the step."""
 K_PATIENCE_S: Final = 0.05
-"""k-only sends fewer than k commands after this long: the last programs of a load would wait forever otherwise."""
+"""k-only sends fewer than k commands after this long. Otherwise the last programs of a load would wait for ever."""
 
 
 def adaptive(view: View, now: float) -> Plan:
-    """Work-conserving: whatever waits goes when the engine is about to be idle (Pie 6.1).
+    """Send what waits when the engine is about to be idle (work-conserving: Pie 6.1).
 
-    The second step in flight is there so that the engine needn't wait for us. Formed at once it would miss the programs
-    that wait for the first one's answers, and load would split into ever smaller groups that never meet (three of
-    them, in a simulation of 128 programs without run-ahead: a third of the batch). So it is formed just before the
-    first ends, unless nobody could still join it. And where those who will be answered then come back sooner than the
-    fixed part of another step takes (`returns`), it waits for them: groups that have missed each other meet again.
+    The second step in flight keeps the engine from waiting for control. If it were formed at once, it would miss the
+    programs that wait for the first step's answers, and load would split into ever smaller groups that never meet: in a
+    simulation of 128 programs without run-ahead there were three groups of a third each. So the second step is formed
+    just before the first ends, unless no program could still join it. If the programs that will be answered then come
+    back sooner than the fixed part of another step takes (`return_times`), the policy waits for them, so that groups
+    that have missed each other meet again.
     """
     if view.in_flight >= view.depth:
         return NOTHING
@@ -42,7 +44,7 @@ def adaptive(view: View, now: float) -> Plan:
         due = ends - LEAD_S - LEAD_SHARE * takes_s
         if now < due:
             return Plan([], look_at=due)
-        # More of them take longer, and who runs ahead is in each step anyway: twice as many wait with nothing to gain.
+        # A larger group takes longer to return. Programs that run ahead are in each step anyway: they gain nothing.
         together_s = away.soon_s * (1 + (len(view.queues) + away.ahead) / max(1, away.soon))
         if together_s <= away.worth_s and _has_room(view, away.soon):
             return NOTHING  # asked again when it ends
@@ -52,12 +54,12 @@ def adaptive(view: View, now: float) -> Plan:
 
 
 def _has_room(view: View, more: int) -> bool:
-    """Whether one batch takes `more` queues beside those that wait, and none of these should go ahead of others."""
+    """Return whether one batch takes `more` queues beside those that wait, and no waiting queue has a priority."""
     return 0 < more <= view.limits.batch_commands - len(view.queues) and not view.prioritised
 
 
 def eager(view: View, now: float) -> Plan:
-    """Every command on its own, oldest first: what a system without batching does."""
+    """Send every command on its own, the oldest first, as a system without batching does."""
     if view.in_flight >= view.depth:
         return NOTHING
     heads = [queue.pending[0] for queue in view.queues]
@@ -95,7 +97,7 @@ def t_only(t_s: float, view: View, now: float) -> Plan:
 
 
 def policy_of(settings: ControlSettings) -> Policy:
-    """The policy that the settings name."""
+    """Return the policy that the settings name."""
     table: dict[str, Policy] = {
         "adaptive": adaptive,
         "eager": eager,

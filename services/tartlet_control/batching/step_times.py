@@ -1,4 +1,4 @@
-"""How long an engine's steps take: averages for each order of magnitude of computed tokens, and lines between them."""
+"""Predicts how long an engine's steps take, from averages for each power of two of computed tokens."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from typing import Final
 
 _STEPS: Final = 10
-"""About so many count: of fewer it is their mean, so that a slow first one is soon outweighed."""
+"""Steps that an average covers. Of fewer steps it is the mean, so that a slow first step soon matters little."""
 
 
 @dataclass(slots=True)
 class _Steps:
-    """Steps of about one size, averaged."""
+    """The average of the steps of about one size."""
 
     tokens: float = 0.0
     seconds: float = 0.0
@@ -24,7 +24,9 @@ class _Steps:
 
 
 class StepTimes:
-    """What was seen of one size stays until it is seen again: a load of one size tells nothing of the others.
+    """Averages by size of step, and straight lines between them.
+
+    An average stays until a step of its size is seen again: a load of one size tells nothing of other sizes.
 
     Example:
         >>> times = StepTimes()
@@ -42,7 +44,7 @@ class StepTimes:
         self._sizes: dict[int, _Steps] = {}  # by the number of bits of how many tokens, ascending
 
     def add(self, tokens: int, seconds: float) -> None:
-        """A step of `tokens` took `seconds`."""
+        """Add a step of `tokens` that took `seconds`."""
         if not tokens:
             return
         size = tokens.bit_length()
@@ -53,7 +55,7 @@ class StepTimes:
         steps.add(tokens, seconds)
 
     def predict(self, tokens: float) -> float:
-        """Seconds that a step of `tokens` will take: never less than one of fewer; 0 before the first one was seen."""
+        """Predict the seconds of a step of `tokens`: never less than for fewer tokens, and 0 before the first step."""
         below_tokens = below_s = slope = 0.0
         for steps in self._sizes.values():
             seconds = max(below_s, steps.seconds)
@@ -65,5 +67,5 @@ class StepTimes:
         return below_s + slope * (tokens - below_tokens)
 
     def beyond_one(self, tokens: int) -> float:
-        """Seconds that two steps which share `tokens` take beyond one of all: what a step costs by itself."""
+        """Predict how many seconds two steps of half of `tokens` each take beyond one step of all of them."""
         return max(0.0, 2 * self.predict(tokens / 2) - self.predict(tokens))

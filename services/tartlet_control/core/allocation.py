@@ -1,4 +1,4 @@
-"""Who gets pages, embeds and slots, and who gives way when there are none left (Pie 5.2)."""
+"""Allocates pages, embeds and slots, and ends the newest programs when none are left (Pie 5.2)."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ class Allocator:
         self._lifecycle = lifecycle
 
     def engine_of(self, place: Place) -> EngineState:
-        """The engine that the place is on; chosen at first use.
+        """Return the engine of a place; at first use, choose one.
 
         Raises:
-            NoEngine: none of the model's is ready.
+            NoEngine: no engine of the model is ready.
         """
         engine = place.engine
         if engine is None:
@@ -40,10 +40,12 @@ class Allocator:
         return engine
 
     def alloc(self, queue: CommandQueue, command: Alloc) -> bool:
-        """Take what the command asks for. False: there was no room, and making it ended this very program.
+        """Take what the command asks for. Returns False if there was no room and the program itself was ended for it.
 
         Raises:
-            ResourceInUse, PageQuotaExceeded, ProgramTooLarge, NoEngine: why not.
+            ResourceInUse: the program holds one of the ids already.
+            PageQuotaExceeded, ProgramTooLarge: the program would hold more than it may, or than the engine has.
+            NoEngine: no engine of the model is ready.
         """
         place, pool_index, ids = queue.place, command.pool, command.ids
         program, held = queue.program, place.held[pool_index]
@@ -67,7 +69,10 @@ class Allocator:
         return True
 
     def _make_room(self, engine: EngineState, pool_index: int, asked: int, asker: ProgramState) -> bool:
-        """First come, first served: end the newest programs until `asked` are free (Pie 5.2)."""
+        """End the newest programs until `asked` are free: first come, first served (Pie 5.2).
+
+        Returns False, and ends the asking program alone, if the end of all newer ones would not be enough.
+        """
         pool = engine.pools[pool_index]
         error = OutOfPages(kind=POOL_NAMES[pool_index], total=pool.total)
         programs = self._lifecycle.placed_on(engine)
@@ -80,7 +85,7 @@ class Allocator:
             if held:
                 victims.append(program)
                 room += held
-        if room < asked:  # the newer ones' end would not be enough: then none of them ends for it
+        if room < asked:
             self._lifecycle.kill(asker, error)
             return False
         for program in victims:
@@ -88,10 +93,10 @@ class Allocator:
         return True
 
     def dealloc(self, queue: CommandQueue, command: Alloc) -> None:
-        """Give back what the command names, all that the program holds of it.
+        """Give back those of the command's ids that the program holds.
 
         Raises:
-            UnknownResource: it doesn't hold one of them.
+            UnknownResource: the program doesn't hold one of them.
         """
         held = queue.place.held[command.pool]
         unknown = [v for v in command.ids if v not in held]
@@ -100,7 +105,7 @@ class Allocator:
             raise UnknownResource(kind=RESOURCE_NAMES[command.pool], id=unknown[0])
 
     def free(self, queue: CommandQueue, pool_index: int, ids: list[int]) -> None:
-        """Give back what the program is known to hold."""
+        """Give back ids that the program is known to hold."""
         engine = queue.place.engine
         if engine is None:
             return

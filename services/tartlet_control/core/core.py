@@ -1,7 +1,7 @@
-"""Control's state machine: frames and results in, frames and steps out, no I/O and no clock but the injected one.
+"""The state machine of control: frames and results in, frames and steps out, without I/O.
 
 The servers call `on_*`, then `pump`, then take what waits in outboxes and in `EngineState.outgoing`. Everything runs on
-one thread: a call runs to its end before the next begins.
+one thread: a call runs to its end before the next begins. The only clock is the injected one.
 """
 
 from __future__ import annotations
@@ -48,11 +48,11 @@ _record_of: Final = partial(tuple.__new__, Record)
 """`Record._make` without its check of the number of fields, which `RECORD_STRUCT` gives: a third of the time."""
 _CHECK_EVERY_S: Final = 5.0
 _RECOUNT_EVERY: Final = 24
-"""Every so many checks all references are recounted, which holds up the loop for milliseconds."""
+"""All references are recounted at each check of this number, because a recount holds up the loop for milliseconds."""
 
 
 class Core:
-    """All state of control. `strict`: a ledger that doesn't balance raises (tests); else it is logged and counted."""
+    """Holds all state of control. A ledger that doesn't balance raises if `strict` (in tests), else it is logged."""
 
     def __init__(self, settings: ControlSettings, clock: Clock, *, strict: bool = False) -> None:
         self.settings = settings
@@ -94,7 +94,7 @@ class Core:
         programs: Iterable[StartRequest],
         kept: Iterable[Kept] = (),
     ) -> RuntimeSession:
-        """A runtime has said Hello: new, or back within its grace with the programs it still runs and keeps."""
+        """Take the Hello of a runtime that is new, or back within its grace with the programs it runs and keeps."""
         session = self.sessions.get(runtime_id)
         if session is not None and session.incarnation != incarnation:
             self.lose_runtime(session)
@@ -107,12 +107,12 @@ class Core:
         return session
 
     def on_kept(self, session: RuntimeSession, kept: Iterable[Kept]) -> None:
-        """Programs that have ended, whose output the runtime keeps."""
+        """Remember programs that have ended and whose output the runtime keeps."""
         for program in kept:
             self.lifecycle.remember(session, program)
 
     def _reconcile(self, session: RuntimeSession, announced: list[StartRequest]) -> None:
-        """Match what the runtime runs with what we know of it."""
+        """Match the programs that the runtime runs with those that control knows of it."""
         self._forget_waiting(session)  # it asks again
         known = {p.id: p for p in session.programs.values()}
         running = {r.program_id: r.handle for r in announced}
@@ -141,11 +141,11 @@ class Core:
                     self.lifecycle.kill(started, ControlLost())
 
     def on_runtime_gone(self, session: RuntimeSession) -> None:
-        """Its stream has ended; it has `runtime_grace_s` to come back."""
+        """Note that a runtime's stream has ended: the runtime has `runtime_grace_s` to come back."""
         session.gone_since = self.clock.now()
 
     def lose_runtime(self, session: RuntimeSession) -> None:
-        """It won't come back: end its programs, free what they hold."""
+        """Give a runtime up: end its programs and free what they hold."""
         self._forget_waiting(session)
         for program in list(session.programs.values()):
             self.lifecycle.forget(program, RuntimeLost())
@@ -154,7 +154,7 @@ class Core:
             del self.sessions[session.runtime_id]
 
     def on_start(self, session: RuntimeSession, request: StartRequest) -> None:
-        """A runtime starts a program."""
+        """Start a program for a runtime, or let the request wait for runtimes that may know its key."""
         now = self.clock.now()
         try:
             if request.idempotency_key and not request.running and self._may_be_known(request, now):
@@ -167,7 +167,7 @@ class Core:
         session.outbox.notices.started.append((request.handle, None, existing))
 
     def _may_be_known(self, request: StartRequest, now: float) -> bool:
-        """Whether a runtime that isn't back yet may have a program with the request's key."""
+        """Return whether a runtime that isn't back yet may have a program with the request's key."""
         if not self.lifecycle.keys.uncertain(request.tenant, request.idempotency_key, now):
             return False
         if len(self._waiting) >= self.settings.max_programs:
@@ -178,7 +178,7 @@ class Core:
         self._waiting = [(s, r) for s, r in self._waiting if s is not session or handle not in (None, r.handle)]
 
     def on_end(self, session: RuntimeSession, handle: int, *, failed: bool, withdrawn: bool = False) -> None:
-        """A program has ended in its runtime. `withdrawn`: its launch was refused there."""
+        """Take a program's end in its runtime. `withdrawn`: the runtime refused its launch."""
         program = session.programs.get(handle)
         if program is not None:  # else: it was never started, or we ended it both at once
             if withdrawn:
@@ -188,10 +188,10 @@ class Core:
             self._forget_waiting(session, handle)
 
     def on_commands(self, session: RuntimeSession, handles: bytes, records: bytes, payload: bytes) -> None:
-        """A tick's commands of a runtime's programs, in columns as in control.proto.
+        """Take the commands of a runtime's programs in one tick, in columns as in control.proto.
 
         Raises:
-            MalformedSubmission: the columns don't fit together; what is wrong with one record fails that record only.
+            MalformedSubmission: the columns don't fit together. A wrong record fails alone, without this error.
         """
         count = len(handles) // 4
         if len(handles) % 4 or len(records) != count * RECORD_BYTES or len(payload) > MAX_SUBMISSION_BYTES:
@@ -220,7 +220,7 @@ class Core:
     # ---- engines ------------------------------------------------------------------------------------------------
 
     def on_engine(self, engine_id: str, incarnation: str, spec: EngineSpec) -> EngineState:
-        """An engine has said Hello. One of the same id that we still know is gone: this is its successor.
+        """Take an engine's Hello. A known engine of the same id is gone then: this one is its successor.
 
         Raises:
             EngineMismatch: its model is served in too many other forms.
@@ -244,14 +244,14 @@ class Core:
         return engine
 
     def _refresh_unplaced(self) -> None:
-        """Queues that no engine has yet follow their model's spec, which its new first engine may have changed."""
+        """Give queues without an engine their model's spec, which its new first engine may have changed."""
         for program in self.lifecycle.programs.values():
             for queue in program.queues.values():
                 if queue.place.engine is None:
                     queue.spec = queue.place.model.spec
 
     def on_engine_gone(self, engine: EngineState, error: TartletError | None = None) -> None:
-        """Its stream has ended, or it said that it is broken: its programs end, its pages are forgotten."""
+        """Give an engine up, because its stream has ended or it is broken: end its programs, forget its pages."""
         if self.engines.get(engine.id) is not engine:
             return
         del self.engines[engine.id]
@@ -261,7 +261,7 @@ class Core:
         log.info("engine %s left", engine.id)
 
     def on_result(self, engine: EngineState, result: StepResult) -> None:
-        """An engine has answered a step.
+        """Take an engine's answer to a step.
 
         Raises:
             EngineFailure: the answer doesn't fit.
@@ -272,7 +272,7 @@ class Core:
         self.settler.settle(engine, batcher, result, self.clock.now())
 
     def cordon(self, engine_id: str, *, drain: bool = False) -> EngineState:
-        """No new programs on this engine; `drain`: it is told to go once it has none.
+        """Place no new programs on an engine; with `drain`, tell it to go once it has no programs.
 
         Raises:
             UnknownResource: no such engine.
@@ -283,7 +283,7 @@ class Core:
         return engine
 
     def resume(self, engine_id: str) -> None:
-        """Take new programs again.
+        """Place new programs on an engine again.
 
         Raises:
             UnknownResource: no such engine.
@@ -314,13 +314,13 @@ class Core:
 
     @property
     def takes_parts(self) -> bool:
-        """Whether a step should be formed of what has come of a frame, though the rest follows at once."""
+        """Whether a step should be formed of a part of a runtime's frame, though the rest follows at once."""
         return any(batcher.takes_parts for batcher in self.batchers.values())
 
     # ---- between events -----------------------------------------------------------------------------------------
 
     def pump(self) -> float | None:
-        """Send every engine what its policy wants. Returns when to pump again if nothing happens before."""
+        """Send every engine what its batcher wants. Returns when to pump again if nothing happens before."""
         now = self.clock.now()
         look_at: float | None = None
         for engine, batcher in self.batchers.items():
@@ -332,7 +332,10 @@ class Core:
         return look_at
 
     def tick(self) -> None:
-        """Housekeeping, a few times a second: what waited, runtimes past their grace, the books of idle engines."""
+        """Retry requests that wait, give up runtimes past their grace, check the books of idle engines.
+
+        Call this a few times a second.
+        """
         now = self.clock.now()
         if self._waiting:
             waiting, self._waiting = self._waiting, []
@@ -348,7 +351,7 @@ class Core:
             self.check_ledgers(recount=self._checks % _RECOUNT_EVERY == 0)
 
     def check_ledgers(self, *, recount: bool = True) -> None:
-        """Check the pools of idle engines: free + held = total, and what is held is held by programs.
+        """Check the pools of idle engines: free + held = total, and programs hold all that is held.
 
         Raises:
             LedgerFault: they don't balance, and the core is strict.

@@ -1,4 +1,4 @@
-"""Where commands arrive: records become commands at the end of their queue, or take effect at once."""
+"""Takes records in: they become commands at the end of their queue, or take effect at once."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ from tartlet_control.tables.programs import Command, CommandQueue, Place, Progra
 MAX_QUEUES: Final = 1024
 """Command queues a program may have."""
 MAX_WAITING_BYTES: Final = 32 << 20
-"""Arguments of a program's commands that wait for their turn; here they take several times that."""
+"""Limit of the arguments of a program's waiting commands. In memory they take several times as much."""
 _LARGE_BYTES: Final = 32 << 10
-"""Smaller commands are bounded well enough by their number."""
+"""The bytes of smaller commands aren't counted: the limit on their number bounds them."""
 _USAGE_JSON: Final = b'{"pages":%d,"embeds":%d,"slots":%d,"page_limit":%d,"free_pages":%d}'
 
 

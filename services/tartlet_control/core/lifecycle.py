@@ -1,7 +1,7 @@
-"""How programs start and end in control: what they hold is given back at once, whatever ends them.
+"""How programs start and end in control. What a program holds is given back at once, whatever ends the program.
 
-Pages may be given back while commands that use them are still on the engine: it executes steps in order, so whoever
-gets a page next meets it in a later step, cleared.
+Pages may be given back while commands that use them are still on the engine. The engine executes steps in order, so
+the next holder of a page meets the page in a later step, cleared.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from tartlet_control.tables.outbox import Settled
 from tartlet_control.tables.programs import CommandQueue, ProgramState, RuntimeSession
 
 ENDED_KEPT: Final = 16_384
-"""Ended programs whose runtime is remembered: it keeps their output for a while."""
+"""Ended programs whose runtime is remembered, because the runtime keeps their output for a while."""
 _MAX_TEXT: Final = 1024
 
 
 @dataclass(frozen=True, slots=True)
 class StartRequest:
-    """What a runtime asks for a program (`ProgramStart` of control.proto)."""
+    """A runtime's request to start a program (`ProgramStart` of control.proto)."""
 
     handle: int
     program_id: str
@@ -44,7 +44,7 @@ class StartRequest:
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """A program that has ended, whose output its runtime keeps (`KeptProgram` of control.proto)."""
+    """A program that has ended and whose output its runtime keeps (`KeptProgram` of control.proto)."""
 
     program_id: str
     tenant: str = ""
@@ -52,12 +52,12 @@ class Kept:
 
 
 class Lifecycle:
-    """All programs, and the books of who holds what."""
+    """Starts and ends programs, and gives back what they held."""
 
     def __init__(
         self, models: Models, *, max_programs: int, page_limit: int, command_limit: int, started_s: float = 0.0
     ) -> None:
-        """`started_s`: when this control started, by the clock whose times it is told."""
+        """Begin without programs. `started_s`: when this control started, by the injected clock."""
         self.models = models
         self.batchers: dict[EngineState, Batcher] = {}  # of the engines that are there
         self.programs: dict[str, ProgramState] = {}
@@ -75,12 +75,12 @@ class Lifecycle:
     # ---- start --------------------------------------------------------------------------------------------------
 
     def start(self, session: RuntimeSession, request: StartRequest, now: float) -> str:
-        """Record a program. Returns the id of the one its idempotency key already names, "" if it is new.
+        """Record a program. Returns the id of the program that its idempotency key names already, "" for a new one.
 
         Raises:
             InvalidArgument: handle or id in use, or texts too long.
             UnknownModel: the model it names was never served.
-            NoEngine: none of the model that it names is ready.
+            NoEngine: no engine of the model that it names is ready.
             Overloaded: too many programs.
         """
         self._check(session, request)
@@ -125,7 +125,10 @@ class Lifecycle:
             raise Overloaded(what="control's program table", limit=self._max_programs)
 
     def locate(self, program_id: str, scope: Scope) -> tuple[str, int]:
-        """The address of the program's runtime and the pages that it holds; "" if nobody has it, or not for `scope`."""
+        """Return the address of a program's runtime, and how many pages the program holds.
+
+        The address is "" if no runtime has the program, or if `scope` may not see it.
+        """
         program = self.programs.get(program_id)
         if program is not None:
             found, tenant = (program.session.address, program.num_pages), program.tenant
@@ -135,23 +138,23 @@ class Lifecycle:
         return found if scope.allows(tenant) else ("", 0)
 
     def remember(self, session: RuntimeSession, kept: Kept) -> None:
-        """A runtime says that it keeps the output of a program that has ended."""
+        """Remember that a runtime keeps the output of a program that has ended."""
         if kept.program_id not in self.programs:
             self._ended_where(kept.program_id, session, kept.tenant)
             self.keys.add(kept.tenant, kept.idempotency_key, kept.program_id)
 
     def forget_runtime(self, session: RuntimeSession) -> None:
-        """A runtime won't come back: the outputs that it kept are gone."""
+        """Forget the outputs that a runtime kept, because it won't come back."""
         for program_id in [i for i, (where, _) in self._ended_at.items() if where is session]:
             del self._ended_at[program_id]
 
     # ---- end ----------------------------------------------------------------------------------------------------
 
     def end(self, program: ProgramState, *, failed: bool) -> None:
-        """Its runtime says that it has ended.
+        """Take the end of a program from its runtime.
 
-        One that ended well has its last commands executed first, so that whether it leaves a poisoned queue doesn't
-        depend on how far the engine was; one that failed has them dropped.
+        The last commands of a program that ended well are executed first, so that whether it leaves a poisoned queue
+        doesn't depend on how far the engine was. The last commands of a failed program are dropped.
         """
         program.failed |= failed
         if program.live and not failed and program.in_flight:
@@ -160,7 +163,7 @@ class Lifecycle:
             self._end_now(program)
 
     def end_finished(self) -> None:
-        """End those whose last commands have been answered by now."""
+        """End the programs whose last commands have been answered by now."""
         for program in [p for p in self.ending if not p.in_flight]:
             self._end_now(program)
 
@@ -184,7 +187,7 @@ class Lifecycle:
             program.session.outbox.notices.kills.append((program.handle, error))
 
     def forget(self, program: ProgramState, error: TartletError | None) -> None:
-        """Drop a program that nobody will end: its runtime is gone."""
+        """Drop a program that nobody will end, because its runtime is gone."""
         if error is not None and program.killed is None:
             program.killed = error
         self.release(program)
@@ -195,7 +198,8 @@ class Lifecycle:
     def settle_if_done(self, program: ProgramState) -> None:
         """Tell the runtime once the last command of an ended program has left the engine.
 
-        One that has sent no command of the program does not wait for that. (Those of a killed one are not counted.)
+        A runtime that has sent no command of the program doesn't wait for this. (The commands of a killed program are
+        not counted.)
         """
         if not program.end_asked or program.dispatched or self.programs.get(program.id) is not program:
             return
@@ -220,7 +224,10 @@ class Lifecycle:
             self.on_end(program, program.killed)
         if program.session.programs.get(program.handle) is program:
             del program.session.programs[program.handle]
-        program.queues, program.places = {}, {}  # which name the program: it shall not wait for the collector
+        program.queues, program.places = (
+            {},
+            {},
+        )  # they refer to the program, which should not wait for the garbage collector
 
     def _ended_where(self, program_id: str, session: RuntimeSession, tenant: str) -> None:
         self._ended_at[program_id] = session, tenant
@@ -228,7 +235,7 @@ class Lifecycle:
             self._ended_at.popitem(last=False)
 
     def release(self, program: ProgramState) -> None:
-        """Give back all that the program holds and drop its undispatched commands."""
+        """Give back all that a program holds, and drop its undispatched commands."""
         program.live = False
         program.in_flight = program.dispatched
         for queue in program.queues.values():
@@ -277,7 +284,7 @@ class Lifecycle:
 
 
 def _capped(asked: int, most: int) -> int:
-    """What a program asked for, at most `most`; 0 stands for no wish, and for no limit."""
+    """Return what a program asked for, at most `most`. For either, 0 stands for no limit."""
     return min(asked, most) if asked and most else asked or most
 
 

@@ -1,4 +1,4 @@
-"""What happens to a command in its queue, before it is dispatched and when it fails."""
+"""Executes control's own commands at the heads of queues, and ends commands behind a failure."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class QueueRunner:
             self._batchers[engine].unready(queue)
 
     def _place(self, queue: CommandQueue) -> bool:
-        """Find an engine for the head's first use of the model; without one the head fails."""
+        """Find an engine for the head's first use of the model. Without one the head fails, and the result is False."""
         try:
             self._allocator.engine_of(queue.place)
         except NoEngine as e:
@@ -101,7 +101,7 @@ class QueueRunner:
     # ---- failure ------------------------------------------------------------------------------------------------
 
     def poison(self, queue: CommandQueue, command: Command, error: TartletError) -> None:
-        """`command` is the first of its queue to fail: name it, answer it. `drain_poisoned` ends those behind it."""
+        """Fail the first command of a queue: name it and answer it. `drain_poisoned` ends the commands behind it."""
         queue.poison = queue.cause = Poison(command.ticket, error)
         program = queue.program
         program.in_flight -= 1
@@ -113,7 +113,7 @@ class QueueRunner:
             out.fail(program.handle, command.ticket, queue.id, error, answers=True)
 
     def refuse(self, command: Command) -> None:
-        """End a command behind a failed one of its queue, without effect."""
+        """End a command behind a failed command of its queue, without effect."""
         queue = command.queue
         program = queue.program
         program.in_flight -= 1
@@ -122,7 +122,7 @@ class QueueRunner:
             program.session.outbox.fail(program.handle, command.ticket, queue.id, cause, answers=True)
 
     def drain_poisoned(self, queue: CommandQueue) -> None:
-        """End the undispatched commands of a poisoned queue up to a reset; what frees still takes effect."""
+        """End the undispatched commands of a poisoned queue up to a reset. Commands that free still take effect."""
         pending, program = queue.pending, queue.program
         while pending:
             command = pending.popleft()

@@ -14,11 +14,11 @@ from tartlet_protos import common_pb2
 BLOB_BYTES: Final = 64 << 20
 """Largest blob."""
 STORE_BYTES: Final = 512 << 20
-"""All blobs together; those unused for longest are dropped."""
+"""Limit of all blobs together. Beyond it, blobs that were unused for longest are dropped."""
 
 
 class BlobStore:
-    """Bytes by their sha-256."""
+    """Keeps byte strings by their sha-256."""
 
     def __init__(self, limit: int = STORE_BYTES) -> None:
         self._limit = limit
@@ -26,7 +26,7 @@ class BlobStore:
         self._size = 0
 
     def get(self, digest: str) -> bytes | None:
-        """The blob, None if it isn't here."""
+        """Return a blob, None if it isn't here."""
         data = self._blobs.get(digest)
         if data is not None:
             self._blobs.move_to_end(digest)
@@ -47,7 +47,7 @@ class BlobStore:
         self.keep(digest, data)
 
     def keep(self, digest: str, data: bytes) -> None:
-        """Keep a blob whose digest was computed on its way here: for a large one that takes longer than a token."""
+        """Keep a blob whose digest was computed while it came: for a large blob that takes longer than a token."""
         if digest in self._blobs:
             return
         self._blobs[digest] = data
@@ -60,7 +60,7 @@ class BlobStore:
         """Keep a blob that comes in chunks, the first of which names digest and size. Returns the digest.
 
         Raises:
-            InvalidArgument, FrameTooLarge: as `put`; not what was announced is an InvalidArgument too.
+            InvalidArgument, FrameTooLarge: as `put`. Bytes that weren't announced are an InvalidArgument too.
             DeadlineExceeded: the sender pauses.
         """
         digest, data = await receive(chunks, BLOB_BYTES, _too_large)

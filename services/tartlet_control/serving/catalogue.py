@@ -1,4 +1,4 @@
-"""The catalogue of inferlets: named, per tenant, in memory and, where a directory is given, on disk."""
+"""The catalogue of inferlets by tenant and name, in memory and, with a directory, on disk."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ from tartlet_protos import common_pb2, control_pb2
 log = logging.getLogger("tartlet.control")
 
 SOURCE_BYTES: Final = 16 << 20
-"""Largest source. One that doesn't fit a message is uploaded before it is put, and fetched by its digest."""
+"""Largest source. A source that doesn't fit a message is uploaded before it is put, and fetched by its digest."""
 STORE_BYTES: Final = 512 << 20
-"""All sources together."""
+"""Limit of all sources together."""
 MAX_ENTRIES: Final = 20_000
 DESCRIPTION_BYTES: Final = 16 << 10
-"""Largest description; the other texts of an entry are names."""
+"""Characters of the longest description. The other texts of an entry are names."""
 _NAME_BYTES: Final = 1024
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]{0,127}")
 _SUFFIX: Final = ".inferlet"
@@ -47,7 +47,7 @@ class Catalogue:
     """
 
     def __init__(self, directory: Path | None = None) -> None:
-        """Load what the directory has.
+        """Load the entries of the directory.
 
         Raises:
             DiskFull: it can't be made.
@@ -68,7 +68,7 @@ class Catalogue:
         return self._directory is not None
 
     def put(self, entry: control_pb2.CatalogueEntry) -> str:
-        """Add or replace an entry. Returns its source's digest.
+        """Add or replace an entry. Returns the digest of its source.
 
         Raises:
             InvalidSource, SourceTooLarge, InvalidArgument: the entry is not acceptable.
@@ -78,7 +78,7 @@ class Catalogue:
         return self.keep(self.prepare(entry))
 
     def prepare(self, entry: control_pb2.CatalogueEntry) -> control_pb2.CatalogueEntry:
-        """All of `put` that takes its time, the disk's above all: for another thread, while nobody changes anything."""
+        """Do the slow part of `put`, mainly writing. Another thread may do it while nothing else changes entries."""
         digest = self._check(entry)
         self._check_room(entry)
         kept = control_pb2.CatalogueEntry()
@@ -92,14 +92,14 @@ class Catalogue:
         return kept
 
     def keep(self, entry: control_pb2.CatalogueEntry) -> str:
-        """Show what was prepared. Returns its source's digest."""
+        """Make a prepared entry visible. Returns the digest of its source."""
         key = (entry.tenant, entry.name)
         self._source_bytes += self._growth(entry)
         self._entries[key] = entry
         return entry.source.digest
 
     def get(self, tenant: str, name: str, digest: str) -> control_pb2.CatalogueEntry:
-        """An entry by name, or by its source's digest if `name` is empty.
+        """Return an entry by name, or by its source's digest if `name` is empty.
 
         Raises:
             UnknownInferlet: there is none.
@@ -115,14 +115,14 @@ class Catalogue:
         raise UnknownInferlet(inferlet=name or digest)
 
     def source(self, digest: str) -> bytes | None:
-        """The source with this digest, whoever's it is: who knows a digest has seen what it names."""
+        """Return the source with this digest, of any tenant: a caller that knows a digest has seen the source."""
         for entry in self._entries.values():
             if entry.source.digest == digest:
                 return entry.source.data
         return None
 
     def delete(self, tenant: str, name: str) -> None:
-        """Forget an entry.
+        """Remove an entry.
 
         Raises:
             UnknownInferlet: there is none.
@@ -138,12 +138,12 @@ class Catalogue:
         self._source_bytes -= len(self._entries.pop((tenant, name)).source.data)
 
     def list(self, tenant: str, after: str = "") -> Iterator[control_pb2.CatalogueEntry]:
-        """A tenant's entries by name, those behind the name `after`, without their sources' data."""
+        """Return a tenant's entries by name, those behind the name `after`, without the data of their sources."""
         for key in sorted(key for key in self._entries if key[0] == tenant and key[1] > after):
             yield without_data(self._entries[key])
 
     def _check(self, entry: control_pb2.CatalogueEntry) -> str:
-        """The digest of an entry's source, if the entry is acceptable."""
+        """Check an entry, and return the digest of its source."""
         source = entry.source
         if not _NAME.fullmatch(entry.name):
             raise InvalidSource(detail=f"the name {entry.name[:128]!r} must match {_NAME.pattern}")
@@ -164,7 +164,7 @@ class Catalogue:
             raise Overloaded(what="bytes of sources in the catalogue", limit=STORE_BYTES)
 
     def _growth(self, entry: control_pb2.CatalogueEntry) -> int:
-        """Bytes of sources more when the entry is put."""
+        """Return how many bytes of sources the entry adds."""
         old = self._entries.get((entry.tenant, entry.name))
         return len(entry.source.data) - (len(old.source.data) if old is not None else 0)
 
@@ -193,7 +193,7 @@ def _check_texts(entry: control_pb2.CatalogueEntry) -> None:
 
 
 def without_data(entry: control_pb2.CatalogueEntry) -> control_pb2.CatalogueEntry:
-    """The entry with only the digest of its source."""
+    """Return the entry with only the digest of its source."""
     source = entry.source
     short = control_pb2.CatalogueEntry(
         tenant=entry.tenant, name=entry.name, limits=entry.limits, model=entry.model, description=entry.description
@@ -203,7 +203,7 @@ def without_data(entry: control_pb2.CatalogueEntry) -> control_pb2.CatalogueEntr
 
 
 def _write(path: Path, data: bytes) -> None:
-    """Replace a file so that readers see the old or the new one, whole."""
+    """Replace a file so that readers see either the old or the new file, and never a part."""
     temporary = ""
     try:
         with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:

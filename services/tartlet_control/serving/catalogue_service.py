@@ -1,4 +1,4 @@
-"""gRPC service Catalogue."""
+"""The gRPC service Catalogue: uploads, entries and listings."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ T = TypeVar("T")
 Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 _MESSAGE_BYTES = 3 << 20
 _QUICK_BYTES = 32 << 10
-"""Sources up to this are digested sooner than a thread answers."""
+"""Bytes of a source that is digested sooner than a thread answers."""
 UPLOADS_BYTES = 128 << 20
-"""Uploads that wait to be put; the oldest go first."""
+"""Uploads that may wait to be put. Beyond this the oldest are dropped."""
 _UPLOADS_AT_ONCE = 4
 MAX_UPLOADS = 256
-"""Uploads that are read or wait for it."""
+"""Uploads that may be read at once, or wait to be read."""
 
 
 class CatalogueService(control_pb2_grpc.CatalogueServicer):
-    """Entries in, entries out; each request's items are answered one by one."""
+    """Takes entries in and gives them out. Each item of a request is answered on its own."""
 
     def __init__(self, catalogue: Catalogue) -> None:
         self._catalogue = catalogue
@@ -38,7 +38,7 @@ class CatalogueService(control_pb2_grpc.CatalogueServicer):
         self._uploading = asyncio.Semaphore(_UPLOADS_AT_ONCE)
         self._num_uploads = 0
         self._changing = asyncio.Lock()
-        self._changes: set[asyncio.Task[Any]] = set()  # which go on when their caller goes away
+        self._changes: set[asyncio.Task[Any]] = set()  # they go on when their caller goes away
 
     async def Upload(  # noqa: N802
         self,
@@ -88,7 +88,7 @@ class CatalogueService(control_pb2_grpc.CatalogueServicer):
         return await self._change(put_all)
 
     async def Get(self, request: control_pb2.GetRequest, context: Context) -> control_pb2.GetReply:  # noqa: N802
-        """One entry with its source, or only its digest if that is too large for a message."""
+        """Return an entry with its source, or with only the digest if the source is too large for a message."""
         try:
             tenant = _seen(scope_of(context), request.tenant, request.name or request.digest)
             entry = self._catalogue.get(tenant, request.name, request.digest)
@@ -97,7 +97,7 @@ class CatalogueService(control_pb2_grpc.CatalogueServicer):
         return control_pb2.GetReply(entry=entry if len(entry.source.data) <= _MESSAGE_BYTES else without_data(entry))
 
     async def Delete(self, request: control_pb2.DeleteRequest, context: Context) -> control_pb2.DeleteReply:  # noqa: N802
-        """Forget one entry."""
+        """Remove an entry."""
         try:
             tenant = _seen(scope_of(context), request.tenant, request.name)
 
@@ -110,7 +110,7 @@ class CatalogueService(control_pb2_grpc.CatalogueServicer):
         return control_pb2.DeleteReply()
 
     async def _change(self, make: Callable[[], Awaitable[T]]) -> T:
-        """Make one change after another, each to its end: what is on disk and what is shown must not part."""
+        """Make one change after another, each to its end, so that the disk and the listings agree."""
 
         async def alone() -> T:
             async with self._changing:
@@ -122,14 +122,14 @@ class CatalogueService(control_pb2_grpc.CatalogueServicer):
         return await asyncio.shield(change)
 
     async def _prepared(self, entry: control_pb2.CatalogueEntry) -> control_pb2.CatalogueEntry:
-        """Prepare an entry; beside the loop, which serves every token meanwhile, what may take its time."""
+        """Prepare an entry. The slow part runs beside the loop, which serves every token meanwhile."""
         if self._catalogue.on_disk or len(entry.source.data) > _QUICK_BYTES:
             return await asyncio.to_thread(self._catalogue.prepare, entry)
         await asyncio.sleep(0)  # a request may hold hundreds
         return self._catalogue.prepare(entry)
 
     def _with_data(self, entry: control_pb2.CatalogueEntry) -> control_pb2.CatalogueEntry:
-        """The entry with its source, which may have been uploaded, or be another entry's."""
+        """Return the entry with its source, which may have been uploaded or belong to another entry."""
         digest = entry.source.digest
         if entry.source.data or not digest:
             return entry
@@ -144,7 +144,7 @@ class CatalogueService(control_pb2_grpc.CatalogueServicer):
     async def List(  # noqa: N802
         self, request: control_pb2.CatalogueListRequest, context: Context
     ) -> control_pb2.CatalogueListReply:
-        """A page of a tenant's entries."""
+        """Return a page of a tenant's entries."""
         try:
             tenant = _seen(scope_of(context), request.tenant, "")
         except UnknownInferlet:
@@ -153,7 +153,7 @@ class CatalogueService(control_pb2_grpc.CatalogueServicer):
 
 
 def page_of(entries: Iterable[control_pb2.CatalogueEntry], room_bytes: int) -> control_pb2.CatalogueListReply:
-    """As many of the first entries as there is room for, but one at least.
+    """Return as many of the first entries as there is room for, and at least one.
 
     The token is the last one's name: entries that come or go between two pages move no others.
     """
@@ -168,7 +168,7 @@ def page_of(entries: Iterable[control_pb2.CatalogueEntry], room_bytes: int) -> c
 
 
 def _seen(scope: Scope, tenant: str, name: str) -> str:
-    """The tenant whose entries are asked for; another's than the caller's are as if they weren't there."""
+    """Return the tenant whose entries are asked for. Entries that the caller may not see don't exist for the caller."""
     tenant = tenant or scope.tenant or ""
     if not scope.allows(tenant):
         raise UnknownInferlet(inferlet=name[:128])

@@ -1,4 +1,4 @@
-"""gRPC service Control: runtimes' streams, state, and what operators may ask of engines."""
+"""The gRPC service Control: streams of runtimes, the state of control, and actions on engines."""
 
 from __future__ import annotations
 
@@ -36,23 +36,23 @@ from tartlet_protos import common_pb2, control_pb2, control_pb2_grpc
 log = logging.getLogger("tartlet.control")
 
 SOFT_LIMIT_BYTES: Final = 8 << 20
-"""Above this much unread, control stops reading the runtime's commands until it has read."""
+"""While a runtime leaves more unread, control doesn't read the runtime's commands."""
 _CHUNK_BYTES: Final = 1 << 20
 _POLL_S: Final = 0.05
 _WATCH_S: Final = (0.1, 600.0)
-"""Between these lies how often who watches engines is told that nothing has changed."""
+"""Bounds of how often a watcher of engines is told that nothing has changed."""
 _PROGRAMS_S: Final = 10.0
-"""So late it is told that only other programs run."""
+"""Delay after which a watcher is told of other numbers of programs."""
 _ENDS_A_FRAME: Final = 128
 _STARTS_BYTES: Final = 2 << 20
 _BESIDE_BYTES: Final = 256 << 10
-"""Of starts that go into one frame with deliveries: those are cut to leave room for them."""
+"""Limit of starts that share a frame with deliveries, which are cut to leave room for this much."""
 
 Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 
 
 class ControlService(control_pb2_grpc.ControlServicer):
-    """One stream a runtime; a frame's parts take effect in field order."""
+    """Serves one stream for each runtime. The parts of a frame take effect in field order."""
 
     def __init__(self, loop: CoreLoop, blobs: BlobStore, catalogue: Catalogue, sockets: FrameListener) -> None:
         self._loop = loop
@@ -87,7 +87,7 @@ class ControlService(control_pb2_grpc.ControlServicer):
         except asyncio.CancelledError:
             if not link.closed:
                 raise
-            # We cut it: without a status the runtime would go on sending into the void.
+            # Control has cut the stream. Without a status the runtime would go on sending.
             await greeting.abort(
                 context, Unavailable(what="this stream", detail="it wasn't read, or another took its place")
             )
@@ -97,7 +97,7 @@ class ControlService(control_pb2_grpc.ControlServicer):
             self._loop.close_runtime(link)
 
     async def _serve(self, link: RuntimeLink, frame: Any, stream: Stream) -> None:
-        """Take frames, from this first one on, and write what there is to tell, until either side ends the stream."""
+        """Take frames, `frame` first, and write what waits, until either side ends the stream."""
 
         async def write_all() -> None:
             await self._write_all(link, stream)
@@ -169,7 +169,7 @@ class ControlService(control_pb2_grpc.ControlServicer):
             columns.payload = bytes(chunk.payload)
             frames.append(frame)
         if notices:
-            # what was started, first: nothing may be delivered to a program before that
+            # Starts go first: nothing may be delivered to a program before it has started.
             started = self._starts(notices)
             if frames and len(started) == 1 and started[0].ByteSize() < _BESIDE_BYTES:
                 frames[0].MergeFrom(started.pop())
@@ -180,7 +180,7 @@ class ControlService(control_pb2_grpc.ControlServicer):
         return frames
 
     def _starts(self, notices: Notices) -> list[control_pb2.ControlFrame]:
-        """Models and what was started, in as few frames as fit."""
+        """Return models and starts in as few frames as fit."""
         frames = []
         if notices.models_changed:
             models = [control_pb2.ModelInfo(**m.info()) for m in self._core.models]
@@ -201,13 +201,13 @@ class ControlService(control_pb2_grpc.ControlServicer):
     # ---- unary --------------------------------------------------------------------------------------------------
 
     async def State(self, request: control_pb2.StateRequest, context: Context) -> control_pb2.StateReply:  # noqa: N802
-        """Everything `tartlet ps`, `top` and `doctor` show."""
+        """Return everything that `tartlet ps`, `top` and `doctor` show."""
         return control_pb2.StateReply(json=json.dumps(state_of(self._core, scope_of(context))))
 
     async def WatchEngines(  # noqa: N802
         self, request: control_pb2.WatchEnginesRequest, context: Context
     ) -> AsyncIterator[control_pb2.EnginesReply]:
-        """The engines now, when something has become of one, and every so often in any case, until the caller goes."""
+        """Yield the engines now, after each change, and at intervals in any case, until the caller goes."""
         every_s = max(_WATCH_S[0], min(_WATCH_S[1], request.every_s))
         told, told_s = None, 0.0
         with self._loop.watching_engines() as changed:
@@ -224,7 +224,7 @@ class ControlService(control_pb2_grpc.ControlServicer):
     async def Locate(  # noqa: N802
         self, request: control_pb2.LocateRequest, context: Context
     ) -> control_pb2.LocateReply:
-        """Where programs run, what pages they hold, and which runtimes there are."""
+        """Return where programs run, how many pages they hold, and which runtimes are connected."""
         scope = scope_of(context)
         found = [self._core.lifecycle.locate(i, scope) for i in request.program_ids]
         return control_pb2.LocateReply(
@@ -235,22 +235,25 @@ class ControlService(control_pb2_grpc.ControlServicer):
         )
 
     async def Cordon(self, request: control_pb2.EngineAction, context: Context) -> control_pb2.EngineActionReply:  # noqa: N802
-        """No new programs on an engine."""
+        """Place no new programs on an engine."""
         return self._act(lambda: self._core.cordon(request.engine_id))
 
     async def Resume(self, request: control_pb2.EngineAction, context: Context) -> control_pb2.EngineActionReply:  # noqa: N802
-        """Take new programs again."""
+        """Place new programs on an engine again."""
         return self._act(lambda: self._core.resume(request.engine_id))
 
     async def Drain(self, request: control_pb2.EngineAction, context: Context) -> control_pb2.EngineActionReply:  # noqa: N802
-        """Cordon, wait for the engine's programs to end, let it go; DeadlineExceeded if some go on past `grace_s`."""
+        """Cordon an engine, wait for its programs to end, and let it go.
+
+        The reply holds DeadlineExceeded if programs go on past `grace_s`.
+        """
         reply = self._act(lambda: self._core.cordon(request.engine_id, drain=True))
         if reply.error.number:
             return reply
         engine = self._core.engines[request.engine_id]
         end = self._core.clock.now() + request.grace_s
         while self._core.engines.get(engine.id) is engine and engine.program_ids:
-            if not self._core.clock.now() < end:  # a grace that is no number, too
+            if not self._core.clock.now() < end:  # also true if the grace is not a number
                 left = DeadlineExceeded(deadline_s=request.grace_s)
                 return control_pb2.EngineActionReply(error=error_to_proto(left))
             await asyncio.sleep(_POLL_S)
@@ -267,7 +270,7 @@ class ControlService(control_pb2_grpc.ControlServicer):
     async def FetchBlob(  # noqa: N802
         self, request: control_pb2.BlobRequest, context: Context
     ) -> AsyncIterator[common_pb2.BlobChunk]:
-        """A tokenizer or source in chunks."""
+        """Yield a tokenizer or a source in chunks."""
         data = self._blobs.get(request.digest)
         if data is None:
             data = self._catalogue.source(request.digest)
@@ -303,7 +306,7 @@ def _kept(kept: control_pb2.KeptProgram) -> Kept:
 
 
 def add_ends(frame: control_pb2.ControlFrame, notices: Notices) -> list[control_pb2.ControlFrame]:
-    """Tell of kills and settlements in `frame`, and in further ones if there are many: they must fit a message."""
+    """Add kills and settlements to `frame`. Return further frames for those that don't fit its message."""
     kills = [control_pb2.ProgramKill(handle=h, error=error_to_proto(e)) for h, e in notices.kills]
     settled = [
         control_pb2.ProgramSettled(

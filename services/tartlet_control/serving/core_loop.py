@@ -1,8 +1,7 @@
-"""Joins the core to the loop: when something has happened, pump, then have the streams send what there is for them.
+"""Joins the core to the event loop: after each event, pump the core, then wake the streams that have something to send.
 
-Whoever read the frame that made something happen writes its own stream's answers itself, which saves a turn of the
-loop; the other streams' writers are woken. `Link` sees to it that a stream has one writer at a
-time.
+The task that read a frame writes the answers on its own stream itself, which saves a turn of the loop. The writers of
+the other streams are woken. `Link` makes sure that a stream has one writer at a time.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ TICK_S: Final = 0.25
 
 
 class Link:
-    """An open stream: `write_all` writes what waits for it until nothing does."""
+    """An open stream. `write_all` writes what waits for the stream until nothing does."""
 
     def __init__(self) -> None:
         self.wake = asyncio.Event()  # the writer has work
@@ -32,7 +31,7 @@ class Link:
         self._writing = False
 
     async def flush(self, write_all: Callable[[], Awaitable[None]]) -> None:
-        """Write what waits, unless somebody is at it: then that one takes it along."""
+        """Write what waits. If another task is writing already, that task writes this too."""
         if self._writing:
             return
         self._writing = True
@@ -42,7 +41,7 @@ class Link:
             self._writing = False
 
     async def flush_forever(self, write_all: Callable[[], Awaitable[None]]) -> None:
-        """The writer: flush whenever woken, until closed."""
+        """Flush whenever woken, until closed."""
         while not self.closed:
             await self.wake.wait()
             self.wake.clear()
@@ -59,7 +58,7 @@ class RuntimeLink(Link):
         self.task = asyncio.current_task()  # serves the stream; cancelling it ends it
 
     def writer_ended(self, writer: asyncio.Future[None]) -> None:
-        """End the stream if its writer has failed: a runtime that nobody writes to would wait for ever."""
+        """End the stream if its writer has failed, because the runtime would wait for ever."""
         if not writer.cancelled():
             self.cut()
 
@@ -91,7 +90,7 @@ class EngineLink(Link):
 
 
 class CoreLoop:
-    """Owns the core and knows the open streams."""
+    """Owns the core, pumps it, and knows the open streams."""
 
     def __init__(self, core: Core) -> None:
         self.core = core
@@ -104,7 +103,7 @@ class CoreLoop:
         self._watched_version = core.engines_version
 
     def changed(self) -> None:
-        """Something has happened in the core: pump soon."""
+        """Pump soon, because something has happened in the core."""
         if not self._scheduled:
             self._scheduled = True
             self._loop.call_soon(self._pump_scheduled)
@@ -114,7 +113,7 @@ class CoreLoop:
         self.pump()
 
     def pump(self, own: Link | None = None) -> None:
-        """Form the steps that are due, and wake the writers of all streams but `own` that have something to send."""
+        """Form the steps that are due, and wake the writers of all streams with work except `own`."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -134,7 +133,7 @@ class CoreLoop:
                 watch.set()
 
     async def tick_forever(self) -> None:
-        """Housekeeping until cancelled."""
+        """Run the core's housekeeping until cancelled."""
         while True:
             await asyncio.sleep(TICK_S)
             self.core.tick()
@@ -142,7 +141,7 @@ class CoreLoop:
             self.changed()
 
     def _cut_overfull(self) -> None:
-        """Part with runtimes that don't read: their programs' limits should have stopped them long before."""
+        """Cut off runtimes that don't read. The limits of their programs should have stopped them long before."""
         for session, link in list(self.runtimes.items()):
             if session.outbox.size > HARD_LIMIT_BYTES:
                 log.error("runtime %s leaves %d bytes unread", session.runtime_id, session.outbox.size)
@@ -150,7 +149,7 @@ class CoreLoop:
 
     @contextlib.contextmanager
     def watching_engines(self) -> Iterator[asyncio.Event]:
-        """An event that is set whenever an engine has come, gone or changed its state."""
+        """Yield an event that is set whenever an engine has come, gone or changed its state."""
         watch = asyncio.Event()
         self._watches.add(watch)
         try:
@@ -161,15 +160,15 @@ class CoreLoop:
     # ---- streams ------------------------------------------------------------------------------------------------
 
     def open_runtime(self, session: RuntimeSession) -> RuntimeLink:
-        """The runtime's new stream; older ones of the same runtime are closed."""
+        """Return the link of a runtime's new stream. Older streams of the same runtime are closed."""
         for older in [s for s in self.runtimes if s.runtime_id == session.runtime_id]:
-            self.runtimes.pop(older).cut()  # also of an earlier incarnation: nobody tends its session any more
+            self.runtimes.pop(older).cut()  # also of an earlier incarnation, whose session has no stream any more
         link = self.runtimes[session] = RuntimeLink(session)
         self.changed()
         return link
 
     def close_runtime(self, link: RuntimeLink) -> None:
-        """Its stream has ended."""
+        """Note that a runtime's stream has ended."""
         link.closed = True
         link.drained.set()
         if self.runtimes.get(link.session) is link:
@@ -178,7 +177,7 @@ class CoreLoop:
         self.changed()
 
     def open_engine(self, engine: EngineState) -> EngineLink:
-        """The engine's new stream; an older one of the same id is closed, so that whoever is there hears of it."""
+        """Return the link of an engine's new stream. Close an older stream of the same id."""
         for older in [e for e in self.engines if e.id == engine.id]:
             self.engines.pop(older).cut()
         link = self.engines[engine] = EngineLink(engine, self.core)
@@ -186,7 +185,7 @@ class CoreLoop:
         return link
 
     def close_engine(self, link: EngineLink) -> None:
-        """Its stream has ended."""
+        """Note that an engine's stream has ended."""
         link.cut()
         if self.engines.pop(link.engine, None) is not None:
             self.core.on_engine_gone(link.engine)

@@ -1,4 +1,4 @@
-"""gRPC service Engine: workers' streams and their tokenizers."""
+"""The gRPC service Engine: streams of workers, and their tokenizers."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ from tartlet_protos import common_pb2, engine_pb2, engine_pb2_grpc
 log = logging.getLogger("tartlet.control")
 
 _CAUSE_CHARS = 1024
-"""Of what ended an engine, as every program that it had is told."""
+"""Characters of the cause that every program of a lost engine is told."""
 
 Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 
 
 class EngineService(engine_pb2_grpc.EngineServicer):
-    """One stream a worker: steps go down, results come up."""
+    """Serves one stream for each worker: steps go down, results come up."""
 
     def __init__(self, loop: CoreLoop, blobs: BlobStore, sockets: FrameListener) -> None:
         self._loop = loop
@@ -113,7 +113,7 @@ class EngineService(engine_pb2_grpc.EngineServicer):
                 if (frame := await stream.read()) is grpc.aio.EOF:
                     return
                 if frame.control_incarnation and frame.control_incarnation != core.incarnation:
-                    continue  # meant for a control that was here before
+                    continue  # meant for an earlier control
                 for result in frame.results:
                     core.on_result(engine, result_from_proto(result))
             except (EngineFailure, MalformedSubmission) as e:
@@ -138,7 +138,7 @@ class EngineService(engine_pb2_grpc.EngineServicer):
             self._core.on_engine_gone(engine, WorkerLost(engine=f"{engine.id}: {cause}"[:_CAUSE_CHARS]))
 
     async def _write_all(self, link: EngineLink, stream: Stream) -> None:
-        """Write the steps that wait; the last frame of a drained engine lets it go and closes the link."""
+        """Write the steps that wait. The last frame of a drained engine lets the engine go and closes the link."""
         engine = link.engine
         while engine.outgoing and not link.closed:
             steps, engine.outgoing = engine.outgoing, []

@@ -1,4 +1,4 @@
-"""What both kinds of streams begin with: the peer's first frame, which doesn't let control wait for ever."""
+"""The beginning of both kinds of streams: the peer's first frame, for which control waits a bounded time."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 
 
 async def first_frame(context: Context, timeout_s: float) -> Any:
-    """The stream's first frame, or EOF. One that doesn't come in time ends the stream in DeadlineExceeded."""
+    """Return the stream's first frame, or EOF. If no frame comes in time, end the stream in DeadlineExceeded."""
     try:
         async with asyncio.timeout(timeout_s):
             frame = await context.read()
     except TimeoutError:
         await abort(context, DeadlineExceeded(deadline_s=timeout_s))
-    # Now, not with our first frame: a call that is cut while it writes both can't be given a status.
+    # Sent now, because a call that is cut while it writes this and its first frame can't be given a status.
     await context.send_initial_metadata(())
     return frame
 

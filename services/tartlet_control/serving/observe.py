@@ -1,6 +1,6 @@
-"""Spans of programs, and metrics, when telemetry is on; the core holds None in place of this when it is off.
+"""Makes spans of programs, and metrics, when telemetry is on. `step_spans` makes the spans of steps.
 
-No text of a program is in any of them. Spans of steps: `step_spans`.
+No text of a program is in a span or metric. When telemetry is off, the core calls no-op callbacks.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from tartlet_control.tables.ledger import PAGES
 from tartlet_control.tables.programs import ProgramState
 
 UNNAMED_ERROR: Final = "_OTHER"
-"""OpenTelemetry's word where an error's name isn't known: of a program's own failure control learns just that."""
+"""OpenTelemetry's name for an unnamed error. Of a program's own failure, control knows only that it failed."""
 MAX_ENGINES: Final = 256
-"""Engines that metrics tell apart since control started; a worker may have a name of its own after each start."""
+"""Engines that metrics tell apart since control started: a worker may have another name after each start."""
 OTHER_ENGINES: Final = "other"
 
 
 class Observer:
-    """What the core reports to."""
+    """Receives the core's reports."""
 
     def __init__(self, core: Core) -> None:
         self._core = core
@@ -47,7 +47,7 @@ class Observer:
         meter.create_observable_gauge(names.METRIC_PAGES_HELD, [self._pages_held])
 
     def attach(self, *, traced: bool) -> None:
-        """Have the core report; metrics only unless `traced`."""
+        """Make the core report here: metrics, and spans if `traced`."""
         core = self._core
         if traced:
             core.lifecycle.on_start = self.program_started
@@ -61,7 +61,7 @@ class Observer:
         core.on_leak = lambda engine, _: self._leaks.add(1, self._label(engine))
 
     def _label(self, engine: EngineState) -> dict[str, str]:
-        """What metrics call an engine: those beyond the first `MAX_ENGINES` share one, as names stay for ever."""
+        """Return the label of an engine. Engines beyond `MAX_ENGINES` share one, because labels stay for ever."""
         if engine.id not in self._engine_ids:
             if len(self._engine_ids) >= MAX_ENGINES:
                 return {names.ATTR_ENGINE_ID: OTHER_ENGINES}
@@ -78,7 +78,7 @@ class Observer:
         program.span = ProgramSpan(span)
 
     def program_ended(self, program: ProgramState, error: TartletError | None) -> None:
-        """Note a program's end, for its span and the counter. `error`: what control ended it for."""
+        """Note a program's end, for its span and the counter. `error`: why control ended it, if it did."""
         cause = error or (program.poisoned.error if program.poisoned is not None else None)
         name = cause.name if cause is not None else UNNAMED_ERROR if program.failed else ""
         telemetry.later(self._close_program, program, name, self._core.clock.unix_ns())

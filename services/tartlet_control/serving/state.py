@@ -1,4 +1,4 @@
-"""What control tells: its state, which `tartlet ps`, `top` and `doctor` show (docs/operations.md), and its engines."""
+"""Reports control's state, which `tartlet ps`, `top` and `doctor` show (docs/operations.md), and its engines."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from tartlet_control.tables.programs import ProgramState
 from tartlet_protos import control_pb2
 
 QUEUES_SHOWN: Final = 16
-"""Queues of a program that are told of, the oldest ones."""
+"""Queues of a program in the report: the oldest."""
 PROGRAMS_SHOWN: Final = 3000
-"""Programs that are told of, the newest ones: with more a message wouldn't hold the state."""
+"""Programs in the report: the newest. More would not fit a message."""
 
 
 def state_of(core: Core, scope: Scope = EVERYONE) -> dict[str, Any]:
-    """Engines, programs (those of `scope`), models, policy and totals, as plain JSON values."""
+    """Return engines, the programs of `scope`, models, the batching policy and totals as plain JSON values."""
     now = core.clock.now()
     shown = [p for p in core.lifecycle.programs.values() if scope.allows(p.tenant)]
     return {
@@ -52,7 +52,7 @@ def _model(m: ServedModel, core: Core) -> dict[str, Any]:
 
 
 def engines_of(core: Core) -> control_pb2.EnginesReply:
-    """What whoever watches engines is told."""
+    """Return what a watcher of engines is told."""
     return control_pb2.EnginesReply(
         incarnation=core.incarnation,
         engines=[

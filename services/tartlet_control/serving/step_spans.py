@@ -1,8 +1,8 @@
-"""Which steps get a span, and what is in it.
+"""Decides which steps get a span, and makes the spans.
 
-A step's span is a child of the first of its programs' spans and links to all of them; the worker's span is a child of
-the step's. An engine's steps have so many spans a second; beyond that a step has one only if it was slow, and then the
-worker has none, because that shows at the end. Programs whose traces aren't recorded count as if they weren't there.
+A step's span is a child of the first of its programs' spans and links to all of them. The worker's span is a child of
+the step's. Each engine has a limit of spans a second. Beyond the limit, only a slow step has a span; then the worker
+has none, because only the end shows that a step was slow. Programs whose traces aren't recorded are ignored.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from tartlet_control.tables.engines import EngineState
 from tartlet_control.tables.programs import Command
 
 SLOW: Final = 4.0
-"""Times what its engine takes for such a step: with two in flight, the usual is up to twice."""
+"""A step is slow if it takes this multiple of its engine's usual time. With two steps in flight, twice is usual."""
 SLOW_AT_LEAST_S: Final = 0.01
 
 
 class ProgramSpan:
-    """A program's span in control, and what steps need of it."""
+    """A program's span in control, and the parts of it that spans of steps need."""
 
     __slots__ = ("context", "link", "sampled", "span")
 
@@ -36,14 +36,14 @@ class ProgramSpan:
 
 
 class Begun(NamedTuple):
-    """A step on its way whose trace is recorded."""
+    """A step in flight whose trace is recorded."""
 
     parent: SpanContext
     span_id: int  # 0: the limit left it out
 
 
 class Ended(NamedTuple):  # a tuple: frozen dataclasses take four times as long to make
-    """What is known of a step when it is answered."""
+    """The facts of a step when it is answered."""
 
     engine: EngineState
     sent: SentStep
@@ -54,22 +54,22 @@ class Ended(NamedTuple):  # a tuple: frozen dataclasses take four times as long 
 
     @property
     def duration_s(self) -> float:
-        """From sending it to its answer."""
+        """Seconds from sending the step to its answer."""
         return self.now_s - self.sent.sent_s
 
 
 class StepSpans:
-    """Decides when a step is sent; makes the span some time after it was answered."""
+    """Decides on a span when a step is sent, and makes the span some time after the answer."""
 
     def __init__(self, tracer: StepTracer, clock: Clock, per_s: int) -> None:
-        """`per_s`: spans of steps a second, for each engine; a quarter more for slow ones."""
+        """Begin. `per_s`: spans of steps a second for each engine, and a quarter more for slow steps."""
         self._tracer = tracer
         self._clock = clock
         self._per_s = per_s
         self.left_out = 0
 
     def begin(self, engine: EngineState, batches: list[list[Command]]) -> tuple[Begun | None, str]:
-        """What to keep of a step about to be sent, and its W3C traceparent for the worker ("" without a span)."""
+        """Return what to keep of a step about to be sent, and its W3C traceparent for the worker ("" without one)."""
         parent = _first_sampled(batches)
         if parent is None:
             return None, ""
@@ -81,7 +81,7 @@ class StepSpans:
         return Begun(parent, span_id), traceparent(parent, span_id)
 
     def make(self, ended: Ended) -> None:
-        """Make the step's span, if it has one; from one thread at a time, which may be another than `begin`'s."""
+        """Make the step's span, if it has one. Call this from one thread at a time, which may differ from `begin`'s."""
         engine, sent = ended.engine, ended.sent
         begun: Begun | None = sent.span
         if begun is None:

@@ -1,6 +1,6 @@
-"""Who holds what of an engine's pools: pages, embeds and token slots, with reference counts (Pie 5.2).
+"""The pools of an engine (pages, embeds, token slots) with reference counts (Pie 5.2).
 
-`free + held = total` holds after every call; `check` recounts it from the references, for idle moments and tests.
+`free + held = total` holds after every call. `check` recounts the references, for idle moments and tests.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ PAGES: Final = 0
 EMBEDS: Final = 1
 SLOTS: Final = 2
 POOL_NAMES: Final = ("KV pages", "embeds", "token slots")
-"""What messages call the pools, by index."""
+"""Names of the pools in messages, by index."""
 RESOURCE_NAMES: Final = ("page", "embed", "slot")
-"""What messages call one of them, by index."""
+"""Names of one resource of each pool in messages, by index."""
 
 
 @dataclass(frozen=True, slots=True)
 class LedgerFault(Exception):  # our bug, never a program's
-    """A pool's books don't balance."""
+    """Says that a pool's books don't balance."""
 
     pool: str
     free: int
@@ -33,7 +33,7 @@ class LedgerFault(Exception):  # our bug, never a program's
 
 
 class Pool:
-    """`total` things of one kind, each free or held by one or more holders.
+    """A number of things of one kind, each of them free or held by one or more holders.
 
     Example:
         >>> pool = Pool("KV pages", 4)
@@ -53,16 +53,16 @@ class Pool:
 
     @property
     def num_free(self) -> int:
-        """How many can be taken."""
+        """How many things can be taken."""
         return len(self._free)
 
     @property
     def num_held(self) -> int:
-        """How many have a holder."""
+        """How many things have a holder."""
         return self.total - len(self._free)
 
     def take(self, count: int) -> list[int]:
-        """Physical ids of `count` free ones, now held once; the caller has checked `num_free`."""
+        """Take `count` things and return their physical ids. The caller has checked `num_free`."""
         free = self._free
         assert count <= len(free), f"{self.name}: {count} of {len(free)}"
         if not count:
@@ -75,14 +75,14 @@ class Pool:
         return ids
 
     def retain(self, ids: list[int]) -> None:
-        """One more holder each."""
+        """Add a holder to each of `ids`."""
         refs = self._refs
         for i in ids:
             assert refs[i] > 0, f"{self.name}: {i} is free"
             refs[i] += 1
 
     def release(self, ids: list[int]) -> None:
-        """One holder fewer each; those without any are free."""
+        """Remove a holder from each of `ids`. Ids without a holder are free."""
         refs, free = self._refs, self._free
         for i in ids:
             left = refs[i] - 1
@@ -92,7 +92,7 @@ class Pool:
                 free.append(i)
 
     def check(self) -> None:
-        """Recount every reference; takes milliseconds for a hundred thousand.
+        """Recount every reference, which takes milliseconds for a hundred thousand.
 
         Raises:
             LedgerFault: the books don't balance.
@@ -103,7 +103,7 @@ class Pool:
 
 
 def pools_of(spec: EngineSpec) -> tuple[Pool, Pool, Pool]:
-    """The three pools of an engine, in the order of PAGES, EMBEDS, SLOTS."""
+    """Return the three pools of an engine, in the order PAGES, EMBEDS, SLOTS."""
     totals = (spec.num_pages, spec.num_embeds, spec.num_slots)
     pages, embeds, slots = (Pool(name, total) for name, total in zip(POOL_NAMES, totals, strict=True))
     return pages, embeds, slots

@@ -12,11 +12,11 @@ from tartlet_common.errors.registry import EngineMismatch, NoEngine, Overloaded,
 from tartlet_control.tables.engines import EngineState
 
 MODELS_BYTES: Final = 2 << 20
-"""All specs that runtimes are told together: in one message, beside other things."""
+"""Limit of all specs together: runtimes are told all of them in one message, beside other things."""
 MODELS_NAMED: Final = 20
-"""Models that the error for an unknown one names."""
+"""Models that the error for an unknown model names."""
 MAX_FORMS: Final = 8
-"""Forms of one model that are served at the same time, as while one is rolled out in place of another."""
+"""Forms of one model that may be served at once. A pool serves two while it is rolled out in another form."""
 AGREE: Final = ("model_digest", "page_size", "dtype", "traits", "vocab_size", "max_position", "tokenizer_digest")
 """Fields in which engines of one form of a model agree."""
 
@@ -34,23 +34,23 @@ class ServedModel:
         self.take(spec)
 
     def take(self, spec: EngineSpec) -> None:
-        """The form that it has from now on."""
+        """Take a new form in place of one that has no engines any more."""
         self.spec = spec
         self.spec_bytes = _spec_bytes(spec)
 
     @property
     def ready(self) -> bool:
-        """Whether an engine takes programs, or would."""
+        """Whether an engine takes new programs."""
         return any(e.status == "ready" for e in self.engines)
 
     def differs(self, spec: EngineSpec) -> str:
-        """The first field in which an engine of this spec is not of this form; empty if it is."""
+        """Return the first field in which `spec` isn't of this form; "" if it is."""
         return next((name for name in AGREE if getattr(self.spec, name) != getattr(spec, name)), "")
 
     def choose(self) -> EngineState:
-        """The ready engine with the fewest programs.
+        """Return the ready engine with the fewest programs.
 
-        A program that asked for a form that has been replaced since goes where others still use it.
+        If the form has been replaced since the program asked for it, an engine that others still use is chosen.
 
         Raises:
             NoEngine: none is ready.
@@ -63,7 +63,7 @@ class ServedModel:
         return min(chosen, key=lambda e: len(e.program_ids))
 
     def info(self) -> dict[str, Any]:
-        """What runtimes are told: the spec, pools summed over its engines."""
+        """Return what runtimes are told: the spec, with pools summed over the engines."""
         spec = asdict(self.spec)
         for field in ("num_pages", "num_embeds", "num_slots"):
             spec[field] = sum(getattr(e.spec, field) for e in self.engines) or spec[field]
@@ -80,10 +80,10 @@ class ServedModel:
 class Models:
     """All models that engines have brought since control started.
 
-    Engines of one name that don't agree (another checkpoint, another page size) serve it in several forms. Programs get
-    the form that was there first for as long as it has a ready engine; the others stand by. So a pool is rolled out in
-    another form without a time in which nobody serves the model: as the last engine of the old one is cordoned, the new
-    one takes over.
+    Engines of one name that don't agree (another checkpoint, another page size) serve the model in several forms.
+    Programs get the form that was there first for as long as it has a ready engine, and the other forms stand by. So a
+    pool is rolled out in another form without a gap: when the last engine of the old form is cordoned, the new form
+    takes over.
     """
 
     def __init__(self) -> None:
@@ -91,9 +91,9 @@ class Models:
         self._list: list[ServedModel] = []  # by index
 
     def __iter__(self) -> Iterator[ServedModel]:
-        """The default first: ready ones by name, then the others; of one name's forms first the one that programs get.
+        """Yield the default first: ready models by name, then the others. Of one name, programs get the first.
 
-        By name, for the order in which engines come is another one after each restart.
+        The order is by name because engines come in another order after each restart.
         """
         current = {name: _current(forms) for name, forms in self._forms.items()}
         for name in sorted(current, key=lambda name: (not current[name].ready, name)):
@@ -101,7 +101,7 @@ class Models:
             yield from (m for m in self._forms[name] if m is not current[name])
 
     def join(self, spec: EngineSpec) -> ServedModel:
-        """The model of a new engine, made if it is the first of its form.
+        """Return the model of a new engine, and make it for the first engine of a form.
 
         Raises:
             EngineMismatch: the model is served in too many other forms.
@@ -130,14 +130,16 @@ class Models:
         return model
 
     def stands_by(self, model: ServedModel) -> bool:
-        """Whether programs get another form of the model."""
+        """Return whether programs get another form of the model."""
         return _current(model.forms) is not model
 
     def named(self, name: str) -> ServedModel | None:
-        """The model a program asks for; "" is the default: of those with a ready engine the first by name, else of all.
+        """Return the model that a program asks for.
+
+        The name "" stands for the default: the first by name of those with a ready engine, else of all.
 
         Raises:
-            UnknownModel: no engine ever brought one of that name.
+            UnknownModel: no engine ever served a model of that name.
         """
         if name:
             forms = self._forms.get(name)
@@ -147,7 +149,7 @@ class Models:
         return next(iter(self), None)
 
     def at(self, index: int) -> ServedModel:
-        """The model with this index.
+        """Return the model with this index.
 
         Raises:
             UnknownModel: there is none.
@@ -162,11 +164,11 @@ class Models:
 
 
 def _current(forms: list[ServedModel]) -> ServedModel:
-    """The form that programs get: the first that is ready, else the first that has engines, else the newest."""
+    """Return the form that programs get: the first ready one, else the first with engines, else the newest."""
     ready = next((m for m in forms if m.ready), None)
     return ready or next((m for m in forms if m.engines), forms[-1])
 
 
 def _spec_bytes(spec: EngineSpec) -> int:
-    """What a spec takes in a message."""
+    """Return about how many bytes a spec takes in a message."""
     return len(json.dumps(asdict(spec))) + len(spec.model) + 256

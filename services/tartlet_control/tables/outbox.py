@@ -1,4 +1,4 @@
-"""What waits to be sent to one runtime: packed deliveries and the odd notice, already cut into frames that fit."""
+"""The deliveries and notices that wait to be sent to one runtime, cut into frames that fit a message."""
 
 from __future__ import annotations
 
@@ -8,14 +8,13 @@ from typing import Final
 
 import numpy as np
 
-from tartlet_common.abi import RECORD, Event, Flag
+from tartlet_common.abi import RECORD, RECORD_STRUCT, Event, Flag
 from tartlet_common.errors.registry import TartletError
 
-_ROW: Final = struct.Struct("<HH7I")
 _HANDLE: Final = struct.Struct("<I")
 _CHUNK_BYTES: Final = 1 << 20
 HARD_LIMIT_BYTES: Final = 256 << 20
-"""A runtime that leaves more unread is cut off: its programs' limits should have stopped them long before."""
+"""A runtime that leaves more unread is cut off. The limits of its programs should have stopped them long before."""
 
 RESULT: Final = int(Event.RESULT)
 SKIPPED: Final = int(Event.SKIPPED)
@@ -25,7 +24,7 @@ _AWAIT: Final = int(Flag.AWAIT)
 
 
 class Chunk:
-    """Deliveries of one frame: columns as in `Commands` of control.proto."""
+    """The deliveries of one frame, in columns as in `Commands` of control.proto."""
 
     __slots__ = ("handles", "payload", "records")
 
@@ -37,7 +36,7 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True)
 class Settled:
-    """Everything a program held is free; what it used."""
+    """Tells that all that a program held is free, and what the program has used."""
 
     handle: int
     poisoned: TartletError | None
@@ -49,7 +48,7 @@ class Settled:
 
 @dataclass(slots=True)
 class Notices:
-    """What isn't a delivery: rare, and sent after the deliveries before it."""
+    """Messages that aren't deliveries. They are rare, and sent after the deliveries before them."""
 
     started: list[tuple[int, TartletError | None, str]] = field(default_factory=list)  # handle, error, existing id
     kills: list[tuple[int, TartletError]] = field(default_factory=list)
@@ -61,7 +60,7 @@ class Notices:
 
 
 class Outbox:
-    """Collects; a writer takes everything at once, so a step's answers leave in one frame."""
+    """Collects messages to one runtime. A writer takes all at once, so a step's answers leave in one frame."""
 
     __slots__ = ("_chunks", "_last", "_size", "notices")
 
@@ -76,7 +75,7 @@ class Outbox:
 
     @property
     def size(self) -> int:
-        """Bytes waiting."""
+        """The number of bytes that wait."""
         return self._size + len(self._last.records) + len(self._last.payload)
 
     def deliver(  # noqa: PLR0913, PLR0917 - one argument a field of the record; positional for speed
@@ -97,16 +96,16 @@ class Outbox:
             self._cut()  # before it: with the largest answer behind it, a full chunk would pass a message's limit
             chunk = self._last
         chunk.handles += _HANDLE.pack(handle)
-        chunk.records += _ROW.pack(event, flags, ticket, queue, a, b, c, len(chunk.payload), len(payload))
+        chunk.records += RECORD_STRUCT.pack(event, flags, ticket, queue, a, b, c, len(chunk.payload), len(payload))
         if payload:
             chunk.payload += payload
 
     def fail(self, handle: int, ticket: int, queue: int, error: TartletError, *, answers: bool) -> None:
-        """A failure record: the answer to an awaited ticket, or the naming of the first failed one."""
+        """Append a failure: the answer to an awaited ticket, or the name of the first ticket to fail."""
         self.deliver(handle, FAILURE, _AWAIT if answers else 0, ticket, queue, error.number, 0, 0, error.to_json())
 
     def take(self) -> tuple[list[Chunk], Notices]:
-        """Everything that waits, in order; the outbox is empty again."""
+        """Return everything that waits, in order, and empty the outbox."""
         chunks = [c for c in self._chunks if c.records]
         notices = self.notices
         self._last = Chunk()
@@ -116,7 +115,7 @@ class Outbox:
         return chunks, notices
 
     def keep(self, handles: set[int]) -> None:
-        """Drop what is for other programs than these: their handles mean nothing on the runtime's new stream."""
+        """Keep only what is for these programs. Other handles mean nothing on the runtime's new stream."""
         chunks, notices = self.take()
         for chunk in chunks:
             kept = np.isin(np.frombuffer(chunk.handles, "<u4"), list(handles))

@@ -1,4 +1,4 @@
-"""Whatever policy, limits and timing are: the same answers and pages as one command after the other."""
+"""Any policy, limits and timing give the same answers and pages as executing one command after the other."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ KINDS = (
 
 @st.composite
 def commands(draw: st.DrawFn) -> list[Command]:
-    """One command, or a few that belong together; nearly all of them are valid."""
+    """Draw one command, or a few that belong together. Nearly all of them are valid."""
     kind = draw(st.sampled_from(KINDS))
     match kind:
         case "embed":
@@ -124,7 +124,7 @@ START: list[Command] = [
 
 
 def effects(c: Any) -> tuple[set[Any], set[Any]]:
-    """What a command reads and writes, except the pages that it reads: those the worker keeps in order in a batch."""
+    """Return what a command reads and writes, without the pages it reads: the worker orders those within a batch."""
     match type(c).__name__:
         case "EmbedTxt":
             return {("slot", v) for v in c.sources if c.from_slots}, {("embed", v) for v in c.embeds}
@@ -147,7 +147,7 @@ def clash(first: Any, second: Any) -> bool:
 
 
 def observed(policy: str) -> Any:
-    """The policy, with its promises checked at every call."""
+    """Wrap a policy so that its promises are checked at every call."""
     inner: Any = {
         "adaptive": policies.adaptive,
         "eager": policies.eager,

@@ -25,7 +25,7 @@ def engine_of_fixed_cost(host: Host) -> None:
 
 
 def a_turn(host: Host, *guests: Guest, returns_s: float = RETURN_S) -> None:
-    """A step of these, and the time until they ask for more."""
+    """Run a step of these guests, and the time until they ask for more."""
     for guest in guests:
         token(guest)
     host.pump()
@@ -34,7 +34,7 @@ def a_turn(host: Host, *guests: Guest, returns_s: float = RETURN_S) -> None:
 
 
 def two(options: FakeOptions = SMALL) -> tuple[Host, Guest, Guest]:
-    """One who was seen to come back soon, and another."""
+    """Make a guest that was seen to come back soon, and another guest."""
     host = Host(options)
     a, b = ready(host, 2)
     a_turn(host, a)
@@ -145,7 +145,7 @@ def test_who_only_frees_something_is_not_back() -> None:
     a.put(Op.DEALLOC_EMB)
     host.clock.advance(RETURN_S / 2)
     host.pump()
-    assert host.batcher.returns.expected(host.clock.now())[0] == 1
+    assert host.batcher.return_times.expected(host.clock.now())[0] == 1
     host.clock.advance(RETURN_S)
     token(a)
     host.pump()

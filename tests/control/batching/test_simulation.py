@@ -71,7 +71,7 @@ def test_nobody_waits_for_programs_that_think_longer_than_a_step_costs(
 def test_a_group_is_cut_where_its_programs_take_longer_than_another_step_costs(
     costs: Costs, times: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """While the first half computes, the other is on its way."""
+    """The first half computes while the other is on its way."""
     cut = Simulation(costs, programs=32, tokens=48, policy="adaptive", seen=(1, 8))
     tokens_per_s = cut.run()
     monkeypatch.setattr(returns, "APART", inf)

@@ -1,4 +1,4 @@
-"""Random bytes where records should be: typed failures for their program, no effect on others, no crash."""
+"""Random bytes in place of records give their program typed failures, and affect nothing else."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What one program may do to the others by being large, greedy or unlucky."""
+"""Bounds on what a large, greedy or unlucky program does to other programs."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.control.harness import Host, decode_text
 
 
 def test_a_start_that_is_asked_for_again_is_no_other_program() -> None:
-    """The stream broke before the answer: the key names this very program, which must start all the same."""
+    """The stream broke before the answer, so the key names this same program, which must start all the same."""
     host = Host()
     request = StartRequest(1, "mine", idempotency_key="k")
     host.core.on_start(host.session, request)
@@ -157,7 +157,7 @@ def test_naming_a_page_again_and_again_does_not_pass_the_quota() -> None:
 
 
 def test_distributions_count_as_tokens_of_a_batch() -> None:
-    """Each is a row of logits; 8 bytes of answer must not buy 512 KB of them."""
+    """Each embed costs a row of logits: 8 bytes of answer must not buy 512 KB of logits."""
     host = Host(FakeOptions(page_size=4, num_pages=8, max_batch_tokens=16))
     guest = host.start()
     guest.alloc(Op.ALLOC_KVPAGE, [0])

@@ -192,7 +192,7 @@ def test_a_model_has_so_many_forms_and_no_more() -> None:
 
 
 def test_the_default_is_the_first_by_name_of_the_models_that_have_a_ready_engine() -> None:
-    """Runtimes take the first that control announces, and control must take the same."""
+    """Runtimes take the first model that control announces, and control must take the same one."""
     host = Host(FakeOptions(model="b"))
     host.join("later", FakeOptions(model="c"))
     host.join("last", FakeOptions(model="a"))

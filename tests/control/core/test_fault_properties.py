@@ -1,4 +1,4 @@
-"""Whatever ends whom and when: every program is told, nothing stays held, and the books balance at every moment."""
+"""After any sequence of ends, every program is told, nothing stays held, and the books balance at every moment."""
 
 from __future__ import annotations
 
@@ -69,13 +69,13 @@ class World:
                 self.guest_acts(action, guest)
 
     def part(self, kept: set[str]) -> None:
-        """The runtime has heard all so far, and gives up all programs but `kept`."""
+        """Let the runtime hear all so far, and give up all programs but `kept`."""
         self.host.flush()
         self.host.collect()
         self.lost |= set(self.host.core.lifecycle.programs) - kept
 
     def reconnect(self) -> None:
-        """The runtime's stream breaks; it comes back with some of its programs."""
+        """Break the runtime's stream; the runtime comes back with some of its programs."""
         host = self.host
         kept = [g for g in self.live() if self.pick.random() < 0.7]
         self.part({g.program_id for g in kept})

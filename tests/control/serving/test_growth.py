@@ -1,4 +1,4 @@
-"""What control keeps has bounds, and what has ended is gone: nothing only grows, no message outgrows its limit."""
+"""All that control keeps has bounds, ended programs leave nothing, and no message outgrows its limit."""
 
 from __future__ import annotations
 
@@ -175,7 +175,7 @@ async def test_uploads_that_wait_are_bounded(run_dir: Path, monkeypatch: pytest.
 
 
 async def test_a_runtime_that_can_not_be_written_to_is_let_go(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever bug it is: a stream on which nothing comes any more would let its programs wait for ever."""
+    """A bug in the writer must end the stream: on a silent stream, programs would wait for ever."""
     async with control(run_dir) as address:
         runtime = Runtime(address)
         await runtime.hello()
