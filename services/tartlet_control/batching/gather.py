@@ -54,11 +54,10 @@ _Entry = tuple[Command, Iterator[Command]]
 class _Step:
     """The step that is being gathered."""
 
-    __slots__ = ("buckets", "bytes_left", "dispatches", "forwarded", "limits", "now", "oldest", "prioritised")
+    __slots__ = ("buckets", "bytes_left", "dispatches", "forwarded", "limits", "now", "oldest")
 
-    def __init__(self, limits: Limits, now: float, *, prioritised: bool) -> None:
+    def __init__(self, limits: Limits, now: float) -> None:
         self.limits = limits
-        self.prioritised = prioritised
         self.now = now
         self.dispatches: list[Dispatch] = []
         self.bytes_left = limits.step_bytes
@@ -83,15 +82,8 @@ class _Step:
         return min(light or waiting, key=self.oldest.__getitem__, default=0)
 
     def ordered(self, entries: list[_Entry]) -> list[_Entry]:
-        """Sort by priority, then by age. Return the entries as they are if all fit and none has a priority."""
-        limits = self.limits
-        if (
-            not self.prioritised
-            and len(entries) <= limits.batch_commands
-            and sum([c.tokens for c, _ in entries]) <= limits.batch_tokens
-        ):
-            return entries
-        starved = self.now - limits.starved_s
+        """Sort by priority, then by age: a batch that is full is cut from the end."""
+        starved = self.now - self.limits.starved_s
 
         def rank(entry: _Entry) -> tuple[int, float]:
             command = entry[0]
@@ -101,12 +93,12 @@ class _Step:
         return sorted(entries, key=rank)
 
 
-def gather(queues: Collection[CommandQueue], limits: Limits, now: float, *, prioritised: bool) -> list[Dispatch]:
+def gather(queues: Collection[CommandQueue], limits: Limits, now: float) -> list[Dispatch]:
     """Return the batches of the next step, at most one of them through the layers; empty if nothing waits.
 
-    `queues` have an engine command at their head. `prioritised` says whether one has another priority than normal.
+    `queues` have an engine command at their head.
     """
-    step = _Step(limits, now, prioritised=prioritised)
+    step = _Step(limits, now)
     for queue in queues:
         rest = iter(queue.pending)
         step.offer(next(rest), rest)

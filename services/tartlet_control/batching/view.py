@@ -35,7 +35,7 @@ class View:
 
     def gather(self, now: float) -> list[Dispatch]:
         """Return the next step of what waits now."""
-        return gather(self.queues, self.limits, now, prioritised=self.prioritised)
+        return gather(self.queues, self.limits, now)
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import repeat
@@ -137,9 +136,9 @@ def check_distinct(argument: str, ids: list[int]) -> None:
 
 def i32(values: list[int]) -> Any:
     """Return a column of int32."""
-    return np.frombuffer(array("i", values), np.int32)
+    return np.array(values, np.int32)
 
 
 def u32(values: list[int]) -> Any:
     """Return a column of uint32."""
-    return np.frombuffer(array("I", values), np.uint32)
+    return np.array(values, np.uint32)

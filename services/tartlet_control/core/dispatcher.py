@@ -42,11 +42,8 @@ class Dispatcher:
         runner = self._runner
         for queue in poisoned:
             runner.drain_poisoned(queue)
-        advance = runner.advance
         for queue in touched:
-            pending = queue.pending
-            if not pending or not pending[0].kind or queue.lane < 0:  # else: still waiting, as it is
-                advance(queue)
+            runner.advance(queue)
 
     def _send(
         self,
