@@ -3,7 +3,7 @@
 What belongs here is the engine, its boundary with guests, and what guests see of time and chance. Nothing here ever
 knows programs, clients or control: `tartlet_runtime.guests` connects them. `WasmHost` is the way in.
 
-Four other ways were tried and rejected: wasmtime's own Python classes (no fibers; 2 to 24 us a host call), one OS thread
+Four other ways were tried and rejected: the classes of the wheel (no fibers; 2 to 24 us a host call), one OS thread
 for each guest (150 to 310 ms to launch 896, and the GIL), stock WASI (a replay can't repeat its clock and entropy), and
 `list<u8>` in components (converted byte by byte).
 """
