@@ -1,7 +1,7 @@
-"""The baseline of `bench overhead` in a process of its own, so that it runs as a worker does: one thread, nothing else.
+"""The baseline of `bench overhead`, in a process of its own as a worker is: one thread and nothing else.
 
-Writes the 88M checkpoint if it isn't there, then reads a batch size a line and answers with seconds an output token,
-both as JSON lines.
+The process writes the 88M checkpoint if it isn't there. It then reads batch sizes from standard input, one a line, and
+answers each with seconds an output token; both are JSON.
 """
 
 from __future__ import annotations

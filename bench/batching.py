@@ -1,7 +1,7 @@
 """Batching policies under load (Pie, Table 5): 128 core-Wasm programs, 16 tokens each, run-ahead 0.
 
-Only the policy differs. Throughput counts all tokens from the launch request to the last program's end, the policies
-interleaved round by round. A load is over in half a second, so each round takes the median of three, one after another.
+Only the policy differs. Throughput counts all tokens from the launch request to the last program's end. The policies
+take turns, round by round. One load is over in half a second, so a round takes the median of three loads.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ OF_BEST, OVER_EAGER = 0.97, 5.0  # on a GPU: 15 times eager
 
 
 async def tokens_per_s(client: tartlet.AsyncClient, guest: tartlet.Source, programs: int, tokens: int) -> float:
-    """Tokens a second over all programs, from the request to the last end."""
+    """Run a load; tokens a second over all programs, from the request to the last end."""
     specs = [tartlet.LaunchSpec(source=guest, args=[str(PROMPT_TOKENS), str(tokens), "0", "0"])] * programs
     ended = 0
     start = time.perf_counter()
@@ -55,7 +55,7 @@ async def tokens_per_s(client: tartlet.AsyncClient, guest: tartlet.Source, progr
 
 
 async def measure(model: Path, programs: int, tokens: int, repeat: int) -> report.Report:
-    """One table: a row a policy."""
+    """Make one table: a row a policy."""
     seen: dict[str, list[float]] = {name: [] for name in POLICIES}
     with tempfile.TemporaryDirectory(prefix="tt-") as directory:
         guest = tartlet.Source.from_file(build(Path(directory))["decode"])
@@ -84,7 +84,7 @@ async def measure(model: Path, programs: int, tokens: int, repeat: int) -> repor
 
 
 def main() -> int:
-    """Command line."""
+    """Run the command line."""
     parser = report.parser("batching", __doc__)
     parser.add_argument(
         "--model", type=Path, default=DEMO_MODEL, metavar="DIR", help="checkpoint (default: the demo model)"

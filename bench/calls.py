@@ -38,7 +38,7 @@ MODES = {1: "runtime answers", 2: "control answers", 3: "no reply, 64 a submit"}
 
 
 async def _idle(client: tartlet.AsyncClient, guest: tartlet.Source, n: int) -> list[tartlet.Accepted]:
-    """`n` programs that wait for a message, all past their first wait."""
+    """Launch `n` programs that wait for a message."""
     specs = [tartlet.LaunchSpec(source=guest, args=["--mode", "0"])] * n
     accepted = [a for a in await client.launch_many(specs) if isinstance(a, tartlet.Accepted)]
     if len(accepted) != n:
@@ -47,7 +47,7 @@ async def _idle(client: tartlet.AsyncClient, guest: tartlet.Source, n: int) -> l
 
 
 async def _sampled_ns(client: tartlet.AsyncClient, guest: tartlet.Source, mode: int) -> np.ndarray:
-    """The guest's own samples, nanoseconds a call."""
+    """Run the guest in a mode; its own samples, nanoseconds a call."""
     run = await client.run(spec=tartlet.LaunchSpec(source=guest, args=["--mode", str(mode)], durable=False))
     samples = np.zeros(0)
     async for event in run:
@@ -73,7 +73,7 @@ def _echo_server(address: str) -> None:
 
 
 async def _echo_ns(directory: str) -> np.ndarray:
-    """Round trips of a bare echo, nanoseconds each."""
+    """Measure round trips of a bare echo, nanoseconds each."""
     address = f"unix:{directory}/echo.sock"
     process = multiprocessing.get_context("spawn").Process(target=_echo_server, args=(address,), daemon=True)
     process.start()

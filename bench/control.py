@@ -1,7 +1,7 @@
 """What control costs by itself: microseconds of one core a command, with an engine that answers at once.
 
-Each program embeds, forwards and samples for every token; frames are encoded outside of the measured time, frames and
-steps cross no process. The quickest repetition counts.
+Each program embeds, forwards and samples for every token. Frames are encoded outside of the measured time, and neither
+frames nor steps leave the process. The quickest repetition counts.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _EMPTY_I32, _EMPTY_F32 = np.zeros(0, np.int32), np.zeros(0, np.float32)
 
 
 def spec() -> EngineSpec:
-    """A large engine."""
+    """Describe a large engine."""
     return EngineSpec(
         model="m", model_digest="", family="fake", dtype="float32", device="cpu", page_size=PAGE_SIZE,
         num_pages=1 << 20,
@@ -49,7 +49,7 @@ def spec() -> EngineSpec:
 
 
 def answer(step: Step) -> StepResult:
-    """Everything went well."""
+    """Answer every command of a step with success."""
     results = []
     for batch in step.batches:
         n = len(batch.lane)
@@ -70,7 +70,7 @@ def answer(step: Step) -> StepResult:
 
 
 def frame(programs: int, position: int, pages: int) -> tuple[bytes, bytes, bytes]:
-    """Columns of one token of every program: embed from a slot, forward over `pages` pages, sample."""
+    """Make the columns of one token of every program: embed from a slot, forward over `pages` pages, sample."""
     rows, handles, payload = [], [], bytearray()
     params = struct.pack("<fIffQII", 0.7, 0, 0.9, 0.0, 1, 0, 1) + abi.u32([2])
     parts = [
@@ -87,12 +87,12 @@ def frame(programs: int, position: int, pages: int) -> tuple[bytes, bytes, bytes
 
 
 def encode(steps: list[Step]) -> int:
-    """Bytes of the steps' frames."""
+    """Count the bytes of the steps' frames."""
     return sum(len(step_to_proto(step).SerializeToString()) for step in steps)
 
 
 def run(programs: int, tokens: int, policy: str, prompt_pages: int, *, codec: bool) -> dict[str, float]:
-    """Seconds spent in each part, over all tokens."""
+    """Run all tokens; seconds spent in each part."""
     core = Core(ControlSettings.model_validate({BATCHING: policy}), SystemClock())
     engine = core.on_engine("e", "i", spec())
     session = core.on_runtime("r", "i", "", [])

@@ -37,7 +37,7 @@ SETTLE_S = 60.0
 
 
 async def _round_ms(client: tartlet.AsyncClient, source: tartlet.Source, n: int) -> np.ndarray:
-    """Milliseconds from the request to each program's first message, [n]."""
+    """Launch `n` programs; milliseconds from the request to each one's first message, [n]."""
     specs = [tartlet.LaunchSpec(source=source)] * n
     arrived: dict[int, float] = {}
     ended = 0
@@ -57,7 +57,7 @@ async def _round_ms(client: tartlet.AsyncClient, source: tartlet.Source, n: int)
 
 
 async def _settle(client: tartlet.AsyncClient) -> None:
-    """Wait until the runtime has made ahead what it wants to."""
+    """Wait until the runtime has made all the spare sandboxes that it wants."""
     async with asyncio.timeout(SETTLE_S):
         before, spares = -1, (await client.state()).spares
         while spares != before:
@@ -66,7 +66,7 @@ async def _settle(client: tartlet.AsyncClient) -> None:
 
 
 async def _cold_ms(kind: str, source: tartlet.Source) -> np.ndarray:
-    """Milliseconds of the first burst of a fresh stack, [COLD]."""
+    """Start a stack and launch its first burst; milliseconds of each program, [COLD]."""
     report.progress(f"launch: cold, {kind}")
     async with running(engine="fake") as address, tartlet.AsyncClient(address) as client:
         return await _round_ms(client, source, COLD)

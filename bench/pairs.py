@@ -210,7 +210,7 @@ def table(all_figures: Sequence[Figure]) -> Table:
 
 
 def main() -> int:
-    """Command line."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(
         prog="python -m bench.pairs",
         description=__doc__,
@@ -219,6 +219,7 @@ def main() -> int:
     )
     parser.add_argument("benchmark", metavar="NAME", help=f"what `tartlet bench` calls it, or all: {', '.join(QUICK)}")
     parser.add_argument("--against", type=Path, required=True, metavar="DIR", help="the other checkout, with its .venv")
+    parser.add_argument("--before", metavar="NAME", help="what the file calls the other checkout (default: its commit)")
     parser.add_argument("--rounds", type=int, default=5, metavar="N", help="pairs (default %(default)s)")
     parser.add_argument(
         "--budget-s", type=float, default=float("inf"), metavar="S", help="begin nothing that ends later"
@@ -241,7 +242,7 @@ def main() -> int:
         plan = {args.benchmark: Short(flags)}
     comparison = Comparison(plan, (Side("before", against), Side("after", HERE)), args.rounds, args.budget_s)
     origin = provenance(arguments + (["--", *flags] if flags else []))
-    origin |= {"before": revision(against), "after": revision(HERE)}
+    origin |= {"before": args.before or revision(against), "after": revision(HERE)}
     interrupted = False
     for side in comparison.sides:
         if plan.keys() - BARE:

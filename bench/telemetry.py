@@ -55,7 +55,7 @@ _TICK_S: Final = 1 / os.sysconf("SC_CLK_TCK")
 
 @dataclass(frozen=True, slots=True)
 class Received:
-    """What the receiver has seen."""
+    """What the receiver has been sent."""
 
     requests: int
     num_bytes: int
@@ -70,7 +70,7 @@ class Receiver:
         self._pipe = pipe
 
     def received(self) -> Received:
-        """Until now."""
+        """Ask what has arrived until now."""
         self._pipe.send(None)
         return Received(*self._pipe.recv())
 
@@ -100,7 +100,7 @@ def _receive(pipe: Connection) -> None:
 
 @contextmanager
 def receiving() -> Iterator[Receiver]:
-    """A running receiver."""
+    """Start a receiver."""
     ours, theirs = multiprocessing.Pipe()
     process = multiprocessing.get_context("spawn").Process(target=_receive, args=(theirs,), daemon=True)
     process.start()
@@ -132,13 +132,13 @@ class Side:
         return await tokens_per_s(self._client, guest, PROGRAMS, TOKENS)
 
     def took(self, launches: int, took_s: float, cpu_s: float) -> None:
-        """A round has ended."""
+        """Note the end of a round."""
         tokens = launches * PROGRAMS * TOKENS
         self._seen.speeds.append(tokens / took_s)
         self._seen.cpu_s.append(cpu_s / tokens)
 
     def used_s(self) -> float:
-        """CPU seconds of its processes until now."""
+        """Sum the CPU seconds of the stack's processes until now."""
         return sum(_cpu_s(self._stack.pid(role)) for role in ROLES)
 
 
@@ -151,7 +151,7 @@ def _cpu_s(pid: int) -> float:
 async def sides(
     model: Path, worker: Sequence[str], endpoint: str, seen: Mapping[str, Seen]
 ) -> AsyncIterator[dict[str, Side]]:
-    """The stacks, started in the order of `seen`, and connected."""
+    """Start the stacks in the order of `seen`, and connect to them."""
     export = {"OTEL_EXPORTER_OTLP_ENDPOINT": endpoint, "OTEL_BSP_SCHEDULE_DELAY": "1000"}
     async with AsyncExitStack() as stacks:
         found = {}
@@ -184,7 +184,7 @@ class Plan:
 
 
 async def measure(name: str, title: str, model: Path, worker: Sequence[str], plan: Plan) -> report.Report:
-    """One model's table."""
+    """Make one model's table."""
     seen = {kind: Seen() for kind in plan.kinds}
     launches = 0
     with receiving() as receiver, tempfile.TemporaryDirectory(prefix="tt-") as directory:
@@ -242,12 +242,12 @@ def _table(name: str, title: str, model: str, seen: Mapping[str, Seen], rounds: 
 
 
 async def demo(plan: Plan) -> report.Report:
-    """Steps of milliseconds."""
+    """Measure with the demo model, whose steps take milliseconds."""
     return await measure("telemetry", f"{PROGRAMS} programs on the demo model", DEMO_MODEL, [], plan)
 
 
 async def llama_88m(plan: Plan) -> report.Report:
-    """The model of `bench overhead`."""
+    """Measure with the model of `bench overhead`."""
     import torch
 
     from bench.product.worker import LLAMA_88M, random_checkpoint

@@ -49,7 +49,7 @@ SUBMIT_RECORDS = 64
 
 
 def told(what: str, rounds: int) -> Iterator[int]:
-    """The rounds of a measurement, of which the first is told, then one every two seconds or more."""
+    """Count the rounds of a measurement, and tell about the first one and then one every two seconds at most."""
     last_s = float("-inf")
     for i in range(rounds):
         if time.monotonic() - last_s >= 2:
@@ -59,20 +59,20 @@ def told(what: str, rounds: int) -> Iterator[int]:
 
 
 class FirstSubmission(QuietHooks):
-    """Notes when the guest first submitted."""
+    """Hooks that note when the guest first submitted."""
 
     def __init__(self) -> None:
-        """Not yet."""
+        """Begin with no submission."""
         super().__init__()
         self.at_s = 0.0
 
     def on_submit(self, data: bytes) -> None:
-        """Note the time."""
+        """Note the time of the first submission."""
         self.at_s = self.at_s or time.perf_counter()
 
 
 def launch(host: WasmHost, program: LinkedModule, source: str, count: int, *, spares: bool = False) -> list[float]:
-    """Seconds to each guest's first submission, `count` at once, with or without spares for all of them."""
+    """Launch `count` guests at once, with or without spares; seconds to each guest's first submission."""
     batch = 16
     while spares and host.top_up(program, count):
         pass
@@ -97,7 +97,7 @@ def launch(host: WasmHost, program: LinkedModule, source: str, count: int, *, sp
 
 
 def time_steps(guest: Fiber) -> float:
-    """Seconds until the guest waits or ends."""
+    """Step a guest until it waits or ends; the seconds that took."""
     begin = time.perf_counter()
     while guest.step() is Phase.READY:
         pass
@@ -105,7 +105,7 @@ def time_steps(guest: Fiber) -> float:
 
 
 def calls(host: WasmHost, program: LinkedModule, source: str, alive: int) -> tuple[float, float]:
-    """Microseconds per submitted record, and per wake-up, with `alive` other guests suspended."""
+    """Measure microseconds per submitted record, and per wake-up, with `alive` other guests suspended."""
     others = []
     for _ in range(alive):
         other = host.create(program)
@@ -140,7 +140,7 @@ def calls(host: WasmHost, program: LinkedModule, source: str, alive: int) -> tup
 
 
 def wake_many(host: WasmHost, program: LinkedModule, count: int) -> float:
-    """Microseconds per wake-up when `count` suspended guests are delivered to and stepped together."""
+    """Measure microseconds per wake-up when `count` suspended guests are delivered to and stepped together."""
     guests = []
     for _ in range(count):
         guest = host.create(program)

@@ -91,7 +91,7 @@ def pairs(document: Document) -> Iterator[str]:
             f"{f['low']:.3f} to {f['high']:.3f}",
         )
         for f in document["figures"]
-        if f["column"] in COMPARED
+        if f["column"] in COMPARED or f["report"] == "operator"
     ]
     yield from table(("figure", "rounds", "before", "after", "ratio", "95% interval"), rows)
 

@@ -1,7 +1,7 @@
 """What every benchmark makes: a table with its conditions, a plot as PNG and SVG, and JSON on request.
 
-A benchmark builds a `Report`; `emit` writes it where the command line asked. Ratios come from runs measured side by
-side in one process or interleaved, never from a stored number.
+A benchmark builds a `Report`, and `emit` writes the report where the command line asked. Ratios come from runs measured
+side by side, never from a stored number.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class Report:
 
 
 def progress(text: str) -> None:
-    """One line on stderr about a long measurement."""
+    """Write one line about a long measurement to standard error."""
     sys.stderr.write(f"{text}\n")
     sys.stderr.flush()
 
@@ -75,7 +75,7 @@ def progress(text: str) -> None:
 def parser(
     name: str, doc: str | None, *, repeat: int = 5, goals: bool = True, plots: bool = True
 ) -> argparse.ArgumentParser:
-    """Flags that all benchmarks share.
+    """Make a parser with the flags that all benchmarks share.
 
     Args:
         name: what `tartlet bench` calls it.
@@ -104,14 +104,14 @@ def parser(
 
 
 def positive(text: str) -> int:
-    """A number of at least 1, for `add_argument`."""
+    """Parse a number of at least 1, for `add_argument`."""
     if (number := int(text)) < 1:
         raise argparse.ArgumentTypeError(f"{number} is less than 1")
     return number
 
 
 def _new_file(text: str) -> Path:
-    """Where a file can be made: that it can't is better told before minutes of measuring than after them."""
+    """Parse a path where a file can be made, so that a wrong path is told before minutes of measuring."""
     path = Path(text)
     if path.is_dir():
         raise argparse.ArgumentTypeError(f"{path} is a directory")

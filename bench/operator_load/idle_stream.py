@@ -1,4 +1,4 @@
-"""A process that does nothing but hold one gRPC stream to control: what gRPC's own threads take while all is quiet."""
+"""A process that only holds one gRPC stream to control: it shows what gRPC's own threads take at rest."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tartlet_protos import control_pb2, control_pb2_grpc
 
 
 async def main(address: str) -> None:
-    """Read control's engines, told as often as the operator is, until killed."""
+    """Watch control's engines, with the operator's own heartbeat, until killed."""
     dialer = Dialer(address, None)
     stub: control_pb2_grpc.ControlAsyncStub = control_pb2_grpc.ControlStub(dialer.channel)
     async for _ in stub.WatchEngines(control_pb2.WatchEnginesRequest(every_s=OperatorSettings().heartbeat_s)):

@@ -96,7 +96,7 @@ async def status_of(session: aiohttp.ClientSession, name: str) -> Mapping[str, A
 async def write_twice(
     session: aiohttp.ClientSession, watch: Watch, name: str, text: str, status: Mapping[str, Any]
 ) -> float:
-    """Make an Inferlet where no operator looks, and write its status when a watch tells of it; s until that is told.
+    """Make an Inferlet where no operator looks, and write its status once a watch shows it; seconds till both are seen.
 
     Nothing can be Ready sooner.
     """

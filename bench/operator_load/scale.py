@@ -199,7 +199,7 @@ async def measure(server: ApiServer, objects: int, steady_s: float, more: int, r
 
 
 async def _share(pid: int, over_s: float) -> float:
-    """How much of a core a process takes."""
+    """Measure how much of a core a process takes."""
     before = scheduled_s(pid)
     await asyncio.sleep(over_s)
     return (scheduled_s(pid) - before) / over_s
@@ -208,7 +208,7 @@ async def _share(pid: int, over_s: float) -> float:
 async def _more(
     session: ClientSession, watch: Watch, names: Sequence[str], texts: Sequence[str], status: Mapping[str, Any]
 ) -> tuple[list[float], list[float]]:
-    """Some made one by one, of sources validated before.
+    """Make some objects one by one, of sources validated before.
 
     Returns:
         For each, from the request that makes it to the event that shows it Ready, s; and what a bare client takes.
@@ -226,7 +226,7 @@ async def _more(
 
 
 def table(measured: dict[int, Measured]) -> report.Report:
-    """A column a number of objects, a row for each thing measured, its goal beside."""
+    """Make the table: a column a number of objects, a row for each thing measured, its goal beside."""
     result = report.Report(
         "operator",
         f"The operator with Inferlets of {SOURCES} distinct sources, from none to Ready and idle",
@@ -277,7 +277,7 @@ def _counts(text: str) -> list[int]:
 
 
 def main() -> int:
-    """Command line."""
+    """Run the command line."""
     parser = report.parser("operator", __doc__, repeat=1)  # a quarter of an hour each
     parser.epilog = "Without --json the numbers go to operator.json, beside the plots."
     parser.add_argument(
