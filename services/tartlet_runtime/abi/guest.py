@@ -12,14 +12,14 @@ from typing import Protocol
 from tartlet_common.errors.registry import TartletError
 from tartlet_runtime.wasm.types import FOREVER_US, STDERR, STDOUT, Delivery, Phase
 
-__all__ = ["FOREVER_US", "STDERR", "STDOUT", "Delivery", "Guest", "Host", "Outcome", "Phase"]
+__all__ = ["FOREVER_US", "STDERR", "STDOUT", "Delivery", "Guest", "GuestOutcome", "Host", "Phase"]
 
 
 MAX_TRACEBACK_CHARS = 64 << 10
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class GuestOutcome:
     """How a guest ended: `error` None and its result, or the typed error."""
 
     text: str = ""
@@ -30,7 +30,7 @@ class Guest(Protocol):
     """A program's code, started and suspended at `Host.on_wait` or before its first instruction."""
 
     @property
-    def outcome(self) -> Outcome | None:
+    def outcome(self) -> GuestOutcome | None:
         """How it ended, once `step` said ENDED."""
 
     @property

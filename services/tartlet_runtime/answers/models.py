@@ -26,7 +26,7 @@ Spawn = Callable[[Coroutine[Any, Any, None]], object]
 
 
 @dataclass(frozen=True, slots=True)
-class Model:
+class ServedModel:
     """A model that programs may use."""
 
     index: int
@@ -56,7 +56,7 @@ class Model:
         ).encode()
 
 
-def model_from_proto(info: control_pb2.ModelInfo) -> Model:
+def model_from_proto(info: control_pb2.ModelInfo) -> ServedModel:
     """Decode what control says of a model; fields of a newer release are ignored."""
     fields = json.loads(info.spec_json)
     known = {name: value for name, value in fields.items() if name in EngineSpec.__dataclass_fields__}
@@ -65,7 +65,7 @@ def model_from_proto(info: control_pb2.ModelInfo) -> Model:
             known[name] = tuple(known[name])
     if info.tokenizer_digest:
         known["tokenizer_digest"] = info.tokenizer_digest
-    return Model(info.index, info.name, EngineSpec(**known), info.ready)
+    return ServedModel(info.index, info.name, EngineSpec(**known), info.ready)
 
 
 class ModelTable:
@@ -76,14 +76,14 @@ class ModelTable:
         self._blob_dir = blob_dir
         self._fetch = fetch
         self._spawn = spawn
-        self._by_index: dict[int, Model] = {}  # as control orders them: of one name's forms, the one to use first
+        self._by_index: dict[int, ServedModel] = {}  # as control orders them: of one name's forms, the one to use first
         self._info: dict[int, bytes] = {}
         self._tokenizers: dict[str, TokenizerEntry] = {}
         self._loading: dict[str, asyncio.Future[TokenizerEntry]] = {}
 
     def update(self, infos: Iterable[control_pb2.ModelInfo]) -> None:
         """Take over the whole list from control, and start to fetch tokenizers it names."""
-        models: dict[int, Model] = {}
+        models: dict[int, ServedModel] = {}
         for info in infos:
             try:
                 models[info.index] = model_from_proto(info)
@@ -109,7 +109,7 @@ class ModelTable:
         """The name if control announces such a model, else ""."""
         return name if any(model.name == name for model in self._by_index.values()) else ""
 
-    def find(self, name: str) -> Model:
+    def find(self, name: str) -> ServedModel:
         """The model of that name, or the default one for "".
 
         Raises:
@@ -125,7 +125,7 @@ class ModelTable:
                 return model
         raise UnknownModel(model=name, available=self.names())
 
-    def by_index(self, index: int) -> Model:
+    def by_index(self, index: int) -> ServedModel:
         """The model that a program calls `index`.
 
         Raises:

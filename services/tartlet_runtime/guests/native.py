@@ -23,7 +23,7 @@ from tartlet_common.errors.registry import (
     TartletError,
     UnknownProgram,
 )
-from tartlet_runtime.abi.guest import Delivery, Outcome, Phase, clip_traceback
+from tartlet_runtime.abi.guest import Delivery, GuestOutcome, Phase, clip_traceback
 from tartlet_runtime.abi.limits import MAX_SUBMISSION_BYTES
 from tartlet_runtime.program.program import Program
 from tartlet_runtime.program.spec import State
@@ -57,7 +57,7 @@ class NativeGuest:
     """The runtime's end of one native program; exists before its process connects."""
 
     sleep_us = 0
-    outcome: Outcome | None = None
+    outcome: GuestOutcome | None = None
 
     def __init__(self, program: Program, forget: Callable[[str], None]) -> None:
         """`forget` drops the token."""

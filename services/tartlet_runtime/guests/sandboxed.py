@@ -9,7 +9,7 @@ from collections import OrderedDict
 from tartlet_common.config.settings import RuntimeSettings
 from tartlet_common.errors.registry import InternalError, InvalidSource, ProgramFailed, StartFailed, TartletError
 from tartlet_protos import common_pb2
-from tartlet_runtime.abi.guest import Delivery, Guest, Host, Outcome, Phase, clip_traceback
+from tartlet_runtime.abi.guest import Delivery, Guest, GuestOutcome, Host, Phase, clip_traceback
 from tartlet_runtime.abi.limits import PYTHON_BYTES, ProgramLimits
 from tartlet_runtime.guests.build import python_guest
 from tartlet_runtime.program.program import MakeGuest, Program
@@ -84,7 +84,7 @@ class WasmGuest:
         self.wake = self.fiber.wake
 
     @property
-    def outcome(self) -> Outcome | None:
+    def outcome(self) -> GuestOutcome | None:
         """How it ended."""
         outcome = self.fiber.outcome
         if outcome is None:
@@ -94,7 +94,7 @@ class WasmGuest:
         error = outcome.error
         if isinstance(error, ProgramFailed):
             error = ProgramFailed(traceback=clip_traceback(str(error.fields.get("traceback", outcome.text))))
-        return Outcome("" if error else outcome.text, error)
+        return GuestOutcome("" if error else outcome.text, error)
 
     @property
     def sleep_us(self) -> int:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tartlet_common.abi import Event, Flag, Op, Writer, u32
+from tartlet_common.errors.registry import UnknownModel
 from tartlet_protos import programs_pb2
 from tartlet_runtime.answers.backlog import ROWS_A_TURN
 from tartlet_runtime.guests.native import END, HELLO, SUBMIT, frame
@@ -70,8 +71,9 @@ async def test_runtime_operations_answer(run_dir: Path) -> None:
         assert int.from_bytes(vocabulary[:4], "little") == 257
         chat = json.dumps({"messages": [{"role": "user", "content": "hi"}], "add_generation_prompt": True}).encode()
         assert await guest.call(Op.FORMAT_CHAT, a=index, payload=chat) == b"[user]hi[bot]"
-        with pytest.raises(Exception, match="no engine serves a model named 'nope'"):
+        with pytest.raises(UnknownModel) as unknown:
             await guest.call(Op.GET_MODEL, payload=b"nope")
+        assert unknown.value.fields["model"] == "nope"
         guest.end()
         assert (await stream.rest())[-1].success
 

@@ -94,7 +94,7 @@ def shared_payload(count: int, size: int, local: int) -> bytes:
 @pytest.mark.parametrize("count", [2, 24, 400])
 @pytest.mark.parametrize("local", [0, 1, 2])
 def test_records_that_share_payload_are_refused(count: int, local: int) -> None:
-    with pytest.raises(MalformedSubmission, match="records name"):
+    with pytest.raises(MalformedSubmission):
         parse(shared_payload(count, 1 << 20, local))
     whole = parse(shared_payload(1, 1 << 20, 0))
     assert len(whole.payload) == 1 << 20

@@ -21,6 +21,7 @@ from tartlet_common.errors.registry import (
     InvalidArgument,
     OutOfPages,
     OutputTooLarge,
+    Overloaded,
     ProgramKilled,
     UnknownProgram,
 )
@@ -347,7 +348,9 @@ async def test_streams_beyond_a_runtimes_limit_are_refused_until_others_end(run_
         for call, items in ((await attach(), 2), (await launch(rig, launch_spec()), 1)):
             refused = await call.rest()
             assert [e.kind for e in refused] == [_Event.REJECTED] * items
-            assert all("event streams is full (256)" in str(error_from_proto(e.error)) for e in refused)
+            errors = [error_from_proto(e.error) for e in refused]
+            assert [type(error) for error in errors] == [Overloaded] * items
+            assert [error.fields["limit"] for error in errors if error] == [256] * items
         followers.pop().call.cancel()
         async with asyncio.timeout(5):
             while (await (await attach()).next()).kind != _Event.ACCEPTED:  # the one that goes frees a place
@@ -388,7 +391,7 @@ async def test_calls_of_too_many_items_are_refused_before_any_is_looked_at(run_d
     }
     async with running(run_dir) as rig:
         answer = getattr(rig.stub, call)(requests[call])
-        with pytest.raises(grpc.aio.AioRpcError, match="one call takes 4096") as refused:
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
             await (answer.read() if call in ("Launch", "Attach") else answer)
         assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
         assert "tartlet-error-bin" in dict(refused.value.trailing_metadata() or ())

@@ -24,6 +24,7 @@ from tartlet_common.errors.registry import (
     TartletError,
     TooManyCommands,
     UnknownInferlet,
+    UnknownModel,
     UnknownOperation,
     UnknownProgram,
     UnknownResource,
@@ -144,8 +145,9 @@ async def test_a_failed_call_is_a_failure_record_and_nothing_else(run_dir: Path)
                 await guest.call(op, a=0, payload=payload)
         with pytest.raises(InvalidArgument):
             await guest.call(Op.DETOKENIZE, a=0, payload=b"\xff\xff\xff\xff")
-        with pytest.raises(TartletError, match="#77"):
+        with pytest.raises(UnknownModel) as unknown:
             await guest.call(Op.TOKENIZE, a=77, payload=b"x")
+        assert unknown.value.fields["model"] == "#77"
         assert await guest.call(Op.AVAILABLE_MODELS) == b'["fake"]'
         guest.end()
         assert await ended(stream) is None

@@ -268,11 +268,13 @@ def test_tools_reach_a_template_that_writes_them_and_are_refused_by_others() -> 
     chat = {"messages": [{"role": "user", "content": "Hi"}], "add_generation_prompt": False}
     for asked, wanted in ({"tools": tools}, "lookup;[user]Hi"), ({"tools": []}, "[user]Hi"), ({}, "[user]Hi"):
         assert format_chat(KNOWS_TOOLS, json.dumps(chat | asked).encode(), bos_token="", eos_token="") == wanted
-    with pytest.raises(InvalidArgument, match="writes none here: tell of them in a message of the role 'system'"):
+    with pytest.raises(InvalidArgument) as refused:
         format_chat(TEMPLATE, json.dumps(chat | {"tools": tools}).encode(), bos_token="", eos_token="")
+    assert refused.value.fields["argument"] == "tools"
     for malformed in ("lookup", {"name": "lookup"}, ["lookup"]):
-        with pytest.raises(InvalidArgument, match="a list of objects is wanted"):
+        with pytest.raises(InvalidArgument) as refused:
             format_chat(KNOWS_TOOLS, json.dumps(chat | {"tools": malformed}).encode(), bos_token="", eos_token="")
+        assert refused.value.fields["argument"] == "tools"
 
 
 @pytest.mark.parametrize(

@@ -116,7 +116,7 @@ async def test_a_sender_that_only_trickles_gives_its_place_back(monkeypatch: pyt
     def too_large(size: int, limit: int) -> SourceTooLarge:
         return SourceTooLarge(size=size, limit=limit)
 
-    with pytest.raises(InvalidArgument, match="empty"):
+    with pytest.raises(InvalidArgument):
         await blob_transfer.receive(trickle(b""), 1000, too_large)
     monkeypatch.setattr(blob_transfer, "TOTAL_TIMEOUT_S", 0.1)
     with pytest.raises(DeadlineExceeded):
