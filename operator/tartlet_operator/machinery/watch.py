@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import itertools
 import sys
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Final
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, Final, cast
 
 import aiohttp
 import kopf
@@ -33,7 +33,7 @@ _HEAVY_BYTES: Final = 1 << 16
 """A body of more doesn't wait in the queue: it is fetched when its turn comes."""
 _METADATA: Final = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1"
 _REQUEST_S: Final = 60.0
-_WORKER_IDLE_S: Final = 0.05
+_WORKER_IDLE_S: Final = 0.005
 """kopf has a task for each object that has just changed; it ends after so long without another change."""
 _FIRST_PAUSE_S: Final = 1.0
 _LAST_PAUSE_S: Final = 30.0
@@ -167,11 +167,27 @@ class _Pauses:
         return (min(_FIRST_PAUSE_S * 2.0**n, _LAST_PAUSE_S) for n in itertools.count())
 
 
+class _NoDiffs(kopf.DiffBaseStorage):
+    """Stores nothing to compare an object with: that is for handlers of changes, and copying each body is costly."""
+
+    def build(self, *, body: kopf.Body, extra_fields: Iterable[Any] | None = None) -> kopf.BodyEssence:
+        """Return an empty essence."""
+        return cast("kopf.BodyEssence", {})
+
+    def fetch(self, *, body: kopf.Body) -> kopf.BodyEssence | None:
+        """Return None: no essence is stored."""
+        return None
+
+    def store(self, *, body: kopf.Body, patch: kopf.Patch, essence: kopf.BodyEssence) -> None:
+        """Store nothing."""
+
+
 def tune(settings: kopf.OperatorSettings, lease: str) -> None:
     """Have kopf list in pages and watch, and write nothing."""
     settings.posting.enabled = False
     settings.scanning.disabled = True
     settings.process.ultimate_exiting_timeout = None
+    settings.persistence.diffbase_storage = _NoDiffs()
     settings.queueing.idle_timeout = _WORKER_IDLE_S
     settings.networking.request_timeout = _REQUEST_S
     settings.networking.error_backoffs = _Pauses()
