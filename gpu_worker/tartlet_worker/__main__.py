@@ -1,4 +1,4 @@
-"""`python -m tartlet_worker`: one engine, served to control."""
+"""`python -m tartlet_worker`: runs a worker, which serves one engine to control."""
 
 from __future__ import annotations
 
@@ -12,4 +12,4 @@ from tartlet_worker.app import main
 if __name__ == "__main__":
     code = run_role("worker", WorkerSettings, main)
     logging.shutdown()
-    os._exit(code)  # everything is closed, and taking torch's modules apart would be half of the time that a stop takes
+    os._exit(code)  # everything is closed; unloading torch's modules would double the time of a stop

@@ -19,8 +19,8 @@ from tartlet_worker.warm_up import warm_up
 
 log = logging.getLogger("tartlet.worker")
 
-_SWITCH_INTERVAL_S = 0.0005  # a result waits at most this long for the interpreter, and not Python's 5 ms
-FAKE_KV_BYTES_PER_TOKEN = 1024  # what the fake engine pretends, so that kv_memory_bytes sizes its pools
+_SWITCH_INTERVAL_S = 0.0005  # a result waits at most this long for the interpreter; Python's default is 5 ms
+FAKE_KV_BYTES_PER_TOKEN = 1024  # an assumed size, so that kv_memory_bytes decides the fake engine's number of pages
 
 _NO_TORCH = (
     "On a cluster, have the pool use the worker's image (spec.image, or the chart's workerImage), or a fake engine "
@@ -29,11 +29,15 @@ _NO_TORCH = (
 
 
 def load(settings: WorkerSettings, progress: Callable[[str], None]) -> Engine:
-    """The engine that the settings ask for.
+    """Load the engine that the settings ask for.
+
+    Args:
+        settings: the worker's settings.
+        progress: called with one line about each long part of the start.
 
     Raises:
-        InvalidConfig: engine "torch" without a model, or where its packages aren't.
-        CheckpointMissing, CheckpointBroken, UnknownFamily, OutOfDeviceMemory: see the loader.
+        InvalidConfig: engine "torch" without a model, or without its packages.
+        CheckpointMissing, CheckpointBroken, UnknownFamily, OutOfDeviceMemory: see `load_engine`.
     """
     if settings.engine == "fake":
         from tartlet_worker.fake import FakeEngine, FakeOptions
@@ -71,7 +75,7 @@ def load(settings: WorkerSettings, progress: Callable[[str], None]) -> Engine:
 
 
 async def main(settings: WorkerSettings, notify: Notify) -> None:
-    """Load the engine, then serve it until SIGTERM has drained it."""
+    """Load the engine, then serve it until a SIGTERM has drained it."""
     notify.set_ready("loading")
     gc.disable()  # importing torch makes a million objects and no garbage: collecting would take a fifth of the import
     try:
@@ -104,4 +108,4 @@ async def main(settings: WorkerSettings, notify: Notify) -> None:
 
 
 def _nothing(_: str) -> None:
-    """Draining stays what probes see."""
+    """No-op: probes keep seeing that the worker drains."""

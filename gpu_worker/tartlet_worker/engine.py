@@ -1,9 +1,9 @@
-"""The `Engine` protocol: the one thing a backend implements (architecture, "inference").
+"""The `Engine` protocol, which every backend implements.
 
-An engine owns weights, KV pages, embeds and token slots in pools sized at start. It decides neither who owns a page nor
-in which order commands run: it executes a `Step`'s batches one after the other and answers each command. It never
-raises for a command's fault: such a command gets `Status.FAILED` with an error number and the rest of its lane is
-refused; other commands are untouched. It raises only when the engine itself is broken.
+An engine owns weights, KV pages, embeds and token slots, in pools whose sizes are fixed at its start. Control decides
+who owns a page and in which order commands run. The engine executes the batches of a `Step` one after the other and
+answers every command. A command at fault gets `Status.FAILED` with an error number, and the later commands of its lane
+are refused; the other commands run. An engine raises only if the engine itself is broken.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from tartlet_common.engine.spec import EngineSpec
 from tartlet_common.engine.step import Step, StepResult
 
 
-def nobody() -> None:
-    """Wants to know nothing."""
+def ignore_computing() -> None:
+    """No-op callback."""
 
 
 class Engine(Protocol):
@@ -27,15 +27,16 @@ class Engine(Protocol):
         """Facts for Hello; constant over the engine's life."""
 
     def tokenizer_json(self) -> bytes:
-        """The checkpoint's tokenizer.json, b"" if it has none."""
+        """Return the checkpoint's tokenizer.json, b"" if it has none."""
 
-    def step(self, step: Step, computing: Callable[[], None] = nobody) -> StepResult:
-        """Run a step to its end. Called from one thread only.
+    def step(self, step: Step, computing: Callable[[], None] = ignore_computing) -> StepResult:
+        """Run a step to its end. All calls come from one thread.
 
         Args:
-            step: what is to be done.
-            computing: called when the device has begun to compute and this thread needs little, if that happens.
+            step: the batches to run.
+            computing: called when the device has begun to compute and this thread hardly needs the interpreter. A step
+                may end without calling it.
         """
 
     def reset(self) -> None:
-        """Forget all pages, embeds, slots and poisoned lanes, as if just started (a new control has taken over)."""
+        """Forget all pages, embeds, slots and poisoned lanes. A worker calls this when it connects to control."""

@@ -1,10 +1,10 @@
-"""Everything an engine holds for programs: KV pages, embeds and token slots, in pools sized at start and never grown.
+"""What an engine holds for programs: KV pages, embeds and token slots, in pools of fixed size.
 
-Values live on the device; what decides visibility (positions, written and mask bits, ended marks) lives on the host in
-numpy, because the host needs it to build every batch and the device reads it only as columns of that batch.
+Values are on the device. Positions, written bits, mask bits and ended marks decide what a query sees; they are numpy
+arrays on the host, because the host builds every batch from them and the device reads them only as columns of a batch.
 
-Beyond the pages that control names there are pages of the engine's own: scratch pages for the keys and values of
-tokens that a `forward` doesn't store, and one zero page that pads short page lists.
+Besides the pages that control names, the engine has scratch pages, for keys and values that a `forward` doesn't store,
+and one zero page, which pads short page lists.
 """
 
 from __future__ import annotations
@@ -20,23 +20,23 @@ from tartlet_worker.checkpoints.model_config import ModelConfig
 from tartlet_worker.csr import Ints
 
 FAR = np.int32(2**30)
-"""Position of a column that can't be seen: not written, or masked. Larger than any query's position."""
+"""The position of a column that no query sees, because it is not written or is masked. Larger than all positions."""
 
 
 @dataclass(frozen=True, slots=True)
 class PoolSizes:
-    """How much an engine holds."""
+    """The sizes of an engine's pools."""
 
     page_size: int  # tokens
     num_pages: int
     num_embeds: int
     num_slots: int
     scratch_tokens: int  # tokens of one batch whose keys and values need not be stored
-    scratch_commands: int  # commands of one batch that bring them
+    scratch_commands: int  # commands of one batch that have such tokens
 
 
 class Pools:
-    """Device tensors and their host-side marks.
+    """The device tensors of an engine, and what the host knows of them.
 
     `kv` is [layers, 2, pages, kv_heads, page_size, head_dim] (keys at 0, values at 1): head-major within a page, so
     that one head's keys of a page are contiguous for kernels that read pages in place.
@@ -60,13 +60,13 @@ class Pools:
         self.embed_ended = np.zeros(sizes.num_embeds, np.bool_)
         self.slot_token = np.full(sizes.num_slots, -1, np.int32)  # -1: not written
         self.slot_ended = np.zeros(sizes.num_slots, np.bool_)
-        # Scratch marks of the batch at hand; the first two are all zero between uses.
+        # Scratch memory for the current batch; the first two arrays are zero between uses.
         self.page_mark = np.zeros(self.total_pages, np.int64)
         self.embed_mark = np.zeros(sizes.num_embeds, np.int64)
         self.slot_mark = np.zeros(self.total_pages * sizes.page_size, np.int64)
 
     def reset(self) -> None:
-        """As if just started. Only pages that hold something are touched: most of a fresh pool is not even mapped."""
+        """Forget everything. Only written pages are touched, because the system has not mapped most of a new pool."""
         self.hidden.fill(False)
         self.clear_pages(np.flatnonzero((self.position >= 0).any(axis=1)))
         self.clear_embeds(np.arange(self.sizes.num_embeds))
@@ -81,7 +81,7 @@ class Pools:
             self.seen_position[pages] = FAR
 
     def clear_embeds(self, embeds: Ints) -> None:
-        """Forget newly allocated embeds; reading one before it is written fails, so its values may stay."""
+        """Forget newly allocated embeds. Their values may stay, because reading an embed that is not written fails."""
         self.embed_position[embeds] = -1
         self.embed_ended[embeds] = False
 
@@ -96,12 +96,12 @@ class Pools:
         self.seen_position[pages] = np.where(self.hidden[pages] | (position < 0), FAR, position)
 
     def index(self, ids: npt.NDArray[np.generic]) -> Tensor:
-        """Ids as an int64 tensor on the device."""
+        """Return ids as an int64 tensor on the device."""
         return torch.from_numpy(np.ascontiguousarray(ids, np.int64)).to(self.device)
 
 
 def page_bytes(config: ModelConfig, page_size: int, element_bytes: int) -> int:
-    """Bytes of one KV page over all layers."""
+    """Return the bytes of one KV page over all layers."""
     return config.kv_bytes_per_value * page_size * element_bytes
 
 
@@ -109,6 +109,6 @@ _MARK_BYTES = 4 + 1 + 4 + 8  # host-side marks of one KV slot
 
 
 def pool_bytes(sizes: PoolSizes, config: ModelConfig, element_bytes: int) -> int:
-    """Bytes of pools of these sizes, marks on the host included."""
+    """Return the bytes of pools of these sizes, with their arrays on the host."""
     page = page_bytes(config, sizes.page_size, element_bytes) + sizes.page_size * _MARK_BYTES
     return sizes.num_pages * page + sizes.num_embeds * config.dim * element_bytes

@@ -1,4 +1,4 @@
-"""A few steps before the first program's: what a backend does only once (choosing kernels, filling caches) is done."""
+"""Runs a few steps before the first program's, so that a backend has chosen its kernels and filled its caches."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _DECODES = 2
 
 
 def warm_up(engine: Engine) -> None:
-    """Prefill a page, decode and sample; then forget it all."""
+    """Prefill a page, decode and sample, then reset the engine. An engine too small for that is left alone."""
     tokens = min(engine.spec.page_size, engine.spec.max_position - _DECODES)
     if tokens < 1 or engine.spec.num_pages < 2:
         return
@@ -22,7 +22,7 @@ def warm_up(engine: Engine) -> None:
 
 
 def _step(number: int, position: int, count: int) -> Step:
-    """Token 0 at `count` positions from `position` on, written to pages 0 and 1; the last one sampled greedily."""
+    """Make a step with token 0 at `count` positions from `position` on, in pages 0 and 1, and a greedy sample."""
     lane, one = np.zeros(1, np.uint32), np.array([0, 1], np.int32)
     embeds, none = np.arange(count, dtype=np.int32), np.zeros(0, np.int32)
     ends, pages = np.array([0, count], np.int32), np.array([0, 1], np.int32)

@@ -1,8 +1,8 @@
-"""What an attention implementation is given and what it answers (`forward` in docs/abi.md).
+"""The interface of attention: what an implementation is given, and what it returns (`forward` in docs/abi.md).
 
-Every key and value of a command, stored or not, lies in pages of the pool: its *columns* are the slots of a page list,
-and one number a column says at which position it can be seen. So an implementation knows neither about masks of pages,
-nor about holes, nor about which tokens are new.
+All keys and values of a command are in pages of the pool, also those that it does not store. The *columns* of a command
+are the slots of its page list. One number for each column says from which position on the column can be seen. So an
+implementation needs no knowledge of mask bits, of empty slots, or of which tokens are new.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class AttentionBatch:
     allowed: dict[int, npt.NDArray[np.bool_]] = field(default_factory=dict)  # b -> [tokens of b, N * page_size]
 
     def visible(self, b: int, window: int | None) -> npt.NDArray[np.bool_]:
-        """The plain meaning of the columns: [tokens of b, N * page_size]."""
+        """Return which columns the tokens of command b see, as [tokens of b, N * page_size] booleans."""
         query = self.query_position[self.query_indptr[b] : self.query_indptr[b + 1], None]
         seen = self.allowed[b] if b in self.allowed else self.column_position[None, b] <= query
         if window is not None:
@@ -41,15 +41,15 @@ class AttentionBatch:
 
 
 class Attention(Protocol):
-    """An implementation; prepared once a forward, run once a layer."""
+    """An implementation of attention. `prepare` is called once for each forward, `run` once for each layer."""
 
     name: str
 
     def prepare(self, batch: AttentionBatch) -> Any:
-        """Whatever the layers of one forward share: index tensors, masks."""
+        """Make what all layers of one forward share, such as index tensors and masks."""
 
     def run(self, prepared: Any, q: Tensor, kv: Tensor, window: int | None) -> Tensor:
-        """Attend.
+        """Attend in one layer.
 
         Args:
             prepared: what `prepare` returned.

@@ -1,4 +1,4 @@
-"""Attention by the C kernel that reads pages in place: no gathered copies, and the same bits in any company."""
+"""Attention by the C kernel. It reads pages in place, and gives the same bits whatever else is in the batch."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tartlet_worker.kernels.library import address
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """The batch as the kernel reads it; holds on to every array that a pointer names."""
+    """A batch as the kernel reads it, with references to all arrays that its pointers name."""
 
     batch: AttentionBatch
     pointers: tuple[int, ...]  # indptr, query positions, pages, width, pages of each, column positions
@@ -27,7 +27,7 @@ class Prepared:
 
 
 def allowed_pointers(batch: AttentionBatch) -> tuple[Any, list[npt.NDArray[Any]]]:
-    """[B] pointers to the commands' masks as bytes, or None; and what they point to."""
+    """Return [B] pointers to the commands' masks as bytes, or None, and the arrays that they point to."""
     if not batch.allowed:
         return None, []
     keep = {b: np.ascontiguousarray(mask).view(np.uint8) for b, mask in batch.allowed.items()}
@@ -37,7 +37,7 @@ def allowed_pointers(batch: AttentionBatch) -> tuple[Any, list[npt.NDArray[Any]]
 
 
 class CKernel:
-    """See the module."""
+    """Attention by the C kernel, on a CPU, in bfloat16 or float32."""
 
     name = "c"
 

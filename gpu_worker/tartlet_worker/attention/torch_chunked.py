@@ -1,8 +1,8 @@
-"""Attention that keeps bits whatever else is computed, from torch's own operations.
+"""Attention from torch's operations that gives the same bits whatever else is in the batch.
 
-Libraries choose the order of additions by the shapes that they meet, so every multiplication here has one shape: tiles
-of 16 query rows by 64 columns, counted from column 0. The chunks of a row are then added in order; chunks without a
-visible column add exact zeros. Batches differ only in how many tiles there are.
+Libraries choose the order of additions by the shapes of their operands. So every multiplication here has the same
+shape: tiles of 16 query rows by 64 columns, counted from column 0. The chunks of a row are added in order, and a chunk
+without a visible column adds exact zeros. Batches differ only in the number of tiles.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ TILE = 16
 
 
 class TorchChunked(TorchGather):
-    """See the module."""
+    """Attention in tiles of one shape, so that its bits do not depend on the batch."""
 
     name = "torch-chunked"
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
-        """See `TorchGather.attend`; rows that see nothing give zeros."""
+        """Attend as `TorchGather.attend` does; rows that see nothing give zeros."""
         b, heads, rows, dim = q.shape
         columns = k.shape[2]
         more_rows, more_columns = -rows % TILE, -columns % CHUNK

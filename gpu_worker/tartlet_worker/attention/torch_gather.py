@@ -1,7 +1,7 @@
-"""Gather pages, then torch's scaled_dot_product_attention: the path that runs wherever torch runs.
+"""Attention by gathering pages and calling torch's `scaled_dot_product_attention`. It runs wherever torch runs.
 
-Pages are gathered for about eight commands at a time, so that the copies stay in cache, and query heads of one key
-head are folded into the query length (`enable_gqa` is two to three times slower on decode).
+Pages are gathered for eight commands at a time, so that the copies stay in the cache. The query heads of one key head
+are folded into the query length, because `enable_gqa` is two to three times slower on decode.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """Groups of one forward and the batch they were cut from."""
+    """The groups of one forward, and the batch that they are made of."""
 
     batch: AttentionBatch
     groups: list[Group]
 
 
 class TorchGather:
-    """See the module."""
+    """Attention over gathered copies of pages."""
 
     name = "torch-gather"
 
@@ -47,7 +47,7 @@ class TorchGather:
         self._kv_heads, self._device = kv_heads, device
 
     def prepare(self, batch: AttentionBatch) -> Prepared:
-        """Cut the batch into groups."""
+        """Split the batch into groups of commands with the same number of query tokens."""
         counts = np.diff(batch.query_indptr)
         order = np.lexsort((batch.num_pages, counts))
         order = order[counts[order] > 0]
@@ -77,7 +77,10 @@ class TorchGather:
         return torch.from_numpy(values).to(self._device)
 
     def mask(self, batch: AttentionBatch, group: Group, window: int | None, heads: int) -> tuple[Tensor, Tensor | None]:
-        """Mask [b, 1, n * heads, L] of a group (heads: query heads of one key head), and its rows that see nothing."""
+        """Return the mask [b, 1, n * heads, L] of a group, and its rows that see nothing, or None.
+
+        `heads` is the number of query heads that share one key head.
+        """
         if window in group.masks:
             return group.masks[window]
         seen = np.stack([batch.visible(b, window)[:, : group.columns] for b in group.commands])  # [b, n, L]
@@ -109,5 +112,5 @@ class TorchGather:
         return out.view(tokens, heads * head_dim)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
-        """q [b, kv_heads, rows, head_dim], k and v [b, kv_heads, L, head_dim], mask [b, 1, rows, L] bool."""
+        """Attend: q [b, kv_heads, rows, head_dim], k and v [b, kv_heads, L, head_dim], mask [b, 1, rows, L] bool."""
         return F.scaled_dot_product_attention(q, k, v, attn_mask=mask)

@@ -1,4 +1,4 @@
-"""Reading a checkpoint's small files, so that whatever is wrong with one is told by its name. Free of torch."""
+"""Reads the JSON files of a checkpoint; errors name the file. Imports no torch."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tartlet_common.errors.registry import CheckpointBroken
 
 @contextmanager
 def reading(file: Path) -> Iterator[None]:
-    """Whatever fails in here is a fault of that file of a checkpoint.
+    """Turn errors of the block into an error of this file of a checkpoint.
 
     Raises:
         CheckpointBroken: names the file and what is wrong with it.
@@ -27,7 +27,7 @@ def reading(file: Path) -> Iterator[None]:
 
 
 def read_object(file: Path) -> dict[str, Any]:
-    """The JSON object in a file; errors as `reading`."""
+    """Return the JSON object in a file; errors as `reading`."""
     with reading(file):
         value = json.loads(file.read_text(encoding="utf-8"))
         if not isinstance(value, dict):
@@ -36,5 +36,5 @@ def read_object(file: Path) -> dict[str, Any]:
 
 
 def token_ids(said: Any) -> tuple[int, ...]:
-    """Ids that a field gives as one, several (a list) or none (null)."""
+    """Return the ids of a field that holds one id, a list of ids, or null."""
     return tuple(int(t) for t in (said if isinstance(said, list) else [] if said is None else [said]))

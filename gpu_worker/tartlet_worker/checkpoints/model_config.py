@@ -1,7 +1,7 @@
-"""What a Hugging Face `config.json` says of a Llama-family model, as one typed value.
+"""Reads the `config.json` of a Llama-family model into one typed value.
 
-Families differ in few facts (biases, query/key norms, windows), so all of them run through the same decoder
-(`models/`); this module is the only one that knows their names.
+Families differ in few facts (biases, query/key norms, windows), so the same decoders (`models/`) run all of them. No
+other module knows the names of families.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _ABOVE_ZERO = (
 )
 
 MAX_LAYERS = 10_000
-"""More are a slip of somebody's, and would take minutes to be looked for."""
+"""A larger number is a mistake; looking for the tensors of so many layers would take minutes."""
 
 ABSENT: dict[str, dict[str, int]] = {  # what a field that config.json leaves out means; a field that is null means none
     "llama": {"bos_token_id": 1, "eos_token_id": 2},
@@ -53,20 +53,20 @@ ABSENT: dict[str, dict[str, int]] = {  # what a field that config.json leaves ou
 
 @dataclass(frozen=True, slots=True)
 class RopeConfig:
-    """Rotary embedding: base frequency and how it is stretched beyond the trained length."""
+    """Parameters of the rotary embedding: its base frequency, and its scaling beyond the trained length."""
 
     theta: float
     kind: str = "default"  # one of ROPE_TYPES
     params: tuple[tuple[str, float | bool], ...] = ()  # the scaling's own numbers, by their names in config.json
 
     def get(self, name: str, default: float | None = None) -> float | None:
-        """A scaling parameter by name."""
+        """Return a scaling parameter by its name."""
         return dict(self.params).get(name, default)
 
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
-    """Shape of one decoder-only model."""
+    """The shape and the special features of a decoder-only model."""
 
     family: str
     dim: int
@@ -96,7 +96,7 @@ class ModelConfig:
 
     @property
     def kv_bytes_per_value(self) -> int:
-        """Values of K and V that one token adds over all layers (times the element size gives bytes)."""
+        """How many values of keys and values one token adds over all layers."""
         return 2 * self.layers * self.kv_heads * self.head_dim
 
 
@@ -124,13 +124,13 @@ def read_config(path: Path) -> ModelConfig:
 
 
 def quantised(path: Path, found: str, kind: str) -> CheckpointBroken:
-    """The error of a checkpoint whose weights are quantised: their scales are needed, and nothing here reads them."""
+    """Make the error of a checkpoint with quantised weights, whose scales this worker can't read."""
     detail = f"{found}: quantised checkpoints ({kind}) are not supported"
     return CheckpointBroken(path=str(path), detail=detail, remedy="Take the bf16 or fp16 checkpoint of this model.")
 
 
 def parse_config(raw: Mapping[str, Any]) -> ModelConfig:
-    """The typed form of a parsed `config.json` whose `model_type` is known.
+    """Return the typed form of a parsed `config.json` whose `model_type` is known.
 
     Raises:
         KeyError: a field that has no default is missing.
@@ -148,7 +148,7 @@ def parse_config(raw: Mapping[str, Any]) -> ModelConfig:
     activation = raw.get("hidden_act", "silu")
     if activation not in {"silu", "swish"}:
         raise ValueError(f"activation {activation!r} is not supported")
-    bias = _flag(raw, "attention_bias") and family != "mistral"  # which has none, whatever it says
+    bias = _flag(raw, "attention_bias") and family != "mistral"  # Mistral has no biases, whatever its file says
     vocab, bos = _at_least_one(raw["vocab_size"], "vocab_size"), raw.get("bos_token_id")
     if bos is not None and not 0 <= int(bos) < vocab:
         raise ValueError(f"bos_token_id {bos} is not in the vocabulary of {vocab}")
@@ -193,7 +193,10 @@ def _flag(raw: Mapping[str, Any], name: str) -> bool:
 
 
 def _windows(raw: Mapping[str, Any], family: str, layers: int) -> tuple[int | None, ...]:
-    """Sliding window of each layer: all of Mistral's, those of Qwen that the configuration names, none of Llama's."""
+    """Return the sliding window of each layer.
+
+    All layers of Mistral have one, those layers of Qwen that the configuration names, and no layer of Llama.
+    """
     window = raw.get("sliding_window")
     if window is None or family == "llama":
         return (None,) * layers
@@ -212,7 +215,7 @@ def _windows(raw: Mapping[str, Any], family: str, layers: int) -> tuple[int | No
 
 
 def _rope(raw: Mapping[str, Any]) -> RopeConfig:
-    """Rotary parameters: `rope_parameters` of newer files, `rope_theta` and `rope_scaling` of older ones."""
+    """Return the rotary parameters: `rope_parameters` of newer files, `rope_theta` and `rope_scaling` of older ones."""
     params = dict(raw.get("rope_parameters") or raw.get("rope_scaling") or {})
     told = [t for t in (params.pop("rope_theta", None), raw.get("rope_theta"), 10000.0) if t is not None]
     theta = float(told[0])

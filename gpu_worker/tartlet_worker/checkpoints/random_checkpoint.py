@@ -44,12 +44,12 @@ def random_checkpoint(
     """Write `path/config.json` and its weights, drawn from a seeded normal distribution.
 
     Args:
-        path: the directory; made if it isn't there.
+        path: the directory, which is made if it does not exist.
         config: the content of config.json.
         seed: of the weights; the same seed gives the same values in every dtype, rounded.
         dtype: of the weights in the files.
         files: over how many safetensors files the weights are spread.
-        std: standard deviation of the matrices; larger ones make attention pickier.
+        std: standard deviation of the matrices; with larger values attention is further from uniform.
 
     Returns:
         `path`.

@@ -1,7 +1,7 @@
-"""A Llama-family checkpoint as files: which tensors it must have and where they are. Free of torch.
+"""Which tensors a checkpoint must have, and in which files they are. Imports no torch.
 
-`check` finds what is wrong with a checkpoint from its configuration and the heads of its files, before a worker spends
-seconds on importing torch.
+`check` finds faults of a checkpoint from its configuration and the headers of its files, before a worker spends seconds
+on importing torch.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ EMBEDDING = "model.embed_tokens.weight"
 FINAL_NORM = "model.norm.weight"
 LM_HEAD = "lm_head.weight"
 FLOATS = frozenset({"BF16", "F16", "F32", "F64"})
-"""Types of tensors that are weights as they stand; values of any other (float8, integers) are to be scaled first."""
+"""Types of tensors whose values are weights. Values of other types (float8, integers) would need scales."""
 _HASH_BLOCK_BYTES = 1 << 22
 
 
 def check(path: Path) -> None:
-    """Refuse a checkpoint that can't be loaded, as far as that shows without reading its weights.
+    """Refuse a checkpoint that can't be loaded, as far as this shows without reading its weights.
 
     Raises:
         CheckpointMissing: no such directory, or files are missing from it.
@@ -46,15 +46,15 @@ def check(path: Path) -> None:
 
 
 def require(path: Path, config: ModelConfig, found: Mapping[str, str]) -> None:
-    """Refuse a checkpoint whose files lack tensors that its configuration implies, or have them quantised.
+    """Refuse a checkpoint that lacks tensors which its configuration implies, or that has quantised ones.
 
     Args:
         path: the checkpoint's directory.
         config: its configuration.
-        found: the type of each tensor of its files, as their heads name it.
+        found: the type of each tensor, as the headers of the files name it.
 
     Raises:
-        CheckpointBroken: names the first of them.
+        CheckpointBroken: names the first such tensor.
     """
     names = tensor_shapes(config).keys()
     missing = sorted(names - found.keys())
@@ -66,12 +66,12 @@ def require(path: Path, config: ModelConfig, found: Mapping[str, str]) -> None:
 
 
 def types(reader: safe_open) -> dict[str, str]:
-    """The type of each tensor of a file, as its head names it: "BF16", "F8_E4M3", ..."""
+    """Return the type of each tensor of a file, as its header names it: "BF16", "F8_E4M3", ..."""
     return {name: reader.get_slice(name).get_dtype() for name in reader.keys()}  # noqa: SIM118 - it is no mapping
 
 
 def tensor_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
-    """Name and shape of every tensor that a checkpoint of this configuration must have."""
+    """Return name and shape of every tensor that a checkpoint of this configuration must have."""
     shapes: dict[str, tuple[int, ...]] = {EMBEDDING: (config.vocab, config.dim), FINAL_NORM: (config.dim,)}
     if not config.tied:
         shapes[LM_HEAD] = (config.vocab, config.dim)
@@ -81,7 +81,7 @@ def tensor_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
 
 
 def layer_shapes(config: ModelConfig, layer: int) -> dict[str, tuple[int, ...]]:
-    """The same for one decoder layer."""
+    """Return name and shape of every tensor of one decoder layer."""
     c, p = config, f"model.layers.{layer}."
     q, kv = c.heads * c.head_dim, c.kv_heads * c.head_dim
     linears = {
@@ -106,7 +106,7 @@ def layer_shapes(config: ModelConfig, layer: int) -> dict[str, tuple[int, ...]]:
 
 
 def weight_files(path: Path) -> list[Path]:
-    """The checkpoint's safetensors files: those that its index names, else all in the directory.
+    """Return the checkpoint's safetensors files: those that its index names, else all in the directory.
 
     Raises:
         CheckpointMissing: there are none.

@@ -1,4 +1,4 @@
-"""What a checkpoint's files say of text: its tokenizer, chat template and special tokens. Free of torch."""
+"""Reads what a checkpoint's files say of text: tokenizer, chat template, special tokens. Imports no torch."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ _TOKENIZER_CONFIG = "tokenizer_config.json"
 
 @dataclass(frozen=True, slots=True)
 class Texts:
-    """As its files have it."""
+    """What the files of a checkpoint say of text."""
 
     tokenizer_json: bytes  # b"" if there is none
     stop_tokens: tuple[int, ...]
     chat_template: str  # "" if there is none
-    bos: str | None  # as the tokenizer's configuration has it; "" if none on purpose, None if it doesn't say
+    bos: str | None  # from the tokenizer's configuration: "" if it names none, None if it says nothing
     eos: str | None
 
 
@@ -29,25 +29,25 @@ def read_texts(path: Path, config: ModelConfig) -> Texts:
     """Read the files beside the weights.
 
     Raises:
-        CheckpointBroken: one of them isn't what its name says.
+        CheckpointBroken: a file is not of the form that its name promises.
     """
     file = path / TOKENIZER
     tokenizer_json = file.read_bytes() if file.is_file() else b""
     if tokenizer_json:
         read_object(file)
     said = _object(path / _TOKENIZER_CONFIG)
-    tokenizer_s_own = (said, _object(path / "special_tokens_map.json"))
+    tokenizer_files = (said, _object(path / "special_tokens_map.json"))
     return Texts(
         tokenizer_json,
         _stop_tokens(path, config),
         _chat_template(path, said),
-        _special(tokenizer_s_own, "bos_token"),
-        _special(tokenizer_s_own, "eos_token"),
+        _special(tokenizer_files, "bos_token"),
+        _special(tokenizer_files, "eos_token"),
     )
 
 
 def _stop_tokens(path: Path, config: ModelConfig) -> tuple[int, ...]:
-    """End-of-sequence tokens of generation_config.json (which chat models extend), else of config.json."""
+    """Return the end-of-sequence tokens of generation_config.json, else of config.json. Chat models add some there."""
     file = path / "generation_config.json"
     with reading(file):
         eos = _object(file).get("eos_token_id")
@@ -55,7 +55,10 @@ def _stop_tokens(path: Path, config: ModelConfig) -> tuple[int, ...]:
 
 
 def _chat_template(path: Path, tokenizer_config: Mapping[str, Any]) -> str:
-    """The Jinja source of the chat template, "" if none; of several the default, and `tool_use` for tools."""
+    """Return the Jinja source of the chat template, "" if there is none.
+
+    Of several templates it is the default one, with `tool_use` where tools are given.
+    """
     with_tools = _text(path / "additional_chat_templates" / "tool_use.jinja") or ""
     template = _text(path / "chat_template.jinja")
     if template is None:
@@ -71,9 +74,9 @@ def _chat_template(path: Path, tokenizer_config: Mapping[str, Any]) -> str:
     return "{{% if tools %}}{}{{% else %}}{}{{% endif %}}".format(*parts)
 
 
-def _special(tokenizer_s_own: Sequence[Mapping[str, Any]], name: str) -> str | None:
-    """A special token as the tokenizer's configuration has it: the model's configuration may name another."""
-    for fields in tokenizer_s_own:
+def _special(tokenizer_files: Sequence[Mapping[str, Any]], name: str) -> str | None:
+    """Return a special token of the tokenizer's configuration; the model's configuration may name another token."""
+    for fields in tokenizer_files:
         if name in fields:
             token = fields[name]
             return str((token.get("content") if isinstance(token, dict) else token) or "")
@@ -81,12 +84,12 @@ def _special(tokenizer_s_own: Sequence[Mapping[str, Any]], name: str) -> str | N
 
 
 def _object(file: Path) -> dict[str, Any]:
-    """{} if there is no such file."""
+    """Return the JSON object in a file, {} if there is no such file."""
     return read_object(file) if file.is_file() else {}
 
 
 def _text(file: Path) -> str | None:
-    """None if there is no such file."""
+    """Return the text of a file, None if there is no such file."""
     if not file.is_file():
         return None
     with reading(file):

@@ -1,4 +1,4 @@
-"""Reading the tensors of a Llama-family checkpoint from its safetensors files."""
+"""Reads the tensors of a checkpoint from its safetensors files."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ class WeightReader:
         require(path, config, found)
 
     def has(self, name: str) -> bool:
-        """True if this configuration has such a tensor."""
+        """Return whether a model of this configuration has such a tensor."""
         return name in self._shapes
 
     def get(self, name: str) -> Tensor:
-        """The tensor in the engine's dtype, on the CPU.
+        """Return a tensor in the engine's dtype, on the CPU.
 
         Raises:
-            CheckpointBroken: its shape is not the one that config.json implies, or its data can't be read.
+            CheckpointBroken: the shape differs from the shape that config.json implies, or the data can't be read.
         """
         try:
             tensor: Tensor = self._open[name].get_tensor(name)
@@ -50,5 +50,5 @@ class WeightReader:
         return tensor.to(self._dtype)
 
     def cat(self, *names: str) -> Tensor:
-        """Several tensors as one, rows below each other."""
+        """Return several tensors as one, their rows below each other."""
         return torch.cat([self.get(name) for name in names])

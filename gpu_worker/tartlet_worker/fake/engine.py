@@ -1,9 +1,9 @@
 """`FakeEngine`: a small, real engine without torch, for tests and for a first look without a model.
 
-It obeys what a backend must obey: `forward` as in docs/abi.md (columns, valid and mask bits, positions, masks,
-okv_offset), a failed command poisons its lane, ended slots and embeds skip, every command is answered. Within a batch
-it reads all embeds and slots before it writes any, as a tensor program does: a scheduler that batches a reader with its
-writer gets other text from it. Time can be added (`step_s`, `token_s`) and commands can be made to fail.
+It keeps the rules of a backend: `forward` as in docs/abi.md (columns, valid bits, mask bits, positions, masks,
+okv_offset), a failed command poisons its lane, commands that read ended slots or embeds are skipped, and every command
+is answered. Within a batch it reads all embeds and slots before it writes any, as a tensor program does. So a scheduler
+that puts a reader and its writer into one batch gets other text. Options add time to steps and make commands fail.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import psutil
 from tartlet_common.engine.spec import EngineSpec
 from tartlet_common.engine.step import Batch, BatchResult, Step, StepResult
 from tartlet_common.errors.registry import OutOfDeviceMemory
-from tartlet_worker.engine import nobody
+from tartlet_worker.engine import ignore_computing
 from tartlet_worker.fake import model
 from tartlet_worker.fake.handlers import HANDLERS, Answers
 from tartlet_worker.fake.state import SLOT_BYTES, FakeOptions, FakeState
@@ -52,14 +52,14 @@ class FakeEngine:
         return self._spec
 
     def tokenizer_json(self) -> bytes:
-        """One token a byte, four specials."""
+        """Return the tokenizer: one token for each byte, and four special tokens."""
         return model.tokenizer_json()
 
     def reset(self) -> None:
         """Forget everything."""
         self.state.reset()
 
-    def step(self, step: Step, computing: Callable[[], None] = nobody) -> StepResult:
+    def step(self, step: Step, computing: Callable[[], None] = ignore_computing) -> StepResult:
         """Run the batches in order.
 
         Raises:

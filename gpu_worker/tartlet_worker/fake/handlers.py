@@ -252,8 +252,8 @@ def sample(state: FakeState, x: Sample, out: Answers) -> None:
             out.status[b] = Status.SKIPPED
             state.slot_ended[slot] = True
             continue
-        how = model.Sampler(float(x.temperature[b]), int(x.top_k[b]), float(x.top_p[b]), float(x.min_p[b]))
-        token = model.draw(logp[b], how, float(u[b]))
+        rule = model.SampleRule(float(x.temperature[b]), int(x.top_k[b]), float(x.top_p[b]), float(x.min_p[b]))
+        token = model.draw(logp[b], rule, float(u[b]))
         ended = token in x.stop[x.stop_indptr[b] : x.stop_indptr[b + 1]]
         state.slot[slot], state.slot_ended[slot] = token, ended
         out.token[b], out.ended[b], out.logprob[b] = token, ended, logp[b, token]

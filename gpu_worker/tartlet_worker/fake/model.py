@@ -1,9 +1,9 @@
 """The fake model: a next-token distribution that is a hash of what attention sees, and a byte-level tokenizer.
 
-It stands in for weights. A column of attention is a 64-bit number made of a token and its position; what a query sees
-is the sum of its visible columns (like attention, it doesn't care in which order pages are listed), and the
-distribution is drawn from that sum. So one column too many, one too few or one at a wrong position gives other text, as
-in a real model, and two runs with the same columns give the same bits.
+A column of attention is a 64-bit number made of a token and its position. A query sees the sum of its visible columns
+(like attention, the sum does not depend on the order of pages), and the distribution is a hash of this sum. So one
+column too many, one too few or one at a wrong position gives other text, as with a real model, and two runs with the
+same columns give the same bits.
 """
 
 from __future__ import annotations
@@ -42,18 +42,18 @@ def mix(x: U64) -> U64:
 
 
 def column(value: U64, position: npt.NDArray[np.int32]) -> U64:
-    """What a token's embedding `value` at `position` adds to the sum of every query that sees it."""
+    """Return what a token's embedding `value` at `position` adds to the sum of each query that sees it."""
     return mix(value + (position.astype(np.uint64) + np.uint64(1)) * _K1)
 
 
 def token_value(token: npt.NDArray[np.int32], seed: int) -> U64:
-    """The embedding of token ids."""
+    """Return the embeddings of token ids."""
     return mix(token.astype(np.uint64) * _K1 + np.uint64(seed) + _K3)
 
 
 @lru_cache(maxsize=1)
 def _bias() -> npt.NDArray[np.float64]:
-    """[V]: printable ASCII is likely, other bytes and specials are not, so that output reads as text."""
+    """Return [V] logits that make printable ASCII likely and other tokens not, so that output reads as text."""
     bias = np.full(VOCAB_SIZE, -40.0)
     bias[list(_PRINTABLE)] = 0.0
     bias[10] = -1.0
@@ -62,7 +62,7 @@ def _bias() -> npt.NDArray[np.float64]:
 
 
 def logits(hidden: U64) -> npt.NDArray[np.float64]:
-    """[E] what queries saw -> [E, V] logits."""
+    """Return logits [E, V] of the sums [E] that queries saw."""
     tokens = np.arange(VOCAB_SIZE, dtype=np.uint64) * _K3
     bits = mix(hidden[:, None] ^ tokens[None, :])
     unit = (bits >> np.uint64(11)).astype(np.float64) * 2.0**-53
@@ -70,14 +70,14 @@ def logits(hidden: U64) -> npt.NDArray[np.float64]:
 
 
 def log_softmax(x: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """Along the last axis."""
+    """Return the log-softmax along the last axis."""
     x = x - x.max(axis=-1, keepdims=True)
     return np.asarray(x - np.log(np.exp(x).sum(axis=-1, keepdims=True)))
 
 
 @dataclass(frozen=True, slots=True)
-class Sampler:
-    """How one token is drawn; the fields are `Sample`'s."""
+class SampleRule:
+    """How one token is drawn; the fields are those of a `Sample` command."""
 
     temperature: float
     top_k: int  # 0 is off
@@ -85,20 +85,20 @@ class Sampler:
     min_p: float  # 0 is off
 
 
-def draw(logp: npt.NDArray[np.float64], sampler: Sampler, u: float) -> int:
-    """A token of one distribution [V] by inverse CDF at `u` in [0, 1); temperature 0 takes the likeliest."""
-    if sampler.temperature <= 0:
+def draw(logp: npt.NDArray[np.float64], rule: SampleRule, u: float) -> int:
+    """Draw a token of one distribution [V] by inverse CDF at `u` in [0, 1); temperature 0 takes the best token."""
+    if rule.temperature <= 0:
         return int(logp.argmax())
     order = np.argsort(-logp, kind="stable")
-    scaled = log_softmax(logp[order] / sampler.temperature)
+    scaled = log_softmax(logp[order] / rule.temperature)
     probs = np.exp(scaled)
     keep = np.ones(len(order), np.bool_)
-    if sampler.top_k > 0:
-        keep[sampler.top_k :] = False
-    if sampler.top_p < 1:
-        keep &= np.cumsum(probs) - probs < sampler.top_p
-    if sampler.min_p > 0:
-        keep &= probs >= sampler.min_p * probs[0]
+    if rule.top_k > 0:
+        keep[rule.top_k :] = False
+    if rule.top_p < 1:
+        keep &= np.cumsum(probs) - probs < rule.top_p
+    if rule.min_p > 0:
+        keep &= probs >= rule.min_p * probs[0]
     keep[0] = True
     cdf = np.cumsum(np.where(keep, probs, 0.0))
     at = int(np.searchsorted(cdf, u * cdf[-1], side="right"))
@@ -120,7 +120,7 @@ def _byte_characters() -> list[str]:
 
 @lru_cache(maxsize=1)
 def tokenizer_json() -> bytes:
-    """A tokenizer.json with one token a byte (id = byte) and the four specials."""
+    """Return a tokenizer.json with one token for each byte (its id is the byte) and four special tokens."""
     level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
     special = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
     document: dict[str, Any] = {

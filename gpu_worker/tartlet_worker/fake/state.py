@@ -15,12 +15,12 @@ SLOT_BYTES: Final = 14
 
 
 class EngineBroken(Exception):
-    """Raised by `FakeEngine.step` on `break_token`: the engine itself is at fault, as a device error would be."""
+    """Raised by `FakeEngine.step` on `break_token`. It stands for a fault of the device."""
 
 
 @dataclass(frozen=True, slots=True)
 class FakeOptions:
-    """What a fake engine is like."""
+    """How a fake engine is set up."""
 
     model: str = "fake"
     page_size: int = defaults.PAGE_SIZE

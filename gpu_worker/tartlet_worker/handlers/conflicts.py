@@ -1,14 +1,14 @@
-"""Cutting a Forward batch where one command depends on another in a way that one pass can't honour.
+"""Cuts a Forward batch where a command depends on an earlier one in a way that one pass can't honour.
 
 One pass reads all embeds first, stores all keys and values of a layer before it attends, and writes all output embeds
-last. So a later command may read *pages* that an earlier one of the batch writes, but these need a pass of their own:
+last. So a command may read *pages* that an earlier command of the batch writes. Two cases need another pass:
 
-- an embed read or written again after an earlier command of the batch wrote it;
-- a KV slot that already holds a token, or that an earlier command of the batch writes, written again (a reader before
-  it must still see the old token).
+- A command reads or writes an embed that an earlier command of the batch writes.
+- A command writes a KV slot that already holds a token, or that an earlier command of the batch writes. Earlier readers
+  must still see the old token.
 
-One pass also pads all page lists to the longest: where that would cost more than `MAX_COLUMNS`, long commands and short
-ones go apart.
+One pass also pads all page lists to the longest one. If this would make more than `MAX_COLUMNS` columns, long commands
+and short commands run in different passes.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from tartlet_worker.csr import counts, owners, within
 from tartlet_worker.pools import Pools
 
 MAX_COLUMNS = 1 << 22
-"""Most columns (padded ones counted) of a pass of several commands: 16 MiB an array of them."""
+"""The largest number of columns, with padding, of a pass over several commands. An array of them has 16 MiB."""
 
 
 def cut_at_conflicts(batch: Forward, pools: Pools) -> list[tuple[int, int]]:
-    """Ranges of commands [first, last) that run one after the other; one range in the usual case."""
+    """Return ranges [first, last) of commands that run one after the other; usually it is one range."""
     count = len(batch.lane)
     if count <= 1:
         return [(0, count)]
@@ -38,7 +38,7 @@ def cut_at_conflicts(batch: Forward, pools: Pools) -> list[tuple[int, int]]:
 
 
 def _cut_wide(width: list[int], first: int, last: int) -> list[tuple[int, int]]:
-    """Greedy: a command starts a new range where padding all to the widest would pass `MAX_COLUMNS`."""
+    """Cut greedily: a command starts a new range if padding to the widest command would pass `MAX_COLUMNS`."""
     ranges, widest = [], 0
     for b in range(first, last):
         wider = max(widest, width[b])
@@ -51,11 +51,11 @@ def _cut_wide(width: list[int], first: int, last: int) -> list[tuple[int, int]]:
 
 
 def _embeds_conflict(batch: Forward, pools: Pools) -> bool:
-    """Whether a command reads or writes an embed that another one writes."""
+    """Return whether a command reads or writes an embed that another command writes."""
     if not len(batch.oemb):
         return False
     mark, last = pools.embed_mark, len(pools.embed_mark) - 1
-    # Ids that don't exist fail their commands later; here they only must not leave the table.
+    # Commands with ids that don't exist fail later; here the ids only must stay inside the table.
     oemb, iemb = batch.oemb.clip(0, last), batch.iemb.clip(0, last)
     writer = owners(batch.oemb_indptr) + 1
     mark[oemb] = writer
@@ -68,7 +68,7 @@ def _embeds_conflict(batch: Forward, pools: Pools) -> bool:
 
 
 def _written(batch: Forward, pools: Pools) -> tuple[np.ndarray, np.ndarray]:
-    """(command, page * page_size + slot) of every stored token; tokens past their okv are left to the checks."""
+    """Return (command, page * page_size + slot) of every stored token; later checks fail tokens past their okv."""
     size = pools.page_size
     command, index = owners(batch.iemb_indptr), within(batch.iemb_indptr)
     target = batch.okv_offset[command].astype(np.int64) + index
@@ -89,7 +89,7 @@ def _slots_conflict(batch: Forward, pools: Pools) -> bool:
 
 
 def _cut_in_order(batch: Forward, pools: Pools) -> list[tuple[int, int]]:
-    """Greedy: a command starts a new range if it conflicts with the range so far."""
+    """Cut greedily: a command starts a new range if it conflicts with the range so far."""
     command, slots = _written(batch, pools)
     position = pools.position.reshape(-1)
     ranges, first = [], 0

@@ -1,4 +1,4 @@
-"""`embed_txt`: token ids, or tokens that were sampled into slots, become embeds at positions."""
+"""Runs `embed_txt` batches: token ids, or tokens that were sampled into slots, become embeds at positions."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def embed_txt(batch: EmbedTxt, on: Resources) -> tuple[BatchResult, int]:
 
 
 def _resolve(statuses: BatchStatuses, batch: EmbedTxt, pools: Pools) -> npt.NDArray[np.int32]:
-    """Token ids [T]: those of the batch, or what their slots hold."""
+    """Return token ids [T]: those of the batch, or those that its slots hold."""
     slot = batch.slot
     if not len(slot) or slot.max() < 0:
         return batch.token

@@ -1,4 +1,4 @@
-"""`forward`: embeds go through the model's layers over KV pages."""
+"""Runs `forward` batches: embeds go through the model's layers, over KV pages."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def _check_ids(statuses: BatchStatuses, batch: Forward, pools: Pools) -> bool:
 
 
 def _check_shapes(statuses: BatchStatuses, batch: Forward, pools: Pools) -> None:
-    """Lengths that must fit each other."""
+    """Fail commands whose lists have lengths that don't fit each other."""
     size = pools.page_size
     tokens, pages = counts(batch.iemb_indptr), counts(batch.ikv_indptr)
     outs, room = counts(batch.oemb_indptr), counts(batch.okv_indptr) * size
@@ -122,7 +122,7 @@ def _check_shapes(statuses: BatchStatuses, batch: Forward, pools: Pools) -> None
 
 
 def _check_parts(statuses: BatchStatuses, batch: Forward, position: npt.NDArray[np.int32], limit: int) -> None:
-    """A command that runs in parts must have some: tokens of one position go through the layers together."""
+    """Fail commands that are too long for one pass and can't be split, because too many tokens share a position."""
     long = counts(batch.iemb_indptr) > limit
     if not long.any():
         return
@@ -138,7 +138,7 @@ def _check_parts(statuses: BatchStatuses, batch: Forward, position: npt.NDArray[
 
 
 def _slice(batch: Forward, first: int, last: int) -> Forward:
-    """Commands first .. last - 1 as a batch of their own."""
+    """Return commands first .. last - 1 as a batch."""
 
     def part(values: npt.NDArray[Any], indptr: npt.NDArray[np.int32]) -> tuple[Any, npt.NDArray[np.int32]]:
         cut_indptr = indptr[first : last + 1]

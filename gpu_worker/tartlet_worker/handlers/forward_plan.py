@@ -1,6 +1,6 @@
-"""From the columns of a Forward batch to what the model needs: where tokens are written and what each may see.
+"""Plans a Forward batch for the decoder: where its tokens are written, and which columns each token sees.
 
-All of it is host-side numpy on whole batches; nothing here touches the device.
+Everything here is numpy on the host, on whole batches. No function touches the device.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tartlet_worker.pools import FAR, Pools
 
 @dataclass(frozen=True, slots=True)
 class Columns:
-    """The chosen commands of a batch, as columns of their own."""
+    """The columns of the chosen commands of a batch."""
 
     iemb: npt.NDArray[np.int32]
     iemb_indptr: I64
@@ -65,7 +65,7 @@ def columns(batch: Forward, chosen: I64) -> Columns:
 
 @dataclass(frozen=True, slots=True)
 class Writes:
-    """Pages that the commands write, [W] over all of them, and where each token goes."""
+    """The pages that the commands write, W in all, and the place of each token."""
 
     command: I64  # [W]
     page: I64  # [W]
@@ -77,7 +77,7 @@ class Writes:
 
 
 def plan_writes(c: Columns, pools: Pools) -> Writes:
-    """Token i of a command goes to slot `okv_offset + i` of its okv pages, or to scratch pages if it has none."""
+    """Find a place for every token: slot `okv_offset + i` of its okv pages, or scratch pages without okv pages."""
     size, tokens = pools.page_size, counts(c.iemb_indptr)
     stored = counts(c.okv_indptr) > 0
     first_token = np.where(stored, c.okv_offset, 0).astype(np.int64)  # [B] slot of token 0 in the written list
@@ -97,10 +97,10 @@ def plan_writes(c: Columns, pools: Pools) -> Writes:
 
 
 def plan_forward(c: Columns, pools: Pools) -> ForwardPlan:
-    """Plan commands that passed every check, and record what they write in the pools' marks.
+    """Plan commands that passed every check, and record in the pools what they write.
 
-    A command sees what commands before it in the batch write (`shared` below), since the model stores all keys and
-    values of a layer before it attends; the marks are then applied command by command.
+    A command sees what earlier commands of the batch write (`shared` below), because the decoder stores all keys and
+    values of a layer before it attends. Then the positions are recorded command by command.
     """
     size, count = pools.page_size, len(c.iemb_indptr) - 1
     writes = plan_writes(c, pools)
@@ -115,7 +115,7 @@ def plan_forward(c: Columns, pools: Pools) -> ForwardPlan:
     table[ikv_command, ikv_rank] = c.ikv
     token_command = writes.command[writes.token_write]
     own = write_column[writes.token_write] * size + writes.slot  # [T] column of each token
-    seen = _See(pools, writes, c.ikv, hits, position, token_command, own)
+    seen = _ColumnPositions(pools, writes, c.ikv, hits, position, token_command, own)
     column_position = seen.in_order(table, c.iemb_indptr, c.ikv_indptr) if shared else seen.at_once(table)
     table[writes.command[appended], write_column[appended]] = writes.page[appended]
 
@@ -148,11 +148,11 @@ def plan_forward(c: Columns, pools: Pools) -> ForwardPlan:
 def _find_columns(
     ikv: npt.NDArray[np.int32], ikv_command: I64, ikv_rank: I64, ikv_count: I64, writes: Writes, pools: Pools
 ) -> tuple[I64, I64, bool]:
-    """Where written pages stand in their command's page list.
+    """Find the place of each written page in its command's page list.
 
     Returns:
-        [W] page index of each written page within its command's list: its first place in ikv if it is there, else
-        after ikv; the entries of ikv that any command writes; whether commands of the batch share written pages.
+        [W] the index of each written page in its command's list: its first place in ikv, or a place after ikv; the
+        entries of ikv that any command writes; whether commands of the batch share written pages.
     """
     mark, number = pools.page_mark, np.arange(1, len(writes.page) + 1)
     mark[writes.page] = number
@@ -176,8 +176,8 @@ def _find_columns(
     return column, hits, shared
 
 
-class _See:
-    """Fills column positions, and records the writes in the pools' marks."""
+class _ColumnPositions:
+    """Fills in the positions of columns, and records in the pools what the batch writes."""
 
     def __init__(
         self,
@@ -193,7 +193,7 @@ class _See:
         self._position, self._token_command, self._own = position, token_command, own
 
     def at_once(self, table: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
-        """No command reads what another of the batch writes: [B, N * page_size] in one gather."""
+        """Return [B, N * page_size] in one gather, for commands that don't read what others of the batch write."""
         stored = self._writes.stored[self._token_command]
         page, slot = self._writes.page[self._writes.token_write], self._writes.slot
         if stored.all():
@@ -209,7 +209,7 @@ class _See:
         return seen
 
     def in_order(self, table: npt.NDArray[np.int32], token_indptr: I64, ikv_indptr: I64) -> npt.NDArray[np.int32]:
-        """Command by command: each sees what those before it wrote, not what those after it write."""
+        """Return [B, N * page_size] command by command: each sees what earlier commands wrote, and nothing later."""
         seen = np.empty((len(table), table.shape[1] * self._pools.page_size), np.int32)
         for b in range(len(table)):
             mine = slice(int(token_indptr[b]), int(token_indptr[b + 1]))
@@ -223,7 +223,7 @@ class _See:
         return seen
 
     def _hide(self, page: I64, slot: I64) -> None:
-        """Slots that a command writes are no columns of its ikv: they count once, as its own tokens."""
+        """Hide slots that a command writes from its ikv, because they count once, as the command's own tokens."""
         self._pools.seen_position[page, slot] = FAR
 
     def _record(self, page: I64, slot: I64, position: npt.NDArray[np.int32]) -> None:
@@ -234,7 +234,7 @@ class _See:
 def _allowed(
     bits: npt.NDArray[np.uint8], column_position: npt.NDArray[np.int32], own: I64, ikv_columns: int
 ) -> npt.NDArray[np.bool_]:
-    """A command's mask [tokens, ikv columns + tokens] moved to the columns [tokens, N * page_size] of its page list."""
+    """Move a mask [tokens, ikv columns + tokens] to the columns [tokens, N * page_size] of the command's page list."""
     tokens = len(own)
     width = ikv_columns + tokens
     given = np.unpackbits(bits, count=tokens * width, bitorder="little").reshape(tokens, width).astype(np.bool_)
@@ -245,5 +245,5 @@ def _allowed(
 
 
 def mask_bytes(c_iemb: I64, c_ikv: I64, page_size: int) -> I64:
-    """[B] bytes that the mask of a command with so many tokens and pages has."""
+    """Return [B]: the bytes of a mask for commands with so many tokens and pages."""
     return np.asarray((c_iemb * (c_ikv * page_size + c_iemb) + 7) // 8)

@@ -1,10 +1,10 @@
-"""Running one long command in several passes, so that a pass's memory doesn't grow with what a program sends.
+"""Splits one long command into several passes, so that the memory of a pass does not grow with the command.
 
-A query sees columns up to its own position, so tokens in order of position can go through all layers one range after
-the other: what a range sees is stored by then, and what comes later it doesn't see, whatever the pool holds there yet.
-Tokens of one position see each other and stay together. A mask may show a token what comes after it: commands with one
-run whole (their masks bound them, see docs/limits.md), and so do those that store nothing (scratch pages bound them,
-and each pass clears these).
+A query sees columns up to its own position. So the tokens, in order of position, can go through all layers one range
+after the other: the columns that a range sees are stored by then, and it does not see later columns. Tokens of one
+position see each other and stay in one range. Two kinds of commands are not split: a command with a mask, because the
+mask may show a token later columns (docs/limits.md bounds masks), and a command that stores nothing, because each pass
+clears the scratch pages (which bound it).
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def most_of_one_position(position: npt.NDArray[np.int32]) -> int:
 
 
 def split_long_command(plan: ForwardPlan, pools: Pools, limit: int) -> Iterator[ForwardPlan]:
-    """The plan itself, or plans of at most `limit` tokens each that together do the same; run each before the next."""
+    """Yield the plan, or plans of at most `limit` tokens that together do the same. Run each before taking the next."""
     batch = plan.attention
     if len(plan.embed) <= limit or len(batch.num_pages) > 1 or batch.allowed or plan.scratch_pages:
         yield plan

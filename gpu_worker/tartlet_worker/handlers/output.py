@@ -1,4 +1,4 @@
-"""`get_next_dist` and `sample`: from output embeds to distributions and tokens."""
+"""Runs `get_next_dist` and `sample` batches: from output embeds to distributions and tokens."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tartlet_worker.pools import Pools
 from tartlet_worker.sampling.base import SampleParams, Sampler
 
 CHUNK_BYTES = 256 << 20
-"""Logits at once: all of a batch would take gigabytes, and with the keys they are sorted by four times as many."""
+"""Memory for logits at one time. A whole batch could take gigabytes, and sorting it four times as much."""
 
 
 @handles(Kind.GET_NEXT_DIST)
@@ -46,7 +46,7 @@ def get_next_dist(batch: GetNextDist, on: Resources) -> tuple[BatchResult, int]:
 
 
 def _chunks(count: int, vocab: int) -> list[tuple[int, int]]:
-    """Ranges [first, last) of rows whose logits take at most `CHUNK_BYTES`."""
+    """Return ranges [first, last) of rows whose logits take at most `CHUNK_BYTES`."""
     step = max(1, CHUNK_BYTES // (4 * vocab))
     return [(first, min(first + step, count)) for first in range(0, count, step)]
 
@@ -54,7 +54,7 @@ def _chunks(count: int, vocab: int) -> list[tuple[int, int]]:
 def _top(
     rows: Tensor, sampler: Sampler, widths: npt.NDArray[np.int64]
 ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.float32]]:
-    """Of each row of logits as many tokens and probabilities as its width says, one row after the other."""
+    """Return the best tokens of each row and their probabilities, as many as its width, one row after the other."""
     ids, probs = sampler.top(rows, int(widths.max()))
     tokens = ids.astype(np.int32)
     if (widths == tokens.shape[1]).all():
@@ -111,7 +111,7 @@ def _check_source(statuses: BatchStatuses, embed: npt.NDArray[np.int32], indptr:
 
 
 def _check_params(statuses: BatchStatuses, batch: Sample) -> None:
-    """Parameters that no filter is defined for; comparisons are written so that NaN fails them."""
+    """Fail commands with parameters out of range; the comparisons are written so that NaN fails them."""
     good = (
         (batch.temperature >= 0)
         & np.isfinite(batch.temperature)
@@ -132,7 +132,7 @@ def _check_params(statuses: BatchStatuses, batch: Sample) -> None:
 
 
 def _stops(batch: Sample, token: npt.NDArray[np.int32]) -> Bools:
-    """[B]: whether the token is one of its command's stop tokens."""
+    """Return [B]: whether the token is one of its command's stop tokens."""
     if not len(batch.stop):
         return np.zeros(len(token), np.bool_)
     return any_by(batch.stop == np.repeat(token, counts(batch.stop_indptr)), batch.stop_indptr)

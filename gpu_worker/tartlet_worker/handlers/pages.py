@@ -1,4 +1,4 @@
-"""`copy_kvpage` and `mask_kvpage`: calls on whole pages that need no model."""
+"""Runs `copy_kvpage` and `mask_kvpage` batches, which need no model."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tartlet_worker.handlers.statuses import BatchStatuses, one_each
 def copy_kvpage(batch: CopyKvPage, on: Resources) -> tuple[BatchResult, int]:
     """Copy runs of tokens between pages: keys, values, positions and mask bits.
 
-    Copies of one batch take effect in order, so that one may read what an earlier one wrote.
+    The copies of a batch take effect in order, so a copy may read what an earlier copy wrote.
     """
     pools = on.pools
     statuses = BatchStatuses(batch.lane, on.poisoned)
@@ -40,7 +40,7 @@ def copy_kvpage(batch: CopyKvPage, on: Resources) -> tuple[BatchResult, int]:
 
 @handles(Kind.MASK_KVPAGE)
 def mask_kvpage(batch: MaskKvPage, on: Resources) -> tuple[BatchResult, int]:
-    """Set the mask bits of pages; those of the batch apply in order, the last of a page stays."""
+    """Set the mask bits of pages. The commands of a batch apply in order, so the last one of a page stays."""
     pools = on.pools
     statuses = BatchStatuses(batch.lane, on.poisoned)
     statuses.check_ids("page", batch.page, one_each(len(batch.lane)), pools.sizes.num_pages)

@@ -1,4 +1,4 @@
-"""Who of a batch runs: refused lanes, skipped and failed commands."""
+"""Decides which commands of a batch run, and which are skipped, failed or refused."""
 
 from __future__ import annotations
 
@@ -20,24 +20,24 @@ _OK, _SKIPPED, _FAILED, _REFUSED = (int(s) for s in (Status.OK, Status.SKIPPED, 
 
 
 class BatchStatuses:
-    """Statuses of one batch while it is decided.
+    """The statuses of one batch while its handler decides on them.
 
-    Use `skip` and `fail` on all commands, then `settle`: the first failure of a lane stands, what follows it in the
-    lane is refused, and the lane stays poisoned in `poisoned` until a step resets it.
+    A handler calls `skip` and `fail` for all commands, then `settle`. The first failure of a lane stands, later
+    commands of the lane are refused, and the lane stays in `poisoned` until a step resets it.
     """
 
     def __init__(self, lane: U32, poisoned: set[int]) -> None:
         self._lane, self._poisoned = lane, poisoned
         self.status = np.zeros(len(lane), np.uint8)  # [B] Status
         self._errors: dict[int, TartletError] = {}
-        self.all_run = True  # nobody is refused, skipped or failed: the usual case costs next to nothing
+        self.all_run = True  # no command is refused, skipped or failed; this usual case has fast paths
         if poisoned:
             refused = np.isin(lane, np.fromiter(poisoned, np.uint32, len(poisoned)))
             self.status[refused] = _REFUSED
             self.all_run = not refused.any()
 
     def skip(self, flags: Bools, indptr: Ints | None = None) -> None:
-        """Commands that read something ended: flags [B], or [total] with the indptr that they belong to."""
+        """Skip commands that read an ended slot or embed: flags [B], or [total] with the indptr of the commands."""
         if not flags.any():
             return
         if indptr is not None:
@@ -46,7 +46,7 @@ class BatchStatuses:
         self.all_run = False
 
     def fail(self, flags: Bools, error: Callable[[int], TartletError], indptr: Ints | None = None) -> None:
-        """Commands that can't run: flags as for `skip`; `error(b)` says why."""
+        """Fail commands that can't run: flags as for `skip`; `error(b)` makes the error of command b."""
         if not flags.any():
             return
         if indptr is not None:
@@ -57,7 +57,7 @@ class BatchStatuses:
         self.all_run = False
 
     def check_ids(self, kind: str, ids: npt.NDArray[np.int32], indptr: Ints, count: int) -> bool:
-        """Fail commands that name ids outside 0 .. count - 1; True if there were none."""
+        """Fail commands that name ids outside 0 .. count - 1; return whether all ids are inside."""
         if not len(ids) or ids.view(np.uint32).max() < count:  # a negative id is a large unsigned one
             return True
         outside = (ids < 0) | (ids >= count)
@@ -70,7 +70,7 @@ class BatchStatuses:
         return False
 
     def settle(self) -> npt.NDArray[np.int64]:
-        """Refuse what follows a failure in its lane; returns the commands that run, in order."""
+        """Refuse the commands after a failure in its lane; return the commands that run, in order."""
         if self.all_run:
             return one_each(len(self.status))[:-1]
         if self._errors:
@@ -86,7 +86,7 @@ class BatchStatuses:
 
     @property
     def skipped(self) -> npt.NDArray[np.int64]:
-        """Commands that are skipped, once settled."""
+        """The commands that are skipped, once `settle` was called."""
         return EMPTY_I64 if self.all_run else np.flatnonzero(self.status == _SKIPPED)
 
     def result(
@@ -100,7 +100,7 @@ class BatchStatuses:
             EMPTY_F32,
         ),
     ) -> BatchResult:
-        """The answer to the batch; `detail` holds the fields of each failure's error as JSON."""
+        """Make the answer to the batch; its `detail` holds the fields of each failure's error as JSON."""
         error = np.zeros(len(self.status), np.uint32)
         for b, failure in self._errors.items():
             error[b] = failure.number
@@ -123,7 +123,7 @@ EMPTY_I64 = np.zeros(0, np.int64)
 
 @lru_cache(maxsize=4096)
 def one_each(count: int) -> npt.NDArray[np.int64]:
-    """indptr [count + 1] of commands that have one value each. Shared: not to be written."""
+    """Return the indptr [count + 1] of commands with one value each. The array is shared and read-only."""
     indptr = np.arange(count + 1)
     indptr.setflags(write=False)
     return indptr

@@ -1,8 +1,10 @@
-"""C kernels for the CPU: their build, and the library that calls them.
+"""C kernels for the CPU: their sources, how they are built, and the loaded library. An engine works without them too.
 
 `python -m tartlet_worker.kernels.build` compiles the kernels for this machine's CPU. They need AVX-512 with BF16, use
-AMX where the CPU has it, and run on one thread. Nothing outside this package ever relies on a compiler: without the
-kernels, torch does their work.
+AMX if the CPU has it, and run on one thread.
+
+Belongs here: C sources, compiling, loading, the structures that cross the boundary. Never here: torch, and the choice
+whether an engine uses the kernels.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`python -m tartlet_worker.kernels.build`: compile the kernels for this machine, if it has a compiler."""
+"""`python -m tartlet_worker.kernels.build`: compiles the kernels for this machine, if it has a compiler."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from tartlet_worker.kernels.library import FLAGS, NEEDED_CPU_FLAGS, cpu_flags, f
 
 
 class NotBuilt(Exception):
-    """Why there are no kernels on this machine; the engine then runs on torch alone."""
+    """The reason why this machine has no kernels. Engines then run on torch alone."""
 
 
 def build() -> Path:
-    """Compile unless it is done already; returns the library.
+    """Compile the kernels unless the library exists; return its path.
 
     Raises:
         NotBuilt: no compiler, a CPU that can't run them, or the compiler refused.
@@ -39,7 +39,7 @@ def build() -> Path:
 
 
 def _compile(compiler: str, target: Path) -> Path:
-    """Compile beside the target, then move it there.
+    """Compile beside the target, then move the library to the target.
 
     Raises:
         NotBuilt: the compiler refused.
@@ -57,7 +57,7 @@ def _compile(compiler: str, target: Path) -> Path:
 
 
 def main() -> int:
-    """Say what came of it; a machine without kernels is no error."""
+    """Compile and print the result. A machine without kernels is no error."""
     try:
         print(f"kernels: {build()}")  # noqa: T201 - a command's output
     except NotBuilt as reason:

@@ -1,4 +1,4 @@
-"""Finds, loads and describes the compiled kernels."""
+"""Finds and loads the compiled kernels, and declares the structures that they take."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class CPass(ctypes.Structure):
 
 
 def cpu_flags() -> frozenset[str]:
-    """Features of this machine's CPU, empty where it doesn't tell."""
+    """Return the features of this machine's CPU; empty if the system does not list them."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
@@ -71,7 +71,7 @@ def cpu_flags() -> frozenset[str]:
 
 
 def folder() -> Path:
-    """Where compiled kernels are kept: TARTLET_KERNELS_DIR, else the user's cache."""
+    """Return the folder of compiled kernels: TARTLET_KERNELS_DIR, else one in the user's cache."""
     given = os.environ.get("TARTLET_KERNELS_DIR")
     if given:
         return Path(given)
@@ -79,7 +79,7 @@ def folder() -> Path:
 
 
 def file() -> Path:
-    """The library for this source, these flags and this CPU."""
+    """Return the path of the library for these sources, flags and this CPU. The file may not exist."""
     here = Path(__file__).parent
     key = hashlib.sha256("\0".join([*FLAGS, platform.machine(), *sorted(cpu_flags())]).encode())
     for name in SOURCES:
@@ -88,12 +88,12 @@ def file() -> Path:
 
 
 def address(values: npt.NDArray[Any]) -> int:
-    """Where an array's values are; `values.ctypes.data` takes three times as long."""
+    """Return the address of an array's values; `values.ctypes.data` takes three times as long."""
     return int(values.__array_interface__["data"][0])
 
 
 def available() -> bool:
-    """True if the kernels are built and this CPU can run them."""
+    """Return whether the kernels are built and this CPU can run them."""
     return library() is not None
 
 
@@ -132,10 +132,10 @@ def _checked(status: int, *_: object) -> int:
 
 
 def library() -> ctypes.CDLL | None:
-    """The loaded kernels, or None where they aren't built or can't run.
+    """Return the loaded kernels, or None if they are not built or this CPU can't run them.
 
-    Foreign calls release the interpreter's lock; the kernels keep scratch memory of their own, so one thread at a time
-    may call them. Those that need any raise `MemoryError` where there is none.
+    Calls release the interpreter's lock. The kernels have their own scratch memory, so only one thread at a time may
+    call them. A kernel that gets no scratch memory raises `MemoryError`.
     """
     if not cpu_flags() >= NEEDED_CPU_FLAGS:
         return None

@@ -1,7 +1,7 @@
-"""The decoder on one CPU thread in bf16, all layers in one foreign call (`kernels/decoder.c`).
+"""The decoder on one CPU thread in bf16, with all layers in one foreign call (`kernels/decoder.c`).
 
-It multiplies by weights that are laid out once, keeps the residual stream in float32, and gives the same bits whatever
-else is in a batch, so `batch_invariant` costs it nothing.
+Weights are laid out for the kernels once, at loading. The residual stream is in float32. The bits of a result do not
+depend on the rest of the batch, so `batch_invariant` costs nothing here.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tartlet_worker.checkpoints.model_config import ModelConfig
 from tartlet_worker.checkpoints.tensors import EMBEDDING, FINAL_NORM, LM_HEAD
 from tartlet_worker.checkpoints.weights import WeightReader
 from tartlet_worker.csr import Ints
-from tartlet_worker.engine import nobody
+from tartlet_worker.engine import ignore_computing
 from tartlet_worker.kernels import library
 from tartlet_worker.kernels.library import MAX_GROUP, CLayer, CMatrix, CModel, CPass, address
 from tartlet_worker.models.base import ForwardPlan
@@ -31,7 +31,7 @@ _BLOCK = 32  # columns and k values that packed weights are padded to
 
 
 def supports(config: ModelConfig, device: str, dtype: torch.dtype) -> bool:
-    """True if this machine's kernels can run such a model."""
+    """Return whether this machine's kernels can run such a model."""
     return device == "cpu" and dtype == torch.bfloat16 and config.group <= MAX_GROUP and library() is not None
 
 
@@ -41,7 +41,7 @@ def _padded(count: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _PoolsView:
-    """Pools, as the kernels see them."""
+    """The pools as the kernels see them."""
 
     pools: Pools
     model: CModel
@@ -50,15 +50,15 @@ class _PoolsView:
 
 
 class CDecoder:
-    """Weights in the kernels' layout; the same interface as `Decoder`."""
+    """A `Decoder` whose weights are in the layout of the kernels."""
 
     def __init__(self, config: ModelConfig, reader: WeightReader) -> None:
         loaded = library()
         assert loaded is not None, "the caller asks `supports` first"
         self.config, self._lib = config, loaded
         self.passes = 0  # through the layers so far
-        self.computing: Callable[[], None] = nobody
-        """Is told right before the kernels run, which leave the interpreter free."""
+        self.computing: Callable[[], None] = ignore_computing
+        """Called right before the kernels run, because they leave the interpreter free."""
         self._view: _PoolsView | None = None
         self._keep: list[Tensor] = []  # what pointers of the structures name
         embedding = reader.get(EMBEDDING)  # [vocab, dim]
@@ -70,12 +70,12 @@ class CDecoder:
         self._rope = RopeTable(config.rope, config.head_dim, config.max_position, torch.float32, "cpu")
 
     def _floats(self, values: Tensor) -> int:
-        """Address of a float32 copy that stays."""
+        """Return the address of a float32 copy, which lives as long as the decoder."""
         self._keep.append(values.float().contiguous())
         return self._keep[-1].data_ptr()
 
     def _pack(self, weight: Tensor, bias: Tensor | None) -> CMatrix:
-        """A weight [n, k] in the kernels' layout."""
+        """Return a weight [n, k] in the kernels' layout."""
         n, k = weight.shape
         out = torch.empty(_padded(n) * _padded(k), dtype=torch.bfloat16)
         weight = weight.contiguous()
@@ -169,7 +169,7 @@ class CDecoder:
             view.embeds[plan.out_embed] = out
 
     def logits(self, pools: Pools, embed: Ints) -> Tensor:
-        """Logits [N, vocab] float32 of output embeds [N] of the pool."""
+        """Compute the logits [N, vocab] float32 of output embeds [N] of the pool."""
         hidden = self._seen(pools).embeds[embed]
         out = torch.empty(len(hidden), self.config.vocab)
         head = ctypes.addressof(self._head)
@@ -179,12 +179,12 @@ class CDecoder:
 
 
 def _bits(values: Tensor) -> npt.NDArray[np.int16]:
-    """bfloat16 as numpy can move it: torch's own indexing costs several times as much where a step is short."""
+    """View bfloat16 as int16 of numpy, whose indexing takes a fraction of torch's time in short steps."""
     return np.asarray(values.view(torch.int16).numpy())
 
 
 def _in_turn(gate_up: Tensor) -> Tensor:
-    """Rows of [2 * ffn, k] as 16 of the gate, 16 of the up projection, and so on; each half padded to whole blocks."""
+    """Interleave rows of [2 * ffn, k]: 16 of the gate, 16 of the up projection, and so on, padded to whole blocks."""
     half = gate_up.shape[0] // 2
     padded = torch.nn.functional.pad(gate_up.view(2, half, -1), (0, 0, 0, _padded(half) - half))
     return padded.view(2, -1, 16, gate_up.shape[1]).transpose(0, 1).reshape(-1, gate_up.shape[1])

@@ -1,4 +1,4 @@
-"""Linear layers: which of the available multiplications a layer uses, and how it keeps bits."""
+"""Linear layers: torch's multiplication, oneDNN's with packed weights, and one whose bits don't depend on the batch."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 INVARIANT_ROWS = 32
-"""Rows of every multiplication in `batch_invariant` mode without kernels of our own.
+"""Rows of every multiplication in `batch_invariant` mode without the C kernels.
 
-Libraries choose their blocking by the number of rows, and with it the order of additions (oneDNN with AMX: other bits
-at 32 rows than at 33), so that only a constant number is safe.
+Libraries choose blocks by the number of rows, and the blocks decide the order of additions. oneDNN with AMX gives other
+bits for 32 rows than for 33. So only a constant number of rows is safe.
 """
 
 
@@ -20,7 +20,7 @@ class Linear(Protocol):
     """y = x W^T + b."""
 
     def __call__(self, x: Tensor) -> Tensor:
-        """x [T, in] to [T, out]."""
+        """Multiply x [T, in]; return [T, out]."""
 
 
 class PlainLinear:
@@ -35,7 +35,7 @@ class PlainLinear:
 
 
 class BlockedLinear:
-    """torch's multiplication on blocks of exactly `INVARIANT_ROWS` rows, the last one filled up with zeros."""
+    """torch's multiplication on blocks of exactly `INVARIANT_ROWS` rows; the last block is filled with zeros."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
         self._weight, self._bias = weight, bias
@@ -54,7 +54,7 @@ class BlockedLinear:
 
 
 class PackedLinear:
-    """oneDNN's multiplication with weights laid out for it once: half the time of `PlainLinear` in bf16 on a CPU."""
+    """oneDNN's multiplication with packed weights, which takes half the time of `PlainLinear` in bf16 on a CPU."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
         self._weight = torch.ops.mkldnn._reorder_linear_weight(weight, 32)  # noqa: SLF001 - torch's only door to it
@@ -67,7 +67,7 @@ class PackedLinear:
 
 
 def make_linear(weight: Tensor, bias: Tensor | None, *, batch_invariant: bool) -> Linear:
-    """The best multiplication for a weight [out, in] on its device."""
+    """Choose the fastest multiplication for a weight [out, in] on its device."""
     if batch_invariant:
         return BlockedLinear(weight, bias)
     if weight.device.type == "cpu" and weight.dtype == torch.bfloat16 and torch.backends.mkldnn.is_available():

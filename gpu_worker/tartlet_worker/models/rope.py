@@ -1,7 +1,7 @@
 """Rotary position embedding (Su et al. 2021) with the scalings that Llama-family checkpoints use.
 
-The arithmetic is that of the published models: frequencies and angles in float32, cosine and sine rounded to the
-model's dtype afterwards.
+The arithmetic is that of the published models: frequencies and angles are float32, then cosine and sine are rounded to
+the model's dtype.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from tartlet_worker.checkpoints.model_config import RopeConfig
 
 
 def inverse_frequencies(rope: RopeConfig, head_dim: int) -> tuple[Tensor, float]:
-    """Frequencies [head_dim / 2] float32 and the factor that cosine and sine are multiplied by.
+    """Return frequencies [head_dim / 2] float32, and the factor of cosine and sine.
 
-    `dynamic` changes frequencies only past the trained length; positions there are refused (`max_position`), so it is
-    the plain rotation here.
+    The scaling `dynamic` changes frequencies only past the trained length. The engine refuses such positions
+    (`max_position`), so `dynamic` is the plain rotation here.
     """
     exponent = torch.arange(0, head_dim, 2, dtype=torch.int64).float() / head_dim
     inv = 1.0 / (rope.theta**exponent)  # [head_dim / 2]
@@ -39,7 +39,7 @@ def _number(rope: RopeConfig, name: str, default: float | None = None) -> float:
 
 
 def _llama3(rope: RopeConfig, inv: Tensor) -> Tensor:
-    """Llama 3.1: long wavelengths are slowed by `factor`, short ones kept, those between interpolated."""
+    """Scale as Llama 3.1: divide the frequency of long wavelengths, keep short ones, interpolate between."""
     factor, trained = _number(rope, "factor"), _number(rope, "original_max_position_embeddings")
     low, high = _number(rope, "low_freq_factor"), _number(rope, "high_freq_factor")
     wavelength = 2 * math.pi / inv
@@ -51,7 +51,7 @@ def _llama3(rope: RopeConfig, inv: Tensor) -> Tensor:
 
 
 def _yarn(rope: RopeConfig, head_dim: int) -> tuple[Tensor, float]:
-    """YaRN (Peng et al. 2023): a ramp over dimensions between interpolated and original frequencies."""
+    """Scale as YaRN (Peng et al. 2023): a ramp over dimensions from interpolated to original frequencies."""
     factor, trained = _number(rope, "factor"), _number(rope, "original_max_position_embeddings")
     fast, slow = _number(rope, "beta_fast", 32.0), _number(rope, "beta_slow", 1.0)
 
@@ -85,7 +85,7 @@ def _yarn_attention_factor(rope: RopeConfig, factor: float) -> float:
 
 
 class RopeTable:
-    """Cosine and sine by position, computed up to the largest position asked for so far."""
+    """A table of cosine and sine by position, up to the largest position that was needed so far."""
 
     def __init__(self, rope: RopeConfig, head_dim: int, max_position: int, dtype: torch.dtype, device: str) -> None:
         self._inv, self._factor = inverse_frequencies(rope, head_dim)
@@ -106,6 +106,6 @@ class RopeTable:
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotate x [T, heads, head_dim] by cos, sin [T, 1, head_dim / 2]: halves, not interleaved pairs."""
+    """Rotate x [T, heads, head_dim] by cos and sin [T, 1, head_dim / 2], in halves, not in interleaved pairs."""
     a, b = x.chunk(2, -1)
     return torch.cat([a * cos - b * sin, b * cos + a * sin], -1)

@@ -18,7 +18,7 @@ from tartlet_worker.checkpoints.model_config import ModelConfig
 from tartlet_worker.checkpoints.tensors import EMBEDDING, FINAL_NORM, LM_HEAD
 from tartlet_worker.checkpoints.weights import WeightReader
 from tartlet_worker.csr import Ints
-from tartlet_worker.engine import nobody
+from tartlet_worker.engine import ignore_computing
 from tartlet_worker.models.base import ForwardPlan
 from tartlet_worker.models.linear import Linear, make_linear
 from tartlet_worker.models.rope import RopeTable, rotate
@@ -41,7 +41,7 @@ class DecoderLayer:
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """x [..., D] scaled to unit mean square, in float32, rounded to x's dtype before the weight [D] is applied."""
+    """Scale x [..., D] to unit mean square, in float32; round to x's dtype, then apply the weight [D]."""
     wide = x.float()
     return weight * (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)).to(x.dtype)
 
@@ -56,8 +56,8 @@ class TorchDecoder:
         self.embedding = reader.get(EMBEDDING).to(device)  # [vocab, dim]
         self._invariant, self._device = batch_invariant, device
         self.passes = 0  # through the layers so far
-        self.computing: Callable[[], None] = nobody
-        """Is told when the device has begun with what takes long: on a CPU at its start, elsewhere once queued."""
+        self.computing: Callable[[], None] = ignore_computing
+        """Called when the long part of a pass begins: on a CPU at its start, elsewhere once it is queued."""
         self._layers = [self._load_layer(reader, i) for i in range(config.layers)]
         self._final_norm = reader.get(FINAL_NORM).to(device)
         head = self.embedding if config.tied else reader.get(LM_HEAD).to(device)
@@ -96,7 +96,7 @@ class TorchDecoder:
         if self._device == "cpu":
             self.computing()
         if plan.scratch_pages:
-            # The unused rest of a scratch page is read under a mask: it must not hold what an earlier batch left.
+            # Attention reads the unused rest of a scratch page under a mask, so no old values may remain there.
             first = pools.scratch_page
             pools.kv[:, :, first : first + plan.scratch_pages] = 0
         x = pools.embeds.index_select(0, pools.index(plan.embed))  # [T, dim]
@@ -120,13 +120,13 @@ class TorchDecoder:
         self.computing()
 
     def _rows(self, plan: ForwardPlan, pools: Pools) -> Tensor:
-        """[T * kv_heads] rows of a layer's keys seen as [pages * kv_heads * page_size, head_dim]."""
+        """Return [T * kv_heads] rows of a layer's keys, seen as [pages * kv_heads * page_size, head_dim]."""
         page, slot = pools.index(plan.page), pools.index(plan.slot)
         heads = torch.arange(self.config.kv_heads, device=self._device)
         return ((page[:, None] * self.config.kv_heads + heads) * pools.page_size + slot[:, None]).reshape(-1)
 
     def _store(self, layer: DecoderLayer, h: Tensor, cos: Tensor, sin: Tensor, rows: Tensor, kv: Tensor) -> Tensor:
-        """Queries [T, heads, head_dim], rotated; keys and values go to their rows of the pool's layer."""
+        """Store keys and values in their rows of the pool's layer; return rotated queries [T, heads, head_dim]."""
         c = self.config
         qkv = layer.qkv(h).view(-1, c.heads + 2 * c.kv_heads, c.head_dim)
         v = qkv[:, c.heads + c.kv_heads :]
@@ -147,7 +147,7 @@ class TorchDecoder:
 
     @torch.inference_mode()
     def logits(self, pools: Pools, embed: Ints) -> Tensor:
-        """Logits [N, vocab] float32 of output embeds [N] of the pool."""
+        """Compute the logits [N, vocab] float32 of output embeds [N] of the pool."""
         if self._device == "cpu":
             self.computing()
         logits = self._head(pools.embeds.index_select(0, pools.index(embed))).float()

@@ -2,11 +2,11 @@
 
 For one row of logits l [V] (float32) and the uniform number u of `philox.uniform(seed, position, draw)`:
 
-1. `temperature == 0`: the token is the largest logit's, the smallest id among equals; nothing below applies.
+1. `temperature == 0`: the token has the largest logit, and the smallest id among equals. The other steps don't apply.
 2. Weights are w_i = exp((l_i - max l) / temperature).
-3. `top_k > 0` keeps the k largest weights, of equal ones those with smaller ids.
-4. `top_p < 1` keeps, of those in that descending order, each whose preceding ones sum to less than top_p of the kept
-   total (the first always stays).
+3. `top_k > 0` keeps the k largest weights; of equal weights those with smaller ids.
+4. `top_p < 1` keeps a weight if the weights before it, in descending order, sum to less than top_p of the total that
+   step 3 kept. The first weight always stays.
 5. `min_p > 0` keeps those with w_i >= min_p * max w.
 6. The token is the first id, in ascending order of ids, at which the running sum (float64) of kept weights exceeds
    u * total.
@@ -42,13 +42,14 @@ class SampleParams:
 
 
 class Sampler(Protocol):
-    """What is done with rows of logits [N, V] float32."""
+    """Chooses tokens for rows of logits [N, V] float32."""
 
     def sample(self, logits: Tensor, params: SampleParams) -> tuple[I64, F32]:
-        """Tokens [N] int64 and their log-probabilities [N] float32."""
+        """Sample a token for each row; return tokens [N] int64 and their log-probabilities [N] float32."""
 
     def top(self, logits: Tensor, top_k: int) -> tuple[I64, F32]:
-        """The `top_k` most likely tokens of each row, ids [N, top_k] int64, and probabilities of the full softmax.
+        """Return the `top_k` most probable tokens of each row and their probabilities in the full softmax.
 
-        Descending, equal ones by ascending id.
+        Returns:
+            ids [N, top_k] int64 and probabilities [N, top_k] float32, descending; equal ones by ascending id.
         """

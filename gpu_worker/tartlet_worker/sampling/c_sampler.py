@@ -1,4 +1,4 @@
-"""Sampling by the C kernels: a row at a time, without sorting what no filter asks for."""
+"""Sampling by the C kernels, one row at a time. Only rows with a filter that needs an order are sorted."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class CSampler:
             return ids, np.exp(np.take_along_axis(logits.numpy(), ids, 1) - log_sum[:, None])
 
     def _stats(self, logits: Tensor) -> tuple[I64, F32]:
-        """Of each row: the index of its largest value, the smallest among equals, and its logsumexp."""
+        """Return for each row the index of its largest value (the smallest among equals), and its logsumexp."""
         assert logits.is_contiguous()
         n, vocab = logits.shape
         best, log_sum = np.empty(n, np.int64), np.empty(n, np.float32)

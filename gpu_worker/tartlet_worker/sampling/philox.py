@@ -1,4 +1,4 @@
-"""Philox4x32-10 (Salmon et al., SC'11): the noise of sampling, the same bits on every backend.
+"""Philox4x32-10 (Salmon et al., SC'11): the random numbers of sampling, with the same bits on every backend.
 
 `uniform(seed, position, draw)`:
 
@@ -22,7 +22,7 @@ _ROUNDS = 10
 
 
 def philox4x32(counter: U64, key: U64) -> U64:
-    """Ten rounds: counter [4, N] and key [2, N], 32-bit words held in uint64; returns [4, N]."""
+    """Run ten rounds on counter [4, N] and key [2, N], 32-bit words held in uint64; return [4, N]."""
     c0, c1, c2, c3 = counter
     k0, k1 = key
     for _ in range(_ROUNDS):
@@ -35,7 +35,7 @@ def philox4x32(counter: U64, key: U64) -> U64:
 def uniform(
     seed: npt.ArrayLike, position: npt.ArrayLike, draw: npt.ArrayLike
 ) -> npt.NDArray[np.float64]:  # [N] in [0, 1)
-    """Uniform numbers for N samples; the arguments are [N] integers (see the module)."""
+    """Return uniform numbers for N samples; the arguments are [N] integers (see the module)."""
     s = np.atleast_1d(np.asarray(seed, np.uint64))
     zero = np.zeros_like(s)
     counter = np.stack(

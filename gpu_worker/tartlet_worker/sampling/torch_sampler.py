@@ -12,14 +12,14 @@ from tartlet_worker.sampling.base import F32, SampleParams
 from tartlet_worker.sampling.philox import uniform
 
 _NUCLEUS_FIRST = 1024
-"""Candidates sorted before a nucleus is found to need the whole vocabulary."""
+"""How many candidates are sorted first; if top_p needs more, the whole vocabulary is sorted."""
 
 
 class TorchSampler:
     """`Sampler` on any device."""
 
     def sample(self, logits: Tensor, params: SampleParams) -> tuple[I64, F32]:
-        """See `Sampler`."""
+        """See `Sampler`, which documents the method."""
         token = logits.argmax(-1)
         rows = np.flatnonzero(params.temperature > 0)
         if len(rows):
@@ -33,13 +33,13 @@ class TorchSampler:
         return token.cpu().numpy(), logprob.cpu().numpy()
 
     def top(self, logits: Tensor, top_k: int) -> tuple[I64, F32]:
-        """See `Sampler`."""
+        """See `Sampler`, which documents the method."""
         best, ids = largest(logits, top_k)
         return ids.cpu().numpy(), torch.exp(best - logits.logsumexp(-1, keepdim=True)).cpu().numpy()
 
 
 def _draw(logits: Tensor, params: SampleParams, rows: npt.NDArray[np.int64], noise: npt.NDArray[np.float64]) -> Tensor:
-    """Steps 2 to 6 for some rows."""
+    """Run steps 2 to 6 for some rows."""
     device, vocab = logits.device, logits.shape[1]
     mine = logits if len(rows) == len(logits) else logits[torch.from_numpy(rows).to(device)]
     temperature = torch.from_numpy(params.temperature[rows]).to(device)[:, None]
@@ -63,7 +63,7 @@ def _draw(logits: Tensor, params: SampleParams, rows: npt.NDArray[np.int64], noi
 
 
 def _pick(weights: Tensor, u: Tensor) -> Tensor:
-    """Step 6: weights [R, C] of kept candidates in ascending order of ids (0: dropped), u [R, 1] float64."""
+    """Run step 6: weights [R, C] of candidates in ascending order of ids (0: dropped), u [R, 1] float64."""
     running = weights.double().cumsum(-1)
     total = running[:, -1:].contiguous()
     at = torch.searchsorted(running, u * total, right=True)[:, 0]
@@ -74,7 +74,7 @@ def _pick(weights: Tensor, u: Tensor) -> Tensor:
 
 
 def _draw_sorted(weights: Tensor, kept: Tensor, top_k: npt.NDArray[np.int32], top_p: F32, u: Tensor) -> Tensor:
-    """Steps 3, 4 and 6 for rows that need their candidates in order; `kept` has step 5 applied."""
+    """Run steps 3, 4 and 6 for rows that need sorted candidates; `kept` is the result of step 5."""
     vocab, device = weights.shape[1], weights.device
     k = torch.from_numpy(top_k.astype(np.int64)).to(device)[:, None]
     p = torch.from_numpy(top_p.astype(np.float64)).to(device)[:, None]
@@ -106,10 +106,10 @@ def _draw_sorted(weights: Tensor, kept: Tensor, top_k: npt.NDArray[np.int32], to
 
 
 def largest(values: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """The `count` largest of each row [R, V] float32 and their ids, descending, equal ones by ascending id.
+    """Return the `count` largest values of each row [R, V] float32 and their ids, descending, equal ones by id.
 
-    torch's topk orders equal values by how many it is asked for, so it is given keys without equals: the value's bits,
-    made monotonic, above the id counted down.
+    The order in which torch's `topk` returns equal values depends on `count`. So `topk` gets keys without equals: the
+    bits of the value, made monotonic, above the id counted down.
     """
     bits = values.view(torch.int32)
     ordered = (bits ^ ((bits >> 31) & 0x7FFFFFFF)).long()

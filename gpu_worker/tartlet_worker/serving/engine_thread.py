@@ -1,9 +1,9 @@
-"""The one thread that runs an engine's steps, and the hand-over between it and the event loop.
+"""The one thread that runs an engine's steps, and the hand-over between this thread and the event loop.
 
-Steps wait in a `SimpleQueue`; results are handed to the loop as they finish, so two steps in flight keep the engine
-busy while the network works. Where the next step waits already, a result is handed over when the device computes that
-one: before, the loop's thread would take the interpreter from a device that waits for its work. An engine that raises
-is broken: the thread says so and takes no further work.
+Steps wait in a `SimpleQueue`. The loop gets each result when its step ends, so two steps in flight keep the engine busy
+while the network works. If the next step is waiting already, the loop gets the result when the device computes that
+step: any earlier, the loop's thread would take the interpreter while the device waits for work. An engine that raises
+is broken; the thread reports this and takes no further work.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ log = logging.getLogger("tartlet.worker")
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """What the thread reports: the result of a step, or why there is none."""
+    """A report of the thread: the result of a step, or why there is none."""
 
-    connection: int  # the connection that asked; results of an earlier one are dropped
+    connection: int  # the connection that sent the step; results for earlier connections are dropped
     result: engine_pb2.StepResultFrame | None
-    broken: TartletError | None = None  # the engine can't go on
-    malformed: TartletError | None = None  # the frame made no sense: nothing of it was run
+    broken: TartletError | None = None  # the engine can't continue
+    malformed: TartletError | None = None  # the frame could not be read, and no part of it was run
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,31 +52,31 @@ class _Work:
 
 
 class EngineThread:
-    """Runs steps one after the other; every call but `_run` comes from the event loop's thread."""
+    """Runs steps one after the other. The event loop's thread calls everything but `_run`."""
 
     def __init__(self, engine: Engine, loop: asyncio.AbstractEventLoop, finished: Callable[[Finished], None]) -> None:
         self._engine = engine
         self._loop = loop
         self._finished = finished
         self._queue: SimpleQueue[_Work | _Reset | None] = SimpleQueue()
-        self._held: Finished | None = None  # ended, not yet reported
+        self._held: Finished | None = None  # the last report, until the loop gets it
         self._ending = False
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
 
     def start(self) -> None:
-        """Begin to take work."""
+        """Start the thread."""
         self._thread.start()
 
     def submit(self, connection: int, frame: engine_pb2.StepFrame) -> None:
-        """Queue a step; its result is reported with the same `connection`."""
+        """Queue a step. Its report carries the same `connection`."""
         self._queue.put(_Work(connection, frame))
 
     def reset(self) -> None:
-        """Queue a reset of the engine's pools, in order with the steps."""
+        """Queue a reset of the engine's pools, which happens after the steps that were queued before."""
         self._queue.put(_Reset())
 
     async def stop(self, timeout_s: float = 5.0) -> None:
-        """Finish the step at hand and end the thread; a step that takes longer is left to the process's end."""
+        """End the thread after its current step. A step that takes longer than `timeout_s` ends with the process."""
         self._queue.put(None)
         if self._thread.is_alive():
             await asyncio.to_thread(self._thread.join, timeout_s)
@@ -95,12 +95,12 @@ class EngineThread:
         self._tell()
 
     def _next(self) -> _Work | _Reset | None:
-        if self._queue.empty():  # nothing comes that `_tell` could wait for
+        if self._queue.empty():  # there is no next step whose computing the report could wait for
             self._tell()
         return self._queue.get() if not self._ending else None
 
     def _tell(self) -> None:
-        """Report the step that ended last, unless that is done."""
+        """Give the loop the last report, unless it has it."""
         report, self._held = self._held, None
         if report is not None:
             try:
@@ -113,16 +113,16 @@ class EngineThread:
             step = step_codec.step_from_proto(work.frame)
         except MalformedSubmission as e:
             return Finished(work.connection, None, malformed=e)
-        except Exception as e:  # noqa: BLE001 - a bug of ours: whoever waits for the step is told all the same
+        except Exception as e:  # noqa: BLE001 - our bug: control, which waits for the step, is told all the same
             return _broken(work, e)
         try:
             result = step_codec.result_to_proto(self._compute(step))
-        except Exception as e:  # noqa: BLE001 - likewise, or the engine's end
+        except Exception as e:  # noqa: BLE001 - our bug, or the engine is broken
             return _broken(work, e)
         return Finished(work.connection, result)
 
     def _compute(self, step: Step) -> StepResult:
-        """Run a step, and record its span under the one of control's step."""
+        """Run a step, and record its span below the span of control's step."""
         tracer = telemetry.step_tracer() if step.traceparent else None
         if tracer is None:
             return self._engine.step(step, self._tell)

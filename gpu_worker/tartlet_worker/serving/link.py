@@ -1,7 +1,7 @@
-"""The worker's stream to control: dial, say Hello, run what comes, answer as it finishes, dial again when it breaks.
+"""The worker's stream to control: connect, send Hello, run steps, send results, and connect again after a break.
 
-A connection is numbered. Whatever the engine finishes for an earlier connection is dropped, and the pools are reset at
-every Hello: control forgets an engine whose stream ended, and a new control never knew it.
+Each connection has a number. Results for an earlier connection are dropped, and the pools are reset at every Hello,
+because control forgets an engine when its stream ends, and a new control never knew the engine.
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ BLOB_CHUNK_BYTES = 1 << 20
 _BACKOFF_S = (0.02, 0.05, 0.1, 0.2, 0.3)  # by attempt; the last repeats
 _SAID_AT_ATTEMPT = 4
 FAREWELL_S = 1.0
-"""How long a worker that goes waits for control to have read why."""
+"""How long a worker that ends waits for control to read the reason."""
 _RESULTS_PER_FRAME_BYTES = 3 << 20  # below the 4 MiB a message may have
 
 
 class Link:
-    """Serves one engine to control until drained, refused or broken.
+    """Serves one engine to control until the engine is drained, refused or broken.
 
     Args:
-        engine: loaded and ready.
-        address: control's.
-        tls: for TCP addresses.
-        ready: called once, at the first accepted Hello.
-        engine_id: the engine's name in control; empty: a random one.
+        engine: the loaded engine.
+        address: control's address.
+        tls: certificates for TCP addresses.
+        ready: called once, when control accepts the first Hello.
+        engine_id: the engine's name in control; empty for a random name.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class Link:
         self._tls = tls
         self._ready: Callable[[], None] | None = ready
         self.on_state: Callable[[str], None] = _nothing
-        """Called with "" when control has accepted the engine, else with the reason why it gets no work."""
+        """Called with "" when control has accepted the engine, else with the reason why the engine gets no work."""
         self._incarnation = uuid.uuid4().hex
         self._engine_id = engine_id or f"engine-{self._incarnation[:8]}"
         self._connection = 0
@@ -95,17 +95,17 @@ class Link:
             await self._thread.stop()
 
     def drain(self) -> None:
-        """Take no new programs; `run` returns when control lets go of this engine or can't be reached."""
+        """Take no new programs. `run` returns when control releases the engine or can't be reached."""
         self._draining = True
         self._wake.set()
 
     def end_drain(self, grace_s: float) -> None:
-        """The grace of a drain is over: tell control so, and `run` returns, whatever programs are left here."""
+        """End a drain whose grace is over: tell control, then `run` returns, even if programs are left here."""
         self._overdue_s = grace_s
         self._wake.set()
 
     async def _pause(self, seconds: float) -> bool:
-        """Wait before dialling again; true if a drain cut it short."""
+        """Wait before the next attempt; return whether a drain ended the wait."""
         self._wake.clear()
         try:
             await asyncio.wait_for(self._wake.wait(), seconds * random.uniform(0.8, 1.2))  # noqa: S311 - jitter
@@ -152,7 +152,12 @@ class Link:
         )
 
     async def _greet(self, frame: Any) -> None:
-        """Check control's answer and start over with empty pools."""
+        """Check control's answer to the Hello, and start with empty pools.
+
+        Raises:
+            TartletError: control refuses the engine.
+            ProtocolMismatch: control speaks another version of the protocol.
+        """
         if frame is grpc.aio.EOF or not frame.HasField("hello"):
             return
         error = error_proto.error_from_proto(frame.hello.error)
@@ -172,7 +177,7 @@ class Link:
         self.on_state("")
 
     async def _serve(self, stream: Any) -> None:
-        """Read and write until the stream ends, whichever side ends it."""
+        """Read and write until one side ends the stream."""
         reader = asyncio.ensure_future(self._read(stream))
         writer = asyncio.ensure_future(self._write(stream))
         try:
@@ -191,17 +196,17 @@ class Link:
         connection = self._connection
         while (frame := await stream.read()) is not grpc.aio.EOF:
             if frame.worker_incarnation and frame.worker_incarnation != self._incarnation:
-                continue  # meant for a process that was here before
+                continue  # for an earlier process of the same engine
             for step in frame.steps:
                 self._thread.submit(connection, step)
-            if frame.drain:  # nothing of ours is left there: asked for by us, or by an operator
+            if frame.drain:  # control holds nothing of this engine any more: we asked for that, or an operator did
                 self._draining = True
                 return
 
     async def _write(self, stream: Any) -> None:
         told_draining = False
         while True:
-            self._wake.clear()  # before looking: what happens during a write is looked at next
+            self._wake.clear()  # before looking at the state, so that a change during a write is seen next time
             if self._draining and not told_draining:
                 told_draining = True
                 await stream.write(engine_pb2.WorkerFrame(control_incarnation=self._control, state="draining"))
@@ -219,7 +224,7 @@ class Link:
                 await stream.write(frame)
                 await stream.done_writing()
                 return
-            if self._malformed is not None:  # costs this stream only: the next one starts with empty pools
+            if self._malformed is not None:  # only this stream ends; the next one starts with empty pools
                 log.error("a step of control's makes no sense, so the stream ends: %s", self._malformed)
                 return
             await self._wake.wait()
@@ -229,7 +234,7 @@ class Link:
         return taken
 
     def _on_finished(self, report: Finished) -> None:
-        """Called on the loop when the engine thread has ended a step."""
+        """Take a report of the engine thread, on the event loop."""
         if report.broken is not None:
             self._broken = report.broken
             self.on_state("broken")
@@ -241,7 +246,7 @@ class Link:
 
 
 def _nothing(_: str) -> None:
-    """Nobody wants to know."""
+    """No-op callback."""
 
 
 async def _chunks(digest: str, data: bytes) -> AsyncIterator[common_pb2.BlobChunk]:
@@ -254,7 +259,7 @@ async def _chunks(digest: str, data: bytes) -> AsyncIterator[common_pb2.BlobChun
 
 
 def _split(results: list[engine_pb2.StepResultFrame]) -> list[list[engine_pb2.StepResultFrame]]:
-    """Results in frames that fit a message; one result is never split (top_k_limit keeps it below the bound)."""
+    """Group results into frames that fit a message. One result is never split: `top_k_limit` bounds its size."""
     frames: list[list[engine_pb2.StepResultFrame]] = []
     size = _RESULTS_PER_FRAME_BYTES + 1
     for result in results:

@@ -1,14 +1,14 @@
-"""The torch engine: pools, a decoder and the batched handlers behind the `Engine` protocol.
+"""The torch engine: pools, a decoder and the handlers of batches, behind the `Engine` protocol.
 
-Guarantees that control may use, beyond the protocol's:
+Control may rely on these guarantees, besides those of the protocol:
 
 - Commands of a batch behave as if run one after the other. Forward commands of one lane may stand in one batch, also
-  where a later one reads KV pages that an earlier one writes; that costs no extra pass. Other dependencies inside a
-  Forward batch (an embed written by one command and read by a later one, a KV slot written twice) are honoured
-  by cutting the batch, at the cost of a pass each.
-- A `forward` without okv may bring at most `max_batch_tokens` tokens.
-- Writing a token into a KV slot leaves the slot's mask bit as it is; the command's own tokens see each other whatever
-  the bits.
+  where a later one reads KV pages that an earlier one writes; this costs no extra pass. Other dependencies inside a
+  Forward batch (one command writes an embed that a later one reads, or two commands write one KV slot) are honoured
+  too, at the cost of one pass each.
+- A `forward` without okv may have at most `max_batch_tokens` tokens.
+- Writing a token into a KV slot does not change the slot's mask bit. The tokens of one command see each other, whatever
+  the mask bits are.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from tartlet_common.engine.step import (
     StepResult,
 )
 from tartlet_common.errors.registry import EngineFailure, OutOfDeviceMemory, TartletError
-from tartlet_worker.engine import nobody
+from tartlet_worker.engine import ignore_computing
 from tartlet_worker.handlers.registration import Resources
 from tartlet_worker.handlers.registry import HANDLERS
 from tartlet_worker.models.base import Decoder
@@ -48,12 +48,12 @@ class TorchEngine:
 
     @property
     def pools(self) -> Pools:
-        """What the engine holds, for tests and tools."""
+        """The engine's pools, for tests and tools."""
         return self._pools
 
     @property
     def decoder(self) -> Decoder:
-        """The model, for tests and tools."""
+        """The engine's decoder, for tests and tools."""
         return self._decoder
 
     def tokenizer_json(self) -> bytes:
@@ -66,7 +66,7 @@ class TorchEngine:
         self._poisoned.clear()
 
     @torch.inference_mode()
-    def step(self, step: Step, computing: Callable[[], None] = nobody) -> StepResult:
+    def step(self, step: Step, computing: Callable[[], None] = ignore_computing) -> StepResult:
         """See `Engine.step`.
 
         Raises:

@@ -1,4 +1,4 @@
-"""From a Hugging Face checkpoint directory to a running engine."""
+"""Makes a torch engine of a Hugging Face checkpoint directory."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ ATTENTION: dict[str, Callable[[int, str], Attention]] = {
 
 @dataclass(frozen=True, slots=True)
 class EngineOptions:
-    """How an engine is set up; every size is fixed for its life."""
+    """How an engine is set up. All sizes are fixed for the engine's life."""
 
     name: str | None = None  # model name in Hello; None: the directory's
     dtype: str = "auto"  # "bfloat16", "float32", or "auto": the checkpoint's
@@ -79,14 +79,14 @@ def load_engine(
     Args:
         path: the checkpoint's directory.
         options: how to set the engine up.
-        progress: told what is being done, for a person who waits.
+        progress: called with one line about each long part, for a person who waits.
         settings: fields of `EngineOptions` that replace those of `options`.
 
     Raises:
         CheckpointMissing: no such directory, or files are missing from it.
         CheckpointBroken: files can't be read or don't belong together, or weights are quantised.
-        UnknownFamily: not a model of a supported family.
-        OutOfDeviceMemory: weights or pools don't fit.
+        UnknownFamily: the model's family is not supported.
+        OutOfDeviceMemory: the device has no room for weights and pools.
         InvalidConfig: there is no such device.
     """
     options = replace(options or EngineOptions(), **settings)
@@ -125,7 +125,7 @@ def load_engine(
 
 
 def engine_from_settings(settings: WorkerSettings, progress: Callable[[str], None]) -> TorchEngine:
-    """The engine that a worker's settings ask for; errors as `load_engine`."""
+    """Load the engine that a worker's settings ask for; errors as `load_engine`."""
     assert settings.model is not None, "the caller has checked"
     return load_engine(
         settings.model,
@@ -147,10 +147,10 @@ def engine_from_settings(settings: WorkerSettings, progress: Callable[[str], Non
 
 
 def pool_sizes(config: ModelConfig, options: EngineOptions) -> PoolSizes:
-    """Pools that the options ask for.
+    """Return the sizes of the pools that the options ask for.
 
     Raises:
-        OutOfDeviceMemory: the budget holds no page.
+        OutOfDeviceMemory: the memory for pages is less than one page.
     """
     one = page_bytes(config, options.page_size, DTYPES[options.dtype].itemsize)
     num_pages = options.num_pages if options.num_pages is not None else options.kv_memory_bytes // one
@@ -186,12 +186,12 @@ def make_decoder(config: ModelConfig, options: EngineOptions, reader: WeightRead
 
 
 def make_sampler(options: EngineOptions) -> Sampler:
-    """Sampling in C where logits are on the CPU and the kernels are built."""
+    """Make the C sampler if logits are on the CPU and the kernels are built, else the one in torch."""
     return CSampler() if options.device == "cpu" and options.kernels != "torch" and available() else TorchSampler()
 
 
 def make_attention(config: ModelConfig, options: EngineOptions) -> Attention:
-    """The attention implementation for a device and mode."""
+    """Make the attention implementation for a device and mode."""
     name = options.attention
     if name == "auto":
         in_place = options.kernels != "torch" and options.device == "cpu" and available() and config.group <= MAX_GROUP
@@ -202,7 +202,7 @@ def make_attention(config: ModelConfig, options: EngineOptions) -> Attention:
 
 
 def engine_spec(path: Path, config: ModelConfig, options: EngineOptions, sizes: PoolSizes, texts: Texts) -> EngineSpec:
-    """What the engine says of itself in Hello."""
+    """Make the facts that the engine sends in its Hello."""
     spec = EngineSpec(
         model=options.name or path.resolve().name,
         model_digest=digest(path),

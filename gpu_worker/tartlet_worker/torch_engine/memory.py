@@ -1,7 +1,7 @@
-"""Whether a device is there, and how much memory it has left.
+"""Finds out whether a device exists, and how much memory it has left.
 
-Pools that don't fit are refused before anything is allocated: Linux grants more than there is and ends a process when
-it is used; an engine that touches its whole pool would take the machine's other processes down with it.
+Pools that don't fit are refused before anything is allocated. Linux grants more memory than it has, and ends processes
+when the memory is used: an engine that touches its whole pool could end other processes of the machine.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def check_device(device: str) -> None:
     """Find out whether this machine's torch can use `device`.
 
     Raises:
-        InvalidConfig: it is no device, there is none such here, or this torch was built without it.
+        InvalidConfig: the name is no device's, the machine has no such device, or torch was built without it.
     """
     kind, _, number = device.partition(":")
     if kind not in ("cpu", "cuda") or (number and not number.isdecimal()):
@@ -37,14 +37,14 @@ def check_device(device: str) -> None:
 
 
 def free_bytes(device: str) -> int:
-    """Bytes that an engine may still allocate on `device`."""
+    """Return how many bytes an engine may still allocate on `device`."""
     if device.startswith("cuda"):
         return int(torch.cuda.mem_get_info(torch.device(device))[0])
     return min(psutil.virtual_memory().available, *(_left(limit, used) for limit, used in _CGROUPS))
 
 
 def _left(limit: Path, used: Path) -> int:
-    """What a cgroup leaves; without a limit more than any machine has."""
+    """Return the bytes that a cgroup's limit leaves; without a limit, more than any machine has."""
     try:
         return int(limit.read_text()) - int(used.read_text())
     except (OSError, ValueError):  # no such version here, or "max"
