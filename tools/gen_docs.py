@@ -79,7 +79,7 @@ On one machine roles talk over Unix sockets in a directory of mode 0700, and its
 every connection uses mutual TLS ([operations.md](operations.md#roles-one-by-one) shows how to make certificates). A
 certificate names its identity in the first label of a DNS name (`worker`, `worker.tartlet.svc`). A call that the table
 below doesn't allow ends in `PermissionDenied` before its handler runs. New certificates apply to new connections.
-`gateway` is for a front end of your own that calls for many tenants; no role of Tartlet uses it.
+`gateway` is for a front end of your own that calls for many tenants. Tartlet's own HTTP gateway needs only `client`.
 """
 
 SECURITY_TAIL = """
