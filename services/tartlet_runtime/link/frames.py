@@ -100,7 +100,7 @@ def split_deliveries(frame: control_pb2.Deliveries) -> Iterator[tuple[int, int, 
     packed, rows, payload = frame.handles, frame.records, frame.payload
     if len(packed) == _HANDLE_BYTES and len(rows) == RECORD_BYTES:
         *_, offset, length = RECORD_STRUCT.unpack(rows)
-        if offset == 0 and length == len(payload):  # one answer: numpy would take longer than all the rest
+        if offset == 0 and length == len(payload):  # one answer, without numpy: 6% of a call
             yield int.from_bytes(packed, "little"), 1, rows, payload
             return
     handles = np.frombuffer(packed, "<u4") if len(packed) % 4 == 0 else None
