@@ -1,4 +1,4 @@
-"""What the runtime answers itself, cut into turns: one program's thousand commands must not make the others wait."""
+"""Commands that the runtime answers itself, spread over turns: one program's thousand commands delay no other."""
 
 from __future__ import annotations
 
@@ -12,22 +12,24 @@ Caller = TypeVar("Caller")
 ROWS_A_TURN = 1024
 """Commands that the runtime answers for one program in one turn."""
 ROWS_S = 0.004
-"""And how long it works on them."""
+"""Seconds that the runtime works on them in one turn."""
 
 
 class Backlog(Generic[Caller]):
-    """A program's commands for the runtime, as far as there was no room for them in a turn.
+    """The commands of one program that did not fit a turn.
 
-    It is told each time whose they are: who has it isn't to be held by it.
+    Each call names the program, so that the backlog holds no reference to it.
     """
 
     __slots__ = ("_now", "_rows", "_run", "_spent_s", "_waiting")
 
     def __init__(self, run: Callable[[Caller, Record, bytes], None], now: Callable[[], float]) -> None:
-        """`run` answers one."""
+        """Start empty. `run` answers one command."""
         self._run = run
         self._now = now
-        self._waiting: list[tuple[list[Record], bytes]] = []  # few: whoever has some is held back
+        self._waiting: list[
+            tuple[list[Record], bytes]
+        ] = []  # few, because a program with waiting commands is held back
         self._rows = 0  # answered in this turn
         self._spent_s = 0.0  # on them
 
@@ -36,11 +38,11 @@ class Backlog(Generic[Caller]):
         return bool(self._waiting)
 
     def next_turn(self) -> None:
-        """There is room again."""
+        """Begin a turn."""
         self._rows, self._spent_s = 0, 0.0
 
     def take(self, caller: Caller, rows: list[Record], payload: bytes) -> bool:
-        """Answer them, if there is room and none wait before them; whether some wait now."""
+        """Answer commands if this turn has room and none wait before them. Returns whether some wait now."""
         if not self._waiting:
             rows = rows[self._answer(caller, rows, payload) :]
         if rows:
@@ -48,18 +50,18 @@ class Backlog(Generic[Caller]):
         return bool(rows)
 
     def work_off(self, caller: Caller) -> None:
-        """Answer as many as one turn has room for."""
+        """Answer as many waiting commands as the turn has room for."""
         rows, payload = self._waiting.pop(0)
         done = self._answer(caller, rows, payload)
         if done < len(rows):
             self._waiting.insert(0, (rows[done:], payload))
 
     def clear(self) -> None:
-        """Nobody waits for the answers any more."""
+        """Drop all commands: the program has ended."""
         self._waiting.clear()
 
     def _answer(self, caller: Caller, rows: list[Record], payload: bytes) -> int:
-        """Answer the first ones, as far as the turn has room; how many."""
+        """Answer the first commands, as far as the turn has room. Returns how many."""
         run, now = self._run, self._now
         start = now()
         end = start + ROWS_S - self._spent_s

@@ -21,97 +21,100 @@ from tartlet_runtime.abi.guest import Guest
 log = logging.getLogger(__name__)
 
 TURN_S = 0.004
-"""How long a turn steps programs that compute on and on, plus one slice."""
+"""Seconds that a turn gives to programs that compute without waiting, plus one slice."""
 WOKEN_S = 0.0025
-"""How long a turn steps programs that were woken. What they said until then leaves, marked as a part of more: programs
-whose tokens came in one frame should get the next in one step. Control works on the first while the last compute."""
+"""Seconds that a turn gives to woken programs. Then their commands leave, marked as a part of more: programs whose
+tokens came in one frame should get their next tokens in one step. Control works on the first commands while the last
+programs compute."""
 HELD_S = 0.015
-"""How long at most: a crowd of programs that wake one another must not hold the engines."""
+"""Most seconds for which commands are marked as parts: programs that keep waking one another must not hold engines."""
 AHEAD = 8
-"""Programs that helpers may let compute ahead of the one whose words are taken."""
+"""Most programs that helpers let compute ahead of the program whose commands are being taken."""
 
 NEW_S = 0.0015
-"""How long a turn steps programs for the first time, so that of many launched at once the first are heard of while the
-last still start."""
+"""Seconds that a turn gives to first steps. So the first of many programs launched at once send their messages while
+the last ones still start."""
 
 
 class Runnable(Protocol):
-    """A program as the driver sees it."""
+    """A program, as the driver sees it."""
 
     queued: bool
 
     def prepare(self) -> Guest | None:
-        """Give the guest what it waits for; the guest, if `run` would let it compute. Raises nothing."""
+        """Deliver what the guest waits for. Returns the guest if `run` would let it compute. Raises nothing."""
 
     def run(self) -> None:
         """Step the guest once. Raises nothing."""
 
     def flush_journal(self) -> None:
-        """Write what the journal has pending. Raises nothing."""
+        """Write the journal's pending records. Raises nothing."""
 
 
 class Reader(Protocol):
-    """A client's stream as the driver sees it."""
+    """A client's stream, as the driver sees it."""
 
     def wake(self) -> None:
-        """There is something to send."""
+        """Let the stream send what is new."""
 
 
 class Helpers(Protocol):
-    """Lets guests compute while the loop's thread does something else."""
+    """Threads that let guests compute while the loop's thread does other work."""
 
     def begin_step(self, guest: Guest) -> None:
-        """Begin a step, as far as the guest goes. Raises nothing."""
+        """Let the guest compute its next slice on another thread. Raises nothing."""
 
     def end_step(self, guest: Guest) -> None:
-        """Help, and wait for the end of that; `run` takes it from there. Raises nothing."""
+        """Wait until the slice is over; `run` then handles its results. Raises nothing."""
 
 
 class NoHelpers:
-    """`run` does it all."""
+    """Helpers of a driver that has no other threads."""
 
     def begin_step(self, guest: Guest) -> None:
-        """Nothing is done ahead."""
+        """No-op: `run` lets the guest compute."""
 
     def end_step(self, guest: Guest) -> None:
-        """Nothing was."""
+        """No-op: nothing was begun."""
 
 
 class Driver:
-    """Runs programs on `loop`."""
+    """The queues of programs that want to run, and the turns that serve them on the event loop."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, now: Callable[[], float] = time.perf_counter) -> None:
-        """`now` measures turns."""
+        """Start with no programs. `now` measures turns, in seconds."""
         self.loop = loop
         self._now = now
         self._woken: deque[Runnable] = deque()
-        self._begun: deque[tuple[Runnable, Guest | None]] = deque()  # the first of them, whose guests may be elsewhere
+        self._begun: deque[tuple[Runnable, Guest | None]] = (
+            deque()
+        )  # woken programs whose guests may compute on other threads
         self._new: deque[Runnable] = deque()
         self._busy: deque[Runnable] = deque()
         self.starting = 0
-        """Programs that were launched and wait for control's word to begin."""
+        """Programs that were launched and that control has not answered yet."""
         self._journals: dict[Runnable, None] = {}
         self._readers: dict[Reader, None] = {}
         self._scheduled = False
         self._due: asyncio.Handle
         self._quiet_since = now()
         self.stirred = asyncio.Event()
-        """There was a turn since somebody cleared this."""
-        self.send_commands: Callable[[bool], None] = _nothing  # whether more follows at once
+        """Set by each turn."""
+        self.send_commands: Callable[[bool], None] = _nothing  # called with whether more commands follow at once
         self.helpers: Helpers = NoHelpers()
-        self._owed = 0  # of those that are woken: how many belong together
-        self._held_until = 0.0  # and how long control may wait for the last of them
+        self._owed = 0  # woken programs of one group that have not run yet
+        self._held_until = 0.0  # when the group's commands leave as a whole at the latest
         self._hurried = False
 
     def wake(self, program: Runnable) -> None:
-        """Step `program` in a turn to come."""
+        """Queue `program`, which was waiting, for a turn to come."""
         if not program.queued:
             program.queued = True
             self._woken.append(program)
         self.schedule()
 
     def hurry(self) -> None:
-        """An engine has nothing else to do than to wait for those that are woken: helpers begin at once."""
+        """Let helpers begin with the woken programs at once, because an engine is idle until these have computed."""
         self._hurried = True
         woken, begun = self._woken, self._begun
         while woken and len(begun) < AHEAD and len(woken) + len(begun) > 1:
@@ -122,7 +125,7 @@ class Driver:
             begun.append((program, guest))
 
     def begin(self, program: Runnable) -> None:
-        """Step `program` for the first time in a turn to come."""
+        """Queue `program` for its first step."""
         if not program.queued:
             program.queued = True
             self._new.append(program)
@@ -130,35 +133,35 @@ class Driver:
 
     @property
     def num_new(self) -> int:
-        """Programs that wait for their first step."""
+        """Number of programs that wait for their first step."""
         return len(self._new)
 
     @property
     def is_beginning(self) -> bool:
-        """Whether programs are to run for the first time."""
+        """Whether any program has not run yet."""
         return bool(self._new or self.starting)
 
     def again(self, program: Runnable) -> None:
-        """Step `program` in a turn to come; it computes without waiting, so those that wait come first."""
+        """Queue `program`, whose slice is over, behind woken and new programs."""
         if not program.queued:
             program.queued = True
             self._busy.append(program)
         self.schedule()
 
     def schedule(self) -> None:
-        """Have a turn soon: something is to be flushed."""
+        """Take a turn soon, because something is to be flushed."""
         if not self._scheduled:
             self._scheduled = True
             self._due = self.loop.call_soon(self._turn)
 
     def turn_now(self) -> None:
-        """Have the turn that is due at once: for whoever was just called by the loop, and has no more to add to it."""
+        """Take the turn that is due now, for a caller that has no more work to add to it."""
         if self._scheduled:
             self._due.cancel()
             self._turn()
 
     def journal(self, program: Runnable) -> None:
-        """Flush the program's journal at the end of the turn, before anything else leaves."""
+        """Flush the program's journal at the end of the turn, before anything leaves."""
         self._journals[program] = None
         self.schedule()
 
@@ -168,14 +171,14 @@ class Driver:
         self.schedule()
 
     def idle_for(self, seconds: float) -> bool:
-        """Whether nothing has been to do for that long."""
+        """Whether there was nothing to do for that long."""
         return not self._scheduled and self._now() - self._quiet_since >= seconds
 
     def _turn(self) -> None:
         _call(self._step_some)
-        self._scheduled = False  # only now: what those steps brought about leaves here
+        self._scheduled = False  # only now: this turn flushes what its steps scheduled
         if self._woken or self._begun or self._new or self._busy:
-            self.schedule()  # ahead of the streams that are woken: one message tells of two turns of a burst
+            self.schedule()  # ahead of the woken streams, so that one message carries two turns of a burst
         self.flush()
         self._quiet_since = self._now()
         self.stirred.set()
@@ -198,13 +201,13 @@ class Driver:
             if self._now() >= end:
                 break
         end, busy = start + TURN_S, self._busy
-        while busy:  # at least one, however many were woken
+        while busy:  # at least one program, however long the woken ones took
             _step(busy.popleft())
             if self._now() >= end:
                 break
 
     def _first(self) -> Runnable:
-        """The first of those that were woken; its guest is here."""
+        """Take the first woken program, whose guest is on no other thread any more."""
         if not self._begun:
             return self._woken.popleft()
         program, guest = self._begun.popleft()
@@ -213,7 +216,7 @@ class Driver:
         return program
 
     def flush(self) -> None:
-        """Let everything leave that earlier steps brought about."""
+        """Send what earlier steps brought about: journals, then commands, then events."""
         while self._journals:  # a journal that can't be written ends its program
             journals, self._journals = self._journals, {}
             for program in journals:
@@ -238,4 +241,4 @@ def _call(work: Callable[[], None]) -> None:
 
 
 def _nothing(_more: bool) -> None:  # noqa: FBT001 - as what it stands for
-    """Until control's link is wired."""
+    """No-op until control's link is wired."""

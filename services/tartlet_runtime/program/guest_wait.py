@@ -1,4 +1,4 @@
-"""A guest that stands in a wait or a sleep, and the timer that ends it."""
+"""The wait or sleep in which a guest stands, and the timer that ends it."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from collections.abc import Callable
 from tartlet_runtime.abi.guest import FOREVER_US
 
 _MOST_S = 31_536_000.0
-"""A year is as good as the 500,000 that fit the field, and a float of seconds still counts it exactly."""
+"""Longest timer: a year. A float of seconds still counts it exactly."""
 
 
 class GuestWait:
-    """At most one wait or sleep is open."""
+    """At most one open wait or sleep."""
 
     __slots__ = ("_loop", "_timer", "max_records", "sleeping", "timed_out")
 
@@ -24,7 +24,7 @@ class GuestWait:
         self._timer: asyncio.TimerHandle | None = None
 
     def open(self, max_records: int, timeout_us: int, over: Callable[[], None]) -> None:
-        """The guest waits; `over` is called when its time is up."""
+        """Open a wait; call `over` when its time is up."""
         self.max_records = max_records
         if timeout_us != FOREVER_US:
             self._timer = self._loop.call_later(min(timeout_us / 1e6, _MOST_S), self._up, over)
@@ -35,13 +35,13 @@ class GuestWait:
         over()
 
     def close(self) -> None:
-        """The wait has its delivery."""
+        """Close the wait, which has its delivery."""
         self.max_records = None
         self.timed_out = False
         self.cancel()
 
     def sleep(self, duration_us: int, over: Callable[[], None]) -> None:
-        """The guest sleeps; `over` is called when it has."""
+        """Open a sleep; call `over` at its end."""
         self.sleeping = True
         self._timer = self._loop.call_later(duration_us / 1e6, self._awake, over)
 
@@ -51,7 +51,7 @@ class GuestWait:
         over()
 
     def cancel(self) -> None:
-        """No timer any more."""
+        """Cancel the timer."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

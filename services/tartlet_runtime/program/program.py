@@ -2,7 +2,7 @@
 
     STARTING --control's answer--> RUNNING --result, error, kill--> ENDING --control has freed it--> ENDED
 
-What happens when something of it is full stands in docs/limits.md.
+docs/limits.md says what happens at each bound.
 """
 
 from __future__ import annotations
@@ -89,15 +89,15 @@ class Program:
         self.output = Output(spec.program_id, spec.limits.output_bytes, self._output_held, self.end)
         self.usage = UsageMeter(world.clock.now())
         self.wait = GuestWait(world.driver.loop)
-        self.has_engine_state = False  # commands of it were sent to control
+        self.has_engine_state = False  # some of its commands were sent to control
         self.queued = False  # in the driver's deque
         self.journal: Journal | None = None  # None: not durable
-        self.accepted = False  # its launch was answered so
-        self.stays = False  # when the client of a `run` goes: a launch with the same key was promised that
+        self.accepted = False  # the client was told that it runs
+        self.stays = False  # it outlives the call that launched it, because another launch with its key was accepted
         self.starters: list[Callable[[TartletError | None, str], None]] = []
         self.unsent_commands = 0
-        self.kept_bytes = 0  # of output, once it has ended
-        self.guest: Guest | None = None  # made when it first runs
+        self.kept_bytes = 0  # bytes of output kept after its end
+        self.guest: Guest | None = None  # made in its first turn
         self.deferred = Deferred()
         self.eager_bytes = 0
         self._answered = False  # by control
@@ -112,18 +112,18 @@ class Program:
 
     @property
     def args(self) -> tuple[str, ...]:
-        """What it was launched with."""
+        """The arguments of its launch."""
         return self.spec.args
 
     # ---- life ----
 
     @property
     def awaits_control(self) -> bool:
-        """Whether control hasn't answered its launch."""
+        """Whether control has not answered the launch."""
         return self.state is State.STARTING and not self._answered
 
     def started(self, error: TartletError | None, existing_program_id: str = "") -> None:
-        """Control's answer to ProgramStart (or to an announcement of a running program)."""
+        """Take control's answer to ProgramStart, or to the announcement of a running program."""
         if self.state is not State.STARTING:
             if error is not None:
                 self.end(error)
@@ -140,7 +140,7 @@ class Program:
         self._world.driver.begin(self)
 
     def _begin(self) -> bool:
-        """Make the guest, now that it is its turn: of many launched at once the first run before the last are made."""
+        """Make the guest in the program's first turn: of many launched at once the first run before the last are made."""
         try:
             self.guest = self._make_guest(self)
         except Exception as e:  # noqa: BLE001 - `_fail` tells all
@@ -156,7 +156,7 @@ class Program:
         return True
 
     def end(self, error: TartletError | None) -> None:
-        """End the program, whatever it does; the first end counts. Not to be called from within its guest's step."""
+        """End the program, whatever it does. The first end counts. Never call this from within the guest's step."""
         if self.state < State.ENDING:
             self._end(error, "")
 
@@ -178,7 +178,7 @@ class Program:
             self._finish(error)
 
     def settled(self, settled: control_pb2.ProgramSettled) -> None:
-        """Control has freed everything it held; a queue left poisoned is its failure."""
+        """Finish, since control has freed what the program held. A queue left poisoned makes the program fail."""
         if self.state is State.ENDING:
             self.usage.settled(settled)
             self._finish(self.error or error_from_proto(settled.poisoned))
@@ -189,7 +189,7 @@ class Program:
             answer(error, existing_program_id)
 
     def control_lost(self) -> None:
-        """The stream to control broke: what the program had on engines is gone."""
+        """End the program if it had anything on engines, because the stream to control broke."""
         if self.state is State.ENDING:
             self._finish(self.error)
         elif self.has_engine_state:
@@ -220,7 +220,7 @@ class Program:
     # ---- the driver's side ----
 
     def prepare(self) -> Guest | None:
-        """Deliver what the guest waits for, if it is there; the guest, if `run` will let it compute."""
+        """Deliver what the guest waits for, if it has come. Returns the guest if `run` will let it compute."""
         if self.state is not State.RUNNING or self.output.stopped or self.wait.sleeping or self._backlog:
             return None
         guest = self.guest
@@ -238,14 +238,14 @@ class Program:
         return guest
 
     def _fail(self, error: Exception) -> None:
-        """End of an error; one of our own ends this program and no other."""
+        """End with an error. An error of the runtime's own becomes InternalError and ends no other program."""
         if not isinstance(error, TartletError):
             log.error("program %s", self.program_id, exc_info=error)
             error = InternalError(detail=repr(error))
         self.end(error)
 
     def run(self) -> None:
-        """Deliver what the guest waits for, if it is there, and let it compute for a slice."""
+        """Deliver what the guest waits for, if it has come, and let the guest compute for a slice."""
         if self.state is State.STARTING and not self._begin():
             return
         self.eager_bytes = 0
@@ -291,7 +291,7 @@ class Program:
         self._world.driver.again(self)
 
     def _hold_guest(self) -> None:
-        """A guest that isn't driven by `step` is held back while its output is unread, or its commands wait."""
+        """Hold back a guest with a process of its own while its output is unread or its commands wait."""
         if self.guest is not None:
             self.guest.pause(paused=self.output.stopped or bool(self._backlog))
 
@@ -301,7 +301,7 @@ class Program:
             self._world.driver.wake(self)
 
     def flush_journal(self) -> None:
-        """Write what the journal has pending; a program whose journal can't be written ends."""
+        """Write the journal's pending records. A program whose journal can't be written ends."""
         if self.journal is not None and self.state is not State.ENDED:
             try:
                 self.journal.flush()
@@ -309,7 +309,7 @@ class Program:
                 self.end(e)
 
     def intake(self, count: int, records: bytes, payload: bytes) -> None:
-        """Records from control, for the guest's next wait."""
+        """Take records from control for the guest's next wait."""
         if self.state is State.RUNNING:
             self.usage.delivered(records, self._world.clock.now())
             try:
@@ -352,7 +352,7 @@ class Program:
     # ---- the guest's side (`guest.Host`); errors end the program ----
 
     def on_submit(self, data: bytes) -> None:
-        """Answer what the runtime answers, queue the rest for control."""
+        """Answer the commands that the runtime answers, and queue the others for control."""
         if self.state is not State.RUNNING:
             return
         submission = parse(data)
@@ -371,7 +371,7 @@ class Program:
             self._world.driver.wake(self)
 
     def on_wait(self, max_records: int, timeout_us: int) -> Delivery | None:
-        """Answer with what is there, or return None: then the guest stands still until `run`."""
+        """Return what has come, or None: then the guest stands still until `run` delivers."""
         if not (self.output.stopped or self._backlog):
             if self.inbox.count:
                 return self._journaled(self.inbox.take(max_records))
@@ -381,11 +381,11 @@ class Program:
         return None
 
     def on_sleep(self, duration_us: int) -> bool:
-        """Sleeps take their time."""
+        """Return whether the sleep is over at once."""
         return duration_us == 0
 
     def on_output(self, stream: int, data: bytes) -> None:
-        """Take what a component writes past the SDK."""
+        """Take output that a component writes without the SDK."""
         self.output.write(stream, data)
 
 

@@ -10,11 +10,11 @@ from tartlet_runtime.abi.limits import ProgramLimits
 
 
 class State(IntEnum):
-    """Where a program stands."""
+    """Where a program is in its life."""
 
     STARTING = 0  # control hasn't answered yet
     RUNNING = 1
-    ENDING = 2  # its code is gone; control frees what it held
+    ENDING = 2  # its guest has ended; control frees what it held
     ENDED = 3
 
 

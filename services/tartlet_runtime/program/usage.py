@@ -1,4 +1,4 @@
-"""What a program used: tokens as they arrive here, the rest from control when everything it held is free."""
+"""What a program used: tokens are counted as they arrive here; control tells the rest at the program's end."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ _TOKEN = -1
 
 @dataclass(slots=True)
 class _Pace:
-    """How many of something have come, and when."""
+    """Number and times of arrivals of one kind."""
 
     count: int = 0
     gaps: int = 0  # between two of them
     gaps_s: float = 0.0
     last_at_s: float = 0.0
     first_at_s: float = 0.0
-    anew: bool = False  # the next belongs to another answer: what lies before it is no gap
+    anew: bool = False  # the next arrival begins another answer, so the time before it is no gap
 
     def add(self, count: int, now_s: float) -> None:
-        """So many have come."""
+        """Count arrivals."""
         if not count:
             return
         if not self.count:
@@ -39,7 +39,7 @@ class _Pace:
 
     @property
     def mean_gap_s(self) -> float:
-        """Seconds between two; 0 if there were no two of one answer."""
+        """Mean seconds between two arrivals of one answer; 0 if no answer had two."""
         return self.gaps_s / self.gaps if self.gaps else 0.0
 
 
@@ -52,7 +52,7 @@ class UsageMeter:
     commands: int = 0
     peak_pages: int = 0
     ended_s: float = 0.0
-    _asked_s: float = 0.0  # when it took its last message before its first token
+    _asked_s: float = 0.0  # time of the last message before the first token
     _tokens: _Pace = field(default_factory=_Pace)
     _distributions: _Pace = field(default_factory=_Pace)
     _awaited: dict[int, int] = field(default_factory=dict)  # ticket: _TOKEN, or how many distributions
@@ -73,7 +73,7 @@ class UsageMeter:
                 self._awaited = dict(sorted(awaited.items())[_KEPT_TICKETS // 2 :])
 
     def delivered(self, rows: bytes, now_s: float) -> None:
-        """Look for tokens and distributions among records of abi.RECORD."""
+        """Count tokens and distributions among packed records."""
         awaited = self._awaited
         if not awaited:
             return
@@ -88,14 +88,14 @@ class UsageMeter:
                     self._distributions.add(due, now_s)
 
     def heard(self, now_s: float) -> None:
-        """The program takes a message: unless it generates meanwhile, its next token is the first of another answer."""
+        """Note that the program takes a message. Unless it is generating, its next token begins another answer."""
         if not self._awaited:
             self._tokens.anew = self._distributions.anew = True
             if not (self._tokens.count or self._distributions.count):
                 self._asked_s = now_s
 
     def settled(self, settled: control_pb2.ProgramSettled) -> None:
-        """Take over what only control knows."""
+        """Take over the counts that only control knows."""
         self.peak_pages = settled.peak_pages
         self.input_tokens = settled.input_tokens
 
