@@ -1,9 +1,9 @@
 """The binary interface between a guest and its host (docs/abi.md): constants, numpy dtypes and the codec.
 
-A submission (guest to host) and a delivery (host to guest) have one form: a 16-byte header, `count` records of 32
-bytes, then a payload area that records address by offset and length. Everything is little-endian. docs/abi.md says for
-each operation who answers it and what its payload holds; the SDK carries a generated copy of these constants
-(`python -m tools.gen_abi`).
+A submission (guest to host) and a delivery (host to guest) have the same form: a 16-byte header, `count` records of 32
+bytes, then a payload area that records address by offset and length. All numbers are little-endian. docs/abi.md says
+for each operation which part of Tartlet answers it and what its payload holds. The SDK carries a generated copy of
+these constants (`python -m tools.gen_abi`).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ HEADER_STRUCT: Final = struct.Struct("<HHIII")
 
 
 class Record(NamedTuple):
-    """One record of a submission or delivery. Its fields are the layout's, in order."""
+    """One record of a submission or delivery; the fields are in the order of the layout."""
 
     op: int  # an `Op` in a submission, an `Event` in a delivery
     flags: int
@@ -43,9 +43,9 @@ class Record(NamedTuple):
 
 
 RECORD = np.dtype([(name, "<u2" if name in {"op", "flags"} else "<u4") for name in Record._fields])
-"""The layout of many records, as columns."""
+"""The layout of many records, as a numpy dtype."""
 RECORD_STRUCT: Final = struct.Struct("<HH7I")
-"""The same layout of one record: `Record._make(RECORD_STRUCT.unpack(data))`."""
+"""The same layout for one record: `Record._make(RECORD_STRUCT.unpack(data))`."""
 Records = npt.NDArray[np.void]  # structured, dtype RECORD
 
 assert HEADER_STRUCT.size == HEADER_BYTES
@@ -109,7 +109,7 @@ QUEUED_OPS = WORKER_OPS | {
     Op.ALLOC_SLOT,
     Op.DEALLOC_SLOT,
 }
-"""Operations that take their turn in a command queue; the other control operations act on arrival."""
+"""Operations that wait for their turn in a command queue; control runs its other operations on arrival."""
 
 DEFAULT_TOP_K = 256
 
@@ -141,7 +141,7 @@ class Priority(IntEnum):
 
 
 class Event(IntEnum):
-    """What a record of a delivery (host to guest) is; it stands in the record's `op`."""
+    """The kind of a record in a delivery (host to guest); it stands in the record's `op`."""
 
     RESULT = 1  # answer to `ticket`; a, b, c and payload as the operation says
     SKIPPED = 2  # the command read an ended slot or embed and did nothing
@@ -154,7 +154,7 @@ class Event(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """A decoded submission or delivery: `records` view of dtype RECORD, `payload` the bytes they address."""
+    """A decoded submission or delivery: an array of dtype RECORD, and the payload that the records address."""
 
     records: Records
     payload: bytes
@@ -189,7 +189,7 @@ def decode(data: bytes | memoryview, *, limit: int = MAX_SUBMISSION_BYTES) -> Ba
     """Check and split a submission or delivery.
 
     Raises:
-        UnsupportedAbi: the header's version isn't ours.
+        UnsupportedAbi: the header has another version than `ABI_VERSION`.
         MalformedSubmission: lengths don't fit together, or a record points outside the payload.
     """
     count, payload_bytes = read_header(data, limit=limit)
@@ -203,15 +203,15 @@ def decode(data: bytes | memoryview, *, limit: int = MAX_SUBMISSION_BYTES) -> Ba
 
 
 class Writer:
-    """Collects records and payload of one submission or delivery (host side and tests; guests have their own)."""
+    """Collects records and payload of one submission or delivery, in the host and in tests; SDKs have their own."""
 
     def __init__(self) -> None:
-        """Start empty."""
+        """Make an empty writer."""
         self._rows: list[tuple[int, int, int, int, int, int, int, int, int]] = []
         self._payload = bytearray()
 
     def __len__(self) -> int:
-        """Number of records so far."""
+        """Return the number of records so far."""
         return len(self._rows)
 
     def add(
@@ -231,7 +231,7 @@ class Writer:
         self._payload += payload
 
     def finish(self) -> bytes:
-        """The encoded bytes; the writer is empty again."""
+        """Return the encoded bytes and empty the writer."""
         data = encode(np.array(self._rows, RECORD), self._payload)
         self._rows, self._payload = [], bytearray()
         return data

@@ -127,7 +127,7 @@ def test_a_socket_that_nobody_listens_at_is_told_shortly(run_dir: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("address", "said"), [("localhost:1", "is TCP, and no TLS files are given"), ("local", "'local' is none")]
+    ("address", "said"), [("localhost:1", "is TCP, and no TLS files are given"), ("local", "'local' is not an address")]
 )
 def test_an_address_that_cannot_be_dialed_says_why(address: str, said: str) -> None:
     with tartlet.Client(address) as client, pytest.raises(InvalidConfig, match=said):

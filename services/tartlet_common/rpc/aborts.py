@@ -1,4 +1,4 @@
-"""Calls that end in a typed error: it travels in the trailing metadata, where our clients look for it."""
+"""Ends calls in typed errors, which travel in the trailing metadata."""
 
 from __future__ import annotations
 
@@ -14,6 +14,6 @@ ERROR_KEY = "tartlet-error-bin"
 
 
 async def abort(context: grpc.aio.ServicerContext[Any, Any], code: grpc.StatusCode, error: TartletError) -> NoReturn:
-    """End a call with an error that our clients decode."""
+    """End a call with an error that Tartlet's clients decode."""
     context.set_trailing_metadata(((ERROR_KEY, error_to_proto(error).SerializeToString()),))
     await context.abort(code, str(error))

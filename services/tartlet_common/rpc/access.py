@@ -1,7 +1,7 @@
-"""Who may call what (docs/security.md): one table, enforced by every server that speaks TLS.
+"""The table of which identity may call which method (docs/security.md), enforced by every server that speaks TLS.
 
-A caller's identity is the DNS name in its certificate's subject alternative names: one name a role. Over a Unix socket
-there are no identities: its private directory is the control.
+A caller's identity is a DNS name among its certificate's subject alternative names: one name for each role. A Unix
+socket has no identities: its directory is private, so only the directory's owner can call.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from tartlet_common.errors.registry import PermissionDenied
 from tartlet_common.rpc.aborts import abort
 
 IDENTITIES = frozenset({"client", "gateway", "runtime", "control", "worker", "operator"})
-"""DNS names that a certificate may carry, as `<identity>` or `<identity>.<anything>`."""
+"""The identities. A certificate carries one as the DNS name `<identity>` or `<identity>.<anything>`."""
 
 _PROGRAMS = frozenset({"client", "gateway", "runtime", "operator"})
 _OPERATORS = frozenset({"operator"})
@@ -45,11 +45,11 @@ ACCESS: dict[str, frozenset[str]] = {
     "/tartlet.v1.Engine/Connect": frozenset({"worker"}),
     "/tartlet.v1.Engine/PutBlob": frozenset({"worker"}),
 }
-"""Method -> identities that may call it; a method that isn't here may be called by nobody."""
+"""Method -> identities that may call it. A method that is missing here can't be called over TLS."""
 
 
 def identities(names: list[bytes]) -> frozenset[str]:
-    """The identities that a certificate's DNS names stand for.
+    """Return the identities that a certificate's DNS names stand for.
 
     Example:
         >>> sorted(identities([b"worker.tartlet.svc", b"example.org"]))
@@ -68,7 +68,7 @@ _Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 
 
 class AccessInterceptor(grpc.aio.ServerInterceptor):
-    """Refuses calls that the table doesn't allow, before their handler sees them."""
+    """Refuses calls that `ACCESS` doesn't allow, before their handler runs."""
 
     async def intercept_service(
         self,

@@ -1,6 +1,6 @@
-"""Blobs (sources, tokenizers) in chunks: one message holds 4 MiB, a blob may be larger.
+"""Sends and receives blobs (sources, tokenizers) in chunks: one message holds 4 MiB, a blob may be larger.
 
-The first chunk names digest and size, so that a blob that is too large is refused before the rest of it is read.
+The first chunk names digest and size, so that the receiver refuses a blob that is too large before it reads the rest.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from tartlet_protos import common_pb2
 
 CHUNK_BYTES: Final = 1 << 20
 CHUNK_TIMEOUT_S: Final = 30.0
-"""How long the sender may take for one chunk: what it has sent occupies memory meanwhile."""
+"""Seconds that the sender may take for one chunk: the chunks before it occupy memory meanwhile."""
 TOTAL_TIMEOUT_S: Final = 30.0
-"""How long the sender may take for all of them, and `MIB_TIMEOUT_S` more for each MiB that it has announced."""
+"""Seconds that the sender may take for all chunks, plus `MIB_TIMEOUT_S` for each MiB that it has announced."""
 MIB_TIMEOUT_S: Final = 1.0
 
 
 def chunks(data: bytes) -> Iterator[common_pb2.BlobChunk]:
-    """A blob as chunks.
+    """Split a blob into chunks.
 
     Example:
         >>> [len(c.data) for c in chunks(bytes(CHUNK_BYTES + 1))]
@@ -37,11 +37,16 @@ def chunks(data: bytes) -> Iterator[common_pb2.BlobChunk]:
 async def receive(
     incoming: AsyncIterator[common_pb2.BlobChunk], limit: int, too_large: Callable[[int, int], TartletError]
 ) -> tuple[str, bytes]:
-    """A blob of at most `limit` bytes, and its digest. `too_large(size, limit)` is the error for a larger one.
+    """Receive a blob of at most `limit` bytes; return its digest and its data.
+
+    Args:
+        incoming: the chunks.
+        limit: bytes of the blob, at most.
+        too_large: makes the error for a larger blob, from its size and the limit.
 
     Raises:
-        InvalidArgument: it isn't what its first chunk announced, or a chunk after that is empty.
-        DeadlineExceeded: the sender pauses for longer than `CHUNK_TIMEOUT_S`, or takes too long for all of it.
+        InvalidArgument: the data doesn't match the first chunk's digest and size, or a later chunk is empty.
+        DeadlineExceeded: one chunk took longer than `CHUNK_TIMEOUT_S`, or the whole blob took too long.
     """
     first = await _next(incoming)
     if first is None or not first.digest:
@@ -62,13 +67,13 @@ async def receive(
 
 
 async def _rest(first: common_pb2.BlobChunk, incoming: AsyncIterator[common_pb2.BlobChunk]) -> tuple[bytearray, str]:
-    """All data, or a chunk more than was announced; and its digest."""
+    """Return all data and its digest; stop at the first chunk beyond the announced size."""
     data, running = bytearray(first.data), hashlib.sha256(first.data)
     while len(data) <= first.size and (chunk := await _next(incoming)) is not None:
         if not chunk.data:
             raise InvalidArgument(argument="data", detail="only the first chunk may be empty")
         data += chunk.data
-        running.update(chunk.data)  # a chunk at a time, so that others get their turns between
+        running.update(chunk.data)  # one chunk at a time, so that other tasks run in between
     return data, running.hexdigest()
 
 

@@ -1,7 +1,7 @@
-"""The only place that makes gRPC channels and servers.
+"""Makes gRPC channels and servers: the only module that does.
 
-Addresses are `unix:/path` or `host:port`. A Unix socket is protected by its directory, which is made private (gRPC
-itself creates the socket world-accessible); TCP needs `Tls`, or an explicit `insecure=True` on loopback.
+An address is `unix:/path` or `host:port`. A Unix socket is protected by its directory, which is made private, since
+gRPC creates the socket accessible to all users. TCP needs `Tls`, or an explicit `insecure=True` on loopback.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ PROTOCOL_VERSION = 1
 """Version of the streams between roles; both ends must agree."""
 
 MAX_MESSAGE_BYTES = 4 << 20
-"""No role sends a larger message; the receiver grants a little slack for framing."""
+"""The largest message that a role sends; receivers accept a little more, for framing."""
 
 log = logging.getLogger("tartlet")
 
@@ -38,40 +38,40 @@ _TLS_REMEDY = (
 )
 
 CALL_ERRORS = (grpc.RpcError, asyncio.InvalidStateError, ConnectionError)
-"""How a call fails; the latter two are what writing to a stream that has ended raises."""
+"""The errors of a failed call on the client's side; writing to an ended stream raises one of the last two."""
 STREAM_ENDED = (grpc.aio.BaseError, ConnectionError)
-"""What a server's own side of a stream raises then."""
+"""The errors of an ended stream on the server's side."""
 LAST_CALLS_S = 60.0
-"""So long calls may go on on a channel that is given up: longer than any that has a time limit."""
+"""Seconds that calls may go on over a channel that was replaced: longer than any call that has a time limit."""
 _closing: set[asyncio.Future[None]] = set()
 
 PING_MS = 20_000
 PING_TIMEOUT_MS = 20_000
-"""A peer that doesn't answer for so long is gone: what it was connected for ends, or goes on elsewhere."""
+"""A peer that doesn't answer a ping for this long counts as gone, and its connection ends."""
 
 _OPTIONS: Sequence[tuple[str, int]] = (
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES + (64 << 10)),
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES + (64 << 10)),
     ("grpc.so_reuseport", 0),  # a second server on one port must fail, not share it
     ("grpc.enable_http_proxy", 0),
-    # A machine that is gone says nothing: both ends ask, on streams where nothing happens too. What a process's own
-    # loop is doing doesn't matter, since gRPC's threads answer.
+    # A machine that is gone sends no message: both ends send pings, on idle streams too. A busy event loop doesn't
+    # matter, since gRPC's own threads answer pings.
     ("grpc.keepalive_time_ms", PING_MS),
     ("grpc.keepalive_timeout_ms", PING_TIMEOUT_MS),
-    ("grpc.http2.ping_timeout_ms", PING_TIMEOUT_MS),  # whichever of the two a release of gRPC goes by
+    ("grpc.http2.ping_timeout_ms", PING_TIMEOUT_MS),  # releases of gRPC use one or the other of the two
     ("grpc.http2.max_pings_without_data", 0),
 )
 _SERVER_OPTIONS: Sequence[tuple[str, int]] = (
     *_OPTIONS,
-    ("grpc.http2.min_ping_interval_without_data_ms", PING_MS // 2),  # else it takes ours for an attack
-    # calls that arrive together, before anybody has taken them up: beyond these they end in CANCELLED
+    ("grpc.http2.min_ping_interval_without_data_ms", PING_MS // 2),  # else gRPC takes our pings for an attack
+    # calls that arrived and that no handler has taken up yet: beyond these limits calls end in CANCELLED
     ("grpc.server.max_pending_requests", 16_384),
     ("grpc.server.max_pending_requests_hard_limit", 32_768),
 )
 _CHANNEL_OPTIONS: Sequence[tuple[str, int]] = (
     *_OPTIONS,
     ("grpc.initial_reconnect_backoff_ms", 50),
-    # by its name another pause, but it is how long an attempt may take: far servers answer after several round trips
+    # despite its name, the time that one attempt may take: distant servers answer after several round trips
     ("grpc.min_reconnect_backoff_ms", 3_000),
     ("grpc.max_reconnect_backoff_ms", 1_000),
     ("grpc.use_local_subchannel_pool", 1),  # one connection a channel, so that one slow stream can't stall another's
@@ -80,7 +80,7 @@ _CHANNEL_OPTIONS: Sequence[tuple[str, int]] = (
 
 @dataclass(frozen=True, slots=True)
 class Tls:
-    """Files of a mutual-TLS identity, PEM: own certificate and key, and the authority that signed the peers'."""
+    """The PEM files of a mutual-TLS identity: certificate and key, and the authority that signed the peers'."""
 
     certificate: Path
     key: Path
@@ -88,19 +88,19 @@ class Tls:
 
     @property
     def files(self) -> tuple[Path, Path, Path]:
-        """Certificate, key, authority."""
+        """Certificate, key and authority."""
         return self.certificate, self.key, self.authority
 
     def stamps(self) -> list[int]:
-        """When the files were written; other numbers mean that the identity has been rotated."""
+        """Return the files' times of modification; if these change, the identity was rotated."""
         return [file.stat().st_mtime_ns for file in self.files]
 
     @classmethod
     def of(cls, settings: TlsSettings) -> Tls | None:
-        """The identity that a role's settings name; None where they name none.
+        """Return the identity that a role's settings name, or None if they name no file.
 
         Raises:
-            InvalidConfig: only some of the three are named, or a file can't be read.
+            InvalidConfig: the settings name only some of the three files, or a file can't be read.
         """
         named = {name: getattr(settings, f"tls_{name}") for name in ("certificate", "key", "authority")}
         if not any(named.values()):
@@ -110,29 +110,29 @@ class Tls:
                 detail = f"tls_{name} is missing: TLS needs certificate, key and authority"
                 raise InvalidConfig(role="TLS", detail=detail, remedy=_TLS_REMEDY)
             if not os.access(path, os.R_OK):
-                remedy = "Name a file that is there, and give this user the right to read it."
+                remedy = "Name an existing file that this user may read."
                 raise InvalidConfig(role="TLS", detail=f"tls_{name}: {path} can't be read", remedy=remedy)
         return cls(**named)
 
 
 class TlsSettings(Protocol):
-    """Settings of a role, as far as they are about TLS."""
+    """The TLS settings of a role."""
 
     @property
     def tls_certificate(self) -> Path | None:
-        """Own certificate."""
+        """The role's certificate."""
 
     @property
     def tls_key(self) -> Path | None:
-        """Own key."""
+        """The key of that certificate."""
 
     @property
     def tls_authority(self) -> Path | None:
-        """Who signed the peers' certificates."""
+        """The certificate of the authority that signed the peers' certificates."""
 
 
 def install_uvloop() -> None:
-    """Use uvloop where it is installed; asyncio's own loop serves otherwise."""
+    """Use uvloop where it is installed, else asyncio's own loop."""
     with contextlib.suppress(ImportError):
         import uvloop
 
@@ -140,7 +140,7 @@ def install_uvloop() -> None:
 
 
 def unix_path(address: str) -> Path | None:
-    """The socket's path if `address` is a Unix one."""
+    """Return the socket's path of a Unix address, or None for a TCP address."""
     return Path(address.removeprefix("unix:")) if address.startswith("unix:") else None
 
 
@@ -150,7 +150,7 @@ async def make_server(
     """Build, bind and start a server.
 
     Raises:
-        AddressInUse: another process serves there.
+        AddressInUse: another process serves at the address.
         InvalidConfig: the address is malformed, too long, or TCP without TLS.
     """
     path = unix_path(address)
@@ -164,7 +164,7 @@ async def make_server(
         _claim(path)
     try:
         bound = _bind(server, address, tls, insecure=insecure or path is not None)
-    except RuntimeError as e:  # grpc says no more than "Failed to bind"
+    except RuntimeError as e:  # gRPC's text is only "Failed to bind"
         raise AddressInUse(address=address) from e
     if bound == 0:
         raise AddressInUse(address=address)
@@ -175,9 +175,9 @@ async def make_server(
 def make_channel(
     address: str, tls: Tls | None = None, *, insecure: bool = False, identity: str = ""
 ) -> grpc.aio.Channel:
-    """A channel to `address`; connects lazily and again after failures.
+    """Make a channel to `address`; it connects when first used, and again after failures.
 
-    `identity`: the name that the server's certificate must carry where its address is no name, as a pod's own isn't.
+    `identity`: the name that the server's certificate must carry if the address has no name, as a pod's IP address.
     """
     path = unix_path(address)
     if path is not None or tls is None:
@@ -196,18 +196,18 @@ def make_channel(
 def _insecure(address: str) -> InvalidConfig:
     if "/" in address or not address.rpartition(":")[2].isdigit():
         remedy = "Give unix:/path or host:port."
-        return InvalidConfig(role="the address", detail=f"{address!r} is none", remedy=remedy)
+        return InvalidConfig(role="the address", detail=f"{address!r} is not an address", remedy=remedy)
     return InvalidConfig(role="the address", detail=f"{address} is TCP, and no TLS files are given", remedy=_TLS_REMEDY)
 
 
 class Dialer:
-    """A channel for long: made anew when the files of its identity have changed (gRPC itself keeps the first ones).
+    """A channel for long use, replaced when the files of its identity change: gRPC itself keeps the first files.
 
-    Either `renew` it whenever the connection is lost, or ask for the `current` channel before each call.
+    Callers either `renew` it whenever the connection is lost, or use the `current` channel for each call.
     """
 
     def __init__(self, address: str, tls: Tls | None, *, identity: str = "") -> None:
-        """`identity`: as for `make_channel`."""
+        """Make the first channel; `identity` as for `make_channel`."""
         self._address = address
         self._tls = tls
         self._identity = identity
@@ -216,24 +216,27 @@ class Dialer:
         self._replaced: list[grpc.aio.Channel] = []
 
     async def renew(self) -> None:
-        """To be called when the connection is lost; replaced channels are closed once the calls on them have ended."""
+        """Replace the channel if the identity changed; call this when the connection is lost.
+
+        Replaced channels are closed once the calls on them have ended.
+        """
         self.current()
         while self._replaced:
             self._leave(self._replaced.pop())
 
     def leave(self) -> None:
-        """Close the channel, for which there is no more use, once the calls on it have ended."""
+        """Close the channel once the calls on it have ended."""
         for channel in (self.channel, *self._replaced):
             self._leave(channel)
 
     def _leave(self, channel: grpc.aio.Channel) -> None:
-        # closed at once, it would cancel them, and whoever awaits them would be taken for cancelled
+        # closing at once would cancel the calls, and the tasks that await them would look cancelled
         closing = asyncio.ensure_future(_close_later(channel))
         _closing.add(closing)
         closing.add_done_callback(_closing.discard)
 
     def current(self) -> grpc.aio.Channel:
-        """The channel for a new call. Streams go on on the one that it replaced, which idles when they have ended."""
+        """Return the channel for a new call. Running streams stay on the channel that it replaced."""
         if self._tls is None:
             return self.channel
         try:
@@ -249,13 +252,13 @@ class Dialer:
         return fresh
 
     async def close(self) -> None:
-        """Close the channel, and those that it replaced."""
+        """Close the channel and the channels that it replaced."""
         for channel in (self.channel, *self._replaced):
             await channel.close()
 
 
 def detail(error: BaseException) -> str:
-    """What a failed call says; gRPC's errors show more than is of use as text."""
+    """Return the text of a failed call; the full text of gRPC's errors is too long to be useful."""
     if not isinstance(error, grpc.RpcError):
         return str(error)
     details = getattr(error, "details", None)
@@ -265,7 +268,7 @@ def detail(error: BaseException) -> str:
 async def _close_later(channel: grpc.aio.Channel) -> None:
     try:
         await channel.close(LAST_CALLS_S)
-    finally:  # the loop ends: a call that is left open would have gRPC wait for it for ever
+    finally:  # when the loop ends: gRPC would wait for ever for a call that is left open
         await channel.close()
 
 
@@ -282,20 +285,23 @@ def _bind(server: grpc.aio.Server, address: str, tls: Tls | None, *, insecure: b
 
 
 class _Rotation:
-    """Reads the files of an identity again for new connections, once they have changed."""
+    """Reads the files of an identity again for new connections once the files have changed."""
 
     def __init__(self, tls: Tls) -> None:
         self._tls = tls
         self._seen: list[int] = []
 
     def read(self) -> grpc.ServerCertificateConfiguration:
-        """The files as they are now."""
+        """Read the files."""
         self._seen = self._tls.stamps()
         certificate, key, authority = (file.read_bytes() for file in self._tls.files)
         return grpc.ssl_server_certificate_configuration([(key, certificate)], root_certificates=authority)
 
     def fetch(self) -> Any:
-        """What gRPC asks at each handshake; None: as before. Files that can't be read now leave what was there."""
+        """Answer gRPC at each handshake: the new files, or None to keep the old ones.
+
+        If the new files can't be read, the old ones stay in use.
+        """
         try:
             return self.read() if self._tls.stamps() != self._seen else None
         except OSError:
@@ -304,7 +310,11 @@ class _Rotation:
 
 
 def _claim(path: Path) -> None:
-    """Remove a socket that nobody serves; refuse one that somebody does."""
+    """Remove the socket of a process that has ended.
+
+    Raises:
+        AddressInUse: a process serves the socket.
+    """
     if not path.exists():
         return
     with socket.socket(socket.AF_UNIX) as probe:

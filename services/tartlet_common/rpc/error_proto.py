@@ -1,4 +1,4 @@
-"""Errors to and from their proto form."""
+"""Converts errors to and from their proto form."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from tartlet_protos import common_pb2
 
 
 def error_to_proto(error: TartletError | None) -> common_pb2.Error:
-    """The proto form; None is number 0, "no error"."""
+    """Convert an error to its proto form; None becomes number 0, "no error"."""
     if error is None:
         return common_pb2.Error()
     return common_pb2.Error(
@@ -21,7 +21,7 @@ def error_to_proto(error: TartletError | None) -> common_pb2.Error:
 
 
 def error_from_proto(message: common_pb2.Error) -> TartletError | None:
-    """The error a message names, or None for number 0."""
+    """Return the error that a message names, or None for number 0."""
     if not message.number:
         return None
     return TartletError.from_wire(message.number, message.fields_json)

@@ -1,6 +1,7 @@
-"""Frames on a Unix socket: each a protobuf message behind its length (u32, little-endian), both ways, bounded.
+"""Frames on a Unix socket, in both directions: each is its length (u32, little-endian) and a protobuf message.
 
-What it is for is said in `frame_streams`. A `FrameSocket` has what our roles use of a gRPC stream.
+`frame_streams` uses such sockets in place of gRPC streams, so a `FrameSocket` has the methods of a stream that roles
+use. The memory of unread frames is bounded.
 """
 
 from __future__ import annotations
@@ -18,50 +19,50 @@ from tartlet_common.errors.registry import FrameTooLarge, MalformedSubmission
 from tartlet_common.rpc.endpoints import MAX_MESSAGE_BYTES
 
 MAX_FRAME_BYTES: Final = MAX_MESSAGE_BYTES + (64 << 10)
-"""As gRPC's messages between roles, with their slack."""
+"""The limit of gRPC's messages between roles, with the same slack."""
 TICKET_BYTES: Final = 16
-"""Of the first frame on a server's end."""
+"""Bytes of the first frame that a server receives on a socket."""
 _READ_AHEAD_BYTES: Final = 1 << 20
 _FRAMES_A_TURN: Final = 16
 _FRAME_COST_BYTES: Final = 64
-"""What keeping a frame costs beside its bytes, so that empty ones are bounded too."""
+"""Memory of a kept frame beside its bytes, so that the number of empty frames is bounded too."""
 _LENGTH: Final = struct.Struct("<I")
 
 
 def with_length(data: bytes) -> bytes:
-    """A frame's bytes as they travel."""
+    """Put a frame's length before its bytes."""
     return _LENGTH.pack(len(data)) + data
 
 
 class FrameSocket(asyncio.Protocol):
-    """One end."""
+    """One end of a frame socket."""
 
     def __init__(self, kind: type[Message] | None, first: Callable[[FrameSocket, bytes], None] | None = None) -> None:
-        """`kind`: of the frames that are read. `first` takes the first one, as bytes, in their place."""
+        """`kind` is the message type of the frames that are read; `first` receives the first frame as bytes instead."""
         self.kind = kind
         self._first = first
         self._transport: asyncio.Transport | None = None
         self._buffer = bytearray()
         self._frames: deque[bytes] = deque()
-        self._held = 0  # what they cost, bytes
+        self._held = 0  # memory of the unread frames, in bytes
         self._this_turn = 0  # frames that were read without waiting
         self._paused = False
-        self._ended = False  # nothing more comes
-        self._closed = False  # nothing more can be sent
+        self._ended = False  # no more frames come
+        self._closed = False  # no more frames can be sent
         self._failure: MalformedSubmission | None = None
         self._reader: asyncio.Future[None] | None = None
         self._writable = asyncio.Event()
         self._writable.set()
 
     async def read(self) -> Any:
-        """The next frame; `grpc.aio.EOF` when the other end sends no more.
+        """Return the next frame, or `grpc.aio.EOF` when the other end sends no more.
 
         Raises:
-            MalformedSubmission: what came is no frame.
+            MalformedSubmission: the bytes are not a frame.
         """
         if self._frames:
             self._this_turn += 1
-            if self._this_turn > _FRAMES_A_TURN:  # others want the loop, too
+            if self._this_turn > _FRAMES_A_TURN:  # other tasks need the loop, too
                 self._this_turn = 0
                 await asyncio.sleep(0)
         while not self._frames:
@@ -87,11 +88,11 @@ class FrameSocket(asyncio.Protocol):
             raise MalformedSubmission(detail=f"a frame that can't be read: {e}") from e
 
     async def write(self, frame: Message) -> None:
-        """Send one frame; waits while the other end leaves too much unread.
+        """Send one frame; wait while the other end has too much unread.
 
         Raises:
             ConnectionResetError: the other end has closed.
-            FrameTooLarge: it is larger than frames may be; nothing was sent.
+            FrameTooLarge: the frame is larger than `MAX_FRAME_BYTES`; nothing was sent.
         """
         if self._transport is None or self._closed:
             raise ConnectionResetError("the other end has closed the frames' socket")
@@ -109,19 +110,19 @@ class FrameSocket(asyncio.Protocol):
             self._transport.write_eof()
 
     def close(self) -> None:
-        """Let go; what was written still goes out."""
+        """Close the socket; frames that were written are still sent."""
         if self._transport is not None:
             self._transport.close()
         self._end(closed=True)
 
-    # ---- what the loop calls ------------------------------------------------------------------------------------
+    # ---- called by the loop -------------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """The socket is open."""
+        """Keep the transport of the open socket."""
         self._transport = cast("asyncio.Transport", transport)  # uvloop has classes of its own
 
     def data_received(self, data: bytes) -> None:
-        """Cut what has come into frames."""
+        """Cut the received bytes into frames."""
         buffer = self._buffer
         buffer += data
         at, end = 0, len(buffer)
@@ -144,20 +145,20 @@ class FrameSocket(asyncio.Protocol):
             self._transport.pause_reading()
 
     def eof_received(self) -> bool:
-        """The other end sends no more, and may still read."""
+        """Note that the other end sends no more; it may still read."""
         self._end(closed=False)
         return True
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """The other end is gone."""
+        """Note that the other end is gone."""
         self._end(closed=True)
 
     def pause_writing(self) -> None:
-        """The other end leaves too much unread."""
+        """Make `write` wait: the other end has too much unread."""
         self._writable.clear()
 
     def resume_writing(self) -> None:
-        """It reads again."""
+        """Let `write` go on: the other end reads again."""
         self._writable.set()
 
     def _keep(self, data: bytes) -> None:
@@ -170,7 +171,7 @@ class FrameSocket(asyncio.Protocol):
         self._wake()
 
     def _fail(self, failure: MalformedSubmission) -> None:
-        """Read no more; what has come is still handed out, then the failure."""
+        """Stop receiving; `read` returns the frames that have come, then raises the failure."""
         self._failure = failure
         if self._transport is not None and not self._paused:
             self._transport.pause_reading()

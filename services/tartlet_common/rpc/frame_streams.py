@@ -1,8 +1,9 @@
-"""Streams whose frames have a Unix socket of their own, where both ends are on one machine (ADR 20).
+"""Streams whose frames travel on a Unix socket of their own if both ends are on one machine (ADR 20).
 
-The stream stays gRPC's: it says Hello and why it ends, and notices a peer that is gone. In its Hello a server may offer
-a socket beside its own; from then on the frames of both directions travel there, and gRPC's part lies idle. Both ends
-have what roles use of a gRPC stream (`read`, `write`, `done_writing`): they needn't know.
+The stream is opened and ended by gRPC: its Hello, its error, and the detection of a peer that is gone stay there. In
+its Hello a server may offer a socket that lies beside its own. From then on the frames of both directions travel on
+that socket, and the gRPC stream is idle. Both kinds of stream have the methods that roles use (`read`, `write`,
+`done_writing`), so roles don't depend on the kind.
 """
 
 from __future__ import annotations
@@ -27,40 +28,40 @@ from tartlet_protos import common_pb2
 log = logging.getLogger("tartlet")
 
 JOIN_TIMEOUT_S: Final = 5.0
-"""So long an offered socket is waited for, and a connection may take to show its ticket."""
+"""Seconds that a server waits for a client to use an offered socket, and for a connection to show its ticket."""
 LAST_FRAMES_S: Final = 1.0
-"""So long frames may still come when the stream beside them has ended."""
+"""Seconds that frames may still arrive after the gRPC stream beside the socket has ended."""
 _MAX_STRANGERS: Final = 64
 
 
 class Stream(Protocol):
-    """Either kind, as far as both are used alike."""
+    """The methods that both kinds of stream have."""
 
     async def read(self) -> Any:
-        """The next frame, or `grpc.aio.EOF`."""
+        """Return the next frame, or `grpc.aio.EOF`."""
 
     async def write(self, frame: Any, /) -> None:
-        """Send one."""
+        """Send a frame."""
 
 
 class JoinedStream:
-    """A client's end: frames on the socket; why the stream ends is still the call's to say."""
+    """A client's end: frames travel on the socket, and the gRPC call gives the reason for the end of the stream."""
 
     def __init__(self, call: Any, socket: FrameSocket, refused: Callable[[], None]) -> None:
-        """`refused` is called if the server lets go of the socket before it has sent anything, and says no more."""
+        """`refused` is called if the server closes the socket before it has sent a frame, without an error."""
         self._call = call
         self._socket = socket
         self._refused: Callable[[], None] | None = refused
         self.done_writing = socket.done_writing
         loop = asyncio.get_running_loop()
-        # a peer that is gone, which gRPC notices, or one that has ended the call: its last frames may be on their way
+        # gRPC notices a peer that is gone or has ended the call; the peer's last frames may still be on their way
         call.add_done_callback(lambda _: loop.call_later(LAST_FRAMES_S, socket.close))
 
     async def read(self) -> Any:
-        """The next frame, `grpc.aio.EOF`, or the error that the call ends in.
+        """Return the next frame or `grpc.aio.EOF`, or raise the error that ends the call.
 
         Raises:
-            ConnectionError: what came is no frame.
+            ConnectionError: the bytes on the socket are not a frame.
         """
         try:
             frame = await self._socket.read()
@@ -78,7 +79,7 @@ class JoinedStream:
         """Send one frame.
 
         Raises:
-            ConnectionResetError: the other end has closed; not before the reader has had time to learn why.
+            ConnectionResetError: the other end has closed. It is raised late, so that `read` can give the reason.
         """
         try:
             await self._socket.write(frame)
@@ -87,30 +88,30 @@ class JoinedStream:
             raise
 
     def cancel(self) -> None:
-        """End the call and let go of the socket."""
+        """End the call and close the socket."""
         self._socket.close()
         self._call.cancel()
 
 
 class Joiner:
-    """A client's side of offers: where the sockets are, and whether one is wanted in the next Hello."""
+    """Accepts offers on the client's side: knows where the sockets are, and whether the next Hello asks for one."""
 
     def __init__(self, address: str) -> None:
-        """`address`: the server's, as it is dialled here: the socket lies beside that, wherever the server sees it."""
+        """`address` is the server's address as this client dials it; the offered sockets lie beside that path."""
         path = unix_path(address)
         self._path = None if path is None else _beside(path)
         self._failed = False
 
     @property
     def wanted(self) -> bool:
-        """On one machine, unless the last one that was offered couldn't be joined: then the call carries the frames."""
+        """Whether to ask for a socket: on one machine, unless the last offered socket couldn't be used."""
         return self._path is not None and not self._failed
 
     async def join(self, call: Any, offer: common_pb2.FrameSocketOffer, kind: type[Message]) -> Any:
-        """The stream of `call` as the server's Hello wants it: on the socket that it offers, else the call itself.
+        """Return the stream that the server's Hello asks for: the offered socket, or else `call` itself.
 
         Raises:
-            ConnectionError: nobody listens there.
+            ConnectionError: no process listens on the offered socket.
         """
         if not offer.ticket:
             self._failed = False
@@ -131,20 +132,20 @@ class Joiner:
 
 
 class Beside:
-    """What a server's stream offers, and gets."""
+    """A server's offer of a socket for one stream."""
 
     def __init__(self, context: Any, kind: type[Message]) -> None:
         self._context = context
         self._kind = kind
         self.offer = common_pb2.FrameSocketOffer()
-        """For Hello; without a ticket nothing is offered."""
+        """Goes into Hello; without a ticket it offers no socket."""
         self.socket: asyncio.Future[FrameSocket] = asyncio.get_running_loop().create_future()
 
     async def joined(self) -> Any:
-        """The stream once Hello has been said: the socket that was offered, else the call itself.
+        """Return the stream after Hello: the offered socket, or the gRPC call if no socket was offered.
 
         Raises:
-            ConnectionError: the client doesn't come.
+            ConnectionError: the client doesn't connect to the socket.
         """
         if not self.offer.ticket:
             return self._context
@@ -162,19 +163,19 @@ def _beside(path: Path) -> Path:
 
 
 class FrameListener:
-    """A server's end: listens beside its socket and hands those that it has offered to the streams they belong to."""
+    """A server's end: listens beside the server's socket and gives each connection to the stream it was offered for."""
 
     def __init__(self, path: Path | None) -> None:
-        """`path`: of the gRPC server's own socket; None, or one that leaves no room for another: nothing is offered."""
+        """`path` is the gRPC server's socket. None, or a path too long for a socket beside it: no socket is offered."""
         beside = None if path is None else _beside(path)
         self._path = beside if beside is not None and socket_fits(beside) else None
         self._server: asyncio.Server | None = None
         self._open = asyncio.Event()
         self._expected: dict[bytes, asyncio.Future[FrameSocket]] = {}
-        self._strangers: dict[FrameSocket, None] = {}  # have shown no ticket yet, the oldest first
+        self._strangers: dict[FrameSocket, None] = {}  # connections without a ticket yet, oldest first
 
     async def open(self) -> None:
-        """Listen; to be called once the server's own socket is claimed. Streams wait for it."""
+        """Listen; call this once the server's own socket is claimed. Streams wait for it."""
         if self._path is not None:
             loop = asyncio.get_running_loop()
             try:
@@ -184,7 +185,7 @@ class FrameListener:
         self._open.set()
 
     async def close(self) -> None:
-        """Listen no more."""
+        """Stop listening."""
         for socket in list(self._strangers):
             self._show_out(socket)
         if self._server is not None and self._path is not None:
@@ -193,7 +194,7 @@ class FrameListener:
 
     @contextlib.asynccontextmanager
     async def beside(self, context: Any, kind: type[Message], *, wanted: bool) -> AsyncIterator[Beside]:
-        """For one stream, before its Hello is said: a socket to offer, which is closed in the end."""
+        """Yield the offer for one stream, before its Hello is sent; close the socket at the end."""
         await self._open.wait()
         beside = Beside(context, kind)
         if self._server is not None and wanted:

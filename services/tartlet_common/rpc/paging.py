@@ -1,4 +1,4 @@
-"""Pages of listings: how large one is, and following them to the end."""
+"""Pages of listings: how large a page is, and how a client reads all of them."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from typing import Any, Final
 from tartlet_common.errors.registry import InternalError
 
 PAGE_BYTES: Final = 3 << 20
-"""Largest page; a message may have 4 MiB."""
+"""The size of the largest page; a message may have 4 MiB."""
 
 
 def room(asked_bytes: int) -> int:
-    """How large a page becomes whose request asks for so many bytes (0: it doesn't say)."""
+    """Return the size limit of a page whose request asks for `asked_bytes` (0: the request leaves it open)."""
     return min(asked_bytes, PAGE_BYTES) if asked_bytes else PAGE_BYTES
 
 
 async def pages(ask: Callable[[str], Awaitable[Any]]) -> AsyncIterator[Any]:
-    """All pages of a listing; `ask` gets a page's token and answers with the reply.
+    """Yield all pages of a listing; `ask` takes a page's token and returns the reply.
 
     Raises:
-        InternalError: the server sends the same page for ever.
+        InternalError: the server sends the same page again and again.
     """
     token = ""
     while True:
@@ -29,5 +29,5 @@ async def pages(ask: Callable[[str], Awaitable[Any]]) -> AsyncIterator[Any]:
         if not reply.next_page_token:
             return
         if reply.next_page_token == token:
-            raise InternalError(detail="a listing doesn't come to its end")
+            raise InternalError(detail="the server repeats a page of a listing")
         token = reply.next_page_token

@@ -1,10 +1,10 @@
-"""Whose programs a caller may see and touch: one decision, asked by every service.
+"""Decides which tenant's programs a caller may see and change; every service asks this module.
 
-A program and an entry of the catalogue belong to a tenant; in Kubernetes that is a namespace, and "" is the tenant of
-whoever names none. A client acts for the one tenant that its certificate names (`tenant.<name>` beside `client`). Roles
-that serve many, and the owner of a Unix socket's directory, act for all; a call of theirs that carries the metadata
-`tartlet-tenant` acts for that tenant alone, which is how a runtime relays what a client asked. Nobody widens what their
-certificate gives them. What belongs to another tenant is answered as what doesn't exist.
+A program and an entry of the catalogue belong to a tenant. In Kubernetes a tenant is a namespace; "" is the tenant of
+callers that name none. A client acts for the one tenant that its certificate names (`tenant.<name>` beside `client`).
+Roles that serve many tenants, and the owner of a Unix socket's directory, act for all. If such a caller sends the
+metadata `tartlet-tenant-bin`, the call acts for that tenant alone: this is how a runtime relays a client's call. The
+metadata never widens the rights of a certificate. An object of another tenant is answered like one that doesn't exist.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tartlet_common.errors.registry import PermissionDenied
 from tartlet_common.rpc.access import identities
 
 HEADER: Final = "tartlet-tenant-bin"
-"""Metadata that narrows a call to one tenant; its value is the tenant's name in UTF-8."""
+"""The metadata key that narrows a call to one tenant; its value is the tenant's name in UTF-8."""
 EVERY_TENANT: Final = frozenset({"operator", "gateway", "runtime"})
 """Identities that act for all tenants."""
 _LABEL: Final = "tenant."
@@ -30,7 +30,7 @@ _Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 
 @dataclass(frozen=True, slots=True)
 class Scope:
-    """The tenant that a call acts for; None: all of them.
+    """The tenant that a call acts for; None: all tenants.
 
     Example:
         >>> Scope("a").allows("a"), Scope("a").allows("b"), Scope(None).allows("b")
@@ -40,18 +40,18 @@ class Scope:
     tenant: str | None = None
 
     def allows(self, tenant: str) -> bool:
-        """Whether what belongs to `tenant` is there for this call."""
+        """Whether this call may see objects of `tenant`."""
         return self.tenant is None or tenant == self.tenant
 
     def shows(self, tenant: str, asked: str) -> bool:
-        """Whether a listing that asks for `asked` ("" for all there are) tells of what belongs to `tenant`."""
+        """Whether a listing that asks for the tenant `asked` ("": for all) shows objects of `tenant`."""
         return self.allows(tenant) and (not asked or tenant == asked)
 
     def own(self, asked: str, what: str) -> str:
-        """The tenant that something new is for: the one asked for, or the caller's where none is.
+        """Return the tenant of a new object: the tenant `asked`, or the caller's if `asked` is "".
 
         Raises:
-            PermissionDenied: the caller doesn't act for that tenant; `what` says what it may not do.
+            PermissionDenied: the caller doesn't act for that tenant; `what` names the refused action.
         """
         if self.allows(asked):
             return asked
@@ -61,7 +61,7 @@ class Scope:
 
     @property
     def metadata(self) -> Metadata:
-        """What a call carries so that it acts for this tenant alone."""
+        """The metadata that makes a call act for this tenant alone."""
         return () if self.tenant is None else ((HEADER, self.tenant.encode()),)
 
 
@@ -70,15 +70,15 @@ EVERYONE: Final = Scope()
 
 
 def scope_of(context: _Context) -> Scope:
-    """The scope of a call."""
+    """Return the scope of a call."""
     peer = context.auth_context()
-    secured = b"ssl" in peer.get("transport_security_type", ())  # a Unix socket isn't: its directory protects it
+    secured = b"ssl" in peer.get("transport_security_type", ())  # a Unix socket has no TLS: its directory protects it
     names = peer.get("x509_subject_alternative_name", ()) if secured else None
     return decide(names, context.invocation_metadata() or ())
 
 
 def decide(names: Iterable[bytes] | None, metadata: Iterable[tuple[str, str | bytes]]) -> Scope:
-    """The scope of a call with `metadata`, whose caller has a certificate with these DNS names (None: has none).
+    """Return the scope of a call with `metadata` by a caller whose certificate has these DNS names (None: no TLS).
 
     Example:
         >>> decide([b"client", b"tenant.team-a"], [])
@@ -99,6 +99,6 @@ def decide(names: Iterable[bytes] | None, metadata: Iterable[tuple[str, str | by
 
 
 def _tenant(names: Iterable[bytes]) -> str:
-    """What a client's certificate names; of several, the first."""
+    """Return the first tenant that a client's certificate names."""
     texts = (name.decode("ascii", "replace") for name in names)
     return next((text.removeprefix(_LABEL) for text in texts if text.startswith(_LABEL)), "")

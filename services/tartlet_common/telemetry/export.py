@@ -1,6 +1,6 @@
-"""Exports spans and metrics beside threads that are waited for: spans cheaply encoded, and a few at a time.
+"""OTLP exporters that disturb serving threads little: spans are encoded cheaply and a few at a time.
 
-At the end of a process an exporter is told to `leave`: a receiver that is gone shall cost it little time.
+At the end of a process an exporter is told to `leave`, so that a receiver that is gone delays the end only shortly.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from opentelemetry.trace import SpanContext
 from tartlet_common.telemetry.steps import Attributes, StepLink, StepSpan
 
 _CHUNK: Final = 32
-"""Spans encoded before other threads get the interpreter; unasked it would be theirs only after 5 ms."""
+"""Spans that are encoded before a pause in which other threads get the interpreter, which by default takes 5 ms."""
 _PAUSE_S: Final = 0.0005
 _LOCAL: Final = SpanFlags.SPAN_FLAGS_CONTEXT_HAS_IS_REMOTE_MASK
 _UNSET: Final = StatusMessage()
@@ -36,7 +36,7 @@ LEAVING_S: Final = 0.6
 
 
 class Leaving:
-    """An exporter's end: from `leave` on each message is sent once, and none after one that failed."""
+    """Ends an exporter: after `leave`, each message is sent once, and no message after one that failed."""
 
     _timeout: float
     _result: Any
@@ -45,10 +45,10 @@ class Leaving:
     _gone = False
 
     def leave(self) -> None:
-        """The process ends."""
+        """Stop retrying, because the process ends."""
         self._leaving = True
         self._timeout = min(self._timeout, LEAVING_S)
-        self._shutdown_in_progress.set()  # whoever waits to send again waits no longer
+        self._shutdown_in_progress.set()  # ends the pause of a retry
 
     def _export(self, data: Any) -> Any:
         result: Any = self._result.FAILURE if self._gone else super()._export(data)  # type: ignore[misc]
@@ -57,7 +57,7 @@ class Leaving:
 
 
 class SpanExporter(Leaving, OTLPSpanExporter):
-    """OTLP over gRPC, with all that the standard variables set; only the encoding is ours."""
+    """Exports spans as OTLP over gRPC; the standard variables apply, only the encoding is replaced."""
 
     def _translate_data(self, data: Sequence[ReadableSpan]) -> ExportTraceServiceRequest:
         request = ExportTraceServiceRequest()
@@ -69,15 +69,15 @@ class SpanExporter(Leaving, OTLPSpanExporter):
 
 
 class MetricExporter(Leaving, OTLPMetricExporter):
-    """OTLP over gRPC, with all that the standard variables set."""
+    """Exports metrics as OTLP over gRPC; the standard variables apply."""
 
 
 def encode(spans: Sequence[ReadableSpan]) -> ExportTraceServiceRequest:
-    """An export request; spans of steps stand behind the others, in an entry of their own."""
+    """Encode spans as an export request; spans of steps come last, in an entry of their own."""
     steps = [span for span in spans if isinstance(span, StepSpan)]
     request = encode_spans([span for span in spans if not isinstance(span, StepSpan)])
     if steps:
-        # the library encodes one of them, for the resource and scope around it that all share
+        # the library encodes one span, for the resource and scope that all of them share
         entry = encode_spans(steps[:1]).resource_spans[0]
         del entry.scope_spans[0].spans[:]
         entry.scope_spans[0].spans.extend(map(_step, steps))
@@ -124,7 +124,7 @@ def _attributes(attributes: Attributes) -> list[KeyValue]:
     return [KeyValue(key=key, value=_value(value)) for key, value in attributes.items()]
 
 
-def _value(value: str | int | float) -> AnyValue:  # noqa: PYI041 - the kinds that are told apart
+def _value(value: str | int | float) -> AnyValue:  # noqa: PYI041 - each kind is encoded differently
     if isinstance(value, str):
         return AnyValue(string_value=value)
     if isinstance(value, int):

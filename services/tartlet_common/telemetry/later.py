@@ -1,7 +1,7 @@
-"""Telemetry's work away from threads that are waited for: noted there in a microsecond, done soon after by a thread.
+"""Puts off calls of OpenTelemetry: a serving thread queues a call in a microsecond, a thread of its own makes it.
 
-OpenTelemetry's code is out of the CPU's caches whenever a step or a program's end calls it, and then takes several
-times what it takes in a loop; so calls wait for each other, and are made together, a few at a time.
+When a step or a program's end calls OpenTelemetry, the library's code is not in the CPU's caches and takes several
+times as long as in a loop. So calls are collected and made together, a few at a time.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from typing import Any, Final
 log = logging.getLogger("tartlet.telemetry")
 
 EVERY_S: Final = 0.25
-"""Longest that a call waits, in the usual case."""
+"""Seconds that a call usually waits, at most."""
 LIMIT: Final = 16_384
-"""Calls waiting; beyond that each new one makes the oldest at once, so that nothing is lost and memory is bounded."""
+"""Calls that may wait. Beyond it each `put` makes the oldest call at once: no call is lost, and memory is bounded."""
 _CHUNK: Final = 16
 _PAUSE_S: Final = 0.0005
-"""After each chunk, for threads that wait for the interpreter: unasked it would be theirs only after 5 ms."""
+"""Pause after each chunk of calls, so that other threads get the interpreter, which by default takes 5 ms."""
 
 
 class Later:
-    """Calls put off. `put` may be called from any thread."""
+    """A queue of calls to be made later. Any thread may call `put`."""
 
     def __init__(self, limit: int = LIMIT) -> None:
         self._limit = limit
@@ -36,7 +36,7 @@ class Later:
         self._thread: threading.Thread | None = None
 
     def put(self, call: Callable[..., None], *args: Any) -> None:
-        """Have `call(*args)` made soon, after those put before."""
+        """Queue `call(*args)`; queued calls are made in order."""
         waiting = self._waiting
         waiting.append((call, args))
         if not self._some.is_set():
@@ -46,7 +46,7 @@ class Later:
                 self._one()
 
     def flush(self) -> None:
-        """Make all calls put before now; they have been made when this returns."""
+        """Make all calls that were queued before this one, then return."""
         with self._making:
             left = len(self._waiting)
             while left > 0 and self._one():
@@ -65,7 +65,7 @@ class Later:
         while True:
             self._some.wait()
             time.sleep(EVERY_S)
-            self._some.clear()  # before looking: a call put from here on sets it again
+            self._some.clear()  # before the queue is read: a later `put` sets it again
             while self._waiting:
                 with self._making:
                     for _ in range(_CHUNK):

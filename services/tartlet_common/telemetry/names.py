@@ -4,7 +4,7 @@ from __future__ import annotations
 
 # spans
 SPAN_CLIENT_LAUNCH = "tartlet.client.launch"
-SPAN_PROGRAM = "invoke_agent"  # GenAI: one run of a program
+SPAN_PROGRAM = "invoke_agent"  # the GenAI conventions' name for one run of a program
 SPAN_CONTROL_PROGRAM = "tartlet.control.program"
 SPAN_BATCH = "tartlet.control.step"
 SPAN_ENGINE_STEP = "tartlet.worker.step"
@@ -38,10 +38,12 @@ METRIC_STEP_COMMANDS = "tartlet.step.commands"
 METRIC_STEP_SPANS_LEFT_OUT = "tartlet.step.spans.left_out"
 METRIC_LEDGER_LEAKS = "tartlet.ledger.leaks"
 
-# what the names stand for, where the conventions say it
+# values that the conventions define
 OPERATION = SPAN_PROGRAM
 PROVIDER = "tartlet"
-BUCKETS: dict[str, tuple[float, ...]] = {  # upper bounds of a histogram; the library's own begin at 5, for milliseconds
+BUCKETS: dict[
+    str, tuple[float, ...]
+] = {  # upper bounds of a histogram in seconds; the library's defaults begin at 5, which suits milliseconds
     METRIC_REQUEST_DURATION: tuple(0.01 * 2**i for i in range(14)),
     METRIC_TIME_TO_FIRST_TOKEN: (
         *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1),
@@ -52,6 +54,6 @@ BUCKETS: dict[str, tuple[float, ...]] = {  # upper bounds of a histogram; the li
         *(0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5),
     ),
     METRIC_TOKEN_USAGE: tuple(4.0**i for i in range(14)),
-    METRIC_STEP_DURATION: tuple(0.001 * 2**i for i in range(14)),  # ours, like the next
+    METRIC_STEP_DURATION: tuple(0.001 * 2**i for i in range(14)),  # not from the conventions, like the next
     METRIC_STEP_COMMANDS: tuple(2.0**i for i in range(14)),
 }

@@ -1,9 +1,9 @@
-"""Spans of steps at a few microseconds each: made whole when a step has ended, rate-limited, encoded in bulk.
+"""Makes spans of steps for a few microseconds each: a span is made when its step has ended, rate-limited.
 
-Hundreds of steps a second run beside Python that is waited for, so a step's span doesn't go the SDK's way through
-context, processors and attribute checks: `StepTracer` makes the finished `ReadableSpan` and puts it into the queue of
-the process's `BatchSpanProcessor`; `telemetry_export` encodes what the queue holds. Whether a trace is recorded at all
-is the sampler's word, which the programs' spans carry.
+Hundreds of steps a second run in threads that also serve, so a step's span avoids the SDK's path through context,
+processors and attribute checks. `StepTracer` makes the finished `ReadableSpan` and puts it into the queue of the
+process's `BatchSpanProcessor`; `export` encodes the queued spans in bulk. The sampler decides whether a trace is
+recorded; the programs' spans carry its decision.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class StepSpan(ReadableSpan):
 
 
 class StepLink(Link):
-    """A link to a program's span, made once a program: the exporter keeps its encoded form in `encoded`."""
+    """A link to a program's span, made once for each program; the exporter keeps the encoded link in `encoded`."""
 
     def __init__(self, context: SpanContext) -> None:
         super().__init__(context)
@@ -41,7 +41,7 @@ class StepLink(Link):
 
 
 class RateLimit:
-    """A token bucket that holds a second's worth, so that what comes first after a pause is always let through.
+    """A token bucket that holds one second's worth of tokens, so that the first span after a pause is always taken.
 
     Example:
         >>> limit = RateLimit(2)
@@ -52,14 +52,14 @@ class RateLimit:
     __slots__ = ("_at_s", "_left", "_most", "_per_s")
 
     def __init__(self, per_s: float) -> None:
-        """`per_s` 0 lets nothing through."""
+        """Let `per_s` spans a second through; 0: none."""
         self._per_s = per_s
         self._most = max(1.0, per_s) if per_s else 0.0
         self._left = self._most
         self._at_s = 0.0
 
     def take(self, now_s: float) -> bool:
-        """Whether one more fits at `now_s` of a clock that doesn't go back."""
+        """Take a token at `now_s` of a monotonic clock; False if there is none."""
         self._left = min(self._most, self._left + (now_s - self._at_s) * self._per_s)
         self._at_s = now_s
         if self._left < 1.0:
@@ -77,10 +77,10 @@ class StepTracer:
         self._scope = InstrumentationScope("tartlet")
         self._ids = RandomIdGenerator()
         self.max_links: Final = min(DEFAULT_MAX_LINKS, SpanLimits().max_links or 0)
-        """Programs that a step's span names; OTEL_SPAN_LINK_COUNT_LIMIT lowers it."""
+        """Programs that a step's span links to, at most; OTEL_SPAN_LINK_COUNT_LIMIT lowers the number."""
 
     def new_id(self) -> int:
-        """An id for a span."""
+        """Return a new id for a span."""
         return self._ids.generate_span_id()
 
     def record(
@@ -93,7 +93,7 @@ class StepTracer:
         attributes: Attributes,
         links: Sequence[StepLink] = (),
     ) -> None:
-        """Queue the span of a step; nanoseconds since 1970."""
+        """Queue the finished span of a step; times are nanoseconds since 1970."""
         self._processor.on_end(
             StepSpan(
                 name=name,
@@ -112,7 +112,7 @@ class StepTracer:
 
     @staticmethod
     def remote(traceparent: str) -> SpanContext | None:
-        """The parent that `traceparent` names, of another process; None without one whose trace is recorded."""
+        """Return the remote parent that `traceparent` names, or None if it names none or its trace isn't recorded."""
         match = _TRACEPARENT.fullmatch(traceparent)
         if match is None:
             return None
@@ -122,5 +122,5 @@ class StepTracer:
 
 
 def traceparent(parent: SpanContext, span_id: int) -> str:
-    """The context of a new span under `parent` in W3C form, for the peer that works under that span."""
+    """Return the W3C trace context of a new span under `parent`, for a peer whose spans belong under the new span."""
     return f"00-{parent.trace_id:032x}-{span_id:016x}-{parent.trace_flags:02x}"

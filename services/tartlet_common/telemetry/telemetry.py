@@ -1,4 +1,4 @@
-"""OpenTelemetry for every role: off, and free, unless OTEL_EXPORTER_OTLP_ENDPOINT is set."""
+"""Sets up OpenTelemetry for a process. Unless OTEL_EXPORTER_OTLP_ENDPOINT is set, telemetry is off and free."""
 
 from __future__ import annotations
 
@@ -26,48 +26,48 @@ if TYPE_CHECKING:
 
 _SCOPE = "tartlet"
 _COMPRESSION = "OTEL_EXPORTER_OTLP_COMPRESSION"
-_W3C = TraceContextTextMapPropagator()  # what travels between our roles, whatever OTEL_PROPAGATORS says
+_W3C = TraceContextTextMapPropagator()  # between roles, whatever OTEL_PROPAGATORS says
 _steps: StepTracer | None = None
 _exporters: list[Leaving] = []
 _later = Later()
 later = _later.put
-"""Puts off what a hot path reports (`telemetry_later`)."""
+"""Queues a call of OpenTelemetry from a hot path (see `later`)."""
 flush = _later.flush
-"""Makes what was put off, now: before metrics are collected, and at the end."""
+"""Makes the queued calls now: before metrics are collected, and at the end of the process."""
 
 
 def enabled() -> bool:
-    """Whether anything is exported; hot paths ask once at start and skip spans when not."""
+    """Whether telemetry is exported; hot paths ask once at their start and skip spans if not."""
     return bool(os.environ.get("OTEL_EXPORTER_OTLP_ENDPOINT"))
 
 
 def setup(role: str, *, scraped: bool = False) -> None:
-    """Export traces and metrics of this process as service `tartlet-<role>`; does nothing when telemetry is off.
+    """Export traces and metrics of this process as service `tartlet-<role>`; do nothing if telemetry is off.
 
-    `scraped`: metrics are also kept for `/metrics`, whether or not an OTLP endpoint is set.
+    With `scraped`, metrics are also collected for `/metrics`, whether or not an OTLP endpoint is set.
 
     Raises:
-        InvalidConfig: an `OTEL_*` variable has a value that can't be used.
+        InvalidConfig: an `OTEL_*` variable has an invalid value.
     """
     if not (enabled() or scraped):
         return
     if os.environ.get(_COMPRESSION, "").lower() == "none":
-        del os.environ[_COMPRESSION]  # it is the default, by a name that the SDK doesn't know
+        del os.environ[_COMPRESSION]  # "none" is the default, but the SDK doesn't know the word
     try:
         _setup(role, scraped=scraped)
-    except Exception as e:  # the SDK has kinds of its own
+    except Exception as e:  # the SDK raises errors of several types
         remedy = "Correct the OTEL_* variable of the environment that it speaks of, or unset it."
         raise InvalidConfig(role="telemetry", detail=f"the environment: {e}", remedy=remedy) from e
 
 
 def _setup(role: str, *, scraped: bool) -> None:
-    # imported here: the SDK takes 100 ms to import, which a process without telemetry needn't pay
+    # imported here: importing the SDK takes 100 ms, which a process without telemetry saves
     from opentelemetry.sdk.metrics import MeterProvider
     from opentelemetry.sdk.resources import Resource
 
     resource = Resource.create({"service.name": f"tartlet-{role}", "service.namespace": "tartlet"})
     readers = _readers(scraped=scraped)
-    # the SDK's own flush at exit has no limit: `shutdown` is ours
+    # the SDK's flush at exit has no time limit; `shutdown` below has one
     metrics.set_meter_provider(MeterProvider(resource=resource, metric_readers=readers, shutdown_on_exit=False))
     if enabled():
         from opentelemetry.sdk.trace import TracerProvider
@@ -82,7 +82,7 @@ def _setup(role: str, *, scraped: bool) -> None:
         processor = BatchSpanProcessor(exporter)
         provider.add_span_processor(processor)
         trace.set_tracer_provider(provider)
-        global _steps  # noqa: PLW0603 - the process's, as the providers are
+        global _steps  # noqa: PLW0603 - one for the process, like the providers
         _steps = StepTracer(processor, resource)
 
 
@@ -104,9 +104,9 @@ def _readers(*, scraped: bool) -> list[MetricReader]:
 
 
 def shutdown(grace_s: float = 2.0) -> None:
-    """Flush what is buffered; called once at the end of a process.
+    """Flush buffered telemetry; call this once, at the end of a process.
 
-    A receiver that isn't there costs at most `telemetry_export.LEAVING_S`, one that is slow at most `grace_s`.
+    A receiver that is gone delays the end by at most `export.LEAVING_S`, a slow receiver by at most `grace_s`.
     """
     for exporter in _exporters:
         exporter.leave()
@@ -127,32 +127,32 @@ def _stop(provider: object) -> None:
 
 
 def tracer() -> Tracer:
-    """The tracer of this process (a no-op one when telemetry is off)."""
+    """Return the tracer of this process; a no-op tracer if telemetry is off."""
     return trace.get_tracer(_SCOPE)
 
 
 def meter() -> Meter:
-    """The meter of this process (a no-op one when telemetry is off)."""
+    """Return the meter of this process; a no-op meter if telemetry is off."""
     return metrics.get_meter(_SCOPE)
 
 
 def histogram(name: str, unit: str = "") -> Histogram:
-    """A histogram of this process with the bounds that `telemetry_names` has for its name."""
+    """Make a histogram with the bounds that `names.BUCKETS` has for its name."""
     return meter().create_histogram(name, unit=unit, explicit_bucket_boundaries_advisory=names.BUCKETS[name])
 
 
 def step_tracer() -> StepTracer | None:
-    """What makes spans of steps in this process; None when telemetry is off."""
+    """Return the tracer of steps of this process; None if telemetry is off."""
     return _steps
 
 
 def inject(context: Context | None = None) -> dict[str, str]:
-    """The current span, or that of `context`, as W3C trace context, to send along."""
+    """Return the W3C trace context of the current span, or of `context`'s span, to send to a peer."""
     carrier: dict[str, str] = {}
     _W3C.inject(carrier, context)
     return carrier
 
 
 def extract(carrier: Mapping[str, str]) -> Context:
-    """The context that `inject` made in another process."""
+    """Rebuild the context that `inject` made in another process."""
     return _W3C.extract(carrier)
