@@ -1,4 +1,4 @@
-"""What every call of the client needs: its size checked, its errors typed, its large sources uploaded."""
+"""Helpers of every call of the client: they check its size, type its errors and upload its large sources."""
 
 from __future__ import annotations
 
@@ -35,15 +35,15 @@ log = logging.getLogger("tartlet")
 
 FIRST_PAUSE_S = 0.1
 LAST_PAUSE_S = 1.0
-PORTION_BYTES = 3 << 20  # specs or items of one message, below the 4 MiB it may have
+PORTION_BYTES = 3 << 20  # bytes of specs or items in one message, below the message limit of 4 MiB
 AT_ONCE = 4096
 
 
 def launch_spec(source: Source | None, args: Sequence[str], spec: LaunchSpec | None) -> LaunchSpec:
-    """The launch that a call's arguments mean.
+    """Build the launch that a call's arguments describe.
 
     Raises:
-        InvalidArgument: `spec` isn't all there is, or something is no source.
+        InvalidArgument: another argument stands beside `spec`, or `source` is not a `Source`.
     """
     if spec is None:
         return LaunchSpec(source=source, args=args)
@@ -54,10 +54,11 @@ def launch_spec(source: Source | None, args: Sequence[str], spec: LaunchSpec | N
 
 
 async def upload(stub: Any, source: Source) -> None:
-    """Bring a source in chunks, if it is large. `stub`: of Programs or Catalogue.
+    """Upload a source in chunks if it is large; `stub` is that of Programs or Catalogue.
 
     Raises:
-        SourceTooLarge: for this client (nothing is sent then), or for the server (at its first chunk).
+        SourceTooLarge: the source exceeds the client's limit (nothing is sent) or the server's (refused at its first
+            chunk).
     """
     if len(source.data) <= _convert.UPLOAD_ABOVE_BYTES:
         return
@@ -75,7 +76,7 @@ async def upload(stub: Any, source: Source) -> None:
 
 
 def checked(request: T) -> T:
-    """The request, if one message can carry it."""
+    """Return the request if it fits one message."""
     size = request.ByteSize()  # type: ignore[attr-defined]
     if size > endpoints.MAX_MESSAGE_BYTES:
         raise FrameTooLarge(size=size, what="bytes in a request", limit=endpoints.MAX_MESSAGE_BYTES)
@@ -83,13 +84,13 @@ def checked(request: T) -> T:
 
 
 def launch_requests(specs: Sequence[LaunchSpec]) -> Iterator[programs_pb2.LaunchRequest]:
-    """Requests that one message can carry."""
+    """Divide launches into requests that each fit one message."""
     for portion in _portions(_convert.launches_to_proto(specs, attach=False, tie=False)):
         yield checked(programs_pb2.LaunchRequest(specs=portion))
 
 
 def send_requests(items: Sequence[tuple[str, bytes | str]]) -> Iterator[programs_pb2.SendRequest]:
-    """Requests that one message can carry, and so can the answer, even if each item's is an error."""
+    """Divide messages into requests that each fit one message, as do their answers even if every item fails."""
     for portion in _portions(_send_item(p, m) for p, m in items):
         yield checked(programs_pb2.SendRequest(items=portion))
 
@@ -100,7 +101,7 @@ def _send_item(program_id: str, message: bytes | str) -> programs_pb2.SendItem:
 
 
 def _portions(messages: Iterable[M]) -> Iterator[list[M]]:
-    """As they come, at most `AT_ONCE` and `PORTION_BYTES` together, or one."""
+    """Divide messages, in order, into portions of at most `AT_ONCE` messages and `PORTION_BYTES` bytes."""
     portion: list[M] = []
     size = 0
     for message in messages:
@@ -114,10 +115,10 @@ def _portions(messages: Iterable[M]) -> Iterator[list[M]]:
 
 
 async def repeated(call: Callable[[], Awaitable[T]], retry_s: float) -> T:
-    """What `call` returns; it is made again while nobody answers it, for `retry_s` at most.
+    """Make `call` and return its result; repeat it for up to `retry_s` while the server doesn't answer.
 
     Raises:
-        Unavailable: nobody did.
+        Unavailable: the server did not answer in that time.
     """
     clock = asyncio.get_running_loop().time
     end, pause_s = clock() + retry_s, FIRST_PAUSE_S
@@ -143,7 +144,7 @@ def translated(address: str) -> Iterator[None]:
 
 
 def from_rpc(e: grpc.aio.AioRpcError, address: str) -> TartletError:
-    """The typed error of a call that failed; servers put theirs into the trailing metadata `tartlet-error-bin`."""
+    """Return the typed error of a failed call; servers put it into the trailing metadata `tartlet-error-bin`."""
     for key, value in e.trailing_metadata() or ():
         if key == ERROR_KEY and isinstance(value, bytes):
             error = error_proto.error_from_proto(common_pb2.Error.FromString(value))
@@ -162,7 +163,7 @@ def from_rpc(e: grpc.aio.AioRpcError, address: str) -> TartletError:
 
 
 def _why(address: str, details: str) -> str:
-    """Why nobody answers at `address`; gRPC says it at length."""
+    """Say briefly why there is no answer at `address`; gRPC's own text is long."""
     path = endpoints.unix_path(address)
     if path is not None and not path.exists():
         return "there is no such socket"

@@ -1,4 +1,4 @@
-"""One role as a child process: in a process group of its own, awaited until ready, ended with all it started."""
+"""Runs one role as a child process in a process group of its own, waits until it serves, and ends the whole group."""
 
 from __future__ import annotations
 
@@ -25,9 +25,10 @@ class Child:
     Args:
         role: "control", "runtime" or "worker".
         flags: its command line.
-        log: file that its standard error is appended to.
-        env: its environment.
-        echo: also given each line of its standard error.
+        log: file that the role's standard error is appended to.
+        env: the role's environment.
+        echo: called with the role and each line of its standard error.
+        progress: called with the role and each line about its start.
     """
 
     def __init__(
@@ -42,7 +43,7 @@ class Child:
     ) -> None:
         self.role = role
         self.last_lines: deque[str] = deque(maxlen=_LAST_LINES)
-        self.error: TartletError | None = None  # what it said of its own failure
+        self.error: TartletError | None = None  # the error that the role reported
         self._flags = flags
         self._log = log
         self._env = env
@@ -54,19 +55,20 @@ class Child:
 
     @property
     def pid(self) -> int:
-        """The process's id, 0 before the start."""
+        """The id of the process; 0 before the start."""
         return self._process.pid if self._process else 0
 
     @property
     def served(self) -> bool:
-        """Whether it has come as far as that."""
+        """Whether the role has served."""
         return self._ready.done()
 
     async def start(self) -> None:
-        """Start the process; `ready` says when it serves.
+        """Start the process; `ready` waits until it serves.
 
         Raises:
-            StartFailed: the system has no room for it, such as no descriptors; `cause` then says the same.
+            StartFailed: the system can't start a process, for example for want of file descriptors. `cause` then
+                returns the same error.
         """
         try:
             await self._start()
@@ -79,7 +81,7 @@ class Child:
         try:
             self._process = await asyncio.create_subprocess_exec(
                 sys.executable,
-                "-P",  # else a file of the user's, here in the current directory, could be imported for one of ours
+                "-P",  # else a file in the current directory could be imported in place of one of our modules
                 "-m",
                 f"tartlet_{self.role}",
                 *self._flags,
@@ -92,7 +94,7 @@ class Child:
                 stderr=asyncio.subprocess.PIPE,
                 pass_fds=(write_fd,),
                 env=self._env,
-                start_new_session=True,  # the terminal's Ctrl-C reaches us alone: we end roles in order
+                start_new_session=True,  # Ctrl-C in the terminal reaches only the parent, which ends roles in order
             )
         except BaseException:
             os.close(read_fd)
@@ -105,10 +107,10 @@ class Child:
         ]
 
     async def ready(self) -> None:
-        """Return when the role serves.
+        """Wait until the role serves.
 
         Raises:
-            TartletError: it ended before, with the error that it gave, or `StartFailed` with its last lines.
+            TartletError: the role ended before that: the error that it reported, or `StartFailed` with its last lines.
         """
         process = self._running()
         ended = asyncio.ensure_future(process.wait())
@@ -120,7 +122,7 @@ class Child:
             raise await self.cause()
 
     async def wait(self) -> int:
-        """The exit code, when it has ended and its last words are read; at once where it couldn't be started."""
+        """Wait until the role has ended and its output is read; return its exit code."""
         if self._process is None and self.error is not None:
             return os.EX_OSERR
         code = await self._running().wait()
@@ -128,7 +130,7 @@ class Child:
         return code
 
     async def cause(self) -> TartletError:
-        """Why it ended: its own error, else its exit code and last lines."""
+        """Return why the role ended: the error that it reported, or else its exit code and last lines."""
         code = await self.wait()
         if self.error is not None:
             return self.error
@@ -137,20 +139,20 @@ class Child:
         return StartFailed(role=self.role, detail=f"{how}\n{lines}".rstrip())
 
     def signal(self, number: signal.Signals) -> None:
-        """Signal the process, if it still runs."""
+        """Send a signal to the process if it still runs."""
         if self._process is not None and self._process.returncode is None:
             self._process.send_signal(number)
 
     def kill(self) -> None:
-        """SIGKILL the whole process group at once."""
+        """Send SIGKILL to the whole process group."""
         if self._process is not None:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self._process.pid, signal.SIGKILL)
 
     async def stop(self, grace_s: float) -> None:
-        """SIGTERM, then SIGKILL after `grace_s`; when this returns, neither it nor anything it started runs.
+        """Send SIGTERM, and SIGKILL after `grace_s`; return when the role and all processes that it started have ended.
 
-        One that has never served holds nothing, and may be deep in what it loads: SIGKILL at once.
+        A role that never served holds no state and may be busy loading: it gets SIGKILL at once.
         """
         if self._process is None:
             return
@@ -170,7 +172,7 @@ class Child:
         return self._process
 
     async def _read_notices(self, fd: int) -> None:
-        """Lines of the ready descriptor: `ready`, `progress TEXT`, `error NUMBER JSON`."""
+        """Read the lines of the ready descriptor: `ready`, `progress TEXT`, `error NUMBER JSON`."""
         reader = asyncio.StreamReader(limit=1 << 20)
         loop = asyncio.get_running_loop()
         transport, _ = await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(fd, "rb"))
@@ -188,24 +190,26 @@ class Child:
             transport.close()
 
     async def _read_errors(self) -> None:
-        """Its standard error, to the log, the last lines and the echo."""
+        """Copy the role's standard error to the log, to the kept last lines and to `echo`."""
         stream = self._running().stderr
         assert stream is not None
         with contextlib.ExitStack() as files:
             log: BinaryIO | None = None
-            with contextlib.suppress(OSError):  # without it, the role would wait for ever for somebody to read it
+            with contextlib.suppress(
+                OSError
+            ):  # a broken log must not stop the reading: the role would block on its full pipe
                 log = files.enter_context(self._log.open("ab", buffering=0))
             while line := await _line(stream):
                 self.last_lines.append(line.decode(errors="replace").rstrip())
                 if log is not None:
-                    with contextlib.suppress(OSError):  # a full disk must not take the role with it
+                    with contextlib.suppress(OSError):  # a full disk must not end the role
                         log.write(line)
                 if self._echo is not None:
                     self._echo(self.role, line)
 
 
 async def _line(stream: asyncio.StreamReader) -> bytes:
-    """A line, cut where it is very long; b"" at the end."""
+    """Read a line, cut where it is very long; b"" at the end."""
     line, size = b"", 0
     while part := await _part(stream):
         line += part[: max(0, _LINE_BYTES - size)]
@@ -218,7 +222,7 @@ async def _line(stream: asyncio.StreamReader) -> bytes:
 
 
 async def _part(stream: asyncio.StreamReader) -> bytes:
-    """The rest of a line, or the part of it that fits the reader's buffer; b"" at the end."""
+    """Read the rest of a line, or as much as fits the reader's buffer; b"" at the end."""
     try:
         return await stream.readuntil(b"\n")
     except asyncio.IncompleteReadError as e:

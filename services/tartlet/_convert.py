@@ -1,4 +1,4 @@
-"""Between the client's values and protobuf messages."""
+"""Converts between the client's values and protobuf messages."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _LANGUAGES = {
 _FROM_LANGUAGE = {number: language for language, number in _LANGUAGES.items()}
 
 _NO_LIMITS = Limits()
-_MOST: dict[str, float] = {  # of each limit: what its field of the message holds
+_MOST: dict[str, float] = {  # the largest value that the message's field of each limit holds
     "memory_bytes": (1 << 64) - 1,
     "cpu_slice_s": sys.float_info.max,
     "pages": (1 << 32) - 1,
@@ -35,18 +35,18 @@ _MOST: dict[str, float] = {  # of each limit: what its field of the message hold
 
 Kind = programs_pb2.ProgramEvent
 UPLOAD_ABOVE_BYTES = 1 << 20
-"""Larger sources travel once, in chunks; what names them says only their digest."""
+"""Larger sources are uploaded once, in chunks; launches then name them by their digest."""
 
 
 def source_to_proto(source: Source) -> common_pb2.Source:
-    """With its data; the digest lets the server check and cache it."""
+    """Convert a source with its data; the server checks and caches it by the digest."""
     return common_pb2.Source(
         language=_LANGUAGES[source.language], filename=source.filename, data=source.data, digest=source.digest
     )
 
 
 def source_or_digest(source: Source) -> common_pb2.Source:
-    """Without its data if that is large: it was uploaded before."""
+    """Convert a source; large data is left out, because it was uploaded before."""
     message = source_to_proto(source)
     if len(message.data) > UPLOAD_ABOVE_BYTES:
         message.data = b""
@@ -54,15 +54,15 @@ def source_or_digest(source: Source) -> common_pb2.Source:
 
 
 def source_from_proto(m: common_pb2.Source) -> Source:
-    """`data` is empty where only the digest travelled."""
+    """Convert a message to a source; `data` is empty if only the digest was sent."""
     return Source(m.data, _FROM_LANGUAGE.get(m.language, Language.PYTHON), m.filename)
 
 
 def limits_to_proto(limits: Limits) -> common_pb2.Limits:
-    """Field by field.
+    """Convert limits field by field.
 
     Raises:
-        InvalidArgument: a limit isn't a finite number of at least 0, or no message can hold it.
+        InvalidArgument: a limit isn't a finite number of at least 0, or is too large for its field.
     """
     message = common_pb2.Limits()
     for name, most in _MOST.items():
@@ -75,7 +75,7 @@ def limits_to_proto(limits: Limits) -> common_pb2.Limits:
 
 
 def limits_from_proto(m: common_pb2.Limits) -> Limits:
-    """Field by field."""
+    """Convert limits field by field."""
     return Limits(
         memory_bytes=m.memory_bytes,
         cpu_slice_s=m.cpu_slice_s,
@@ -89,10 +89,10 @@ def limits_from_proto(m: common_pb2.Limits) -> Limits:
 
 
 def launch_to_proto(spec: LaunchSpec, *, attach: bool, tie: bool) -> programs_pb2.LaunchSpec:
-    """With the current trace, so that the program's span hangs under the caller's.
+    """Convert a launch, with the current trace context: the program's span becomes a child of the caller's.
 
     Raises:
-        InvalidArgument: it names no program, or a limit is none.
+        InvalidArgument: the launch names no program, or a limit is invalid.
     """
     if spec.source is None and not spec.inferlet:
         raise InvalidArgument(argument="source", detail="there is none, and no inferlet", remedy="Give exactly one.")
@@ -113,7 +113,7 @@ def launch_to_proto(spec: LaunchSpec, *, attach: bool, tie: bool) -> programs_pb
 
 
 def launches_to_proto(specs: Iterable[LaunchSpec], *, attach: bool, tie: bool) -> Iterator[programs_pb2.LaunchSpec]:
-    """As `launch_to_proto`; the same spec again and again is converted once."""
+    """Convert launches as `launch_to_proto` does; a spec that is repeated is converted once."""
     last: LaunchSpec | None = None
     for spec in specs:
         if spec is not last:
@@ -122,7 +122,7 @@ def launches_to_proto(specs: Iterable[LaunchSpec], *, attach: bool, tie: bool) -
 
 
 def usage_from_proto(m: programs_pb2.Usage) -> Usage:
-    """Field by field."""
+    """Convert usage field by field."""
     return Usage(
         sampled_tokens=m.sampled_tokens,
         input_tokens=m.input_tokens,
@@ -136,10 +136,10 @@ def usage_from_proto(m: programs_pb2.Usage) -> Usage:
 
 
 def event_from_proto(m: programs_pb2.ProgramEvent) -> Event:
-    """The event a message carries.
+    """Return the event that a message carries.
 
     Raises:
-        TartletError: it is REJECTED; the error says why.
+        TartletError: the launch was rejected; this is the reason.
     """
     match m.kind:
         case Kind.ACCEPTED:
@@ -161,7 +161,7 @@ def event_from_proto(m: programs_pb2.ProgramEvent) -> Event:
 
 
 def info_from_proto(m: programs_pb2.ProgramInfo) -> ProgramInfo:
-    """A line of a listing."""
+    """Convert one program of a listing."""
     return ProgramInfo(
         program_id=m.program_id,
         name=m.name,
@@ -179,7 +179,7 @@ def info_from_proto(m: programs_pb2.ProgramInfo) -> ProgramInfo:
 
 
 def entry_to_proto(entry: CatalogueEntry) -> control_pb2.CatalogueEntry:
-    """A catalogue entry with its source."""
+    """Convert a catalogue entry with its source."""
     return control_pb2.CatalogueEntry(
         tenant=entry.tenant,
         name=entry.name,
@@ -191,7 +191,7 @@ def entry_to_proto(entry: CatalogueEntry) -> control_pb2.CatalogueEntry:
 
 
 def entry_from_proto(m: control_pb2.CatalogueEntry) -> CatalogueEntry:
-    """A catalogue entry; in listings its source has no data."""
+    """Convert a catalogue entry; in listings its source has no data."""
     return CatalogueEntry(
         name=m.name,
         source=source_from_proto(m.source),
@@ -203,7 +203,7 @@ def entry_from_proto(m: control_pb2.CatalogueEntry) -> CatalogueEntry:
 
 
 def state_from_proto(m: programs_pb2.RuntimeStateReply) -> RuntimeState:
-    """A runtime's state."""
+    """Convert a runtime's state."""
     return RuntimeState(
         version=m.version,
         incarnation=m.incarnation,

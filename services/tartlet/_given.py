@@ -1,4 +1,4 @@
-"""What callers give, told from what is easily mistaken for it."""
+"""Checks of arguments, whose errors name the mistake: an id given as an object, a path in place of a source."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _SHOWN = 80
 
 
 def shown(given: object) -> str:
-    """It in a few words.
+    """Describe a value in a few words.
 
     Example:
         >>> shown("x.py"), shown("x" * 1000), shown(print)
@@ -25,10 +25,10 @@ def shown(given: object) -> str:
 
 
 def check_id(given: object) -> None:
-    """Tell a program's id from what has one.
+    """Check that a program's id is text.
 
     Raises:
-        InvalidArgument: it is none; says where the id is.
+        InvalidArgument: it isn't; the error says where the id is found.
     """
     if isinstance(given, str):
         return
@@ -39,10 +39,10 @@ def check_id(given: object) -> None:
 
 
 def check_offset(given: int) -> None:
-    """Tell an offset of a program's output.
+    """Check an offset of a program's output.
 
     Raises:
-        InvalidArgument: it is negative, or no whole number.
+        InvalidArgument: the offset is negative or not a whole number.
     """
     check_number("offset", given, whole=True)
     if given < 0:
@@ -50,10 +50,10 @@ def check_offset(given: int) -> None:
 
 
 def check_texts(**given: object) -> None:
-    """Tell text that can travel, as UTF-8, from other things, by their arguments' names.
+    """Check that arguments, given by name, are text that UTF-8 can encode.
 
     Raises:
-        InvalidArgument: one of them is something else, or holds half a character.
+        InvalidArgument: one of them is not text, or contains half of a surrogate pair.
     """
     check_kind(str, **given)
     for argument, text in given.items():
@@ -65,10 +65,10 @@ def check_texts(**given: object) -> None:
 
 
 def check_kind(kind: type, **given: object) -> None:
-    """Tell what is of this kind, by their arguments' names.
+    """Check that arguments, given by name, have the type `kind`.
 
     Raises:
-        InvalidArgument: one of them is something else.
+        InvalidArgument: one of them has another type.
     """
     for argument, value in given.items():
         if not isinstance(value, kind):
@@ -76,20 +76,20 @@ def check_kind(kind: type, **given: object) -> None:
 
 
 def check_number(argument: str, given: object, *, whole: bool) -> None:
-    """Tell a number from other things.
+    """Check that a value is a number, or with `whole` a whole number.
 
     Raises:
-        InvalidArgument: it is none, or not a whole one.
+        InvalidArgument: it isn't.
     """
     if not isinstance(given, Integral if whole else Real):
         raise InvalidArgument(argument=argument, detail=f"{shown(given)} is no {'whole ' if whole else ''}number")
 
 
 def all_of(kind: type[T], argument: str, given: Iterable[T]) -> list[T]:
-    """The same, as a list.
+    """Return the items as a list after checking that each has the type `kind`.
 
     Raises:
-        InvalidArgument: it is one alone, or one of them is something else.
+        InvalidArgument: `given` is a single item, or an item has another type.
     """
     if isinstance(given, kind):
         raise InvalidArgument(argument=argument, detail=f"one {kind.__name__} is no list of them", remedy="Give [it].")
@@ -102,10 +102,10 @@ def all_of(kind: type[T], argument: str, given: Iterable[T]) -> list[T]:
 
 
 def message_bytes(given: bytes | str) -> bytes:
-    """A message, as it travels.
+    """Return a message as bytes.
 
     Raises:
-        InvalidArgument: it is neither text nor bytes.
+        InvalidArgument: the message is neither text nor bytes.
     """
     if isinstance(given, str):
         check_texts(message=given)
@@ -116,14 +116,14 @@ def message_bytes(given: bytes | str) -> bytes:
 
 
 def seed_bytes(given: object) -> bytes:
-    r"""What a launch takes for a seed: a number's lower 128 bits.
+    r"""Return a seed as bytes: of a number its lower 128 bits.
 
     Example:
         >>> seed_bytes(258)[:3], len(seed_bytes(-1)), seed_bytes(None)
         (b'\x02\x01\x00', 16, b'')
 
     Raises:
-        InvalidArgument: it is neither a whole number nor bytes.
+        InvalidArgument: the seed is neither a whole number nor bytes.
     """
     if given is None or isinstance(given, bytes):
         return given or b""

@@ -1,4 +1,4 @@
-"""`Run`: the events of a program that is followed."""
+"""`Run`: a program whose events the client follows."""
 
 from __future__ import annotations
 
@@ -18,41 +18,42 @@ _ProgramEvents = programs_pb2.ProgramEvents
 
 
 class Run:
-    """A program that is followed: iterate its events, or wait for its end.
+    """A program that the client follows: iterate over its events, or wait for its end.
 
-    Made by `AsyncClient.run` and `AsyncClient.attach`. A loop that was left goes on where it stopped, in the next loop,
-    in `anext` or in `wait`; one that is cancelled, by `asyncio.wait_for` say, loses nothing, and the program goes on.
+    `AsyncClient.run` and `AsyncClient.attach` make runs. After leaving a loop over the events, the next loop, `anext`
+    or `wait` continues with the next event. Cancelling a loop, for example by `asyncio.wait_for`, loses no event and
+    does not end the program.
 
     Attributes:
         program_id: the program's id.
-        ended: its end, once that has been seen.
+        ended: the program's end, once it was received.
     """
 
     def __init__(
         self, program_id: str, guest_token: str, stream: Any, address: str, first: _ProgramEvents | None = None
     ) -> None:
-        """`first`: what has been read of the stream already."""
+        """Follow `stream`; `first` holds events that were already read from it."""
         self.program_id = program_id
         self.guest_token = guest_token  # admits the process of a native program
         self.ended: Ended | None = None
         self._stream = stream
         self._address = address
         self._messages = deque(first.events if first is not None else ())
-        self._frame: asyncio.Task[Any] | None = None  # the next one, while it is being read
+        self._frame: asyncio.Task[Any] | None = None  # the frame that is being read
         self._lost: TartletError | None = None
         self._is_read = False
 
     def __aiter__(self) -> Self:
-        """Events as they come; `Ended` is the last."""
+        """Iterate over the events as they arrive; `Ended` is the last."""
         return self
 
     async def __anext__(self) -> Event:
-        """The next event.
+        """Return the next event.
 
         Raises:
             RuntimeLost: the runtime went away with the program.
-            Disconnected: it isn't followed any more: `cancel` was called, or the client was closed.
-            InvalidArgument: another task waits for the next event.
+            Disconnected: the client stopped following: `cancel` was called, or the client was closed.
+            InvalidArgument: another task already waits for the next event.
         """
         if self._is_read:
             raise InvalidArgument(argument="run", detail="another task waits for its next event")
@@ -71,26 +72,26 @@ class Run:
         raise StopAsyncIteration
 
     async def wait(self) -> Ended:
-        """Read and drop the other events until the program has ended.
+        """Wait for the program's end; the other events are read and dropped.
 
         Raises:
-            RuntimeLost, Disconnected, InvalidArgument: as with the next event.
+            RuntimeLost, Disconnected, InvalidArgument: as for the next event.
         """
         while self.ended is None:
             await anext(self, None)
         return self.ended
 
     def cancel(self) -> None:
-        """Stop following. A program of `AsyncClient.run` ends with it; one that was launched goes on."""
+        """Stop following. A program started by `AsyncClient.run` ends then; a launched program goes on."""
         self._stream.cancel()
 
     def __del__(self) -> None:
-        """A call that nobody has any more ends; one that is being read would not."""
+        """End the call of a run that was dropped, which otherwise would go on while a frame is being read."""
         if self._frame is not None and not (loop := self._frame.get_loop()).is_closed():
             loop.call_soon_threadsafe(self._stream.cancel)
 
     async def _next_frame(self) -> _ProgramEvents:
-        """Whoever waits for it may be cancelled; the call must not be, and the frame waits for the next one."""
+        """Read the next frame. If the waiting task is cancelled, the read goes on and its frame is kept."""
         if self._lost is not None:
             raise self._lost
         if self._frame is None:
@@ -112,6 +113,6 @@ class Run:
 
 
 def _noted(read: asyncio.Task[Any]) -> None:
-    """Nobody may ask for it any more, which is nothing to complain of."""
+    """Retrieve the error of a read whose result is not needed any more, so that asyncio doesn't log it."""
     if not read.cancelled():
         read.exception()

@@ -1,4 +1,4 @@
-"""`AsyncClient`: programs launched, followed, messaged and ended from asyncio; the command line stands on it."""
+"""`AsyncClient` launches, follows, messages and ends programs from asyncio; the command line uses it."""
 
 from __future__ import annotations
 
@@ -49,14 +49,16 @@ class AsyncClient:
                 print(run.ended.usage.per_token_s)
 
     Args:
-        address: the runtime's, `unix:/path` or `host:port`; default: the one of a local `tartlet serve`.
-        control: control's, for the catalogue; default: $TARTLET_CLIENT_CONTROL, or beside a Unix runtime's socket.
-        tls: needed for TCP; default: the files that $TARTLET_CLIENT_TLS_CERTIFICATE, _KEY and _AUTHORITY name. When
-            they change, new calls go over a new connection.
-        tenant: act for this tenant alone, though certificate or socket would let us act for others.
-        retry_s: how long a launch with an idempotency key is sent again while nobody answers; 0: never.
+        address: the runtime's address, `unix:/path` or `host:port`; default: that of a local `tartlet serve`.
+        control: control's address, for the catalogue; default: $TARTLET_CLIENT_CONTROL, or else the socket beside the
+            runtime's Unix socket.
+        tls: the client's identity, needed for TCP; default: the files that $TARTLET_CLIENT_TLS_CERTIFICATE, _KEY and
+            _AUTHORITY name. When the files change, new calls use a new connection.
+        tenant: act for this tenant alone, even if the certificate or the socket allows others.
+        retry_s: seconds during which a launch with an idempotency key is repeated while there is no answer; 0: never.
 
-    Every method raises a `TartletError`: `Unavailable` when nobody answers at the address, else what it documents.
+    Every method raises a `TartletError`: `Unavailable` if there is no answer at the address, else the errors that the
+    method documents.
     """
 
     def __init__(
@@ -100,13 +102,13 @@ class AsyncClient:
         """Launch a program that ends when this client goes away, and follow it.
 
         Args:
-            source: the program, where `spec` isn't given.
-            args: its arguments.
-            spec: all there is to say about a launch.
+            source: the program; not with `spec`.
+            args: the program's arguments; not with `spec`.
+            spec: the whole launch, in place of `source` and `args`.
 
         Raises:
-            InvalidArgument: `source` is no `Source`, or there is more than `spec`.
-            TartletError: the launch was rejected.
+            InvalidArgument: `source` is not a `Source`, or another argument stands beside `spec`.
+            TartletError: the server rejected the launch.
         """
         spec = launch_spec(source, args, spec)
         with telemetry.tracer().start_as_current_span(names.SPAN_CLIENT_LAUNCH):
@@ -117,12 +119,12 @@ class AsyncClient:
     async def launch(
         self, source: Source | None = None, args: Sequence[str] = (), *, spec: LaunchSpec | None = None
     ) -> Accepted:
-        """Launch a program that goes on without this client; attach to it by its id.
+        """Launch a program that goes on without this client; `attach` follows it by its id.
 
-        With an idempotency key it is sent again for `retry_s` if its answer is lost: it starts one program at most.
+        A launch with an idempotency key is repeated for `retry_s` if its answer is lost; it starts at most one program.
 
         Raises:
-            TartletError: the launch was rejected.
+            TartletError: the server rejected the launch.
         """
         (answer,) = await self.launch_many([launch_spec(source, args, spec)])
         if isinstance(answer, TartletError):
@@ -130,9 +132,9 @@ class AsyncClient:
         return answer
 
     async def launch_many(self, specs: Sequence[LaunchSpec]) -> Answers:
-        """Launch many programs in few messages; answers in the order of `specs`, an error where one was rejected.
+        """Launch many programs in few messages; return an answer or an error for each spec, in order.
 
-        Where every spec has an idempotency key, a launch whose answer is lost is sent again for `retry_s`.
+        If every spec has an idempotency key, launches whose answer is lost are repeated for `retry_s`.
         """
         specs = all_of(LaunchSpec, "specs", specs)
         keyed = all(spec.idempotency_key for spec in specs)
@@ -158,9 +160,9 @@ class AsyncClient:
         return answers
 
     async def run_many(self, specs: Sequence[LaunchSpec]) -> AsyncIterator[tuple[int, Event | TartletError]]:
-        """Launch many programs tied to this client on one stream; events with the index of their spec, as they come.
+        """Launch many programs that end with this client; yield their events, each with the index of its spec.
 
-        A rejected spec gives its error. All specs together must fit one message (4 MiB).
+        A rejected spec yields its error. All specs together must fit one message (4 MiB).
         """
         specs = all_of(LaunchSpec, "specs", specs)
         await self._upload(specs)
@@ -175,11 +177,11 @@ class AsyncClient:
                     yield message.index, event
 
     async def attach(self, program_id: str, offset: int = 0) -> Run:
-        """Follow a program from an offset of its output on; ended programs too, for a while.
+        """Follow a program from an offset of its output on; the output of an ended program is kept for a while.
 
         Raises:
-            InvalidArgument: the offset is negative, or the id is none.
-            UnknownProgram: there is none with this id.
+            InvalidArgument: the offset is negative, or the id is malformed.
+            UnknownProgram: no program has this id.
         """
         check_id(program_id)
         check_offset(offset)
@@ -188,29 +190,29 @@ class AsyncClient:
         return Run(program_id, "", stream, self.address)
 
     async def send(self, program_id: str, message: bytes | str) -> None:
-        """Give a program a message; it gets it from `receive`.
+        """Send a message to a program, which reads it with `receive`.
 
         Raises:
-            UnknownProgram: there is none with this id, or it has ended.
-            InboxFull: it has too many unread ones.
+            UnknownProgram: no program has this id, or the program has ended.
+            InboxFull: the program has too many unread messages.
         """
         (error,) = await self.send_many([(program_id, message)])
         if error is not None:
             raise error
 
     async def send_many(self, items: Sequence[tuple[str, bytes | str]]) -> Errors:
-        """Give many programs messages; an error or None for each, in order."""
+        """Send messages to many programs; return an error or None for each, in order."""
         errors: Errors = []
-        for request in list(send_requests(items)):  # one too long is refused before any is sent
+        for request in list(send_requests(items)):  # a message that is too long is refused before any is sent
             reply = await self._call(self._programs().Send(request, metadata=self._metadata))
             errors += [error_proto.error_from_proto(e) for e in reply.errors]
         return errors
 
     async def kill(self, program_id: str, reason: str = "") -> None:
-        """End a program; it ends in `ProgramKilled`.
+        """End a program; its error is `ProgramKilled`.
 
         Raises:
-            UnknownProgram: there is none with this id.
+            UnknownProgram: no program has this id.
         """
         check_id(program_id)
         check_texts(reason=reason)
@@ -221,7 +223,7 @@ class AsyncClient:
             raise error
 
     async def list(self, *, ended: bool = False, tenant: str = "") -> Infos:
-        """Programs that run; with `ended` also those that have. A runtime that doesn't answer is named in a warning."""
+        """List running programs, with `ended` also ended ones. A warning names each runtime that doesn't answer."""
 
         def page(token: str) -> Awaitable[Any]:
             request = programs_pb2.ListRequest(all=ended, tenant=tenant, page_token=token)
@@ -235,10 +237,10 @@ class AsyncClient:
         return infos
 
     async def validate(self, source: Source) -> str:
-        """Check a source without running it; its digest.
+        """Check a source without running it; return its digest.
 
         Raises:
-            InvalidArgument, InvalidSource, CorruptModule, SourceTooLarge: what is wrong with it.
+            InvalidArgument, InvalidSource, CorruptModule, SourceTooLarge: the source's fault.
         """
         check_source(source)
         await self._upload([LaunchSpec(source=source)])
@@ -250,7 +252,7 @@ class AsyncClient:
         return str(reply.digest)
 
     async def state(self) -> RuntimeState:
-        """What the runtime says of itself, its control, the engines and models."""
+        """Return the state of the runtime, of its control, of engines and of models."""
         return _convert.state_from_proto(
             await self._call(self._programs().RuntimeState(programs_pb2.RuntimeStateRequest(), metadata=self._metadata))
         )
@@ -258,11 +260,11 @@ class AsyncClient:
     # ---- catalogue ----------------------------------------------------------------------------------------------
 
     async def put(self, entries: Sequence[CatalogueEntry]) -> Digests:
-        """Name programs in the catalogue; their digests. What they contain isn't read: `validate` them before.
+        """Put named programs into the catalogue; return their digests. Sources aren't checked: `validate` them before.
 
         Raises:
-            InvalidArgument: a name is none; nothing was stored.
-            TartletError: the first one that was refused; the others may have been stored.
+            InvalidArgument: a name is malformed; nothing was stored.
+            TartletError: the error of the first entry that was refused; other entries may have been stored.
         """
         entries = all_of(CatalogueEntry, "entries", entries)
         for entry in entries:
@@ -282,10 +284,10 @@ class AsyncClient:
         return [str(d) for d in reply.digests]
 
     async def get(self, name: str, *, tenant: str = "", digest: str = "") -> CatalogueEntry:
-        """A program of the catalogue with its source.
+        """Return a program of the catalogue with its source.
 
         Raises:
-            UnknownInferlet: there is none of this name.
+            UnknownInferlet: the catalogue has no program of this name.
         """
         check_texts(name=name, tenant=tenant, digest=digest)
         request = control_pb2.GetRequest(tenant=tenant, name=name, digest=digest)
@@ -299,10 +301,10 @@ class AsyncClient:
         return _convert.entry_from_proto(reply.entry)
 
     async def delete(self, name: str, *, tenant: str = "") -> None:
-        """Remove a program from the catalogue; running ones go on.
+        """Remove a program from the catalogue; programs launched from it go on.
 
         Raises:
-            UnknownInferlet: there is none of this name.
+            UnknownInferlet: the catalogue has no program of this name.
         """
         check_texts(name=name, tenant=tenant)
         request = control_pb2.DeleteRequest(tenant=tenant, name=name)
@@ -312,7 +314,7 @@ class AsyncClient:
             raise error
 
     async def catalogue(self, *, tenant: str = "") -> Entries:
-        """The catalogue's programs, without their sources' data."""
+        """List the catalogue's programs, without their sources' data."""
 
         def page(token: str) -> Awaitable[Any]:
             request = control_pb2.CatalogueListRequest(tenant=tenant, page_token=token)
@@ -327,7 +329,7 @@ class AsyncClient:
         """Control's address.
 
         Raises:
-            InvalidArgument: it wasn't given and can't be guessed.
+            InvalidArgument: the address wasn't given and can't be derived from the runtime's.
         """
         if self._control_address is not None:
             return self._control_address
@@ -344,7 +346,7 @@ class AsyncClient:
         if self._dialer is None:
             self._dialer = endpoints.Dialer(self.address, self._tls)
         channel = self._dialer.current()
-        if self._stub is None or self._stub[0] is not channel:  # making one takes as long as a call
+        if self._stub is None or self._stub[0] is not channel:  # making a stub takes as long as a call
             self._stub = channel, programs_pb2_grpc.ProgramsStub(channel)
         return self._stub[1]
 
@@ -357,15 +359,15 @@ class AsyncClient:
         return control_pb2_grpc.CatalogueStub(self._control())
 
     async def _upload(self, specs: Iterable[LaunchSpec]) -> None:
-        """Bring large sources, each once."""
+        """Upload large sources, each once."""
         large = [s.source for s in specs if s.source is not None and len(s.source.data) > _convert.UPLOAD_ABOVE_BYTES]
-        sources = {source.digest: source for source in large}  # of large ones alone: a digest takes its time
+        sources = {source.digest: source for source in large}  # large sources only, because a digest takes time
         with translated(self.address):
             for source in sources.values():
                 await upload(self._programs(), source)
 
     async def _fetch(self, digest: str) -> bytes:
-        """A source that is too large for one message."""
+        """Fetch a source that is too large for one message."""
         with translated(self.control_address):
             stub = control_pb2_grpc.ControlStub(self._control())
             return b"".join([chunk.data async for chunk in stub.FetchBlob(control_pb2.BlobRequest(digest=digest))])
@@ -375,13 +377,13 @@ class AsyncClient:
             return await call
 
     async def _follow(self, stream: Any) -> Run:
-        """Read a Launch stream up to its answer."""
+        """Read a Launch stream up to its answer and return the run."""
         try:
             with translated(self.address):
                 frame = await stream.read()
                 while frame is not grpc.aio.EOF and not frame.events:
                     frame = await stream.read()
-        except BaseException:  # cancelled as the answer comes, it would run for somebody who doesn't know of it
+        except BaseException:  # if cancelled while the answer arrives, the program would run unknown to the caller
             stream.cancel()
             raise
         if frame is grpc.aio.EOF:

@@ -1,4 +1,4 @@
-"""What a client that isn't told takes from its environment: `TARTLET_CLIENT_*`."""
+"""Settings that a client takes from its environment if they aren't given: `TARTLET_CLIENT_*`."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ class _Files:
 
 
 def identity() -> Tls | None:
-    """The TLS files that the environment names; None where it names none.
+    """Return the TLS files that the environment names, or None if it names none.
 
     Raises:
-        InvalidConfig: only some of the three are named, or one can't be read.
+        InvalidConfig: the environment names only some of the three files, or one can't be read.
     """
     files = (os.environ.get(name) for name in (TLS_CERTIFICATE, TLS_KEY, TLS_AUTHORITY))
     return Tls.of(_Files(*(Path(file) if file else None for file in files)))
 
 
 def control() -> str | None:
-    """Control's address, if the environment names it."""
+    """Return control's address if the environment names it."""
     return os.environ.get(CONTROL) or None

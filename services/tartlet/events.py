@@ -1,4 +1,4 @@
-"""What a program tells its client, as values."""
+"""The events that a client receives from a program."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from tartlet_common.errors.registry import TartletError
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """What a program used, known when it has ended."""
+    """The resources that a program used, known at its end."""
 
     sampled_tokens: int = 0
-    input_tokens: int = 0  # embedded from ids
-    first_token_s: float = 0.0  # from launch, or the last message before it, to the first token, 0 if there was none
+    input_tokens: int = 0  # tokens that the program embedded by id
+    first_token_s: float = 0.0  # from the launch, or the last message before it, to the first token; 0: no token
     per_token_s: float = 0.0  # mean time between sampled tokens (if none: distributions) of one answer
     wall_s: float = 0.0
     commands: int = 0
     peak_pages: int = 0
-    distributions: int = 0  # of next tokens that the program was given, to choose from by itself
+    distributions: int = 0  # distributions of the next token that the program received, to choose by itself
 
 
 @dataclass(frozen=True, slots=True)
 class Accepted:
-    """The program has an id and starts. `guest_token` admits a native guest process, else empty."""
+    """The program has an id and starts. `guest_token` admits the process of a native program; else it is empty."""
 
     program_id: str
     guest_token: str = ""
@@ -32,7 +32,7 @@ class Accepted:
 @dataclass(frozen=True, slots=True)
 class _Output:
     program_id: str
-    offset: int  # of this event in the program's output; attach(offset) resumes from one
+    offset: int  # number of this event in the program's output; attach(offset) resumes there
     data: bytes
 
     @property
@@ -43,17 +43,17 @@ class _Output:
 
 @dataclass(frozen=True, slots=True)
 class Message(_Output):
-    """What the program sent with `send`."""
+    """A message that the program sent with `send`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Stdout(_Output):
-    """What the program printed."""
+    """Text that the program printed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Stderr(_Output):
-    """What the program wrote to its standard error."""
+    """Text that the program wrote to its standard error."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,8 +63,8 @@ class Ended:
     program_id: str
     offset: int
     success: bool
-    result: str | None  # what `main` returned, as text; None if nothing
-    error: TartletError | None  # why it failed
+    result: str | None  # the value that `main` returned, as text; None if it returned none
+    error: TartletError | None  # why the program failed; None if it succeeded
     usage: Usage
 
 

@@ -1,4 +1,4 @@
-"""Values that clients give and get beside events: sources, limits, launches, listings."""
+"""The client's values beside events: sources, limits, launches, listings."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from tartlet.events import Usage
 from tartlet_common.errors.registry import InvalidArgument, InvalidSource, SourceTooLarge, TartletError
 
 MAX_SOURCE_BYTES = 64 << 20
-"""Largest source that a client sends; the server's own limit is lower, 16 MiB by default."""
+"""The largest source that a client sends; the server's own limit is lower, 16 MiB by default."""
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]{0,127}")
-"""Of an entry of the catalogue."""
+"""The form of an entry's name in the catalogue."""
 
 _WASM_MAGIC = b"\0asm"
 
 
 class Language(Enum):
-    """What a program is written in."""
+    """The language of a program."""
 
-    PYTHON = "python"  # source, run by the generic Python component
+    PYTHON = "python"  # Python source, run by the generic Python component
     WASM = "wasm"  # a core Wasm module
-    NATIVE = "native"  # a process of the client's, outside the sandbox
+    NATIVE = "native"  # a process that the client starts, outside the sandbox
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class Source:
     filename: str = "program.py"  # shown in tracebacks
 
     def __post_init__(self) -> None:
-        """Tell text from data.
+        """Check that the data are bytes.
 
         Raises:
             InvalidArgument: `data` is text.
@@ -57,34 +57,34 @@ class Source:
 
     @property
     def digest(self) -> str:
-        """SHA-256 of the data, hex."""
+        """The SHA-256 of the data, in hexadecimal."""
         return hashlib.sha256(self.data).hexdigest()
 
     @staticmethod
     def python(text: str, filename: str = "program.py") -> Source:
-        """A Python program from its text."""
+        """Make a Python program from its text."""
         return Source(text.encode(), Language.PYTHON, filename)
 
     @staticmethod
     def from_file(path: str | Path, language: Language | None = None) -> Source:
-        """A program from a file: Wasm by its first bytes or its name's end (.wasm), else Python.
+        """Read a program from a file: Wasm if its first bytes or its suffix .wasm say so, else Python.
 
         Raises:
             InvalidSource: the file can't be read, or is empty.
-            SourceTooLarge: it is larger than `MAX_SOURCE_BYTES`; no more of it is read.
+            SourceTooLarge: the file is larger than `MAX_SOURCE_BYTES`; the rest of it isn't read.
         """
         path = Path(path)
         try:
             size = path.stat().st_size
             if size <= MAX_SOURCE_BYTES:
-                with path.open("rb") as file:  # a pipe or a device says nothing of its size
+                with path.open("rb") as file:  # the size of a pipe or a device is unknown
                     data = file.read(MAX_SOURCE_BYTES + 1)
                 size = len(data)
         except OSError as e:
             raise InvalidSource(detail=f"{path}: {e.strerror}") from e
         if size > MAX_SOURCE_BYTES:
             raise SourceTooLarge(size=size, limit=MAX_SOURCE_BYTES)
-        if not data:  # sent without data, a source would be one that the server has
+        if not data:  # the server takes a source without data for one that it already has
             raise InvalidSource(detail=f"{path}: the file is empty")
         if language is None:
             wasm = data.startswith(_WASM_MAGIC) or path.suffix == ".wasm"
@@ -93,10 +93,10 @@ class Source:
 
 
 def check_source(given: object) -> None:
-    """Tell a path or a text from a source.
+    """Check that an argument is a `Source`, not a path or a text.
 
     Raises:
-        InvalidArgument: it is none; says what makes one.
+        InvalidArgument: it isn't; the error says how to make a source.
     """
     if not isinstance(given, Source):
         detail = f"{shown(given)} is no Source: give Source.from_file(path) or Source.python(text)"
@@ -104,7 +104,7 @@ def check_source(given: object) -> None:
 
 
 def check_name(name: str) -> None:
-    """Tell a name that the catalogue takes from others.
+    """Check that the catalogue accepts a name.
 
     Raises:
         InvalidArgument: it doesn't.
@@ -120,7 +120,7 @@ _SECONDS = ("cpu_slice_s", "deadline_s")
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Limits of one program; 0 is the server's default."""
+    """Limits of one program; 0 stands for the server's default."""
 
     memory_bytes: int = 0
     cpu_slice_s: float = 0.0  # longest computation without waiting
@@ -132,10 +132,10 @@ class Limits:
     deadline_s: float = 0.0
 
     def __post_init__(self) -> None:
-        """Tell numbers from other things; how large they may be is told at the launch.
+        """Check that the limits are numbers; their bounds are checked at the launch.
 
         Raises:
-            InvalidArgument: one of them is none.
+            InvalidArgument: a limit isn't a number.
         """
         for name in self.__slots__:
             check_number(f"limits.{name}", getattr(self, name), whole=name not in _SECONDS)
@@ -143,7 +143,7 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class LaunchSpec:
-    """One program to launch: give either `source`, or `inferlet`, the name of one in the catalogue."""
+    """One program to launch: give either `source`, or `inferlet`, the name of a program in the catalogue."""
 
     source: Source | None = None
     inferlet: str = ""
@@ -151,15 +151,17 @@ class LaunchSpec:
     model: str = ""  # "" the default model
     limits: Limits = Limits()
     tenant: str = ""
-    idempotency_key: str = ""  # a second launch with the same key gives the first one's program
-    durable: bool = True  # keep a journal; False gives the real clock and, without a seed, entropy
-    seed: bytes | int | None = None  # a number, or 16 bytes, that decides the program's randomness; None draws one
+    idempotency_key: str = ""  # a second launch with the same key returns the program of the first
+    durable: bool = (
+        True  # keep a journal; without one, the program gets the real clock and, if unseeded, real randomness
+    )
+    seed: bytes | int | None = None  # number or 16 bytes that decide the program's randomness; None: a random seed
 
     def __post_init__(self) -> None:
-        """Tell what is easily mistaken.
+        """Check the fields' types.
 
         Raises:
-            InvalidArgument: something stands where something else belongs, or there are two programs.
+            InvalidArgument: a field has the wrong type, or both `source` and `inferlet` are given.
         """
         if self.source is not None:
             check_source(self.source)
@@ -177,7 +179,7 @@ class LaunchSpec:
 
 @dataclass(frozen=True, slots=True)
 class ProgramInfo:
-    """A line of `list`."""
+    """A program in a listing."""
 
     program_id: str
     name: str
@@ -188,9 +190,9 @@ class ProgramInfo:
     usage: Usage
     error: TartletError | None
     model: str
-    pages: int  # held now
-    runtime: str = ""  # address of the runtime that it runs at
-    idempotency_key: str = ""  # of its launch, "" none
+    pages: int  # KV pages that the program holds now
+    runtime: str = ""  # address of the runtime that runs the program
+    idempotency_key: str = ""  # the key of its launch; "": none
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,10 +207,10 @@ class CatalogueEntry:
     description: str = ""
 
     def __post_init__(self) -> None:
-        """Tell what is easily mistaken.
+        """Check the fields' types.
 
         Raises:
-            InvalidArgument: something stands where something else belongs.
+            InvalidArgument: a field has the wrong type.
         """
         check_source(self.source)
         check_texts(name=self.name, tenant=self.tenant, model=self.model, description=self.description)
@@ -217,14 +219,14 @@ class CatalogueEntry:
 
 @dataclass(frozen=True, slots=True)
 class RuntimeState:
-    """What a runtime says of itself and of the control it is connected to."""
+    """The state of a runtime and of the control that it is connected to."""
 
     version: str
     incarnation: str
     running: int
     capacity: int
     control_connected: bool
-    control: dict[str, Any]  # control's State, {} when not connected
+    control: dict[str, Any]  # control's state as JSON values; {}: not connected
     component: str  # digest of the Python guest component
     boundary: str  # "shim" or "ctypes"
-    spares: int  # Python guests instantiated ahead of their launch
+    spares: int  # Python guests that are instantiated ahead of launches

@@ -1,4 +1,4 @@
-"""`Client`: `AsyncClient` for code without an event loop; a thread of its own runs one."""
+"""`Client`: `AsyncClient` for code without an event loop; it runs a loop in a thread of its own."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tartlet_common.rpc.endpoints import Tls
 T = TypeVar("T")
 _CLOSED: Final = "The client was closed; make another, or close it when all threads have done with it."
 _LAST_S: Final = 1.0
-"""So long calls of other threads may take to end by themselves once the client is closed."""
+"""Seconds that other threads' calls may take to end by themselves once the client is closed."""
 Answers = list[Accepted | TartletError]  # named here: in the class, `list` is a method
 Infos = list[ProgramInfo]
 Entries = list[CatalogueEntry]
@@ -27,7 +27,7 @@ Digests = list[str]
 
 
 class _Loop:
-    """An event loop in a thread of its own, for calls from any other."""
+    """An event loop in a thread of its own, used from other threads."""
 
     def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()
@@ -37,10 +37,10 @@ class _Loop:
         self._closed = False
 
     def do(self, work: Coroutine[Any, Any, T]) -> T:
-        """Have it done in the thread.
+        """Run a coroutine on the loop and return its result.
 
         Raises:
-            Disconnected: the client was closed, by another thread perhaps.
+            Disconnected: the client was closed, perhaps by another thread.
         """
         with self._closing:
             if self._closed:
@@ -51,18 +51,18 @@ class _Loop:
             return future.result()
         except concurrent.futures.CancelledError:
             raise Disconnected(remedy=_CLOSED) from None
-        except BaseException:  # Ctrl-C, say: it ends here too, and other calls may follow
+        except BaseException:  # for example Ctrl-C: end the coroutine as well, and allow later calls
             future.cancel()
             raise
 
     def soon(self, call: Callable[[], None]) -> None:
-        """Have it called in the thread, unless that has ended."""
+        """Call a function on the loop, unless the loop has ended."""
         with self._closing:
             if not self._closed:
                 self._loop.call_soon_threadsafe(call)
 
     def close(self, close: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """End the thread; what others wait for ends before, by itself when `close` has been done, or cancelled."""
+        """Run `close`, wait for other threads' calls, cancel those that last too long, and end the thread."""
         with self._closing:
             if self._closed:
                 return
@@ -74,7 +74,7 @@ class _Loop:
 
 
 async def _ended(closing: Coroutine[Any, Any, None]) -> None:
-    """What was under way when it was closed has ended: answered, or cancelled."""
+    """Close, then wait until the running calls have ended: answered or cancelled."""
     await closing
     others = asyncio.all_tasks() - {asyncio.current_task()}
     if others:
@@ -85,7 +85,7 @@ async def _ended(closing: Coroutine[Any, Any, None]) -> None:
 
 
 class SyncRun:
-    """A program that is followed: iterate its events, or wait for its end."""
+    """A program that the client follows: iterate over its events, or wait for its end."""
 
     def __init__(self, run: Run, loop: _Loop) -> None:
         self._run = run
@@ -98,28 +98,28 @@ class SyncRun:
 
     @property
     def ended(self) -> Ended | None:
-        """The program's end, once it has been seen."""
+        """The program's end, once it was received."""
         return self._run.ended
 
     def __iter__(self) -> Iterator[Event]:
-        """Events as they come; `Ended` is the last."""
+        """Iterate over the events as they arrive; `Ended` is the last."""
         while (event := self._loop.do(self._next())) is not None:
             yield event
 
     def wait(self) -> Ended:
-        """Drop the other events until the program has ended."""
+        """Wait for the program's end; the other events are dropped."""
         return self._loop.do(self._run.wait())
 
     async def _next(self) -> Event | None:
         return await anext(self._run, None)
 
     def cancel(self) -> None:
-        """Stop following; a program of `Client.run` ends with it."""
+        """Stop following. A program started by `Client.run` ends then; a launched program goes on."""
         self._loop.soon(self._run.cancel)
 
 
 class Client:
-    """What `AsyncClient` is, with calls that block.
+    """Offers the methods of `AsyncClient` as blocking calls.
 
     Example:
         ::
