@@ -13,7 +13,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Which cluster, namespace and release; "" is the default: the configuration's own, and the only one there is."""
+    """The cluster, namespace and release to use; "" stands for the kubeconfig's default, or the only release."""
 
     namespace: str = ""
     context: str = ""
@@ -22,27 +22,29 @@ class Target:
 
 
 def target(options: dict[str, Any]) -> Target:
-    """What these functions have put among a command's options; they are taken out."""
+    """Take the options that these functions add out of a command's options."""
     return Target(**{name: options.pop(name, None) or "" for name in Target.__slots__})
 
 
 def config_options(f: F) -> F:
-    """`--context`, `--kubeconfig`: which cluster."""
+    """Add `--context` and `--kubeconfig`, which choose the cluster."""
     for option in (
-        click.option("--kubeconfig", metavar="FILE", help="Configuration. Default: $KUBECONFIG, else ~/.kube/config."),
-        click.option("--context", "--kube-context", "context", metavar="NAME", help="Context. Default: the current."),
+        click.option("--kubeconfig", metavar="FILE", help="kubeconfig. Default: $KUBECONFIG, else ~/.kube/config."),
+        click.option(
+            "--context", "--kube-context", "context", metavar="NAME", help="Context. Default: the current one."
+        ),
     ):
         f = option(f)
     return f
 
 
 def cluster_options(f: F) -> F:
-    """`--namespace`, and `config_options`."""
+    """Add `--namespace`, and the options of `config_options`."""
     return click.option("-n", "--namespace", metavar="NAME", help="Namespace. Default: the context's.")(
         config_options(f)
     )
 
 
 def release_option(f: F) -> F:
-    """`--release`."""
-    return click.option("--release", metavar="NAME", help="Helm release. Default: the namespace's only one.")(f)
+    """Add `--release`."""
+    return click.option("--release", metavar="NAME", help="Helm release. Default: the only one in the namespace.")(f)

@@ -1,4 +1,4 @@
-"""`tartlet catalogue put | list | delete`: named programs on a server, for `tartlet launch --inferlet NAME`."""
+"""`tartlet catalogue put | list | delete`: manages a server's named programs, for `tartlet launch --inferlet NAME`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @click.group()
 def catalogue() -> None:
-    """Named programs on a server: put, list, delete.
+    """Manage the programs that a server knows by name.
 
     \b
     Examples:
@@ -32,11 +32,11 @@ def catalogue() -> None:
 @catalogue.command()
 @click.argument("name")
 @click.argument("file", type=click.Path(path_type=Path))
-@click.option("--description", default="", help="What it does, for people.")
-@click.option("--model", default="", metavar="NAME", help="Model it runs on unless a launch says another.")
+@click.option("--description", default="", help="A description for people.")
+@click.option("--model", default="", metavar="NAME", help="Model of the program, unless a launch names another.")
 @server_option
 def put(name: str, file: Path, description: str, model: str, server: str | None) -> None:
-    """Name the program in FILE, if it is valid; replaces what had the name. Prints its digest."""
+    """Check the program in FILE, store it under NAME, and print its digest. An older program NAME is replaced."""
     from tartlet.model import CatalogueEntry, Source, check_name
     from tartlet_cli.console import exits
     from tartlet_common.errors.registry import InvalidArgument, InvalidSource, TartletError
@@ -46,7 +46,7 @@ def put(name: str, file: Path, description: str, model: str, server: str | None)
     except InvalidArgument as e:
         raise click.BadParameter(str(e.fields["detail"]), param_hint="NAME") from e
     try:
-        source = replace(Source.from_file(file), filename=file.name)  # where it lay is nobody's business there
+        source = replace(Source.from_file(file), filename=file.name)  # the directory is the user's own business
     except InvalidSource as e:
         raise click.BadParameter(str(e.fields["detail"]), param_hint="FILE") from e
     except TartletError as e:
@@ -54,7 +54,7 @@ def put(name: str, file: Path, description: str, model: str, server: str | None)
     entry = CatalogueEntry(name, source, model=model, description=description)
 
     async def work(client: AsyncClient) -> str:
-        await client.validate(source)  # else nobody would learn of a mistake before the first launch
+        await client.validate(source)  # else a mistake would show up only at the first launch
         (digest,) = await client.put([entry])
         return digest
 
@@ -81,5 +81,5 @@ def list_(server: str | None, *, as_json: bool) -> None:
 @click.argument("name")
 @server_option
 def delete(name: str, server: str | None) -> None:
-    """Remove a name; programs that run go on."""
+    """Remove a program from the catalogue; programs launched from it go on."""
     with_client(server, lambda client: client.delete(name))

@@ -22,11 +22,11 @@ if TYPE_CHECKING:
 @click.option("--config", "file", type=click.Path(path_type=Path), help="TOML file with a table for each role.")
 @json_option
 def config(role: str | None, file: Path | None, *, as_json: bool) -> None:
-    """Print every setting of the roles, its value, and where that came from; as TOML that --config takes.
+    """Print every setting of the roles with its value and source, as TOML that --config accepts.
 
-    Defaults that follow from the run directory and the like are commented out, as what is unset is.
-    A setting comes from its default, the file, an environment variable TARTLET_<ROLE>_<NAME>, or a flag of
-    `tartlet serve --role`, the later winning.
+    A value comes from, in rising precedence: its default, the file, an environment variable TARTLET_<ROLE>_<NAME>, or a
+    flag of `tartlet serve --role`. Unset settings, and defaults that depend on the environment such as the run
+    directory, are commented out.
 
     \b
     Examples:
@@ -65,13 +65,16 @@ def config(role: str | None, file: Path | None, *, as_json: bool) -> None:
 
 
 def _derived(model: type[BaseModel], table: Mapping[str, Mapping[str, object]]) -> set[str]:
-    """Defaults that follow from the environment, such as the run directory: in a file they would no longer."""
+    """Return the settings whose default depends on the environment, such as the run directory.
+
+    They are not written as values, because values in a file would not follow the environment.
+    """
     fields = model.model_fields
     return {k for k, entry in table.items() if entry["origin"] == "default" and fields[k].default_factory is not None}
 
 
 def _assignment(key: str, value: object, *, out: bool) -> str:
-    """A line of TOML; commented out, or unset, for which it has no null, it becomes a comment."""
+    """Write a setting as a line of TOML, as a comment if `out` or if it is unset: TOML has no null."""
     if value is None:
         return f"# {key} = "
     return f"{'# ' if out else ''}{key} = {json.dumps(value, ensure_ascii=False)}"

@@ -19,8 +19,8 @@ STATE: Final = ("ready", "standby", "engines")
 def models(server: str | None, *, as_json: bool) -> None:
     """List the models that a server offers.
 
-    Of a model that engines serve in several forms (another checkpoint, page size, ...), programs get the one that is
-    ready; `standby` marks the others.
+    If engines serve a model in several forms (with another checkpoint or page size, for example), programs get the form
+    that is ready; `standby` marks the other forms.
 
     \b
     Examples:
@@ -42,7 +42,7 @@ def models(server: str | None, *, as_json: bool) -> None:
 
 
 def offered(control: dict[str, Any]) -> list[dict[str, Any]]:
-    """The models in control's state, with what their engines have in common and the sum of their pages."""
+    """Return the models in control's state, with the facts that their engines share and the sum of their pages."""
     found = []
     for model in control.get("models", []):
         engines = [e for e in control.get("engines", []) if e["model_index"] == model["index"]]

@@ -26,25 +26,33 @@ from tartlet_cli.console.options import (
 if TYPE_CHECKING:
     from tartlet.client import AsyncClient, Run
 
-_FIRST_S = 1.0  # how long it waits for the first of it
-_SILENCE_S = 0.3  # `logs` without --follow takes so long a pause for the end of what is there
+_FIRST_S = 1.0  # how long `logs` waits for the first output
+_SILENCE_S = 0.3  # without --follow, `logs` takes a pause of this length for the end of the output
 
 
 @click.command(cls=PassingCommand, context_settings=PROGRAM_ARGS, add_help_option=False)
 @click.argument("file")
 @click.argument("args", nargs=-1, type=click.UNPROCESSED)
-@click.option("--model", metavar="NAME", default="", help="Model to use. Default: the server's first.")
-@click.option("--inferlet", is_flag=True, help="FILE is the name of a program in the catalogue.")
-@click.option("--key", default="", help="Idempotency key: a second launch with it gives the first one's program.")
-@click.option("--count", type=click.IntRange(1, 100_000), default=1, help="Launch this many. Not with --key.")
-@click.option("--seed", type=int, help="Decides the program's randomness; with --count, the next ones get the next.")
+@click.option("--model", metavar="NAME", default="", help="Model to use. Default: the server's first ready one.")
+@click.option(
+    "--inferlet", is_flag=True, help="FILE is not a file, but the name of a program in the server's catalogue."
+)
+@click.option(
+    "--key", default="", help="Idempotency key: a second launch with the same key returns the program of the first."
+)
+@click.option("--count", type=click.IntRange(1, 100_000), default=1, help="Launch this many programs. Not with --key.")
+@click.option(
+    "--seed",
+    type=int,
+    help="Seed of the program's randomness; with --count, each further program gets the next number.",
+)
 @journal_option
 @limit_options
 @server_option
 @json_option
 @click.pass_context
 def launch(ctx: click.Context, /, file: str, args: tuple[str, ...], **options: Any) -> None:
-    """Launch a program on a server; it goes on without this command. Prints its id.
+    """Launch a program on a server and print its id; the program goes on without this command.
 
     \b
     Examples:
@@ -54,7 +62,7 @@ def launch(ctx: click.Context, /, file: str, args: tuple[str, ...], **options: A
     """  # noqa: D301 - \b is click's mark for a paragraph not to be wrapped
     wants_help(file, ctx)
     if options["key"] and options["count"] > 1:
-        raise click.UsageError("--count: launches with the same --key are one program; give each its own key", ctx)
+        raise click.UsageError("--count: launches with the same --key are one program; use a key for each", ctx)
     from tartlet.events import Accepted
     from tartlet.model import LaunchSpec, Limits, Source
     from tartlet_common.errors.registry import InvalidSource, TartletError
@@ -84,7 +92,7 @@ def launch(ctx: click.Context, /, file: str, args: tuple[str, ...], **options: A
 
     async def work(client: AsyncClient) -> list[Accepted | TartletError]:
         if source is not None:
-            await client.validate(source)  # a mistake that can be seen now is told now
+            await client.validate(source)  # report mistakes in the source before launching
         return await client.launch_many(specs)
 
     answers = with_client(options["server"], work)
@@ -99,7 +107,7 @@ def launch(ctx: click.Context, /, file: str, args: tuple[str, ...], **options: A
 
 
 @click.command()
-@click.option("-a", "--all", "ended", is_flag=True, help="Ended programs too.")
+@click.option("-a", "--all", "ended", is_flag=True, help="List ended programs too.")
 @server_option
 @json_option
 def ps(server: str | None, *, ended: bool, as_json: bool) -> None:
@@ -141,10 +149,10 @@ def ps(server: str | None, *, ended: bool, as_json: bool) -> None:
     "--offset",
     type=click.IntRange(0, (1 << 63) - 1),
     default=0,
-    help="Begin at this event (--json numbers them).",
+    help="Begin at the event with this number (--json prints the numbers).",
 )
-@click.option("-i", "--interactive", is_flag=True, help="Send each line of standard input as a message.")
-@click.option("--quiet", is_flag=True, help="No closing line.")
+@click.option("-i", "--interactive", is_flag=True, help="Send each line of standard input to the program as a message.")
+@click.option("--quiet", is_flag=True, help="Don't print the closing line.")
 @server_option
 @json_option
 def attach(program: str, offset: int, server: str | None, *, interactive: bool, quiet: bool, as_json: bool) -> None:
@@ -153,7 +161,7 @@ def attach(program: str, offset: int, server: str | None, *, interactive: bool, 
     \b
     Examples:
       tartlet attach 3f2b7c1e
-      tartlet attach -i 3f2b7c1e       # and talk to it
+      tartlet attach -i 3f2b7c1e       # and send it messages
     """  # noqa: D301 - \b is click's mark for a paragraph not to be wrapped
 
     async def work(client: AsyncClient) -> int:
@@ -170,7 +178,7 @@ def attach(program: str, offset: int, server: str | None, *, interactive: bool, 
 @click.argument("message", required=False)
 @server_option
 def send(program: str, message: str | None, server: str | None) -> None:
-    """Give a program a message: MESSAGE, or standard input where that is missing or `-`.
+    """Send MESSAGE to a program, or standard input if MESSAGE is missing or `-`.
 
     \b
     Examples:
@@ -187,11 +195,11 @@ def send(program: str, message: str | None, server: str | None) -> None:
 
 @click.command()
 @click.argument("program")
-@click.option("-f", "--follow", is_flag=True, help="Go on until the program ends.")
+@click.option("-f", "--follow", is_flag=True, help="Follow the output until the program ends.")
 @server_option
 @json_option
 def logs(program: str, server: str | None, *, follow: bool, as_json: bool) -> None:
-    """Print what a program has written so far; also an ended one's, for a while.
+    """Print the output of a program so far; the output of an ended program is kept for a while.
 
     \b
     Examples:
@@ -209,11 +217,11 @@ def logs(program: str, server: str | None, *, follow: bool, as_json: bool) -> No
 
 @click.command()
 @click.argument("programs", nargs=-1)
-@click.option("--all", "everything", is_flag=True, help="Every program that runs.")
-@click.option("--reason", default="", help="What the program's error says.")
+@click.option("--all", "everything", is_flag=True, help="End every running program.")
+@click.option("--reason", default="", help="Reason, for the program's error.")
 @server_option
 def kill(programs: tuple[str, ...], reason: str, server: str | None, *, everything: bool) -> None:
-    """End programs; those that never were are named, the others end. One that has ended already is left as it is.
+    """End programs. An id that no program has is reported, and the others still end.
 
     \b
     Examples:
@@ -223,9 +231,9 @@ def kill(programs: tuple[str, ...], reason: str, server: str | None, *, everythi
     from tartlet_common.errors.registry import InvalidArgument, TartletError, UnknownProgram
 
     if not programs and not everything:
-        raise click.UsageError("name a program, or give --all")
+        raise click.UsageError("give the id of a program, or --all")
     if not all(programs):  # before anything ends
-        raise click.UsageError("an empty id names no program")
+        raise click.UsageError("a program's id is empty: is a variable of your script unset?")
 
     async def work(client: AsyncClient) -> list[TartletError]:
         ids = [info.program_id for info in await client.list()] if everything else []
@@ -234,7 +242,7 @@ def kill(programs: tuple[str, ...], reason: str, server: str | None, *, everythi
             try:
                 await client.kill(await whole_id(client, program), reason)
             except (UnknownProgram, InvalidArgument) as e:
-                if program not in ids:  # else it has ended meanwhile
+                if program not in ids:  # else the program has ended meanwhile
                     wrong.append(e)
         return wrong
 
@@ -246,28 +254,28 @@ def kill(programs: tuple[str, ...], reason: str, server: str | None, *, everythi
 
 
 async def whole_id(client: AsyncClient, start: str, *, ended: bool = True) -> str:
-    """The id that begins with `start`; an id in full is taken as it is.
+    """Return the id that begins with `start`; a complete id is returned as it is.
 
     Raises:
-        UnknownProgram: none does.
-        InvalidArgument: several do, or `start` is empty: a script's unset variable.
+        UnknownProgram: no id begins with `start`.
+        InvalidArgument: several ids do, or `start` is empty, as an unset variable of a script is.
     """
     from tartlet_common.errors.registry import InvalidArgument, UnknownProgram
 
     if len(start) >= 36:
         return start
     if not start:
-        raise InvalidArgument(argument="program", detail="an empty id names no program")
+        raise InvalidArgument(argument="program", detail="the id is empty: is a variable of your script unset?")
     found = [info.program_id for info in await client.list(ended=ended) if info.program_id.startswith(start)]
     if not found:
         raise UnknownProgram(program=start)
     if len(found) > 1:
-        raise InvalidArgument(argument="program", detail=f"{len(found)} ids begin with {start!r}")
+        raise InvalidArgument(argument="program", detail=f"{len(found)} ids begin with {start!r}: give more of the id")
     return found[0]
 
 
 async def print_run(run: Run, *, quiet: bool, as_json: bool, silence_s: float | None = None) -> int:
-    """Print a run's events to its end, or until it has been silent for `silence_s`; the exit code."""
+    """Print a run's events until its end, or until it was silent for `silence_s`; return the exit code."""
     from tartlet_cli.console.terminal import Printer
 
     printer = Printer(quiet=quiet, as_json=as_json)
@@ -290,7 +298,7 @@ async def print_run(run: Run, *, quiet: bool, as_json: bool, silence_s: float | 
 
 
 def age(seconds: float) -> str:
-    """A duration in two or three characters.
+    """Write a duration in two or three characters.
 
     Example:
         >>> age(42), age(600), age(90000)
@@ -302,6 +310,6 @@ def age(seconds: float) -> str:
 
 
 def columns(rows: list[tuple[str, ...]]) -> str:
-    """Rows as aligned columns."""
+    """Write rows as aligned columns."""
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     return "\n".join("  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip() for row in rows)

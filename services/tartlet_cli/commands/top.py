@@ -37,7 +37,7 @@ def top(interval: float, server: str | None, *, once: bool, as_json: bool) -> No
 
 
 async def watch(client: AsyncClient, interval: float, *, once: bool, as_json: bool) -> None:
-    """Show what the server does, again and again unless `once`; a server that goes meanwhile is waited for."""
+    """Show the server's state, repeatedly unless `once`; wait for a server that goes away meanwhile."""
     if as_json:
         while True:
             click.echo(json.dumps(_document(await client.state(), await client.list())))
@@ -62,7 +62,7 @@ async def watch(client: AsyncClient, interval: float, *, once: bool, as_json: bo
             except Unavailable as e:
                 if not shown:
                     raise
-                live.update(Group(f"as it was: {e}", "", shown), refresh=True)
+                live.update(Group(f"last known state: {e}", "", shown), refresh=True)
             await asyncio.sleep(interval)
 
 
@@ -80,7 +80,7 @@ def _document(state: RuntimeState, infos: list[ProgramInfo]) -> dict[str, Any]:
 
 
 def cut(name: str, width: int) -> str:
-    """A name without its middle if it is longer: pods of one pool differ in their ends.
+    """Shorten a name in its middle, because names of pods of one pool differ at their ends.
 
     Example:
         >>> cut("demo-7c9d8f6b5-x2x4z", 14), cut("engine", 14)

@@ -12,15 +12,16 @@ import click
 F = TypeVar("F", bound=Callable[..., Any])
 
 PROGRAM_ARGS = {"ignore_unknown_options": True, "allow_interspersed_args": True, "help_option_names": []}
-"""For commands that pass what they don't know on to the program."""
+"""Click's settings for commands that pass unknown options on to the program."""
 
 
 class PassingCommand(click.Command):
-    """Passes what it doesn't know on, `--help` behind it too; its own help names that all the same."""
+    """A command that passes unknown options on, `--help` after them too; its help still lists `--help`."""
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """As click's, and what shows them."""
-        rows = [row for param in self.get_params(ctx) if (row := param.get_help_record(ctx)) is not None]
+        """Write the options as click does, and the option that shows the help."""
+        options = [param for param in self.get_params(ctx) if isinstance(param, click.Option)]
+        rows = [row for option in options if (row := option.get_help_record(ctx)) is not None]
         with formatter.section("Options"):
             formatter.write_dl([*rows, ("-h, --help", "Show this message and exit.")])
 
@@ -33,29 +34,32 @@ _TLS = {
 
 
 class _TlsOption(click.Option):
-    """One of three that share a line of help, which the last of them writes."""
+    """One of the three TLS options, which share a line of help; the last of them writes it."""
 
     def get_help_record(self, ctx: click.Context) -> tuple[str, str] | None:
         if self.opts != [list(_TLS)[-1]]:
             return None
-        text = "For a server at host:port: this client's certificate and key, and who signed the server's."
+        text = (
+            "PEM files for a server at host:port: this client's certificate, its key, and the certificate of the "
+            "authority that signed the server's."
+        )
         return "--tls-certificate, --tls-key, --tls-authority FILE", f"{text}  [env var: {', '.join(_TLS.values())}]"
 
 
 def _to_environment(_ctx: click.Context, param: click.Parameter, value: str | None) -> None:
-    """Every client of this process takes it from there (`tartlet.environment`)."""
+    """Put an option into the environment, where every client of this process finds it (`tartlet.environment`)."""
     if value:
         os.environ[str(param.envvar)] = value
 
 
 def server_option(f: F) -> F:
-    """`--server`: the address of a running server; `--tls-*`, at the end of the help: who calls it."""
+    """Add `--server`, the address of a running server, and `--tls-*`, this client's identity."""
     return _server_option(f, "Default: local")
 
 
 def other_server_option(f: F) -> F:
-    """As `server_option`, for a command that starts a server of its own where none is named."""
-    return _server_option(f, "Default: a server that it starts and ends itself; with --inferlet: local")
+    """Add the same options to a command that starts a server of its own if none is named."""
+    return _server_option(f, "Default: a server of its own, for this run; with --inferlet: local")
 
 
 def _server_option(f: F, default: str) -> F:
@@ -64,7 +68,7 @@ def _server_option(f: F, default: str) -> F:
         metavar="ADDRESS",
         envvar="TARTLET_SERVER",
         show_envvar=True,
-        help="Runtime's address: unix:/path, host:port, or `local`, that of `tartlet serve` on this machine. "
+        help="Address of a runtime: unix:/path, host:port, or `local`, which is `tartlet serve` on this machine. "
         f"{default}.",
     )(f)
     for flag, variable in _TLS.items():
@@ -76,30 +80,30 @@ def _server_option(f: F, default: str) -> F:
             expose_value=False,
             callback=_to_environment,
         )
-        # Where click collects what decorators add, from the last to the first.
+        # click collects options here, from the last decorator to the first
         f.__click_params__.insert(0, option)  # type: ignore[attr-defined]
     return f
 
 
 def json_option(f: F) -> F:
-    """`--json`: for machines."""
-    return click.option("--json", "as_json", is_flag=True, help="Print JSON for machines.")(f)
+    """Add `--json`."""
+    return click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text.")(f)
 
 
 def look_options(f: F) -> F:
-    """`--interval` and `--once` of what is watched."""
-    f = click.option("--once", is_flag=True, help="One look, then end.")(f)
+    """Add `--interval` and `--once`, for commands that watch."""
+    f = click.option("--once", is_flag=True, help="Print once, then exit.")(f)
     seconds = click.FloatRange(min=0.1)
-    return click.option("--interval", type=seconds, default=1.0, show_default=True, help="Seconds between looks.")(f)
+    return click.option("--interval", type=seconds, default=1.0, show_default=True, help="Seconds between updates.")(f)
 
 
 def address(server: str | None) -> str | None:
-    """What `AsyncClient` takes: None is the local server."""
+    """Return the address for `AsyncClient`; None stands for the local server."""
     return None if server in (None, "", "local") else server
 
 
 class _Seconds(click.FloatRange):
-    """A finite number of seconds: comparisons alone let NaN through."""
+    """A finite number of seconds; `FloatRange` alone would accept NaN."""
 
     def __init__(self) -> None:
         super().__init__(min=0)
@@ -112,37 +116,37 @@ class _Seconds(click.FloatRange):
 
 
 MOST_MIB = (1 << 44) - 1
-"""More MiB than these are no 64-bit number of bytes."""
+"""The most MiB whose number of bytes fits 64 bits."""
 
 
 def journal_option(f: F) -> F:
-    """`--no-journal`."""
-    said = "No journal; the real clock and, without --seed, entropy."
-    return click.option("--no-journal", is_flag=True, help=said)(f)
+    """Add `--no-journal`."""
+    text = "Keep no journal: the run can't be replayed, and gets the real clock and, without --seed, real randomness."
+    return click.option("--no-journal", is_flag=True, help=text)(f)
 
 
 def limit_options(f: F) -> F:
-    """Limits of one program."""
+    """Add the options for the limits of a program."""
     for option in (
         click.option(
             "--deadline",
             "deadline_s",
             type=_Seconds(),
             default=0.0,
-            help="End the program after this many seconds; 0: none.",
+            help="End the program after this many seconds; 0: never.",
         ),
         click.option(
             "--max-pages",
             type=click.IntRange(0, (1 << 32) - 1),
             default=0,
-            help="KV pages the program may hold; 0: none but the server's.",
+            help="KV pages that the program may hold; 0: the server's limit.",
         ),
         click.option(
             "--max-memory",
             "memory_mib",
             type=click.IntRange(0, MOST_MIB),
             default=0,
-            help="MiB of memory the program may use, at most the runtime's memory_bytes; 0: those.",
+            help="MiB of memory that the program may use, up to the runtime's memory_bytes; 0: all of that.",
         ),
     ):
         f = option(f)
@@ -150,10 +154,10 @@ def limit_options(f: F) -> F:
 
 
 def wants_help(file: str, ctx: click.Context) -> None:
-    """Print the command's help if that is what stands where the file should; later `--help` are the program's.
+    """Print the command's help if `--help` stands in place of the file; a later `--help` is the program's.
 
     Raises:
-        click.UsageError: another option stands there, which nobody knows.
+        click.UsageError: an unknown option stands in place of the file.
     """
     if file in ("-h", "--help"):
         click.echo(ctx.get_help())

@@ -27,20 +27,27 @@ _NOT_THE_SOURCE = 400  # errors from here on are the system's, and may pass
 @click.argument("file")
 @click.option("--pool", metavar="NAME", default="", help="EnginePool whose model it runs on.")
 @click.option("--model", metavar="NAME", default="", help="Model it runs on, of whichever pool serves it.")
-@click.option("--name", metavar="NAME", default="", help="Name of the Inferlet. Default: the file's.")
-@click.option("--arg", "args", metavar="TEXT", multiple=True, help="Argument of runs that give none; repeatable.")
-@click.option("--description", metavar="TEXT", default="", help="What it does, for people.")
+@click.option("--name", metavar="NAME", default="", help="Name of the Inferlet. Default: the file's name.")
+@click.option("--arg", "args", metavar="TEXT", multiple=True, help="Argument for runs that give none; may be repeated.")
+@click.option("--description", metavar="TEXT", default="", help="A description for people.")
 @cluster_options
-@click.option("--dry-run", is_flag=True, help="Print the manifest, apply nothing; needs no cluster.")
-@click.option("-o", "--output", type=click.Choice(["yaml", "json"]), help="Print the manifest (applied: as stored).")
-@click.option("--wait", is_flag=True, help="Wait until it is Ready: a runtime has validated it, runs can name it.")
+@click.option("--dry-run", is_flag=True, help="Print the manifest without applying it; needs no cluster.")
+@click.option(
+    "-o",
+    "--output",
+    type=click.Choice(["yaml", "json"]),
+    help="Print the manifest: after applying, as the cluster stored it.",
+)
+@click.option(
+    "--wait", is_flag=True, help="Wait until the Inferlet is Ready: a runtime has checked it, and runs can use it."
+)
 @click.option("--timeout", "timeout_s", type=float, default=60.0, show_default=True, help="Seconds that --wait waits.")
-@click.option("--force-conflicts", is_flag=True, help="Take over fields that others manage.")
+@click.option("--force-conflicts", is_flag=True, help="Overwrite fields that other field managers own.")
 def apply(file: str, timeout_s: float, *, dry_run: bool, wait: bool, force_conflicts: bool, **options: Any) -> None:
-    """Apply a program (a .py file or a core .wasm module) to a cluster, as an Inferlet that runs can name.
+    """Store a program (a .py file or a core .wasm module) on a cluster, as an Inferlet that runs can name.
 
-    Its source is in the Inferlet itself; a module, or more than 512 KiB of text, goes into a ConfigMap beside it.
-    Applied again, it is replaced: server-side apply, as field manager `tartlet-cli`.
+    The Inferlet holds the source; a module, or more than 512 KiB of text, goes into a ConfigMap beside it. Applying
+    again replaces the program. The command uses server-side apply, as field manager `tartlet-cli`.
 
     \b
     Examples:
@@ -59,14 +66,14 @@ def apply(file: str, timeout_s: float, *, dry_run: bool, wait: bool, force_confl
             all_made = [m for m in (manifest.config_map(program, made), made) if m is not None]
             _print(all_made, output or "yaml")
             if manifest.too_large_for_kubectl(all_made):
-                click.echo("more than `kubectl apply` can note: apply it with `kubectl apply --server-side`", err=True)
+                click.echo("too large for `kubectl apply`: use `kubectl apply --server-side`", err=True)
             return
-        say = functools.partial(click.echo, err=bool(output))  # standard output is the manifest's, where that is wanted
+        say = functools.partial(click.echo, err=bool(output))  # with -o, standard output is for the manifest
         stored = _apply(at, program, say, wait_s=timeout_s if wait else None, force=force_conflicts)
         if output:
             _print([stored], output)
     except InvalidSource as e:
-        if type(e) is not InvalidSource:  # the cluster's own word, not the file's
+        if type(e) is not InvalidSource:  # the cluster's error, not one of the file
             raise exits.fail(e) from e
         raise click.BadParameter(str(e.fields["detail"]), param_hint="FILE") from e
     except TartletError as e:

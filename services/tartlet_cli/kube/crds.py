@@ -25,7 +25,7 @@ _SHOWN = 12  # changes of one CRD that are listed
 
 @click.group()
 def crds() -> None:
-    """Tartlet's kinds (CustomResourceDefinitions) of this release.
+    """Manage Tartlet's kinds (CustomResourceDefinitions) on a Kubernetes cluster.
 
     \b
     Examples:
@@ -36,19 +36,19 @@ def crds() -> None:
 
 @crds.command()
 @config_options
-@click.option("--dry-run", is_flag=True, help="Say what would change, and change nothing.")
+@click.option("--dry-run", is_flag=True, help="Print what would change, and change nothing.")
 @click.option(
     "--force",
     "--force-conflicts",
     "force",
     is_flag=True,
-    help="Overwrite those of a Helm release, and fields that others manage.",
+    help="Overwrite kinds of a Helm release, and fields that other field managers own.",
 )
 def apply(*, dry_run: bool, force: bool, **options: Any) -> None:
-    """Install or upgrade EnginePool, Inferlet and InferletRun; says what changes.
+    """Install or upgrade the kinds EnginePool, Inferlet and InferletRun, and print what changes.
 
-    Those that a Helm release has made are left to its upgrade, unless --force is given: its next upgrade would put back
-    its own. Objects of the kinds stay.
+    Objects of the kinds stay. Kinds that a Helm release installed are refused unless --force is given, because the
+    release's next upgrade would put its own back.
 
     \b
     Examples:
@@ -70,7 +70,7 @@ def apply(*, dry_run: bool, force: bool, **options: Any) -> None:
 
 
 def definitions() -> list[Object]:
-    """The CRDs of this release: the package's copy, or the checkout's.
+    """Return the CRDs of this release, from the package or from the checkout.
 
     Raises:
         PackageMissing: there is no YAML.
