@@ -1,4 +1,4 @@
-"""The entry of the `tartlet` command: which command is where. A command's module is imported when it is called."""
+"""The entry of the `tartlet` command: a table of commands, whose modules are imported when they are called."""
 
 from __future__ import annotations
 
@@ -12,29 +12,29 @@ from tartlet_cli.console.entry import CommandGroup, enter
 from tartlet_common.rpc import grpc_io as _grpc_io  # noqa: F401 - before gRPC is imported
 
 _COMMANDS = {  # name: (module, one line of help); in the order of the help
-    "run": ("commands.run", "Run a program to its end, on a stack of its own or on a server."),
+    "run": ("commands.run", "Run a program to its end, with a server of its own or on a running one."),
     "new": ("commands.new", "Write a commented program to start from."),
     "serve": ("commands.serve", "Run control, runtime and a worker in the foreground."),
     "launch": ("commands.programs", "Launch a program on a server and print its id."),
     "ps": ("commands.programs", "List programs."),
     "attach": ("commands.programs", "Follow a program's output."),
-    "send": ("commands.programs", "Give a program a message."),
-    "logs": ("commands.programs", "Print what a program has written so far."),
+    "send": ("commands.programs", "Send a message to a program."),
+    "logs": ("commands.programs", "Print the output of a program so far."),
     "kill": ("commands.programs", "End programs."),
-    "catalogue": ("commands.catalogue", "Put, list and delete named programs."),
-    "apply": ("kube.apply", "Apply a program to a Kubernetes cluster, as an Inferlet."),
+    "catalogue": ("commands.catalogue", "Manage the programs that a server knows by name."),
+    "apply": ("kube.apply", "Store a program on a Kubernetes cluster, as an Inferlet."),
     "crds": ("kube.crds", "Install or upgrade Tartlet's kinds on a Kubernetes cluster."),
     "top": ("commands.top", "Watch programs, pools and engines."),
     "models": ("commands.models", "List the models that a server offers."),
     "doctor": ("commands.doctor", "Check this machine and a server, and say what to do."),
-    "config": ("commands.config", "Print every setting, its value and where that came from."),
-    "bench": ("commands.bench", "Measure, and print tables and plots."),
+    "config": ("commands.config", "Print every setting with its value and source."),
+    "bench": ("commands.bench", "Run a benchmark."),
     "version": ("commands.version", "Print the version."),
 }
 
 
 class _Lazy(CommandGroup):
-    """A group that knows its commands' help without importing them: `tartlet --help` stays quick."""
+    """A group that has its commands' help without importing them, so that `tartlet --help` stays quick."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(_COMMANDS)
@@ -69,7 +69,7 @@ def _print_version(ctx: click.Context, _param: click.Parameter, wanted: bool) ->
     "--version", is_flag=True, is_eager=True, expose_value=False, callback=_print_version, help="Print the version."
 )
 def cli() -> None:
-    """Serve programs, not prompts: run inferlets that drive generation themselves.
+    """Serve programs instead of prompts: an inferlet is a program that drives an LLM's generation itself.
 
     \b
     Examples:
@@ -79,7 +79,7 @@ def cli() -> None:
       tartlet launch hello.py             # tartlet ps, attach, send, logs, kill, top
 
     \b
-    Exit codes: 0 success, 1 the program failed, 2 usage, 3 the system failed, 130 Ctrl-C.
+    Exit codes: 0 success, 1 the program failed, 2 wrong usage, 3 the system failed, 130 Ctrl-C.
     """  # noqa: D301 - \b is click's mark for a paragraph not to be wrapped
 
 

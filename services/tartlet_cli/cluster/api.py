@@ -1,7 +1,7 @@
-"""The API server, as the commands use it: JSON in and out, typed errors, server-side apply.
+"""Talks to a Kubernetes API server: JSON in and out, typed errors, server-side apply.
 
-Of the package `kubernetes` it takes what is hard: configurations with their logins, and connections with their proxies
-and certificates. Requests are plain ones, so that refused ones keep the server's whole answer.
+The package `kubernetes` provides kubeconfigs with their logins, and connections with their proxies and certificates.
+Requests are plain HTTP, so that a refusal keeps the server's whole answer.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ _SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 
 @dataclass(frozen=True, slots=True)
 class ResourceKind:
-    """Where a kind's objects are in the API."""
+    """A kind of object, and its paths in the API."""
 
     group: str
     plural: str
     singular: str
 
     def path(self, namespace: str = "", name: str = "") -> str:
-        """Of an object, or of all of them."""
+        """Return the path of one object, or of all objects of the kind."""
         quoted = [urllib.parse.quote(part, safe="") for part in (namespace, self.plural, name)]
         within = f"namespaces/{quoted[0]}/" if namespace else ""
         return f"/{self.group}/{within}{quoted[1]}" + (f"/{quoted[2]}" if name else "")
@@ -72,11 +72,11 @@ class Cluster:
 
     @classmethod
     def connect(cls, target: Target) -> Self:
-        """The cluster that the options and the environment name.
+        """Connect to the cluster that the options and the environment name.
 
         Raises:
-            PackageMissing: the extra isn't installed.
-            ClusterUnknown: there is no usable configuration.
+            PackageMissing: the extra `kube` isn't installed.
+            ClusterUnknown: there is no usable kubeconfig.
         """
         try:
             from kubernetes import config
@@ -100,7 +100,7 @@ class Cluster:
 
     @classmethod
     def _from_pod(cls, target: Target, config: Any, client: Any, configuration: Any, named: str) -> Self:
-        """The cluster whose pod this is."""
+        """Connect to the cluster whose pod this process runs in."""
         if target.context or target.kubeconfig or not _SERVICE_ACCOUNT.is_dir():
             raise ClusterUnknown(detail=f"there is no {named}")
         settings = configuration()
@@ -120,10 +120,10 @@ class Cluster:
         return str(self.configuration.host)
 
     def login(self) -> dict[str, str]:
-        """Headers that say who asks; an expired token is renewed."""
+        """Return the headers of the login; an expired token is renewed."""
         try:
             settings = self.configuration.auth_settings()
-        except Exception as e:  # a login's plugin is foreign code, and may raise anything
+        except Exception as e:  # a login plugin is foreign code, and may raise any error
             raise ClusterUnknown(detail=f"the login of this context failed: {e}") from e
         bearer = settings.get("BearerToken")
         return {bearer["key"]: bearer["value"]} if bearer and bearer.get("value") else {}
@@ -137,19 +137,19 @@ class Cluster:
         query: Mapping[str, str] | None = None,
         content_type: str = "application/json",
     ) -> tuple[int, Object]:
-        """Status and body of an answer that is no error.
+        """Make a request; return status and body of an answer that isn't an error.
 
         Args:
-            method: HTTP's.
-            path: with its leading slash.
-            action: what is being done, for messages: "list pods in e2e".
+            method: the HTTP method.
+            path: the path, with its leading slash.
+            action: names the action in errors: "list pods in e2e".
             body: sent as JSON.
-            query: parameters.
-            content_type: of the body.
+            query: the query parameters.
+            content_type: the body's content type.
 
         Raises:
-            ClusterUnreachable: nobody answers, or not in time.
-            TartletError: what `from_status` makes of a refusal.
+            ClusterUnreachable: the server doesn't answer in time.
+            TartletError: the server refused; see `from_status`.
         """
         from urllib3 import Timeout
         from urllib3.exceptions import HTTPError
@@ -171,22 +171,22 @@ class Cluster:
         return answer.status, found
 
     def get(self, kind: ResourceKind, name: str, namespace: str = "") -> Object:
-        """An object.
+        """Return an object.
 
         Raises:
-            NotThere: it doesn't exist.
+            NotThere: the object doesn't exist.
         """
         return self.request("GET", kind.path(namespace, name), f"read {kind.singular} {name}")[1]
 
     def find(self, kind: ResourceKind, name: str, namespace: str = "") -> Object | None:
-        """An object, or None."""
+        """Return an object, or None if it doesn't exist."""
         try:
             return self.get(kind, name, namespace)
         except NotThere:
             return None
 
     def list(self, kind: ResourceKind, namespace: str, labels: str = "") -> list[Object]:
-        """The namespace's objects of a kind."""
+        """List a namespace's objects of a kind."""
         query = {"labelSelector": labels} if labels else None
         items = self.request("GET", kind.path(namespace), f"list {kind.plural} in {namespace}", query=query)[1]["items"]
         return list(items)
@@ -194,11 +194,11 @@ class Cluster:
     def apply(
         self, kind: ResourceKind, manifest: Object, namespace: str = "", *, force: bool = False, dry_run: bool = False
     ) -> Applied:
-        """Server-side apply: what the manifest names becomes so, what others manage stays.
+        """Apply a manifest on the server: its fields are set, other managers' fields stay.
 
         Raises:
-            FieldConflict: another manager has set a field differently, and `force` isn't given.
-            ManifestRefused: validation failed.
+            FieldConflict: another manager set a field to another value, and `force` isn't given.
+            ManifestRefused: the manifest is invalid.
         """
         name = manifest["metadata"]["name"]
         before = self.find(kind, name, namespace)
@@ -219,7 +219,7 @@ class Cluster:
 
 
 def _innermost(e: BaseException) -> str:
-    """What really happened, below urllib3's wrappings."""
+    """Return the text of the cause that urllib3's errors wrap."""
     while True:
         inner = getattr(e, "reason", None) or e.__cause__
         if not isinstance(inner, BaseException):

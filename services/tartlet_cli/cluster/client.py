@@ -1,4 +1,4 @@
-"""A client of a release's runtime: through the API server, with the `client` identity that the release has for this."""
+"""Makes a client of a release's runtime, through the API server and with the release's `client` identity."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ _FILES = {"certificate": "tls.crt", "key": "tls.key", "authority": "ca.crt"}
 
 @contextlib.asynccontextmanager
 async def cluster_client(target: Target, say: Callable[[str], None] = lambda _: None) -> AsyncIterator[AsyncClient]:
-    """A client of the release's runtime, and what it needs until the end of the block.
+    """Yield a client of the release's runtime; its port-forward and files last until the end of the block.
 
     Args:
-        target: cluster, namespace, release.
-        say: told what is being done.
+        target: the cluster, namespace and release.
+        say: receives lines of progress.
 
     Raises:
-        TartletError: one of `tartlet_cli.cluster.errors`, which says what to do.
+        TartletError: one of `tartlet_cli.cluster.errors`.
     """
     from tartlet.client import AsyncClient
 
@@ -71,12 +71,12 @@ async def cluster_client(target: Target, say: Callable[[str], None] = lambda _: 
 
 @contextlib.contextmanager
 def private_files(secret: dict[str, Any], release: Release) -> Iterator[Tls]:
-    """The Secret's certificate, key and authority as files that only this user can read, while the block lasts.
+    """Write the Secret's certificate, key and authority to files that only this user can read; remove them at the end.
 
-    They lie where `tartlet run` keeps its sockets, which removes what killed ones have left.
+    The files lie in the directory that `tartlet run` uses for sockets; later runs remove the files of killed processes.
 
     Raises:
-        NotThere: the Secret lacks one of them.
+        NotThere: the Secret lacks one of the three.
     """
     base = make_private(run_dir())
     directory = Path(tempfile.mkdtemp(prefix=f"run-{os.getpid()}-", dir=base))  # mode 0700
@@ -100,11 +100,11 @@ def private_files(secret: dict[str, Any], release: Release) -> Iterator[Tls]:
 
 
 def _identity(cluster: Cluster, release: Release) -> dict[str, Any]:
-    """The Secret with a client's certificate.
+    """Return the Secret with the certificate for clients.
 
     Raises:
-        Forbidden: only the editor role may read it.
-        IdentityMissing: it hasn't been made.
+        Forbidden: this user may not read it; the editor role may.
+        IdentityMissing: the Secret doesn't exist.
     """
     secret = cluster.find(SECRETS, release.client_secret, release.namespace)
     if secret is None:

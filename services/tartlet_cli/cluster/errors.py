@@ -1,4 +1,4 @@
-"""What can go wrong between the command line and a cluster.
+"""The errors between the command line and a cluster.
 
 They cross no process, so each has the number, and so the exit code, of the registered error that it is a case of.
 """
@@ -25,44 +25,44 @@ _KINDS: Final = "tartlet.dev"
 
 UNSEEN: Final = "NoStatus"
 UNSEEN_TOLD: Final = (
-    "no operator has looked at it yet: one watches its own namespace, or those of operator.namespaces, while a pod of "
-    "its Deployment runs"
+    "no operator has looked at it yet: an operator watches its own namespace, or those of operator.namespaces, while a "
+    "pod of its Deployment runs"
 )
-"""Why an object has no status at all, which is all that a namespace without an operator shows."""
+"""The reason shown for an object without a status, as in a namespace that no operator watches."""
 
 
 class PackageMissing(InvalidConfig):
-    """The extra isn't installed."""
+    """A package of the extra `kube` isn't installed."""
 
-    message = "the Python package {package!r} is not installed, which this command needs"
+    message = "this command needs the Python package {package!r}, which is not installed"
     remedy = "Run `make setup`, or install Tartlet with its extra for Kubernetes: pip install 'tartlet[kube]'."
 
 
 class ClusterUnknown(InvalidConfig):
-    """No configuration names a cluster."""
+    """No usable kubeconfig names a cluster."""
 
-    message = "which cluster? {detail}"
-    remedy = "Name one: --kubeconfig FILE or $KUBECONFIG, and --context NAME; `kubectl config get-contexts` lists them."
+    message = "no cluster is configured: {detail}"
+    remedy = "Give --kubeconfig FILE or $KUBECONFIG, and --context NAME; `kubectl config get-contexts` lists contexts."
 
 
 class ClusterUnreachable(Unavailable):
-    """Nobody answers at the API server's address."""
+    """The API server doesn't answer."""
 
     message = "the API server at {server} can't be reached: {detail}"
     remedy = "Check --context, --kubeconfig and the network; `kubectl cluster-info` asks the same server."
 
 
 class ClusterFailed(Unavailable):
-    """The API server answered that it can't."""
+    """The API server answered with a failure of its own."""
 
     message = "the API server could not {action}: {detail}"
-    remedy = "Try again shortly; `kubectl get --raw /readyz?verbose` tells how the API server is."
+    remedy = "Try again shortly; `kubectl get --raw /readyz?verbose` shows the API server's health."
 
 
 class LoginRefused(PermissionDenied):
-    """The credentials are none, or have expired."""
+    """The credentials are missing or have expired."""
 
-    message = "the API server doesn't know who asks to {action}: {detail}"
+    message = "the API server accepts no login to {action}: {detail}"
     remedy = "Log in again, or choose other credentials with --context or --kubeconfig."
 
 
@@ -74,13 +74,13 @@ _DENIED = re.compile(r'cannot (?P<verb>\w+) resource .* in the namespace "(?P<na
 
 
 class Forbidden(PermissionDenied):
-    """RBAC says no."""
+    """RBAC forbids the action."""
 
     message = "you may not {action}: {detail}"
     remedy = _ROLE.format(role="editor", namespace="NAMESPACE")
 
     def __init__(self, *, group: str = "", **fields: Any) -> None:
-        """Who only looks needs no more than that; definitions of kinds, by their API group, are no namespace's."""
+        """Choose the remedy: the viewer role for reading, the editor role for changes, an administrator for CRDs."""
         super().__init__(**fields)
         denied = _DENIED.search(str(fields.get("detail", "")))
         if denied:
@@ -88,8 +88,8 @@ class Forbidden(PermissionDenied):
             self.remedy = _ROLE.format(role="viewer" if looks else "editor", namespace=denied["namespace"])
         if group == _DEFINITIONS:
             self.remedy = (
-                "Kinds are the whole cluster's: ask a cluster administrator to do it, or choose an administrator's "
-                "--context. Where a release is installed, its kinds are there already."
+                "Kinds belong to the whole cluster: ask a cluster administrator to install them, or choose an "
+                "administrator's --context. A cluster with a release of Tartlet has its kinds already."
             )
 
 
@@ -101,124 +101,124 @@ class NotThere(InvalidArgument):
 
 
 class IdentityMissing(NotThere):
-    """A release without the Secret that its clients show."""
+    """A release lacks the Secret with its clients' certificate."""
 
     message = "release {release} in namespace {namespace} lacks its certificates: there is no secret {name}"
     remedy = (
-        "`helm upgrade` makes them, unless certificates.provider says that cert-manager or you do: `kubectl get "
-        "certificate` shows what keeps it from them."
+        "`helm upgrade` makes them, unless certificates.provider leaves that to cert-manager (`kubectl get "
+        "certificate` shows why it has not made them) or to you."
     )
 
 
 class KindUnknown(InvalidArgument):
-    """The API server has never heard of our kinds."""
+    """The cluster lacks Tartlet's kinds."""
 
     message = "can't {action}: the cluster doesn't know Tartlet's kinds (tartlet.dev/v1alpha1)"
     remedy = "Install Tartlet (helm install tartlet charts/tartlet), or its kinds alone: tartlet crds apply."
 
 
 class ManifestRefused(InvalidArgument):
-    """The API server validated it, and found it wrong."""
+    """The API server found the manifest invalid."""
 
     message = "the API server refused to {action}:\n{detail}"
-    remedy = "Correct each field that is named, and apply again."
+    remedy = "Correct the fields above, then apply again."
 
 
 class FieldConflict(InvalidArgument):
-    """Server-side apply found other owners of what would change."""
+    """Server-side apply would change fields of another field manager."""
 
-    message = "can't {action}: others manage fields of it that would change:\n{detail}"
-    remedy = "Change them where that is done, or take them over with --force-conflicts."
+    message = "can't {action}: other field managers own fields that would change:\n{detail}"
+    remedy = "Change these fields through their manager, or overwrite them with --force-conflicts."
 
 
 class TooLargeForObjects(SourceTooLarge):
     """Neither an Inferlet nor a ConfigMap can hold the program."""
 
-    message = "the program has {size} bytes; an object of Kubernetes holds {limit}"
+    message = "the program has {size} bytes; a Kubernetes object holds at most {limit}"
     remedy = "Put it on a web server, and apply an Inferlet with spec.source.url and its digest."
 
 
 class InferletRefused(InvalidSource):
-    """A runtime has looked at the program, and won't run it."""
+    """A runtime has checked the program and refused it."""
 
     message = "inferlet {name} is not Ready: {reason}: {detail}"
     remedy = "Correct the program and apply it again."
 
 
 class InferletNotReady(Unavailable):
-    """It took too long; the condition says why."""
+    """The Inferlet was not Ready in time; its condition says why."""
 
     message = "inferlet {name} is not Ready after {waited_s} s: {reason}: {detail}"
-    remedy = "It stays applied: watch it with `kubectl tartlet status`, or wait longer with --timeout."
+    remedy = "The Inferlet stays applied: watch it with `kubectl tartlet status`, or wait longer with --timeout."
 
 
 class ReleaseNotFound(InvalidArgument):
-    """No release, or none of that name."""
+    """The namespace has no release, or none of the given name."""
 
     message = "no release of Tartlet{named} in namespace {namespace}{others}"
     remedy = (
-        "Name its --namespace and --release; `helm list -A` lists them, helm install tartlet charts/tartlet makes one."
+        "Give --namespace and --release; `helm list -A` lists releases, helm install tartlet charts/tartlet makes one."
     )
 
 
 class ReleaseAmbiguous(InvalidArgument):
-    """Several, and none was named."""
+    """The namespace has several releases, and none was chosen."""
 
     message = "namespace {namespace} has several releases of Tartlet: {names}"
     remedy = "Choose one with --release."
 
 
 class RuntimeNotReady(Unavailable):
-    """The release is there, and takes no programs."""
+    """The release exists, but no runtime of it takes programs."""
 
     message = "no runtime of release {release} is ready in namespace {namespace}: {detail}"
     remedy = (
-        "Wait for it: kubectl -n {namespace} rollout status deploy/{name}; its pods' events and logs say what is wrong."
+        "Wait for it: kubectl -n {namespace} rollout status deploy/{name}; the pods' events and logs give the reason."
     )
 
     def __init__(self, **fields: Any) -> None:
         super().__init__(**fields)
-        self.remedy = type(self).remedy.format(**fields)  # it names what to look at
+        self.remedy = type(self).remedy.format(**fields)  # the remedy names the objects to look at
 
 
 class PortForwardFailed(Unavailable):
-    """The connection through the API server to the runtime's pod couldn't be made, or ended."""
+    """The connection through the API server to the runtime's pod could not be made, or ended."""
 
     message = "the port-forward to pod {pod} in namespace {namespace} broke: {detail}"
     remedy = (
-        "Look whether the pod is still there (kubectl get pod), and run it again. Programs that must outlive their "
-        "client: tartlet apply, then an InferletRun."
+        "Check that the pod still exists (kubectl get pod), then run the command again. For programs that must outlive "
+        "their client, use tartlet apply and an InferletRun."
     )
 
 
 class RuntimeUnreachable(Unavailable):
-    """The port-forward is there, and the runtime at its end doesn't answer as it should."""
+    """The port-forward works, but the runtime at its end doesn't answer properly."""
 
     message = "the runtime in pod {pod} of namespace {namespace} doesn't answer: {detail}"
     remedy = (
-        "Look into its log (kubectl logs). After certificates were renewed, a pod needs a minute to take its new one."
+        "Look into its log (kubectl logs). After a renewal of certificates, a pod takes a minute to load its new one."
     )
 
 
 class RunNotStarted(InvalidArgument):
-    """It has no output yet."""
+    """The run has not started, so there is no output yet."""
 
     message = "run {name} has not been launched yet: {reason}: {detail}"
-    remedy = "Wait for it with --follow; `kubectl describe inferletrun` tells more."
+    remedy = "Wait for the start with --follow; `kubectl describe inferletrun` shows more."
 
 
 class CrdOwned(InvalidArgument):
-    """A Helm release would put its own back at its next upgrade."""
+    """A Helm release owns the definition, and would restore its own at its next upgrade."""
 
     message = "{name} belongs to Helm release {release} in namespace {namespace}"
     remedy = (
-        "Upgrade that release (helm upgrade), which brings its CRDs along. If it is gone (helm ls -A), or to overwrite "
-        "them all the same: --force."
+        "Upgrade that release (helm upgrade), which upgrades its CRDs too. If the release is gone (helm ls -A), or to "
+        "overwrite its CRDs anyway, give --force."
     )
 
 
 def from_status(code: int, body: bytes | str, action: str) -> TartletError:
-    """The error that an answer of the API server is, with all that it says.
+    """Turn a refusal of the API server into a typed error that keeps the server's message.
 
     Args:
         code: HTTP's.
@@ -249,7 +249,7 @@ def from_status(code: int, body: bytes | str, action: str) -> TartletError:
 
 
 def parse(body: bytes | str) -> dict[str, Any]:
-    """A `Status`; text that is none becomes its message."""
+    """Parse a `Status` object; other text becomes its message."""
     text = body.decode(errors="replace") if isinstance(body, bytes) else body
     try:
         status = json.loads(text)
@@ -259,7 +259,7 @@ def parse(body: bytes | str) -> dict[str, Any]:
 
 
 def told(causes: list[dict[str, Any]]) -> str:
-    """Every cause on a line of its own, after its field; one that is told twice, once.
+    """Write each cause on a line of its own, after its field; repeated causes appear once.
 
     Example:
         >>> told([{"field": "spec.pool", "message": "Invalid value: set at most one"}])

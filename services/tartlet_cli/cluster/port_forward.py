@@ -1,8 +1,8 @@
-"""A port of this machine that leads to a pod's, through the API server.
+"""Forwards a port of this machine to a pod's port, through the API server.
 
-One WebSocket a connection, of Kubernetes' `v4.channel.k8s.io`: each message begins with a channel's number, 0 for the
-data and 1 for errors; the first message of a channel repeats the port. RBAC asks for `get` on `pods/portforward`
-because a WebSocket begins with a GET, and newer API servers for `create` as well.
+Each connection is a WebSocket of Kubernetes' protocol `v4.channel.k8s.io`: a message begins with a channel number, 0
+for data and 1 for errors, and the first message of a channel repeats the port. RBAC requires `get` on
+`pods/portforward`, because a WebSocket begins with a GET, and on newer API servers `create` as well.
 """
 
 from __future__ import annotations
@@ -22,24 +22,24 @@ from tartlet_common.errors.registry import TartletError
 
 _DATA, _ERROR = b"\0", b"\1"
 _CHUNK: Final = 64 << 10
-_END_S: Final = 2.0  # for connections to end
-_QUIET_S: Final = 0.1  # without anything more to carry, once they are to end: what was written last is through
-_REST_S: Final = 0.2  # for the rest of a message that has begun; it is gone on with later
+_END_S: Final = 2.0  # time for connections to end
+_QUIET_S: Final = 0.1  # a closing connection that is silent for this long has delivered its last bytes
+_REST_S: Final = 0.2  # wait for the rest of a message that has begun; after that it is continued later
 _PROTOCOL = "v4.channel.k8s.io"
 
 
 class PortForward:
-    """Listens on a port of 127.0.0.1; threads carry what comes.
+    """Listens on a port of 127.0.0.1; threads copy the data of its connections.
 
     Args:
-        cluster: whose API server it goes through.
-        namespace: the pod's.
-        pod: its name.
-        port: to which port of it.
+        cluster: the cluster whose API server is used.
+        namespace: the pod's namespace.
+        pod: the pod's name.
+        port: the pod's port.
 
     Raises:
-        PortForwardFailed: by `start`: it can't be made.
-        Forbidden: by `start`: RBAC says no.
+        PortForwardFailed: by `start`: the connection can't be made.
+        Forbidden: by `start`: RBAC forbids it.
     """
 
     def __init__(self, cluster: Cluster, namespace: str, pod: str, port: int) -> None:
@@ -53,24 +53,24 @@ class PortForward:
 
     def start(self) -> Self:
         """Connect and listen."""
-        self._first = self._open()  # now, so that a refusal is told here
+        self._first = self._open()  # opened now, so that `start` reports a refusal
         self._listener = socket.create_server(("127.0.0.1", 0))
         self._spawn(self._accept)
         return self
 
     @property
     def local_port(self) -> int:
-        """Where it listens."""
+        """The port of this machine."""
         assert self._listener is not None
         return int(self._listener.getsockname()[1])
 
     @property
     def error(self) -> PortForwardFailed | None:
-        """Why it broke, if it did."""
+        """The error that broke the forward, or None."""
         return self._failed(self._broken) if self._broken else None
 
     def close(self) -> None:
-        """Stop listening; what was written gets through, and every connection ends."""
+        """Stop listening, deliver the data that was written, and end every connection."""
         self._closing.set()
         self._waker.close()
         if self._listener is not None:
@@ -79,7 +79,7 @@ class PortForward:
             self._listener.close()
         end_s = time.monotonic() + _END_S
         while (left := [t for t in self._threads if t.is_alive()]) and time.monotonic() < end_s:
-            left[0].join(end_s - time.monotonic())  # the one that accepts may start another meanwhile
+            left[0].join(end_s - time.monotonic())  # the accepting thread may start another one meanwhile
         self._woken.close()
         if self._first is not None:
             self._first.shutdown()
@@ -99,7 +99,7 @@ class PortForward:
         thread.start()
 
     def _open(self) -> Any:
-        """A WebSocket to the pod's port."""
+        """Open a WebSocket to the pod's port."""
         from kubernetes.stream.ws_client import create_websocket
         from websocket import WebSocketBadStatusException, WebSocketException, setdefaulttimeout
 
@@ -128,7 +128,7 @@ class PortForward:
             self._spawn(self._serve, local)
 
     def _serve(self, local: socket.socket) -> None:
-        """One connection, to its end."""
+        """Serve one connection until its end."""
         with local:
             local.settimeout(READ_S)
             local.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -139,7 +139,7 @@ class PortForward:
                 why = self._carry(local, remote)
             except TartletError as e:
                 why = str(e)
-            except Exception as e:  # noqa: BLE001 - of the WebSocket's or TLS's; each ends the connection, and is told
+            except Exception as e:  # noqa: BLE001 - any error of the WebSocket or of TLS ends the connection, and is reported
                 why = str(e) or type(e).__name__
             if why and not self._closing.is_set():
                 self._broken = why  # before the client sees its end
@@ -148,7 +148,7 @@ class PortForward:
                     remote.shutdown()
 
     def _carry(self, local: socket.socket, remote: Any) -> str:
-        """Carry both ways until one ends; "" if that was the client, else what the other end said."""
+        """Copy data both ways until an end closes; return "" if that was the client, else the other end's text."""
         greeted: set[int] = set()
         while True:
             if self._closing.is_set():
@@ -172,15 +172,15 @@ class PortForward:
                 remote.send_binary(_DATA + data)
 
     def _receive(self, local: socket.socket, remote: Any, greeted: set[int]) -> str | None:
-        """Pass on what has come; a text if the other end has ended."""
+        """Pass received data on; return a text if the other end has closed."""
         from websocket import ABNF, WebSocketTimeoutException
 
         while True:
             remote.settimeout(_REST_S)
             try:
-                opcode, frame = remote.recv_data_frame(True)  # control frames too; pings it answers itself
+                opcode, frame = remote.recv_data_frame(True)  # control frames too; the library answers pings
             except WebSocketTimeoutException:
-                return None  # what came was TLS's own, or a part
+                return None  # only data of TLS itself, or part of a message
             if opcode == ABNF.OPCODE_CLOSE:
                 return "the pod closed the connection"
             if opcode == ABNF.OPCODE_BINARY and frame.data:
@@ -200,8 +200,8 @@ class PortForward:
 
 
 def _readable(timeout_s: float | None, *sockets: socket.socket) -> set[int]:
-    """Numbers of those from which something can be read, once there are any."""
-    poll = select.poll()  # `select` takes no numbers past 1023
+    """Wait until one of the sockets can be read; return the numbers of those that can."""
+    poll = select.poll()  # `select` fails for descriptors above 1023
     for each in sockets:
         poll.register(each, select.POLLIN)
     return {number for number, _ in poll.poll(None if timeout_s is None else timeout_s * 1e3)}

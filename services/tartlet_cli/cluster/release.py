@@ -1,4 +1,4 @@
-"""Which release of the chart is meant, and which of its pods to talk to."""
+"""Chooses a release of the chart and the pod of its runtime to talk to."""
 
 from __future__ import annotations
 
@@ -20,34 +20,34 @@ _SUFFIX = "-runtime"
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """A release, as its runtime's Service shows it."""
+    """A release, as described by its runtime's Service."""
 
     name: str
     namespace: str
-    prefix: str  # of its objects' names
+    prefix: str  # prefix of the names of its objects
 
     @property
     def runtime(self) -> str:
-        """Name of the runtime's Service and Deployment."""
+        """The name of the runtime's Service and Deployment."""
         return self.prefix + _SUFFIX
 
     @property
     def client_secret(self) -> str:
-        """Name of the Secret with a client's identity."""
+        """The name of the Secret with the clients' identity."""
         return f"{self.prefix}-client-tls"
 
 
 def choose(services: Sequence[Object], namespace: str, wanted: str = "") -> Release:
-    """The release that is meant.
+    """Choose a release.
 
     Args:
-        services: of the namespace's runtimes.
-        namespace: theirs.
-        wanted: its name; "": the only one.
+        services: the Services of the namespace's runtimes.
+        namespace: that namespace.
+        wanted: the release's name; "": the only release.
 
     Raises:
-        ReleaseNotFound: there is none.
-        ReleaseAmbiguous: there are several.
+        ReleaseNotFound: there is no such release.
+        ReleaseAmbiguous: `wanted` is "", and there are several releases.
     """
     found = {}
     for service in services:
@@ -68,10 +68,10 @@ def choose(services: Sequence[Object], namespace: str, wanted: str = "") -> Rele
 
 
 def ready_pod(pods: Sequence[Object], release: Release) -> tuple[str, int]:
-    """Name and port of a runtime's pod that takes programs; the oldest, which goes last when runtimes are replaced.
+    """Return name and port of the oldest runtime pod that takes programs, because rollouts replace that pod last.
 
     Raises:
-        RuntimeNotReady: there is none; it says how each is.
+        RuntimeNotReady: no pod takes programs; the error gives the state of each.
     """
     ready = [pod for pod in pods if state(pod) == "ready"]
     if not ready:
@@ -87,7 +87,7 @@ def ready_pod(pods: Sequence[Object], release: Release) -> tuple[str, int]:
 
 
 def state(pod: Object) -> str:
-    """How a pod is, in a few words; "ready" if it takes programs."""
+    """Describe a pod's state in a few words; "ready" if it takes programs."""
     if pod["metadata"].get("deletionTimestamp"):
         return "being deleted"
     status = pod.get("status") or {}
@@ -106,19 +106,19 @@ def state(pod: Object) -> str:
 
 
 def find_release(cluster: Cluster, wanted: str = "") -> Release:
-    """The release of the cluster's namespace.
+    """Find the release in the cluster's namespace.
 
     Raises:
-        ReleaseNotFound, ReleaseAmbiguous: as `choose`.
+        ReleaseNotFound, ReleaseAmbiguous: see `choose`.
     """
     return choose(cluster.list(SERVICES, cluster.namespace, RUNTIMES), cluster.namespace, wanted)
 
 
 def find_pod(cluster: Cluster, release: Release) -> tuple[str, int]:
-    """Name and port of a runtime's pod that takes programs.
+    """Find name and port of a runtime's pod that takes programs.
 
     Raises:
-        RuntimeNotReady: there is none.
+        RuntimeNotReady: no pod takes programs.
     """
     labels = f"{RUNTIMES},{INSTANCE}={release.name}"
     return ready_pod(cluster.list(PODS, release.namespace, labels), release)

@@ -23,7 +23,7 @@ BENCHMARKS = {  # name: (module, what it measures)
     "wasm": ("wasm", "hosting guests alone: launches and host calls"),
 }
 
-_HELP = f"""Measure something: a table with its goals; plots (PNG and SVG), and JSON for machines.
+_HELP = f"""Run a benchmark of the source checkout; most print a table, and write JSON and plots on request.
 
 \b
 Benchmarks:
@@ -48,15 +48,15 @@ Examples:
 @click.argument("args", nargs=-1, type=click.UNPROCESSED)
 @click.pass_context
 def bench(ctx: click.Context, name: str, args: tuple[str, ...]) -> None:
-    """Become the benchmark's process."""
+    """Replace this process by the benchmark's."""
     if name in ("-h", "--help"):
         click.echo(ctx.get_help())
         return
     if name not in BENCHMARKS:
-        raise click.UsageError(f"no benchmark {name!r}: choose one of {', '.join(BENCHMARKS)}", ctx)
+        raise click.UsageError(f"there is no benchmark {name!r}: choose one of {', '.join(BENCHMARKS)}", ctx)
     module, _ = BENCHMARKS[name]
     if not (CHECKOUT / "bench" / f"{module.replace('.', '/')}.py").is_file():
-        raise click.UsageError("benchmarks are in the source checkout: run this from an editable install")
+        raise click.UsageError("benchmarks exist only in the source checkout: run this from an editable install")
     path = os.pathsep.join(filter(None, (str(CHECKOUT), os.environ.get("PYTHONPATH", ""))))
     env = {**os.environ, "PYTHONPATH": path}
     os.execve(sys.executable, [sys.executable, "-P", "-m", f"bench.{module}", *args], env)  # noqa: S606 - no shell is wanted

@@ -1,4 +1,4 @@
-"""`tartlet doctor`: what this machine and a server lack, and what to do about it."""
+"""`tartlet doctor`: checks this machine and a server, and says what to do about each problem."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from tartlet_cli.console.options import json_option, server_option
 _NEEDED = {"grpc": "all roles", "numpy": "all roles", "pydantic": "all roles", "wasmtime": "the runtime"}
 _WORKER = ("torch", "safetensors", "tokenizers", "jinja2")
 _LEAST_DISK_BYTES = 1 << 30
-_NO_ENGINE = "Give a worker that loads its model a while; else see logs/worker.log in the run directory."
+_NO_ENGINE = "A worker may still be loading its model: wait, or look into logs/worker.log in the run directory."
 _LEAST_MEMORY_BYTES = 2 << 30
 
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One finding: "ok", "warn" (something works less well) or "fail", and what to do where it isn't "ok"."""
+    """One finding: "ok", "warn" (some function is limited) or "fail", with a remedy unless it is "ok"."""
 
     name: str
     status: str
@@ -39,7 +39,7 @@ class Check:
 @server_option
 @json_option
 def doctor(server: str | None, *, as_json: bool) -> None:
-    """Check this machine and the server, and say what to do; exit code 3 if something must be done.
+    """Check this machine and the server, and say what to do. The exit code is 3 if a check fails.
 
     A server that isn't running is a warning: `tartlet run` needs none.
 
@@ -96,7 +96,9 @@ def _device() -> Check:
     """The device that a worker started here would use; torch is asked, in a process of its own, only for a GPU."""
     device = os.environ.get("TARTLET_WORKER_DEVICE") or "cpu"
     if not device.startswith("cuda"):
-        there = "; there is a GPU: TARTLET_WORKER_DEVICE=cuda uses it" if shutil.which("nvidia-smi") else ""
+        there = (
+            "; this machine has a GPU: set TARTLET_WORKER_DEVICE=cuda to use it" if shutil.which("nvidia-smi") else ""
+        )
         return Check("device", "ok", device + there)
     count = "import torch; print(torch.cuda.device_count() if torch.cuda.is_available() else 0)"
     asked = subprocess.run([sys.executable, "-c", count], capture_output=True, text=True, check=False)
@@ -110,8 +112,8 @@ def _compiler() -> Check:
     found = next((path for name in ("cc", "gcc", "clang") if (path := shutil.which(name))), None)
     if found:
         return Check("compiler", "ok", found)
-    remedy = "Install gcc for faster host calls; everything works without."
-    return Check("compiler", "warn", "none: host calls go through ctypes", remedy)
+    remedy = "Install gcc for faster host calls; all functions work without a compiler."
+    return Check("compiler", "warn", "none: host calls go through ctypes, which is slower", remedy)
 
 
 def _component() -> Check:
@@ -135,13 +137,15 @@ def _directories() -> Iterator[Check]:
 
     try:
         make_private(run_dir())
-        check_socket(run_dir() / f"run-{os.getpid()}-xxxxxxxx" / "control.sock")  # that of a `tartlet run` is longest
+        check_socket(
+            run_dir() / f"run-{os.getpid()}-xxxxxxxx" / "control.sock"
+        )  # the longest path is that of a `tartlet run`
         process = holder(run_dir())
         yield Check("run directory", "ok", f"{run_dir()}, " + (f"in use by process {process}" if process else "free"))
     except InvalidConfig as e:
         yield Check("run directory", "fail", str(e.fields["detail"]), e.remedy)
     except (OSError, TartletError) as e:
-        yield Check("run directory", "fail", str(e), "Set TARTLET_RUN_DIR to a directory of yours.")
+        yield Check("run directory", "fail", str(e), "Set TARTLET_RUN_DIR to a directory that you own.")
     for name, path in (("run", run_dir()), ("cache", cache_dir())):
         there = next(p for p in (path, *path.parents) if p.exists())
         free = shutil.disk_usage(there).free
@@ -149,7 +153,10 @@ def _directories() -> Iterator[Check]:
         found = f"{free / 2**30:.1f} GiB free at {there}"
         variable = f"TARTLET_{name.upper()}_DIR"
         yield Check(
-            f"disk, {name}", "ok" if enough else "warn", found, "" if enough else f"Free some, or set {variable}."
+            f"disk, {name}",
+            "ok" if enough else "warn",
+            found,
+            "" if enough else f"Free disk space, or set {variable} to another directory.",
         )
 
 
@@ -168,7 +175,9 @@ def _addresses() -> Check:
     limit = address_space()
     if limit is None:
         return Check("address space", "ok", "not limited")
-    remedy = "Lift the limit (`ulimit -v unlimited`): the runtime reserves terabytes for its sandbox, and uses few."
+    remedy = (
+        "Lift the limit (`ulimit -v unlimited`): the runtime reserves terabytes of addresses, and uses few of them."
+    )
     return Check("address space", "fail", f"{limit / 2**30:.1f} GiB", remedy)
 
 
@@ -213,13 +222,13 @@ async def serving(server: str | None) -> list[Check]:
         async with connect(server) as client, asyncio.timeout(5):
             state = await client.state()
     except (TartletError, TimeoutError) as e:
-        return [Check("runtime", "warn", str(e) or "no answer within 5 s", "`tartlet serve` starts one.")]
+        return [Check("runtime", "warn", str(e) or "no answer within 5 s", "Start a server with `tartlet serve`.")]
     checks = [
         Check("runtime", "ok", f"{client.address}: {state.running} of {state.capacity} programs, {state.boundary}")
     ]
     if not state.control_connected:
-        remedy = "It dials again by itself; `tartlet serve` restarts control."
-        return [*checks, Check("control", "fail", "the runtime has no connection to it", remedy)]
+        remedy = "The runtime connects again by itself once control runs; `tartlet serve` restarts control."
+        return [*checks, Check("control", "fail", "the runtime is not connected to control", remedy)]
     checks.append(Check("control", "ok", "connected"))
     engines = state.control.get("engines", [])
     ready = [engine for engine in engines if engine.get("state") == "ready"]

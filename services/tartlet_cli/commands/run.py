@@ -35,12 +35,12 @@ from tartlet_common.errors.registry import InvalidSource
 _NATIVE_GRACE_S = 2.0
 _SILENCE_S = 3.0
 _STILL_RUNNING = "tartlet: still running; if it waits for a message: --interactive sends what you type"
-_LOGS_KEPT = 5  # of runs that the system failed
+_LOGS_KEPT = 5  # directories of logs, of runs in which the system failed
 
 
 @dataclass(frozen=True, slots=True)
 class RunOptions:
-    """What the command line asked for."""
+    """The options of the command line."""
 
     file: str
     args: tuple[str, ...]
@@ -71,22 +71,27 @@ class RunOptions:
 @click.option(
     "--engine",
     type=click.Choice(["torch", "fake"]),
-    help="Backend. Default: the worker's setting (TARTLET_WORKER_ENGINE, [worker] in --config), else torch.",
+    help="What computes; fake needs no model. Default: the worker's setting (TARTLET_WORKER_ENGINE, [worker] in "
+    "--config), else torch.",
 )
 @other_server_option
-@click.option("--inferlet", is_flag=True, help="FILE is no file, but the name of a program in a server's catalogue.")
-@click.option("--kube", is_flag=True, help="Run it on a Kubernetes cluster, through its API server.")
+@click.option("--inferlet", is_flag=True, help="FILE is not a file, but the name of a program in a server's catalogue.")
+@click.option("--kube", is_flag=True, help="Run the program on a Kubernetes cluster, through its API server.")
 @click.option(
-    "--namespace", metavar="NAME", help="With --kube: namespace. Default: the context's. Before FILE also -n."
+    "--namespace", metavar="NAME", help="With --kube: namespace. Default: the context's. Also -n, before FILE."
 )
 @release_option
-@click.option("--kube-context", "context", metavar="NAME", help="With --kube: context. Before FILE also --context.")
-@click.option("--kubeconfig", metavar="FILE", help="With --kube: configuration. Default: $KUBECONFIG.")
-@click.option("--native", is_flag=True, help="Run the file as an ordinary process, so that pdb works.")
+@click.option("--kube-context", "context", metavar="NAME", help="With --kube: context. Also --context, before FILE.")
+@click.option(
+    "--kubeconfig", metavar="FILE", help="With --kube: kubeconfig. Default: $KUBECONFIG, else ~/.kube/config."
+)
+@click.option(
+    "--native", is_flag=True, help="Run the file as an ordinary process, outside the sandbox, so that pdb works."
+)
 @click.option("--interactive", is_flag=True, help="Send each line of standard input to the program as a message.")
-@click.option("--seed", type=int, help="Decides the program's randomness (with --native that of `random`).")
+@click.option("--seed", type=int, help="Seed of the program's randomness (with --native, of the module `random`).")
 @journal_option
-@click.option("--quiet", is_flag=True, help="No closing line.")
+@click.option("--quiet", is_flag=True, help="Don't print the closing line.")
 @click.option("--config", type=click.Path(path_type=Path), help="TOML file with settings of the roles.")
 @limit_options
 @json_option
@@ -94,7 +99,7 @@ class RunOptions:
 def run(ctx: click.Context, /, file: str, args: tuple[str, ...], **options: Any) -> None:
     """Run a program (a .py file or a core .wasm module) and stream its output.
 
-    Options of this command may stand anywhere; all others, and everything after `--`, go to the program.
+    Options of this command may stand anywhere; all other options, and everything after `--`, go to the program.
 
     \b
     Examples:
@@ -103,9 +108,9 @@ def run(ctx: click.Context, /, file: str, args: tuple[str, ...], **options: Any)
       tartlet run --native my_program.py          # pdb and prints work
       tartlet run --engine fake my_program.py     # no model, no torch
       tartlet run --server local my_program.py    # on a running `tartlet serve`
-      tartlet run --inferlet agent                # there, by its name in the catalogue
+      tartlet run --inferlet agent                # from that server's catalogue, by name
       tartlet run --kube my_program.py            # on a cluster that runs Tartlet
-      tartlet run --interactive chat.py           # your lines are its messages
+      tartlet run --interactive chat.py           # each line that you type is a message
       tartlet run my_program.py -- --seed 3       # --seed for the program
     """  # noqa: D301 - \b is click's mark for a paragraph not to be wrapped
     wants_help(file, ctx)
@@ -140,7 +145,7 @@ def run(ctx: click.Context, /, file: str, args: tuple[str, ...], **options: Any)
 
 
 def run_on_cluster() -> click.Command:
-    """`run` for the plugin of kubectl, where there is no other place to run it."""
+    """Make the command `run` of the plugin of kubectl, which always runs on the cluster."""
 
     @click.pass_context
     def callback(ctx: click.Context, /, file: str, args: tuple[str, ...], **options: Any) -> None:
@@ -158,7 +163,7 @@ def run_on_cluster() -> click.Command:
             param.help = told[0].upper() + told[1:]
     text = """Run a program on the cluster and stream its output; Ctrl-C ends it.
 
-    Options of this command may stand anywhere; all others, and everything after `--`, go to the program.
+    Options of this command may stand anywhere; all other options, and everything after `--`, go to the program.
 
     \b
     Examples:
@@ -171,7 +176,7 @@ def run_on_cluster() -> click.Command:
 
 
 def execute(options: RunOptions) -> int:
-    """Run to the end; the exit code."""
+    """Run the program to its end; return the exit code."""
     from tartlet_common.errors.registry import TartletError
     from tartlet_common.telemetry import telemetry
 
@@ -191,7 +196,7 @@ def execute(options: RunOptions) -> int:
 
 
 class _Session:
-    """One run: the stack if it is ours, the program, and how Ctrl-C ends them."""
+    """One run: the program, the stack if the command starts one, and their end at Ctrl-C."""
 
     def __init__(self, options: RunOptions) -> None:
         from tartlet_cli.console.terminal import Printer, Progress
@@ -204,11 +209,11 @@ class _Session:
 
     async def run(self) -> int:
         try:
-            source = self._source()  # a missing file is told before anything starts
+            source = self._source()  # report a missing file before starting anything
         except InvalidSource as e:
             detail, name = str(e.fields["detail"]), self._options.file
             if isinstance(e.__cause__, FileNotFoundError) and not Path(name).suffix:
-                detail += f"; a program in a catalogue runs by its name: --inferlet {name}"
+                detail += f"; to run a program of a server's catalogue, give --inferlet {name}"
             raise click.BadParameter(detail, param_hint="FILE") from e
         on_signals(self._interrupt)
         model = self._options.model or ""
@@ -244,7 +249,7 @@ class _Session:
         return replace(source, language=Language.NATIVE)
 
     def _interrupt(self, task: asyncio.Task[Any]) -> None:
-        """First: end the program and the stack in order. Second: kill them."""
+        """At the first signal, end the program and the stack in order; at the second, kill them."""
         if self._interrupted:
             if self._stack is not None:
                 self._stack.kill()

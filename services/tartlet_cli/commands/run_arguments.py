@@ -1,4 +1,4 @@
-"""How `tartlet run` tells its own options from the program's, and which of them exclude each other."""
+"""Separates the options of `tartlet run` from the program's, and refuses combinations that exclude each other."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from tartlet_cli.console.options import PassingCommand
 NOT_ON_CLUSTER = ("server", "native", "config", "engine")
 _NOT_ON_SERVER = ("config", "engine")
 _NOT_NATIVE = {
-    "interactive": "--interactive: standard input is the program's own with --native; to send it messages from another"
-    " terminal: `tartlet serve`, `tartlet run --native --server local FILE`, `tartlet send ID TEXT`",
-    "inferlet": "--inferlet: only a file can run as a process (--native)",
-    "memory_mib": "--max-memory: it holds in the sandbox alone, and --native runs outside of it",
+    "interactive": "--interactive: with --native, the program itself reads standard input. To send messages, use three "
+    "terminals: `tartlet serve`, `tartlet run --native --server local FILE`, `tartlet send ID TEXT`",
+    "inferlet": "--inferlet: --native runs a file, not a program of the catalogue",
+    "memory_mib": "--max-memory: this limit holds only in the sandbox, and --native runs outside of it",
 }
 _BEFORE_FILE = {"-n": "--namespace", "--context": "--kube-context"}
 _MISTYPED = "tartlet.mistyped"
-_ALIKE = 0.85  # of two options; --max-tokens and --max-pages are 0.7
+_ALIKE = 0.85  # similarity from which an option counts as mistyped; --max-tokens and --max-pages have 0.7
 
 
 class RunCommand(PassingCommand):
-    """Takes kubectl's own names of its options, too, where they stand before FILE: behind it they are the program's."""
+    """Accepts kubectl's names of options as well if they stand before FILE; after FILE they go to the program."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Put them in our words, and note what may be mistyped."""
+        """Replace kubectl's names by ours, and note options that may be mistyped."""
         takes_value = {o for p in self.params if isinstance(p, click.Option) and not p.is_flag for o in p.opts}
         at = 0
         while at < len(args) and args[at].startswith("-") and args[at] != "--":
@@ -40,10 +40,10 @@ class RunCommand(PassingCommand):
 
 
 def check_options(ctx: click.Context, options: dict[str, Any]) -> None:
-    """Options that would be ignored are refused, as far as they don't come from the environment.
+    """Refuse options that would have no effect, unless they come from the environment.
 
     Raises:
-        click.UsageError: for one of them.
+        click.UsageError: for the first such option.
     """
     for name, why in _NOT_NATIVE.items() if options["native"] else ():
         if options[name]:
@@ -57,25 +57,25 @@ def check_options(ctx: click.Context, options: dict[str, Any]) -> None:
 
 
 def _check_place(ctx: click.Context, options: dict[str, Any]) -> None:
-    """The same, by where the program runs."""
+    """Refuse options that have no effect at the place where the program runs."""
     if options["server"] or options["inferlet"]:
         told = ctx.get_parameter_source("server") is ParameterSource.COMMANDLINE
         why = "--server" if told else "TARTLET_SERVER" if options["server"] else "--inferlet"
         for name in _NOT_ON_SERVER:
             if ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE:
-                raise click.UsageError(f"--{name}: the server that {why} means has its own", ctx)
+                raise click.UsageError(f"--{name}: has no effect on a running server, which {why} chooses", ctx)
     elif options["model"] and options["engine"] == "fake":
-        raise click.UsageError("--model: the fake engine has none", ctx)
+        raise click.UsageError("--model: the fake engine has no model; leave out --model or --engine fake", ctx)
 
 
 def tell_mistyped(ctx: click.Context) -> None:
     """Warn of options that went to the program and may not have been meant for it."""
     for name, alike in ctx.meta.get(_MISTYPED, ()):
-        click.echo(f"{name} goes to the program; did you mean {alike}? (Put it behind -- if not.)", err=True)
+        click.echo(f"{name} goes to the program; did you mean {alike}? If not, put {name} after `--`.", err=True)
 
 
 def _mistyped(args: list[str], known: set[str]) -> list[tuple[str, str]]:
-    """Options before a `--` that the program gets, each with the one of ours that it is much like.
+    """Return options before `--` that go to the program, each with an option of this command that is similar to it.
 
     Example:
         >>> _mistyped(["x.py", "--sed=7", "--max-tokens", "9", "--", "--seeds"], {"--seed", "--max-pages"})

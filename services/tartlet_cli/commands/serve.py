@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from tartlet_cli.console.terminal import Progress
 
 ROLES = ("control", "runtime", "worker", "gateway", "operator")
-_LAST_WORDS_S = 1.0  # for whoever reads standard error, at the end
+_LAST_WORDS_S = 1.0  # at the end, for the reader of standard error to take the last lines
 
 
 @click.command(
@@ -34,7 +34,7 @@ _LAST_WORDS_S = 1.0  # for whoever reads standard error, at the end
 @click.option(
     "--role",
     type=click.Choice(ROLES),
-    help="Run this role alone; its own flags follow (`--role ROLE --help` lists them).",
+    help="Run only this role. Its own flags may follow: `tartlet serve --role ROLE --help` lists them.",
 )
 @click.option(
     "--model",
@@ -42,7 +42,9 @@ _LAST_WORDS_S = 1.0  # for whoever reads standard error, at the end
     help="Checkpoint directory. Default: the worker's setting, else $TARTLET_MODEL, else the demo model.",
 )
 @click.option(
-    "--engine", type=click.Choice(["torch", "fake"]), help="Backend. Default: the worker's setting, else torch."
+    "--engine",
+    type=click.Choice(["torch", "fake"]),
+    help="What computes; fake needs no model. Default: the worker's setting, else torch.",
 )
 @click.option("--config", type=click.Path(path_type=Path), help="TOML file with a table for each role.")
 @click.option(
@@ -51,9 +53,11 @@ _LAST_WORDS_S = 1.0  # for whoever reads standard error, at the end
 @click.option(
     "--http",
     metavar="HOST:PORT",
-    help="Where the HTTP API serves, or `off`. Default: the gateway's setting, 127.0.0.1:8200. Not with --role.",
+    help="Address of the HTTP API, or `off`. Default: the gateway's setting, 127.0.0.1:8200. Not with --role.",
 )
-@click.option("--quiet", is_flag=True, help="Leave the roles' log lines to their files. Not with --role.")
+@click.option(
+    "--quiet", is_flag=True, help="Don't print the roles' log lines; the log files have them. Not with --role."
+)
 @click.argument("flags", nargs=-1, type=click.UNPROCESSED)
 @click.pass_context
 def serve(  # noqa: PLR0913 - one parameter an option
@@ -95,17 +99,17 @@ def serve(  # noqa: PLR0913 - one parameter an option
             _exec_role(role, model, engine, config, flags)
         if flags:
             what = "unknown option" if flags[0].startswith("-") else "unexpected argument"
-            raise click.UsageError(f"{what} {flags[0]} (a role's own flags need --role)")
+            raise click.UsageError(f"{what} {flags[0]} (for a flag of one role, give --role as well)")
         raise SystemExit(asyncio.run(_serve(backend(engine, model, config), config, http, quiet=quiet)))
     except TartletError as e:
         raise exits.fail(e) from e
 
 
 def _check(role: str | None, model: str | None, engine: str | None, http: str | None, *, quiet: bool) -> None:
-    """Options that would be ignored are refused.
+    """Refuse options that would have no effect.
 
     Raises:
-        click.UsageError: for one of them.
+        click.UsageError: for the first such option.
     """
     if role not in (None, "worker") and (model or engine):
         raise click.UsageError(f"{'--model' if model else '--engine'} is for a worker, not for --role {role}")
@@ -114,13 +118,16 @@ def _check(role: str | None, model: str | None, engine: str | None, http: str | 
             f"--http is for all roles together; {'--address sets it' if role == 'gateway' else 'leave it out'}"
         )
     if role is not None and quiet:
-        raise click.UsageError("--quiet: a role alone keeps no log file; --log-level error leaves out most lines")
+        raise click.UsageError("--quiet: a single role keeps no log file; use --log-level error for fewer lines")
     if model and engine == "fake":
-        raise click.UsageError("--model: the fake engine has none")
+        raise click.UsageError("--model: the fake engine has no model; leave out --model or --engine fake")
 
 
 def _exec_role(role: str, model: str | None, engine: str | None, config: Path | None, flags: tuple[str, ...]) -> None:
-    """Become the role's process. A flag beats its environment and file, so only what was asked for becomes one."""
+    """Become the role's process.
+
+    Flags override the role's environment and file, so only options that the user gave become flags.
+    """
     from tartlet_cli.console.places import WorkerChoice, backend
     from tartlet_common.errors.registry import InvalidConfig
 
@@ -227,7 +234,7 @@ def _reporter(progress: Progress, errors: ErrorOutput) -> Callable[[StackEvent],
     from tartlet.local import Died, Started
     from tartlet.local import Progress as Told
 
-    loading = ""  # the role that the line of progress is about
+    loading = ""  # the role that the line of progress shows
 
     def report(event: StackEvent) -> None:
         nonlocal loading

@@ -1,4 +1,4 @@
-"""A call of the client from a command: one event loop, typed errors to standard error, the right exit code."""
+"""Calls the client from a command: runs an event loop, prints typed errors and chooses the exit code."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ T = TypeVar("T")
 
 
 def connect(server: str | None) -> AsyncClient:
-    """A client of the server that the command line names.
+    """Make a client of the server that the command line names.
 
     Raises:
         click.UsageError: the address is none, or its TLS files aren't there.
@@ -41,27 +41,27 @@ def connect(server: str | None) -> AsyncClient:
         host, _, port = client.address.rpartition(":")
         if not host or "/" in host or not port.isdigit():
             scheme = ", without a scheme" if "://" in client.address else ""
-            told = f"{client.address}: give unix:/path, host:port or `local`{scheme}"
+            told = f"{client.address} is not an address: give unix:/path, host:port or `local`{scheme}"
             raise click.BadParameter(told, param_hint="--server")
         if environment.identity() is None:
             raise click.UsageError(
-                f"{client.address} is TCP: give --tls-certificate, --tls-key and --tls-authority as well"
+                f"{client.address} is a TCP address: give --tls-certificate, --tls-key and --tls-authority as well"
             )
     elif not path.exists():
-        raise Unavailable(what=f"the server at {client.address}", detail="there is no such socket")
+        raise Unavailable(what=f"the server at {client.address}", detail="the socket does not exist")
     return client
 
 
 _AFTER_INPUT_S = 1.0
-_LINES_AHEAD = 1024  # read from standard input and not yet sent
-_INBOX_S = 0.05  # until a full inbox is tried again
+_LINES_AHEAD = 1024  # lines that were read from standard input and not sent yet, at most
+_INBOX_S = 0.05  # pause before the next try if the program's inbox is full
 
 
 async def talk(client: AsyncClient, program_id: str, follow: Coroutine[Any, Any, int], *, quiet: bool) -> int:
-    """What `follow` returns, while each line of standard input becomes a message to the program.
+    """Run `follow` and return its result; meanwhile send each line of standard input to the program as a message.
 
     Raises:
-        TartletError: a line can't be sent, such as one that is too long; the program has not ended.
+        TartletError: a line can't be sent, for example because it is too long; the program has not ended.
     """
     from tartlet_common.errors.registry import UnknownProgram
 
@@ -72,7 +72,7 @@ async def talk(client: AsyncClient, program_id: str, follow: Coroutine[Any, Any,
     try:
         await asyncio.wait((following, talking), return_when=asyncio.FIRST_COMPLETED)
         if not following.done():
-            with contextlib.suppress(UnknownProgram):  # it has just ended
+            with contextlib.suppress(UnknownProgram):  # the program has just ended
                 talking.result()
         return await following
     finally:
@@ -82,10 +82,10 @@ async def talk(client: AsyncClient, program_id: str, follow: Coroutine[Any, Any,
 
 
 async def send_lines(client: AsyncClient, program_id: str, *, quiet: bool = False) -> None:
-    """Each line of standard input becomes a message to the program, until either ends.
+    """Send each line of standard input to the program as a message, until the input ends.
 
-    A program that has left too many unread is waited for. One that goes on a while after the input's end may be waiting
-    for a line that can't come, so that is told.
+    While the program's inbox is full, sending waits. If the program goes on for a while after the end of input, a note
+    says that no more lines come, because the program may be waiting for one.
     """
     from tartlet_common.errors.registry import InboxFull
 
@@ -95,7 +95,7 @@ async def send_lines(client: AsyncClient, program_id: str, *, quiet: bool = Fals
 
     def read() -> None:  # in a thread: the loop can wait for pipes and terminals, not for files
         rest = b""
-        with contextlib.suppress(RuntimeError):  # the loop has been closed: nobody wants it any more
+        with contextlib.suppress(RuntimeError):  # the loop is closed: the command has ended
             while data := os.read(sys.stdin.fileno(), 1 << 16):
                 *whole, rest = (rest + data).split(b"\n")
                 for line in whole:
@@ -116,14 +116,14 @@ async def send_lines(client: AsyncClient, program_id: str, *, quiet: bool = Fals
                 await asyncio.sleep(_INBOX_S)
     if not quiet:
         await asyncio.sleep(_AFTER_INPUT_S)
-        sys.stderr.write("end of input: the program goes on, and gets no more lines\n")
+        sys.stderr.write("end of input: no more lines are sent, and the program goes on\n")
         sys.stderr.flush()
 
 
 def on_signals(handler: Callable[[asyncio.Task[Any]], object]) -> None:
-    """Have the running loop call `handler` with the current task on Ctrl-C and on what ends a process in order.
+    """Make the running loop call `handler` with the current task on SIGINT, SIGTERM and SIGHUP.
 
-    Without, SIGTERM and SIGHUP end it on the spot, and whatever it has on disk, a client's private key too, stays.
+    By default SIGTERM and SIGHUP end the process at once, and its temporary files stay, a client's private key too.
     """
     task = asyncio.current_task()
     assert task is not None
@@ -132,7 +132,7 @@ def on_signals(handler: Callable[[asyncio.Task[Any]], object]) -> None:
 
 
 def with_client(server: str | None, work: Callable[[AsyncClient], Awaitable[T]]) -> T:
-    """What `work` returns; a `TartletError` is shown and ends the command, as a signal does.
+    """Run `work` with a client and return its result; an error is printed and ends the command, as a signal does.
 
     Raises:
         SystemExit: after an error or a signal.
@@ -143,7 +143,7 @@ def with_client(server: str | None, work: Callable[[AsyncClient], Awaitable[T]])
 def with_opened(
     opening: Callable[[], AbstractAsyncContextManager[AsyncClient]], work: Callable[[AsyncClient], Awaitable[T]]
 ) -> T:
-    """As `with_client`, with a client that `opening` gives."""
+    """Do the same as `with_client` with the client that `opening` yields."""
     from tartlet_common.errors.registry import TartletError
     from tartlet_common.telemetry import telemetry
 

@@ -1,4 +1,4 @@
-"""Where a command line of ours begins: its standard files are open, and what no command expects has an exit code."""
+"""Starts a command line: opens closed standard files, and gives unexpected failures an exit code."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ import click
 
 
 class CommandGroup(click.Group):
-    """Commands that can be interrupted while they are imported; later they have handlers of their own."""
+    """A group whose commands can be interrupted while they are imported; later they handle signals themselves."""
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run the command; Ctrl-C has the exit code that it has everywhere."""
+        """Run the command; Ctrl-C gives exit code 130."""
         try:
             return super().invoke(ctx)
         except KeyboardInterrupt:
@@ -35,13 +35,13 @@ def enter(commands: CommandGroup, prog_name: str) -> None:
         from tartlet_cli.console import exits
         from tartlet_common.errors.registry import DiskFull
 
-        if e.filename is None:  # whoever writes a file besides deals with that
+        if e.filename is None:  # an error without a file name is one of standard output
             exits.drop_output()
         raise exits.fail(DiskFull(path=str(e.filename or "standard output"), detail=e.strerror)) from e
 
 
 def _open_standard_files() -> None:
-    """Have /dev/null where standard input, output or error was closed: no other file shall take its number."""
+    """Open /dev/null for a closed standard input, output or error, so that no other file gets its number."""
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
             setattr(sys, name, Path(os.devnull).open(mode, encoding="utf-8"))  # noqa: SIM115 - until the process ends

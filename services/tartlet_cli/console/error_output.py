@@ -1,4 +1,4 @@
-"""Standard error of a server: whoever reads it may stop (Ctrl-S, a stopped pipe), the server may not."""
+"""Writes a server's standard error without ever blocking the server, even if the reader stops (Ctrl-S, a full pipe)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import time
 from collections import deque
 
 _LIMIT_BYTES = 1 << 20
-_FULL_WAIT_S = 0.05  # where standard error doesn't block and is full
+_FULL_WAIT_S = 0.05  # pause while a non-blocking standard error is full
 
 
 class ErrorOutput:
@@ -25,21 +25,21 @@ class ErrorOutput:
         self._hint = hint
         self._limit_bytes = limit_bytes
         self._waiting: deque[bytes] = deque()
-        self._size = 0  # of what waits and of what is being written
+        self._size = 0  # bytes that wait or are being written
         self._left_out = 0
         self._closed = False
         self._changed = threading.Condition()
-        # A daemon, and no Python stream: neither its end nor Python's then waits for who doesn't read.
+        # A daemon thread without a Python stream, so that the process's end never waits for a reader that stopped.
         self._thread = threading.Thread(target=self._run, name="standard error", daemon=True)
         self._thread.start()
 
     def write(self, text: str | bytes) -> None:
-        """Have it written soon; never waits."""
+        """Queue text to be written; never blocks."""
         data = text.encode(errors="replace") if isinstance(text, str) else text
         with self._changed:
             if self._closed:
                 return
-            if self._left_out or self._size + len(data) > self._limit_bytes:  # until the rest has been read
+            if self._left_out or self._size + len(data) > self._limit_bytes:  # until the waiting text has been read
                 self._left_out += data.count(b"\n")
                 return
             self._waiting.append(data)
@@ -47,7 +47,7 @@ class ErrorOutput:
             self._changed.notify()
 
     def close(self, wait_s: float) -> None:
-        """Take no more; wait for what is left to be written, but not for long."""
+        """Take no more text; wait briefly until the waiting text is written."""
         with self._changed:
             self._closed = True
             self._changed.notify()
@@ -59,13 +59,13 @@ class ErrorOutput:
                 self._write(data)
                 with self._changed:
                     self._size -= len(data)
-        except OSError:  # nobody will ever read it
+        except OSError:  # the reader is gone for good
             with self._changed:
                 self._closed = True
                 self._waiting.clear()
 
     def _next(self) -> bytes:
-        """What is to be written next; b"" at the end."""
+        """Return the text to write next; b"" at the end."""
         with self._changed:
             while not (self._waiting or self._left_out or self._closed):
                 self._changed.wait()
@@ -74,7 +74,7 @@ class ErrorOutput:
             if not self._left_out:
                 return b""
             lines, self._left_out = self._left_out, 0
-            note = f"[{lines} lines left out here: nobody read them; {self._hint}]\n".encode()
+            note = f"[{lines} lines left out here, because standard error was not read; {self._hint}]\n".encode()
             self._size += len(note)
             return note
 

@@ -1,4 +1,4 @@
-"""How errors reach the terminal, and the exit codes they give."""
+"""Prints errors to the terminal and chooses exit codes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["INTERRUPTED", "PROGRAM_FAILED", "SYSTEM", "USAGE", "describe", "drop
 
 
 def describe(error: TartletError) -> str:
-    """The lines for standard error: a program's own traceback as it is, anything else with its remedy."""
+    """Return the lines for standard error: a program's own traceback, or else the error with its remedy."""
     if isinstance(error, ProgramFailed) and error.fields.get("traceback"):
         return str(error.fields["traceback"]).rstrip("\n")
     return f"{error.name}: {error.explained}"
@@ -25,11 +25,11 @@ def show(error: TartletError) -> None:
 
 
 def drop_output() -> None:
-    """Write no more to a standard output that can't be written: Python flushes it once more at exit."""
+    """Redirect a broken standard output to /dev/null, because Python flushes it once more at exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def fail(error: TartletError) -> SystemExit:
-    """Print an error; the exit to raise."""
+    """Print an error and return the exit to raise."""
     show(error)
     return SystemExit(exit_code(error))

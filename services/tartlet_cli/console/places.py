@@ -1,4 +1,4 @@
-"""Where things are: the demo model, benchmarks and templates of the checkout."""
+"""Finds the checkout, its demo model, and the engine and model that a command uses."""
 
 from __future__ import annotations
 
@@ -13,23 +13,25 @@ DEMO_MODEL = CHECKOUT / "models" / "demo"
 
 
 class WorkerChoice(NamedTuple):
-    """What a command line decides about the worker; None: the worker's own settings do."""
+    """The engine and model that the command line chooses for the worker; None: the worker's settings decide."""
 
     engine: str | None
     model: Path | None
 
 
 def backend(engine: str | None, model: str | None, config: Path | None) -> WorkerChoice:
-    """What the worker is told: flags beat its environment and file, and those beat $TARTLET_MODEL and the demo model.
+    """Choose the worker's engine and model.
+
+    Flags override the worker's environment and file, and these override $TARTLET_MODEL and the demo model.
 
     Raises:
-        CheckpointMissing: it would run torch, and there is no checkpoint.
-        InvalidConfig: its file or its environment is wrong.
+        CheckpointMissing: the engine would be torch, and there is no checkpoint.
+        InvalidConfig: the worker's file or environment has a mistake.
     """
     if engine == "fake":
         return WorkerChoice(engine, None)
     if config is not None or any(name.startswith("TARTLET_WORKER_") for name in os.environ):
-        from tartlet_common.config.load import load  # takes a tenth of a second, which most starts can save
+        from tartlet_common.config.load import load  # the import takes a tenth of a second, which most starts save
         from tartlet_common.config.settings import WorkerSettings
 
         set_ = load(WorkerSettings, "worker", file=config, env=os.environ).settings
@@ -40,10 +42,10 @@ def backend(engine: str | None, model: str | None, config: Path | None) -> Worke
 
 
 def find_model(given: str | None) -> Path:
-    """The checkpoint directory: as given, else $TARTLET_MODEL, else the checkout's demo model.
+    """Return the checkpoint's directory: the given one, else $TARTLET_MODEL, else the checkout's demo model.
 
     Raises:
-        CheckpointMissing: there is none.
+        CheckpointMissing: that directory holds no checkpoint.
     """
     chosen = given or os.environ.get("TARTLET_MODEL")
     path = Path(chosen).expanduser() if chosen else DEMO_MODEL

@@ -1,4 +1,4 @@
-"""What goes to the terminal while a program runs: its bytes as they come, one line of progress, one closing line."""
+"""Writes a program's run to the terminal: a line of progress, the program's bytes as they come, a closing line."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from tartlet_cli.console.exits import describe
 from tartlet_common.errors.registry import ProgramFailed, TartletError
 
 _WIPE = "\r\x1b[2K"
-_LEAST_S = 5e-6  # less is shown as 0.00 ms
-_WIDTH = 80  # of a terminal that doesn't know its own
+_LEAST_S = 5e-6  # smaller times would be shown as 0.00 ms
+_WIDTH = 80  # assumed for a terminal that doesn't report its width
 
 
 class Progress:
-    """How far a start is: a line on standard error that is overwritten and then wiped, if that is a terminal."""
+    """A line of progress on standard error that is overwritten and then wiped; only if that is a terminal."""
 
     def __init__(self, write: Callable[[str], None] | None = None) -> None:
-        """`write`: writes to standard error instead."""
+        """`write` replaces the function that writes to standard error."""
         self._write = write or _write_error
         self._terminal = sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
         self._line = ""
@@ -43,7 +43,7 @@ class Progress:
 
     @contextlib.contextmanager
     def above(self) -> Iterator[None]:
-        """What the block writes to the terminal stands above the line."""
+        """Put the text that the block writes to the terminal above the line."""
         line = self._line
         self.clear()
         yield
@@ -84,7 +84,7 @@ def _write_error(text: str) -> None:
 
 
 class Silence:
-    """A block in which something is said once, as soon as nothing has been heard for a while (None: for ever)."""
+    """A block that calls `say` once, when nothing was heard for `after_s` seconds (None: never)."""
 
     def __init__(self, after_s: float | None, say: Callable[[], None]) -> None:
         self._loop = asyncio.get_running_loop()
@@ -103,7 +103,7 @@ class Silence:
             self._timer.cancel()
 
     def heard(self) -> None:
-        """The while begins anew."""
+        """Start the time again."""
         self._heard = self._loop.time()
 
     def _wait(self) -> None:
@@ -119,9 +119,9 @@ class Printer:
     """Prints events: the program's output verbatim, its result on a line of its own, then the closing line.
 
     Args:
-        quiet: no closing line.
-        as_json: events as lines of JSON to standard output, nothing else there.
-        native: the program's process has shown its traceback on this terminal itself.
+        quiet: print no closing line.
+        as_json: print events as lines of JSON to standard output, and nothing else there.
+        native: the program's own process prints its traceback to this terminal.
     """
 
     def __init__(self, *, quiet: bool = False, as_json: bool = False, native: bool = False) -> None:
@@ -131,7 +131,7 @@ class Printer:
         self._out: BinaryIO = sys.stdout.buffer
         self._at_line_start = True
         self.started_s = 0.0
-        """How long the start of a stack of its own took."""
+        """Seconds that the start of this command's own stack took; 0: it started none."""
 
     def event(self, event: Event) -> None:
         """Print one event."""
@@ -150,7 +150,7 @@ class Printer:
                 pass
 
     def note(self, text: str) -> None:
-        """A line of our own on standard error."""
+        """Print a line of the command's own to standard error."""
         sys.stderr.write(f"{'' if self._at_line_start or self._as_json else chr(10)}{text}\n")
         sys.stderr.flush()
 
@@ -173,9 +173,10 @@ class Printer:
 
 
 def closing_line(usage: Usage, started_s: float = 0.0) -> str:
-    """Tokens, time to first token, time per output token; of distributions where the program chose from them itself.
+    """Summarise tokens, time to the first token and time per token.
 
-    `started_s`: what passed before, while a stack of its own started; 0: there was one.
+    For a program that chose tokens from distributions by itself, the line counts those. `started_s` is the time that
+    starting a stack took; 0: a server was running already.
 
     Example:
         >>> closing_line(Usage(sampled_tokens=64, first_token_s=0.0213, per_token_s=0.00412, wall_s=0.29))
@@ -195,7 +196,7 @@ def closing_line(usage: Usage, started_s: float = 0.0) -> str:
     if not usage.sampled_tokens:
         parts[0] += " for the program to sample from"
     parts.append(f"first after {_ms(usage.first_token_s)} ms")
-    if count > 1 and usage.per_token_s >= _LEAST_S:  # else they came at once
+    if count > 1 and usage.per_token_s >= _LEAST_S:  # else all came at once
         parts.append(f"{_ms(usage.per_token_s)} ms {each}")
     return "[" + ", ".join([*parts, *total]) + "]"
 
@@ -206,7 +207,7 @@ def _ms(seconds: float) -> str:
 
 
 def as_json(event: Event) -> dict[str, Any]:
-    """An event for machines; bytes as text, or as latin-1 under `data_latin1` where they aren't UTF-8."""
+    """Convert an event to JSON values; bytes become text, or latin-1 under `data_latin1` if they aren't UTF-8."""
     line: dict[str, Any] = {"event": type(event).__name__.lower(), "program_id": event.program_id}
     match event:
         case Message() | Stdout() | Stderr():
@@ -225,12 +226,12 @@ def as_json(event: Event) -> dict[str, Any]:
 
 
 def usage_json(usage: Usage) -> dict[str, Any]:
-    """Usage for machines."""
+    """Convert usage to JSON values."""
     return {name: getattr(usage, name) for name in usage.__slots__}
 
 
 def error_json(error: TartletError | None) -> dict[str, Any] | None:
-    """An error for machines."""
+    """Convert an error to JSON values."""
     if error is None:
         return None
     return {

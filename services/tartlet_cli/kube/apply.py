@@ -1,4 +1,4 @@
-"""`tartlet apply`: a program as an Inferlet of a cluster."""
+"""`tartlet apply`: stores a program as an Inferlet of a cluster."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ if TYPE_CHECKING:
     from tartlet_cli.kube.manifest import Manifest, NewInferlet
 
 _LOOK_S = 0.25
-_NOT_THE_SOURCE = 400  # errors from here on are the system's, and may pass
+_NOT_THE_SOURCE = 400  # errors with this number or a higher one are the system's, and may pass
 
 
 @click.command()
 @click.argument("file")
-@click.option("--pool", metavar="NAME", default="", help="EnginePool whose model it runs on.")
-@click.option("--model", metavar="NAME", default="", help="Model it runs on, of whichever pool serves it.")
+@click.option("--pool", metavar="NAME", default="", help="EnginePool whose model the program uses.")
+@click.option("--model", metavar="NAME", default="", help="Model that the program uses, from any pool that serves it.")
 @click.option("--name", metavar="NAME", default="", help="Name of the Inferlet. Default: the file's name.")
 @click.option("--arg", "args", metavar="TEXT", multiple=True, help="Argument for runs that give none; may be repeated.")
 @click.option("--description", metavar="TEXT", default="", help="A description for people.")
@@ -96,7 +96,7 @@ def _print(manifests: list[Manifest], output: str) -> None:
     from tartlet_cli.kube.manifest import to_json, to_yaml
 
     for each in manifests:
-        each.get("metadata", {}).pop("managedFields", None)  # long, and nobody's to edit
+        each.get("metadata", {}).pop("managedFields", None)  # long, and not meant to be edited
     click.echo(to_yaml(manifests) if output == "yaml" else to_json(manifests), nl=False)
 
 
@@ -121,10 +121,10 @@ def _apply(
 
 
 def store(cluster: Cluster, program: NewInferlet, made: Manifest, *, force: bool = False) -> Applied:
-    """Apply the Inferlet, and before it the ConfigMap that it refers to; remove one that it no longer does.
+    """Apply the Inferlet after the ConfigMap that it refers to; remove a ConfigMap that it no longer uses.
 
     Raises:
-        TartletError: the API server refused either.
+        TartletError: the API server refused one of them.
     """
     from tartlet_cli.cluster.api import CONFIG_MAPS, INFERLETS
     from tartlet_cli.cluster.errors import Forbidden
@@ -140,14 +140,14 @@ def store(cluster: Cluster, program: NewInferlet, made: Manifest, *, force: bool
     uid = applied.object["metadata"]["uid"]
     owned = manifest.config_map(program, made, uid)
     if owned is not None:
-        if uid != owner:  # only now it is known whose it is
+        if uid != owner:  # the owner's uid is known only now
             cluster.apply(CONFIG_MAPS, owned, space, force=force)
     elif before is not None and "configMap" in before["spec"]["source"]:
         name = manifest.config_map_name(program.name)
         try:
             if manifest.is_left_over(cluster.find(CONFIG_MAPS, name, space), uid):
                 cluster.delete(CONFIG_MAPS, name, space)
-        except Forbidden:  # it does no harm, and goes with its Inferlet
+        except Forbidden:  # the left-over does no harm, and goes with its Inferlet
             sys.stderr.write(f"configmap/{name} is no longer needed, and you may not delete it\n")
     return applied
 
@@ -159,11 +159,11 @@ def wait_ready(
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> Object:
-    """The Inferlet once its status speaks of this version and says Ready.
+    """Wait until the Inferlet's status describes this version and is Ready; return the Inferlet.
 
     Raises:
         InferletRefused: a runtime refused the program.
-        InferletNotReady: not within `timeout_s`; the condition says why.
+        InferletNotReady: the Inferlet was not Ready within `timeout_s`.
     """
     from tartlet_cli.cluster.api import INFERLETS
     from tartlet_cli.cluster.errors import UNSEEN, UNSEEN_TOLD, InferletNotReady, InferletRefused
@@ -189,6 +189,6 @@ def wait_ready(
 
 
 def condition(found: Object, kind: str) -> dict[str, Any]:
-    """A condition of an object's status; empty if there is none."""
+    """Return a condition of an object's status, or {} if it has none of this type."""
     conditions = (found.get("status") or {}).get("conditions") or []
     return next((dict(c) for c in conditions if c["type"] == kind), {})

@@ -1,4 +1,4 @@
-"""`tartlet crds apply`: the kinds of this release, into a cluster."""
+"""`tartlet crds apply`: installs the kinds of this release into a cluster."""
 
 from __future__ import annotations
 
@@ -73,8 +73,8 @@ def definitions() -> list[Object]:
     """Return the CRDs of this release, from the package or from the checkout.
 
     Raises:
-        PackageMissing: there is no YAML.
-        InternalError: neither is there.
+        PackageMissing: PyYAML isn't installed.
+        InternalError: there are no CRDs in either place.
     """
     from tartlet_cli.cluster.errors import PackageMissing
     from tartlet_common.errors.registry import InternalError
@@ -92,11 +92,11 @@ def definitions() -> list[Object]:
 
 
 def upgrade(cluster: Cluster, wanted: list[Object], *, dry_run: bool, force: bool) -> Iterator[tuple[str, str]]:
-    """Apply the definitions; name and outcome of each. All are looked at before the first is written.
+    """Apply the definitions and yield name and outcome of each; all are checked before the first is written.
 
     Raises:
-        CrdOwned: a Helm release has made one, and `force` isn't given.
-        FieldConflict: others manage fields that would change, and `force` isn't given.
+        CrdOwned: a Helm release owns a definition, and `force` isn't given.
+        FieldConflict: other managers own fields that would change, and `force` isn't given.
     """
     from tartlet_cli.cluster.api import CRDS
 
@@ -121,15 +121,15 @@ def upgrade(cluster: Cluster, wanted: list[Object], *, dry_run: bool, force: boo
 
 
 def is_helms(found: Object | None) -> bool:
-    """Whether a Helm release has made a definition."""
+    """Whether a Helm release owns a definition."""
     return found is not None and HELM_RELEASE in (found["metadata"].get("annotations") or {})
 
 
 def check_owner(name: str, found: Object | None) -> None:
-    """Leave alone what Helm would put back.
+    """Refuse a definition that Helm would restore.
 
     Raises:
-        CrdOwned: a Helm release has made it.
+        CrdOwned: a Helm release owns the definition.
     """
     from tartlet_cli.cluster.errors import CrdOwned
 
@@ -139,7 +139,7 @@ def check_owner(name: str, found: Object | None) -> None:
 
 
 def changes(old: Any, new: Any, path: str = "") -> list[str]:
-    """Where two values differ, as paths; lists of named things are compared by name.
+    """Return the paths at which two values differ; lists of named items are compared by name.
 
     Example:
         >>> changes({"a": {"b": 1, "c": 2}}, {"a": {"b": 1, "c": 3, "d": 4}})
@@ -164,7 +164,7 @@ def changes(old: Any, new: Any, path: str = "") -> list[str]:
 
 
 def told(changed: list[str]) -> str:
-    """Changes, a line each, the first of them."""
+    """Write the first changes, one a line, and the number of the others."""
     lines = [f"\n  {path}" for path in changed[:_SHOWN]]
     more = len(changed) - _SHOWN
     return ":" + "".join(lines) + (f"\n  and {more} more" if more > 0 else "")
@@ -177,7 +177,7 @@ def _named(items: list[Any]) -> dict[str, Any] | None:
 
 
 def _compared(found: Object | None) -> dict[str, Any]:
-    """What of a definition is somebody's wish."""
+    """Return the part of a definition that people set, without the parts that the server adds."""
     if found is None:
         return {}
     metadata = {key: found["metadata"].get(key) or {} for key in ("labels", "annotations")}
@@ -188,7 +188,7 @@ def _established(cluster: Cluster, name: str) -> None:
     """Wait until the API server serves the kind.
 
     Raises:
-        ClusterFailed: it doesn't, and says why.
+        ClusterFailed: the server doesn't serve it in time; the error gives the server's reason.
     """
     from tartlet_cli.cluster.api import CRDS
     from tartlet_cli.cluster.errors import ClusterFailed

@@ -1,4 +1,4 @@
-"""The manifest of an Inferlet, made of a file and of what the command line says. Pure."""
+"""Makes the manifest of an Inferlet from a file and the command line's options. Pure functions."""
 
 from __future__ import annotations
 
@@ -16,31 +16,31 @@ Manifest = dict[str, Any]
 
 API_VERSION: Final = "tartlet.dev/v1alpha1"
 INLINE_BYTES: Final = 512 << 10
-"""Most bytes of a source, as JSON, in the Inferlet itself; etcd takes 1.5 MiB with status and managed fields."""
+"""The largest source, in bytes of JSON, that an Inferlet holds itself; etcd's limit is 1.5 MiB with all other fields."""
 CONFIG_MAP_BYTES: Final = 1 << 20
-"""Most bytes that a ConfigMap holds."""
+"""The largest source that a ConfigMap holds."""
 _KUBECTL_BYTES: Final = 256 << 10
-"""`kubectl apply` keeps what it applies in an annotation, and an object's annotations hold no more."""
+"""The size limit of annotations; `kubectl apply` keeps the whole manifest in one."""
 SHOWN: Final = "inferlet.tartlet.dev"
 
-_NAME_CHARS = 128  # the catalogue keeps no longer one
+_NAME_CHARS = 128  # the catalogue's limit
 _LABEL = r"[a-z0-9]([-a-z0-9]*[a-z0-9])?"
 _NAME = re.compile(rf"{_LABEL}(\.{_LABEL})*")
 
 
 @dataclass(frozen=True, slots=True)
 class NewInferlet:
-    """An inferlet to be.
+    """An Inferlet to be applied.
 
     Args:
-        name: of the Inferlet.
-        data: its source: Python's text, or a core Wasm module.
-        wasm: which of them.
-        filename: the file's name; a ConfigMap keeps the source under it.
-        pool: EnginePool, or "".
-        model: model's name, or ""; at most one of the two.
-        args: arguments of runs that give none.
-        description: for people.
+        name: the Inferlet's name.
+        data: the source: Python text, or a core Wasm module.
+        wasm: whether the source is a Wasm module.
+        filename: the file's name; a ConfigMap keeps the source under this key.
+        pool: the EnginePool to use, or "".
+        model: the model to use, or ""; only one of `pool` and `model` may be set.
+        args: arguments for runs that give none.
+        description: a description for people.
     """
 
     name: str
@@ -55,14 +55,14 @@ class NewInferlet:
 
 
 def name_of(file: str) -> str:
-    """A name for a file's Inferlet.
+    """Derive an Inferlet's name from a file's.
 
     Example:
         >>> name_of("inferlets/std/text_completion.py")
         'text-completion'
 
     Raises:
-        InvalidArgument: nothing of the file's name can stand in one.
+        InvalidArgument: no character of the file's name is allowed in an Inferlet's name.
     """
     name = re.sub(r"[^a-z0-9.]+", "-", Path(file).stem.lower())
     name = re.sub(r"-*\.[-.]*", ".", name).strip("-.")[:_NAME_CHARS].strip("-.")
@@ -72,7 +72,7 @@ def name_of(file: str) -> str:
 
 
 def check_name(name: str) -> str:
-    """The name, if an Inferlet may have it.
+    """Return the name after checking that an Inferlet may have it.
 
     Raises:
         InvalidArgument: it may not.
@@ -84,17 +84,17 @@ def check_name(name: str) -> str:
 
 
 def config_map_name(inferlet: str) -> str:
-    """Of the ConfigMap that holds the inferlet's source."""
+    """Return the name of the ConfigMap that holds an inferlet's source."""
     return f"{inferlet}-source"
 
 
 def inferlet(program: NewInferlet) -> Manifest:
-    """The Inferlet; its source is inline, unless it is a module or too large for that.
+    """Make the Inferlet's manifest; the source is inline unless it is a module or too large.
 
     Raises:
-        InvalidArgument: both a pool and a model.
-        InvalidSource: Python that isn't UTF-8.
-        TooLargeForObjects: a ConfigMap can't hold it either.
+        InvalidArgument: both a pool and a model are given.
+        InvalidSource: the Python source isn't UTF-8.
+        TooLargeForObjects: the source doesn't fit a ConfigMap either.
     """
     if program.pool and program.model:
         raise InvalidArgument(argument="--model", detail="a pool has a model: give --pool or --model, not both")
@@ -118,7 +118,7 @@ def inferlet(program: NewInferlet) -> Manifest:
 
 
 def config_map(program: NewInferlet, made: Manifest, owner_uid: str = "") -> Manifest | None:
-    """The ConfigMap that the Inferlet's source is in, if it is in one; it goes when its owner goes."""
+    """Make the ConfigMap with the source, or None if the source is inline. Its owner's deletion deletes it."""
     reference = made["spec"]["source"].get("configMap")
     if reference is None:
         return None
@@ -133,21 +133,21 @@ def config_map(program: NewInferlet, made: Manifest, owner_uid: str = "") -> Man
 
 
 def is_left_over(found: Manifest | None, owner_uid: str) -> bool:
-    """Whether a ConfigMap of the name is one that an earlier, larger version of the inferlet had."""
+    """Whether a ConfigMap of this name is left over from an earlier, larger version of the inferlet."""
     owners = found["metadata"].get("ownerReferences") or [] if found else []
     return any(owner.get("uid") == owner_uid for owner in owners)
 
 
 def too_large_for_kubectl(manifests: list[Manifest]) -> bool:
-    """Whether one of them can be applied by the API server alone (`kubectl apply --server-side`)."""
+    """Whether a manifest is too large for `kubectl apply` without `--server-side`."""
     return any(len(json.dumps(each).encode()) >= _KUBECTL_BYTES for each in manifests)
 
 
 def to_yaml(manifests: list[Manifest]) -> str:
-    """Documents for `kubectl apply -f -`; texts of several lines stay readable.
+    """Write YAML documents for `kubectl apply -f -`; texts of several lines stay readable.
 
     Raises:
-        PackageMissing: there is no YAML; JSON, which needs nothing, is YAML too.
+        PackageMissing: PyYAML isn't installed (`to_json` needs no package, and its output is YAML as well).
     """
     try:
         import yaml
@@ -155,7 +155,7 @@ def to_yaml(manifests: list[Manifest]) -> str:
         raise PackageMissing(package="yaml") from e
 
     class Dumper(yaml.SafeDumper):
-        """Block style for texts."""
+        """Writes texts of several lines in block style."""
 
     def text(dumper: Any, value: str) -> Any:
         return dumper.represent_scalar("tag:yaml.org,2002:str", value, style="|" if "\n" in value else None)
@@ -165,7 +165,7 @@ def to_yaml(manifests: list[Manifest]) -> str:
 
 
 def to_json(manifests: list[Manifest]) -> str:
-    """One object, or a List."""
+    """Write one object, or several as a List."""
     shown = manifests[0] if len(manifests) == 1 else {"apiVersion": "v1", "kind": "List", "items": manifests}
     return json.dumps(shown, indent=2, ensure_ascii=False) + "\n"
 

@@ -1,4 +1,4 @@
-"""What `kubectl tartlet status` shows of a namespace. Pure: objects of the API in, tables out."""
+"""Writes the tables of `kubectl tartlet status` from the objects of a namespace. Pure functions."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ Object = dict[str, Any]
 Row = tuple[str, ...]
 
 _RUNS = 10
-"""So many runs are shown: those that go on, then those that ended last."""
+"""Number of runs shown: first those that go on, then those that ended last."""
 
 _CAUSES = 8
-"""So many objects that aren't well say why below the tables, the first line of it."""
+"""Number of objects whose problem is explained below the tables, in one line each."""
 _CAUSE_CHARS = 300
 _RAISED = re.compile(r"\w*(Error|Exception|Warning): ")
 
@@ -39,14 +39,14 @@ def text(
     runs: Sequence[Object],
     now: datetime,
 ) -> str:
-    """Releases, pools, engines, inferlets and runs, each as a table where there are any; then why some aren't well.
+    """Write tables of releases, pools, engines, inferlets and runs, as far as there are any; then explain problems.
 
     Args:
-        releases: rows of the first table: name, how its runtime is, age; None: who asks may not see them.
-        pools: EnginePools.
-        inferlets: Inferlets.
-        runs: InferletRuns; the newest are shown.
-        now: the time, with its zone.
+        releases: rows of the first table: name, state of the runtime, age; None: this user may not see them.
+        pools: the EnginePools.
+        inferlets: the Inferlets.
+        runs: the InferletRuns; the newest are shown.
+        now: the current time, with its zone.
     """
     shown = newest(runs)
     tables = [
@@ -72,7 +72,7 @@ def text(
 
 
 def newest(runs: Sequence[Object]) -> list[Object]:
-    """Runs that go on, and those that ended last, the newest first."""
+    """Choose the runs to show: those that go on, then those that ended last, the newest first."""
     latest = sorted(runs, key=lambda run: run["metadata"]["creationTimestamp"], reverse=True)
     going = [run for run in latest if _status(run).get("phase") not in ("Succeeded", "Failed")]
     rest = [run for run in latest if run not in going]
@@ -81,7 +81,7 @@ def newest(runs: Sequence[Object]) -> list[Object]:
 
 
 def since(moment: str, now: datetime) -> str:
-    """How long ago a time of the API was.
+    """Write how long ago a time of the API was.
 
     Example:
         >>> since("2026-01-01T00:00:00Z", datetime(2026, 1, 1, 0, 10, tzinfo=UTC))
@@ -107,7 +107,7 @@ def _age(found: Object, now: datetime) -> str:
 
 
 def _amiss(found: Object, *kinds: str) -> Object:
-    """The first condition that isn't as it should be."""
+    """Return the first condition that isn't in its healthy state."""
     degraded = _condition(found, "Degraded")
     if degraded.get("status") == "True":
         return degraded
@@ -116,12 +116,12 @@ def _amiss(found: Object, *kinds: str) -> Object:
 
 
 def _why(found: Object, *kinds: str) -> str:
-    """The reason of what is amiss."""
+    """Return the reason of that condition."""
     return str(_amiss(found, *kinds).get("reason", "")) if _status(found) else UNSEEN
 
 
 def _brief(message: str, traceback: str = "") -> str:
-    r"""The first line, and the one that says what was raised: the last of them, else the last of all.
+    r"""Shorten a message to its first line and the line that names the raised error, or else its last line.
 
     Example:
         >>> _brief("refused: File a.py, line 2\n    if x\nSyntaxError: expected ':'\nCorrect it.")
@@ -137,7 +137,7 @@ def _brief(message: str, traceback: str = "") -> str:
 
 
 def _cause(found: Object) -> str:
-    """Why an object isn't well, behind the name that kubectl knows it by; "" if it is, or its table says all."""
+    """Explain an object's problem, after its name for kubectl; "" if it has none, or if the table shows all of it."""
     status = _status(found)
     if status.get("phase") in ("Running", "Succeeded"):
         return ""

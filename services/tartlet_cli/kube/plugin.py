@@ -1,4 +1,4 @@
-"""`kubectl tartlet`: what kubectl runs as `kubectl-tartlet`."""
+"""`kubectl tartlet`: the plugin that kubectl runs as `kubectl-tartlet`."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ if TYPE_CHECKING:
     from tartlet_cli.cluster.errors import RunNotStarted
 
 _LOOK_S = 0.5
-_SILENCE_S = 0.3  # `logs` without --follow takes so long a pause for the end of what is there
-_MARK = 8  # characters that a cut output is found again by
+_SILENCE_S = 0.3  # without --follow, `logs` takes a pause of this length for the end of the output
+_MARK = 8  # characters by which a cut output is found in the newer one
 _ENDED = ("Succeeded", "Failed")
 
 
 @click.group(cls=CommandGroup, context_settings={"help_option_names": ["-h", "--help"]})
 def cli() -> None:
-    """Tartlet on this cluster: what there is, what a run writes, running a program.
+    """Use Tartlet on this cluster: show its state and runs' output, run programs.
 
     \b
     Examples:
@@ -46,7 +46,7 @@ def cli() -> None:
 @cluster_options
 @json_option
 def status(*, as_json: bool, **options: Any) -> None:
-    """Pools, engines, inferlets and runs of a namespace at a glance.
+    """Show the pools, engines, inferlets and runs of a namespace.
 
     \b
     Examples:
@@ -78,9 +78,9 @@ def status(*, as_json: bool, **options: Any) -> None:
 @release_option
 @json_option
 def logs(run: str, *, follow: bool, as_json: bool, **options: Any) -> None:
-    """Print what an InferletRun has written; while it runs it is asked for it, afterwards its status keeps the end.
+    """Print the output of an InferletRun: from the runtime while it runs, later the last part, from its status.
 
-    Who may not reach the runtime, or is in another namespace than it, is shown what the status says meanwhile.
+    If you may not reach the runtime, or the runtime is in another namespace, the output comes from the status.
 
     \b
     Examples:
@@ -126,20 +126,20 @@ def main() -> None:
 
 
 def _check_namespace(cluster: Cluster) -> None:
-    """The API server lists nothing in a namespace that there isn't, as in an empty one.
+    """Check that the namespace exists: the API server lists a missing namespace like an empty one.
 
     Raises:
-        NotThere: there is none of that name.
+        NotThere: there is no such namespace.
     """
     from tartlet_cli.cluster.api import NAMESPACES
     from tartlet_cli.cluster.errors import Forbidden
 
-    with contextlib.suppress(Forbidden):  # few may look at namespaces
+    with contextlib.suppress(Forbidden):  # few users may read namespaces
         cluster.get(NAMESPACES, cluster.namespace)
 
 
 def _releases(cluster: Cluster, now: datetime) -> list[tuple[str, ...]] | None:
-    """Name, how many runtimes are ready, age; None where Services and pods may not be seen, as by viewers."""
+    """Return name, ready runtimes and age of each release; None if the user may not read Services, as viewers."""
     from tartlet_cli.cluster.api import PODS, SERVICES
     from tartlet_cli.cluster.errors import Forbidden
     from tartlet_cli.cluster.release import INSTANCE, RUNTIMES, state
@@ -161,9 +161,9 @@ def _releases(cluster: Cluster, now: datetime) -> list[tuple[str, ...]] | None:
 
 
 def _logs(name: str, at: Target, *, follow: bool, as_json: bool) -> None:
-    """Attach to each of the run's programs in turn, and at its end print what its status keeps of those not seen.
+    """Attach to each of the run's programs in turn; at the end print the rest of the output that the status keeps.
 
-    Who may not attach, or has no runtime in the namespace, is shown what the status says meanwhile.
+    If the user may not attach, or the namespace has no runtime, print the status's output as it grows.
     """
     from tartlet_cli.cluster.api import RUNS, Cluster
     from tartlet_cli.cluster.errors import Forbidden, ReleaseNotFound
@@ -171,7 +171,7 @@ def _logs(name: str, at: Target, *, follow: bool, as_json: bool) -> None:
 
     seen = ""
     waits = _Waits()
-    shown: tuple[str, str] | None = None  # a program, and what was printed of its output as the status has it
+    shown: tuple[str, str] | None = None  # a program, and the part of its output in the status that was printed
     with Cluster.connect(at) as cluster:
         while True:
             run = cluster.get(RUNS, name, cluster.namespace)
@@ -189,7 +189,11 @@ def _logs(name: str, at: Target, *, follow: bool, as_json: bool) -> None:
                 try:
                     _attach(program, at, follow=follow, as_json=as_json)
                     seen = program
-                except (Forbidden, ReleaseNotFound, UnknownProgram) as e:  # the last: the runtime has forgotten it
+                except (
+                    Forbidden,
+                    ReleaseNotFound,
+                    UnknownProgram,
+                ) as e:  # UnknownProgram: the runtime has forgotten the program
                     sys.stderr.write(f"[as the run's status shows it, some seconds late; {e}]\n")
                     _print_more("", output, as_json=as_json)
                     shown = program, output
@@ -203,7 +207,7 @@ def _logs(name: str, at: Target, *, follow: bool, as_json: bool) -> None:
 
 
 class _Waits:
-    """Tells why a run that is followed has not begun: once, and not what has changed by the next look."""
+    """Prints once why a followed run has not begun, if the reason still holds at the next look."""
 
     def __init__(self) -> None:
         self._before, self._told = "", ""
@@ -219,13 +223,13 @@ class _Waits:
 
 
 def _print_more(before: str, output: str, *, as_json: bool) -> None:
-    """What a status shows more than before; in JSON the whole status says it."""
+    """Print the part of a status's output that is new; with JSON, the whole status is printed elsewhere."""
     if not as_json:
         click.echo(grown(before, output), nl=False)
 
 
 def grown(before: str, now: str) -> str:
-    """What an output has more than before; its start may have been cut since.
+    """Return the new part of an output whose start may have been cut since.
 
     Example:
         >>> grown("one ", "one two "), grown("one two three ", "two three four ")
@@ -254,7 +258,7 @@ def _attach(program: str, at: Target, *, follow: bool, as_json: bool) -> None:
 
 
 def _print_status(run: Object, before: str, *, as_json: bool) -> None:
-    """What an ended run's status keeps, without what was printed before."""
+    """Print the output that an ended run's status keeps, without the part that was printed before."""
     status = run.get("status") or {}
     if as_json:
         click.echo(json.dumps(status))
@@ -274,7 +278,7 @@ def _print_status(run: Object, before: str, *, as_json: bool) -> None:
 
 
 def _not_started(run: Object) -> RunNotStarted:
-    """Why a run has not begun."""
+    """Return the reason why a run has not begun."""
     from tartlet_cli.cluster.errors import UNSEEN, UNSEEN_TOLD, RunNotStarted
 
     name, status = run["metadata"]["name"], run.get("status")
