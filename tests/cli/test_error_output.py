@@ -46,7 +46,9 @@ def test_lines_that_nobody_reads_are_left_out_and_counted(full: tuple[int, int],
         shown += os.read(reader, 1 << 16)
     output.close(10.0)
     kept = [f"line {n:04}" for n in range(10)]
-    assert shown.decode().lstrip().splitlines() == [*kept, "[990 lines left out here: nobody read them; see the logs]"]
+    *lines, note = shown.decode().lstrip().splitlines()
+    assert lines == kept
+    assert note.startswith("[990 lines left out")
 
 
 def test_a_pipe_that_is_gone_takes_nobody_with_it() -> None:

@@ -18,7 +18,7 @@ from tartlet_cli.commands.programs import age, columns
 from tartlet_cli.commands.run import _keep_newest
 from tartlet_cli.console import exits
 from tartlet_cli.console.terminal import Printer, closing_line
-from tartlet_common.errors.registry import CheckpointMissing, ProgramFailed, UnknownModel, WorkerLost
+from tartlet_common.errors.registry import CheckpointMissing, ProgramFailed, Unavailable, UnknownModel, WorkerLost
 from tests.e2e.serving import PROGRAMS, Serving, command, environment, out, tartlet_cli
 
 
@@ -63,16 +63,18 @@ def test_a_wrong_setting_is_told_once_and_starts_nothing(run_dir: Path) -> None:
 
 
 def test_an_option_that_would_be_ignored_is_refused(run_dir: Path) -> None:
-    for args, server, said in (
-        (("--server", "local", "--engine", "fake"), "", "--engine: the server that --server means has its own"),
-        (("--config", "x.toml"), "local", "--config: the server that TARTLET_SERVER means has its own"),
-        (("--inferlet", "--engine", "torch"), "", "--engine: the server that --inferlet means has its own"),
-        (("--engine", "fake", "--model", "demo"), "", "--model: the fake engine has none"),
-        (("--native", "--max-memory", "100"), "", "--max-memory: it holds in the sandbox alone"),
+    for args, server, refused, because in (
+        (("--server", "local", "--engine", "fake"), "", "--engine", "--server"),
+        (("--config", "x.toml"), "local", "--config", "TARTLET_SERVER"),
+        (("--inferlet", "--engine", "torch"), "", "--engine", "--inferlet"),
+        (("--engine", "fake", "--model", "demo"), "", "--model", "--engine fake"),
+        (("--native", "--max-memory", "100"), "", "--max-memory", "--native"),
     ):
         result = tartlet_cli(run_dir, "run", *args, "program.py", TARTLET_SERVER=server)
         assert result.returncode == exits.USAGE
-        assert said in result.stderr
+        start, _, reason = result.stderr.rpartition(f"Error: {refused}: ")
+        assert start
+        assert because in reason
 
 
 ARGS = "import json, sys\ndef main():\n    return json.dumps(sys.argv[1:])\n"
@@ -123,7 +125,9 @@ def test_an_option_much_like_one_of_ours_goes_to_the_program_with_a_warning(serv
     line = ["run", "--server", "local", "--quiet", str(program), "--sed", "7", "--max-tokens", "3"]
     asked = tartlet_cli(server.run_dir, *line, "--", "--modle")
     assert asked.stdout == "--sed 7 --max-tokens 3 --modle\n"
-    assert asked.stderr == "--sed goes to the program; did you mean --seed? (Put it behind -- if not.)\n"
+    assert asked.stderr.startswith("--sed ")
+    assert "did you mean --seed?" in asked.stderr
+    assert len(asked.stderr.splitlines()) == 1
 
 
 def test_native_failures_show_the_traceback(server: Serving) -> None:
@@ -334,7 +338,8 @@ def test_a_result_begins_on_a_line_of_its_own(capfdbinary: pytest.CaptureFixture
 def test_a_catalogue_is_a_running_servers(run_dir: Path) -> None:
     result = tartlet_cli(run_dir, "run", "--inferlet", "greet")
     assert (result.returncode, result.stdout) == (exits.SYSTEM, "")
-    assert "there is no such socket\nStart it with `tartlet serve`" in result.stderr
+    assert result.stderr.startswith("Unavailable: ")
+    assert result.stderr.endswith(f"{Unavailable.remedy}\n")
     native = tartlet_cli(run_dir, "run", "--native", "--inferlet", "greet")
     assert (native.returncode, "--inferlet" in native.stderr) == (exits.USAGE, True)
 

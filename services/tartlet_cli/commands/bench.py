@@ -39,7 +39,7 @@ Examples:
 
 @click.command(
     cls=PassingCommand,
-    context_settings={"ignore_unknown_options": True, "help_option_names": []},
+    context_settings={"ignore_unknown_options": True, "help_option_names": ["--help"]},
     add_help_option=False,
     options_metavar="",
     help=_HELP,

@@ -28,7 +28,7 @@ _LAST_WORDS_S = 1.0  # at the end, for the reader of standard error to take the 
 
 @click.command(
     cls=PassingCommand,
-    context_settings={"ignore_unknown_options": True, "help_option_names": []},
+    context_settings={"ignore_unknown_options": True, "help_option_names": ["--help"]},
     add_help_option=False,
 )
 @click.option(

@@ -11,19 +11,28 @@ import click
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-PROGRAM_ARGS = {"ignore_unknown_options": True, "allow_interspersed_args": True, "help_option_names": []}
+PROGRAM_ARGS = {"ignore_unknown_options": True, "allow_interspersed_args": True, "help_option_names": ["--help"]}
 """Click's settings for commands that pass unknown options on to the program."""
 
 
 class PassingCommand(click.Command):
     """A command that passes unknown options on, `--help` after them too; its help still lists `--help`."""
 
+    def get_help_option(self, ctx: click.Context) -> click.Option:
+        """Return the option for click's hint in usage errors; commands look for `--help` themselves."""
+        return click.Option(["-h", "--help"], is_flag=True, help="Show this message and exit.")
+
+    def get_params(self, ctx: click.Context) -> list[click.Parameter]:
+        """Return the parameters to parse, without `--help`."""
+        return self.params
+
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the options as click does, and the option that shows the help."""
         options = [param for param in self.get_params(ctx) if isinstance(param, click.Option)]
         rows = [row for option in options if (row := option.get_help_record(ctx)) is not None]
         with formatter.section("Options"):
-            formatter.write_dl([*rows, ("-h, --help", "Show this message and exit.")])
+            help_row = self.get_help_option(ctx).get_help_record(ctx)
+            formatter.write_dl([*rows, *([help_row] if help_row else [])])
 
 
 _TLS = {

@@ -16,7 +16,7 @@ Manifest = dict[str, Any]
 
 API_VERSION: Final = "tartlet.dev/v1alpha1"
 INLINE_BYTES: Final = 512 << 10
-"""The largest source, in bytes of JSON, that an Inferlet holds itself; etcd's limit is 1.5 MiB with all other fields."""
+"""The largest source, in bytes of JSON, that an Inferlet holds itself; etcd's limit is 1.5 MiB for all fields."""
 CONFIG_MAP_BYTES: Final = 1 << 20
 """The largest source that a ConfigMap holds."""
 _KUBECTL_BYTES: Final = 256 << 10

@@ -223,7 +223,7 @@ class _Waits:
 
 
 def _print_more(before: str, output: str, *, as_json: bool) -> None:
-    """Print the part of a status's output that is new; with JSON, the whole status is printed elsewhere."""
+    """Print the part of a status's output that is new; with JSON, the end prints the whole status instead."""
     if not as_json:
         click.echo(grown(before, output), nl=False)
 

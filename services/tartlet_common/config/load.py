@@ -62,7 +62,7 @@ def load(
         wrong, remedies = [], []
         for error in e.errors():
             key = str(error["loc"][0])
-            remedies.append(_remedy(origins[key], f"TARTLET_{role.upper()}_{key.upper()}"))
+            remedies.append(_remedy(origins[key], f"TARTLET_{role.upper()}_{key.upper()}", _flag(key)))
             if key not in fields:
                 wrong.append(f"{origins[key]}: there is no setting {key!r}{_close(key, fields)}")
             else:
@@ -71,15 +71,15 @@ def load(
         raise InvalidConfig(role=role, detail="; ".join(wrong), remedy=remedy) from e
 
 
-def _remedy(origin: str, variable: str) -> str:
+def _remedy(origin: str, variable: str = "", flag: str = "") -> str:
     """Say where to correct a setting (the default remedy, `tartlet config`, would end in the same error)."""
     if origin == "environment":
         return f"Correct or unset {variable}."
-    return f"Correct the {origin}."
+    return f"Correct {flag}." if origin == "flag" else f"Correct the {origin}."
 
 
 def _from_file(file: Path, role: str) -> dict[str, Any]:
-    remedy = _remedy(f"file {file}", "")
+    remedy = _remedy(f"file {file}")
     try:
         document = tomllib.loads(file.read_text())
     except OSError as e:

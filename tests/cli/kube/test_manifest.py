@@ -139,7 +139,7 @@ def test_dry_run_prints_what_kubectl_can_apply_and_needs_no_cluster(tmp_path: Pa
 
 def test_a_name_where_a_file_is_wanted_is_told_how_it_runs() -> None:
     named = CliRunner().invoke(run_on_cluster(), ["hello"])
-    assert (named.exit_code, "by its name: --inferlet hello" in named.output) == (exits.USAGE, True), named.output
+    assert (named.exit_code, "--inferlet hello\n" in named.output) == (exits.USAGE, True), named.output
     assert "--inferlet" not in CliRunner().invoke(run_on_cluster(), ["hello.py"]).output
 
 

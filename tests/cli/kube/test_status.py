@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import Any
 
+from tartlet_cli.cluster.errors import UNSEEN_TOLD
 from tartlet_cli.kube import overview
 
 
@@ -41,7 +42,7 @@ def test_status_shows_pools_engines_inferlets_and_the_newest_runs() -> None:
     assert "demo  m      1/2    EnginesMissing  20m" in text
     assert "demo-2  demo  Broken  OOM" in text
     assert "hello            Unknown  Unknown   NoStatus" in text
-    assert "NoStatus: no operator has looked at it yet: one watches its own namespace" in text
+    assert f"NoStatus: {UNSEEN_TOLD}" in text
     inferlet["status"]["conditions"] = [{"type": "Ready", "status": "Unknown", "reason": "ReconcileFailed"}]
     text = overview.text([("prod", "1 ready", "1h")], [pool], [inferlet], runs, now)
     assert "NoStatus" not in text
