@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from tartlet.local import Died, LocalStack, StackConfig, StackEvent, Started
+from tartlet_common.config.settings import ROLES
 from tartlet_common.errors.registry import StartFailed
 
 
@@ -54,5 +55,7 @@ async def test_a_stack_that_can_not_start_a_role_says_which_and_why(
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
     monkeypatch.setattr(asyncio, "create_subprocess_exec", without_descriptors)
-    with pytest.raises(StartFailed, match=r"control.*Too many open files"):
+    with pytest.raises(StartFailed) as e:
         await LocalStack(StackConfig(engine="fake", directory=run_dir)).start()
+    assert e.value.fields["role"] in ROLES
+    assert e.value.fields["detail"] == os.strerror(errno.EMFILE)

@@ -51,7 +51,7 @@ def test_flag_beats_environment_beats_file_beats_default(tmp_path: Path) -> None
             {},
             "unknown table [contorl] (did you mean 'control'?); known: [control], [runtime]",
         ),
-        ("[gateway]\n", {}, "unknown table [gateway]; known: [control], [runtime], [worker], [operator]"),
+        ("[scheduler]\n", {}, "unknown table [scheduler]; known: [control], [runtime]"),
         ("batching_k = 3\n", {}, "batching_k is outside every table; put it below the table of its role"),
         ("[control\n", {}, "tartlet.toml: Expected ']'"),
     ],
