@@ -140,7 +140,7 @@ class Program:
         self._world.driver.begin(self)
 
     def _begin(self) -> bool:
-        """Make the guest in the program's first turn: of many launched at once the first run before the last are made."""
+        """Make the guest in its program's first turn, so that early programs of a burst run sooner."""
         try:
             self.guest = self._make_guest(self)
         except Exception as e:  # noqa: BLE001 - `_fail` tells all
