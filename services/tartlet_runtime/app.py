@@ -1,4 +1,4 @@
-"""Wiring of the runtime role: everything is made here, once, and handed to who needs it."""
+"""Wiring of the runtime role: makes every part once and hands it to the parts that need it."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ async def _tend(table: ProgramTable) -> None:
 
 
 async def _reap(driver: Driver, wasm: WasmGuests) -> None:
-    """Free what ended guests left also when there are no idle moments, but not beside a burst of launches."""
+    """Free what ended guests left when idle moments are rare, but not during a burst of launches."""
     while True:
         for _ in range(_REAP_PUT_OFF):
             await asyncio.sleep(TEND_S)
@@ -128,7 +128,7 @@ async def _reap(driver: Driver, wasm: WasmGuests) -> None:
 
 
 async def _prepare_guests(driver: Driver, wasm: WasmGuests) -> None:
-    """Use idle moments to tidy up, and to make guests ahead: a launch of Python then takes a quarter of its time."""
+    """Free memory and make guests ahead in idle moments: a launch of Python then takes a quarter of its time."""
     while True:
         await asyncio.sleep(_IDLE_POLL_S)
         if driver.idle_for(_IDLE_S):
@@ -144,7 +144,7 @@ async def _prepare_guests(driver: Driver, wasm: WasmGuests) -> None:
 
 
 async def _guarded(work: Coroutine[Any, Any, None]) -> None:
-    """A background answer that breaks is a bug; it must not end the role and everybody's programs."""
+    """Run `work` and log its error: a bug in one background task must not end the role."""
     try:
         await work
     except Exception:
@@ -152,4 +152,4 @@ async def _guarded(work: Coroutine[Any, Any, None]) -> None:
 
 
 def _nothing() -> None:
-    """Ready or not, it goes."""
+    """No-op callback while the role stops."""

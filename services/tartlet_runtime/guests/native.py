@@ -1,7 +1,7 @@
-"""Native programs: the client's processes, which speak over `guest.sock`.
+"""Native programs: processes of the client, which connect to `guest.sock`.
 
 Frames both ways are `u32 length, u8 kind, body`, little-endian; the length counts kind and body. A connection begins
-with HELLO and the token that the launch was answered with. Records, limits and journal are the sandbox's.
+with HELLO and the token from the answer to the launch. Records, limits and journals are those of sandboxed programs.
 """
 
 from __future__ import annotations
@@ -68,24 +68,24 @@ class NativeGuest:
         self._forget = forget
 
     def step(self) -> Phase:
-        """It computes in its own process."""
+        """Do nothing: the guest computes in its own process."""
         return Phase.WAITING
 
     def deliver(self, delivery: Delivery) -> None:
-        """Answer its wait."""
+        """Send the answer to the guest's wait."""
         if self.connection is not None:
             self.connection.send(DELIVERY, delivery.data)
 
     def wake(self) -> None:
-        """It sleeps in its own process."""
+        """Do nothing: the guest sleeps in its own process."""
 
     def pause(self, *, paused: bool) -> None:
-        """Stop reading from it, or go on."""
+        """Stop reading from the process, or go on."""
         if self.connection is not None:
             self.connection.hold(program=paused)
 
     def close(self, error: TartletError | None) -> None:
-        """Say why, and hang up."""
+        """Tell the process the error, and hang up."""
         self._forget(self.token)
         if self.connection is not None:
             if error is not None:
@@ -93,7 +93,7 @@ class NativeGuest:
             self.connection.hang_up()
 
     def welcome(self) -> bytes:
-        """What its process is told first."""
+        """Return the body of WELCOME, the first frame to the process."""
         spec = self.program.spec
         fields = {"program_id": spec.program_id, "filename": spec.filename, "args": spec.args, "model": spec.model}
         # What a sandboxed program draws first, so that a seed means the same on both sides of the sandbox.
@@ -101,7 +101,7 @@ class NativeGuest:
         return json.dumps(fields).encode()
 
     def frame(self, kind: int, body: bytes) -> None:
-        """Act on a frame from its process. Errors end the program."""
+        """Act on a frame from the process. Errors end the program."""
         program = self.program
         if program.state is not State.RUNNING:
             return
@@ -121,7 +121,7 @@ class NativeGuest:
             program.end(InternalError(detail=repr(e)))
 
     def lost(self) -> None:
-        """Its process hung up."""
+        """End the program unless it has ended: its process hung up."""
         if not self.said_end:
             self.program.end(ProgramFailed(traceback="the program's process ended without a result"))
 
@@ -162,7 +162,7 @@ class NativeServer:
         self._server = await loop.create_unix_server(lambda: _Connection(self), str(self._path))
 
     async def stop(self) -> None:
-        """Hang up on all."""
+        """Close the socket and all connections."""
         if self._server is not None:
             self._server.close()
         for connection in list(self._connections):
@@ -180,11 +180,11 @@ class NativeServer:
         self._connections.add(connection)
 
     def disconnected(self, connection: _Connection) -> None:
-        """Forget it."""
+        """Forget a connection."""
         self._connections.discard(connection)
 
     def claim(self, token: str) -> NativeGuest | None:
-        """The guest that waits for this token; a token is good for one connection."""
+        """Return the guest that waits for this token. A token is good for one connection."""
         return self._guests.pop(token, None)
 
     def _forget(self, token: str) -> None:
@@ -192,7 +192,7 @@ class NativeServer:
 
 
 class _Connection(asyncio.Protocol):
-    """One process on the guest socket; whatever it sends, only its own program can end of it."""
+    """One process on the guest socket. Whatever it sends, it can end no program but its own."""
 
     def __init__(self, server: NativeServer) -> None:
         self._server = server
@@ -239,7 +239,7 @@ class _Connection(asyncio.Protocol):
             self._transport.write(frame(kind, body))
 
     def hang_up(self) -> None:
-        """Close once what was written is out."""
+        """Close when everything written has been sent."""
         self._over = True
         if not self._transport.is_closing():
             self._transport.close()
@@ -254,7 +254,7 @@ class _Connection(asyncio.Protocol):
             asyncio.get_running_loop().call_soon(self._parse)
 
     def _parse(self, *, rest: bool = False) -> None:
-        """Act on the frames that are there. `rest`: held back or not, for no more will come."""
+        """Act on the frames in the buffer. With `rest`, also while held back, because no more will come."""
         buffer = self._buffer
         at = 0
         while len(buffer) - at >= _HEAD.size and not self._over and (rest or not (self._held or self._full)):

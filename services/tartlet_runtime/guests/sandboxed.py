@@ -44,7 +44,7 @@ def main():
 
 
 class _Hooks:
-    """What the Wasm host calls; bound methods of the program where nothing needs translation."""
+    """The program's methods, in the form that the Wasm host calls."""
 
     __slots__ = ("_wait", "on_output", "on_sleep", "on_submit")
 
@@ -85,7 +85,7 @@ class WasmGuest:
 
     @property
     def outcome(self) -> GuestOutcome | None:
-        """How it ended."""
+        """How the guest ended, or None."""
         outcome = self.fiber.outcome
         if outcome is None:
             return None
@@ -98,19 +98,19 @@ class WasmGuest:
 
     @property
     def sleep_us(self) -> int:
-        """Length of the open sleep."""
+        """Length of the open sleep, microseconds."""
         return self.fiber.sleep_us
 
     def pause(self, *, paused: bool) -> None:
-        """The driver stops stepping it; there is nothing else to stop."""
+        """Do nothing: the driver stops stepping the guest."""
 
     def close(self, error: TartletError | None) -> None:
-        """End it wherever it is."""
+        """End the guest wherever it is."""
         self.fiber.kill(error.name if error else "ended")
 
 
 def guest_limits(limits: ProgramLimits) -> GuestLimits:
-    """The sandbox's part of a program's limits."""
+    """Return the sandbox's part of a program's limits."""
     return GuestLimits(memory_bytes=limits.memory_bytes, cpu_burst_s=limits.cpu_slice_s)
 
 
@@ -154,7 +154,7 @@ class WasmGuests:
         return self._python.digest if self._python is not None else ""
 
     def identity(self, spec: ProgramSpec) -> str:
-        """What a journal of this program can be replayed with: component (or module) and engine flags."""
+        """Return what a journal of this program can be replayed with: component or module, and engine flags."""
         if spec.language == _Source.NATIVE:
             return ""
         digest = self.component if spec.language == _Source.PYTHON else spec.digest
@@ -162,11 +162,11 @@ class WasmGuests:
 
     @property
     def boundary(self) -> str:
-        """Which one: "shim" or "ctypes"."""
+        """Name of the boundary in use: "shim" or "ctypes"."""
         return self.host.boundary.name
 
     def ready(self, spec: ProgramSpec) -> MakeGuest | None:
-        """Makes the program's guest, if nothing must be compiled first.
+        """Return what makes the program's guest, or None if its module must be compiled first.
 
         Raises:
             StartFailed: it is a Python program and there is no Python component.
@@ -197,7 +197,7 @@ class WasmGuests:
         return self._maker(module)
 
     def expect(self, spec: ProgramSpec) -> None:
-        """Its guest will be asked for. Said of launches that control has accepted: refused ones need no spares."""
+        """Note that a guest of this program will be asked for. Called when control has accepted its launch."""
         is_python = spec.language == _Source.PYTHON
         module = self._python if is_python else self._modules.get(spec.digest)
         if module is not None and spec.language != _Source.NATIVE:
@@ -225,12 +225,12 @@ class WasmGuests:
             raise InvalidSource(detail=outcome.text)
 
     def begin_step(self, guest: Guest) -> None:
-        """Let it compute on another thread, if it is one of ours."""
+        """Let a sandboxed guest compute on another thread."""
         if isinstance(guest, WasmGuest):
             self.host.begin_step(guest.fiber)
 
     def end_step(self, guest: Guest) -> None:
-        """Wait until it has been stepped as far as a step goes."""
+        """Wait until the other thread has finished the guest's slice."""
         if isinstance(guest, WasmGuest):
             self.host.end_step(guest.fiber)
 
@@ -239,7 +239,7 @@ class WasmGuests:
         self.host.reap()
 
     def tend(self) -> bool:
-        """Prepare one guest ahead of its launch (a few ms); False if there are enough."""
+        """Prepare one guest ahead of its launch (a few ms). Returns False if there are enough."""
         return self.host.tend(self._python)
 
     def close(self) -> None:

@@ -42,26 +42,26 @@ class Programs(Protocol):
     """The table of programs, as the link sees it."""
 
     def get(self, handle: int) -> Program | None:
-        """The live program of that handle."""
+        """Return the live program of a handle."""
 
     def live(self) -> Iterable[Program]:
-        """All programs that haven't ended."""
+        """Return all programs that have not ended."""
 
     def control_back(self) -> list[control_pb2.ProgramStart]:
-        """Announce what runs, and queue again what waits to start."""
+        """Return announcements of running programs, and queue waiting starts again."""
 
     def kept(self) -> list[control_pb2.KeptProgram]:
-        """Programs that have ended, whose output is kept."""
+        """Return the ended programs whose output is kept."""
 
     def models_changed(self, models: Iterable[control_pb2.ModelInfo]) -> None:
-        """Control's list of models."""
+        """Take over control's list of models."""
 
 
 class ControlLink:
-    """Client side of `Control.Connect`."""
+    """The client side of `Control.Connect`."""
 
     def __init__(self, control: Dialer, hello: control_pb2.RuntimeHello, driver: Driver, joiner: Joiner) -> None:
-        """`hello` says who we are; its programs are filled in on each connection."""
+        """Start unconnected. `hello` identifies this runtime; its programs are filled in on each connection."""
         self._control = control
         self._joiner = joiner
         self._hello = hello
@@ -83,18 +83,18 @@ class ControlLink:
     # ---- what programs and their table do ----
 
     def start(self, start: control_pb2.ProgramStart) -> None:
-        """Ask control to start a program; it answers through `Program.started`."""
+        """Ask control to start a program. `Program.started` gets the answer."""
         self._starts.append(start)
         self._driver.schedule()
 
     def commands(self, program: Program, count: int, records: bytes, payload: bytes) -> None:
-        """Queue records of a program for the end of this turn."""
+        """Queue a program's records for the end of this turn."""
         self._outbox.add(program.handle, count, records, payload)
         self._unsent[program.handle] = program
         self._driver.schedule()
 
     def ended(self, program: Program, *, failed: bool) -> bool:
-        """Tell control that a program has ended; whether its answer matters (it used the engine) and will come."""
+        """Tell control that a program has ended. Returns whether the program must wait for control's answer."""
         if not self.connected:
             self._forget(program)
             return False
@@ -104,9 +104,10 @@ class ControlLink:
         return program.has_engine_state or bool(program.unsent_commands)
 
     def flush(self, more: bool = False) -> None:  # noqa: FBT001, FBT002 - the driver's only word
-        """Turn what is queued into frames, if the stream is up and has taken the last ones.
+        """Turn queued records into frames, if the stream is up and has taken the last frames.
 
-        With `more`, what follows at once belongs to it: control forms no step before that, unless the wait costs more.
+        With `more`, records that follow at once belong to the same group: control forms no step before they have come,
+        unless the wait costs more.
         """
         if self._writer is None or self._writer.done() or not (self._has_words or (self._held and not more)):
             return
@@ -297,7 +298,7 @@ class ControlLink:
     # ---- calls beside the stream ----
 
     async def fetch(self, digest: str) -> bytes:
-        """A blob by its digest.
+        """Return a blob by its digest.
 
         Raises:
             Unavailable: control can't be reached, or doesn't have it.
@@ -315,7 +316,7 @@ class ControlLink:
         return b"".join(parts)
 
     async def locate(self, program_ids: Sequence[str], scope: Scope = EVERYONE) -> control_pb2.LocateReply:
-        """Where programs run, as far as `scope` may know, and which runtimes there are.
+        """Return where programs run, as far as `scope` may know, and which runtimes there are.
 
         Raises:
             Unavailable: control can't be reached.
@@ -332,7 +333,7 @@ class ControlLink:
         return reply
 
     async def state_json(self, scope: Scope = EVERYONE) -> str:
-        """Control's State reply, "" while it can't be reached."""
+        """Return control's State reply, "" while control can't be reached."""
         if not self.connected:
             return ""
         try:

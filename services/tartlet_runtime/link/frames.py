@@ -1,4 +1,4 @@
-"""Columns between runtime and control: many programs' commands in, many programs' deliveries out (invariant 1)."""
+"""Columns between runtime and control: one frame holds the commands, or the deliveries, of many programs."""
 
 from __future__ import annotations
 
@@ -46,12 +46,12 @@ class Outbox:
             self._parts.append((handle, count, records, payload))
 
     def forget(self, handle: int) -> None:
-        """Drop what a program that has ended did not get sent."""
+        """Drop the unsent commands of a program that has ended."""
         self._parts = [part for part in self._parts if part[0] != handle]
         self.commands = sum(part[1] for part in self._parts)
 
     def take(self) -> Iterator[Columns]:
-        """Everything, cut into what frames hold, in order; the outbox is empty again."""
+        """Remove all commands and return them in order, cut into frames."""
         parts, self._parts, self.commands = self._parts, [], 0
         start, size = 0, 0
         for i, (_, count, _, payload) in enumerate(parts):

@@ -74,14 +74,14 @@ class Call:
             self.reject(index, error)
 
     def answer_if_open(self, index: int, event: programs_pb2.ProgramEvent) -> bool:
-        """Answer `index` unless that was done; whether it was open."""
+        """Answer spec `index` unless it has an answer. Returns whether it had none."""
         if index < self._answered or index in self._answers:
             return False
         self.answer(index, event)
         return True
 
     async def relay(self, events: list[programs_pb2.ProgramEvent]) -> None:
-        """Send events of programs elsewhere; returns when the transport has taken them."""
+        """Send events of programs at other runtimes. Returns when the transport has taken them."""
         taken: asyncio.Future[None] = self.driver.loop.create_future()
         self._relayed.append((events, taken))
         self.driver.tell(self)
@@ -104,12 +104,12 @@ class Call:
         self.driver.tell(self)
 
     def wake(self) -> None:
-        """Let `messages` go on."""
+        """Let `messages` continue."""
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
     async def messages(self) -> AsyncIterator[programs_pb2.ProgramEvents]:
-        """Messages to send; ends when every spec is answered and every watched program has ended."""
+        """Yield messages to send, until every spec is answered and every watched program has ended."""
         while True:
             message = programs_pb2.ProgramEvents()
             read = self._gather(message)
@@ -127,7 +127,7 @@ class Call:
                 await self._waiter
 
     def _relaying(self) -> bool:
-        """Whether events of programs elsewhere may still come."""
+        """Whether events of programs at other runtimes may still come."""
         for task in self.relays:
             if not task.done():
                 task.add_done_callback(self._relay_done)
@@ -138,7 +138,7 @@ class Call:
         self.driver.tell(self)
 
     def _gather_relayed(self, message: programs_pb2.ProgramEvents) -> asyncio.Future[None] | None:
-        """Add a portion that another runtime sent, if its programs are answered; what that one waits for."""
+        """Add a message of another runtime if its programs are answered. Returns what the sender awaits."""
         if not self._relayed or any(event.index >= self._answered for event in self._relayed[0][0]):
             return None
         relayed, taken = self._relayed.popleft()  # one portion a message: each may have 1 MiB
@@ -146,7 +146,7 @@ class Call:
         return taken
 
     def close(self, error: TartletError) -> None:
-        """The call is over; programs tied to it end with `error` if they still run."""
+        """Close the call. Programs tied to it end with `error` if they still run."""
         self._closed = True
         for task in self.relays:
             task.cancel()
@@ -158,7 +158,7 @@ class Call:
                 program.end(error)
 
     def _gather(self, message: programs_pb2.ProgramEvents) -> list[tuple[Output, int]]:
-        """Add answers and output, as much as there is room for; how far each program is read by it."""
+        """Add as many answers and events as there is room for. Returns how far each output is read then."""
         room = MESSAGE_BYTES
         while room > 0 and self._answered in self._answers:
             answer = self._answers.pop(self._answered)
@@ -203,7 +203,7 @@ class Call:
 
     @staticmethod
     def _read(output: Output, cursor: _Cursor, max_bytes: int, message: programs_pb2.ProgramEvents) -> list[LogEvent]:
-        """Add what follows the cursor to `message`, and move it behind that."""
+        """Add the events behind the cursor to `message`, and move the cursor behind them."""
         log = output.log
         offset = max(cursor.offset, log.first)
         taken = log.read(offset, max_bytes) if offset < log.end else []

@@ -1,4 +1,4 @@
-"""The table of programs: admission, start, lookup, and what is kept of those that have ended."""
+"""The table of programs: admission, start, lookup, and ended programs whose output is kept."""
 
 from __future__ import annotations
 
@@ -83,22 +83,22 @@ class ProgramTable:
     # ---- lookup ----
 
     def get(self, handle: int) -> Program | None:
-        """The live program of that handle."""
+        """Return the live program of a handle."""
         return self._live.get(handle)
 
     def live(self) -> Iterable[Program]:
-        """Programs that haven't ended."""
+        """Return the programs that have not ended."""
         return self._live.values()
 
     def known(self, program_id: str, scope: Scope = EVERYONE) -> Program | None:
-        """A live or kept program; None: it isn't here, or not for this caller."""
+        """Return a live or kept program, or None if this runtime or this caller has no such program."""
         program = self._by_id.get(program_id)
         return program if program is not None and scope.allows(program.spec.tenant) else None
 
     def page(
         self, request: programs_pb2.ListRequest, scope: Scope, after: Place, room: int
     ) -> tuple[list[programs_pb2.ProgramInfo], Place | None]:
-        """What List answers: programs behind `after`, oldest first, and where the next page begins."""
+        """Return a page of programs behind `after`, oldest first, and where the next page begins."""
         now, unix_s = self._clock.now(), self._clock.unix_ns() / 1e9
         shown = (
             program
@@ -115,7 +115,7 @@ class ProgramTable:
     # ---- launch ----
 
     def maker(self, spec: ProgramSpec) -> MakeGuest | None:
-        """What makes the program's guest; None if its module must be compiled first (`compile`).
+        """Return what makes the program's guest, or None if its module must be compiled first (`compile`).
 
         Raises:
             StartFailed, InvalidSource: no such programs can run here, or not this one.
@@ -133,11 +133,11 @@ class ProgramTable:
         return await self._wasm_guests().prepare(spec)
 
     def existing(self, tenant: str, key: str) -> Program | None:
-        """The program that an idempotency key names, if this runtime has it."""
+        """Return the program that an idempotency key names, if this runtime has it."""
         return self._by_key.get((tenant, key)) if key else None
 
     def launch(self, spec: ProgramSpec, make_guest: MakeGuest, call: Call, index: int, *, attach: bool) -> Program:
-        """Enter a program and ask control to start it; `call` gets its answer when control has answered.
+        """Enter a program and ask control to start it. `call` gets an answer when control has answered.
 
         Raises:
             Overloaded: this runtime is full.
@@ -231,7 +231,7 @@ class ProgramTable:
     # ---- control came, or came back (`control_link.Programs`) ----
 
     def control_back(self) -> list[control_pb2.ProgramStart]:
-        """Announce what runs, or will as soon as it is its turn; what control has not answered is asked for again."""
+        """Return announcements of started programs, and ask again for starts that control has not answered."""
         running = []
         for program in self._live.values():
             if program.awaits_control:
@@ -241,7 +241,7 @@ class ProgramTable:
         return running
 
     def kept(self) -> list[control_pb2.KeptProgram]:
-        """Programs that have ended, whose output is kept: a control that is new doesn't know of them."""
+        """Return the ended programs whose output is kept, which a new control doesn't know."""
         return [
             control_pb2.KeptProgram(
                 program_id=program.program_id, tenant=program.spec.tenant, idempotency_key=program.spec.idempotency_key
@@ -286,7 +286,7 @@ class ProgramTable:
             del self._by_key[key]
 
     def tend(self) -> None:
-        """Called a few times a second: end what has waited too long, forget what ended long ago."""
+        """End programs that have waited too long, and forget programs that ended long ago. Called periodically."""
         now = self._clock.now()
         if self._link.connected:
             self._away_since = None
@@ -314,14 +314,14 @@ class ProgramTable:
         return None
 
     def end_all(self, error: Callable[[], TartletError]) -> None:
-        """The runtime stops."""
+        """End all programs and refuse launches: the runtime stops."""
         self._stopping = error
         for program in list(self._live.values()):
             program.end(error())
 
 
 def _nowhere(call: Call, index: int, program_id: str) -> None:
-    """Until app wires the relay."""
+    """No-op until `app` wires the relay."""
 
 
 def _start_of(program: Program, *, running: bool = False) -> control_pb2.ProgramStart:

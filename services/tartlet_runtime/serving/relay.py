@@ -1,6 +1,6 @@
-"""Programs of other runtimes: calls about them are relayed to the owner, whom control knows.
+"""Calls about programs of other runtimes, relayed to the runtime that control names.
 
-One hop: a relayed call carries `tartlet-relayed` and isn't relayed again, so stale knowledge can't send it in circles.
+A relayed call carries `tartlet-relayed` and isn't relayed again, so that stale addresses can't send it in circles.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def is_relayed(context: _Context) -> bool:
 
 
 class Relay:
-    """The way to the other runtimes."""
+    """Connections to other runtimes, and calls over them."""
 
     def __init__(self, locator: Locator, address: str, tls: Tls | None, spawn: Spawn) -> None:
         """`address` is this runtime's own; `spawn` owns the tasks that follow programs elsewhere."""
@@ -69,7 +69,7 @@ class Relay:
             await dialer.close()
 
     async def _owners(self, program_ids: Sequence[str], scope: Scope) -> list[str | TartletError]:
-        """The address of each program's runtime, or why there is none for this caller."""
+        """Return the address of each program's runtime, or the error that this caller gets."""
         try:
             reply = await self._locate(program_ids, scope)
         except TartletError as e:
@@ -80,7 +80,7 @@ class Relay:
         ]
 
     async def _locate(self, program_ids: Sequence[str], scope: Scope) -> control_pb2.LocateReply:
-        """What control says, once runtimes have had the time to tell a new one what they run."""
+        """Ask control, again for a while if runtimes are still returning to a new control."""
         reply = await self._locator.locate(program_ids, scope)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(RETURN_S):
@@ -98,7 +98,7 @@ class Relay:
         return UnknownProgram(program=program_id[:64])
 
     async def ask(self, program_ids: Sequence[str], scope: Scope, ask: Ask) -> list[TartletError | None]:
-        """Ask the owners of programs, each once; an error or None for each program."""
+        """Ask each program's runtime, each runtime once. Returns an error or None for each program."""
         answers: list[TartletError | None] = [Unavailable(what="the program's runtime", detail="no answer")] * len(
             program_ids
         )
@@ -125,7 +125,7 @@ class Relay:
         return answers
 
     async def send(self, items: Sequence[programs_pb2.SendItem], scope: Scope) -> list[TartletError | None]:
-        """Messages to programs elsewhere."""
+        """Send messages to programs at other runtimes."""
 
         async def ask(stub: Any, places: list[int]) -> list[TartletError | None]:
             request = programs_pb2.SendRequest(items=[items[i] for i in places])
@@ -135,7 +135,7 @@ class Relay:
         return await self.ask([i.program_id for i in items], scope, ask)
 
     async def kill(self, program_ids: Sequence[str], reason: str, scope: Scope) -> list[TartletError | None]:
-        """End programs elsewhere."""
+        """End programs at other runtimes."""
 
         async def ask(stub: Any, places: list[int]) -> list[TartletError | None]:
             request = programs_pb2.KillRequest(program_ids=[program_ids[i] for i in places], reason=reason)
@@ -147,7 +147,7 @@ class Relay:
     async def list(
         self, asked: programs_pb2.ListRequest, places: Mapping[str, Place | None], scope: Scope
     ) -> tuple[programs_pb2.ListReply, dict[str, Place]]:
-        """A page of other runtimes' programs behind these places, and where to go on with those that have more."""
+        """Return a page of other runtimes' programs behind these places, and the places where the next page begins."""
         merged, more = programs_pb2.ListReply(), {}
 
         async def one(address: str, place: Place | None) -> tuple[programs_pb2.ListReply, Place | None]:
@@ -171,7 +171,7 @@ class Relay:
     # ---- following ----
 
     def attach(self, call: Call, wanted: Sequence[tuple[int, programs_pb2.AttachTo]], scope: Scope) -> None:
-        """Let `call` follow programs elsewhere; each is answered as its owner does."""
+        """Let `call` follow programs at other runtimes, with those runtimes' answers."""
         call.relays.add(self._spawn(self._attach(call, wanted, scope)))
 
     async def _attach(self, call: Call, wanted: Sequence[tuple[int, programs_pb2.AttachTo]], scope: Scope) -> None:
@@ -253,7 +253,7 @@ class Relay:
 
     @contextlib.contextmanager
     def _calling(self, address: str) -> Iterator[Any]:
-        """A stub for a call, whose connection stays until the call has ended."""
+        """Give a stub for a call; its connection stays open until the call has ended."""
         self._in_use[address] += 1
         try:
             yield self._stub(address)
@@ -269,13 +269,13 @@ class Relay:
         return programs_pb2_grpc.ProgramsStub(dialer.current())
 
     async def _hang_up(self, address: str) -> None:
-        """Close a connection that has failed; the next call makes one."""
+        """Close a failed connection; the next call makes a new one."""
         dialer = self._dialers.get(address)
         if dialer is not None and dialer.channel.get_state() is not grpc.ChannelConnectivity.READY:
             self._dialers.pop(address).leave()
 
     async def drop_all_but(self, runtimes: Sequence[str]) -> None:
-        """Close the connections to runtimes that are gone; those in use stay: control may just be new."""
+        """Close connections to runtimes that control no longer names, unless a call uses them."""
         for address in self._dialers.keys() - set(runtimes) - self._in_use.keys():
             self._dialers.pop(address).leave()
 

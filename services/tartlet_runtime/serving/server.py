@@ -137,7 +137,7 @@ class ProgramsService(programs_pb2_grpc.ProgramsServicer):
 
     @contextlib.contextmanager
     def _stream(self, items: int) -> Iterator[Call]:
-        """A call's events, which wait in memory for a slow client: so there are not too many such calls at once."""
+        """Open a call's stream of events. Events wait in memory for a slow client, so such calls are bounded."""
         call = Call(self._driver, expected=items)
         self._streams += 1
         try:
@@ -161,7 +161,7 @@ class ProgramsService(programs_pb2_grpc.ProgramsServicer):
     async def _launch_portions(
         self, specs: Sequence[programs_pb2.LaunchSpec], call: Call, tasks: asyncio.TaskGroup, scope: Scope
     ) -> None:
-        """Launch in portions, so that the first programs run and answer while the last are still to be started."""
+        """Launch in portions, so that the first programs run while the last ones are still to be launched."""
         slowly = asyncio.Semaphore(_COMPILED_AT_ONCE)
         for index, asked in enumerate(specs):
             if not self._launch_at_once(asked, call, index, scope):
@@ -176,7 +176,7 @@ class ProgramsService(programs_pb2_grpc.ProgramsServicer):
                     await asyncio.sleep(0)
 
     def _launch_at_once(self, asked: programs_pb2.LaunchSpec, call: Call, index: int, scope: Scope) -> bool:
-        """Launch, or reject; False if something must be fetched or compiled first."""
+        """Launch or reject. Returns False if something must be fetched or compiled first."""
         try:
             asked.tenant = scope.own(asked.tenant, "Launch")
             if asked.inferlet or (asked.source.digest and not asked.source.data):
@@ -248,7 +248,7 @@ class ProgramsService(programs_pb2_grpc.ProgramsServicer):
     async def Send(  # noqa: N802 - gRPC's name
         self, request: programs_pb2.SendRequest, context: _Context
     ) -> programs_pb2.SendReply:
-        """Messages to programs."""
+        """Send messages to programs."""
         await _few(context, "items", len(request.items))
         errors: list[TartletError | None] = []
         elsewhere: list[int] = []
@@ -271,7 +271,7 @@ class ProgramsService(programs_pb2_grpc.ProgramsServicer):
     async def Kill(  # noqa: N802 - gRPC's name
         self, request: programs_pb2.KillRequest, context: _Context
     ) -> programs_pb2.KillReply:
-        """End programs; one that has ended already is no error."""
+        """End programs. Ending a program again is no error."""
         await _few(context, "program_ids", len(request.program_ids))
         errors: list[TartletError | None] = []
         elsewhere: list[int] = []
@@ -293,7 +293,7 @@ class ProgramsService(programs_pb2_grpc.ProgramsServicer):
     async def List(  # noqa: N802 - gRPC's name
         self, request: programs_pb2.ListRequest, context: _Context
     ) -> programs_pb2.ListReply:
-        """A page: programs of this runtime, then those of the others, each its share of it."""
+        """Return a page: programs of this runtime, then of each other runtime, each with an equal share of the page."""
         try:
             places = read_token(request.page_token)
         except TartletError as e:
@@ -322,14 +322,14 @@ class ProgramsService(programs_pb2_grpc.ProgramsServicer):
         return reply
 
     async def _runtimes(self) -> Sequence[str]:
-        """Addresses of all runtimes; none while control is away: then there is no saying what is elsewhere."""
+        """Return the addresses of all runtimes, or none while control can't be reached."""
         try:
             return list(dict.fromkeys((await self._link.locate([])).runtimes))
         except Unavailable:
             return []
 
     async def _add_pages(self, infos: Sequence[programs_pb2.ProgramInfo]) -> None:
-        """Say how many pages programs hold; none while control is away."""
+        """Fill in how many pages programs hold, unless control can't be reached."""
         try:
             located = await self._link.locate([info.program_id for info in infos])
         except Unavailable:
@@ -340,7 +340,7 @@ class ProgramsService(programs_pb2_grpc.ProgramsServicer):
     async def RuntimeState(  # noqa: N802 - gRPC's name
         self, request: programs_pb2.RuntimeStateRequest, context: _Context
     ) -> programs_pb2.RuntimeStateReply:
-        """State of this runtime and, relayed, of control."""
+        """Return the state of this runtime and, relayed, of control."""
         return programs_pb2.RuntimeStateReply(
             version=_VERSION,
             incarnation=self._incarnation,
@@ -355,7 +355,7 @@ class ProgramsService(programs_pb2_grpc.ProgramsServicer):
 
 
 async def _few(context: _Context, what: str, count: int) -> None:
-    """Refuse a call of too many items: a message holds millions of empty ones, and all others would wait for them."""
+    """Refuse a call of too many items: a message can hold millions of empty ones, and all other calls would wait."""
     if count > _MAX_ITEMS:
         error = InvalidArgument(argument=what, detail=f"{count} of them, one call takes {_MAX_ITEMS}")
         await abort(context, grpc.StatusCode.INVALID_ARGUMENT, error)
