@@ -21,7 +21,7 @@ async def idle(over_s: float = 2.0) -> float:
     return max(1 - psutil.cpu_percent() / 100, 0.25)
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 @pytest.mark.timeout(240)
 async def test_a_thousand_inferlets_are_ready_in_seconds_with_one_write_each(
     repo: Path, capsys: pytest.CaptureFixture[str]
