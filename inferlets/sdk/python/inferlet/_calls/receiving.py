@@ -1,7 +1,7 @@
-"""Messages from the client: who waits for one, in order, and those that nobody has taken.
+"""Messages from the client: the waits for one, in order, and messages that no wait has taken.
 
-A wait may end before a message comes (a timeout, a cancelled task). What was asked of the host for it stands, and
-serves whoever waits next: so no message is lost, and a program that looks now and then doesn't ask ever more.
+A wait may end before a message comes, by a timeout or because its task is cancelled. The request to the host stays and
+serves the next wait. So no message is lost, and a program that waits again and again does not pile up requests.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ class Received(Answer):
         super().__init__(loop=channel.loop)
         self._inbox = inbox
         self._decode = decode
-        self._untaken: bytes | None = None  # the message, until somebody has awaited it
+        self._untaken: bytes | None = None  # the message, until a task has got it
 
     def take(self, message: bytes) -> None:
-        """It has come."""
+        """Take the message that has come."""
         self._untaken = message
         self.set_result(self._decode(0, 0, 0, message))
 
     def cancel(self, msg: Any = None) -> bool:
-        """Wait no more."""
+        """End the wait."""
         channel.listeners.pop(self, None)
         return super().cancel(msg)
 
@@ -38,7 +38,7 @@ class Received(Answer):
         try:
             message = yield from super().__await__()
         except asyncio.CancelledError:
-            if self._untaken is not None:  # it came in the moment in which its task was cancelled
+            if self._untaken is not None:  # the message came just before the task was cancelled
                 self._inbox.give_back(self._untaken)
             raise
         finally:
@@ -47,7 +47,7 @@ class Received(Answer):
 
 
 class Receiving:
-    """The program's inbox, as far as it has asked the host for messages."""
+    """The program's inbox: messages that the host has delivered, and requests for more."""
 
     __slots__ = ("_kept",)
 
@@ -55,7 +55,7 @@ class Receiving:
         self._kept: deque[bytes] = deque()
 
     def next(self, decode: Decoder) -> Received:
-        """The next message that nobody waits for already."""
+        """Wait for the next message, after the waits that began earlier."""
         if channel.loop is None:
             raise RuntimeError("no program is running: messages can be received from main() on")
         received = Received(self, decode)
@@ -69,7 +69,7 @@ class Receiving:
         return received
 
     def give_back(self, message: bytes) -> None:
-        """A message that was not taken: it is the next one."""
+        """Take back a message that was not taken. It is the next message."""
         if channel.listeners:
             self._hand(message)
         else:
@@ -88,7 +88,7 @@ class Receiving:
         first.take(message)
 
     def _answered(self, asked: asyncio.Future[Any]) -> None:
-        """The host may have refused it: then the last one who waits gets no message."""
+        """End the last wait with an error if the host has refused the request."""
         if asked.cancelled() or (error := asked.exception()) is None:
             return
         channel.receives -= 1

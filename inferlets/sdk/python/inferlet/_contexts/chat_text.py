@@ -1,4 +1,4 @@
-"""Text on its way to becoming tokens: as it stands, as a chat, or as what continues one."""
+"""Text of a context on its way to tokens: plain text, a chat, or messages that continue a chat."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from inferlet._wire.channel import channel
 from inferlet.errors import InvalidArgument, TartletError
 
 Steps = Generator[asyncio.Future[Any], Any, list[int]]
-"""Yields what it awaits of the runtime, is sent the answer, and returns tokens."""
+"""A generator that yields futures of the runtime's answers, is sent the answers, and returns tokens."""
 
 _ANSWER = "(an answer)"
 _TURN: list[Message] = [{"role": "user", "content": "(a question)"}, {"role": "assistant", "content": _ANSWER}]
 
 
 class Text:
-    """Tokens to come. What they need first is asked for at once, the rest by whoever wants them."""
+    """Tokens of a text. The runtime is asked the first question at once, and the others when the tokens are wanted."""
 
     __slots__ = ("_awaited", "_error", "_steps", "_tokens")
 
@@ -31,7 +31,7 @@ class Text:
         self._error: TartletError | None = None
 
     def _advance(self) -> bool:
-        """Go as far as the answers reach; whether that is the end."""
+        """Go on as far as answers have come; return whether the tokens are known."""
         while self._tokens is None and self._error is None:
             awaited = self._awaited
             if not awaited.done():
@@ -52,24 +52,29 @@ class Text:
         return self._tokens
 
     async def tokens(self) -> list[int]:
-        """The tokens; a cancelled caller doesn't take them from the next."""
+        """Wait for the tokens. If the caller is cancelled, the next caller still gets them."""
         while not self._advance():
             with suppress(TartletError):  # `_advance` takes care of it
                 await asyncio.shield(self._awaited)
         return self._result()
 
     def tokens_now(self) -> list[int]:
-        """The tokens, without giving other tasks a turn."""
+        """Wait for the tokens without running other tasks."""
         while not self._advance():
             channel.wait()
         return self._result()
 
 
 class Chat(Text):
-    """Messages behind `before`, the context's tokens, of which there are none if `begins`.
+    """Chat messages that follow the tokens `before` of the context.
 
-    `form`: arguments of `format_chat`. `answering`: what stands there ends with an answer to earlier messages, and
-    maybe with a stop token.
+    Args:
+        model: whose template and tokenizer are used.
+        messages: the messages.
+        before: the tokens of the context; none if `begins`.
+        form: further arguments of `format_chat`.
+        begins: whether the context begins with these messages.
+        answering: whether the tokens end with an answer to earlier messages, and perhaps with a stop token.
     """
 
     __slots__ = ("answering", "begins", "messages")
@@ -91,13 +96,13 @@ class Chat(Text):
 
 
 def plain(model: Model, text: str, special: bool) -> Steps:  # noqa: FBT001 - of this package only
-    """The tokens of a text."""
+    """Return the tokens of a text."""
     tokens: list[int] = yield tokenize_with(model, text, special=special)
     return tokens
 
 
 def _beginning(model: Model, messages: Sequence[Message], form: dict[str, Any]) -> Steps:
-    """A chat from its beginning."""
+    """Return the tokens of a chat that begins a context."""
     text = yield format_chat(messages, model=model, **form)
     tokens: list[int] = yield tokenize_with(model, text)
     return tokens
@@ -110,9 +115,9 @@ def _next_turn(
     before: Sequence[int],
     answering: bool,  # noqa: FBT001
 ) -> Steps:
-    """What the template writes of `messages` behind an answer: no BOS, no system prompt of its own.
+    """Return the tokens that the template writes for `messages` after an answer, without a BOS or a system prompt.
 
-    An answer that stands there is closed as the template closes one, less what the stop token has closed already.
+    The previous answer is closed as the template closes answers, without the part that a stop token has closed.
     """
     asked = [
         format_chat(_TURN, model=model, **form | {"add_generation_prompt": False}),
@@ -125,7 +130,7 @@ def _next_turn(
         if not (rest and rest.startswith(closing)):
             raise InvalidArgument(argument="messages", detail="the template writes an answer differently in a dialogue")
         tokens: list[int] = yield tokenize_with(model, rest.removeprefix(closing))
-    except InvalidArgument:  # the template knows no such dialogue: as a chat of their own, but for its BOS
+    except InvalidArgument:  # the template refuses such a dialogue: write a new chat, without its BOS
         tokens = yield from _beginning(model, messages, form | {"tools": None})
         if tokens and tokens[0] == model.bos_token:
             tokens = tokens[1:]

@@ -1,4 +1,4 @@
-"""What a context has computed: keys and values in its pages, and the commands that put them there."""
+"""The keys and values of a context: which tokens are in its pages, and the commands that compute them."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from inferlet._queues.queue import Queue
 from inferlet._values.types import Embed, Model, TokenSlot
 
 CHUNK = 512
-"""Tokens of one forward while a prompt is computed: enough to keep an engine busy, and few embeds held."""
+"""Tokens of one `forward` of a prompt: enough to keep an engine busy, with few embeds."""
 
 
 class KvCache:
-    """The pages of one context, and how far its tokens are in them; slot i holds token i."""
+    """The pages of one context, and how many of its tokens are in them. Slot i holds token i."""
 
     __slots__ = ("_fixed", "_model", "_queue", "length", "pages")
 
@@ -23,14 +23,14 @@ class KvCache:
         self._fixed: tuple[Embed, Embed, TokenSlot] | None = None
         self.pages = PageTable(queue, model.page_size) if pages is None else pages
         self.length = length
-        """Tokens that are in the pages, or that commands on their way put there."""
+        """The number of tokens in the pages, those of recorded commands included."""
 
     def fork(self, queue: Queue, length: int) -> KvCache:
-        """One for another queue that shares the first tokens."""
+        """Make a cache on another queue that shares the first tokens."""
         return KvCache(queue, self._model, self.pages.fork(queue, length), length)
 
     def release(self) -> None:
-        """Give everything back."""
+        """Free the pages, embeds and slot that no other context holds."""
         self.pages.release()
         if self._fixed is not None:
             embed, output, slot = self._fixed
@@ -38,7 +38,7 @@ class KvCache:
             self._queue.dealloc_slot([slot])
 
     def places(self) -> tuple[Embed, Embed, TokenSlot]:
-        """The input embed, output embed and token slot that decoding goes through."""
+        """Return the input embed, the output embed and the token slot of decoding."""
         if self._fixed is None:
             embed, output = self._queue.alloc_emb(2)
             [slot] = self._queue.alloc_slot(1)
@@ -46,12 +46,12 @@ class KvCache:
         return self._fixed
 
     def compute(self, tokens: Sequence[int], end: int, output: Embed | None = None) -> None:
-        """Record the commands that put the missing ones of tokens[:end] into the pages.
+        """Record the commands that compute the missing tokens of tokens[:end].
 
         Args:
-            tokens: the context's.
-            end: how many of them are to be there.
-            output: takes the last one's vector.
+            tokens: the tokens of the context.
+            end: how many of them shall be in the pages.
+            output: the embed that takes the output of the last one.
         """
         queue, start = self._queue, self.length
         if start >= end:
@@ -67,7 +67,7 @@ class KvCache:
         self.length = end
 
     def _forward(self, at: int, embeds: Sequence[Embed], outputs: Sequence[Embed]) -> None:
-        """Compute `embeds` as the tokens at `at` and following, on everything before them."""
+        """Record one `forward` of `embeds`, the tokens from position `at` on, over all earlier tokens."""
         size, ids = self._model.page_size, self.pages.ids
         last = -(-(at + len(embeds)) // size)
         # The page table is an array of plain integers: it is packed as it is, and what it holds are pages.
@@ -80,7 +80,7 @@ class KvCache:
         )
 
     def decode(self, at: int, source: int | TokenSlot) -> None:
-        """Record one decode step: the token of `source`, at position `at`, goes through the model."""
+        """Record one decode step of the token of `source` at position `at`."""
         embed, output, _ = self.places()
         size = self._model.page_size
         if at >= len(self.pages) * size:
@@ -88,11 +88,11 @@ class KvCache:
         self._queue.decode(self.pages.ids, at, source, (embed, output), size)
 
     def end_at(self, num_tokens: int) -> None:
-        """The context has so many tokens. The last one's output is gone, so what comes next computes it again."""
+        """Note that the context has this many tokens. The last one is computed again, because its output is gone."""
         self.length = max(0, min(self.length, num_tokens - 1))
 
     def give_back_ahead(self, num_tokens: int, first: int) -> None:
-        """Give back the pages of steps dropped from ticket `first` on. That they couldn't be had is no failure then."""
+        """Free the pages of steps that were dropped from ticket `first` on; a failed allocation of them is forgiven."""
         queue = self._queue
         told = queue.failure is not None and (queue.failure_seen or queue.failed_ticket < first)
         if not told and self.pages.trim(num_tokens):

@@ -1,7 +1,7 @@
-"""KV pages of contexts: growth, sharing between forks, and when a page may be freed.
+"""The KV pages of contexts: growth, sharing between forks, and freeing.
 
-Between queues nothing but awaited results orders commands. A page that several contexts have used is
-therefore freed only when the other contexts' queues are known to be past their last use of it.
+Only awaited results order the commands of different queues. So a page that several contexts have used is freed only
+when the queues of the other contexts are known to be past their last use of the page.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from inferlet._values.types import KvPage
 
 
 class SharedPage:
-    """A page with the number of contexts that hold it, and the last uses of those that have let go."""
+    """A page with the number of contexts that hold it, and the last uses by contexts that have released it."""
 
     __slots__ = ("_allocated", "page", "refs", "uses")
 
@@ -26,17 +26,17 @@ class SharedPage:
         self.uses: list[tuple[Queue, int]] = []
 
     def exists(self) -> bool:
-        """Whether the allocation took effect, as far as is known."""
+        """Return whether the allocation took effect, as far as the program knows."""
         queue, ticket = self._allocated
         return not queue.lost(ticket)
 
     def blockers(self, queue: Queue) -> set[Queue]:
-        """Queues, other than `queue`, that may still have commands on the page."""
+        """Return the queues, other than `queue`, that may still have commands on the page."""
         return {other for other, ticket in self.uses if other is not queue and other.done_ticket < ticket}
 
 
 class PageTable:
-    """The pages of one context, in order; slot i of the table holds the context's token i."""
+    """The pages of one context, in order. Slot i of the table holds the context's token i."""
 
     __slots__ = ("_pages", "_queue", "_size", "ids")
 
@@ -61,7 +61,7 @@ class PageTable:
             self.ids.append(page.page)
 
     def trim(self, num_tokens: int) -> bool:
-        """Free the pages behind those that `num_tokens` need, which nobody else has; whether there are any."""
+        """Free the pages after those that `num_tokens` need; return whether there are any. They are not shared."""
         keep = -(-num_tokens // self._size)
         dropped = [shared.page for shared in self._pages[keep:]]
         del self._pages[keep:], self.ids[keep:]
@@ -69,10 +69,10 @@ class PageTable:
         return bool(dropped)
 
     def fork(self, queue: Queue, num_tokens: int) -> PageTable:
-        """A table on `queue` with the same first `num_tokens`: full pages are shared, the rest of them copied.
+        """Make a table on `queue` with the same first `num_tokens`. Full pages are shared, the last one is copied.
 
-        The copy is a command of this table's own queue, so that it follows the writes that it copies; commands on the
-        new queue must wait for it.
+        The copy is a command of this table's own queue, so it follows the writes that it copies. Commands of the new
+        queue must wait for the copy.
         """
         full, rest = divmod(num_tokens, self._size)
         child = PageTable(queue, self._size)
@@ -88,7 +88,7 @@ class PageTable:
         return child
 
     def release(self) -> None:
-        """Let go of all pages; those that nobody else holds are freed."""
+        """Release all pages; free those that no other context holds."""
         queue = self._queue
         free: list[KvPage] = []
         late: list[KvPage] = []
@@ -112,7 +112,7 @@ class PageTable:
 
 
 def _free_after(queue: Queue, pages: list[KvPage], blockers: set[Queue]) -> None:
-    """Free pages on `queue` as soon as the queues `blockers` have got past what they have been given so far."""
+    """Free pages on `queue` as soon as the queues `blockers` have run all commands that they have so far."""
     left = len(blockers)
 
     def done(_: asyncio.Future[None]) -> None:

@@ -1,4 +1,4 @@
-"""What the sandbox doesn't have, said to programs that stumble over it."""
+"""Hints for failures of programs that use what the sandbox doesn't have."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ _LOOP_PROCESSES = "_make_subprocess_transport"
 
 
 def no_breakpoint(*_: object, **__: object) -> NoReturn:
-    """What `breakpoint()` calls in the sandbox: it would go on in silence otherwise."""
+    """Raise, as the hook of `breakpoint()` in the sandbox, which would otherwise do nothing."""
     raise ModuleNotFoundError("No module named 'pdb'", name="pdb")
 
 
 def hint(error: BaseException) -> str:
-    """What the sandbox lacks that a failure comes from, and what to do; "" if it comes from something else.
+    """Say what the sandbox lacks that caused a failure, and what to do; "" if something else caused it.
 
     Example:
         >>> hint(RuntimeError("can't start new thread"))[:27]
@@ -58,7 +58,7 @@ def hint(error: BaseException) -> str:
 
 
 def chain(error: BaseException, seen: set[int]) -> Iterator[BaseException]:
-    """The error, the parts of a group, and what each was raised from."""
+    """Yield the error, the parts of a group, and what each was raised from."""
     ahead: list[BaseException | None] = [error]
     while ahead:
         shown = ahead.pop()
@@ -107,7 +107,7 @@ def _os_error(error: OSError) -> str:
 
 
 def _raised_in(error: BaseException) -> str:
-    """The name of the function that raised it."""
+    """Return the name of the function that raised the error."""
     trace = error.__traceback__
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next

@@ -1,4 +1,4 @@
-"""Slips whose exception says little of what to write instead: an `await` forgotten or one too many, and names."""
+"""Hints for slips whose exception does not say what to write instead: a wrong `await`, a name, an argument."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ _INSTEAD = {
 
 
 def hint(error: BaseException, names: Container[str] = ()) -> str:
-    """What to write instead; "" if there is nothing to add.
+    """Say what to write instead; "" if there is nothing to add.
 
     Args:
         error: the failure.

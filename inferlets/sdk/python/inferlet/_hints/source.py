@@ -1,4 +1,4 @@
-"""Slips in a program's text that Python itself says little of."""
+"""Hints for slips in a program's text that Python's own message does not explain."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _IN_ASYNC = "Make the function an asynchronous one: `async def`."
 
 
 def hint(error: BaseException) -> str:
-    """What to do about a syntax error; "" if there is nothing to add.
+    """Say what to do about a syntax error; "" if there is nothing to add.
 
     Example:
         >>> hint(SyntaxError("'await' outside function"))[:38]
@@ -24,7 +24,7 @@ def hint(error: BaseException) -> str:
 
 
 def defines_alone(source: str) -> bool:
-    r"""Whether a text defines functions, and runs nothing.
+    r"""Return whether a text defines functions and runs nothing.
 
     Example:
         >>> defines_alone("import inferlet\nasync def mian(): pass")
@@ -38,7 +38,7 @@ def defines_alone(source: str) -> bool:
 
 
 def _runs(part: ast.stmt, names: set[str]) -> bool:
-    """Whether a statement does more than to define; what it calls of the library counts for nothing."""
+    """Return whether a statement does more than define names. Calls of the library don't count."""
     if isinstance(part, (ast.Assign, ast.AnnAssign)):
         return any(isinstance(node, ast.Name) and node.id in names for node in ast.walk(part))
     if isinstance(part, ast.Expr):

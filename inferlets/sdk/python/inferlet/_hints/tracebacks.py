@@ -1,8 +1,7 @@
-"""Tracebacks that show the user's program and not how it is run.
+"""Tracebacks that show the user's program without the frames of the SDK and of asyncio.
 
-Frames of the SDK and of asyncio are left out, wherever the chain of causes and groups has them, unless TARTLET_DEBUG is
-set. An exception that never was in the program keeps all of its frames. Where the failure comes from what the sandbox
-lacks, a line at the end says so.
+The frames are left out of the whole chain of causes and groups, unless TARTLET_DEBUG is set. An exception that did not
+pass through the program keeps all its frames. A line at the end gives a hint, such as what the sandbox lacks.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ _ASYNCIO = asyncio.__file__.rpartition("/")[0]
 
 
 def remember(filename: str, source: str) -> None:
-    """Make the source's lines known to tracebacks; in the sandbox there is no file to read them from."""
+    """Make the source's lines known to tracebacks, because the sandbox has no file to read them from."""
     lines = list(io.StringIO(source, newline=None))  # as Python has it: a form feed ends no line
     linecache.cache[filename] = (len(source), None, lines, filename)
 
@@ -47,12 +46,12 @@ def format_error(error: BaseException, filename: str, names: Container[str] = ()
 
 
 def _is_ours(filename: str) -> bool:
-    """Whether the file is part of the SDK, of asyncio or of what imports modules."""
+    """Return whether a file belongs to the SDK, to asyncio or to Python's import system."""
     return filename.startswith((_SDK, _ASYNCIO, "<frozen importlib"))
 
 
 def _own(frames: list[traceback.FrameSummary]) -> list[traceback.FrameSummary]:
-    """Those that aren't ours, nor what a dataclass of ours generated to call us."""
+    """Return the frames that are neither ours nor code that a dataclass of ours generated."""
     followers = [*frames[1:], None]
     return [
         frame

@@ -1,4 +1,4 @@
-"""Bytes of tokens, fetched in blocks and kept: generated text is put together here without a round trip a token."""
+"""The bytes of tokens, fetched in blocks and kept, so that generated text needs no round trip for each token."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SMALL_VOCABULARY = 4096
 
 
 class Words:
-    """A run of tokens as it came: a program needs few of them."""
+    """The bytes of a range of tokens, unpacked when a token is needed, because a program needs few of them."""
 
     __slots__ = ("_bytes", "_lengths", "_start", "size")
 
@@ -26,20 +26,20 @@ class Words:
         self._lengths = memoryview(payload)[4 : self._start].cast("I")
 
     def word(self, i: int) -> bytes:
-        """The bytes of token `i` of the run; none of one that it hasn't: a model's vocabulary may be padded."""
+        """Return the bytes of token `i` of the range; b"" past its end, because a vocabulary may be padded."""
         if i >= self.size:
             return b""
         start = self._start + sum(self._lengths[:i])
         return self._bytes[start : start + self._lengths[i]]
 
     def all(self) -> list[bytes]:
-        """The bytes of each."""
+        """Return the bytes of each token."""
         starts = accumulate(self._lengths, initial=self._start)
         return [self._bytes[start:end] for start, end in pairwise(starts)]
 
 
 class Vocab:
-    """The bytes of one model's tokens, as far as they were needed."""
+    """The bytes of one model's tokens, as far as they are known."""
 
     __slots__ = ("_block", "_end", "_loading", "_model", "known")
 
@@ -51,7 +51,7 @@ class Vocab:
         self.known: dict[int, bytes] = {}
 
     def prefetch(self) -> None:
-        """Ask ahead of the first token for a small vocabulary, or for the most frequent tokens of another."""
+        """Ask for the first block ahead of need: a whole small vocabulary, or the most frequent tokens."""
         self._ask(0)
 
     def _ask(self, first: int) -> asyncio.Future[Words]:
@@ -68,13 +68,13 @@ class Vocab:
         return words
 
     async def fetch(self, token: int) -> bytes:
-        """The bytes of a token that is not `known` yet."""
+        """Fetch the bytes of a token that is not `known` yet."""
         word = b""
         if token < self._end:
             first = token - token % self._block
-            # Several contexts may wait for one block: the one that is cancelled must not take it from the others.
+            # Several contexts may wait for one block. If one of them is cancelled, the others still get the block.
             block = await asyncio.shield(self._ask(first))
-            whole = block.size > self._block  # a host may answer with all of it
+            whole = block.size > self._block  # a host may answer with the whole vocabulary
             word = block.word(token if whole else token - first)
         self.known[token] = word
         return word
@@ -84,7 +84,7 @@ _vocabs: dict[str, Vocab] = {}
 
 
 def vocab_of(model: Model) -> Vocab:
-    """The program's table for this model."""
+    """Return the program's table of a model."""
     vocab = _vocabs.get(model.name)
     if vocab is None:
         vocab = _vocabs[model.name] = Vocab(model)
@@ -92,5 +92,5 @@ def vocab_of(model: Model) -> Vocab:
 
 
 def reset() -> None:
-    """Forget everything (another program starts in this process)."""
+    """Forget everything, for another program in this process."""
     _vocabs.clear()

@@ -1,4 +1,4 @@
-"""What a queue knows of its failures: which commands had no effect, and whether the program got to know."""
+"""The failures of a queue: which commands had no effect, and whether the program has seen the error."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from inferlet.errors import TartletError
 
 
 class Failures:
-    """The failed commands of a queue, by ticket."""
+    """The failed commands of a queue, by their tickets."""
 
     __slots__ = ("_lost", "_seen", "_unread", "failed_ticket", "failure", "reset_ticket")
 
     def __init__(self) -> None:
         self.failure: TartletError | None = None  # why the queue is poisoned
         self.failed_ticket = 0  # of the first failed command, if it is
-        self._seen = False  # somebody awaited a command and got it
-        self._unread: list[asyncio.Future[Any]] = []  # of failed commands that nobody awaited so far
+        self._seen = False  # whether a task awaited a failed command and got the error
+        self._unread: list[asyncio.Future[Any]] = []  # answers of failed commands that no task has awaited
         self.reset_ticket = 0  # of the last reset
-        self._lost: list[tuple[int, int]] = []  # tickets [from, to) that earlier poisonings took
+        self._lost: list[tuple[int, int]] = []  # ranges [from, to) of tickets without effect, from before resets
 
     def forgive(self, ticket: int) -> None:
-        """The queue is reset by the command `ticket`: those given from there on run."""
+        """Note that the command `ticket` resets the queue: commands from there on run."""
         if self.failure is not None:
             self._lost.append((self.failed_ticket, ticket))
         self.reset_ticket = ticket
@@ -32,23 +32,29 @@ class Failures:
 
     @property
     def failure_seen(self) -> bool:
-        """Whether the program got to know of the failure: a command's answer was awaited."""
+        """Whether the program has seen the failure, because it awaited a failed command."""
         return self._seen or any(not answer._log_traceback for answer in self._unread)  # noqa: SLF001 - asyncio's mark
 
     def hush(self) -> None:
-        """Forget the answers that nobody awaited; asyncio shall not tell of them as well."""
+        """Forget the answers that no task awaited, so that asyncio does not report them too."""
         for answer in self._unread:
             answer._log_traceback = False  # noqa: SLF001
         self._unread.clear()
 
     def fail(self, ticket: int, error: TartletError, answer: asyncio.Future[Any] | None = None) -> bool:
-        """The host says that the command `ticket` failed; the queue is poisoned from there on.
+        """Note that the command `ticket` failed, which poisons the queue from there on.
 
-        `answer` is about to get the failure. Returns whether it must keep asyncio's mark of one that nobody has read.
+        Args:
+            ticket: the failed command.
+            error: its error.
+            answer: the future that is about to get the error, if the command has one.
+
+        Returns:
+            Whether `answer` must keep asyncio's mark of an exception that nobody has read.
         """
         if self._was_lost(ticket):
-            return False  # a late answer from before the reset
-        if ticket < self.reset_ticket:  # it was under way when the queue was reset, and poisons nothing behind that
+            return False  # the answer comes late: the queue was reset meanwhile
+        if ticket < self.reset_ticket:  # the queue was reset while the command was on its way: later commands run
             self._lost.append((ticket, self.reset_ticket))
             return False
         if self.failure is None or ticket < self.failed_ticket:
@@ -62,7 +68,7 @@ class Failures:
         return True
 
     def lost(self, ticket: int) -> bool:
-        """Whether the command `ticket` had no effect, because it or one before it failed."""
+        """Return whether the command `ticket` had no effect, because it or an earlier command failed."""
         if self.failure is not None and ticket >= self.failed_ticket:
             return True
         return self._was_lost(ticket)

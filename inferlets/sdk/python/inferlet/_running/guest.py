@@ -1,4 +1,4 @@
-"""Runs one program: its source in, its result out (architecture, "how a guest meets the host").
+"""Runs one program, from its source to its result.
 
 Two hosts call `run`: the component's glue in the sandbox, and `inferlet._running.native` outside it.
 """
@@ -25,14 +25,14 @@ from inferlet._wire.channel import channel
 from inferlet._wire.channel import reset as reset_channel
 
 _reserve = [bytes(256 << 10)]
-"""Memory to tell of a failure with, where the program has used up all other."""
+"""Memory that is freed to report a failure after the program has used up all other memory."""
 
 
 _made_ahead: list[Loop] = []
 
 
 class ProgramExit(Exception):
-    """The program ended itself with a failure (`sys.exit` with a status or a text)."""
+    """The program ended itself with a failure, by `sys.exit` with a status or a text."""
 
 
 def run(source: str, filename: str, args: Sequence[str]) -> str | None:
@@ -41,7 +41,7 @@ def run(source: str, filename: str, args: Sequence[str]) -> str | None:
     Args:
         source: the program's Python text.
         filename: its name in tracebacks.
-        args: what it finds in `sys.argv` behind its name.
+        args: its arguments, in `sys.argv` after its name.
 
     Returns:
         What `main` returned, as text; None if it returned None.
@@ -62,23 +62,23 @@ def run(source: str, filename: str, args: Sequence[str]) -> str | None:
 
 
 def prepare() -> None:
-    """Make what every program needs and none has touched yet."""
+    """Make an event loop ahead of the next program."""
     if not _made_ahead:
         _made_ahead.append(Loop())
 
 
 def seed_random(drawn: bytes) -> None:
-    """Seed `random` with what the host's randomness gave."""
+    """Seed `random` with bytes of the host's randomness."""
     random.seed(int.from_bytes(drawn, "little"))
 
 
 def flush() -> None:
-    """Hand over what is still recorded: messages, output, frees."""
+    """Submit what is still recorded: messages, output, frees."""
     channel.flush()
 
 
 def start(args: Sequence[str]) -> None:
-    """Forget whatever ran here before."""
+    """Forget the last program of this process."""
     reset_channel()
     program.reset(args)
     models.reset()
@@ -86,7 +86,7 @@ def start(args: Sequence[str]) -> None:
 
 
 def execute(source: str, filename: str, args: Sequence[str]) -> str | None:
-    """Run the program with streams and randomness as they are; see `run`."""
+    """Run the program with the present streams and random numbers; see `run`."""
     source = source.removeprefix("\ufeff")  # what some editors write first, and CPython takes
     remember(filename, source)
     argv, sys.argv = sys.argv, [filename, *args]
@@ -151,10 +151,10 @@ def _run_main(loop: Loop, module: types.ModuleType, source: str, filename: str, 
 
 
 def _as_text(result: object) -> str:
-    """What `main` returned.
+    """Return the result of `main` as text.
 
     Raises:
-        TypeError: it is still to be awaited, or to be iterated.
+        TypeError: the result must be awaited or iterated first.
     """
     if inspect.isawaitable(result) or hasattr(result, "__aiter__"):
         name = getattr(result, "__qualname__", type(result).__qualname__)
@@ -173,9 +173,10 @@ def _takes_arguments(main: Callable[..., Any]) -> bool:
 
 
 def _raise_failures() -> None:
-    """A queue that failed, and that nobody awaited or reset, fails the program.
+    """Fail the program with the failure of a queue that the program neither awaited nor reset.
 
-    One whose failure the program got to know is reset: to control, a queue left poisoned is a failure that nobody saw.
+    A queue whose failure the program has seen is reset here, because control takes a queue that stays poisoned for a
+    failure that nobody saw.
     """
     failed = [queue for queue in channel.queues.values() if queue.failure is not None]
     for queue in failed:

@@ -1,7 +1,7 @@
-"""asyncio's event loop over the host: one submission and one wait per blocking point.
+"""asyncio's event loop over the host, with one submission and one wait for each point where the program blocks.
 
-`BaseEventLoop` does all the work; where it would poll sockets, this one hands the recorded commands to the host and
-suspends until an answer, a message or the next timer. Tasks, groups, timeouts, queues and locks are asyncio's own.
+`BaseEventLoop` does the work. Where asyncio would poll sockets, this loop submits the recorded commands and suspends
+until an answer, a message or the next timer. Tasks, groups, timeouts, queues and locks are those of asyncio.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from inferlet._wire.channel import channel
 from inferlet._wire.host import NO_TIMEOUT_US
 
 POLL_EVERY = 128
-"""Turns without blocking after which a busy program looks for answers all the same."""
+"""How many turns a busy program runs without blocking before the loop looks for answers."""
 THREADS_S = 0.005
-"""How long the loop waits at once for a thread, which can't wake it; there are some outside the sandbox alone."""
+"""How long one wait is while a thread works, because a thread can't wake the loop. The sandbox has no threads."""
 
 
 class _HostSelector:
-    """What `BaseEventLoop` takes for its selector."""
+    """The selector of the loop, which waits for the host and not for sockets."""
 
     def __init__(self) -> None:
         self._busy = 0
-        self.threads = 0  # that do something for the loop
+        self.threads = 0  # threads that work for the loop
 
     def select(self, timeout: float | None) -> tuple[()]:
         """Suspend until the host has something, at most `timeout` seconds (None: no limit)."""
@@ -48,11 +48,11 @@ class _HostSelector:
         return ()
 
     def close(self) -> None:
-        """Nothing to close."""
+        """No-op: there is nothing to close."""
 
 
 class Loop(asyncio.BaseEventLoop):
-    """An event loop whose outside world is the host."""
+    """An event loop that waits for the host."""
 
     # asyncio's own, which its types don't show
     _ready: deque[asyncio.Handle]
@@ -64,7 +64,7 @@ class Loop(asyncio.BaseEventLoop):
     runs = 0
     """How often a loop has run since a program was started."""
     results: ClassVar[dict[CodeType | None, Any]] = {}
-    """And what the coroutines returned that it ran for, by their code."""
+    """The results of the coroutines that loops ran, by the code of the coroutine."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -73,7 +73,7 @@ class Loop(asyncio.BaseEventLoop):
     def call_soon(  # type: ignore[override]  # its types are stricter about what callbacks take
         self, callback: Callable[..., object], *args: Any, context: Context | None = None
     ) -> asyncio.Handle:
-        """As asyncio's, without its checks outside of debug mode: it is called for each answer."""
+        """Call as asyncio does, but without its checks outside of debug mode, because each answer comes this way."""
         if self._debug or self._closed:
             return super().call_soon(callback, *args, context=context)
         handle = asyncio.Handle(callback, args, self, context)
@@ -81,7 +81,7 @@ class Loop(asyncio.BaseEventLoop):
         return handle
 
     def _run_once(self) -> None:
-        """One round. Without timers it needs neither a heap nor the time of day, which the host would be asked for."""
+        """Run one round. Without timers it needs no heap, and no time of day, which only the host can tell."""
         if self._scheduled or self._debug:
             super()._run_once()  # type: ignore[misc]  # typeshed hides it too
             return
@@ -93,7 +93,7 @@ class Loop(asyncio.BaseEventLoop):
                 handle._run()  # noqa: SLF001 - as asyncio's own loop does
 
     def run_main(self, main: Awaitable[Any]) -> Any:
-        """Run `main` to its end, then cancel the tasks that it has left and close what is open."""
+        """Run `main` to its end, then cancel its remaining tasks and close open generators."""
 
         async def program() -> Any:
             return await main
@@ -104,7 +104,7 @@ class Loop(asyncio.BaseEventLoop):
             self._cancel_tasks()
 
     def run_until_complete(self, future: Any) -> Any:
-        """As asyncio's; what the coroutine returned stays known."""
+        """Run as asyncio does, and keep the result of the coroutine."""
         result = super().run_until_complete(future)
         coroutine = future.get_coro() if isinstance(future, asyncio.Task) else future
         if inspect.iscoroutine(coroutine):
@@ -123,12 +123,12 @@ class Loop(asyncio.BaseEventLoop):
             self.run_until_complete(self.shutdown_asyncgens())
 
     def finish(self) -> None:
-        """Close the loop; nothing runs any more."""
+        """Close the loop after the program."""
         channel.loop = None
         self.close()
 
     def run_forever(self) -> None:
-        """Run until stopped; commands' futures belong to this loop meanwhile."""
+        """Run until stopped. Futures of commands belong to this loop meanwhile."""
         Loop.runs += 1
         before, channel.loop = channel.loop, self
         try:
@@ -137,7 +137,7 @@ class Loop(asyncio.BaseEventLoop):
             channel.loop = before
 
     def run_in_executor(self, *args: Any) -> asyncio.Future[Any]:  # type: ignore[override]
-        """As asyncio's; the loop looks often whether it is done."""
+        """Run as asyncio does; the loop looks often whether the thread has finished."""
         future = super().run_in_executor(*args)
         self._selector.threads += 1
         future.add_done_callback(self._thread_done)
@@ -147,7 +147,7 @@ class Loop(asyncio.BaseEventLoop):
         self._selector.threads -= 1
 
     async def shutdown_default_executor(self, *args: Any) -> None:
-        """As asyncio's, which has a thread wait for the others."""
+        """Shut down as asyncio does, which uses one more thread."""
         self._selector.threads += 1
         try:
             await super().shutdown_default_executor(*args)
@@ -155,12 +155,12 @@ class Loop(asyncio.BaseEventLoop):
             self._thread_done(None)
 
     def _process_events(self, events: object) -> None:
-        """The selector has resolved everything itself."""
+        """No-op: the selector has resolved all futures."""
 
     def _write_to_self(self) -> None:
-        """Nobody else runs here who could need to wake this loop."""
+        """No-op: no other thread needs to wake this loop."""
 
     def default_exception_handler(self, context: dict[str, Any]) -> None:
-        """Keep asyncio's report off the user's output unless an exception would be lost with it."""
+        """Report only exceptions, which would be lost otherwise; asyncio's other reports don't reach the user."""
         if context.get("exception") is not None:
             super().default_exception_handler(context)

@@ -2,11 +2,11 @@
 
 Usage: python -m inferlet._running.native FILE [ARGS...]
 
-The program is a process of its own: prints go to the terminal, breakpoints stop, any module can be imported. Commands,
-limits and journal are those of a sandboxed program. TARTLET_GUEST_SOCKET and TARTLET_GUEST_TOKEN say where the runtime
-listens and which launch this is; `tartlet run --native FILE` sets both.
+The program is a process: prints go to the terminal, breakpoints work, and every module can be imported. Commands,
+limits and journal are those of a program in the sandbox. TARTLET_GUEST_SOCKET says where the runtime listens, and
+TARTLET_GUEST_TOKEN which launch this is. `tartlet run --native FILE` sets both.
 
-Frames are `u32 length, u8 kind, body`, little-endian, the length counting kind and body.
+Frames are `u32 length, u8 kind, body`, little-endian. The length counts kind and body.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class SocketBackend:
         self._stream.sendall(_HEAD.pack(1 + len(body), kind) + body)
 
     def receive(self, kind: int) -> bytes:
-        """Read one frame, which should be of this kind; its body.
+        """Read one frame of this kind; return its body.
 
         Raises:
             TartletError: the runtime has sent an error instead.
@@ -75,10 +75,10 @@ class SocketBackend:
 
 
 def connect(path: str, token: str) -> tuple[SocketBackend, dict[str, Any]]:
-    """Introduce this process to the runtime; the connection and what the runtime says of the launch.
+    """Connect to the runtime; return the connection and what the runtime says of the launch.
 
     Raises:
-        Unavailable: nobody listens at `path`.
+        Unavailable: no runtime listens at `path`.
         TartletError: the runtime refuses the token.
     """
     import socket  # not at the top: the sandbox has none
@@ -96,7 +96,7 @@ def connect(path: str, token: str) -> tuple[SocketBackend, dict[str, Any]]:
 
 
 def main(argv: list[str]) -> int:
-    """Run FILE with ARGS; the exit status."""
+    """Run FILE with ARGS; return the exit status."""
     path, args = argv[0], argv[1:]
     try:
         backend, welcome = connect(os.environ["TARTLET_GUEST_SOCKET"], os.environ["TARTLET_GUEST_TOKEN"])
@@ -120,7 +120,7 @@ def main(argv: list[str]) -> int:
 
 
 def _end(backend: SocketBackend, body: bytes) -> None:
-    """Tell the runtime how the program ended, unless it has ended it, or is gone itself: then the client says why."""
+    """Tell the runtime how the program ended. If the runtime is gone, or ended the program, the client says so."""
     sys.stdout.flush()
     with contextlib.suppress(OSError):
         backend.send(END, body)

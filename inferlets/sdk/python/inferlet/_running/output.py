@@ -1,7 +1,7 @@
 """`sys.stdout` and `sys.stderr` of a sandboxed program: text becomes LOG commands.
 
-Text goes out with the program's next submission, which costs nothing of its own. A finished line, or a second flush
-since then, is submitted at once: what a program printed before it spins or is killed must not be lost.
+Text leaves with the program's next submission, so it costs no submission of its own. A finished line is submitted at
+once, and so is a second flush before the next submission: text must not be lost if the program then loops or is killed.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class _Bytes(io.RawIOBase):
 
 
 class Output(io.TextIOBase):
-    """A text stream whose other end is the client."""
+    """A text stream to the client."""
 
     encoding = "utf-8"
 
@@ -45,22 +45,22 @@ class Output(io.TextIOBase):
         self.buffer = _Bytes(self)
 
     def writable(self) -> bool:
-        """It is."""
+        """Return True."""
         return True
 
     def write(self, text: str) -> int:
-        """Take text; complete lines leave at once."""
+        """Write text; complete lines leave at once."""
         self.write_bytes(text.encode(errors="surrogatepass" if text.isascii() else "replace"))
         return len(text)
 
     def write_bytes(self, data: bytes) -> None:
-        """Take bytes; complete lines leave at once."""
+        """Write bytes; complete lines leave at once."""
         self._held += data
         if b"\n" in data:
             self._submit()
 
     def flush(self) -> None:
-        """Let the text leave when the program next blocks; a second time before that, at once."""
+        """Send the text when the program next blocks, or at once if this is the second flush before that."""
         if self._flushed and self._held:
             self._submit()
         self._flushed = True
@@ -82,7 +82,7 @@ _open: list[Output] = []
 
 
 def open_streams() -> tuple[Output, Output]:
-    """Standard output and standard error; the channel takes their text along whenever it submits."""
+    """Make standard output and standard error. The channel adds their text to each submission."""
     _open[:] = [Output(STDOUT), Output(STDERR)]
 
     def record() -> None:

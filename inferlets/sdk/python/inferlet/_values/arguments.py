@@ -1,4 +1,4 @@
-"""Checks of what programs pass, with what to write instead. Of constructors and entry points: none is made a token."""
+"""Checks of arguments, whose errors say what to write instead. They run once for each call, not for each token."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ SHOWN = 80
 
 
 def shown(value: Any) -> str:
-    """How a message shows what was given: cut where it is long.
+    """Return how an error message shows a value; a long text is cut.
 
     Example:
         >>> shown("a" * 100)[-9:], shown([1, 2])
@@ -22,7 +22,7 @@ def shown(value: Any) -> str:
 
 
 def whole(name: str, value: Any, least: int | None = None) -> None:
-    """Refuse what is no whole number of at least `least`."""
+    """Check that a value is a whole number of at least `least`."""
     if not hasattr(value, "__index__"):
         raise TypeError(f"{name} is a whole number, not {shown(value)}")
     if least is not None and value < least:
@@ -30,19 +30,19 @@ def whole(name: str, value: Any, least: int | None = None) -> None:
 
 
 def number(name: str, value: Any) -> None:
-    """Refuse what is no number."""
+    """Check that a value is a number."""
     if not hasattr(value, "__float__"):
         raise TypeError(f"{name} is a number, not {shown(value)}")
 
 
 def text(name: str, value: Any, otherwise: str = "") -> None:
-    """Refuse what is no text; `otherwise` says what takes something else."""
+    """Check that a value is a text; `otherwise` says which calls take other values."""
     if not isinstance(value, str):
         raise TypeError(f"{name} takes a str, not {shown(value)}{otherwise}")
 
 
 def token_list(name: str, values: Iterable[Any]) -> list[int]:
-    """Token ids as a list.
+    """Return token ids as a list.
 
     Example:
         >>> token_list("fill_tokens", range(3))
@@ -59,7 +59,7 @@ def token_list(name: str, values: Iterable[Any]) -> list[int]:
 
 
 def messages(name: str, values: Any) -> list[dict[str, object]]:
-    """Chat messages as a list."""
+    """Return chat messages as a list."""
     if isinstance(values, (list, tuple)) and all(isinstance(value, dict) for value in values):
         return list(values)
     wanted = "[{'role': 'user', 'content': 'Hello'}]"
@@ -67,7 +67,7 @@ def messages(name: str, values: Any) -> list[dict[str, object]]:
 
 
 def variables(name: str, values: Any) -> dict[str, object]:
-    """A chat template's variables that are none of the call's other arguments."""
+    """Return the variables of a chat template; none may have the name of another argument of the call."""
     if isinstance(values, dict) and all(isinstance(key, str) for key in values):
         taken = {"messages", "tools", "add_generation_prompt"} & set(values)
         if not taken:
@@ -78,7 +78,7 @@ def variables(name: str, values: Any) -> dict[str, object]:
 
 
 def tools(name: str, values: Any) -> list[dict[str, object]]:
-    """Descriptions of tools as a list."""
+    """Return descriptions of tools as a list."""
     if isinstance(values, (list, tuple)) and all(isinstance(value, dict) for value in values):
         return list(values)
     wanted = "[{'type': 'function', 'function': {'name': 'lookup', 'parameters': {'type': 'object', ...}}}]"

@@ -1,7 +1,7 @@
 """Ids of pages, embeds, slots and queues, which the program chooses (architecture, "Programs name what they use").
 
-Ids are reused in the queue that freed them, because only there is the old holder's end sure to come before the new
-one's beginning.
+A queue reuses only ids that it freed itself. In its own order the old use of an id surely ends before the new one
+begins.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _CALLS = {"page": "alloc_kvpage", "embed": "alloc_emb", "slot": "alloc_slot"}
 
 
 class IdSpace:
-    """Next unused id of each kind, for the whole program."""
+    """The next unused id of each kind, for the whole program."""
 
     __slots__ = ("embed", "page", "queue", "slot")
 
@@ -31,7 +31,7 @@ ids = IdSpace()
 
 
 class Pool(Generic[_Id]):
-    """Ids of one kind that one queue has freed, and fresh ones when it has none."""
+    """Gives ids of one kind: ids that the queue has freed, then fresh ids."""
 
     __slots__ = ("_free", "cls", "kind")
 
@@ -40,10 +40,10 @@ class Pool(Generic[_Id]):
         self._free: list[_Id] = []
 
     def take(self, n: int) -> list[_Id]:
-        """`n` ids that nobody holds.
+        """Return `n` unused ids.
 
         Raises:
-            InvalidArgument: `n` is no number of them.
+            InvalidArgument: `n` is no whole number of at least 0.
         """
         free = self._free
         try:
@@ -71,5 +71,5 @@ class Pool(Generic[_Id]):
         raise InvalidArgument(argument=f"n of {_CALLS[self.kind]}", detail=told)
 
     def give(self, back: Iterable[_Id]) -> None:
-        """Ids whose deallocation has been recorded."""
+        """Take back ids whose deallocation has been recorded."""
         self._free.extend(back)

@@ -1,6 +1,6 @@
-"""What to say of arguments that a call can't take.
+"""The errors of arguments that a call refuses.
 
-Calls find out by packing them, which costs nothing while it goes well; what is wrong is looked for afterwards.
+A call packs its arguments without checks, which is fast. If packing fails, these functions find the wrong argument.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _Handle = TypeVar("_Handle", bound=int)
 OTHERS: dict[type, frozenset[type]] = {
     cls: frozenset({KvPage, Embed, TokenSlot} - {cls}) for cls in (KvPage, Embed, TokenSlot)
 }
-"""Handles of the other kinds."""
+"""The classes of handles that may not stand where one of this class belongs."""
 _WANTED: dict[type, str] = {
     KvPage: "KV pages, as `alloc_kvpage` gives them",
     Embed: "embeds, as `alloc_emb` gives them",
@@ -39,10 +39,10 @@ _TOKENIZE = "text is no list of tokens, `await tokenize(text)` gives its tokens"
 
 
 def utf8(call: str, argument: str, text: str) -> bytes:
-    """Text as it travels.
+    """Return text as UTF-8.
 
     Raises:
-        InvalidArgument: it has half a character, as JSON can name one.
+        InvalidArgument: the text contains half of a surrogate pair, which JSON can express and UTF-8 can't.
     """
     try:
         return text.encode()
@@ -53,7 +53,7 @@ def utf8(call: str, argument: str, text: str) -> bytes:
 
 
 def refusal(call: str, argument: str, detail: str) -> InvalidArgument:
-    """The error of one argument of a call."""
+    """Make the error of one argument of a call."""
     return InvalidArgument(argument=f"{argument} of {call}", detail=detail)
 
 
@@ -65,7 +65,7 @@ def _is_u32(value: Any) -> bool:
 
 
 def numbers(op: int, values: Sequence[Any]) -> InvalidArgument:
-    """Of a command whose numbers don't fit its record."""
+    """Make the error of a command whose numbers don't fit its record."""
     call, *names = _U32_FIELDS.get(op, ("this call",))
     for name, value in zip(names, values, strict=False):
         if not _is_u32(value):
@@ -74,10 +74,10 @@ def numbers(op: int, values: Sequence[Any]) -> InvalidArgument:
 
 
 def masking(page: Any, mask: Any, page_size: int) -> int:
-    """The bits of a page's mask.
+    """Return the bits of a page's mask.
 
     Raises:
-        InvalidArgument: it is no page, or no mask of its tokens.
+        InvalidArgument: `page` is no page, or `mask` is no mask of its slots.
     """
     handles("mask_kvpage", "page", KvPage, page)
     if hasattr(mask, "__index__"):
@@ -95,10 +95,10 @@ def masking(page: Any, mask: Any, page_size: int) -> int:
 
 
 def copying(src: Any, dst: Any, src_offset: Any, dst_offset: Any, page_size: int) -> int:
-    """How many tokens one page can give another from there on.
+    """Return how many tokens fit from the offset of one page to the offset of another.
 
     Raises:
-        InvalidArgument: one is no page, or an offset is past its end.
+        InvalidArgument: a page is none, or an offset is past the end of its page.
     """
     for name, page in (("src", src), ("dst", dst)):
         handles("copy_kvpage", name, KvPage, page)
@@ -109,10 +109,10 @@ def copying(src: Any, dst: Any, src_offset: Any, dst_offset: Any, page_size: int
 
 
 def handles(call: str, argument: str, cls: type[_Handle], given: Any) -> list[_Handle]:
-    """Handles as a list, a single one as a list of one.
+    """Return handles as a list, a single handle as a list of one.
 
     Raises:
-        InvalidArgument: there are other things among them.
+        InvalidArgument: a value is no handle of this class.
 
     Example:
         >>> handles("forward", "ikv", KvPage, KvPage(3))
@@ -138,24 +138,24 @@ def _iterable(given: Any) -> Any:
 
 
 def forward(ikv: Any, iemb: Any, okv: Any, oemb: Any) -> tuple[list[KvPage], list[Embed], list[KvPage], list[Embed]]:
-    """The arguments of `forward` as lists.
+    """Return the arguments of `forward` as lists.
 
     Raises:
-        InvalidArgument: as `handles`.
+        InvalidArgument: a value is no handle of its class.
     """
     read, into = handles("forward", "ikv", KvPage, ikv), handles("forward", "iemb", Embed, iemb)
     return read, into, handles("forward", "okv", KvPage, okv), handles("forward", "oemb", Embed, oemb)
 
 
 def tokens(call: str, given: Any) -> InvalidArgument:
-    """Of a call whose tokens are none."""
+    """Make the error of a call whose tokens are no token ids."""
     if isinstance(given, (str, bytes)):
         return refusal(call, "tokens", f"{_TOKENIZE}: {shown(given)}")
     return refusal(call, "tokens", f"they are token ids, {_A_U32} each, not {shown(given)}")
 
 
 def embedding(given: Any, positions: Any, embeds: Any) -> InvalidArgument:
-    """What is wrong with the arguments of `embed_txt`."""
+    """Make the error of wrong arguments of `embed_txt`."""
     if isinstance(given, (str, bytes)):
         return tokens("embed_txt", given)
     try:
@@ -179,7 +179,7 @@ def _each(given: Any) -> list[Any]:
 
 
 def sampling(floats: dict[str, Any], wholes: dict[str, Any], stop: Any) -> InvalidArgument:
-    """What is wrong with the arguments of `sample`."""
+    """Make the error of wrong arguments of `sample`."""
     for name, value in floats.items():
         if not hasattr(value, "__float__"):
             return refusal("sample", name, f"it is a number, not {shown(value)}")

@@ -1,4 +1,4 @@
-"""What the answers of commands hold: decoders, (a, b, c, payload) -> value."""
+"""Decoders of answers: functions that make a value of a record's a, b, c and payload."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ _unpack_float = struct.Struct("<f").unpack
 
 
 def nothing(_a: int, _b: int, _c: int, _payload: bytes) -> None:
-    """Of a command that is awaited for its end alone."""
+    """Return None: the program awaits only the end of the command."""
     return
 
 
 def number(a: int, _b: int, _c: int, _payload: bytes) -> int:
-    """The one number that it gives."""
+    """Return the one number of the answer."""
     return a
 
 
@@ -45,12 +45,12 @@ def tokens(_a: int, _b: int, _c: int, payload: bytes) -> list[int]:
 
 
 def sampled(a: int, b: int, c: int, _payload: bytes) -> Sampled:
-    """Of SAMPLE."""
+    """Return the sampled token of a SAMPLE."""
     return Sampled(a, b != 0, _unpack_float(_pack_u32(c))[0])
 
 
 def dists(_a: int, _b: int, _c: int, payload: bytes) -> list[Dist]:
-    """Of GET_NEXT_DIST."""
+    """Return the distributions of a GET_NEXT_DIST."""
     n, k = struct.unpack_from("<II", payload)
     best = array("I")
     best.frombytes(payload[8 : 8 + 4 * n * k])
@@ -60,5 +60,5 @@ def dists(_a: int, _b: int, _c: int, payload: bytes) -> list[Dist]:
 
 
 def dist(a: int, b: int, c: int, payload: bytes) -> Dist:
-    """Of GET_NEXT_DIST with one embed."""
+    """Return the distribution of a GET_NEXT_DIST with one embed."""
     return dists(a, b, c, payload)[0]

@@ -1,7 +1,7 @@
-"""Commands out, answers in: the program's half of the ABI (docs/abi.md).
+"""The program's half of the ABI (docs/abi.md): commands out, answers in.
 
-Commands are appended to two byte arrays (records and payload) and leave as one submission when the program blocks.
-Whoever awaits a command leaves a `Pending` under its ticket; a delivery resolves it.
+Commands are appended to two byte arrays, records and payload. Both leave as one submission when the program blocks. A
+command that has an answer leaves a `Pending` under its ticket, and a delivery resolves it.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class MessageWaiter(Protocol):
 
 
 Decoder = Callable[[int, int, int, bytes], Any]
-"""Makes an answer's value of the record's a, b, c and payload."""
+"""Makes the value of an answer from the record's a, b, c and payload."""
 Pending = tuple["asyncio.Future[Any]", Decoder, "CommandQueue | None"]
 
 pack_record = struct.Struct(abi.RECORD_FORMAT).pack
@@ -60,12 +60,12 @@ _unpack_header = struct.Struct(abi.HEADER_FORMAT).unpack_from
 
 WAIT_RECORDS = 1024
 FLUSH_BYTES = 256 << 10
-"""A program that records without ever blocking submits when its records, or their payload, have this size."""
+"""A program that records commands without blocking submits when its records or their payload have this size."""
 MAX_PAYLOAD_BYTES = abi.MAX_SUBMISSION_BYTES - FLUSH_BYTES - 4096
 
 
 def u32(values: Iterable[int]) -> bytes:
-    """Pack integers as little-endian u32 (every target we have is little-endian)."""
+    """Pack integers as little-endian u32. All platforms of the SDK are little-endian."""
     return array("I", values).tobytes()
 
 
@@ -77,7 +77,7 @@ def from_u32(data: bytes) -> list[int]:
 
 
 class Answer(asyncio.Future[Any]):
-    """The result of a command of no queue. It warns where a program makes text of it and has not awaited it."""
+    """The future of a call outside of queues. It warns if the program turns it into text without awaiting it."""
 
     def __str__(self) -> str:
         if not self.done():
@@ -93,7 +93,7 @@ class Answer(asyncio.Future[Any]):
 
 
 class Channel:
-    """The command buffer of a program, and who waits for which ticket."""
+    """The command buffer of a program, and the futures that wait for answers."""
 
     __slots__ = (
         "_max_payload",
@@ -115,8 +115,8 @@ class Channel:
         self._tickets = 1
         self._max_payload = MAX_PAYLOAD_BYTES
         self.pending: dict[int, Pending] = {}
-        self.receives = 0  # of these, those that ask for a message
-        self.listeners: dict[MessageWaiter, None] = {}  # who waits for one, in order
+        self.receives = 0  # how many of the pending commands ask for a message
+        self.listeners: dict[MessageWaiter, None] = {}  # waits for a message, in order
         self.queues: dict[int, CommandQueue] = {}
         self.loop: asyncio.AbstractEventLoop | None = None
         self.before_submit: Callable[[], None] | None = None
@@ -124,13 +124,13 @@ class Channel:
 
     @property
     def next_ticket(self) -> int:
-        """The ticket that the next command will have."""
+        """The ticket of the next command."""
         return self._tickets
 
     def record(
         self, op: int, queue: int = 0, a: int = 0, b: int = 0, c: int = 0, payload: bytes = b"", flags: int = 0
     ) -> int:
-        """Append one command; its ticket.
+        """Append one command; return its ticket.
 
         Raises:
             InvalidArgument: a number doesn't fit its field.
@@ -166,7 +166,7 @@ class Channel:
         payload: bytes = b"",
         owner: CommandQueue | None = None,
     ) -> asyncio.Future[Any]:
-        """Append a command that is answered; the future of its answer."""
+        """Append a command that has an answer; return the future of the answer."""
         ticket = self.record(op, queue, a, b, c, payload, abi.FLAG_AWAIT)
         loop = self.loop
         if loop is None:
@@ -187,17 +187,17 @@ class Channel:
             host.backend.submit(data)
 
     def flush(self) -> None:
-        """Submit, the program's buffered output included."""
+        """Submit everything, the program's buffered output included."""
         if self.before_submit is not None:
             self.before_submit()
         self.submit()
 
     def wait(self, timeout_us: int = host.NO_TIMEOUT_US) -> None:
-        """Submit, suspend until the host has something, and resolve what it answers.
+        """Submit, suspend until the host delivers, and resolve the answers.
 
         Raises:
             TartletError: the host ended the program (KILL).
-            NothingToWaitFor: without a time limit, when no command is outstanding and nobody waits for a message.
+            NothingToWaitFor: there is no time limit, no command is outstanding and no task waits for a message.
         """
         self.flush()
         if timeout_us == host.NO_TIMEOUT_US and len(self.pending) <= self.receives and not self.listeners:
@@ -211,14 +211,14 @@ class Channel:
         for queue in self.queues.values():
             if queue.failure is not None and not queue.failure_seen:
                 raise queue.failure
-            error.__cause__ = error.__cause__ or queue.failure  # one that the program knows of may well be why it waits
+            error.__cause__ = error.__cause__ or queue.failure  # a failure that the program knows may be the reason
         for task in asyncio.all_tasks(self.loop):
             for frame in task.get_stack(limit=1):
                 error.add_note(f"Waiting: {frame.f_code.co_name}, {frame.f_code.co_filename}:{frame.f_lineno}")
         raise error
 
     def result(self, future: asyncio.Future[Any]) -> Any:
-        """Wait for an answer without giving other tasks a turn (answers of the runtime take microseconds)."""
+        """Wait for an answer without running other tasks; answers of the runtime take microseconds."""
         while not future.done():
             self.wait()
         return future.result()
@@ -265,15 +265,15 @@ class Channel:
         entry = self.pending.pop(ticket, None)
         if entry is not None and not entry[0].done():
             entry[0].set_exception(error)
-            if not unread:  # its queue remembers the failure, so one that nobody awaits is no lost error: no warning
+            if not unread:  # the queue keeps the failure, so asyncio needs no warning about an error that is not read
                 entry[0]._log_traceback = False  # noqa: SLF001
 
 
 channel = Channel()
-"""The running program's channel: one program a process or sandbox."""
+"""The channel of the running program. A process or sandbox runs one program."""
 
 
 def reset() -> Channel:
-    """Start afresh for another program in this process (tests do)."""
+    """Forget everything, for another program in this process. Tests do this."""
     channel.__init__()  # type: ignore[misc]
     return channel

@@ -1,7 +1,7 @@
-"""The seam between the SDK and whatever hosts it: bytes out, bytes in.
+"""The interface between the SDK and its host: bytes out, bytes in.
 
-In the sandbox the host is the component's WIT world, outside it the runtime's socket (`_native`), in tests a small host
-in the same process. Everything else of the SDK is the same in all three.
+In the sandbox the host is the component's WIT world, outside of it the runtime's socket (`inferlet._running.native`),
+and in tests a small host in the same process. The rest of the SDK is the same for all three.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ class Backend(Protocol):
         """Hand over a submission; never blocks."""
 
     def wait(self, max_records: int, timeout_us: int) -> bytes:
-        """Suspend until there is a delivery of at most `max_records`, or until the time has passed."""
+        """Suspend until a delivery of at most `max_records` comes, or until the time is over; return the delivery."""
 
 
 class NoBackend:
-    """Stands in until a host has introduced itself."""
+    """The backend until a host sets its own. Every call raises `RuntimeError`."""
 
     def submit(self, data: bytes) -> None:
-        """Refuse: there is nobody to talk to."""
+        """Raise, because no host runs this program."""
         raise RuntimeError("not running inside Tartlet: use `tartlet run FILE`, or `tartlet run --native FILE`")
 
     def wait(self, max_records: int, timeout_us: int) -> bytes:
-        """Refuse, as `submit`."""
+        """Raise, as `submit` does."""
         self.submit(b"")
         return b""
 
 
 backend: Backend = NoBackend()
-"""Set once by the host's glue before a program runs."""
+"""The host sets this once, before a program runs."""

@@ -1,4 +1,4 @@
-"""Arguments of commands as the bytes that they travel in."""
+"""Packs arguments of commands into bytes."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ _SAMPLE_PARAMS = struct.Struct(abi.SAMPLE_PARAMS_FORMAT).pack
 def pack_sampling(
     temperature: float, top_k: int, top_p: float, min_p: float, *, seed: int, draw: int, stop: Sequence[int]
 ) -> bytes:
-    """The payload of a SAMPLE record."""
+    """Return the payload of a SAMPLE record."""
     return _SAMPLE_PARAMS(temperature, top_k, top_p, min_p, seed & (2**64 - 1), draw, len(stop)) + u32(stop)
 
 
 def pack_mask(mask: Sequence[Sequence[bool]] | bytes, before: int, num_tokens: int) -> bytes:
-    """The mask of a FORWARD record: a row a token, with a column for each of the `before` slots read and each token.
+    """Return the mask of a FORWARD record: one row for each token, one column for each slot read and each token.
 
     Raises:
-        InvalidArgument: it has another size.
+        InvalidArgument: the mask has another size.
     """
     columns = before + num_tokens
     num_bytes = (num_tokens * columns + 7) // 8
@@ -42,10 +42,10 @@ def pack_mask(mask: Sequence[Sequence[bool]] | bytes, before: int, num_tokens: i
 
 
 def single(values: Sequence[T], argument: str, several: str = "") -> T:
-    """The one that there is.
+    """Return the only value of a list.
 
     Raises:
-        InvalidArgument: there are more, or none.
+        InvalidArgument: the list has no value, or more than one.
     """
     if len(values) != 1:
         raise InvalidArgument(argument=argument, detail=f"expected one, got {len(values)}{several}")
