@@ -85,6 +85,11 @@ def test_a_prompt_that_is_none(http: httpx.Client, prompt: object) -> None:
     assert (reply.status_code, reply.json()["error"]["param"]) == (400, "prompt")
 
 
+def test_prompts_and_choices_are_bounded_together(http: httpx.Client) -> None:
+    reply = http.post("/v1/completions", json={"prompt": ["a"] * 100, "n": 2})
+    assert (reply.status_code, reply.json()["error"]["param"]) == (400, "n")
+
+
 def test_routes_and_methods_that_are_not_there(http: httpx.Client) -> None:
     assert http.get("/v1/nothing").status_code == 404
     assert http.get(CHAT).status_code == 405

@@ -121,7 +121,9 @@ def read_completion(body: bytes) -> CompletionRequest:
     _refuse(request, ("suffix",))
     if request.best_of not in (None, request.n or 1):
         raise _not_offered("best_of")
-    _prompts(request.prompt)
+    if choices_of(request) > MAX_CHOICES:
+        told = f"prompt and n ask for {choices_of(request)} choices together, more than {MAX_CHOICES}."
+        raise ApiError(400, told, param="n")
     return request
 
 
