@@ -1,9 +1,9 @@
-"""Writes the ABI's test vectors: for every operation and event, what is said and the bytes that say it.
+"""Writes the ABI's test vectors: for every operation and event, its arguments and its bytes.
 
 Usage: python -m tools.gen_abi_vectors [--check]
 
 Every SDK must turn a vector's `arguments` into its `bytes` (submissions) or read its `records` from them (deliveries).
-The bytes are made here from the layouts in docs/abi.md by hand, not by an SDK. Payloads are hexadecimal.
+This module makes the bytes by hand from the layouts in docs/abi.md, without an SDK. Payloads are hexadecimal.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ class Record:
     ticket: int = 1
 
     def as_json(self) -> dict[str, Any]:
-        """Fields that are not zero, the payload as hexadecimal."""
+        """Return the fields that are not zero, with the payload as hexadecimal."""
         fields = {name: getattr(self, name) for name in ("op", "flags", "ticket", "queue", "a", "b", "c")}
         return {**{name: int(value) for name, value in fields.items() if value}, "payload": self.payload.hex()}
 
 
 @dataclass(frozen=True, slots=True)
 class Vector:
-    """A submission or delivery: what it means, its records, its bytes."""
+    """A submission or delivery: its arguments, records and bytes."""
 
     name: str
     kind: str  # "submission" | "delivery"
@@ -52,7 +52,7 @@ class Vector:
     arguments: dict[str, Any] = field(default_factory=dict)  # of the call that makes the record
 
     def as_json(self) -> dict[str, Any]:
-        """The vector as it stands in the file."""
+        """Return the vector in the form of the file."""
         writer = Writer()
         for record in self.records:
             fields = {name: getattr(record, name) for name in Record.__slots__ if name != "op"}
@@ -75,7 +75,7 @@ def _awaited(op: Op, *, queue: int = 0, a: int = 0, b: int = 0, c: int = 0, payl
 
 
 def runtime_vectors() -> list[Vector]:
-    """Operations that the runtime answers."""
+    """Yield the operations that the runtime answers."""
     chat: dict[str, Any] = {"messages": [{"role": "user", "content": "Hi"}], "add_generation_prompt": True}
     return [
         _submission(Op.LOG, Record(Op.LOG, 2, payload=b"caf\xc3\xa9\n"), stream=2, text="café\n"),
@@ -98,7 +98,7 @@ def runtime_vectors() -> list[Vector]:
 
 
 def control_vectors() -> list[Vector]:
-    """Operations that control answers."""
+    """Yield the operations that control answers."""
     ids = [0, 1, 0xFFFFFFFE]
     tables = [
         _submission(op, Record(op, payload=u32(ids), queue=QUEUE), queue=QUEUE, ids=ids)
@@ -122,7 +122,7 @@ def control_vectors() -> list[Vector]:
 
 
 def worker_vectors() -> list[Vector]:
-    """Operations that the worker answers."""
+    """Yield the operations that the worker answers."""
     # Two tokens that see one page of four slots and themselves: 2 x 6 booleans, least significant bit first.
     mask = [[True, False, True, True, True, False], [True, False, False, True, True, True]]
     head = struct.pack("<4I", 1, 2, 1, 1)
@@ -210,7 +210,7 @@ def worker_vectors() -> list[Vector]:
 
 
 def delivery_vectors() -> list[Vector]:
-    """Every event, and every layout of an answer."""
+    """Yield every event, and every layout of an answer."""
     dist = u32([2, 2]) + u32([5, 6, 7, 8]) + struct.pack("<4f", 0.5, 0.25, 0.75, 0.125)
     vocabulary = u32([3, 1, 0, 2]) + b"a" + b"\xc3\xa9"
     (logprob,) = struct.unpack("<I", struct.pack("<f", -1.5))
@@ -238,14 +238,14 @@ def delivery_vectors() -> list[Vector]:
 
 
 def generate() -> str:
-    """The file's text."""
+    """Return the text of the file."""
     vectors = [*runtime_vectors(), *control_vectors(), *worker_vectors(), *delivery_vectors()]
     lines = ",\n".join("  " + json.dumps(vector.as_json(), ensure_ascii=False) for vector in vectors)
     return f"[\n{lines}\n]\n"
 
 
 def main(argv: list[str], root: Path) -> int:
-    """Write the vectors, or with `--check` say whether they are fresh; the exit status."""
+    """Write the vectors, or with `--check` compare them; return the exit status."""
     return write_or_check({TARGET: generate()}, argv, root=root, command="python -m tools.gen_abi_vectors")
 
 

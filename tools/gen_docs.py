@@ -2,7 +2,7 @@
 
 Usage: python -m tools.gen_docs [--check]
 
-`--check` writes nothing and fails when a file is stale.
+With `--check`, nothing is written, and a stale file is an error.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ other people's pods in other namespaces.
 
 
 def configuration() -> str:
-    """docs/configuration.md."""
+    """Return the text of docs/configuration.md."""
     return "\n".join([CONFIGURATION_HEAD, *_settings_tables()])
 
 
@@ -131,7 +131,7 @@ def _shown(value: object) -> str:
 
 
 def security() -> str:
-    """docs/security.md."""
+    """Return the text of docs/security.md."""
     who = sorted(IDENTITIES)
     lines = [SECURITY_HEAD, f"| method | {' | '.join(who)} |", "|---" * (len(who) + 1) + "|"]
     for method, who_may in sorted(ACCESS.items()):
@@ -141,7 +141,7 @@ def security() -> str:
 
 
 def main(argv: list[str]) -> int:
-    """Write the files, or with --check compare them."""
+    """Write the files, or with `--check` compare them; return the exit status."""
     files = {CONFIGURATION: configuration(), SECURITY: security()}
     return write_or_check(files, argv, root=Path(), command="`make generate`")
 

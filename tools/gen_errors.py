@@ -1,9 +1,9 @@
-"""Writes what is made from the registry of errors: the SDK's exceptions and the table in docs/errors.md.
+"""Writes the files made from the registry of errors: the SDK's exceptions and the tables in docs/errors.md.
 
 Usage: python -m tools.gen_errors [--check]
 
-The SDK can't import `tartlet_common`; its exceptions are generated, grouped by the hundreds of their numbers into
-classes that a program can catch. `--check` writes nothing and fails when a file is stale.
+The SDK can't import `tartlet_common`, so its exceptions are generated: the hundreds of their numbers give groups, which
+are classes that a program can catch. With `--check`, nothing is written, and a stale file is an error.
 """
 
 from __future__ import annotations
@@ -69,12 +69,12 @@ request may succeed later. A program catches an error as `inferlet.errors.<Name>
 
 
 def sorted_errors() -> list[tuple[int, type[TartletError]]]:
-    """The registry in order of numbers."""
+    """Return the registry in order of numbers."""
     return sorted(REGISTRY.items())
 
 
 def text_lines(name: str, text: str) -> Iterator[str]:
-    """The assignment of a class's text, folded as the formatter folds it."""
+    """Yield the assignment of a class's text, folded as the formatter folds it."""
     literal = json.dumps(text)
     line = f"    {name}: ClassVar[str] = {literal}"
     if len(line) <= LINE_LENGTH:
@@ -84,7 +84,7 @@ def text_lines(name: str, text: str) -> Iterator[str]:
 
 
 def sdk_lines() -> Iterator[str]:
-    """The SDK's module of exceptions, line by line."""
+    """Yield the lines of the SDK's module of exceptions."""
     yield SDK_HEAD
     for name, meaning, _ in GROUPS.values():
         yield ""
@@ -110,12 +110,12 @@ def sdk_lines() -> Iterator[str]:
 
 
 def cell(text: str) -> str:
-    """A text as one cell of a Markdown table."""
+    """Escape a text for a cell of a Markdown table."""
     return text.replace("\n", " ").replace("|", "\\|")
 
 
 def docs_lines() -> Iterator[str]:
-    """docs/errors.md, line by line."""
+    """Yield the lines of docs/errors.md."""
     yield DOCS_HEAD.rstrip()
     for hundred, (group, _, title) in GROUPS.items():
         yield ""
@@ -130,12 +130,12 @@ def docs_lines() -> Iterator[str]:
 
 
 def generate() -> dict[Path, str]:
-    """Every generated file with its text."""
+    """Return every generated file with its text."""
     return {SDK: "\n".join(sdk_lines()) + "\n", DOCS: "\n".join(docs_lines()) + "\n"}
 
 
 def main(argv: list[str], root: Path) -> int:
-    """Write the files, or with `--check` say whether they are fresh; the exit status."""
+    """Write the files, or with `--check` compare them; return the exit status."""
     return write_or_check(generate(), argv, root=root, command="python -m tools.gen_errors")
 
 

@@ -1,4 +1,4 @@
-"""Generates protos/tartlet_protos from protos/tartlet/v1, or checks that what is there is fresh.
+"""Generates protos/tartlet_protos from protos/tartlet/v1, or with `--check` compares the two.
 
 protoc puts code where the .proto files are, under `tartlet/v1`, which in Python would be inside the client's package.
 The code moves to `tartlet_protos`, and its imports with it.
@@ -24,7 +24,7 @@ SUFFIXES = ("_pb2.py", "_pb2.pyi", "_pb2_grpc.py", "_pb2_grpc.pyi")
 
 
 def moved(code: str) -> str:
-    """The generated `code` as it reads in its new package; what goes over the wire keeps the name `tartlet.v1`."""
+    """Rewrite the imports of generated `code` for its new package; on the wire the package stays `tartlet.v1`."""
     code = code.replace("from tartlet.v1 import ", "from tartlet_protos import ")
     return re.sub(r"'tartlet\.v1\.(\w+_pb2)'", r"'tartlet_protos.\1'", code)
 

@@ -1,4 +1,4 @@
-"""Files that are generated and checked in: written, or with `--check` compared with what would be written."""
+"""Writes generated files that are checked in, or with `--check` compares them with fresh ones."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from pathlib import Path
 
 
 def write_or_check(files: Mapping[Path, str], argv: list[str], *, root: Path, command: str) -> int:
-    """Write `files` (path below `root`, text), or with `--check` in `argv` say which of them are stale.
+    """Write `files` (path below `root` -> text), or with `--check` in `argv` report stale ones on standard error.
 
     Returns:
-        The exit status: 1 if a file is stale, whose refreshing `command` is named on standard error, 2 if `argv` has
-        anything else.
+        The exit status: 1 if a file is stale (the report names `command`, which writes it), 2 if `argv` has another
+        argument.
     """
     if argv not in ([], ["--check"]):
         sys.stderr.write("usage: without an argument the files are written, with --check they are compared\n")

@@ -55,7 +55,7 @@ Global___Error: _TypeAlias = Error  # noqa: Y015
 
 @_typing.final
 class BlobChunk(_message.Message):
-    """Part of a blob (tokenizer, program source) that travels by digest; the first chunk names digest and size."""
+    """A part of a blob (tokenizer, program source) that is sent by digest; the first chunk names digest and size."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -99,12 +99,12 @@ class Limits(_message.Message):
     DEADLINE_S_FIELD_NUMBER: _builtins.int
     memory_bytes: _builtins.int
     cpu_slice_s: _builtins.float
-    """longest computation without waiting"""
+    """seconds of computing without waiting, at most"""
     pages: _builtins.int
     commands_in_flight: _builtins.int
     source_bytes: _builtins.int
     output_bytes: _builtins.int
-    """unread output"""
+    """bytes of unread output, at most"""
     journal_bytes: _builtins.int
     deadline_s: _builtins.float
     def __init__(
@@ -129,7 +129,7 @@ Global___Limits: _TypeAlias = Limits  # noqa: Y015
 
 @_typing.final
 class Source(_message.Message):
-    """What a program is: source or module by value or by digest, or the name of one in the catalogue."""
+    """The source of a program, by value or by digest."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -145,7 +145,7 @@ class Source(_message.Message):
         WASM: Source._Language.ValueType  # 2
         """core Wasm module"""
         NATIVE: Source._Language.ValueType  # 3
-        """a process of the client's that connects over the runtime's guest socket"""
+        """a process of the client, which connects over the runtime's guest socket"""
 
     class Language(_Language, metaclass=_LanguageEnumTypeWrapper): ...
     LANGUAGE_UNSPECIFIED: Source.Language.ValueType  # 0
@@ -154,7 +154,7 @@ class Source(_message.Message):
     WASM: Source.Language.ValueType  # 2
     """core Wasm module"""
     NATIVE: Source.Language.ValueType  # 3
-    """a process of the client's that connects over the runtime's guest socket"""
+    """a process of the client, which connects over the runtime's guest socket"""
 
     LANGUAGE_FIELD_NUMBER: _builtins.int
     FILENAME_FIELD_NUMBER: _builtins.int
@@ -164,7 +164,7 @@ class Source(_message.Message):
     filename: _builtins.str
     """shown in tracebacks"""
     data: _builtins.bytes
-    """may be empty when digest names it"""
+    """may be empty if the server has the data of `digest`"""
     digest: _builtins.str
     """sha-256 of data, hex"""
     def __init__(
@@ -185,16 +185,16 @@ Global___Source: _TypeAlias = Source  # noqa: Y015
 
 @_typing.final
 class FrameSocketOffer(_message.Message):
-    """In a Hello: the frames of this stream, both ways, travel from now on on a Unix socket beside the server's own (the same
-    path and ".frames"), each behind its length (u32, little-endian); the stream itself stays for its end. The client sends
-    the ticket as its first frame there.
+    """Part of a Hello: from now on both directions of this stream travel on a Unix socket beside the server's
+    own (the same path with ".frames"), each after its length (u32, little-endian). The gRPC stream stays open and reports
+    the end. The client's first frame on the socket is the ticket.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
 
     TICKET_FIELD_NUMBER: _builtins.int
     ticket: _builtins.bytes
-    """empty: nothing is offered"""
+    """empty: no socket is offered"""
     def __init__(
         self,
         *,

@@ -81,7 +81,7 @@ class ControlServicer:
     """Missing associated documentation comment in .proto file."""
 
     def Connect(self, request_iterator, context):
-        """One stream a runtime: a tick's commands of all of its programs go up as one frame, results come down as one.
+        """One stream for each runtime: the commands of all its programs in a turn go up as one frame, results come down as one.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -94,22 +94,22 @@ class ControlServicer:
         raise NotImplementedError('Method not implemented!')
 
     def WatchEngines(self, request, context):
-        """The engines: at once; again whenever one comes, goes or changes its state, within 10 s when only other programs run,
-        and every `every_s` in any case.
+        """The state of the engines: sent at once, then whenever an engine joins, leaves or changes its state, within 10 s of a
+        change of its programs alone, and at least every `every_s`.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Locate(self, request, context):
-        """Which runtime has a program, and how many pages the program holds; and all runtimes that are connected.
+        """Which runtime has a program and how many pages the program holds, and all connected runtimes.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Cordon(self, request, context):
-        """no new programs
+        """the engine takes no new programs
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -446,14 +446,14 @@ class CatalogueServicer:
     """Missing associated documentation comment in .proto file."""
 
     def Upload(self, request_iterator, context):
-        """Bring a source that is too large for one message; put it then with its digest and no data.
+        """Upload a source that is too large for one message; then put it with its digest and no data.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Put(self, request_iterator, context):
-        """A reply a request; who puts often keeps the call: a new one takes as long as all else.
+        """One reply for each request. Clients that put often keep the call open: opening one takes as long as a put.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

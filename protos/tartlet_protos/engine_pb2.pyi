@@ -52,9 +52,9 @@ class WorkerFrame(_message.Message):
     BROKEN_FIELD_NUMBER: _builtins.int
     DRAIN_GRACE_S_FIELD_NUMBER: _builtins.int
     control_incarnation: _builtins.str
-    """which control this answers; others drop it"""
+    """the control that this frame answers; another one drops it"""
     state: _builtins.str
-    """"draining", "overdue" (its grace is over: it goes), "broken"; "" unchanged"""
+    """"draining", "overdue" (its grace is over, so it leaves), "broken"; "": unchanged"""
     drain_grace_s: _builtins.float
     """with "overdue" """
     @_builtins.property
@@ -96,7 +96,7 @@ class WorkerHello(_message.Message):
     spec_json: _builtins.str
     """EngineSpec"""
     frame_socket: _builtins.bool
-    """it can reach one beside control's own"""
+    """the worker can use a frame socket beside control's own"""
     def __init__(
         self,
         *,
@@ -281,7 +281,7 @@ class StepFrame(_message.Message):
     reset_lanes: _builtins.bytes
     """u32"""
     traceparent: _builtins.str
-    """W3C; "" when nothing is traced"""
+    """W3C trace context; "": no trace"""
     @_builtins.property
     def batches(self) -> _containers.RepeatedCompositeFieldContainer[Global___BatchFrame]: ...
     def __init__(

@@ -88,25 +88,25 @@ class ProgramsServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Upload(self, request_iterator, context):
-        """Bring a source that is too large for one message; launch, validate or put it then by its digest. The first chunk
-        names digest and size: one that is too large is refused before the rest is read. Kept for a while, in memory.
+        """Upload a source that is too large for one message; then launch, validate or put it by its digest. The first chunk
+        names digest and size, so that a source that is too large is refused early. The runtime keeps it in memory for a while.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Launch(self, request, context):
-        """Launch one or many programs. Answers (ACCEPTED or REJECTED) come in the order of the specs; a program's events (of
-        those with `attach`) come after its own answer, in the order of its log, and may come before the answers of later
-        specs. The stream closes when every spec is answered and every attached program has ended.
+        """Launch one or many programs. Answers (ACCEPTED or REJECTED) come in the order of the specs. The events of a program
+        with `attach` come after its own answer, in the order of its log, and may come before the answers of later specs.
+        The stream closes when every spec is answered and every attached program has ended.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Attach(self, request, context):
-        """Events of running or ended programs from an offset on. Like Send, Kill and List it may be called at any runtime:
-        what runs at another one is relayed there (one hop: calls with the metadata `tartlet-relayed` aren't relayed again).
+        """Events of running or ended programs from an offset on. Like Send, Kill and List, it may be called at any runtime: a
+        runtime relays the call to the program's runtime (one hop: calls with the metadata `tartlet-relayed` stay).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

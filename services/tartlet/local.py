@@ -1,7 +1,7 @@
-"""`LocalStack`: control, runtime and a worker as child processes on this machine, the way `tartlet serve` runs them.
+"""`LocalStack`: runs control, runtime and a worker as child processes on this machine, as `tartlet serve` does.
 
-The processes speak over Unix sockets in one private directory. All of them are started at once (they dial each other
-until they meet), restarted when they die, and ended together; none outlives this process, not even if it is killed.
+The processes talk over Unix sockets in one private directory. They start at the same time and dial until they reach
+each other, are restarted when they die, and end together. No role outlives this process, even if it is killed.
 
 Example:
     ::
@@ -28,28 +28,28 @@ from tartlet_common.config.paths import cache_dir, check_socket, make_private, r
 from tartlet_common.errors.registry import AddressInUse, DiskFull, StartFailed, TartletError
 
 ROLES = ("control", "runtime", "worker")
-"""What every stack runs; a stack with an HTTP address runs a gateway too."""
+"""The roles of every stack; a stack with an HTTP address runs a gateway too."""
 _START_ORDER = ("worker", "runtime", "control", "gateway")  # the slowest first
 SOCKETS = ("runtime.sock", "control.sock", "control.sock.frames", "guest.sock")
-"""In the run directory."""
+"""The sockets in the run directory."""
 
-_BACKOFF_S = (0.05, 0.2, 0.5, 1.0, 2.0, 5.0)  # before the n-th restart in a row
-_STABLE_S = 10.0  # a role that ran so long starts its backoff over
+_BACKOFF_S = (0.05, 0.2, 0.5, 1.0, 2.0, 5.0)  # pause before the n-th restart in a row
+_STABLE_S = 10.0  # after running for this long, a role's next restart has the first pause again
 _GRACE_S = {"gateway": 5.0, "runtime": 5.0, "control": 5.0, "worker": 5.0}
 
 
 @dataclass(frozen=True, slots=True)
 class StackConfig:
-    """What a local stack runs.
+    """The configuration of a local stack.
 
     Args:
-        engine: "torch" or "fake"; None: as the worker's settings say (torch, if nothing says otherwise).
-        model: checkpoint directory for torch; None: likewise.
-        directory: of sockets and logs; default: `tartlet_common.config.paths.run_dir()`.
+        engine: "torch" or "fake"; None: the worker's setting, whose default is torch.
+        model: checkpoint directory for torch; None: the worker's setting.
+        directory: directory of sockets and logs; default: `tartlet_common.config.paths.run_dir()`.
         config: TOML file that every role reads.
         flags: more flags by role, such as `{"worker": ["--page-size", "8"]}`.
         env: added to the roles' environment.
-        start_timeout_s: how long the start may take.
+        start_timeout_s: seconds that the start may take.
         http: `host:port` where a gateway serves the HTTP API; "" for none.
     """
 
@@ -79,7 +79,7 @@ class Started:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """A role tells how far its start is."""
+    """A role reports the progress of its start."""
 
     role: str
     text: str
@@ -87,16 +87,16 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class Died:
-    """A role ended by itself; it is started again after `restart_in_s`."""
+    """A role ended by itself; it is restarted after `restart_in_s`."""
 
     role: str
     cause: TartletError
     restart_in_s: float
-    served: bool = False  # before it ended
+    served: bool = False  # whether the role served before it ended
 
     @property
     def why(self) -> str:
-        """The cause in words; where it had served, not that it didn't start."""
+        """The cause in words, without "did not start" if the role had served."""
         if not (self.served and isinstance(self.cause, StartFailed)):
             return str(self.cause)
         how, _, lines = str(self.cause.fields["detail"]).partition("\n")
@@ -107,7 +107,7 @@ StackEvent = Started | Progress | Died
 
 
 def holder(directory: Path) -> int | None:
-    """The process whose stack uses the directory, if there is one."""
+    """Return the id of the process whose stack uses the directory, or None."""
     try:
         lock = os.open(directory / "lock", os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
@@ -126,9 +126,9 @@ class LocalStack:
     """The roles as children of this process.
 
     Args:
-        config: what to run.
-        report: told what happens.
-        echo: given each line (with its newline) that a role writes to standard error.
+        config: the stack's configuration.
+        report: called with each event of the stack.
+        echo: called with a role and each line (with its newline) that it writes to standard error.
     """
 
     def __init__(
@@ -159,16 +159,16 @@ class LocalStack:
 
     @property
     def guest_socket(self) -> Path:
-        """Where native programs connect."""
+        """The socket that native programs connect to."""
         return self.directory / "guest.sock"
 
     @property
     def log_dir(self) -> Path:
-        """One log file a role."""
+        """The directory with a log file for each role."""
         return self.directory / "logs"
 
     def pid(self, role: str) -> int:
-        """The process id of a role now."""
+        """Return the current process id of a role."""
         return self._children[role].pid
 
     async def __aenter__(self) -> Self:
@@ -181,11 +181,11 @@ class LocalStack:
         await self.stop()
 
     async def start(self) -> None:
-        """Start all roles and wait until they serve; from then on those that die are restarted.
+        """Start all roles and wait until they serve; from then on, restart roles that die.
 
         Raises:
-            InvalidConfig: a setting is wrong; nothing was started.
-            TartletError: a role didn't start (all are ended), such as AddressInUse or CheckpointMissing.
+            InvalidConfig: a setting is wrong; no role was started.
+            TartletError: a role didn't start, for example AddressInUse or CheckpointMissing; all roles were ended.
         """
         self._check_settings()
         for name in SOCKETS:
@@ -213,7 +213,7 @@ class LocalStack:
         self._keepers = [asyncio.create_task(self._keep(role), name=f"keep {role}") for role in self._config.roles]
 
     async def stop(self) -> None:
-        """End every role: clients of a role before the role itself; nothing is left running."""
+        """End every role, each after the roles that use it; no process is left."""
         self._stopping = True
         for keeper in self._keepers:
             keeper.cancel()
@@ -228,13 +228,13 @@ class LocalStack:
             self._release()
 
     def kill(self) -> None:
-        """SIGKILL whatever still runs, without waiting."""
+        """Send SIGKILL to every running role, without waiting."""
         self._stopping = True
         for child in self._children.values():
             child.kill()
 
     async def until_serving(self, role: str) -> None:
-        """Return when `role` serves (again)."""
+        """Wait until `role` serves, again if it is being restarted."""
         await self._up[role].wait()
 
     # ---- one role -----------------------------------------------------------------------------------------------
@@ -283,7 +283,7 @@ class LocalStack:
                 await self._until_ready(role, restarts)
 
     def _check_settings(self) -> None:
-        """Tell what is wrong in the configuration file or the environment, once, before three processes do."""
+        """Report a mistake in the configuration file or the environment once, before three processes report it."""
         env = {**os.environ, **self._config.env}
         prefixes = tuple(f"TARTLET_{role.upper()}_" for role in self._config.roles)
         if self._config.config is None and not any(name.startswith(prefixes) for name in env):
@@ -295,10 +295,10 @@ class LocalStack:
             load(SETTINGS[role], role, file=self._config.config, env=env)
 
     def _check_guest(self) -> None:
-        """Tell that there is no Python guest at all before three processes start; whose it is the runtime checks.
+        """Check, before three processes start, that a Python guest is built; the runtime checks its version.
 
         Raises:
-            StartFailed: the cache directory, where only this process's environment names it, has none.
+            StartFailed: the cache directory has no guest. Only a directory from this process's environment is checked.
         """
         env = {**os.environ, **self._config.env}
         elsewhere = (
@@ -321,7 +321,7 @@ class LocalStack:
         )
 
     def _flags(self, role: str) -> list[str]:
-        """The command line of a role; sockets follow from TARTLET_RUN_DIR."""
+        """Return the command line of a role; its sockets follow from TARTLET_RUN_DIR."""
         flags: list[str] = []
         if self._config.config is not None:
             flags += ["--config", str(self._config.config)]
@@ -335,7 +335,7 @@ class LocalStack:
         return [*flags, *self._config.flags.get(role, ())]
 
     def _claim(self) -> None:
-        """Hold the directory's lock, so that two stacks can't share it."""
+        """Take the directory's lock, so that two stacks can't share the directory."""
         lock = os.open(self.directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -356,7 +356,7 @@ class LocalStack:
         self._lock = None
 
     def _rotate(self, role: str) -> None:
-        """Keep the log of the run before."""
+        """Keep the log of the previous run."""
         log = self.log_dir / f"{role}.log"
         if log.exists():
             log.replace(log.with_suffix(".log.1"))
