@@ -9,8 +9,10 @@ from types import FrameType
 
 from e2e.cluster import session
 from e2e.cluster.artifacts.requirements import Unfit
+from e2e.cluster.layout import default_layout
 from e2e.cluster.own.cluster import Failed
 from e2e.cluster.provider import Own, choose
+from e2e.cluster.turn import my_turn
 
 UNFIT = 3
 """The exit status of `check` where this machine can have no cluster."""
@@ -43,9 +45,10 @@ def main(arguments: list[str]) -> int:
         case ["up"]:
             cluster.up()
         case ["down"]:
-            cluster.down()
+            with my_turn(default_layout().cache, wait=False):
+                cluster.down()
         case ["test", *rest]:
-            return session.test(cluster, rest)
+            return session.run(cluster, rest)
         case ["image"]:
             print(cluster.image().name)
         case ["image-file" | "tools" as what] if isinstance(cluster, Own):  # used by `build`

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
-from e2e.cluster.layout import ROOT
+from e2e.cluster.layout import ROOT, default_layout
 from e2e.cluster.own.cluster import stage
 from e2e.cluster.provider import Cluster
+from e2e.cluster.turn import my_turn
 from tools.testing.runs import Part, Runner, uninterrupted
 
 TESTS = "e2e/tests"
@@ -27,19 +29,27 @@ def part(arguments: Sequence[str]) -> Part:
     return Part("cluster", (*options, TESTS, *(() if ALL in arguments else GATE), *rest))
 
 
-def test(cluster: Cluster, arguments: Sequence[str]) -> int:
+def run(cluster: Cluster, arguments: Sequence[str], cache: Path | None = None) -> int:
     """Runs the tests, and once more those that failed, in a new pytest with a new release.
+
+    Waits while another run of the tests uses the cluster.
+
+    Args:
+        cluster: The cluster to use.
+        arguments: See `part`.
+        cache: The harness's cache directory; None means the default one.
 
     Returns:
         pytest's exit status; 0 where all failures are forgiven. The cluster is then down, unless it was up before.
     """
-    keep = cluster.is_up()
-    try:
-        with stage("build"):
-            cluster.build()
-        with stage("tests"):
-            return Runner().run([part(arguments)])
-    finally:
-        with uninterrupted():
-            if not keep:
-                cluster.down()
+    with my_turn(cache or default_layout().cache, wait=True):
+        keep = cluster.is_up()
+        try:
+            with stage("build"):
+                cluster.build()
+            with stage("tests"):
+                return Runner().run([part(arguments)])
+        finally:
+            with uninterrupted():
+                if not keep:
+                    cluster.down()

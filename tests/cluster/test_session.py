@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -11,6 +12,8 @@ from e2e.cluster import session
 from e2e.cluster.artifacts.images import Image
 from e2e.cluster.artifacts.toolchain import helm_path
 from e2e.cluster.layout import default_layout
+from e2e.cluster.own.cluster import Failed
+from e2e.cluster.turn import my_turn
 from tests.chart import render
 from tools.testing.runs import Part, Runner
 
@@ -80,7 +83,7 @@ def test_the_chart_is_rendered_with_the_clusters_helm(tmp_path: Path, monkeypatc
 @pytest.mark.parametrize("up", [True, False])
 @pytest.mark.parametrize("end", [0, 1, KeyboardInterrupt()])
 def test_a_cluster_that_was_not_up_is_down_however_the_tests_end(
-    monkeypatch: pytest.MonkeyPatch, end: int | BaseException, *, up: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: int | BaseException, *, up: bool
 ) -> None:
     def run(_: Runner, __: Sequence[Part]) -> int:
         if isinstance(end, BaseException):
@@ -91,7 +94,24 @@ def test_a_cluster_that_was_not_up_is_down_however_the_tests_end(
     cluster = Recorded(up=up)
     if isinstance(end, BaseException):
         with pytest.raises(KeyboardInterrupt):
-            session.test(cluster, [])
+            session.run(cluster, [], tmp_path)
     else:
-        assert session.test(cluster, []) == end
+        assert session.run(cluster, [], tmp_path) == end
     assert cluster.calls == (["build"] if up else ["build", "down"])
+
+
+def test_a_second_run_waits_for_the_first_and_nothing_else_may_take_the_cluster_down(tmp_path: Path) -> None:
+    began = threading.Event()
+
+    def second() -> None:
+        with my_turn(tmp_path, wait=True):
+            began.set()
+
+    with my_turn(tmp_path, wait=False):
+        thread = threading.Thread(target=second)
+        thread.start()
+        assert not began.wait(0.2)
+        with pytest.raises(Failed), my_turn(tmp_path, wait=False):
+            pass
+    assert began.wait(10)
+    thread.join()
