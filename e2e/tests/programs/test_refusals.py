@@ -56,8 +56,6 @@ def cases(image: Image) -> Iterator[Case]:
     yield _pool(
         "taint", "ReconcileFailed", "tolerations[0].operator", "correct it in the pool's spec", tolerations=wrong
     )
-    unknown = [{"kei": "a"}]
-    yield _pool("field", "ReconcileFailed", "tolerations[0].kei", "correct it in the pool's spec", tolerations=unknown)
     taken = pool("tartlet-runtime")
     yield Case(taken, "Ready", "ReconcileFailed", "metadata.name", "give the pool another")
     syntax = inferlet("refusals-syntax", "", {"inline": "async def main(:\n    pass\n"})

@@ -68,6 +68,7 @@ BAD: list[tuple[str, str, dict[str, Any], str, str]] = [
     ("EnginePool", "a" * 60, FAKE, "metadata.name", "shorter name"),
     ("EnginePool", "a", {**FAKE, "drain": {"graceSeconds": 9999}}, "spec.drain.graceSeconds", "less than or equal"),
     ("EnginePool", "a", {**FAKE, "replica": 2}, 'unknown field "spec.replica"', "unknown field"),
+    ("EnginePool", "a", {**FAKE, "tolerations": [{"kei": "a"}]}, 'unknown field "spec.tolerations[0].kei"', "unknown"),
     ("Inferlet", "a", {"source": {}}, "spec.source.inline", "exactly one"),
     ("Inferlet", "a", {"source": {"inline": "\u8a9e" * 500_000}}, "spec.source.inline", "spec.source.url"),
     (
