@@ -5,8 +5,8 @@ taken when its message has arrived.
 
 Cold means: the first burst of 128 after a start of the stack; the module is compiled in the cache directory, and the
 runtime has made no sandboxes ahead. Warm means: bursts of this size have run, and since the last one the runtime was
-left alone until it had made the spare sandboxes that it keeps for the next burst (`WasmHost.tend`). The memory that
-these spares take is the growth of the runtime's resident set from the first round to the last one at rest.
+left alone until it had made the spare sandboxes that it keeps for the next burst (`WasmHost.tend`). The growth of
+the runtime's memory, spares included, is how much its resident set grew from before any launch to the rest at the end.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ async def measure(repeat: int) -> report.Report:
                 )
         await _settle(client)
         state, with_mb = await client.state(), runtime.memory_info().rss / 1e6
-    grown = f"the runtime's resident set grew from {without_mb:.0f} MB to {with_mb:.0f} MB"
+    grown = f"growth of the runtime's memory, spares included: from {without_mb:.0f} MB to {with_mb:.0f} MB"
     result.notes.append(f"at rest after all bursts: {state.spares} spare sandboxes; {grown}")
     for kind in sources:
         first = cold[kind]

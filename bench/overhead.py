@@ -161,8 +161,8 @@ async def clients(checkpoint: Path, *, tls: bool) -> AsyncIterator[dict[bool, ta
         }
 
 
-async def measure(repeat: int, modes: Sequence[str], *, tls: bool) -> Seen:
-    """Measure all rounds."""
+async def measure(repeat: int, modes: Sequence[str], *, tls: bool, first: int = 0) -> Seen:
+    """Measure all rounds; the order is rotated by `first` in the first round, by one more in each that follows."""
     scratch = Path(tempfile.mkdtemp(prefix="tt-"))
     seen: Seen = {}
     variants = [Variant(kind, mode) for kind in KINDS for mode in modes]
@@ -180,7 +180,7 @@ async def measure(repeat: int, modes: Sequence[str], *, tls: bool) -> Seen:
                 for v in variants:  # warms up: compiles, maps, fills caches
                     await decode(found[v.tls], sources[v.kind], 1, v.mode)
                 for i in range(repeat):
-                    turn = i % len(variants)
+                    turn = (first + i) % len(variants)
                     for n in PROGRAMS:
                         await bare.per_token_s(n)
                         before = await bare.per_token_s(n)
@@ -263,10 +263,17 @@ def main() -> int:
     """Run the command line."""
     parser = report.parser("overhead", __doc__)
     parser.add_argument("--modes", nargs="+", choices=MODES, default=list(MODES), help="only these (default: all)")
+    parser.add_argument(
+        "--turn",
+        type=int,
+        default=0,
+        metavar="N",
+        help="rotate the order of the first round by N (default %(default)s)",
+    )
     parser.add_argument("--no-tls", action="store_true", help="leave out the rows over TCP with mutual TLS")
     args = parser.parse_args()
     install_uvloop()
-    seen = asyncio.run(measure(args.repeat, list(dict.fromkeys(args.modes)), tls=not args.no_tls))
+    seen = asyncio.run(measure(args.repeat, list(dict.fromkeys(args.modes)), tls=not args.no_tls, first=args.turn))
     return report.emit(tables(seen), args)
 
 

@@ -28,7 +28,7 @@ from rich.console import Console
 from rich.table import Table
 
 from bench.harness.intervals import bootstrap_median, median
-from bench.harness.merging import merged
+from bench.harness.merging import count_labels, merged
 from bench.harness.provenance import provenance, revision
 
 HERE: Final = Path(__file__).resolve().parents[1]
@@ -45,14 +45,17 @@ QUICK: Final[Mapping[str, Short]] = {
     "control": Short(["--repeat", "5", "--context", "128,2048"]),
     "start": Short(["--repeat", "2"]),
     "calls": Short(["--repeat", "2"]),
-    "launch": Short(["--repeat", "2"]),
-    "overhead": Short(["--repeat", "1", "--modes", "ahead", "own"]),
+    "launch": Short(["--repeat", "1"]),
+    "overhead": Short(["--repeat", "1"]),
     "batching": Short(["--repeat", "1"]),
     "engine": Short(["--repeat", "1", "--kernels", "C"]),
     "operator": Short(["--objects", "1000", "--steady", "10", "--more", "20"], 1),
     "telemetry": Short(["--starts", "2"], 2),
 }
-"""The benchmarks of `all`, short, in the order in which they are worth their time."""
+"""The benchmarks of `all`, short, in the order in which they are worth their time: a round takes about 15 minutes."""
+
+TURNS: Final = frozenset({"overhead"})
+"""Benchmarks whose variants take turns in an order that `--turn N` rotates: the round's number goes there."""
 
 BARE: Final = frozenset({"control"})
 """Benchmarks that start no processes of the product."""
@@ -134,9 +137,7 @@ def figures_of(document: Mapping[str, Any]) -> Figures:
     for report in document["reports"]:
         columns = report["columns"]
         for row in report["rows"]:
-            labels = 1
-            while labels < len(row) and isinstance(row[labels], str | int):
-                labels += 1
+            labels = count_labels(row)
             label = ", ".join(str(cell) for cell in row[:labels])
             for column, cell in zip(columns[labels:], row[labels:], strict=True):
                 if isinstance(cell, int | float) and not column.startswith("goal"):
@@ -185,7 +186,9 @@ class Comparison:
                 yield
 
     def _round(self, benchmark: str, flags: Sequence[str], number: int) -> None:
-        """Run one benchmark in both checkouts; which goes first alternates."""
+        """Run one benchmark in both checkouts; which goes first alternates, and so do the variants in `TURNS`."""
+        if benchmark in TURNS:
+            flags = [*flags, "--turn", str(number)]
         order = self.sides if number % 2 == 0 else self.sides[::-1]
         documents = {side.name: side.run(benchmark, flags) for side in order}
         self.documents.setdefault(benchmark, []).append(documents["after"])

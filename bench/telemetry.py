@@ -6,8 +6,8 @@ other, in turn, the order alternating; a round is some seconds of that.
 
 The stacks are started anew many times, now the one first and now the other: two processes of one program differ by a
 few per cent, by where their memory happens to lie, which is more than what is measured. So a start counts once, as the
-median of its rounds, and the ratio is the geometric mean of the starts, with a bootstrap interval of 95%. Where the
-interval contains 1, the table says "not resolved below N%", N being its farther end. Tokens a second stand beside.
+median of its rounds, and the ratio is the median of the starts, with its bootstrap interval of 95%. Where the interval
+contains 1, the table says "not resolved below N%", N being its farther end. Tokens a second stand beside.
 
 The receiver is a process of its own with the lowest priority, which reads what it is sent and decodes nothing: in
 production it is on another machine. Spans are sent every second, not every five, so that a round pays for what it
@@ -21,7 +21,6 @@ import asyncio
 import multiprocessing
 import os
 import shutil
-import statistics
 import sys
 import tempfile
 import time
@@ -37,7 +36,7 @@ import tartlet
 from bench.batching import DEMO_MODEL, tokens_per_s
 from bench.guests.build import build
 from bench.harness import report
-from bench.harness.intervals import bootstrap_median, median
+from bench.harness.intervals import bootstrap_median, median, resolved
 from bench.harness.stack import running_stack
 from bench.product.common import install_uvloop
 from tartlet.local import LocalStack
@@ -213,27 +212,15 @@ def _by_start(ours: Sequence[float], off: Sequence[float], rounds: int) -> list[
     return [median(each[i : i + rounds]) for i in range(0, len(each), rounds)]
 
 
-def resolved(low: float, high: float) -> str:
-    """Say what the interval of a ratio shows.
-
-    Example:
-        >>> resolved(0.99, 1.03), resolved(1.01, 1.03)
-        ('not resolved below 3%', '1.010 to 1.030')
-    """
-    if low <= 1 <= high:
-        return f"not resolved below {100 * max(1 - low, high - 1):.2g}%"
-    return f"{low:.3f} to {high:.3f}"
-
-
 def _table(name: str, title: str, model: str, seen: Mapping[str, Seen], rounds: int, notes: list[str]) -> report.Report:
     columns = ["export", "CPU us a token", "of off", "95% interval", "tokens/s", "tokens/s of off"]
     result = report.Report(name, f"Telemetry, {title}", columns, y_label="CPU us a token", notes=notes)
     off = seen[OFF]
     for kind, kept in seen.items():
         cpu = _by_start(kept.cpu_s, off.cpu_s, rounds)
-        ratio = statistics.geometric_mean(cpu)
+        ratio = median(cpu)
         said = "" if kind == OFF else resolved(*bootstrap_median(cpu))
-        speed = statistics.geometric_mean(_by_start(kept.speeds, off.speeds, rounds))
+        speed = median(_by_start(kept.speeds, off.speeds, rounds))
         result.rows.append((kind, median(kept.cpu_s) * 1e6, ratio, said, median(kept.speeds), speed))
         if kind == ON:
             result.goals = [report.Goal(f"tokens/s, on over off, {model}", speed, AT_LEAST, at_least=True)]

@@ -97,10 +97,10 @@ def pairs(document: Document) -> Iterator[str]:
 
 
 def shown(flags: Sequence[str]) -> list[str]:
-    """Flags without those that say where files go."""
+    """Flags without those that say where files go or which round of several a run is."""
     kept, skip = [], False
     for flag in flags:
-        if skip or flag in {"--json", "--plot"}:
+        if skip or flag in {"--json", "--plot", "--turn"}:
             skip = not skip
         else:
             kept.append(flag)

@@ -14,6 +14,18 @@ def median(values: Sequence[float]) -> float:
     return statistics.median(values)
 
 
+def resolved(low: float, high: float) -> str:
+    """Say what the interval of a ratio shows.
+
+    Example:
+        >>> resolved(0.99, 1.03), resolved(1.01, 1.03)
+        ('not resolved below 3%', '1.010 to 1.030')
+    """
+    if low <= 1 <= high:
+        return f"not resolved below {100 * max(1 - low, high - 1):.2g}%"
+    return f"{low:.3f} to {high:.3f}"
+
+
 def bootstrap_median(values: Sequence[float], *, share: float = 0.95) -> tuple[float, float]:
     """Bound the median of `values` by a percentile bootstrap.
 

@@ -5,10 +5,20 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from bench.harness.intervals import bootstrap_median, median
+from bench.harness.intervals import bootstrap_median, median, resolved
 
 INTERVAL = "95% interval"
 """The column of a ratio's interval, behind the column of the ratio."""
+RESOLVED = "of off"
+"""The column of ratios whose interval is told by `resolved`."""
+
+
+def count_labels(row: Sequence[Any]) -> int:
+    """Count the cells that name a row: the first one, and the texts and whole numbers that follow it at once."""
+    labels = 1
+    while labels < len(row) and isinstance(row[labels], str | int):
+        labels += 1
+    return labels
 
 
 def merged(documents: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -42,17 +52,17 @@ def _report(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def _label(row: Sequence[Any]) -> str:
-    """What names a row: the texts and whole numbers that it begins with."""
-    return repr([cell for n, cell in enumerate(row) if n == 0 or (n == 1 and isinstance(cell, int))])
+    """Write the cells that name a row, so that rows of different runs can be matched."""
+    return repr(row[: count_labels(row)])
 
 
 def _row(runs: Sequence[Sequence[Any]], columns: Sequence[str]) -> list[Any]:
     row: list[Any] = []
     for i, cell in enumerate(runs[-1]):
         values = [run[i] for run in runs]
-        if columns[i] == INTERVAL and columns[i - 1] == "ratio" and len(runs) > 1:
+        if columns[i] == INTERVAL and cell and len(runs) > 1:
             low, high = bootstrap_median([float(run[i - 1]) for run in runs])
-            row.append(f"{low:.3f} to {high:.3f}")
+            row.append(resolved(low, high) if columns[i - 1] == RESOLVED else f"{low:.3f} to {high:.3f}")
         elif isinstance(cell, float) and all(isinstance(v, float | int) for v in values):
             row.append(float(median(values)))
         else:

@@ -9,8 +9,6 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-import trustme
-
 import tartlet
 from bench.product.common import Tls
 from tartlet.local import LocalStack, StackConfig
@@ -96,6 +94,8 @@ async def connected(
 
 def _identities(directory: Path) -> dict[str, Tls]:
     """Make a certificate for each role and for a client, signed by one authority."""
+    import trustme  # only the rows over TLS need certificates
+
     authority = trustme.CA()
     authority.cert_pem.write_to_path(str(directory / "ca.crt"))
     made = {}
