@@ -11,7 +11,7 @@ from tartlet_common.errors.registry import InvalidConfig
 from tartlet_common.process.role import Notify
 from tartlet_common.rpc.endpoints import Tls
 from tartlet_gateway.http.guard import LOOPBACK, Guard, host_name
-from tartlet_gateway.http.server import bind, serve
+from tartlet_gateway.http.server import bind, parts, serve
 from tartlet_gateway.openai.errors import refuse
 from tartlet_gateway.openai.routes import router
 from tartlet_gateway.runs.launch import Runs
@@ -43,8 +43,9 @@ def check_loopback(address: str) -> None:
     """Refuse an address that other machines reach: the gateway asks for no key yet.
 
     Raises:
-        InvalidConfig: the host is not a loopback name or address.
+        InvalidConfig: the address is no `host:port`, or its host is not a loopback name or address.
     """
+    parts(address)
     if host_name(address) not in LOOPBACK:
         remedy = "Serve on 127.0.0.1, and let a reverse proxy on this machine ask for keys."
         raise InvalidConfig(role="gateway", detail=f"address: other machines reach {address}", remedy=remedy)

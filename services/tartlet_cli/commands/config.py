@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@click.argument("role", required=False, type=click.Choice(["control", "runtime", "worker", "operator"]))
+@click.argument("role", required=False, type=click.Choice(["control", "runtime", "gateway", "worker", "operator"]))
 @click.option("--config", "file", type=click.Path(path_type=Path), help="TOML file with a table for each role.")
 @json_option
 def config(role: str | None, file: Path | None, *, as_json: bool) -> None:

@@ -328,9 +328,7 @@ class OutOfDeviceMemory(TartletError):
 @_register(505)
 class AddressInUse(TartletError):
     message = "{address} is in use"
-    remedy = (
-        "Stop the process that uses it (`tartlet doctor` names it), or choose another, for example TARTLET_RUN_DIR."
-    )
+    remedy = "Stop the process that uses it, or choose another: TARTLET_RUN_DIR, --address or --http."
 
 
 @_register(506)

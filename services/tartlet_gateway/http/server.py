@@ -33,16 +33,30 @@ def bind(address: str) -> socket.socket:
         InvalidConfig: the address is no `host:port`, or the host is unknown.
         AddressInUse: another process serves there.
     """
-    host, colon, port = address.rpartition(":")
-    if not colon or not port.isdigit() or int(port) > 0xFFFF:
-        remedy = "Give host:port, such as 127.0.0.1:8200."
-        raise InvalidConfig(role="gateway", detail=f"address: {address!r} is no host:port", remedy=remedy)
+    host, port = parts(address)
     try:
-        return socket.create_server((host.strip("[]"), int(port)), family=_family(host), backlog=1024)
+        return socket.create_server((host, port), family=_family(host), backlog=1024)
     except socket.gaierror as e:
         raise InvalidConfig(role="gateway", detail=f"address: {address}: {e.strerror}") from e
     except OSError as e:
         raise AddressInUse(address=address) from e
+
+
+def parts(address: str) -> tuple[str, int]:
+    """Return host and port of `host:port`; an IPv6 host stands in brackets.
+
+    Raises:
+        InvalidConfig: the address has another form.
+
+    Example:
+        >>> parts("[::1]:8200")
+        ('::1', 8200)
+    """
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdigit() or int(port) > 0xFFFF:
+        remedy = "Give host:port, such as 127.0.0.1:8200."
+        raise InvalidConfig(role="gateway", detail=f"address: {address!r} is no host:port", remedy=remedy)
+    return host.strip("[]"), int(port)
 
 
 async def serve(app: Any, listener: socket.socket, ready: Callable[[], None]) -> None:

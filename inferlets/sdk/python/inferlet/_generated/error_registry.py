@@ -469,9 +469,7 @@ class AddressInUse(StartError):
 
     number: ClassVar[int] = 505
     message: ClassVar[str] = "{address} is in use"
-    remedy: ClassVar[str] = (
-        "Stop the process that uses it (`tartlet doctor` names it), or choose another, for example TARTLET_RUN_DIR."
-    )
+    remedy: ClassVar[str] = "Stop the process that uses it, or choose another: TARTLET_RUN_DIR, --address or --http."
 
 
 class StartFailed(StartError):
