@@ -149,6 +149,8 @@ async def test_any_inferlet_of_the_catalogue_answers(gateway: Gateway) -> None:
         "shout": "from inferlet import send\ndef main(args):\n    send('LO')\n    send('UD')\n",
         "result": "def main(args):\n    return 'only a result'\n",
         "broken": "def main(args):\n    raise ValueError('on purpose')\n",
+        "malformed": "from inferlet import send\ndef main(args):\n    send(b'\\x1e{\\xff}')\n",
+        "open": "from inferlet import reply\ndef main(args):\n    reply.finish('length')\n    reply.delta('more')\n",
         "late": "from inferlet import send\ndef main(args):\n    send('so far')\n    raise ValueError('on purpose')\n",
     }
     async with tartlet.AsyncClient(gateway.server.address) as client:
@@ -164,6 +166,12 @@ async def test_any_inferlet_of_the_catalogue_answers(gateway: Gateway) -> None:
         assert texts == {"shout": "LOUD", "result": "only a result"}
         broken = chat(http, model=f"{model}/broken", stream=True)
         assert (broken.status_code, broken.json()["error"]["code"]) == (500, "ProgramFailed")
+        malformed = chat(http, model=f"{model}/malformed", stream=True)
+        assert (malformed.status_code, malformed.json()["error"]["code"]) == (500, "InternalError")
+        first, second = chat(http, model=f"{model}/open", n=2).json()["choices"]
+        assert (first["finish_reason"], first["message"]["content"], second["finish_reason"]) == ("length", "", "stop")
+        chunks = stream(http, model=f"{model}/open", n=2)
+        assert [c["choices"][0]["finish_reason"] for c in chunks[-2:]] == ["length", "stop"]
         late = chat(http, model=f"{model}/late", stream=True)
         assert late.status_code == 200
         *_, error, done, _ = late.text.split("\n\n")

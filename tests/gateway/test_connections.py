@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import os
+import signal
 import socket
 import time
 
@@ -13,6 +15,7 @@ import pytest
 
 import tartlet
 from tartlet_gateway.http.protocol import HEADERS_S, MAX_HEADER_BYTES
+from tartlet_gateway.runs.models import FRESH_S
 from tests.gateway.conftest import Gateway
 
 FOREVER = "from inferlet import send, receive\nasync def main(args):\n    {say}\n    await receive()\n"
@@ -72,6 +75,34 @@ def test_headers_without_bound_are_refused(gateway: Gateway) -> None:
 
 def test_bytes_that_are_no_http_are_refused(gateway: Gateway) -> None:
     assert raw(gateway, b"\x16\x03\x01\x02\x00\x01\x00" * 10, timeout_s=10).startswith(b"HTTP/1.1 400 ")
+
+
+async def test_a_client_that_sends_ahead_and_leaves_ends_its_run(gateway: Gateway) -> None:
+    source = tartlet.Source.python(FOREVER.format(say="pass"))
+    async with asyncio.timeout(30), tartlet.AsyncClient(gateway.server.address) as client:
+        await client.put([tartlet.CatalogueEntry("waits-ahead", source)])
+        async with httpx.AsyncClient(base_url=gateway.url) as http:
+            model = (await http.get("/v1/models")).json()["data"][0]["id"]
+        body = json.dumps({"model": f"{model}/waits-ahead", "messages": [{"role": "user", "content": "Hi"}]}).encode()
+        head = b"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+        request = head + b"content-length: %d\r\n\r\n" % len(body) + body
+        _, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
+        writer.write(request * 3)
+        await until_running(client, 1)
+        writer.close()
+        await until_running(client, 0)
+
+
+async def test_a_runtime_that_does_not_answer_is_told_in_time(gateway: Gateway) -> None:
+    async with httpx.AsyncClient(base_url=gateway.url, timeout=30) as http:
+        os.kill(gateway.server.pid("runtime"), signal.SIGSTOP)
+        try:
+            await asyncio.sleep(FRESH_S)
+            assert (await http.get("/health")).status_code == 503
+            assert (await http.get("/v1/models")).status_code == 503
+        finally:
+            os.kill(gateway.server.pid("runtime"), signal.SIGCONT)
+        assert (await http.get("/health")).status_code == 200
 
 
 async def test_a_restarted_runtime_costs_an_error_that_can_be_retried(gateway: Gateway) -> None:

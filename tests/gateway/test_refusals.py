@@ -24,6 +24,8 @@ CHAT = "/v1/chat/completions"
         ({"n": 129}, "n"),
         ({"temperature": 2.5}, "temperature"),
         ({"stop": ""}, "stop"),
+        ({"top_k": 1 << 40}, "top_k"),
+        ({"stop_token_ids": [1 << 40]}, "stop_token_ids[...]"),
         ({"logprobs": True}, "logprobs"),
         ({"top_logprobs": 30}, "top_logprobs"),
         ({"logit_bias": {"5": -100}}, "logit_bias"),
@@ -112,6 +114,9 @@ def test_other_hosts_and_origins_are_refused(http: httpx.Client) -> None:
     assert http.get("/v1/models", headers={"host": "evil.example"}).status_code == 403
     assert http.get("/v1/models", headers={"origin": "https://evil.example"}).status_code == 403
     assert http.post(CHAT, json={}, headers={"origin": "null"}).status_code == 403
+    assert http.get("/v1/models", headers={"host": "localhost:80@evil.example"}).status_code == 403
+    twice = [("host", "localhost"), ("origin", "https://evil.example"), ("origin", "http://localhost")]
+    assert http.get("/v1/models", headers=twice).status_code == 403
     page = http.get("/v1/models", headers={"origin": "http://localhost:3000"})
     assert page.headers["access-control-allow-origin"] == "http://localhost:3000"
     preflight = http.options(CHAT, headers={"origin": "http://localhost:3000", "access-control-request-method": "POST"})

@@ -18,6 +18,7 @@ log = logging.getLogger("tartlet.gateway")
 LOOPBACK: Final = frozenset({"localhost", "127.0.0.1", "::1"})
 """Host names of this machine alone."""
 _REQUEST_ID: Final = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
+_AUTHORITY: Final = re.compile(r"(?:\[([0-9A-Fa-f:.]+)\]|([\w.-]+))(?::[0-9]{1,5})?", re.ASCII)
 _ORIGIN: Final = re.compile(r"https?://([^/]+)", re.IGNORECASE)
 _EXPOSED: Final = b"x-request-id, openai-processing-ms, retry-after"
 _PREFLIGHT: Final[Headers] = [
@@ -31,15 +32,14 @@ Refuse = Callable[[Exchange, int, str], Awaitable[None]]
 
 
 def host_name(authority: str) -> str:
-    """Return the host of a Host header or an origin, without its port.
+    """Return the host of a Host header or an origin, without its port; "" if it has another form.
 
     Example:
         >>> host_name("localhost:8200"), host_name("[::1]:80"), host_name("Example.org")
         ('localhost', '::1', 'example.org')
     """
-    if authority.startswith("["):
-        return authority[1:].partition("]")[0].lower()
-    return authority.partition(":")[0].lower()
+    found = _AUTHORITY.fullmatch(authority)
+    return (found[1] or found[2]).lower() if found else ""
 
 
 def origin_allowed(origin: str, allowed: frozenset[str]) -> bool:
@@ -72,12 +72,14 @@ class Guard:
         if scope["type"] != "http":
             return
         began_s = time.perf_counter()
-        given = {key: value for key, value in scope["headers"] if key in (b"x-request-id", b"origin", b"host")}
+        headers = [pair for pair in scope["headers"] if pair[0] in (b"x-request-id", b"origin", b"host")]
+        given = dict(headers)
         request_id = given.get(b"x-request-id", b"")
         if not _REQUEST_ID.fullmatch(request_id):
             request_id = uuid.uuid4().hex.encode()
         origin = given.get(b"origin", b"").decode("latin-1")
-        allowed = not origin or origin_allowed(origin, self._origins)
+        repeated = len(headers) > len(given)
+        allowed = not repeated and (not origin or origin_allowed(origin, self._origins))
 
         async def told(message: Message) -> None:
             if message["type"] == "http.response.start":
@@ -117,7 +119,9 @@ class Guard:
                 exchange, 403, "The Host header must name this machine: localhost or a loopback address."
             )
         elif not allowed:
-            await self._refuse(exchange, 403, "Pages of this origin may not call; the setting `origins` allows them.")
+            await self._refuse(
+                exchange, 403, "This origin may not call, or a header came twice; the setting `origins` allows origins."
+            )
         elif scope["method"] == "OPTIONS" and b"origin" in given:
             await exchange.reply(204, b"", _PREFLIGHT)
         else:

@@ -19,6 +19,7 @@ class BoundedProtocol(HttpToolsProtocol):
     _deadline: asyncio.TimerHandle | None = None
     _header_bytes = 0
     _in_headers = True
+    _dropping = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Start the deadline: a client that connects and says nothing is closed."""
@@ -44,9 +45,34 @@ class BoundedProtocol(HttpToolsProtocol):
         self._begin_headers()
 
     def on_headers_complete(self) -> Any:
-        """Stop the deadline."""
+        """Stop the deadline; drop a request that comes before the reply to the one before it.
+
+        uvicorn would stop reading until that reply is done, and so not notice a client that goes away. The connection
+        closes behind the reply under way, and a client that sends ahead sends again what wasn't answered.
+        """
         self._end_headers()
+        if self._replying:
+            self.cycle.keep_alive = False
+            self._dropping = True
+            return None
         return super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        """Take a part of a body, unless its request is dropped."""
+        if not self._dropping:
+            super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        """End a request's body."""
+        if self._dropping:
+            self._dropping = False
+        else:
+            super().on_message_complete()
+
+    @property
+    def _replying(self) -> bool:
+        cycle: Any = self.cycle  # None before the first request
+        return cycle is not None and not cycle.response_complete
 
     def _begin_headers(self) -> None:
         if self._deadline is None:
@@ -61,7 +87,10 @@ class BoundedProtocol(HttpToolsProtocol):
             self._deadline = None
 
     def _refuse(self, status: bytes) -> None:
+        """Answer and close; where a reply is under way, only close: bytes between its chunks would be read as its."""
         self._end_headers()
-        if not self.transport.is_closing():
+        if self._replying:
+            self.transport.close()
+        elif not self.transport.is_closing():
             self.transport.write(b"HTTP/1.1 " + status + b"\r\nconnection: close\r\ncontent-length: 0\r\n\r\n")
             self.transport.close()

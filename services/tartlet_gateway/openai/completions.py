@@ -102,10 +102,12 @@ async def _whole(exchange: Exchange, reply: Reply, events: AsyncIterator[Event])
         match event:
             case Delta():
                 _check_index(event.choice, reply)
-                reply.add(event)
+                if reply.takes(event):
+                    reply.add(event)
             case Finished():
                 _check_index(event.choice, reply)
-                reply.finish(event)
+                if reply.takes(event):
+                    reply.finish(event)
             case Counted():
                 reply.usage = event
             case Refused():
@@ -157,7 +159,7 @@ class _Stream:
                     continue
                 event = coming.result()
                 if event is None:
-                    await self._write([])
+                    await self._write([self._reply.finish(left) for left in self._reply.unfinished()])
                     return
                 await self._event(event)
                 coming = asyncio.ensure_future(anext(events, None))
@@ -169,11 +171,12 @@ class _Stream:
         match event:
             case Delta():
                 _check_index(event.choice, self._reply)
-                if event.text:
+                if event.text and self._reply.takes(event):
                     await self._write([self._reply.delta(event)])
             case Finished():
                 _check_index(event.choice, self._reply)
-                await self._write([self._reply.finish(event)])
+                if self._reply.takes(event):
+                    await self._write([self._reply.finish(event)])
             case Counted():
                 self._reply.usage = event
             case Refused():

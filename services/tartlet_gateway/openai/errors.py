@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from http import HTTPStatus
 from typing import Any, Final
 
 import msgspec
@@ -84,7 +85,7 @@ _STATUSES: Final[dict[type[TartletError], tuple[int, str]]] = {
 
 
 def from_tartlet(error: TartletError) -> ApiError:
-    """Return what a client is told of one of Tartlet's errors.
+    """Return what a client is told of one of Tartlet's errors; of an inferlet's traceback, the last line.
 
     Example:
         >>> from tartlet_common.errors.registry import NoEngine
@@ -92,7 +93,8 @@ def from_tartlet(error: TartletError) -> ApiError:
         503
     """
     status, code = _STATUSES.get(type(error), (500, error.name))
-    return ApiError(status, str(error), code=code or None)
+    lines = str(error).strip().splitlines() or [error.name]
+    return ApiError(status, lines[-1] if status == HTTPStatus.INTERNAL_SERVER_ERROR else str(error), code=code or None)
 
 
 def from_validation(error: msgspec.ValidationError) -> ApiError:

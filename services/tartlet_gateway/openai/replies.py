@@ -34,6 +34,14 @@ class Reply:
     texts: dict[int, list[str]] = field(default_factory=dict)
     reasons: dict[int, str] = field(default_factory=dict)
 
+    def takes(self, event: Delta | Finished) -> bool:
+        """Tell whether the event still belongs to the reply: nothing comes behind a choice's finish."""
+        return event.choice not in self.reasons
+
+    def unfinished(self) -> list[Finished]:
+        """Return a finish for each choice that the inferlet left open."""
+        return [Finished(i, "stop") for i in range(self.choices) if i not in self.reasons]
+
     # ---- streamed ------------------------------------------------------------------------------------------------
 
     def opening(self) -> list[dict[str, Any]]:

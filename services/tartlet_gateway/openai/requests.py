@@ -40,11 +40,11 @@ class Sampling(Struct, kw_only=True):
     n: _Choices | None = None
     temperature: _Temperature | None = None
     top_p: _Share | None = None
-    top_k: Annotated[int, Meta(ge=-1)] | None = None
+    top_k: Annotated[int, Meta(ge=-1, le=(1 << 31) - 1)] | None = None
     min_p: _Share | None = None
     seed: _Seed | None = None
     stop: _Stop = None
-    stop_token_ids: list[Annotated[int, Meta(ge=0)]] | None = None
+    stop_token_ids: list[Annotated[int, Meta(ge=0, le=(1 << 31) - 1)]] | None = None
     ignore_eos: bool = False
     max_tokens: _Count | None = None
     stream: bool = False

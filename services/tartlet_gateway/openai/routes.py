@@ -25,7 +25,7 @@ def router(runs: Runs, models: Models) -> ASGIApp:
             Route("/v1/embeddings", _only("POST", _no_embeddings)),
             Route("/health", _only("GET", _Health(models))),
         ],
-        redirect_slashes=True,
+        redirect_slashes=False,
         default=_unknown,
     )
 

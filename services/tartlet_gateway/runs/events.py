@@ -7,12 +7,13 @@ message is text of the reply's first choice. So a program that knows nothing of 
 from __future__ import annotations
 
 import codecs
-from typing import Any, Final, NamedTuple, TypeAlias
+from typing import Annotated, Any, Final, NamedTuple, TypeAlias
 
 import msgspec
 
 MARK: Final = b"\x1e"
 """The first byte of a typed event's message (the record separator of JSON text sequences, RFC 7464)."""
+_Count = Annotated[int, msgspec.Meta(ge=0, le=(1 << 53) - 1)]
 _REASONS: Final = frozenset({"stop", "length", "tool_calls", "content_filter"})
 
 
@@ -60,9 +61,9 @@ class _Wire(msgspec.Struct):
     index: int = 0
     text: str = ""
     reason: str = "stop"
-    prompt_tokens: int = 0
-    completion_tokens: int = 0
-    cached_tokens: int = 0
+    prompt_tokens: _Count = 0
+    completion_tokens: _Count = 0
+    cached_tokens: _Count = 0
     message: str = ""
     param: str | None = None
     code: str | None = None
@@ -95,8 +96,12 @@ class EventReader:
             return Delta(0, self._utf8.decode(message))
         try:
             return _event(_decoder.decode(message[1:]))
-        except msgspec.DecodeError as e:
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as e:
             raise BadEventError(str(e)) from e
+
+    def rest(self) -> Delta:
+        """Return what is left of a character that the last message cut off."""
+        return Delta(0, self._utf8.decode(b"", final=True))
 
 
 def _event(wire: _Wire) -> Event:

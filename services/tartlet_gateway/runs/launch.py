@@ -90,6 +90,8 @@ async def events(run: tartlet.Run) -> AsyncGenerator[Event, None]:
                     raise message.error
                 if not (said or finished) and message.result:
                     yield Delta(0, message.result)
+                if rest := reader.rest().text:
+                    yield Delta(0, rest)
                 if not finished:
                     yield Finished(0, "stop")
                 if not counted:

@@ -8,10 +8,12 @@ from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
 from tartlet import AsyncClient
-from tartlet_common.errors.registry import NoEngine, UnknownModel
+from tartlet_common.errors.registry import NoEngine, Unavailable, UnknownModel
 
 FRESH_S: Final = 1.0
 """How long a list of models is used before the runtime is asked again."""
+ANSWER_S: Final = 3.0
+"""How long the runtime may take to answer."""
 
 
 class ServedModel(NamedTuple):
@@ -85,10 +87,14 @@ class Models:
         """Return the models that are there now.
 
         Raises:
-            TartletError: the runtime doesn't answer.
+            Unavailable: the runtime doesn't answer in time.
+            TartletError: the runtime refuses.
         """
-        async with self._lock:
-            if time.monotonic() - self._asked_s >= FRESH_S:
-                self._known = served((await self._client.state()).control)
-                self._asked_s = time.monotonic()
-            return self._known
+        try:
+            async with asyncio.timeout(ANSWER_S), self._lock:
+                if time.monotonic() - self._asked_s >= FRESH_S:
+                    self._known = served((await self._client.state()).control)
+                    self._asked_s = time.monotonic()
+                return self._known
+        except TimeoutError as e:
+            raise Unavailable(what="the runtime", detail=f"it did not answer for {ANSWER_S:g} s") from e
