@@ -349,7 +349,12 @@ def test_a_role_lists_its_own_flags(run_dir: Path) -> None:
 
 
 def test_what_serve_does_not_take_is_called_by_its_name(run_dir: Path) -> None:
-    for given, said in (("extra", "unexpected argument extra"), ("--extra", "unknown option --extra")):
+    for given, said in (
+        ("extra", "unexpected argument extra"),
+        ("--extra", "unknown option --extra"),
+        ("--policy", "unknown option --policy (is called --batching now; "),
+        ("--policy-t-s=1", "is called --batching-t-s now"),
+    ):
         refused = tartlet_cli(run_dir, "serve", given)
         assert (refused.returncode, said in refused.stderr) == (exits.USAGE, True), given
 

@@ -1,6 +1,7 @@
 /* The C SDK: an inferlet in core WebAssembly, without a C library.
  *
- * One header, no dependencies. docs/abi.md defines the constants and layouts, and a test checks that both agree.
+ * No dependencies but tartlet_abi.h beside this file: the ABI's constants, which a tool generates. docs/abi.md defines
+ * the layouts.
  * `make setup` installs zig's compiler as a Python package. No other compiler is needed. From the repository's root:
  *
  *     .venv/bin/python -m ziglang cc --target=wasm32-freestanding -Os -nostdlib -Wl,--no-entry \
@@ -25,6 +26,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "tartlet_abi.h"
+
 #define TL_IMPORT(name) __attribute__((import_module("tartlet"), import_name(#name)))
 #define TL_CALL __attribute__((noinline, unused)) static
 
@@ -42,10 +45,6 @@ TL_IMPORT(clock_ns) int64_t tl_clock_ns(void);
 TL_IMPORT(random) void tl_random(void *data, uint32_t length);
 
 /* ---- layouts ---- */
-
-#define TL_ABI_VERSION 1
-#define TL_HEADER_BYTES 16
-#define TL_RECORD_BYTES 32
 
 typedef struct {
   uint16_t version, flags;
@@ -68,48 +67,6 @@ typedef struct {
 _Static_assert(sizeof(tl_header) == TL_HEADER_BYTES, "header");
 _Static_assert(sizeof(tl_record) == TL_RECORD_BYTES, "record");
 _Static_assert(sizeof(tl_sample_params) == 32, "sample parameters");
-
-#define TL_FLAG_AWAIT 1
-
-enum {
-  TL_OP_LOG = 1,
-  TL_OP_SEND = 2,
-  TL_OP_RECEIVE = 3,
-  TL_OP_GET_ARG = 4,
-  TL_OP_AVAILABLE_MODELS = 5,
-  TL_OP_GET_MODEL = 6,
-  TL_OP_TOKENIZE = 7,
-  TL_OP_DETOKENIZE = 8,
-  TL_OP_GET_VOCABS = 9,
-  TL_OP_FORMAT_CHAT = 10,
-  TL_OP_CREATE_QUEUE = 32,
-  TL_OP_SET_QUEUE_PRIORITY = 33,
-  TL_OP_SYNCHRONIZE = 34,
-  TL_OP_RESET = 35,
-  TL_OP_CANCEL = 36,
-  TL_OP_ALLOC_KVPAGE = 37,
-  TL_OP_DEALLOC_KVPAGE = 38,
-  TL_OP_ALLOC_EMB = 39,
-  TL_OP_DEALLOC_EMB = 40,
-  TL_OP_ALLOC_SLOT = 41,
-  TL_OP_DEALLOC_SLOT = 42,
-  TL_OP_USAGE = 43,
-  TL_OP_EMBED_TXT = 64,
-  TL_OP_FORWARD = 65,
-  TL_OP_COPY_KVPAGE = 66,
-  TL_OP_MASK_KVPAGE = 67,
-  TL_OP_GET_NEXT_DIST = 68,
-  TL_OP_SAMPLE = 69,
-};
-
-enum {
-  TL_EVENT_RESULT = 1,
-  TL_EVENT_SKIPPED = 2,
-  TL_EVENT_CANCELLED = 3,
-  TL_EVENT_FAILURE = 4,
-  TL_EVENT_TIMER = 5,
-  TL_EVENT_KILL = 6,
-};
 
 /* ---- memory functions: a compiler emits calls to them, and there is no C library ---- */
 

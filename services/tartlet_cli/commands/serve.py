@@ -98,11 +98,21 @@ def serve(  # noqa: PLR0913 - one parameter an option
         if role is not None:
             _exec_role(role, model, engine, config, flags)
         if flags:
-            what = "unknown option" if flags[0].startswith("-") else "unexpected argument"
-            raise click.UsageError(f"{what} {flags[0]} (for a flag of one role, give --role as well)")
+            raise click.UsageError(_refused(flags[0]))
         raise SystemExit(asyncio.run(_serve(backend(engine, model, config), config, http, quiet=quiet)))
     except TartletError as e:
         raise exits.fail(e) from e
+
+
+def _refused(flag: str) -> str:
+    """Return the error of an argument that all roles together don't take."""
+    from tartlet_common.config.settings import RENAMED
+
+    if not flag.startswith("-"):
+        return f"unexpected argument {flag} (for a flag of one role, give --role as well)"
+    new = RENAMED.get(flag.partition("=")[0].removeprefix("--").replace("-", "_"))
+    renamed = f"is called --{new.replace('_', '-')} now; " if new else ""
+    return f"unknown option {flag} ({renamed}for a flag of one role, give --role as well)"
 
 
 def _check(role: str | None, model: str | None, engine: str | None, http: str | None, *, quiet: bool) -> None:

@@ -10,7 +10,6 @@ import logging
 import struct
 import uuid
 from collections.abc import Callable, Iterable
-from functools import partial
 from typing import Final
 
 from tartlet_common.abi import MAX_SUBMISSION_BYTES, RECORD_BYTES, RECORD_STRUCT, Record
@@ -44,8 +43,6 @@ from tartlet_control.tables.programs import ProgramState, RuntimeSession
 log = logging.getLogger("tartlet.control")
 
 _HANDLE: Final = struct.Struct("<I")
-_record_of: Final = partial(tuple.__new__, Record)
-"""`Record._make` without its check of the number of fields, which `RECORD_STRUCT` gives: a third of the time."""
 _CHECK_EVERY_S: Final = 5.0
 _RECOUNT_EVERY: Final = 24
 """All references are recounted at each check of this number, because a recount holds up the loop for milliseconds."""
@@ -201,7 +198,7 @@ class Core:
         programs, submit = session.programs, self.intake.submit
         view, size = memoryview(payload), len(payload)
         last, program = -1, None
-        rows = map(_record_of, RECORD_STRUCT.iter_unpack(records))
+        rows = map(Record._make, RECORD_STRUCT.iter_unpack(records))
         for (handle,), record in zip(_HANDLE.iter_unpack(handles), rows, strict=True):
             if handle != last:
                 last, program = handle, programs.get(handle)

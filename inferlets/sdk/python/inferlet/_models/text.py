@@ -59,7 +59,8 @@ def get_vocabs(model: Model | None = None, *, first: int = 0, count: int = 0) ->
         [b'H', b'I']
     """
     number = chosen("get_vocabs", model).index
-    return channel.call(_decode_vocabs, abi.OP_GET_VOCABS, 0, number, first, count)
+    names = ("get_vocabs", "model", "first", "count")
+    return channel.call(_decode_vocabs, abi.OP_GET_VOCABS, 0, number, first, count, names=names)
 
 
 def format_chat(

@@ -14,7 +14,7 @@ from inferlet._values import refusals
 from inferlet._values.arguments import shown
 from inferlet._values.ids import Pool
 from inferlet._values.types import Embed, KvPage, TokenSlot
-from inferlet._wire.channel import channel, u32
+from inferlet._wire.channel import Names, channel, u32
 
 _Id = TypeVar("_Id", bound=int)
 
@@ -32,8 +32,8 @@ class Holdings(Failures):
         self._slots = Pool(TokenSlot, "slot")
         self.last_ticket = 0  # of the last command given
 
-    def _record(self, op: int, a: int = 0, b: int = 0, c: int = 0, payload: bytes = b"") -> None:
-        self.last_ticket = channel.record(op, self.id, a, b, c, payload)
+    def _record(self, op: int, a: int = 0, b: int = 0, c: int = 0, payload: bytes = b"", names: Names = ()) -> None:
+        self.last_ticket = channel.record(op, self.id, a, b, c, payload, 0, names)
 
     def _alloc(self, op: int, pool: Pool[_Id], n: int) -> list[_Id]:
         ids = pool.take(n)

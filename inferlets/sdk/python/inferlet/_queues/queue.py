@@ -18,7 +18,7 @@ from inferlet._values import refusals
 from inferlet._values.arguments import shown
 from inferlet._values.types import Dist, Embed, KvPage, Model, Priority, Sampled, TokenSlot
 from inferlet._wire import answers
-from inferlet._wire.channel import channel, u32
+from inferlet._wire.channel import Names, channel, u32
 from inferlet._wire.packing import pack_mask, pack_sampling, single
 from inferlet.errors import InvalidArgument
 
@@ -174,7 +174,8 @@ class Queue(Holdings):
         payload = _FORWARD_HEAD(len(ikv), len(iemb), len(okv), len(oemb)) + ids_.tobytes()  # type: ignore[arg-type]
         if mask is not None:
             payload += pack_mask(mask, self.model.page_size * len(ikv), len(iemb))  # type: ignore[arg-type]
-        self._record(abi.OP_FORWARD, okv_offset, adapter or 0, int(mask is not None), payload)
+        names = ("forward", "okv_offset", "adapter")
+        self._record(abi.OP_FORWARD, okv_offset, adapter or 0, int(mask is not None), payload, names)
 
     def decode(
         self, pages: array[int], position: int, source: int, places: tuple[Embed, Embed], page_size: int
@@ -223,7 +224,8 @@ class Queue(Holdings):
         page_size = self._page_size if size is not None else self.model.page_size
         most = refusals.copying(src, dst, src_offset, dst_offset, page_size)
         size = most if size is None else size
-        self._record(abi.OP_COPY_KVPAGE, src_offset, dst_offset, size, u32((src, dst)))
+        names = ("copy_kvpage", "src_offset", "dst_offset", "size")
+        self._record(abi.OP_COPY_KVPAGE, src_offset, dst_offset, size, u32((src, dst)), names)
 
     def mask_kvpage(self, page: KvPage, mask: Sequence[bool] | int) -> None:
         """Hide tokens of a page from all later calls of `forward`, or show them again.
@@ -241,7 +243,8 @@ class Queue(Holdings):
             ...     mask_kvpage(page, [True, False, True])  # as mask_kvpage(page, 0b101)
             ...     await synchronize()
         """
-        self._record(abi.OP_MASK_KVPAGE, page, refusals.masking(page, mask, self._page_size))
+        bits = refusals.masking(page, mask, self._page_size)
+        self._record(abi.OP_MASK_KVPAGE, page, bits, names=("mask_kvpage", "page", "mask"))
 
     # ---- outputs ----------------------------------------------------------------------------------------------
 
@@ -266,7 +269,7 @@ class Queue(Holdings):
             payload = _U32(embed)
         except struct.error:
             payload = u32(refusals.handles("get_next_dist", "emb", Embed, emb))
-        return self._call(answers.dist, abi.OP_GET_NEXT_DIST, top_k, payload=payload)
+        return self._call(answers.dist, abi.OP_GET_NEXT_DIST, top_k, payload=payload, names=("get_next_dist", "top_k"))
 
     def get_next_dists(self, embeds: Embed | Sequence[Embed], *, top_k: int = 0) -> asyncio.Future[list[Dist]]:
         """Ask for the distributions of several output embeds with one command.
@@ -284,7 +287,8 @@ class Queue(Holdings):
             payload = u32(embeds)  # type: ignore[arg-type]  # a single embed is found out by this
         except (TypeError, OverflowError):
             payload = u32(refusals.handles("get_next_dists", "embeds", Embed, embeds))
-        return self._call(answers.dists, abi.OP_GET_NEXT_DIST, top_k, payload=payload)
+        names = ("get_next_dists", "top_k")
+        return self._call(answers.dists, abi.OP_GET_NEXT_DIST, top_k, payload=payload, names=names)
 
     def sample(  # noqa: PLR0913 - the sampler's parameters
         self,
@@ -339,11 +343,13 @@ class Queue(Holdings):
 
     def sample_packed(self, embed: int, slot: int, params: bytes) -> asyncio.Future[Sampled]:
         """Sample as `sample` does, with parameters that `pack_sampling` has packed."""
-        return self._call(answers.sampled, abi.OP_SAMPLE, embed, slot, params)
+        return self._call(answers.sampled, abi.OP_SAMPLE, embed, slot, params, ("sample", "emb", "slot"))
 
-    def _call(self, decode: Any, op: int, a: int, b: int = 0, payload: bytes = b"") -> asyncio.Future[Any]:
+    def _call(
+        self, decode: Any, op: int, a: int, b: int = 0, payload: bytes = b"", names: Names = ()
+    ) -> asyncio.Future[Any]:
         self.last_ticket = channel.next_ticket
-        return channel.call(decode, op, self.id, a, b, 0, payload, self)
+        return channel.call(decode, op, self.id, a, b, 0, payload, self, names)
 
     # ---- the queue itself -------------------------------------------------------------------------------------
 
@@ -404,7 +410,7 @@ class Queue(Holdings):
             ...     print(await cancel(since) in (0, since + 1))  # allocations stay
             True
         """
-        return channel.call(answers.number, abi.OP_CANCEL, self.id, since)
+        return channel.call(answers.number, abi.OP_CANCEL, self.id, since, names=("cancel", "since"))
 
     def mark(self) -> int:
         """Return the ticket of the next command, for `cancel`.

@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from operator import index
 from typing import Any, TypeVar
 
-from inferlet._generated import abi
 from inferlet._values.arguments import shown
 from inferlet._values.types import Embed, KvPage, TokenSlot
 from inferlet.errors import InvalidArgument
@@ -24,15 +23,6 @@ _WANTED: dict[type, str] = {
     KvPage: "KV pages, as `alloc_kvpage` gives them",
     Embed: "embeds, as `alloc_emb` gives them",
     TokenSlot: "token slots, as `alloc_slot` gives them",
-}
-_U32_FIELDS = {
-    abi.OP_FORWARD: ("forward", "okv_offset", "adapter"),
-    abi.OP_COPY_KVPAGE: ("copy_kvpage", "src_offset", "dst_offset", "size"),
-    abi.OP_MASK_KVPAGE: ("mask_kvpage", "page", "mask"),
-    abi.OP_GET_NEXT_DIST: ("get_next_dist", "top_k"),
-    abi.OP_SAMPLE: ("sample", "emb", "slot"),
-    abi.OP_CANCEL: ("cancel", "since"),
-    abi.OP_GET_VOCABS: ("get_vocabs", "model", "first", "count"),
 }
 _A_U32 = f"a whole number from 0 to {2**32 - 1}"
 _TOKENIZE = "text is no list of tokens, `await tokenize(text)` gives its tokens"
@@ -64,9 +54,18 @@ def _is_u32(value: Any) -> bool:
         return False
 
 
-def numbers(op: int, values: Sequence[Any]) -> InvalidArgument:
-    """Make the error of a command whose numbers don't fit its record."""
-    call, *names = _U32_FIELDS.get(op, ("this call",))
+def numbers(names: Sequence[str], values: Sequence[Any]) -> InvalidArgument:
+    """Make the error of a command whose numbers don't fit its record.
+
+    Args:
+        names: The name of the call, then the names of the arguments that gave the first of the values.
+        values: The numbers of the record.
+
+    Example:
+        >>> numbers(("cancel", "since"), (-1, 0, 0)).fields["argument"]
+        'since of cancel'
+    """
+    call, *names = names or ("this call",)
     for name, value in zip(names, values, strict=False):
         if not _is_u32(value):
             return refusal(call, name, f"it is {_A_U32}, not {shown(value)}")

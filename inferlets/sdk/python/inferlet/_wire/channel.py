@@ -53,6 +53,7 @@ Decoder = Callable[[int, int, int, bytes], Any]
 """Makes the value of an answer from the record's a, b, c and payload."""
 Pending = tuple["asyncio.Future[Any]", Decoder, "CommandQueue | None"]
 
+Names = tuple[str, ...]
 pack_record = struct.Struct(abi.RECORD_FORMAT).pack
 _unpack_records = struct.Struct(abi.RECORD_FORMAT).iter_unpack
 _pack_header = struct.Struct(abi.HEADER_FORMAT).pack
@@ -128,9 +129,19 @@ class Channel:
         return self._tickets
 
     def record(
-        self, op: int, queue: int = 0, a: int = 0, b: int = 0, c: int = 0, payload: bytes = b"", flags: int = 0
+        self,
+        op: int,
+        queue: int = 0,
+        a: int = 0,
+        b: int = 0,
+        c: int = 0,
+        payload: bytes = b"",
+        flags: int = 0,
+        names: Names = (),
     ) -> int:
         """Append one command; return its ticket.
+
+        `names` are for the error alone: the call, then the arguments that became `a`, `b` and `c`.
 
         Raises:
             InvalidArgument: a number doesn't fit its field.
@@ -145,7 +156,7 @@ class Channel:
         try:
             records += pack_record(op, flags, ticket, queue, a, b, c, len(area), size)
         except struct.error:
-            raise numbers(op, (a, b, c)) from None
+            raise numbers(names, (a, b, c)) from None
         area += payload
         return ticket
 
@@ -155,7 +166,7 @@ class Channel:
             raise from_wire(311, fields)  # FrameTooLarge
         self.submit()
 
-    def call(
+    def call(  # noqa: PLR0913, PLR0917 - the fields of a record
         self,
         decode: Decoder,
         op: int,
@@ -165,9 +176,10 @@ class Channel:
         c: int = 0,
         payload: bytes = b"",
         owner: CommandQueue | None = None,
+        names: Names = (),
     ) -> asyncio.Future[Any]:
         """Append a command that has an answer; return the future of the answer."""
-        ticket = self.record(op, queue, a, b, c, payload, abi.FLAG_AWAIT)
+        ticket = self.record(op, queue, a, b, c, payload, abi.FLAG_AWAIT, names)
         loop = self.loop
         if loop is None:
             raise RuntimeError("no program is running: commands can be given from main() on")
