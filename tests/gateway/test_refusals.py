@@ -25,7 +25,7 @@ CHAT = "/v1/chat/completions"
         ({"temperature": 2.5}, "temperature"),
         ({"stop": ""}, "stop"),
         ({"top_k": 1 << 40}, "top_k"),
-        ({"stop_token_ids": [1 << 40]}, "stop_token_ids[...]"),
+        ({"stop_token_ids": [1 << 40]}, "stop_token_ids[0]"),
         ({"logprobs": True}, "logprobs"),
         ({"top_logprobs": 30}, "top_logprobs"),
         ({"logit_bias": {"5": -100}}, "logit_bias"),
