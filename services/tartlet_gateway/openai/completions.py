@@ -13,7 +13,7 @@ from starlette.types import Receive, Scope, Send
 from tartlet_common.errors.registry import TartletError
 from tartlet_gateway.http.exchange import BodyLateError, BodyTooLargeError, Exchange
 from tartlet_gateway.openai import sse
-from tartlet_gateway.openai.errors import JSON, ApiError, answer, from_tartlet
+from tartlet_gateway.openai.errors import JSON, ApiError, answering, from_tartlet
 from tartlet_gateway.openai.replies import Form, Reply
 from tartlet_gateway.openai.requests import (
     ChatRequest,
@@ -47,13 +47,9 @@ class Completions:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request; every error is answered in OpenAI's form."""
         exchange = Exchange(scope, receive, send)
-        try:
+        async with answering(exchange):
             request, arguments = await self._read(exchange)
             await exchange.while_connected(self._serve(exchange, request, arguments))
-        except ApiError as e:
-            await answer(exchange, e)
-        except TartletError as e:
-            await answer(exchange, from_tartlet(e))
 
     async def _read(self, exchange: Exchange) -> tuple[ChatRequest | CompletionRequest, dict[str, Any]]:
         kind = (exchange.header(b"content-type") or b"application/json").partition(b";")[0].strip().lower()

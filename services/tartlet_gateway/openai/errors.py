@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from http import HTTPStatus
 from typing import Any, Final
 
@@ -119,3 +121,14 @@ async def refuse(exchange: Exchange, status: int, sentence: str) -> None:
 async def answer(exchange: Exchange, error: ApiError) -> None:
     """Answer with `error`."""
     await exchange.reply(error.status, msgspec.json.encode(error.body), error.headers)
+
+
+@asynccontextmanager
+async def answering(exchange: Exchange) -> AsyncIterator[None]:
+    """Answer with the error that the block raises, if nothing of the reply has been sent before."""
+    try:
+        yield
+    except ApiError as e:
+        await answer(exchange, e)
+    except TartletError as e:
+        await answer(exchange, from_tartlet(e))

@@ -7,9 +7,8 @@ from typing import Any
 import msgspec
 from starlette.types import Receive, Scope, Send
 
-from tartlet_common.errors.registry import TartletError
 from tartlet_gateway.http.exchange import Exchange
-from tartlet_gateway.openai.errors import JSON, ApiError, answer, from_tartlet
+from tartlet_gateway.openai.errors import JSON, ApiError, answering
 from tartlet_gateway.runs.models import Models, ServedModel
 
 
@@ -23,15 +22,10 @@ class ModelsEndpoint:
         """Serve one request."""
         exchange = Exchange(scope, receive, send)
         name = scope["path_params"].get("name")
-        try:
+        async with answering(exchange):
             there = await self._models.list()
-            await exchange.reply(
-                200, msgspec.json.encode(listed(there) if name is None else shown(name, there)), [JSON]
-            )
-        except ApiError as e:
-            await answer(exchange, e)
-        except TartletError as e:
-            await answer(exchange, from_tartlet(e))
+            answer = listed(there) if name is None else shown(name, there)
+            await exchange.reply(200, msgspec.json.encode(answer), [JSON])
 
 
 def listed(models: list[ServedModel]) -> dict[str, Any]:
