@@ -33,8 +33,8 @@ test: setup  ## The tests, two processes at a time (ARGS="tests/control -k name"
 	@$(BIN)/python -m tools.testing $(ARGS)
 
 .PHONY: soak
-soak: setup  ## The long soaks, which neither `make test` nor `make e2e` runs
-	$(BIN)/python -m pytest -m soak --timeout=3600 $(ARGS)
+soak: setup  ## The long soaks, which neither `make test` nor `make e2e` runs; servers that they need must be there
+	CI=1 $(BIN)/python -m pytest -m soak --timeout=3600 $(ARGS)
 
 .PHONY: test-gpu
 test-gpu: setup  ## The tests that need a CUDA device; skipped where torch finds none

@@ -3,13 +3,15 @@
 Usage: python -m tools.gen_benchmarks [--check]
 
 `bench/results/NAME.json` is what `tartlet bench NAME --json` wrote; `pairs.json` is what `python -m bench.pairs` wrote.
-The text between the two marks is replaced, the rest of the page is written by hand. `--check` writes nothing and fails
-when the page is stale.
+The text between the two marks is replaced, the rest of the page is written by hand. `--check` writes nothing. It fails
+when the page is stale, and when results were measured with uncommitted changes or on a commit that is no ancestor of
+HEAD. Without git, or where a shallow clone lacks the commit, it says that it can't check the commits.
 """
 
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -134,12 +136,54 @@ def generated(page: str, documents: Mapping[str, Document], compared: Document |
     return f"{head}{BEGIN}\n\n" + "\n".join(lines) + f"\n\n{END}{tail}"
 
 
+def revisions(documents: Mapping[str, Document]) -> Iterator[tuple[str, str]]:
+    """Yields each file of results and a commit that it names."""
+    for name, document in documents.items():
+        for key in ("commit", "before", "after"):
+            if key in document:
+                yield f"{RESULTS}/{name}.json", document[key]
+
+
+def bad_origin(commit: str, root: Path) -> str:
+    """Says why the results of a commit may not be published; "" if they may, or if the commits can't be checked.
+
+    Args:
+        commit: An abbreviated id, with a + if files differed from the commit.
+        root: The checkout whose HEAD must have the commit among its ancestors.
+    """
+    if commit.endswith("+") or commit == "unknown":
+        return "measured with uncommitted changes: commit, then measure again"
+    if not _git(root, "rev-parse", "HEAD")[0]:
+        print("note: the commits of bench/results are not checked: this is no git checkout")
+        return ""
+    if _git(root, "merge-base", "--is-ancestor", f"{commit}^{{commit}}", "HEAD")[0]:
+        return ""
+    if _git(root, "rev-parse", "--is-shallow-repository")[1] == "true":
+        print(f"note: the commit {commit} of bench/results is not checked: this clone is shallow")
+        return ""
+    return f"measured on commit {commit}, which is no ancestor of HEAD: measure again"
+
+
+def _git(root: Path, *args: str) -> tuple[bool, str]:
+    """Returns whether git succeeded, and its output."""
+    try:
+        done = subprocess.run(["git", "-C", str(root), *args], capture_output=True, text=True, check=False)
+    except FileNotFoundError:
+        return False, ""
+    return done.returncode == 0, done.stdout.strip()
+
+
 def main() -> int:
     """Write or compare the page."""
     documents = {path.stem: json.loads(path.read_text()) for path in sorted((ROOT / RESULTS).glob("*.json"))}
+    named = list(revisions(documents))
+    why = {commit: bad_origin(commit, ROOT) for commit in dict.fromkeys(commit for _, commit in named)}
+    refused = [f"{path}: {why[commit]}" for path, commit in named if why[commit]] if "--check" in sys.argv[1:] else []
+    for line in dict.fromkeys(refused):
+        sys.stderr.write(f"{line}\n")
     compared = documents.pop(PAIRS, None)
     text = generated((ROOT / PAGE).read_text(), documents, compared)
-    return write_or_check({PAGE: text}, sys.argv[1:], root=ROOT, command="make generate")
+    return write_or_check({PAGE: text}, sys.argv[1:], root=ROOT, command="make generate") or (1 if refused else 0)
 
 
 if __name__ == "__main__":

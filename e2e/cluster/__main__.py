@@ -12,7 +12,7 @@ from e2e.cluster.artifacts.requirements import Unfit
 from e2e.cluster.layout import default_layout
 from e2e.cluster.own.cluster import Failed
 from e2e.cluster.provider import Own, choose
-from e2e.cluster.turn import my_turn
+from e2e.cluster.turn import my_turn, with_turn
 
 UNFIT = 3
 """The exit status of `check` where this machine can have no cluster."""
@@ -23,6 +23,8 @@ _USAGE = """usage: python -m e2e.cluster COMMAND
   up, down           brings the cluster up, takes it down
   test ARGUMENT...   brings it up if it isn't, runs pytest on its tests, brings it down if it wasn't up;
                      --all: the tests beyond the gate too
+  turn COMMAND...    waits until no other run of the tests uses the cluster, then runs the command, whose own runs
+                     and those of its children don't wait
   image              builds Tartlet's image, lets pods use it, and prints its name
   kubectl ARGUMENT...
   helm ARGUMENT...
@@ -49,14 +51,15 @@ def main(arguments: list[str]) -> int:
                 cluster.down()
         case ["test", *rest]:
             return session.run(cluster, rest)
+        case ["turn", *command] if command:
+            with_turn(default_layout().cache, command)
         case ["image"]:
             print(cluster.image().name)
         case ["image-file" | "tools" as what] if isinstance(cluster, Own):  # used by `build`
             {"image-file": cluster.image_file, "tools": cluster.build_tools}[what]()
-        case ["kubectl", *rest]:
-            return subprocess.run([*cluster.kubectl(), *rest], check=False).returncode
-        case ["helm", *rest]:
-            return subprocess.run([*cluster.helm(), *rest], check=False).returncode
+        case ["kubectl" | "helm" as tool, *rest]:
+            command = {"kubectl": cluster.kubectl, "helm": cluster.helm}[tool]()
+            return subprocess.run([*command, *rest], check=False).returncode
         case ["in", *command] if command:
             return subprocess.run([*cluster.within(), *command], check=False).returncode
         case _:

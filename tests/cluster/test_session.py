@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import threading
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,7 +16,7 @@ from e2e.cluster.artifacts.images import Image
 from e2e.cluster.artifacts.toolchain import helm_path
 from e2e.cluster.layout import default_layout
 from e2e.cluster.own.cluster import Failed
-from e2e.cluster.turn import my_turn
+from e2e.cluster.turn import HELD, my_turn
 from tests.chart import render
 from tools.testing.runs import Part, Runner
 
@@ -115,3 +118,35 @@ def test_a_second_run_waits_for_the_first_and_nothing_else_may_take_the_cluster_
             pass
     assert began.wait(10)
     thread.join()
+
+
+def test_a_command_that_has_the_cluster_keeps_it_until_it_ends_and_its_own_run_does_not_wait(
+    tmp_path: Path, repo: Path
+) -> None:
+    within = f"""
+import sys
+from pathlib import Path
+from e2e.cluster.turn import my_turn
+with my_turn(Path({str(tmp_path)!r}), wait=False):
+    print("within", flush=True)
+print("after", flush=True)
+sys.stdin.read()
+"""
+    outer = f"""
+import sys
+from pathlib import Path
+from e2e.cluster.turn import with_turn
+with_turn(Path({str(tmp_path)!r}), [sys.executable, "-c", {within!r}])
+"""
+    clean = {k: v for k, v in os.environ.items() if k != HELD}
+    command = [sys.executable, "-c", outer]
+    with subprocess.Popen(
+        command, cwd=repo, env=clean, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        assert [process.stdout.readline() for _ in range(2)] == ["within\n", "after\n"]
+        with pytest.raises(Failed), my_turn(tmp_path, wait=False):
+            pass
+        process.communicate()
+    with my_turn(tmp_path, wait=False):
+        pass

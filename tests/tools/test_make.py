@@ -33,7 +33,7 @@ def test_the_tests_of_the_gate_all_tests_and_the_soaks_are_different_runs(repo: 
     assert "python -m tools.testing -k name\n" in make(repo, "-n", "test", "ARGS=-k name")
     assert "python -m e2e.cluster test \n" in make(repo, "-n", "e2e")
     assert "python -m e2e.cluster test --all \n" in make(repo, "-n", "e2e-all")
-    assert "pytest -m soak" in make(repo, "-n", "soak")
+    assert "CI=1 .venv/bin/python -m pytest -m soak" in make(repo, "-n", "soak")
 
 
 def test_help_lists_them(repo: Path) -> None:

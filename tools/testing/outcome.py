@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -19,7 +19,7 @@ MAX_RETRIED: Final = 10
 """More failures than this are no flaky tests: they are not run again."""
 
 _CLOSING: Final = re.compile(r"=*\s?(?P<counts>\d+ [a-z]+(?:, \d+ [a-z]+)*) in [\d.:]+s?\b[^=]*=*$")
-_WORDS: Final = ("failed", "passed", "skipped", "deselected", "xfailed", "xpassed", "warnings", "errors")
+_WORDS: Final = ("failed", "passed", "skipped", "deselected", "xfailed", "xpassed", "recovered", "warnings", "errors")
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,10 +37,9 @@ class Verdict:
     recovered: tuple[str, ...]
 
     def lines(self) -> Iterable[str]:
-        """One line for every test of the verdict."""
+        """One line for every test that failed to the end."""
         for word, tests in (("failed", self.failed), ("flaky, forgiven", self.forgiven)):
             yield from (f"== {word}: {test}" for test in tests)
-        yield from (f"== failed at first, passed when run again: {test}" for test in self.recovered)
 
 
 def judge(first: Iterable[str], second: Iterable[str], exceptions: Exceptions) -> Verdict:
@@ -86,6 +85,13 @@ def correct(total: Counter[str], verdict: Verdict) -> None:
             if total[was]:
                 total[was] -= 1
                 total[word] += 1
+
+
+def noted(notes: Path, recovered: Sequence[str]) -> list[str]:
+    """Adds recovered tests to a file, one a line, and returns those of all runs that have used the file."""
+    with notes.open("a") as file:
+        file.writelines(f"{test}\n" for test in recovered)
+    return notes.read_text().splitlines()
 
 
 def closing_line(total: Counter[str], seconds: float) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
@@ -9,6 +10,8 @@ from typing import Final
 from tools.testing.runs import ROOT, Part
 
 TESTS: Final = "tests"
+NO_SOAKS: Final = "not soak"
+"""The marks of the tests that `make test` runs. `make soak` runs the others."""
 LONGEST_FIRST: Final = (
     "tests/operator/live",
     "tests/e2e/failures",
@@ -35,7 +38,7 @@ def parts(arguments: Sequence[str] = (), root: Path = ROOT) -> list[Part]:
             (
                 folder,
                 *(f"--ignore={other}" for other in folders if other.startswith(f"{folder}/")),
-                *("-m", "not soak", *arguments),
+                *without_soaks(arguments),
             ),
         )
         for folder in folders
@@ -47,6 +50,21 @@ def _folders(root: Path) -> Iterator[str]:
     yield from first
     there = sorted(f"{TESTS}/{f.name}" for f in (root / TESTS).iterdir() if any(f.rglob("test_*.py")))
     yield from (folder for folder in there if folder not in first)
+
+
+def without_soaks(arguments: Sequence[str]) -> list[str]:
+    """Returns pytest's arguments with an expression of marks that leaves out soaks.
+
+    Example:
+        >>> without_soaks(["tests/control", "-m", "slow or gpu"])
+        ['-m', '(slow or gpu) and not soak', 'tests/control']
+        >>> without_soaks(["-k", "order"])
+        ['-m', 'not soak', '-k', 'order']
+    """
+    marks = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    marks.add_argument("-m")
+    given, rest = marks.parse_known_args(arguments)
+    return ["-m", f"({given.m}) and {NO_SOAKS}" if given.m else NO_SOAKS, *rest]
 
 
 def names_tests(arguments: Sequence[str], root: Path = ROOT) -> bool:

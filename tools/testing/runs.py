@@ -19,6 +19,10 @@ from tools.testing import outcome
 from tools.testing.exceptions import Exceptions, read
 
 ROOT: Final = Path(__file__).resolve().parents[2]
+NOTES: Final = "TARTLET_TESTS_RECOVERED"
+"""The variable that names a file in which several runs note their recovered tests. The last run's closing line counts
+all of them."""
+
 END_S: Final = 60.0
 """How long an interrupted pytest may take to tidy up."""
 
@@ -58,6 +62,7 @@ class Runner:
         self.at_once = at_once
         self.environment = dict(os.environ if environment is None else environment)
         self.total = Counter[str]()
+        self._recovered: tuple[str, ...] = ()
 
     def run(self, parts: Sequence[Part], exceptions: Exceptions | None = None) -> int:
         """Runs all parts, then what failed once more, and returns the exit status of the whole.
@@ -68,9 +73,17 @@ class Runner:
         exceptions = read() if exceptions is None else exceptions
         with tempfile.TemporaryDirectory(prefix="tt-pytest-") as place:
             status = self._judged(parts, Path(place), exceptions)
+            recovered = self._all_recovered(Path(place))
+        for test in recovered:
+            print(f"== recovered: {test} failed at first and passed when run again", flush=True)
         if len(parts) > 1:
+            self.total["recovered"] = len(recovered)
             print(outcome.closing_line(self.total, time.monotonic() - start), flush=True)
         return status
+
+    def _all_recovered(self, place: Path) -> list[str]:
+        notes = Path(self.environment.get(NOTES) or place / "notes")
+        return outcome.noted(notes, self._recovered)
 
     def _judged(self, parts: Sequence[Part], place: Path, exceptions: Exceptions) -> int:
         statuses = self._all(parts, place)
@@ -86,6 +99,7 @@ class Runner:
         for line in verdict.lines():
             print(line, flush=True)
         outcome.correct(self.total, verdict)
+        self._recovered = verdict.recovered
         if broken:
             return broken[0]
         return outcome.FAILED if verdict.failed or mute else outcome.OK

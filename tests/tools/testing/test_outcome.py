@@ -15,7 +15,7 @@ from tools.testing.exceptions import Exceptions
 def test_a_test_that_fails_twice_fails_the_run_unless_it_is_known_to_be_flaky() -> None:
     verdict = outcome.judge({"a", "b", "c[1]"}, {"b", "c[1]"}, Exceptions({"c": "reason"}))
     assert (verdict.failed, verdict.forgiven, verdict.recovered) == (("b",), ("c[1]",), ("a",))
-    assert len(list(verdict.lines())) == 3
+    assert len(list(verdict.lines())) == 2
 
 
 @pytest.mark.parametrize(
@@ -50,3 +50,9 @@ def test_failures_are_read_from_pytests_cache(tmp_path: Path) -> None:
     (tmp_path / "v" / "cache").mkdir(parents=True)
     (tmp_path / "v" / "cache" / "lastfailed").write_text(json.dumps({"a.py::test_x": True}))
     assert outcome.failures(tmp_path) == {"a.py::test_x"}
+
+
+def test_recovered_tests_of_several_runs_are_kept_in_one_file(tmp_path: Path) -> None:
+    assert outcome.noted(tmp_path / "notes", ("a", "b")) == ["a", "b"]
+    assert outcome.noted(tmp_path / "notes", ()) == ["a", "b"]
+    assert outcome.noted(tmp_path / "notes", ("c",)) == ["a", "b", "c"]

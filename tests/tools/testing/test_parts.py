@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
+import pytest
+
 from tools.testing import parts
-from tools.testing.parts import LONGEST_FIRST, names_tests
+from tools.testing.parts import LONGEST_FIRST, names_tests, without_soaks
 
 
 def test_every_test_module_is_in_exactly_one_part(repo: Path) -> None:
@@ -35,3 +39,35 @@ def test_an_argument_that_is_a_file_names_tests(repo: Path) -> None:
     assert names_tests(["-x", "tests/control"], repo)
     assert names_tests(["tests/conftest.py::test_x"], repo)
     assert not names_tests(["-k", "order", "--durations=5"], repo)
+
+
+@pytest.mark.parametrize(
+    ("given", "used"),
+    [
+        (["tests/control"], ["-m", "not soak", "tests/control"]),
+        (
+            ["-x", "-m", "slow or soak", "-k", "not a", "tests"],
+            ["-m", "(slow or soak) and not soak", "-x", "-k", "not a", "tests"],
+        ),
+        (["-mslow", "--maxfail=2"], ["-m", "(slow) and not soak", "--maxfail=2"]),
+    ],
+)
+def test_soaks_are_left_out_whatever_is_asked_for(given: list[str], used: list[str]) -> None:
+    assert without_soaks(given) == used
+
+
+def test_soaks_stay_out_of_a_run_of_named_tests(tmp_path: Path, repo: Path) -> None:
+    module = tmp_path / "test_marks.py"
+    module.write_text("import pytest\n@pytest.mark.soak\ndef test_a(): assert False\ndef test_b(): pass\n")
+    command = [
+        sys.executable,
+        "-m",
+        "tools.testing",
+        str(module),
+        f"--rootdir={repo}",
+        "-c",
+        str(repo / "pyproject.toml"),
+    ]
+    done = subprocess.run(command, cwd=repo, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout
+    assert "1 passed, 1 deselected" in done.stdout

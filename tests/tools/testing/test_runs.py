@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tools.testing.exceptions import Exceptions
-from tools.testing.runs import ROOT, Part, Runner
+from tools.testing.runs import NOTES, ROOT, Part, Runner
 
 ONCE = """
 from pathlib import Path
@@ -28,6 +28,12 @@ ALWAYS = "def test_fails(): assert False\n"
 NEVER = "def test_passes(): pass\n"
 
 
+@pytest.fixture(autouse=True)
+def _of_no_larger_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keeps the tests that fail here on purpose out of the notes of the run that this test is part of."""
+    monkeypatch.delenv(NOTES, raising=False)
+
+
 def part(place: Path, name: str, text: str) -> Part:
     """A module with these tests, as a part of a run; the project's own settings don't apply."""
     file = place / f"test_{name}.py"
@@ -39,7 +45,7 @@ def test_a_test_that_fails_once_and_then_passes_fails_nothing(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     assert Runner().run([part(tmp_path, "once", ONCE)], Exceptions()) == 0
-    assert "failed at first, passed when run again: test_once.py::test_fails_the_first_time" in capfd.readouterr().out
+    assert "== recovered: test_once.py::test_fails_the_first_time " in capfd.readouterr().out
 
 
 def test_a_test_that_fails_twice_fails_the_run(tmp_path: Path) -> None:
@@ -85,10 +91,17 @@ def test_one_that_finds_no_test_is_a_failure_only_where_all_do(tmp_path: Path) -
     assert Runner().run([nothing], Exceptions()) == 5
 
 
-def test_the_closing_line_counts_all_parts(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_the_closing_line_counts_all_parts_and_the_recovered_tests_of_earlier_runs(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     parts = [part(tmp_path, "once", ONCE), part(tmp_path, "always", ALWAYS), part(tmp_path, "never", NEVER)]
-    Runner(at_once=2).run(parts, Exceptions())
-    assert "1 failed, 2 passed in" in capfd.readouterr().out.splitlines()[-1]
+    notes = tmp_path / "notes"
+    notes.write_text("earlier.py::test_of_an_earlier_run\n")
+    Runner(at_once=2, environment=os.environ | {NOTES: str(notes)}).run(parts, Exceptions())
+    *_, first, second, closing = capfd.readouterr().out.splitlines()
+    assert "1 failed, 2 passed, 2 recovered in" in closing
+    assert first.startswith("== recovered: earlier.py::test_of_an_earlier_run ")
+    assert second.startswith("== recovered: test_once.py::test_fails_the_first_time ")
 
 
 def test_an_interrupted_run_ends_its_pytests_in_order(tmp_path: Path) -> None:
