@@ -196,12 +196,17 @@ class WasmGuests:
             self.host.unload(self._modules.popitem(last=False)[1])
         return self._maker(module)
 
-    def expect(self, spec: ProgramSpec) -> None:
-        """Note that a guest of this program will be asked for. Called when control has accepted its launch."""
+    def expect(self, spec: ProgramSpec, asked_s: float) -> None:
+        """Count a program that control has accepted, so that spares are kept for as many.
+
+        Args:
+            spec: the program.
+            asked_s: monotonic seconds at which the client's request came.
+        """
         is_python = spec.language == _Source.PYTHON
         module = self._python if is_python else self._modules.get(spec.digest)
         if module is not None and spec.language != _Source.NATIVE:
-            self.host.expect(module)
+            self.host.expect(module, asked_s)
 
     async def check_python(self, source: bytes, filename: str, limit_s: float) -> None:
         """Compile a Python source where it would run, so that it is the guest's own version that judges.

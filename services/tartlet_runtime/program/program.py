@@ -73,9 +73,15 @@ class Program:
     """A launched program. All methods are called on the loop's thread."""
 
     def __init__(
-        self, spec: ProgramSpec, handle: int, world: World, make_guest: MakeGuest, span: ProgramSpan | None = None
+        self,
+        spec: ProgramSpec,
+        handle: int,
+        world: World,
+        make_guest: MakeGuest,
+        asked_s: float,
+        span: ProgramSpan | None = None,
     ) -> None:
-        """Make a program that does nothing until `started`."""
+        """Make a program that does nothing until `started`. A client's request for it came at `asked_s`."""
         self.spec = spec
         self.program_id = spec.program_id
         self.model = spec.model
@@ -88,6 +94,8 @@ class Program:
         self.inbox = Inbox(spec.limits, self._arrived, self._heard)
         self.output = Output(spec.program_id, spec.limits.output_bytes, self._output_held, self.end)
         self.usage = UsageMeter(world.clock.now())
+        self.asked_s = asked_s
+        """Monotonic seconds at which the request came. The last programs of a large one are launched seconds later."""
         self.wait = GuestWait(world.driver.loop)
         self.has_engine_state = False  # some of its commands were sent to control
         self.queued = False  # in the driver's deque

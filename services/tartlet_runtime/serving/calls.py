@@ -39,6 +39,8 @@ class Call:
 
     driver: Driver
     expected: int
+    asked_s: float
+    """Monotonic seconds at which the request came."""
     tied: list[Program] = field(default_factory=list)
     relays: set[asyncio.Task[None]] = field(default_factory=set)
     """Tasks that bring events of programs at other runtimes."""

@@ -108,6 +108,11 @@ class ProgramTable:
         return page_of(shown, after, room, lambda program: info_of(program, now, unix_s, self.address))
 
     @property
+    def now_s(self) -> float:
+        """Monotonic seconds of the clock that programs' times are of."""
+        return self._clock.now()
+
+    @property
     def num_live(self) -> int:
         """Programs that haven't ended."""
         return len(self._live)
@@ -150,7 +155,7 @@ class ProgramTable:
         span = self._spans.start(spec.program_id, spec.name, spec.model, spec.trace)
         if span is not None:
             spec = replace(spec, trace=span.context())
-        program = Program(spec, self._take_handle(), self._world, make_guest, span)
+        program = Program(spec, self._take_handle(), self._world, make_guest, call.asked_s, span)
         if spec.durable:
             try:
                 program.journal = self._journals.open(spec.program_id, self._header(program), spec.limits.journal_bytes)
@@ -207,7 +212,7 @@ class ProgramTable:
 
     def _on_accepted(self, program: Program) -> None:
         if self._wasm is not None:
-            self._wasm.expect(program.spec)
+            self._wasm.expect(program.spec, program.asked_s)
 
     def _take_handle(self) -> int:
         while self._next_handle in self._live:

@@ -138,7 +138,7 @@ class ProgramsService(programs_pb2_grpc.ProgramsServicer):
     @contextlib.contextmanager
     def _stream(self, items: int) -> Iterator[Call]:
         """Open a call's stream of events. Events wait in memory for a slow client, so such calls are bounded."""
-        call = Call(self._driver, expected=items)
+        call = Call(self._driver, expected=items, asked_s=self._table.now_s)
         self._streams += 1
         try:
             if self._streams > self._max_streams:

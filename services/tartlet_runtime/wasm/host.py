@@ -155,17 +155,21 @@ class WasmHost:
             return guest
         return self._new_guest(module, limits, hooks, clock, random)
 
-    def expect(self, module: LinkedModule) -> None:
-        """A guest of `program` has been asked for; `create` may come much later when many are.
+    def expect(self, module: LinkedModule, asked_s: float) -> None:
+        """Count a guest of `module` that a client asked for, so that `tend` keeps enough spares for the next burst.
 
-        Counted here, not in `create`: how fast a burst is served must not decide how large it looks.
+        Args:
+            module: the module that the guest runs.
+            asked_s: monotonic seconds at which the client's request came. The call itself and `create` may come much
+                later when many guests are asked for at once; how fast a burst is served must not decide how large it
+                looks.
         """
-        self._demand.setdefault(module, Demand()).note(time.monotonic())
+        self._demand.setdefault(module, Demand()).note(asked_s)
 
     def tend(self, always: LinkedModule | None = None) -> bool:
         """One unit of upkeep, at most a few milliseconds: call it while idle, until it returns False.
 
-        Keeps as many spares of each program as were expected in the busiest two seconds of the last minute, and of
+        Keeps as many spares of each module as clients asked for in the busiest two seconds of the last minute, and of
         `always` at least `min_spares`.
         """
         if always is not None:

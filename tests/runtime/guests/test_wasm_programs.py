@@ -15,12 +15,12 @@ from tartlet_common.errors.registry import (
     UnknownModel,
 )
 from tartlet_common.rpc.error_proto import error_from_proto
-from tartlet_protos import common_pb2, programs_pb2
+from tartlet_protos import common_pb2, control_pb2, programs_pb2
 from tartlet_runtime.abi.limits import PYTHON_BYTES, default_limits
 from tartlet_runtime.guests.sandboxed import WasmGuests
 from tartlet_runtime.program.spans import Spans
 from tartlet_runtime.serving.specs import specify
-from tartlet_runtime.wasm import Compiled, GuestLimits, Phase, WasmHost
+from tartlet_runtime.wasm import Compiled, GuestLimits, HostConfig, Phase, WasmHost
 from tests.runtime.bystanders import launch
 from tests.runtime.harness import PYTHON, WASM, Rig, Stream, launch_spec, make_settings, running
 
@@ -124,6 +124,29 @@ async def test_a_core_module_runs_and_a_second_launch_needs_no_compile(run_dir: 
             assert events[0].kind == _Event.MESSAGE
 
 
+async def test_a_burst_that_starts_slowly_is_followed_by_spares_for_all_of_it(run_dir: Path) -> None:
+    burst = 8
+    async with running(run_dir) as rig:
+        module = SEND_AND_EXIT.read_bytes()
+        await run_program(rig, module, language=WASM)  # compiles it
+        rig.control.hold_starts = True
+        began = len(rig.control.frames)
+        stream = await launch(rig, *[launch_spec(WASM, module)] * burst)
+        starts = [s for f in rig.control.frames[began:] for s in f.starts]
+        while len(starts) < burst:
+            await asyncio.sleep(0.01)
+            starts = [s for f in rig.control.frames[began:] for s in f.starts]
+        for some in (starts[: burst // 2], starts[burst // 2 :]):
+            reply = control_pb2.ControlFrame()
+            for start in some:
+                reply.started.add(handle=start.handle)
+            await rig.control.push(reply)
+            await asyncio.sleep(2.1)  # so long that the parts look like two bursts, and that all spares are made
+        assert sum(e.kind == _Event.ENDED for e in await stream.rest()) == burst
+        state = await rig.stub.RuntimeState(programs_pb2.RuntimeStateRequest())
+    assert state.spares - HostConfig().min_spares in {burst, burst + 1}  # and the first program
+
+
 async def test_a_corrupt_module_is_rejected(run_dir: Path) -> None:
     async with running(run_dir) as rig:
         spec = launch_spec(WASM, b"\0asm\1\0\0\0garbage")
@@ -223,7 +246,7 @@ async def test_refused_launches_prepare_no_guests_and_their_models_are_no_labels
 ) -> None:
     expected: list[object] = []
     labels: list[str] = []
-    monkeypatch.setattr(WasmHost, "expect", lambda _host, module: expected.append(module))
+    monkeypatch.setattr(WasmHost, "expect", lambda _host, module, _asked_s: expected.append(module))
     monkeypatch.setattr(Spans, "end", lambda _spans, _span, model, _usage, _error: labels.append(model))
     source = b"def main(): return 7\n"
     async with running(run_dir) as rig:

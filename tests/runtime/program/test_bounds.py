@@ -74,7 +74,7 @@ async def test_what_stands_beside_a_large_submission_does_not_pass_a_message() -
 
 
 async def test_answers_to_many_launches_are_cut_into_messages() -> None:
-    call = Call(Driver(asyncio.get_running_loop()), expected=4096)
+    call = Call(Driver(asyncio.get_running_loop()), expected=4096, asked_s=0.0)
     for index in range(call.expected):
         call.reject(index, UnknownModel(model="x" * MAX_NAME_BYTES, available=[]))
     messages = [message async for message in call.messages()]

@@ -81,7 +81,9 @@ def test_a_damaged_submission_is_refused_where_the_abi_says_so(
     try:
         read = decode(bytes(damaged))
     except TartletError as e:
-        with pytest.raises(type(e)):
+        # `parse` reads record by record, so it may come to an unknown operation first
+        earlier = (UnknownOperation,) if isinstance(e, MalformedSubmission) else ()
+        with pytest.raises((type(e), *earlier)):
             parse(bytes(damaged))
         return
     sound = set(read.records["op"].tolist()) <= set(Op) and int(read.records["length"].sum()) <= len(read.payload)

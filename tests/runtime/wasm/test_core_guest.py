@@ -306,7 +306,7 @@ def test_a_module_whose_start_runs_code_has_no_spares(host: WasmHost) -> None:
     assert has_start(wasm)
     for compiled in (host.aot.compile(wasm), host.aot.compile(wasm)):  # made now, and found
         module = host.load(compiled)
-        host.expect(module)
+        host.expect(module, time.monotonic())
         assert not host.top_up(module, 1)
         while host.tend():
             pass
@@ -321,7 +321,7 @@ def test_any_bytes_have_an_answer_about_their_start(data: bytes) -> None:
 
 def test_spares_of_a_core_module_follow_its_demand_and_go_with_it(host: WasmHost, probe: LinkedModule) -> None:
     for _ in range(3):
-        host.expect(probe)
+        host.expect(probe, time.monotonic())
     while host.tend():
         pass
     assert host.num_spares == 3

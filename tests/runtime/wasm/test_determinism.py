@@ -56,6 +56,13 @@ def test_a_burst_over_a_boundary_of_seconds_counts_whole() -> None:
     assert demand.peak(12.0) == 4
 
 
+def test_launches_that_are_noted_late_count_when_they_were_asked_for() -> None:
+    demand = Demand(window_s=60)
+    for asked_s in (12.5, 12.6, 17.0, 12.7, 12.8, 17.1):
+        demand.note(asked_s)
+    assert demand.peak(18.0) == 4
+
+
 def test_the_target_stays_in_its_bounds() -> None:
     assert [target(peak, least=2, most=10) for peak in (0, 5, 50)] == [2, 5, 10]
     assert target(0, least=20, most=10) == 10

@@ -325,7 +325,7 @@ def test_spares_follow_the_demand(cache_dir: Path, python_compiled: Compiled) ->
             pass
         assert host.num_spares == 2
         for _ in range(6):
-            host.expect(python)
+            host.expect(python, time.monotonic())
         while host.tend(python):
             pass
         assert host.num_spares == 4
