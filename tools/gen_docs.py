@@ -91,6 +91,11 @@ SECURITY_TAIL = """
   privileges, the default seccomp profile. Only the operator's pods have a service account's token.
 - Each release has its own CA, whose key no pod has, and one certificate for each role. A certificate that another
   release's CA signed, even a CA of the same name, can't make a call.
+- The operator downloads programs from URLs only from hosts of `source_hosts`, and only from public addresses. Private,
+  loopback, link-local, shared, multicast and reserved addresses and those of clouds' metadata are refused, also inside
+  IPv6 (mapped, NAT64's well-known prefix, 6to4, Teredo), unless `source_private_hosts` names the host or the network.
+  The address that was checked is the one that is connected to. Redirects and proxies of the environment aren't
+  followed. A NAT64 prefix of your own lies in your own addresses: have a NetworkPolicy refuse what it must not reach.
 - NetworkPolicies allow only the traffic that the roles need, if the cluster's network enforces them. A chart can't know
   where the API server is. So the operator and the chart's hooks may dial any address on the API server's ports (443,
   6443) until `networkPolicy.apiServer.cidrs` names the address.

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable
 
 from tartlet_common.config.settings import WorkerSettings
+from tartlet_common.engine import defaults
 from tartlet_common.errors.registry import InvalidConfig
 from tartlet_common.process.role import Notify
 from tartlet_common.rpc.endpoints import Tls
@@ -42,7 +43,10 @@ def load(settings: WorkerSettings, progress: Callable[[str], None]) -> Engine:
     if settings.engine == "fake":
         from tartlet_worker.fake import FakeEngine, FakeOptions
 
-        pages = settings.kv_memory_bytes // (settings.page_size * FAKE_KV_BYTES_PER_TOKEN)
+        kv_bytes = settings.kv_memory_bytes
+        if kv_bytes == "auto":  # a fake engine has no device to measure
+            kv_bytes = defaults.KV_MEMORY_GIB << 30
+        pages = kv_bytes // (settings.page_size * FAKE_KV_BYTES_PER_TOKEN)
         return FakeEngine(
             FakeOptions(
                 model=settings.model_name or "fake",

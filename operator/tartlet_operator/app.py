@@ -41,7 +41,7 @@ from tartlet_operator.machinery.watch import WATCHED_KINDS, Watch
 from tartlet_operator.machinery.work_queue import WorkQueue
 from tartlet_operator.machinery.worker_defaults import WorkerDefaults
 from tartlet_operator.pools import reconcile as pools
-from tartlet_operator.runs import orphans
+from tartlet_operator.runs import expiry, orphans
 from tartlet_operator.runs import reconcile as runs
 
 log = logging.getLogger("tartlet.operator")
@@ -116,7 +116,8 @@ async def _lead(
     assert role is not None
     clock, tls = SystemClock(), endpoints.Tls.of(settings)
     control = ControlLink(settings.control, tls)
-    queue, store, fetcher = WorkQueue(), Store(), SourceFetcher(api, settings.source_hosts)
+    queue, store = WorkQueue(), Store()
+    fetcher = SourceFetcher(api, settings.source_hosts, settings.source_private_hosts)
     lease = settings.lease_name if own in namespaces else ""  # may be read only in watched namespaces
     pulse = Pulse(clock, notify, silence_s=leader.renew_s * _SILENT_RENEWALS if lease else 0.0)
     async with AsyncClient(settings.runtime, control=settings.control, tls=tls, retry_s=_RETRY_S) as client:
@@ -151,6 +152,7 @@ async def _lead(
                 tasks.create_task(Resync(ctx, [compare_catalogue, orphans.end]).run(), name="resync")
                 sweep = sweep_when_settled(ctx, [queue_entries_without_inferlet, orphans.end])
                 tasks.create_task(sweep, name="sweep")
+                tasks.create_task(expiry.sweep(ctx), name="expiry")
                 tasks.create_task(pulse.run(), name="pulse")
                 for kind, n in itertools.product((r.kind for r in RESOURCES), range(settings.concurrency)):
                     tasks.create_task(queue.work(kind, handler.handle), name=f"worker {n} of {kind}")

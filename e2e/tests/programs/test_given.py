@@ -68,7 +68,11 @@ def given(cluster: Cluster, image: Image, kube: Kube) -> Iterator[tuple[Kube, Ku
         ],
         "ports": [{"protocol": "TCP", "port": 8000}],
     }
-    operator = {**LEAN["operator"], "namespaces": [ONE, TWO], "settings": {"source_hosts": HOST}}
+    operator = {
+        **LEAN["operator"],
+        "namespaces": [ONE, TWO],
+        "settings": {"source_hosts": HOST, "source_private_hosts": HOST.partition(":")[0]},
+    }
     with step("release for two namespaces"):
         install(own, image, operator=operator, networkPolicy={"operator": {"extraEgress": [to_sources]}})
     yield own, one, two

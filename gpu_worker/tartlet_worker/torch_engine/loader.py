@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -20,7 +21,7 @@ from tartlet_worker.attention.c_kernel import CKernel
 from tartlet_worker.attention.torch_chunked import TorchChunked
 from tartlet_worker.attention.torch_gather import TorchGather
 from tartlet_worker.checkpoints.model_config import ModelConfig, read_config
-from tartlet_worker.checkpoints.tensors import digest
+from tartlet_worker.checkpoints.tensors import digest, weight_files
 from tartlet_worker.checkpoints.text_files import TOKENIZER, Texts, read_texts
 from tartlet_worker.checkpoints.weights import WeightReader
 from tartlet_worker.kernels import available
@@ -34,6 +35,7 @@ from tartlet_worker.sampling.c_sampler import CSampler
 from tartlet_worker.sampling.torch_sampler import TorchSampler
 from tartlet_worker.torch_engine.engine import TorchEngine
 from tartlet_worker.torch_engine.fast_path import Machine, resolve_dtype, slow_path_reasons
+from tartlet_worker.torch_engine.kv_budget import batch_bytes, kv_bytes
 from tartlet_worker.torch_engine.memory import check_device, free_bytes
 
 log = logging.getLogger("tartlet.worker")
@@ -54,7 +56,8 @@ class EngineOptions:
     dtype: str = "auto"  # "bfloat16", "float32", or "auto": the checkpoint's
     device: str = "cpu"  # or "cuda", "cuda:1"
     page_size: int = defaults.PAGE_SIZE  # tokens, 1 to 32
-    kv_memory_bytes: int = defaults.KV_MEMORY_GIB << 30  # gives the number of pages where `num_pages` is None
+    # gives the number of pages where `num_pages` is None; "auto": what the loaded model leaves on the device
+    kv_memory_bytes: int | Literal["auto"] = defaults.KV_MEMORY_GIB << 30
     num_pages: int | None = None
     num_embeds: int | None = None  # None: as many as tokens fit the pages, at most defaults.NUM_EMBEDS
     num_slots: int = defaults.NUM_SLOTS
@@ -101,18 +104,20 @@ def load_engine(
     options = replace(options, dtype=resolve_dtype(options.dtype, config))
     dtype = DTYPES[options.dtype]
     progress(f"loading model {path.name}")
-    sizes = pool_sizes(config, options)
     reader = WeightReader(path, config, dtype)
+    decoder: Decoder | None = None
+    if options.kv_memory_bytes == "auto" and options.num_pages is None:
+        weights = sum(file.stat().st_size for file in weight_files(path))
+        with _out_of_memory(options.device, weights, free_bytes(options.device)):
+            decoder = make_decoder(config, options, reader, dtype)  # first: what the weights leave is measured
+        options = replace(options, kv_memory_bytes=_measured(config, options))
+    sizes = pool_sizes(config, options)
     asked, free = pool_bytes(sizes, config, dtype.itemsize), free_bytes(options.device)
     if asked > free:
         raise OutOfDeviceMemory(device=options.device, asked_bytes=asked, free_bytes=free)
-    try:
-        decoder = make_decoder(config, options, reader, dtype)
+    with _out_of_memory(options.device, asked, free):
+        decoder = decoder or make_decoder(config, options, reader, dtype)
         pools = Pools(sizes, config, dtype, options.device)
-    except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
-        if not isinstance(error, torch.OutOfMemoryError | MemoryError) and "alloc" not in str(error):
-            raise
-        raise OutOfDeviceMemory(device=options.device, asked_bytes=asked, free_bytes=free) from error
     said, known = texts.stop_tokens, tuple(t for t in texts.stop_tokens if 0 <= t < config.vocab)
     if known != said:
         log.warning("%s: some of the end tokens %s are not in its vocabulary of %d", path, said, config.vocab)
@@ -122,6 +127,31 @@ def load_engine(
         file = path / TOKENIZER
         log.warning("%s: no such file: programs can use tokens only, no text and no chat template", file)
     return TorchEngine(spec, decoder, pools, make_sampler(options), texts.tokenizer_json)
+
+
+@contextlib.contextmanager
+def _out_of_memory(device: str, asked: int, free: int) -> Iterator[None]:
+    """Turn a failed allocation into OutOfDeviceMemory."""
+    try:
+        yield
+    except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
+        if not isinstance(error, torch.OutOfMemoryError | MemoryError) and "alloc" not in str(error):
+            raise
+        raise OutOfDeviceMemory(device=device, asked_bytes=asked, free_bytes=free) from error
+
+
+def _measured(config: ModelConfig, options: EngineOptions) -> int:
+    """Return the bytes for KV pages that the loaded weights leave on the device."""
+    free, item = free_bytes(options.device), DTYPES[options.dtype].itemsize
+    embeds = options.num_embeds if options.num_embeds is not None else defaults.NUM_EMBEDS
+    scratch = options.max_batch_tokens + options.max_batch_commands * options.page_size  # tokens of scratch pages
+    pools = embeds * config.dim * item + scratch * page_bytes(config, 1, item)
+    batch = batch_bytes(
+        config, tokens=options.max_batch_tokens, commands=options.max_batch_commands, element_bytes=item
+    )
+    found = kv_bytes(free, pools=pools, batch=batch, device=options.device)
+    log.info("KV pages take %d of the %d bytes that are free on %s", found, free, options.device)
+    return found
 
 
 def engine_from_settings(settings: WorkerSettings, progress: Callable[[str], None]) -> TorchEngine:
@@ -153,7 +183,10 @@ def pool_sizes(config: ModelConfig, options: EngineOptions) -> PoolSizes:
         OutOfDeviceMemory: the memory for pages is less than one page.
     """
     one = page_bytes(config, options.page_size, DTYPES[options.dtype].itemsize)
-    num_pages = options.num_pages if options.num_pages is not None else options.kv_memory_bytes // one
+    num_pages = options.num_pages
+    if num_pages is None:
+        assert options.kv_memory_bytes != "auto", "the caller has measured"
+        num_pages = options.kv_memory_bytes // one
     if num_pages < 1:
         raise OutOfDeviceMemory(device=options.device, asked_bytes=one, free_bytes=options.kv_memory_bytes)
     tokens = num_pages * options.page_size

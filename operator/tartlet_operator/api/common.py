@@ -85,6 +85,9 @@ def a_model(field: str) -> dict[str, Any]:
 
 
 Text = Annotated[str, Field(max_length=4096)]
+
+OutputMode = Literal["status", "none"]
+"""Where the texts of a run are kept: in its status, or nowhere."""
 Labels = Annotated[dict[str, Annotated[str, Field(max_length=4096)]], Field(max_length=64)]
 
 

@@ -13,6 +13,7 @@ from tartlet_operator.api.common import (
     Column,
     Conditions,
     Name,
+    OutputMode,
     Resource,
     Text,
     a_model,
@@ -150,6 +151,11 @@ class InferletSpec(ApiModel):
         ),
     )
     limits: Limits = Field(default_factory=Limits, description="Limits of each run.")
+    output: OutputMode = Field(
+        default="status",
+        description="`none` keeps the output, results, tracebacks and messages of all the program's runs out of "
+        "statuses, conditions and events. The error's type and remedy stay. `status` keeps them in the run's status.",
+    )
     description: Annotated[str, Field(max_length=1024)] = Field(
         default="", description="What the program does, for people."
     )

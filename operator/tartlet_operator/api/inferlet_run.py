@@ -11,6 +11,7 @@ from tartlet_operator.api.common import (
     ApiModel,
     Column,
     Conditions,
+    OutputMode,
     Resource,
     Text,
     a_model,
@@ -56,7 +57,13 @@ class InferletRunSpec(ApiModel):
         default=None,
         ge=0,
         le=31_536_000,
-        description="The object is deleted this long after the run's end; unset: never.",
+        description="The object is deleted this long after the run's end; unset: after the operator's setting "
+        "run_ttl_s, by default 7 days.",
+    )
+    output: OutputMode = Field(
+        default="status",
+        description="`none` keeps the run's texts out of status, conditions and events, as the Inferlet's "
+        "`spec.output: none` does for all its runs. `status` doesn't undo the Inferlet's `none`.",
     )
 
 
@@ -101,6 +108,11 @@ class InferletRunStatus(ApiModel):
         description="What the program sent and printed; the last 64 KiB, less where JSON escapes much of it.",
     )
     output_truncated: bool = Field(default=False, description="The start of the output is missing.")
+    output_kept: bool = Field(
+        default=True,
+        description="Whether texts of the latest launch are kept here: false if `spec.output` of the run or of its "
+        "Inferlet was `none` at the launch.",
+    )
     result: Annotated[str, Field(max_length=OUTPUT_BYTES)] | None = Field(
         default=None, description="What the program's main returned; of a long text the last 64 KiB."
     )

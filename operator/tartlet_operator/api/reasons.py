@@ -29,6 +29,7 @@ class Reason(StrEnum):
     CATALOGUED = "Catalogued"
     SOURCE_MISSING = "SourceMissing"
     HOST_NOT_ALLOWED = "HostNotAllowed"
+    ADDRESS_NOT_ALLOWED = "AddressNotAllowed"
     FETCH_FAILED = "FetchFailed"
     DIGEST_MISMATCH = "DigestMismatch"
     POOL_READY = "PoolReady"
@@ -84,6 +85,7 @@ MEANING: dict[Reason, str] = {
     Reason.CATALOGUED: "The source was validated and is in the catalogue.",
     Reason.SOURCE_MISSING: "The ConfigMap or its key doesn't exist.",
     Reason.HOST_NOT_ALLOWED: "The operator may not fetch from the URL's host.",
+    Reason.ADDRESS_NOT_ALLOWED: "The URL's host has a private or reserved address, which no administrator has named.",
     Reason.FETCH_FAILED: "The URL could not be fetched.",
     Reason.DIGEST_MISMATCH: "The fetched file has another digest.",
     Reason.POOL_READY: "A pool that is ready serves the model.",

@@ -18,14 +18,14 @@ from tartlet_common.config.settings import listed
 from tartlet_operator.api.inferlet import Source, UrlSource
 from tartlet_operator.api.reasons import Reason
 from tartlet_operator.cluster.kube import Api
+from tartlet_operator.egress.addresses import Exceptions
+from tartlet_operator.egress.session import CONNECTIONS, AddressRefused, Egress
 
 log = logging.getLogger("tartlet.operator")
 
 MAX_BYTES: Final = 3 << 20
 """Most bytes that control's catalogue takes."""
-_TIMEOUT: Final = aiohttp.ClientTimeout(total=30)
 _KEPT_BYTES: Final = 32 << 20
-_AT_ONCE: Final = 32
 _KNOWN_S: Final = 20.0
 """How long a failed download is remembered; less than the time after which an Inferlet asks again."""
 _JUST_S: Final = 1.0
@@ -71,16 +71,24 @@ class _Failed(NamedTuple):
 class SourceFetcher:
     """Fetches sources. Downloads run in tasks of their own, and are kept by digest."""
 
-    def __init__(self, api: Api, hosts: str) -> None:
+    def __init__(self, api: Api, hosts: str, private_hosts: str = "") -> None:
+        """Start without a download.
+
+        Args:
+            api: where ConfigMaps are read.
+            hosts: patterns of the hosts that may be asked, separated by commas.
+            private_hosts: hosts and networks that may have addresses which aren't public, separated by commas.
+        """
         self._api = api
         self._hosts = listed(hosts.lower())
+        self._egress = Egress(Exceptions.of(listed(private_hosts)))
         self._kept: OrderedDict[str, bytes] = OrderedDict()  # by digest
         self._size = 0
         self._untaken: dict[str, int] = {}  # sizes of downloads that nobody has taken yet, by digest
         self._taken = asyncio.Event()
         self._coming: dict[_Wanted, asyncio.Task[None]] = {}
         self._failed: OrderedDict[_Wanted, _Failed] = OrderedDict()  # lately
-        self._room = asyncio.Semaphore(_AT_ONCE)
+        self._room = asyncio.Semaphore(CONNECTIONS)
 
     async def fetch(self, source: Source, namespace: str) -> bytes:
         """Return the source's bytes.
@@ -143,7 +151,7 @@ class SourceFetcher:
         url, digest = wanted
         try:
             async with self._room:
-                data = await _download(url)
+                data = await _downloaded(self._egress, url)
                 actual = hashlib.sha256(data).hexdigest()
                 if actual == digest:
                     await self._wait_for_room(len(data))
@@ -174,6 +182,7 @@ class SourceFetcher:
         for task in coming:
             task.cancel()
         await asyncio.gather(*coming, return_exceptions=True)
+        await self._egress.close()
 
     async def _wait_for_room(self, size: int) -> None:
         """Wait while finished downloads fill the room: another would push out data that are about to be taken."""
@@ -222,13 +231,14 @@ def allowed(url: str, hosts: list[str]) -> bool:
     return any(fnmatchcase(name, pattern) for name in names for pattern in hosts)
 
 
-async def _download(url: str) -> bytes:
-    """Download at most `MAX_BYTES`. Redirects aren't followed: they could lead to hosts that aren't allowed."""
+async def _downloaded(egress: Egress, url: str) -> bytes:
+    """Download at most `MAX_BYTES`. Redirects aren't followed: they could lead to hosts that aren't allowed.
+
+    Raises:
+        SourceProblem: the file can't be had.
+    """
     try:
-        async with (
-            aiohttp.ClientSession(timeout=_TIMEOUT) as session,
-            session.get(url, allow_redirects=False) as reply,
-        ):
+        async with egress.get(url) as reply:
             if reply.status != 200:
                 message = f"spec.source.url.url: {url} answered {reply.status}: give the URL of the file itself"
                 later = reply.status in _MAY_COME or reply.status >= 500
@@ -237,6 +247,12 @@ async def _download(url: str) -> bytes:
             while len(data) <= MAX_BYTES and (more := await reply.content.read(MAX_BYTES + 1 - len(data))):
                 data += more
     except (aiohttp.ClientError, TimeoutError, ValueError) as e:  # ValueError: yarl knows no such address
+        if isinstance(e, aiohttp.ClientConnectorError) and isinstance(e.os_error, AddressRefused):
+            message = (
+                f"spec.source.url.url: {url}: the host's address is private or reserved: give a public host, or have "
+                "an administrator add the host to the operator's setting source_private_hosts"
+            )
+            raise SourceProblem(Reason.ADDRESS_NOT_ALLOWED, message) from e
         said = str(e) or type(e).__name__
         message = f"spec.source.url.url: {url} can't be fetched: {said}: check the address and the network policy"
         raise SourceProblem(Reason.FETCH_FAILED, message, retry=True) from e

@@ -47,6 +47,7 @@ class RunSeen(NamedTuple):
 
     inferlet: str
     phase: str
+    expires_s: float = 0.0  # when the run is to be deleted, Unix time; 0: not yet known, or never
 
 
 class Store:

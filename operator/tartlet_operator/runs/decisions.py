@@ -24,6 +24,8 @@ LATE_S: Final = 5.0
 The runtime keeps the deadline itself. The program may have ended in time while nobody followed it, and its start is
 known only to the second.
 """
+SOON_S: Final = 60.0
+"""A run that is to be deleted this soon gets a timer, so that it goes on time."""
 RECHECK_S: Final = 10.0
 """How often a waiting run is looked at, beside the events that say when its wait is over."""
 _FIRST_PAUSE_S: Final = 2.0
@@ -151,6 +153,7 @@ def decide(
     inferlet: InferletFacts,
     outcome: Outcome | None,
     followed_s: float = 0.0,
+    ttl_s: int = -1,
 ) -> Action:
     """Decide what to do next about a run.
 
@@ -162,9 +165,10 @@ def decide(
         inferlet: facts about the Inferlet that the run names.
         outcome: how the current attempt ended, if it has.
         followed_s: how long the current program has been followed.
+        ttl_s: how long an ended run stays whose spec names no time; -1: forever.
     """
     if status.phase in ("Succeeded", "Failed"):
-        return _after_end(spec, status, now)
+        return after_end(spec, status, now, ttl_s)
     left_s = (parse(status.start_time) if status.start_time else now) + spec.deadline_seconds - now
     running = status.phase == "Running"
     late = DeadlineExceeded(deadline_s=spec.deadline_seconds)
@@ -213,8 +217,17 @@ def still_since(status: InferletRunStatus, unknown: float) -> float:
     return parse(running.last_transition_time) if running is not None else unknown
 
 
-def _after_end(spec: InferletRunSpec, status: InferletRunStatus, now: float) -> Action:
-    if spec.ttl_seconds_after_finished is None or status.completion_time is None:
+def expires_s(spec: InferletRunSpec, status: InferletRunStatus, ttl_s: int) -> float:
+    """Return when an ended run is to be deleted, Unix time, s; 0: never, or the run goes on."""
+    own_s = spec.ttl_seconds_after_finished
+    stays_s = ttl_s if own_s is None else own_s
+    return 0.0 if stays_s < 0 or status.completion_time is None else parse(status.completion_time) + stays_s
+
+
+def after_end(spec: InferletRunSpec, status: InferletRunStatus, now: float, ttl_s: int) -> Delete | Rest:
+    """Decide about a run that has ended; one that stays for longer than `SOON_S` is left to the sweep."""
+    at_s = expires_s(spec, status, ttl_s)
+    left_s = at_s - now
+    if not at_s or left_s > SOON_S:
         return Rest(None)
-    left_s = parse(status.completion_time) + spec.ttl_seconds_after_finished - now
     return Delete() if left_s <= 0 else Rest(left_s)

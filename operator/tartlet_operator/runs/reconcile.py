@@ -26,7 +26,7 @@ from tartlet_operator.machinery.context import Context
 from tartlet_operator.machinery.program_output import Outcome, Output
 from tartlet_operator.machinery.store import RunSeen
 from tartlet_operator.runs import decisions as runs
-from tartlet_operator.runs import orphans, status
+from tartlet_operator.runs import orphans, status, withhold
 from tartlet_operator.runs.decisions import Delete, Finish, Follow, InferletFacts, Launch, Rest, Retry, Wait
 
 _LAUNCH_TIMEOUT_S: Final = 60.0
@@ -55,7 +55,7 @@ async def reconcile(ctx: Context, key: Key, body: Mapping[str, Any]) -> float | 
     meta, run = Meta.of(body), InferletRun.model_validate(body)
     old = run.status or InferletRunStatus()
     await _end(ctx, ctx.followers.forget_another(key, meta.uid), _MADE_AGAIN)
-    ctx.store.saw_run(key, RunSeen(run.spec.inferlet, old.phase))
+    _saw(ctx, key, run, old)
     if meta.deleting:  # a finalizer keeps the object; its program is unwanted
         for program_id in {ctx.followers.forget(key), old.program_id if old.phase == "Running" else ""}:
             await _end(ctx, program_id, _DELETED)
@@ -64,14 +64,16 @@ async def reconcile(ctx: Context, key: Key, body: Mapping[str, Any]) -> float | 
             await _finish(ctx, key, meta, run, old, Finish(outcome))
         return None
     inferlet, known = await _inferlet(ctx, key, run, old)
+    ended = ctx.followers.outcome(key, old.program_id)
     action = runs.decide(
         run.spec,
         old,
         uid=meta.uid,
         now=ctx.unix_s,
         inferlet=known,
-        outcome=ctx.followers.outcome(key, old.program_id),
+        outcome=ended if old.output_kept else withhold.without_texts(ended),
         followed_s=ctx.followers.followed_s(key, old.program_id),
+        ttl_s=ctx.settings.run_ttl_s,
     )
     match action:
         case Rest(seconds):
@@ -174,6 +176,7 @@ async def _launch(
         message = f"the operator follows {limit} runs, as many as max_runs allows: it waits until one ends"
         return await waits(Wait(min(action.deadline_s, _FULL_S), Reason.TOO_MANY_RUNS, message))
     assert inferlet is not None, "decide() launches only what was found"
+    keeps = withhold.keeps(run.spec, inferlet.spec)
     args = run.spec.args if run.spec.args is not None else inferlet.spec.args
     spec = LaunchSpec(
         inferlet=run.spec.inferlet,
@@ -188,7 +191,8 @@ async def _launch(
         accepted = await _answer(ctx, spec, min(patience_s, action.deadline_s + _LATE_S))
     except TartletError as e:
         if not e.retryable and not isinstance(e, _WAITS):
-            finish = Finish(Outcome(success=False, error=e))
+            refused = Outcome(success=False, error=e)
+            finish = Finish(refused if keeps else withhold.without_texts(refused))
             return await _finish(ctx, key, meta, run, old, finish)
         left_s = action.deadline_s - (ctx.unix_s - started)
         pause_s = runs.pause_s(started - runs.still_since(old, started))
@@ -196,6 +200,7 @@ async def _launch(
     # before the status is written: if the write fails, the program is known all the same
     await _end(ctx, ctx.followers.follow(key, accepted.program_id, meta.uid), _LATER)
     new = status.launched(old, action.attempt, accepted.program_id, generation=meta.generation, now=started)
+    new = new.model_copy(update={"output_kept": keeps})
     await _write(ctx, key, meta, old, new, EventReason.RUN_LAUNCHED, f"attempt {action.attempt}: {accepted.program_id}")
     return action.deadline_s
 
@@ -213,7 +218,7 @@ async def _follow(
 ) -> float | None:
     await _end(ctx, ctx.followers.follow(key, program_id, meta.uid), _LATER)
     output = ctx.followers.output(key, program_id)
-    if output is not None and output != Output() and output.text != old.output:
+    if old.output_kept and output is not None and output != Output() and output.text != old.output:
         await ctx.write_status(key, meta, old, status.progressed(old, output))
     return seconds
 
@@ -223,7 +228,7 @@ async def _finish(
 ) -> float | None:
     if finish.kill:
         await ctx.followers.end(old.program_id, "past the run's deadline")
-        output = ctx.followers.output(key, old.program_id) or Output()
+        output = (ctx.followers.output(key, old.program_id) if old.output_kept else None) or Output()
         finish = replace(finish, outcome=replace(finish.outcome, output=output))
     new = status.finished(old, finish, generation=meta.generation, now=ctx.unix_s)
     if finish.outcome.success:
@@ -233,7 +238,15 @@ async def _finish(
     left = ctx.followers.forget(key)
     if not finish.kill:
         await _end(ctx, left, _HAS_ENDED)
-    return float(run.spec.ttl_seconds_after_finished) if run.spec.ttl_seconds_after_finished is not None else None
+    _saw(ctx, key, run, new)
+    then = runs.after_end(run.spec, new, ctx.unix_s, ctx.settings.run_ttl_s)
+    return then.seconds if isinstance(then, Rest) else 0.0
+
+
+def _saw(ctx: Context, key: Key, run: InferletRun, status: InferletRunStatus) -> None:
+    """Remember a run and when it is to be deleted."""
+    expires_s = runs.expires_s(run.spec, status, ctx.settings.run_ttl_s)
+    ctx.store.saw_run(key, RunSeen(run.spec.inferlet, status.phase, expires_s))
 
 
 async def _write(

@@ -265,6 +265,8 @@ def _print_status(run: Object, before: str, *, as_json: bool) -> None:
         return
     if status.get("outputTruncated") and not before:
         sys.stderr.write("[the start of the output is not kept]\n")
+    if status.get("outputKept") is False:
+        sys.stderr.write("[spec.output is none: no output is kept]\n")
     output, result = grown(before, str(status.get("output") or "")), status.get("result")
     click.echo(output, nl=bool(output) and not output.endswith("\n"))
     if result is not None:

@@ -68,7 +68,7 @@ def load(
             else:
                 wrong.append(f"{key} is {values[key]!r} (from {origins[key]}), but must be {allowed(fields[key])}")
         remedy = " ".join(dict.fromkeys(remedies))
-        raise InvalidConfig(role=role, detail="; ".join(wrong), remedy=remedy) from e
+        raise InvalidConfig(role=role, detail="; ".join(dict.fromkeys(wrong)), remedy=remedy) from e
 
 
 def _remedy(origin: str, variable: str = "", flag: str = "") -> str:
@@ -116,7 +116,12 @@ def allowed(schema: Mapping[str, Any]) -> str:
         >>> allowed({"type": "integer", "minimum": 1, "maximum": 8}), allowed({"enum": ["text", "json"]})
         ('a whole number from 1 to 8', 'one of text, json')
     """
-    schema = next((kind for kind in schema.get("anyOf", ()) if kind["type"] != "null"), schema)
+    kinds = [kind for kind in schema.get("anyOf", ()) if kind["type"] != "null"]
+    if len(kinds) > 1:
+        return " or ".join(map(allowed, kinds))
+    schema = next(iter(kinds), schema)
+    if "const" in schema:
+        return str(schema["const"])
     if "means" in schema:
         return str(schema["means"])
     if "enum" in schema:

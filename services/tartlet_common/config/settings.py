@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Final, Literal
+from typing import Annotated, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -114,7 +114,9 @@ class WorkerSettings(_Settings):
         "auto", description="number type of weights and KV pages; auto: the checkpoint's"
     )
     page_size: int = Field(defaults.PAGE_SIZE, ge=1, le=32, description="tokens of a KV page")
-    kv_memory_bytes: int = Field(defaults.KV_MEMORY_GIB << 30, ge=1 << 16, description="bytes of memory for KV pages")
+    kv_memory_bytes: Annotated[int, Field(ge=1 << 16)] | Literal["auto"] = Field(
+        defaults.KV_MEMORY_GIB << 30, description="bytes of memory for KV pages; auto: what the device has left"
+    )
     num_embeds: int = Field(defaults.NUM_EMBEDS, ge=16, description="embedding slots, one token each")
     num_slots: int = Field(defaults.NUM_SLOTS, ge=16, description="token slots")
     max_batch_tokens: int = Field(defaults.MAX_BATCH_TOKENS, ge=1, description="tokens of one forward batch, at most")
@@ -158,11 +160,23 @@ class OperatorSettings(_Settings):
         5, ge=0, le=100, description="retries after a failure, until the object waits for the next resync"
     )
     max_runs: int = Field(256, ge=1, le=10_000, description="InferletRuns that are followed at once")
+    run_ttl_s: int = Field(
+        604_800,
+        ge=-1,
+        le=31_536_000,
+        description="seconds after its end until an InferletRun that names no time is deleted; -1: never",
+    )
     source_hosts: str = Field(
         "",
         pattern="^[^/@#]*$",
         json_schema_extra={"means": "hosts, not URLs, such as example.org or *.example.org:8443"},
         description="hosts that sources may be fetched from, as patterns separated by commas; empty: none",
+    )
+    source_private_hosts: str = Field(
+        "",
+        pattern="^[^@#]*$",
+        json_schema_extra={"means": "hosts and networks, such as git.example.org or 10.1.0.0/16"},
+        description="hosts and networks among source_hosts that may have private addresses, separated by commas",
     )
     worker_image: str = Field("tartlet-worker:latest", description="container image of pools that name none")
     worker_pull_policy: Literal["Always", "IfNotPresent", "Never"] = Field(

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import json
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import tartlet
-from tartlet_common.errors.registry import UnknownModel
+from tartlet_common.errors.registry import ProgramFailed, UnknownModel
 from tests.operator.api_server import ApiServer
 from tests.operator.live.test_pools import serving
 from tests.operator.operator_process import live
@@ -75,7 +77,9 @@ async def test_inferlets_from_every_source(api_server: ApiServer, namespace: str
     files = {"/hello.py": HELLO.encode()}
     digest = "sha256:" + hashlib.sha256(HELLO.encode()).hexdigest()
     with web_server(files) as host:
-        async with live(api_server, namespace, run_dir, f"--source-hosts={host}") as it:
+        async with live(
+            api_server, namespace, run_dir, f"--source-hosts={host}", "--source-private-hosts=127.0.0.1"
+        ) as it:
             it.create("Inferlet", "inline", {"source": {"inline": HELLO}, "description": "greets"})
             await it.until_condition("Inferlet", "inline", "Ready")
             assert it.get("Inferlet", "inline")["status"]["digest"] == digest
@@ -192,6 +196,64 @@ async def test_runs_from_launch_to_deletion(api_server: ApiServer, namespace: st
             ended = await (await client.attach(program)).wait()
         assert isinstance(ended.error, tartlet.TartletError)
         assert ended.error.name == "ProgramKilled"
+
+
+SECRET = "prescription-4711"
+TELLING = f"""
+import asyncio, sys
+
+async def main():
+    print("{SECRET}", flush=True)
+    print("{SECRET}", file=sys.stderr, flush=True)
+    await asyncio.sleep(2.5)
+    if sys.argv[1:]:
+        raise ValueError("{SECRET}")
+    return "{SECRET}"
+"""
+
+
+async def test_a_run_with_output_none_leaves_no_text_in_the_cluster_and_says_what_failed(
+    api_server: ApiServer, namespace: str, run_dir: Path
+) -> None:
+    async with live(api_server, namespace, run_dir, "--run-ttl-s=-1") as it:
+        it.create("Inferlet", "telling", {"source": {"inline": TELLING}})
+        it.create("Inferlet", "silent", {"source": {"inline": TELLING}, "output": "none"})
+        runs: dict[str, dict[str, Any]] = {
+            "by-run": {"inferlet": "telling", "output": "none"},
+            "by-run-fails": {"inferlet": "telling", "output": "none", "args": ["x"], "retries": 1},
+            "by-inferlet": {"inferlet": "silent", "output": "status"},
+            "by-inferlet-fails": {"inferlet": "silent", "args": ["x"]},
+        }
+        for name, spec in runs.items():
+            it.create("InferletRun", name, spec)
+        it.create("InferletRun", "told", {"inferlet": "telling"})
+        for name in runs:
+            await it.until_condition("InferletRun", name, "Failed" if "fails" in name else "Succeeded")
+            status = it.get("InferletRun", name)["status"]
+            events = [e for e in it.core("GET", "api/v1", "events")["items"] if e["involvedObject"]["name"] == name]
+            assert SECRET not in json.dumps([status, events]), name
+            assert (status["output"], status["outputKept"], status.get("result")) == ("", False, None)
+            if "fails" in name:
+                error = status["error"]
+                assert (error["name"], error["number"]) == ("ProgramFailed", 201)
+                assert error["remedy"] == ProgramFailed.remedy
+                assert (error["stderr"], SECRET in error["traceback"]) == ("", False)
+                assert it.condition("InferletRun", name, "Failed")["reason"] == "ProgramFailed"
+        await it.until_condition("InferletRun", "told", "Succeeded")
+        told = it.get("InferletRun", "told")["status"]
+        assert (told["output"], told["result"], told["outputKept"]) == (f"{SECRET}\n", SECRET, True)
+
+
+async def test_ended_runs_that_name_no_time_go_after_the_operators(
+    api_server: ApiServer, namespace: str, run_dir: Path
+) -> None:
+    async with live(api_server, namespace, run_dir, "--run-ttl-s=2") as it:
+        it.create("Inferlet", "hello", {"source": {"inline": HELLO}})
+        for name, spec in {"unset": {}, "stays": {"ttlSecondsAfterFinished": 3600}}.items():
+            it.create("InferletRun", name, {"inferlet": "hello", **spec})
+        await it.until_condition("InferletRun", "stays", "Succeeded")
+        await it.until(lambda: not it.exists("InferletRun", "unset"))
+        assert it.exists("InferletRun", "stays")
 
 
 async def test_an_operator_that_dies_loses_nothing_and_launches_nothing_twice(

@@ -168,7 +168,9 @@ async def test_a_run_made_right_after_a_change_of_its_inferlet_runs_the_new_vers
             url = {"url": f"http://{host}/{n}.py", "digest": f"sha256:{hashlib.sha256(texts[n]).hexdigest()}"}
             return {"source": {"url": url}, "args": [f"arguments {n}"]}
 
-        async with live(api_server, namespace, run_dir, f"--source-hosts={host}") as it:
+        async with live(
+            api_server, namespace, run_dir, f"--source-hosts={host}", "--source-private-hosts=127.0.0.1"
+        ) as it:
             it.create("Inferlet", "changed", spec(0))
             await it.until_condition("Inferlet", "changed", "Ready")
             for n in (1, 2):

@@ -14,6 +14,7 @@ from aiohttp import web
 
 from tartlet_operator.api.inferlet import Source, UrlSource
 from tartlet_operator.api.reasons import Reason
+from tartlet_operator.egress import session
 from tartlet_operator.machinery import sources
 from tartlet_operator.machinery.sources import SourceFetcher, SourceProblem, StillFetching, allowed
 
@@ -76,8 +77,10 @@ def test_no_host_is_allowed_unless_named() -> None:
 async def test_an_unreachable_url_gives_a_readable_message(monkeypatch: pytest.MonkeyPatch) -> None:
     async def told(url: str) -> str:
         source = UrlSource(url=url, digest="sha256:" + "0" * 64)
+        fetcher = SourceFetcher(None, "127.0.0.1:*", "127.0.0.1")  # type: ignore[arg-type]
         with pytest.raises(SourceProblem) as problem:
-            await fetched(SourceFetcher(None, "127.0.0.1:*"), Source(url=source))  # type: ignore[arg-type]
+            await fetched(fetcher, Source(url=source))
+        await fetcher.close()
         assert (problem.value.reason, problem.value.retry) == (Reason.FETCH_FAILED, True)
         return problem.value.message
 
@@ -87,7 +90,7 @@ async def test_an_unreachable_url_gives_a_readable_message(monkeypatch: pytest.M
         refused = await told(url)
     assert refused.startswith(f"spec.source.url.url: {url} can't be fetched: Cannot connect to host 127.0.0.1:")
     assert "ConnectionKey" not in refused
-    monkeypatch.setattr(sources, "_TIMEOUT", aiohttp.ClientTimeout(total=0.01))
+    monkeypatch.setattr(session, "_TIMEOUT", aiohttp.ClientTimeout(total=0.01))
     with socket.socket() as silent:
         silent.bind(("127.0.0.1", 0))
         silent.listen()
@@ -98,7 +101,7 @@ async def test_an_unreachable_url_gives_a_readable_message(monkeypatch: pytest.M
 async def test_a_slow_source_is_fetched_once_and_blocks_no_worker() -> None:
     async with serving(b"pass") as web_server:
         web_server.may_answer.clear()
-        fetcher, source = SourceFetcher(None, "127.0.0.1:*"), web_server.source("a.py")  # type: ignore[arg-type]
+        fetcher, source = SourceFetcher(None, "127.0.0.1:*", "127.0.0.1"), web_server.source("a.py")  # type: ignore[arg-type]
         for _ in range(2):
             with pytest.raises(StillFetching) as still:
                 await fetcher.fetch(source, "ns")
@@ -113,7 +116,7 @@ async def test_who_comes_late_hears_what_was_wrong_and_a_corrected_digest_needs_
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async with serving(b"pass") as web_server:
-        fetcher, right = SourceFetcher(None, "127.0.0.1:*"), web_server.source("a.py")  # type: ignore[arg-type]
+        fetcher, right = SourceFetcher(None, "127.0.0.1:*", "127.0.0.1"), web_server.source("a.py")  # type: ignore[arg-type]
         assert right.url is not None
         wrong = Source(url=UrlSource(url=right.url.url, digest="sha256:" + "0" * 64))
         for _ in range(3):
@@ -133,7 +136,7 @@ async def test_who_comes_late_hears_what_was_wrong_and_a_corrected_digest_needs_
 async def test_what_has_come_stays_until_it_is_taken_or_nobody_comes_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sources, "_KEPT_BYTES", 10)
     async with serving(b"pass") as web_server:
-        fetcher = SourceFetcher(None, "127.0.0.1:*")  # type: ignore[arg-type]
+        fetcher = SourceFetcher(None, "127.0.0.1:*", "127.0.0.1")  # type: ignore[arg-type]
         all_of_them = [web_server.source(f"{n}.py", f"#{n}\n".encode()) for n in range(9)]
         coming = []
         for source in all_of_them:
@@ -163,4 +166,4 @@ async def test_an_invalid_address_is_reported() -> None:
     assert not allowed("https://[abc/x.py", ["*"])
     source = UrlSource(url="https://[abc/x.py", digest="sha256:" + "0" * 64)
     with pytest.raises(SourceProblem, match=r"spec.source.url.url"):
-        await fetched(SourceFetcher(None, "*"), Source(url=source))  # type: ignore[arg-type]
+        await fetched(SourceFetcher(None, "*", "*"), Source(url=source))  # type: ignore[arg-type]

@@ -148,7 +148,7 @@ async def test_a_program_is_known_even_if_its_launch_could_not_be_written() -> N
         raise ApiError(500, "InternalError", "it is restarting")
 
     ctx.client.launch, ctx.api.get, ctx.write_status = launch, get, write_status
-    ctx.unix_s, ctx.settings = 1.8e9, SimpleNamespace(max_runs=1)
+    ctx.unix_s, ctx.settings = 1.8e9, SimpleNamespace(max_runs=1, run_ttl_s=-1)
     with pytest.raises(ApiError):
         await reconcile_run.reconcile(ctx, RUN, body("InferletRun", "r", {"inferlet": "i"}))
     assert ctx.followers.programs == {"p"}

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from tartlet_common.config.settings import OperatorSettings
 from tartlet_operator.api.inferlet_run import InferletRunStatus
 from tartlet_operator.api.meta import Key
 from tartlet_operator.machinery.followers import Followers
@@ -41,7 +42,9 @@ async def operator() -> AsyncIterator[Any]:
     """An operator's context, without Inferlets, that records the phases written."""
     client: Any = Client()
     following = Followers(client, 8, lambda *_: None)
-    ctx = SimpleNamespace(client=client, followers=following, store=Store(), unix_s=NOW, written=[])
+    ctx = SimpleNamespace(
+        client=client, followers=following, store=Store(), unix_s=NOW, written=[], settings=OperatorSettings()
+    )
 
     async def get(*_: object) -> None:
         return None

@@ -1,0 +1,81 @@
+"""The one bounded set of connections over which users' files are downloaded."""
+
+from __future__ import annotations
+
+import contextlib
+import ipaddress
+import socket
+from collections.abc import AsyncIterator
+from typing import Final
+
+import aiohttp
+from aiohappyeyeballs import AddrInfoType
+from yarl import URL
+
+from tartlet_operator.egress.addresses import Exceptions
+
+CONNECTIONS: Final = 32
+"""Most connections that are open at once, of each session."""
+_TIMEOUT: Final = aiohttp.ClientTimeout(total=30)
+
+
+class AddressRefused(OSError):
+    """The address isn't public, and no exception of the administrator's allows it."""
+
+    def __init__(self) -> None:
+        """The text names no address: it would tell users what names mean inside the cluster."""
+        super().__init__("its address is private or reserved")
+
+
+class Egress:
+    """Makes requests to hosts that users name, over connections to allowed addresses alone.
+
+    The check lies where a connection's socket is made. So the address that was checked is the one that is connected to,
+    whatever a name means a moment later. It also covers addresses in URLs, in any notation. Proxies of the environment
+    aren't used: a proxy would choose the address. Redirects aren't followed.
+    """
+
+    def __init__(self, exceptions: Exceptions) -> None:
+        self._exceptions = exceptions
+        self._sessions: dict[bool, aiohttp.ClientSession] = {}  # by whether addresses are checked
+
+    @contextlib.asynccontextmanager
+    async def get(self, url: str) -> AsyncIterator[aiohttp.ClientResponse]:
+        """Ask for a URL; the connection is closed at the end.
+
+        Raises:
+            aiohttp.ClientError, TimeoutError, ValueError: there is no reply. Where no connection may be made, that is a
+                `ClientConnectorError` whose `os_error` is an `AddressRefused`.
+        """
+        async with self._session(url).get(url, allow_redirects=False) as reply:
+            yield reply
+
+    async def close(self) -> None:
+        """Close all connections."""
+        for session in self._sessions.values():
+            await session.close()
+
+    def _session(self, url: str) -> aiohttp.ClientSession:
+        checked = not self._exceptions.open(URL(url).raw_host or "")
+        if checked not in self._sessions:
+            connector = aiohttp.TCPConnector(
+                limit=CONNECTIONS,
+                force_close=True,
+                use_dns_cache=False,
+                socket_factory=self._checked_socket if checked else None,
+            )
+            self._sessions[checked] = aiohttp.ClientSession(
+                connector=connector, cookie_jar=aiohttp.DummyCookieJar(), timeout=_TIMEOUT, trust_env=False
+            )
+        return self._sessions[checked]
+
+    def _checked_socket(self, info: AddrInfoType) -> socket.socket:
+        """Make the socket of a connection to an allowed address.
+
+        Raises:
+            AddressRefused: the address isn't allowed.
+        """
+        family, kind, protocol, _, address = info
+        if not self._exceptions.allow(ipaddress.ip_address(address[0])):
+            raise AddressRefused
+        return socket.socket(family, kind, protocol)
