@@ -91,6 +91,10 @@ SECURITY_TAIL = """
   privileges, the default seccomp profile. Only the operator's pods have a service account's token.
 - Each release has its own CA, whose key no pod has, and one certificate for each role. A certificate that another
   release's CA signed, even a CA of the same name, can't make a call.
+- A run's status holds the end of its output, its result and the traceback, for everybody who may read InferletRuns.
+  `spec.output: none` of the Inferlet, or of a run, keeps these texts out of status, conditions and events. The error's
+  name, number and remedy stay. Ended runs are deleted after `run_ttl_s`, by default 7 days, or their own
+  `ttlSecondsAfterFinished`.
 - The operator downloads programs from URLs only from hosts of `source_hosts`, and only from public addresses. Private,
   loopback, link-local, shared, multicast and reserved addresses and those of clouds' metadata are refused, also inside
   IPv6 (mapped, NAT64's well-known prefix, 6to4, Teredo), unless `source_private_hosts` names the host or the network.

@@ -9,7 +9,6 @@ from pydantic import ConfigDict, Field
 from tartlet_common.engine import defaults
 from tartlet_operator.api.common import (
     AGE,
-    MODEL_NAME,
     ApiModel,
     Column,
     Conditions,
@@ -17,14 +16,14 @@ from tartlet_operator.api.common import (
     Name,
     Quantity,
     Resource,
-    Text,
     an_object,
     between,
     condition_column,
     rule,
     rules,
 )
-from tartlet_operator.api.pod_parts import Affinity, Toleration, TopologySpread, ValueFrom, Volume, VolumeMount
+from tartlet_operator.api.pod_parts import Affinity, Toleration, TopologySpread, Volume, VolumeMount
+from tartlet_operator.api.pool_model import EnvVar, Model
 
 ENGINE_ID: Final = "TARTLET_WORKER_ENGINE_ID"
 """The variable that names an engine to control: of two with one name the earlier would be taken for gone."""
@@ -32,82 +31,11 @@ ENGINE_ID: Final = "TARTLET_WORKER_ENGINE_ID"
 _MAX_SLOTS: Final = 2**26
 _MAX_BATCH: Final = 2**20
 
+LABEL: Final = "^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"
 _DEVICE = "^(cpu|cuda(:[0-9]{1,2})?)$"
-_SAFE_PATH = r"!self.startsWith('/') && !self.split('/').exists(part, part == '..')"
 
 
 SecretName = Annotated[Name, Field(json_schema_extra=an_object("each of spec.podTemplate.imagePullSecrets"))]
-
-
-class VolumeClaim(ApiModel):
-    """A PersistentVolumeClaim that holds the checkpoint."""
-
-    claim_name: Name = Field(
-        description="Its name, in the pool's namespace.",
-        json_schema_extra=an_object("spec.model.volumeClaim.claimName"),
-    )
-    read_only: bool = Field(default=True, description="Mount it read-only.")
-
-
-class EnvVar(ApiModel):
-    """An environment variable."""
-
-    name: Annotated[str, Field(min_length=1, max_length=256)] = Field(description="Name of the variable.")
-    value: Annotated[str, Field(max_length=32_768)] | None = Field(default=None, description="Value of the variable.")
-    value_from: ValueFrom | None = Field(default=None, description="Where its value comes from, as in the core API.")
-
-
-class ModelInit(ApiModel):
-    """A container that fetches the checkpoint before the engine starts."""
-
-    image: Annotated[str, Field(min_length=1, max_length=1024)] = Field(description="Image of the container.")
-    command: Annotated[list[Text], Field(min_length=1, max_length=64)] = Field(
-        description="Command that writes the checkpoint below `/models`, at `model.path`."
-    )
-    env: Annotated[list[EnvVar], Field(max_length=64)] = Field(
-        default_factory=list, description="Environment, such as a token from a Secret; `HOME` is `/tmp`."
-    )
-    volume_mounts: Annotated[list[VolumeMount], Field(max_length=32)] = Field(
-        default_factory=list,
-        description="Mounts of volumes of `podTemplate.volumes`, as in the core API, beside `/models` and `/tmp`.",
-    )
-    size_limit: Quantity = Field(default="20Gi", description="Most bytes that the container may write.")
-
-
-class Model(ApiModel):
-    """The model and where its checkpoint comes from."""
-
-    name: Annotated[str, Field(min_length=1, max_length=128)] = Field(
-        description="Name that programs use. Pools of one name serve one model together. Immutable.",
-        json_schema_extra=rules(
-            rule(
-                "self == oldSelf",
-                "spec.model.name is immutable: create another EnginePool for another model, then delete this one",
-            ),
-            rule(
-                f"self.matches('{MODEL_NAME}')",
-                "spec.model.name must start with a letter or digit and hold only letters, digits, '.', '_', '/' and "
-                "'-': rename the model",
-            ),
-        ),
-    )
-    path: Annotated[str, Field(max_length=1024)] = Field(
-        default="",
-        description="The checkpoint's directory within the volume.",
-        json_schema_extra=rules(
-            rule(
-                _SAFE_PATH,
-                "spec.model.path must be relative and without '..': give the checkpoint's directory within the volume",
-            )
-        ),
-    )
-    volume_claim: VolumeClaim | None = Field(
-        default=None, description="The checkpoint is in this PersistentVolumeClaim."
-    )
-    init: ModelInit | None = Field(
-        default=None,
-        description="This container fetches the checkpoint. It has the pool's `resources`, without GPUs and the like.",
-    )
 
 
 class Engine(ApiModel):
@@ -129,11 +57,13 @@ class Engine(ApiModel):
     page_size: int = Field(default=defaults.PAGE_SIZE, ge=1, le=32, description="Tokens of one KV page.")
     kv_memory: Annotated[str, Field(max_length=20)] = Field(
         default=f"{defaults.KV_MEMORY_GIB}Gi",
-        description="Memory for KV pages, a quantity.",
+        description="Memory for KV pages: a quantity, or `auto`. On a GPU `auto` is 90% of what the loaded model and "
+        "the largest batch leave, on a CPU half of that (of the memory limit, if there is one). A fake engine takes "
+        "1Gi.",
         json_schema_extra=rules(
             rule(
-                f"isQuantity(self) && {between('64Ki', '1Pi')}",
-                "spec.engine.kvMemory must be a quantity of at least 64Ki and at most 1Pi: write it like 4Gi",
+                f"self == 'auto' || (isQuantity(self) && {between('64Ki', '1Pi')})",
+                "spec.engine.kvMemory must be auto, or a quantity of at least 64Ki and at most 1Pi: write it like 4Gi",
             )
         ),
     )
@@ -157,6 +87,43 @@ class Resources(ApiModel):
     )
     limits: Annotated[dict[str, Quantity], Field(max_length=16)] = Field(
         default_factory=dict, description="Most that the engine may use; GPUs (`nvidia.com/gpu`) go here."
+    )
+
+
+class ResourceClaim(ApiModel):
+    """A claim on devices that a driver allocates (dynamic resource allocation)."""
+
+    model_config = ConfigDict(
+        json_schema_extra=rules(
+            rule(
+                "has(self.resourceClaimName) != has(self.resourceClaimTemplateName)",
+                "set exactly one of resourceClaimName and resourceClaimTemplateName in each of spec.resourceClaims: a "
+                "template makes a claim for each engine",
+            )
+        )
+    )
+
+    name: Annotated[str, Field(min_length=1, max_length=63)] = Field(
+        description="Name of the claim within the pod.",
+        json_schema_extra=rules(
+            rule(
+                f"self.matches('{LABEL}')",
+                "each name of spec.resourceClaims must hold only lower-case letters, digits and '-': rename the claim",
+            )
+        ),
+    )
+    resource_claim_name: Name | None = Field(
+        default=None,
+        description="A ResourceClaim of the namespace, which all engines share.",
+        json_schema_extra=an_object("resourceClaimName of each of spec.resourceClaims"),
+    )
+    resource_claim_template_name: Name | None = Field(
+        default=None,
+        description="A ResourceClaimTemplate of the namespace, from which each engine gets a claim of its own.",
+        json_schema_extra=an_object("resourceClaimTemplateName of each of spec.resourceClaims"),
+    )
+    request: Annotated[str, Field(max_length=63)] = Field(
+        default="", description="The request of the claim whose devices the engine uses; empty: all of them."
     )
 
 
@@ -208,6 +175,13 @@ class PodTemplate(ApiModel):
         default_factory=list, description="Names of Secrets that let the image be pulled."
     )
     affinity: Affinity | None = Field(default=None, description="The pods' affinity, as in the core API.")
+    fs_group: int | None = Field(
+        default=None,
+        ge=1,
+        le=2**31 - 1,
+        description="Group that owns the files of volumes which support it. Unset: none; 10001, the group of our "
+        "image, where `model.init` writes into `model.volumeClaim`.",
+    )
 
 
 class EnginePoolSpec(ApiModel):
@@ -216,20 +190,24 @@ class EnginePoolSpec(ApiModel):
     model_config = ConfigDict(
         json_schema_extra=rules(
             rule(
-                "self.engine.backend == 'Fake' || has(self.model.volumeClaim) != has(self.model.init)",
-                "set exactly one of spec.model.volumeClaim and spec.model.init: an engine loads its checkpoint from "
-                "one of them (spec.engine.backend: Fake needs neither)",
+                "self.engine.backend == 'Fake' || (has(self.model.volumeClaim) || has(self.model.init)) != "
+                "has(self.model.image)",
+                "set spec.model.volumeClaim, spec.model.init or both of them, or else spec.model.image: an engine "
+                "loads its checkpoint from there (spec.engine.backend: Fake needs none)",
             ),
             rule(
-                "self.engine.backend != 'Fake' || !(has(self.model.volumeClaim) || has(self.model.init))",
-                "remove spec.model.volumeClaim and spec.model.init, or set spec.engine.backend: Torch: a fake engine "
-                "loads no checkpoint",
+                "self.engine.backend != 'Fake' || !(has(self.model.volumeClaim) || has(self.model.init) || "
+                "has(self.model.image))",
+                "remove spec.model.volumeClaim, spec.model.init and spec.model.image, or set spec.engine.backend: "
+                "Torch: a fake engine loads no checkpoint",
             ),
             rule(
                 "!self.engine.device.startsWith('cuda') || (has(self.resources) && has(self.resources.limits) && "
                 "self.resources.limits.exists(k, (k.contains('/gpu') || k.contains('/mig-')) && "
-                "!string(self.resources.limits[k]).startsWith('0')))",
-                "spec.engine.device: cuda needs a GPU: set spec.resources.limits, for example nvidia.com/gpu: 1",
+                "!string(self.resources.limits[k]).startsWith('0'))) || "
+                "(has(self.resourceClaims) && size(self.resourceClaims) > 0)",
+                "spec.engine.device: cuda needs a GPU: set spec.resources.limits, for example nvidia.com/gpu: 1, or "
+                "spec.resourceClaims",
             ),
         )
     )
@@ -244,6 +222,17 @@ class EnginePoolSpec(ApiModel):
         default=None, description="When the image is pulled; unset: the operator's default."
     )
     resources: Resources = Field(default_factory=Resources, description="Compute resources of each engine.")
+    resource_claims: Annotated[list[ResourceClaim], Field(max_length=8)] = Field(
+        default_factory=list,
+        description="Devices that a driver allocates to each engine; needs Kubernetes 1.34.",
+        json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]},
+    )
+    rollout: Literal["surge", "replace"] = Field(
+        default="surge",
+        description="How a new spec replaces engines, one at a time. `surge`: a new engine is ready before an old one "
+        "goes, so there must be room for one more. `replace`: an old engine goes first, which also rolls a pool that "
+        "has all the GPUs.",
+    )
     node_selector: Labels = Field(default_factory=dict, description="Labels that a node must have.")
     tolerations: Annotated[list[Toleration], Field(max_length=32)] = Field(
         default_factory=list, description="Taints that the pods tolerate, as in the core API."
@@ -313,7 +302,7 @@ class EnginePool(ApiModel):
                 "metadata.name must have at most 52 characters: choose a shorter name, pods are named after it",
             ),
             rule(
-                "self.metadata.name.matches('^[a-z0-9]([-a-z0-9]*[a-z0-9])?$')",
+                f"self.metadata.name.matches('{LABEL}')",
                 "metadata.name must hold only lower-case letters, digits and '-': rename it, it becomes a label",
             ),
         )

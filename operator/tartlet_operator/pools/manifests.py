@@ -6,11 +6,13 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 from tartlet_operator.api.common import quantity
-from tartlet_operator.api.engine_pool import ENGINE_ID, EnginePoolSpec, EnvVar, ModelInit
+from tartlet_operator.api.engine_pool import ENGINE_ID, EnginePoolSpec
 from tartlet_operator.api.meta import Meta, owner, pool_labels, pool_selector
+from tartlet_operator.api.pool_model import EnvVar, ModelInit
 from tartlet_operator.machinery.worker_defaults import WorkerDefaults
+from tartlet_operator.pools import model_parts
+from tartlet_operator.pools.model_parts import MODELS_DIR
 
-MODELS_DIR: Final = "/models"
 TLS_DIR: Final = "/etc/tartlet/tls"
 SCRATCH_DIR: Final = "/tmp"  # noqa: S108 - an emptyDir of the pod's own
 HEALTH_PORT: Final = 8080
@@ -19,13 +21,17 @@ GROUP: Final = 10001
 END_MARGIN_S: Final = 15
 """Time between the end of a drain's grace and the kubelet's SIGKILL."""
 _PROBE_PERIOD_S: Final = 2
+_ROLLOUTS: Final = {
+    "surge": {"maxSurge": 1, "maxUnavailable": 0},
+    "replace": {"maxSurge": 0, "maxUnavailable": 1},
+}
 
 
 def deployment(spec: EnginePoolSpec, meta: Meta, defaults: WorkerDefaults) -> dict[str, Any]:
     """Return the pool's Deployment.
 
-    A new pod is ready before an old one goes (`maxSurge` 1, `maxUnavailable` 0). An old pod drains: it gets SIGTERM,
-    then at most the grace, so a rollout ends no program that is shorter than the grace.
+    With `rollout: surge` a new pod is ready before an old one goes, with `replace` an old one goes first. An old pod
+    drains: it gets SIGTERM, then at most the grace, so a rollout ends no program that is shorter than the grace.
     """
     template = spec.pod_template
     return {
@@ -43,7 +49,7 @@ def deployment(spec: EnginePoolSpec, meta: Meta, defaults: WorkerDefaults) -> di
             "revisionHistoryLimit": 2,
             "progressDeadlineSeconds": spec.start_deadline_seconds + 60,
             "selector": {"matchLabels": pool_selector(meta.name)},
-            "strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 1, "maxUnavailable": 0}},
+            "strategy": {"type": "RollingUpdate", "rollingUpdate": _ROLLOUTS[spec.rollout]},
             "template": {
                 "metadata": {
                     "labels": {**template.labels, **pool_labels(meta.name)},
@@ -86,7 +92,11 @@ def _pod_spec(spec: EnginePoolSpec, meta: Meta, defaults: WorkerDefaults) -> dic
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,  # variables of a Service would be read as settings
         "terminationGracePeriodSeconds": spec.drain.grace_seconds + END_MARGIN_S,
-        "securityContext": {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}},
+        "securityContext": {
+            "runAsNonRoot": True,
+            "seccompProfile": {"type": "RuntimeDefault"},
+            **_file_group(spec),
+        },
         "containers": [_container(spec, defaults)],
         "volumes": _replaced(_volumes(spec, defaults), template.volumes, "name"),
     }
@@ -95,6 +105,7 @@ def _pod_spec(spec: EnginePoolSpec, meta: Meta, defaults: WorkerDefaults) -> dic
     spread = [
         {"labelSelector": {"matchLabels": pool_selector(meta.name)}, **c} for c in spec.topology_spread_constraints
     ]
+    claims = spec.resource_claims
     pull_secrets = dict.fromkeys((*defaults.pull_secrets, *template.image_pull_secrets))
     return pod | _present(
         {
@@ -106,8 +117,15 @@ def _pod_spec(spec: EnginePoolSpec, meta: Meta, defaults: WorkerDefaults) -> dic
             "runtimeClassName": template.runtime_class_name,
             "imagePullSecrets": [{"name": name} for name in pull_secrets],
             "affinity": template.affinity,
+            "resourceClaims": [c.model_dump(by_alias=True, exclude_none=True, exclude={"request"}) for c in claims],
         }
     )
+
+
+def _file_group(spec: EnginePoolSpec) -> dict[str, Any]:
+    """Return the group of the volumes' files, which is ours by default where an engine writes to a shared volume."""
+    group = spec.pod_template.fs_group or (GROUP if model_parts.shared(spec.model) else None)
+    return {"fsGroup": group, "fsGroupChangePolicy": "OnRootMismatch"} if group is not None else {}
 
 
 def _init_container(spec: EnginePoolSpec, init: ModelInit, defaults: WorkerDefaults) -> dict[str, Any]:
@@ -115,10 +133,12 @@ def _init_container(spec: EnginePoolSpec, init: ModelInit, defaults: WorkerDefau
     mounts = [{"name": "models", "mountPath": MODELS_DIR}, {"name": "scratch", "mountPath": SCRATCH_DIR}]
     return {
         "name": "model",
-        "image": init.image,
+        "image": init.image or spec.image or defaults.image,
         "imagePullPolicy": spec.image_pull_policy or defaults.pull_policy,
-        "command": list(init.command),
-        "env": _replaced([{"name": "HOME", "value": SCRATCH_DIR}], _env(init.env), "name"),
+        "command": model_parts.init_command(spec.model, init),
+        "env": _replaced(
+            [{"name": "HOME", "value": SCRATCH_DIR}], model_parts.init_environment(spec.model, init), "name"
+        ),
         # a quota may require them; they cost nothing, a pod needs the larger of its init container's and container's
         "resources": _present({k: _plain(v) for k, v in _resources(spec).items()}),
         "securityContext": _restricted(),
@@ -136,7 +156,7 @@ def _container(spec: EnginePoolSpec, defaults: WorkerDefaults) -> dict[str, Any]
         "command": ["tartlet", "serve", "--role", "worker"],
         "env": _replaced(environment(spec, defaults), _env(e for e in template.env if e.name != ENGINE_ID), "name"),
         "ports": [{"name": "health", "containerPort": HEALTH_PORT, "protocol": "TCP"}],
-        "resources": _present(_resources(spec)),
+        "resources": _present({**_resources(spec), "claims": _claims(spec)}),
         "securityContext": {**_restricted(), "runAsGroup": GROUP},
         "volumeMounts": _replaced(_mounts(spec, defaults), template.volume_mounts, "mountPath"),
         # loading is no failure before the deadline; later a stalled loop restarts the container, and an engine that
@@ -161,7 +181,7 @@ def environment(spec: EnginePoolSpec, defaults: WorkerDefaults) -> list[dict[str
         "DEVICE": engine.device,
         "DTYPE": engine.dtype,
         "PAGE_SIZE": engine.page_size,
-        "KV_MEMORY_BYTES": int(quantity(engine.kv_memory)),
+        "KV_MEMORY_BYTES": engine.kv_memory if engine.kv_memory == "auto" else int(quantity(engine.kv_memory)),
         "NUM_EMBEDS": engine.num_embeds,
         "NUM_SLOTS": engine.num_slots,
         "MAX_BATCH_TOKENS": engine.max_batch_tokens,
@@ -174,7 +194,7 @@ def environment(spec: EnginePoolSpec, defaults: WorkerDefaults) -> list[dict[str
         "LOG_LEVEL": defaults.log_level,
     }
     if engine.backend == "Torch":
-        values["MODEL"] = f"{MODELS_DIR}/{spec.model.path}".rstrip("/")
+        values["MODEL"] = model_parts.directory(spec.model)
     if defaults.tls_secret:
         values["TLS_CERTIFICATE"] = f"{TLS_DIR}/tls.crt"
         values["TLS_KEY"] = f"{TLS_DIR}/tls.key"
@@ -199,6 +219,11 @@ def _resources(spec: EnginePoolSpec) -> dict[str, dict[str, Any]]:
     return {"requests": dict(spec.resources.requests), "limits": dict(spec.resources.limits)}
 
 
+def _claims(spec: EnginePoolSpec) -> list[dict[str, str]]:
+    """Return the claims whose devices the engine's container uses."""
+    return [{"name": c.name} | ({"request": c.request} if c.request else {}) for c in spec.resource_claims]
+
+
 def _plain(resources: Mapping[str, Any]) -> dict[str, Any]:
     """Return the resources without extended ones, such as GPUs."""
     return {name: amount for name, amount in resources.items() if "/" not in name}
@@ -210,17 +235,9 @@ def _env(variables: Iterable[EnvVar]) -> list[dict[str, Any]]:
 
 def _volumes(spec: EnginePoolSpec, defaults: WorkerDefaults) -> list[dict[str, Any]]:
     volumes: list[dict[str, Any]] = [{"name": "scratch", "emptyDir": {}}]
-    claim = spec.model.volume_claim
-    if claim is not None:
-        volumes.append(
-            {
-                "name": "models",
-                "persistentVolumeClaim": {"claimName": claim.claim_name}
-                | ({"readOnly": True} if claim.read_only else {}),
-            }
-        )
-    if spec.model.init is not None:
-        volumes.append({"name": "models", "emptyDir": {"sizeLimit": str(spec.model.init.size_limit)}})
+    models = model_parts.volume(spec.model)
+    if models is not None:
+        volumes.append(models)
     if defaults.tls_secret:
         volumes.append({"name": "tls", "secret": {"secretName": defaults.tls_secret, "defaultMode": 0o444}})
     return volumes
@@ -228,7 +245,7 @@ def _volumes(spec: EnginePoolSpec, defaults: WorkerDefaults) -> list[dict[str, A
 
 def _mounts(spec: EnginePoolSpec, defaults: WorkerDefaults) -> list[dict[str, Any]]:
     mounts: list[dict[str, Any]] = [{"name": "scratch", "mountPath": SCRATCH_DIR}]
-    if spec.model.volume_claim is not None or spec.model.init is not None:
+    if model_parts.volume(spec.model) is not None:
         mounts.append({"name": "models", "mountPath": MODELS_DIR, "readOnly": True})
     if defaults.tls_secret:
         mounts.append({"name": "tls", "mountPath": TLS_DIR, "readOnly": True})

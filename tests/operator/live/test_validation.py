@@ -20,14 +20,54 @@ SIZES = {"numEmbeds": 2**26, "numSlots": 2**26, "maxBatchTokens": 2**20, "maxBat
 
 BAD: list[tuple[str, str, dict[str, Any], str, str]] = [
     # kind, name, spec, what the message must name, what it must advise
-    ("EnginePool", "a", {"model": {"name": "m"}}, "spec.model.volumeClaim and spec.model.init", "set exactly one"),
+    ("EnginePool", "a", {"model": {"name": "m"}}, "spec.model.volumeClaim, spec.model.init", "spec.model.image"),
     (
         "EnginePool",
         "a",
-        {"model": {**CLAIM, "init": {"image": "i", "command": ["c"]}}},
-        "spec.model.init",
-        "set exactly one",
+        {"model": {**CLAIM, "image": {"reference": "i"}}},
+        "spec.model.volumeClaim, spec.model.init",
+        "or else spec.model.image",
     ),
+    (
+        "EnginePool",
+        "a",
+        {"model": {**CLAIM, "init": {"image": "i", "command": ["get", "$(MODEL_DIR)"]}}},
+        "spec.model.init.image",
+        "the engine's image",
+    ),
+    (
+        "EnginePool",
+        "a",
+        {"model": {**CLAIM, "init": {"command": ["get", "/models"]}}},
+        "spec.model.init.command",
+        "$(MODEL_DIR)",
+    ),
+    ("EnginePool", "a", {**FAKE, "rollout": "all"}, "spec.rollout", '"surge", "replace"'),
+    ("EnginePool", "a", {**FAKE, "podTemplate": {"fsGroup": 0}}, "spec.podTemplate.fsGroup", "or equal to 1"),
+    (
+        "EnginePool",
+        "a",
+        {**FAKE, "resourceClaims": [{"name": "gpu", "resourceClaimName": "a", "resourceClaimTemplateName": "b"}]},
+        "spec.resourceClaims",
+        "exactly one",
+    ),
+    ("EnginePool", "a", {**FAKE, "resourceClaims": [{"name": "gpu"}]}, "spec.resourceClaims", "exactly one"),
+    (
+        "EnginePool",
+        "a",
+        {**FAKE, "resourceClaims": [{"name": "gpu", "resourceClaimName": n} for n in "ab"]},
+        "spec.resourceClaims",
+        "Duplicate value",
+    ),
+    (
+        "EnginePool",
+        "a",
+        {**FAKE, "resourceClaims": [{"name": "gpu.1", "resourceClaimName": "a"}]},
+        "spec.resourceClaims",
+        "rename the claim",
+    ),
+    ("Inferlet", "a", {"source": {"inline": "x"}, "output": "file"}, "spec.output", '"status", "none"'),
+    ("InferletRun", "a", {"inferlet": "i", "output": "None"}, "spec.output", '"status", "none"'),
     ("EnginePool", "a", {"model": CLAIM, "engine": {"backend": "Fake"}}, "spec.model.volumeClaim", "remove"),
     ("EnginePool", "a", {"model": CLAIM, "engine": {"device": "cuda"}}, "spec.engine.device", "nvidia.com/gpu: 1"),
     (

@@ -24,6 +24,9 @@ DEFAULTS = WorkerDefaults(
     image="w:1", pull_policy="IfNotPresent", control="c:7443", tls_secret="tls", log_format="text"
 )
 
+CLAIMED: dict[str, Any] = {"name": "m", "volumeClaim": {"claimName": "c"}}
+SHARED: dict[str, Any] = {**CLAIMED, "path": "qwen", "init": {"command": ["get", "$(MODEL_DIR)"]}}
+
 
 def pod(p: EnginePool) -> dict[str, Any]:
     out: dict[str, Any] = deployment(p.spec, META, DEFAULTS)["spec"]["template"]["spec"]
@@ -86,7 +89,7 @@ def test_the_init_step_has_its_own_environment_and_mounts() -> None:
     init = {"image": "i", "command": ["cp"], "env": [token], "volumeMounts": [source]}
     spec = pod(pool(model={"name": "m", "init": init}, podTemplate={"env": [{"name": "ENGINES", "value": "1"}]}))
     (made,) = spec["initContainers"]
-    assert made["env"] == [{"name": "HOME", "value": "/tmp"}, token]
+    assert made["env"] == [{"name": "HOME", "value": "/tmp"}, {"name": "MODEL_DIR", "value": "/models"}, token]
     assert {m["mountPath"]: m["name"] for m in made["volumeMounts"]} == {
         "/models": "models",
         "/tmp": "scratch",
@@ -111,6 +114,70 @@ def test_a_rollout_adds_before_it_removes_and_leaves_time_to_drain() -> None:
     made = deployment(pool(drain={"graceSeconds": 90}).spec, META, DEFAULTS)
     assert made["spec"]["strategy"]["rollingUpdate"] == {"maxSurge": 1, "maxUnavailable": 0}
     assert made["spec"]["template"]["spec"]["terminationGracePeriodSeconds"] == 90 + END_MARGIN_S
+
+
+@pytest.mark.parametrize(("rollout", "surge", "gone"), [("surge", 1, 0), ("replace", 0, 1)])
+def test_a_pool_without_a_spare_gpu_lets_an_engine_go_first(rollout: str, surge: int, gone: int) -> None:
+    made = deployment(pool(rollout=rollout).spec, META, DEFAULTS)
+    assert made["spec"]["strategy"] == {
+        "type": "RollingUpdate",
+        "rollingUpdate": {"maxSurge": surge, "maxUnavailable": gone},
+    }
+
+
+def test_the_worker_measures_its_kv_memory_where_the_pool_says_auto() -> None:
+    assert settings_of(pool(engine={"kvMemory": "auto"})).kv_memory_bytes == "auto"
+
+
+def test_files_of_volumes_get_a_group_where_one_is_named_or_the_engines_write_together() -> None:
+    assert "fsGroup" not in pod(pool(model=CLAIMED))["securityContext"]
+    named = pod(pool(model=CLAIMED, podTemplate={"fsGroup": 2000}))["securityContext"]
+    assert (named["fsGroup"], named["fsGroupChangePolicy"]) == (2000, "OnRootMismatch")
+    assert pod(pool(model=SHARED))["securityContext"]["fsGroup"] == 10001
+
+
+def test_engines_that_share_a_claim_download_into_it_once() -> None:
+    p = pool(model=SHARED, image="engine:2")
+    spec = pod(p)
+    (init,), (engine,) = spec["initContainers"], spec["containers"]
+    (models,) = [v for v in spec["volumes"] if v["name"] == "models"]
+    assert models == {"name": "models", "persistentVolumeClaim": {"claimName": "c"}}
+    assert next(m for m in engine["volumeMounts"] if m["name"] == "models")["readOnly"]
+    assert (init["image"], init["command"][:3]) == ("engine:2", ["python3", "-m", "tartlet_worker.fetch"])
+    assert init["command"][-3:] == ["--", "get", "$(MODEL_DIR)"]
+    into = next(word for word in init["command"] if word.startswith("--into="))[7:]
+    environment = {e["name"]: e["value"] for e in init["env"]}
+    assert environment["MODEL_DIR"] == f"{into}.partial/qwen"
+    assert str(settings_of(p).model) == f"{into}/qwen"
+
+
+def test_another_download_never_meets_the_files_of_the_one_before() -> None:
+    def engine_reads(**init: Any) -> str:
+        return str(settings_of(pool(model={**SHARED, "init": {**SHARED["init"], **init}})).model)
+
+    changed = {"command": ["get", "-r", "2", "$(MODEL_DIR)"]}, {"env": [{"name": "REVISION", "value": "2"}]}
+    assert len({engine_reads(), *(engine_reads(**each) for each in changed)}) == 3
+    assert engine_reads() == engine_reads(sizeLimit="1Gi")
+
+
+def test_a_model_in_an_image_and_devices_of_a_driver_reach_the_pod() -> None:
+    claims = [
+        {"name": "gpu", "resourceClaimTemplateName": "h100", "request": "one"},
+        {"name": "fabric", "resourceClaimName": "shared"},
+    ]
+    model = {"name": "m", "path": "qwen", "image": {"reference": "models:qwen", "pullPolicy": "Always"}}
+    p = pool(model=model, resourceClaims=claims, resources={"limits": {"memory": "1Gi"}})
+    spec = pod(p)
+    assert {"name": "models", "image": {"reference": "models:qwen", "pullPolicy": "Always"}} in spec["volumes"]
+    assert str(settings_of(p).model) == "/models/qwen"
+    assert spec["resourceClaims"] == [
+        {"name": "gpu", "resourceClaimTemplateName": "h100"},
+        {"name": "fabric", "resourceClaimName": "shared"},
+    ]
+    assert spec["containers"][0]["resources"] == {
+        "limits": {"memory": "1Gi"},
+        "claims": [{"name": "gpu", "request": "one"}, {"name": "fabric"}],
+    }
 
 
 def test_loading_may_take_its_deadline_but_a_stalled_loop_restarts() -> None:
