@@ -32,7 +32,8 @@ and a flag (`--setting`). Unknown keys are refused. `tartlet config` prints ever
 
 Clients (`tartlet` and `AsyncClient`) read defaults from `TARTLET_SERVER` (the command line: a runtime's address) and
 `TARTLET_CLIENT_CONTROL` (control's address, for the catalogue). For servers at host:port they also read
-`TARTLET_CLIENT_TLS_CERTIFICATE`, `TARTLET_CLIENT_TLS_KEY` and `TARTLET_CLIENT_TLS_AUTHORITY`.
+`TARTLET_CLIENT_TLS_CERTIFICATE`, `TARTLET_CLIENT_TLS_KEY`, `TARTLET_CLIENT_TLS_AUTHORITY` and
+`TARTLET_CLIENT_TLS_DOMAIN`.
 
 RUN is `$TARTLET_RUN_DIR`, else `$XDG_RUNTIME_DIR/tartlet`, else a private directory under the system's temporary
 directory. CACHE is `$TARTLET_CACHE_DIR`, else `$XDG_CACHE_HOME/tartlet`, else `~/.cache/tartlet`.
@@ -64,7 +65,7 @@ don't show them, though totals count them. A launch or entry for another tenant 
 
 | caller | acts for |
 |---|---|
-| `client` whose certificate also has the DNS name `tenant.NAME` | the tenant NAME |
+| `client` whose certificate also has the DNS name `tenant.NAME.DOMAIN` | the tenant NAME |
 | `client` without such a name | the tenant "" |
 | `operator`, `gateway`, `runtime` | every tenant |
 | whoever may use the Unix socket | every tenant |
@@ -73,12 +74,37 @@ A caller that acts for every tenant may limit a call to one tenant with the meta
 (`AsyncClient(tenant="NAME")`). Runtimes that relay a call pass on the tenant for which it acts. A source is found by
 its SHA-256, whichever tenant brought it: a caller who knows the digest has seen the source.
 
+## Whose engines
+
+Each engine belongs to a pool, and each pool to a tenant. A program uses the engines of its tenant's pools, and those of
+other tenants' pools only where control's setting `shared_pools` names the pool. Whoever owns a pool can't share it. To
+a program, other engines don't exist: neither their models' names nor their errors reach it. Two tenants may serve
+different models by one name; neither stands in for the other, also while one of the engines is away.
+
+| worker | its engine serves |
+|---|---|
+| its certificate also has the DNS name `tenant.NAME.DOMAIN` | the tenant NAME |
+| its certificate has no such name | the tenant "" |
+| it dials control's Unix socket and names a pool `NAME/POOL` | the tenant NAME |
+| it dials control's Unix socket and names no tenant | every tenant |
+
+A worker names its pool (`pool`). If the name says another tenant than the certificate, the engine is refused with
+`PermissionDenied`. Engines of different tenants may have one name: control knows them as `TENANT/NAME`.
+
+A launch may name a pool (`POOL` of its own tenant, `TENANT/POOL`, or `TENANT/*`), and then runs on its engines alone. A
+launch that names neither model nor pool prefers its tenant's engines to shared ones. While a tenant's own engines of a
+model are away, a shared pool stands in for them only with the same weights.
+
 ## Who may call what
 
 On one machine roles talk over Unix sockets in a directory of mode 0700, and its owner may make every call. Over TCP
 every connection uses mutual TLS ([operations.md](operations.md#roles-one-by-one) shows how to make certificates). A
-certificate names its identity in the first label of a DNS name (`worker`, `worker.tartlet.svc`). A call that the table
-below doesn't allow ends in `PermissionDenied` before its handler runs. New certificates apply to new connections.
+certificate names one role of one release, by the DNS name `ROLE.DOMAIN`. The setting `tls_domain` of each role says
+which domain the release has. Names are compared whole: a certificate for another release, for a Service named
+`operator`, or for two roles gives no role, although the same authority signed it. Who dials a role checks the same
+name of the server's certificate, whatever its address is. Without `tls_domain` the name is `ROLE` alone; then use an
+authority that signs for this Tartlet only. A call that the table below doesn't allow ends in `PermissionDenied` before
+its handler runs. New certificates apply to new connections.
 `gateway` is for a front end of your own that calls for many tenants. Tartlet's own HTTP gateway needs only `client`.
 """
 
@@ -89,8 +115,6 @@ SECURITY_TAIL = """
 
 - Pods meet the restricted pod security standard: user and group 10001, a read-only root, no capabilities, no new
   privileges, the default seccomp profile. Only the operator's pods have a service account's token.
-- Each release has its own CA, whose key no pod has, and one certificate for each role. A certificate that another
-  release's CA signed, even a CA of the same name, can't make a call.
 - A run's status holds the end of its output, its result and the traceback, for everybody who may read InferletRuns.
   `spec.output: none` of the Inferlet, or of a run, keeps these texts out of status, conditions and events. The error's
   name, number and remedy stay. Ended runs are deleted after `run_ttl_s`, by default 7 days, or their own
@@ -100,6 +124,11 @@ SECURITY_TAIL = """
   IPv6 (mapped, NAT64's well-known prefix, 6to4, Teredo), unless `source_private_hosts` names the host or the network.
   The address that was checked is the one that is connected to. Redirects and proxies of the environment aren't
   followed. A NAT64 prefix of your own lies in your own addresses: have a NetworkPolicy refuse what it must not reach.
+- Each release has its own CA, whose key no pod has, and one certificate for each role, in the release's own domain. A
+  certificate that another release's CA signed, even a CA of the same name, can't make a call; nor can a certificate for
+  another release that a common issuer signed.
+- Each watched namespace has a worker's certificate of its own, which names the namespace. An EnginePool can't set
+  `TARTLET_*` variables, nor mount anything over the certificate, nor mount the certificate into other containers.
 - NetworkPolicies allow only the traffic that the roles need, if the cluster's network enforces them. A chart can't know
   where the API server is. So the operator and the chart's hooks may dial any address on the API server's ports (443,
   6443) until `networkPolicy.apiServer.cidrs` names the address.
@@ -111,10 +140,29 @@ SECURITY_TAIL = """
   large programs), read one Secret, `<release>-client-tls`, and forward a port to a runtime. `tartlet run --kube` needs
   these rights.
 
+## What a namespace isolates
+
+What a watched namespace keeps to itself, whatever people of other namespaces do there:
+
+- its programs, their output and their catalogue entries, which other namespaces' clients neither see nor change;
+- its engines, and so the prompts and texts that they compute;
+- the names and errors of its models, and the results of its runs: no engine of another namespace computes for them,
+  unless control's settings share the pool.
+
+What namespaces of one release don't isolate:
+
+- *Trust in shared pools.* Whoever controls a shared pool's namespace sees the prompts that run there, and can forge
+  their results. By default the chart shares the pools of its own `enginePools` (`control.shareEnginePools`).
+- *Control, the runtimes and the operator.* They hold every namespace's programs. Use a release for each team that must
+  not share a process.
+- *Load.* Programs of all namespaces share runtimes, control and shared pools.
+- *Totals*: numbers of programs, steps and tokens in states count all namespaces.
+
 A user who may change EnginePools chooses the images and volumes of the pods that the operator creates. A user who may
-create pods can mount the namespace's Secrets. Both can obtain the certificate of every role. So give `...:editor` only
-to people whom you would let create pods in that namespace, by RoleBindings rather than for the whole cluster, and keep
-other people's pods in other namespaces.
+create pods can mount the namespace's Secrets. In a watched namespace both can obtain the worker's certificate of that
+namespace, and bring engines of it, but none of another. In the release's own namespace both can obtain the certificate
+of every role. So give `...:editor` only to people whom you would let create pods in that namespace, by RoleBindings
+rather than for the whole cluster, and keep other people's pods and pools out of the release's namespace.
 """
 
 

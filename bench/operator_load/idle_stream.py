@@ -11,7 +11,7 @@ from tartlet_protos import control_pb2, control_pb2_grpc
 
 async def main(address: str) -> None:
     """Watch control's engines, with the operator's own heartbeat, until killed."""
-    dialer = Dialer(address, None)
+    dialer = Dialer(address, None, role="control")
     stub: control_pb2_grpc.ControlAsyncStub = control_pb2_grpc.ControlStub(dialer.channel)
     async for _ in stub.WatchEngines(control_pb2.WatchEnginesRequest(every_s=OperatorSettings().heartbeat_s)):
         pass

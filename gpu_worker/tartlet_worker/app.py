@@ -90,7 +90,7 @@ async def main(settings: WorkerSettings, notify: Notify) -> None:
         gc.freeze()
         gc.enable()
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
-    link = Link(engine, settings.control, Tls.of(settings), notify.ready, settings.engine_id)
+    link = Link(engine, settings.control, Tls.of(settings), notify.ready, settings.engine_id, settings.pool)
     link.on_state = notify.set_ready
     running = asyncio.ensure_future(link.run())
     try:

@@ -170,6 +170,7 @@ class ProgramStart(_message.Message):
     TRACE_FIELD_NUMBER: _builtins.int
     LOST_STATE_FIELD_NUMBER: _builtins.int
     RUNNING_FIELD_NUMBER: _builtins.int
+    POOL_FIELD_NUMBER: _builtins.int
     handle: _builtins.int
     """chosen by the runtime, unique on this stream"""
     program_id: _builtins.str
@@ -185,6 +186,8 @@ class ProgramStart(_message.Message):
     """in Hello: the program had state on an engine that control no longer knows"""
     running: _builtins.bool
     """the program runs already: this announces it"""
+    pool: _builtins.str
+    """TENANT/POOL or TENANT/*: only engines of these pools; "" any that the tenant may use"""
     @_builtins.property
     def trace(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]: ...
     def __init__(
@@ -201,10 +204,11 @@ class ProgramStart(_message.Message):
         trace: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
         lost_state: _builtins.bool = ...,
         running: _builtins.bool = ...,
+        pool: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["command_limit", b"command_limit", "handle", b"handle", "idempotency_key", b"idempotency_key", "lost_state", b"lost_state", "model", b"model", "name", b"name", "page_limit", b"page_limit", "program_id", b"program_id", "running", b"running", "tenant", b"tenant", "trace", b"trace"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["command_limit", b"command_limit", "handle", b"handle", "idempotency_key", b"idempotency_key", "lost_state", b"lost_state", "model", b"model", "name", b"name", "page_limit", b"page_limit", "pool", b"pool", "program_id", b"program_id", "running", b"running", "tenant", b"tenant", "trace", b"trace"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -470,6 +474,9 @@ class ModelInfo(_message.Message):
     TOKENIZER_DIGEST_FIELD_NUMBER: _builtins.int
     READY_FIELD_NUMBER: _builtins.int
     ENGINES_FIELD_NUMBER: _builtins.int
+    OWNED_FIELD_NUMBER: _builtins.int
+    OWNER_FIELD_NUMBER: _builtins.int
+    POOLS_FIELD_NUMBER: _builtins.int
     index: _builtins.int
     """the model's number in records; stable while control lives"""
     name: _builtins.str
@@ -478,6 +485,14 @@ class ModelInfo(_message.Message):
     tokenizer_digest: _builtins.str
     ready: _builtins.bool
     engines: _builtins.int
+    owned: _builtins.bool
+    """the engines are a tenant's; false: everyone's"""
+    owner: _builtins.str
+    """that tenant; others' programs see the model only where a pool is shared"""
+    @_builtins.property
+    def pools(self) -> _containers.RepeatedCompositeFieldContainer[Global___PoolInfo]:
+        """the pools with engines"""
+
     def __init__(
         self,
         *,
@@ -487,14 +502,44 @@ class ModelInfo(_message.Message):
         tokenizer_digest: _builtins.str = ...,
         ready: _builtins.bool = ...,
         engines: _builtins.int = ...,
+        owned: _builtins.bool = ...,
+        owner: _builtins.str = ...,
+        pools: _abc.Iterable[Global___PoolInfo] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["engines", b"engines", "index", b"index", "name", b"name", "ready", b"ready", "spec_json", b"spec_json", "tokenizer_digest", b"tokenizer_digest"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["engines", b"engines", "index", b"index", "name", b"name", "owned", b"owned", "owner", b"owner", "pools", b"pools", "ready", b"ready", "spec_json", b"spec_json", "tokenizer_digest", b"tokenizer_digest"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ModelInfo: _TypeAlias = ModelInfo  # noqa: Y015
+
+@_typing.final
+class PoolInfo(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    SHARED_FIELD_NUMBER: _builtins.int
+    READY_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    shared: _builtins.bool
+    """control's settings share the pool with all tenants"""
+    ready: _builtins.bool
+    """an engine of the pool takes new programs"""
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        shared: _builtins.bool = ...,
+        ready: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["name", b"name", "ready", b"ready", "shared", b"shared"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PoolInfo: _TypeAlias = PoolInfo  # noqa: Y015
 
 @_typing.final
 class StateRequest(_message.Message):
@@ -730,10 +775,13 @@ class CatalogueEntry(_message.Message):
     LIMITS_FIELD_NUMBER: _builtins.int
     MODEL_FIELD_NUMBER: _builtins.int
     DESCRIPTION_FIELD_NUMBER: _builtins.int
+    POOL_FIELD_NUMBER: _builtins.int
     tenant: _builtins.str
     name: _builtins.str
     model: _builtins.str
     description: _builtins.str
+    pool: _builtins.str
+    """the pool of launches that name none"""
     @_builtins.property
     def source(self) -> _common_pb2.Source:
         """without data in replies of List, or if the data is too large: FetchBlob returns it"""
@@ -749,10 +797,11 @@ class CatalogueEntry(_message.Message):
         limits: _common_pb2.Limits | None = ...,
         model: _builtins.str = ...,
         description: _builtins.str = ...,
+        pool: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["limits", b"limits", "source", b"source"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["description", b"description", "limits", b"limits", "model", b"model", "name", b"name", "source", b"source", "tenant", b"tenant"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["description", b"description", "limits", b"limits", "model", b"model", "name", b"name", "pool", b"pool", "source", b"source", "tenant", b"tenant"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

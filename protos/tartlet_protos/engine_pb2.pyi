@@ -90,6 +90,7 @@ class WorkerHello(_message.Message):
     INCARNATION_FIELD_NUMBER: _builtins.int
     SPEC_JSON_FIELD_NUMBER: _builtins.int
     FRAME_SOCKET_FIELD_NUMBER: _builtins.int
+    POOL_FIELD_NUMBER: _builtins.int
     protocol: _builtins.int
     engine_id: _builtins.str
     incarnation: _builtins.str
@@ -97,6 +98,8 @@ class WorkerHello(_message.Message):
     """EngineSpec"""
     frame_socket: _builtins.bool
     """the worker can use a frame socket beside control's own"""
+    pool: _builtins.str
+    """TENANT/POOL; over TLS the certificate must name the tenant"""
     def __init__(
         self,
         *,
@@ -105,10 +108,11 @@ class WorkerHello(_message.Message):
         incarnation: _builtins.str = ...,
         spec_json: _builtins.str = ...,
         frame_socket: _builtins.bool = ...,
+        pool: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["engine_id", b"engine_id", "frame_socket", b"frame_socket", "incarnation", b"incarnation", "protocol", b"protocol", "spec_json", b"spec_json"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["engine_id", b"engine_id", "frame_socket", b"frame_socket", "incarnation", b"incarnation", "pool", b"pool", "protocol", b"protocol", "spec_json", b"spec_json"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -101,6 +101,7 @@ def launch_to_proto(spec: LaunchSpec, *, attach: bool, tie: bool) -> programs_pb
         inferlet=spec.inferlet,
         args=spec.args,
         model=spec.model,
+        pool=spec.pool,
         limits=limits_to_proto(spec.limits) if spec.limits != _NO_LIMITS else None,
         tenant=spec.tenant,
         idempotency_key=spec.idempotency_key,
@@ -187,6 +188,7 @@ def entry_to_proto(entry: CatalogueEntry) -> control_pb2.CatalogueEntry:
         limits=limits_to_proto(entry.limits),
         model=entry.model,
         description=entry.description,
+        pool=entry.pool,
     )
 
 
@@ -199,6 +201,7 @@ def entry_from_proto(m: control_pb2.CatalogueEntry) -> CatalogueEntry:
         limits=limits_from_proto(m.limits),
         model=m.model,
         description=m.description,
+        pool=m.pool,
     )
 
 

@@ -53,7 +53,8 @@ class AsyncClient:
         control: control's address, for the catalogue; default: $TARTLET_CLIENT_CONTROL, or else the socket beside the
             runtime's Unix socket.
         tls: the client's identity, needed for TCP; default: the files that $TARTLET_CLIENT_TLS_CERTIFICATE, _KEY and
-            _AUTHORITY name. When the files change, new calls use a new connection.
+            _AUTHORITY name, in the release's domain $TARTLET_CLIENT_TLS_DOMAIN. When the files change, new calls use a
+            new connection.
         tenant: act for this tenant alone, even if the certificate or the socket allows others.
         retry_s: seconds during which a launch with an idempotency key is repeated while there is no answer; 0: never.
 
@@ -344,7 +345,7 @@ class AsyncClient:
 
     def _programs(self) -> Any:
         if self._dialer is None:
-            self._dialer = endpoints.Dialer(self.address, self._tls)
+            self._dialer = endpoints.Dialer(self.address, self._tls, role="runtime")
         channel = self._dialer.current()
         if self._stub is None or self._stub[0] is not channel:  # making a stub takes as long as a call
             self._stub = channel, programs_pb2_grpc.ProgramsStub(channel)
@@ -352,7 +353,7 @@ class AsyncClient:
 
     def _control(self) -> grpc.aio.Channel:
         if self._control_dialer is None:
-            self._control_dialer = endpoints.Dialer(self.control_address, self._tls)
+            self._control_dialer = endpoints.Dialer(self.control_address, self._tls, role="control")
         return self._control_dialer.current()
 
     def _catalogue(self) -> Any:

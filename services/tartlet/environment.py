@@ -12,6 +12,7 @@ CONTROL = "TARTLET_CLIENT_CONTROL"
 TLS_CERTIFICATE = "TARTLET_CLIENT_TLS_CERTIFICATE"
 TLS_KEY = "TARTLET_CLIENT_TLS_KEY"
 TLS_AUTHORITY = "TARTLET_CLIENT_TLS_AUTHORITY"
+TLS_DOMAIN = "TARTLET_CLIENT_TLS_DOMAIN"
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +20,7 @@ class _Files:
     tls_certificate: Path | None
     tls_key: Path | None
     tls_authority: Path | None
+    tls_domain: str
 
 
 def identity() -> Tls | None:
@@ -28,7 +30,8 @@ def identity() -> Tls | None:
         InvalidConfig: the environment names only some of the three files, or one can't be read.
     """
     files = (os.environ.get(name) for name in (TLS_CERTIFICATE, TLS_KEY, TLS_AUTHORITY))
-    return Tls.of(_Files(*(Path(file) if file else None for file in files)))
+    certificate, key, authority = (Path(file) if file else None for file in files)
+    return Tls.of(_Files(certificate, key, authority, os.environ.get(TLS_DOMAIN, "")))
 
 
 def control() -> str | None:

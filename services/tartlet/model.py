@@ -151,6 +151,7 @@ class LaunchSpec:
     model: str = ""  # "" the default model
     limits: Limits = Limits()
     tenant: str = ""
+    pool: str = ""  # "" any pool that the tenant may use; POOL of its own, TENANT/POOL, or TENANT/* for all of a tenant
     idempotency_key: str = ""  # a second launch with the same key returns the program of the first
     durable: bool = (
         True  # keep a journal; without one, the program gets the real clock and, if unseeded, real randomness
@@ -165,7 +166,8 @@ class LaunchSpec:
         """
         if self.source is not None:
             check_source(self.source)
-        check_texts(inferlet=self.inferlet, model=self.model, tenant=self.tenant, idempotency_key=self.idempotency_key)
+        check_texts(inferlet=self.inferlet, model=self.model, pool=self.pool)
+        check_texts(tenant=self.tenant, idempotency_key=self.idempotency_key)
         if self.source is not None and self.inferlet:
             raise InvalidArgument(argument="inferlet", detail="there is a source, too", remedy="Give exactly one.")
         check_kind(Limits, limits=self.limits)
@@ -205,6 +207,7 @@ class CatalogueEntry:
     limits: Limits = Limits()
     model: str = ""
     description: str = ""
+    pool: str = ""  # pool of launches that name none, as in `LaunchSpec`
 
     def __post_init__(self) -> None:
         """Check the fields' types.
@@ -213,7 +216,7 @@ class CatalogueEntry:
             InvalidArgument: a field has the wrong type.
         """
         check_source(self.source)
-        check_texts(name=self.name, tenant=self.tenant, model=self.model, description=self.description)
+        check_texts(name=self.name, tenant=self.tenant, model=self.model, description=self.description, pool=self.pool)
         check_kind(Limits, limits=self.limits)
 
 

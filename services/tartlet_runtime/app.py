@@ -46,7 +46,7 @@ async def main(settings: RuntimeSettings, notify: Notify) -> None:
     async with contextlib.AsyncExitStack() as stack:
         tasks = asyncio.TaskGroup()
         tls = Tls.of(settings)
-        control = Dialer(settings.control, tls)
+        control = Dialer(settings.control, tls, role="control")
         stack.push_async_callback(control.close)
         driver = Driver(asyncio.get_running_loop())
         incarnation = uuid.uuid4().hex

@@ -16,11 +16,12 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID
 
-from tartlet_common.rpc.access import IDENTITIES, identities
+from tartlet_common.rpc.access import IDENTITIES, Caller, caller_of
 from tartlet_common.rpc.endpoints import Tls, make_channel, make_server
 from tartlet_common.rpc.tenancy import Scope, decide
 from tests.chart.render import named, of_kind, pods, refusal, render
 
+DOMAIN = "pie.prod.tartlet.internal"
 ROLES = ("control", "runtime", "worker", "operator", "client")
 
 
@@ -45,8 +46,14 @@ def objects() -> list[dict[str, Any]]:
 @pytest.mark.parametrize("role", ROLES)
 def test_a_certificate_is_valid_only_for_its_role(objects: list[dict[str, Any]], role: str) -> None:
     names = _names(_certificate(named(objects, "Secret", f"pie-{role}-tls")))
-    assert identities([n.encode() for n in names]) == {role}
+    assert _caller(names).role == role
     assert role in IDENTITIES
+    assert _caller(names, "pie.other.tartlet.internal") == Caller()
+    assert _caller(names, "").role == ""
+
+
+def _caller(names: list[str], domain: str = DOMAIN) -> Caller:
+    return caller_of([name.encode() for name in names], domain)
 
 
 def test_servers_carry_the_names_that_are_dialled(objects: list[dict[str, Any]]) -> None:
@@ -104,7 +111,7 @@ def test_two_releases_do_not_trust_each_other(objects: list[dict[str, Any]]) -> 
 
 
 async def _answer(
-    tmp_path: Path, server: dict[str, Any], client: dict[str, Any], host: str = "localhost", identity: str = ""
+    tmp_path: Path, server: dict[str, Any], client: dict[str, Any], role: str = "runtime"
 ) -> grpc.StatusCode:
     """Return how a server with one identity answers a client with another."""
 
@@ -113,14 +120,14 @@ async def _answer(
         folder.mkdir(parents=True)
         for key in ("tls.crt", "tls.key", "ca.crt"):
             (folder / key).write_bytes(_pem(secret, key))
-        return Tls(folder / "tls.crt", folder / "tls.key", folder / "ca.crt")
+        return Tls(folder / "tls.crt", folder / "tls.key", folder / "ca.crt", DOMAIN)
 
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     serving = await make_server(lambda _: None, f"127.0.0.1:{port}", files(server, "server"))
     try:
-        channel: Any = make_channel(f"{host}:{port}", files(client, "client"), identity=identity)
+        channel: Any = make_channel(f"127.0.0.1:{port}", files(client, "client"), role=role)
         async with channel:
             with pytest.raises(grpc.aio.AioRpcError) as answer:
                 await channel.unary_unary("/tartlet.v1.Programs/List")(b"", timeout=5)
@@ -130,9 +137,7 @@ async def _answer(
         await serving.stop(0)
 
 
-async def test_a_client_reaches_the_runtime_through_a_port_forward(
-    objects: list[dict[str, Any]], tmp_path: Path
-) -> None:
+async def test_a_client_reaches_the_runtime_at_any_address(objects: list[dict[str, Any]], tmp_path: Path) -> None:
     runtime, client = (named(objects, "Secret", f"pie-{r}-tls") for r in ("runtime", "client"))
     assert await _answer(tmp_path, runtime, client) is grpc.StatusCode.UNIMPLEMENTED  # it serves nothing here
 
@@ -140,14 +145,14 @@ async def test_a_client_reaches_the_runtime_through_a_port_forward(
 def test_a_client_acts_for_its_namespaces_programs(objects: list[dict[str, Any]]) -> None:
     client = named(objects, "Secret", "pie-client-tls")
     names = _names(_certificate(client))
-    assert decide([name.encode() for name in names], ()) == Scope(client["metadata"]["namespace"])
+    assert decide(_caller(names), ()) == Scope(client["metadata"]["namespace"])
 
 
 async def test_runtimes_reach_each_other_by_their_pods_addresses(objects: list[dict[str, Any]], tmp_path: Path) -> None:
     runtime, worker = (named(objects, "Secret", f"pie-{r}-tls") for r in ("runtime", "worker"))
-    answer = await _answer(tmp_path / "a", runtime, runtime, "127.0.0.1", identity="runtime")
+    answer = await _answer(tmp_path / "a", runtime, runtime)
     assert answer is grpc.StatusCode.UNIMPLEMENTED
-    answer = await _answer(tmp_path / "b", worker, runtime, "127.0.0.1", identity="runtime")
+    answer = await _answer(tmp_path / "b", worker, runtime)
     assert answer is grpc.StatusCode.UNAVAILABLE
 
 
@@ -172,14 +177,28 @@ def test_the_runtime_may_have_more_names_but_none_that_says_more_of_it(provider:
         has = {role: named(objects, "Certificate", f"tartlet-{role}-tls")["spec"]["dnsNames"] for role in ROLES}
     assert [role for role in ROLES if set(names) & set(has[role])] == ["runtime"]
     assert set(names) < set(has["runtime"])
-    for name in (*(f"{identity}.example.org" for identity in IDENTITIES), "operator", "tenant.a", "Example.org"):
+    for name in (
+        *IDENTITIES,
+        "operator.tartlet.prod.tartlet.internal",
+        "*.tartlet.internal",
+        "tenant.a",
+        "Example.org",
+    ):
         assert "runtimeNames" in refusal({"certificates": {"provider": provider, "runtimeNames": [name]}}), name
+
+
+def _is_of(body: dict[str, Any], name: str, namespace: str) -> bool:
+    return (body["metadata"]["name"], body["metadata"]["namespace"]) == (name, namespace)
 
 
 def test_workers_find_their_certificate_in_every_watched_namespace() -> None:
     objects = render({"operator": {"namespaces": ["team-a", "team-b"]}})
     where = {o["metadata"]["namespace"] for o in of_kind(objects, "Secret") if "worker" in o["metadata"]["name"]}
     assert where == {"prod", "team-a", "team-b"}
+    for namespace in where:
+        (secret,) = [s for s in of_kind(objects, "Secret") if _is_of(s, "tartlet-worker-tls", namespace)]
+        names = _names(_certificate(secret))
+        assert _caller(names, "tartlet.prod.tartlet.internal") == Caller("worker", (namespace,))
     assert {
         o["metadata"]["namespace"] for o in of_kind(objects, "Secret") if "worker" not in o["metadata"]["name"]
     } == {"prod"}
@@ -191,8 +210,8 @@ def test_cert_manager_issues_the_same_certificates() -> None:
     leaves = [c for c in of_kind(objects, "Certificate") if not c["spec"].get("isCA")]
     assert {c["spec"]["secretName"] for c in leaves} == {f"tartlet-{r}-tls" for r in ROLES}
     for each in leaves:
-        role = each["spec"]["dnsNames"][0]
-        assert identities([n.encode() for n in each["spec"]["dnsNames"]]) == {role}
+        role = each["spec"]["secretName"].removeprefix("tartlet-").removesuffix("-tls")
+        assert _caller(each["spec"]["dnsNames"], "tartlet.prod.tartlet.internal").role == role
         assert {"server auth", "client auth"} <= set(each["spec"]["usages"])
     issuer = {"name": "corp", "kind": "ClusterIssuer", "group": "cert-manager.io"}
     given = render({"certificates": {"provider": "certManager", "issuerRef": issuer}})
@@ -208,5 +227,10 @@ def test_cert_manager_makes_the_workers_certificate_in_every_watched_namespace()
     values = {"operator": {"namespaces": ["prod", "team-a"]}, "certificates": {"provider": "certManager"}}
     assert "ClusterIssuer" in refusal({**values, "operator": {"namespaces": ["default", "team-a"]}})
     given = {**values, "certificates": {"provider": "certManager", "issuerRef": issuer}}
-    leaves = {(c["metadata"]["namespace"], c["spec"]["secretName"]) for c in of_kind(render(given), "Certificate")}
+    made = of_kind(render(given), "Certificate")
+    for each in made:
+        if each["spec"]["secretName"] == "tartlet-worker-tls":
+            caller = _caller(each["spec"]["dnsNames"], "tartlet.prod.tartlet.internal")
+            assert caller == Caller("worker", (each["metadata"]["namespace"],))
+    leaves = {(c["metadata"]["namespace"], c["spec"]["secretName"]) for c in made}
     assert leaves == {*(("prod", f"tartlet-{r}-tls") for r in ROLES), ("team-a", "tartlet-worker-tls")}

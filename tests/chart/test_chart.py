@@ -15,7 +15,7 @@ from tartlet_common.config.settings import ROLES
 from tests.chart.render import API, CHART, EVERYTHING, KUBERNETES, named, of_kind, pods, refusal, render, run
 
 CHART_DECIDES = {  # settings that follow from what the chart makes
-    "control": {"address"},
+    "control": {"address", "shared_pools"},
     "runtime": {"address", "advertise", "control", "cache_dir", "guest_socket", "journal_dir"},
     "operator": {
         *("namespaces", "namespace", "kubeconfig", "control", "runtime", "lease_name", "identity"),
@@ -25,11 +25,29 @@ CHART_DECIDES = {  # settings that follow from what the chart makes
 }
 CHART_DECIDES_ALWAYS = {
     *("log_format", "log_level", "health_address"),
-    *("tls_certificate", "tls_key", "tls_authority"),
+    *("tls_certificate", "tls_key", "tls_authority", "tls_domain"),
 }
 
 
 _POOL: dict[str, Any] = {"name": "a", "spec": {"model": {"name": "m"}}}
+
+
+@pytest.mark.parametrize(
+    ("control", "shared"),
+    [
+        ({}, "prod/demo,prod/two"),
+        ({"sharedPools": ["lab/*", "prod/demo"]}, "lab/*,prod/demo,prod/two"),
+        ({"shareEnginePools": False}, ""),
+        ({"shareEnginePools": False, "sharedPools": ["lab/big"]}, "lab/big"),
+    ],
+)
+def test_control_shares_the_releases_own_pools_and_those_that_are_named(control: dict[str, Any], shared: str) -> None:
+    pools = [
+        {"name": name, "spec": {"model": {"name": "m"}, "engine": {"backend": "Fake"}}} for name in ("demo", "two")
+    ]
+    objects = render({"enginePools": pools, "control": control, "operator": {"namespaces": ["team-a", "prod"]}})
+    (container,) = named(objects, "Deployment", "tartlet-control")["spec"]["template"]["spec"]["containers"]
+    assert {e["name"]: e.get("value") for e in container["env"]}["TARTLET_CONTROL_SHARED_POOLS"] == shared
 
 
 def test_helm_lint_passes() -> None:
@@ -182,7 +200,7 @@ def test_environment_variables_are_settings_that_the_roles_accept() -> None:
 def test_what_the_chart_decides_is_all_decided() -> None:
     """On a cluster, a role's addresses, files and names have no default that works."""
     for role, needed in {
-        "control": {"address"},
+        "control": {"address", "shared_pools"},
         "runtime": {"address", "advertise", "control", "cache_dir"},
         "operator": {"namespaces", "control", "runtime", "lease_name", "identity", "worker_image", "worker_control"},
     }.items():

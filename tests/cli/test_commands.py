@@ -313,7 +313,7 @@ def test_every_command_on_a_server_says_which_it_means_by_default(run_dir: Path)
 def test_tls_takes_one_line_of_the_help_and_stands_last(name: str, run_dir: Path) -> None:
     lines = [line.strip() for line in out(run_dir, name, "--help").splitlines()]
     options = [line for line in lines if line.startswith("-") and not line.startswith("-h,")]
-    assert options[-1].startswith("--tls-certificate, --tls-key, --tls-authority FILE")
+    assert options[-1].startswith("--tls-certificate, --tls-key, --tls-authority FILE, --tls-domain DOMAIN")
     assert sum("tls" in line for line in options) == 1
 
 

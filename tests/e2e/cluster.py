@@ -78,6 +78,7 @@ class Cluster:
     """Roles by name. `stop` ends all of them."""
 
     directory: Path
+    domain: str = ""
     authority: trustme.CA = field(default_factory=trustme.CA)
     roles: dict[str, Role] = field(default_factory=dict)
     identities: dict[tuple[str, ...], Tls] = field(default_factory=dict)
@@ -87,13 +88,17 @@ class Cluster:
         self.runtimes = [f"localhost:{free_port()}", f"localhost:{free_port()}"]
 
     def identity(self, *names: str) -> Tls:
-        """Returns the files of a certificate for these DNS names."""
-        stem = self.directory / names[0]
-        files = Tls(Path(f"{stem}.crt"), Path(f"{stem}.key"), self.directory / "ca.crt")
+        """Returns the files of a certificate for these DNS names, each in the cluster's domain if it has one."""
+        return self.certificate(*(f"{name}.{self.domain}" if self.domain else name for name in names))
+
+    def certificate(self, *names: str) -> Tls:
+        """Returns the files of a certificate for exactly these DNS names."""
         if names not in self.identities:
+            stem = self.directory / f"{len(self.identities)}-{names[0]}"
+            files = Tls(Path(f"{stem}.crt"), Path(f"{stem}.key"), self.directory / "ca.crt", self.domain)
             self.identities[names] = files
             self._write(files, names)
-        return files
+        return self.identities[names]
 
     def _write(self, files: Tls, names: tuple[str, ...]) -> None:
         cert = self.authority.issue_cert(*names)
@@ -111,7 +116,7 @@ class Cluster:
         """Starts a role; `name` identifies it in this cluster."""
         if tls is not None:
             flags = (*flags, "--tls-certificate", str(tls.certificate), "--tls-key", str(tls.key))
-            flags = (*flags, "--tls-authority", str(tls.authority))
+            flags = (*flags, "--tls-authority", str(tls.authority), "--tls-domain", tls.domain)
         home = self.directory / name
         home.mkdir(mode=0o700, exist_ok=True)
         health, log = f"127.0.0.1:{free_port()}", home / "log"
@@ -128,11 +133,11 @@ class Cluster:
         return self.roles[name]
 
     def start_control(self) -> Role:
-        return self.start("control", "control", "--address", self.control, tls=self.identity("control", "localhost"))
+        return self.start("control", "control", "--address", self.control, tls=self.identity("control"))
 
     def start_runtime(self, number: int) -> Role:
         flags = ["--address", self.runtimes[number], "--control", self.control]
-        return self.start(f"runtime{number}", "runtime", *flags, tls=self.identity("runtime", "localhost"))
+        return self.start(f"runtime{number}", "runtime", *flags, tls=self.identity("runtime"))
 
     def start_worker(self, *flags: str) -> Role:
         flags = ("--engine", "fake", "--control", self.control, *flags)
@@ -145,9 +150,9 @@ class Cluster:
 
 
 @contextlib.contextmanager
-def cluster(directory: Path, *, runtimes: int) -> Iterator[Cluster]:
+def cluster(directory: Path, *, runtimes: int, domain: str = "") -> Iterator[Cluster]:
     """Starts a cluster and waits until all roles are ready."""
-    made = Cluster(directory)
+    made = Cluster(directory, domain)
     try:
         made.start_control()
         made.start_worker()

@@ -1,26 +1,41 @@
+{{/* The domain of this release's identities. No Service has a name in it, and no other release may have the domain. */}}
+{{- define "tartlet.tlsDomain" -}}
+{{- .Values.certificates.domain | default (printf "%s.%s.tartlet.internal" (include "tartlet.fullname" .) .Release.Namespace) -}}
+{{- end -}}
+
 {{/*
-Names in each identity's certificate, as JSON: identity -> names. The first label of the first name is the identity that
-servers go by; the others are what clients dial. `localhost` is the runtime's at the end of a port-forward. The client
-acts for the tenant that is this namespace, so that it sees the programs of the namespace's runs, and its inferlets.
+The release's certificates, as JSON: key -> {role, namespace, names}. The first name is the identity, by which both ends
+of a connection go; the names of Services and `localhost` are for clients that aren't Tartlet's. Workers have a
+certificate in each namespace that is watched, which names that namespace as their tenant. The client acts for the
+tenant that is this namespace, so that it sees the programs of the namespace's runs, and its inferlets.
 */}}
 {{- define "tartlet.certificateNames" -}}
 {{- $name := include "tartlet.fullname" . -}}
 {{- $ns := .Release.Namespace -}}
-{{- $names := dict -}}
-{{- range $role := list "control" "runtime" "worker" "operator" "client" -}}
-{{- $_ := set $names $role (list $role) -}}
-{{- end -}}
-{{- range $role := list "control" "runtime" -}}
+{{- $domain := include "tartlet.tlsDomain" . -}}
+{{- $out := dict -}}
+{{- range $role := list "control" "runtime" "operator" "client" -}}
+{{- $names := list (printf "%s.%s" $role $domain) -}}
+{{- if has $role (list "control" "runtime") -}}
 {{- $service := printf "%s-%s" $name $role -}}
-{{- $_ := set $names $role (concat (get $names $role) (list $service (printf "%s.%s" $service $ns) (printf "%s.%s.svc" $service $ns) (printf "%s.%s.svc.%s" $service $ns $.Values.clusterDomain))) -}}
+{{- $names = concat $names (list $service (printf "%s.%s" $service $ns) (printf "%s.%s.svc" $service $ns) (printf "%s.%s.svc.%s" $service $ns $.Values.clusterDomain)) -}}
 {{- end -}}
-{{- $_ := set $names "runtime" (concat (get $names "runtime") (list "localhost") (.Values.certificates.runtimeNames | default list)) -}}
-{{- $_ := set $names "client" (list "client" (printf "tenant.%s" $ns)) -}}
-{{- toJson $names -}}
+{{- if eq $role "runtime" -}}
+{{- $names = concat $names (list "localhost") ($.Values.certificates.runtimeNames | default list) -}}
+{{- else if eq $role "client" -}}
+{{- $names = append $names (printf "tenant.%s.%s" $ns $domain) -}}
+{{- end -}}
+{{- $_ := set $out $role (dict "role" $role "namespace" $ns "names" $names) -}}
+{{- end -}}
+{{- range $tenant := append (include "tartlet.namespaces" . | fromJsonArray) $ns | uniq -}}
+{{- $names := list (printf "worker.%s" $domain) (printf "tenant.%s.%s" $tenant $domain) -}}
+{{- $_ := set $out (printf "worker.%s" $tenant) (dict "role" "worker" "namespace" $tenant "names" $names) -}}
+{{- end -}}
+{{- toJson $out -}}
 {{- end -}}
 
 {{/*
-The CA and a certificate for each identity, as JSON: name -> {crt, key, ca, names, renewAfter, checksum} (PEM).
+The CA and all certificates, as JSON: key -> {role, namespace, crt, key, ca, names, renewAfter, checksum} (PEM).
 Made once for the whole rendering, since each call of genSignedCert gives another one. What is in the cluster is kept,
 until two thirds of its time are over or its names change; a new CA brings the old one along for a while.
 */}}
@@ -52,10 +67,10 @@ until two thirds of its time are over or its names change; a new CA brings the o
 {{- $bundle = printf "%s%s" $ca.Cert (get $old.data "tls.crt" | b64dec) -}}
 {{- end -}}
 {{- end -}}
-{{- $_ := set $out "ca" (dict "crt" $ca.Cert "key" $ca.Key "ca" $bundle "names" "" "renewAfter" (toString $renewAfter) "checksum" (sha256sum $ca.Cert)) -}}
-{{- range $role, $names := include "tartlet.certificateNames" . | fromJson -}}
-{{- $joined := join "," $names -}}
-{{- $have := lookup "v1" "Secret" $.Release.Namespace (printf "%s-%s-tls" $name $role) | default dict -}}
+{{- $_ := set $out "ca" (dict "role" "ca" "namespace" .Release.Namespace "crt" $ca.Cert "key" $ca.Key "ca" $bundle "names" "" "renewAfter" (toString $renewAfter) "checksum" (sha256sum $ca.Cert)) -}}
+{{- range $each, $wanted := include "tartlet.certificateNames" . | fromJson -}}
+{{- $joined := join "," $wanted.names -}}
+{{- $have := lookup "v1" "Secret" $wanted.namespace (printf "%s-%s-tls" $name $wanted.role) | default dict -}}
 {{- $due := dig "metadata" "annotations" "tartlet.dev/renew-after" "0" $have | int64 -}}
 {{- $same := eq $joined (dig "metadata" "annotations" "tartlet.dev/names" "" $have) -}}
 {{- $crt := "" -}}
@@ -64,12 +79,12 @@ until two thirds of its time are over or its names change; a new CA brings the o
 {{- $crt = get $have.data "tls.crt" | b64dec -}}
 {{- $key = get $have.data "tls.key" | b64dec -}}
 {{- else -}}
-{{- $made := genSignedCertWithKey (first $names) nil $names (int $days) $ca (genPrivateKey "ecdsa") -}}
+{{- $made := genSignedCertWithKey $wanted.role nil $wanted.names (int $days) $ca (genPrivateKey "ecdsa") -}}
 {{- $crt = $made.Cert -}}
 {{- $key = $made.Key -}}
 {{- $due = add $now (div (mul $days 86400 2) 3) -}}
 {{- end -}}
-{{- $_ := set $out $role (dict "crt" $crt "key" $key "ca" $bundle "names" $joined "renewAfter" (toString $due) "checksum" (sha256sum (print $crt $bundle))) -}}
+{{- $_ := set $out $each (dict "role" $wanted.role "namespace" $wanted.namespace "crt" $crt "key" $key "ca" $bundle "names" $joined "renewAfter" (toString $due) "checksum" (sha256sum (print $crt $bundle))) -}}
 {{- end -}}
 {{- $_ := set . "tartletCertificates" (toJson $out) -}}
 {{- end -}}

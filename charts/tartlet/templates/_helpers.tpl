@@ -53,6 +53,15 @@ app.kubernetes.io/component: {{ .component }}
 {{- .Values.operator.namespaces | default (list .Release.Namespace) | uniq | sortAlpha | toJson -}}
 {{- end -}}
 
+{{/* Pools whose engines serve all namespaces, for control: those of the values, and the release's own unless kept. */}}
+{{- define "tartlet.sharedPools" -}}
+{{- $pools := .Values.control.sharedPools | default list -}}
+{{- if .Values.control.shareEnginePools -}}
+{{- range .Values.enginePools }}{{ $pools = append $pools (printf "%s/%s" $.Release.Namespace .name) }}{{ end -}}
+{{- end -}}
+{{- $pools | uniq | join "," -}}
+{{- end -}}
+
 {{/* One Tartlet a namespace, and one operator that watches it: two would fight over the same objects. */}}
 {{- define "tartlet.checkAlone" -}}
 {{- $root := . -}}

@@ -75,7 +75,8 @@ Settings go by their own names: `step_s` of role `x` is TARTLET_X_STEP_S.
   "log_level" .root.Values.log.level
   "tls_certificate" "/etc/tartlet/tls/tls.crt"
   "tls_key" "/etc/tartlet/tls/tls.key"
-  "tls_authority" "/etc/tartlet/tls/ca.crt" -}}
+  "tls_authority" "/etc/tartlet/tls/ca.crt"
+  "tls_domain" (include "tartlet.tlsDomain" .root) -}}
 {{- range $name, $value := mergeOverwrite $settings (.values.settings | default dict) .settings }}
 - name: {{ $prefix }}{{ upper $name }}
   value: {{ include "tartlet.scalar" $value | quote }}

@@ -44,10 +44,17 @@ class Link:
         tls: certificates for TCP addresses.
         ready: called once, when control accepts the first Hello.
         engine_id: the engine's name in control; empty for a random name.
+        pool: the engine's pool, `TENANT/POOL`; empty for none.
     """
 
     def __init__(
-        self, engine: Engine, address: str, tls: endpoints.Tls | None, ready: Callable[[], None], engine_id: str = ""
+        self,
+        engine: Engine,
+        address: str,
+        tls: endpoints.Tls | None,
+        ready: Callable[[], None],
+        engine_id: str = "",
+        pool: str = "",
     ) -> None:
         self._engine = engine
         self._address = address
@@ -57,6 +64,7 @@ class Link:
         self.on_state: Callable[[str], None] = _nothing
         """Called with "" when control has accepted the engine, else with the reason why the engine gets no work."""
         self._incarnation = uuid.uuid4().hex
+        self._pool = pool
         self._engine_id = engine_id or f"engine-{self._incarnation[:8]}"
         self._connection = 0
         self._control = ""  # incarnation of the control at the other end
@@ -116,7 +124,7 @@ class Link:
     # ---- one connection -----------------------------------------------------------------------------------------
 
     async def _connect_once(self) -> None:
-        async with endpoints.make_channel(self._address, self._tls) as channel:
+        async with endpoints.make_channel(self._address, self._tls, role="control") as channel:
             stub = engine_pb2_grpc.EngineStub(channel)
             await self._put_tokenizer(stub)
             stream: Any = stub.Connect()
@@ -148,6 +156,7 @@ class Link:
                 incarnation=self._incarnation,
                 spec_json=json.dumps(asdict(self._engine.spec)),
                 frame_socket=self._joiner.wanted,
+                pool=self._pool,
             )
         )
 

@@ -22,11 +22,9 @@ from tartlet_operator.api.common import (
     rule,
     rules,
 )
+from tartlet_operator.api.identity import env_rule, mounts_rule, volumes_rule
 from tartlet_operator.api.pod_parts import Affinity, Toleration, TopologySpread, Volume, VolumeMount
 from tartlet_operator.api.pool_model import EnvVar, Model
-
-ENGINE_ID: Final = "TARTLET_WORKER_ENGINE_ID"
-"""The variable that names an engine to control: of two with one name the earlier would be taken for gone."""
 
 _MAX_SLOTS: Final = 2**26
 _MAX_BATCH: Final = 2**20
@@ -145,22 +143,21 @@ class PodTemplate(ApiModel):
     annotations: Labels = Field(default_factory=dict, description="Annotations.")
     env: Annotated[list[EnvVar], Field(max_length=64)] = Field(
         default_factory=list,
-        description=f"More environment; the same name replaces the operator's. `{ENGINE_ID}` can't be given.",
-        json_schema_extra=rules(
-            rule(
-                f"self.all(e, e.name != '{ENGINE_ID}')",
-                f"spec.podTemplate.env can't give {ENGINE_ID}: an engine is named after its pod. Remove it",
-            )
-        ),
+        description="More environment; the same name replaces the operator's. Variables that begin with `TARTLET_` "
+        "can't be given.",
+        json_schema_extra=rules(env_rule("spec.podTemplate.env")),
     )
     volumes: Annotated[list[Volume], Field(max_length=32)] = Field(
         default_factory=list,
         description="More volumes, as in the core API; the same name replaces the operator's. Drivers: `csi`, `nfs`, "
-        "`iscsi`, `fc`.",
+        "`iscsi`, `fc`. None may be named `tls`.",
+        json_schema_extra=rules(volumes_rule("spec.podTemplate.volumes")),
     )
     volume_mounts: Annotated[list[VolumeMount], Field(max_length=32)] = Field(
         default_factory=list,
-        description="More mounts of the engine's container, as in the core API; the same path replaces the operator's.",
+        description="More mounts of the engine's container, as in the core API; the same path replaces the operator's. "
+        "The engine's certificate can't be replaced.",
+        json_schema_extra=rules(mounts_rule("spec.podTemplate.volumeMounts")),
     )
     service_account_name: Annotated[str, Field(max_length=253)] = Field(
         default="", description="The pods' service account."

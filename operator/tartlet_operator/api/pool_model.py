@@ -7,6 +7,7 @@ from typing import Annotated, Final, Literal
 from pydantic import ConfigDict, Field
 
 from tartlet_operator.api.common import MODEL_NAME, ApiModel, Name, Quantity, Text, an_object, rule, rules
+from tartlet_operator.api.identity import mounts_rule
 from tartlet_operator.api.pod_parts import ValueFrom, VolumeMount
 
 MODEL_DIR: Final = "MODEL_DIR"
@@ -50,6 +51,7 @@ class ModelInit(ApiModel):
     volume_mounts: Annotated[list[VolumeMount], Field(max_length=32)] = Field(
         default_factory=list,
         description="Mounts of volumes of `podTemplate.volumes`, as in the core API, beside `/models` and `/tmp`.",
+        json_schema_extra=rules(mounts_rule("spec.model.init.volumeMounts")),
     )
     size_limit: Quantity = Field(
         default="20Gi", description="Most bytes that the container may write; with `model.volumeClaim` the claim's."

@@ -15,7 +15,7 @@ _LANGUAGE = {"Python": common_pb2.Source.PYTHON, "Wasm": common_pb2.Source.WASM}
 
 
 def entry(
-    spec: InferletSpec, namespace: str, name: str, data: bytes, model: str, digest: str = ""
+    spec: InferletSpec, namespace: str, name: str, data: bytes, model: str, pool: str, digest: str = ""
 ) -> control_pb2.CatalogueEntry:
     """Return the catalogue's entry for an Inferlet; the namespace is the tenant.
 
@@ -38,6 +38,7 @@ def entry(
             commands_in_flight=limits.commands_in_flight or 0,
         ),
         model=model,
+        pool=pool,
         description=spec.description,
     )
 

@@ -49,7 +49,7 @@ class ControlLink:
 
     def __init__(self, address: str, tls: endpoints.Tls | None) -> None:
         self._address = address
-        self._dialer = endpoints.Dialer(address, tls)
+        self._dialer = endpoints.Dialer(address, tls, role="control")
         self._stubs = _Stubs(self._dialer.channel)
         self._puts: list[_Put] = []
         self._putting = asyncio.Lock()

@@ -29,14 +29,21 @@ def model_of(spec: InferletSpec, pools: Iterable[PoolSeen]) -> str | None:
     return next((p.model for p in pools if p.name == spec.pool), None)
 
 
-def catalogued_model(spec: InferletSpec, pools: Iterable[PoolSeen]) -> str:
-    """Return the model of the catalogue's entry, for launches by name that ask for no model.
+def pool_of(spec: InferletSpec, namespace: str, pools: Iterable[PoolSeen], model: str = "") -> str:
+    """Return the pool of a launch: the Inferlet's own, else any of the namespace's that serve the model, else any.
 
-    Without its pool that is a name that no engine has, for "" is any model: a launch would run on another pool's.
-    So it ends in UnknownModel, which shows this name and with it the pool.
+    So a namespace's pools are preferred to shared ones, and nothing stands in for a pool that the Inferlet names.
+
+    Args:
+        spec: the Inferlet's spec.
+        namespace: its namespace.
+        pools: the namespace's pools.
+        model: the model that a run names in place of the Inferlet's.
     """
-    model = model_of(spec, pools)
-    return f"of EnginePool {spec.pool} (there is none)" if model is None else model
+    if spec.pool and not model:
+        return f"{namespace}/{spec.pool}"
+    wanted = model or spec.model
+    return f"{namespace}/*" if any(not wanted or p.model == wanted for p in pools) else "*"
 
 
 def runnable(spec: InferletSpec, pools: Iterable[PoolSeen], verdict: Verdict) -> tuple[Want, list[str]]:

@@ -27,6 +27,7 @@ from tartlet_operator.machinery.work_queue import WorkQueue
 from tartlet_operator.machinery.worker_defaults import WorkerDefaults
 
 S = TypeVar("S", bound=ApiModel)
+T = TypeVar("T")
 
 VALIDATE_TIMEOUT_S: Final = 90.0
 
@@ -37,7 +38,8 @@ class ControlView:
 
     Args:
         incarnation: the incarnation of the control that answered last.
-        engines: each engine's state, by id; None: control doesn't answer.
+        engines: each engine's state, by id; None: control doesn't answer. The id is `NAMESPACE/POD`, or `POD` where
+            workers dial a Unix socket.
         programs: each engine's number of programs, by id.
         catalogue: fingerprints by namespace and name; namespaces that were never listed are absent.
     """
@@ -46,6 +48,19 @@ class ControlView:
     engines: Mapping[str, str] | None = None
     programs: Mapping[str, int] = field(default_factory=dict)
     catalogue: dict[str, dict[str, str]] = field(default_factory=dict)
+
+    def engines_in(self, namespace: str) -> Mapping[str, str] | None:
+        """Return the states of a namespace's engines, by pod; None: control doesn't answer."""
+        return None if self.engines is None else _by_pod(self.engines, namespace)
+
+    def programs_in(self, namespace: str) -> Mapping[str, int]:
+        """Return the numbers of programs of a namespace's engines, by pod."""
+        return _by_pod(self.programs, namespace)
+
+
+def _by_pod(by_id: Mapping[str, T], namespace: str) -> dict[str, T]:
+    pods = ((id_.rpartition("/"), value) for id_, value in by_id.items())
+    return {pod: value for (owner, _, pod), value in pods if owner in ("", namespace)}
 
 
 @dataclass(slots=True)

@@ -15,6 +15,7 @@ class WorkerDefaults:
     pull_policy: str
     control: str  # control's address as pods reach it
     tls_secret: str = ""
+    tls_domain: str = ""
     service_account: str = ""
     log_format: str = "json"
     log_level: str = "info"
@@ -29,6 +30,7 @@ class WorkerDefaults:
             pull_policy=settings.worker_pull_policy,
             control=settings.worker_control or settings.control,
             tls_secret=settings.worker_tls_secret,
+            tls_domain=settings.tls_domain,
             service_account=settings.worker_service_account,
             log_format=settings.log_format,
             log_level=settings.log_level,

@@ -6,14 +6,14 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 from tartlet_operator.api.common import quantity
-from tartlet_operator.api.engine_pool import ENGINE_ID, EnginePoolSpec
+from tartlet_operator.api.engine_pool import EnginePoolSpec
+from tartlet_operator.api.identity import ENGINE_ID, TLS_DIR, TLS_VOLUME, is_operators, leaves_identity
 from tartlet_operator.api.meta import Meta, owner, pool_labels, pool_selector
 from tartlet_operator.api.pool_model import EnvVar, ModelInit
 from tartlet_operator.machinery.worker_defaults import WorkerDefaults
 from tartlet_operator.pools import model_parts
 from tartlet_operator.pools.model_parts import MODELS_DIR
 
-TLS_DIR: Final = "/etc/tartlet/tls"
 SCRATCH_DIR: Final = "/tmp"  # noqa: S108 - an emptyDir of the pod's own
 HEALTH_PORT: Final = 8080
 GROUP: Final = 10001
@@ -97,8 +97,10 @@ def _pod_spec(spec: EnginePoolSpec, meta: Meta, defaults: WorkerDefaults) -> dic
             "seccompProfile": {"type": "RuntimeDefault"},
             **_file_group(spec),
         },
-        "containers": [_container(spec, defaults)],
-        "volumes": _replaced(_volumes(spec, defaults), template.volumes, "name"),
+        "containers": [_container(spec, meta, defaults)],
+        "volumes": _replaced(
+            _volumes(spec, defaults), (v for v in template.volumes if v.get("name") != TLS_VOLUME), "name"
+        ),
     }
     if spec.model.init is not None:
         pod["initContainers"] = [_init_container(spec, spec.model.init, defaults)]
@@ -142,23 +144,27 @@ def _init_container(spec: EnginePoolSpec, init: ModelInit, defaults: WorkerDefau
         # a quota may require them; they cost nothing, a pod needs the larger of its init container's and container's
         "resources": _present({k: _plain(v) for k, v in _resources(spec).items()}),
         "securityContext": _restricted(),
-        "volumeMounts": _replaced(mounts, init.volume_mounts, "mountPath"),
+        "volumeMounts": _replaced(mounts, filter(leaves_identity, init.volume_mounts), "mountPath"),
         "terminationMessagePolicy": "FallbackToLogsOnError",
     }
 
 
-def _container(spec: EnginePoolSpec, defaults: WorkerDefaults) -> dict[str, Any]:
+def _container(spec: EnginePoolSpec, meta: Meta, defaults: WorkerDefaults) -> dict[str, Any]:
     template = spec.pod_template
     return {
         "name": "worker",
         "image": spec.image or defaults.image,
         "imagePullPolicy": spec.image_pull_policy or defaults.pull_policy,
         "command": ["tartlet", "serve", "--role", "worker"],
-        "env": _replaced(environment(spec, defaults), _env(e for e in template.env if e.name != ENGINE_ID), "name"),
+        "env": _replaced(
+            environment(spec, meta, defaults), _env(e for e in template.env if not is_operators(e.name)), "name"
+        ),
         "ports": [{"name": "health", "containerPort": HEALTH_PORT, "protocol": "TCP"}],
         "resources": _present({**_resources(spec), "claims": _claims(spec)}),
         "securityContext": {**_restricted(), "runAsGroup": GROUP},
-        "volumeMounts": _replaced(_mounts(spec, defaults), template.volume_mounts, "mountPath"),
+        "volumeMounts": _replaced(
+            _mounts(spec, defaults), filter(leaves_identity, template.volume_mounts), "mountPath"
+        ),
         # loading is no failure before the deadline; later a stalled loop restarts the container, and an engine that
         # lost control is only taken out of service
         "startupProbe": {
@@ -171,11 +177,12 @@ def _container(spec: EnginePoolSpec, defaults: WorkerDefaults) -> dict[str, Any]
     }
 
 
-def environment(spec: EnginePoolSpec, defaults: WorkerDefaults) -> list[dict[str, Any]]:
+def environment(spec: EnginePoolSpec, meta: Meta, defaults: WorkerDefaults) -> list[dict[str, Any]]:
     """Return the worker's settings as environment variables."""
     engine = spec.engine
     values: dict[str, object] = {
         "CONTROL": defaults.control,
+        "POOL": f"{meta.namespace}/{meta.name}",
         "ENGINE": engine.backend.lower(),
         "MODEL_NAME": spec.model.name,
         "DEVICE": engine.device,
@@ -199,6 +206,7 @@ def environment(spec: EnginePoolSpec, defaults: WorkerDefaults) -> list[dict[str
         values["TLS_CERTIFICATE"] = f"{TLS_DIR}/tls.crt"
         values["TLS_KEY"] = f"{TLS_DIR}/tls.key"
         values["TLS_AUTHORITY"] = f"{TLS_DIR}/ca.crt"
+        values["TLS_DOMAIN"] = defaults.tls_domain
     out: list[dict[str, Any]] = [{"name": f"TARTLET_WORKER_{k}", "value": str(v)} for k, v in values.items()]
     out.append(
         {
@@ -239,7 +247,7 @@ def _volumes(spec: EnginePoolSpec, defaults: WorkerDefaults) -> list[dict[str, A
     if models is not None:
         volumes.append(models)
     if defaults.tls_secret:
-        volumes.append({"name": "tls", "secret": {"secretName": defaults.tls_secret, "defaultMode": 0o444}})
+        volumes.append({"name": TLS_VOLUME, "secret": {"secretName": defaults.tls_secret, "defaultMode": 0o444}})
     return volumes
 
 
@@ -248,7 +256,7 @@ def _mounts(spec: EnginePoolSpec, defaults: WorkerDefaults) -> list[dict[str, An
     if model_parts.volume(spec.model) is not None:
         mounts.append({"name": "models", "mountPath": MODELS_DIR, "readOnly": True})
     if defaults.tls_secret:
-        mounts.append({"name": "tls", "mountPath": TLS_DIR, "readOnly": True})
+        mounts.append({"name": TLS_VOLUME, "mountPath": TLS_DIR, "readOnly": True})
     return mounts
 
 

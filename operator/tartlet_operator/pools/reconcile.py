@@ -48,15 +48,17 @@ async def reconcile(ctx: Context, key: Key, body: Mapping[str, Any]) -> float | 
     listed = await ctx.api.list("Pod", key.namespace, pool_selector(key.name))
     pods = [PodFacts.of(p, ctx.unix_s) for p in listed]
     old = pool.status or EnginePoolStatus()
-    engines = ctx.store.engines[key] = own(ctx.store.engines.get(key, ()), old, pods, ctx.view.engines)
+    engines = ctx.store.engines[key] = own(
+        ctx.store.engines.get(key, ()), old, pods, ctx.view.engines_in(key.namespace)
+    )
     facts = PoolFacts(
         name=key.name,
         generation=meta.generation,
         replicas=pool.spec.replicas,
         deployment=DeploymentFacts.of(made.live, current=made.refused is None),
         pods=pods,
-        engines=ctx.view.engines,
-        programs=ctx.view.programs,
+        engines=ctx.view.engines_in(key.namespace),
+        programs=ctx.view.programs_in(key.namespace),
         own=engines,
         refused="; ".join(map(str, refusals)),
         deleting=meta.deleting,

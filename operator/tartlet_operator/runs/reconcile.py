@@ -15,6 +15,7 @@ from tartlet_common.errors.registry import (
     Unavailable,
     UnknownInferlet,
     UnknownModel,
+    UnknownPool,
 )
 from tartlet_operator.api.conditions import find, holds
 from tartlet_operator.api.events import ObjectEvent
@@ -22,6 +23,7 @@ from tartlet_operator.api.inferlet import Inferlet, InferletStatus
 from tartlet_operator.api.inferlet_run import InferletRun, InferletRunStatus
 from tartlet_operator.api.meta import Key, Meta
 from tartlet_operator.api.reasons import EventReason, Reason, explained
+from tartlet_operator.inferlets.status import pool_of
 from tartlet_operator.machinery.context import Context
 from tartlet_operator.machinery.program_output import Outcome, Output
 from tartlet_operator.machinery.store import RunSeen
@@ -42,7 +44,7 @@ _DELETED: Final = "its InferletRun was deleted"
 _MADE_AGAIN: Final = "its InferletRun was deleted and made again"
 _LATER: Final = "its InferletRun has another program"
 _HAS_ENDED: Final = "its InferletRun has ended"
-_WAITS: Final = (UnknownModel, UnknownInferlet, NoEngine)
+_WAITS: Final = (UnknownModel, UnknownPool, UnknownInferlet, NoEngine)
 """Launch errors that pass when an engine or a catalogue entry comes; the deadline bounds the wait."""
 
 
@@ -182,6 +184,7 @@ async def _launch(
         inferlet=run.spec.inferlet,
         args=args,
         model=run.spec.model,
+        pool=pool_of(inferlet.spec, key.namespace, ctx.store.pools_in(key.namespace), run.spec.model),
         tenant=key.namespace,
         idempotency_key=action.key,
         limits=Limits(deadline_s=action.deadline_s),

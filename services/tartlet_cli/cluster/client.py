@@ -94,7 +94,7 @@ def private_files(secret: dict[str, Any], release: Release) -> Iterator[Tls]:
                     file.write(data)
             except OSError as e:
                 raise DiskFull(path=str(paths[role]), detail=e.strerror) from e
-        yield Tls(**paths)
+        yield Tls(**paths, domain=release.tls_domain)
     finally:
         shutil.rmtree(directory, ignore_errors=True)
 

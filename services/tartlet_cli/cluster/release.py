@@ -13,6 +13,8 @@ Object = dict[str, Any]
 
 RUNTIMES: Final = "app.kubernetes.io/name=tartlet,app.kubernetes.io/component=runtime"
 INSTANCE: Final = "app.kubernetes.io/instance"
+TLS_DOMAIN: Final = "tartlet.dev/tls-domain"
+"""The annotation of the runtime's Service that names the domain of the release's certificates."""
 
 _PORT_NAME = "grpc"
 _SUFFIX = "-runtime"
@@ -25,6 +27,7 @@ class Release:
     name: str
     namespace: str
     prefix: str  # prefix of the names of its objects
+    tls_domain: str = ""  # domain of the names in its certificates
 
     @property
     def runtime(self) -> str:
@@ -54,7 +57,8 @@ def choose(services: Sequence[Object], namespace: str, wanted: str = "") -> Rele
         metadata = service["metadata"]
         name = (metadata.get("labels") or {}).get(INSTANCE, "")
         if metadata["name"].endswith(_SUFFIX) and not metadata.get("deletionTimestamp"):
-            found[name] = Release(name, namespace, metadata["name"].removesuffix(_SUFFIX))
+            domain = (metadata.get("annotations") or {}).get(TLS_DOMAIN, "")
+            found[name] = Release(name, namespace, metadata["name"].removesuffix(_SUFFIX), domain)
     if wanted:
         if wanted not in found:
             others = f"; there are: {', '.join(sorted(found))}" if found else ""

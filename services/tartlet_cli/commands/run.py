@@ -153,7 +153,7 @@ def run_on_cluster() -> click.Command:
         absent = {"kube": True, "engine": None, "server": None, "native": False, "config": None}
         ctx.invoke(run, file=file, args=args, **options, **absent)
 
-    elsewhere = ("tls_certificate", "tls_key", "tls_authority", "kube", *NOT_ON_CLUSTER)
+    elsewhere = ("tls_certificate", "tls_key", "tls_authority", "tls_domain", "kube", *NOT_ON_CLUSTER)
     params = [copy.copy(param) for param in run.params if param.name not in elsewhere]
     for param in params:
         if isinstance(param, click.Option) and param.name == "model":

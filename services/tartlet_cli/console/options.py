@@ -39,20 +39,26 @@ _TLS = {
     "--tls-certificate": "TARTLET_CLIENT_TLS_CERTIFICATE",
     "--tls-key": "TARTLET_CLIENT_TLS_KEY",
     "--tls-authority": "TARTLET_CLIENT_TLS_AUTHORITY",
+    "--tls-domain": "TARTLET_CLIENT_TLS_DOMAIN",
 }
+_DOMAIN = "--tls-domain"
 
 
 class _TlsOption(click.Option):
-    """One of the three TLS options, which share a line of help; the last of them writes it."""
+    """One of the four TLS options, which share a line of help; the last of them writes it."""
 
     def get_help_record(self, ctx: click.Context) -> tuple[str, str] | None:
         if self.opts != [list(_TLS)[-1]]:
             return None
         text = (
             "PEM files for a server at host:port: this client's certificate, its key, and the certificate of the "
-            "authority that signed the server's."
+            "authority that signed the server's. The domain is that of the server's release, such as "
+            "tartlet.NAMESPACE.tartlet.internal; without one, certificates name roles alone."
         )
-        return "--tls-certificate, --tls-key, --tls-authority FILE", f"{text}  [env var: {', '.join(_TLS.values())}]"
+        return (
+            "--tls-certificate, --tls-key, --tls-authority FILE, --tls-domain DOMAIN",
+            f"{text}  [env var: {', '.join(_TLS.values())}]",
+        )
 
 
 def _to_environment(_ctx: click.Context, param: click.Parameter, value: str | None) -> None:
@@ -83,8 +89,8 @@ def _server_option(f: F, default: str) -> F:
     for flag, variable in _TLS.items():
         option = _TlsOption(
             [flag],
-            metavar="FILE",
-            type=click.Path(exists=True, dir_okay=False),
+            metavar="DOMAIN" if flag == _DOMAIN else "FILE",
+            type=str if flag == _DOMAIN else click.Path(exists=True, dir_okay=False),
             envvar=variable,
             expose_value=False,
             callback=_to_environment,

@@ -25,6 +25,13 @@ class _Settings(BaseModel):
     tls_authority: Path | None = Field(
         None, description="PEM certificate of the CA that signed the other roles' certificates"
     )
+    tls_domain: str = Field(
+        "",
+        max_length=180,
+        pattern=r"^([a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*)?$",
+        json_schema_extra={"means": "a DNS name in lower case, such as tartlet.prod.tartlet.internal"},
+        description="domain of the release: a role's certificate names ROLE.DOMAIN; empty: it names ROLE",
+    )
 
 
 class ControlSettings(_Settings):
@@ -53,6 +60,12 @@ class ControlSettings(_Settings):
     max_programs: int = Field(4096, ge=1, le=1 << 20, description="programs that control holds at once")
     step_spans_per_s: int = Field(
         100, ge=0, le=1_000_000, description="spans of steps per second and engine, where traces are exported; 0: none"
+    )
+    shared_pools: str = Field(
+        "",
+        pattern=r"^\s*([^/,\s]*/[^/,\s]+\s*(,\s*|$))*$",
+        json_schema_extra={"means": "TENANT/POOL or TENANT/*, separated by commas"},
+        description="pools of one tenant whose engines serve all tenants, TENANT/POOL or TENANT/* each; empty: none",
     )
     catalogue_dir: Path | None = Field(
         None, description="directory that keeps the catalogue over restarts; unset: memory only"
@@ -108,6 +121,13 @@ class WorkerSettings(_Settings):
     engine: Literal["torch", "fake"] = Field("torch", description="what computes; fake: a stand-in without a model")
     model: Path | None = Field(None, description="checkpoint directory; needed where engine is torch")
     model_name: str = Field("", description="name of the model for programs; empty: the directory's name")
+    pool: str = Field(
+        "",
+        max_length=128,
+        pattern=r"^([^/*,\s]*/)?[^/*,\s]*$",
+        json_schema_extra={"means": "TENANT/POOL or POOL"},
+        description="pool of the engine, TENANT/POOL; over TLS the certificate names the tenant; empty: none",
+    )
     engine_id: str = Field("", max_length=253, description="name of the engine in control; empty: a random name")
     device: str = Field("cpu", description="torch device: cpu, cuda or cuda:N")
     dtype: Literal["auto", "bfloat16", "float32"] = Field(

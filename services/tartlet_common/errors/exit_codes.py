@@ -9,12 +9,13 @@ from tartlet_common.errors.registry import (
     TartletError,
     UnknownInferlet,
     UnknownModel,
+    UnknownPool,
     UnknownProgram,
 )
 
 PROGRAM_FAILED, USAGE, SYSTEM, INTERRUPTED = 1, 2, 3, 130
 
-_USAGE = (InvalidArgument, InvalidConfig, PermissionDenied, UnknownInferlet, UnknownModel, UnknownProgram)
+_USAGE = (InvalidArgument, InvalidConfig, PermissionDenied, UnknownInferlet, UnknownModel, UnknownPool, UnknownProgram)
 _FIRST_SYSTEM_NUMBER = 400
 
 

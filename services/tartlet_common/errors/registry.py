@@ -124,6 +124,14 @@ class ContextTooLong(TartletError):
     remedy = "Shorten the context, or use a model with a longer one."
 
 
+@_register(124)
+class UnknownPool(TartletError):
+    message = "no engine of the pool {pool!r} is there for this program; pools that it may use: {available}"
+    remedy = (
+        "Use one of these pools, or start an engine in the pool. Control's shared_pools opens a pool to all tenants."
+    )
+
+
 # ---- 2xx: the program's own fault -------------------------------------------------------------------------------
 
 

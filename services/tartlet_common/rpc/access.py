@@ -1,13 +1,17 @@
 """The table of which identity may call which method (docs/security.md), enforced by every server that speaks TLS.
 
-A caller's identity is a DNS name among its certificate's subject alternative names: one name for each role. A Unix
-socket has no identities: its directory is private, so only the directory's owner can call.
+A caller's identity is a DNS name among its certificate's subject alternative names: `<role>.<domain>`, where the domain
+names one release (or `<role>` alone, where the server has no domain). Names are compared whole, so neither the name of
+another release nor that of a Service gives a role. A Unix socket has no identities: its directory is private, so only
+the directory's owner can call.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-from typing import Any, TypeAlias
+from collections.abc import Awaitable, Callable, Iterable
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any, Final, TypeAlias
 
 import grpc
 import grpc.aio
@@ -16,7 +20,7 @@ from tartlet_common.errors.registry import PermissionDenied
 from tartlet_common.rpc.aborts import abort
 
 IDENTITIES = frozenset({"client", "gateway", "runtime", "control", "worker", "operator"})
-"""The identities. A certificate carries one as the DNS name `<identity>` or `<identity>.<anything>`."""
+"""The identities. A certificate carries one as the DNS name that `identity_name` returns."""
 
 _PROGRAMS = frozenset({"client", "gateway", "runtime", "operator"})
 _OPERATORS = frozenset({"operator"})
@@ -48,19 +52,59 @@ ACCESS: dict[str, frozenset[str]] = {
 """Method -> identities that may call it. A method that is missing here can't be called over TLS."""
 
 
-def identities(names: list[bytes]) -> frozenset[str]:
-    """Return the identities that a certificate's DNS names stand for.
+_TENANT: Final = "tenant"
+_SHOWN: Final = 3
+"""Names of an unknown certificate that a refusal shows."""
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """The owner of a certificate: its role, "" for none, and the tenants that the certificate names."""
+
+    role: str = ""
+    tenants: tuple[str, ...] = ()
+
+
+def identity_name(role: str, domain: str) -> str:
+    """Return the DNS name that a role's certificate must carry.
 
     Example:
-        >>> sorted(identities([b"worker.tartlet.svc", b"example.org"]))
-        ['worker']
+        >>> identity_name("worker", "tartlet.prod.tartlet.internal"), identity_name("worker", "")
+        ('worker.tartlet.prod.tartlet.internal', 'worker')
     """
-    return frozenset(name.decode("ascii", "replace").split(".", 1)[0] for name in names) & IDENTITIES
+    return f"{role}.{domain}" if domain else role
 
 
-def may_call(method: str, callers: frozenset[str]) -> bool:
-    """Whether one of the caller's identities may call `method`."""
-    return bool(ACCESS.get(method, frozenset()) & callers)
+def caller_of(names: Iterable[bytes], domain: str) -> Caller:
+    """Return whom a certificate's DNS names stand for in the release of `domain`. Other names mean nothing.
+
+    A certificate that names several roles has none.
+
+    Example:
+        >>> caller_of([b"worker.r.ns.internal", b"tenant.team-a.r.ns.internal"], "r.ns.internal")
+        Caller(role='worker', tenants=('team-a',))
+        >>> caller_of([b"operator.x.svc"], "r.ns.internal"), caller_of([b"operator.x.svc"], "")
+        (Caller(role='', tenants=()), Caller(role='', tenants=()))
+    """
+    texts = [name.decode("ascii", "replace") for name in names]
+    suffix = f".{domain}" if domain else ""
+    own = [text.removesuffix(suffix) for text in texts if text.endswith(suffix)]
+    roles = IDENTITIES.intersection(own)
+    tenants = tuple(name.removeprefix(f"{_TENANT}.") for name in own if name.startswith(f"{_TENANT}."))
+    return Caller(next(iter(roles)) if len(roles) == 1 else "", tenants)
+
+
+_calling: ContextVar[Caller | None] = ContextVar("calling", default=None)
+
+
+def calling() -> Caller:
+    """Return the caller of the call that runs now. Without TLS, and outside of a call, that caller has no role."""
+    return _calling.get() or Caller()
+
+
+def may_call(method: str, role: str) -> bool:
+    """Whether a caller of this role may call `method`."""
+    return role in ACCESS.get(method, frozenset())
 
 
 _Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
@@ -68,7 +112,11 @@ _Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 
 
 class AccessInterceptor(grpc.aio.ServerInterceptor):
-    """Refuses calls that `ACCESS` doesn't allow, before their handler runs."""
+    """Refuses calls that `ACCESS` doesn't allow, before their handler runs, and tells handlers their caller."""
+
+    def __init__(self, domain: str) -> None:
+        """`domain`: the release whose certificates count; "": names without a domain count."""
+        self._domain = domain
 
     async def intercept_service(
         self,
@@ -77,16 +125,17 @@ class AccessInterceptor(grpc.aio.ServerInterceptor):
     ) -> _Handler | None:
         """Wrap the method's handler with the check."""
         handler = await continuation(handler_call_details)
-        return handler if handler is None else _guarded(handler, handler_call_details.method)
+        return handler if handler is None else _guarded(handler, handler_call_details.method, self._domain)
 
 
-def _guarded(handler: Any, method: str) -> _Handler:
+def _guarded(handler: Any, method: str, domain: str) -> _Handler:
     async def check(context: _Context) -> None:
         names = list(context.auth_context().get("x509_subject_alternative_name", []))
-        callers = identities(names)
-        if not may_call(method, callers):
-            error = PermissionDenied(caller="/".join(sorted(callers)) or "an unknown identity", method=method)
+        caller = caller_of(names, domain)
+        if not may_call(method, caller.role):
+            error = PermissionDenied(caller=caller.role or _unknown(names, domain), method=method)
             await abort(context, grpc.StatusCode.PERMISSION_DENIED, error)
+        _calling.set(caller)  # gRPC runs each call in a task of its own, so this is the call's alone
 
     if handler.response_streaming:
 
@@ -110,3 +159,9 @@ def _guarded(handler: Any, method: str) -> _Handler:
 
     make = grpc.stream_unary_rpc_method_handler if handler.request_streaming else grpc.unary_unary_rpc_method_handler
     return make(unary, handler.request_deserializer, handler.response_serializer)
+
+
+def _unknown(names: list[bytes], domain: str) -> str:
+    """Describe a certificate without a role of this release, so that a wrong `tls_domain` is seen at once."""
+    shown = ", ".join(name.decode("ascii", "replace")[:128] for name in names[:_SHOWN]) or "no DNS name"
+    return f"an unknown identity ({shown}, where {identity_name('<role>', domain)} is expected)"

@@ -22,7 +22,7 @@ import grpc.aio
 
 from tartlet_common.config.paths import check_socket, make_private
 from tartlet_common.errors.registry import AddressInUse, InvalidConfig
-from tartlet_common.rpc.access import AccessInterceptor
+from tartlet_common.rpc.access import AccessInterceptor, identity_name
 
 PROTOCOL_VERSION = 1
 """Version of the streams between roles; both ends must agree."""
@@ -80,11 +80,16 @@ _CHANNEL_OPTIONS: Sequence[tuple[str, int]] = (
 
 @dataclass(frozen=True, slots=True)
 class Tls:
-    """The PEM files of a mutual-TLS identity: certificate and key, and the authority that signed the peers'."""
+    """A mutual-TLS identity: PEM files of certificate, key and the authority that signed the peers', and a domain.
+
+    The domain names the release (`tls_domain`). Peers' certificates must carry a role's name in this domain; "": the
+    role's name alone.
+    """
 
     certificate: Path
     key: Path
     authority: Path
+    domain: str = ""
 
     @property
     def files(self) -> tuple[Path, Path, Path]:
@@ -103,6 +108,7 @@ class Tls:
             InvalidConfig: the settings name only some of the three files, or a file can't be read.
         """
         named = {name: getattr(settings, f"tls_{name}") for name in ("certificate", "key", "authority")}
+        domain = settings.tls_domain or ""
         if not any(named.values()):
             return None
         for name, path in named.items():
@@ -112,7 +118,7 @@ class Tls:
             if not os.access(path, os.R_OK):
                 remedy = "Name an existing file that this user may read."
                 raise InvalidConfig(role="TLS", detail=f"tls_{name}: {path} can't be read", remedy=remedy)
-        return cls(**named)
+        return cls(**named, domain=domain)
 
 
 class TlsSettings(Protocol):
@@ -129,6 +135,10 @@ class TlsSettings(Protocol):
     @property
     def tls_authority(self) -> Path | None:
         """The certificate of the authority that signed the peers' certificates."""
+
+    @property
+    def tls_domain(self) -> str:
+        """The domain of the release in peers' certificates."""
 
 
 def install_uvloop() -> None:
@@ -157,7 +167,7 @@ async def make_server(
     if path is not None:
         check_socket(path)
     tls = None if path is not None else tls  # a Unix socket is protected by its directory
-    server = grpc.aio.server(options=_SERVER_OPTIONS, interceptors=[AccessInterceptor()] if tls is not None else None)
+    server = grpc.aio.server(options=_SERVER_OPTIONS, interceptors=_interceptors(tls))
     add_services(server)
     if path is not None:
         make_private(path.parent)
@@ -172,12 +182,15 @@ async def make_server(
     return server
 
 
-def make_channel(
-    address: str, tls: Tls | None = None, *, insecure: bool = False, identity: str = ""
-) -> grpc.aio.Channel:
+def _interceptors(tls: Tls | None) -> list[grpc.aio.ServerInterceptor] | None:
+    return [AccessInterceptor(tls.domain)] if tls is not None else None
+
+
+def make_channel(address: str, tls: Tls | None = None, *, insecure: bool = False, role: str = "") -> grpc.aio.Channel:
     """Make a channel to `address`; it connects when first used, and again after failures.
 
-    `identity`: the name that the server's certificate must carry if the address has no name, as a pod's IP address.
+    `role`: the role of this release that the server's certificate must name, whatever the address is; "": the
+    certificate must name the address's host.
     """
     path = unix_path(address)
     if path is not None or tls is None:
@@ -189,7 +202,7 @@ def make_channel(
     credentials = grpc.ssl_channel_credentials(
         tls.authority.read_bytes(), tls.key.read_bytes(), tls.certificate.read_bytes()
     )
-    override = (("grpc.ssl_target_name_override", identity),) if identity else ()
+    override = (("grpc.ssl_target_name_override", identity_name(role, tls.domain)),) if role else ()
     return grpc.aio.secure_channel(address, credentials, options=(*_CHANNEL_OPTIONS, *override))
 
 
@@ -206,13 +219,13 @@ class Dialer:
     Callers either `renew` it whenever the connection is lost, or use the `current` channel for each call.
     """
 
-    def __init__(self, address: str, tls: Tls | None, *, identity: str = "") -> None:
-        """Make the first channel; `identity` as for `make_channel`."""
+    def __init__(self, address: str, tls: Tls | None, *, role: str) -> None:
+        """Make the first channel; `role` as for `make_channel`."""
         self._address = address
         self._tls = tls
-        self._identity = identity
+        self._role = role
         self._seen = tls.stamps() if tls is not None else []
-        self.channel = make_channel(address, tls, identity=identity)
+        self.channel = make_channel(address, tls, role=role)
         self._replaced: list[grpc.aio.Channel] = []
 
     async def renew(self) -> None:
@@ -243,7 +256,7 @@ class Dialer:
             seen = self._tls.stamps()
             if seen == self._seen:
                 return self.channel
-            fresh = make_channel(self._address, self._tls, identity=self._identity)
+            fresh = make_channel(self._address, self._tls, role=self._role)
         except OSError:
             log.exception("the new TLS files can't be read; the old ones go on")
             return self.channel

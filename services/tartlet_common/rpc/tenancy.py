@@ -1,7 +1,8 @@
 """Decides which tenant's programs a caller may see and change; every service asks this module.
 
 A program and an entry of the catalogue belong to a tenant. In Kubernetes a tenant is a namespace; "" is the tenant of
-callers that name none. A client acts for the one tenant that its certificate names (`tenant.<name>` beside `client`).
+callers that name none. A client acts for the one tenant that its certificate names (`tenant.<name>` beside `client`,
+both in the release's domain).
 Roles that serve many tenants, and the owner of a Unix socket's directory, act for all. If such a caller sends the
 metadata `tartlet-tenant-bin`, the call acts for that tenant alone: this is how a runtime relays a client's call. The
 metadata never widens the rights of a certificate. An object of another tenant is answered like one that doesn't exist.
@@ -16,13 +17,12 @@ from typing import Any, Final, TypeAlias
 import grpc.aio
 
 from tartlet_common.errors.registry import PermissionDenied
-from tartlet_common.rpc.access import identities
+from tartlet_common.rpc.access import Caller, calling
 
 HEADER: Final = "tartlet-tenant-bin"
 """The metadata key that narrows a call to one tenant; its value is the tenant's name in UTF-8."""
 EVERY_TENANT: Final = frozenset({"operator", "gateway", "runtime"})
 """Identities that act for all tenants."""
-_LABEL: Final = "tenant."
 
 Metadata: TypeAlias = "tuple[tuple[str, str | bytes], ...]"
 _Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
@@ -71,34 +71,28 @@ EVERYONE: Final = Scope()
 
 def scope_of(context: _Context) -> Scope:
     """Return the scope of a call."""
-    peer = context.auth_context()
-    secured = b"ssl" in peer.get("transport_security_type", ())  # a Unix socket has no TLS: its directory protects it
-    names = peer.get("x509_subject_alternative_name", ()) if secured else None
-    return decide(names, context.invocation_metadata() or ())
+    return decide(calling() if secured(context) else None, context.invocation_metadata() or ())
 
 
-def decide(names: Iterable[bytes] | None, metadata: Iterable[tuple[str, str | bytes]]) -> Scope:
-    """Return the scope of a call with `metadata` by a caller whose certificate has these DNS names (None: no TLS).
+def secured(context: _Context) -> bool:
+    """Whether a call came over TLS. A Unix socket has none: its directory protects the socket."""
+    return b"ssl" in context.auth_context().get("transport_security_type", ())
+
+
+def decide(caller: Caller | None, metadata: Iterable[tuple[str, str | bytes]]) -> Scope:
+    """Return the scope of a call with `metadata` by the owner of a certificate (None: no TLS).
 
     Example:
-        >>> decide([b"client", b"tenant.team-a"], [])
+        >>> decide(Caller("client", ("team-a",)), [])
         Scope(tenant='team-a')
-        >>> decide([b"client"], [(HEADER, b"team-a")])  # metadata widens nothing
+        >>> decide(Caller("client"), [(HEADER, b"team-a")])  # metadata widens nothing
         Scope(tenant='')
-        >>> decide([b"operator"], []), decide([b"operator"], [(HEADER, b"team-a")])
+        >>> decide(Caller("operator"), []), decide(Caller("operator"), [(HEADER, b"team-a")])
         (Scope(tenant=None), Scope(tenant='team-a'))
     """
-    if names is not None:
-        names = list(names)
-        if not identities(names) & EVERY_TENANT:
-            return Scope(_tenant(names))
+    if caller is not None and caller.role not in EVERY_TENANT:
+        return Scope(caller.tenants[0] if caller.tenants else "")
     for key, value in metadata:
         if key == HEADER:
             return Scope(value.decode("utf-8", "replace") if isinstance(value, bytes) else value)
     return EVERYONE
-
-
-def _tenant(names: Iterable[bytes]) -> str:
-    """Return the first tenant that a client's certificate names."""
-    texts = (name.decode("ascii", "replace") for name in names)
-    return next((text.removeprefix(_LABEL) for text in texts if text.startswith(_LABEL)), "")

@@ -31,7 +31,7 @@ class Allocator:
         engine = place.engine
         if engine is None:
             program = place.program
-            engine = place.engine = place.model.choose()
+            engine = place.engine = place.model.choose(program.reach)
             engine.program_ids[program.id] = None
             for queue in program.queues.values():
                 if queue.place is place:

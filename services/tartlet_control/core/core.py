@@ -15,6 +15,7 @@ from typing import Final
 from tartlet_common.abi import MAX_SUBMISSION_BYTES, RECORD_BYTES, RECORD_STRUCT, Record
 from tartlet_common.clock import Clock
 from tartlet_common.config.settings import ControlSettings
+from tartlet_common.engine.pools import EVERYONES_HOME, Home
 from tartlet_common.engine.spec import EngineSpec
 from tartlet_common.engine.step import StepResult
 from tartlet_common.errors.registry import (
@@ -216,19 +217,23 @@ class Core:
 
     # ---- engines ------------------------------------------------------------------------------------------------
 
-    def on_engine(self, engine_id: str, incarnation: str, spec: EngineSpec) -> EngineState:
-        """Take an engine's Hello. A known engine of the same id is gone then: this one is its successor.
+    def on_engine(self, name: str, incarnation: str, spec: EngineSpec, home: Home = EVERYONES_HOME) -> EngineState:
+        """Take an engine's Hello. A known engine of the same name and owner is gone then: this one is its successor.
+
+        An owner's engines are known by `OWNER/NAME`, so that no tenant's engine can take the place of another's.
 
         Raises:
             EngineMismatch: its model is served in too many other forms.
+            Overloaded: its owner's engines, or all engines, have too large specs.
         """
+        engine_id = f"{home.owner}/{name}" if home.owner else name
         old = self.engines.get(engine_id)
         if old is not None:
             self.on_engine_gone(old)
-        model = self.models.join(spec)
+        model = self.models.join(spec, home)
         self._connections += 1
         # a number of its own for each connection's steps, so that no answer can be taken for another's
-        engine = EngineState(engine_id, incarnation, spec, model.index, self._connections << 32)
+        engine = EngineState(engine_id, incarnation, spec, model.index, self._connections << 32, home=home)
         limits = Limits(spec.max_batch_tokens, spec.max_batch_commands)
         self.batchers[engine] = Batcher(self._policy, self.settings.steps_in_flight, limits)
         engine.window_s = self.clock.now()
@@ -237,7 +242,8 @@ class Core:
         self._refresh_unplaced()
         self._models_changed()
         beside = ", and stands by: others serve it in another form" if self.models.stands_by(model) else ""
-        log.info("engine %s joined with model %s%s", engine_id, spec.model, beside)
+        pool = f" of pool {home.path}" if home.pool else ""
+        log.info("engine %s%s joined with model %s%s", engine_id, pool, spec.model, beside)
         return engine
 
     def _refresh_unplaced(self) -> None:

@@ -85,18 +85,18 @@ class CommandIntake:
 
         Raises:
             UnknownQueue: another queue is meant, which was never created.
-            UnknownModel, NoEngine: the program's model isn't served.
+            UnknownModel, UnknownPool, NoEngine: the program's model isn't served.
         """
         if queue_id:
             raise UnknownQueue(id=queue_id)
-        model = program.default_model or self._models.named(program.asked_model)
+        model = program.default_model or self._models.named(program.asked_model, program.reach)
         if model is None:
             raise NoEngine
         program.default_model = model
         return self._new_queue(program, 0, model.index)
 
     def _new_queue(self, program: ProgramState, queue_id: int, model_index: int) -> CommandQueue:
-        model = self._models.at(model_index)
+        model = self._models.at(model_index, program.reach)
         place = program.places.get(model_index)
         if place is None:
             place = program.places[model_index] = Place(program, model)
@@ -163,7 +163,7 @@ class CommandIntake:
                 engines.append(place.engine)
                 pages, embeds, slots = (n + len(ids) for n, ids in zip((pages, embeds, slots), place.held, strict=True))
         if not engines and program.default_model is not None:
-            engines = program.default_model.engines
+            engines = program.default_model.usable(program.reach)
         for engine in engines:
             free += engine.pools[PAGES].num_free
             total += engine.spec.num_pages

@@ -11,7 +11,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
-from tartlet_common.errors.registry import InvalidArgument, NoEngine, Overloaded, TartletError, UnknownModel
+from tartlet_common.engine.pools import Reach
+from tartlet_common.errors.registry import (
+    InvalidArgument,
+    NoEngine,
+    Overloaded,
+    TartletError,
+    UnknownModel,
+    UnknownPool,
+)
 from tartlet_common.rpc.tenancy import Scope
 from tartlet_control.batching.batcher import Batcher
 from tartlet_control.tables.engines import EngineState
@@ -34,6 +42,7 @@ class StartRequest:
     tenant: str = ""
     idempotency_key: str = ""
     model: str = ""
+    pool: str = ""
     page_limit: int = 0
     command_limit: int = 0
     name: str = ""
@@ -79,7 +88,7 @@ class Lifecycle:
 
         Raises:
             InvalidArgument: handle or id in use, or texts too long.
-            UnknownModel: the model it names was never served.
+            UnknownModel, UnknownPool: no engine that it may use ever served the model, or none is of the pool.
             NoEngine: no engine of the model that it names is ready.
             Overloaded: too many programs.
         """
@@ -90,6 +99,7 @@ class Lifecycle:
                 return existing
         program = ProgramState(request.program_id, request.handle, session, self._model_for(request))
         program.asked_model = request.model
+        program.reach = Reach.of(request.tenant, request.pool)
         program.tenant, program.name, program.idempotency_key = request.tenant, request.name, request.idempotency_key
         program.page_limit = _capped(request.page_limit, self._page_limit)
         program.command_limit = _capped(request.command_limit, self._command_limit)
@@ -104,12 +114,13 @@ class Lifecycle:
 
     def _model_for(self, request: StartRequest) -> ServedModel | None:
         try:
-            model = self.models.named(request.model)
-        except UnknownModel:
+            reach = Reach.of(request.tenant, request.pool)
+            model = self.models.named(request.model, reach)
+        except (UnknownModel, UnknownPool):
             if request.running:  # its engines may be on their way back as well
                 return None
             raise
-        if request.model and not request.running and model is not None and not model.ready:
+        if request.model and not request.running and model is not None and not model.ready_for(reach):
             raise NoEngine  # one that names none may do without
         return model
 
@@ -118,7 +129,7 @@ class Lifecycle:
             raise InvalidArgument(argument="handle", detail=f"{request.handle} is in use")
         if not request.program_id or request.program_id in self.programs:
             raise InvalidArgument(argument="program_id", detail=f"{request.program_id!r} is empty or in use")
-        texts = (request.program_id, request.tenant, request.idempotency_key, request.model, request.name)
+        texts = (request.program_id, request.tenant, request.idempotency_key, request.model, request.pool, request.name)
         if max(map(len, texts)) > _MAX_TEXT:
             raise InvalidArgument(argument="ProgramStart", detail=f"a text is longer than {_MAX_TEXT} characters")
         if len(self.programs) >= self._max_programs:

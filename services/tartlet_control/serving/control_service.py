@@ -292,6 +292,7 @@ def _start_request(start: control_pb2.ProgramStart) -> StartRequest:
         tenant=start.tenant,
         idempotency_key=start.idempotency_key,
         model=start.model,
+        pool=start.pool,
         page_limit=start.page_limit,
         command_limit=start.command_limit,
         name=start.name,

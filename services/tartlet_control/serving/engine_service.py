@@ -10,6 +10,7 @@ from typing import Any, TypeAlias
 import grpc
 import grpc.aio
 
+from tartlet_common.config.settings import listed
 from tartlet_common.engine.step_codec import result_from_proto, step_to_proto
 from tartlet_common.errors.registry import (
     Draining,
@@ -23,7 +24,7 @@ from tartlet_common.errors.registry import (
 from tartlet_common.rpc import endpoints
 from tartlet_common.rpc.error_proto import error_from_proto, error_to_proto
 from tartlet_common.rpc.frame_streams import FrameListener, Stream
-from tartlet_control.serving import greeting
+from tartlet_control.serving import greeting, homes
 from tartlet_control.serving.blobs import BlobStore
 from tartlet_control.serving.core_loop import CoreLoop, EngineLink
 from tartlet_control.serving.specs import spec_from_json
@@ -46,6 +47,7 @@ class EngineService(engine_pb2_grpc.EngineServicer):
         self._sockets = sockets
         self._core = loop.core
         self._blobs = blobs
+        self._shared_pools = frozenset(listed(loop.core.settings.shared_pools))
 
     async def Connect(self, request_iterator: Any, context: Context) -> None:  # type: ignore[override]  # noqa: N802
         """Serve one engine until either side ends the stream."""
@@ -55,7 +57,8 @@ class EngineService(engine_pb2_grpc.EngineServicer):
         hello = engine_pb2.EngineHello(protocol=endpoints.PROTOCOL_VERSION, incarnation=self._core.incarnation)
         try:
             spec = self._check_hello(frame)
-            engine = self._core.on_engine(frame.hello.engine_id, frame.hello.incarnation, spec)
+            home = homes.home_of(frame.hello.pool, homes.worker_of(context), self._shared_pools)
+            engine = self._core.on_engine(frame.hello.engine_id, frame.hello.incarnation, spec, home)
         except TartletError as e:
             log.warning("engine %s refused: %s", frame.hello.engine_id[:64], e)
             hello.error.CopyFrom(error_to_proto(e))
@@ -101,6 +104,8 @@ class EngineService(engine_pb2_grpc.EngineServicer):
             raise ProtocolMismatch(peer="worker", theirs=hello.protocol, ours=endpoints.PROTOCOL_VERSION)
         if not hello.engine_id or not hello.incarnation:
             raise InvalidArgument(argument="hello", detail="without engine_id or incarnation")
+        if "/" in hello.engine_id:  # control adds the owner in front of one
+            raise InvalidArgument(argument="engine_id", detail=f"{hello.engine_id[:64]!r} has a slash")
         spec = spec_from_json(hello.spec_json)
         if spec.tokenizer_digest and self._blobs.get(spec.tokenizer_digest) is None:
             raise InvalidArgument(argument="tokenizer_digest", detail="put the tokenizer before saying Hello")

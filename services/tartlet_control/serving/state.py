@@ -5,6 +5,7 @@ from __future__ import annotations
 from itertools import islice
 from typing import Any, Final
 
+from tartlet_common.engine.pools import Reach
 from tartlet_common.rpc.tenancy import EVERYONE, Scope
 from tartlet_control.core.core import Core
 from tartlet_control.tables.engines import EngineState
@@ -19,15 +20,17 @@ PROGRAMS_SHOWN: Final = 3000
 
 
 def state_of(core: Core, scope: Scope = EVERYONE) -> dict[str, Any]:
-    """Return engines, the programs of `scope`, models, the batching policy and totals as plain JSON values."""
+    """Return the engines, models and programs of `scope`, the batching policy and totals as plain JSON values."""
     now = core.clock.now()
+    reach = None if scope.tenant is None else Reach(scope.tenant)
+    models = core.models if reach is None else core.models.seen_by(reach)
     shown = [p for p in core.lifecycle.programs.values() if scope.allows(p.tenant)]
     return {
         "incarnation": core.incarnation,
         "batching": core.settings.batching,
         "steps_in_flight": core.settings.steps_in_flight,
-        "models": [_model(m, core) for m in core.models if m.engines or not core.models.stands_by(m)],
-        "engines": [_engine(e, core) for e in core.engines.values()],
+        "models": [_model(m, core, reach) for m in models if m.engines or not core.models.stands_by(m)],
+        "engines": [_engine(e, core) for e in core.engines.values() if reach is None or reach.rank(e.home) is not None],
         "runtimes": [
             {"id": s.runtime_id, "address": s.address, "connected": s.gone_since is None, "programs": len(s.programs)}
             for s in core.sessions.values()
@@ -46,8 +49,10 @@ def state_of(core: Core, scope: Scope = EVERYONE) -> dict[str, Any]:
     }
 
 
-def _model(m: ServedModel, core: Core) -> dict[str, Any]:
-    told = {k: v for k, v in m.info().items() if k != "spec_json"}
+def _model(m: ServedModel, core: Core, reach: Reach | None) -> dict[str, Any]:
+    told = {k: v for k, v in m.info().items() if k not in ("spec_json", "pools", "owned")}
+    engines = m.engines if reach is None else m.usable(reach)
+    told |= {"engines": len(engines), "ready": any(e.status == "ready" for e in engines)}
     return told | {"max_position": m.spec.max_position, "standby": core.models.stands_by(m)}
 
 
@@ -71,6 +76,7 @@ def _engine(e: EngineState, core: Core) -> dict[str, Any]:
         "id": e.id,
         "model": e.spec.model,
         "model_index": e.model_index,
+        "pool": e.home.path if e.home.pool or e.home.owner else "",
         "state": _standing(e, core),
         "device": e.spec.device,
         "dtype": e.spec.dtype,

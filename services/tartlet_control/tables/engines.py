@@ -6,6 +6,7 @@ from typing import Any, Final, Literal
 
 import numpy as np
 
+from tartlet_common.engine.pools import EVERYONES_HOME, Home
 from tartlet_common.engine.spec import EngineSpec
 from tartlet_common.engine.step import Batch, Step
 from tartlet_control.tables.ledger import pools_of
@@ -20,13 +21,23 @@ class EngineState:
     """One engine: its pools, the programs placed on it, what its next step must clear, and its counters."""
 
     __slots__ = (
-        "clear", "computed_tokens", "device_s", "id", "incarnation", "model_index", "next_lane", "outgoing", "pools",
-        "program_ids", "reset_lanes", "sampled_tokens", "spec", "status", "step_number", "step_spans", "steps",
+        "clear", "computed_tokens", "device_s", "home", "id", "incarnation", "model_index", "next_lane", "outgoing",
+        "pools", "program_ids", "reset_lanes", "sampled_tokens", "spec", "status", "step_number", "step_spans", "steps",
         "tokens_per_s", "window_s", "window_tokens",
     )  # fmt: skip
 
-    def __init__(self, engine_id: str, incarnation: str, spec: EngineSpec, model_index: int, first_step: int) -> None:
+    def __init__(
+        self,
+        engine_id: str,
+        incarnation: str,
+        spec: EngineSpec,
+        model_index: int,
+        first_step: int,
+        *,
+        home: Home = EVERYONES_HOME,
+    ) -> None:
         self.id = engine_id
+        self.home = home
         self.incarnation = incarnation
         self.spec = spec
         self.model_index = model_index

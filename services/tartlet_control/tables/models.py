@@ -7,14 +7,17 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Any, Final
 
+from tartlet_common.engine.pools import ANYWHERE, EVERYONES_HOME, OWN, Home, Reach
 from tartlet_common.engine.spec import EngineSpec
-from tartlet_common.errors.registry import EngineMismatch, NoEngine, Overloaded, UnknownModel
+from tartlet_common.errors.registry import EngineMismatch, NoEngine, Overloaded, UnknownModel, UnknownPool
 from tartlet_control.tables.engines import EngineState
 
 MODELS_BYTES: Final = 2 << 20
 """Limit of all specs together: runtimes are told all of them in one message, beside other things."""
+OWNERS_BYTES: Final = 512 << 10
+"""Limit of the specs of one tenant's engines, so that no tenant's engines keep out the others'."""
 MODELS_NAMED: Final = 20
-"""Models that the error for an unknown model names."""
+"""Models, or pools, that the error for an unknown one names."""
 MAX_FORMS: Final = 8
 """Forms of one model that may be served at once. A pool serves two while it is rolled out in another form."""
 AGREE: Final = ("model_digest", "page_size", "dtype", "traits", "vocab_size", "max_position", "tokenizer_digest")
@@ -22,14 +25,15 @@ AGREE: Final = ("model_digest", "page_size", "dtype", "traits", "vocab_size", "m
 
 
 class ServedModel:
-    """A model in one form: its index in records (stable while control lives), and its engines."""
+    """A model of one owner in one form: its index in records (stable while control lives), and its engines."""
 
-    __slots__ = ("engines", "forms", "index", "name", "spec", "spec_bytes")
+    __slots__ = ("engines", "forms", "index", "name", "owner", "spec", "spec_bytes")
 
-    def __init__(self, index: int, spec: EngineSpec, forms: list[ServedModel]) -> None:
+    def __init__(self, index: int, spec: EngineSpec, owner: str | None, forms: list[ServedModel]) -> None:
         self.index = index
         self.name = spec.model
-        self.forms = forms  # all of the name, this one too
+        self.owner = owner  # the tenant whose pools serve it; None: engines that are everyone's do
+        self.forms = forms  # all of the owner's forms of the name, this one too
         self.engines: list[EngineState] = []
         self.take(spec)
 
@@ -43,30 +47,51 @@ class ServedModel:
         """Whether an engine takes new programs."""
         return any(e.status == "ready" for e in self.engines)
 
+    def ready_for(self, reach: Reach) -> bool:
+        """Whether an engine that programs of this reach may use takes new programs."""
+        return any(e.status == "ready" for e in self.usable(reach))
+
+    def usable(self, reach: Reach) -> list[EngineState]:
+        """Return the engines that programs of this reach may use."""
+        return [e for e in self.engines if reach.rank(e.home) is not None]
+
+    def rank(self, reach: Reach) -> int | None:
+        """Return how near the model is to programs of this reach; None: they may not use it, and don't see it.
+
+        A model that has no engine at the moment is its owner's still, unless a launch names one pool.
+        """
+        ranks = [rank for e in self.engines if (rank := reach.rank(e.home)) is not None]
+        if ranks:
+            return min(ranks)
+        return None if self.engines else reach.rank(Home(self.owner))
+
     def differs(self, spec: EngineSpec) -> str:
         """Return the first field in which `spec` isn't of this form; "" if it is."""
         return next((name for name in AGREE if getattr(self.spec, name) != getattr(spec, name)), "")
 
-    def choose(self) -> EngineState:
-        """Return the ready engine with the fewest programs.
+    def choose(self, reach: Reach) -> EngineState:
+        """Return the ready engine with the fewest programs, of those that programs of this reach may use.
 
         If the form has been replaced since the program asked for it, an engine that others still use is chosen.
 
         Raises:
             NoEngine: none is ready.
         """
-        chosen = [e for e in self.engines if e.status == "ready"]
-        if not chosen and any(form.ready for form in self.forms):
-            chosen = [e for e in self.engines if e.program_ids]
+        chosen = [e for e in self.usable(reach) if e.status == "ready"]
+        if not chosen and any(form.ready_for(reach) for form in self.forms):
+            chosen = [e for e in self.usable(reach) if e.program_ids]
         if not chosen:
             raise NoEngine
         return min(chosen, key=lambda e: len(e.program_ids))
 
     def info(self) -> dict[str, Any]:
-        """Return what runtimes are told: the spec, with pools summed over the engines."""
+        """Return what runtimes are told: the spec, with pools summed over the engines, and who may use the model."""
         spec = asdict(self.spec)
         for field in ("num_pages", "num_embeds", "num_slots"):
             spec[field] = sum(getattr(e.spec, field) for e in self.engines) or spec[field]
+        ready: dict[Home, bool] = {}
+        for engine in self.engines:
+            ready[engine.home] = ready.get(engine.home, False) or engine.status == "ready"
         return {
             "index": self.index,
             "name": self.name,
@@ -74,40 +99,55 @@ class ServedModel:
             "tokenizer_digest": self.spec.tokenizer_digest,
             "ready": self.ready,
             "engines": len(self.engines),
+            "owned": self.owner is not None,
+            "owner": self.owner or "",
+            "pools": [{"name": h.pool, "shared": h.shared, "ready": is_ready} for h, is_ready in ready.items()],
         }
 
 
 class Models:
     """All models that engines have brought since control started.
 
-    Engines of one name that don't agree (another checkpoint, another page size) serve the model in several forms.
-    Programs get the form that was there first for as long as it has a ready engine, and the other forms stand by. So a
-    pool is rolled out in another form without a gap: when the last engine of the old form is cordoned, the new form
-    takes over.
+    Models of one name are kept apart by owner: engines of two tenants never have to agree, and never stand in for one
+    another. Engines of one owner that don't agree (another checkpoint, another page size) serve the model in several
+    forms. Programs get the form that was there first for as long as it has a ready engine, and the other forms stand
+    by. So a pool is rolled out in another form without a gap: when the last engine of the old form is cordoned, the
+    new form takes over.
     """
 
     def __init__(self) -> None:
-        self._forms: dict[str, list[ServedModel]] = {}  # by name; of each, the longest served first
+        # by owner and name, in order of the name; of each, the longest served first
+        self._forms: dict[tuple[str | None, str], list[ServedModel]] = {}
         self._list: list[ServedModel] = []  # by index
 
     def __iter__(self) -> Iterator[ServedModel]:
-        """Yield the default first: ready models by name, then the others. Of one name, programs get the first.
+        """Yield ready models by name, then the others. Of one owner's forms, the one that programs get comes first.
 
         The order is by name because engines come in another order after each restart.
         """
-        current = {name: _current(forms) for name, forms in self._forms.items()}
-        for name in sorted(current, key=lambda name: (not current[name].ready, name)):
-            yield current[name]
-            yield from (m for m in self._forms[name] if m is not current[name])
+        current = {key: _current(forms) for key, forms in self._forms.items()}
+        for key in sorted(current, key=lambda key: (not current[key].ready, key[1], key[0] or "")):
+            yield current[key]
+            yield from (m for m in self._forms[key] if m is not current[key])
 
-    def join(self, spec: EngineSpec) -> ServedModel:
+    def seen_by(self, reach: Reach, name: str = "") -> list[ServedModel]:
+        """Return the models that programs of this reach may use, the default one first; `name`: only models called so.
+
+        Ready ones come first, of these the tenant's own, then everyone's, then shared ones, each by name.
+        """
+        ranked = [(m, m.rank(reach)) for m in self if not name or m.name == name]
+        seen = [(m, rank) for m, rank in ranked if rank is not None]
+        return [m for m, _ in sorted(seen, key=lambda each: (not each[0].ready_for(reach), each[1]))]
+
+    def join(self, spec: EngineSpec, home: Home = EVERYONES_HOME) -> ServedModel:
         """Return the model of a new engine, and make it for the first engine of a form.
 
         Raises:
-            EngineMismatch: the model is served in too many other forms.
-            Overloaded: the specs of all models would no longer fit a message.
+            EngineMismatch: the owner serves the model in too many other forms.
+            Overloaded: the specs of all models, or of the owner's, would no longer fit a message.
         """
-        forms = self._forms.get(spec.model, [])
+        key = (home.owner, spec.model)
+        forms = self._forms.get(key, [])
         for form in forms:
             if form.engines and not form.differs(spec):
                 return form
@@ -116,11 +156,15 @@ class Models:
             field = forms[0].differs(spec)
             theirs, ours = getattr(spec, field), getattr(forms[0].spec, field)
             raise EngineMismatch(model=spec.model, field=field, theirs=theirs, ours=ours)
-        if sum(m.spec_bytes for m in self._list if m is not unused) + _spec_bytes(spec) > MODELS_BYTES:
+        others = [m for m in self._list if m is not unused]
+        owners = sum(m.spec_bytes for m in others if m.owner == home.owner) + _spec_bytes(spec)
+        if home.owner is not None and owners > OWNERS_BYTES:
+            raise Overloaded(what="bytes of specs of one tenant in control's list of models", limit=OWNERS_BYTES)
+        if sum(m.spec_bytes for m in others) + _spec_bytes(spec) > MODELS_BYTES:
             raise Overloaded(what="bytes of specs in control's list of models", limit=MODELS_BYTES)
         if unused is None:
-            forms = self._forms.setdefault(spec.model, forms)
-            model = ServedModel(len(self._list), spec, forms)
+            forms = self._forms.setdefault(key, forms)
+            model = ServedModel(len(self._list), spec, home.owner, forms)
             self._list.append(model)
         else:
             model = unused
@@ -133,34 +177,47 @@ class Models:
         """Return whether programs get another form of the model."""
         return _current(model.forms) is not model
 
-    def named(self, name: str) -> ServedModel | None:
-        """Return the model that a program asks for.
+    def named(self, name: str, reach: Reach = ANYWHERE) -> ServedModel | None:
+        """Return the model that a program asks for, of those that its reach allows.
 
-        The name "" stands for the default: the first by name of those with a ready engine, else of all.
+        The name "" stands for the default, the first of `seen_by`. While a tenant's own engines of the named model
+        are away, others stand in for them only if they serve the same weights.
 
         Raises:
-            UnknownModel: no engine ever served a model of that name.
+            UnknownModel: no engine that the program may use ever served a model of that name.
+            UnknownPool: the reach names a pool without engines, or one that the tenant may not use.
         """
-        if name:
-            forms = self._forms.get(name)
-            if forms is None:
-                raise self._unknown(name)
-            return _current(forms)
-        return next(iter(self), None)
+        seen = self.seen_by(reach, name)
+        if not seen:
+            if reach.pool and not reach.pool.endswith("/*") and not self.seen_by(reach):
+                raise UnknownPool(pool=reach.pool, available=self._pools(reach))
+            if name:
+                raise self._unknown(name, reach)
+            return None
+        own = next((m for m in seen if m.rank(reach) == OWN), None) if name else None
+        if own is not None and own.spec.model_digest != seen[0].spec.model_digest and not own.ready_for(reach):
+            return own
+        return seen[0]
 
-    def at(self, index: int) -> ServedModel:
-        """Return the model with this index.
+    def at(self, index: int, reach: Reach | None = None) -> ServedModel:
+        """Return the model with this index, if programs of this reach may use it (None: any program's).
 
         Raises:
             UnknownModel: there is none.
         """
-        if index >= len(self._list):
-            raise self._unknown(f"#{index}")
-        return self._list[index]
+        if index < len(self._list) and (reach is None or self._list[index].rank(reach) is not None):
+            return self._list[index]
+        raise self._unknown(f"#{index}", reach or ANYWHERE)
 
-    def _unknown(self, name: str) -> UnknownModel:
-        served = [known for known, forms in self._forms.items() if any(form.engines for form in forms)]
-        return UnknownModel(model=name, available=served[:MODELS_NAMED])
+    def _unknown(self, name: str, reach: Reach) -> UnknownModel:
+        served = dict.fromkeys(m.name for m in self.seen_by(reach) if m.engines)
+        return UnknownModel(model=name, available=list(served)[:MODELS_NAMED])
+
+    def _pools(self, reach: Reach) -> list[str]:
+        """Return the pools that the tenant may use, for an error's text."""
+        every = Reach(reach.tenant)
+        homes = {e.home.path for m in self._list for e in m.engines if e.home.pool and every.rank(e.home) is not None}
+        return sorted(homes)[:MODELS_NAMED]
 
 
 def _current(forms: list[ServedModel]) -> ServedModel:

@@ -11,6 +11,7 @@ from math import inf
 from typing import Any, ClassVar, NamedTuple
 
 from tartlet_common.abi import Priority, Record
+from tartlet_common.engine.pools import ANYWHERE
 from tartlet_common.engine.spec import EngineSpec
 from tartlet_common.errors.registry import TartletError
 from tartlet_control.tables.engines import EngineState
@@ -110,7 +111,8 @@ class ProgramState:
     __slots__ = (
         "asked_model", "command_limit", "commands", "created", "default_model", "dispatched", "end_asked", "failed",
         "handle", "id", "idempotency_key", "in_flight", "input_tokens", "killed", "live", "name", "num_pages",
-        "page_limit", "peak_pages", "places", "queues", "sampled_tokens", "session", "span", "started_s", "tenant",
+        "page_limit", "peak_pages", "places", "queues", "reach", "sampled_tokens", "session", "span", "started_s",
+        "tenant",
     )  # fmt: skip
 
     def __init__(
@@ -122,6 +124,7 @@ class ProgramState:
         self.default_model = default_model
         self.asked_model = ""
         self.tenant = ""
+        self.reach = ANYWHERE  # the engines that it may use
         self.idempotency_key = ""
         self.name = ""
         self.page_limit = 0  # 0: all pages of the engine

@@ -13,6 +13,7 @@ from typing import Protocol
 import numpy as np
 
 from tartlet_common.abi import Flag, Op, Record
+from tartlet_common.engine.pools import Reach
 from tartlet_common.errors.registry import InvalidArgument, TartletError, UnsupportedTrait
 from tartlet_runtime.abi.guest import STDERR, STDOUT
 from tartlet_runtime.answers.chat import format_chat, special_texts
@@ -41,6 +42,8 @@ class Caller(Waiter, Protocol):
     """The program that asks."""
 
     model: str
+    reach: Reach
+    """The engines whose models the program sees."""
     eager_bytes: int
     """Payloads worked on at once since its last turn."""
 
@@ -65,8 +68,8 @@ class LocalOps:
             Op.SEND: self._send,
             Op.RECEIVE: self._receive,
             Op.GET_ARG: self._get_arg,
-            Op.AVAILABLE_MODELS: lambda _caller, _record, _payload: json.dumps(models.names()).encode(),
-            Op.GET_MODEL: lambda caller, _record, payload: models.info(_text(payload) or caller.model),
+            Op.AVAILABLE_MODELS: lambda caller, _record, _payload: json.dumps(models.names(caller.reach)).encode(),
+            Op.GET_MODEL: lambda caller, _record, payload: models.info(_text(payload) or caller.model, caller.reach),
             Op.TOKENIZE: self._tokenize,
             Op.DETOKENIZE: self._detokenize,
             Op.GET_VOCABS: self._vocabulary,
@@ -115,12 +118,12 @@ class LocalOps:
         first, count = record.b, record.c
         size = 0  # the whole is kept packed
         if first or count:
-            vocab = self._models.by_index(record.a).spec.vocab_size
+            vocab = self._models.by_index(record.a, caller.reach).spec.vocab_size
             size = _TOKEN_COST * min(count or vocab, vocab)
         return self._with_tokenizer(caller, record, size, lambda t: t.words(first, count))
 
     def _format_chat(self, caller: Caller, record: Record, payload: bytes) -> bytes | None:
-        model = self._models.by_index(record.a)
+        model = self._models.by_index(record.a, caller.reach)
         spec = model.spec
         if not spec.chat_template:
             raise UnsupportedTrait(model=model.name, trait="a chat template")
@@ -133,7 +136,7 @@ class LocalOps:
 
     def _with_tokenizer(self, caller: Caller, record: Record, size: int, work: Work) -> bytes | None:
         """Do `work`, as long as for `size` bytes of text: at once if short and the tokenizer is there, else later."""
-        tokenizer = self._models.tokenizer(record.a)
+        tokenizer = self._models.tokenizer(record.a, caller.reach)
         if not record.flags & _AWAIT:  # the answer is all there would be of it
             return None
         caller.eager_bytes += size

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tartlet_common.engine.pools import EVERYONES_HOME, OWN, Home, Reach
 from tartlet_common.engine.spec import EngineSpec
 from tartlet_common.errors.registry import NoEngine, TartletError, Unavailable, UnknownModel, UnsupportedTrait
 from tartlet_protos import control_pb2
@@ -19,6 +20,7 @@ from tartlet_runtime.answers.tokens import TokenizerEntry
 
 log = logging.getLogger(__name__)
 
+_REACHES_KEPT = 1024
 Fetch = Callable[[str], Awaitable[bytes]]
 """Gets a blob by its digest (sha-256, hex) from control."""
 Spawn = Callable[[Coroutine[Any, Any, None]], object]
@@ -33,6 +35,19 @@ class ServedModel:
     name: str
     spec: EngineSpec
     ready: bool
+    owner: str | None = None  # the tenant whose pools serve it; None: everyone's engines do
+    pools: tuple[tuple[Home, bool], ...] = ()  # the pools with engines, and whether each has a ready one
+
+    def rank(self, reach: Reach) -> int | None:
+        """Return how near the model is to a program, as control does; None: the program doesn't see it."""
+        ranks = [rank for home, _ in self.pools if (rank := reach.rank(home)) is not None]
+        if ranks:
+            return min(ranks)
+        return None if self.pools else reach.rank(Home(self.owner))
+
+    def ready_for(self, reach: Reach) -> bool:
+        """Whether an engine that the program may use takes new programs."""
+        return any(ready and reach.rank(home) is not None for home, ready in self.pools)
 
     def info_json(self) -> bytes:
         """What GET_MODEL answers."""
@@ -65,7 +80,11 @@ def model_from_proto(info: control_pb2.ModelInfo) -> ServedModel:
             known[name] = tuple(known[name])
     if info.tokenizer_digest:
         known["tokenizer_digest"] = info.tokenizer_digest
-    return ServedModel(info.index, info.name, EngineSpec(**known), info.ready)
+    owner = info.owner if info.owned else None
+    pools = tuple((Home(owner, pool.name, pool.shared), pool.ready) for pool in info.pools)
+    if not info.owned and not pools:  # a control of the last release names no pools
+        pools = ((EVERYONES_HOME, info.ready),)
+    return ServedModel(info.index, info.name, EngineSpec(**known), info.ready, owner, pools)
 
 
 class ModelTable:
@@ -77,6 +96,7 @@ class ModelTable:
         self._fetch = fetch
         self._spawn = spawn
         self._by_index: dict[int, ServedModel] = {}  # as control orders them: of one name's forms, the one to use first
+        self._seen: dict[Reach, list[ServedModel]] = {}  # what programs of a reach see, since the last change
         self._info: dict[int, bytes] = {}
         self._tokenizers: dict[str, TokenizerEntry] = {}
         self._loading: dict[str, asyncio.Future[TokenizerEntry]] = {}
@@ -90,68 +110,82 @@ class ModelTable:
             except (ValueError, TypeError) as e:
                 log.warning("control announced model %r with a spec that can't be read: %s", info.name, e)
         self._by_index = models
-        self._info = {}
+        self._info, self._seen = {}, {}
         for model in models.values():
             digest = model.spec.tokenizer_digest
             if digest and digest not in self._tokenizers and digest not in self._loading:
                 self._start_loading(digest)
 
-    def names(self) -> list[str]:
-        """Names of all models, the default one first."""
-        return list(dict.fromkeys(model.name for model in self._by_index.values()))
+    def seen_by(self, reach: Reach) -> list[ServedModel]:
+        """Return the models that a program sees, the default one first, in control's order (`Models.seen_by`)."""
+        seen = self._seen.get(reach)
+        if seen is None:
+            ranked = [(m, rank) for m in self._by_index.values() if (rank := m.rank(reach)) is not None]
+            seen = [m for m, _ in sorted(ranked, key=lambda each: (not each[0].ready_for(reach), each[1]))]
+            if len(self._seen) >= _REACHES_KEPT:
+                self._seen.clear()
+            self._seen[reach] = seen
+        return seen
 
-    @property
-    def default_name(self) -> str:
+    def names(self, reach: Reach) -> list[str]:
+        """Names of all models that a program sees, the default one first."""
+        return list(dict.fromkeys(model.name for model in self.seen_by(reach)))
+
+    def default_name(self, reach: Reach) -> str:
         """Name of the model that a program without one gets, "" if there is none."""
-        return next((model.name for model in self._by_index.values()), "")
+        return next((model.name for model in self.seen_by(reach)), "")
 
-    def known_name(self, name: str) -> str:
-        """The name if control announces such a model, else ""."""
-        return name if any(model.name == name for model in self._by_index.values()) else ""
+    def known_name(self, name: str, reach: Reach) -> str:
+        """The name if the program sees such a model, else ""."""
+        return name if any(model.name == name for model in self.seen_by(reach)) else ""
 
-    def find(self, name: str) -> ServedModel:
-        """The model of that name, or the default one for "".
+    def find(self, name: str, reach: Reach) -> ServedModel:
+        """The model of that name, or the default one for "", as control chooses it for this program.
 
         Raises:
-            NoEngine: there is no model at all.
-            UnknownModel: none of that name.
+            NoEngine: the program sees no model at all.
+            UnknownModel: it sees none of that name.
         """
-        if not self._by_index:
+        seen = self.seen_by(reach)
+        if not seen:
             raise NoEngine
         if not name:
-            return next(iter(self._by_index.values()))
-        for model in self._by_index.values():
-            if model.name == name:
-                return model
-        raise UnknownModel(model=name, available=self.names())
+            return seen[0]
+        called = [model for model in seen if model.name == name]
+        if not called:
+            raise UnknownModel(model=name, available=self.names(reach))
+        own = next((model for model in called if model.rank(reach) == OWN), None)
+        if own is not None and own.spec.model_digest != called[0].spec.model_digest and not own.ready_for(reach):
+            return own
+        return called[0]
 
-    def by_index(self, index: int) -> ServedModel:
+    def by_index(self, index: int, reach: Reach) -> ServedModel:
         """The model that a program calls `index`.
 
         Raises:
-            UnknownModel: there is none.
+            UnknownModel: the program sees none.
         """
-        try:
-            return self._by_index[index]
-        except KeyError:
-            raise UnknownModel(model=f"#{index}", available=self.names()) from None
+        model = self._by_index.get(index)
+        if model is None or model.rank(reach) is None:
+            raise UnknownModel(model=f"#{index}", available=self.names(reach))
+        return model
 
-    def info(self, name: str) -> bytes:
+    def info(self, name: str, reach: Reach) -> bytes:
         """GET_MODEL's answer (kept, because a model list changes rarely)."""
-        model = self.find(name)
+        model = self.find(name, reach)
         answer = self._info.get(model.index)
         if answer is None:
             answer = self._info[model.index] = model.info_json()
         return answer
 
-    def tokenizer(self, index: int) -> TokenizerEntry | asyncio.Future[TokenizerEntry]:
+    def tokenizer(self, index: int, reach: Reach) -> TokenizerEntry | asyncio.Future[TokenizerEntry]:
         """The tokenizer of a model, or a future that has it, or fails with a TartletError.
 
         Raises:
-            UnknownModel: no such model.
+            UnknownModel: the program sees no such model.
             UnsupportedTrait: it has no tokenizer.
         """
-        model = self.by_index(index)
+        model = self.by_index(index, reach)
         digest = model.spec.tokenizer_digest
         if not digest:
             raise UnsupportedTrait(model=model.name, trait="Tokenize")

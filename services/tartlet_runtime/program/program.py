@@ -85,6 +85,7 @@ class Program:
         self.spec = spec
         self.program_id = spec.program_id
         self.model = spec.model
+        self.reach = spec.reach
         self.handle = handle
         self.span = span
         self.state = State.STARTING

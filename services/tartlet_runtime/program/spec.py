@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
 
+from tartlet_common.engine.pools import Reach
 from tartlet_runtime.abi.limits import ProgramLimits
 
 
@@ -30,6 +31,7 @@ class ProgramSpec:
     digest: str  # sha-256 of source, hex
     args: tuple[str, ...]
     model: str
+    pool: str  # as in the launch: TENANT/POOL, TENANT/*, POOL or ""
     tenant: str
     idempotency_key: str
     limits: ProgramLimits
@@ -37,3 +39,8 @@ class ProgramSpec:
     seed: bytes
     seeded: bool  # the launch asked for that seed
     trace: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def reach(self) -> Reach:
+        """The engines that the program may use."""
+        return Reach.of(self.tenant, self.pool)

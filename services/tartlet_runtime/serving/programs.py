@@ -160,7 +160,7 @@ class ProgramTable:
             try:
                 program.journal = self._journals.open(spec.program_id, self._header(program), spec.limits.journal_bytes)
             except TartletError as e:
-                self._spans.end(span, self._models.known_name(spec.model), programs_pb2.Usage(), e)
+                self._spans.end(span, self._models.known_name(spec.model, spec.reach), programs_pb2.Usage(), e)
                 raise
         self._driver.starting += 1
         self._live[program.handle] = program
@@ -207,7 +207,7 @@ class ProgramTable:
         else:
             program.accepted = True
             if not program.model:  # control has placed it on the default one
-                program.model = self._models.default_name
+                program.model = self._models.default_name(program.spec.reach)
             self.accept(program, call, index, attach=attach)
 
     def _on_accepted(self, program: Program) -> None:
@@ -268,7 +268,7 @@ class ProgramTable:
             self._journals.close(spec.program_id, program.journal, keep=keep)
             program.journal = None
         # a name that nobody serves is the client's own, and would be kept as a label for ever
-        model = program.model if program.accepted else self._models.known_name(program.model)
+        model = program.model if program.accepted else self._models.known_name(program.model, program.spec.reach)
         self._spans.end(program.span, model, program.usage.to_proto(self._clock.now()), program.error)
         if not program.accepted:
             self._forget(program)
@@ -338,6 +338,7 @@ def _start_of(program: Program, *, running: bool = False) -> control_pb2.Program
         tenant=spec.tenant,
         idempotency_key=spec.idempotency_key,
         model=spec.model,
+        pool=spec.pool,
         command_limit=spec.limits.commands_in_flight,
         page_limit=spec.limits.pages,
         trace=spec.trace,

@@ -265,7 +265,7 @@ class Relay:
     def _stub(self, address: str) -> Any:
         dialer = self._dialers.get(address)
         if dialer is None:
-            dialer = self._dialers[address] = Dialer(address, self._tls, identity="runtime")
+            dialer = self._dialers[address] = Dialer(address, self._tls, role="runtime")
         return programs_pb2_grpc.ProgramsStub(dialer.current())
 
     async def _hang_up(self, address: str) -> None:

@@ -38,7 +38,7 @@ def specify(asked: programs_pb2.LaunchSpec, source: common_pb2.Source, defaults:
         raise InvalidSource(detail=f"its digest is {digest}, not {source.digest}")
     if sum(len(arg.encode()) for arg in asked.args) > MAX_ARGS_BYTES:
         raise InvalidArgument(argument="args", detail=f"more than {MAX_ARGS_BYTES} bytes")
-    for field in ("tenant", "idempotency_key", "model", "inferlet"):
+    for field in ("tenant", "idempotency_key", "model", "pool", "inferlet"):
         if len(getattr(asked, field).encode()) > MAX_NAME_BYTES:
             raise InvalidArgument(argument=field, detail=f"longer than {MAX_NAME_BYTES} bytes")
     if len(asked.seed) not in (0, _SEED_BYTES):
@@ -53,6 +53,7 @@ def specify(asked: programs_pb2.LaunchSpec, source: common_pb2.Source, defaults:
         digest=digest,
         args=tuple(asked.args),
         model=asked.model,
+        pool=asked.pool,
         tenant=asked.tenant,
         idempotency_key=asked.idempotency_key,
         limits=limits,

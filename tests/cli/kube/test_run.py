@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 
+from tartlet_cli.cluster.release import TLS_DOMAIN
 from tartlet_cli.console import exits
 from tests.cli.kube.kube_shell import Shell, file, kubeconfig
 from tests.cli.kube.kubelet import Kubelet
@@ -26,6 +27,7 @@ from tests.e2e.cluster import cluster as roles_up
 from tests.e2e.serving import PROGRAMS
 
 NODE = "n1"
+DOMAIN = "prod.somewhere.tartlet.internal"
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +35,7 @@ def roles() -> Iterator[Roles]:
     """Control, a runtime and a fake engine over mutual TLS."""
     directory = Path(tempfile.mkdtemp(prefix="tt-"))
     try:
-        with roles_up(directory, runtimes=1) as made:
+        with roles_up(directory, runtimes=1, domain=DOMAIN) as made:
             yield made
     finally:
         shutil.rmtree(directory, ignore_errors=True)
@@ -93,7 +95,10 @@ def release(shell: Shell, roles: Roles) -> Iterator[Release]:
     made.core("POST", "secrets", {"metadata": {"name": "prod-client-tls"}, "data": data})
     ports = [{"name": "grpc", "port": 7444, "targetPort": "grpc"}]
     spec: dict[str, Any] = {"selector": LABELS, "ports": ports}
-    made.core("POST", "services", {"metadata": {"name": "prod-runtime", "labels": LABELS}, "spec": spec})
+    notes = {TLS_DOMAIN: DOMAIN}
+    made.core(
+        "POST", "services", {"metadata": {"name": "prod-runtime", "labels": LABELS, "annotations": notes}, "spec": spec}
+    )
     container = {"name": "runtime", "image": "x", "ports": [{"name": "grpc", "containerPort": 7444}]}
     pod = {
         "metadata": {"name": "prod-runtime-0", "labels": LABELS},
@@ -240,7 +245,7 @@ def test_a_release_without_its_certificates_says_what_makes_them(release: Releas
 def test_a_certificate_that_the_runtime_does_not_know_is_no_port_forward_that_broke(
     release: Release, roles: Roles
 ) -> None:
-    other = Roles(release.shell.directory / "other")
+    other = Roles(release.shell.directory / "other", DOMAIN)
     other.directory.mkdir()
     tls = other.identity("client")
     data = {"ca.crt": base64.b64encode(tls.authority.read_bytes()).decode()}

@@ -50,10 +50,14 @@ def _services(server: grpc.aio.Server) -> None:
             getattr(module, f"add_{name}Servicer_to_server")(getattr(module, f"{name}Servicer")(), server)
 
 
-def _identity(ca: trustme.CA, directory: Path, *names: str) -> Tls:
+OURS, THEIRS = "tartlet.prod.tartlet.internal", "tartlet.other.tartlet.internal"
+"""Domains of two releases, whose certificates one authority signs."""
+
+
+def _identity(ca: trustme.CA, directory: Path, *names: str, domain: str = "") -> Tls:
     cert = ca.issue_cert(*names)
     stem = names[0]
-    files = Tls(directory / f"{stem}.crt", directory / f"{stem}.key", directory / "ca.crt")
+    files = Tls(directory / f"{stem}.crt", directory / f"{stem}.key", directory / "ca.crt", domain)
     files.certificate.write_bytes(b"".join(p.bytes() for p in cert.cert_chain_pems))
     files.key.write_bytes(cert.private_key_pem.bytes())
     ca.cert_pem.write_to_path(str(files.authority))
@@ -82,10 +86,11 @@ def test_each_identity_may_call_what_the_table_says_and_nothing_else(tmp_path: P
 
     async def run() -> list[tuple[str, str, bool]]:
         address = f"localhost:{_port()}"
-        server = await make_server(_services, address, _identity(ca, tmp_path, "localhost", "control"))
+        server = await make_server(_services, address, _identity(ca, tmp_path, f"control.{OURS}", domain=OURS))
         seen = []
         for who in sorted(access.IDENTITIES):
-            async with make_channel(address, _identity(ca, tmp_path, f"{who}.tartlet.svc")) as channel:
+            tls = _identity(ca, tmp_path, f"{who}.{OURS}", domain=OURS)
+            async with make_channel(address, tls, role="control") as channel:
                 for method in METHODS:
                     error = await _outcome(channel, method)
                     refused = error.code() is grpc.StatusCode.PERMISSION_DENIED
@@ -97,6 +102,78 @@ def test_each_identity_may_call_what_the_table_says_and_nothing_else(tmp_path: P
     seen = asyncio.run(run())
     assert len(seen) == len(METHODS) * len(access.IDENTITIES)
     assert [x for x in seen if x[2] != (x[0] in access.ACCESS[x[1]])] == []
+
+
+STRANGERS = {
+    "another release": [f"operator.{THEIRS}"],
+    "a Service named operator": ["operator", "operator.x", "operator.x.svc", "operator.x.svc.cluster.local"],
+    "a Service named operator, in a namespace like the release": ["operator.tartlet.prod.svc"],
+    "a host below the role's name": [f"operator.x.{OURS}"],
+    "a wildcard": [f"*.{OURS}"],
+    "two roles": [f"operator.{OURS}", f"worker.{OURS}"],
+    "a tenant without a role": [f"tenant.operator.{OURS}"],
+}
+"""DNS names of certificates that give no role of the release OURS."""
+
+
+def test_a_certificate_that_names_no_role_of_this_release_may_call_nothing(tmp_path: Path) -> None:
+    ca = trustme.CA()
+
+    async def run() -> list[tuple[str, str]]:
+        address = f"localhost:{_port()}"
+        server = await make_server(_services, address, _identity(ca, tmp_path, f"control.{OURS}", domain=OURS))
+        passed = []
+        for number, (why, names) in enumerate(STRANGERS.items()):
+            (tmp_path / str(number)).mkdir()
+            tls = _identity(ca, tmp_path / str(number), *names, domain=OURS)
+            async with make_channel(address, tls, role="control") as channel:
+                for method in METHODS:
+                    if (await _outcome(channel, method)).code() is not grpc.StatusCode.PERMISSION_DENIED:
+                        passed.append((why, method))  # noqa: PERF401 - an async comprehension hides the calls
+        await server.stop(None)
+        return passed
+
+    assert asyncio.run(run()) == []
+
+
+def test_a_service_named_operator_has_no_role_where_no_domain_is_set(tmp_path: Path) -> None:
+    ca = trustme.CA()
+
+    async def run() -> list[grpc.StatusCode]:
+        address = f"localhost:{_port()}"
+        server = await make_server(_services, address, _identity(ca, tmp_path, "control"))
+        codes = []
+        for names in (("operator.x.svc", "operator.x"), ("operator",)):
+            async with make_channel(address, _identity(ca, tmp_path, *names), role="control") as channel:
+                codes.append((await _outcome(channel, "/tartlet.v1.Control/State")).code())
+        await server.stop(None)
+        return codes
+
+    assert asyncio.run(run()) == [grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.UNIMPLEMENTED]
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        [f"control.{THEIRS}", "localhost"],
+        [f"runtime.{OURS}", "localhost"],
+        ["control", "control.x.svc", "localhost"],
+    ],
+    ids=["another release's control", "another role", "a Service named control"],
+)
+def test_a_caller_sends_nothing_to_a_server_without_the_role_it_dials(names: list[str], tmp_path: Path) -> None:
+    ca = trustme.CA()
+
+    async def run() -> grpc.aio.AioRpcError:
+        address = f"localhost:{_port()}"
+        server = await make_server(_services, address, _identity(ca, tmp_path, *names, domain=THEIRS))
+        tls = _identity(ca, tmp_path, f"worker.{OURS}", domain=OURS)
+        async with make_channel(address, tls, role="control") as channel:
+            error = await _outcome(channel, "/tartlet.v1.Engine/Connect")
+        await server.stop(None)
+        return error
+
+    assert asyncio.run(run()).code() is grpc.StatusCode.UNAVAILABLE
 
 
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="no openssl")
@@ -113,7 +190,7 @@ def test_certificates_made_as_operations_says_are_those_of_their_roles(tmp_path:
         server = await make_server(_services, address, identity("control"))
         codes = []
         for who in ("client", "operator"):
-            async with make_channel(address, identity(who)) as channel:
+            async with make_channel(address, identity(who), role="control") as channel:
                 codes.append((await _outcome(channel, "/tartlet.v1.Catalogue/Put")).code())
         await server.stop(None)
         return codes
@@ -192,9 +269,9 @@ def test_a_unix_socket_needs_no_tls_though_the_role_has_it(run_dir: Path, tmp_pa
 def test_half_an_identity_is_refused(tmp_path: Path) -> None:
     whole = _identity(trustme.CA(), tmp_path, "client")
     settings = {"tls_certificate": whole.certificate, "tls_key": whole.key, "tls_authority": whole.authority}
-    assert Tls.of(SimpleNamespace(**settings)) == whole
-    assert Tls.of(SimpleNamespace(**dict.fromkeys(settings))) is None
+    assert Tls.of(SimpleNamespace(**settings, tls_domain="")) == whole
+    assert Tls.of(SimpleNamespace(**dict.fromkeys(settings), tls_domain="")) is None
     for name in settings:
         for wrong in (None, tmp_path / "missing"):
             with pytest.raises(InvalidConfig, match=name):
-                Tls.of(SimpleNamespace(**settings | {name: wrong}))
+                Tls.of(SimpleNamespace(**settings | {name: wrong}, tls_domain=""))

@@ -7,34 +7,25 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tartlet_common.errors.registry import PermissionDenied
-from tartlet_common.rpc.access import IDENTITIES
+from tartlet_common.rpc.access import IDENTITIES, Caller
 from tartlet_common.rpc.tenancy import EVERY_TENANT, EVERYONE, HEADER, Scope, decide
 
 TENANTS = st.sampled_from(["", "a", "b", "team-c"])
-NAMES = st.lists(
-    st.one_of(
-        st.sampled_from(sorted(IDENTITIES)),
-        TENANTS.map("tenant.{}".format),
-        st.sampled_from(["localhost", "xtenant.a", "clients", "tenant"]),
-    ).map(str.encode),
-    max_size=4,
-)
+CALLERS = st.builds(Caller, st.sampled_from(["", *sorted(IDENTITIES)]), st.lists(TENANTS, max_size=2).map(tuple))
 METADATA = st.lists(
     st.tuples(st.sampled_from([HEADER, "tartlet-relayed", "x-tenant"]), TENANTS.map(str.encode)), max_size=3
 )
 
 
-@given(NAMES, METADATA, TENANTS)
+@given(CALLERS, METADATA, TENANTS)
 def test_what_a_call_says_widens_nothing_that_its_certificate_gives(
-    names: list[bytes], metadata: list[tuple[str, str | bytes]], tenant: str
+    caller: Caller, metadata: list[tuple[str, str | bytes]], tenant: str
 ) -> None:
-    given_by_certificate, scope = decide(names, []), decide(names, metadata)
+    given_by_certificate, scope = decide(caller, []), decide(caller, metadata)
     assert given_by_certificate.allows(tenant) or not scope.allows(tenant)
-    roles = {name.decode() for name in names} & EVERY_TENANT
-    assert (given_by_certificate == EVERYONE) == bool(roles)
-    if not roles:  # a client is bound to one tenant, which one of its names says
-        own = [n.decode().removeprefix("tenant.") for n in names if n.startswith(b"tenant.")]
-        assert scope == Scope(own[0] if own else "")
+    assert (given_by_certificate == EVERYONE) == (caller.role in EVERY_TENANT)
+    if caller.role not in EVERY_TENANT:  # a client is bound to one tenant, which one of its names says
+        assert scope == Scope(caller.tenants[0] if caller.tenants else "")
 
 
 @given(METADATA)

@@ -13,9 +13,9 @@ from tartlet_operator.api.reasons import EventReason, Reason
 from tartlet_operator.control.catalogue import entry, fingerprint, sync
 from tartlet_operator.inferlets.status import (
     Verdict,
-    catalogued_model,
     events,
     model_of,
+    pool_of,
     runnable,
     status,
 )
@@ -34,11 +34,17 @@ def test_a_pool_names_the_model() -> None:
 
 
 def test_without_its_pool_a_program_is_catalogued_for_no_other_pools_model() -> None:
-    assert catalogued_model(inferlet(pool="b").spec, POOLS) == "large"
-    assert catalogued_model(inferlet().spec, POOLS) == ""
-    missing = catalogued_model(inferlet(pool="c", model="").spec, POOLS)
-    assert missing not in ("", *(p.model for p in POOLS))
-    assert "EnginePool c" in missing  # UnknownModel shows it
+    assert pool_of(inferlet(pool="b").spec, "ns", POOLS) == "ns/b"
+    assert pool_of(inferlet(pool="c", model="").spec, "ns", POOLS) == "ns/c"
+
+
+def test_a_launch_prefers_the_namespaces_pools_to_those_that_others_share() -> None:
+    assert pool_of(inferlet().spec, "ns", POOLS) == "ns/*"
+    assert pool_of(inferlet(model="small").spec, "ns", POOLS) == "ns/*"
+    assert pool_of(inferlet(model="huge").spec, "ns", POOLS) == "*"
+    assert pool_of(inferlet().spec, "ns", []) == "*"
+    assert pool_of(inferlet(pool="b").spec, "ns", POOLS, model="small") == "ns/*", "a run's model, not the Inferlet's"
+    assert pool_of(inferlet(pool="b").spec, "ns", POOLS, model="huge") == "*"
 
 
 def test_runnable_says_where_and_why_not() -> None:
@@ -96,7 +102,7 @@ def test_an_invalid_source_is_refused_once_and_the_valid_version_stays() -> None
 
 def test_an_entry_carries_what_the_spec_says() -> None:
     limits = {"memory": "2Mi", "cpuSliceSeconds": 3, "pages": 4, "commandsInFlight": 5}
-    made = entry(inferlet(limits=limits, description="what").spec, "ns", "i", b"x", "m")
+    made = entry(inferlet(limits=limits, description="what").spec, "ns", "i", b"x", "m", "ns/*")
     assert (made.tenant, made.name, made.model, made.description) == ("ns", "i", "m", "what")
     assert (made.limits.memory_bytes, made.limits.cpu_slice_s) == (2 << 20, 3.0)
     assert (made.limits.pages, made.limits.commands_in_flight) == (4, 5)
@@ -106,12 +112,12 @@ def test_an_entry_carries_what_the_spec_says() -> None:
 @given(st.binary(min_size=1, max_size=20), st.binary(min_size=1, max_size=20), st.text(max_size=5))
 def test_fingerprints_tell_entries_apart_with_or_without_their_data(a: bytes, b: bytes, text: str) -> None:
     spec = inferlet(description=text).spec
-    one, two = (entry(spec, "ns", "i", data, "m") for data in (a, b))
+    one, two = (entry(spec, "ns", "i", data, "m", "") for data in (a, b))
     assert (fingerprint(one) == fingerprint(two)) == (a == b)
-    listed = entry(spec, "ns", "i", a, "m")
+    listed = entry(spec, "ns", "i", a, "m", "")
     listed.source.data = b""
     assert fingerprint(listed) == fingerprint(one)
-    assert fingerprint(entry(spec, "ns", "i", a, "other")) != fingerprint(one)
+    assert fingerprint(entry(spec, "ns", "i", a, "other", "")) != fingerprint(one)
 
 
 NAMES = st.dictionaries(st.sampled_from("abcd"), st.sampled_from("12"))

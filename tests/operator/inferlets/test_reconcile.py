@@ -72,7 +72,7 @@ async def test_what_control_holds_is_not_fetched_again() -> None:
     async def fetch(*_: Any) -> bytes:
         raise AssertionError("the server may be away")
 
-    held = fingerprint(entry(inferlet(**URL).spec, "ns", "i", b"pass", ""))
+    held = fingerprint(entry(inferlet(**URL).spec, "ns", "i", b"pass", "", "*"))
     ctx = context(fetch, {"i": held})
     await reconcile(ctx, KEY, body("Inferlet", "i", URL, {}))
     (status,) = ctx.written
@@ -101,7 +101,7 @@ async def test_what_is_put_while_the_catalogue_is_listed_anew_is_known_to_be_the
         ctx.view.catalogue = {"ns": {"another": "2"}}
 
     spec = {"source": {"inline": "pass"}}
-    made, ctx = entry(inferlet(**spec).spec, "ns", "i", b"pass", ""), context(fetch)
+    made, ctx = entry(inferlet(**spec).spec, "ns", "i", b"pass", "", "*"), context(fetch)
     ctx.control, ctx.valid = SimpleNamespace(put=put), OrderedDict.fromkeys([f"{made.source.language} {DIGEST}"])
     await reconcile(ctx, KEY, body("Inferlet", "i", spec, {}))
     assert ctx.view.catalogue["ns"].keys() == {"i", "another"}

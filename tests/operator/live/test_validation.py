@@ -100,7 +100,23 @@ BAD: list[tuple[str, str, dict[str, Any], str, str]] = [
         "a",
         {**FAKE, "podTemplate": {"env": [{"name": "A"}, {"name": "TARTLET_WORKER_ENGINE_ID", "value": "e"}]}},
         "spec.podTemplate.env",
-        "Remove it",
+        "Remove them",
+    ),
+    *(
+        ("EnginePool", "a", {**FAKE, "podTemplate": template}, f"spec.podTemplate.{field}", "certificate is")
+        for field, template in (
+            ("volumes", {"volumes": [{"name": "tls", "secret": {"secretName": "anothers"}}]}),
+            ("volumeMounts", {"volumeMounts": [{"name": "tls", "mountPath": "/copy"}]}),
+            ("volumeMounts", {"volumeMounts": [{"name": "a", "mountPath": "/etc/tartlet/tls"}]}),
+            ("volumeMounts", {"volumeMounts": [{"name": "a", "mountPath": "/etc/"}]}),
+        )
+    ),
+    (
+        "EnginePool",
+        "a",
+        {**FAKE, "podTemplate": {"env": [{"name": "TARTLET_WORKER_POOL", "value": "b/demo"}]}},
+        "spec.podTemplate.env",
+        "TARTLET_",
     ),
     ("EnginePool", "a", {**FAKE, "replicas": -1}, "spec.replicas", "greater than or equal to 0"),
     ("EnginePool", "a", {"model": {**CLAIM, "path": "../etc"}}, "spec.model.path", "relative"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from tartlet_common.config.load import load
 from tartlet_common.config.settings import OperatorSettings, WorkerSettings
 from tartlet_operator.api import EnginePool
 from tartlet_operator.api.common import quantity
-from tartlet_operator.api.engine_pool import ENGINE_ID
+from tartlet_operator.api.identity import ENGINE_ID
 from tartlet_operator.machinery.worker_defaults import WorkerDefaults
 from tartlet_operator.pools.manifests import END_MARGIN_S, deployment, disruption_budget
 from tartlet_operator.pools.subset import covers, leftover
@@ -193,9 +194,8 @@ def test_overrides_replace_by_name_and_keep_the_selector() -> None:
         "labels": {"tartlet.dev/pool": "stolen", "team": "x"},
         "annotations": {"a": "b"},
         "env": [
-            {"name": "TARTLET_WORKER_THREADS", "value": "9"},
+            {"name": "OMP_NUM_THREADS", "value": "9"},
             {"name": "MINE", "value": "1"},
-            {"name": ENGINE_ID, "value": "e"},
         ],
         "volumes": [{"name": "scratch", "emptyDir": {"medium": "Memory"}}, {"name": "site", "emptyDir": {}}],
         "volumeMounts": [{"name": "site", "mountPath": "/opt/site"}],
@@ -212,7 +212,7 @@ def test_overrides_replace_by_name_and_keep_the_selector() -> None:
     assert made["spec"]["selector"]["matchLabels"].items() <= labels.items()
     spec = made["spec"]["template"]["spec"]
     env = {e["name"]: e.get("value") for e in spec["containers"][0]["env"]}
-    assert (env["TARTLET_WORKER_THREADS"], env["MINE"], env[ENGINE_ID]) == ("9", "1", None)
+    assert (env["OMP_NUM_THREADS"], env["MINE"], env[ENGINE_ID]) == ("9", "1", None)
     volumes = {v["name"]: v for v in spec["volumes"]}
     assert volumes["scratch"] == {"name": "scratch", "emptyDir": {"medium": "Memory"}}
     assert {"name": "site", "mountPath": "/opt/site"} in spec["containers"][0]["volumeMounts"]
@@ -220,6 +220,31 @@ def test_overrides_replace_by_name_and_keep_the_selector() -> None:
     assert (spec["runtimeClassName"], spec["imagePullSecrets"]) == ("gvisor", [{"name": "s"}])
     assert spec["affinity"] == {"nodeAffinity": {}}
     assert made["spec"]["template"]["metadata"]["annotations"] == {"a": "b"}
+
+
+def test_nothing_in_a_pool_changes_its_engines_identity() -> None:
+    """As in an object that an API server took before the CRD had these rules."""
+    key = {"name": "tls", "secret": {"secretName": "anothers"}}
+    over = [
+        {"name": "mine", "mountPath": path} for path in ("/etc/tartlet/tls", "/etc//tartlet/", "/etc/tartlet/tls/a")
+    ]
+    template = {
+        "env": [{"name": name, "value": "a/demo"} for name in ("TARTLET_WORKER_POOL", ENGINE_ID, "TARTLET_RUN_DIR")],
+        "volumes": [key, {"name": "mine", "emptyDir": {}}],
+        "volumeMounts": [{"name": "tls", "mountPath": "/copy"}, *over],
+    }
+    leak = {"image": "x", "command": ["y"], "volumeMounts": [{"name": "tls", "mountPath": "/key"}]}
+    defaults = replace(DEFAULTS, tls_secret="tartlet-worker-tls", tls_domain="r.ns.tartlet.internal")
+    spec = {"model": {"name": "m", "init": leak}, "engine": {}}
+    made = deployment(pool(**spec, podTemplate=template).spec, META, defaults)["spec"]["template"]["spec"]
+    worker, init = made["containers"][0], made["initContainers"][0]
+    env = {e["name"]: e.get("value") for e in worker["env"]}
+    assert env["TARTLET_WORKER_POOL"] == f"{META.namespace}/{META.name}"
+    assert env["TARTLET_WORKER_TLS_DOMAIN"] == "r.ns.tartlet.internal"
+    assert (env[ENGINE_ID], env["TARTLET_RUN_DIR"]) == (None, "/tmp/run")
+    assert [v["secret"]["secretName"] for v in made["volumes"] if "secret" in v] == ["tartlet-worker-tls"]
+    assert [m["mountPath"] for m in worker["volumeMounts"] if m["name"] in ("tls", "mine")] == ["/etc/tartlet/tls"]
+    assert "tls" not in [m["name"] for m in init["volumeMounts"]]
 
 
 def test_engines_use_the_operators_settings_unless_their_pool_overrides_them() -> None:
@@ -236,7 +261,7 @@ def test_engines_use_the_operators_settings_unless_their_pool_overrides_them() -
     env, secrets = made(imagePullSecrets=["own", "mine"])
     assert (env["TARTLET_WORKER_LOG_LEVEL"], env["OTEL_EXPORTER_OTLP_ENDPOINT"]) == ("warning", "http://otlp:4317")
     assert secrets == [{"name": "mine"}, {"name": "site"}, {"name": "own"}]
-    own = {"TARTLET_WORKER_LOG_LEVEL": "debug", "OTEL_EXPORTER_OTLP_ENDPOINT": "http://own:4317"}
+    own = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://own:4317"}
     env, _ = made(env=[{"name": name, "value": value} for name, value in own.items()])
     assert own.items() <= env.items()
     assert "OTEL_EXPORTER_OTLP_ENDPOINT" not in {e["name"] for e in pod(pool())["containers"][0]["env"]}

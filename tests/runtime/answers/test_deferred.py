@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from tartlet_common.abi import Flag, Op, Record
+from tartlet_common.engine.pools import ANYWHERE, Reach
 from tartlet_common.errors.registry import ResourceQuotaExceeded, TartletError, TooManyCommands
 from tartlet_protos import control_pb2
 from tartlet_runtime.abi.limits import MAX_DEFERRED, MAX_DEFERRED_BYTES
@@ -34,6 +35,7 @@ class Caller:
 
     args: tuple[str, ...] = ()
     model: str = "fake"
+    reach: Reach = ANYWHERE
     deferred: Deferred = field(default_factory=Deferred)
     eager_bytes: int = 0
     answers: list[tuple[int, bytes]] = field(default_factory=list)
@@ -78,7 +80,7 @@ async def loaded(directory: Path, tasks: asyncio.TaskGroup, **spec: Any) -> Asyn
     models = ModelTable(directory, fetch, tasks.create_task)
     spec_json = json.dumps(asdict(engine_spec(**spec)))
     models.update([control_pb2.ModelInfo(index=0, name="fake", spec_json=spec_json, ready=True)])
-    await until(lambda: isinstance(models.tokenizer(0), TokenizerEntry))
+    await until(lambda: isinstance(models.tokenizer(0, ANYWHERE), TokenizerEntry))
     ops = LocalOps(models, tasks.create_task)
     try:
         yield ops

@@ -51,7 +51,9 @@ from tests.runtime.harness import make_settings, native, running
 async def test_what_stands_beside_a_large_submission_does_not_pass_a_message() -> None:
     """Else the stream would break, and all programs of the runtime with it."""
     loop = asyncio.get_running_loop()
-    link = ControlLink(Dialer("unix:/nowhere", None), control_pb2.RuntimeHello(), Driver(loop), Joiner("unix:/nowhere"))
+    link = ControlLink(
+        Dialer("unix:/nowhere", None, role="control"), control_pb2.RuntimeHello(), Driver(loop), Joiner("unix:/nowhere")
+    )
     link.connected, link._writer = True, loop.create_future()
     program: Any = SimpleNamespace(handle=1, accepted=True, has_engine_state=True, unsent_commands=0)
     longest = 4 * MAX_NAME_BYTES

@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 
 from tartlet_common.abi import MAX_SUBMISSION_BYTES, RECORD, Flag, Op, Record, Writer, decode
 from tartlet_common.config.settings import RuntimeSettings
+from tartlet_common.engine.pools import ANYWHERE
 from tartlet_common.errors.registry import (
     InternalError,
     InvalidArgument,
@@ -321,6 +322,7 @@ class _Caller:
 
     args: tuple[str, ...] = ()
     model = "fake"
+    reach = ANYWHERE
     eager_bytes = 0
 
     def __init__(self) -> None:

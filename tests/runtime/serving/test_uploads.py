@@ -124,7 +124,7 @@ async def test_a_sender_that_only_trickles_gives_its_place_back(monkeypatch: pyt
 
 
 async def test_kept_sources_are_bounded_and_the_oldest_go(run_dir: Path) -> None:
-    control = Dialer(f"unix:{run_dir}/nobody.sock", None)  # a source that is kept needs no control
+    control = Dialer(f"unix:{run_dir}/nobody.sock", None, role="control")  # a source that is kept needs no control
     sources = Sources(control, MIB)
     digests = []
     for i in range(70):

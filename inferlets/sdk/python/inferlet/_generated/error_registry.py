@@ -196,6 +196,18 @@ class ContextTooLong(RequestError):
     remedy: ClassVar[str] = "Shorten the context, or use a model with a longer one."
 
 
+class UnknownPool(RequestError):
+    """124: no engine of the pool {pool!r} is there for this program; pools that it may u...."""
+
+    number: ClassVar[int] = 124
+    message: ClassVar[str] = (
+        "no engine of the pool {pool!r} is there for this program; pools that it may use: {available}"
+    )
+    remedy: ClassVar[str] = (
+        "Use one of these pools, or start an engine in the pool. Control's shared_pools opens a pool to all tenants."
+    )
+
+
 class ProgramFailed(ProgramError):
     """201: the program raised an exception."""
 
@@ -532,6 +544,7 @@ REGISTRY: dict[int, type[TartletError]] = {
     116: EngineMismatch,
     117: SourceTooLarge,
     118: ContextTooLong,
+    124: UnknownPool,
     201: ProgramFailed,
     202: ProgramTrapped,
     203: CorruptModule,
