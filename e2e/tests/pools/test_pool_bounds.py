@@ -94,7 +94,7 @@ def test_an_eviction_drains_its_engine_and_one_too_many_is_refused(kube: Kube) -
 
 def test_engines_that_break_keep_no_node_from_draining(kube: Kube) -> None:
     """Broken engines may be evicted although the budget spares none."""
-    wrong = {"name": "TARTLET_WORKER_THREADS", "value": "none"}
+    wrong = {"name": "PYTHONHOME", "value": "/none"}
     kube.apply(pool(BROKEN, replicas=2, minAvailable=1, podTemplate={"env": [wrong]}))
     until(lambda: [p["status"]["phase"] for p in workers(kube, BROKEN)] == ["Running"] * 2, "both were begun")
     until(lambda: kube.get(f"pdb/{BROKEN}").get("status", {}).get("expectedPods") == 2, "the budget counts them")

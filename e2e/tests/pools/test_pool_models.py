@@ -121,7 +121,13 @@ def test_its_spec_mended_it_loads_and_answers(kube: Kube, image: Image) -> None:
 @pytest.mark.beyond_gate
 def test_an_engine_that_never_takes_programs_is_told_from_one_that_loads(kube: Kube) -> None:
     """The engine runs and waits for a control that doesn't exist, as a loading engine does up to its deadline."""
-    nowhere = {"env": [{"name": "TARTLET_WORKER_CONTROL", "value": "tartlet-nowhere:7443"}]}
+    elsewhere = "import os\nos.environ['TARTLET_WORKER_CONTROL'] = 'tartlet-nowhere:7443'\n"
+    kube("create", "configmap", "unheard", f"--from-literal=sitecustomize.py={elsewhere}")
+    nowhere = {
+        "env": [{"name": "PYTHONPATH", "value": "/unheard"}],
+        "volumes": [{"name": "unheard", "configMap": {"name": "unheard"}}],
+        "volumeMounts": [{"name": "unheard", "mountPath": "/unheard"}],
+    }
     kube.apply(pool(UNHEARD, startDeadlineSeconds=10, drain={"graceSeconds": 0}, podTemplate=nowhere))
     with step("EngineNotStarted"), recording(kube, {"pool": [f"epool/{UNHEARD}"]}) as record:
         until(lambda: said(kube, UNHEARD, "Degraded").get("reason") == "EngineNotStarted", "the pool says so")

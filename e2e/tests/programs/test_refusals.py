@@ -18,7 +18,6 @@ from tests.operator.live.test_validation import BAD
 
 NODE = {"name": "node", "hostPath": {"path": "/etc"}}
 TORCH = {"backend": "Torch", "kvMemory": "64Mi"}
-SETTING = {"name": "TARTLET_WORKER_THREADS", "value": "many"}
 ELSEWHERE = {"name": "A", "valueFrom": {"configMapKeyRef": {"name": "refusals-none", "key": "a"}}}
 URL = {"url": "http://example.org/a.py", "digest": "sha256:" + "0" * 64}
 
@@ -45,7 +44,6 @@ def cases(image: Image) -> Iterator[Case]:
     account = {"serviceAccountName": "refusals-none"}
     yield _pool("account", "PodsRefused", "refusals-none", "spec.podTemplate", podTemplate=account)
     yield _pool("config", "CreateContainerConfigError", "spec.podTemplate.env", "see", podTemplate={"env": [ELSEWHERE]})
-    yield _pool("setting", "InvalidConfig", "spec.podTemplate.env", "whole number", podTemplate={"env": [SETTING]})
     yield _pool("image", "InvalidImageName", "spec.image", "lowercase", image="Not An Image")
     yield _pool("huge", "Unschedulable", "spec.resources", "see", resources={"requests": {"memory": "10Ti"}})
     yield _pool("claim", "Unschedulable", "spec.model.volumeClaim", "see", engine=TORCH, model=no_claim)

@@ -14,7 +14,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from e2e.cluster.kube import Kube
-from e2e.tests.conftest import RELEASE
+from e2e.tests.conftest import NAMESPACE, OTHER, RELEASE
 from e2e.tests.support import calls
 from e2e.tests.support.calls import OPEN, Answer, Call, Identity
 from tartlet_common.rpc.access import ACCESS, IDENTITIES
@@ -45,8 +45,15 @@ MAY: dict[str, set[str]] = {
 ISSUED = ("client", "control", "operator", "runtime", "worker")
 """Identities that a release has a certificate for."""
 
-NO_IDENTITY = ("default", "Operator", "operators", "not-a-worker", "*")
-"""First labels of DNS names that the authority might sign and that are no identity."""
+DOMAIN = f"{RELEASE}.{NAMESPACE}.tartlet.internal"
+"""The domain of the release's identities."""
+
+NO_IDENTITY = (
+    *(f"{label}.{DOMAIN}" for label in ("default", "Operator", "operators", "not-a-worker", "*")),
+    *("operator", f"operator.{NAMESPACE}.svc", f"operator.{OTHER}.svc.cluster.local"),
+    f"operator.{RELEASE}.{OTHER}.tartlet.internal",
+)
+"""DNS names that the authority might sign and that are no identity of the release."""
 
 METHODS = sorted(name.removeprefix("/tartlet.v1.") for name in ACCESS)
 PASSED = {"OK", OPEN, "INVALID_ARGUMENT", "NOT_FOUND", "FAILED_PRECONDITION", "UNKNOWN", "ABORTED", "CANCELLED"}
@@ -146,7 +153,7 @@ def test_the_servers_table_is_the_one_written_here() -> None:
 
 def test_each_identity_gets_through_where_it_may_and_nowhere_else(kube: Kube, authority: Identity) -> None:
     callers = {who: held(kube, f"{RELEASE}-{who}-tls") for who in ISSUED}
-    callers["gateway"] = signed("gateway.example.org", authority)
+    callers["gateway"] = signed(f"gateway.{DOMAIN}", authority)
     answers = list(ask(kube, callers))
     assert len(answers) == len(METHODS) * len(MAY)
     refused = {(a["caller"], a["method"]) for a in answers if a["code"] == "PERMISSION_DENIED"}
@@ -159,10 +166,10 @@ def test_each_identity_gets_through_where_it_may_and_nowhere_else(kube: Kube, au
 
 
 def test_a_name_that_is_no_identity_may_call_nothing(kube: Kube, authority: Identity) -> None:
-    callers = {name: signed(f"{name}.example.org", authority) for name in NO_IDENTITY}
+    callers = {name: signed(name, authority) for name in NO_IDENTITY}
     answers = list(ask(kube, callers))
     assert {(a["code"], a["error"]) for a in answers} == {("PERMISSION_DENIED", "PermissionDenied")}
-    assert {a["fields"]["caller"] for a in answers} == {"an unknown identity"}
+    assert {a["fields"]["caller"].partition(" (")[0] for a in answers} == {"an unknown identity"}
 
 
 def test_who_has_no_certificate_of_the_authority_does_not_connect(kube: Kube, authority: Identity) -> None:
@@ -170,9 +177,9 @@ def test_who_has_no_certificate_of_the_authority_does_not_connect(kube: Kube, au
     strangers: dict[str, Identity] = {
         "without TLS": {"authority": "", "certificate": "", "key": ""},
         "without a certificate": {"authority": authority["authority"], "certificate": "", "key": ""},
-        "of another authority": signed("operator", authority, by=impostor),
+        "of another authority": signed(f"operator.{DOMAIN}", authority, by=impostor),
         "signed by itself": {**same_named_authority(authority), "authority": authority["authority"]},
-        "expired": signed("operator", authority, days=-1),
+        "expired": signed(f"operator.{DOMAIN}", authority, days=-1),
     }
     refused_at_the_door(kube, strangers)
 

@@ -14,7 +14,8 @@ from tartlet_operator.api.inferlet import Inferlet, InferletSpec, InferletStatus
 from tartlet_operator.api.meta import Key, Meta
 from tartlet_operator.api.reasons import EventReason, Reason
 from tartlet_operator.control.catalogue import entry, fingerprint
-from tartlet_operator.inferlets.status import Verdict, events, model_of, pool_of, status
+from tartlet_operator.control.launch_pool import launch_pool
+from tartlet_operator.inferlets.status import Verdict, events, model_of, status
 from tartlet_operator.machinery.context import VALIDATE_TIMEOUT_S, Context
 from tartlet_operator.machinery.sources import SourceProblem, StillFetching
 from tartlet_operator.machinery.store import InferletSeen, PoolSeen
@@ -85,7 +86,8 @@ async def _forget_entry(ctx: Context, key: Key) -> None:
 
 
 async def _entry(ctx: Context, key: Key, spec: InferletSpec, pools: Sequence[PoolSeen]) -> control_pb2.CatalogueEntry:
-    model, pool = model_of(spec, pools) or "", pool_of(spec, key.namespace, pools)
+    model = model_of(spec, pools) or ""
+    pool = launch_pool(key.namespace, spec.pool, spec.model, [p.model for p in pools])
     if spec.source.url is not None:  # an entry that control holds needn't be fetched again
         digest = spec.source.url.digest.removeprefix("sha256:")
         held = entry(spec, key.namespace, key.name, b"", model, pool, digest)

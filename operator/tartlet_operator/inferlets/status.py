@@ -29,23 +29,6 @@ def model_of(spec: InferletSpec, pools: Iterable[PoolSeen]) -> str | None:
     return next((p.model for p in pools if p.name == spec.pool), None)
 
 
-def pool_of(spec: InferletSpec, namespace: str, pools: Iterable[PoolSeen], model: str = "") -> str:
-    """Return the pool of a launch: the Inferlet's own, else any of the namespace's that serve the model, else any.
-
-    So a namespace's pools are preferred to shared ones, and nothing stands in for a pool that the Inferlet names.
-
-    Args:
-        spec: the Inferlet's spec.
-        namespace: its namespace.
-        pools: the namespace's pools.
-        model: the model that a run names in place of the Inferlet's.
-    """
-    if spec.pool and not model:
-        return f"{namespace}/{spec.pool}"
-    wanted = model or spec.model
-    return f"{namespace}/*" if any(not wanted or p.model == wanted for p in pools) else "*"
-
-
 def runnable(spec: InferletSpec, pools: Iterable[PoolSeen], verdict: Verdict) -> tuple[Want, list[str]]:
     """Return the condition `Runnable`, and the pools that can run the program now."""
     pools = list(pools)

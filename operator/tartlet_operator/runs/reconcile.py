@@ -23,7 +23,7 @@ from tartlet_operator.api.inferlet import Inferlet, InferletStatus
 from tartlet_operator.api.inferlet_run import InferletRun, InferletRunStatus
 from tartlet_operator.api.meta import Key, Meta
 from tartlet_operator.api.reasons import EventReason, Reason, explained
-from tartlet_operator.inferlets.status import pool_of
+from tartlet_operator.control.launch_pool import launch_pool
 from tartlet_operator.machinery.context import Context
 from tartlet_operator.machinery.program_output import Outcome, Output
 from tartlet_operator.machinery.store import RunSeen
@@ -180,11 +180,12 @@ async def _launch(
     assert inferlet is not None, "decide() launches only what was found"
     keeps = withhold.keeps(run.spec, inferlet.spec)
     args = run.spec.args if run.spec.args is not None else inferlet.spec.args
+    model, pool = run.spec.model or inferlet.spec.model, "" if run.spec.model else inferlet.spec.pool
     spec = LaunchSpec(
         inferlet=run.spec.inferlet,
         args=args,
         model=run.spec.model,
-        pool=pool_of(inferlet.spec, key.namespace, ctx.store.pools_in(key.namespace), run.spec.model),
+        pool=launch_pool(key.namespace, pool, model, [p.model for p in ctx.store.pools_in(key.namespace)]),
         tenant=key.namespace,
         idempotency_key=action.key,
         limits=Limits(deadline_s=action.deadline_s),

@@ -15,7 +15,6 @@ from tartlet_operator.inferlets.status import (
     Verdict,
     events,
     model_of,
-    pool_of,
     runnable,
     status,
 )
@@ -31,20 +30,6 @@ def test_a_pool_names_the_model() -> None:
     assert model_of(inferlet(model="x").spec, POOLS) == "x"
     assert model_of(inferlet().spec, POOLS) == ""
     assert model_of(inferlet(pool="c").spec, POOLS) is None
-
-
-def test_without_its_pool_a_program_is_catalogued_for_no_other_pools_model() -> None:
-    assert pool_of(inferlet(pool="b").spec, "ns", POOLS) == "ns/b"
-    assert pool_of(inferlet(pool="c", model="").spec, "ns", POOLS) == "ns/c"
-
-
-def test_a_launch_prefers_the_namespaces_pools_to_those_that_others_share() -> None:
-    assert pool_of(inferlet().spec, "ns", POOLS) == "ns/*"
-    assert pool_of(inferlet(model="small").spec, "ns", POOLS) == "ns/*"
-    assert pool_of(inferlet(model="huge").spec, "ns", POOLS) == "*"
-    assert pool_of(inferlet().spec, "ns", []) == "*"
-    assert pool_of(inferlet(pool="b").spec, "ns", POOLS, model="small") == "ns/*", "a run's model, not the Inferlet's"
-    assert pool_of(inferlet(pool="b").spec, "ns", POOLS, model="huge") == "*"
 
 
 def test_runnable_says_where_and_why_not() -> None:
