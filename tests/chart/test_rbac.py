@@ -16,6 +16,7 @@ NEEDED: set[Grant] = {
     *((verb, "tartlet.dev", kind, "") for verb in ("get", "list", "watch") for kind in CUSTOM),
     *(("patch", "tartlet.dev", f"{kind}/status", "") for kind in CUSTOM),
     ("delete", "tartlet.dev", "inferletruns", ""),
+    *((verb, "tartlet.dev", "enginepools", "") for verb in ("patch", "delete")),
     ("update", "tartlet.dev", "enginepools/finalizers", ""),
     *((verb, "apps", "deployments", "") for verb in ("get", "list", "watch", "create", "patch")),
     *((verb, "policy", "poddisruptionbudgets", "") for verb in ("get", "create", "patch")),

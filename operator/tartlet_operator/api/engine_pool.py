@@ -261,8 +261,8 @@ class EngineStatus(ApiModel):
     pod: Annotated[str, Field(max_length=253)] = Field(description="The engine's pod.")
     state: Annotated[str, Field(max_length=64)] = Field(
         description="`Pending`, `Loading`, `Broken` (it ended, and is tried again), `Standby` (others serve the "
-        "model, with another checkpoint, dtype or page size), `Ready`, `Draining`, `Lost` (control doesn't know it) or "
-        "`Unknown`."
+        "model, with another checkpoint, dtype or page size), `Ready`, `Joining` (it joined control again, and its pod "
+        "isn't ready yet), `Draining`, `Lost` (control doesn't know it) or `Unknown` (control doesn't answer)."
     )
     reason: Annotated[str, Field(max_length=256)] = Field(default="", description="Why the engine isn't ready.")
     programs: int = Field(default=0, ge=0, description="Programs on the engine; updated every 10 s.")
@@ -276,7 +276,11 @@ class EnginePoolStatus(ApiModel):
     observed_generation: int = Field(
         default=0, ge=0, description="The generation of the spec that this status speaks of."
     )
-    conditions: Conditions = Field(default_factory=list, description="`Ready`, `Progressing`, `Degraded`.")
+    conditions: Conditions = Field(
+        default_factory=list,
+        description="`Ready`: the pool is as its spec asks, and no run waits for a pool of 0 replicas. `Available`: an "
+        "engine takes programs. `Progressing`: a rollout is under way. `Degraded`: something is wrong.",
+    )
     replicas: int = Field(default=0, ge=0, description="Pods that are not going away.")
     ready_replicas: int = Field(default=0, ge=0, description="Engines that take programs.")
     updated_replicas: int = Field(default=0, ge=0, description="Pods of the current spec.")
@@ -318,7 +322,7 @@ ENGINE_POOL = Resource(
         Column("Model", ".spec.model.name"),
         Column("Replicas", ".spec.replicas", "integer"),
         Column("Ready", ".status.readyReplicas", "integer"),
-        condition_column("Available", "Ready"),
+        condition_column("Available", "Available"),
         condition_column("Reason", "Ready", "reason"),
         Column("Device", ".spec.engine.device", priority=1),
         Column("Updated", ".status.updatedReplicas", "integer", priority=1),

@@ -53,6 +53,14 @@ class InferletRunSpec(ApiModel):
         "`DeadlineExceeded`.",
     )
     retries: int = Field(default=0, ge=0, le=10, description="How often the program is launched again after a failure.")
+    loss_retries: int = Field(
+        default=3,
+        ge=0,
+        le=100,
+        description="How often the program is launched again, from its beginning, after its engine, control or its "
+        "runtime was lost or drained. Such losses don't count against `retries`. 0: never, for a program that must not "
+        "begin twice.",
+    )
     ttl_seconds_after_finished: int | None = Field(
         default=None,
         ge=0,
@@ -83,7 +91,7 @@ class RunError(ApiModel):
 
 
 class Tokens(ApiModel):
-    """Tokens that the program used."""
+    """Tokens that programs used."""
 
     input: int = Field(default=0, ge=0, description="Embedded from ids.")
     output: int = Field(default=0, ge=0, description="Sampled.")
@@ -96,10 +104,14 @@ class InferletRunStatus(ApiModel):
         default=0, ge=0, description="The generation of the spec that this status speaks of."
     )
     conditions: Conditions = Field(default_factory=list, description="`Succeeded`, `Failed`, `Running`.")
-    phase: Literal["Pending", "Running", "Succeeded", "Failed"] = Field(
-        default="Pending", description="The run in one word."
+    phase: Literal["Pending", "Running", "Unknown", "Succeeded", "Failed"] = Field(
+        default="Pending",
+        description="The run in one word. `Unknown`: the program was launched, and its runtime doesn't answer.",
     )
     attempts: int = Field(default=0, ge=0, description="Launches so far.")
+    losses: int = Field(
+        default=0, ge=0, description="Launches that ended because an engine, control or a runtime was lost or drained."
+    )
     program_id: Annotated[str, Field(max_length=64)] = Field(
         default="", description="Id of the latest launch's program."
     )
@@ -117,9 +129,18 @@ class InferletRunStatus(ApiModel):
         default=None, description="What the program's main returned; of a long text the last 64 KiB."
     )
     error: RunError | None = Field(default=None, description="Why the latest launch failed.")
-    tokens: Tokens = Field(default_factory=Tokens, description="Tokens that the latest launch used.")
+    tokens: Tokens = Field(
+        default_factory=Tokens,
+        description="Tokens that all launches used together; while the program runs, as of some seconds ago.",
+    )
+    earlier_tokens: Tokens = Field(
+        default_factory=Tokens, description="The part of `tokens` that launches before the latest one used."
+    )
     start_time: str | None = Field(
         default=None, description="When the operator first saw the run.", json_schema_extra={"format": "date-time"}
+    )
+    launch_time: str | None = Field(
+        default=None, description="When the latest launch was made.", json_schema_extra={"format": "date-time"}
     )
     completion_time: str | None = Field(
         default=None, description="When the run ended.", json_schema_extra={"format": "date-time"}
@@ -144,6 +165,7 @@ INFERLET_RUN = Resource(
         condition_column("Reason", "Succeeded", "reason"),
         Column("Tokens", ".status.tokens.output", "integer"),
         Column("Attempts", ".status.attempts", "integer", priority=1),
+        Column("Losses", ".status.losses", "integer", priority=1),
         Column("Program", ".status.programId", priority=1),
         AGE,
     ),

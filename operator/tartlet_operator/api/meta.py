@@ -11,6 +11,8 @@ from tartlet_operator.api.common import API_VERSION, GROUP
 MANAGER: Final = "tartlet-operator"
 """Field manager of everything that the operator applies, and value of the managed-by label."""
 POOL_LABEL: Final = f"{GROUP}/pool"
+DRAIN_FINALIZER: Final = f"{GROUP}/drain"
+"""Keeps a deleted pool that has programs until the cluster has been told to keep it while its pods go."""
 MANAGED_BY: Final = "app.kubernetes.io/managed-by"
 
 
@@ -34,6 +36,7 @@ class Meta:
     uid: str
     generation: int
     deleting: bool
+    finalizers: tuple[str, ...] = ()
 
     @staticmethod
     def of(body: Mapping[str, Any]) -> Meta:
@@ -45,6 +48,7 @@ class Meta:
             meta.get("uid", ""),
             int(meta.get("generation", 0)),
             "deletionTimestamp" in meta,
+            tuple(meta.get("finalizers") or ()),
         )
 
 

@@ -14,6 +14,7 @@ class Reason(StrEnum):
     ENGINES_READY = "EnginesReady"
     SCALED_TO_ZERO = "ScaledToZero"
     ROLLING_OUT = "RollingOut"
+    ROLLOUT_STUCK = "RolloutStuck"
     SETTLED = "Settled"
     ENGINES_MISSING = "EnginesMissing"
     ENGINE_LOST = "EngineLost"
@@ -25,6 +26,7 @@ class Reason(StrEnum):
     AS_EXPECTED = "AsExpected"
     CONTROL_UNREACHABLE = "ControlUnreachable"
     DELETING = "Deleting"
+    DRAINING = "Draining"
     # Inferlet
     CATALOGUED = "Catalogued"
     SOURCE_MISSING = "SourceMissing"
@@ -35,11 +37,13 @@ class Reason(StrEnum):
     POOL_READY = "PoolReady"
     POOL_NOT_FOUND = "PoolNotFound"
     POOL_NOT_READY = "PoolNotReady"
+    MODEL_NOT_NAMED = "ModelNotNamed"
     # InferletRun
     INFERLET_NOT_FOUND = "InferletNotFound"
     INFERLET_NOT_READY = "InferletNotReady"
     INFERLET_NOT_RUNNABLE = "InferletNotRunnable"
     LAUNCHED = "Launched"
+    RUNTIME_UNREACHABLE = "RuntimeUnreachable"
     NOT_FINISHED = "NotFinished"
     TOO_MANY_RUNS = "TooManyRuns"
     BACK_OFF = "BackOff"
@@ -69,8 +73,9 @@ class EventReason(StrEnum):
 
 MEANING: dict[Reason, str] = {
     Reason.ENGINES_READY: "As many engines as asked for take programs.",
-    Reason.SCALED_TO_ZERO: "No engine is asked for.",
+    Reason.SCALED_TO_ZERO: "No engine is asked for, so no program can run on the pool.",
     Reason.ROLLING_OUT: "Pods of the newest spec are being started.",
+    Reason.ROLLOUT_STUCK: "Pods of the newest spec can't start; engines of the earlier spec go on serving.",
     Reason.SETTLED: "Every pod is of the newest spec.",
     Reason.ENGINES_MISSING: "Fewer engines than asked for take programs.",
     Reason.ENGINE_LOST: "A pod runs, and control doesn't know its engine.",
@@ -80,8 +85,9 @@ MEANING: dict[Reason, str] = {
     Reason.PODS_REFUSED: "The API server refuses the pods: pod security, a quota, or a name that doesn't exist.",
     Reason.POD_UNSTARTED: "A node can't start a pod: something it names is missing, or its memory limit is too small.",
     Reason.AS_EXPECTED: "Nothing is wrong.",
-    Reason.CONTROL_UNREACHABLE: "Control doesn't answer, so the state is unknown.",
-    Reason.DELETING: "The pool was deleted; it goes when its engines have drained.",
+    Reason.CONTROL_UNREACHABLE: "Control doesn't answer: the state of engines is unknown, and no run is launched.",
+    Reason.DELETING: "The pool was deleted, and its pods have gone.",
+    Reason.DRAINING: "The pool was deleted; it goes when its engines have drained.",
     Reason.CATALOGUED: "The source was validated and is in the catalogue.",
     Reason.SOURCE_MISSING: "The ConfigMap or its key doesn't exist.",
     Reason.HOST_NOT_ALLOWED: "The operator may not fetch from the URL's host.",
@@ -91,10 +97,12 @@ MEANING: dict[Reason, str] = {
     Reason.POOL_READY: "A pool that is ready serves the model.",
     Reason.POOL_NOT_FOUND: "No pool of the namespace serves the model.",
     Reason.POOL_NOT_READY: "The pools that serve the model have no engine ready.",
+    Reason.MODEL_NOT_NAMED: "The program names no model, and the namespace has no pool; its runs are launched.",
     Reason.INFERLET_NOT_FOUND: "There is no Inferlet of that name in the namespace.",
     Reason.INFERLET_NOT_READY: "The Inferlet isn't ready; its conditions say why.",
     Reason.INFERLET_NOT_RUNNABLE: "No engine of the Inferlet's pool or model takes programs; the run waits for one.",
     Reason.LAUNCHED: "The program runs.",
+    Reason.RUNTIME_UNREACHABLE: "The program's runtime doesn't answer; the program may run, or be lost with it.",
     Reason.NOT_FINISHED: "The run goes on.",
     Reason.TOO_MANY_RUNS: "The operator follows as many runs as max_runs allows; this one waits until one ends.",
     Reason.BACK_OFF: "A launch failed; the next one waits.",
@@ -121,6 +129,25 @@ EVENT_MEANING: dict[EventReason, str] = {
     EventReason.RECONCILE_FAILED: "The operator failed to bring an object about, or the API server refuses it.",
 }
 """What each reason of an event means, for the reference page."""
+
+
+_BRIEF_CHARS = 1024
+
+
+def brief(error: TartletError) -> str:
+    r"""Return an error in one line, with the exception that a program raised, and without its traceback.
+
+    Example:
+        >>> from tartlet_common.errors.registry import ProgramFailed
+        >>> brief(ProgramFailed(traceback="Traceback:\n  line 4\nKeyError: 'a'\n"))
+        "the program raised an exception: KeyError: 'a'"
+    """
+    traceback = str(error.fields.get("traceback", "")).strip()
+    if traceback:
+        said = f"{str(error).splitlines()[0]}: {traceback.splitlines()[-1].strip()}"
+    else:
+        said = " ".join(str(error).split())
+    return said[:_BRIEF_CHARS]
 
 
 def explained(error: TartletError) -> str:

@@ -187,13 +187,37 @@ class Api:
         meta = manifest["metadata"]
         return await self._do("PUT", _path(manifest["kind"], meta["namespace"], meta["name"]), manifest)
 
-    async def delete(self, key: Key, uid: str) -> None:
+    async def set_finalizer(self, key: Key, uid: str, finalizer: str, *, there: bool) -> None:
+        """Add or remove one finalizer of an object, unless the object is gone; others' finalizers stay.
+
+        Server-side apply doesn't do this: it takes the finalizers of a custom resource for one value.
+
+        Raises:
+            ApiError: the change was refused, or somebody else changed the object meanwhile (409).
+        """
+        live = await self.get(key.kind, key.namespace, key.name)
+        if live is None or live["metadata"]["uid"] != uid:
+            return
+        before = live["metadata"].get("finalizers") or []
+        after = [*(each for each in before if each != finalizer), *([finalizer] if there else [])]
+        if after == before or ("deletionTimestamp" in live["metadata"] and there):
+            return
+        body = {"metadata": {"finalizers": after, "resourceVersion": live["metadata"]["resourceVersion"]}}
+        owner = {"fieldManager": MANAGER}
+        path = _path(key.kind, key.namespace, key.name)
+        await self._do("PATCH", path, body, params=owner, content_type=_MERGE, accept=_METADATA_ONLY)
+
+    async def delete(self, key: Key, uid: str, *, foreground: bool = False) -> None:
         """Delete an object, unless another object has taken its name.
+
+        With `foreground` the cluster keeps the object until everything that it owns has gone.
 
         Raises:
             ApiError: the object couldn't be deleted.
         """
-        body = {"apiVersion": "v1", "kind": "DeleteOptions", "preconditions": {"uid": uid}}
+        body: dict[str, Any] = {"apiVersion": "v1", "kind": "DeleteOptions", "preconditions": {"uid": uid}}
+        if foreground:
+            body["propagationPolicy"] = "Foreground"
         try:
             await self._do("DELETE", _path(key.kind, key.namespace, key.name), body)
         except ApiError as e:

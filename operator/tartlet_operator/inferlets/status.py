@@ -4,12 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Final
 
 from tartlet_operator.api.conditions import Status, Want, holds, merged
 from tartlet_operator.api.events import ObjectEvent
 from tartlet_operator.api.inferlet import InferletSpec, InferletStatus
 from tartlet_operator.api.reasons import EventReason, Reason
 from tartlet_operator.machinery.store import PoolSeen
+
+_NOT_READY: Final = "InferletRuns wait until it is Ready: see that condition"
+_NO_POOL: Final = (
+    "it names neither model nor pool, so its runs are launched; those that use an engine need an EnginePool, and the "
+    "namespace has none"
+)
+_UNREACHABLE: Final = (
+    "control doesn't answer, so nobody knows whether an engine takes programs: see the pools' conditions"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,19 +49,23 @@ def runnable(spec: InferletSpec, pools: Iterable[PoolSeen], verdict: Verdict) ->
     serving = [p for p in pools if not model or p.model == model]
     ready = sorted(p.name for p in serving if p.ready)
     if ready and verdict.ready != "True":
-        message = "InferletRuns wait until it is Ready: see that condition"
+        message = _NOT_READY
         if verdict.digest:
             message += "; clients that launch it by name get its last valid version"
         return Want("Runnable", "False", Reason.INFERLET_NOT_READY, message), []
     if ready:
         return Want("Runnable", "True", Reason.POOL_READY, ""), ready[:64]
+    if any(p.unknown for p in serving):
+        return Want("Runnable", "Unknown", Reason.CONTROL_UNREACHABLE, _UNREACHABLE), []
     if serving:
         message = f"no engine is ready in {', '.join(sorted(p.name for p in serving)[:8])}: see its conditions"
         return Want("Runnable", "False", Reason.POOL_NOT_READY, message), []
-    message = f"no EnginePool of the namespace serves the model {model}: create one, or name another model"
-    if not model:
-        message = "there is no EnginePool in the namespace: create one (a program that asks for no model runs without)"
-    return Want("Runnable", "False", Reason.POOL_NOT_FOUND, message), []
+    if model:
+        message = f"no EnginePool of the namespace serves the model {model}: create one, or name another model"
+        return Want("Runnable", "False", Reason.POOL_NOT_FOUND, message), []
+    if verdict.ready != "True":
+        return Want("Runnable", "False", Reason.INFERLET_NOT_READY, _NOT_READY), []
+    return Want("Runnable", "True", Reason.MODEL_NOT_NAMED, _NO_POOL), []
 
 
 def status(

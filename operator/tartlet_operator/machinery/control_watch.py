@@ -62,25 +62,29 @@ class ControlWatch:
         if reply.incarnation != view.incarnation or len(view.catalogue) < len(ctx.namespaces):
             await self._compare(ctx)
             view.incarnation = reply.incarnation
-        if self._lost_s is not None:
-            self._lost_s = None
+        back = self._lost_s is not None
+        if back:
+            self._lost_s, view.silent = None, False
             ctx.try_again()
-        self._update({e.id: e.state for e in reply.engines}, {e.id: e.programs for e in reply.engines})
+        engines = {e.id: e.state for e in reply.engines}
+        self._update(engines, {e.id: e.programs for e in reply.engines}, back=back)
 
     def _note_silence(self, error: TartletError) -> None:
         """Note that control doesn't answer; if that lasts, its engines' states become unknown."""
         now = self._ctx.clock.now()
+        self._ctx.view.silent = True
         if self._lost_s is None:
             self._lost_s = now
         elif now - self._lost_s > UNREACHABLE_S and self._ctx.view.engines is not None:
             log.warning("%s", error)
             self._update(None, self._ctx.view.programs)  # the last known numbers
 
-    def _update(self, engines: Mapping[str, str] | None, programs: Mapping[str, int]) -> None:
+    def _update(self, engines: Mapping[str, str] | None, programs: Mapping[str, int], *, back: bool = False) -> None:
+        """Queue what depends on a change; `back`: control was away, and statuses may say so."""
         view = self._ctx.view
-        if (engines, programs) == (view.engines, view.programs):
+        if not back and (engines, programs) == (view.engines, view.programs):
             return
-        others = engines != view.engines
+        others = back or engines != view.engines
         view.engines, view.programs = engines, programs
         for pool in list(self._ctx.store.pools):
             self._ctx.queue.add(pool)

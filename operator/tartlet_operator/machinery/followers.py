@@ -9,8 +9,15 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from tartlet import AsyncClient, Ended, Message, Stderr, Stdout
-from tartlet_common.errors.registry import InternalError, RuntimeLost, TartletError, UnknownProgram
-from tartlet_operator.api.inferlet_run import OUTPUT_BYTES, STDERR_BYTES
+from tartlet_common.errors.registry import (
+    InternalError,
+    Overloaded,
+    RuntimeLost,
+    TartletError,
+    Unavailable,
+    UnknownProgram,
+)
+from tartlet_operator.api.inferlet_run import OUTPUT_BYTES, STDERR_BYTES, Tokens
 from tartlet_operator.api.meta import Key
 from tartlet_operator.machinery.program_output import Outcome, Output, tail
 
@@ -20,6 +27,12 @@ PROGRESS_S: Final = 2.0
 """How often the status shows growing output while few runs are followed."""
 _FEW: Final = 16
 _RETRY_S: Final = 1.0
+SILENT_S: Final = 1.0
+"""How long a runtime may be silent before statuses say so."""
+_POLL_TIMEOUT_S: Final = 2.0
+_LAST_POLL_S: Final = 30.0
+_MISSED: Final = 2
+"""So many listings in a row without a followed program mean that its runtime doesn't answer."""
 _END_TIMEOUT_S: Final = 5.0
 _END_WAITS_S: Final = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, *([60.0] * 15))
 """Pauses between attempts to end a program. Together they last about until a resync finds the program."""
@@ -47,6 +60,9 @@ class _Followed:
     next_offset: int = 0
     lost: bool = False  # a runtime said that the program's own runtime was lost; nothing came since
     outcome: Outcome | None = None
+    tokens: Tokens | None = None  # that a listing has shown
+    silent_since_s: float | None = None  # when the runtime was found silent
+    missed: int = 0  # listings in a row that lack the program
 
     @property
     def output(self) -> Output:
@@ -79,7 +95,7 @@ class Followers:
         """Hold the tasks until cancelled."""
         async with asyncio.TaskGroup() as group:
             self._group = group
-            await asyncio.Event().wait()
+            await self._poll()
 
     @property
     def full(self) -> bool:
@@ -124,6 +140,18 @@ class Followers:
         """Return what a run's program has put out so far; None: it isn't followed."""
         known = self._known(key, program_id)
         return known.output if known is not None else None
+
+    def tokens(self, key: Key, program_id: str) -> Tokens | None:
+        """Return how many tokens a run's program has used, as far as a listing has shown; None: unknown."""
+        known = self._known(key, program_id)
+        return known.tokens if known is not None else None
+
+    def silent(self, key: Key, program_id: str) -> bool:
+        """Whether the runtime of a run's program doesn't answer."""
+        known = self._known(key, program_id)
+        if known is None or known.silent_since_s is None or known.outcome is not None:
+            return False
+        return asyncio.get_running_loop().time() - known.silent_since_s >= SILENT_S
 
     def _known(self, key: Key, program_id: str) -> _Followed | None:
         known = self._followed.get(key)
@@ -188,14 +216,62 @@ class Followers:
             except TartletError as e:
                 if e.retryable:  # the connection is gone or was refused; the program may go on
                     log.info("%s: %s", key, e)
+                    if not isinstance(e, Overloaded):
+                        self._is_silent(key, followed)
                     await asyncio.sleep(_RETRY_S)
                 else:
                     followed.outcome = Outcome(success=False, output=followed.output, error=e)
             except Exception as e:  # a bug met in one run must not end the operator
                 log.exception("%s", key)
                 followed.outcome = Outcome(success=False, output=followed.output, error=InternalError(detail=repr(e)))
+        if followed.tokens is not None and followed.outcome is not None:
+            followed.outcome = followed.outcome.at_least(followed.tokens)
         self._changed(key, 0.0)
         self._next()
+
+    async def _poll(self) -> None:
+        """List the followed programs again and again: which of them are there, and how many tokens they have used."""
+        while True:
+            await asyncio.sleep(min(progress_s(len(self._followed)), _LAST_POLL_S))
+            for namespace in {key.namespace for key, each in self._followed.items() if each.outcome is None}:
+                await self._look(namespace)
+
+    async def _look(self, namespace: str) -> None:
+        """Note the tokens of a namespace's followed programs, and programs whose runtime doesn't answer."""
+        before = dict(self._followed)
+        try:
+            async with asyncio.timeout(_POLL_TIMEOUT_S):
+                listed = {info.program_id: info for info in await self._client.list(tenant=namespace)}
+        except (TartletError, TimeoutError) as e:
+            log.info("programs in %s: %r", namespace, e)
+            listed, missed = {}, _MISSED if isinstance(e, Unavailable | TimeoutError) else 0
+        else:
+            missed = 1
+        for key, followed in before.items():
+            if key.namespace != namespace or followed is not self._followed.get(key) or followed.outcome is not None:
+                continue
+            info = listed.get(followed.program_id)
+            if info is None:
+                followed.missed += missed
+                if followed.missed >= _MISSED:
+                    self._is_silent(key, followed)
+                continue
+            self._answers(key, followed)
+            tokens = Tokens(input=info.usage.input_tokens, output=info.usage.sampled_tokens)
+            if tokens != (followed.tokens or Tokens()):
+                followed.tokens = tokens
+                self._changed(key, progress_s(len(self._followed)))
+
+    def _is_silent(self, key: Key, followed: _Followed) -> None:
+        if followed.silent_since_s is None:
+            followed.silent_since_s = asyncio.get_running_loop().time()
+            self._changed(key, SILENT_S)
+
+    def _answers(self, key: Key, followed: _Followed) -> None:
+        followed.missed = 0
+        if followed.silent_since_s is not None:
+            followed.silent_since_s = None
+            self._changed(key, 0.0)
 
     def _next(self) -> None:
         """Queue the next waiting run: there is room for one more."""
@@ -226,6 +302,7 @@ class Followers:
                 )
                 return
             followed.lost = False
+            self._answers(key, followed)
             offset = getattr(event, "offset", followed.next_offset)
             followed.truncated |= offset > followed.next_offset
             followed.next_offset = offset + 1

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from tartlet_common.errors.registry import TartletError
-from tartlet_operator.api.inferlet_run import OUTPUT_BYTES
+from tartlet_operator.api.inferlet_run import OUTPUT_BYTES, Tokens
 
 _SHORT: Final = b'\n\r\t"\\'
 """Characters for which JSON takes two bytes."""
@@ -34,6 +34,14 @@ class Outcome:
     input_tokens: int = 0
     output_tokens: int = 0
     stderr: str = ""
+
+    def at_least(self, tokens: Tokens) -> Outcome:
+        """Return the outcome with the tokens that were seen while the program ran, if it tells of fewer."""
+        return replace(
+            self,
+            input_tokens=max(self.input_tokens, tokens.input),
+            output_tokens=max(self.output_tokens, tokens.output),
+        )
 
 
 def json_bytes(data: bytes) -> int:

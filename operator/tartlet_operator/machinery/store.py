@@ -17,12 +17,23 @@ class PoolSeen:
     Args:
         ready: whether an engine of the pool takes programs.
         settled: whether the pool's condition `Ready` is True.
+        empty: whether its spec asks for no engine.
+        wanted: whether its status says that runs wait for it.
+        unknown: whether nobody knows if an engine takes programs, because control doesn't answer.
     """
 
     name: str
     model: str
     ready: bool
     settled: bool = False
+    empty: bool = False
+    wanted: bool = False
+    unknown: bool = False
+
+    @property
+    def standing(self) -> tuple[str, str, bool, bool]:
+        """The facts that Inferlets depend on."""
+        return self.name, self.model, self.ready, self.unknown
 
 
 class InferletSeen(NamedTuple):
@@ -48,6 +59,8 @@ class RunSeen(NamedTuple):
     inferlet: str
     phase: str
     expires_s: float = 0.0  # when the run is to be deleted, Unix time; 0: not yet known, or never
+    model: str = ""  # of its own spec
+    held: bool = False  # whether it waits for an engine
 
 
 class Store:
@@ -113,6 +126,27 @@ class Store:
         """Yield the runs of an Inferlet that wait."""
         for key in self.pending_runs():
             if key.namespace == inferlet.namespace and self.runs[key].inferlet == inferlet.name:
+                yield key
+
+    def wanted(self, pool: Key, seen: PoolSeen) -> bool:
+        """Whether a run waits for an engine of a pool."""
+        return any(
+            key.namespace == pool.namespace and self.runs[key].held and self._wants(key, seen) for key in self._pending
+        )
+
+    def _wants(self, run: Key, pool: PoolSeen) -> bool:
+        seen = self.runs[run]
+        if seen.model:
+            return seen.model == pool.model
+        inferlet = self.inferlets.get(Key("Inferlet", run.namespace, seen.inferlet))
+        if inferlet is None:
+            return False
+        return inferlet.pool == pool.name if inferlet.pool else inferlet.model in ("", pool.model)
+
+    def empty_pools(self, namespace: str) -> Iterator[Key]:
+        """Yield a namespace's pools without engines whose status should change: whether runs wait for them."""
+        for key, pool in list(self.pools.items()):
+            if key.namespace == namespace and pool.empty and self.wanted(key, pool) != pool.wanted:
                 yield key
 
     def inventory(self) -> Counter[tuple[str, str]]:

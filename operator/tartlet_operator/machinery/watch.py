@@ -26,7 +26,7 @@ from tartlet_operator.machinery.work_queue import WorkQueue
 WATCHED_KINDS: Final = 7
 """Watches that kopf keeps open in each namespace."""
 _PARTS: Final = ("apiVersion", "kind", "spec", "status")
-_META: Final = ("namespace", "name", "uid", "generation", "resourceVersion", "deletionTimestamp")
+_META: Final = ("namespace", "name", "uid", "generation", "resourceVersion", "deletionTimestamp", "finalizers")
 _PAGE: Final = 50
 """Objects of a list's page: an object may have a megabyte, and kopf reads a page as a whole."""
 _HEAVY_BYTES: Final = 1 << 16

@@ -92,6 +92,7 @@ class PodFacts:
     started: bool = False  # whether its engine has taken programs, or would have
     over: bool = False  # whether it has ended for good, though the pod is still there
     ended: str = ""  # when it ended, if it is over
+    ends_at: float = 0.0  # when a pod that goes away is killed at the latest, Unix time, s
 
     @staticmethod
     def of(body: Mapping[str, Any], now: float = 0.0) -> PodFacts:
@@ -119,6 +120,7 @@ class PodFacts:
             started=any(c.get("started") for c in status.get("containerStatuses") or ()),
             over=over,
             ended=_ended(meta, status) if over else "",
+            ends_at=parse(meta["deletionTimestamp"]) if meta.get("deletionTimestamp") else 0.0,
         )
 
 

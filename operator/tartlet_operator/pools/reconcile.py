@@ -11,20 +11,22 @@ from typing import Any, Final, NamedTuple
 
 from pydantic import ValidationError
 
-from tartlet_operator.api.conditions import holds
+from tartlet_operator.api.conditions import find, holds
 from tartlet_operator.api.engine_pool import EnginePool, EnginePoolSpec, EnginePoolStatus
-from tartlet_operator.api.meta import MANAGER, POOL_LABEL, Key, Meta, pool_selector
+from tartlet_operator.api.meta import DRAIN_FINALIZER, MANAGER, POOL_LABEL, Key, Meta, pool_selector
 from tartlet_operator.cluster.kube import ApiError
 from tartlet_operator.machinery.context import Context
 from tartlet_operator.machinery.store import PoolSeen
 from tartlet_operator.pools.manifests import deployment, disruption_budget
 from tartlet_operator.pools.pod_facts import START_S, PodFacts
-from tartlet_operator.pools.status import DeploymentFacts, PoolFacts, events, own, status
+from tartlet_operator.pools.status import DRAIN_LOOK_S, DeploymentFacts, PoolFacts, events, own, status
 from tartlet_operator.pools.subset import covers, leftover
 
 log = logging.getLogger("tartlet.operator")
 
 _UNTYPED: Final = "failed to create typed patch object"
+_ORPHANING: Final = frozenset({"orphan", "foregroundDeletion"})
+"""Finalizers of the garbage collector: somebody has chosen already what becomes of what the pool owns."""
 _SAID_CHARS: Final = 1536
 """Most characters of each refusal, so that two of them and a remedy fit into a condition's message."""
 
@@ -48,25 +50,51 @@ async def reconcile(ctx: Context, key: Key, body: Mapping[str, Any]) -> float | 
     listed = await ctx.api.list("Pod", key.namespace, pool_selector(key.name))
     pods = [PodFacts.of(p, ctx.unix_s) for p in listed]
     old = pool.status or EnginePoolStatus()
-    engines = ctx.store.engines[key] = own(
-        ctx.store.engines.get(key, ()), old, pods, ctx.view.engines_in(key.namespace)
-    )
+    told = None if ctx.view.silent else ctx.view.engines_in(key.namespace)
+    engines = ctx.store.engines[key] = own(ctx.store.engines.get(key, ()), old, pods, told)
+    seen = _seen(pool, meta, old)
     facts = PoolFacts(
         name=key.name,
         generation=meta.generation,
         replicas=pool.spec.replicas,
         deployment=DeploymentFacts.of(made.live, current=made.refused is None),
         pods=pods,
-        engines=ctx.view.engines_in(key.namespace),
+        engines=told,
         programs=ctx.view.programs_in(key.namespace),
         own=engines,
         refused="; ".join(map(str, refusals)),
         deleting=meta.deleting,
+        wanted=seen.empty and ctx.store.wanted(key, seen),
+        now=ctx.unix_s,
     )
+    await _guard(ctx, key, meta, facts)
     new = status(facts, old, ctx.now)
     await ctx.write_status(key, meta, old, new, events(old, new, same_pods=made.same_pods))
-    _remember(ctx, key, _seen(pool, meta, new))
+    _remember(ctx, key, replace(_seen(pool, meta, new), wanted=facts.wanted))
+    if meta.deleting and facts.living:
+        return DRAIN_LOOK_S
     return START_S if any(p.unstarted for p in facts.pods) else None
+
+
+async def _guard(ctx: Context, key: Key, meta: Meta, facts: PoolFacts) -> None:
+    """Keep a pool that has programs visible after its deletion, until its pods have gone.
+
+    The finalizer only bridges the moment until the operator asks for a deletion in the foreground. From then on the
+    cluster's garbage collector keeps the pool, so that nothing depends on an operator any more (ADR 32).
+
+    Raises:
+        ApiError: the API server refused a change or didn't answer.
+    """
+    guarded = DRAIN_FINALIZER in meta.finalizers
+    if meta.deleting:
+        if guarded:
+            if not _ORPHANING & set(meta.finalizers):
+                await ctx.api.delete(key, meta.uid, foreground=True)
+            await ctx.api.set_finalizer(key, meta.uid, DRAIN_FINALIZER, there=False)
+    elif facts.engines is not None:
+        busy = any(facts.programs.get(p.name) for p in facts.living)
+        if busy != guarded:
+            await ctx.api.set_finalizer(key, meta.uid, DRAIN_FINALIZER, there=busy)
 
 
 async def remember_pools(ctx: Context) -> None:
@@ -87,14 +115,20 @@ async def remember_pools(ctx: Context) -> None:
 def _seen(pool: EnginePool, meta: Meta, status: EnginePoolStatus) -> PoolSeen:
     """Remember whether programs can run on a pool: also during a rollout, but not while all its engines go away."""
     ready = status.ready_replicas > 0 and not meta.deleting
-    return PoolSeen(meta.name, pool.spec.model.name, ready=ready, settled=holds(status.conditions, "Ready"))
+    settled, empty = holds(status.conditions, "Ready"), pool.spec.replicas == 0
+    available = find(status.conditions, "Available")
+    unknown = available is not None and available.status == "Unknown"
+    return PoolSeen(meta.name, pool.spec.model.name, ready=ready, settled=settled, empty=empty, unknown=unknown)
 
 
 def _remember(ctx: Context, key: Key, seen: PoolSeen) -> None:
     """Remember a pool, and queue the Inferlets whose `Runnable` depends on it."""
     before = ctx.store.pools.get(key)
     ctx.store.pools[key] = seen
-    if before is not None and before == replace(seen, settled=before.settled):  # Inferlets don't depend on `settled`
+    if before is None or seen.empty != before.empty:  # runs may have waited for it before it was seen
+        for pool in ctx.store.empty_pools(key.namespace):
+            ctx.queue.add(pool)
+    if before is not None and before.standing == seen.standing:
         return
     for inferlet in ctx.store.inferlets_of(key, seen):
         ctx.queue.add(inferlet)

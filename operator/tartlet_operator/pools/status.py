@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -29,8 +30,12 @@ _UNREACHABLE: Final = (
 )
 _LOST: Final = "control doesn't know the engine of pod {}: see the pod's log, and whether it reaches control"
 _UNREADY: Final = "pod {} is {}: see its log and `kubectl describe pod`"
-_DELETED: Final = "it was deleted, and goes when its pods have, which drain for at most spec.drain.graceSeconds"
+_DELETED: Final = "it was deleted, and goes when its engines have drained"
+DRAIN_LOOK_S: Final = 5.0
+"""How often the status of a deleted pool is written while its engines drain."""
 _NO_ROOM: Final = "a rollout needs room for one more pod: make room, or scale the pool down first"
+_NO_ENGINE: Final = "spec.replicas is 0"
+_WANTED: Final = "spec.replicas is 0, and runs wait for an engine: raise it (`kubectl scale enginepool`)"
 _UNMADE: Final = "pods are missing: see `kubectl describe` of the pool's Deployment and its ReplicaSet"
 
 
@@ -74,6 +79,8 @@ class PoolFacts:
         own: ids of the pool's engines, as `own` tells: other engines may have names like theirs.
         refused: what the API server says against an object that the spec asks for.
         deleting: it was deleted, and is there until its pods have gone.
+        wanted: runs wait for an engine of it.
+        now: Unix time, s.
     """
 
     name: str
@@ -86,6 +93,8 @@ class PoolFacts:
     own: Collection[str] = ()
     refused: str = ""
     deleting: bool = False
+    wanted: bool = False
+    now: float = 0.0
 
     @property
     def living(self) -> list[PodFacts]:
@@ -105,7 +114,8 @@ def status(facts: PoolFacts, old: EnginePoolStatus, now: str) -> EnginePoolStatu
     """Return the pool's status.
 
     `Ready` is True only when the Deployment has seen its newest spec, every pod is of it, and as many engines as asked
-    for take programs; so it is never True for an older generation, nor during a rollout.
+    for take programs; so it is never True for an older generation, nor during a rollout. A pool of 0 replicas is as
+    its spec asks, and so Ready, unless runs wait for it. `Available` is True while any engine takes programs.
     """
     engines = [_engine(p, facts) for p in sorted(facts.living, key=lambda p: p.name)]
     wants = _conditions(facts, old, engines)
@@ -127,7 +137,7 @@ def events(old: EnginePoolStatus, new: EnginePoolStatus, *, same_pods: bool = Fa
     if holds(new.conditions, "Ready") and not holds(old.conditions, "Ready"):
         out.append(ObjectEvent(EventReason.POOL_READY, f"engines that take programs: {new.ready_replicas}"))
     progressing = find(new.conditions, "Progressing")
-    if holds(new.conditions, "Progressing") and not holds(old.conditions, "Progressing") and not same_pods:
+    if _under_way(new) and not _under_way(old) and not same_pods:
         out.append(ObjectEvent(EventReason.ROLLOUT_STARTED, progressing.message if progressing else ""))
     degraded = find(new.conditions, "Degraded")
     if degraded is not None and degraded.status == "True":
@@ -148,6 +158,12 @@ def events(old: EnginePoolStatus, new: EnginePoolStatus, *, same_pods: bool = Fa
     return out
 
 
+def _under_way(status: EnginePoolStatus) -> bool:
+    """Whether a rollout goes on, or is stuck."""
+    found = find(status.conditions, "Progressing")
+    return found is not None and found.reason in (Reason.ROLLING_OUT, Reason.ROLLOUT_STUCK)
+
+
 def _ready(engines: Sequence[EngineStatus]) -> int:
     return sum(e.state == "Ready" for e in engines)
 
@@ -161,7 +177,7 @@ def _conditions(facts: PoolFacts, old: EnginePoolStatus, engines: Sequence[Engin
     d, ready = facts.deployment, _ready(engines)
     counts = f"{ready} of {facts.replicas} engines take programs"
     if facts.deleting:
-        return _going(counts)
+        return _going(facts, engines)
     rolled = _observed(d) and d.updated == facts.replicas == d.replicas
     enough = ready >= facts.replicas
     before = find(old.conditions, "Progressing")
@@ -177,16 +193,11 @@ def _conditions(facts: PoolFacts, old: EnginePoolStatus, engines: Sequence[Engin
     known = facts.engines is not None or facts.replicas == 0 or bool(facts.refused)
     short = not known or (not enough and not progressing)
     degraded = trouble is not None or short
+    as_asked = rolled and enough and not facts.refused and not (facts.replicas == 0 and facts.wanted)
     return [
-        Want("Ready", truth(value=rolled and enough and not facts.refused) if known else "Unknown", reason, message),
-        Want(
-            "Progressing",
-            truth(value=progressing),
-            Reason.ROLLING_OUT if progressing else Reason.SETTLED if d.current else Reason.RECONCILE_FAILED,
-            f"{d.updated if _observed(d) else 0} of {facts.replicas} pods are of the newest spec, {counts}"
-            if progressing
-            else "",
-        ),
+        Want("Ready", truth(value=as_asked) if known else "Unknown", reason, message),
+        _available(facts, ready, counts, reason, message),
+        _progress(facts, trouble, counts) if progressing else _no_rollout(d),
         Want(
             "Degraded",
             truth(value=degraded) if known or trouble else "Unknown",
@@ -196,13 +207,50 @@ def _conditions(facts: PoolFacts, old: EnginePoolStatus, engines: Sequence[Engin
     ]
 
 
-def _going(counts: str) -> list[Want]:
+def _available(facts: PoolFacts, ready: int, counts: str, reason: str, message: str) -> Want:
+    """Return whether programs can run on the pool; `reason` and `message` are those of `Ready`."""
+    if ready:
+        return Want("Available", "True", Reason.ENGINES_READY, counts)
+    if facts.replicas == 0:
+        return Want("Available", "False", Reason.SCALED_TO_ZERO, _NO_ENGINE)
+    if facts.engines is None:
+        return Want("Available", "Unknown", Reason.CONTROL_UNREACHABLE, _UNREACHABLE)
+    return Want("Available", "False", reason, message)
+
+
+def _progress(facts: PoolFacts, trouble: tuple[str, str] | None, counts: str) -> Want:
+    """Return the condition of a rollout under way: it progresses unless its pods can't start."""
+    if trouble is not None and not facts.refused:
+        return Want("Progressing", "False", Reason.ROLLOUT_STUCK, f"{trouble[0]}: {trouble[1]}")
+    updated = facts.deployment.updated if _observed(facts.deployment) else 0
+    message = f"{updated} of {facts.replicas} pods are of the newest spec, {counts}"
+    return Want("Progressing", "True", Reason.ROLLING_OUT, message)
+
+
+def _no_rollout(deployment: DeploymentFacts) -> Want:
+    return Want("Progressing", "False", Reason.SETTLED if deployment.current else Reason.RECONCILE_FAILED)
+
+
+def _going(facts: PoolFacts, engines: Sequence[EngineStatus]) -> list[Want]:
     """Return the conditions of a deleted pool: nothing is made any more, so nothing can be wrong."""
+    reason = Reason.DRAINING if engines else Reason.DELETING
+    message = f"{_DELETED}{_left(facts, engines)}" if engines else _DELETED
     return [
-        Want("Ready", "False", Reason.DELETING, f"{_DELETED}; {counts}"),
-        Want("Progressing", "False", Reason.DELETING),
+        Want("Ready", "False", reason, message),
+        Want("Available", "False", reason, message),
+        Want("Progressing", "False", reason),
         Want("Degraded", "False", Reason.AS_EXPECTED),
     ]
+
+
+def _left(facts: PoolFacts, engines: Sequence[EngineStatus]) -> str:
+    """Return how many programs drain, and for how many more seconds at most, in steps of `DRAIN_LOOK_S`."""
+    left_s = max((p.ends_at for p in facts.living), default=0.0) - facts.now
+    steps = max(math.ceil(left_s / DRAIN_LOOK_S), 0)
+    seconds = f", at most {steps * DRAIN_LOOK_S:g} s more" if left_s > 0 else ""
+    if facts.engines is None:
+        return f"; engines left: {len(engines)}{seconds} (control doesn't answer)"
+    return f"; programs left: {sum(e.programs for e in engines)} on {len(engines)} engines{seconds}"
 
 
 def _trouble(facts: PoolFacts) -> tuple[str, str] | None:
@@ -237,7 +285,7 @@ def _why(
     if progressing:
         return Reason.ROLLING_OUT, counts
     if facts.replicas == 0:
-        return Reason.SCALED_TO_ZERO, "spec.replicas is 0"
+        return Reason.SCALED_TO_ZERO, _WANTED if facts.wanted else _NO_ENGINE
     if _ready(engines) >= facts.replicas:
         return Reason.ENGINES_READY, counts
     standby = _standing_by(facts)
@@ -272,15 +320,15 @@ def _engine(pod: PodFacts, facts: PoolFacts) -> EngineStatus:
 def _state(pod: PodFacts, engines: Mapping[str, str] | None) -> str:
     if pod.terminating:
         return "Draining"
-    told = engines.get(pod.name, "") if engines is not None else "unknown"
-    match told:
+    unready = "Joining" if pod.started else "Loading"
+    match engines.get(pod.name, "") if engines is not None else "":
         case "ready":
-            return "Ready" if pod.ready else "Loading"
+            return "Ready" if pod.ready else unready
         case "standby":
-            return "Standby" if pod.ready else "Loading"
+            return "Standby" if pod.ready else unready
         case "draining" | "cordoned":
             return "Draining"
-    if pod.ready:
+    if pod.ready or (pod.started and pod.running and not pod.reason):  # it has loaded, whatever its probe says now
         return "Lost" if engines is not None else "Unknown"
     if not pod.running:
         return "Pending"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Final
 
-from tartlet_common.errors.registry import DeadlineExceeded
+from tartlet_common.errors.registry import ControlLost, DeadlineExceeded, Draining, RuntimeLost, WorkerLost
 from tartlet_operator.api.conditions import find
 from tartlet_operator.api.inferlet_run import (
     InferletRunSpec,
@@ -28,18 +28,27 @@ SOON_S: Final = 60.0
 """A run that is to be deleted this soon gets a timer, so that it goes on time."""
 RECHECK_S: Final = 10.0
 """How often a waiting run is looked at, beside the events that say when its wait is over."""
+LOSSES: Final = (WorkerLost, ControlLost, RuntimeLost, Draining)
+"""Ends of programs that the infrastructure causes. `spec.lossRetries` bounds their retries."""
+LAUNCHED: Final = ("Running", "Unknown")
+"""Phases of a run that has a program."""
+UNREACHABLE: Final = (
+    "control doesn't answer, and no run is launched without it: see whether control's pod runs, its log, and the "
+    "operator's"
+)
 _FIRST_PAUSE_S: Final = 2.0
 _LAST_PAUSE_S: Final = 30.0
 
 
 @dataclass(frozen=True, slots=True)
 class InferletFacts:
-    """The facts about the Inferlet that a run names."""
+    """The facts about the Inferlet that a run names, and about control, which launches it."""
 
     found: bool
     ready: bool = False
     message: str = ""
     held: str = ""  # why no engine can run it, if the namespace has a pool for it
+    silent: bool = False  # whether control doesn't answer
 
 
 def pause_s(waited_s: float) -> float:
@@ -85,6 +94,7 @@ class Finish:
     outcome: Outcome
     kill: bool = False  # whether the program still runs
     waited: str = ""  # what the run waited for until its deadline
+    lost: bool = False  # whether the infrastructure ended the program
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +103,7 @@ class Retry:
 
     outcome: Outcome
     seconds: float
+    lost: bool = False  # whether the infrastructure ended the program
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,14 +181,16 @@ def decide(
     if status.phase in ("Succeeded", "Failed"):
         return after_end(spec, status, now, ttl_s)
     left_s = (parse(status.start_time) if status.start_time else now) + spec.deadline_seconds - now
-    running = status.phase == "Running"
+    running = status.phase in LAUNCHED
     late = DeadlineExceeded(deadline_s=spec.deadline_seconds)
     if outcome is not None and running:
         if isinstance(outcome.error, DeadlineExceeded):  # the error's own deadline is what was left to this attempt
             return Finish(replace(outcome, error=late))
-        if outcome.success or status.attempts > spec.retries:
-            return Finish(outcome)
-        return Retry(outcome, backoff_s(status.attempts))
+        lost = isinstance(outcome.error, LOSSES)
+        left = spec.loss_retries - status.losses if lost else spec.retries - (status.attempts - 1 - status.losses)
+        if outcome.success or left <= 0:
+            return Finish(outcome, lost=lost)
+        return Retry(outcome, backoff_s(status.attempts), lost=lost)
     if running and status.program_id and (left_s > -LATE_S or followed_s < LATE_S):
         return Follow(status.program_id, max(left_s, 0.0) + LATE_S)
     if left_s <= 0:
@@ -186,7 +199,13 @@ def decide(
 
 
 def _before_launch(
-    spec: InferletRunSpec, status: InferletRunStatus, *, uid: str, now: float, left_s: float, inferlet: InferletFacts
+    spec: InferletRunSpec,
+    status: InferletRunStatus,
+    *,
+    uid: str,
+    now: float,
+    left_s: float,
+    inferlet: InferletFacts,
 ) -> Action:
     recheck_s = min(left_s, RECHECK_S)
     if not inferlet.found:
@@ -195,6 +214,8 @@ def _before_launch(
             "delete this run and create one that names another"
         )
         return Wait(recheck_s, Reason.INFERLET_NOT_FOUND, message)
+    if inferlet.silent:
+        return Wait(recheck_s, Reason.CONTROL_UNREACHABLE, UNREACHABLE)
     if not inferlet.ready:
         return Wait(recheck_s, Reason.INFERLET_NOT_READY, f"Inferlet {spec.inferlet}: {inferlet.message}")
     if inferlet.held:

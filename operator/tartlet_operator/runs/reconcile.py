@@ -22,7 +22,7 @@ from tartlet_operator.api.events import ObjectEvent
 from tartlet_operator.api.inferlet import Inferlet, InferletStatus
 from tartlet_operator.api.inferlet_run import InferletRun, InferletRunStatus
 from tartlet_operator.api.meta import Key, Meta
-from tartlet_operator.api.reasons import EventReason, Reason, explained
+from tartlet_operator.api.reasons import EventReason, Reason, brief, explained
 from tartlet_operator.control.launch_pool import launch_pool
 from tartlet_operator.machinery.context import Context
 from tartlet_operator.machinery.program_output import Outcome, Output
@@ -44,6 +44,8 @@ _DELETED: Final = "its InferletRun was deleted"
 _MADE_AGAIN: Final = "its InferletRun was deleted and made again"
 _LATER: Final = "its InferletRun has another program"
 _HAS_ENDED: Final = "its InferletRun has ended"
+_HELD: Final = (Reason.INFERLET_NOT_RUNNABLE, "NoEngine", "UnknownModel", "UnknownPool")
+"""Reasons of runs that wait for an engine."""
 _WAITS: Final = (UnknownModel, UnknownPool, UnknownInferlet, NoEngine)
 """Launch errors that pass when an engine or a catalogue entry comes; the deadline bounds the wait."""
 
@@ -59,9 +61,9 @@ async def reconcile(ctx: Context, key: Key, body: Mapping[str, Any]) -> float | 
     await _end(ctx, ctx.followers.forget_another(key, meta.uid), _MADE_AGAIN)
     _saw(ctx, key, run, old)
     if meta.deleting:  # a finalizer keeps the object; its program is unwanted
-        for program_id in {ctx.followers.forget(key), old.program_id if old.phase == "Running" else ""}:
+        for program_id in {ctx.followers.forget(key), old.program_id if old.phase in runs.LAUNCHED else ""}:
             await _end(ctx, program_id, _DELETED)
-        if old.phase in ("Pending", "Running"):
+        if old.phase not in ("Succeeded", "Failed"):
             outcome = Outcome(success=False, error=ProgramKilled(reason=_DELETED))
             await _finish(ctx, key, meta, run, old, Finish(outcome))
         return None
@@ -72,7 +74,7 @@ async def reconcile(ctx: Context, key: Key, body: Mapping[str, Any]) -> float | 
         old,
         uid=meta.uid,
         now=ctx.unix_s,
-        inferlet=known,
+        inferlet=replace(known, silent=ctx.view.silent),
         outcome=ended if old.output_kept else withhold.without_texts(ended),
         followed_s=ctx.followers.followed_s(key, old.program_id),
         ttl_s=ctx.settings.run_ttl_s,
@@ -93,8 +95,8 @@ async def reconcile(ctx: Context, key: Key, body: Mapping[str, Any]) -> float | 
             await _write(ctx, key, meta, old, new)
             return seconds
         case Retry(outcome, seconds):
-            new = status.retrying(old, outcome, generation=meta.generation, now=ctx.unix_s)
-            message = f"attempt {old.attempts}: {outcome.error}"
+            new = status.retrying(old, action, generation=meta.generation, now=ctx.unix_s)
+            message = f"attempt {old.attempts}: {outcome.error.name}: {brief(outcome.error)}" if outcome.error else ""
             await _write(ctx, key, meta, old, new, EventReason.RUN_RETRIED, message)
             return seconds
         case Finish():
@@ -114,6 +116,27 @@ async def gone(ctx: Context, key: Key) -> None:
     elif seen is not None and seen.phase == "Pending":  # an unanswered launch may have reached the runtime
         await orphans.end(ctx, [key.namespace])
     ctx.forget(key)
+    if seen is not None and seen.held:
+        _look_at_empty_pools(ctx, key)
+
+
+def _held(now: InferletRunStatus) -> bool:
+    """Whether a run waits for an engine, as its status says."""
+    running = find(now.conditions, "Running")
+    return now.phase == "Pending" and running is not None and running.reason in _HELD
+
+
+def _see(ctx: Context, key: Key, seen: RunSeen) -> None:
+    """Remember a run, and queue pools without engines that it begins or ceases to wait for."""
+    before = ctx.store.runs.get(key)
+    ctx.store.saw_run(key, seen)
+    if seen.held != (before is not None and before.held):
+        _look_at_empty_pools(ctx, key)
+
+
+def _look_at_empty_pools(ctx: Context, run: Key) -> None:
+    for pool in ctx.store.empty_pools(run.namespace):
+        ctx.queue.add(pool)
 
 
 async def _end(ctx: Context, program_id: str, reason: str) -> None:
@@ -199,6 +222,10 @@ async def _launch(
             finish = Finish(refused if keeps else withhold.without_texts(refused))
             return await _finish(ctx, key, meta, run, old, finish)
         left_s = action.deadline_s - (ctx.unix_s - started)
+        if ctx.view.silent:
+            return await waits(
+                Wait(max(0.0, min(left_s, runs.RECHECK_S)), Reason.CONTROL_UNREACHABLE, runs.UNREACHABLE)
+            )
         pause_s = runs.pause_s(started - runs.still_since(old, started))
         return await waits(Wait(max(0.0, min(left_s, pause_s)), e.name, explained(e)))
     # before the status is written: if the write fails, the program is known all the same
@@ -221,9 +248,16 @@ async def _follow(
     ctx: Context, key: Key, meta: Meta, old: InferletRunStatus, program_id: str, seconds: float
 ) -> float | None:
     await _end(ctx, ctx.followers.follow(key, program_id, meta.uid), _LATER)
-    output = ctx.followers.output(key, program_id)
-    if old.output_kept and output is not None and output != Output() and output.text != old.output:
-        await ctx.write_status(key, meta, old, status.progressed(old, output))
+    new = status.progressed(
+        old,
+        ctx.followers.output(key, program_id) if old.output_kept else None,
+        ctx.followers.tokens(key, program_id),
+        silent=ctx.followers.silent(key, program_id),
+        generation=meta.generation,
+        now=ctx.unix_s,
+    )
+    if new != old:
+        await _write(ctx, key, meta, old, new)
     return seconds
 
 
@@ -238,7 +272,7 @@ async def _finish(
     if finish.outcome.success:
         await _write(ctx, key, meta, old, new, EventReason.RUN_SUCCEEDED, f"tokens sampled: {new.tokens.output}")
     else:
-        await _write(ctx, key, meta, old, new, EventReason.RUN_FAILED, new.error.message if new.error else "")
+        await _write(ctx, key, meta, old, new, EventReason.RUN_FAILED, _failure(finish, new))
     left = ctx.followers.forget(key)
     if not finish.kill:
         await _end(ctx, left, _HAS_ENDED)
@@ -250,7 +284,14 @@ async def _finish(
 def _saw(ctx: Context, key: Key, run: InferletRun, status: InferletRunStatus) -> None:
     """Remember a run and when it is to be deleted."""
     expires_s = runs.expires_s(run.spec, status, ctx.settings.run_ttl_s)
-    ctx.store.saw_run(key, RunSeen(run.spec.inferlet, status.phase, expires_s))
+    _see(ctx, key, RunSeen(run.spec.inferlet, status.phase, expires_s, run.spec.model, _held(status)))
+
+
+def _failure(finish: Finish, new: InferletRunStatus) -> str:
+    """Return the text of the event: the error's name, and the exception of a program that raised one."""
+    failed = find(new.conditions, "Failed")
+    said = failed.message if failed is not None else ""
+    return f"{finish.outcome.error.name}: {said}" if finish.outcome.error is not None else said
 
 
 async def _write(
@@ -265,4 +306,4 @@ async def _write(
     warning = reason in (EventReason.RUN_FAILED, EventReason.RUN_RETRIED)
     happened = [ObjectEvent(reason, message, warning=warning)] if reason is not None else []
     await ctx.write_status(key, meta, old, new, happened)
-    ctx.store.saw_run(key, RunSeen(ctx.store.runs[key].inferlet, new.phase))
+    _see(ctx, key, ctx.store.runs[key]._replace(phase=new.phase, held=_held(new)))

@@ -4,14 +4,22 @@ from __future__ import annotations
 
 from typing import Final
 
-from tartlet_common.errors.registry import TartletError
-from tartlet_operator.api.conditions import Want, merged
+from tartlet_common.errors.registry import DeadlineExceeded, TartletError
+from tartlet_operator.api.conditions import Status, Want, merged
 from tartlet_operator.api.inferlet_run import TRACEBACK_CHARS, InferletRunStatus, RunError, Tokens
-from tartlet_operator.api.reasons import Reason
-from tartlet_operator.api.times import stamp
+from tartlet_operator.api.reasons import Reason, brief
+from tartlet_operator.api.times import parse, stamp
 from tartlet_operator.machinery.program_output import Outcome, Output, tail
-from tartlet_operator.runs.decisions import Finish, Wait
+from tartlet_operator.runs.decisions import LAUNCHED, Finish, Retry, Wait
 
+_RUNNING: Final[dict[str, Status]] = {"Running": "True", "Unknown": "Unknown"}
+_SILENT: Final = (
+    "the program's runtime doesn't answer: the program may go on, or be lost; if it is lost, it is launched again as "
+    "often as spec.lossRetries allows"
+)
+_LATE_REMEDY: Final = (
+    "Raise spec.deadlineSeconds, which counts from the run's creation; then create another InferletRun."
+)
 _WAITED_REMEDY: Final = "Mend what it waited for, or raise spec.deadlineSeconds; then create another InferletRun."
 _FAILED_REMEDY: Final = (
     "Mend the program, or raise spec.deadlineSeconds until its retries fit in; then create another InferletRun."
@@ -28,42 +36,92 @@ def launched(
 ) -> InferletRunStatus:
     """Return the status of a run whose attempt was launched."""
     fresh = {"attempts": attempt, "program_id": program_id, "output": "", "output_truncated": False, "error": None}
-    new = old.model_copy(update=fresh | {"result": None, "tokens": Tokens()})
+    times = {"launch_time": stamp(now), "earlier_tokens": old.tokens}
+    new = old.model_copy(update=fresh | times | {"result": None})
     return _with(new, generation, now, "Running", Reason.LAUNCHED, f"program {program_id}")
 
 
-def progressed(old: InferletRunStatus, output: Output) -> InferletRunStatus:
-    """Return the status with more output of the running program."""
-    return old.model_copy(update={"output": output.text, "output_truncated": output.truncated})
+def progressed(
+    old: InferletRunStatus, output: Output | None, tokens: Tokens | None, *, silent: bool, generation: int, now: float
+) -> InferletRunStatus:
+    """Return the status of a run with a program.
+
+    Args:
+        old: the status that was written last.
+        output: what the program has put out; None: unknown.
+        tokens: that the program has used; None: unknown.
+        silent: whether the program's runtime doesn't answer.
+        generation: the generation of the run.
+        now: Unix time, s.
+    """
+    update: dict[str, object] = {}
+    if output is not None and output != Output() and output.text != old.output:
+        update |= {"output": output.text, "output_truncated": output.truncated}
+    if tokens is not None:
+        update["tokens"] = _total(old, tokens)
+    new = old.model_copy(update=update)
+    if silent and old.phase != "Unknown":
+        return _with(new, generation, now, "Unknown", Reason.RUNTIME_UNREACHABLE, _SILENT)
+    if not silent and old.phase == "Unknown":
+        return _with(new, generation, now, "Running", Reason.LAUNCHED, f"program {old.program_id}")
+    return new
 
 
-def retrying(old: InferletRunStatus, outcome: Outcome, *, generation: int, now: float) -> InferletRunStatus:
+def retrying(old: InferletRunStatus, retry: Retry, *, generation: int, now: float) -> InferletRunStatus:
     """Return the status of a run whose attempt failed and whose next attempt waits."""
-    message = f"attempt {old.attempts}: {outcome.error}"
-    return _with(_ended(old, outcome), generation, now, "Pending", Reason.BACK_OFF, message)
+    message = f"attempt {old.attempts}: {brief(retry.outcome.error)}" if retry.outcome.error is not None else ""
+    new = _ended(old, retry.outcome, lost=retry.lost)
+    return _with(new, generation, now, "Pending", Reason.BACK_OFF, message)
 
 
 def finished(old: InferletRunStatus, finish: Finish, *, generation: int, now: float) -> InferletRunStatus:
     """Return the status of a run that has ended."""
     outcome = finish.outcome
-    new = _ended(old, outcome).model_copy(update={"completion_time": stamp(now)})
+    new = _ended(old, outcome, lost=finish.lost).model_copy(update={"completion_time": stamp(now)})
     if outcome.success:
         return _with(new, generation, now, "Succeeded", Reason.SUCCEEDED, "")
     name = outcome.error.name if outcome.error is not None else Reason.FAILED
-    message = str(outcome.error or "")
-    if finish.waited and outcome.error is not None:
-        told = _waited(old, finish.waited, outcome.error)
+    message = brief(outcome.error) if outcome.error is not None else ""
+    told = _late(old, finish, now)
+    if told is not None:
         message, new = told.message, new.model_copy(update={"error": told})
     return _with(new, generation, now, "Failed", name, message)
 
 
-def _ended(old: InferletRunStatus, outcome: Outcome) -> InferletRunStatus:
+def _late(old: InferletRunStatus, finish: Finish, now: float) -> RunError | None:
+    """Return the error of a run whose deadline passed, if waits or earlier attempts took a part of it."""
+    late = finish.outcome.error
+    if late is not None and finish.waited:
+        return _waited(old, finish.waited, late)
+    if not isinstance(late, DeadlineExceeded) or old.phase not in LAUNCHED or not (old.launch_time and old.start_time):
+        return None
+    launched = parse(old.launch_time)
+    before_s, ran_s = launched - parse(old.start_time), max(now - launched, 0.0)
+    if before_s < 1.0:
+        return None
+    message = (
+        f"attempt {old.attempts} was ended after {ran_s:.0f} s: the run's deadline of {late.fields['deadline_s']} s "
+        f"includes the {before_s:.0f} s of waits and earlier attempts before it"
+    )
+    return _error(late, finish.outcome.stderr).model_copy(update={"message": message, "remedy": _LATE_REMEDY})
+
+
+def _total(old: InferletRunStatus, latest: Tokens) -> Tokens:
+    """Return the tokens of all launches; the count never falls."""
+    earlier, told = old.earlier_tokens, old.tokens
+    return Tokens(
+        input=max(told.input, earlier.input + latest.input), output=max(told.output, earlier.output + latest.output)
+    )
+
+
+def _ended(old: InferletRunStatus, outcome: Outcome, *, lost: bool) -> InferletRunStatus:
     update: dict[str, object] = {
         "error": _error(outcome.error, outcome.stderr) if outcome.error is not None else None,
         "result": tail(outcome.result.encode()).text if outcome.result is not None else None,
     }
-    if old.phase == "Running":  # else nothing was launched since the last end
-        update["tokens"] = Tokens(input=outcome.input_tokens, output=outcome.output_tokens)
+    if old.phase in LAUNCHED:  # else nothing was launched since the last end
+        update["tokens"] = _total(old, Tokens(input=outcome.input_tokens, output=outcome.output_tokens))
+        update["losses"] = old.losses + lost
     if outcome.output.text or outcome.success:
         update |= {"output": outcome.output.text, "output_truncated": outcome.output.truncated}
     return old.model_copy(update=update)
@@ -109,7 +167,7 @@ def _with(
     wants = [
         Want("Succeeded", "True" if phase == "Succeeded" else "False" if ended else "Unknown", progress, message),
         Want("Failed", "True" if phase == "Failed" else "False" if ended else "Unknown", progress, message),
-        Want("Running", "True" if phase == "Running" else "False", reason, message),
+        Want("Running", _RUNNING.get(phase, "False"), reason, "" if ended else message),
     ]
     if not ended:
         wants[0], wants[1] = (Want(w.type, w.status, reason, message) for w in wants[:2])

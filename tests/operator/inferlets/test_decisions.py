@@ -46,6 +46,22 @@ def test_runnable_says_where_and_why_not() -> None:
     assert want.reason == Reason.POOL_NOT_FOUND
 
 
+def test_a_program_that_names_no_model_is_runnable_where_no_pool_is() -> None:
+    valid = Verdict("True", Reason.CATALOGUED, digest="d1")
+    want, where = runnable(inferlet().spec, [], valid)
+    assert (want.status, want.reason, where) == ("True", Reason.MODEL_NOT_NAMED, [])
+    want, _ = runnable(inferlet().spec, [], Verdict("False", Reason.SOURCE_MISSING))
+    assert (want.status, want.reason) == ("False", Reason.INFERLET_NOT_READY)
+    want, _ = runnable(inferlet(model="m").spec, [], valid)
+    assert (want.status, want.reason) == ("False", Reason.POOL_NOT_FOUND)
+
+
+def test_while_control_is_silent_nobody_knows_what_is_runnable() -> None:
+    silent = [PoolSeen("a", "small", ready=False, unknown=True)]
+    want, _ = runnable(inferlet(pool="a").spec, silent, Verdict("True", Reason.CATALOGUED, digest="d1"))
+    assert (want.status, want.reason) == ("Unknown", Reason.CONTROL_UNREACHABLE)
+
+
 def test_an_inferlet_outside_the_catalogue_is_not_runnable() -> None:
     def told(old: InferletStatus, verdict: Verdict, **spec: Any) -> tuple[str, str, list[str]]:
         s = status(inferlet(**spec).spec, old, verdict, POOLS, generation=1, now=NOW)

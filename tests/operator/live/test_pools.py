@@ -300,7 +300,7 @@ async def test_a_pool_that_is_deleted_runs_nothing(api_server: ApiServer, namesp
         await serving(it)
         await it.until_condition("Inferlet", "i", "Runnable")
         it.core("DELETE", "apis/tartlet.dev/v1alpha1", "enginepools/pool", {"propagationPolicy": "Foreground"})
-        await it.until_condition("EnginePool", "pool", "Ready", "False", "Deleting")
+        await it.until_condition("EnginePool", "pool", "Ready", "False", "Draining")
         await it.until_condition("Inferlet", "i", "Runnable", "False", "PoolNotReady")
 
 

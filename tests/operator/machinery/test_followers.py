@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from tartlet_common.errors.registry import (
     Unavailable,
     UnknownProgram,
 )
+from tartlet_operator.api.inferlet_run import Tokens
 from tartlet_operator.api.meta import Key
 from tartlet_operator.machinery import followers
 from tartlet_operator.machinery.followers import Followers
@@ -181,4 +183,83 @@ async def test_the_more_runs_are_followed_the_less_often_each_is_shown() -> None
         following.follow(Key("InferletRun", "ns", str(i)), str(i), str(i))
     await until(lambda: len(waits) == 64)
     assert set(waits) == {4 * followers.PROGRESS_S}
+    running.cancel()
+
+
+class Listed:
+    """A runtime that goes away and comes back: what it lists, and whether it can be reached."""
+
+    def __init__(self) -> None:
+        self.tokens, self.away = 0, False
+        self.listings, self.broken = 0, asyncio.Event()
+
+    async def attach(self, program_id: str, _: int) -> AsyncIterator[Any]:
+        if self.away:
+            raise AWAY
+
+        async def events() -> AsyncIterator[Any]:
+            await self.broken.wait()
+            if self.broken.is_set():
+                raise RuntimeLost
+            yield program_id
+
+        return events()
+
+    async def list(self, *, tenant: str) -> list[Any]:
+        assert tenant == "ns"
+        self.listings += 1
+        if self.away:
+            raise AWAY
+        return [SimpleNamespace(program_id="p", usage=Usage(input_tokens=3, sampled_tokens=self.tokens))]
+
+
+async def test_listings_tell_tokens_and_whether_a_runtime_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in (("PROGRESS_S", 0.005), ("_RETRY_S", 0.005), ("SILENT_S", 0.02)):
+        monkeypatch.setattr(followers, name, value)
+    looked_at: list[float] = []
+    client: Any = Listed()
+    following = Followers(client, 1, lambda _, wait_s: looked_at.append(wait_s))
+    running = asyncio.create_task(following.run())
+    await asyncio.sleep(0.05)
+    assert client.listings == 0, "at rest nothing is asked"
+    following.follow(A, "p", "1")
+    assert following.tokens(A, "p") is None
+    client.tokens = 7
+    await until(lambda: following.tokens(A, "p") == Tokens(input=3, output=7))
+    assert not following.silent(A, "p")
+    seen = len(looked_at)
+    before = client.listings
+    await until(lambda: client.listings > before + 3)
+    assert len(looked_at) == seen, "what stays the same changes no status"
+    client.away = True
+    client.broken.set()
+    await until(lambda: following.silent(A, "p"))
+    assert looked_at[seen:] == [followers.SILENT_S]
+    client.away = False
+    client.broken.clear()
+    await until(lambda: not following.silent(A, "p"))
+    assert looked_at[-1] == 0.0
+    running.cancel()
+
+
+async def test_a_lost_programs_tokens_are_those_that_were_seen_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(followers, "PROGRESS_S", 0.005)
+    monkeypatch.setattr(followers, "_RETRY_S", 0.0)
+    client: Any = Listed()
+    client.tokens = 5
+    following = Followers(client, 1, lambda *_: None)
+    running = asyncio.create_task(following.run())
+    await asyncio.sleep(0)
+    following.follow(A, "p", "1")
+    await until(lambda: following.tokens(A, "p"))
+
+    async def gone(*_: object) -> None:
+        raise GONE
+
+    client.attach, client.away = gone, True
+    client.broken.set()
+    await until(lambda: following.outcome(A, "p"))
+    outcome = following.outcome(A, "p")
+    assert outcome is not None
+    assert (outcome.input_tokens, outcome.output_tokens) == (3, 5)
     running.cancel()

@@ -12,7 +12,7 @@ from tartlet_operator.api.events import ObjectEvent
 from tartlet_operator.api.meta import Key, Meta, pool_labels
 from tartlet_operator.api.reasons import EventReason, Reason
 from tartlet_operator.machinery.context import ControlView
-from tartlet_operator.machinery.store import InferletSeen, PoolSeen, Store
+from tartlet_operator.machinery.store import InferletSeen, PoolSeen, RunSeen, Store
 from tartlet_operator.machinery.work_queue import WorkQueue
 from tartlet_operator.machinery.worker_defaults import WorkerDefaults
 from tartlet_operator.pools import reconcile as reconcile_pool
@@ -30,6 +30,8 @@ class Cluster:
         self.objects: dict[str, dict[str, Any]] = {}
         self.pods: list[dict[str, Any]] = []
         self.applied: list[str] = []
+        self.finalizers: list[str] = []
+        self.deleted: list[str] = []
 
     async def get(self, kind: str, _: str, __: str) -> dict[str, Any] | None:
         return self.objects.get(kind)
@@ -41,6 +43,12 @@ class Cluster:
         meta = {**manifest["metadata"], "generation": 1}
         self.objects[kind] = {**manifest, "metadata": meta, "status": status}
         return self.objects[kind]
+
+    async def set_finalizer(self, _: Key, __: str, finalizer: str, *, there: bool) -> None:
+        self.finalizers = [f for f in self.finalizers if f != finalizer] + [finalizer] * there
+
+    async def delete(self, _: Key, __: str, *, foreground: bool = False) -> None:
+        self.deleted.append("Foreground" if foreground else "")
 
     async def list(self, *_: Any) -> list[dict[str, Any]]:
         return self.pods
@@ -73,6 +81,7 @@ class Operator:
         """Reconcile once; return whether Inferlets are queued."""
         made = body("EnginePool", "p", {**FAKE, **spec}, self.status.dump())
         made["metadata"] |= {"deletionTimestamp": NOW} if deleted else {}
+        made["metadata"]["finalizers"] = self.cluster.finalizers
         self.queue._pending.clear()
         await reconcile_pool.reconcile(self.ctx, POOL, made)
         return INFERLET in self.queue._pending
@@ -93,7 +102,7 @@ async def test_a_pool_that_was_deleted_is_observed_until_its_pods_have_gone_and_
     operator.cluster.applied.clear()
 
     assert await operator.look(deleted=True), "inferlets hear of it"
-    assert operator.ready == ("False", Reason.DELETING)
+    assert operator.ready == ("False", Reason.DRAINING)
     assert operator.store.pools[POOL] == PoolSeen("p", "m", ready=False)
     first["metadata"]["deletionTimestamp"] = NOW
     operator.view.engines = {"p-0": "draining"}
@@ -106,6 +115,59 @@ async def test_a_pool_that_was_deleted_is_observed_until_its_pods_have_gone_and_
     assert (operator.status.engines, operator.status.draining_replicas) == ([], 0)
     assert operator.events == [EventReason.ENGINE_DRAINED]
     assert operator.cluster.applied == [], "nothing is made for it"
+
+
+async def test_a_deleted_pool_with_programs_is_handed_to_the_garbage_collector_and_an_idle_one_is_left_alone() -> None:
+    operator = Operator()
+    operator.cluster.pod("p-0")
+    operator.view.engines, operator.view.programs = {"p-0": "ready"}, {"elsewhere": 3}
+    await operator.look()
+    assert operator.cluster.finalizers == [], "deleting an idle pool waits for nobody"
+    operator.view.programs = {"p-0": 1}
+    await operator.look()
+    assert operator.cluster.finalizers == ["tartlet.dev/drain"]
+    operator.view.silent = True
+    await operator.look()
+    assert operator.cluster.finalizers == ["tartlet.dev/drain"], "nobody knows that its programs have ended"
+    await operator.look(deleted=True)
+    assert (operator.cluster.deleted, operator.cluster.finalizers) == (["Foreground"], [])
+    await operator.look(deleted=True)
+    assert operator.cluster.deleted == ["Foreground"]
+
+    operator = Operator()
+    operator.cluster.finalizers = ["tartlet.dev/drain", "orphan"]
+    await operator.look(deleted=True)
+    assert (operator.cluster.deleted, operator.cluster.finalizers) == ([], ["orphan"]), "its pods are to stay"
+
+
+async def test_while_control_is_silent_a_pool_says_that_control_cannot_be_reached() -> None:
+    operator = Operator()
+    first = operator.cluster.pod("p-0")
+    operator.view.engines = {"p-0": "ready"}
+    await operator.look()
+    operator.view.silent = True  # its engines' last states are still known
+    first["status"]["conditions"][0]["status"] = "False"
+    first["status"]["containerStatuses"] = [{"name": "worker", "started": True}]
+    await operator.look()
+    assert operator.ready == ("Unknown", Reason.CONTROL_UNREACHABLE)
+    assert [e.state for e in operator.status.engines] == ["Unknown"]
+
+
+async def test_a_pool_of_no_replicas_is_not_ready_while_a_run_waits_for_it() -> None:
+    operator, run = Operator(), Key("InferletRun", "ns", "r")
+    other = Key("InferletRun", "ns", "other")
+    await operator.look(replicas=0)
+    operator.store.saw_run(other, RunSeen("i", "Pending", model="another", held=True))
+    assert list(operator.store.empty_pools("ns")) == []
+    operator.store.saw_run(run, RunSeen("i", "Pending", held=True))
+    assert list(operator.store.empty_pools("ns")) == [POOL]
+    await operator.look(replicas=0)
+    assert operator.ready == ("False", Reason.SCALED_TO_ZERO)
+    assert list(operator.store.empty_pools("ns")) == [], "its status says so already"
+    operator.store.saw_run(run, RunSeen("i", "Running"))
+    assert list(operator.store.empty_pools("ns")) == [POOL]
+    await operator.look(replicas=0)
+    assert operator.ready == ("True", Reason.SCALED_TO_ZERO)
 
 
 async def test_pools_are_counted_by_their_condition_and_run_programs_by_their_engines() -> None:

@@ -124,6 +124,7 @@ def test_a_rollout_progresses_until_all_engines_serve_then_missing_engines_degra
     s = status(starting, NONE, NOW)
     assert conditions(s) == {
         "Ready": ("False", Reason.ROLLING_OUT),
+        "Available": ("True", Reason.ENGINES_READY),
         "Progressing": ("True", Reason.ROLLING_OUT),
         "Degraded": ("False", Reason.AS_EXPECTED),
     }
@@ -132,6 +133,7 @@ def test_a_rollout_progresses_until_all_engines_serve_then_missing_engines_degra
     s = status(starting, s, NOW)
     assert conditions(s) == {
         "Ready": ("False", Reason.ENGINE_LOST),
+        "Available": ("True", Reason.ENGINES_READY),
         "Progressing": ("False", Reason.SETTLED),
         "Degraded": ("True", Reason.ENGINE_LOST),
     }
@@ -162,6 +164,7 @@ def test_a_refused_spec_degrades_the_pool_and_keeps_the_live_state() -> None:
     s = status(left, served, LATER)
     assert conditions(s) == {
         "Ready": ("False", Reason.RECONCILE_FAILED),
+        "Available": ("True", Reason.ENGINES_READY),
         "Progressing": ("False", Reason.RECONCILE_FAILED),
         "Degraded": ("True", Reason.RECONCILE_FAILED),
     }
@@ -170,7 +173,8 @@ def test_a_refused_spec_degrades_the_pool_and_keeps_the_live_state() -> None:
     assert [h.reason for h in events(served, s)] == [EventReason.RECONCILE_FAILED]
     gone = replace(left, pods=(), engines=None, deployment=DeploymentFacts.of({}, current=False))
     after = status(gone, s, LATER)
-    assert conditions(after) == conditions(s)
+    unavailable = {"Available": ("Unknown", Reason.CONTROL_UNREACHABLE)}
+    assert conditions(after) == conditions(s) | unavailable
     assert (after.ready_replicas, after.engines) == (0, [])
     assert EventReason.RECONCILE_FAILED not in [h.reason for h in events(s, after)]
 
@@ -183,6 +187,7 @@ def test_a_refused_budget_leaves_the_rollout_as_it_is() -> None:
     s = status(facts(1, refused="NameTaken: why"), NONE, NOW)
     assert conditions(s) == {
         "Ready": ("False", Reason.RECONCILE_FAILED),
+        "Available": ("True", Reason.ENGINES_READY),
         "Progressing": ("False", Reason.SETTLED),
         "Degraded": ("True", Reason.RECONCILE_FAILED),
     }
@@ -194,7 +199,8 @@ def test_pods_that_the_api_server_refuses_degrade_the_pool() -> None:
     s = status(facts(1, pods=(), engines={}, deployment=refused), NONE, NOW)
     assert conditions(s) == {
         "Ready": ("False", Reason.PODS_REFUSED),
-        "Progressing": ("True", Reason.ROLLING_OUT),
+        "Available": ("False", Reason.PODS_REFUSED),
+        "Progressing": ("False", Reason.ROLLOUT_STUCK),
         "Degraded": ("True", Reason.PODS_REFUSED),
     }
     ready = find(s.conditions, "Ready")
@@ -234,12 +240,13 @@ def test_an_ended_pod_is_trouble_until_its_replacement_serves() -> None:
     assert (s.replicas, s.ready_replicas, len(s.engines)) == (2, 2, 2)
     assert {kind: told[0] for kind, told in conditions(s).items()} == {
         "Ready": "True",
+        "Available": "True",
         "Progressing": "False",
         "Degraded": "False",
     }
     # it stays for days: what ails a later one is nothing of it
     unready = replace(replaced, pods=(first, evicted, replace(serves, ready=False, started=True)))
-    assert conditions(status(unready, s, LATER))["Degraded"] == ("True", Reason.ENGINES_MISSING)
+    assert conditions(status(unready, s, LATER))["Degraded"] == ("True", Reason.ENGINE_LOST)
     lost = replace(replaced, pods=(first, evicted, serves), engines={"p-0": "ready"})
     assert conditions(status(lost, s, LATER))["Degraded"] == ("True", Reason.ENGINE_LOST)
     gone = replace(facts(0), pods=(evicted,), engines={})
@@ -287,7 +294,7 @@ def test_without_control_nobody_knows() -> None:
     lost = status(facts(1, engines={}), served, NOW)
     for before in (served, lost):
         s = status(facts(1, engines=None), before, LATER)
-        for kind in ("Ready", "Degraded"):
+        for kind in ("Ready", "Available", "Degraded"):
             assert conditions(s)[kind] == ("Unknown", Reason.CONTROL_UNREACHABLE)
             told = find(s.conditions, kind)
             assert told is not None
@@ -350,10 +357,67 @@ def test_a_change_of_replicas_alone_is_no_rollout() -> None:
     assert events(before, after, same_pods=True) == []
 
 
-def test_no_replicas_is_ready_and_says_so() -> None:
+def test_a_pool_of_no_replicas_is_not_available_and_ready_until_runs_wait_for_it() -> None:
     s = status(facts(0), NONE, NOW)
-    assert conditions(s)["Ready"] == ("True", Reason.SCALED_TO_ZERO)
+    assert conditions(s) == {
+        "Ready": ("True", Reason.SCALED_TO_ZERO),
+        "Available": ("False", Reason.SCALED_TO_ZERO),
+        "Progressing": ("False", Reason.SETTLED),
+        "Degraded": ("False", Reason.AS_EXPECTED),
+    }
     assert s.engines == []
+    s = status(facts(0, wanted=True), s, LATER)
+    assert conditions(s)["Ready"] == ("False", Reason.SCALED_TO_ZERO)
+    told = find(s.conditions, "Ready")
+    assert told is not None
+    assert "runs wait" in told.message
+    assert conditions(status(facts(0, engines=None), NONE, NOW))["Available"] == ("False", Reason.SCALED_TO_ZERO)
+
+
+def test_a_stuck_rollout_beside_a_serving_engine_is_available_and_makes_no_progress() -> None:
+    served = status(facts(1), NONE, NOW)
+    old = replace(pod("p-0"), created=NOW, revision="a")
+    new = replace(pod("p-1", ready=False, reason="ImagePullBackOff"), created=LATER, revision="b")
+    rolling = facts(1, generation=2, pods=(old, new), deployment=DeploymentFacts(2, 2, 2, 1))
+    started = status(replace(rolling, pods=(old, replace(new, reason=""))), served, LATER)
+    stuck = status(rolling, started, LATER)
+    assert conditions(stuck) == {
+        "Ready": ("False", "ImagePullBackOff"),
+        "Available": ("True", Reason.ENGINES_READY),
+        "Progressing": ("False", Reason.ROLLOUT_STUCK),
+        "Degraded": ("True", "ImagePullBackOff"),
+    }
+    again = status(replace(rolling, pods=(old, replace(new, reason=""))), stuck, LATER)
+    assert conditions(again)["Progressing"] == ("True", Reason.ROLLING_OUT)
+    assert EventReason.ROLLOUT_STARTED not in [h.reason for h in events(stuck, again)], "it is the same rollout"
+
+
+def test_an_engine_that_has_loaded_is_not_said_to_load_while_it_is_away_from_control() -> None:
+    away = replace(pod("p-0", ready=False), started=True)
+    loading = pod("p-1", ready=False)
+    states = {
+        name: [e.state for e in status(facts(2, pods=(away, loading), engines=told), NONE, NOW).engines]
+        for name, told in (("no control", None), ("not joined", {}), ("joined", {"p-0": "ready"}))
+    }
+    assert states == {
+        "no control": ["Unknown", "Loading"],
+        "not joined": ["Lost", "Loading"],
+        "joined": ["Joining", "Loading"],
+    }
+
+
+def test_a_deleted_pool_says_how_many_programs_drain_and_for_how_long() -> None:
+    going = [replace(pod(f"p-{i}", terminating=True), ends_at=100.0 + i) for i in range(2)]
+    draining = facts(2, deleting=True, pods=tuple(going), programs={"p-0": 2, "p-1": 1}, now=88.0)
+    s = status(draining, status(facts(2), NONE, NOW), LATER)
+    told = find(s.conditions, "Ready")
+    assert told is not None
+    assert (told.status, told.reason) == ("False", Reason.DRAINING)
+    assert told.message.endswith("programs left: 3 on 2 engines, at most 15 s more")
+    assert conditions(s)["Available"] == ("False", Reason.DRAINING)
+    silent = find(status(replace(draining, engines=None), s, LATER).conditions, "Ready")
+    assert silent is not None
+    assert "control doesn't answer" in silent.message
 
 
 def test_draining_is_counted_and_makes_events() -> None:

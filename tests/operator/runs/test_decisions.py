@@ -7,13 +7,22 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tartlet_common.errors.registry import DeadlineExceeded, ProgramFailed, WorkerLost
+from tartlet_common.errors.registry import (
+    ControlLost,
+    DeadlineExceeded,
+    Draining,
+    ProgramFailed,
+    RuntimeLost,
+    TartletError,
+    WorkerLost,
+)
 from tartlet_operator.api import Inferlet
 from tartlet_operator.api.conditions import find, holds
-from tartlet_operator.api.inferlet_run import OUTPUT_BYTES, InferletRunSpec, InferletRunStatus
+from tartlet_operator.api.inferlet_run import OUTPUT_BYTES, InferletRunSpec, InferletRunStatus, Tokens
 from tartlet_operator.api.reasons import Reason
 from tartlet_operator.machinery.program_output import Outcome, Output, json_bytes, tail
 from tartlet_operator.runs import status
@@ -50,13 +59,13 @@ class Play:
         self.killed = False
         self.followed_s = 600.0
 
-    def step(self, inferlet: InferletFacts = READY, outcome: Outcome | None = None) -> Any:
+    def step(self, inferlet: InferletFacts = READY, outcome: Outcome | None = None, *, silent: bool = False) -> Any:
         action = decide(
             self.spec,
             self.status,
             uid="u",
             now=self.now,
-            inferlet=inferlet,
+            inferlet=replace(inferlet, silent=silent),
             outcome=outcome,
             followed_s=self.followed_s,
         )
@@ -66,8 +75,8 @@ class Play:
                 self.status = status.launched(self.status, action.attempt, "prog", generation=1, now=self.now)
             case Wait():
                 self.status = status.waiting(self.status, action, generation=1, now=self.now)
-            case Retry(failed, _):
-                self.status = status.retrying(self.status, failed, generation=1, now=self.now)
+            case Retry():
+                self.status = status.retrying(self.status, action, generation=1, now=self.now)
             case Finish():
                 self.killed |= action.kill
                 self.status = status.finished(self.status, action, generation=1, now=self.now)
@@ -105,6 +114,9 @@ def test_a_failure_carries_the_programs_error() -> None:
     assert p.status.error.remedy
     assert holds(p.status.conditions, "Failed")
     assert next(c.reason for c in p.status.conditions if c.type == "Succeeded") == "ProgramFailed"
+    told = {c.type: c.message for c in p.status.conditions}
+    named = "the program raised an exception: ValueError: x"
+    assert told == {"Succeeded": named, "Failed": named, "Running": ""}, "the traceback stands in the error alone"
 
 
 def test_retries_wait_longer_each_time_and_use_a_key_of_their_own() -> None:
@@ -123,6 +135,95 @@ def test_retries_wait_longer_each_time_and_use_a_key_of_their_own() -> None:
     assert p.status.attempts == 3
 
 
+LOST = [WorkerLost(engine="e"), ControlLost(), RuntimeLost(), Draining(engine="e", grace_s=30)]
+
+
+@pytest.mark.parametrize("error", LOST, ids=lambda e: e.name)
+def test_a_loss_of_the_infrastructure_is_retried_without_a_retry(error: TartletError) -> None:
+    p = play()  # retries: 0
+    p.step()
+    lost = Outcome(success=False, error=error, input_tokens=3, output_tokens=7)
+    assert p.step(outcome=lost) == Retry(lost, 1.0, lost=True)
+    assert (p.status.attempts, p.status.losses, p.status.tokens.output) == (1, 1, 7)
+    p.now += 1.0
+    p.step()
+    assert (p.status.phase, p.status.tokens.output, p.status.earlier_tokens.output) == ("Running", 7, 7)
+    p.step(outcome=BAD)
+    assert (p.status.phase, p.status.attempts, p.status.losses) == ("Failed", 2, 1), "its own failure is not retried"
+    assert p.status.tokens.output == 7
+
+
+def test_losses_and_failures_have_bounds_of_their_own() -> None:
+    p = play(retries=1, lossRetries=2)
+    lost = Outcome(success=False, error=RuntimeLost())
+    for outcome in (lost, BAD, lost):
+        p.now += 60.0
+        assert isinstance(p.step(), Launch)
+        assert isinstance(p.step(outcome=outcome), Retry)
+    p.now += 60.0
+    p.step()
+    finish = p.step(outcome=lost)
+    assert isinstance(finish, Finish)
+    assert (p.status.attempts, p.status.losses) == (4, 3)
+    assert p.status.error is not None
+    assert p.status.error.name == "RuntimeLost"
+
+    p = play(lossRetries=0)
+    p.step()
+    assert isinstance(p.step(outcome=lost), Finish), "a program that must not begin twice"
+
+
+def test_a_run_whose_runtime_is_silent_is_in_a_phase_of_its_own_and_ends_as_ever() -> None:
+    p = play()
+    p.step()
+
+    def look(*, silent: bool, tokens: int = 0) -> tuple[str, str, str]:
+        used = Tokens(output=tokens)
+        p.status = status.progressed(p.status, None, used, silent=silent, generation=1, now=p.now)
+        running = find(p.status.conditions, "Running")
+        assert running is not None
+        return p.status.phase, running.status, running.reason
+
+    assert look(silent=False, tokens=4) == ("Running", "True", Reason.LAUNCHED)
+    assert look(silent=True) == ("Unknown", "Unknown", Reason.RUNTIME_UNREACHABLE)
+    assert p.status.tokens.output == 4
+    assert isinstance(p.step(), Follow)
+    again = p.status
+    assert look(silent=True) == ("Unknown", "Unknown", Reason.RUNTIME_UNREACHABLE)
+    assert p.status == again, "nothing is written twice"
+    assert look(silent=False) == ("Running", "True", Reason.LAUNCHED)
+    look(silent=True)
+    p.step(outcome=OK)
+    assert (p.status.phase, p.status.tokens.output) == ("Succeeded", 7)
+
+
+def test_while_control_is_silent_runs_wait_for_it_and_blame_nobody_else() -> None:
+    for there in (READY, InferletFacts(found=True, ready=True, held="no engine"), InferletFacts(found=True)):
+        wait = play().step(there, silent=True)
+        assert isinstance(wait, Wait)
+        assert wait.reason == Reason.CONTROL_UNREACHABLE
+    assert isinstance(play().step(silent=False), Launch)
+
+
+def test_the_deadline_of_a_second_attempt_names_the_attempt_and_the_whole() -> None:
+    p = play(retries=1, deadlineSeconds=30)
+    p.step()
+    p.now += 12.0
+    p.step(outcome=BAD)
+    p.now += 8.0
+    p.step()
+    p.now += 10.0
+    p.step(outcome=Outcome(success=False, error=DeadlineExceeded(deadline_s=10.0)))
+    assert p.status.error is not None
+    assert p.status.error.message == (
+        "attempt 2 was ended after 10 s: the run's deadline of 30 s includes the 20 s of waits and earlier "
+        "attempts before it"
+    )
+    failed = find(p.status.conditions, "Failed")
+    assert failed is not None
+    assert failed.message == p.status.error.message
+
+
 def test_a_deadline_includes_waiting_and_ends_a_running_program() -> None:
     p = play(deadlineSeconds=30)
     assert isinstance(wait := p.step(InferletFacts(found=False)), Wait)
@@ -139,7 +240,10 @@ def test_a_deadline_includes_waiting_and_ends_a_running_program() -> None:
     assert finish.kill
     assert isinstance(finish.outcome.error, DeadlineExceeded)
     assert p.status.error is not None
-    assert p.status.error.message == "the program ran longer than its deadline of 30 s"
+    assert p.status.error.message == (
+        "attempt 1 was ended after 15 s: the run's deadline of 30 s includes the 20 s of waits and earlier "
+        "attempts before it"
+    )
 
 
 def test_a_run_found_past_its_deadline_is_followed_before_it_is_ended() -> None:
@@ -275,7 +379,8 @@ def test_every_run_ends_once_and_within_its_bounds(
         ends += isinstance(action, Finish)
         if before.phase in ("Succeeded", "Failed"):
             assert p.status == before
-        assert p.status.attempts <= retries + 1
+        assert p.status.attempts <= retries + 1 + p.status.losses
+        assert p.status.losses <= p.spec.loss_retries + 1
         assert len(set(p.keys)) == len(p.keys)
         assert sum(holds(p.status.conditions, t) for t in ("Succeeded", "Failed", "Running")) <= 1
         assert (p.status.completion_time is not None) == (p.status.phase in ("Succeeded", "Failed"))

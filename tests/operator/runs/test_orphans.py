@@ -14,6 +14,7 @@ from tartlet_common.errors.registry import Unavailable
 from tartlet_operator.api.inferlet_run import InferletRunStatus
 from tartlet_operator.api.meta import Key
 from tartlet_operator.cluster.kube import ApiError
+from tartlet_operator.machinery.context import ControlView
 from tartlet_operator.machinery.store import RunSeen, Store
 from tartlet_operator.runs import orphans
 from tartlet_operator.runs import reconcile as reconcile_run
@@ -148,7 +149,8 @@ async def test_a_program_is_known_even_if_its_launch_could_not_be_written() -> N
         raise ApiError(500, "InternalError", "it is restarting")
 
     ctx.client.launch, ctx.api.get, ctx.write_status = launch, get, write_status
-    ctx.unix_s, ctx.settings = 1.8e9, SimpleNamespace(max_runs=1, run_ttl_s=-1)
+    settings = SimpleNamespace(max_runs=1, run_ttl_s=-1)
+    ctx.unix_s, ctx.settings, ctx.view = 1.8e9, settings, ControlView()
     with pytest.raises(ApiError):
         await reconcile_run.reconcile(ctx, RUN, body("InferletRun", "r", {"inferlet": "i"}))
     assert ctx.followers.programs == {"p"}

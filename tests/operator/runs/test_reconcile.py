@@ -13,6 +13,7 @@ import pytest
 from tartlet_common.config.settings import OperatorSettings
 from tartlet_operator.api.inferlet_run import InferletRunStatus
 from tartlet_operator.api.meta import Key
+from tartlet_operator.machinery.context import ControlView
 from tartlet_operator.machinery.followers import Followers
 from tartlet_operator.machinery.store import Store
 from tartlet_operator.runs import reconcile as reconcile_run
@@ -43,7 +44,13 @@ async def operator() -> AsyncIterator[Any]:
     client: Any = Client()
     following = Followers(client, 8, lambda *_: None)
     ctx = SimpleNamespace(
-        client=client, followers=following, store=Store(), unix_s=NOW, written=[], settings=OperatorSettings()
+        client=client,
+        followers=following,
+        store=Store(),
+        view=ControlView(),
+        unix_s=NOW,
+        written=[],
+        settings=OperatorSettings(),
     )
 
     async def get(*_: object) -> None:
