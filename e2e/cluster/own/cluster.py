@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import secrets
+import shlex
 import shutil
 import signal
 import subprocess
@@ -16,7 +17,7 @@ from pathlib import Path
 
 from e2e.cluster.artifacts import images, requirements, toolchain
 from e2e.cluster.artifacts.images import Image
-from e2e.cluster.layout import ROOT, Layout
+from e2e.cluster.layout import ROOT, Layout, write_whole
 from e2e.cluster.own import cgroups, configs, kernel, pki
 from e2e.cluster.own.processes import Process, in_namespace
 from tools.testing.runs import uninterrupted
@@ -126,8 +127,23 @@ class OwnCluster:
         return [*self.enter("net"), str(toolchain.helm(self.layout)), f"--kubeconfig={self.layout.kubeconfig}"]
 
     def within(self) -> list[str]:
-        """Returns the first words of any other command in the cluster's network."""
-        return [*self.enter("net"), "env", f"KUBECONFIG={self.layout.kubeconfig}"]
+        """Returns the first words of any other command in the cluster's network, which finds kubectl and Helm too."""
+        tools = self._tools_on_path()
+        path = f"PATH={tools}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
+        return [*self.enter("net"), "env", f"KUBECONFIG={self.layout.kubeconfig}", path]
+
+    def _tools_on_path(self) -> Path:
+        """Makes a directory with the cluster's own kubectl and Helm, and returns it."""
+        tools = self.layout.cache / "path"
+        kubectl = f'exec {shlex.quote(str(toolchain.kubernetes(self.layout)))} kubectl "$@"'
+        helm = f'exec {shlex.quote(str(toolchain.helm(self.layout)))} "$@"'
+        for name, command in (("kubectl", kubectl), ("helm", helm)):
+            file, text = tools / name, f"#!/bin/sh\n{command}\n"
+            if not file.exists() or file.read_text() != text:
+                tools.mkdir(parents=True, exist_ok=True)
+                write_whole(file, text)
+            file.chmod(0o755)
+        return tools
 
     def load(self, image: Image) -> None:
         """Imports an image into containerd's store, where pods find it."""
