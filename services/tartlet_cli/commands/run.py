@@ -199,10 +199,10 @@ class _Session:
     """One run: the program, the stack if the command starts one, and their end at Ctrl-C."""
 
     def __init__(self, options: RunOptions) -> None:
-        from tartlet_cli.console.terminal import Printer, Progress
+        from tartlet_cli.console.terminal import Printer, ProgressLine
 
         self._options = options
-        self._progress = Progress()
+        self._progress = ProgressLine()
         self._printer = Printer(quiet=options.quiet, as_json=options.as_json, native=options.native)
         self._interrupted = False
         self._stack: Any = None
@@ -259,8 +259,7 @@ class _Session:
 
     @contextlib.asynccontextmanager
     async def _own_stack(self) -> Any:
-        from tartlet.local import ROLES, LocalStack, StackConfig, Started
-        from tartlet.local import Progress as Told
+        from tartlet.local import ROLES, LocalStack, Progress, StackConfig, Started
         from tartlet_cli.console.places import backend
         from tartlet_cli.console.terminal import Waiting
         from tartlet_common.config.paths import make_private, run_dir
@@ -276,7 +275,7 @@ class _Session:
         def report(event: Any) -> None:
             if self._printer.started_s:  # a role that dies later is started again without a line
                 return
-            if isinstance(event, Told):
+            if isinstance(event, Progress):
                 waiting.told(event.role, event.text)
             elif isinstance(event, Started):
                 waiting.serves(event.role)

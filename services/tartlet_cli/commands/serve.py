@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from tartlet.local import LocalStack, StackEvent
     from tartlet_cli.console.error_output import ErrorOutput
     from tartlet_cli.console.places import WorkerChoice
-    from tartlet_cli.console.terminal import Progress
+    from tartlet_cli.console.terminal import ProgressLine
 
 ROLES = ("control", "runtime", "worker", "gateway", "operator")
 _LAST_WORDS_S = 1.0  # at the end, for the reader of standard error to take the last lines
@@ -163,10 +163,10 @@ def _exec_role(role: str, model: str | None, engine: str | None, config: Path | 
 async def _serve(chosen: WorkerChoice, config: Path | None, http: str | None, *, quiet: bool) -> int:
     from tartlet.local import LocalStack, StackConfig
     from tartlet_cli.console.error_output import ErrorOutput
-    from tartlet_cli.console.terminal import Progress
+    from tartlet_cli.console.terminal import ProgressLine
 
     errors = ErrorOutput(sys.stderr.fileno(), "the logs have them")
-    progress = Progress(errors.write)
+    progress = ProgressLine(errors.write)
     stop = asyncio.Event()
     stack: LocalStack | None = None
 
@@ -232,7 +232,7 @@ def http_address(given: str | None, config: Path | None) -> tuple[str, str]:
     return address, ""
 
 
-def _echo(progress: Progress, errors: ErrorOutput) -> Callable[[str, bytes], None]:
+def _echo(progress: ProgressLine, errors: ErrorOutput) -> Callable[[str, bytes], None]:
     def echo(_role: str, line: bytes) -> None:
         with progress.above():
             errors.write(line)
@@ -240,15 +240,14 @@ def _echo(progress: Progress, errors: ErrorOutput) -> Callable[[str, bytes], Non
     return echo
 
 
-def _reporter(progress: Progress, errors: ErrorOutput) -> Callable[[StackEvent], None]:
-    from tartlet.local import Died, Started
-    from tartlet.local import Progress as Told
+def _reporter(progress: ProgressLine, errors: ErrorOutput) -> Callable[[StackEvent], None]:
+    from tartlet.local import Died, Progress, Started
 
     loading = ""  # the role that the line of progress shows
 
     def report(event: StackEvent) -> None:
         nonlocal loading
-        if isinstance(event, Told):
+        if isinstance(event, Progress):
             loading = event.role
             progress.show(f"{event.role}: {event.text}")
             return

@@ -19,7 +19,7 @@ _LEAST_S = 5e-6  # smaller times would be shown as 0.00 ms
 _WIDTH = 80  # assumed for a terminal that doesn't report its width
 
 
-class Progress:
+class ProgressLine:
     """A line of progress on standard error that is overwritten and then wiped; only if that is a terminal."""
 
     def __init__(self, write: Callable[[str], None] | None = None) -> None:

@@ -66,11 +66,11 @@ class Host(Protocol):
         """Answer a wait at once, or None: later, through `Guest.deliver`."""
 
     def on_sleep(self, duration_us: int) -> bool:
-        """Whether a sleep is over at once (a replay says so)."""
+        """Return whether a sleep is over at once (in a replay)."""
 
 
 def clip_traceback(text: str) -> str:
-    """The end of a traceback, which names the cause; endless ones are cut."""
+    """Return the end of a traceback, which names the cause; endless ones are cut."""
     if len(text) <= MAX_TRACEBACK_CHARS:
         return text
     return f"... {len(text) - MAX_TRACEBACK_CHARS} characters left out\n{text[-MAX_TRACEBACK_CHARS:]}"

@@ -38,7 +38,7 @@ class ProgramLimits:
 
 
 def default_limits(settings: RuntimeSettings) -> ProgramLimits:
-    """The limits of a program whose launch names none; they are also the most a launch may ask for."""
+    """Return the limits of a program whose launch names none; they are also the most a launch may ask for."""
     return ProgramLimits(
         memory_bytes=settings.memory_bytes,
         cpu_slice_s=settings.cpu_slice_s,
@@ -57,7 +57,7 @@ PYTHON_BYTES = 22 << 20
 
 
 def resolve(asked: common_pb2.Limits, server: ProgramLimits) -> ProgramLimits:
-    """The limits a launch gets: what it asked for, capped by the server's.
+    """Return the limits a launch gets: what it asked for, capped by the server's.
 
     Raises:
         InvalidArgument: a limit isn't a finite number of at least 0.

@@ -34,7 +34,7 @@ class Backlog(Generic[Caller]):
         self._spent_s = 0.0  # on them
 
     def __bool__(self) -> bool:
-        """Whether commands wait for turns to come."""
+        """Return whether commands wait for later turns."""
         return bool(self._waiting)
 
     def next_turn(self) -> None:

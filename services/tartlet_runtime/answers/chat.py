@@ -77,7 +77,7 @@ def _compiled(template: str) -> jinja2.Template:
 
 
 def special_texts(spec: EngineSpec, text_of: Callable[[int | None], str]) -> tuple[str, str]:
-    """What a template's `bos_token` and `eos_token` stand for.
+    """Return what a template's `bos_token` and `eos_token` stand for.
 
     The tokenizer's configuration says; the model's may name other tokens (of DeepSeek's distilled Qwen2 it does).
     """
@@ -89,7 +89,7 @@ def special_texts(spec: EngineSpec, text_of: Callable[[int | None], str]) -> tup
 
 
 def format_chat(template: str, request: bytes, *, bos_token: str, eos_token: str) -> str:
-    """The prompt that `template` makes of a request: JSON with `messages`; `tools` and other variables as wanted.
+    """Return the prompt that `template` makes of a request: JSON with `messages`, `tools` and other variables.
 
     Raises:
         InvalidArgument: the request is malformed, the template refuses it, or leaves tools or messages out in silence.

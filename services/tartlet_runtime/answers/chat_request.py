@@ -16,7 +16,7 @@ _NUMBERED: Final = re.compile(rf"({'|'.join(_ROLES)})[-_\d].*", re.DOTALL)  # on
 
 
 def read(payload: bytes) -> dict[str, Any]:
-    """The template's variables that a FORMAT_CHAT asks for: `messages`, `tools` and whatever else it says.
+    """Read the template's variables of a FORMAT_CHAT: `messages`, `tools` and all others.
 
     Raises:
         InvalidArgument: it is malformed; its field says where.
@@ -37,7 +37,7 @@ def read(payload: bytes) -> dict[str, Any]:
 
 
 def slip(role: str) -> str:
-    """The role that `role` was probably meant to be; empty if it is like none."""
+    """Return the role that `role` was probably meant to be; empty if it is like none."""
     if role in _ROLES or _NUMBERED.fullmatch(role):
         return ""
     return next(iter(get_close_matches(role.strip().lower(), _ROLES, n=1, cutoff=_SLIP)), "")

@@ -45,7 +45,7 @@ class Deferred:
     is_working: bool = False
 
     def admit(self, size: int) -> None:
-        """Whether one more may wait.
+        """Check that one more command may wait.
 
         Raises:
             TooManyCommands, ResourceQuotaExceeded: too many wait already.
@@ -57,7 +57,7 @@ class Deferred:
             raise ResourceQuotaExceeded(held=self.held_bytes, kind=kind, asked=size, limit=MAX_DEFERRED_BYTES)
 
     def clear(self) -> None:
-        """The program has ended: what wasn't begun is never done."""
+        """Drop the commands that have not begun, because the program has ended."""
         self.held_bytes -= sum(job.size for job in self.jobs)
         self.count -= len(self.jobs)
         self.jobs.clear()

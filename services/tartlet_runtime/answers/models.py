@@ -50,7 +50,7 @@ class ServedModel:
         return any(ready and reach.rank(home) is not None for home, ready in self.pools)
 
     def info_json(self) -> bytes:
-        """What GET_MODEL answers."""
+        """Return the answer to GET_MODEL."""
         spec = self.spec
         return json.dumps(
             {

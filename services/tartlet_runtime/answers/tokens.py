@@ -20,7 +20,7 @@ _SPACE_MARK = "\u2581"  # SentencePiece's visible space
 
 
 def _byte_level_alphabet() -> dict[str, int]:
-    """Characters that byte-level BPE writes for bytes: printable Latin-1 stands for itself, the rest from U+0100."""
+    """Return the characters that byte-level BPE writes for bytes: printable Latin-1 as is, others from U+0100."""
     printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     table = {chr(byte): byte for byte in printable}
     hidden = [byte for byte in range(256) if byte not in printable]
@@ -53,7 +53,7 @@ class TokenizerEntry:
         return np.array(self._tokenizer.encode(text, add_special_tokens=special).ids, "<u4").tobytes()
 
     def decode(self, ids: Sequence[int], *, special: bool) -> bytes:
-        """The bytes of `ids`, without special tokens unless `special`.
+        """Return the bytes of `ids`, without special tokens unless `special`.
 
         Raises:
             InvalidArgument: an id is not in the vocabulary.
@@ -69,11 +69,11 @@ class TokenizerEntry:
         return b"".join([table[token] for token in ids if token not in hidden])
 
     def words(self, first: int, count: int) -> bytes:
-        """GET_VOCABS's answer: the bytes of `count` tokens (0: all the rest) from `first` on."""
+        """Return the answer to GET_VOCABS: the bytes of `count` tokens (0: all the rest) from `first` on."""
         return self._vocabulary.run(first, first + count if count else None)
 
     def text_of(self, token: int | None) -> str:
-        """A token as it is written in the vocabulary, "" for None."""
+        """Return a token as it is written in the vocabulary, "" for None."""
         return (self._tokenizer.id_to_token(token) or "") if token is not None else ""
 
     def _byte_table(self, fields: dict[str, Any]) -> list[bytes] | None:

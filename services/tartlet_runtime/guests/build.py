@@ -34,7 +34,7 @@ Say = Callable[[str], None]
 
 
 def _inferlets_dir() -> Path:
-    """Where `guest/` and `wit/` are: in a checkout, or inside an installed package."""
+    """Return where `guest/` and `wit/` are: in a checkout, or inside an installed package."""
     for candidate in (Path(__file__).parents[3] / "inferlets", Path(__file__).parents[1] / "_inferlets"):
         if (candidate / "guest" / "app.py").exists():
             return candidate
@@ -42,7 +42,7 @@ def _inferlets_dir() -> Path:
 
 
 def _sdk_dir() -> Path:
-    """The import root that holds the SDK, `inferlet`."""
+    """Return the import root that holds the SDK, `inferlet`."""
     spec = importlib.util.find_spec("inferlet")
     if spec is None or spec.origin is None:
         raise StartFailed(role="runtime", detail="the SDK, `inferlet`, is not installed")
@@ -50,7 +50,7 @@ def _sdk_dir() -> Path:
 
 
 def guest_sources() -> list[Path]:
-    """Every file that the Python guest is made from."""
+    """Return every file that the Python guest is made from."""
     root = _inferlets_dir()
     return [
         *sorted((root / "wit").glob("*.wit")),
@@ -73,7 +73,7 @@ def guest_digest() -> str:
 
 
 def python_guest(cache_dir: Path | None = None) -> Compiled:
-    """The Python guest, compiled, from the cache.
+    """Return the Python guest, compiled, from the cache.
 
     Raises:
         StartFailed: it has not been built, or its sources have changed since.

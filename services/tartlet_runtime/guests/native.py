@@ -44,7 +44,7 @@ HELLO_TIMEOUT_S = 10.0
 
 
 def frame(kind: int, body: bytes) -> bytes:
-    r"""One frame.
+    r"""Build one frame.
 
     Example:
         >>> frame(HELLO, b"token")
@@ -170,7 +170,7 @@ class NativeServer:
         self._path.unlink(missing_ok=True)
 
     def make_guest(self, program: Program) -> NativeGuest:
-        """The guest of a native program; its process connects with `token`."""
+        """Make the guest of a native program; its process connects with `token`."""
         guest = NativeGuest(program, self._forget)
         self._guests[guest.token] = guest
         return guest

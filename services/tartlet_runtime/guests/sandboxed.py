@@ -262,7 +262,7 @@ class WasmGuests:
 
 
 def check_text(source: bytes) -> str:
-    """Python source as text.
+    """Return Python source as text.
 
     Raises:
         InvalidSource: it isn't UTF-8, or has a NUL.

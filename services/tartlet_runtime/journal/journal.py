@@ -58,7 +58,7 @@ class JournalHeader:
     limits: dict[str, Any] = field(default_factory=dict)
 
     def encode(self) -> bytes:
-        """The header's bytes."""
+        """Return the header's bytes."""
         fields = {name: getattr(self, name) for name in _SHARED_FIELDS}
         return encode_header(self.program_id, self.seed, self.start_ns, _to_json(fields), self.source)
 
@@ -83,7 +83,7 @@ def shared_text(*fields: Any) -> str:
 
 
 def encode_header(program_id: str, seed: bytes, start_ns: int, shared_text: str, source: bytes) -> bytes:
-    """A header's bytes, made of the program's own fields and of those that it shares (`shared_text`)."""
+    """Encode a header from the program's own fields and those that it shares (`shared_text`)."""
     own = f'{{"program_id":"{program_id}","seed":"{seed.hex()}","start_ns":{start_ns},'
     text = (own + shared_text[1:]).encode()
     data = _HEAD.pack(MAGIC, VERSION, 0, len(text), len(source)) + text + source
@@ -111,7 +111,7 @@ class CommandDigest:
     __slots__ = ("_hash",)
 
     def __init__(self) -> None:
-        """Of nothing."""
+        """Start with a digest of nothing."""
         self._hash = blake2b(digest_size=DIGEST_BYTES)
 
     def add(self, submission: bytes) -> None:
@@ -119,7 +119,7 @@ class CommandDigest:
         self._hash.update(submission)
 
     def value(self) -> bytes:
-        """The digest so far, 8 bytes."""
+        """Return the digest so far, 8 bytes."""
         return self._hash.digest()
 
 
@@ -129,7 +129,7 @@ class Journal:
     __slots__ = ("_at", "_bytes", "_crc", "_fd", "_limit_bytes", "_path", "_pending", "digest")
 
     def __init__(self, fd: int, path: Path, header: bytes, limit_bytes: int) -> None:
-        """`fd` is a file at `path`, to be written over from its start; the journal owns neither."""
+        """Write over the file `fd` at `path` from its start; the journal owns neither."""
         self._fd = fd
         self._path = path
         self._limit_bytes = limit_bytes
@@ -245,7 +245,7 @@ class Journals:
         self.leftovers = [kept for slot in sorted(directory.glob("slot-*")) if (kept := self._keep_leftover(slot))]
 
     def open(self, program_id: str, header: bytes, limit_bytes: int) -> Journal:
-        """A journal for a new program; its header, encoded, is pending.
+        """Open a journal for a new program; its header, encoded, is pending.
 
         Raises:
             JournalFull: the header alone doesn't fit the program's limit.
@@ -258,7 +258,7 @@ class Journals:
         return Journal(slot.fd, slot.path, header, limit_bytes)
 
     def close(self, program_id: str, journal: Journal, *, keep: bool) -> None:
-        """The program has ended: its journal becomes `<program id>.journal`, or goes (its slot is written over)."""
+        """Rename an ended program's journal to `<program id>.journal`, or write over its slot."""
         slot = self._used.pop(program_id)
         if keep:
             with contextlib.suppress(DiskFull, OSError):  # a full disk keeps what fits
@@ -282,11 +282,11 @@ class Journals:
             self._free.append(slot)
 
     def path(self, program_id: str) -> Path:
-        """Where a kept journal lies."""
+        """Return the path of a kept journal."""
         return self._directory / f"{program_id}.journal"
 
     def close_all(self) -> None:
-        """The runtime stops: empty slots go, those in use stay for their programs."""
+        """Delete empty slots as the runtime stops; slots in use stay for their programs."""
         for slot in self._free:
             os.close(slot.fd)
             slot.path.unlink(missing_ok=True)

@@ -42,7 +42,7 @@ class Replayer:
         self.output.append((stream, data))
 
     def on_wait(self, request: WaitRequest) -> Delivery | None:
-        """What it was told then, or None at the journal's end.
+        """Return what the program was told then, or None at the journal's end.
 
         Raises:
             Diverged: its commands so far aren't those of the journal.

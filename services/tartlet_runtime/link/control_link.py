@@ -346,7 +346,7 @@ class ControlLink:
 def how_many_fit(
     items: Sequence[control_pb2.ProgramStart] | Sequence[control_pb2.KeptProgram], limit: int = _STARTS_BYTES
 ) -> int:
-    """How many of the first ones one message carries."""
+    """Return how many of the first ones one message carries."""
     size = 0
     for count, item in enumerate(items):
         size += item.ByteSize() + 8

@@ -65,7 +65,7 @@ class Outbox:
 
 
 def _cut(handle: int, records: bytes, payload: bytes) -> Iterator[tuple[int, int, bytes, bytes]]:
-    """A program's commands, which are too large for one frame, in parts that fit; each has its own payload."""
+    """Split a program's commands, too many for one frame, into parts that fit; each has its own payload."""
     rows = np.frombuffer(records, RECORD)
     ends = np.cumsum(rows["length"].astype(np.int64) + _BYTES_PER_COMMAND)
     start, before = 0, 0

@@ -171,7 +171,7 @@ class Driver:
         self.schedule()
 
     def idle_for(self, seconds: float) -> bool:
-        """Whether there was nothing to do for that long."""
+        """Return whether there was nothing to do for that long."""
         return not self._scheduled and self._now() - self._quiet_since >= seconds
 
     def _turn(self) -> None:

@@ -83,7 +83,7 @@ class OutputLog:
         return self._base + len(self._events) - 1
 
     def read(self, offset: int, max_bytes: int) -> list[LogEvent]:
-        """Events from `offset` on, which must be at least `first`; at least one if there is any."""
+        """Return events from `offset` on, which must be at least `first`; at least one event if there is any."""
         start = offset - self._base
         assert offset >= self.first
         size = 0
@@ -94,7 +94,7 @@ class OutputLog:
         return self._events[start:]
 
     def mark_read(self, offset: int) -> None:
-        """Events before `offset` have been sent to a client."""
+        """Note that events before `offset` have been sent to a client."""
         for i in range(self.read_to - self._base, offset - self._base):
             self.unread_bytes -= self._events[i].cost_bytes
         self.read_to = max(self.read_to, offset)

@@ -57,7 +57,7 @@ class Spans:
         meter.create_observable_up_down_counter(names.METRIC_PROGRAMS_RUNNING, [self._observe_running])
 
     def start(self, program_id: str, name: str, model: str, parent: Mapping[str, str]) -> ProgramSpan | None:
-        """The span of a program that begins, None with telemetry off."""
+        """Begin the span of a program; None with telemetry off."""
         self._running += 1
         if not self._traced:
             return None
@@ -68,7 +68,7 @@ class Spans:
         return ProgramSpan(self._tracer.start_span(names.SPAN_PROGRAM, context, attributes=attributes))
 
     def end(self, span: ProgramSpan | None, model: str, usage: programs_pb2.Usage, error: TartletError | None) -> None:
-        """The program has ended."""
+        """End the span of a program."""
         self._running -= 1
         if self._measured:
             telemetry.later(self._measure, span, model, usage, error, time.time_ns())

@@ -100,7 +100,7 @@ class UsageMeter:
         self.input_tokens = settled.input_tokens
 
     def to_proto(self, now_s: float) -> programs_pb2.Usage:
-        """The counts so far, or at the program's end."""
+        """Return the counts so far, or at the program's end."""
         pace = self._tokens if self._tokens.count else self._distributions
         return programs_pb2.Usage(
             sampled_tokens=self._tokens.count,

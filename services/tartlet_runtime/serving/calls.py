@@ -129,7 +129,7 @@ class Call:
                 await self._waiter
 
     def _relaying(self) -> bool:
-        """Whether events of programs at other runtimes may still come."""
+        """Return whether events of programs at other runtimes may still come."""
         for task in self.relays:
             if not task.done():
                 task.add_done_callback(self._relay_done)

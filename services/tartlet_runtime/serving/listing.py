@@ -26,7 +26,7 @@ _TEXT_CHARS: Final = 2000
 
 
 def read_token(token: str) -> dict[str, Place] | None:
-    """How far runtimes were read, by address, those that have more; None at the first page.
+    """Read how far the runtimes that have more were read, by address. Returns None at the first page.
 
     Raises:
         InvalidArgument: no page was answered with this token.
@@ -45,7 +45,7 @@ def read_token(token: str) -> dict[str, Place] | None:
 
 
 def make_token(places: Mapping[str, Place]) -> str:
-    """The token of the page after this one; "" if there is none."""
+    """Return the token of the page after this one; "" if there is none."""
     return base64.b64encode(json.dumps(places).encode()).decode() if places else ""
 
 
@@ -66,12 +66,12 @@ def page_of(
 
 
 def place_of(program: Program) -> Place:
-    """Where a program stands in its runtime's listing."""
+    """Return where a program stands in its runtime's listing."""
     return program.usage.launched_s, program.program_id
 
 
 def info_of(program: Program, now_s: float, unix_s: float, runtime: str) -> programs_pb2.ProgramInfo:
-    """All but the pages, which control knows.
+    """Describe a program, without its pages, which control knows.
 
     Args:
         program: the program.
@@ -96,14 +96,14 @@ def info_of(program: Program, now_s: float, unix_s: float, runtime: str) -> prog
 
 
 def state_name(program: Program) -> str:
-    """As `ProgramInfo.state` has it."""
+    """Return the state as `ProgramInfo.state` has it."""
     if program.state is State.ENDED:
         return "failed" if program.error else "succeeded"
     return "starting" if program.state is State.STARTING else "running"
 
 
 def _brief(error: TartletError | None) -> TartletError | None:
-    """The error with the ends of its long texts: a traceback may be as large as many programs."""
+    """Return the error with the ends of its long texts, because a traceback may be as large as many programs."""
     if error is None or all(len(v) <= _TEXT_CHARS for v in error.fields.values() if isinstance(v, str)):
         return error
     return type(error)(**{k: v[-_TEXT_CHARS:] if isinstance(v, str) else v for k, v in error.fields.items()})

@@ -255,7 +255,7 @@ class ProgramTable:
         ]
 
     def models_changed(self, models: Iterable[control_pb2.ModelInfo]) -> None:
-        """Control's list of models."""
+        """Take control's list of models."""
         self._models.update(models)
 
     # ---- ends ----

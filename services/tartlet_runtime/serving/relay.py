@@ -47,7 +47,7 @@ class Locator(Protocol):
 
 
 def is_relayed(context: _Context) -> bool:
-    """Whether another runtime has sent this call."""
+    """Return whether another runtime has sent this call."""
     return any(key == RELAYED[0][0] for key, _ in context.invocation_metadata() or ())
 
 

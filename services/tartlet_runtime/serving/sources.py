@@ -51,7 +51,7 @@ class Sources:
         return self._bytes
 
     async def find(self, asked: programs_pb2.LaunchSpec) -> tuple[programs_pb2.LaunchSpec, common_pb2.Source]:
-        """The launch with its inferlet's defaults, and its source.
+        """Return the launch with its inferlet's defaults, and its source.
 
         Raises:
             UnknownInferlet: the catalogue has none of that name.
@@ -88,7 +88,7 @@ class Sources:
         return digest
 
     async def resolve(self, source: common_pb2.Source) -> common_pb2.Source:
-        """The source with its data.
+        """Return the source with its data.
 
         Raises:
             InvalidSource: nobody knows the digest.

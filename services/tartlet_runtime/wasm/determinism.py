@@ -27,7 +27,7 @@ class Clock(Protocol):
         """Read the clock: nanoseconds since the epoch."""
 
     def peek_ns(self) -> int:
-        """The time, without a reading."""
+        """Return the time, without a reading."""
 
     def advance_to(self, time_ns: int) -> None:
         """Move on to a time, never back."""
@@ -37,7 +37,7 @@ class Random(Protocol):
     """The randomness of one guest."""
 
     def take(self, size: int) -> bytes:
-        """The next `size` bytes."""
+        """Return the next `size` bytes."""
 
 
 class GuestClock:
@@ -66,7 +66,7 @@ class GuestClock:
         return self._base_ns + self._readings * NS_PER_READING
 
     def peek_ns(self) -> int:
-        """The time without a reading (for the host: it doesn't move the clock)."""
+        """Return the time without a reading (for the host: it doesn't move the clock)."""
         return self._base_ns + self._readings * NS_PER_READING
 
     def advance_to(self, time_ns: int) -> None:
@@ -93,7 +93,7 @@ class GuestRandom:
         self._buffer = b""
 
     def take(self, size: int) -> bytes:
-        """The next `size` bytes."""
+        """Return the next `size` bytes."""
         if len(self._buffer) < size:
             parts = [self._buffer]
             have = len(self._buffer)
@@ -120,7 +120,7 @@ class SystemClock:
         return time.time_ns()
 
     def peek_ns(self) -> int:
-        """The same as `now_ns`."""
+        """Return the same as `now_ns`."""
         return time.time_ns()
 
     def advance_to(self, time_ns: int) -> None:

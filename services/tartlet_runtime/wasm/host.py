@@ -60,7 +60,7 @@ class HostConfig:
 
 
 def _check_addresses(slots: int) -> None:
-    """The engine aborts the process where it can't reserve them."""
+    """Refuse a pool larger than the process may reserve, because the engine would abort the process."""
     needed, limit = slots * _MEMORIES_PER_COMPONENT * _ADDRESSES_PER_MEMORY, address_space()
     if limit is not None and limit < needed:
         told = f"it reserves {needed >> 30} GiB of addresses for its sandbox, and may have {limit / 2**30:.1f}"
@@ -128,7 +128,7 @@ class WasmHost:
         clock: Clock | None = None,
         random: Random | None = None,
     ) -> Fiber:
-        """A new guest; `start` it next.
+        """Make a guest; `start` it next.
 
         Args:
             module: the module that it runs.
@@ -167,7 +167,7 @@ class WasmHost:
         self._demand.setdefault(module, Demand()).note(asked_s)
 
     def tend(self, always: LinkedModule | None = None) -> bool:
-        """One unit of upkeep, at most a few milliseconds: call it while idle, until it returns False.
+        """Do one unit of upkeep, at most a few milliseconds. Call it while idle, until it returns False.
 
         Keeps as many spares of each module as clients asked for in the busiest two seconds of the last minute, and of
         `always` at least `min_spares`.
@@ -230,7 +230,7 @@ class WasmHost:
         return guest
 
     def check_open(self) -> None:
-        """Before a poll: the ticker of a closed host is gone, and C would follow a null pointer.
+        """Check before a poll that the host is open: its ticker is gone later, and C would follow a null pointer.
 
         Raises:
             RuntimeError: it is closed.
@@ -299,7 +299,7 @@ class WasmHost:
         self.boundary.stop_ticker()
 
     def __enter__(self) -> Self:
-        """The host itself."""
+        """Return the host itself."""
         return self
 
     def __exit__(
@@ -311,17 +311,17 @@ class WasmHost:
     # ---- for guests and programs ----
 
     def guest_of(self, context: int) -> Fiber:
-        """The guest whose store has this context."""
+        """Return the guest whose store has this context."""
         return self._guests[GuestState.from_address(capi.context_get_data(context)).id]
 
     def forget(self, guest: Fiber, remains: Remains | None) -> None:
-        """A guest has ended."""
+        """Take an ended guest out of the table."""
         del self._guests[guest.number]
         if remains is not None:
             self._reaper.take(remains)
 
     def slice_ticks(self, slice_us: int) -> int:
-        """A slice in ticks of the epoch, rounded up; plus one, because the first tick may come at once."""
+        """Return a slice in ticks of the epoch, rounded up; plus one, because the first tick may come at once."""
         return -(-slice_us // self.config.tick_us) + 1
 
     def _add_pool(self, wasm_config: wasmtime.Config) -> None:

@@ -90,7 +90,7 @@ class GuestHooks(Protocol):
         """Answer a wait at once (a replay does), or None: the guest is suspended until `Fiber.deliver`."""
 
     def on_sleep(self, duration_us: int) -> bool:
-        """Whether a sleep is over at once (a replay says so); False: suspended until `Fiber.wake`."""
+        """Return whether a sleep is over at once (in a replay); False: suspended until `Fiber.wake`."""
 
 
 class QuietHooks:
@@ -114,5 +114,5 @@ class QuietHooks:
         return None
 
     def on_sleep(self, duration_us: int) -> bool:
-        """Suspend."""
+        """Suspend the guest."""
         return False

@@ -160,7 +160,7 @@ KIND_I32 = 0
 
 
 def address(pointer: Any) -> int:
-    """The integer value of a ctypes pointer or of a `Managed` object's `ptr()`."""
+    """Return the integer value of a ctypes pointer or of a `Managed` object's `ptr()`."""
     value = ctypes.cast(pointer, c_void_p).value
     assert value is not None
     return value
@@ -178,7 +178,7 @@ def set_pooling(config: wasmtime.Config, **sizes: int) -> None:
 
 
 def take_error(pointer: int) -> str:
-    """The message of a wasmtime_error_t, which is freed."""
+    """Return the message of a wasmtime_error_t, which is freed."""
     vec = ByteVec()
     error_message(pointer, ctypes.byref(vec))
     text = ctypes.string_at(vec.data, vec.size).decode("utf-8", "replace") if vec.size else ""

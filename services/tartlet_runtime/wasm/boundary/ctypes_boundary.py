@@ -97,10 +97,10 @@ class CtypesBoundary:
         self.poll_one(state)
 
     def end_poll(self, state: GuestState) -> None:
-        """Nothing is left to do."""
+        """No-op: nothing was begun."""
 
     def take_submissions(self, state: GuestState) -> list[bytes]:
-        """What a core guest submitted since the last call, in order."""
+        """Return what a core guest submitted since the last call, in order."""
         taken, self._out[state.id] = self._out[state.id], []
         state.out_bytes = 0
         return taken

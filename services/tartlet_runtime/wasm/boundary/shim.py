@@ -25,13 +25,13 @@ _log = logging.getLogger(__name__)
 
 
 def library_path(cache_dir: Path) -> Path:
-    """Where the compiled shim is kept: named by its sources' digest and the machine."""
+    """Return where the compiled shim is kept: named by its sources' digest and the machine."""
     digest = hashlib.sha256(b"".join(part.read_bytes() for part in PARTS)).hexdigest()[:16]
     return cache_dir / "shim" / f"shim-{digest}-{platform.machine()}.so"
 
 
 def find_compiler() -> list[str] | None:
-    """The C compiler's command: `$CC`, else the first of cc, gcc, clang."""
+    """Return the C compiler's command: `$CC`, else the first of cc, gcc, clang."""
     if configured := os.environ.get("CC"):
         return shlex.split(configured)
     for name in ("cc", "gcc", "clang"):
@@ -66,7 +66,7 @@ def build_shim(cache_dir: Path) -> Path | None:
 
 
 def open_boundary(choice: str, cache_dir: Path) -> Boundary:
-    """The boundary that `choice` names: `shim`, `ctypes`, or `auto` (the shim if it has been built).
+    """Return the boundary that `choice` names: `shim`, `ctypes`, or `auto` (the shim if it has been built).
 
     Raises:
         FileNotFoundError: `shim` was asked for and is not built.

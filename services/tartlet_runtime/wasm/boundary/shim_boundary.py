@@ -96,7 +96,7 @@ class ShimBoundary:
             self._poll_end(self._helpers, ctypes.addressof(state))
 
     def take_submissions(self, state: GuestState) -> list[bytes]:
-        """What a guest submitted since the last call, in order."""
+        """Return what a guest submitted since the last call, in order."""
         size = state.out_bytes
         if not size:
             return []

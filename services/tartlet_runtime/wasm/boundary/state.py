@@ -70,7 +70,7 @@ class Remains:
 
 
 def trap(message: str) -> int:
-    """A new wasm_trap_t for a host call to answer with."""
+    """Return a new wasm_trap_t for a host call to answer with."""
     text = message.encode("utf-8", "replace")
     pointer: int = capi.trap_new(text, len(text))
     return pointer

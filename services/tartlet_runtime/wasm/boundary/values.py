@@ -38,19 +38,19 @@ at = ComponentVal.from_address
 
 
 def read_u64(address: int) -> int:
-    """An unsigned integer."""
+    """Read an unsigned integer."""
     value: int = at(address).a
     return value
 
 
 def read_string(address: int) -> bytes:
-    """A string's UTF-8."""
+    """Read a string's UTF-8."""
     value = at(address)
     return ctypes.string_at(value.b, value.a) if value.a else b""
 
 
 def read_byte_list(address: int) -> bytes:
-    """A `list<u8>`, which arrives as one 32-byte value per byte."""
+    """Read a `list<u8>`, which arrives as one 32-byte value per byte."""
     value = at(address)
     if not value.a:
         return b""
@@ -59,7 +59,7 @@ def read_byte_list(address: int) -> bytes:
 
 
 def elements(address: int) -> Iterator[int]:
-    """Addresses of a list's elements."""
+    """Return the addresses of a list's elements."""
     value = at(address)
     return iter(range(value.b, value.b + COMPONENT_VAL_BYTES * value.a, COMPONENT_VAL_BYTES)) if value.a else iter(())
 
@@ -68,31 +68,31 @@ def elements(address: int) -> Iterator[int]:
 
 
 def write_bool(address: int, value: bool) -> None:  # noqa: FBT001 - the value written
-    """A bool."""
+    """Write a bool."""
     cell = at(address)
     cell.kind, cell.a = BOOL, int(value)
 
 
 def write_u32(address: int, value: int) -> None:
-    """A u32."""
+    """Write a u32."""
     cell = at(address)
     cell.kind, cell.a = U32, value
 
 
 def write_u64(address: int, value: int) -> None:
-    """A u64."""
+    """Write a u64."""
     cell = at(address)
     cell.kind, cell.a = U64, value & 0xFFFF_FFFF_FFFF_FFFF
 
 
 def write_string(address: int, utf8: bytes) -> None:
-    """A string from its UTF-8."""
+    """Write a string from its UTF-8."""
     at(address).kind = STRING
     capi.byte_vec_new(address + 8, len(utf8), utf8)
 
 
 def write_byte_list(address: int, data: bytes) -> None:
-    """A `list<u8>`."""
+    """Write a `list<u8>`."""
     capi.vallist_new_uninit(address + 8, len(data))
     cell = at(address)
     cell.kind = LIST
@@ -104,12 +104,12 @@ def write_byte_list(address: int, data: bytes) -> None:
 
 
 def write_empty_list(address: int) -> None:
-    """A list without elements."""
+    """Write a list without elements."""
     write_byte_list(address, b"")
 
 
 def write_u32_list(address: int, values: Sequence[int]) -> None:
-    """A `list<u32>`."""
+    """Write a `list<u32>`."""
     capi.vallist_new_uninit(address + 8, len(values))
     at(address).kind = LIST
     for cell, value in zip(elements(address), values, strict=True):
@@ -117,7 +117,7 @@ def write_u32_list(address: int, values: Sequence[int]) -> None:
 
 
 def write_u64_pair(address: int, first: int, second: int) -> None:
-    """A `tuple<u64, u64>`."""
+    """Write a `tuple<u64, u64>`."""
     capi.vallist_new_uninit(address + 8, 2)
     at(address).kind = TUPLE
     for cell, value in zip(elements(address), (first, second), strict=True):
@@ -125,7 +125,7 @@ def write_u64_pair(address: int, first: int, second: int) -> None:
 
 
 def write_datetime(address: int, time_ns: int) -> None:
-    """A `record { seconds: u64, nanoseconds: u32 }`."""
+    """Write a `record { seconds: u64, nanoseconds: u32 }`."""
     seconds, nanoseconds = divmod(time_ns, 1_000_000_000)
     capi.valrecord_new_uninit(address + 8, 2)
     cell = at(address)
@@ -138,18 +138,18 @@ def write_datetime(address: int, time_ns: int) -> None:
 
 
 def write_none(address: int) -> None:
-    """An option's `none`."""
+    """Write an option's `none`."""
     cell = at(address)
     cell.kind, cell.a = OPTION, 0
 
 
 def write_ok(address: int, payload: ComponentVal | None = None) -> None:
-    """A result's `ok`, with a payload that owns nothing."""
+    """Write a result's `ok`, with a payload that owns nothing."""
     _write_result(address, is_ok=True, payload=payload)
 
 
 def write_error_enum(address: int, case: bytes) -> None:
-    """A result's `err` with a case of an enum."""
+    """Write a result's `err` with a case of an enum."""
     payload = ComponentVal()
     payload.kind = ENUM
     capi.byte_vec_new(ctypes.addressof(payload) + 8, len(case), case)
@@ -157,7 +157,7 @@ def write_error_enum(address: int, case: bytes) -> None:
 
 
 def write_error_variant(address: int, case: bytes) -> None:
-    """A result's `err` with a case, without a value, of a variant."""
+    """Write a result's `err` with a case, without a value, of a variant."""
     payload = ComponentVal()
     payload.kind = VARIANT
     capi.byte_vec_new(ctypes.addressof(payload) + 8, len(case), case)
@@ -165,7 +165,7 @@ def write_error_variant(address: int, case: bytes) -> None:
 
 
 def u64(value: int) -> ComponentVal:
-    """A u64 to use as a payload."""
+    """Return a u64 to use as a payload."""
     cell = ComponentVal()
     cell.kind, cell.a = U64, value
     return cell
@@ -182,7 +182,7 @@ def _write_result(address: int, *, is_ok: bool, payload: ComponentVal | None) ->
 
 
 def write_owned(address: int, context: int, *, rep: int, resource_type: int) -> None:
-    """A handle, owned by the guest, of a host resource."""
+    """Write a handle, owned by the guest, of a host resource."""
     resource = capi.resource_host_new(True, rep, resource_type)
     handle = ctypes.c_void_p()
     error = capi.resource_host_to_any(context, resource, ctypes.byref(handle))
@@ -194,7 +194,7 @@ def write_owned(address: int, context: int, *, rep: int, resource_type: int) -> 
 
 
 def take_borrowed(address: int, context: int) -> int:
-    """The rep of a borrowed handle, which is released: wasmtime demands it before the host function returns."""
+    """Release a borrowed handle, as wasmtime demands before the host function returns, and return its rep."""
     resource = ctypes.c_void_p()
     error = capi.resource_any_to_host(context, at(address).a, ctypes.byref(resource))
     if error:

@@ -99,11 +99,11 @@ class AotCache:
         self._corrupt: dict[str, str] = {}  # by digest, what the compiler says of those that can't be compiled
 
     def path_of(self, digest: str, kind: ModuleKind) -> Path:
-        """Where the compiled form of a module is kept."""
+        """Return where the compiled form of a module is kept."""
         return self.directory / f"{digest[:32]}-{kind}-wasmtime{wasmtime_version()}-{flags_digest()}.cwasm"
 
     def find(self, digest: str, kind: ModuleKind) -> Compiled | None:
-        """The compiled form of a module (by its sha-256 in hex) if it is there and ours."""
+        """Return the compiled form of a module (by its sha-256 in hex) if it is there and ours."""
         path = self.path_of(digest, kind)
         if not self._is_ours(path):
             return None
@@ -112,7 +112,7 @@ class AotCache:
         return Compiled(kind, digest, path)
 
     def compile(self, wasm: bytes, *, trusted: bool = False) -> Compiled:
-        """The compiled form of `wasm`, made now if need be. Blocks: call it from a thread, or `compile_async`.
+        """Return the compiled form of `wasm`. Blocks while it is made: call it from a thread, or `compile_async`.
 
         `trusted` (our own guest component) lifts the limit on size.
 

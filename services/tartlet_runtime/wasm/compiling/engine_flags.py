@@ -35,7 +35,7 @@ _TARGETS = {
 
 
 def base_config() -> wasmtime.Config:
-    """A `Config` with our flags, native target, no allocator chosen."""
+    """Return a `Config` with our flags, native target, no allocator chosen."""
     config = wasmtime.Config()
     for name, value in FLAGS.items():
         setattr(config, name, value)
@@ -44,7 +44,7 @@ def base_config() -> wasmtime.Config:
 
 
 def compile_config() -> wasmtime.Config:
-    """The same for compiling ahead of time: naming the target turns off what only this CPU has."""
+    """Return the same for compiling ahead of time: naming the target turns off what only this CPU has."""
     config = base_config()
     target = _TARGETS.get(platform.machine())
     if target is not None:

@@ -8,7 +8,7 @@ _LEB_MOST_BYTES = 5
 
 
 def has_start(wasm: bytes) -> bool:
-    r"""Whether instantiating the core module runs code of it; True also for bytes that make no sense.
+    r"""Return whether instantiating the core module runs its code; True also for bytes that make no sense.
 
     Example:
         >>> has_start(b"\0asm\1\0\0\0" + b"\x00\x01\x00"), has_start(b"\0asm\1\0\0\0" + b"\x08\x01\x00")

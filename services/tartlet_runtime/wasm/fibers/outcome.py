@@ -17,7 +17,7 @@ _MEMORY_SLACK_BYTES = 1 << 20
 def read_outcome(
     guest: Instance, kind: ModuleKind, memory_limit_bytes: int, host_error: TartletError | None, last_words: bytes
 ) -> FiberOutcome:
-    """The outcome of a guest whose call is over; what it left is freed.
+    """Return the outcome of a guest whose call is over, and free what the call left.
 
     Args:
         guest: the guest.

@@ -15,7 +15,7 @@ _DIED_OF_MEMORY = re.compile(rb"MemoryError|memory allocation of \d+ bytes faile
 def classify(
     text: str, *, python: bool = False, last_words: bytes = b"", memory_full: bool, limit_bytes: int
 ) -> TartletError:
-    """The error for a trap.
+    """Return the error for a trap.
 
     Args:
         text: wasmtime's message, with its "Caused by" lines.
@@ -40,12 +40,12 @@ def classify(
 
 
 def died_of_memory(last_words: bytes) -> bool:
-    """Whether a guest that trapped had just said that it got no memory."""
+    """Return whether a guest that trapped had just said that it got no memory."""
     return _DIED_OF_MEMORY.search(last_words) is not None
 
 
 def brief(text: str) -> str:
-    """The root cause of a wasmtime message: its last "Caused by" line."""
+    """Return the root cause of a wasmtime message: its last "Caused by" line."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     if not lines:
         return "unknown cause"
@@ -55,6 +55,6 @@ def brief(text: str) -> str:
 
 
 def ran_out_of_memory(traceback_text: str) -> bool:
-    """Whether a Python traceback ends in MemoryError."""
+    """Return whether a Python traceback ends in MemoryError."""
     last = traceback_text.rstrip().rsplit("\n", 1)[-1]
     return last == "MemoryError" or last.startswith("MemoryError:")

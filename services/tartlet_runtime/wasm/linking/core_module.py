@@ -129,7 +129,7 @@ class CoreModule(LinkedModule):
 
 
 def _check_exports(module: wasmtime.Module) -> int:
-    """The initial size of its memory."""
+    """Check the exports, and return the initial size of the module's memory."""
     exports = {export.name: export.type for export in module.exports}
     memory = exports.get("memory")
     if not isinstance(memory, wasmtime.MemoryType):

@@ -52,7 +52,7 @@ class ModuleHost(Protocol):
     boundary: Boundary
 
     def guest_of(self, context: int) -> Instance:
-        """The guest whose store has this context."""
+        """Return the guest whose store has this context."""
 
 
 class LinkedModule:
@@ -69,15 +69,15 @@ class LinkedModule:
     """What an instance has from its start, where that is declared."""
 
     def begin_instance(self, guest: Instance) -> int:
-        """A future that instantiates the module in the instance's store."""
+        """Return a future that instantiates the module in the instance's store."""
         raise NotImplementedError
 
     def begin_prepare(self, guest: Instance) -> int | None:
-        """A future that does what does not depend on the program; None if there is nothing to do."""
+        """Return a future that does what does not depend on the program; None if there is nothing to do."""
         return None
 
     def begin_call(self, guest: Instance) -> int:
-        """A future that runs the program."""
+        """Return a future that runs the program."""
         raise NotImplementedError
 
 
