@@ -66,6 +66,7 @@ async def reconcile(ctx: Context, key: Key, body: Mapping[str, Any]) -> float | 
         deleting=meta.deleting,
         wanted=seen.empty and ctx.store.wanted(key, seen),
         now=ctx.unix_s,
+        rivals=_rivals(ctx, key, pool.spec.model.name),
     )
     await _guard(ctx, key, meta, facts)
     new = status(facts, old, ctx.now)
@@ -95,6 +96,12 @@ async def _guard(ctx: Context, key: Key, meta: Meta, facts: PoolFacts) -> None:
         busy = any(facts.programs.get(p.name) for p in facts.living)
         if busy != guarded:
             await ctx.api.set_finalizer(key, meta.uid, DRAIN_FINALIZER, there=busy)
+
+
+def _rivals(ctx: Context, key: Key, model: str) -> str:
+    """Return the namespace's other pools of a model; engines of other namespaces never stand in its way."""
+    others = [p.name for p in ctx.store.pools_in(key.namespace) if p.model == model and p.name != key.name]
+    return ", ".join(f"EnginePool {key.namespace}/{name}" for name in sorted(others)[:8])
 
 
 async def remember_pools(ctx: Context) -> None:

@@ -21,7 +21,7 @@ _SAID_CHARS: Final = 2048
 _ENGINES: Final = 1000
 """Most engines that a status lists; while pods are replaced there may be more."""
 _STANDS_BY: Final = (
-    "pod {} waits for engines elsewhere that serve spec.model.name in another form (checkpoint, spec.engine.dtype or "
+    "pod {} waits for engines of {} that serve spec.model.name in another form (checkpoint, spec.engine.dtype or "
     "spec.engine.pageSize): give one of them another name"
 )
 _UNREACHABLE: Final = (
@@ -81,6 +81,7 @@ class PoolFacts:
         deleting: it was deleted, and is there until its pods have gone.
         wanted: runs wait for an engine of it.
         now: Unix time, s.
+        rivals: the namespace's other pools of the same model, as NAMESPACE/POOL with commas.
     """
 
     name: str
@@ -95,6 +96,7 @@ class PoolFacts:
     deleting: bool = False
     wanted: bool = False
     now: float = 0.0
+    rivals: str = ""
 
     @property
     def living(self) -> list[PodFacts]:
@@ -290,7 +292,8 @@ def _why(
         return Reason.ENGINES_READY, counts
     standby = _standing_by(facts)
     if standby:
-        return Reason.ENGINE_STANDS_BY, f"{_STANDS_BY.format(standby)}; {counts}"
+        told = _STANDS_BY.format(standby, facts.rivals or "another pool of the namespace")
+        return Reason.ENGINE_STANDS_BY, f"{told}; {counts}"
     if lost := next((e.pod for e in engines if e.state == "Lost"), ""):
         return Reason.ENGINE_LOST, f"{_LOST.format(lost)}; {counts}"
     unready = next((e for e in engines if e.state not in ("Ready", "Draining")), None)

@@ -261,14 +261,16 @@ def test_a_standby_engine_is_not_ready_and_degrades_the_pool_after_a_rollout() -
     going = {"p-0": "standby", "p-5d9c-x7k2p": "ready"}  # of the pool itself: control hasn't told yet that it has gone
     s = status(facts(1, engines=going, own=["p-5d9c-x7k2p"]), NONE, NOW)
     assert conditions(s)["Progressing"][0] == "True"
-    for elsewhere in ({}, {"p-5d9c-x7k2p": "ready"}):  # maybe of a pool of the same name in another namespace
-        s = status(facts(1, engines={"p-0": "standby", **elsewhere}, own=["p-0"]), NONE, NOW)
+    for elsewhere in ({}, {"p-5d9c-x7k2p": "ready"}):  # of another pool
+        standing_by = facts(1, engines={"p-0": "standby", **elsewhere}, own=["p-0"], rivals="EnginePool ns/q")
+        s = status(standing_by, NONE, NOW)
         assert s.ready_replicas == 0
         assert conditions(s)["Progressing"][0] == "False"
         assert conditions(s)["Degraded"] == ("True", Reason.ENGINE_STANDS_BY)
         ready = find(s.conditions, "Ready")
         assert ready is not None
         assert "spec.engine.pageSize" in ready.message
+        assert "EnginePool ns/q" in ready.message
 
 
 def test_a_pools_own_engines_are_known_until_control_forgets_them() -> None:
