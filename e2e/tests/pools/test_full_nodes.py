@@ -73,6 +73,7 @@ def writable(kube: Kube) -> Iterator[str]:
         kube("delete", f"pvc/{SHARED}", f"pv/{kube.namespace}-{SHARED}", "--timeout=60s")
 
 
+@pytest.mark.beyond_gate
 @pytest.mark.usefixtures("unstartable")
 def test_three_engines_of_a_pool_download_their_checkpoint_once(kube: Kube, demo_pool: str, writable: str) -> None:
     assert demo_pool

@@ -91,9 +91,10 @@ class Exceptions:
                 hosts.append(entry.lower())
         return Exceptions(tuple(hosts), tuple(networks))
 
-    def open(self, host: str) -> bool:
-        """Whether the administrator names this host, whatever its addresses are."""
-        return any(fnmatchcase(host.lower(), pattern) for pattern in self.hosts)
+    def open(self, host: str, port: int) -> bool:
+        """Whether the administrator names this host, with or without the port, whatever its addresses are."""
+        names = (host.lower(), f"{host.lower()}:{port}")
+        return any(fnmatchcase(name, pattern) for name in names for pattern in self.hosts)
 
     def allow(self, address: Address) -> bool:
         """Whether a connection to an address may be made: it is public, or in a network that is named."""

@@ -56,7 +56,8 @@ class Egress:
             await session.close()
 
     def _session(self, url: str) -> aiohttp.ClientSession:
-        checked = not self._exceptions.open(URL(url).raw_host or "")
+        at = URL(url)
+        checked = not self._exceptions.open(at.raw_host or "", at.port or 0)
         if checked not in self._sessions:
             connector = aiohttp.TCPConnector(
                 limit=CONNECTIONS,

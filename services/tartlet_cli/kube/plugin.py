@@ -275,7 +275,8 @@ def _print_status(run: Object, before: str, *, as_json: bool) -> None:
     if error:
         if error.get("stderr"):
             sys.stderr.write(error["stderr"].rstrip("\n") + "\n")
-        text = error.get("traceback") or f"{error['name']}: {error.get('message', '')}\n{error.get('remedy', '')}"
+        traceback = error.get("traceback") if status.get("outputKept") is not False else ""
+        text = traceback or f"{error['name']}: {error.get('message', '')}\n{error.get('remedy', '')}"
         sys.stderr.write(text.rstrip("\n") + "\n")
 
 

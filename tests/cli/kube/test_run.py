@@ -291,6 +291,13 @@ def test_logs_of_a_run_come_from_its_program_and_then_from_its_status(release: R
     shown = release.shell("status", plugin=True).stdout
     assert "prod     1 ready" in shown
     assert "r    hello     Failed  ProgramFailed" in shown
+    told = {"message": "the program raised an exception", "remedy": "Look.", "traceback": "(not kept)"}
+    state(phase="Failed", output="", outputTruncated=False, outputKept=False, error=error | told)
+    silent = release.shell("logs", "r", plugin=True)
+    assert silent.stdout == ""
+    assert silent.stderr == (
+        "[spec.output is none: no output is kept]\nProgramFailed: the program raised an exception\nLook.\n"
+    )
     assert "ilet/" not in shown, "what has no status has no cause"
 
 

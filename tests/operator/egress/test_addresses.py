@@ -140,9 +140,12 @@ async def test_no_url_reaches_an_address_that_is_not_public() -> None:
 async def test_an_administrator_opens_a_host_or_a_network_and_no_other(host: str, named: str) -> None:
     async with listening() as server:
         assert await fetch(f"http://{host}:{server.port}/a.py", named) == BODY
+        port = await fetch(f"http://localhost:{server.port}/a.py", "localhost:1")
+        assert isinstance(port, SourceProblem)
+        assert await fetch(f"http://localhost:{server.port}/a.py", f"localhost:{server.port}") == BODY
         other = await fetch(f"http://127.9.9.9:{server.port}/a.py", "10.0.0.0/8, git.example.org")
         assert isinstance(other, SourceProblem)
-        assert (other.reason, server.connections) == (Reason.ADDRESS_NOT_ALLOWED, 1)
+        assert (other.reason, server.connections) == (Reason.ADDRESS_NOT_ALLOWED, 2)
 
 
 async def test_the_address_that_was_checked_is_the_one_connected_to(monkeypatch: pytest.MonkeyPatch) -> None:
