@@ -625,20 +625,27 @@ class EngineSeen(_message.Message):
     ID_FIELD_NUMBER: _builtins.int
     STATE_FIELD_NUMBER: _builtins.int
     PROGRAMS_FIELD_NUMBER: _builtins.int
+    MODEL_FIELD_NUMBER: _builtins.int
+    SHARED_POOL_FIELD_NUMBER: _builtins.int
     id: _builtins.str
     state: _builtins.str
     """ready, standby, cordoned, draining"""
     programs: _builtins.int
+    model: _builtins.str
+    shared_pool: _builtins.str
+    """TENANT/POOL of an engine that serves all tenants; "" of others"""
     def __init__(
         self,
         *,
         id: _builtins.str = ...,
         state: _builtins.str = ...,
         programs: _builtins.int = ...,
+        model: _builtins.str = ...,
+        shared_pool: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["id", b"id", "programs", b"programs", "state", b"state"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["id", b"id", "model", b"model", "programs", b"programs", "shared_pool", b"shared_pool", "state", b"state"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

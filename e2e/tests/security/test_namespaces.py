@@ -100,7 +100,8 @@ def test_a_namespace_without_pools_uses_shared_pools_alone(teams: tuple[Kube, Ku
     own.apply(run("foreign", "named", deadlineSeconds=10), run("shared", "shared"))
     assert outputs(own, "shared") == {f"pages of {SHARED_PAGE_SIZE}\n"}
     one.apply(which("shared", model="open"))
-    one.wait("ilet/shared", "Ready")
+    one.wait("ilet/shared", "Runnable")
+    assert f"{HOME}/open" in str(one.get("ilet/shared")["status"]["conditions"])
     one.apply(run("lent", "shared"))
     assert outputs(one, "lent") == {f"pages of {SHARED_PAGE_SIZE}\n"}
     own.wait("irun/foreign", "Failed")

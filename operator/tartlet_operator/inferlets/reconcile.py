@@ -60,7 +60,7 @@ async def reconcile(ctx: Context, key: Key, body: Mapping[str, Any]) -> float | 
         verdict = Verdict("False", e.name, e.explained, _digest(ctx, key, old))
     if not verdict.digest:  # an entry of this name is of an earlier Inferlet, which was deleted
         await _forget_entry(ctx, key)
-    new = status(inferlet.spec, old, verdict, pools, generation=meta.generation, now=ctx.now)
+    new = status(inferlet.spec, old, verdict, pools, generation=meta.generation, now=ctx.now, shared=ctx.view.shared)
     await ctx.write_status(key, meta, old, new, events(old, new))
     _remember(ctx, key, inferlet.spec, new, print_ if verdict.ready == "True" else "")
     # 0.0: a pool changed meanwhile, and didn't find this Inferlet in the store

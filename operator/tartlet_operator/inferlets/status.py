@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Final
 
 from tartlet_operator.api.conditions import Status, Want, holds, merged
@@ -39,8 +40,13 @@ def model_of(spec: InferletSpec, pools: Iterable[PoolSeen]) -> str | None:
     return next((p.model for p in pools if p.name == spec.pool), None)
 
 
-def runnable(spec: InferletSpec, pools: Iterable[PoolSeen], verdict: Verdict) -> tuple[Want, list[str]]:
-    """Return the condition `Runnable`, and the pools that can run the program now."""
+def runnable(
+    spec: InferletSpec, pools: Iterable[PoolSeen], verdict: Verdict, shared: Sequence[str] = ()
+) -> tuple[Want, list[str]]:
+    """Return the condition `Runnable`, and the namespace's pools that can run the program now.
+
+    `shared`: ready pools, as NAMESPACE/POOL, that serve the program's model and that control's settings share.
+    """
     pools = list(pools)
     model = model_of(spec, pools)
     if model is None:
@@ -60,12 +66,20 @@ def runnable(spec: InferletSpec, pools: Iterable[PoolSeen], verdict: Verdict) ->
     if serving:
         message = f"no engine is ready in {', '.join(sorted(p.name for p in serving)[:8])}: see its conditions"
         return Want("Runnable", "False", Reason.POOL_NOT_READY, message), []
-    if model:
+    return _without_pools(model, verdict, shared), []
+
+
+def _without_pools(model: str, verdict: Verdict, shared: Sequence[str]) -> Want:
+    """Return `Runnable` where the namespace has no pool for the program."""
+    if model and not shared:
         message = f"no EnginePool of the namespace serves the model {model}: create one, or name another model"
-        return Want("Runnable", "False", Reason.POOL_NOT_FOUND, message), []
+        return Want("Runnable", "False", Reason.POOL_NOT_FOUND, message)
     if verdict.ready != "True":
-        return Want("Runnable", "False", Reason.INFERLET_NOT_READY, _NOT_READY), []
-    return Want("Runnable", "True", Reason.MODEL_NOT_NAMED, _NO_POOL), []
+        return Want("Runnable", "False", Reason.INFERLET_NOT_READY, _NOT_READY)
+    if model:
+        message = f"engines of {', '.join(shared[:8])} serve it, which control's settings share"
+        return Want("Runnable", "True", Reason.POOL_READY, message)
+    return Want("Runnable", "True", Reason.MODEL_NOT_NAMED, _NO_POOL)
 
 
 def status(
@@ -76,10 +90,11 @@ def status(
     *,
     generation: int,
     now: str,
+    shared: Mapping[str, Sequence[str]] = MappingProxyType({}),
 ) -> InferletStatus:
-    """Return the Inferlet's status."""
+    """Return the Inferlet's status; `shared` maps models to the pools that control's settings share."""
     pools = list(pools)
-    where, names = runnable(spec, pools, verdict)
+    where, names = runnable(spec, pools, verdict, shared.get(model_of(spec, pools) or "", ()))
     ready = Want("Ready", verdict.ready, verdict.reason, verdict.message)
     return InferletStatus(
         observed_generation=generation,

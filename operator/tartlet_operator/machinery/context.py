@@ -41,6 +41,7 @@ class ControlView:
         engines: each engine's state, by id; None: control doesn't answer. The id is `NAMESPACE/POD`, or `POD` where
             workers dial a Unix socket.
         programs: each engine's number of programs, by id.
+        shared: the shared pools with a ready engine, `NAMESPACE/POOL`, by the model that they serve.
         silent: whether control was lost and hasn't answered since; `engines` becomes None when that lasts.
         catalogue: fingerprints by namespace and name; namespaces that were never listed are absent.
     """
@@ -50,6 +51,7 @@ class ControlView:
     programs: Mapping[str, int] = field(default_factory=dict)
     catalogue: dict[str, dict[str, str]] = field(default_factory=dict)
     silent: bool = False
+    shared: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     def engines_in(self, namespace: str) -> Mapping[str, str] | None:
         """Return the states of a namespace's engines, by pod; None: control doesn't answer."""

@@ -66,8 +66,21 @@ class ControlWatch:
         if back:
             self._lost_s, view.silent = None, False
             ctx.try_again()
+        self._share(reply)
         engines = {e.id: e.state for e in reply.engines}
         self._update(engines, {e.id: e.programs for e in reply.engines}, back=back)
+
+    def _share(self, reply: control_pb2.EnginesReply) -> None:
+        """Note the shared pools, and queue all Inferlets if others are ready than before."""
+        pools: dict[str, set[str]] = {}
+        for engine in reply.engines:
+            if engine.shared_pool and engine.state == "ready":
+                pools.setdefault(engine.model, set()).add(engine.shared_pool)
+        shared = {model: tuple(sorted(names)) for model, names in pools.items()}
+        if shared != self._ctx.view.shared:
+            self._ctx.view.shared = shared
+            for inferlet in list(self._ctx.store.inferlets):
+                self._ctx.queue.add(inferlet)
 
     def _note_silence(self, error: TartletError) -> None:
         """Note that control doesn't answer; if that lasts, its engines' states become unknown."""

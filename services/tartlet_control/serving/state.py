@@ -61,7 +61,13 @@ def engines_of(core: Core) -> control_pb2.EnginesReply:
     return control_pb2.EnginesReply(
         incarnation=core.incarnation,
         engines=[
-            control_pb2.EngineSeen(id=e.id, state=_standing(e, core), programs=len(e.program_ids))
+            control_pb2.EngineSeen(
+                id=e.id,
+                state=_standing(e, core),
+                programs=len(e.program_ids),
+                model=e.spec.model,
+                shared_pool=e.home.path if e.home.shared else "",
+            )
             for e in core.engines.values()
         ],
     )

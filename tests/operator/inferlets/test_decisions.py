@@ -56,6 +56,19 @@ def test_a_program_that_names_no_model_is_runnable_where_no_pool_is() -> None:
     assert (want.status, want.reason) == ("False", Reason.POOL_NOT_FOUND)
 
 
+def test_a_model_that_only_a_shared_pool_serves_is_runnable_there_and_says_where() -> None:
+    valid = Verdict("True", Reason.CATALOGUED, digest="d1")
+    told = status(
+        inferlet(model="m").spec, InferletStatus(), valid, POOLS, generation=1, now=NOW, shared={"m": ("ops/demo",)}
+    )
+    where = find(told.conditions, "Runnable")
+    assert where is not None
+    assert (where.status, told.pools) == ("True", [])
+    assert "ops/demo" in where.message
+    want, _ = runnable(inferlet(model="large").spec, POOLS, valid, ["ops/demo"])
+    assert want.reason == Reason.POOL_NOT_READY, "an own pool of the model is waited for"
+
+
 def test_while_control_is_silent_nobody_knows_what_is_runnable() -> None:
     silent = [PoolSeen("a", "small", ready=False, unknown=True)]
     want, _ = runnable(inferlet(pool="a").spec, silent, Verdict("True", Reason.CATALOGUED, digest="d1"))

@@ -30,7 +30,7 @@ def context(fetch: Any, held: dict[str, str] | None = None) -> Any:
     async def write_status(_: Key, __: Any, ___: Any, new: Any, ____: Any) -> None:
         written.append(new)
 
-    view = SimpleNamespace(catalogue={"ns": held or {}})
+    view = SimpleNamespace(shared={}, catalogue={"ns": held or {}})
     fetcher = SimpleNamespace(fetch=fetch)
     ctx = SimpleNamespace(store=Store(), queue=WorkQueue(), view=view, fetcher=fetcher, now="2026-01-01T00:00:00Z")
     ctx.write_status, ctx.written = write_status, written
