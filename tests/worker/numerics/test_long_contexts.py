@@ -31,6 +31,13 @@ MODELS: dict[str, dict[str, Any]] = {
     "qwen3-norms": config_of("qwen3", "Qwen3ForCausalLM", head_dim=32, **LONG),
     "llama-88m": LLAMA_88M,
 }
+LARGEST = 2.5
+"""Bound of the ratio of the two largest errors in bf16.
+
+A largest error of 48 positions is one extreme draw, so the ratio of two varies with the seed. Over 10 seeds of each
+small model and both kernels it had means of 0.73 to 1.01, deviations of 0.11 to 0.19, and 1.40 as its largest value.
+The logarithm of 2.5 is about five deviations of the ratio's logarithm. The ratio of the root mean squares, which the
+tests bound by 1.5, is steady: at most 1.05."""
 SMALL = [name for name in MODELS if name != "llama-88m"]
 _WRITTEN = TemporaryDirectory(prefix="tartlet-long-")
 
@@ -87,9 +94,9 @@ def test_a_context_of_2048_tokens_gives_the_logits_of_transformers(name: str, ke
 
 @pytest.mark.parametrize("kernels", ["auto", "torch"])
 @pytest.mark.parametrize("name", MODELS)
-def test_bf16_error_over_a_long_context_is_at_most_half_more_than_that_of_transformers(name: str, kernels: str) -> None:
+def test_bf16_error_over_a_long_context_is_like_that_of_transformers(name: str, kernels: str) -> None:
     exact = truth(name, torch.float32)
     mine = np.abs(computed(name, "bfloat16", kernels) - exact)
     theirs = np.abs(truth(name, torch.bfloat16) - exact)
     assert np.sqrt((mine**2).mean()) <= 1.5 * np.sqrt((theirs**2).mean())
-    assert mine.max() <= 1.5 * theirs.max()
+    assert mine.max() <= LARGEST * theirs.max()
