@@ -77,6 +77,12 @@ def named(objects: list[dict[str, Any]], kind: str, name: str) -> dict[str, Any]
     return one
 
 
+def made_pools(objects: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the pools that the chart makes, without the hooks that remove them before their operator goes."""
+    pools = of_kind(objects, "EnginePool")
+    return [p for p in pools if (p["metadata"].get("annotations") or {}).get("helm.sh/hook") != "pre-delete"]
+
+
 def pods(objects: list[dict[str, Any]]) -> Iterator[tuple[str, dict[str, Any], dict[str, Any]]]:
     """Yield name, metadata and spec of every pod that the objects create."""
     for each in objects:

@@ -12,7 +12,19 @@ import pytest
 import yaml
 
 from tartlet_common.config.settings import ROLES
-from tests.chart.render import API, CHART, EVERYTHING, KUBERNETES, named, of_kind, pods, refusal, render, run
+from tests.chart.render import (
+    API,
+    CHART,
+    EVERYTHING,
+    KUBERNETES,
+    made_pools,
+    named,
+    of_kind,
+    pods,
+    refusal,
+    render,
+    run,
+)
 
 CHART_DECIDES = {  # settings that follow from what the chart makes
     "control": {"address", "shared_pools"},
@@ -93,7 +105,7 @@ def test_images_of_any_registry_and_labels_with_a_prefix_are_accepted() -> None:
 def test_a_pools_choices_may_be_templates_and_the_api_server_checks_the_rest() -> None:
     more = {"engine": {"backend": '{{ "Fake" }}'}, "replicas": "{{ 2 }}", "podTemplate": {"env": [{"name": "A"}]}}
     objects = render({"enginePools": [{"name": "a", "spec": _POOL["spec"] | more}]}, crds_known=True)
-    pool = named(objects, "EnginePool", "a")
+    (pool,) = [p for p in made_pools(objects) if p["metadata"]["name"] == "a"]
     assert (pool["spec"]["engine"]["backend"], pool["spec"]["podTemplate"]) == ("Fake", more["podTemplate"])
 
 
@@ -254,8 +266,11 @@ def test_crds_are_the_generated_ones_and_kept() -> None:
 
 
 def test_pools_are_plain_objects_where_the_kind_is_known_and_hooks_in_the_release_that_brings_it() -> None:
-    (pool,) = of_kind(render(crds_known=True), "EnginePool")
+    known = render(crds_known=True)
+    (pool,) = made_pools(known)
     assert not pool["metadata"].get("annotations")
+    (first,) = (p for p in of_kind(known, "EnginePool") if p != pool)
+    assert first["metadata"]["annotations"]["helm.sh/hook"] == "pre-delete", "pools go before their operator"
     hooked = of_kind(render(), "EnginePool")
     made, removed = hooked
     notes = made["metadata"]["annotations"]
@@ -269,7 +284,7 @@ def test_pools_are_plain_objects_where_the_kind_is_known_and_hooks_in_the_releas
 
 def test_the_default_pool_takes_its_model_from_the_workers_image() -> None:
     image = {"workerImage": {"repository": "example.org/w", "tag": "v7"}}
-    (pool,) = of_kind(render(image, crds_known=True), "EnginePool")
+    (pool,) = made_pools(render(image, crds_known=True))
     assert pool["spec"]["model"]["init"]["image"] == "example.org/w:v7"
     operator = named(render(image), "Deployment", "tartlet-operator")["spec"]["template"]["spec"]["containers"][0]
     assert {"name": "TARTLET_OPERATOR_WORKER_IMAGE", "value": "example.org/w:v7"} in operator["env"]
@@ -279,9 +294,7 @@ def test_the_examples_stand_beside_the_default_pool() -> None:
     """A pool of the default's name would be merged with it; one of its model's name would stand by."""
     bodies = [yaml.safe_load(p.read_text()) for p in (CHART.parents[1] / "docs" / "examples").glob("*.yaml")]
     examples = [(b["metadata"]["name"], b["spec"]["model"]["name"]) for b in bodies if b["kind"] == "EnginePool"]
-    default = [
-        (p["metadata"]["name"], p["spec"]["model"]["name"]) for p in of_kind(render(crds_known=True), "EnginePool")
-    ]
+    default = [(p["metadata"]["name"], p["spec"]["model"]["name"]) for p in made_pools(render(crds_known=True))]
     assert default
     for names in zip(*examples, *default, strict=True):
         assert len(set(names)) == len(names)

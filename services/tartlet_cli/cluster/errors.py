@@ -207,6 +207,13 @@ class RunNotStarted(InvalidArgument):
     remedy = "Wait for the start with --follow; `kubectl describe inferletrun` shows more."
 
 
+class RunNotEnded(Unavailable):
+    """The run has not ended in time; its condition says how it stands."""
+
+    message = "run {name} has not ended after {waited_s} s: {reason}: {detail}"
+    remedy = "Wait longer with --timeout; `kubectl tartlet status` shows what the run waits for."
+
+
 class CrdOwned(InvalidArgument):
     """A Helm release owns the definition, and would restore its own at its next upgrade."""
 

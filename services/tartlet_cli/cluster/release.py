@@ -109,6 +109,14 @@ def state(pod: Object) -> str:
     return f"{status.get('phase', 'unknown')}, not ready"
 
 
+def trouble(pod: Object) -> str:
+    """Return what keeps a pod's containers from running, such as an image that can't be pulled; "" if nothing does."""
+    phase = (pod.get("status") or {}).get("phase")
+    said = state(pod)
+    quiet = phase == "Succeeded" or said in ("ready", "being deleted") or said.endswith(", not ready")
+    return "" if quiet else said
+
+
 def find_release(cluster: Cluster, wanted: str = "") -> Release:
     """Find the release in the cluster's namespace.
 

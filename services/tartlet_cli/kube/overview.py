@@ -38,6 +38,7 @@ def text(
     inferlets: Sequence[Object],
     runs: Sequence[Object],
     now: datetime,
+    pods: Sequence[str] = (),
 ) -> str:
     """Write tables of releases, pools, engines, inferlets and runs, as far as there are any; then explain problems.
 
@@ -47,6 +48,7 @@ def text(
         inferlets: the Inferlets.
         runs: the InferletRuns; the newest are shown.
         now: the current time, with its zone.
+        pods: what keeps pods of releases from running, one line each.
     """
     shown = newest(runs)
     tables = [
@@ -60,7 +62,8 @@ def text(
     if len(shown) < len(runs):
         left = len(runs) - len(shown)
         parts.append(f"and {left} more run{'s' if left > 1 else ''}")
-    causes = [cause for each in (*pools, *inferlets, *shown) if (cause := _cause(each))]
+    causes = [*pods]
+    causes += [cause for each in (*pools, *inferlets, *shown) if (cause := _cause(each))]
     if causes:
         more = [f"and {len(causes) - _CAUSES} more: see their conditions"] if len(causes) > _CAUSES else []
         parts.append("\n".join([*causes[:_CAUSES], *more]))
@@ -152,7 +155,13 @@ def _cause(found: Object) -> str:
 def _pool(pool: Object, now: datetime) -> Row:
     status = _status(pool)
     ready = f"{status.get('readyReplicas', 0)}/{pool['spec'].get('replicas', 1)}"
-    return pool["metadata"]["name"], pool["spec"]["model"]["name"], ready, _why(pool, "Ready"), _age(pool, now)
+    return (
+        pool["metadata"]["name"],
+        pool["spec"]["model"]["name"],
+        ready,
+        _why(pool, "Ready", "Available"),
+        _age(pool, now),
+    )
 
 
 def _engines(pool: Object) -> list[Row]:

@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 _LOOK_S = 0.5
 _SILENCE_S = 0.3  # without --follow, `logs` takes a pause of this length for the end of the output
 _MARK = 8  # characters by which a cut output is found in the newer one
-_ENDED = ("Succeeded", "Failed")
 
 
 @click.group(cls=CommandGroup, context_settings={"help_option_names": ["-h", "--help"]})
@@ -66,7 +65,8 @@ def status(*, as_json: bool, **options: Any) -> None:
             if as_json:
                 click.echo(json.dumps({"pools": pools, "inferlets": inferlets, "runs": runs}))
                 return
-            click.echo(overview.text(_releases(cluster, now), pools, inferlets, runs, now))
+            releases = _releases(cluster, now)
+            click.echo(overview.text(releases, pools, inferlets, runs, now, _broken_pods(cluster)))
     except TartletError as e:
         raise exits.fail(e) from e
 
@@ -80,7 +80,8 @@ def status(*, as_json: bool, **options: Any) -> None:
 def logs(run: str, *, follow: bool, as_json: bool, **options: Any) -> None:
     """Print the output of an InferletRun: from the runtime while it runs, later the last part, from its status.
 
-    If you may not reach the runtime, or the runtime is in another namespace, the output comes from the status.
+    If you may not reach the runtime, or the runtime is in another namespace, the output comes from the status. With
+    --follow the exit code is that of the run: 0 if it succeeded, 1 if its program failed, 3 if the system failed.
 
     \b
     Examples:
@@ -90,11 +91,53 @@ def logs(run: str, *, follow: bool, as_json: bool, **options: Any) -> None:
     from tartlet_common.errors.registry import TartletError
 
     try:
-        _logs(run.rpartition("/")[2], target(options), follow=follow, as_json=as_json)
+        code = _logs(run.rpartition("/")[2], target(options), follow=follow, as_json=as_json)
     except TartletError as e:
         raise exits.fail(e) from e
     except (KeyboardInterrupt, asyncio.CancelledError):
         raise SystemExit(exits.INTERRUPTED) from None
+    if follow and code:
+        raise SystemExit(code)
+
+
+@cli.command()
+@click.argument("run")
+@click.option("--timeout", "timeout_s", type=float, help="Seconds to wait. Default: until the run has ended.")
+@cluster_options
+@json_option
+def wait(run: str, timeout_s: float | None, *, as_json: bool, **options: Any) -> None:
+    """Wait until an InferletRun has ended, retries included, and fail if the run failed.
+
+    The exit code is 0 if the run succeeded, 1 if its program failed, and 3 if the system failed or the time is over.
+    Unlike `kubectl wait --for=condition=Succeeded`, the command ends when the run fails.
+
+    \b
+    Examples:
+      kubectl tartlet wait my-run
+      kubectl tartlet wait irun/my-run --timeout 300 --json
+    """  # noqa: D301 - \b is click's mark for a paragraph not to be wrapped
+    from tartlet_cli.cluster.api import Cluster
+    from tartlet_cli.kube import ends
+    from tartlet_common.errors.registry import TartletError
+
+    name = run.rpartition("/")[2]
+    try:
+        with Cluster.connect(target(options)) as cluster:
+            ended = ends.wait(cluster, name, timeout_s, _LOOK_S)
+    except TartletError as e:
+        raise exits.fail(e) from e
+    except KeyboardInterrupt:
+        raise SystemExit(exits.INTERRUPTED) from None
+    status: Object = ended.get("status") or {}
+    code = ends.exit_of(status)
+    if as_json:
+        click.echo(json.dumps(status))
+    elif code:
+        ends.print_error(status)
+    else:
+        click.echo(f"inferletrun.tartlet.dev/{name} succeeded")
+    if code:
+        raise SystemExit(code)
 
 
 @cli.command()
@@ -160,13 +203,34 @@ def _releases(cluster: Cluster, now: datetime) -> list[tuple[str, ...]] | None:
     return rows
 
 
-def _logs(name: str, at: Target, *, follow: bool, as_json: bool) -> None:
+def _broken_pods(cluster: Cluster) -> list[str]:
+    """Return what keeps pods of releases from running, one line a pod; nothing for a user who may not read pods.
+
+    Pools explain their own pods.
+    """
+    from tartlet_cli.cluster.api import PODS
+    from tartlet_cli.cluster.errors import Forbidden
+    from tartlet_cli.cluster.release import trouble
+
+    try:
+        pods = cluster.list(PODS, cluster.namespace, "app.kubernetes.io/name=tartlet")
+    except Forbidden:
+        return []
+    others = [pod for pod in pods if "tartlet.dev/pool" not in pod["metadata"]["labels"]]
+    return [f"pod/{pod['metadata']['name']}: {why}" for pod in others if (why := trouble(pod))]
+
+
+def _logs(name: str, at: Target, *, follow: bool, as_json: bool) -> int:
     """Attach to each of the run's programs in turn; at the end print the rest of the output that the status keeps.
 
     If the user may not attach, or the namespace has no runtime, print the status's output as it grows.
+
+    Returns:
+        The exit code of the run if it has ended, else 0.
     """
     from tartlet_cli.cluster.api import RUNS, Cluster
     from tartlet_cli.cluster.errors import Forbidden, ReleaseNotFound
+    from tartlet_cli.kube import ends
     from tartlet_common.errors.registry import UnknownProgram
 
     seen = ""
@@ -178,10 +242,10 @@ def _logs(name: str, at: Target, *, follow: bool, as_json: bool) -> None:
             status = run.get("status") or {}
             program, output = str(status.get("programId") or ""), str(status.get("output") or "")
             printed = shown[1] if shown is not None and shown[0] == program else ""
-            if status.get("phase") in _ENDED:
+            if status.get("phase") in ends.ENDED:
                 if program != seen or not program:
                     _print_status(run, printed, as_json=as_json)
-                return
+                return ends.exit_of(status)
             if program and shown is not None:
                 _print_more(printed, output, as_json=as_json)
                 shown = program, output
@@ -202,7 +266,7 @@ def _logs(name: str, at: Target, *, follow: bool, as_json: bool) -> None:
             if not follow:
                 if as_json and shown is not None:
                     click.echo(json.dumps(status))
-                return
+                return 0
             time.sleep(_LOOK_S)
 
 
@@ -259,6 +323,8 @@ def _attach(program: str, at: Target, *, follow: bool, as_json: bool) -> None:
 
 def _print_status(run: Object, before: str, *, as_json: bool) -> None:
     """Print the output that an ended run's status keeps, without the part that was printed before."""
+    from tartlet_cli.kube import ends
+
     status = run.get("status") or {}
     if as_json:
         click.echo(json.dumps(status))
@@ -271,13 +337,7 @@ def _print_status(run: Object, before: str, *, as_json: bool) -> None:
     click.echo(output, nl=bool(output) and not output.endswith("\n"))
     if result is not None:
         click.echo(result)
-    error = status.get("error")
-    if error:
-        if error.get("stderr"):
-            sys.stderr.write(error["stderr"].rstrip("\n") + "\n")
-        traceback = error.get("traceback") if status.get("outputKept") is not False else ""
-        text = traceback or f"{error['name']}: {error.get('message', '')}\n{error.get('remedy', '')}"
-        sys.stderr.write(text.rstrip("\n") + "\n")
+    ends.print_error(status)
 
 
 def _not_started(run: Object) -> RunNotStarted:

@@ -286,7 +286,8 @@ def test_logs_of_a_run_come_from_its_program_and_then_from_its_status(release: R
     error = {"name": "ProgramFailed", "number": 201, "traceback": "Traceback ...\nKeyError: 'k'\n"}
     state(phase="Failed", output="kept\n", outputTruncated=True, error=error)
     ended = release.shell("logs", "-f", "r", plugin=True)
-    assert ended.stdout == "kept\n"
+    assert (ended.returncode, ended.stdout) == (exits.PROGRAM_FAILED, "kept\n")
+    assert release.shell("logs", "r", plugin=True).returncode == 0, "it shows what there is, and judges nothing"
     assert ended.stderr == "[the start of the output is not kept]\nTraceback ...\nKeyError: 'k'\n"
     shown = release.shell("status", plugin=True).stdout
     assert "prod     1 ready" in shown
@@ -299,6 +300,31 @@ def test_logs_of_a_run_come_from_its_program_and_then_from_its_status(release: R
         "[spec.output is none: no output is kept]\nProgramFailed: the program raised an exception\nLook.\n"
     )
     assert "ilet/" not in shown, "what has no status has no cause"
+
+
+def test_wait_ends_with_the_run_and_fails_with_it(release: Release) -> None:
+    runs = f"/apis/tartlet.dev/v1alpha1/namespaces/{release.shell.namespace}/inferletruns"
+    run = {"apiVersion": "tartlet.dev/v1alpha1", "kind": "InferletRun", "metadata": {"name": "w"}}
+    release.shell.server.call("POST", runs, run | {"spec": {"inferlet": "hello"}})
+
+    def state(**status: Any) -> None:
+        release.shell.server.call("PATCH", f"{runs}/w/status", {"status": status}, "application/merge-patch+json")
+
+    late = release.shell("wait", "w", "--timeout", "0.1", plugin=True)
+    assert (late.returncode, late.stderr.split(":")[0]) == (exits.SYSTEM, "RunNotEnded")
+    waiting = release.shell.start("wait", "irun/w", plugin=True)
+    state(phase="Running", programId="p")
+    state(phase="Succeeded")
+    out, err = waiting.communicate(timeout=30)
+    assert (waiting.returncode, out, err) == (0, "inferletrun.tartlet.dev/w succeeded\n", "")
+    state(phase="Failed", error={"name": "ProgramFailed", "number": 201, "traceback": "KeyError: 'k'\n"})
+    failed = release.shell("wait", "w", plugin=True)
+    assert (failed.returncode, failed.stdout, failed.stderr) == (exits.PROGRAM_FAILED, "", "KeyError: 'k'\n")
+    state(phase="Failed", error={"name": "RuntimeLost", "number": 403, "message": "it went", "traceback": None})
+    lost = release.shell("wait", "w", "--json", plugin=True)
+    assert (lost.returncode, json.loads(lost.stdout)["error"]["name"]) == (exits.SYSTEM, "RuntimeLost")
+    missing = release.shell("wait", "nobody", plugin=True)
+    assert (missing.returncode, missing.stderr.split(":")[0]) == (exits.USAGE, "NotThere")
 
 
 def test_logs_come_from_the_status_where_no_runtime_can_be_reached(release: Release) -> None:
@@ -323,5 +349,5 @@ def test_logs_come_from_the_status_where_no_runtime_can_be_reached(release: Rele
     error = {"name": "ProgramFailed", "number": 201, "traceback": "KeyError: 'k'\n"}
     state(phase="Failed", output="second line\nthird line\n", outputTruncated=True, error=error)
     out, err = process.communicate(timeout=30)
-    assert out == "third line\n"
+    assert (process.returncode, out) == (exits.PROGRAM_FAILED, "third line\n")
     assert err.endswith("late; no release of Tartlet in namespace " + space + "]\nKeyError: 'k'\n")

@@ -64,7 +64,7 @@ async def test_a_run_shows_tokens_then_its_lost_runtime_and_then_begins_again(
 async def test_while_control_is_away_runs_and_pools_say_so(
     api_server: ApiServer, namespace: str, run_dir: Path
 ) -> None:
-    async with live(api_server, namespace, run_dir) as it:
+    async with live(api_server, namespace, run_dir, engine_flags=(f"--pool={namespace}/pool",)) as it:
         await serving(it)
         set_pod(it, ENGINE, containerStatuses=[container(started=True)])
         it.create("Inferlet", "i", {"source": {"inline": "async def main():\n    return 'done'\n"}, "pool": "pool"})
@@ -106,7 +106,7 @@ async def test_a_pool_of_no_engines_is_not_available_nor_ready_for_runs_that_wai
 async def test_a_deleted_pool_with_programs_stays_and_tells_what_drains(
     api_server: ApiServer, namespace: str, run_dir: Path
 ) -> None:
-    async with live(api_server, namespace, run_dir) as it:
+    async with live(api_server, namespace, run_dir, engine_flags=(f"--pool={namespace}/pool",)) as it:
         await serving(it)
         assert "finalizers" not in it.get("EnginePool", "pool")["metadata"]
         await computing(it, "r")
