@@ -184,6 +184,30 @@ class Source(_message.Message):
 Global___Source: _TypeAlias = Source  # noqa: Y015
 
 @_typing.final
+class Resumption(_message.Message):
+    """Part of a Hello: continue the link with this incarnation of control behind the last frame that its sender has applied."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CONTROL_INCARNATION_FIELD_NUMBER: _builtins.int
+    APPLIED_FIELD_NUMBER: _builtins.int
+    control_incarnation: _builtins.str
+    applied: _builtins.int
+    def __init__(
+        self,
+        *,
+        control_incarnation: _builtins.str = ...,
+        applied: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["applied", b"applied", "control_incarnation", b"control_incarnation"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Resumption: _TypeAlias = Resumption  # noqa: Y015
+
+@_typing.final
 class FrameSocketOffer(_message.Message):
     """Part of a Hello: from now on both directions of this stream travel on a Unix socket beside the server's
     own (the same path with ".frames"), each after its length (u32, little-endian). The gRPC stream stays open and reports

@@ -31,8 +31,14 @@ class RuntimeFrame(_message.Message):
     ENDS_FIELD_NUMBER: _builtins.int
     KEPT_FIELD_NUMBER: _builtins.int
     MORE_FIELD_NUMBER: _builtins.int
+    NUMBER_FIELD_NUMBER: _builtins.int
+    APPLIED_FIELD_NUMBER: _builtins.int
     more: _builtins.bool
     """more of this turn follows: control waits for it if another step would cost more"""
+    number: _builtins.int
+    """from protocol 2 on: from 1, 0 for an empty frame and for Hello"""
+    applied: _builtins.int
+    """the last number that the sender has applied"""
     @_builtins.property
     def hello(self) -> Global___RuntimeHello: ...
     @_builtins.property
@@ -54,10 +60,12 @@ class RuntimeFrame(_message.Message):
         ends: _abc.Iterable[Global___ProgramEnd] | None = ...,
         kept: _abc.Iterable[Global___KeptProgram] | None = ...,
         more: _builtins.bool = ...,
+        number: _builtins.int = ...,
+        applied: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["commands", b"commands", "hello", b"hello"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["commands", b"commands", "ends", b"ends", "hello", b"hello", "kept", b"kept", "more", b"more", "starts", b"starts"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["applied", b"applied", "commands", b"commands", "ends", b"ends", "hello", b"hello", "kept", b"kept", "more", b"more", "number", b"number", "starts", b"starts"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -74,13 +82,21 @@ class RuntimeHello(_message.Message):
     PROGRAMS_FIELD_NUMBER: _builtins.int
     KEPT_FIELD_NUMBER: _builtins.int
     FRAME_SOCKET_FIELD_NUMBER: _builtins.int
+    NEWEST_PROTOCOL_FIELD_NUMBER: _builtins.int
+    EPOCH_FIELD_NUMBER: _builtins.int
+    RESUME_FIELD_NUMBER: _builtins.int
     protocol: _builtins.int
+    """the oldest version that the runtime speaks"""
     runtime_id: _builtins.str
     incarnation: _builtins.str
     address: _builtins.str
     """address of its Programs service, for clients and other runtimes"""
     frame_socket: _builtins.bool
     """the runtime can use a frame socket beside control's own"""
+    newest_protocol: _builtins.int
+    """0: `protocol` is the only version"""
+    epoch: _builtins.int
+    """when the incarnation began, in ms of Unix time; 0: unknown"""
     @_builtins.property
     def programs(self) -> _containers.RepeatedCompositeFieldContainer[Global___ProgramStart]:
         """the programs that run already, after a restart of control"""
@@ -88,6 +104,10 @@ class RuntimeHello(_message.Message):
     @_builtins.property
     def kept(self) -> _containers.RepeatedCompositeFieldContainer[Global___KeptProgram]:
         """the ended programs whose output is kept"""
+
+    @_builtins.property
+    def resume(self) -> _common_pb2.Resumption:
+        """such a Hello lists no programs"""
 
     def __init__(
         self,
@@ -99,10 +119,13 @@ class RuntimeHello(_message.Message):
         programs: _abc.Iterable[Global___ProgramStart] | None = ...,
         kept: _abc.Iterable[Global___KeptProgram] | None = ...,
         frame_socket: _builtins.bool = ...,
+        newest_protocol: _builtins.int = ...,
+        epoch: _builtins.int = ...,
+        resume: _common_pb2.Resumption | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["resume", b"resume"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "frame_socket", b"frame_socket", "incarnation", b"incarnation", "kept", b"kept", "programs", b"programs", "protocol", b"protocol", "runtime_id", b"runtime_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "epoch", b"epoch", "frame_socket", b"frame_socket", "incarnation", b"incarnation", "kept", b"kept", "newest_protocol", b"newest_protocol", "programs", b"programs", "protocol", b"protocol", "resume", b"resume", "runtime_id", b"runtime_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -283,9 +306,15 @@ class ControlFrame(_message.Message):
     KILLS_FIELD_NUMBER: _builtins.int
     SETTLED_FIELD_NUMBER: _builtins.int
     IDLE_FIELD_NUMBER: _builtins.int
+    NUMBER_FIELD_NUMBER: _builtins.int
+    APPLIED_FIELD_NUMBER: _builtins.int
     models_changed: _builtins.bool
     idle: _builtins.bool
     """no engine has work, so these deliveries are urgent"""
+    number: _builtins.int
+    """from protocol 2 on: from 1, 0 for an empty frame and for Hello"""
+    applied: _builtins.int
+    """the last number that the sender has applied"""
     @_builtins.property
     def hello(self) -> Global___ControlHello: ...
     @_builtins.property
@@ -311,10 +340,12 @@ class ControlFrame(_message.Message):
         kills: _abc.Iterable[Global___ProgramKill] | None = ...,
         settled: _abc.Iterable[Global___ProgramSettled] | None = ...,
         idle: _builtins.bool = ...,
+        number: _builtins.int = ...,
+        applied: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["deliveries", b"deliveries", "hello", b"hello"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["deliveries", b"deliveries", "hello", b"hello", "idle", b"idle", "kills", b"kills", "models", b"models", "models_changed", b"models_changed", "settled", b"settled", "started", b"started"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["applied", b"applied", "deliveries", b"deliveries", "hello", b"hello", "idle", b"idle", "kills", b"kills", "models", b"models", "models_changed", b"models_changed", "number", b"number", "settled", b"settled", "started", b"started"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -327,20 +358,41 @@ class ControlHello(_message.Message):
     PROTOCOL_FIELD_NUMBER: _builtins.int
     INCARNATION_FIELD_NUMBER: _builtins.int
     FRAMES_FIELD_NUMBER: _builtins.int
+    ERROR_FIELD_NUMBER: _builtins.int
+    EPOCH_FIELD_NUMBER: _builtins.int
+    RESUMED_FIELD_NUMBER: _builtins.int
+    APPLIED_FIELD_NUMBER: _builtins.int
+    GRACE_S_FIELD_NUMBER: _builtins.int
     protocol: _builtins.int
+    """the version that both ends speak from now on"""
     incarnation: _builtins.str
+    epoch: _builtins.int
+    resumed: _builtins.bool
+    applied: _builtins.int
+    """with `resumed`"""
+    grace_s: _builtins.float
+    """control gives the runtime up when it was away for so long"""
     @_builtins.property
     def frames(self) -> _common_pb2.FrameSocketOffer: ...
+    @_builtins.property
+    def error(self) -> _common_pb2.Error:
+        """number not 0: refused; ResumeRefused: say Hello anew"""
+
     def __init__(
         self,
         *,
         protocol: _builtins.int = ...,
         incarnation: _builtins.str = ...,
         frames: _common_pb2.FrameSocketOffer | None = ...,
+        error: _common_pb2.Error | None = ...,
+        epoch: _builtins.int = ...,
+        resumed: _builtins.bool = ...,
+        applied: _builtins.int = ...,
+        grace_s: _builtins.float = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["frames", b"frames"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["error", b"error", "frames", b"frames"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["frames", b"frames", "incarnation", b"incarnation", "protocol", b"protocol"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["applied", b"applied", "epoch", b"epoch", "error", b"error", "frames", b"frames", "grace_s", b"grace_s", "incarnation", b"incarnation", "protocol", b"protocol", "resumed", b"resumed"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

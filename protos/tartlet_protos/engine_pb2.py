@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from tartlet_protos import common_pb2 as tartlet_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17tartlet/v1/engine.proto\x12\ntartlet.v1\x1a\x17tartlet/v1/common.proto\"0\n\x0cPutBlobReply\x12 \n\x05\x65rror\x18\x01 \x01(\x0b\x32\x11.tartlet.v1.Error\"\xc9\x01\n\x0bWorkerFrame\x12\x1b\n\x13\x63ontrol_incarnation\x18\x01 \x01(\t\x12&\n\x05hello\x18\x02 \x01(\x0b\x32\x17.tartlet.v1.WorkerHello\x12,\n\x07results\x18\x03 \x03(\x0b\x32\x1b.tartlet.v1.StepResultFrame\x12\r\n\x05state\x18\x04 \x01(\t\x12!\n\x06\x62roken\x18\x05 \x01(\x0b\x32\x11.tartlet.v1.Error\x12\x15\n\rdrain_grace_s\x18\x06 \x01(\x01\"~\n\x0bWorkerHello\x12\x10\n\x08protocol\x18\x01 \x01(\r\x12\x11\n\tengine_id\x18\x02 \x01(\t\x12\x13\n\x0bincarnation\x18\x03 \x01(\t\x12\x11\n\tspec_json\x18\x04 \x01(\t\x12\x14\n\x0c\x66rame_socket\x18\x05 \x01(\x08\x12\x0c\n\x04pool\x18\x06 \x01(\t\"3\n\x10\x42\x61tchResultFrame\x12\x0f\n\x07\x63olumns\x18\x01 \x03(\x0c\x12\x0e\n\x06\x64\x65tail\x18\x02 \x03(\t\"{\n\x0fStepResultFrame\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12-\n\x07results\x18\x02 \x03(\x0b\x32\x1c.tartlet.v1.BatchResultFrame\x12\x17\n\x0f\x63omputed_tokens\x18\x03 \x01(\x04\x12\x10\n\x08\x64\x65vice_s\x18\x04 \x01(\x01\"\x86\x01\n\x0b\x45ngineFrame\x12\x1a\n\x12worker_incarnation\x18\x01 \x01(\t\x12&\n\x05hello\x18\x02 \x01(\x0b\x32\x17.tartlet.v1.EngineHello\x12$\n\x05steps\x18\x03 \x03(\x0b\x32\x15.tartlet.v1.StepFrame\x12\r\n\x05\x64rain\x18\x04 \x01(\x08\"\x84\x01\n\x0b\x45ngineHello\x12\x10\n\x08protocol\x18\x01 \x01(\r\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\x12 \n\x05\x65rror\x18\x03 \x01(\x0b\x32\x11.tartlet.v1.Error\x12,\n\x06\x66rames\x18\x04 \x01(\x0b\x32\x1c.tartlet.v1.FrameSocketOffer\"+\n\nBatchFrame\x12\x0c\n\x04kind\x18\x01 \x01(\r\x12\x0f\n\x07\x63olumns\x18\x02 \x03(\x0c\"\xae\x01\n\tStepFrame\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12\'\n\x07\x62\x61tches\x18\x02 \x03(\x0b\x32\x16.tartlet.v1.BatchFrame\x12\x13\n\x0b\x63lear_pages\x18\x03 \x01(\x0c\x12\x14\n\x0c\x63lear_embeds\x18\x04 \x01(\x0c\x12\x13\n\x0b\x63lear_slots\x18\x05 \x01(\x0c\x12\x13\n\x0breset_lanes\x18\x06 \x01(\x0c\x12\x13\n\x0btraceparent\x18\x07 \x01(\t2\x87\x01\n\x06\x45ngine\x12?\n\x07\x43onnect\x12\x17.tartlet.v1.WorkerFrame\x1a\x17.tartlet.v1.EngineFrame(\x01\x30\x01\x12<\n\x07PutBlob\x12\x15.tartlet.v1.BlobChunk\x1a\x18.tartlet.v1.PutBlobReply(\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17tartlet/v1/engine.proto\x12\ntartlet.v1\x1a\x17tartlet/v1/common.proto\"0\n\x0cPutBlobReply\x12 \n\x05\x65rror\x18\x01 \x01(\x0b\x32\x11.tartlet.v1.Error\"\xea\x01\n\x0bWorkerFrame\x12\x1b\n\x13\x63ontrol_incarnation\x18\x01 \x01(\t\x12&\n\x05hello\x18\x02 \x01(\x0b\x32\x17.tartlet.v1.WorkerHello\x12,\n\x07results\x18\x03 \x03(\x0b\x32\x1b.tartlet.v1.StepResultFrame\x12\r\n\x05state\x18\x04 \x01(\t\x12!\n\x06\x62roken\x18\x05 \x01(\x0b\x32\x11.tartlet.v1.Error\x12\x15\n\rdrain_grace_s\x18\x06 \x01(\x01\x12\x0e\n\x06number\x18\x07 \x01(\x04\x12\x0f\n\x07\x61pplied\x18\x08 \x01(\x04\"\xce\x01\n\x0bWorkerHello\x12\x10\n\x08protocol\x18\x01 \x01(\r\x12\x11\n\tengine_id\x18\x02 \x01(\t\x12\x13\n\x0bincarnation\x18\x03 \x01(\t\x12\x11\n\tspec_json\x18\x04 \x01(\t\x12\x14\n\x0c\x66rame_socket\x18\x05 \x01(\x08\x12\x0c\n\x04pool\x18\x06 \x01(\t\x12\x17\n\x0fnewest_protocol\x18\x07 \x01(\r\x12\r\n\x05\x65poch\x18\x08 \x01(\x04\x12&\n\x06resume\x18\t \x01(\x0b\x32\x16.tartlet.v1.Resumption\"3\n\x10\x42\x61tchResultFrame\x12\x0f\n\x07\x63olumns\x18\x01 \x03(\x0c\x12\x0e\n\x06\x64\x65tail\x18\x02 \x03(\t\"{\n\x0fStepResultFrame\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12-\n\x07results\x18\x02 \x03(\x0b\x32\x1c.tartlet.v1.BatchResultFrame\x12\x17\n\x0f\x63omputed_tokens\x18\x03 \x01(\x04\x12\x10\n\x08\x64\x65vice_s\x18\x04 \x01(\x01\"\xa7\x01\n\x0b\x45ngineFrame\x12\x1a\n\x12worker_incarnation\x18\x01 \x01(\t\x12&\n\x05hello\x18\x02 \x01(\x0b\x32\x17.tartlet.v1.EngineHello\x12$\n\x05steps\x18\x03 \x03(\x0b\x32\x15.tartlet.v1.StepFrame\x12\r\n\x05\x64rain\x18\x04 \x01(\x08\x12\x0e\n\x06number\x18\x05 \x01(\x04\x12\x0f\n\x07\x61pplied\x18\x06 \x01(\x04\"\xc6\x01\n\x0b\x45ngineHello\x12\x10\n\x08protocol\x18\x01 \x01(\r\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\x12 \n\x05\x65rror\x18\x03 \x01(\x0b\x32\x11.tartlet.v1.Error\x12,\n\x06\x66rames\x18\x04 \x01(\x0b\x32\x1c.tartlet.v1.FrameSocketOffer\x12\r\n\x05\x65poch\x18\x05 \x01(\x04\x12\x0f\n\x07resumed\x18\x06 \x01(\x08\x12\x0f\n\x07\x61pplied\x18\x07 \x01(\x04\x12\x0f\n\x07grace_s\x18\x08 \x01(\x01\"+\n\nBatchFrame\x12\x0c\n\x04kind\x18\x01 \x01(\r\x12\x0f\n\x07\x63olumns\x18\x02 \x03(\x0c\"\xae\x01\n\tStepFrame\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12\'\n\x07\x62\x61tches\x18\x02 \x03(\x0b\x32\x16.tartlet.v1.BatchFrame\x12\x13\n\x0b\x63lear_pages\x18\x03 \x01(\x0c\x12\x14\n\x0c\x63lear_embeds\x18\x04 \x01(\x0c\x12\x13\n\x0b\x63lear_slots\x18\x05 \x01(\x0c\x12\x13\n\x0breset_lanes\x18\x06 \x01(\x0c\x12\x13\n\x0btraceparent\x18\x07 \x01(\t2\x87\x01\n\x06\x45ngine\x12?\n\x07\x43onnect\x12\x17.tartlet.v1.WorkerFrame\x1a\x17.tartlet.v1.EngineFrame(\x01\x30\x01\x12<\n\x07PutBlob\x12\x15.tartlet.v1.BlobChunk\x1a\x18.tartlet.v1.PutBlobReply(\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -35,21 +35,21 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_PUTBLOBREPLY']._serialized_start=64
   _globals['_PUTBLOBREPLY']._serialized_end=112
   _globals['_WORKERFRAME']._serialized_start=115
-  _globals['_WORKERFRAME']._serialized_end=316
-  _globals['_WORKERHELLO']._serialized_start=318
-  _globals['_WORKERHELLO']._serialized_end=444
-  _globals['_BATCHRESULTFRAME']._serialized_start=446
-  _globals['_BATCHRESULTFRAME']._serialized_end=497
-  _globals['_STEPRESULTFRAME']._serialized_start=499
-  _globals['_STEPRESULTFRAME']._serialized_end=622
-  _globals['_ENGINEFRAME']._serialized_start=625
-  _globals['_ENGINEFRAME']._serialized_end=759
-  _globals['_ENGINEHELLO']._serialized_start=762
-  _globals['_ENGINEHELLO']._serialized_end=894
-  _globals['_BATCHFRAME']._serialized_start=896
-  _globals['_BATCHFRAME']._serialized_end=939
-  _globals['_STEPFRAME']._serialized_start=942
-  _globals['_STEPFRAME']._serialized_end=1116
-  _globals['_ENGINE']._serialized_start=1119
-  _globals['_ENGINE']._serialized_end=1254
+  _globals['_WORKERFRAME']._serialized_end=349
+  _globals['_WORKERHELLO']._serialized_start=352
+  _globals['_WORKERHELLO']._serialized_end=558
+  _globals['_BATCHRESULTFRAME']._serialized_start=560
+  _globals['_BATCHRESULTFRAME']._serialized_end=611
+  _globals['_STEPRESULTFRAME']._serialized_start=613
+  _globals['_STEPRESULTFRAME']._serialized_end=736
+  _globals['_ENGINEFRAME']._serialized_start=739
+  _globals['_ENGINEFRAME']._serialized_end=906
+  _globals['_ENGINEHELLO']._serialized_start=909
+  _globals['_ENGINEHELLO']._serialized_end=1107
+  _globals['_BATCHFRAME']._serialized_start=1109
+  _globals['_BATCHFRAME']._serialized_end=1152
+  _globals['_STEPFRAME']._serialized_start=1155
+  _globals['_STEPFRAME']._serialized_end=1329
+  _globals['_ENGINE']._serialized_start=1332
+  _globals['_ENGINE']._serialized_end=1467
 # @@protoc_insertion_point(module_scope)

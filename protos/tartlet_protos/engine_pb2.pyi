@@ -51,12 +51,18 @@ class WorkerFrame(_message.Message):
     STATE_FIELD_NUMBER: _builtins.int
     BROKEN_FIELD_NUMBER: _builtins.int
     DRAIN_GRACE_S_FIELD_NUMBER: _builtins.int
+    NUMBER_FIELD_NUMBER: _builtins.int
+    APPLIED_FIELD_NUMBER: _builtins.int
     control_incarnation: _builtins.str
     """the control that this frame answers; another one drops it"""
     state: _builtins.str
     """"draining", "overdue" (its grace is over, so it leaves), "broken"; "": unchanged"""
     drain_grace_s: _builtins.float
     """with "overdue" """
+    number: _builtins.int
+    """from protocol 2 on: from 1, 0 for an empty frame and for Hello"""
+    applied: _builtins.int
+    """the last number that the sender has applied"""
     @_builtins.property
     def hello(self) -> Global___WorkerHello: ...
     @_builtins.property
@@ -72,10 +78,12 @@ class WorkerFrame(_message.Message):
         state: _builtins.str = ...,
         broken: _common_pb2.Error | None = ...,
         drain_grace_s: _builtins.float = ...,
+        number: _builtins.int = ...,
+        applied: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["broken", b"broken", "hello", b"hello"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["broken", b"broken", "control_incarnation", b"control_incarnation", "drain_grace_s", b"drain_grace_s", "hello", b"hello", "results", b"results", "state", b"state"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["applied", b"applied", "broken", b"broken", "control_incarnation", b"control_incarnation", "drain_grace_s", b"drain_grace_s", "hello", b"hello", "number", b"number", "results", b"results", "state", b"state"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -91,7 +99,11 @@ class WorkerHello(_message.Message):
     SPEC_JSON_FIELD_NUMBER: _builtins.int
     FRAME_SOCKET_FIELD_NUMBER: _builtins.int
     POOL_FIELD_NUMBER: _builtins.int
+    NEWEST_PROTOCOL_FIELD_NUMBER: _builtins.int
+    EPOCH_FIELD_NUMBER: _builtins.int
+    RESUME_FIELD_NUMBER: _builtins.int
     protocol: _builtins.int
+    """the oldest version that the worker speaks"""
     engine_id: _builtins.str
     incarnation: _builtins.str
     spec_json: _builtins.str
@@ -100,6 +112,14 @@ class WorkerHello(_message.Message):
     """the worker can use a frame socket beside control's own"""
     pool: _builtins.str
     """TENANT/POOL; over TLS the certificate must name the tenant"""
+    newest_protocol: _builtins.int
+    """0: `protocol` is the only version"""
+    epoch: _builtins.int
+    """when the incarnation began, in ms of Unix time; 0: unknown"""
+    @_builtins.property
+    def resume(self) -> _common_pb2.Resumption:
+        """keep the pools"""
+
     def __init__(
         self,
         *,
@@ -109,10 +129,13 @@ class WorkerHello(_message.Message):
         spec_json: _builtins.str = ...,
         frame_socket: _builtins.bool = ...,
         pool: _builtins.str = ...,
+        newest_protocol: _builtins.int = ...,
+        epoch: _builtins.int = ...,
+        resume: _common_pb2.Resumption | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["resume", b"resume"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["engine_id", b"engine_id", "frame_socket", b"frame_socket", "incarnation", b"incarnation", "pool", b"pool", "protocol", b"protocol", "spec_json", b"spec_json"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["engine_id", b"engine_id", "epoch", b"epoch", "frame_socket", b"frame_socket", "incarnation", b"incarnation", "newest_protocol", b"newest_protocol", "pool", b"pool", "protocol", b"protocol", "resume", b"resume", "spec_json", b"spec_json"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -183,8 +206,12 @@ class EngineFrame(_message.Message):
     HELLO_FIELD_NUMBER: _builtins.int
     STEPS_FIELD_NUMBER: _builtins.int
     DRAIN_FIELD_NUMBER: _builtins.int
+    NUMBER_FIELD_NUMBER: _builtins.int
+    APPLIED_FIELD_NUMBER: _builtins.int
     worker_incarnation: _builtins.str
     drain: _builtins.bool
+    number: _builtins.int
+    applied: _builtins.int
     @_builtins.property
     def hello(self) -> Global___EngineHello: ...
     @_builtins.property
@@ -196,10 +223,12 @@ class EngineFrame(_message.Message):
         hello: Global___EngineHello | None = ...,
         steps: _abc.Iterable[Global___StepFrame] | None = ...,
         drain: _builtins.bool = ...,
+        number: _builtins.int = ...,
+        applied: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["hello", b"hello"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["drain", b"drain", "hello", b"hello", "steps", b"steps", "worker_incarnation", b"worker_incarnation"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["applied", b"applied", "drain", b"drain", "hello", b"hello", "number", b"number", "steps", b"steps", "worker_incarnation", b"worker_incarnation"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -213,12 +242,23 @@ class EngineHello(_message.Message):
     INCARNATION_FIELD_NUMBER: _builtins.int
     ERROR_FIELD_NUMBER: _builtins.int
     FRAMES_FIELD_NUMBER: _builtins.int
+    EPOCH_FIELD_NUMBER: _builtins.int
+    RESUMED_FIELD_NUMBER: _builtins.int
+    APPLIED_FIELD_NUMBER: _builtins.int
+    GRACE_S_FIELD_NUMBER: _builtins.int
     protocol: _builtins.int
+    """the version that both ends speak from now on"""
     incarnation: _builtins.str
-    """a worker that sees a new one resets its pools"""
+    epoch: _builtins.int
+    resumed: _builtins.bool
+    """else the worker resets its pools"""
+    applied: _builtins.int
+    """with `resumed`"""
+    grace_s: _builtins.float
+    """control gives the engine up when it was away for so long"""
     @_builtins.property
     def error(self) -> _common_pb2.Error:
-        """number not 0: refused"""
+        """number not 0: refused; ResumeRefused: say Hello anew"""
 
     @_builtins.property
     def frames(self) -> _common_pb2.FrameSocketOffer: ...
@@ -229,10 +269,14 @@ class EngineHello(_message.Message):
         incarnation: _builtins.str = ...,
         error: _common_pb2.Error | None = ...,
         frames: _common_pb2.FrameSocketOffer | None = ...,
+        epoch: _builtins.int = ...,
+        resumed: _builtins.bool = ...,
+        applied: _builtins.int = ...,
+        grace_s: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["error", b"error", "frames", b"frames"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["error", b"error", "frames", b"frames", "incarnation", b"incarnation", "protocol", b"protocol"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["applied", b"applied", "epoch", b"epoch", "error", b"error", "frames", b"frames", "grace_s", b"grace_s", "incarnation", b"incarnation", "protocol", b"protocol", "resumed", b"resumed"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

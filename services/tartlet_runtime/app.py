@@ -15,7 +15,7 @@ from tartlet_common.clock import SystemClock
 from tartlet_common.config.settings import RuntimeSettings
 from tartlet_common.errors.registry import RuntimeLost
 from tartlet_common.process.role import Notify
-from tartlet_common.rpc.endpoints import PROTOCOL_VERSION, Dialer, Tls, make_server
+from tartlet_common.rpc.endpoints import Dialer, Tls, make_server
 from tartlet_common.rpc.frame_streams import Joiner
 from tartlet_protos import control_pb2, programs_pb2_grpc
 from tartlet_runtime.answers.local_ops import LocalOps
@@ -51,7 +51,6 @@ async def main(settings: RuntimeSettings, notify: Notify) -> None:
         driver = Driver(asyncio.get_running_loop())
         incarnation = uuid.uuid4().hex
         hello = control_pb2.RuntimeHello(
-            protocol=PROTOCOL_VERSION,
             runtime_id=f"{socket.gethostname()} {settings.address}",
             incarnation=incarnation,
             address=settings.advertise or settings.address,

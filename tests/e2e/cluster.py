@@ -85,6 +85,7 @@ class Cluster:
 
     def __post_init__(self) -> None:
         self.control = f"localhost:{free_port()}"
+        self.dialled = self.control  # by runtimes and workers
         self.runtimes = [f"localhost:{free_port()}", f"localhost:{free_port()}"]
 
     def identity(self, *names: str) -> Tls:
@@ -136,11 +137,11 @@ class Cluster:
         return self.start("control", "control", "--address", self.control, tls=self.identity("control"))
 
     def start_runtime(self, number: int) -> Role:
-        flags = ["--address", self.runtimes[number], "--control", self.control]
+        flags = ["--address", self.runtimes[number], "--control", self.dialled]
         return self.start(f"runtime{number}", "runtime", *flags, tls=self.identity("runtime"))
 
     def start_worker(self, *flags: str) -> Role:
-        flags = ("--engine", "fake", "--control", self.control, *flags)
+        flags = ("--engine", "fake", "--control", self.dialled, *flags)
         return self.start("worker", "worker", *flags, tls=self.identity("worker"))
 
     def stop(self) -> None:

@@ -34,7 +34,7 @@ log = logging.getLogger("tartlet.worker")
 class Finished:
     """A report of the thread: the result of a step, or why there is none."""
 
-    connection: int  # the connection that sent the step; results for earlier connections are dropped
+    link: int  # the link that sent the step; results for earlier links are dropped
     result: engine_pb2.StepResultFrame | None
     broken: TartletError | None = None  # the engine can't continue
     malformed: TartletError | None = None  # the frame could not be read, and no part of it was run
@@ -47,7 +47,7 @@ class _Reset:
 
 @dataclass(frozen=True, slots=True)
 class _Work:
-    connection: int
+    link: int
     frame: engine_pb2.StepFrame
 
 
@@ -67,9 +67,9 @@ class EngineThread:
         """Start the thread."""
         self._thread.start()
 
-    def submit(self, connection: int, frame: engine_pb2.StepFrame) -> None:
-        """Queue a step. Its report carries the same `connection`."""
-        self._queue.put(_Work(connection, frame))
+    def submit(self, link: int, frame: engine_pb2.StepFrame) -> None:
+        """Queue a step. Its report carries the same `link`."""
+        self._queue.put(_Work(link, frame))
 
     def reset(self) -> None:
         """Queue a reset of the engine's pools, which happens after the steps that were queued before."""
@@ -112,14 +112,14 @@ class EngineThread:
         try:
             step = step_codec.step_from_proto(work.frame)
         except MalformedSubmission as e:
-            return Finished(work.connection, None, malformed=e)
+            return Finished(work.link, None, malformed=e)
         except Exception as e:  # noqa: BLE001 - our bug: control, which waits for the step, is told all the same
             return _broken(work, e)
         try:
             result = step_codec.result_to_proto(self._compute(step))
         except Exception as e:  # noqa: BLE001 - our bug, or the engine is broken
             return _broken(work, e)
-        return Finished(work.connection, result)
+        return Finished(work.link, result)
 
     def _compute(self, step: Step) -> StepResult:
         """Run a step, and record its span below the span of control's step."""
@@ -135,7 +135,7 @@ class EngineThread:
 def _broken(work: _Work, error: Exception) -> Finished:
     log.error("the engine broke in step %d", work.frame.number, exc_info=error)
     typed = error if isinstance(error, TartletError) else EngineFailure(detail=repr(error))
-    return Finished(work.connection, None, typed)
+    return Finished(work.link, None, typed)
 
 
 def _record(tracer: StepTracer, traceparent: str, start_ns: int, end_ns: int, tokens: int) -> None:

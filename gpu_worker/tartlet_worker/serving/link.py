@@ -1,12 +1,14 @@
 """The worker's stream to control: connect, send Hello, run steps, send results, and connect again after a break.
 
-Each connection has a number. Results for an earlier connection are dropped, and the pools are reset at every Hello,
-because control forgets an engine when its stream ends, and a new control never knew the engine.
+After a break the link with control continues: steps are computed meanwhile, and their results are delivered on the next
+connection. If control has given the engine up or is a new one, a new link begins with empty pools. Each link has a
+number, and results for an earlier link are dropped.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import logging
 import random
@@ -18,9 +20,13 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from tartlet_common.errors.registry import ProtocolMismatch, TartletError
+from tartlet_common.clock import SystemClock
+from tartlet_common.errors.registry import MalformedSubmission, ResumeRefused, StaleIncarnation, TartletError
 from tartlet_common.rpc import endpoints, error_proto
 from tartlet_common.rpc.frame_streams import Joiner
+from tartlet_common.rpc.link_stream import LinkStream
+from tartlet_common.rpc.pairing import Dialling
+from tartlet_common.rpc.resume import ResumableLink
 from tartlet_protos import common_pb2, engine_pb2, engine_pb2_grpc
 from tartlet_worker.engine import Engine
 from tartlet_worker.serving.engine_thread import EngineThread, Finished
@@ -30,9 +36,13 @@ log = logging.getLogger("tartlet.worker")
 BLOB_CHUNK_BYTES = 1 << 20
 _BACKOFF_S = (0.02, 0.05, 0.1, 0.2, 0.3)  # by attempt; the last repeats
 _SAID_AT_ATTEMPT = 4
+_BEAT_EVERY_S = 0.25
 FAREWELL_S = 1.0
 """How long a worker that ends waits for control to read the reason."""
 _RESULTS_PER_FRAME_BYTES = 3 << 20  # below the 4 MiB a message may have
+HELLO_TIMEOUT_S = 30.0
+"""Seconds within which control must have answered a Hello; the tokenizer is sent before."""
+_LAST_WORDS = {"broken", "overdue"}
 
 
 class Link:
@@ -66,14 +76,19 @@ class Link:
         self._incarnation = uuid.uuid4().hex
         self._pool = pool
         self._engine_id = engine_id or f"engine-{self._incarnation[:8]}"
-        self._connection = 0
-        self._control = ""  # incarnation of the control at the other end
+        self._clock = SystemClock()
+        self._peer = Dialling(self._clock, engine_pb2.WorkerFrame)
+        self._links = 0  # with control, until now
+        self._connections = 0
+        self._away_since: float | None = None
         self._outbox: list[engine_pb2.StepResultFrame] = []
         self._wake = asyncio.Event()
         self._draining = False
         self._overdue_s: float | None = None  # the grace, once a drain is past it
         self._broken: TartletError | None = None
-        self._malformed: TartletError | None = None  # a frame of this connection
+        self._malformed: TartletError | None = None  # a frame of this link
+        self._said: set[str] = set()  # states that control was told of on this link
+        self._let_go = False  # control holds nothing of this engine any more
         self._thread = EngineThread(engine, asyncio.get_running_loop(), self._on_finished)
 
     async def run(self) -> None:
@@ -86,17 +101,23 @@ class Link:
         attempt = 0
         try:
             while True:
-                before = self._connection
+                before = self._connections
                 try:
                     await self._connect_once()
-                except endpoints.CALL_ERRORS as e:
+                except ResumeRefused as e:
+                    log.warning("the pools are reset: %s", e)
+                    if not self._draining:
+                        continue
+                except (*endpoints.CALL_ERRORS, StaleIncarnation, TimeoutError) as e:
                     say = log.info if attempt == _SAID_AT_ATTEMPT else log.debug  # once an outage, not at a joint start
                     say("no connection to control at %s: %s", self._address, endpoints.detail(e))
                 if self._broken is not None:
                     raise self._broken
-                if self._draining:
+                if self._let_go or (self._draining and not self._awaited):
                     return
-                attempt = 0 if self._connection > before else attempt + 1
+                attempt = 0 if self._connections > before else attempt + 1
+                if attempt:
+                    self.on_state("control can't be reached")
                 if await self._pause(_BACKOFF_S[min(attempt, len(_BACKOFF_S) - 1)]):
                     return
         finally:
@@ -113,31 +134,45 @@ class Link:
         self._wake.set()
 
     async def _pause(self, seconds: float) -> bool:
-        """Wait before the next attempt; return whether a drain ended the wait."""
+        """Wait before the next attempt; return whether a drain ends the attempts."""
         self._wake.clear()
-        try:
+        with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._wake.wait(), seconds * random.uniform(0.8, 1.2))  # noqa: S311 - jitter
-        except TimeoutError:
-            return self._draining
-        return self._draining
+        return self._draining and not self._awaited
+
+    @property
+    def _awaited(self) -> bool:
+        """Whether control may still wait for this engine to come back."""
+        if not self._peer.resumes or self._away_since is None or self._overdue_s is not None:
+            return False
+        return self._clock.now() - self._away_since < self._peer.grace_s
 
     # ---- one connection -----------------------------------------------------------------------------------------
 
     async def _connect_once(self) -> None:
         async with endpoints.make_channel(self._address, self._tls, role="control") as channel:
             stub = engine_pb2_grpc.EngineStub(channel)
-            await self._put_tokenizer(stub)
-            stream: Any = stub.Connect()
+            stream: Any = None
             try:
-                await stream.write(self._hello())
-                hello = await stream.read()
-                await self._greet(hello)
-                if hello is not grpc.aio.EOF:
+                async with asyncio.timeout(HELLO_TIMEOUT_S):
+                    if not self._peer.resumes:
+                        await self._put_tokenizer(stub)
+                    stream = stub.Connect()
+                    await stream.write(self._hello())
+                    hello = await stream.read()
+                    if hello is grpc.aio.EOF or not hello.HasField("hello"):
+                        return
+                    self._greet(hello.hello)
                     stream = await self._joiner.join(stream, hello.hello.frames, engine_pb2.EngineFrame)
-                await self._serve(stream)
+                await self._serve(stream, hello.hello.applied)
             finally:
-                stream.cancel()
-                self.on_state("control can't be reached" if self._broken is None else "broken")
+                if stream is not None:
+                    stream.cancel()
+                self._peer.disconnected()
+                if self._away_since is None:
+                    self._away_since = self._clock.now()
+                if self._broken is not None or not self._peer.resumes:
+                    self.on_state("control can't be reached" if self._broken is None else "broken")
 
     async def _put_tokenizer(self, stub: Any) -> None:
         data, digest = self._engine.tokenizer_json(), self._engine.spec.tokenizer_digest
@@ -149,94 +184,111 @@ class Link:
             raise error
 
     def _hello(self) -> engine_pb2.WorkerFrame:
-        return engine_pb2.WorkerFrame(
-            hello=engine_pb2.WorkerHello(
-                protocol=endpoints.PROTOCOL_VERSION,
-                engine_id=self._engine_id,
-                incarnation=self._incarnation,
-                spec_json=json.dumps(asdict(self._engine.spec)),
-                frame_socket=self._joiner.wanted,
-                pool=self._pool,
-            )
+        hello = engine_pb2.WorkerHello(
+            engine_id=self._engine_id,
+            incarnation=self._incarnation,
+            spec_json=json.dumps(asdict(self._engine.spec)),
+            frame_socket=self._joiner.wanted,
+            pool=self._pool,
         )
+        self._peer.fill(hello)
+        return engine_pb2.WorkerFrame(hello=hello)
 
-    async def _greet(self, frame: Any) -> None:
-        """Check control's answer to the Hello, and start with empty pools.
+    def _greet(self, hello: engine_pb2.EngineHello) -> None:
+        """Take control's answer to the Hello. Start with empty pools, unless the link continues.
 
         Raises:
+            ResumeRefused: the link can't continue.
             TartletError: control refuses the engine.
-            ProtocolMismatch: control speaks another version of the protocol.
+            ProtocolMismatch: control speaks no version of the protocol that this worker speaks.
         """
-        if frame is grpc.aio.EOF or not frame.HasField("hello"):
-            return
-        error = error_proto.error_from_proto(frame.hello.error)
-        if error is not None:
-            raise error
-        if frame.hello.protocol != endpoints.PROTOCOL_VERSION:
-            raise ProtocolMismatch(peer="control", theirs=frame.hello.protocol, ours=endpoints.PROTOCOL_VERSION)
-        self._control = frame.hello.incarnation
-        self._connection += 1
-        self._outbox.clear()
-        self._malformed = None
-        self._thread.reset()
-        log.info("control %s accepted %s", self._control[:8], self._engine_id)
+        if self._peer.answered(hello):
+            log.info("control %s: the link continues behind frame %d", self._peer.incarnation[:8], hello.applied)
+        else:
+            self._links += 1
+            self._outbox.clear()
+            self._malformed = None
+            self._said.clear()
+            self._thread.reset()
+            log.info("control %s accepted %s", self._peer.incarnation[:8], self._engine_id)
+        self._connections += 1
+        self._away_since = None
         if self._ready is not None:
             self._ready()
             self._ready = None
         self.on_state("")
 
-    async def _serve(self, stream: Any) -> None:
-        """Read and write until one side ends the stream."""
-        reader = asyncio.ensure_future(self._read(stream))
-        writer = asyncio.ensure_future(self._write(stream))
+    async def _serve(self, stream: Any, applied: int) -> None:
+        """Read and write, behind the frame that control has applied, until one side ends the stream."""
+        assert self._peer.link is not None
+        frames = LinkStream(self._peer.link, stream, self._wake.set, applied)
+        self._wake.set()
+        reader = asyncio.ensure_future(self._read(frames))
+        writer = asyncio.ensure_future(self._write(frames, stream))
+        watch = asyncio.ensure_future(_watch(frames))
         try:
-            await asyncio.wait((reader, writer), return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait((reader, writer, watch), return_when=asyncio.FIRST_COMPLETED)
             if self._broken is not None or self._overdue_s is not None:  # control ends it when it has read why
                 await asyncio.wait((reader,), timeout=FAREWELL_S)
         finally:
-            for task in (reader, writer):
+            for task in (reader, writer, watch):
                 task.cancel()
-            outcomes = await asyncio.gather(reader, writer, return_exceptions=True)
+            frames.close()
+            outcomes = await asyncio.gather(reader, writer, watch, return_exceptions=True)
         for outcome in outcomes:
-            if isinstance(outcome, Exception) and not isinstance(outcome, endpoints.CALL_ERRORS):
+            if isinstance(outcome, MalformedSubmission):
+                log.error("the link with control ends: %s", outcome)
+                self._peer.drop()
+            elif isinstance(outcome, Exception) and not isinstance(outcome, endpoints.CALL_ERRORS):
                 raise outcome
 
-    async def _read(self, stream: Any) -> None:
-        connection = self._connection
-        while (frame := await stream.read()) is not grpc.aio.EOF:
-            if frame.worker_incarnation and frame.worker_incarnation != self._incarnation:
-                continue  # for an earlier process of the same engine
-            for step in frame.steps:
-                self._thread.submit(connection, step)
-            if frame.drain:  # control holds nothing of this engine any more: we asked for that, or an operator did
+    async def _read(self, frames: LinkStream) -> None:
+        link = self._links
+        while (frame := await frames.read()) is not grpc.aio.EOF:
+            if not frame.worker_incarnation or frame.worker_incarnation == self._incarnation:
+                for step in frame.steps:
+                    self._thread.submit(link, step)
+                # control holds nothing of this engine any more: we asked for that, or an operator did
+                self._let_go |= frame.drain
+            frames.applied()
+            if self._let_go:
                 self._draining = True
+                frames.acknowledge()  # the writer then leaves
+                await asyncio.sleep(FAREWELL_S)
                 return
 
-    async def _write(self, stream: Any) -> None:
-        told_draining = False
+    async def _write(self, frames: LinkStream, stream: Any) -> None:
         while True:
             self._wake.clear()  # before looking at the state, so that a change during a write is seen next time
-            if self._draining and not told_draining:
-                told_draining = True
-                await stream.write(engine_pb2.WorkerFrame(control_incarnation=self._control, state="draining"))
-            for results in _split(self._take()):
-                await stream.write(engine_pb2.WorkerFrame(control_incarnation=self._control, results=results))
-            if self._broken is not None:
-                frame = engine_pb2.WorkerFrame(control_incarnation=self._control, state="broken")
-                frame.broken.CopyFrom(error_proto.error_to_proto(self._broken))
-                await stream.write(frame)
+            self._say(frames.link)
+            await frames.write_waiting()
+            if self._said & _LAST_WORDS:
                 await stream.done_writing()
                 return
-            if self._overdue_s is not None:
-                frame = engine_pb2.WorkerFrame(control_incarnation=self._control, state="overdue")
-                frame.drain_grace_s = self._overdue_s
-                await stream.write(frame)
-                await stream.done_writing()
-                return
-            if self._malformed is not None:  # only this stream ends; the next one starts with empty pools
+            if self._malformed is not None:  # only this link ends; the next one starts with empty pools
                 log.error("a step of control's makes no sense, so the stream ends: %s", self._malformed)
+                self._peer.drop()
+                return
+            if self._let_go:
                 return
             await self._wake.wait()
+
+    def _say(self, link: ResumableLink[Any]) -> None:
+        """Put what control is to know into frames. While too much is unacknowledged, results wait."""
+        if self._draining:
+            self._say_once(link, "draining")
+        if not link.full:
+            for results in _split(self._take()):
+                link.send(engine_pb2.WorkerFrame(control_incarnation=self._peer.incarnation, results=results))
+        if self._broken is not None:
+            self._say_once(link, "broken", broken=error_proto.error_to_proto(self._broken))
+        elif self._overdue_s is not None:
+            self._say_once(link, "overdue", drain_grace_s=self._overdue_s)
+
+    def _say_once(self, link: ResumableLink[Any], state: str, **fields: Any) -> None:
+        if state not in self._said:
+            self._said.add(state)
+            link.send(engine_pb2.WorkerFrame(control_incarnation=self._peer.incarnation, state=state, **fields))
 
     def _take(self) -> list[engine_pb2.StepResultFrame]:
         taken, self._outbox = self._outbox, []
@@ -247,11 +299,18 @@ class Link:
         if report.broken is not None:
             self._broken = report.broken
             self.on_state("broken")
-        if report.connection == self._connection and report.result is not None:
+        if report.link == self._links and report.result is not None:
             self._outbox.append(report.result)
-        if report.connection == self._connection and report.malformed is not None:
+        if report.link == self._links and report.malformed is not None:
             self._malformed = report.malformed
         self._wake.set()
+
+
+async def _watch(frames: LinkStream) -> None:
+    """Give signs of life; return when nothing is heard from control any more."""
+    while not frames.silent:
+        await asyncio.sleep(_BEAT_EVERY_S)
+        frames.beat()
 
 
 def _nothing(_: str) -> None:

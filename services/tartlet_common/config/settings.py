@@ -53,6 +53,9 @@ class ControlSettings(_Settings):
     runtime_grace_s: float = Field(
         5.0, ge=0, le=3600, description="seconds that a runtime may be gone before its programs end"
     )
+    engine_grace_s: float = Field(
+        1.0, ge=0, le=3600, description="seconds that an engine may be gone before the programs on it end"
+    )
     program_pages: int = Field(
         0, ge=0, description="KV pages of a program, at most; a launch may ask for fewer; 0: all of the engine's"
     )

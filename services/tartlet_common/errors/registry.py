@@ -306,6 +306,18 @@ class NoEngine(TartletError):
     remedy = "Wait until an engine is ready: `tartlet doctor` shows this, on a cluster `kubectl get enginepool`."
 
 
+@_register(408, retryable=True)
+class ResumeRefused(TartletError):
+    message = "the connection can't go on where it broke: {detail}"
+    remedy = "Nothing needs to be done: the two processes begin anew. If this repeats, raise the grace period."
+
+
+@_register(409, retryable=True)
+class StaleIncarnation(TartletError):
+    message = "this {peer} was replaced by one that started later"
+    remedy = "End the earlier process. If a clock was set back, wait for 10 seconds."
+
+
 # ---- 5xx: checkpoints and start-up ------------------------------------------------------------------------------
 
 

@@ -24,8 +24,10 @@ from tartlet_common.config.paths import check_socket, make_private
 from tartlet_common.errors.registry import AddressInUse, InvalidConfig
 from tartlet_common.rpc.access import AccessInterceptor, identity_name
 
-PROTOCOL_VERSION = 1
-"""Version of the streams between roles; both ends must agree."""
+PROTOCOL_VERSION = 2
+"""Newest version of the streams between roles. From 2 on, links resume (`resume`)."""
+OLDEST_PROTOCOL = 1
+"""Oldest version that is served: that of the release before."""
 
 MAX_MESSAGE_BYTES = 4 << 20
 """The largest message that a role sends; receivers accept a little more, for framing."""
@@ -228,12 +230,15 @@ class Dialer:
         self.channel = make_channel(address, tls, role=role)
         self._replaced: list[grpc.aio.Channel] = []
 
-    async def renew(self) -> None:
-        """Replace the channel if the identity changed; call this when the connection is lost.
+    async def renew(self, *, deaf: bool = False) -> None:
+        """Replace the channel if the identity changed, or if the connection is `deaf`: open, but nothing arrives.
 
-        Replaced channels are closed once the calls on them have ended.
+        Call this when the connection is lost. Replaced channels are closed once the calls on them have ended.
         """
-        self.current()
+        before = self.channel
+        if self.current() is before and deaf:
+            self._replaced.append(before)
+            self.channel = make_channel(self._address, self._tls, role=self._role)
         while self._replaced:
             self._leave(self._replaced.pop())
 

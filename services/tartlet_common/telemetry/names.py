@@ -23,6 +23,7 @@ ATTR_STEP_COMMANDS = "tartlet.step.commands"
 ATTR_STEP_TOKENS = "tartlet.step.tokens"
 ATTR_STEP_DEVICE_TIME = "tartlet.step.device_time"  # s
 ATTR_ENGINE_ID = "tartlet.engine.id"
+ATTR_PEER = "tartlet.link.peer"  # runtime or worker
 
 # metrics
 METRIC_REQUEST_DURATION = "gen_ai.server.request.duration"  # s
@@ -37,6 +38,7 @@ METRIC_STEP_DURATION = "tartlet.step.duration"  # s
 METRIC_STEP_COMMANDS = "tartlet.step.commands"
 METRIC_STEP_SPANS_LEFT_OUT = "tartlet.step.spans.left_out"
 METRIC_LEDGER_LEAKS = "tartlet.ledger.leaks"
+METRIC_LINK_RESUMES = "tartlet.link.resumes"
 
 # values that the conventions define
 OPERATION = SPAN_PROGRAM

@@ -28,6 +28,7 @@ from tartlet_common.errors.registry import (
     UnknownResource,
     WorkerLost,
 )
+from tartlet_common.rpc.resume import epoch_of
 from tartlet_control.batching.batcher import Batcher
 from tartlet_control.batching.gather import Limits
 from tartlet_control.batching.policies import policy_of
@@ -36,7 +37,7 @@ from tartlet_control.core.intake import CommandIntake
 from tartlet_control.core.lifecycle import Kept, Lifecycle, StartRequest
 from tartlet_control.core.queue_runner import QueueRunner
 from tartlet_control.core.settler import Settler
-from tartlet_control.tables.engines import EngineState
+from tartlet_control.tables.engines import EngineState, engine_id_of
 from tartlet_control.tables.ledger import LedgerFault
 from tartlet_control.tables.models import Models
 from tartlet_control.tables.programs import ProgramState, RuntimeSession
@@ -56,6 +57,7 @@ class Core:
         self.settings = settings
         self.clock = clock
         self.incarnation = uuid.uuid4().hex
+        self.epoch = epoch_of(clock.unix_ns())
         self.models = Models()
         self.engines: dict[str, EngineState] = {}
         self.sessions: dict[str, RuntimeSession] = {}  # by runtime id
@@ -75,6 +77,8 @@ class Core:
         self.settler = Settler(self.runner, self.lifecycle)
         self.leaks = 0
         self.on_leak: Callable[[EngineState, LedgerFault], None] | None = None
+        self.on_resumed: Callable[[str], None] | None = None
+        """Called with "runtime" or "worker" when a link continues on a new connection."""
         self._strict = strict
         self.engines_version = 0
         """Grows whenever an engine comes, goes or changes its state."""
@@ -148,6 +152,8 @@ class Core:
         for program in list(session.programs.values()):
             self.lifecycle.forget(program, RuntimeLost())
         self.lifecycle.forget_runtime(session)
+        if session.link is not None:
+            session.link.give_up()
         if self.sessions.get(session.runtime_id) is session:
             del self.sessions[session.runtime_id]
 
@@ -226,7 +232,7 @@ class Core:
             EngineMismatch: its model is served in too many other forms.
             Overloaded: its owner's engines, or all engines, have too large specs.
         """
-        engine_id = f"{home.owner}/{name}" if home.owner else name
+        engine_id = engine_id_of(home, name)
         old = self.engines.get(engine_id)
         if old is not None:
             self.on_engine_gone(old)
@@ -261,7 +267,13 @@ class Core:
         self.models.at(engine.model_index).engines.remove(engine)
         self.lifecycle.lose_engine(engine, error or WorkerLost(engine=engine.id))
         self._models_changed()
+        if engine.link is not None:
+            engine.link.give_up()
         log.info("engine %s left", engine.id)
+
+    def on_engine_away(self, engine: EngineState) -> None:
+        """Note that an engine's connection broke: the engine has `engine_grace_s` to come back."""
+        engine.gone_since = self.clock.now()
 
     def on_result(self, engine: EngineState, result: StepResult) -> None:
         """Take an engine's answer to a step.
@@ -320,6 +332,12 @@ class Core:
         """Whether a step should be formed of a part of a runtime's frame, though the rest follows at once."""
         return any(batcher.takes_parts for batcher in self.batchers.values())
 
+    def hold(self, session: RuntimeSession, *, held: bool) -> None:
+        """Dispatch nothing for a runtime that has much unread, or dispatch its programs' commands again."""
+        session.held = held
+        for program in list(session.programs.values()):
+            self.runner.hold(program)
+
     # ---- between events -----------------------------------------------------------------------------------------
 
     def pump(self) -> float | None:
@@ -335,7 +353,7 @@ class Core:
         return look_at
 
     def tick(self) -> None:
-        """Retry requests that wait, give up runtimes past their grace, check the books of idle engines.
+        """Retry requests that wait, give up runtimes and engines past their grace, check the books of idle engines.
 
         Call this a few times a second.
         """
@@ -348,10 +366,21 @@ class Core:
             if session.gone_since is not None and now - session.gone_since >= self.settings.runtime_grace_s:
                 log.warning("runtime %s did not come back", session.runtime_id)
                 self.lose_runtime(session)
+        for engine in list(self.engines.values()):
+            if engine.gone_since is not None and now - engine.gone_since >= self.settings.engine_grace_s:
+                log.warning("engine %s did not come back", engine.id)
+                self.on_engine_gone(engine)
         if now - self._checked_s >= _CHECK_EVERY_S:
             self._checked_s = now
             self._checks += 1
             self.check_ledgers(recount=self._checks % _RECOUNT_EVERY == 0)
+
+    def pardon(self, seconds: float) -> None:
+        """Don't count some of the last seconds as absence of peers, because control itself stood still."""
+        peers: list[RuntimeSession | EngineState] = [*self.sessions.values(), *self.engines.values()]
+        for peer in peers:
+            if peer.gone_since is not None:
+                peer.gone_since += seconds
 
     def check_ledgers(self, *, recount: bool = True) -> None:
         """Check the pools of idle engines: free + held = total, and programs hold all that is held.

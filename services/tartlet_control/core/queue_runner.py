@@ -40,6 +40,8 @@ class QueueRunner:
             if head.kind:
                 if queue.lane < 0 and not self._place(queue):
                     continue
+                if queue.program.session.held:
+                    return  # `hold` looks at the queue again
                 engine = queue.place.engine
                 assert engine is not None
                 self._batchers[engine].ready(queue, head.arrived)
@@ -49,6 +51,16 @@ class QueueRunner:
         engine = queue.place.engine
         if engine is not None and engine in self._batchers:
             self._batchers[engine].unready(queue)
+
+    def hold(self, program: ProgramState) -> None:
+        """Dispatch nothing of a program whose session is held; of another, dispatch what waits."""
+        for queue in program.queues.values():
+            if program.session.held:
+                engine = queue.place.engine
+                if engine is not None and engine in self._batchers:
+                    self._batchers[engine].unready(queue)
+            else:
+                self.advance(queue)
 
     def _place(self, queue: CommandQueue) -> bool:
         """Find an engine for the head's first use of the model. Without one the head fails, and the result is False."""

@@ -15,14 +15,16 @@ import grpc.aio
 from tartlet_common.errors.registry import (
     DeadlineExceeded,
     MalformedSubmission,
-    ProtocolMismatch,
+    ResumeRefused,
     TartletError,
     Unavailable,
     UnknownResource,
 )
 from tartlet_common.rpc import endpoints
 from tartlet_common.rpc.error_proto import error_to_proto
-from tartlet_common.rpc.frame_streams import FrameListener, Stream
+from tartlet_common.rpc.frame_streams import FrameListener
+from tartlet_common.rpc.link_stream import LinkStream
+from tartlet_common.rpc.pairing import check_resumption, version_of
 from tartlet_common.rpc.tenancy import scope_of
 from tartlet_control.core.lifecycle import Kept, StartRequest
 from tartlet_control.serving import greeting
@@ -31,12 +33,12 @@ from tartlet_control.serving.catalogue import Catalogue
 from tartlet_control.serving.core_loop import CoreLoop, RuntimeLink
 from tartlet_control.serving.state import engines_of, state_of
 from tartlet_control.tables.outbox import Chunk, Notices
+from tartlet_control.tables.programs import RuntimeSession
 from tartlet_protos import common_pb2, control_pb2, control_pb2_grpc
 
 log = logging.getLogger("tartlet.control")
 
-SOFT_LIMIT_BYTES: Final = 8 << 20
-"""While a runtime leaves more unread, control doesn't read the runtime's commands."""
+_PEER: Final = "runtime"
 _CHUNK_BYTES: Final = 1 << 20
 _POLL_S: Final = 0.05
 _WATCH_S: Final = (0.1, 600.0)
@@ -68,21 +70,28 @@ class ControlService(control_pb2_grpc.ControlServicer):
         frame = await greeting.first_frame(context, greeting.HELLO_TIMEOUT_S)
         if frame is grpc.aio.EOF:
             return
+        hello = control_pb2.ControlHello()
         try:
-            link = self._greet(frame)
+            link = self._greet(frame, hello)
+        except ResumeRefused as e:
+            log.info("runtime %s: %s", frame.hello.runtime_id[:64], e)
+            hello.error.CopyFrom(error_to_proto(e))
+            await context.write(control_pb2.ControlFrame(hello=hello))
+            return
         except TartletError as e:
             await greeting.abort(context, e)
             return
 
-        hello = control_pb2.ControlHello(protocol=endpoints.PROTOCOL_VERSION, incarnation=self._core.incarnation)
         try:
             wanted = frame.hello.frame_socket
             async with self._sockets.beside(context, control_pb2.RuntimeFrame, wanted=wanted) as beside:
                 hello.frames.CopyFrom(beside.offer)
                 await context.write(control_pb2.ControlFrame(hello=hello))
-                await self._serve(link, frame, await beside.joined())
+                stream = await beside.joined()
+                await self._serve(link, frame, link.begin(stream, frame.hello.resume.applied))
         except MalformedSubmission as e:
             log.error("runtime %s: %s", link.session.runtime_id, e)  # noqa: TRY400 - it names what is wrong
+            link.link.give_up()
             await greeting.abort(context, e)
         except asyncio.CancelledError:
             if not link.closed:
@@ -96,8 +105,8 @@ class ControlService(control_pb2_grpc.ControlServicer):
         finally:
             self._loop.close_runtime(link)
 
-    async def _serve(self, link: RuntimeLink, frame: Any, stream: Stream) -> None:
-        """Take frames, `frame` first, and write what waits, until either side ends the stream."""
+    async def _serve(self, link: RuntimeLink, hello: Any, stream: LinkStream) -> None:
+        """Take frames, `hello` first, and write what waits, until either side ends the stream."""
 
         async def write_all() -> None:
             await self._write_all(link, stream)
@@ -105,36 +114,74 @@ class ControlService(control_pb2_grpc.ControlServicer):
         writer = asyncio.ensure_future(link.flush_forever(write_all))
         writer.add_done_callback(link.writer_ended)
         try:
-            while not link.closed and frame is not grpc.aio.EOF:
-                self._take(link, frame)
-                if link.session.outbox:
+            self._take(link, hello)
+            while not link.closed:
+                if link.session.outbox or stream.waiting:
                     await link.flush(write_all)
-                while link.session.outbox.size > SOFT_LIMIT_BYTES and not link.closed:
+                while not (link.has_room or link.link.resumes or link.closed):
                     link.drained.clear()
                     await link.drained.wait()
                 frame = await stream.read()
+                if frame is grpc.aio.EOF or link.closed:
+                    break
+                link.unapplied.append(frame)
+                self._apply(link, stream)
         finally:
             writer.cancel()
             (outcome,) = await asyncio.gather(writer, return_exceptions=True)
             if isinstance(outcome, Exception) and not isinstance(outcome, endpoints.STREAM_ENDED):
                 log.error("runtime %s: can't be written to", link.session.runtime_id, exc_info=outcome)
 
-    def _greet(self, frame: control_pb2.RuntimeFrame) -> RuntimeLink:
+    def _greet(self, frame: control_pb2.RuntimeFrame, reply: control_pb2.ControlHello) -> RuntimeLink:
+        """Return the link for a runtime's new stream, and fill in the answer to its Hello."""
         if not frame.HasField("hello"):
             raise MalformedSubmission(detail="a runtime's first frame must say Hello")
-        hello = frame.hello
-        if hello.protocol != endpoints.PROTOCOL_VERSION:
-            raise ProtocolMismatch(peer="runtime", theirs=hello.protocol, ours=endpoints.PROTOCOL_VERSION)
+        core, hello = self._core, frame.hello
+        version = version_of(hello, _PEER)
         if not hello.runtime_id or not hello.incarnation:
             raise MalformedSubmission(detail="Hello without runtime_id or incarnation")
-        session = self._core.on_runtime(
-            hello.runtime_id,
-            hello.incarnation,
-            hello.address,
-            [_start_request(p) for p in hello.programs],
-            map(_kept, hello.kept),
-        )
-        return self._loop.open_runtime(session)
+        self._loop.epochs.check(hello.runtime_id, hello.epoch, core.clock.now(), role=_PEER)
+        if resumes := hello.HasField("resume"):
+            session = self._resumed(hello)
+        else:
+            session = core.on_runtime(
+                hello.runtime_id,
+                hello.incarnation,
+                hello.address,
+                [_start_request(p) for p in hello.programs],
+                map(_kept, hello.kept),
+            )
+            greeting.begin_link(core, session, version, control_pb2.ControlFrame)
+        link = self._loop.open_runtime(session)
+        greeting.answer(core, reply, version, core.settings.runtime_grace_s, link.link if resumes else None, _PEER)
+        return link
+
+    def _resumed(self, hello: control_pb2.RuntimeHello) -> RuntimeSession:
+        """Return the session whose link continues.
+
+        Raises:
+            ResumeRefused: it can't; the runtime then says Hello anew.
+        """
+        session = self._core.sessions.get(hello.runtime_id)
+        if session is not None and session.incarnation != hello.incarnation:
+            session = None
+        check_resumption(hello, None if session is None else session.link, self._core.incarnation, _PEER)
+        assert session is not None
+        log.info("runtime %s resumes behind frame %d", session.runtime_id, hello.resume.applied)
+        return session
+
+    def _apply(self, link: RuntimeLink, stream: LinkStream) -> None:
+        """Take the frames that were read, as long as the runtime reads what these bring about.
+
+        The other frames wait. Their number is bounded, because the runtime keeps them until they are acknowledged.
+        """
+        while link.unapplied and not link.closed and (link.has_room or not link.link.resumes):
+            try:
+                self._take(link, link.unapplied.popleft())
+            except BaseException:
+                link.link.give_up()  # else the frame, of which a part has taken effect, would come again
+                raise
+            stream.applied()
 
     def _take(self, link: RuntimeLink, frame: control_pb2.RuntimeFrame) -> None:
         core, session = self._core, link.session
@@ -150,14 +197,28 @@ class ControlService(control_pb2_grpc.ControlServicer):
         if not frame.more or core.takes_parts:
             self._loop.pump(own=link)
 
-    async def _write_all(self, link: RuntimeLink, stream: Stream) -> None:
-        """Write what waits, in as few frames as fit."""
+    async def _write_all(self, link: RuntimeLink, stream: LinkStream) -> None:
+        """Write what waits, in as few frames as fit. While too much is unacknowledged, the rest waits."""
         box = link.session.outbox
-        while box and not link.closed:
-            chunks, notices = box.take()
-            link.drained.set()
-            for frame in self._frames(chunks, notices):
-                await stream.write(frame)
+        while not link.closed:
+            if not link.link.full:
+                if box:
+                    self._send(link)
+                    link.drained.set()
+                    self._apply(link, stream)
+                if link.session.held:
+                    self._loop.changed()
+            if not stream.waiting:
+                return
+            await stream.write_waiting()
+
+    def _send(self, link: RuntimeLink) -> None:
+        try:
+            for frame in self._frames(*link.session.outbox.take()):
+                link.link.send(frame)
+        except BaseException:
+            link.link.give_up()  # what was taken is lost
+            raise
 
     def _frames(self, chunks: list[Chunk], notices: Notices) -> list[control_pb2.ControlFrame]:
         idle = self._core.idle

@@ -9,9 +9,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+from collections import deque
 from collections.abc import Awaitable, Callable, Iterator
-from typing import Final
+from typing import Any, Final
 
+from tartlet_common.rpc.frame_streams import Stream
+from tartlet_common.rpc.link_stream import LinkStream
+from tartlet_common.rpc.resume import Epochs
 from tartlet_control.core.core import Core
 from tartlet_control.tables.engines import EngineState
 from tartlet_control.tables.outbox import HARD_LIMIT_BYTES
@@ -22,13 +26,52 @@ log = logging.getLogger("tartlet.control")
 TICK_S: Final = 0.25
 
 
+SOFT_LIMIT_BYTES: Final = 8 << 20
+"""While a runtime leaves more unread, control takes up no frames of the runtime and dispatches nothing for it."""
+
+
 class Link:
     """An open stream. `write_all` writes what waits for the stream until nothing does."""
 
-    def __init__(self) -> None:
+    def __init__(self, peer: RuntimeSession | EngineState) -> None:
+        """Begin the next connection of the link with a runtime or an engine."""
+        assert peer.link is not None
+        peer.link.disconnect()  # an earlier connection, if there is one
+        peer.gone_since = None
+        self.link = peer.link
+        self.stream: LinkStream | None = None  # after Hello
         self.wake = asyncio.Event()  # the writer has work
         self.closed = False
         self._writing = False
+
+    def begin(self, stream: Stream, applied: int) -> LinkStream:
+        """Let frames travel on a stream, behind the last number that the peer has applied."""
+        self.stream = LinkStream(self.link, stream, self.wake.set, applied)
+        self.wake.set()
+        return self.stream
+
+    def tend(self) -> None:
+        """Cut a stream on which nothing is heard any more, and give a sign of life on others."""
+        if self.stream is None:
+            return
+        if self.stream.silent:
+            log.warning("a connection has been silent for too long and counts as broken")
+            self.cut()
+        else:
+            self.stream.beat()
+
+    def cut(self) -> None:
+        """End the stream from our side."""
+        self.closed = True
+        self.wake.set()
+
+    def end(self) -> None:
+        """Note that the stream has ended."""
+        self.closed = True
+        if self.stream is not None:
+            self.stream.close()
+            if self.stream.current:
+                self.link.disconnect()
 
     async def flush(self, write_all: Callable[[], Awaitable[None]]) -> None:
         """Write what waits. If another task is writing already, that task writes this too."""
@@ -52,15 +95,21 @@ class RuntimeLink(Link):
     """The stream of a connected runtime."""
 
     def __init__(self, session: RuntimeSession) -> None:
-        super().__init__()
+        super().__init__(session)
         self.session = session
         self.drained = asyncio.Event()  # the outbox was taken
+        self.unapplied: deque[Any] = deque()  # frames that were read and wait until the outbox has room
         self.task = asyncio.current_task()  # serves the stream; cancelling it ends it
 
     def writer_ended(self, writer: asyncio.Future[None]) -> None:
         """End the stream if its writer has failed, because the runtime would wait for ever."""
         if not writer.cancelled():
             self.cut()
+
+    @property
+    def has_room(self) -> bool:
+        """Whether the runtime reads fast enough to be given more."""
+        return self.session.outbox.size <= SOFT_LIMIT_BYTES
 
     def cut(self) -> None:
         """End the stream from our side."""
@@ -73,7 +122,7 @@ class EngineLink(Link):
     """The stream of a connected engine."""
 
     def __init__(self, engine: EngineState, core: Core) -> None:
-        super().__init__()
+        super().__init__(engine)
         self.engine = engine
         self._core = core
 
@@ -81,12 +130,13 @@ class EngineLink(Link):
     def has_work(self) -> bool:
         """Whether there is something to tell the engine."""
         engine = self.engine
-        return bool(engine.outgoing) or (engine.status == "draining" and self._core.unused(engine))
+        return bool(engine.outgoing) or self.lets_go or (self.stream is not None and self.stream.waiting)
 
-    def cut(self) -> None:
-        """End the stream from our side."""
-        self.closed = True
-        self.wake.set()
+    @property
+    def lets_go(self) -> bool:
+        """Whether the engine is to be told that it may go."""
+        engine = self.engine
+        return engine.status == "draining" and not engine.let_go and self._core.unused(engine)
 
 
 class CoreLoop:
@@ -99,6 +149,8 @@ class CoreLoop:
         self._loop = asyncio.get_running_loop()
         self._scheduled = False
         self._timer: asyncio.TimerHandle | None = None
+        self.epochs = Epochs()
+        """What was seen of runtimes and workers, by id."""
         self._watches: set[asyncio.Event] = set()
         self._watched_version = core.engines_version
 
@@ -117,6 +169,7 @@ class CoreLoop:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+        self._hold()
         look_at = self.core.pump()
         if look_at is not None:
             delay_s = max(0.0, look_at - self.core.clock.now())
@@ -132,11 +185,25 @@ class CoreLoop:
             for watch in self._watches:
                 watch.set()
 
+    def _hold(self) -> None:
+        """Dispatch nothing for runtimes that have much unread, and something for those that have read on."""
+        for session in self.core.sessions.values():
+            link = session.link
+            held = session.outbox.size > SOFT_LIMIT_BYTES or (link is not None and link.full)
+            if held != session.held:
+                self.core.hold(session, held=held)
+
     async def tick_forever(self) -> None:
         """Run the core's housekeeping until cancelled."""
         while True:
+            began_s = self.core.clock.now()
             await asyncio.sleep(TICK_S)
+            late_s = self.core.clock.now() - began_s - TICK_S
+            if late_s > TICK_S:  # this process stood still: peers that come back were not heard meanwhile
+                self.core.pardon(late_s)
             self.core.tick()
+            for link in (*self.runtimes.values(), *self.engines.values()):
+                link.tend()
             self._cut_overfull()
             self.changed()
 
@@ -145,6 +212,7 @@ class CoreLoop:
         for session, link in list(self.runtimes.items()):
             if session.outbox.size > HARD_LIMIT_BYTES:
                 log.error("runtime %s leaves %d bytes unread", session.runtime_id, session.outbox.size)
+                link.link.give_up()
                 link.cut()
 
     @contextlib.contextmanager
@@ -164,15 +232,17 @@ class CoreLoop:
         for older in [s for s in self.runtimes if s.runtime_id == session.runtime_id]:
             self.runtimes.pop(older).cut()  # also of an earlier incarnation, whose session has no stream any more
         link = self.runtimes[session] = RuntimeLink(session)
+        self.epochs.joined(session.runtime_id)
         self.changed()
         return link
 
     def close_runtime(self, link: RuntimeLink) -> None:
         """Note that a runtime's stream has ended."""
-        link.closed = True
+        link.end()
         link.drained.set()
         if self.runtimes.get(link.session) is link:
             del self.runtimes[link.session]
+            self.epochs.left(link.session.runtime_id, self.core.clock.now())
             self.core.on_runtime_gone(link.session)
         self.changed()
 
@@ -181,12 +251,21 @@ class CoreLoop:
         for older in [e for e in self.engines if e.id == engine.id]:
             self.engines.pop(older).cut()
         link = self.engines[engine] = EngineLink(engine, self.core)
+        self.epochs.joined(engine.id)
         self.changed()
         return link
 
     def close_engine(self, link: EngineLink) -> None:
-        """Note that an engine's stream has ended."""
+        """Note that an engine's stream has ended. The engine may come back, unless it was told to go."""
+        engine = link.engine
         link.cut()
-        if self.engines.pop(link.engine, None) is not None:
-            self.core.on_engine_gone(link.engine)
+        link.end()
+        if self.engines.get(engine) is link:
+            del self.engines[engine]
+            self.epochs.left(engine.id, self.core.clock.now())
+            told = engine.let_go and link.link.acknowledged == link.link.last
+            if told or link.link.lost or not link.link.resumes:
+                self.core.on_engine_gone(engine)
+            else:
+                self.core.on_engine_away(engine)
         self.changed()

@@ -5,34 +5,37 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import grpc
 import grpc.aio
 
 from tartlet_common.config.settings import listed
+from tartlet_common.engine.pools import Home
 from tartlet_common.engine.step_codec import result_from_proto, step_to_proto
 from tartlet_common.errors.registry import (
     Draining,
     EngineFailure,
     InvalidArgument,
     MalformedSubmission,
-    ProtocolMismatch,
     TartletError,
     WorkerLost,
 )
 from tartlet_common.rpc import endpoints
 from tartlet_common.rpc.error_proto import error_from_proto, error_to_proto
-from tartlet_common.rpc.frame_streams import FrameListener, Stream
+from tartlet_common.rpc.frame_streams import FrameListener
+from tartlet_common.rpc.link_stream import LinkStream
+from tartlet_common.rpc.pairing import check_resumption, version_of
 from tartlet_control.serving import greeting, homes
 from tartlet_control.serving.blobs import BlobStore
 from tartlet_control.serving.core_loop import CoreLoop, EngineLink
 from tartlet_control.serving.specs import spec_from_json
-from tartlet_control.tables.engines import EngineState
+from tartlet_control.tables.engines import EngineState, engine_id_of
 from tartlet_protos import common_pb2, engine_pb2, engine_pb2_grpc
 
 log = logging.getLogger("tartlet.control")
 
+_PEER: Final = "worker"
 _CAUSE_CHARS = 1024
 """Characters of the cause that every program of a lost engine is told."""
 
@@ -54,29 +57,34 @@ class EngineService(engine_pb2_grpc.EngineServicer):
         frame = await greeting.first_frame(context, greeting.HELLO_TIMEOUT_S)
         if frame is grpc.aio.EOF:
             return
-        hello = engine_pb2.EngineHello(protocol=endpoints.PROTOCOL_VERSION, incarnation=self._core.incarnation)
+        core, theirs = self._core, frame.hello
+        hello = engine_pb2.EngineHello(protocol=endpoints.PROTOCOL_VERSION, incarnation=core.incarnation)
+        resumes = theirs.HasField("resume")
         try:
-            spec = self._check_hello(frame)
-            home = homes.home_of(frame.hello.pool, homes.worker_of(context), self._shared_pools)
-            engine = self._core.on_engine(frame.hello.engine_id, frame.hello.incarnation, spec, home)
+            version = self._check_hello(frame)
+            home = homes.home_of(theirs.pool, homes.worker_of(context), self._shared_pools)
+            engine_id = engine_id_of(home, theirs.engine_id)
+            self._loop.epochs.check(engine_id, theirs.epoch, core.clock.now(), role=_PEER)
+            engine = self._resumed(theirs, engine_id, home) if resumes else self._joined(theirs, version, home)
         except TartletError as e:
-            log.warning("engine %s refused: %s", frame.hello.engine_id[:64], e)
+            log.warning("engine %s refused: %s", theirs.engine_id[:64], e)
             hello.error.CopyFrom(error_to_proto(e))
             await context.write(engine_pb2.EngineFrame(hello=hello))
             return
         link = self._loop.open_engine(engine)
+        greeting.answer(core, hello, version, core.settings.engine_grace_s, link.link if resumes else None, _PEER)
         try:
             wanted = frame.hello.frame_socket
             async with self._sockets.beside(context, engine_pb2.WorkerFrame, wanted=wanted) as beside:
                 hello.frames.CopyFrom(beside.offer)
                 await context.write(engine_pb2.EngineFrame(worker_incarnation=engine.incarnation, hello=hello))
-                await self._serve(link, await beside.joined())
+                await self._serve(link, link.begin(await beside.joined(), theirs.resume.applied))
         except ConnectionError as e:
             log.warning("engine %s: %s", engine.id, e)
         finally:
             self._loop.close_engine(link)
 
-    async def _serve(self, link: EngineLink, stream: Stream) -> None:
+    async def _serve(self, link: EngineLink, stream: LinkStream) -> None:
         """Read and write until either side ends the stream."""
 
         async def write_all() -> None:
@@ -96,39 +104,69 @@ class EngineService(engine_pb2_grpc.EngineServicer):
             if isinstance(outcome, Exception) and not isinstance(outcome, endpoints.STREAM_ENDED):
                 log.error("engine %s: stream failed", link.engine.id, exc_info=outcome)
 
-    def _check_hello(self, frame: engine_pb2.WorkerFrame) -> Any:
+    def _check_hello(self, frame: engine_pb2.WorkerFrame) -> int:
+        """Return the version of the protocol to speak."""
         if not frame.HasField("hello"):
             raise MalformedSubmission(detail="a worker's first frame must say Hello")
         hello = frame.hello
-        if hello.protocol != endpoints.PROTOCOL_VERSION:
-            raise ProtocolMismatch(peer="worker", theirs=hello.protocol, ours=endpoints.PROTOCOL_VERSION)
+        version = version_of(hello, _PEER)
         if not hello.engine_id or not hello.incarnation:
             raise InvalidArgument(argument="hello", detail="without engine_id or incarnation")
         if "/" in hello.engine_id:  # control adds the owner in front of one
             raise InvalidArgument(argument="engine_id", detail=f"{hello.engine_id[:64]!r} has a slash")
+        return version
+
+    def _joined(self, hello: engine_pb2.WorkerHello, version: int, home: Home) -> EngineState:
+        """Return a new engine. One of the same id is lost."""
         spec = spec_from_json(hello.spec_json)
         if spec.tokenizer_digest and self._blobs.get(spec.tokenizer_digest) is None:
             raise InvalidArgument(argument="tokenizer_digest", detail="put the tokenizer before saying Hello")
-        return spec
+        engine = self._core.on_engine(hello.engine_id, hello.incarnation, spec, home)
+        greeting.begin_link(self._core, engine, version, engine_pb2.EngineFrame)
+        return engine
 
-    async def _read(self, link: EngineLink, stream: Stream, write_all: Callable[[], Awaitable[None]]) -> None:
+    def _resumed(self, hello: engine_pb2.WorkerHello, engine_id: str, home: Home) -> EngineState:
+        """Return the engine whose link continues.
+
+        Raises:
+            ResumeRefused: it can't; the worker then joins anew.
+        """
+        engine = self._core.engines.get(engine_id)
+        if engine is not None and (engine.incarnation, engine.home) != (hello.incarnation, home):
+            engine = None
+        check_resumption(hello, None if engine is None else engine.link, self._core.incarnation, _PEER)
+        assert engine is not None
+        log.info("engine %s resumes behind frame %d", engine.id, hello.resume.applied)
+        return engine
+
+    async def _read(self, link: EngineLink, stream: LinkStream, write_all: Callable[[], Awaitable[None]]) -> None:
         engine, core = link.engine, self._core
         while not link.closed:
             try:
-                if (frame := await stream.read()) is grpc.aio.EOF:
+                if (frame := await stream.read()) is grpc.aio.EOF or link.closed:
                     return
-                if frame.control_incarnation and frame.control_incarnation != core.incarnation:
-                    continue  # meant for an earlier control
-                for result in frame.results:
-                    core.on_result(engine, result_from_proto(result))
+                self._take(engine, frame)
             except (EngineFailure, MalformedSubmission) as e:
                 log.error("engine %s can't be trusted: %s", engine.id, e)  # noqa: TRY400 - it names what is wrong
                 core.on_engine_gone(engine, WorkerLost(engine=f"{engine.id}: {e}"[:_CAUSE_CHARS]))
                 return
-            self._status(engine, frame)
+            stream.applied()
             self._loop.pump(own=link)
             if link.has_work:
                 await link.flush(write_all)
+
+    def _take(self, engine: EngineState, frame: engine_pb2.WorkerFrame) -> None:
+        core = self._core
+        if frame.control_incarnation and frame.control_incarnation != core.incarnation:
+            return  # meant for an earlier control
+        try:
+            for result in frame.results:
+                core.on_result(engine, result_from_proto(result))
+        except BaseException:
+            assert engine.link is not None
+            engine.link.give_up()  # else the frame, of which a part has taken effect, would come again
+            raise
+        self._status(engine, frame)
 
     def _status(self, engine: EngineState, frame: engine_pb2.WorkerFrame) -> None:
         if frame.state == "draining" and engine.status != "draining":
@@ -142,17 +180,20 @@ class EngineService(engine_pb2_grpc.EngineServicer):
             log.error("engine %s is broken: %s", engine.id, cause)
             self._core.on_engine_gone(engine, WorkerLost(engine=f"{engine.id}: {cause}"[:_CAUSE_CHARS]))
 
-    async def _write_all(self, link: EngineLink, stream: Stream) -> None:
-        """Write the steps that wait. The last frame of a drained engine lets the engine go and closes the link."""
-        engine = link.engine
-        while engine.outgoing and not link.closed:
-            steps, engine.outgoing = engine.outgoing, []
-            for step in steps:
-                frame = engine_pb2.EngineFrame(worker_incarnation=engine.incarnation, steps=[step_to_proto(step)])
-                await stream.write(frame)
-        if link.has_work and not link.closed:
-            link.closed = True
-            await stream.write(engine_pb2.EngineFrame(worker_incarnation=engine.incarnation, drain=True))
+    async def _write_all(self, link: EngineLink, stream: LinkStream) -> None:
+        """Write the steps that wait. The last frame of a drained engine lets the engine go."""
+        engine, send = link.engine, link.link.send
+        while not link.closed:
+            if not link.link.full:
+                steps, engine.outgoing = engine.outgoing, []
+                for step in steps:
+                    send(engine_pb2.EngineFrame(worker_incarnation=engine.incarnation, steps=[step_to_proto(step)]))
+            if link.lets_go:
+                engine.let_go = True
+                send(engine_pb2.EngineFrame(worker_incarnation=engine.incarnation, drain=True))
+            if not stream.waiting:
+                return
+            await stream.write_waiting()
 
     async def PutBlob(  # noqa: N802
         self, request_iterator: AsyncIterator[common_pb2.BlobChunk], context: Context

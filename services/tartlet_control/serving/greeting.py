@@ -1,4 +1,7 @@
-"""The beginning of both kinds of streams: the peer's first frame, for which control waits a bounded time."""
+"""The beginning of both kinds of streams: the peer's first frame, and whether its link continues.
+
+Control waits a bounded time for that frame.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,10 @@ import grpc.aio
 
 from tartlet_common.errors.registry import DeadlineExceeded, TartletError
 from tartlet_common.rpc import aborts
+from tartlet_common.rpc.resume import RESUMES_SINCE, ResumableLink
+from tartlet_control.core.core import Core
+from tartlet_control.tables.engines import EngineState
+from tartlet_control.tables.programs import RuntimeSession
 
 HELLO_TIMEOUT_S: Final = 10.0
 
@@ -26,6 +33,26 @@ async def first_frame(context: Context, timeout_s: float) -> Any:
     # Sent now, because a call that is cut while it writes this and its first frame can't be given a status.
     await context.send_initial_metadata(())
     return frame
+
+
+def begin_link(core: Core, peer: RuntimeSession | EngineState, version: int, empty: type[Any]) -> None:
+    """Give a peer that says Hello a new link; `empty` makes its frames."""
+    if peer.link is not None:
+        peer.link.give_up()
+    peer.link = ResumableLink(core.clock.now, empty, resumes=version >= RESUMES_SINCE)
+
+
+def answer(core: Core, reply: Any, version: int, grace_s: float, resumed: ResumableLink[Any] | None, peer: str) -> None:
+    """Fill in the fields that control's answers to Hellos of both kinds have. `resumed`: the link that continues."""
+    reply.protocol = version
+    reply.incarnation = core.incarnation
+    reply.epoch = core.epoch
+    reply.grace_s = grace_s
+    if resumed is not None:
+        reply.resumed = True
+        reply.applied = resumed.applied
+        if core.on_resumed is not None:
+            core.on_resumed(peer)
 
 
 async def abort(context: Context, error: TartletError) -> None:

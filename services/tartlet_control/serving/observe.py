@@ -39,6 +39,7 @@ class Observer:
         meter = telemetry.meter()
         self._ended = meter.create_counter(names.METRIC_PROGRAMS_ENDED)
         self._leaks = meter.create_counter(names.METRIC_LEDGER_LEAKS)
+        self._resumes = meter.create_counter(names.METRIC_LINK_RESUMES)
         self._duration = telemetry.histogram(names.METRIC_STEP_DURATION, "s")
         self._commands = telemetry.histogram(names.METRIC_STEP_COMMANDS)
         self._steps: StepSpans | None = None
@@ -58,6 +59,7 @@ class Observer:
                 telemetry.meter().create_observable_counter(names.METRIC_STEP_SPANS_LEFT_OUT, [self._left_out])
         core.lifecycle.on_end = self.program_ended
         core.settler.on_settled = self.step_ended
+        core.on_resumed = lambda peer: self._resumes.add(1, {names.ATTR_PEER: peer})
         core.on_leak = lambda engine, _: self._leaks.add(1, self._label(engine))
 
     def _label(self, engine: EngineState) -> dict[str, str]:

@@ -32,7 +32,13 @@ def state_of(core: Core, scope: Scope = EVERYONE) -> dict[str, Any]:
         "models": [_model(m, core, reach) for m in models if m.engines or not core.models.stands_by(m)],
         "engines": [_engine(e, core) for e in core.engines.values() if reach is None or reach.rank(e.home) is not None],
         "runtimes": [
-            {"id": s.runtime_id, "address": s.address, "connected": s.gone_since is None, "programs": len(s.programs)}
+            {
+                "id": s.runtime_id,
+                "address": s.address,
+                "connected": s.gone_since is None,
+                "held": s.held,
+                "programs": len(s.programs),
+            }
             for s in core.sessions.values()
         ],
         "programs": [_program(p, now) for p in shown[-PROGRAMS_SHOWN:]],
@@ -83,7 +89,7 @@ def _engine(e: EngineState, core: Core) -> dict[str, Any]:
         "model": e.spec.model,
         "model_index": e.model_index,
         "pool": e.home.path if e.home.pool or e.home.owner else "",
-        "state": _standing(e, core),
+        "state": _standing(e, core) if e.gone_since is None else "resuming",
         "device": e.spec.device,
         "dtype": e.spec.dtype,
         "page_size": e.spec.page_size,

@@ -9,6 +9,7 @@ import numpy as np
 from tartlet_common.engine.pools import EVERYONES_HOME, Home
 from tartlet_common.engine.spec import EngineSpec
 from tartlet_common.engine.step import Batch, Step
+from tartlet_common.rpc.resume import ResumableLink
 from tartlet_control.tables.ledger import pools_of
 
 EngineStatus = Literal["ready", "cordoned", "draining"]
@@ -21,9 +22,9 @@ class EngineState:
     """One engine: its pools, the programs placed on it, what its next step must clear, and its counters."""
 
     __slots__ = (
-        "clear", "computed_tokens", "device_s", "home", "id", "incarnation", "model_index", "next_lane", "outgoing",
-        "pools", "program_ids", "reset_lanes", "sampled_tokens", "spec", "status", "step_number", "step_spans", "steps",
-        "tokens_per_s", "window_s", "window_tokens",
+        "clear", "computed_tokens", "device_s", "gone_since", "home", "id", "incarnation", "let_go", "link",
+        "model_index", "next_lane", "outgoing", "pools", "program_ids", "reset_lanes", "sampled_tokens", "spec",
+        "status", "step_number", "step_spans", "steps", "tokens_per_s", "window_s", "window_tokens",
     )  # fmt: skip
 
     def __init__(
@@ -43,6 +44,12 @@ class EngineState:
         self.model_index = model_index
         self.pools = pools_of(spec)
         self.status: EngineStatus = "ready"
+        self.link: ResumableLink[Any] | None = None
+        """The numbered frames of both directions."""
+        self.gone_since: float | None = None
+        """When its connection broke; None while it is connected."""
+        self.let_go = False
+        """Whether the worker was told to go, because the engine is drained."""
         self.program_ids: dict[str, None] = {}  # programs placed here, in order of placement
         self.outgoing: list[Step] = []
         self.step_number = first_step
@@ -97,6 +104,11 @@ class EngineState:
         if passed >= _RATE_WINDOW_S:
             self.tokens_per_s = self.window_tokens / passed if passed < 2 * _RATE_WINDOW_S else 0.0
             self.window_s, self.window_tokens = now, 0
+
+
+def engine_id_of(home: Home, name: str) -> str:
+    """Return control's id of an engine: the name that its worker gives, behind the owner if there is one."""
+    return f"{home.owner}/{name}" if home.owner else name
 
 
 def _cut(columns: list[Any], most: int) -> tuple[list[Any], list[Any]]:

@@ -14,6 +14,7 @@ from tartlet_common.abi import Priority, Record
 from tartlet_common.engine.pools import ANYWHERE
 from tartlet_common.engine.spec import EngineSpec
 from tartlet_common.errors.registry import TartletError
+from tartlet_common.rpc.resume import ResumableLink
 from tartlet_control.tables.engines import EngineState
 from tartlet_control.tables.models import ServedModel
 from tartlet_control.tables.outbox import Outbox
@@ -158,7 +159,7 @@ class RuntimeSession:
     The session outlives its stream: a runtime that comes back within the grace finds its programs as it left them.
     """
 
-    __slots__ = ("address", "gone_since", "incarnation", "outbox", "programs", "runtime_id")
+    __slots__ = ("address", "gone_since", "held", "incarnation", "link", "outbox", "programs", "runtime_id")
 
     def __init__(self, runtime_id: str, incarnation: str, address: str) -> None:
         self.runtime_id = runtime_id
@@ -167,3 +168,7 @@ class RuntimeSession:
         self.programs: dict[int, ProgramState] = {}
         self.outbox = Outbox()
         self.gone_since: float | None = None  # None: connected
+        self.link: ResumableLink[Any] | None = None
+        """The numbered frames of both directions."""
+        self.held = False
+        """Whether so much waits for the runtime that no commands of its programs are dispatched."""

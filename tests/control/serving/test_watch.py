@@ -78,7 +78,7 @@ def test_an_engine_whose_id_another_takes_hears_of_it_and_comes_back(run_dir: Pa
             stub: Any = engine_pb2_grpc.EngineStub(channel)
             other = stub.Connect()
             hello = engine_pb2.WorkerHello(
-                protocol=endpoints.PROTOCOL_VERSION,
+                protocol=endpoints.OLDEST_PROTOCOL,
                 engine_id=link._engine_id,
                 incarnation="another's",
                 spec_json=json.dumps(asdict(link._engine.spec)),

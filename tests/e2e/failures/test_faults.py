@@ -19,6 +19,7 @@ import tartlet
 from tartlet import LaunchSpec, Limits, Source
 from tartlet_common.errors.registry import NoEngine, TartletError
 from tests.e2e.cluster import Cluster
+from tests.e2e.cutting import nothing_is_lost_while_cut, on_one_machine, round_of
 from tests.e2e.faults import (
     Row,
     checkpoint,
@@ -336,6 +337,34 @@ async def _(server: Serving, client: tartlet.AsyncClient) -> TartletError | None
 @injects("runtime-killed")
 async def _(server: Serving, client: tartlet.AsyncClient) -> TartletError | None:
     return await killed(server, client, "runtime")
+
+
+# ---- connections ----------------------------------------------------------------------------------------------------
+
+
+@injects("links-cut")
+async def _(server: Serving, client: tartlet.AsyncClient) -> TartletError | None:
+    """Runs programs on another server behind a proxy; on one machine, frames have sockets of their own."""
+    with tempfile.TemporaryDirectory(prefix="tt-") as made:
+        async with on_one_machine(Path(made)) as (other, proxy, theirs):
+            assert await nothing_is_lost_while_cut(theirs, proxy, 0.05, 3.0) > 20
+            assert other.text().count("serves (pid") == 3  # no role has died
+    return None
+
+
+@injects("control-unreachable")
+async def _(server: Serving, client: tartlet.AsyncClient) -> TartletError | None:
+    with tempfile.TemporaryDirectory(prefix="tt-") as made:
+        async with on_one_machine(Path(made)) as (_, proxy, theirs):
+            undisturbed = await round_of(theirs)
+            running = asyncio.ensure_future(round_of(theirs))
+            await asyncio.sleep(0.1)
+            async with proxy.away():
+                await asyncio.sleep(3.0)
+                assert not running.done()
+            assert await running == undisturbed
+            await until_nothing_is_held(theirs)
+    return None
 
 
 # ---- the machine ----------------------------------------------------------------------------------------------------

@@ -32,6 +32,7 @@ class ControlEnd(engine_pb2_grpc.EngineServicer):
     """Accepts engines, sends what a test puts, keeps what comes."""
 
     incarnation: str = "control-1"
+    protocol: int = endpoints.OLDEST_PROTOCOL
     refuse: Any = None
     blobs: dict[str, bytes] = field(default_factory=dict)
     hellos: list[engine_pb2.WorkerHello] = field(default_factory=list)
@@ -49,7 +50,7 @@ class ControlEnd(engine_pb2_grpc.EngineServicer):
         self.hellos.append(first.hello)
         yield engine_pb2.EngineFrame(
             hello=engine_pb2.EngineHello(
-                protocol=endpoints.PROTOCOL_VERSION,
+                protocol=self.protocol,
                 incarnation=self.incarnation,
                 error=error_proto.error_to_proto(self.refuse),
             )
@@ -123,7 +124,7 @@ async def test_hello_carries_the_spec_and_follows_the_tokenizer(run_dir: Path) -
     async with rig(run_dir) as r:
         await r.until_hello()
         hello = r.end.hellos[0]
-        assert hello.protocol == endpoints.PROTOCOL_VERSION
+        assert (hello.protocol, hello.newest_protocol) == (endpoints.OLDEST_PROTOCOL, endpoints.PROTOCOL_VERSION)
         spec = json.loads(hello.spec_json)
         assert (spec["family"], spec["page_size"]) == ("fake", 4)
         assert r.end.blobs == {spec["tokenizer_digest"]: r.engine.tokenizer_json()}
@@ -227,13 +228,13 @@ async def test_a_result_that_comes_as_the_call_ends_does_not_end_the_worker(
     async with rig(run_dir) as r, asyncio.timeout(10):
         serve = r.link._serve
 
-        async def with_a_late_result(stream: Any) -> None:
+        async def with_a_late_result(stream: Any, applied: int) -> None:
             def come(_: object) -> None:
                 r.link._outbox.append(engine_pb2.StepResultFrame())
                 r.link._wake.set()
 
             stream.add_done_callback(come)
-            await serve(stream)
+            await serve(stream, applied)
 
         monkeypatch.setattr(r.link, "_serve", with_a_late_result)
         await r.until_hello()

@@ -442,6 +442,26 @@ class NoEngine(LostError):
     retryable: ClassVar[bool] = True
 
 
+class ResumeRefused(LostError):
+    """408: the connection can't go on where it broke: {detail}."""
+
+    number: ClassVar[int] = 408
+    message: ClassVar[str] = "the connection can't go on where it broke: {detail}"
+    remedy: ClassVar[str] = (
+        "Nothing needs to be done: the two processes begin anew. If this repeats, raise the grace period."
+    )
+    retryable: ClassVar[bool] = True
+
+
+class StaleIncarnation(LostError):
+    """409: this {peer} was replaced by one that started later."""
+
+    number: ClassVar[int] = 409
+    message: ClassVar[str] = "this {peer} was replaced by one that started later"
+    remedy: ClassVar[str] = "End the earlier process. If a clock was set back, wait for 10 seconds."
+    retryable: ClassVar[bool] = True
+
+
 class CheckpointMissing(StartError):
     """501: no checkpoint at {path}: {detail}."""
 
@@ -572,6 +592,8 @@ REGISTRY: dict[int, type[TartletError]] = {
     405: Draining,
     406: Disconnected,
     407: NoEngine,
+    408: ResumeRefused,
+    409: StaleIncarnation,
     501: CheckpointMissing,
     502: CheckpointBroken,
     503: UnknownFamily,
