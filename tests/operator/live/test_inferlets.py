@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 import tartlet
-from tartlet_common.errors.registry import ProgramFailed, UnknownModel
+from tartlet_common.errors.registry import ProgramFailed, UnknownPool
 from tests.operator.api_server import ApiServer
 from tests.operator.live.test_pools import serving
 from tests.operator.operator_process import live
@@ -84,7 +84,7 @@ async def test_inferlets_from_every_source(api_server: ApiServer, namespace: str
             await it.until_condition("Inferlet", "inline", "Ready")
             assert it.get("Inferlet", "inline")["status"]["digest"] == digest
             runnable = it.condition("Inferlet", "inline", "Runnable")
-            assert (runnable["status"], runnable["reason"]) == ("False", "PoolNotFound")
+            assert (runnable["status"], runnable["reason"]) == ("True", "ModelNotNamed")
             async with tartlet.AsyncClient(f"unix:{run_dir}/runtime.sock") as client:
                 (entry,) = await client.catalogue(tenant=namespace)
             assert (entry.name, entry.description) == ("inline", "greets")
@@ -145,7 +145,7 @@ async def test_without_its_pool_a_program_is_launched_on_no_other(
         it.create("Inferlet", "astray", {"source": {"inline": HELLO}, "pool": "misspelt"})
         await it.until_condition("Inferlet", "astray", "Ready")
         async with tartlet.AsyncClient(f"unix:{run_dir}/runtime.sock") as client:
-            with pytest.raises(UnknownModel, match="EnginePool misspelt"):
+            with pytest.raises(UnknownPool, match="misspelt"):
                 await client.launch(spec=tartlet.LaunchSpec(inferlet="astray", tenant=namespace))
 
 
