@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from e2e.cluster.artifacts import toolchain
 from e2e.cluster.artifacts.requirements import Unfit
 from e2e.cluster.layout import ROOT, Layout
-from e2e.cluster.provider import KIND_NAME, KIND_NODE, Given, Kind
+from e2e.cluster.provider import KIND_NAME, KIND_NODE, Given, Kind, Own
 from e2e.tests.conftest import clear
 from tests.cluster.programs import program
 
@@ -127,3 +128,19 @@ def test_what_a_given_cluster_has_of_others_is_not_deleted(tmp_path: Path, asked
     kinds.write_text(json.dumps({"items": [definition("inferlets", "e2e"), definition("enginepools", "e2e-other")]}))
     clear(cluster)
     assert commands(asked)[-1] == "-n e2e delete crds inferlets.tartlet.dev enginepools.tartlet.dev --timeout=60s"
+
+
+def test_a_command_in_this_machines_cluster_finds_its_kubectl_and_helm(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kubernetes, helm = tmp_path / "k8s v1", tmp_path / "helm-v3"
+    program(kubernetes, 'echo "k8s $*"\n')
+    program(helm, 'echo "helm $*"\n')
+    monkeypatch.setattr(toolchain, "kubernetes", lambda _: kubernetes)
+    monkeypatch.setattr(toolchain, "helm", lambda _: helm)
+    cluster = Own(Layout(tmp_path / "cache"), {})
+    monkeypatch.setattr(cluster, "enter", lambda *_: [])
+    for _ in range(2):
+        command = "kubectl get pods -l 'a b'; helm version"
+        done = subprocess.run([*cluster.within(), "sh", "-c", command], capture_output=True, text=True, check=True)
+        assert done.stdout == "k8s kubectl get pods -l a b\nhelm version\n"

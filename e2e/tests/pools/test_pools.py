@@ -35,9 +35,9 @@ def slow(kube: Kube) -> Iterator[None]:
 
 
 def start(kube: Kube, prefix: str, count: int, seconds: float, program: str = "slow") -> list[str]:
-    """Launches runs and waits until they run."""
+    """Launches runs that a loss of their engine ends, and waits until they run."""
     names = [f"{prefix}-{n}" for n in range(count)]
-    kube.apply(*(run(name, program, args=[str(seconds)], deadlineSeconds=120) for name in names))
+    kube.apply(*(run(name, program, args=[str(seconds)], deadlineSeconds=120, lossRetries=0) for name in names))
     until(lambda: phases(kube, f"{prefix}-").count("Running") == count, f"{count} runs of {prefix} run")
     return names
 

@@ -36,6 +36,8 @@ DRAIN_LOOK_S: Final = 5.0
 _NO_ROOM: Final = "a rollout needs room for one more pod: make room, or scale the pool down first"
 _NO_ENGINE: Final = "spec.replicas is 0"
 _WANTED: Final = "spec.replicas is 0, and runs wait for an engine: raise it (`kubectl scale enginepool`)"
+_BEFORE_LOADED: Final = frozenset({"", "Pending", "Loading", "Broken"})
+"""States of an engine that has not served yet."""
 _UNMADE: Final = "pods are missing: see `kubectl describe` of the pool's Deployment and its ReplicaSet"
 
 
@@ -119,7 +121,8 @@ def status(facts: PoolFacts, old: EnginePoolStatus, now: str) -> EnginePoolStatu
     for take programs; so it is never True for an older generation, nor during a rollout. A pool of 0 replicas is as
     its spec asks, and so Ready, unless runs wait for it. `Available` is True while any engine takes programs.
     """
-    engines = [_engine(p, facts) for p in sorted(facts.living, key=lambda p: p.name)]
+    before = {e.pod: e.state for e in old.engines}
+    engines = [_engine(p, facts, before.get(p.name, "")) for p in sorted(facts.living, key=lambda p: p.name)]
     wants = _conditions(facts, old, engines)
     return EnginePoolStatus(
         observed_generation=facts.generation,
@@ -309,10 +312,10 @@ def _standing_by(facts: PoolFacts) -> str:
     return next((name for name in sorted(staying) if engines.get(name) == "standby"), "")
 
 
-def _engine(pod: PodFacts, facts: PoolFacts) -> EngineStatus:
+def _engine(pod: PodFacts, facts: PoolFacts, before: str) -> EngineStatus:
     return EngineStatus(
         pod=pod.name,
-        state=_state(pod, facts.engines),
+        state=_state(pod, facts.engines, before),
         reason=pod.reason[:256],
         programs=facts.programs.get(pod.name, 0),
         node=pod.node,
@@ -320,10 +323,11 @@ def _engine(pod: PodFacts, facts: PoolFacts) -> EngineStatus:
     )
 
 
-def _state(pod: PodFacts, engines: Mapping[str, str] | None) -> str:
+def _state(pod: PodFacts, engines: Mapping[str, str] | None, before: str) -> str:
     if pod.terminating:
         return "Draining"
-    unready = "Joining" if pod.started else "Loading"
+    loaded = pod.started and before not in _BEFORE_LOADED
+    unready = "Joining" if loaded else "Loading"
     match engines.get(pod.name, "") if engines is not None else "":
         case "ready":
             return "Ready" if pod.ready else unready
@@ -331,7 +335,7 @@ def _state(pod: PodFacts, engines: Mapping[str, str] | None) -> str:
             return "Standby" if pod.ready else unready
         case "draining" | "cordoned":
             return "Draining"
-    if pod.ready or (pod.started and pod.running and not pod.reason):  # it has loaded, whatever its probe says now
+    if pod.ready or (loaded and pod.running and not pod.reason):  # it has loaded, whatever its probe says now
         return "Lost" if engines is not None else "Unknown"
     if not pod.running:
         return "Pending"

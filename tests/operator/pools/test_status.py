@@ -397,8 +397,11 @@ def test_a_stuck_rollout_beside_a_serving_engine_is_available_and_makes_no_progr
 def test_an_engine_that_has_loaded_is_not_said_to_load_while_it_is_away_from_control() -> None:
     away = replace(pod("p-0", ready=False), started=True)
     loading = pod("p-1", ready=False)
+    served = status(facts(2, pods=(pod("p-0"), loading)), NONE, NOW)
+    first = status(facts(1, pods=(away,), engines={"p-0": "ready"}), NONE, NOW)
+    assert [e.state for e in first.engines] == ["Loading"], "its pod is ready with the next probe"
     states = {
-        name: [e.state for e in status(facts(2, pods=(away, loading), engines=told), NONE, NOW).engines]
+        name: [e.state for e in status(facts(2, pods=(away, loading), engines=told), served, NOW).engines]
         for name, told in (("no control", None), ("not joined", {}), ("joined", {"p-0": "ready"}))
     }
     assert states == {
