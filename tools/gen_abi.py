@@ -29,7 +29,7 @@ ENUMS: tuple[tuple[str, type[IntEnum | IntFlag]], ...] = (
     ("PRIORITY", abi.Priority),
 )
 SCALARS = ("ABI_VERSION", "HEADER_BYTES", "RECORD_BYTES", "MAX_SUBMISSION_BYTES", "DEFAULT_TOP_K")
-LAYOUTS = ("RECORD", "FORWARD_HEAD", "SAMPLE_PARAMS")
+LAYOUTS = ("RECORD", "FORWARD_HEAD", "FORWARD_TABLE_HEAD", "SAMPLE_PARAMS")
 
 
 def struct_format(layout: np.dtype[np.void]) -> str:

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from tartlet_worker.checkpoints.model_config import ModelConfig
 from tartlet_worker.csr import Ints
+from tartlet_worker.page_tables import PageTables
 
 FAR = np.int32(2**30)
 """The position of a column that no query sees, because it is not written or is masked. Larger than all positions."""
@@ -52,6 +53,9 @@ class Pools:
         self.total_pages = self.zero_page + 1
         shape = (config.layers, 2, self.total_pages, config.kv_heads, sizes.page_size, config.head_dim)
         self.kv = torch.zeros(shape, dtype=dtype, device=device)
+        self.tables = PageTables(sizes.page_size)
+        self._device_rows: Tensor | None = None  # of the tables
+        self._rows_version = -1
         self.embeds = torch.zeros(sizes.num_embeds, config.dim, dtype=dtype, device=device)
         self.position = np.full((self.total_pages, sizes.page_size), -1, np.int32)  # -1: not written
         self.hidden = np.zeros((self.total_pages, sizes.page_size), np.bool_)  # the mask bits
@@ -67,6 +71,7 @@ class Pools:
 
     def reset(self) -> None:
         """Forget everything. Only written pages are touched, because the system has not mapped most of a new pool."""
+        self.tables.reset()
         self.hidden.fill(False)
         self.clear_pages(np.flatnonzero((self.position >= 0).any(axis=1)))
         self.clear_embeds(np.arange(self.sizes.num_embeds))
@@ -79,6 +84,18 @@ class Pools:
             self.position[pages] = -1
             self.hidden[pages] = False
             self.seen_position[pages] = FAR
+
+    def table_rows(self) -> Tensor:
+        """Return the rows of all tables on the device, [tables, width] int32. On a CPU it is the host's own array."""
+        tables, rows = self.tables, self._device_rows
+        if rows is None or self._rows_version != tables.version:
+            rows = self._device_rows = torch.from_numpy(tables.rows).to(self.device)
+            self._rows_version = tables.version
+        elif self.device != "cpu":
+            for table, first, last in tables.changed:
+                rows[table, first:last] = torch.from_numpy(tables.rows[table, first:last]).to(self.device)
+        tables.changed.clear()
+        return rows
 
     def clear_embeds(self, embeds: Ints) -> None:
         """Forget newly allocated embeds. Their values may stay, because reading an embed that is not written fails."""

@@ -85,6 +85,7 @@ class Op(IntEnum):
     ALLOC_SLOT = 41
     DEALLOC_SLOT = 42
     USAGE = 43  # answer payload: JSON {pages, embeds, slots, page_limit, free_pages}
+    TABLE = 44  # a: table, b: keep_tokens, c: new_rows; payload: u32 source, or nothing for the table itself
     # answered by the worker
     EMBED_TXT = 64  # a: n, b: 0 token ids, 1 token slots; payload: u32 embeds[n], sources[n], positions[n]
     FORWARD = 65  # a: okv_offset, b: adapter (0 none), c: 1 with mask; payload: FORWARD_HEAD, lists, mask bits
@@ -94,6 +95,7 @@ class Op(IntEnum):
     GET_NEXT_DIST = 68
     # a: embed, b: slot; payload: SAMPLE_PARAMS, u32 stop[n_stop]; answer a: token, b: ended, c: f32 logprob
     SAMPLE = 69
+    FORWARD_TABLE = 70  # a: table, b: start, c: 1 with mask; payload: FORWARD_TABLE_HEAD, lists, mask bits
 
 
 RUNTIME_OPS = frozenset(op for op in Op if op < Op.CREATE_QUEUE)
@@ -108,6 +110,7 @@ QUEUED_OPS = WORKER_OPS | {
     Op.DEALLOC_EMB,
     Op.ALLOC_SLOT,
     Op.DEALLOC_SLOT,
+    Op.TABLE,
 }
 """Operations that wait for their turn in a command queue; control runs its other operations on arrival."""
 
@@ -115,6 +118,9 @@ DEFAULT_TOP_K = 256
 
 FORWARD_HEAD = np.dtype([("n_ikv", "<u4"), ("n_iemb", "<u4"), ("n_okv", "<u4"), ("n_oemb", "<u4")])
 """First 16 bytes of a FORWARD payload; then u32 ikv, iemb, okv, oemb; then the mask, row-major, little-endian bits."""
+
+FORWARD_TABLE_HEAD = np.dtype([("n_iemb", "<u4"), ("n_oemb", "<u4"), ("adapter", "<u4")])
+"""First 12 bytes of a FORWARD_TABLE payload; then u32 iemb, oemb; then the mask, row-major, little-endian bits."""
 
 SAMPLE_PARAMS = np.dtype(
     [

@@ -97,6 +97,27 @@ class Guest:
         payload = abi.u32([len(ikv), len(iemb), len(okv), len(oemb), *ikv, *iemb, *okv, *oemb]) + mask
         return self.put(Op.FORWARD, queue=queue, a=offset, c=int(bool(mask)), payload=payload, wait=wait)
 
+    def table(
+        self, table: int, source: int | None = None, keep: int = 0, new: int = 0, *, queue: int = 0, wait: bool = False
+    ) -> int:
+        """Set a table to the first `keep` tokens of `source` (None: itself) and `new` rows."""
+        payload = b"" if source is None else abi.u32([source])
+        return self.put(Op.TABLE, queue=queue, a=table, b=keep, c=new, payload=payload, wait=wait)
+
+    def forward_table(
+        self,
+        table: int,
+        start: int,
+        iemb: Sequence[int],
+        oemb: Sequence[int] = (),
+        *,
+        queue: int = 0,
+        wait: bool = False,
+        mask: bytes = b"",
+    ) -> int:
+        payload = abi.u32([len(iemb), len(oemb), 0, *iemb, *oemb]) + mask
+        return self.put(Op.FORWARD_TABLE, queue=queue, a=table, b=start, c=int(bool(mask)), payload=payload, wait=wait)
+
     def sample(
         self,
         embed: int,

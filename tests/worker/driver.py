@@ -20,6 +20,7 @@ from tartlet_common.engine.step import (
     Sample,
     Step,
     StepResult,
+    TableChanges,
 )
 from tartlet_worker.torch_engine.engine import TorchEngine
 
@@ -53,7 +54,7 @@ def embed_batch(commands: Sequence[dict[str, Any]]) -> EmbedTxt:
 
 
 def forward_batch(commands: Sequence[dict[str, Any]]) -> Forward:
-    """Commands: iemb, and optionally ikv, okv, okv_offset, oemb, mask (bool [n, columns]); lane."""
+    """Commands: iemb, and optionally ikv, okv, okv_offset, oemb, mask (bool [n, columns]), table; lane."""
     packed = [
         np.packbits(np.asarray(c["mask"], bool).reshape(-1), bitorder="little")
         if c.get("mask") is not None
@@ -66,6 +67,7 @@ def forward_batch(commands: Sequence[dict[str, Any]]) -> Forward:
         okv_offset=i32([c.get("okv_offset", 0) for c in commands]),
         mask_bits=np.concatenate(packed),
         mask_indptr=indptr(packed),
+        table=i32([c.get("table", -1) for c in commands]) if any("table" in c for c in commands) else i32([]),
         **{name: flat(values) for name, values in lists.items()},
         **{f"{name}_indptr": indptr(values) for name, values in lists.items()},
     )
@@ -110,6 +112,13 @@ def mask_batch(page: int, bits: int, lane: int = 1) -> MaskKvPage:
     return MaskKvPage(u32([lane]), i32([page]), u32([bits]))
 
 
+def changes(*made: tuple[int, int, int, Sequence[int]]) -> TableChanges:
+    """Changes of tables: number, source, rows kept, new rows."""
+    rows = [list(new) for *_, new in made]
+    table, source, keep = (i32([change[k] for change in made]) for k in range(3))
+    return TableChanges(table, source, keep, indptr(rows), flat(rows))
+
+
 class Driver:
     """One engine, and numbers for its steps."""
 
@@ -129,6 +138,10 @@ class Driver:
         for answer in result.results:
             assert not answer.status.any(), (answer.status, answer.detail)
         return result
+
+    def ok_step(self, **fields: Any) -> None:
+        """Run a step without batches: it clears and changes tables."""
+        self.step(**fields)
 
     def embed(self, tokens: Any, embeds: Any, positions: Any) -> None:
         self.ok(embed_batch([{"embed": embeds, "token": tokens, "position": positions}]))

@@ -1,8 +1,9 @@
 """The interface of attention: what an implementation is given, and what it returns (`forward` in docs/abi.md).
 
 All keys and values of a command are in pages of the pool, also those that it does not store. The *columns* of a command
-are the slots of its page list. One number for each column says from which position on the column can be seen. So an
-implementation needs no knowledge of mask bits, of empty slots, or of which tokens are new.
+are the slots of its page list or of its page table. One number for each column says from which position on the column
+can be seen. So an implementation needs no knowledge of mask bits, of empty slots, or of which tokens are new. For a
+command over a table that number is the column's own, and nobody writes it down.
 """
 
 from __future__ import annotations
@@ -13,6 +14,17 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 from torch import Tensor
+
+from tartlet_worker.pools import Pools
+
+
+@dataclass(frozen=True, slots=True)
+class TableColumns:
+    """The commands of a batch whose columns are the slots of a page table, column c at position c."""
+
+    table: npt.NDArray[np.int32]  # [B] number of a command's table, or -1: its columns are listed
+    row: npt.NDArray[np.int64]  # [B] its row of the batch's `pages` and `column_position`, or -1: it has a table
+    pools: Pools  # whose tables they are
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,13 +42,32 @@ class AttentionBatch:
     num_pages: npt.NDArray[np.int32]  # [B]
     column_position: npt.NDArray[np.int32]  # [B, N * page_size]; pools.FAR: can't be seen
     allowed: dict[int, npt.NDArray[np.bool_]] = field(default_factory=dict)  # b -> [tokens of b, N * page_size]
+    tables: TableColumns | None = None
+    """None: row b of `pages` and `column_position` is command b's. Else `TableColumns.row` says which row is."""
+
+    @property
+    def page_size(self) -> int:
+        """Columns of a page."""
+        return int(self.column_position.shape[1] // self.pages.shape[1])
+
+    def table_of(self, b: int) -> int:
+        """Return the number of the table that gives command b its columns, or -1 if they are listed."""
+        return -1 if self.tables is None else int(self.tables.table[b])
+
+    def positions(self, b: int) -> npt.NDArray[np.int32]:
+        """Return [columns] the first position that sees each column of command b."""
+        if self.table_of(b) >= 0:
+            return np.arange(int(self.num_pages[b]) * self.page_size, dtype=np.int32)
+        row: npt.NDArray[np.int32] = self.column_position[b if self.tables is None else int(self.tables.row[b])]
+        return row
 
     def visible(self, b: int, window: int | None) -> npt.NDArray[np.bool_]:
-        """Return which columns the tokens of command b see, as [tokens of b, N * page_size] booleans."""
+        """Return which columns the tokens of command b see, as [tokens of b, columns] booleans."""
         query = self.query_position[self.query_indptr[b] : self.query_indptr[b + 1], None]
-        seen = self.allowed[b] if b in self.allowed else self.column_position[None, b] <= query
+        position = self.positions(b)[None]
+        seen = self.allowed.get(b, position <= query)
         if window is not None:
-            seen = seen & (query - self.column_position[None, b] < window)
+            seen = seen & (query - position < window)
         return np.asarray(seen)
 
 

@@ -21,9 +21,44 @@ class Prepared:
     """A batch as the kernel reads it, with references to all arrays that its pointers name."""
 
     batch: AttentionBatch
-    pointers: tuple[int, ...]  # indptr, query positions, pages, width, pages of each, column positions
+    columns: CColumns
+    pointers: tuple[int, int]  # indptr, query positions
     allowed: Any
     keep: list[npt.NDArray[Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class CColumns:
+    """The columns of a batch as the kernels read them: for each command the addresses of its pages and positions."""
+
+    pages: int  # address of [B] addresses
+    num_pages: int  # address of [B] int32
+    position: int  # address of [B] addresses; 0 stands for columns at their own numbers
+    width: int  # pages of a row of the masks
+    most: int  # pages of the longest command
+    keep: tuple[npt.NDArray[Any], ...]
+
+    @classmethod
+    def of(cls, batch: AttentionBatch) -> CColumns:
+        """Find the addresses. Nothing that is as long as a context is touched."""
+        pages, position = np.ascontiguousarray(batch.pages), np.ascontiguousarray(batch.column_position)
+        num_pages = np.ascontiguousarray(batch.num_pages)
+        row = np.arange(len(num_pages)) if batch.tables is None else batch.tables.row
+        page_at = address(pages) + row * (pages.shape[1] * 4)
+        position_at = address(position) + row * (position.shape[1] * 4)
+        keep: tuple[npt.NDArray[Any], ...] = pages, position, num_pages
+        if batch.tables is not None:
+            rows, table = batch.tables.pools.tables.rows, batch.tables.table
+            over = table >= 0
+            page_at = np.where(over, address(rows) + table.astype(np.int64) * (rows.shape[1] * 4), page_at)
+            position_at = np.where(over, 0, position_at)
+            keep += (rows,)
+        page_at, position_at = page_at.astype(np.int64), position_at.astype(np.int64)
+        most = int(num_pages.max(initial=1))
+        return cls(
+            address(page_at), address(num_pages), address(position_at), pages.shape[1], most,
+            (*keep, page_at, position_at),
+        )  # fmt: skip
 
 
 def allowed_pointers(batch: AttentionBatch) -> tuple[Any, list[npt.NDArray[Any]]]:
@@ -51,16 +86,15 @@ class CKernel:
     def prepare(self, batch: AttentionBatch) -> Prepared:
         """See `Attention.prepare`."""
         allowed, keep = allowed_pointers(batch)
-        columns = (batch.query_indptr, batch.query_position, batch.pages, batch.num_pages, batch.column_position)
-        arrays = [np.ascontiguousarray(c) for c in columns]
-        return Prepared(batch, tuple(map(address, arrays)), allowed, [*arrays, *keep])
+        indptr, at = np.ascontiguousarray(batch.query_indptr), np.ascontiguousarray(batch.query_position)
+        return Prepared(batch, CColumns.of(batch), (address(indptr), address(at)), allowed, [indptr, at, *keep])
 
     def run(self, prepared: Prepared, q: Tensor, kv: Tensor, window: int | None) -> Tensor:
         """See `Attention.run`."""
         tokens, heads, head_dim = q.shape
         q = q.contiguous()
         out = torch.empty_like(q)
-        indptr, at, pages, num_pages, position = prepared.pointers
+        (indptr, at), columns = prepared.pointers, prepared.columns
         self._run[q.dtype](
             q.data_ptr(),
             kv[0].data_ptr(),
@@ -69,10 +103,11 @@ class CKernel:
             len(prepared.batch.num_pages),
             indptr,
             at,
-            pages,
-            prepared.batch.pages.shape[1],
-            num_pages,
-            position,
+            columns.pages,
+            columns.width,
+            columns.most,
+            columns.num_pages,
+            columns.position,
             prepared.allowed,
             window or 0,
             heads,

@@ -49,29 +49,44 @@ class TorchGather:
     def prepare(self, batch: AttentionBatch) -> Prepared:
         """Split the batch into groups of commands with the same number of query tokens."""
         counts = np.diff(batch.query_indptr)
-        order = np.lexsort((batch.num_pages, counts))
+        listed = np.ones(len(counts), np.bool_) if batch.tables is None else batch.tables.table < 0
+        order = np.lexsort((batch.num_pages, counts, listed))
         order = order[counts[order] > 0]
         groups, start = [], 0
         while start < len(order):
             end = start + 1
-            while end < len(order) and end - start < COMMANDS_AT_ONCE and counts[order[end]] == counts[order[start]]:
+            most = min(len(order), start + COMMANDS_AT_ONCE)
+            kind = counts[order[start]], listed[order[start]]
+            while end < most and (counts[order[end]], listed[order[end]]) == kind:
                 end += 1
             groups.append(self._group(batch, order[start:end].tolist(), int(counts[order[start]])))
             start = end
         return Prepared(batch, groups)
 
     def _group(self, batch: AttentionBatch, commands: list[int], count: int) -> Group:
-        page_size = batch.column_position.shape[1] // batch.pages.shape[1]
         num_pages = max(1, int(batch.num_pages[commands].max()))
-        pages = batch.pages[commands, :num_pages].astype(np.int64)  # [b, N]
-        rows = pages[:, None, :] * self._kv_heads + np.arange(self._kv_heads)[None, :, None]  # [b, kv_heads, N]
+        pages = self._pages(batch, commands, num_pages)
+        heads = torch.arange(self._kv_heads, device=self._device)
+        rows = pages[:, None, :] * self._kv_heads + heads[None, :, None]  # [b, kv_heads, N]
         first = batch.query_indptr[commands]
         tokens: Tensor | slice
         if np.array_equal(first, first[0] + count * np.arange(len(commands))):
             tokens = slice(int(first[0]), int(first[0]) + count * len(commands))
         else:
             tokens = self._tensor((first[:, None] + np.arange(count)).reshape(-1))
-        return Group(commands, tokens, count, self._tensor(rows.reshape(-1)), num_pages * page_size)
+        return Group(commands, tokens, count, rows.reshape(-1), num_pages * batch.page_size)
+
+    def _pages(self, batch: AttentionBatch, commands: list[int], num_pages: int) -> Tensor:
+        """Return the pages [b, num_pages] int64 of a group. Those of tables are gathered on the device."""
+        if batch.tables is None:
+            return self._tensor(batch.pages[commands, :num_pages].astype(np.int64))
+        if batch.tables.table[commands[0]] < 0:
+            return self._tensor(batch.pages[batch.tables.row[commands], :num_pages].astype(np.int64))
+        pools = batch.tables.pools
+        table = self._tensor(batch.tables.table[commands].astype(np.int64))
+        mine = self._tensor(batch.num_pages[commands].astype(np.int64))[:, None]
+        pages = pools.table_rows()[:, :num_pages].index_select(0, table).long()
+        return pages.where(torch.arange(num_pages, device=self._device) < mine, pools.zero_page)
 
     def _tensor(self, values: np.ndarray) -> Tensor:
         return torch.from_numpy(values).to(self._device)
@@ -83,12 +98,24 @@ class TorchGather:
         """
         if window in group.masks:
             return group.masks[window]
+        if batch.tables is not None and batch.tables.table[group.commands[0]] >= 0:
+            group.masks[window] = self._in_order(batch, group, window, heads), None
+            return group.masks[window]
         seen = np.stack([batch.visible(b, window)[:, : group.columns] for b in group.commands])  # [b, n, L]
         mask = self._tensor(seen.repeat(heads, axis=1)[:, None])
         alive = seen.any(-1)
         dead = None if alive.all() else self._tensor(~alive.repeat(heads, axis=1))[:, None, :, None]
         group.masks[window] = mask, dead
         return mask, dead
+
+    def _in_order(self, batch: AttentionBatch, group: Group, window: int | None, heads: int) -> Tensor:
+        """Return the mask of a group over tables, made on the device: column c is at position c."""
+        first = batch.query_indptr[group.commands]
+        query = batch.query_position[first[:, None] + np.arange(group.count)]  # [b, n]
+        at = self._tensor(query.repeat(heads, axis=1).astype(np.int64))[:, None, :, None]
+        column = torch.arange(group.columns, device=self._device)
+        seen = column <= at
+        return seen if window is None else seen & (at - column < window)
 
     def run(self, prepared: Prepared, q: Tensor, kv: Tensor, window: int | None) -> Tensor:
         """See `Attention.run`."""

@@ -127,8 +127,7 @@ def forward(state: FakeState, x: Forward, out: Answers) -> None:
             continue
         iemb = x.iemb[x.iemb_indptr[b] : x.iemb_indptr[b + 1]]
         oemb = x.oemb[x.oemb_indptr[b] : x.oemb_indptr[b + 1]]
-        okv = x.okv[x.okv_indptr[b] : x.okv_indptr[b + 1]]
-        offset = int(x.okv_offset[b])
+        ikv, okv, offset, limit = _pages(state, x, b)
         if emb_ended[iemb].any():
             out.status[b] = Status.SKIPPED
             state.emb_ended[oemb] = True
@@ -139,9 +138,10 @@ def forward(state: FakeState, x: Forward, out: Answers) -> None:
             continue
         new, positions = model.column(emb[iemb], emb_pos[iemb]), emb_pos[iemb]
         pages, slots = _targets(state, okv, offset, len(iemb))
-        ikv = x.ikv[x.ikv_indptr[b] : x.ikv_indptr[b + 1]]
-        mask = _mask(x, b, len(iemb), len(ikv) * state.options.page_size + len(iemb))
-        sums = _attend(state, ikv, pages * state.options.page_size + slots, new, positions, mask)
+        size = state.options.page_size
+        columns = (ikv.astype(np.int64)[:, None] * size + np.arange(size)).ravel()[:limit]
+        mask = _mask(x, b, len(iemb), len(columns) + len(iemb))
+        sums = _attend(state, columns, pages * size + slots, new, positions, mask)
         state.kv[pages, slots] = new[: len(pages)]
         state.pos[pages, slots] = positions[: len(pages)]
         state.written[pages, slots] = True
@@ -150,6 +150,19 @@ def forward(state: FakeState, x: Forward, out: Answers) -> None:
         state.emb_pos[oemb] = positions[last:]
         state.emb_ended[oemb] = False
         state.tokens += len(iemb)
+
+
+def _pages(
+    state: FakeState, x: Forward, b: int
+) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32], int, int | None]:
+    """Return the pages that command `b` reads and writes, its first slot, and how many columns are seen (None: all)."""
+    offset = int(x.okv_offset[b])
+    if not len(x.table) or x.table[b] < 0:
+        ikv = x.ikv[x.ikv_indptr[b] : x.ikv_indptr[b + 1]]
+        return ikv, x.okv[x.okv_indptr[b] : x.okv_indptr[b + 1]], offset, None
+    table = int(x.table[b])
+    rows = state.tables.rows[table, : int(state.tables.count[table])]
+    return rows, rows, offset, offset
 
 
 def _forward_fault(state: FakeState, n: int, pages: int, n_out: int, offset: int) -> TartletError | None:
@@ -175,15 +188,13 @@ def _targets(
 
 def _attend(
     state: FakeState,
-    ikv: npt.NDArray[np.int32],
+    flat: npt.NDArray[np.int64],  # [C - n] flat slots that it reads
     writes: npt.NDArray[np.int64],  # [n] flat slots that this call writes: ignored as context
     new: model.U64,  # [n]
     positions: npt.NDArray[np.int32],  # [n]
     mask: Bools | None,  # [n, C]
 ) -> model.U64:
     """[n]: the sum of the visible columns of each query."""
-    size = state.options.page_size
-    flat = (ikv.astype(np.int64)[:, None] * size + np.arange(size)).ravel()
     valid = state.written.ravel()[flat] & ~state.hidden.ravel()[flat]
     if len(writes):
         valid &= ~np.isin(flat, writes)

@@ -9,6 +9,7 @@ import numpy as np
 
 from tartlet_common.engine import defaults
 from tartlet_common.engine.step import Step
+from tartlet_worker.page_tables import PageTables
 
 SLOT_BYTES: Final = 14
 """Bytes of a page for each token, as `FakeState.reset` makes them."""
@@ -57,15 +58,18 @@ class FakeState:
         self.emb_ended = np.zeros(o.num_embeds, np.bool_)
         self.slot = np.zeros(o.num_slots, np.int32)
         self.slot_ended = np.zeros(o.num_slots, np.bool_)
+        self.tables = PageTables(o.page_size)
         self.poisoned: set[int] = set()
         self.tokens = 0  # through the layers, this step
 
     def clear(self, step: Step) -> None:
-        """Clear what the step says changed hands, and forget the lanes that it resets."""
+        """Clear what the step says changed hands, change tables, and forget the lanes that the step resets."""
         for table in (self.kv, self.pos, self.written, self.hidden):
             table[step.clear_pages] = 0
         for embeds in (self.emb, self.emb_pos, self.emb_ended):
             embeds[step.clear_embeds] = 0
         self.slot[step.clear_slots] = 0
         self.slot_ended[step.clear_slots] = False
+        self.tables.change(step.tables)
+        self.tables.changed.clear()
         self.poisoned.difference_update(step.reset_lanes.tolist())

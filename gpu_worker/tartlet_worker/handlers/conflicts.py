@@ -5,7 +5,8 @@ last. So a command may read *pages* that an earlier command of the batch writes.
 
 - A command reads or writes an embed that an earlier command of the batch writes.
 - A command writes a KV slot that already holds a token, or that an earlier command of the batch writes. Earlier readers
-  must still see the old token.
+  must still see the old token. Of a page table only an earlier command of the same table reads what a command writes:
+  shared rows are never written.
 
 One pass also pads all page lists to the longest one. If this would make more than `MAX_COLUMNS` columns, long commands
 and short commands run in different passes.
@@ -29,9 +30,11 @@ def cut_at_conflicts(batch: Forward, pools: Pools) -> list[tuple[int, int]]:
     if count <= 1:
         return [(0, count)]
     ranges = [(0, count)]
-    if _embeds_conflict(batch, pools) or _slots_conflict(batch, pools):
+    if _embeds_conflict(batch, pools) or _slots_conflict(batch, pools) or _tables_conflict(batch, pools):
         ranges = _cut_in_order(batch, pools)
     width = (counts(batch.ikv_indptr) + counts(batch.okv_indptr)) * pools.page_size  # [B] columns, or a few more
+    if len(batch.table):
+        width += _listed_slots(batch, pools)
     if int(width.max()) * count <= MAX_COLUMNS:
         return ranges
     return [part for first, last in ranges for part in _cut_wide(width.tolist(), first, last)]
@@ -88,6 +91,31 @@ def _slots_conflict(batch: Forward, pools: Pools) -> bool:
     return again or bool((pools.position.reshape(-1)[slots] >= 0).any())
 
 
+def _tables_conflict(batch: Forward, pools: Pools) -> bool:
+    """Return whether a command over a table begins below the end of an earlier one over the same table."""
+    if not len(batch.table):
+        return False
+    own = np.flatnonzero(batch.table >= 0)
+    table = batch.table[own].clip(0, len(pools.tables.mark) - 1)
+    if not pools.tables.repeated(table):
+        return False
+    start, end = batch.okv_offset.tolist(), (batch.okv_offset + counts(batch.iemb_indptr)).tolist()
+    ends: dict[int, int] = {}
+    for b, t in zip(own.tolist(), table.tolist(), strict=True):
+        if start[b] < ends.get(t, 0):
+            return True
+        ends[t] = end[b]
+    return False
+
+
+def _listed_slots(batch: Forward, pools: Pools) -> np.ndarray:
+    """Return [B]: how many columns of a command over a table are listed, because the table isn't plain so far."""
+    tables = pools.tables
+    table = batch.table.clip(0, len(tables.plain) - 1)
+    listed = (batch.table >= 0) & ((batch.okv_offset > tables.plain[table]) | (counts(batch.mask_indptr) > 0))
+    return np.where(listed, np.minimum(batch.okv_offset, tables.count[table] * pools.page_size), 0)
+
+
 def _cut_in_order(batch: Forward, pools: Pools) -> list[tuple[int, int]]:
     """Cut greedily: a command starts a new range if it conflicts with the range so far."""
     command, slots = _written(batch, pools)
@@ -95,22 +123,30 @@ def _cut_in_order(batch: Forward, pools: Pools) -> list[tuple[int, int]]:
     ranges, first = [], 0
     embeds: set[int] = set()  # written in this range
     stored: set[int] = set()
+    ever_stored: set[int] = set()  # in earlier ranges too
     pages_read: set[int] = set()
+    ends: dict[int, int] = {}  # of what is written, by table
+    over = batch.table.tolist() if len(batch.table) else [-1] * len(batch.lane)
+    tokens = counts(batch.iemb_indptr).tolist()
     for b in range(len(batch.lane)):
         reads = batch.iemb[batch.iemb_indptr[b] : batch.iemb_indptr[b + 1]].tolist()
         writes = batch.oemb[batch.oemb_indptr[b] : batch.oemb_indptr[b + 1]].tolist()
         mine = slots[command == b]
-        replaced = set((mine[position[mine] >= 0] // pools.page_size).tolist())
+        replaced = {slot // pools.page_size for slot in mine.tolist() if position[slot] >= 0 or slot in ever_stored}
         if (
             not embeds.isdisjoint(reads)
             or not embeds.isdisjoint(writes)
             or not stored.isdisjoint(mine.tolist())
             or not pages_read.isdisjoint(replaced)
+            or (over[b] >= 0 and int(batch.okv_offset[b]) < ends.get(over[b], 0))
         ):
             ranges.append((first, b))
-            first, embeds, stored, pages_read = b, set(), set(), set()
+            first, embeds, stored, pages_read, ends = b, set(), set(), set(), {}
+        if over[b] >= 0:
+            ends[over[b]] = int(batch.okv_offset[b]) + tokens[b]
         embeds.update(writes)
         stored.update(mine.tolist())
+        ever_stored.update(mine.tolist())
         pages_read.update(batch.ikv[batch.ikv_indptr[b] : batch.ikv_indptr[b + 1]].tolist())
     ranges.append((first, len(batch.lane)))
     return ranges

@@ -9,12 +9,14 @@ import numpy.typing as npt
 
 from tartlet_common.engine.step import BatchResult, Forward, Kind
 from tartlet_common.errors.registry import InvalidArgument, TartletError
-from tartlet_worker.csr import counts, take
+from tartlet_worker.csr import I64, Bools, counts, take
 from tartlet_worker.handlers.conflicts import cut_at_conflicts
 from tartlet_worker.handlers.forward_plan import columns, mask_bytes, plan_forward
 from tartlet_worker.handlers.long_commands import most_of_one_position, split_long_command
 from tartlet_worker.handlers.registration import Resources, handles
 from tartlet_worker.handlers.statuses import BatchStatuses
+from tartlet_worker.handlers.table_plan import join, plan_tables
+from tartlet_worker.models.base import ForwardPlan
 from tartlet_worker.pools import Pools
 
 
@@ -70,12 +72,31 @@ def _run_range(batch: Forward, on: Resources) -> tuple[BatchResult, int]:
         pools.embed_ended[batch.oemb[ended]] = True
     if not len(runs):
         return statuses.result(), 0
-    plan = plan_forward(columns(batch, runs), pools)
+    plan = _plan(batch, runs, pools)
     for part in split_long_command(plan, pools, pools.sizes.scratch_tokens):
         on.decoder.run(part, pools)
     pools.embed_position[plan.out_embed] = plan.position[plan.out_token]
     pools.embed_ended[plan.out_embed] = False
     return statuses.result(), len(plan.embed)
+
+
+def _plan(batch: Forward, runs: I64, pools: Pools) -> ForwardPlan:
+    """Plan the commands that run: those over page lists, those over tables, or both in one pass."""
+    if not len(batch.table):
+        return plan_forward(columns(batch, runs), pools)
+    over_table = batch.table[runs] >= 0
+    tables = runs[over_table]
+    if not len(tables):
+        return plan_forward(columns(batch, runs), pools)
+    plan = plan_tables(columns(batch, tables), pools)
+    if len(tables) == len(runs):
+        return plan
+    return join(plan_forward(columns(batch, runs[~over_table]), pools), plan)
+
+
+def _over_table(batch: Forward) -> Bools:
+    """Return [B]: whether a command uses a page table."""
+    return batch.table >= 0 if len(batch.table) else np.zeros(len(batch.lane), np.bool_)
 
 
 def _check_ids(statuses: BatchStatuses, batch: Forward, pools: Pools) -> bool:
@@ -88,7 +109,7 @@ def _check_ids(statuses: BatchStatuses, batch: Forward, pools: Pools) -> bool:
 
 def _check_shapes(statuses: BatchStatuses, batch: Forward, pools: Pools) -> None:
     """Fail commands whose lists have lengths that don't fit each other."""
-    size = pools.page_size
+    size, over_table = pools.page_size, _over_table(batch)
     tokens, pages = counts(batch.iemb_indptr), counts(batch.ikv_indptr)
     outs, room = counts(batch.oemb_indptr), counts(batch.okv_indptr) * size
     statuses.fail(
@@ -102,7 +123,9 @@ def _check_shapes(statuses: BatchStatuses, batch: Forward, pools: Pools) -> None
         return InvalidArgument(argument="okv", detail=detail)
 
     statuses.fail(past, past_error)
-    loose = (room == 0) & (tokens > 0)
+    if len(batch.table):
+        _check_tables(statuses, batch, over_table, pools)
+    loose = (room == 0) & (tokens > 0) & ~over_table
     if loose.any():
         needed = np.where(loose, -(-tokens // size), 0)
         over = loose & (np.cumsum(needed) > pools.num_scratch_pages)
@@ -112,13 +135,26 @@ def _check_shapes(statuses: BatchStatuses, batch: Forward, pools: Pools) -> None
         )
     if len(batch.mask_bits):
         given = counts(batch.mask_indptr)
-        wrong = (given > 0) & (given != mask_bytes(tokens, pages, size))
+        before = np.where(over_table, batch.okv_offset, pages * size)
+        wrong = (given > 0) & (given != mask_bytes(tokens, before))
         statuses.fail(
             wrong,
-            lambda b: InvalidArgument(
-                argument="mask", detail=f"it must be [{tokens[b]}, {pages[b] * size + tokens[b]}]"
-            ),
+            lambda b: InvalidArgument(argument="mask", detail=f"it must be [{tokens[b]}, {before[b] + tokens[b]}]"),
         )
+
+
+def _check_tables(statuses: BatchStatuses, batch: Forward, over_table: Bools, pools: Pools) -> None:
+    """Fail commands over a table that doesn't have the slots that they write."""
+    tables = pools.tables
+    known = over_table & (batch.table < len(tables.count))
+    room = np.where(known, tables.count[np.where(known, batch.table, 0)], 0).astype(np.int64) * pools.page_size
+    end = batch.okv_offset + counts(batch.iemb_indptr)
+
+    def error(b: int) -> TartletError:
+        detail = f"slots {batch.okv_offset[b]} to {end[b] - 1} of a table with {room[b]}"
+        return InvalidArgument(argument="table", detail=detail)
+
+    statuses.fail(over_table & ((batch.okv_offset < 0) | (end > room)), error)
 
 
 def _check_parts(statuses: BatchStatuses, batch: Forward, position: npt.NDArray[np.int32], limit: int) -> None:
@@ -126,7 +162,7 @@ def _check_parts(statuses: BatchStatuses, batch: Forward, position: npt.NDArray[
     long = counts(batch.iemb_indptr) > limit
     if not long.any():
         return
-    whole = (counts(batch.mask_indptr) > 0) | (counts(batch.okv_indptr) == 0)
+    whole = (counts(batch.mask_indptr) > 0) | ((counts(batch.okv_indptr) == 0) & ~_over_table(batch))
     inseparable = np.zeros(len(long), np.bool_)
     for b in np.flatnonzero(long & ~whole):
         mine = position[batch.iemb_indptr[b] : batch.iemb_indptr[b + 1]]
@@ -162,4 +198,5 @@ def _slice(batch: Forward, first: int, last: int) -> Forward:
         oemb_indptr=oemb_indptr,
         mask_bits=mask_bits,
         mask_indptr=mask_indptr,
+        table=batch.table[first:last],
     )

@@ -31,6 +31,7 @@ class Columns:
     oemb: npt.NDArray[np.int32]
     oemb_indptr: I64
     masks: dict[int, npt.NDArray[np.uint8]]  # packed bits of the commands that brought a mask
+    table: npt.NDArray[np.int32]  # numbers of page tables; empty where the batch has none
 
 
 def columns(batch: Forward, chosen: I64) -> Columns:
@@ -60,7 +61,8 @@ def columns(batch: Forward, chosen: I64) -> Columns:
             parts.append((values[index], cut))
         offset = batch.okv_offset[chosen]
     (iemb, iemb_indptr), (ikv, ikv_indptr), (okv, okv_indptr), (oemb, oemb_indptr) = parts
-    return Columns(iemb, iemb_indptr, ikv, ikv_indptr, okv, okv_indptr, offset, oemb, oemb_indptr, masks)
+    table = batch.table[chosen] if len(batch.table) else batch.table
+    return Columns(iemb, iemb_indptr, ikv, ikv_indptr, okv, okv_indptr, offset, oemb, oemb_indptr, masks, table)
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +122,7 @@ def plan_forward(c: Columns, pools: Pools) -> ForwardPlan:
     table[writes.command[appended], write_column[appended]] = writes.page[appended]
 
     allowed = {
-        b: _allowed(bits, column_position[b], own[c.iemb_indptr[b] : c.iemb_indptr[b + 1]], int(ikv_count[b]) * size)
+        b: unpack_mask(bits, column_position[b], own[c.iemb_indptr[b] : c.iemb_indptr[b + 1]], int(ikv_count[b]) * size)
         for b, bits in c.masks.items()
     }
     outs = counts(c.oemb_indptr)
@@ -231,7 +233,7 @@ class _ColumnPositions:
         self._pools.seen_position[page, slot] = np.where(self._pools.hidden[page, slot], FAR, position)
 
 
-def _allowed(
+def unpack_mask(
     bits: npt.NDArray[np.uint8], column_position: npt.NDArray[np.int32], own: I64, ikv_columns: int
 ) -> npt.NDArray[np.bool_]:
     """Move a mask [tokens, ikv columns + tokens] to the columns [tokens, N * page_size] of the command's page list."""
@@ -244,6 +246,6 @@ def _allowed(
     return np.asarray(allowed & (column_position < FAR))
 
 
-def mask_bytes(c_iemb: I64, c_ikv: I64, page_size: int) -> I64:
-    """Return [B]: the bytes of a mask for commands with so many tokens and pages."""
-    return np.asarray((c_iemb * (c_ikv * page_size + c_iemb) + 7) // 8)
+def mask_bytes(c_iemb: I64, before: I64) -> I64:
+    """Return [B]: the bytes of a mask for commands with so many tokens and columns before them."""
+    return np.asarray((c_iemb * (before + c_iemb) + 7) // 8)

@@ -16,7 +16,7 @@ static __attribute__((noinline)) void NAME(attend_token)(
   long from = chunks, to = 0;
   for (long c = 0; c < chunks; c++) {
     __mmask16 m = first(cols - 16 * c);
-    __m512i p = _mm512_maskz_loadu_epi32(m, position + 16 * c), me = _mm512_set1_epi32(at);
+    __m512i p = positions(position, 16 * c, m), me = _mm512_set1_epi32(at);
     if (allowed)
       m &= _mm_movemask_epi8(_mm_cmpgt_epi8(_mm_maskz_loadu_epi8(m, allowed + 16 * c), _mm_setzero_si128()));
     else
@@ -121,18 +121,20 @@ static __attribute__((noinline)) void NAME(attend_token)(
   }
 }
 
-// q, o: [T][heads][hd]; see AttentionBatch for the columns. allowed: [B] pointers to [tokens][columns] bytes, or null.
+// q, o: [T][heads][hd]; see AttentionBatch for the columns. pages, position: [B] pointers to a command's pages and to the
+// positions of its columns, null for columns at their own numbers. allowed: [B] pointers to [tokens][width * page_size]
+// bytes, or null. most: pages of the longest command.
 static int NAME(attention)(const T *q, const T *k, const T *v, T *o, long commands, const int64_t *indptr,
-                           const int32_t *at, const int32_t *pages, long width, const int32_t *num_pages,
-                           const int32_t *position, const uint8_t *const *allowed, int32_t window, int heads,
-                           int kv_heads, int page_size, int hd, float scale) {
+                           const int32_t *at, const int32_t *const *pages, long width, long most_pages,
+                           const int32_t *num_pages, const int32_t *const *position, const uint8_t *const *allowed,
+                           int32_t window, int heads, int kv_heads, int page_size, int hd, float scale) {
 #if defined(USE_DOT) && defined(__AMX_BF16__)
   if (use_amx && hd % 2 == 0 && heads / kv_heads <= 16)
-    return attend_amx(q, k, v, o, commands, indptr, at, pages, width, num_pages, position, allowed, window, heads,
-                      kv_heads, page_size, hd, scale);
+    return attend_amx(q, k, v, o, commands, indptr, at, pages, width, most_pages, num_pages, position, allowed, window,
+                      heads, kv_heads, page_size, hd, scale);
 #endif
   static Scratch rows_s, score_s, seen_s;
-  long most = width * page_size + 16, stride = (most + 31) & ~15L;
+  long most = most_pages * page_size + 16, stride = (most + 31) & ~15L;
   long *rows = reserve(&rows_s, sizeof(long) * most);
   float *score = reserve(&score_s, sizeof(float) * stride * (heads / kv_heads));
   __mmask16 *seen = reserve(&seen_s, sizeof(__mmask16) * (most / 16 + 2));
@@ -140,21 +142,21 @@ static int NAME(attention)(const T *q, const T *k, const T *v, T *o, long comman
   for (long b = 0; b < commands; b++) {
     long cols = (long)num_pages[b] * page_size;
     for (long c = 0, p = 0; p < num_pages[b]; p++) {
-      long base = (long)pages[b * width + p] * kv_heads * page_size;
+      long base = (long)pages[b][p] * kv_heads * page_size;
       for (int s = 0; s < page_size; s++, c++) rows[c] = base + s;
     }
     for (long t = indptr[b]; t < indptr[b + 1]; t++)
-      NAME(attend_token)(q + t * heads * hd, k, v, o + t * heads * hd, rows, cols, position + b * width * page_size,
-                         at[t], allowed && allowed[b] ? allowed[b] + (t - indptr[b]) * width * page_size : 0, window,
+      NAME(attend_token)(q + t * heads * hd, k, v, o + t * heads * hd, rows, cols, position[b], at[t],
+                         allowed && allowed[b] ? allowed[b] + (t - indptr[b]) * width * page_size : 0, window,
                          heads, kv_heads, page_size, hd, scale, score, stride, seen);
   }
   return 0;
 }
 
 int NAME(attend)(const T *q, const T *k, const T *v, T *o, long commands, const int64_t *indptr, const int32_t *at,
-                 const int32_t *pages, long width, const int32_t *num_pages, const int32_t *position,
-                 const uint8_t *const *allowed, int32_t window, int heads, int kv_heads, int page_size, int hd,
+                 const int32_t *const *pages, long width, long most_pages, const int32_t *num_pages,
+                 const int32_t *const *position, const uint8_t *const *allowed, int32_t window, int heads, int kv_heads, int page_size, int hd,
                  float scale) {
-  return leave(NAME(attention)(q, k, v, o, commands, indptr, at, pages, width, num_pages, position, allowed, window,
-                               heads, kv_heads, page_size, hd, scale));
+  return leave(NAME(attention)(q, k, v, o, commands, indptr, at, pages, width, most_pages, num_pages, position, allowed,
+                               window, heads, kv_heads, page_size, hd, scale));
 }

@@ -192,7 +192,7 @@ static void look(Block *x, long tokens, const int32_t *at, const int32_t *positi
     __m512i me = _mm512_set1_epi32(at[i]);
     for (long c = 0; c < x->cols; c += 16) {
       __mmask16 m = first(x->cols - c);
-      __m512i p = _mm512_maskz_loadu_epi32(m, position + c);
+      __m512i p = positions(position, c, m);
       if (allowed)
         m &= _mm_movemask_epi8(_mm_cmpgt_epi8(_mm_maskz_loadu_epi8(m, allowed + i * width + c), _mm_setzero_si128()));
       else
@@ -210,11 +210,11 @@ static void look(Block *x, long tokens, const int32_t *at, const int32_t *positi
 
 // Arguments and result as of `attention`.
 static int attend_amx(const bf16 *q, const bf16 *k, const bf16 *v, bf16 *o, long commands, const int64_t *indptr,
-                       const int32_t *at, const int32_t *pages, long width, const int32_t *num_pages,
-                       const int32_t *position, const uint8_t *const *allowed, int32_t window, int heads, int kv_heads,
-                       int page_size, int hd, float scale) {
+                       const int32_t *at, const int32_t *const *pages, long width, long most_pages,
+                       const int32_t *num_pages, const int32_t *const *position, const uint8_t *const *allowed,
+                       int32_t window, int heads, int kv_heads, int page_size, int hd, float scale) {
   static Scratch rows_s, score_s, seen_s, copy_s, queries_s;
-  long columns = width * page_size, most = (columns + 127) & ~63L;
+  long columns = width * page_size, most = (most_pages * page_size + 127) & ~63L;
   long *rows = reserve(&rows_s, sizeof(long) * most);
   int group = heads / kv_heads, together = 16 / group, padded = 0;
   Block x = {0, k, v, 0, rows, 0, heads, group, page_size, hd, scale, reserve(&score_s, sizeof(float) * most * 16),
@@ -225,7 +225,7 @@ static int attend_amx(const bf16 *q, const bf16 *k, const bf16 *v, bf16 *o, long
   for (long b = 0; b < commands; b++) {
     x.cols = (long)num_pages[b] * page_size;
     for (long c = 0, p = 0; p < num_pages[b]; p++) {
-      long base = (long)pages[b * width + p] * kv_heads * page_size;
+      long base = (long)pages[b][p] * kv_heads * page_size;
       for (int s = 0; s < page_size; s++, c++) rows[c] = base + s;
     }
     for (long t = indptr[b]; t < indptr[b + 1]; t += together) {
@@ -235,7 +235,7 @@ static int attend_amx(const bf16 *q, const bf16 *k, const bf16 *v, bf16 *o, long
       x.q = q + t * heads * hd;
       x.o = o + t * heads * hd;
       const uint8_t *mask = allowed && allowed[b] ? allowed[b] + (t - indptr[b]) * columns : 0;
-      look(&x, tokens, at + t, position + b * columns, mask, columns, window);
+      look(&x, tokens, at + t, position[b], mask, columns, window);
       memset(x.queries, 0, sizeof(uint32_t) * hd / 2 * padded);
       for (int h = 0; h < kv_heads; h++) {
         for (int r = 0; r < count; r++) {

@@ -40,13 +40,13 @@ typedef struct {
 } Model;
 
 typedef struct {
-  int64_t tokens, commands, width, outs;
+  int64_t tokens, commands, width, most, outs;
   const bf16 *x;                // [tokens][dim] embeds
   const float *cos, *sin;       // [tokens][hd / 2]
   const int64_t *row;           // [tokens] page * kv_heads * page_size + slot
   bf16 *kv;
   const int64_t *indptr;        // as in AttentionBatch, from here
-  const int32_t *at, *pages, *num_pages, *position;
+  const int32_t *at, *const *pages, *num_pages, *const *position;
   const uint8_t *const *allowed;
   const int64_t *out_token;     // [outs]
   bf16 *out;                    // [outs][dim], after the last norm
@@ -137,7 +137,7 @@ static int layer_run(const Model *mo, const Layer *l, const Pass *p, float *x, b
   norm_pack(x, 0, n, dim, l->input_norm, mo->eps, a);
   gemm(a, n, &l->qkv, &(Sink){SET, qkv, width, width, 0, 0});
   rotate_store(mo, l, p, qkv, q, kv);
-  if (attention_bf16(q, kv, kv + mo->kv_half, o, p->commands, p->indptr, p->at, p->pages, p->width, p->num_pages,
+  if (attention_bf16(q, kv, kv + mo->kv_half, o, p->commands, p->indptr, p->at, p->pages, p->width, p->most, p->num_pages,
                      p->position, p->allowed, (int32_t)l->window, mo->heads, mo->kv_heads, mo->page_size, mo->hd,
                      1.f / sqrtf((float)mo->hd)))
     return OUT_OF_MEMORY;

@@ -51,7 +51,7 @@ class CPass(ctypes.Structure):
     """`Pass` of decoder.c."""
 
     _fields_ = (
-        *((name, ctypes.c_int64) for name in ("tokens", "commands", "width", "outs")),
+        *((name, ctypes.c_int64) for name in ("tokens", "commands", "width", "most", "outs")),
         *((name, ctypes.c_void_p) for name in ("x", "cos", "sin", "row", "kv")),
         *((name, ctypes.c_void_p) for name in ("indptr", "at", "pages", "num_pages", "position", "allowed")),
         *((name, ctypes.c_void_p) for name in ("out_token", "out")),
@@ -117,7 +117,7 @@ def _load(path: Path) -> ctypes.CDLL:
     loaded.draw_rows.argtypes = (*rows, *(ctypes.c_void_p,) * 7)
     loaded.decoder_run.argtypes = (ctypes.c_void_p, ctypes.c_void_p)
     pointer, long, number = ctypes.c_void_p, ctypes.c_long, ctypes.c_int
-    signature = (pointer,) * 4 + (long,) + (pointer,) * 3 + (long,) + (pointer,) * 3
+    signature = (pointer,) * 4 + (long,) + (pointer,) * 3 + (long,) * 2 + (pointer,) * 3
     for name in ("attend_bf16", "attend_f32"):
         getattr(loaded, name).argtypes = (*signature, ctypes.c_int32, number, number, number, number, ctypes.c_float)
     for name in ("attend_bf16", "attend_f32", "decoder_run", "linear", "top_rows", "draw_rows"):

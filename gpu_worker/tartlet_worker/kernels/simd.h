@@ -18,6 +18,13 @@ static inline void store_bf16(bf16 *p, __mmask16 m, __m512 v) {
 static inline void store_f32(float *p, __mmask16 m, __m512 v) { _mm512_mask_storeu_ps(p, m, v); }
 static inline __mmask16 first(long n) { return n >= 16 ? 0xFFFF : n <= 0 ? 0 : (__mmask16)((1u << n) - 1); }
 
+// Positions of columns c to c + 15; without an array column c is at position c.
+static inline __m512i positions(const int32_t *position, long c, __mmask16 m) {
+  if (position) return _mm512_maskz_loadu_epi32(m, position + c);
+  return _mm512_add_epi32(_mm512_set1_epi32((int)c),
+                          _mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0));
+}
+
 // exp(x) for x <= 0, relative error about 2e-7; below -87 it is 0.
 static inline __m512 exp_neg(__m512 x) {
   __mmask16 alive = _mm512_cmp_ps_mask(x, _mm512_set1_ps(-87.f), _CMP_GE_OQ);

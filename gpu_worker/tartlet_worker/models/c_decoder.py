@@ -15,7 +15,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from tartlet_worker.attention.c_kernel import allowed_pointers
+from tartlet_worker.attention.c_kernel import CColumns, allowed_pointers
 from tartlet_worker.checkpoints.model_config import ModelConfig
 from tartlet_worker.checkpoints.tensors import EMBEDDING, FINAL_NORM, LM_HEAD
 from tartlet_worker.checkpoints.weights import WeightReader
@@ -144,20 +144,25 @@ class CDecoder:
             self._rope.sin.numpy()[plan.position],
             plan.page * (c.kv_heads * pools.page_size) + plan.slot,
         )
-        columns = (batch.query_indptr, batch.query_position, batch.pages, batch.num_pages, batch.column_position)
-        arrays = [np.ascontiguousarray(a) for a in (*inputs, *columns, plan.out_token)]
-        x, cos, sin, rows, *seen, out_token = map(address, arrays)
+        columns = CColumns.of(batch)
+        arrays = [np.ascontiguousarray(a) for a in (*inputs, batch.query_indptr, batch.query_position, plan.out_token)]
+        x, cos, sin, rows, indptr, at, out_token = map(address, arrays)
         one = CPass(
             len(plan.embed),
             len(batch.num_pages),
-            batch.pages.shape[1],
+            columns.width,
+            columns.most,
             len(plan.out_token),
             x,
             cos,
             sin,
             rows,
             view.kv,
-            *seen,
+            indptr,
+            at,
+            columns.pages,
+            columns.num_pages,
+            columns.position,
             None if allowed is None else ctypes.addressof(allowed),
             out_token,
             address(out),

@@ -81,6 +81,7 @@ class TorchEngine:
             self._pools.clear_pages(step.clear_pages)
             self._pools.clear_embeds(step.clear_embeds)
             self._pools.clear_slots(step.clear_slots)
+            self._pools.tables.change(step.tables)
             self._poisoned.difference_update(step.reset_lanes.tolist())
             answers = [HANDLERS[batch.kind](batch, self._resources) for batch in step.batches]
         except TartletError:

@@ -89,6 +89,10 @@ class Forward:
     receive the last len(oemb) tokens. `mask_bits` holds the masks: for a command with a mask, the row-major booleans
     [len(iemb), len(ikv) * page_size + len(iemb)], packed little-endian and padded to whole bytes. `mask_indptr` counts
     bytes; an empty range means no mask.
+
+    A command over a page table has its table's number in `table` and lists no pages. Its token i goes to slot
+    `okv_offset + i` of the table, it sees the slots before `okv_offset`, and a mask has a column for each of these
+    slots and for each token. `table` is empty if no command of the batch uses a table.
     """
 
     lane: U32  # [B]
@@ -103,6 +107,7 @@ class Forward:
     oemb_indptr: I32  # [B+1]
     mask_bits: U8
     mask_indptr: I32  # [B+1] bytes
+    table: I32 = field(default_factory=lambda: EMPTY_I32)  # [B] number, -1 for page lists; or empty
     kind = Kind.FORWARD
 
 
@@ -162,10 +167,27 @@ Batch = EmbedTxt | Forward | CopyKvPage | MaskKvPage | GetNextDist | Sample
 
 
 @dataclass(frozen=True, slots=True)
+class TableChanges:
+    """C changes of page tables, in order: table := the first `keep` rows of source, then new rows.
+
+    A row is a physical page. A table without rows doesn't exist, and its number may be used again.
+    """
+
+    table: I32  # [C] number
+    source: I32  # [C] number; the table itself to extend or to cut it
+    keep: I32  # [C] rows
+    indptr: I32  # [C+1] into the new rows
+    rows: I32
+
+
+NO_CHANGES = TableChanges(EMPTY_I32, EMPTY_I32, EMPTY_I32, np.zeros(1, np.int32), EMPTY_I32)
+
+
+@dataclass(frozen=True, slots=True)
 class Step:
     """The commands that control sends an engine in one frame.
 
-    The engine clears (`clear_*`), then resets lanes (`reset_lanes`), then runs the batches in order.
+    The engine clears (`clear_*`), changes tables, then resets lanes (`reset_lanes`), then runs the batches in order.
     """
 
     number: int  # counted by control per engine connection
@@ -175,6 +197,7 @@ class Step:
     clear_slots: I32 = field(default_factory=lambda: EMPTY_I32)
     reset_lanes: U32 = field(default_factory=lambda: np.zeros(0, np.uint32))
     traceparent: str = ""  # W3C trace context of the step's span, "" when nothing is traced
+    tables: TableChanges = NO_CHANGES
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,15 +33,19 @@ def _columns_of(cls: type[Any]) -> tuple[tuple[str, np.dtype[Any]], ...]:
     return columns
 
 
-_COLUMNS = {cls: _columns_of(cls) for cls in (*get_args(s.Batch), s.BatchResult)}
+_COLUMNS = {cls: _columns_of(cls) for cls in (*get_args(s.Batch), s.BatchResult, s.TableChanges)}
 
 
 def _pack(value: Any) -> list[bytes]:
-    return [getattr(value, name).astype(dtype, copy=False).tobytes() for name, dtype in _COLUMNS[type(value)]]
+    """Return the columns of a batch. An empty `table` is left out: workers without page tables read the others."""
+    columns = [getattr(value, name).astype(dtype, copy=False).tobytes() for name, dtype in _COLUMNS[type(value)]]
+    return columns if type(value) is not s.Forward or columns[-1] else columns[:-1]
 
 
 def _unpack(cls: type[Any], columns: Any) -> dict[str, Any]:
     names = _COLUMNS[cls]
+    if cls is s.Forward and len(columns) == len(names) - 1:
+        names = names[:-1]
     if len(columns) != len(names):
         raise MalformedSubmission(detail=f"{cls.__name__} has {len(names)} columns, the frame {len(columns)}")
     try:
@@ -60,6 +64,7 @@ def step_to_proto(step: s.Step) -> engine_pb2.StepFrame:
         clear_slots=step.clear_slots.tobytes(),
         reset_lanes=step.reset_lanes.tobytes(),
         traceparent=step.traceparent,
+        tables=_pack(step.tables) if len(step.tables.table) else (),
     )
 
 
@@ -86,6 +91,7 @@ def step_from_proto(frame: engine_pb2.StepFrame) -> s.Step:
         clear_slots=np.frombuffer(frame.clear_slots, "<i4"),
         reset_lanes=np.frombuffer(frame.reset_lanes, "<u4"),
         traceparent=frame.traceparent,
+        tables=s.TableChanges(**_unpack(s.TableChanges, frame.tables)) if frame.tables else s.NO_CHANGES,
     )
 
 

@@ -59,6 +59,7 @@ class Pack(Protocol):
 
         Raises:
             KeyError: the program doesn't hold an id that the command names.
+            UnknownResource: the program has no table of the number that the command names.
             InvalidArgument: the command asks for more than the program may.
         """
 
@@ -87,6 +88,14 @@ def no_values(commands: Sequence[Any], answers: BatchResult) -> Iterable[Value]:
 @dataclass(frozen=True, slots=True)
 class ControlCall:
     """A call that control executes itself when it reaches the head of its queue."""
+
+    op: Op
+    parse: Parser
+
+
+@dataclass(frozen=True, slots=True)
+class SameBatch:
+    """A call whose commands stand in the batches of another call's kind, which packs them too."""
 
     op: Op
     parse: Parser

@@ -9,11 +9,12 @@ import numpy as np
 
 from tartlet_common.abi import Op, Record
 from tartlet_common.engine.spec import EngineSpec
+from tartlet_common.engine.step import EMPTY_I32, Kind
 from tartlet_common.engine.step import Forward as ForwardBatch
-from tartlet_common.engine.step import Kind
 from tartlet_common.errors.registry import InvalidArgument, MalformedSubmission, UnsupportedTrait
 from tartlet_control.calls.base import MAX_IDS, MAX_TOKENS, EngineCall, check_distinct, i32, u32, words
 from tartlet_control.tables.ledger import EMBEDS, PAGES
+from tartlet_control.tables.page_tables import PageTable
 from tartlet_control.tables.programs import Command, CommandQueue, Held
 
 _EMPTY_U8: Final = np.zeros(0, np.uint8)
@@ -23,7 +24,7 @@ _Lists = tuple[list[int], list[int], list[int], list[int]]  # ikv, iemb, okv, oe
 class Forward(Command):
     """One `forward`, as docs/abi.md has it. `mask` holds packed rows or is empty."""
 
-    __slots__ = ("iemb", "ikv", "mask", "oemb", "okv", "okv_offset")
+    __slots__ = ("iemb", "ikv", "mask", "oemb", "okv", "okv_offset", "table")
     kind = int(Kind.FORWARD)
 
     def __init__(self, queue: CommandQueue, record: Record, arrived: float, lists: _Lists, mask: bytes) -> None:
@@ -31,8 +32,13 @@ class Forward(Command):
         self.ikv, self.iemb, self.okv, self.oemb = lists
         self.tokens = len(self.iemb)
         self.okv_offset = record.a
+        self.table = -1  # `calls.tables.ForwardTable` has the program's number of a table here
         self.mask = mask
         self.size = 64 + 4 * (len(self.ikv) + self.tokens + len(self.okv) + len(self.oemb)) + len(mask)
+
+    def find(self) -> PageTable | None:
+        """Return the page table of a command over one; None for one over page lists."""
+        return None
 
 
 def parse_forward(queue: CommandQueue, record: Record, payload: memoryview, arrived: float) -> Command:
@@ -56,7 +62,7 @@ def parse_forward(queue: CommandQueue, record: Record, payload: memoryview, arri
     lists = (values[4:a], values[a:b], values[b:c], values[c:d])
     _check(queue.spec, lists, record)
     if record.c:
-        mask = _trimmed(n_iemb, n_ikv * queue.spec.page_size + n_iemb, mask)
+        mask = trimmed(n_iemb, n_ikv * queue.spec.page_size + n_iemb, mask)
     return Forward(queue, record, arrived, lists, mask)
 
 
@@ -83,7 +89,7 @@ def _check(spec: EngineSpec, lists: _Lists, record: Record) -> None:
         check_distinct("oemb", lists[3])
 
 
-def _trimmed(rows: int, columns: int, mask: bytes) -> bytes:
+def trimmed(rows: int, columns: int, mask: bytes) -> bytes:
     """Return the mask's own bytes, without those that a guest may have added to fill a word."""
     need = (rows * columns + 7) // 8
     if not need <= len(mask) <= need + 3:
@@ -92,19 +98,23 @@ def _trimmed(rows: int, columns: int, mask: bytes) -> bytes:
 
 
 class ForwardConflicts:
-    """Embeds that the batch reads and writes for one queue, and the KV slots that it writes."""
+    """Embeds that the batch reads and writes for one queue, the KV slots that it writes, and the ends of its tables."""
 
-    __slots__ = ("_reads", "_slots", "_writes")
+    __slots__ = ("_ends", "_reads", "_slots", "_writes")
 
     def __init__(self) -> None:
         self._reads: set[int] = set()  # embeds
         self._writes: set[int] = set()
         self._slots: dict[int, int] = {}  # page -> bits of the KV slots that are written
+        self._ends: dict[int, int] = {}  # table -> the end of what is written
 
     def add(self, command: Forward) -> None:
         """Record what a command reads and writes."""
         self._reads.update(command.iemb)
         self._writes.update(command.oemb)
+        if command.table >= 0:
+            end = command.okv_offset + command.tokens
+            self._ends[command.table] = max(end, self._ends.get(command.table, 0))
         for page, bits in _written(command).items():
             self._slots[page] = self._slots.get(page, 0) | bits
 
@@ -113,6 +123,8 @@ class ForwardConflicts:
         c, writes = candidate, self._writes
         if not (writes.isdisjoint(c.iemb) and writes.isdisjoint(c.oemb) and self._reads.isdisjoint(c.oemb)):
             return True
+        if c.table >= 0:  # it may read what the batch writes, and write behind that
+            return c.okv_offset < self._ends.get(c.table, 0)
         return any(self._slots.get(page, 0) & bits for page, bits in _written(c).items())
 
 
@@ -144,22 +156,32 @@ class PackForward:
         self._oemb_indptr = [0]
         self._mask = bytearray()
         self._mask_indptr = [0]
+        self._table: list[int] = []
+        self._tables = False  # whether any command has a table
 
     def add(self, c: Forward, held: Held) -> None:
         """Add a command.
 
         A page may be named twice; named again and again it would cost the engine what no quota allows.
         """
-        page, embed = held[PAGES].__getitem__, held[EMBEDS].__getitem__
-        ikv, okv = [*map(page, c.ikv)], [*map(page, c.okv)]
+        embed = held[EMBEDS].__getitem__
         iemb, oemb = [*map(embed, c.iemb)], [*map(embed, c.oemb)]
-        if len(ikv) > 2 * len(held[PAGES]):
-            raise InvalidArgument(argument="ikv", detail=f"{len(ikv)} pages; the program holds {len(held[PAGES])}")
-        self._ikv += ikv
+        table = c.find()
+        if table is None:
+            page = held[PAGES].__getitem__
+            ikv, okv = [*map(page, c.ikv)], [*map(page, c.okv)]
+            if len(ikv) > 2 * len(held[PAGES]):
+                raise InvalidArgument(argument="ikv", detail=f"{len(ikv)} pages; the program holds {len(held[PAGES])}")
+            self._ikv += ikv
+            self._okv += okv
+            self._table.append(-1)
+        else:
+            table.sent(c.okv_offset, c.tokens, masked=bool(c.mask))
+            self._table.append(table.number)
+            self._tables = True
         self._ikv_indptr.append(len(self._ikv))
         self._iemb += iemb
         self._iemb_indptr.append(len(self._iemb))
-        self._okv += okv
         self._okv_indptr.append(len(self._okv))
         self._offset.append(c.okv_offset)
         self._oemb += oemb
@@ -176,6 +198,7 @@ class PackForward:
             i32(self._okv), i32(self._okv_indptr), i32(self._offset),
             i32(self._oemb), i32(self._oemb_indptr),
             np.frombuffer(bytes(self._mask), np.uint8) if self._mask else _EMPTY_U8, i32(self._mask_indptr),
+            i32(self._table) if self._tables else EMPTY_I32,
         )  # fmt: skip
 
 

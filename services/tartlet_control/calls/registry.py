@@ -12,7 +12,7 @@ from tartlet_common.abi import QUEUED_OPS, Record
 from tartlet_common.engine.step import Batch, Kind, check_covers
 from tartlet_common.errors.base import TartletError
 from tartlet_common.errors.registry import FrameTooLarge, InvalidArgument, UnknownOperation, UnknownResource
-from tartlet_control.calls import embed, forward, kv, output, queue
+from tartlet_control.calls import embed, forward, kv, output, queue, tables
 from tartlet_control.calls.base import ControlCall, EngineCall, Parser
 from tartlet_control.tables.ledger import RESOURCE_NAMES
 from tartlet_control.tables.programs import Command, CommandQueue, Held
@@ -20,7 +20,11 @@ from tartlet_control.tables.programs import Command, CommandQueue, Held
 MAX_COMMAND_BYTES: Final = (3 << 20) + 4096
 """Largest command: one that runs alone still leaves room in its step's message for what the step clears."""
 
-CONTROL_CALLS: Final[tuple[ControlCall, ...]] = (*queue.CONTROL_CALLS, *kv.CONTROL_CALLS)
+CONTROL_CALLS: Final[tuple[ControlCall, ...]] = (
+    *queue.CONTROL_CALLS,
+    *kv.CONTROL_CALLS,
+    *tables.CONTROL_CALLS,
+)
 """Calls that control executes at the head of their queue."""
 ENGINE_CALLS: Final[tuple[EngineCall, ...]] = (
     *embed.ENGINE_CALLS,
@@ -33,6 +37,7 @@ ENGINE_CALLS: Final[tuple[EngineCall, ...]] = (
 PARSERS: Final[dict[int, Parser]] = {
     **{int(call.op): call.parse for call in CONTROL_CALLS},
     **{int(call.op): call.parse for call in ENGINE_CALLS},
+    **{int(call.op): call.parse for call in tables.SAME_BATCH},
 }
 """By operation."""
 BY_KIND: Final = {int(call.kind): call for call in ENGINE_CALLS}
@@ -88,7 +93,7 @@ def build(kind: int, commands: list[Command], fail: Fail, refuse: Refuse) -> tup
         except KeyError as e:
             fail(command, _unknown(command, queue.place.held, e.args[0]))
             continue
-        except InvalidArgument as e:
+        except (InvalidArgument, UnknownResource) as e:
             fail(command, e)
             continue
         lanes.append(queue.lane)

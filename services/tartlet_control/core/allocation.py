@@ -56,8 +56,10 @@ class Allocator:
         pool, asked = engine.pools[pool_index], len(ids)
         if pool_index == PAGES and program.page_limit and program.num_pages + asked > program.page_limit:
             raise PageQuotaExceeded(held=program.num_pages, asked=asked, limit=program.page_limit)
-        if len(held) + asked > pool.total:
-            raise ProgramTooLarge(asked=len(held) + asked, kind=POOL_NAMES[pool_index], total=pool.total)
+        if place.num_held(pool_index) + asked > pool.total:
+            raise ProgramTooLarge(
+                asked=place.num_held(pool_index) + asked, kind=POOL_NAMES[pool_index], total=pool.total
+            )
         if pool.num_free < asked and not self._make_room(engine, pool_index, asked, program):
             return False
         physical = pool.take(asked)
@@ -67,6 +69,33 @@ class Allocator:
             program.num_pages += asked
             program.peak_pages = max(program.peak_pages, program.num_pages)
         return True
+
+    def room_for_rows(self, place: Place, asked: int, freed: int) -> bool:
+        """Make sure that an engine has pages for `asked` rows of a table, once the table has given `freed` pages back.
+
+        Returns False if there was no room and the program itself was ended for it. A page counts once for its program,
+        however many of its tables share the page.
+
+        Raises:
+            PageQuotaExceeded, ProgramTooLarge: the program would hold more than it may, or than the engine has.
+        """
+        engine, program = self.engine_of(place), place.program
+        pool = engine.pools[PAGES]
+        left = program.num_pages - freed
+        if program.page_limit and left + asked > program.page_limit:
+            raise PageQuotaExceeded(held=left, asked=asked, limit=program.page_limit)
+        most = place.num_held(PAGES) - freed + asked
+        if most > pool.total:
+            raise ProgramTooLarge(asked=most, kind=POOL_NAMES[PAGES], total=pool.total)
+        return pool.num_free + freed >= asked or self._make_room(engine, PAGES, asked - freed, program)
+
+    @staticmethod
+    def count_rows(place: Place, change: int) -> None:
+        """Count pages that tables of a program have taken, or given back."""
+        place.num_rows += change
+        program = place.program
+        program.num_pages += change
+        program.peak_pages = max(program.peak_pages, program.num_pages)
 
     def _make_room(self, engine: EngineState, pool_index: int, asked: int, asker: ProgramState) -> bool:
         """End the newest programs until `asked` are free: first come, first served (Pie 5.2).
@@ -81,7 +110,7 @@ class Allocator:
         for program in newer:
             if room >= asked:
                 break
-            held = len(program.places[engine.model_index].held[pool_index])
+            held = program.places[engine.model_index].num_held(pool_index)
             if held:
                 victims.append(program)
                 room += held

@@ -38,9 +38,9 @@ from tartlet_control.core.lifecycle import Kept, Lifecycle, StartRequest
 from tartlet_control.core.queue_runner import QueueRunner
 from tartlet_control.core.settler import Settler
 from tartlet_control.tables.engines import EngineState, engine_id_of
-from tartlet_control.tables.ledger import LedgerFault
+from tartlet_control.tables.ledger import PAGES, LedgerFault
 from tartlet_control.tables.models import Models
-from tartlet_control.tables.programs import ProgramState, RuntimeSession
+from tartlet_control.tables.programs import Place, ProgramState, RuntimeSession
 
 log = logging.getLogger("tartlet.control")
 
@@ -391,9 +391,12 @@ class Core:
         for engine in self.engines.values():
             if not self.batchers[engine].idle:
                 continue
+            places = [p.places[engine.model_index] for p in self.lifecycle.placed_on(engine)]
             for i, pool in enumerate(engine.pools):
-                owned = sum(len(p.places[engine.model_index].held[i]) for p in self.lifecycle.placed_on(engine))
+                owned = sum(place.num_held(i) for place in places)
                 try:
+                    if recount and i == PAGES:
+                        owned = _recounted(engine, places)
                     if recount:
                         pool.check()
                     if owned != pool.num_held:
@@ -405,3 +408,16 @@ class Core:
                     log.error("engine %s: %s", engine.id, e)  # noqa: TRY400 - the numbers say it all
                     if self.on_leak is not None:
                         self.on_leak(engine, e)
+
+
+def _recounted(engine: EngineState, places: list[Place]) -> int:
+    """Count the pages that programs hold, page by page.
+
+    Raises:
+        LedgerFault: more or fewer tables have a number than exist.
+    """
+    numbered = sum(table.number >= 0 for place in places for table in place.tables.values())
+    if numbered != engine.tables.num_held:
+        raise LedgerFault("page tables", 0, numbered, engine.tables.num_held)
+    rows = (set().union(*(table.rows for table in place.tables.values())) for place in places)
+    return sum(map(len, rows)) + sum(len(place.held[PAGES]) for place in places)

@@ -12,6 +12,7 @@ from tartlet_control.batching.gather import Dispatch
 from tartlet_control.calls.registry import build
 from tartlet_control.core.queue_runner import QueueRunner
 from tartlet_control.tables.engines import EngineState
+from tartlet_control.tables.page_tables import MANY_CHANGES
 from tartlet_control.tables.programs import Command, CommandQueue
 
 
@@ -26,6 +27,10 @@ class Dispatcher:
         """Send the engine as many steps as its batcher wants; `batcher.look_at` says when to ask again."""
         while dispatches := batcher.plan(now):
             self._apply(engine, batcher, dispatches, now)
+        if len(engine.tables) > MANY_CHANGES:  # nothing used them meanwhile, and they take memory
+            first = engine.step_number + 1
+            for number in range(first, engine.send_step([], "") + 1):
+                batcher.sent(SentStep(number, [], [], now))
 
     def _apply(self, engine: EngineState, batcher: Batcher, dispatches: list[Dispatch], now: float) -> None:
         touched: dict[CommandQueue, None] = {}

@@ -21,7 +21,7 @@ from tartlet_control.calls.queue import Faulty
 from tartlet_control.calls.registry import PARSERS, parse
 from tartlet_control.core.lifecycle import Lifecycle
 from tartlet_control.core.queue_runner import QueueRunner
-from tartlet_control.tables.ledger import PAGES
+from tartlet_control.tables.ledger import EMBEDS, PAGES, SLOTS
 from tartlet_control.tables.models import Models
 from tartlet_control.tables.outbox import CANCELLED, RESULT
 from tartlet_control.tables.programs import Command, CommandQueue, Place, ProgramState
@@ -161,7 +161,9 @@ class CommandIntake:
         for place in program.places.values():
             if place.engine is not None:  # else it holds nothing there
                 engines.append(place.engine)
-                pages, embeds, slots = (n + len(ids) for n, ids in zip((pages, embeds, slots), place.held, strict=True))
+                pages += place.num_held(PAGES)
+                embeds += place.num_held(EMBEDS)
+                slots += place.num_held(SLOTS)
         if not engines and program.default_model is not None:
             engines = program.default_model.usable(program.reach)
         for engine in engines:

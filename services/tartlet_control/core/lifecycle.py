@@ -24,9 +24,10 @@ from tartlet_common.rpc.tenancy import Scope
 from tartlet_control.batching.batcher import Batcher
 from tartlet_control.tables.engines import EngineState
 from tartlet_control.tables.keys import RETURN_S, Keys
+from tartlet_control.tables.ledger import PAGES
 from tartlet_control.tables.models import Models, ServedModel
 from tartlet_control.tables.outbox import Settled
-from tartlet_control.tables.programs import CommandQueue, ProgramState, RuntimeSession
+from tartlet_control.tables.programs import CommandQueue, Place, ProgramState, RuntimeSession
 
 ENDED_KEPT: Final = 16_384
 """Ended programs whose runtime is remembered, because the runtime keeps their output for a while."""
@@ -267,6 +268,7 @@ class Lifecycle:
             for pool, held in zip(engine.pools, place.held, strict=True):
                 pool.release(list(held.values()))
                 held.clear()
+            _free_tables(place, engine)
             engine.program_ids.pop(program.id, None)
         program.num_pages = 0
 
@@ -292,6 +294,17 @@ class Lifecycle:
         for program in touched:
             program.in_flight = program.dispatched
             self.settle_if_done(program)
+
+
+def _free_tables(place: Place, engine: EngineState) -> None:
+    for table in place.tables.values():
+        if table.number >= 0:
+            engine.pools[PAGES].release(table.cut(0, engine.spec.page_size))
+            engine.tables.change(table.number, table.number, 0, [])
+            engine.tables.give(table.number)
+            table.number = -1
+    place.tables.clear()
+    place.num_rows = 0
 
 
 def _capped(asked: int, most: int) -> int:

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from collections import deque
+
+from tartlet_common.abi import Op, Record
 from tartlet_common.errors.base import TartletError
 from tartlet_common.errors.registry import InternalError, NoEngine
 from tartlet_control.calls.kv import Alloc, Dealloc
 from tartlet_control.calls.queue import Faulty, Reset, Synchronize
+from tartlet_control.calls.tables import Share, Table
 from tartlet_control.core.allocation import Allocator
 from tartlet_control.core.lifecycle import Lifecycle
+from tartlet_control.core.table_ops import TableOps
 from tartlet_control.tables.outbox import RESULT
 from tartlet_control.tables.programs import Command, CommandQueue, Poison, ProgramState, Sync
 
@@ -19,10 +24,29 @@ class QueueRunner:
         self._lifecycle = lifecycle
         self._batchers = lifecycle.batchers
         self._allocator = Allocator(lifecycle)
+        self._tables = TableOps(self._allocator, self.advance)
+        self._woken: deque[CommandQueue] = deque()  # queues to advance, by the call of `advance` that runs
+        self._advancing = False
 
     def enqueue(self, queue: CommandQueue, command: Command) -> None:
         """Add a command at the end of its queue."""
         queue.program.in_flight += 1
+        if type(command) is Table:
+            command = self._arrive(queue, command)
+        self._append(queue, command)
+
+    def _arrive(self, queue: CommandQueue, command: Table) -> Command:
+        """Take note of a `table`; its share goes to the queue of its source. Returns what takes its place."""
+        try:
+            source_queue = self._tables.arrive(queue, command)
+        except TartletError as e:
+            record = Record(int(Op.TABLE), command.awaited, command.ticket, queue.id, 0, 0, 0, 0, 0)
+            return Faulty(queue, record, command.arrived, e)
+        if source_queue is not None and command.share is not None:
+            self._append(source_queue, command.share)
+        return command
+
+    def _append(self, queue: CommandQueue, command: Command) -> None:
         queue.pending.append(command)
         if queue.poison is not None:
             self.drain_poisoned(queue)
@@ -33,10 +57,26 @@ class QueueRunner:
     # ---- heads of queues ----------------------------------------------------------------------------------------
 
     def advance(self, queue: CommandQueue) -> None:
-        """Execute control's commands at the head; then the batcher has the queue exactly if an engine command waits."""
+        """Execute control's commands at the head; then the batcher has the queue exactly if an engine command waits.
+
+        Queues whose head waited for this one follow, one after the other.
+        """
+        self._woken.append(queue)
+        if self._advancing:
+            return
+        self._advancing = True
+        try:
+            while self._woken:
+                self._advance(self._woken.popleft())
+        finally:
+            self._advancing = False
+
+    def _advance(self, queue: CommandQueue) -> None:
         pending = queue.pending
         while pending:
             head = pending[0]
+            if type(head) is Table and head.share is not None and not head.share.done:
+                break
             if head.kind:
                 if queue.lane < 0 and not self._place(queue):
                     continue
@@ -74,7 +114,9 @@ class QueueRunner:
 
     def _execute(self, queue: CommandQueue, command: Command) -> None:
         program = queue.program
-        if type(command) is Synchronize:
+        if type(command) is Share:
+            self._tables.share(command)
+        elif type(command) is Synchronize:
             if queue.settled < queue.dispatched:
                 queue.syncs.append(Sync(queue.dispatched, command.ticket if command.awaited else 0, queue.reset_at))
                 return  # still in flight
@@ -89,6 +131,9 @@ class QueueRunner:
                         return
                 elif type(command) is Dealloc:
                     self._allocator.dealloc(queue, command)
+                elif type(command) is Table:
+                    if not self._tables.execute(queue, command):
+                        return
                 else:
                     assert type(command) is Faulty
                     raise command.error
@@ -142,6 +187,16 @@ class QueueRunner:
                 held = queue.place.held[command.pool]
                 self._allocator.free(queue, command.pool, [v for v in command.ids if v in held])
                 self._done(program, queue, command)
+            elif type(command) is Table:
+                self._tables.shrink(queue, command)
+                if command.new_rows or command.source != command.table:
+                    self.refuse(command)
+                else:
+                    self._done(program, queue, command)
+            elif type(command) is Share:
+                cause = queue.cause
+                assert cause is not None, "a queue that is drained has a cause"
+                self._tables.refuse_share(command, cause.error)
             elif type(command) is Reset:
                 self._reset(queue)
                 self._done(program, queue, command)

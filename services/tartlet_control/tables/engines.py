@@ -8,13 +8,17 @@ import numpy as np
 
 from tartlet_common.engine.pools import EVERYONES_HOME, Home
 from tartlet_common.engine.spec import EngineSpec
-from tartlet_common.engine.step import Batch, Step
+from tartlet_common.engine.step import NO_CHANGES, Batch, Step, TableChanges
 from tartlet_common.rpc.resume import ResumableLink
 from tartlet_control.tables.ledger import pools_of
+from tartlet_control.tables.page_tables import EngineTables
 
 EngineStatus = Literal["ready", "cordoned", "draining"]
 MAX_CLEAR: Final = 1 << 17
-"""Most ids that a step with batches clears and resets (4 bytes each): its message must hold the batches too."""
+"""Most numbers (4 bytes each) with which a step with batches clears, resets and changes tables.
+
+The step's message must hold the batches too.
+"""
 _RATE_WINDOW_S: Final = 1.0
 
 
@@ -24,7 +28,7 @@ class EngineState:
     __slots__ = (
         "clear", "computed_tokens", "device_s", "gone_since", "home", "id", "incarnation", "let_go", "link",
         "model_index", "next_lane", "outgoing", "pools", "program_ids", "reset_lanes", "sampled_tokens", "spec",
-        "status", "step_number", "step_spans", "steps", "tokens_per_s", "window_s", "window_tokens",
+        "status", "step_number", "step_spans", "steps", "tables", "tokens_per_s", "window_s", "window_tokens",
     )  # fmt: skip
 
     def __init__(
@@ -43,6 +47,7 @@ class EngineState:
         self.spec = spec
         self.model_index = model_index
         self.pools = pools_of(spec)
+        self.tables = EngineTables()
         self.status: EngineStatus = "ready"
         self.link: ResumableLink[Any] | None = None
         """The numbered frames of both directions."""
@@ -73,7 +78,7 @@ class EngineState:
         return lane
 
     def send_step(self, batches: list[Batch], traceparent: str) -> int:
-        """Queue a step for sending, with the clearing and resetting that must come before it.
+        """Queue a step for sending, with the clearing, changing of tables and resetting that must come before it.
 
         Returns the number of the step, and queues steps of their own for what doesn't fit beside the batches: a whole
         pool may change hands at once. Those steps are the numbers since the last one.
@@ -85,13 +90,18 @@ class EngineState:
         while sum(map(len, columns)) > MAX_CLEAR:
             part, columns = _cut(columns, MAX_CLEAR)
             self._queue_step([], part, "")
-        self._queue_step(batches, columns, traceparent)
+        room = MAX_CLEAR - sum(map(len, columns))
+        while self.tables.size > room:
+            self._queue_step([], _no_columns(), "", self.tables.drain(MAX_CLEAR))
+        self._queue_step(batches, columns, traceparent, self.tables.drain(room))
         return self.step_number
 
-    def _queue_step(self, batches: list[Batch], columns: list[Any], traceparent: str) -> None:
+    def _queue_step(
+        self, batches: list[Batch], columns: list[Any], traceparent: str, tables: TableChanges = NO_CHANGES
+    ) -> None:
         self.step_number += 1
         pages, embeds, slots, lanes = columns
-        self.outgoing.append(Step(self.step_number, tuple(batches), pages, embeds, slots, lanes, traceparent))
+        self.outgoing.append(Step(self.step_number, tuple(batches), pages, embeds, slots, lanes, traceparent, tables))
 
     def count_step(self, computed_tokens: int, sampled_tokens: int, device_s: float, now: float) -> None:
         """Add an answered step to the counters and to the rate of tokens."""
@@ -109,6 +119,11 @@ class EngineState:
 def engine_id_of(home: Home, name: str) -> str:
     """Return control's id of an engine: the name that its worker gives, behind the owner if there is one."""
     return f"{home.owner}/{name}" if home.owner else name
+
+
+def _no_columns() -> list[Any]:
+    """Return the columns of a step that clears and resets nothing."""
+    return [np.zeros(0, np.int32)] * 3 + [np.zeros(0, np.uint32)]
 
 
 def _cut(columns: list[Any], most: int) -> tuple[list[Any], list[Any]]:

@@ -39,6 +39,7 @@ class Pool:
         >>> pool = Pool("KV pages", 4)
         >>> ids = pool.take(3)
         >>> pool.release(ids[:1])
+        1
         >>> pool.num_free, pool.num_held
         (2, 2)
     """
@@ -81,15 +82,22 @@ class Pool:
             assert refs[i] > 0, f"{self.name}: {i} is free"
             refs[i] += 1
 
-    def release(self, ids: list[int]) -> None:
-        """Remove a holder from each of `ids`. Ids without a holder are free."""
+    def count_last(self, ids: list[int]) -> int:
+        """Return how many of `ids` have one holder: so many are free after `release`."""
+        refs = self._refs
+        return sum([refs[i] == 1 for i in ids])
+
+    def release(self, ids: list[int]) -> int:
+        """Remove a holder from each of `ids`. Ids without a holder are free; return how many that are."""
         refs, free = self._refs, self._free
+        before = len(free)
         for i in ids:
             left = refs[i] - 1
             assert left >= 0, f"{self.name}: {i} freed twice"
             refs[i] = left
             if not left:
                 free.append(i)
+        return len(free) - before
 
     def check(self) -> None:
         """Recount every reference, which takes milliseconds for a hundred thousand.

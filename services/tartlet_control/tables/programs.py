@@ -16,8 +16,10 @@ from tartlet_common.engine.spec import EngineSpec
 from tartlet_common.errors.registry import TartletError
 from tartlet_common.rpc.resume import ResumableLink
 from tartlet_control.tables.engines import EngineState
+from tartlet_control.tables.ledger import PAGES
 from tartlet_control.tables.models import ServedModel
 from tartlet_control.tables.outbox import Outbox
+from tartlet_control.tables.page_tables import PageTable
 
 Held = tuple[dict[int, int], dict[int, int], dict[int, int]]
 """Virtual to physical ids of pages, embeds and slots, by pool index."""
@@ -67,13 +69,20 @@ class Sync(NamedTuple):
 class Place:
     """What one program holds on the engine of one model."""
 
-    __slots__ = ("engine", "held", "model", "program")
+    __slots__ = ("engine", "held", "model", "num_rows", "program", "tables")
 
     def __init__(self, program: ProgramState, model: ServedModel) -> None:
         self.program = program
         self.model = model
         self.engine: EngineState | None = None  # until its first allocation or engine command
         self.held: Held = ({}, {}, {})
+        self.tables: dict[int, PageTable] = {}
+        """By the program's own numbers. Numbers below 0 are shares that a TABLE of another queue has not taken yet."""
+        self.num_rows = 0  # pages in tables, each counted once
+
+    def num_held(self, pool: int) -> int:
+        """Return how many things of a pool the program holds here; a page that several tables share counts once."""
+        return len(self.held[pool]) + (self.num_rows if pool == PAGES else 0)
 
 
 class CommandQueue:

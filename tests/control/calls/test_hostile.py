@@ -27,8 +27,8 @@ record = st.tuples(
     word,
     word,
     word,
-    st.integers(0, 70),
-    st.integers(0, 70),
+    st.integers(0, 72),
+    st.integers(0, 72),
 )
 
 

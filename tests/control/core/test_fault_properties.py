@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import random
+from functools import partial
 
 import pytest
 
-from tartlet_common.abi import Op
+from tartlet_common.abi import Op, u32
 from tartlet_common.errors import registry as errors
+from tartlet_control.calls.tables import Share
 from tartlet_control.core.lifecycle import StartRequest
+from tartlet_control.tables.ledger import PAGES
 from tartlet_worker.fake import FakeOptions
 from tests.control.harness import Guest, Host, decode_text
 
@@ -16,6 +19,7 @@ from tests.control.harness import Guest, Host, decode_text
 OPTIONS = FakeOptions(page_size=2, num_pages=8, num_embeds=24, num_slots=6, fail_token=99, max_batch_commands=4)
 COMMON = (
     *("start", "start", "work", "work", "work", "work", "fail", "free", "cancel", "reset", "unknown", "end", "abort"),
+    *("tables", "tables", "tables", "any table"),
     *("pump", "pump", "pump", "answer", "answer", "answer", "answer"),
 )
 RARE = ("lose engine", "join engine", "join engine", "reconnect", "lose runtime", "away", "cordon")
@@ -94,6 +98,10 @@ class World:
                 guest.alloc(Op.DEALLOC_KVPAGE, range(self.pick.randint(1, 3)))
             case "cancel":
                 guest.put(Op.CANCEL, a=self.pick.randint(0, guest.tickets), wait=True)
+            case "tables":
+                self.use_tables(guest)
+            case "any table":
+                self.name_anything(guest)
             case "reset":
                 guest.put(Op.RESET)
             case "unknown":
@@ -102,18 +110,48 @@ class World:
                 self.host.flush()
                 self.host.core.on_end(self.host.session, guest.handle, failed=action == "abort")
 
+    def use_tables(self, guest: Guest) -> None:
+        """Compute over a table, and share it with a table of another queue."""
+        rows, n = self.pick.randint(1, 3), self.pick.randint(1, 4)
+        guest.put(Op.CREATE_QUEUE, queue=1, a=0)  # which fails from the second time on
+        guest.alloc(Op.ALLOC_EMB, range(10, 14))
+        guest.table(0, keep=0, new=rows)
+        guest.embed(list(range(10, 10 + n)), [5] * n, list(range(n)))
+        guest.forward_table(0, 0, list(range(10, 10 + n)))
+        guest.table(1, 0, keep=self.pick.randint(0, 2 * rows), new=self.pick.randint(0, 1), queue=1)
+        if self.pick.random() < 0.5:
+            guest.table(self.pick.randint(0, 1), queue=self.pick.randint(0, 1))
+        guest.alloc(Op.DEALLOC_EMB, range(10, 14))
+
+    def name_anything(self, guest: Guest) -> None:
+        """Submit calls on tables whose arguments mean nothing in particular."""
+        number = partial(self.pick.choice, [0, 1, 2, 3, 7, 2**31, 2**32 - 1])
+        queue = self.pick.choice([0, 0, 1, 5])
+        if self.pick.random() < 0.5:
+            payload = self.pick.choice([b"", u32([number()]), b"abc"])
+            guest.put(Op.TABLE, queue=queue, a=number(), b=number(), c=self.pick.choice([0, 1, 2]), payload=payload)
+        else:
+            payload = self.pick.choice([b"", u32([1, 0, 0, 0]), u32([number(), number(), number()]), bytes(13)])
+            guest.put(Op.FORWARD_TABLE, queue=queue, a=number(), b=number(), c=number() & 1, payload=payload)
+
     def check(self) -> None:
         for engine, batcher in self.host.core.batchers.items():
             programs = self.host.core.lifecycle.placed_on(engine)
             for i, pool in enumerate(engine.pools):
                 pool.check()
-                held = [len(p.places[engine.model_index].held[i]) for p in programs]
+                held = [p.places[engine.model_index].num_held(i) for p in programs]
                 assert sum(held) == pool.num_held
+            for program in programs:
+                place = program.places[engine.model_index]
+                assert len({row for table in place.tables.values() for row in table.rows}) == place.num_rows
+                assert program.num_pages == sum(p.num_held(PAGES) for p in program.places.values())
             for queue in batcher.waiting:
                 assert queue.pending[0].kind
                 assert queue.program.live
         for program in self.host.core.lifecycle.programs.values():
-            queued = sum(len(q.pending) + len(q.syncs) for q in program.queues.values())
+            waiting = [command for q in program.queues.values() for command in q.pending]
+            own = sum(not isinstance(command, Share) for command in waiting)
+            queued = own + sum(len(q.syncs) for q in program.queues.values())
             assert program.in_flight == program.dispatched + queued
             assert program.dispatched == sum(q.dispatched - q.settled for q in program.queues.values())
 
@@ -142,4 +180,5 @@ def test_nothing_leaks_and_everybody_is_told(seed: int, policy: str) -> None:
     for engine in host.core.engines.values():
         assert [p.num_held for p in engine.pools] == [0, 0, 0]
         assert not engine.program_ids
+        assert not engine.tables.num_held
     host.core.check_ledgers()

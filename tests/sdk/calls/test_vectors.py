@@ -17,7 +17,7 @@ from inferlet._running import guest as _guest
 from inferlet._running import output as _output
 from inferlet._running.loop import Loop
 from inferlet._values import ids as _ids
-from inferlet._values.types import Embed, KvPage, Model, TokenSlot
+from inferlet._values.types import Embed, KvPage, Model, PageTable, TokenSlot
 from inferlet._wire import channel as _channel
 from inferlet._wire import host as _host
 from tartlet_common import abi
@@ -141,12 +141,18 @@ CALLS: dict[str, Callable[..., object]] = {
     "forward": lambda q, ikv, iemb, okv, oemb, **kw: inferlet.forward(
         q, pages(ikv), embeds(iemb), pages(okv), embeds(oemb), **kw
     ),
+    "table": lambda q, into, source, **kw: inferlet.table(q, PageTable(into), PageTable(source), **kw),
+    "forward_table": lambda q, table, start, iemb, oemb, **kw: inferlet.forward_table(
+        q, PageTable(table), start, embeds(iemb), embeds(oemb), **kw
+    ),
     "copy_kvpage": lambda q, src, dst, **kw: inferlet.copy_kvpage(q, KvPage(src), KvPage(dst), **kw),
     "mask_kvpage": lambda q, page, mask: inferlet.mask_kvpage(q, KvPage(page), mask),
     "get_next_dist": lambda q, top_k, **kw: inferlet.get_next_dists(q, embeds(kw["embeds"]), top_k=top_k),
     "sample": lambda q, emb, slot, **kw: inferlet.sample(q, Embed(emb), TokenSlot(slot), **kw),
 }
 CALLS["forward_with_mask_and_adapter"] = CALLS["forward"]
+CALLS["forward_table_with_mask_and_adapter"] = CALLS["forward_table"]
+CALLS["table_of_itself"] = CALLS["table"]
 
 
 @pytest.mark.parametrize(

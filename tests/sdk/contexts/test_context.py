@@ -339,7 +339,7 @@ def test_a_long_prompt_is_computed_in_chunks_with_few_embeds() -> None:
         return ctx.tokens[-2:]
 
     assert run(host, main) == reference_generate(tokens_of(text), 2)
-    assert host.ops.count(Op.FORWARD) == 3 + 1
+    assert host.ops.count(Op.FORWARD_TABLE) == 3 + 1
 
 
 def test_generating_nothing_is_fine() -> None:

@@ -53,7 +53,7 @@ def run_source(host: MiniHost, source: str, *args: str, filename: str = "prog.py
 
 def held(host: MiniHost) -> tuple[int, int, int]:
     """Pages, embeds and slots that are allocated."""
-    return len(host.pages), len(host.embeds), len(host.slots)
+    return host.num_pages(), len(host.embeds), len(host.slots)
 
 
 def tokens_of(text: str, *, special: bool = True) -> Sequence[int]:

@@ -46,12 +46,26 @@ class Command:
 class Lane:
     """A command queue."""
 
-    commands: deque[Command] = field(default_factory=deque)
+    commands: deque[Command | Share] = field(default_factory=deque)
+    cause: errors.TartletError | None = None
+
+
+Slot = tuple[int, int] | None  # (position, state) of a token in a page
+
+
+@dataclass
+class Share:
+    """The place of a TABLE in the queue of its source: the rows are taken when its turn comes."""
+
+    ticket: int
+    source: int
+    rows: list[list[Slot]] | None = None
     cause: errors.TartletError | None = None
 
 
 ENDED = "ended"
-Slot = tuple[int, int] | None  # (position, state) of a token in a page
+STAYS = ("ALLOC", "DEALLOC", "RESET", "TABLE")
+"""Operations that a CANCEL leaves in their queue."""
 
 
 class MiniHost:
@@ -72,6 +86,9 @@ class MiniHost:
         self.lanes = {0: Lane()}
         self.pages: dict[int, list[Slot]] = {}
         self.hidden: dict[int, int] = {}
+        self.tables: dict[int, list[list[Slot]]] = {}  # rows; shared ones are the same lists
+        self.table_queues: dict[int, int] = {}
+        self.shares: dict[int, Share] = {}  # by ticket of their TABLE
         self.embeds: dict[int, Any] = {}  # None, ENDED, ("in", token, position) or ("out", state, position)
         self.slots: dict[int, Any] = {}  # None, ENDED or a token
         self.out = abi.Writer()
@@ -101,6 +118,8 @@ class MiniHost:
             if command.op in abi.QUEUED_OPS:
                 assert queue in self.lanes, f"queue {queue} was not created"
                 lane = self.lanes[queue]
+                if command.op is Op.TABLE:
+                    self.share(command)
                 lane.commands.append(command)
                 if lane.cause is not None:
                     self.drain(lane)
@@ -169,8 +188,8 @@ class MiniHost:
                 except errors.TartletError as error:
                     self.fail(command, error)
             case Op.USAGE:
-                counts = {"pages": len(self.pages), "embeds": len(self.embeds), "slots": len(self.slots)}
-                free = self.page_limit - len(self.pages)
+                counts = {"pages": self.num_pages(), "embeds": len(self.embeds), "slots": len(self.slots)}
+                free = self.page_limit - self.num_pages()
                 usage = {**counts, "page_limit": self.page_limit, "free_pages": free}
                 self.answer(command, payload=json.dumps(usage).encode())
             case Op.CREATE_QUEUE:
@@ -202,11 +221,10 @@ class MiniHost:
 
     def cancel(self, command: Command) -> None:
         lane = self.lanes[command.queue]
-        kept: deque[Command] = deque()
+        kept: deque[Command | Share] = deque()
         first = 0
         for other in lane.commands:
-            stays = other.op.name.startswith(("ALLOC", "DEALLOC", "RESET"))
-            if other.ticket < command.a or stays:
+            if isinstance(other, Share) or other.ticket < command.a or other.op.name.startswith(STAYS):
                 kept.append(other)
                 continue
             first = first or other.ticket
@@ -230,8 +248,14 @@ class MiniHost:
             left -= 1
         return left < self.per_wait
 
-    def execute(self, lane: Lane, command: Command) -> None:
+    def execute(self, lane: Lane, command: Command | Share) -> None:
+        if isinstance(command, Share):
+            command.rows, command.cause = list(self.tables.get(command.source, [])), lane.cause
+            return
         name = command.op.name
+        if lane.cause is not None and command.op is Op.TABLE and not command.payload:
+            table = self.tables.get(command.a, [])
+            del table[command.b // self.page_size :]
         if lane.cause is not None and not name.startswith(("DEALLOC", "RESET")):
             self.fail(command, lane.cause)
             return
@@ -271,15 +295,68 @@ class MiniHost:
                     raise errors.UnknownResource(kind=kind, id=i)
                 table.pop(i, None)
             return
-        if kind == "kvpage" and len(table) + len(wanted) > self.page_limit:
-            raise errors.PageQuotaExceeded(held=len(table), asked=len(wanted), limit=self.page_limit)
+        if kind == "kvpage" and self.num_pages() + len(wanted) > self.page_limit:
+            raise errors.PageQuotaExceeded(held=self.num_pages(), asked=len(wanted), limit=self.page_limit)
         for i in wanted:
             if i in table:
                 raise errors.ResourceInUse(kind=kind, id=i)
             table[i] = [None] * self.page_size if kind == "kvpage" else None
             if kind == "kvpage":
                 self.hidden[i] = 0
-        self.peak_pages = max(self.peak_pages, len(self.pages))
+        self.peak_pages = max(self.peak_pages, self.num_pages())
+
+    def share(self, command: Command) -> None:
+        """Take note of a TABLE that was submitted."""
+        [source] = command.u32() or [command.a]
+        queue = self.table_queues.get(source)
+        if queue is not None and queue != command.queue:
+            share = self.shares[command.ticket] = Share(command.ticket, source)
+            self.lanes[queue].commands.append(share)
+        self.table_queues[command.a] = command.queue
+
+    def num_pages(self) -> int:
+        """The pages that are held; a row that tables share counts once."""
+        return len(self.pages) + len({id(row) for rows in self.tables.values() for row in rows})
+
+    def do_table(self, command: Command) -> None:
+        [source] = command.u32() or [command.a]
+        share = self.shares.pop(command.ticket, None)
+        if share is not None:
+            lane = self.lanes[self.table_queues[source]]
+            while share.rows is None:
+                self.execute(lane, lane.commands.popleft())
+            if share.cause is not None:
+                raise share.cause
+        rows = self.tables.get(source, []) if share is None or share.rows is None else share.rows
+        if source != command.a and not rows:
+            raise errors.UnknownResource(kind="table", id=source)
+        keep = command.b // self.page_size
+        assert keep <= len(rows)
+        old = self.tables.pop(command.a, [])
+        self.tables[command.a] = rows[:keep]
+        if command.c and self.num_pages() + command.c > self.page_limit:
+            held = self.num_pages()
+            self.tables[command.a] = old
+            raise errors.PageQuotaExceeded(held=held, asked=command.c, limit=self.page_limit)
+        self.tables[command.a] = rows[:keep] + [[None] * self.page_size for _ in range(command.c)]
+        if not self.tables[command.a]:
+            del self.tables[command.a]
+        self.peak_pages = max(self.peak_pages, self.num_pages())
+        self.answer(command)
+
+    def do_forward_table(self, command: Command) -> bool | None:
+        head = np.frombuffer(command.payload, abi.FORWARD_TABLE_HEAD, count=1)[0]
+        n, ids = int(head["n_iemb"]), np.frombuffer(command.payload[12:], "<u4").tolist()
+        iemb, oemb = ids[:n], ids[n : n + int(head["n_oemb"])]
+        rows, start = self.find(self.tables, command.a, "table"), command.b
+        assert start + n <= len(rows) * self.page_size
+        places = [divmod(start + i, self.page_size) for i in range(n)]
+        written = [rows[row] for row, _ in places]
+        shared = [row for number, rows in self.tables.items() if number != command.a for row in rows]
+        assert not any(row is other for row in written for other in shared), "a shared row is never written"
+        assert not command.c, "no test masks a table here"
+        seen = [slot for row in rows for slot in row][:start]
+        return self.run_forward(iemb, oemb, seen, [(rows[row], offset) for row, offset in places], None)
 
     def find(self, table: dict[int, Any], i: int, kind: str) -> Any:
         if i not in table:
@@ -317,12 +394,6 @@ class MiniHost:
         ikv, iemb, okv, oemb = lists
         for page in ikv + okv:
             self.find(self.pages, page, "page")
-        sources = [self.find(self.embeds, i, "embed") or ("nothing", 0, 0) for i in iemb]
-        for i in oemb:
-            self.find(self.embeds, i, "embed")
-        if ENDED in sources:
-            self.embeds.update(dict.fromkeys(oemb, ENDED))
-            return False
         mask = None
         if command.c:
             columns = len(ikv) * self.page_size + len(iemb)
@@ -335,15 +406,27 @@ class MiniHost:
             for page in ikv
             for o in range(self.page_size)
         ]
+        return self.run_forward(iemb, oemb, table, [(self.pages[okv[page]], offset) for page, offset in places], mask)
+
+    def run_forward(
+        self, iemb: list[int], oemb: list[int], table: list[Slot], places: list[tuple[list[Slot], int]], mask: Any
+    ) -> bool | None:
+        """Compute embeds over the columns `table`, and store them at `places`, if there are any."""
+        sources = [self.find(self.embeds, i, "embed") or ("nothing", 0, 0) for i in iemb]
+        for i in oemb:
+            self.find(self.embeds, i, "embed")
+        if ENDED in sources:
+            self.embeds.update(dict.fromkeys(oemb, ENDED))
+            return False
         for i, source in enumerate(sources):
             assert source[0] == "in", "an embed was read that holds no token"
             _, token, position = source
             seen = [s for j, s in enumerate(table) if s and (mask[i, j] if mask is not None else s[0] <= position)]
             state = model.state_of(token, position, seen)
             table.append((position, state))
-            if okv:
+            if places:
                 page, offset = places[i]
-                self.pages[okv[page]][offset] = (position, state)
+                page[offset] = (position, state)
             out = i - (len(iemb) - len(oemb))
             if out >= 0:
                 self.embeds[oemb[out]] = ("out", state, position)

@@ -160,8 +160,8 @@ def test_a_kernel_without_room_for_its_scratch_says_so_and_touches_nothing(lib: 
         "linear": (none, huge, 32, ctypes.addressof(many), none, 32),
         "top_rows": (none, 1, huge, 1, none),
         "draw_rows": (none, 1, huge, *(none,) * 7),
-        "attend_bf16": (*(none,) * 4, 1, *(none,) * 3, huge, *(none,) * 3, 0, 4, 2, 1, 64, 1.0),
-        "attend_f32": (*(none,) * 4, 1, *(none,) * 3, huge, *(none,) * 3, 0, 4, 2, 1, 64, 1.0),
+        "attend_bf16": (*(none,) * 4, 1, *(none,) * 3, 1, huge, *(none,) * 3, 0, 4, 2, 1, 64, 1.0),
+        "attend_f32": (*(none,) * 4, 1, *(none,) * 3, 1, huge, *(none,) * 3, 0, 4, 2, 1, 64, 1.0),
         "decoder_run": (ctypes.addressof(model), ctypes.addressof(tokens)),
     }
     for name, arguments in calls.items():

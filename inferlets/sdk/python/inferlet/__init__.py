@@ -30,7 +30,19 @@ from inferlet._contexts.generation import Generation, Piece
 from inferlet._models.models import available_models, available_traits, get_kv_page_size, get_model
 from inferlet._models.text import detokenize_bytes, format_chat, get_vocabs
 from inferlet._queues.queue import Queue
-from inferlet._values.types import Dist, Embed, KvPage, Message, Model, Priority, Sampled, TokenSlot, Tool, Usage
+from inferlet._values.types import (
+    Dist,
+    Embed,
+    KvPage,
+    Message,
+    Model,
+    PageTable,
+    Priority,
+    Sampled,
+    TokenSlot,
+    Tool,
+    Usage,
+)
 from inferlet.context import Context
 from inferlet.sampling import Greedy, MinP, Sampler, Temperature, TopK, TopP
 from inferlet.stopping import Length, Stop, StopTokens, Until
@@ -46,6 +58,7 @@ __all__ = [
     "Message",
     "MinP",
     "Model",
+    "PageTable",
     "Piece",
     "Priority",
     "Queue",

@@ -295,8 +295,8 @@ class Context:
     def fork(self, n: int = 1) -> list[Context]:
         """Make `n` contexts that begin with this context's tokens.
 
-        The forks share the full pages of this context. Only the last page is copied, if it is partly filled. Each fork
-        draws its own random numbers from the same seed.
+        The forks share the full pages of this context. If its last page is partly filled, each fork computes the tokens
+        of that page again. Each fork draws its own random numbers from the same seed.
 
         Raises:
             ValueError: `n` is negative.
@@ -319,7 +319,8 @@ class Context:
         self._parts.clear()
         if self._after is not None and not self._after.done():
             channel.result(self._after)
-        shared = max(len(self.tokens) - 1, 0)  # each fork computes the last token itself, because it needs the output
+        size = self.model.page_size
+        shared = max(len(self.tokens) - 1, 0) // size * size  # each fork computes the rest, and the last token's output
         self._cache.compute(self.tokens, shared)
         self._forks += 1
         children = [self._child(shared, self._forks, i) for i in range(n)]
@@ -375,7 +376,7 @@ class Context:
     @property
     def num_pages(self) -> int:
         """The number of KV pages that the context uses, shared ones included."""
-        return len(self._cache.pages)
+        return self._cache.num_rows
 
     def set_priority(self, priority: Priority) -> None:
         """Set how urgent the context's commands are, compared with other contexts and with other programs.

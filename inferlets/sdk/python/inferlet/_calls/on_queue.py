@@ -30,6 +30,7 @@ __all__ = [
     "detokenize",
     "embed_txt",
     "forward",
+    "forward_table",
     "get_next_dist",
     "get_next_dists",
     "mark",
@@ -38,6 +39,7 @@ __all__ = [
     "sample",
     "set_queue_priority",
     "synchronize",
+    "table",
     "tokenize",
 ]
 
@@ -78,6 +80,8 @@ alloc_slot = _on_queue(Queue.alloc_slot)
 dealloc_slot = _on_queue(Queue.dealloc_slot)
 embed_txt = _on_queue(Queue.embed_txt)
 forward = _on_queue(Queue.forward)
+table = _on_queue(Queue.table)
+forward_table = _on_queue(Queue.forward_table)
 copy_kvpage = _on_queue(Queue.copy_kvpage)
 mask_kvpage = _on_queue(Queue.mask_kvpage)
 get_next_dist = _on_queue(Queue.get_next_dist)

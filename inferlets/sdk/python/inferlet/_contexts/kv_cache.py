@@ -4,34 +4,44 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from inferlet._contexts.pages import PageTable
 from inferlet._queues.queue import Queue
-from inferlet._values.types import Embed, Model, TokenSlot
+from inferlet._values.types import Embed, Model, PageTable, TokenSlot
 
 CHUNK = 512
 """Tokens of one `forward` of a prompt: enough to keep an engine busy, with few embeds."""
 
 
 class KvCache:
-    """The pages of one context, and how many of its tokens are in them. Slot i holds token i."""
+    """The page table of one context, and how many of its tokens are in the table. Slot i holds token i."""
 
-    __slots__ = ("_fixed", "_model", "_queue", "length", "pages")
+    __slots__ = ("_fixed", "_model", "_queue", "_table", "length", "num_rows")
 
-    def __init__(self, queue: Queue, model: Model, pages: PageTable | None = None, length: int = 0) -> None:
+    def __init__(self, queue: Queue, model: Model) -> None:
         self._queue = queue
         self._model = model
         self._fixed: tuple[Embed, Embed, TokenSlot] | None = None
-        self.pages = PageTable(queue, model.page_size) if pages is None else pages
-        self.length = length
-        """The number of tokens in the pages, those of recorded commands included."""
+        self._table: PageTable | None = None
+        self.num_rows = 0
+        self.length = 0
+        """The number of tokens in the table, those of recorded commands included."""
 
     def fork(self, queue: Queue, length: int) -> KvCache:
-        """Make a cache on another queue that shares the first tokens."""
-        return KvCache(queue, self._model, self.pages.fork(queue, length), length)
+        """Make a cache on another queue that shares the rows which the first `length` tokens fill.
+
+        The tokens above these rows are computed again, because shared rows are full.
+        """
+        child = KvCache(queue, self._model)
+        rows = length // self._model.page_size
+        if rows and self._table is not None:
+            child.length, child.num_rows = rows * self._model.page_size, rows
+            child._table = queue.table(source=self._table, keep_tokens=child.length)
+        return child
 
     def release(self) -> None:
-        """Free the pages, embeds and slot that no other context holds."""
-        self.pages.release()
+        """Free the table, the embeds and the slot."""
+        if self._table is not None:
+            self._queue.table(self._table)
+            self._table, self.num_rows = None, 0
         if self._fixed is not None:
             embed, output, slot = self._fixed
             self._queue.dealloc_emb([embed, output])
@@ -56,44 +66,41 @@ class KvCache:
         queue, start = self._queue, self.length
         if start >= end:
             return
-        self.pages.grow(end)
+        table = self._grow(end)
         embeds = queue.alloc_emb(min(CHUNK, self._model.max_batch_tokens, end - start))
         for at in range(start, end, len(embeds)):
             to = min(at + len(embeds), end)
             into = embeds[: to - at]
             queue.embed_txt(tokens[at:to], range(at, to), into)
-            self._forward(at, into, [output] if output is not None and to == end else [])
+            queue.forward_table(table, at, into, [output] if output is not None and to == end else [])
         queue.dealloc_emb(embeds)
         self.length = end
 
-    def _forward(self, at: int, embeds: Sequence[Embed], outputs: Sequence[Embed]) -> None:
-        """Record one `forward` of `embeds`, the tokens from position `at` on, over all earlier tokens."""
-        size, ids = self._model.page_size, self.pages.ids
-        last = -(-(at + len(embeds)) // size)
-        # The page table is an array of plain integers: it is packed as it is, and what it holds are pages.
-        self._queue.forward(
-            ids[: -(-at // size)],  # type: ignore[arg-type]
-            embeds,
-            ids[at // size : last],  # type: ignore[arg-type]
-            outputs,
-            okv_offset=at % size,
-        )
+    def _grow(self, num_tokens: int) -> PageTable:
+        """Return the table, with rows for `num_tokens`."""
+        have, size = self.num_rows, self._model.page_size
+        table = self._table
+        if table is None or num_tokens > have * size:
+            self.num_rows = -(-num_tokens // size)
+            table = self._queue.table(table, keep_tokens=have * size, new_rows=self.num_rows - have)
+            self._table = table
+        return table
 
     def decode(self, at: int, source: int | TokenSlot) -> None:
         """Record one decode step of the token of `source` at position `at`."""
         embed, output, _ = self.places()
-        size = self._model.page_size
-        if at >= len(self.pages) * size:
-            self.pages.grow(at + 1)
-        self._queue.decode(self.pages.ids, at, source, (embed, output), size)
+        self._queue.decode(self._grow(at + 1), at, source, (embed, output))
 
     def end_at(self, num_tokens: int) -> None:
         """Note that the context has this many tokens. The last one is computed again, because its output is gone."""
         self.length = max(0, min(self.length, num_tokens - 1))
 
     def give_back_ahead(self, num_tokens: int, first: int) -> None:
-        """Free the pages of steps that were dropped from ticket `first` on; a failed allocation of them is forgiven."""
-        queue = self._queue
+        """Free the rows of steps that were dropped from ticket `first` on; a failed allocation of them is forgiven."""
+        queue, size = self._queue, self._model.page_size
         told = queue.failure is not None and (queue.failure_seen or queue.failed_ticket < first)
-        if not told and self.pages.trim(num_tokens):
+        rows = -(-num_tokens // size)
+        if not told and self._table is not None and rows < self.num_rows:
+            queue.table(self._table, keep_tokens=rows * size)
+            self.num_rows = rows
             queue.reset()

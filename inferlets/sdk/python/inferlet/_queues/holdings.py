@@ -13,7 +13,7 @@ from inferlet._queues.failures import Failures
 from inferlet._values import refusals
 from inferlet._values.arguments import shown
 from inferlet._values.ids import Pool
-from inferlet._values.types import Embed, KvPage, TokenSlot
+from inferlet._values.types import Embed, KvPage, PageTable, TokenSlot
 from inferlet._wire.channel import Names, channel, u32
 
 _Id = TypeVar("_Id", bound=int)
@@ -22,7 +22,7 @@ _Id = TypeVar("_Id", bound=int)
 class Holdings(Failures):
     """The part of a queue that allocates and frees pages, embeds and slots."""
 
-    __slots__ = ("_embeds", "_pages", "_slots", "id", "last_ticket")
+    __slots__ = ("_embeds", "_pages", "_slots", "_tables", "id", "last_ticket")
 
     def __init__(self, queue_id: int) -> None:
         super().__init__()
@@ -30,6 +30,7 @@ class Holdings(Failures):
         self._pages = Pool(KvPage, "page")
         self._embeds = Pool(Embed, "embed")
         self._slots = Pool(TokenSlot, "slot")
+        self._tables = Pool(PageTable, "table")
         self.last_ticket = 0  # of the last command given
 
     def _record(self, op: int, a: int = 0, b: int = 0, c: int = 0, payload: bytes = b"", names: Names = ()) -> None:
@@ -126,3 +127,50 @@ class Holdings(Failures):
             0
         """
         self._free(abi.OP_DEALLOC_SLOT, "dealloc_slot", self._slots, slots)
+
+    def table(
+        self,
+        into: PageTable | None = None,
+        source: PageTable | None = None,
+        *,
+        keep_tokens: int = 0,
+        new_rows: int = 0,
+    ) -> PageTable:
+        """Set a page table to the first tokens of `source`, followed by new rows. One call extends, forks, cuts, frees.
+
+        Whole rows are kept: `keep_tokens` rounds down to a multiple of `get_kv_page_size()`. Rows that two tables share
+        are never written again. A table belongs to the queue that made it; only its own queue may change it and compute
+        over it. The source may belong to another queue. It is seen as the commands leave it that were given to its
+        queue before this call.
+
+        Args:
+            into: the table to set; None for a new one.
+            source: the table whose rows are kept; None for `into` itself.
+            keep_tokens: how many of its slots are kept.
+            new_rows: how many empty rows follow.
+
+        Returns:
+            The table. Without rows it is freed, and may not be used again.
+
+        Example:
+            >>> async def main():
+            ...     prompt = table(new_rows=2)  # a new table
+            ...     size = get_kv_page_size()
+            ...     table(prompt, keep_tokens=2 * size, new_rows=1)  # longer by a row
+            ...     fork = table(source=prompt, keep_tokens=size, new_rows=1)  # shares the first row
+            ...     table(prompt)  # frees it
+            ...     await synchronize()
+            ...     print((await usage()).pages)
+            2
+        """
+        for name, given in (("into", into), ("source", source)):
+            if given is not None and (type(given) in refusals.OTHERS[PageTable] or not isinstance(given, int)):
+                refusals.handles("table", name, PageTable, given)
+        if into is None:
+            into = self._tables.take(1)[0]
+        payload = b"" if source is None or source == into else u32((source,))
+        names = ("table", "into", "keep_tokens", "new_rows")
+        self._record(abi.OP_TABLE, into, keep_tokens, new_rows, payload, names)
+        if not new_rows and not keep_tokens:
+            self._tables.give((into,))
+        return into

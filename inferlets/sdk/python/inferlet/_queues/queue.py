@@ -16,16 +16,18 @@ from inferlet._models.models import default_model
 from inferlet._queues.holdings import Holdings
 from inferlet._values import refusals
 from inferlet._values.arguments import shown
-from inferlet._values.types import Dist, Embed, KvPage, Model, Priority, Sampled, TokenSlot
+from inferlet._values.types import Dist, Embed, KvPage, Model, PageTable, Priority, Sampled, TokenSlot
 from inferlet._wire import answers
 from inferlet._wire.channel import Names, channel, u32
 from inferlet._wire.packing import pack_mask, pack_sampling, single
 from inferlet.errors import InvalidArgument
 
 _FORWARD_HEAD = struct.Struct(abi.FORWARD_HEAD_FORMAT).pack
+_TABLE_HEAD = struct.Struct(abi.FORWARD_TABLE_HEAD_FORMAT).pack
+_ONE_TO_ONE = struct.Struct(abi.FORWARD_TABLE_HEAD_FORMAT + "II").pack
 _THREE = struct.Struct("<III").pack
 _U32 = struct.Struct("<I").pack
-_NO_PAGES, _NO_EMBEDS = refusals.OTHERS[KvPage], refusals.OTHERS[Embed]
+_NO_PAGES, _NO_EMBEDS, _NO_TABLES = (refusals.OTHERS[cls] for cls in (KvPage, Embed, PageTable))
 
 MOST_PAGE_SIZE = 32
 Tokens = int | TokenSlot | Sequence[int] | Sequence[TokenSlot]
@@ -177,28 +179,80 @@ class Queue(Holdings):
         names = ("forward", "okv_offset", "adapter")
         self._record(abi.OP_FORWARD, okv_offset, adapter or 0, int(mask is not None), payload, names)
 
-    def decode(
-        self, pages: array[int], position: int, source: int, places: tuple[Embed, Embed], page_size: int
+    def forward_table(
+        self,
+        table: PageTable,
+        start: int,
+        iemb: Embed | Sequence[Embed],
+        oemb: Embed | Sequence[Embed] = (),
+        *,
+        mask: Sequence[Sequence[bool]] | bytes | None = None,
+        adapter: int | None = None,
     ) -> None:
-        """Record one decode step: the `embed_txt` and the `forward` of one token.
+        """One pass through the model over a page table. Its cost outside of the model doesn't grow with the context.
+
+        Token i of `iemb` goes to slot `start + i` of the table; `oemb` takes the outputs of the last `len(oemb)`
+        tokens. Attention sees the slots before `start`, then `iemb`: those whose position is at most the query's, or
+        those that `mask` says instead.
+
+        Args:
+            table: the table to read and to write.
+            start: the first slot written, and the number of slots seen before it.
+            iemb: embeddings to compute.
+            oemb: where output vectors go.
+            mask: [len(iemb)][start + len(iemb)] booleans, True to see; or the same packed to bits, row-major, least
+                significant first.
+            adapter: number of a LoRA adapter.
+
+        Example:
+            >>> async def main():
+            ...     prompt, sequence, embeds, output = [72, 105], table(new_rows=1), alloc_emb(2), alloc_emb(1)
+            ...     embed_txt(prompt, [0, 1], embeds)
+            ...     forward_table(sequence, 0, embeds, output)
+            ...     dist = await get_next_dist(output, top_k=5)
+            ...     embed_txt(dist.max_index(), 2, output)
+            ...     forward_table(sequence, 2, output, output)  # one token more
+            ...     print(len(dist), len(await get_next_dist(output)))
+            5 256
+        """
+        try:
+            ids_ = array("I", iemb)  # type: ignore[arg-type]  # a single handle is found out by this
+            ids_.extend(oemb)  # type: ignore[arg-type]
+            mixed = (
+                (iemb and type(iemb[0]) in _NO_EMBEDS)  # type: ignore[index]
+                or (oemb and type(oemb[0]) in _NO_EMBEDS)  # type: ignore[index]
+                or type(table) in _NO_TABLES
+            )
+        except (TypeError, ValueError, OverflowError):
+            mixed = True
+        if mixed:  # lists of what belongs there come back, or none
+            [table] = refusals.handles("forward_table", "table", PageTable, table)
+            iemb = refusals.handles("forward_table", "iemb", Embed, iemb)
+            oemb = refusals.handles("forward_table", "oemb", Embed, oemb)
+            self.forward_table(table, start, iemb, oemb, mask=mask, adapter=adapter)
+            return
+        payload = _TABLE_HEAD(len(iemb), len(oemb), adapter or 0) + ids_.tobytes()  # type: ignore[arg-type]
+        if mask is not None:
+            payload += pack_mask(mask, start, len(iemb))  # type: ignore[arg-type]
+        names = ("forward_table", "table", "start")
+        self._record(abi.OP_FORWARD_TABLE, table, start, int(mask is not None), payload, names)
+
+    def decode(self, table: PageTable, position: int, source: int, places: tuple[Embed, Embed]) -> None:
+        """Record one decode step: the `embed_txt` and the `forward_table` of one token.
 
         The bytes are those of the two calls, packed here at once because a decode step is frequent.
 
         Args:
-            pages: the pages of the context, in order; slot i of them holds the token at position i.
+            table: the table of the context; slot i of it holds the token at position i.
             position: the token's position.
             source: the token's id, or the slot that holds it.
             places: the input embed and the output embed.
-            page_size: tokens of a page.
         """
-        page, offset = divmod(position, page_size)
         embed, output = places
         record, number = channel.record, self.id
         kind = 1 if isinstance(source, TokenSlot) else 0
         record(abi.OP_EMBED_TXT, number, 1, kind, 0, _THREE(embed, source, position))
-        read = pages[: page + (offset > 0)]
-        payload = _FORWARD_HEAD(len(read), 1, 1, 1) + read.tobytes() + _THREE(embed, pages[page], output)
-        self.last_ticket = record(abi.OP_FORWARD, number, offset, 0, 0, payload)
+        self.last_ticket = record(abi.OP_FORWARD_TABLE, number, table, position, 0, _ONE_TO_ONE(1, 1, 0, embed, output))
 
     def copy_kvpage(
         self, src: KvPage, dst: KvPage, *, src_offset: int = 0, dst_offset: int = 0, size: int | None = None

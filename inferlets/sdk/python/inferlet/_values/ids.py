@@ -1,4 +1,4 @@
-"""Ids of pages, embeds, slots and queues, which the program chooses (architecture, "Programs name what they use").
+"""Ids of pages, embeds, slots, tables and queues, chosen by the program (architecture, "Programs choose names").
 
 A queue reuses only ids that it freed itself. In its own order the old use of an id surely ends before the new one
 begins.
@@ -14,16 +14,16 @@ from inferlet._values.arguments import shown
 from inferlet.errors import InvalidArgument
 
 _Id = TypeVar("_Id", bound=int)
-_CALLS = {"page": "alloc_kvpage", "embed": "alloc_emb", "slot": "alloc_slot"}
+_CALLS = {"page": "alloc_kvpage", "embed": "alloc_emb", "slot": "alloc_slot", "table": "table"}
 
 
 class IdSpace:
     """The next unused id of each kind, for the whole program."""
 
-    __slots__ = ("embed", "page", "queue", "slot")
+    __slots__ = ("embed", "page", "queue", "slot", "table")
 
     def __init__(self) -> None:
-        self.page = self.embed = self.slot = 0
+        self.page = self.embed = self.slot = self.table = 0
         self.queue = 1  # 0 is the default queue
 
 

@@ -10,19 +10,20 @@ from operator import index
 from typing import Any, TypeVar
 
 from inferlet._values.arguments import shown
-from inferlet._values.types import Embed, KvPage, TokenSlot
+from inferlet._values.types import Embed, KvPage, PageTable, TokenSlot
 from inferlet.errors import InvalidArgument
 
 _Handle = TypeVar("_Handle", bound=int)
 
 OTHERS: dict[type, frozenset[type]] = {
-    cls: frozenset({KvPage, Embed, TokenSlot} - {cls}) for cls in (KvPage, Embed, TokenSlot)
+    cls: frozenset({KvPage, Embed, TokenSlot, PageTable} - {cls}) for cls in (KvPage, Embed, TokenSlot, PageTable)
 }
 """The classes of handles that may not stand where one of this class belongs."""
 _WANTED: dict[type, str] = {
     KvPage: "KV pages, as `alloc_kvpage` gives them",
     Embed: "embeds, as `alloc_emb` gives them",
     TokenSlot: "token slots, as `alloc_slot` gives them",
+    PageTable: "page tables, as `table` gives them",
 }
 _A_U32 = f"a whole number from 0 to {2**32 - 1}"
 _TOKENIZE = "text is no list of tokens, `await tokenize(text)` gives its tokens"

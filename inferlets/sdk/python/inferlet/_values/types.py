@@ -67,6 +67,26 @@ class TokenSlot(int):
         return f"TokenSlot({int(self)})"
 
 
+class PageTable(int):
+    """A page table: slots for the keys and values of a sequence of tokens, in rows of `get_kv_page_size()` slots.
+
+    Example:
+        >>> async def main():
+        ...     prompt = await tokenize("Hi")
+        ...     made, embeds = table(new_rows=1), alloc_emb(len(prompt))
+        ...     embed_txt(prompt, range(len(prompt)), embeds)
+        ...     forward_table(made, 0, embeds)
+        ...     await synchronize()
+        ...     print(made)
+        PageTable(0)
+    """
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return f"PageTable({int(self)})"
+
+
 class Priority(IntEnum):
     """How urgent a queue's commands are, compared with the commands of other queues.
 

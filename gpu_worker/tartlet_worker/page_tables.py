@@ -1,0 +1,104 @@
+"""Page tables as a worker keeps them: int32 rows by table number, and how far each table is plain.
+
+A row is a physical page. Control sends only changes (`TableChanges`), so a decode step brings no rows.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from tartlet_common.engine.step import TableChanges
+
+_FIRST_TABLES: Final = 64
+_FIRST_ROWS: Final = 64
+
+
+class PageTables:
+    """The rows of all tables of an engine, as one array that grows.
+
+    `rows` is [tables, width] int32; only the first `count[t]` entries of row t mean anything. The first `plain[t]`
+    slots of table t were written at the positions 0, 1, 2 and so on, each by a forward without a mask that saw the
+    slots before it. A query at position p sees exactly the plain slots up to p: nothing else need be known of them.
+
+    Example:
+        >>> tables = PageTables(page_size=4)
+        >>> column = lambda *values: np.array(values, np.int32)
+        >>> tables.change(TableChanges(column(3), column(3), column(0), column(0, 2), column(7, 9)))
+        >>> tables.rows[3, : tables.count[3]].tolist()
+        [7, 9]
+    """
+
+    def __init__(self, page_size: int) -> None:
+        """Make an empty set of tables. `page_size` is in tokens."""
+        self._page_size = page_size
+        self.version = 0  # grows whenever `rows` is another array
+        self.rows = np.zeros((_FIRST_TABLES, _FIRST_ROWS), np.int32)
+        self.count = np.zeros(_FIRST_TABLES, np.int32)
+        self.plain = np.zeros(_FIRST_TABLES, np.int32)  # slots
+        self.mark = np.zeros(_FIRST_TABLES, np.int64)  # scratch memory of a batch, zero between uses
+        self.changed: list[tuple[int, int, int]] = []
+        """(table, first row, last row + 1) of rows that changed since the copy of `rows` on the device was made."""
+
+    def reset(self) -> None:
+        """Forget all tables."""
+        self.count[:] = 0
+        self.plain[:] = 0
+        self.changed.clear()
+        self.version += 1
+
+    def change(self, changes: TableChanges) -> None:
+        """Apply the changes of a step, in order."""
+        tables, sources, keeps = changes.table.tolist(), changes.source.tolist(), changes.keep.tolist()
+        bounds = changes.indptr.tolist()
+        for i, (table, source, keep) in enumerate(zip(tables, sources, keeps, strict=True)):
+            added = changes.rows[bounds[i] : bounds[i + 1]]
+            end = keep + len(added)
+            self._reserve(max(table, source) + 1, end)
+            first = keep
+            if source != table:
+                self.rows[table, :keep] = self.rows[source, :keep]
+                self.plain[table] = self.plain[source]
+                first = 0
+            self.rows[table, keep:end] = added
+            self.count[table] = end
+            self.plain[table] = min(int(self.plain[table]), keep * self._page_size)
+            if end > first:
+                self.changed.append((table, first, end))
+
+    def _reserve(self, tables: int, rows: int) -> None:
+        """Let the array have at least so many tables of so many rows."""
+        had_tables, had_rows = self.rows.shape
+        if tables <= had_tables and rows <= had_rows:
+            return
+        num, width = _doubled(had_tables, tables), _doubled(had_rows, rows)
+        grown = np.zeros((num, width), np.int32)  # memory that nothing was written to isn't mapped
+        for table in np.flatnonzero(self.count).tolist():
+            used = int(self.count[table])
+            grown[table, :used] = self.rows[table, :used]
+        self.rows = grown
+        self.version += 1
+        if num > had_tables:
+            self.count = np.pad(self.count, (0, num - had_tables))
+            self.plain = np.pad(self.plain, (0, num - had_tables))
+            self.mark = np.zeros(num, np.int64)
+
+    def repeated(self, table: npt.NDArray[np.int32]) -> bool:
+        """Return whether a number stands twice among the tables of a batch."""
+        number = np.arange(1, len(table) + 1)
+        self.mark[table] = number
+        again = bool((self.mark[table] != number).any())
+        self.mark[table] = 0
+        return again
+
+    def pages(self, table: npt.NDArray[np.int32], slot: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """Return the pages [T] of slots [T] of tables [T]."""
+        return self.rows[table, slot // self._page_size].astype(np.int64)
+
+
+def _doubled(had: int, needed: int) -> int:
+    while had < needed:
+        had *= 2
+    return had

@@ -1,0 +1,229 @@
+"""Executes `table` (Pie 5.2 manages pages; tables share them): extends, forks, cuts and frees page tables.
+
+A `table` whose source belongs to another queue sees that source as it stands between two commands of the source's
+queue: behind those that were submitted before the `table`, before those that were submitted after it. A `Share` in the
+source's queue marks that moment.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from tartlet_common.errors.base import TartletError
+from tartlet_common.errors.registry import InvalidArgument, ResourceQuotaExceeded, UnknownResource
+from tartlet_control.calls.tables import Share, Table
+from tartlet_control.core.allocation import Allocator
+from tartlet_control.tables.ledger import PAGES
+from tartlet_control.tables.page_tables import MAX_TABLES, PageTable
+from tartlet_control.tables.programs import CommandQueue, Place
+
+
+class TableOps:
+    """Changes the page tables of programs, and tells engines of the changes."""
+
+    def __init__(self, allocator: Allocator, wake: Callable[[CommandQueue], None]) -> None:
+        """`wake` is called with a queue whose head waited for a share."""
+        self._allocator = allocator
+        self._wake = wake
+
+    def arrive(self, queue: CommandQueue, command: Table) -> CommandQueue | None:
+        """Take note of a `table` that was submitted.
+
+        Returns:
+            The queue that must get the command's `share`; None if the source belongs to the command's own queue.
+
+        Raises:
+            InvalidArgument: the table belongs to another queue.
+            UnknownResource: there is no such source.
+            ResourceQuotaExceeded: the program has as many tables as it may.
+        """
+        place = queue.place
+        tables = place.tables
+        table, source = tables.get(command.table), tables.get(command.source)
+        if table is not None and table.queue_id != queue.id:
+            raise InvalidArgument(argument="table", detail=f"{command.table} belongs to queue {table.queue_id}")
+        if source is None and command.source != command.table:
+            raise UnknownResource(kind="table", id=command.source)
+        if table is None:
+            if len(tables) >= MAX_TABLES:
+                raise ResourceQuotaExceeded(held=len(tables), kind="page tables", asked=1, limit=MAX_TABLES)
+            table = tables[command.table] = PageTable(queue.id)
+        table.waiting += 1
+        if source is None or source.queue_id == queue.id:
+            return None
+        source_queue = queue.program.queues[source.queue_id]
+        command.share = Share(source_queue, command)
+        return source_queue
+
+    def share(self, share: Share) -> None:
+        """Take the rows for the `table` of another queue, as the source has them now."""
+        if share.done:
+            return
+        share.done = True
+        by, place = share.by, share.queue.place
+        source = place.tables.get(by.source)
+        keep = by.keep_tokens // share.queue.spec.page_size
+        engine = place.engine
+        try:
+            if source is None or not source.rows or engine is None:
+                raise UnknownResource(kind="table", id=by.source)
+            _check_keep(source, keep, by)
+            share.rows = taken = PageTable(by.queue.id)
+            if keep:
+                taken.number = engine.tables.take()
+                self._fork(place, source, keep, taken)
+            place.tables[_key(by)] = taken
+        except TartletError as e:
+            share.error = e
+        self._wake(by.queue)
+
+    def refuse_share(self, share: Share, cause: TartletError) -> None:
+        """Note that a command before the share has failed, so the source isn't what the program meant."""
+        if not share.done:
+            share.done, share.error = True, cause
+            self._wake(share.by.queue)
+
+    def execute(self, queue: CommandQueue, command: Table) -> bool:
+        """Change the table. Returns False if there was no room and the program itself was ended for it.
+
+        Raises:
+            UnknownResource: the source doesn't exist (any more).
+            InvalidArgument: the source is shorter than what is kept.
+            PageQuotaExceeded, ProgramTooLarge: the program would hold more than it may, or than the engine has.
+            Overloaded: the engine has as many tables as it may.
+            NoEngine: no engine of the model is ready.
+        """
+        place, share = queue.place, command.share
+        table = place.tables[command.table]
+        try:
+            if share is not None and share.error is not None:
+                raise share.error
+            if command.source == command.table:
+                return self._extend(queue, command, table)
+            if share is not None:
+                assert share.rows is not None
+                return self._replace(queue, command, table, share.rows)
+            source = place.tables.get(command.source)
+            if source is None or not source.rows or place.engine is None:
+                raise UnknownResource(kind="table", id=command.source)
+            keep = command.keep_tokens // queue.spec.page_size
+            _check_keep(source, keep, command)
+            copy = PageTable(queue.id)
+            if keep:
+                copy.number = place.engine.tables.take()
+                self._fork(place, source, keep, copy)
+            place.tables[_key(command)] = copy
+            return self._replace(queue, command, table, copy)
+        finally:
+            self._finish(place, command)
+
+    def shrink(self, queue: CommandQueue, command: Table) -> None:
+        """Do what a `table` does in a poisoned queue: drop the rows that it would have dropped."""
+        place = queue.place
+        table = place.tables[command.table]
+        keep = command.keep_tokens // queue.spec.page_size if command.source == command.table else 0
+        self._cut(place, table, min(keep, len(table.rows)))
+        if command.share is not None:
+            command.share.done = True
+        self._finish(place, command)
+
+    # ---- parts ----------------------------------------------------------------------------------------------------
+
+    def _extend(self, queue: CommandQueue, command: Table, table: PageTable) -> bool:
+        """Cut a table and add rows to it."""
+        place = queue.place
+        keep = command.keep_tokens // queue.spec.page_size
+        _check_keep(table, keep, command)
+        if command.new_rows:
+            engine = self._allocator.engine_of(place)
+            freed = engine.pools[PAGES].count_last(table.rows[keep:])
+            if not self._allocator.room_for_rows(place, command.new_rows, freed):
+                return False
+        self._cut(place, table, keep)
+        if command.new_rows and table.number < 0:  # it had no rows, or has just lost them all
+            table.number = self._allocator.engine_of(place).tables.take()
+        self._add(place, table, command.new_rows)
+        return True
+
+    def _replace(self, queue: CommandQueue, command: Table, table: PageTable, rows: PageTable) -> bool:
+        """Give a table the rows of `rows`, which is left empty, and new ones."""
+        place = queue.place
+        engine = self._allocator.engine_of(place)
+        freed = engine.pools[PAGES].count_last(table.rows)
+        if command.new_rows:
+            if not self._allocator.room_for_rows(place, command.new_rows, freed):
+                return False
+            if rows.number < 0:
+                rows.number = engine.tables.take()
+        self._cut(place, table, 0)
+        table.number, rows.number = rows.number, -1
+        table.rows, rows.rows = rows.rows, []
+        table.shared, table.written, table.plain = rows.shared, rows.written, rows.plain
+        self._add(place, table, command.new_rows)
+        return True
+
+    def _fork(self, place: Place, source: PageTable, keep: int, to: PageTable) -> None:
+        """Let `to`, which is empty and has a number, share the first `keep` rows of `source`."""
+        engine = place.engine
+        assert engine is not None
+        slots = keep * engine.spec.page_size
+        to.rows = source.rows[:keep]
+        engine.pools[PAGES].retain(to.rows)
+        source.shared, to.shared = max(source.shared, keep), keep
+        to.written, to.plain = min(source.written, slots), min(source.plain, slots)
+        engine.tables.change(to.number, source.number, keep, [])
+
+    def _add(self, place: Place, table: PageTable, count: int) -> None:
+        """Add new rows to a table; there is room."""
+        if not count:
+            return
+        engine, before = place.engine, len(table.rows)
+        assert engine is not None
+        rows = engine.pools[PAGES].take(count)
+        table.rows += rows
+        engine.clear[PAGES].update(rows)
+        engine.tables.change(table.number, table.number, before, rows)
+        self._allocator.count_rows(place, count)
+
+    def _cut(self, place: Place, table: PageTable, keep: int) -> None:
+        """Keep the first `keep` rows of a table. A table without rows gives its number back."""
+        engine = place.engine
+        if engine is None or keep >= len(table.rows):
+            return
+        freed = engine.pools[PAGES].release(table.cut(keep, engine.spec.page_size))
+        self._allocator.count_rows(place, -freed)
+        engine.tables.change(table.number, table.number, keep, [])
+        if not keep:
+            engine.tables.give(table.number)
+            table.number = -1
+
+    def _finish(self, place: Place, command: Table) -> None:
+        """Forget what a `table` needed, and its table if that doesn't exist."""
+        taken = place.tables.pop(_key(command), None)
+        if taken is not None:
+            self._cut(place, taken, 0)
+        table = place.tables.get(command.table)
+        if table is None:  # the program was ended
+            return
+        table.waiting -= 1
+        if not table.waiting and not table.rows:
+            del place.tables[command.table]
+
+
+def _key(command: Table) -> int:
+    """Return the number of the rows that a `table` has taken of its source, among the tables of its program.
+
+    It is negative, as programs' own numbers aren't.
+    """
+    return -1 - command.ticket
+
+
+def _check_keep(source: PageTable, keep: int, command: Table) -> None:
+    """Check that a source has the rows that are kept.
+
+    Raises:
+        InvalidArgument: it doesn't.
+    """
+    if keep > len(source.rows):
+        detail = f"{command.keep_tokens} are more than the {len(source.rows)} rows of table {command.source} hold"
+        raise InvalidArgument(argument="keep_tokens", detail=detail)

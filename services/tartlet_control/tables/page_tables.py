@@ -1,0 +1,132 @@
+"""Page tables: the rows of one table, and the tables of an engine with the changes that wait for its next step.
+
+A row of a table is a physical page. A program names tables, never rows, so no row has two names. Rows that several
+tables share are full for ever: no command writes them again.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+
+from tartlet_common.engine.step import NO_CHANGES, TableChanges
+from tartlet_common.errors.registry import Overloaded
+
+MAX_TABLES: Final = 1024
+"""Page tables that a program may have on one engine."""
+MAX_ENGINE_TABLES: Final = 1 << 14
+"""Page tables that all programs together may have on one engine: a worker keeps a row of memory for each."""
+MANY_CHANGES: Final = 1 << 13
+"""So many changes are sent without waiting for a command that needs them."""
+_FIELDS: Final = 4  # numbers of a change besides its rows
+
+
+class PageTable:
+    """One page table of a program: slot i of the table is slot i % page_size of row i // page_size.
+
+    A table without rows doesn't exist. Its object stays while TABLE commands of its queue that name it wait.
+    """
+
+    __slots__ = ("number", "plain", "queue_id", "rows", "shared", "waiting", "written")
+
+    def __init__(self, queue_id: int) -> None:
+        self.queue_id = queue_id  # the queue that the table belongs to
+        self.number = -1  # on its engine, while the table has rows
+        self.rows: list[int] = []  # physical pages
+        self.shared = 0  # leading rows that another table has or had: they are never written again
+        self.written = 0  # slots up to the end of the last forward that was sent
+        self.plain = 0  # leading slots that were written in order, without a mask and without gaps, as far as sent
+        self.waiting = 0  # TABLE commands for this table that have not had their turn
+
+    def cut(self, rows: int, page_size: int) -> list[int]:
+        """Keep the first `rows` rows; return the others."""
+        dropped = self.rows[rows:]
+        del self.rows[rows:]
+        self.shared = min(self.shared, rows)
+        self.written, self.plain = min(self.written, rows * page_size), min(self.plain, rows * page_size)
+        return dropped
+
+    def sent(self, start: int, tokens: int, *, masked: bool) -> None:
+        """Note that a forward of tokens from slot `start` on was sent."""
+        self.written = start + tokens
+        if masked or start > self.plain:
+            self.plain = min(self.plain, start)
+        else:
+            self.plain = start + tokens
+
+
+class EngineTables:
+    """The numbers of an engine's tables, and the changes since the last step, in order.
+
+    Example:
+        >>> tables = EngineTables()
+        >>> number = tables.take()
+        >>> tables.change(number, number, 0, [7, 8])
+        >>> tables.drain(100).rows.tolist(), len(tables)
+        ([7, 8], 0)
+    """
+
+    __slots__ = ("_changes", "_free", "_next", "size")
+
+    def __init__(self) -> None:
+        self._free: list[int] = []
+        self._next = 0
+        self._changes: list[tuple[int, int, int, list[int]]] = []  # table, source, rows kept, new rows
+        self.size = 0  # numbers that the changes take in a step
+
+    def __len__(self) -> int:
+        return len(self._changes)
+
+    def take(self) -> int:
+        """Return the number of a new table.
+
+        Raises:
+            Overloaded: the engine has as many tables as it may.
+        """
+        if self._free:
+            return self._free.pop()
+        if self._next >= MAX_ENGINE_TABLES:
+            raise Overloaded(what="page tables of an engine", limit=MAX_ENGINE_TABLES)
+        self._next += 1
+        return self._next - 1
+
+    def give(self, number: int) -> None:
+        """Take back the number of a table that has no rows. The worker is told once the number is used again."""
+        self._free.append(number)
+
+    @property
+    def num_held(self) -> int:
+        """How many tables have a number."""
+        return self._next - len(self._free)
+
+    def change(self, table: int, source: int, keep: int, rows: list[int]) -> None:
+        """Note that a table is now the first `keep` rows of `source`, followed by new rows."""
+        assert table >= 0, "a table without a number has no rows"
+        self._changes.append((table, source, keep, rows))
+        self.size += _FIELDS + len(rows)
+
+    def drain(self, most: int) -> TableChanges:
+        """Return the first changes, up to `most` numbers in all. A change with more rows is sent in parts."""
+        if not self._changes:
+            return NO_CHANGES
+        taken: list[tuple[int, int, int, list[int]]] = []
+        left = most
+        for i, (number, other, kept, rows) in enumerate(self._changes):
+            part = rows[: max(0, left - _FIELDS)]
+            if left < _FIELDS:
+                self._changes = self._changes[i:]
+                break
+            left -= _FIELDS + len(part)
+            taken.append((number, other, kept, part))
+            if len(part) < len(rows):
+                self._changes = [(number, number, kept + len(part), rows[len(part) :]), *self._changes[i + 1 :]]
+                break
+        else:
+            self._changes = []
+        self.size = sum(_FIELDS + len(rows) for *_, rows in self._changes)
+        columns = np.array([change[:3] for change in taken], np.int32).reshape(-1, 3)
+        table, source, keep = (np.ascontiguousarray(columns[:, k]) for k in range(3))
+        lengths = [0, *(len(rows) for *_, rows in taken)]
+        flat = [row for *_, rows in taken for row in rows]
+        return TableChanges(table, source, keep, np.cumsum(lengths, dtype=np.int32), np.array(flat, np.int32))
