@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import functools
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -169,7 +169,6 @@ async def proxy() -> AsyncIterator[Proxy]:
         await made.close()
 
 
-GRACE = {"TARTLET_CONTROL_RUNTIME_GRACE_S": "20", "TARTLET_CONTROL_ENGINE_GRACE_S": "20"}
 STEP_S = "0.003"
 
 
@@ -218,11 +217,14 @@ async def nothing_is_lost_while_cut(client: tartlet.AsyncClient, made: Proxy, ev
 
 
 @contextlib.asynccontextmanager
-async def on_one_machine(run_dir: Path) -> AsyncIterator[tuple[Serving, Proxy, tartlet.AsyncClient]]:
-    """A server whose runtime and worker reach control through a proxy on Unix sockets."""
+async def on_one_machine(
+    run_dir: Path, *, roles: Sequence[str] = ("runtime", "worker"), grace_s: float = 20.0
+) -> AsyncIterator[tuple[Serving, Proxy, tartlet.AsyncClient]]:
+    """A server of which some roles reach control through a proxy on Unix sockets."""
     async with proxy() as made:
         address = await made.beside(run_dir / "control.sock", run_dir / "p.sock")
-        env = {**GRACE, "TARTLET_RUNTIME_CONTROL": address, "TARTLET_WORKER_CONTROL": address}
+        env = {f"TARTLET_{role.upper()}_CONTROL": address for role in roles}
+        env |= {f"TARTLET_CONTROL_{role.upper()}_GRACE_S": str(grace_s) for role in ("runtime", "engine")}
         started = serving(run_dir, TARTLET_WORKER_FAKE_STEP_S=STEP_S, **env)
         server = await asyncio.to_thread(started.__enter__)
         try:

@@ -53,11 +53,12 @@ class LinkStream:
             MalformedSubmission: the peer's numbers make no sense.
         """
         link, connection = self.link, self._connection
-        while (frame := await self._stream.read()) is not grpc.aio.EOF:
-            if not connection.current:
+        read, now = self._stream.read, link.now
+        while (frame := await read()) is not grpc.aio.EOF:
+            if link.connection is not connection:
                 break
             full = link.full
-            connection.heard_s = link.now()
+            connection.heard_s = now()
             new = link.received(frame)
             if full and not link.full:
                 self._wake()

@@ -126,6 +126,8 @@ class ControlService(control_pb2_grpc.ControlServicer):
                     break
                 link.unapplied.append(frame)
                 self._apply(link, stream)
+                if link.unapplied:
+                    link.check_bound(frame)
         finally:
             writer.cancel()
             (outcome,) = await asyncio.gather(writer, return_exceptions=True)

@@ -13,9 +13,10 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Iterator
 from typing import Any, Final
 
+from tartlet_common.errors.registry import MalformedSubmission
 from tartlet_common.rpc.frame_streams import Stream
 from tartlet_common.rpc.link_stream import LinkStream
-from tartlet_common.rpc.resume import Epochs
+from tartlet_common.rpc.resume import LIMIT_BYTES, Epochs
 from tartlet_control.core.core import Core
 from tartlet_control.tables.engines import EngineState
 from tartlet_control.tables.outbox import HARD_LIMIT_BYTES
@@ -26,6 +27,7 @@ log = logging.getLogger("tartlet.control")
 TICK_S: Final = 0.25
 
 
+_FRAME_COST_BYTES: Final = 64
 SOFT_LIMIT_BYTES: Final = 8 << 20
 """While a runtime leaves more unread, control takes up no frames of the runtime and dispatches nothing for it."""
 
@@ -99,12 +101,26 @@ class RuntimeLink(Link):
         self.session = session
         self.drained = asyncio.Event()  # the outbox was taken
         self.unapplied: deque[Any] = deque()  # frames that were read and wait until the outbox has room
+        self._unapplied_bytes = 0
         self.task = asyncio.current_task()  # serves the stream; cancelling it ends it
 
     def writer_ended(self, writer: asyncio.Future[None]) -> None:
         """End the stream if its writer has failed, because the runtime would wait for ever."""
         if not writer.cancelled():
             self.cut()
+
+    def check_bound(self, frame: Any) -> None:
+        """Count a frame that was read and has to wait.
+
+        Raises:
+            MalformedSubmission: the runtime sends more than it may leave unacknowledged.
+        """
+        if len(self.unapplied) == 1:
+            self._unapplied_bytes = 0
+        self._unapplied_bytes += frame.ByteSize() + _FRAME_COST_BYTES
+        if self._unapplied_bytes > 2 * LIMIT_BYTES:
+            detail = f"{self._unapplied_bytes} bytes of frames without an acknowledgement"
+            raise MalformedSubmission(detail=detail)
 
     @property
     def has_room(self) -> bool:

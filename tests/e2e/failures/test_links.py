@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 import tartlet
-from tartlet_common.errors.registry import WorkerLost
+from tartlet_common.errors.registry import ControlLost, TartletError, WorkerLost
 from tests.e2e.cluster import Cluster
 from tests.e2e.cutting import STEP_S, Proxy, nothing_is_lost_while_cut, on_one_machine, proxy, round_of, run
-from tests.e2e.serving import SAMPLERS, pools, program, serving, until_nothing_is_held
+from tests.e2e.serving import SAMPLERS, pools, program, until_nothing_is_held
 
 
 @contextlib.asynccontextmanager
@@ -58,27 +58,23 @@ async def test_a_connection_that_ends_without_a_word_is_noticed_and_nothing_is_l
         await until_nothing_is_held(client)
 
 
-async def test_programs_end_when_an_engine_or_a_runtime_stays_away_for_longer_than_its_grace(run_dir: Path) -> None:
-    env = {"TARTLET_CONTROL_ENGINE_GRACE_S": "0.5"}
-    async with asyncio.timeout(60), proxy() as made:
-        address = await made.beside(run_dir / "control.sock", run_dir / "p.sock")
-        started = serving(run_dir, TARTLET_WORKER_FAKE_STEP_S=STEP_S, TARTLET_WORKER_CONTROL=address, **env)
-        server = await asyncio.to_thread(started.__enter__)
-        try:
-            async with tartlet.AsyncClient(server.address) as client:
-                held = await client.launch(program("holder"), args=["2"])
-                while not any(pool["held"] for pool in await pools(client)):  # noqa: ASYNC110 - another process holds them
-                    await asyncio.sleep(0.02)
-                async with made.away():
-                    ended = await (await client.attach(held.program_id)).wait()
-                    assert isinstance(ended.error, WorkerLost)
-                while not (engines := (await client.state()).control["engines"]):  # noqa: ASYNC110 - the same
-                    await asyncio.sleep(0.05)
-                assert engines[0]["state"] == "ready"  # its late link was refused, and it joined anew
-                await run(client, SAMPLERS[0])
-                await until_nothing_is_held(client)
-        finally:
-            await asyncio.to_thread(started.__exit__, None, None, None)
+@pytest.mark.parametrize(("role", "error"), [("worker", WorkerLost), ("runtime", ControlLost)])
+async def test_programs_end_when_a_role_stays_away_for_longer_than_its_grace(
+    run_dir: Path, role: str, error: type[TartletError]
+) -> None:
+    async with asyncio.timeout(60), on_one_machine(run_dir, roles=(role,), grace_s=0.5) as (_, made, client):
+        held = await client.launch(program("holder"))
+        while not any(pool["held"] for pool in await pools(client)):  # noqa: ASYNC110 - another process holds them
+            await asyncio.sleep(0.02)
+        async with made.away():
+            ended = await (await client.attach(held.program_id)).wait()
+            assert isinstance(ended.error, error)
+            await asyncio.sleep(0.5)  # control notices as well
+        while not (engines := (await client.state()).control.get("engines")):  # noqa: ASYNC110 - another process joins
+            await asyncio.sleep(0.05)
+        assert engines[0]["state"] == "ready"  # a late worker was refused, and has joined anew
+        await run(client, SAMPLERS[0])
+        await until_nothing_is_held(client)
 
 
 @pytest.mark.soak
