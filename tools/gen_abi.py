@@ -27,9 +27,10 @@ ENUMS: tuple[tuple[str, type[IntEnum | IntFlag]], ...] = (
     ("EVENT", abi.Event),
     ("FLAG", abi.Flag),
     ("PRIORITY", abi.Priority),
+    ("SAMPLE", abi.SampleFlag),
 )
-SCALARS = ("ABI_VERSION", "HEADER_BYTES", "RECORD_BYTES", "MAX_SUBMISSION_BYTES", "DEFAULT_TOP_K")
-LAYOUTS = ("RECORD", "FORWARD_HEAD", "FORWARD_TABLE_HEAD", "SAMPLE_PARAMS")
+SCALARS = ("ABI_VERSION", "HEADER_BYTES", "RECORD_BYTES", "MAX_SUBMISSION_BYTES", "DEFAULT_TOP_K", "MAX_LOGPROBS")
+LAYOUTS = ("RECORD", "FORWARD_HEAD", "FORWARD_TABLE_HEAD", "SAMPLE_PARAMS", "SAMPLE_OPTIONS")
 
 
 def struct_format(layout: np.dtype[np.void]) -> str:

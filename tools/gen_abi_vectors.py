@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tartlet_common.abi import Event, Flag, Op, Priority, Writer, u32
+from tartlet_common.abi import Event, Flag, Op, Priority, SampleFlag, Writer, u32
 from tools.generated import write_or_check
 
 TARGET = Path("inferlets/sdk/vectors/abi.json")
@@ -146,6 +146,14 @@ def worker_vectors() -> list[Vector]:
     mask = [[True, False, True, True, True, False], [True, False, False, True, True, True]]
     head = struct.pack("<4I", 1, 2, 1, 1)
     lists = u32([9]) + u32([4, 5]) + u32([9]) + u32([6])
+    flags = SampleFlag.ALLOWED | SampleFlag.PENALTIES | SampleFlag.HISTORY
+    optional = (
+        struct.pack("<fIffQII", 0.0, 0, 1.0, 0.0, 0, 0, 0)
+        + struct.pack("<7I3f", flags, 4, 2, 2, 1, 2, 1, 1.25, 0.5, -0.5)
+        + u32([7, 9])
+        + struct.pack("<2f", -100.0, 1.5)
+        + u32([5, 9, 11, 1, 2, 3])
+    )
     sampling = struct.pack("<fIffQII", 0.5, 40, 0.75, 0.125, 0x0123456789ABCDEF, 8, 2) + u32([2, 3])
     return [
         _submission(
@@ -246,6 +254,22 @@ def worker_vectors() -> list[Vector]:
             draw=8,
             stop=[2, 3],
         ),
+        _submission(
+            Op.SAMPLE,
+            _awaited(Op.SAMPLE, queue=QUEUE, a=6, b=1, payload=optional),
+            "sample_with_options",
+            queue=QUEUE,
+            emb=6,
+            slot=1,
+            logit_bias=[[7, -100.0], [9, 1.5]],
+            allowed=[5, 9],
+            logprobs=4,
+            logprobs_of=[11],
+            repetition_penalty=1.25,
+            frequency_penalty=0.5,
+            presence_penalty=-0.5,
+            history=[[1, 2], [3]],
+        ),
     ]
 
 
@@ -253,6 +277,7 @@ def delivery_vectors() -> list[Vector]:
     """Yield every event, and every layout of an answer."""
     dist = u32([2, 2]) + u32([5, 6, 7, 8]) + struct.pack("<4f", 0.5, 0.25, 0.75, 0.125)
     vocabulary = u32([3, 1, 0, 2]) + b"a" + b"\xc3\xa9"
+    told = u32([2, 9, 4]) + struct.pack("<2f", -1.5, -2.5)
     (logprob,) = struct.unpack("<I", struct.pack("<f", -1.5))
     quota = b'{"held":96,"asked":8,"limit":100}'
     return [
@@ -261,6 +286,12 @@ def delivery_vectors() -> list[Vector]:
         Vector("vocabulary", "delivery", (Record(Event.RESULT, payload=vocabulary),), {"answers": "get_vocabs"}),
         Vector("dists", "delivery", (Record(Event.RESULT, payload=dist, queue=QUEUE),), {"answers": "get_next_dist"}),
         Vector("token", "delivery", (Record(Event.RESULT, 9, 1, logprob, queue=QUEUE),), {"answers": "sample"}),
+        Vector(
+            "token_with_logprobs",
+            "delivery",
+            (Record(Event.RESULT, 9, 0, logprob, payload=told, queue=QUEUE),),
+            {"answers": "sample"},
+        ),
         Vector("first_dropped", "delivery", (Record(Event.RESULT, 41, queue=QUEUE),), {"answers": "cancel"}),
         Vector("skipped", "delivery", (Record(Event.SKIPPED, queue=QUEUE),)),
         Vector("cancelled", "delivery", (Record(Event.CANCELLED, queue=QUEUE),)),

@@ -56,6 +56,7 @@ def load(settings: WorkerSettings, progress: Callable[[str], None]) -> Engine:
                 num_slots=settings.num_slots,
                 max_batch_tokens=settings.max_batch_tokens,
                 max_batch_commands=settings.max_batch_commands,
+                logprobs_limit=settings.logprobs_limit,
                 step_s=settings.fake_step_s,
                 token_s=settings.fake_token_s,
                 fail_token=settings.fake_fail_token,

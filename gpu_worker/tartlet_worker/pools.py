@@ -19,6 +19,7 @@ from torch import Tensor
 from tartlet_worker.checkpoints.model_config import ModelConfig
 from tartlet_worker.csr import Ints
 from tartlet_worker.page_tables import PageTables
+from tartlet_worker.sampling.history import Histories
 
 FAR = np.int32(2**30)
 """The position of a column that no query sees, because it is not written or is masked. Larger than all positions."""
@@ -64,6 +65,7 @@ class Pools:
         self.embed_ended = np.zeros(sizes.num_embeds, np.bool_)
         self.slot_token = np.full(sizes.num_slots, -1, np.int32)  # -1: not written
         self.slot_ended = np.zeros(sizes.num_slots, np.bool_)
+        self.histories = Histories()  # of the slots whose samples are penalised
         # Scratch memory for the current batch; the first two arrays are zero between uses.
         self.page_mark = np.zeros(self.total_pages, np.int64)
         self.embed_mark = np.zeros(sizes.num_embeds, np.int64)
@@ -105,6 +107,7 @@ class Pools:
     def clear_slots(self, slots: Ints) -> None:
         """Forget newly allocated token slots."""
         self.slot_token[slots] = -1
+        self.histories.forget(slots)
         self.slot_ended[slots] = False
 
     def refresh(self, pages: Ints) -> None:

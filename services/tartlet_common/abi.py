@@ -93,7 +93,8 @@ class Op(IntEnum):
     MASK_KVPAGE = 67  # a: page, b: bits (bit i hides token i)
     # a: top_k (0: the default, 256); payload: u32 embeds; answer: u32 n, k, ids[n, k], f32 probs[n, k]
     GET_NEXT_DIST = 68
-    # a: embed, b: slot; payload: SAMPLE_PARAMS, u32 stop[n_stop]; answer a: token, b: ended, c: f32 logprob
+    # a: embed, b: slot; payload: SAMPLE_PARAMS, u32 stop[n_stop], perhaps SAMPLE_OPTIONS and its lists.
+    # Answer a: token, b: ended, c: f32 logprob; payload, if logprobs were asked for: u32 n, ids[n], f32 logprobs[n]
     SAMPLE = 69
     FORWARD_TABLE = 70  # a: table, b: start, c: 1 with mask; payload: FORWARD_TABLE_HEAD, lists, mask bits
 
@@ -136,6 +137,36 @@ SAMPLE_PARAMS = np.dtype(
 """First 32 bytes of a SAMPLE payload; then u32 stop tokens."""
 
 assert SAMPLE_PARAMS.itemsize == 32
+
+SAMPLE_OPTIONS = np.dtype(
+    [
+        ("flags", "<u4"),
+        ("top", "<u4"),
+        ("n_bias", "<u4"),
+        ("n_allowed", "<u4"),
+        ("n_named", "<u4"),
+        ("n_prompt", "<u4"),
+        ("n_output", "<u4"),
+        ("repetition", "<f4"),
+        ("frequency", "<f4"),
+        ("presence", "<f4"),
+    ]
+)
+"""Optional, behind the stop tokens of a SAMPLE payload; then bias ids, f32 biases, allowed, named, prompt, output."""
+
+MAX_LOGPROBS = 20
+"""The limit of `top` where GET_MODEL doesn't tell it (`logprobs_limit`)."""
+MAX_NAMED = 1024
+"""Most tokens that one `sample` names for their log-probabilities, and that it biases."""
+
+
+class SampleFlag(IntFlag):
+    """Bits of `SAMPLE_OPTIONS.flags`."""
+
+    ALLOWED = 1  # only the listed tokens may be sampled
+    MASK = 2  # only the tokens with a set bit may be sampled; the list holds the bits, 32 a word
+    PENALTIES = 4  # the penalties apply, and the token is added to the slot's history
+    HISTORY = 8  # first the slot's history is set to the lists of prompt and output tokens
 
 
 class Priority(IntEnum):

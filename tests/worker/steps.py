@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -85,6 +87,17 @@ def sample(*commands: tuple[int, int, int], stop: Sequence[int] = (), **how: flo
         _u32([int(how.get("draw", 0))] * n),
         values,
         indptr,
+    )
+
+
+def with_options(batch: Sample, options: dict[int, bytes]) -> Sample:
+    """The same batch, where some commands (by index) bring packed options."""
+    data = [options[b] for b in sorted(options)]
+    return dataclasses.replace(
+        batch,
+        with_options=_i32(sorted(options)),
+        options=np.frombuffer(b"".join(data), np.uint8),
+        options_indptr=_i32([0, *itertools.accumulate(map(len, data))]),
     )
 
 

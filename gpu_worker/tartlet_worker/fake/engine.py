@@ -98,6 +98,7 @@ def _spec(o: FakeOptions) -> EngineSpec:
         max_batch_tokens=o.max_batch_tokens,
         max_batch_commands=o.max_batch_commands,
         top_k_limit=model.VOCAB_SIZE,
+        logprobs_limit=o.logprobs_limit,
         kv_bytes_per_token=14,
         tokenizer_digest=hashlib.sha256(tokenizer).hexdigest(),
         stop_tokens=(model.EOS,),

@@ -25,7 +25,9 @@ from tartlet_common.engine.step import (
 )
 from tartlet_common.errors.registry import ContextTooLong, EngineFailure, InvalidArgument, TartletError
 from tartlet_worker.fake import model
+from tartlet_worker.fake.options import changed, tell
 from tartlet_worker.fake.state import EngineBroken, FakeState
+from tartlet_worker.sampling.history import Told, asked_columns, histories_full, options_of
 from tartlet_worker.sampling.philox import uniform
 
 Bools = npt.NDArray[np.bool_]
@@ -252,9 +254,12 @@ def get_next_dist(state: FakeState, x: GetNextDist, out: Answers) -> None:
 
 def sample(state: FakeState, x: Sample, out: Answers) -> None:
     """Run a `sample` batch."""
-    logp = model.log_softmax(model.logits(state.emb[x.embed]))
+    logits = model.logits(state.emb[x.embed])
+    logp = model.log_softmax(logits)
     u = uniform(x.seed, state.emb_pos[x.embed], x.draw)
     out.sampled = True
+    asking = options_of(x) if len(x.with_options) else {}
+    told: dict[int, Told] = {}
     for b in range(len(x.lane)):
         if not _admit(state, x.lane, b, out):
             continue
@@ -263,11 +268,21 @@ def sample(state: FakeState, x: Sample, out: Answers) -> None:
             out.status[b] = Status.SKIPPED
             state.slot_ended[slot] = True
             continue
+        asked = asking.get(b)
+        if asked is not None and not state.histories.room_for(asked):
+            _fail(state, x.lane, b, histories_full(b), out)
+            continue
         rule = model.SampleRule(float(x.temperature[b]), int(x.top_k[b]), float(x.top_p[b]), float(x.min_p[b]))
-        token = model.draw(logp[b], rule, float(u[b]))
+        weighed = logp[b] if asked is None else model.log_softmax(changed(state, slot, logits[b], asked))
+        token = model.draw(weighed, rule, float(u[b]))
+        if asked is not None:
+            told[b] = tell(state, slot, token, logp[b], asked)
         ended = token in x.stop[x.stop_indptr[b] : x.stop_indptr[b + 1]]
         state.slot[slot], state.slot_ended[slot] = token, ended
         out.token[b], out.ended[b], out.logprob[b] = token, ended, logp[b, token]
+    if asking:
+        out.dist_indptr, ids, values = asked_columns(asking, told)
+        out.dist_tokens, out.probs = [ids], [values]
 
 
 def _mask(x: Forward, b: int, rows: int, columns: int) -> Bools | None:

@@ -99,6 +99,7 @@ def draw(logp: npt.NDArray[np.float64], rule: SampleRule, u: float) -> int:
         keep &= np.cumsum(probs) - probs < rule.top_p
     if rule.min_p > 0:
         keep &= probs >= rule.min_p * probs[0]
+    keep &= probs > 0
     keep[0] = True
     cdf = np.cumsum(np.where(keep, probs, 0.0))
     at = int(np.searchsorted(cdf, u * cdf[-1], side="right"))

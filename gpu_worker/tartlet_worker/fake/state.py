@@ -10,6 +10,7 @@ import numpy as np
 from tartlet_common.engine import defaults
 from tartlet_common.engine.step import Step
 from tartlet_worker.page_tables import PageTables
+from tartlet_worker.sampling.history import Histories
 
 SLOT_BYTES: Final = 14
 """Bytes of a page for each token, as `FakeState.reset` makes them."""
@@ -31,6 +32,7 @@ class FakeOptions:
     max_position: int = 1 << 20
     max_batch_tokens: int = defaults.MAX_BATCH_TOKENS
     max_batch_commands: int = defaults.MAX_BATCH_COMMANDS
+    logprobs_limit: int = defaults.LOGPROBS_LIMIT
     seed: int = 0  # another seed is another model
     step_s: float = 0.0  # time added to every step
     token_s: float = 0.0  # and to every token that goes through the layers
@@ -59,6 +61,7 @@ class FakeState:
         self.slot = np.zeros(o.num_slots, np.int32)
         self.slot_ended = np.zeros(o.num_slots, np.bool_)
         self.tables = PageTables(o.page_size)
+        self.histories = Histories()
         self.poisoned: set[int] = set()
         self.tokens = 0  # through the layers, this step
 
@@ -72,4 +75,5 @@ class FakeState:
         self.slot_ended[step.clear_slots] = False
         self.tables.change(step.tables)
         self.tables.changed.clear()
+        self.histories.forget(step.clear_slots)
         self.poisoned.difference_update(step.reset_lanes.tolist())

@@ -13,6 +13,8 @@ from tartlet_worker.handlers.registration import Resources, handles
 from tartlet_worker.handlers.statuses import BatchStatuses, one_each
 from tartlet_worker.pools import Pools
 from tartlet_worker.sampling.base import SampleParams, Sampler
+from tartlet_worker.sampling.history import Told, asked_columns, histories_full, options_of
+from tartlet_worker.sampling.with_options import sample_with
 
 CHUNK_BYTES = 256 << 20
 """Memory for logits at one time. A whole batch could take gigabytes, and sorting it four times as much."""
@@ -73,12 +75,17 @@ def sample_tokens(batch: Sample, on: Resources) -> tuple[BatchResult, int]:
     _check_source(statuses, batch.embed, one, pools)
     statuses.check_ids("slot", batch.slot, one, pools.sizes.num_slots)
     _check_params(statuses, batch)
+    asking = options_of(batch) if len(batch.with_options) else {}
+    for b, asked in asking.items():
+        if not pools.histories.room_for(asked):
+            statuses.fail(np.arange(count) == b, histories_full)
     runs = statuses.settle()
     if not statuses.all_run:
         pools.slot_ended[batch.slot[statuses.skipped]] = True
     token = np.full(count, -1, np.int32)
     logprob = np.zeros(count, np.float32)
     ended = np.zeros(count, np.uint8)
+    answers: dict[int, Told] = {}
     for first, last in _chunks(len(runs), vocab):
         part = runs[first:last]
         embed = batch.embed[part]
@@ -91,12 +98,22 @@ def sample_tokens(batch: Sample, on: Resources) -> tuple[BatchResult, int]:
             draw=batch.draw[part],
             position=pools.embed_position[embed],
         )
-        token[part], logprob[part] = on.sampler.sample(on.decoder.logits(pools, embed), params)
+        logits = on.decoder.logits(pools, embed)
+        if not asking:
+            token[part], logprob[part] = on.sampler.sample(logits, params)
+            continue
+        options = {row: asking[b] for row, b in enumerate(part.tolist()) if b in asking}
+        token[part], logprob[part], told_of = sample_with(
+            on.sampler, logits, params, batch.slot[part], options, pools.histories
+        )
+        answers |= {int(part[row]): told for row, told in told_of.items()}
     if len(runs):
         ended[runs] = _stops(batch, token)[runs]
         pools.slot_token[batch.slot[runs]] = token[runs]
         pools.slot_ended[batch.slot[runs]] = ended[runs]
-    return statuses.result(token=token, ended=ended, logprob=logprob), 0
+    if not asking:
+        return statuses.result(token=token, ended=ended, logprob=logprob), 0
+    return statuses.result(token=token, ended=ended, logprob=logprob, dist=asked_columns(asking, answers)), 0
 
 
 def _check_source(statuses: BatchStatuses, embed: npt.NDArray[np.int32], indptr: Ints, pools: Pools) -> None:

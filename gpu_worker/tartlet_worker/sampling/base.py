@@ -47,6 +47,9 @@ class Sampler(Protocol):
     def sample(self, logits: Tensor, params: SampleParams) -> tuple[I64, F32]:
         """Sample a token for each row; return tokens [N] int64 and their log-probabilities [N] float32."""
 
+    def logprobs(self, logits: Tensor, ids: I64) -> F32:
+        """Return the log-probabilities [N, K] float32 of tokens [N, K] under softmax(l) of each row."""
+
     def top(self, logits: Tensor, top_k: int) -> tuple[I64, F32]:
         """Return the `top_k` most probable tokens of each row and their probabilities in the full softmax.
 

@@ -35,6 +35,12 @@ class CSampler:
         with np.errstate(invalid="ignore", over="ignore"):  # rows without a finite logit, or of both ends of the range
             return token, logits.numpy()[np.arange(len(token)), token] - log_sum
 
+    def logprobs(self, logits: Tensor, ids: I64) -> F32:
+        """See `Sampler`."""
+        _, log_sum = self._stats(logits)
+        with np.errstate(invalid="ignore", over="ignore"):
+            return np.asarray(np.take_along_axis(logits.numpy(), ids, 1) - log_sum[:, None])
+
     def top(self, logits: Tensor, top_k: int) -> tuple[I64, F32]:
         """See `Sampler`."""
         _, log_sum = self._stats(logits)

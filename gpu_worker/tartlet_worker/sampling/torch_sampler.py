@@ -32,6 +32,11 @@ class TorchSampler:
         logprob = logits.gather(1, token[:, None])[:, 0] - logits.logsumexp(-1)
         return token.cpu().numpy(), logprob.cpu().numpy()
 
+    def logprobs(self, logits: Tensor, ids: I64) -> F32:
+        """See `Sampler`, which documents the method."""
+        at = torch.from_numpy(ids).to(logits.device)
+        return np.asarray((logits.gather(1, at) - logits.logsumexp(-1, keepdim=True)).cpu().numpy())
+
     def top(self, logits: Tensor, top_k: int) -> tuple[I64, F32]:
         """See `Sampler`, which documents the method."""
         best, ids = largest(logits, top_k)

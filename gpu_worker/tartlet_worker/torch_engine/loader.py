@@ -64,6 +64,7 @@ class EngineOptions:
     max_batch_tokens: int = defaults.MAX_BATCH_TOKENS
     max_batch_commands: int = defaults.MAX_BATCH_COMMANDS
     top_k_limit: int = 256
+    logprobs_limit: int = defaults.LOGPROBS_LIMIT
     batch_invariant: bool = False
     attention: str = "auto"  # or one of ATTENTION
     kernels: str = "auto"  # "c", "torch" or "auto": C where it is built and helps
@@ -169,6 +170,7 @@ def engine_from_settings(settings: WorkerSettings, progress: Callable[[str], Non
             num_slots=settings.num_slots,
             max_batch_tokens=settings.max_batch_tokens,
             max_batch_commands=settings.max_batch_commands,
+            logprobs_limit=settings.logprobs_limit,
             batch_invariant=settings.batch_invariant,
             threads=settings.threads,
         ),
@@ -251,6 +253,7 @@ def engine_spec(path: Path, config: ModelConfig, options: EngineOptions, sizes: 
         max_batch_tokens=options.max_batch_tokens,
         max_batch_commands=options.max_batch_commands,
         top_k_limit=min(options.top_k_limit, config.vocab),
+        logprobs_limit=min(options.logprobs_limit, config.vocab),
         kv_bytes_per_token=config.kv_bytes_per_value * DTYPES[options.dtype].itemsize,
         tokenizer_digest=hashlib.sha256(texts.tokenizer_json).hexdigest() if texts.tokenizer_json else "",
         stop_tokens=texts.stop_tokens,

@@ -7,6 +7,7 @@
 #define TL_RECORD_BYTES 32
 #define TL_MAX_SUBMISSION_BYTES 4194304
 #define TL_DEFAULT_TOP_K 256
+#define TL_MAX_LOGPROBS 20
 
 enum {
   TL_OP_LOG = 1,
@@ -58,6 +59,13 @@ enum {
   TL_PRIORITY_LOW = 0,
   TL_PRIORITY_NORMAL = 1,
   TL_PRIORITY_HIGH = 2,
+};
+
+enum {
+  TL_SAMPLE_ALLOWED = 1,
+  TL_SAMPLE_MASK = 2,
+  TL_SAMPLE_PENALTIES = 4,
+  TL_SAMPLE_HISTORY = 8,
 };
 
 #endif

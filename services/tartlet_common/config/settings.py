@@ -144,6 +144,9 @@ class WorkerSettings(_Settings):
     num_slots: int = Field(defaults.NUM_SLOTS, ge=16, description="token slots")
     max_batch_tokens: int = Field(defaults.MAX_BATCH_TOKENS, ge=1, description="tokens of one forward batch, at most")
     max_batch_commands: int = Field(defaults.MAX_BATCH_COMMANDS, ge=1, description="commands of one batch, at most")
+    logprobs_limit: int = Field(
+        defaults.LOGPROBS_LIMIT, ge=0, le=4096, description="tokens whose log-probabilities one sample may ask for"
+    )
     threads: int = Field(1, ge=1, le=1024, description="threads that compute on the CPU")
     batch_invariant: bool = Field(default=False, description="compute the same bits whatever else is in the batch")
     fake_step_s: float = Field(0.0, ge=0, description="fake engine: seconds that a step takes")

@@ -16,3 +16,5 @@ MAX_BATCH_TOKENS: Final = 4096
 """Tokens of one `forward` batch."""
 MAX_BATCH_COMMANDS: Final = 512
 """Commands of one batch."""
+LOGPROBS_LIMIT: Final = 20
+"""Most probable tokens whose log-probabilities one `sample` may ask for."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from tartlet_common.engine import defaults
+
 
 @dataclass(frozen=True, slots=True)
 class EngineSpec:
@@ -35,6 +37,7 @@ class EngineSpec:
     chat_bos: str | None = None  # value of the chat template's `bos_token`; None: the text of `bos_token`
     chat_eos: str | None = None  # value of the template's `eos_token`; None: the text of the first of `stop_tokens`
     batch_invariant: bool = False
+    logprobs_limit: int = defaults.LOGPROBS_LIMIT  # best tokens whose log-probabilities one `sample` may ask for
     traits: tuple[str, ...] = field(
         default=("core", "Allocate", "Forward", "InputText", "Tokenize", "OutputText", "Sample")
     )

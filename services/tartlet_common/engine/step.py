@@ -160,6 +160,9 @@ class Sample:
     draw: U32  # [B] stream number
     stop: I32  # stop tokens
     stop_indptr: I32  # [B+1]
+    with_options: I32 = field(default_factory=lambda: EMPTY_I32)  # [R] commands that bring options, ascending
+    options: U8 = field(default_factory=lambda: np.zeros(0, np.uint8))  # abi.SAMPLE_OPTIONS and lists of each
+    options_indptr: I32 = field(default_factory=lambda: EMPTY_I32)  # [R+1] bytes; empty if R is 0
     kind = Kind.SAMPLE
 
 
@@ -209,9 +212,9 @@ class BatchResult:
     token: I32  # [B] Sample: the token, -1 where not OK
     ended: U8  # [B] Sample: 1 if the token was a stop token
     logprob: F32  # [B] Sample: log-probability of the token under the unfiltered distribution
-    dist_indptr: I32  # [E+1] GetNextDist: into dist_*; E = embeds of the batch
+    dist_indptr: I32  # [E+1] GetNextDist: into dist_*; E = embeds of the batch. Sample: [R+1], of `with_options`
     dist_token: I32
-    dist_prob: F32  # descending within an embed
+    dist_prob: F32  # descending within an embed. Sample: log-probabilities of the best, then of the named tokens
     detail: tuple[str, ...] = ()  # [number of FAILED] texts, in order
 
 

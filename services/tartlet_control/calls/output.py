@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterable, Sequence
-from itertools import repeat
+from itertools import accumulate, repeat
 from typing import Final
 
 import numpy as np
 
 from tartlet_common.abi import DEFAULT_TOP_K, SAMPLE_PARAMS, Op, Record
+from tartlet_common.engine import sample_options
 from tartlet_common.engine.step import BatchResult, Kind
 from tartlet_common.engine.step import GetNextDist as GetNextDistBatch
 from tartlet_common.engine.step import Sample as SampleBatch
@@ -122,14 +123,23 @@ assert _PARAMS.size == SAMPLE_PARAMS.itemsize
 
 
 class Sample(Command):
-    """Samples a token from `embed` into `slot`. `params` is abi.SAMPLE_PARAMS, `stop` u32 stop tokens."""
+    """Samples a token from `embed` into `slot`.
 
-    __slots__ = ("embed", "params", "slot", "stop")
+    Attributes:
+        params: abi.SAMPLE_PARAMS.
+        stop: u32 stop tokens.
+        options: abi.SAMPLE_OPTIONS with its lists, usually empty.
+    """
+
+    __slots__ = ("embed", "options", "params", "slot", "stop")
     kind = int(Kind.SAMPLE)
 
-    def __init__(self, queue: CommandQueue, record: Record, arrived: float, params: bytes, stop: bytes) -> None:
+    def __init__(
+        self, queue: CommandQueue, record: Record, arrived: float, params: bytes, stop: bytes, options: bytes = b""
+    ) -> None:
         super().__init__(queue, record, arrived)
-        self.size = 64 + len(stop)
+        self.size = 64 + len(stop) + len(options)
+        self.options = options
         self.embed = record.a
         self.slot = record.b
         self.params = params
@@ -137,13 +147,14 @@ class Sample(Command):
 
 
 def parse_sample(queue: CommandQueue, record: Record, payload: memoryview, arrived: float) -> Command:
-    """Parse `sample`: each filter is defined for its parameter."""
+    """Parse `sample`: each filter is defined for its parameter, and the options leave a token to sample."""
     size = len(payload)
     if size < _PARAMS.size:
         raise MalformedSubmission(detail=f"sample needs {_PARAMS.size} payload bytes or more, not {size}")
     temperature, top_k, top_p, min_p, _, _, n_stop = _PARAMS.unpack_from(payload)
-    if size != 32 + 4 * n_stop:
-        raise MalformedSubmission(detail=f"sample with {n_stop} stop tokens needs {32 + 4 * n_stop} bytes, not {size}")
+    end = 32 + 4 * n_stop
+    if size < end:
+        raise MalformedSubmission(detail=f"sample with {n_stop} stop tokens needs {end} bytes or more, not {size}")
     if not 0.0 <= temperature <= _MAX_TEMPERATURE:
         detail = f"{temperature} is not within 0 to {_MAX_TEMPERATURE}"
         raise InvalidArgument(argument="temperature", detail=detail)
@@ -152,11 +163,15 @@ def parse_sample(queue: CommandQueue, record: Record, payload: memoryview, arriv
     if top_k > _I32_MAX:
         raise InvalidArgument(argument="top_k", detail=f"{top_k} is too large")
     if n_stop:
-        worst = max(payload[32:].cast("I").tolist())
+        worst = max(payload[32:end].cast("I").tolist())
         if worst > _I32_MAX:
             raise InvalidArgument(argument="stop", detail=f"{worst} is no token")
     raw = bytes(payload)
-    return Sample(queue, record, arrived, raw[:32], raw[32:])
+    options = raw[end:]
+    if options:
+        spec = queue.spec
+        sample_options.check(sample_options.read(options), spec.vocab_size, spec.logprobs_limit)
+    return Sample(queue, record, arrived, raw[:32], raw[32:end], options)
 
 
 class SampleConflicts:
@@ -185,10 +200,15 @@ class PackSample:
         self._slot: list[int] = []
         self._params: list[bytes] = []
         self._stops: list[bytes] = []
+        self._with_options: list[int] = []
+        self._options: list[bytes] = []
 
     def add(self, c: Sample, held: Held) -> None:
         """Add a command."""
         embed, slot = held[EMBEDS][c.embed], held[SLOTS][c.slot]
+        if c.options:
+            self._with_options.append(len(self._embed))
+            self._options.append(c.options)
         self._embed.append(embed)
         self._slot.append(slot)
         self._params.append(c.params)
@@ -211,16 +231,41 @@ class PackSample:
             draw=np.ascontiguousarray(params["draw"]),
             stop=np.frombuffer(b"".join(self._stops), np.int32),
             stop_indptr=indptr,
+            with_options=i32(self._with_options),
+            options=np.frombuffer(b"".join(self._options), np.uint8),
+            options_indptr=i32([0, *accumulate(map(len, self._options))] if self._options else []),
         )
 
 
 def settle_sample(commands: Sequence[Sample], answers: BatchResult) -> Iterable[Value]:
-    """Return each command's token, whether it ended the text, and the bits of its log-probability."""
+    """Return each command's token, whether it ended the text, and the bits of its log-probability.
+
+    A command that asked for log-probabilities gets them as payload: u32 n, ids[n], f32 logprobs[n].
+    """
     if not len(answers.token) == len(answers.ended) == len(answers.logprob) == len(commands):
         raise EngineFailure(detail=f"the columns of a sample answer don't fit {len(commands)} commands")
     tokens = answers.token.view(np.uint32).tolist()
     logprobs = answers.logprob.view(np.uint32).tolist()
-    return zip(tokens, answers.ended.tolist(), logprobs, repeat(b""), strict=False)
+    payloads: Iterable[bytes] = repeat(b"")
+    asking = [at for at, c in enumerate(commands) if c.options]
+    if asking:
+        payloads = _asked_logprobs(len(commands), asking, answers)
+    return zip(tokens, answers.ended.tolist(), logprobs, payloads, strict=False)
+
+
+def _asked_logprobs(count: int, asking: list[int], answers: BatchResult) -> list[bytes]:
+    """Return the payload of each of `count` answers; the commands at `asking` brought options."""
+    indptr = answers.dist_indptr.tolist()
+    fits = len(indptr) == len(asking) + 1 and indptr[0] == 0 and sorted(indptr) == indptr
+    if not fits or not indptr[-1] == len(answers.dist_token) == len(answers.dist_prob):
+        raise EngineFailure(detail=f"the log-probabilities of a sample answer don't fit {len(asking)} commands")
+    ids, values = answers.dist_token.tobytes(), answers.dist_prob.tobytes()
+    payloads = [b""] * count
+    for at, start, end in zip(asking, indptr, indptr[1:], strict=False):
+        if end > start:
+            head = (end - start).to_bytes(4, "little")
+            payloads[at] = head + ids[4 * start : 4 * end] + values[4 * start : 4 * end]
+    return payloads
 
 
 def _names_of_sample(c: Sample) -> Iterable[tuple[int, Iterable[int]]]:

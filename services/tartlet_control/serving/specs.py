@@ -47,6 +47,7 @@ def _check_spec(spec: EngineSpec) -> None:
         "max_batch_tokens": (1, 1 << 24),
         "max_batch_commands": (1, 1 << 20),
         "top_k_limit": (1, 1 << 18),
+        "logprobs_limit": (0, 1 << 12),
     }
     for name, (low, high) in limits.items():
         value = getattr(spec, name)

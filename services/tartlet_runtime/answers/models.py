@@ -64,6 +64,7 @@ class ServedModel:
                 "traits": list(spec.traits),
                 "chat_template": bool(spec.chat_template),
                 "top_k_limit": spec.top_k_limit,
+                "logprobs_limit": spec.logprobs_limit,
                 "max_batch_tokens": spec.max_batch_tokens,
                 "batch_invariant": spec.batch_invariant,
             },

@@ -18,6 +18,7 @@ from tests.e2e.serving import client_of, program, serving
 STD = Path(__file__).parents[3] / "inferlets" / "std"
 SPECS = [
     LaunchSpec(source=program("sampled"), args=["hello", "1.0", "0", "1.0", "7"]),
+    LaunchSpec(source=program("optioned")),
     LaunchSpec(source=program("forks"), args=["200", "4"]),
     LaunchSpec(source=Source.from_file(STD / "text_completion.py"), args=["--prompt", "hi", "--max-tokens", "40"]),
     LaunchSpec(source=Source.from_file(STD / "fork.py"), args=["--prompt", "Once", "--temperature", "1.5"]),

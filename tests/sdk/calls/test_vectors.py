@@ -150,6 +150,7 @@ CALLS: dict[str, Callable[..., object]] = {
     "get_next_dist": lambda q, top_k, **kw: inferlet.get_next_dists(q, embeds(kw["embeds"]), top_k=top_k),
     "sample": lambda q, emb, slot, **kw: inferlet.sample(q, Embed(emb), TokenSlot(slot), **kw),
 }
+CALLS["sample_with_options"] = lambda q, logit_bias, **kw: CALLS["sample"](q, logit_bias=dict(logit_bias), **kw)
 CALLS["forward_with_mask_and_adapter"] = CALLS["forward"]
 CALLS["forward_table_with_mask_and_adapter"] = CALLS["forward_table"]
 CALLS["table_of_itself"] = CALLS["table"]
@@ -190,6 +191,7 @@ EXPECTED = {
     "tokens": [1, 70000],
     "vocabulary": [b"a", b"", b"\xc3\xa9"],
     "token": inferlet.Sampled(9, ended=True, logprob=-1.5),
+    "token_with_logprobs": inferlet.Sampled(9, ended=False, logprob=-1.5, logprobs={9: -1.5, 4: -2.5}),
     "first_dropped": 41,
 }
 

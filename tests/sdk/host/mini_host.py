@@ -18,6 +18,7 @@ import numpy as np
 
 from tartlet_common import abi
 from tartlet_common.abi import Event, Flag, Op
+from tartlet_common.engine import sample_options
 from tartlet_common.errors import registry as errors
 from tests.sdk.host import mini_model as model
 from tests.sdk.host import mini_text
@@ -90,6 +91,7 @@ class MiniHost:
         self.table_queues: dict[int, int] = {}
         self.shares: dict[int, Share] = {}  # by ticket of their TABLE
         self.embeds: dict[int, Any] = {}  # None, ENDED, ("in", token, position) or ("out", state, position)
+        self.outputs: dict[int, list[int]] = {}  # tokens of the slots whose samples are penalised
         self.slots: dict[int, Any] = {}  # None, ENDED or a token
         self.out = abi.Writer()
         self.inbox: deque[bytes] = deque()
@@ -470,12 +472,36 @@ class MiniHost:
             return False
         probs, position = found
         head = np.frombuffer(command.payload, abi.SAMPLE_PARAMS, count=1)[0]
-        stops = np.frombuffer(command.payload[32:], "<u4").tolist()
-        assert len(stops) == int(head["n_stop"])
+        end = 32 + 4 * int(head["n_stop"])
+        stops = np.frombuffer(command.payload[32:end], "<u4").tolist()
         params = tuple(head[name].item() for name in ("temperature", "top_k", "top_p", "min_p", "seed", "draw"))
-        token = model.choose(probs, params, position)
+        weighed, told = probs, b""
+        if len(command.payload) > end:
+            options = sample_options.read(command.payload[end:])
+            sample_options.check(options, model.VOCAB, 20)
+            weighed = self.weighed(probs, options, command.b)
+            ids = [*np.argsort(-probs, kind="stable")[: options.top].tolist(), *options.named.tolist()]
+            values = struct.pack(f"<{len(ids)}f", *(model.logprob(probs, i) for i in ids))
+            told = struct.pack(f"<I{len(ids)}I", len(ids), *ids) + values if ids else b""
+        token = model.choose(weighed, params, position)
+        if command.b in self.outputs:
+            self.outputs[command.b].append(token)
         ended = token in stops
         self.slots[command.b] = ENDED if ended else token
         (bits,) = struct.unpack("<I", struct.pack("<f", model.logprob(probs, token)))
-        self.answer(command, a=token, b=int(ended), c=bits)
+        self.answer(command, a=token, b=int(ended), c=bits, payload=told)
         return None
+
+    def weighed(self, probs: np.ndarray, options: sample_options.SampleOptions, slot: int) -> np.ndarray:
+        """The distribution by which a sample with options chooses; it notes penalised slots."""
+        z = np.log(np.maximum(probs, 1e-30))
+        if options.penalties is not None:
+            if options.history is not None:
+                self.outputs[slot] = options.history[1].tolist()
+            output = self.outputs.setdefault(slot, [])
+            for token in set(output):
+                z[token] -= options.penalties.frequency * output.count(token) + options.penalties.presence
+        z[options.bias_token] += options.bias
+        permitted = options.permitted(model.VOCAB)
+        weights = np.exp(z - z.max()) * (1 if permitted is None else permitted)
+        return np.asarray(weights / weights.sum())

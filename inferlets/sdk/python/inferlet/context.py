@@ -29,6 +29,7 @@ from inferlet._values.arguments import token_list, whole
 from inferlet._values.arguments import tools as listed_tools
 from inferlet._values.types import Message, Model, Priority, Tool
 from inferlet._wire.channel import channel
+from inferlet._wire.options import Options
 from inferlet.errors import InvalidArgument
 from inferlet.sampling import AnySampler, Greedy
 from inferlet.stopping import Stop, conditions
@@ -221,13 +222,20 @@ class Context:
 
     # ---- output -----------------------------------------------------------------------------------------------
 
-    def generate(
+    def generate(  # noqa: PLR0913 - what `sample` can do
         self,
         stop: Stop | str | None = None,
         *,
         max_tokens: int | None = None,
         sampler: AnySampler | None = None,
         eos: bool = True,
+        logit_bias: Mapping[int, float] | None = None,
+        allowed: Sequence[int] | bytes | None = None,
+        logprobs: int = 0,
+        logprobs_of: Sequence[int] = (),
+        repetition_penalty: float = 1.0,
+        frequency_penalty: float = 0.0,
+        presence_penalty: float = 0.0,
     ) -> Generation:
         """Generate text, as an asynchronous iterator over its pieces.
 
@@ -241,10 +249,18 @@ class Context:
             max_tokens: the largest number of tokens to generate; None for no limit.
             sampler: how each token is chosen (see `inferlet.sampling`); greedy by default.
             eos: whether the model's end-of-sequence tokens end the text.
+            logit_bias: is added to the logits of these tokens; -100 or less makes a token impossible.
+            allowed: only these tokens may be sampled: a list of token ids, or one bit for each token of the vocabulary.
+            logprobs: each piece's `logprobs` tells the log-probabilities of so many tokens, the most probable first.
+            logprobs_of: and of these tokens.
+            repetition_penalty: makes tokens of the context and of the generated text less probable, above 1.
+            frequency_penalty: makes tokens less probable the more often they stand in the generated text.
+            presence_penalty: makes tokens less probable that stand in the generated text.
 
         Raises:
             TypeError: `stop` is no condition.
-            InvalidArgument: the context is closed or empty, another task generates from it, or `sampler` is none.
+            InvalidArgument: the context is closed or empty, another task generates from it, `sampler` is none, or an
+                argument is out of its range.
 
         Example:
             >>> async def main():
@@ -262,8 +278,24 @@ class Context:
         self._check_open()
         self._interrupt()
         chosen = Greedy() if sampler is None else sampler
+        options = Options(
+            logit_bias=logit_bias,
+            allowed=allowed,
+            logprobs=logprobs,
+            logprobs_of=logprobs_of,
+            repetition_penalty=repetition_penalty,
+            frequency_penalty=frequency_penalty,
+            presence_penalty=presence_penalty,
+        )
         self._active = Generation(
-            self, self._cache, condition, chosen, eos=eos, prepare=self._ready, ended=self._generation_ended
+            self,
+            self._cache,
+            condition,
+            chosen,
+            options=options,
+            eos=eos,
+            prepare=self._ready,
+            ended=self._generation_ended,
         )
         return self._active
 
@@ -274,6 +306,7 @@ class Context:
         max_tokens: int | None = None,
         sampler: AnySampler | None = None,
         eos: bool = True,
+        **options: Any,
     ) -> str:
         """Generate until a condition holds, and return the text. The arguments are those of `generate`.
 
@@ -285,7 +318,7 @@ class Context:
             ...         print(len(text) > 0)
             True
         """
-        generation = self.generate(stop, max_tokens=max_tokens, sampler=sampler, eos=eos)
+        generation = self.generate(stop, max_tokens=max_tokens, sampler=sampler, eos=eos, **options)
         async for _ in generation:
             pass
         return generation.text

@@ -13,7 +13,7 @@ import asyncio
 import codecs
 import struct
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from math import inf, log
 from operator import index
 from typing import Protocol, Self
@@ -25,6 +25,7 @@ from inferlet._queues.queue import Queue
 from inferlet._values.arguments import shown
 from inferlet._values.types import Dist, Model, Sampled
 from inferlet._wire.channel import channel
+from inferlet._wire.options import Options
 from inferlet._wire.packing import pack_sampling
 from inferlet.errors import InvalidArgument
 from inferlet.sampling import AnySampler, Sampler
@@ -54,17 +55,21 @@ class Piece(str):
         True True True
     """
 
-    __slots__ = ("logprob", "token")
+    __slots__ = ("logprob", "logprobs", "token", "token_bytes")
 
     token: int
     logprob: float  # of the token, under the model's own distribution
+    logprobs: Mapping[int, float]  # of the tokens that `generate` was asked to tell, the best first
+    token_bytes: Mapping[int, bytes]  # the bytes of this token, of those of `logprobs`, and perhaps of others
 
     @classmethod
-    def of(cls, text: str, sampled: Sampled) -> Piece:
-        """Make the piece of a token."""
+    def of(cls, text: str, sampled: Sampled, known: Mapping[int, bytes]) -> Piece:
+        """Make the piece of a token; `known` holds the bytes of tokens."""
         piece = cls(text)
         piece.token = sampled.token
         piece.logprob = sampled.logprob
+        piece.logprobs = sampled.logprobs
+        piece.token_bytes = known
         return piece
 
 
@@ -94,6 +99,7 @@ class Generation:
         stop: Stop,
         sampler: AnySampler,
         *,
+        options: Options,
         eos: bool,
         prepare: Callable[[], Awaitable[None]],
         ended: Callable[[], None],
@@ -105,12 +111,13 @@ class Generation:
             cache: its keys and values.
             stop: what ends the generation.
             sampler: chooses each token.
+            options: what `sample` shall do beyond the sampler.
             eos: whether the model's end-of-sequence tokens end the generation.
             prepare: turns what was filled into the context into tokens that can be computed.
             ended: called once, when the generation is over.
 
         Raises:
-            InvalidArgument: the sampler is none.
+            InvalidArgument: the sampler is none, an option is wrong, or a function shall sample with options.
         """
         if not isinstance(sampler, Sampler) and (isinstance(sampler, type) or not callable(sampler)):
             told = getattr(sampler, "__name__", repr(sampler))
@@ -125,7 +132,13 @@ class Generation:
         self._scanner = Scanner(stop.until)
         self._utf8 = codecs.getincrementaldecoder("utf-8")(errors="replace")
         self._sampler = sampler
-        self._params = self._pack(sampler) if isinstance(sampler, Sampler) else b""
+        self._options = options
+        packed = options.pack(context.model.vocab_size)
+        if packed and not isinstance(sampler, Sampler):
+            detail = "a function of a Dist chooses each token itself: bias, penalties and log-probabilities are its own"
+            raise InvalidArgument(argument="sampler", detail=detail)
+        self._plain = self._pack(sampler) if isinstance(sampler, Sampler) else b""
+        self._params = self._plain + packed
         # Steps that are queued: the first ticket of each, and its token (or what the program samples from).
         self._ahead: deque[tuple[int, asyncio.Future[Sampled] | asyncio.Future[Dist]]] = deque()
         self._depth = context.run_ahead if isinstance(sampler, Sampler) else 0
@@ -208,8 +221,12 @@ class Generation:
         if self._left > 0:
             self._vocab.prefetch()
             _, output, _ = self._cache.places()
+            params = self._params
+            if self._options.penalises:
+                self._params = self._plain + self._options.pack(context.model.vocab_size, (set(context.tokens), ()))
             self._cache.compute(context.tokens, length, output)
             self._sample(channel.next_ticket)
+            self._params = params
 
     def _step(self) -> None:
         """Queue one decode step after the token that was sampled last."""
@@ -232,12 +249,13 @@ class Generation:
         """Wait for the next token, and for its bytes if they are not known yet."""
         value = await self._ahead[0][1]
         sampled = value if isinstance(value, Sampled) else self._choose(value)
-        if sampled.token not in self._vocab.known and not self._ended:
-            self._busy = True
-            try:
-                await self._vocab.fetch(sampled.token)
-            finally:
-                self._busy = False
+        for token in (sampled.token, *sampled.logprobs):
+            if token not in self._vocab.known and not self._ended:
+                self._busy = True
+                try:
+                    await self._vocab.fetch(token)
+                finally:
+                    self._busy = False
         return sampled
 
     def _choose(self, dist: Dist) -> Sampled:
@@ -282,7 +300,7 @@ class Generation:
             self._end(reason)
         if text:
             self._texts.append(text)
-        return Piece.of(text, sampled)
+        return Piece.of(text, sampled, self._vocab.known)
 
     def _end(self, reason: str) -> None:
         self.stopped_by = reason

@@ -119,6 +119,7 @@ def _decode_model(_a: int, _b: int, _c: int, payload: bytes) -> Model:
         top_k_limit=info.get("top_k_limit", abi.DEFAULT_TOP_K),
         max_batch_tokens=info["max_batch_tokens"],
         traits=tuple(info.get("traits", ())),
+        logprobs_limit=info.get("logprobs_limit", abi.MAX_LOGPROBS),
     )
     known.by_name[model.name] = model
     return model

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import struct
 from array import array
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from inferlet._generated import abi
@@ -19,6 +19,7 @@ from inferlet._values.arguments import shown
 from inferlet._values.types import Dist, Embed, KvPage, Model, PageTable, Priority, Sampled, TokenSlot
 from inferlet._wire import answers
 from inferlet._wire.channel import Names, channel, u32
+from inferlet._wire.options import Options
 from inferlet._wire.packing import pack_mask, pack_sampling, single
 from inferlet.errors import InvalidArgument
 
@@ -356,6 +357,14 @@ class Queue(Holdings):
         seed: int = 0,
         draw: int = 0,
         stop: Sequence[int] = (),
+        logit_bias: Mapping[int, float] | None = None,
+        allowed: Sequence[int] | bytes | None = None,
+        logprobs: int = 0,
+        logprobs_of: Sequence[int] = (),
+        repetition_penalty: float = 1.0,
+        frequency_penalty: float = 0.0,
+        presence_penalty: float = 0.0,
+        history: tuple[Sequence[int], Sequence[int]] | None = None,
     ) -> asyncio.Future[Sampled]:
         """Sample the token that follows `emb` on the device, into `slot`. The program gets the token too.
 
@@ -372,6 +381,18 @@ class Queue(Holdings):
             seed: the key of the random numbers, 64 bits.
             draw: the number of the stream of random numbers, 32 bits.
             stop: a token of this list ends the slot: commands that read the slot are skipped.
+            logit_bias: is added to the logits of these tokens; -100 or less makes a token impossible.
+            allowed: only these tokens may be sampled: a list of token ids, or one bit for each token of the vocabulary,
+                least significant bit first.
+            logprobs: the answer tells the log-probabilities of so many tokens, the most probable ones first.
+            logprobs_of: and of these tokens.
+            repetition_penalty: divides positive logits of tokens of the slot's history, and multiplies negative ones.
+            frequency_penalty: is subtracted once for each time that a token stands in the history's output.
+            presence_penalty: is subtracted once if a token stands in the history's output.
+            history: sets the history of `slot` first: distinct tokens of the prompt, and the tokens of the output. Each
+                sample with penalties then adds its token to the output. A new slot has an empty history.
+
+        Log-probabilities are the model's own: before temperature, filters, bias, `allowed` and penalties.
 
         Raises:
             InvalidArgument: a value is of the wrong kind or does not fit its bits.
@@ -391,6 +412,16 @@ class Queue(Holdings):
         except (TypeError, OverflowError, struct.error):
             floats = {"temperature": temperature, "top_p": top_p, "min_p": min_p}
             raise refusals.sampling(floats, {"top_k": top_k, "seed": seed, "draw": draw}, stop) from None
+        given = Options(
+            logit_bias=logit_bias,
+            allowed=allowed,
+            logprobs=logprobs,
+            logprobs_of=logprobs_of,
+            repetition_penalty=repetition_penalty,
+            frequency_penalty=frequency_penalty,
+            presence_penalty=presence_penalty,
+        )
+        params += given.pack(0 if self._model is None else self._model.vocab_size, history)
         embed = emb if isinstance(emb, int) else single(emb, "emb of sample")
         into = slot if isinstance(slot, int) else single(slot, "slot of sample")
         return self.sample_packed(embed, into, params)

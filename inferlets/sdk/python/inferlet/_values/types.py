@@ -6,7 +6,7 @@ handle is a class of its own, so that the SDK can refuse a page where an embed b
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Literal
@@ -121,6 +121,7 @@ class Model:
     top_k_limit: int = abi.DEFAULT_TOP_K  # most tokens that a Dist can hold
     max_batch_tokens: int = field(kw_only=True)  # tokens that one engine batch takes
     traits: tuple[str, ...] = field(default=())
+    logprobs_limit: int = abi.MAX_LOGPROBS  # most tokens that `logprobs` of a sample may ask for
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +136,8 @@ class Sampled:
     token: int
     ended: bool  # whether the token is one of the stop tokens given to `sample`
     logprob: float  # log-probability under the model's own distribution (temperature 1, no filter)
+    logprobs: Mapping[int, float] = field(default_factory=dict, hash=False)
+    """Log-probabilities of the tokens asked for, under the same distribution: the best first, then the named ones."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -44,8 +44,14 @@ def tokens(_a: int, _b: int, _c: int, payload: bytes) -> list[int]:
     return from_u32(payload)
 
 
-def sampled(a: int, b: int, c: int, _payload: bytes) -> Sampled:
-    """Return the sampled token of a SAMPLE."""
+def sampled(a: int, b: int, c: int, payload: bytes) -> Sampled:
+    """Return the sampled token of a SAMPLE, with the log-probabilities that it asked for."""
+    if payload:
+        n = int.from_bytes(payload[:4], "little")
+        values = array("f")
+        values.frombytes(payload[4 + 4 * n :])
+        told = dict(zip(from_u32(payload[4 : 4 + 4 * n]), values, strict=True))
+        return Sampled(a, b != 0, _unpack_float(_pack_u32(c))[0], told)
     return Sampled(a, b != 0, _unpack_float(_pack_u32(c))[0])
 
 
