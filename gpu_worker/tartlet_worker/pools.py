@@ -18,8 +18,8 @@ from torch import Tensor
 
 from tartlet_worker.checkpoints.model_config import ModelConfig
 from tartlet_worker.csr import Ints
+from tartlet_worker.history import Histories
 from tartlet_worker.page_tables import PageTables
-from tartlet_worker.sampling.history import Histories
 
 FAR = np.int32(2**30)
 """The position of a column that no query sees, because it is not written or is masked. Larger than all positions."""

@@ -50,6 +50,7 @@ async def answer(request: dict[str, Any], model: Model) -> None:
     """Generate all choices side by side, and count their tokens."""
     field = "messages" if "messages" in request else "prompt"
     prompts = await tokenized(request, model)
+    check_fields(request, model)
     for tokens in prompts:
         check_length(len(tokens), request.get("max_tokens"), model, field)
     total = sum(map(len, prompts))
@@ -76,6 +77,27 @@ async def tokenized(request: dict[str, Any], model: Model) -> list[list[int]]:
             raise Refusal(f"prompt: a token id is not below {model.vocab_size}.", "prompt")
         prompts.append(tokens)
     return prompts
+
+
+def check_fields(request: dict[str, Any], model: Model) -> None:
+    """Refuse what the model's engine doesn't take."""
+    if request.get("logprobs", 0) > model.logprobs_limit:
+        field = "top_logprobs" if "messages" in request else "logprobs"
+        raise Refusal(f"{field}: this model's engine tells at most {model.logprobs_limit}.", field)
+    bias = {int(token): value for token, value in request.get("logit_bias", {}).items()}
+    if max(bias, default=0) >= model.vocab_size:
+        raise Refusal(f"logit_bias: a token id is not below {model.vocab_size}.", "logit_bias")
+    if sum(value <= -100 for value in bias.values()) == model.vocab_size:
+        raise Refusal("logit_bias: no token is left.", "logit_bias")
+
+
+def covering(told: list[reply.TokenLogprob], text: str) -> int:
+    """Return how many tokens cover the text before a stop string; the last one may reach into that string."""
+    for count in range(len(told)):
+        raw = b"".join(bytes(entry["bytes"]) for entry in told[:count])
+        if len(raw.decode(errors="replace")) >= len(text):
+            return count
+    return len(told)
 
 
 def check_length(length: int, max_tokens: int | None, model: Model, field: str) -> None:
@@ -112,9 +134,24 @@ async def one_choice(ctx: Context, index: int, echo: str, request: dict[str, Any
     )
     stop: Stop = Until(*request.get("stop", ())) | StopTokens(request.get("stop_token_ids", ()))
     generation = ctx.generate(
-        stop, max_tokens=request.get("max_tokens"), sampler=sampler, eos=not request.get("ignore_eos", False)
+        stop,
+        max_tokens=request.get("max_tokens"),
+        sampler=sampler,
+        eos=not request.get("ignore_eos", False),
+        logit_bias={int(token): bias for token, bias in request.get("logit_bias", {}).items()},
+        logprobs=request.get("logprobs", 0),
+        repetition_penalty=request.get("repetition_penalty", 1.0),
+        frequency_penalty=request.get("frequency_penalty", 0.0),
+        presence_penalty=request.get("presence_penalty", 0.0),
     )
+    told: list[reply.TokenLogprob] = []
+    sent = 0  # of `told`; tokens whose text is held back wait for it
     async for piece in generation:
-        reply.delta(piece, index)
+        if "logprobs" in request and generation.stopped_by != "token":
+            told.append(reply.token_logprob(piece))
+        if piece or generation.stopped_by == "length":
+            end = covering(told, generation.text) if generation.stopped_by == "until" else len(told)
+            reply.delta(piece, index, logprobs=told[sent:end])
+            sent = max(sent, end)
     reply.finish("length" if generation.stopped_by == "length" else "stop", index)
     return len(generation.tokens)

@@ -27,7 +27,7 @@ from tartlet_common.errors.registry import ContextTooLong, EngineFailure, Invali
 from tartlet_worker.fake import model
 from tartlet_worker.fake.options import changed, tell
 from tartlet_worker.fake.state import EngineBroken, FakeState
-from tartlet_worker.sampling.history import Told, asked_columns, histories_full, options_of
+from tartlet_worker.history import Told, asked_columns, histories_full, options_of
 from tartlet_worker.sampling.philox import uniform
 
 Bools = npt.NDArray[np.bool_]

@@ -7,7 +7,7 @@ import numpy.typing as npt
 
 from tartlet_common.engine.sample_options import BANNED, SampleOptions
 from tartlet_worker.fake.state import FakeState
-from tartlet_worker.sampling.history import Told
+from tartlet_worker.history import Told
 
 F64 = npt.NDArray[np.float64]
 

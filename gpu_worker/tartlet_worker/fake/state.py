@@ -9,8 +9,8 @@ import numpy as np
 
 from tartlet_common.engine import defaults
 from tartlet_common.engine.step import Step
+from tartlet_worker.history import Histories
 from tartlet_worker.page_tables import PageTables
-from tartlet_worker.sampling.history import Histories
 
 SLOT_BYTES: Final = 14
 """Bytes of a page for each token, as `FakeState.reset` makes them."""

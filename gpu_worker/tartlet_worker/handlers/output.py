@@ -11,9 +11,9 @@ from tartlet_common.errors.registry import InvalidArgument
 from tartlet_worker.csr import Bools, Ints, any_by, counts, indptr_of, take, within
 from tartlet_worker.handlers.registration import Resources, handles
 from tartlet_worker.handlers.statuses import BatchStatuses, one_each
+from tartlet_worker.history import Told, asked_columns, histories_full, options_of
 from tartlet_worker.pools import Pools
 from tartlet_worker.sampling.base import SampleParams, Sampler
-from tartlet_worker.sampling.history import Told, asked_columns, histories_full, options_of
 from tartlet_worker.sampling.with_options import sample_with
 
 CHUNK_BYTES = 256 << 20

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from tartlet_common.engine.sample_options import BANNED, SampleOptions
 from tartlet_worker.csr import I64
+from tartlet_worker.history import Histories, Told, penalised
 from tartlet_worker.sampling.base import F32, SampleParams, Sampler
-from tartlet_worker.sampling.history import Histories, Told, penalised
 
 
 def sample_with(

@@ -167,7 +167,7 @@ class _Stream:
         match event:
             case Delta():
                 _check_index(event.choice, self._reply)
-                if event.text and self._reply.takes(event):
+                if (event.text or event.logprobs) and self._reply.takes(event):
                     await self._write([self._reply.delta(event)])
             case Finished():
                 _check_index(event.choice, self._reply)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Any, Literal
 
-from tartlet_gateway.runs.events import Counted, Delta, Finished
+from tartlet_gateway.runs.events import Counted, Delta, Finished, TokenLogprob
 
 Form = Literal["chat", "text"]
 
@@ -33,6 +35,8 @@ class Reply:
     usage: Counted = field(default_factory=Counted)
     texts: dict[int, list[str]] = field(default_factory=dict)
     reasons: dict[int, str] = field(default_factory=dict)
+    logprobs: dict[int, list[TokenLogprob]] = field(default_factory=dict)
+    offsets: dict[int, int] = field(default_factory=dict)
 
     def takes(self, event: Delta | Finished) -> bool:
         """Tell whether the event still belongs to the reply: nothing comes behind a choice's finish."""
@@ -52,7 +56,8 @@ class Reply:
 
     def delta(self, event: Delta) -> dict[str, Any]:
         """Return the chunk for a piece of text."""
-        return self._chunk(event.choice, {"content": event.text}, None)
+        told = None if event.logprobs is None else self._logprobs(event.logprobs, self._offset(event))
+        return self._chunk(event.choice, {"content": event.text}, None, told)
 
     def pulse(self) -> dict[str, Any]:
         """Return a chunk that says nothing, for clients that take silence for a dead server."""
@@ -67,11 +72,13 @@ class Reply:
         """Return the chunk behind all choices that carries the token counts."""
         return self._outer(".chunk", [], usage=self._usage())
 
-    def _chunk(self, index: int, delta: dict[str, Any], reason: str | None) -> dict[str, Any]:
+    def _chunk(
+        self, index: int, delta: dict[str, Any], reason: str | None, logprobs: dict[str, Any] | None = None
+    ) -> dict[str, Any]:
         if self.form == "chat":
-            choice = {"index": index, "delta": delta, "logprobs": None, "finish_reason": reason}
+            choice = {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": reason}
         else:
-            choice = {"index": index, "text": delta.get("content", ""), "logprobs": None, "finish_reason": reason}
+            choice = {"index": index, "text": delta.get("content", ""), "logprobs": logprobs, "finish_reason": reason}
         if self.usage_in_chunks == "left out":
             return self._outer(".chunk", [choice])
         return self._outer(".chunk", [choice], usage=self._usage() if self.usage_in_chunks == "counts" else None)
@@ -81,6 +88,8 @@ class Reply:
     def add(self, event: Delta) -> None:
         """Add a piece of text to a reply that is sent whole."""
         self.texts.setdefault(event.choice, []).append(event.text)
+        if event.logprobs is not None:
+            self.logprobs.setdefault(event.choice, []).extend(event.logprobs)
 
     def whole(self) -> dict[str, Any]:
         """Return the reply with all choices."""
@@ -89,10 +98,34 @@ class Reply:
     def _choice(self, index: int) -> dict[str, Any]:
         text = "".join(self.texts.get(index, ()))
         reason = self.reasons.get(index, "stop")
+        told = self._logprobs(self.logprobs[index], 0) if index in self.logprobs else None
         if self.form == "text":
-            return {"index": index, "text": text, "logprobs": None, "finish_reason": reason}
+            return {"index": index, "text": text, "logprobs": told, "finish_reason": reason}
         message = {"role": "assistant", "content": text, "refusal": None}
-        return {"index": index, "message": message, "logprobs": None, "finish_reason": reason}
+        return {"index": index, "message": message, "logprobs": told, "finish_reason": reason}
+
+    # ---- log-probabilities ---------------------------------------------------------------------------------------
+
+    def _offset(self, event: Delta) -> int:
+        """Return how many characters of the choice's tokens were told before, and count those of this event."""
+        before = self.offsets.get(event.choice, 0)
+        self.offsets[event.choice] = before + sum(len(entry.token) for entry in event.logprobs or ())
+        return before
+
+    def _logprobs(self, entries: Sequence[TokenLogprob], offset: int) -> dict[str, Any]:
+        """Return tokens with log-probabilities in the form of a chat or of a text completion."""
+        if self.form == "chat":
+            return {
+                "content": [_entry(e) | {"top_logprobs": [*map(_entry, e.top_logprobs)]} for e in entries],
+                "refusal": None,
+            }
+        starts = [*accumulate((len(e.token) for e in entries), initial=offset)]
+        return {
+            "tokens": [e.token for e in entries],
+            "token_logprobs": [e.logprob for e in entries],
+            "top_logprobs": [{t.token: t.logprob for t in (*e.top_logprobs, e)} for e in entries],
+            "text_offset": starts[:-1],
+        }
 
     def _outer(self, part: str, choices: list[dict[str, Any]], **more: Any) -> dict[str, Any]:
         name = f"chat.completion{part}" if self.form == "chat" else "text_completion"
@@ -108,3 +141,7 @@ class Reply:
             "prompt_tokens_details": {"cached_tokens": counted.cached_tokens},
             "completion_tokens_details": {"reasoning_tokens": 0},
         }
+
+
+def _entry(told: TokenLogprob) -> dict[str, Any]:
+    return {"token": told.token, "logprob": told.logprob, "bytes": told.bytes}

@@ -16,6 +16,8 @@ from tartlet_gateway.openai.errors import ApiError, from_validation
 MAX_CHOICES: Final = 128
 MAX_STOPS: Final = 16
 MAX_PROMPTS: Final = 128
+MAX_BIASES: Final = 1024
+MAX_ID_DIGITS: Final = 9
 
 T = TypeVar("T")
 _Count = Annotated[int, Meta(ge=1)]
@@ -23,6 +25,9 @@ _Choices = Annotated[int, Meta(ge=1, le=MAX_CHOICES)]
 _Seed = Annotated[int, Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
 _Temperature = Annotated[float, Meta(ge=0.0, le=2.0)]
 _Share = Annotated[float, Meta(ge=0.0, le=1.0)]
+_Bias = Annotated[float, Meta(ge=-100.0, le=100.0)]
+_Penalty = Annotated[float, Meta(ge=-2.0, le=2.0)]
+_Logprobs = Annotated[int, Meta(ge=0, le=20)]
 _Stop = str | list[str] | None
 
 
@@ -49,12 +54,11 @@ class Sampling(Struct, kw_only=True):
     max_tokens: _Count | None = None
     stream: bool = False
     stream_options: StreamOptions | None = None
+    logit_bias: dict[str, _Bias] | None = None
+    presence_penalty: _Penalty | None = None
+    frequency_penalty: _Penalty | None = None
+    repetition_penalty: Annotated[float, Meta(gt=0.0, le=2.0)] | None = None
     # Fields that change the answer and aren't offered: read so that they can be refused.
-    logit_bias: dict[str, Any] | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    repetition_penalty: float | None = None
-    logprobs: Any = None
     min_tokens: int | None = None
     structured_outputs: Any = None
 
@@ -65,7 +69,8 @@ class ChatRequest(Sampling, kw_only=True):
     messages: Annotated[list[dict[str, Any]], Meta(min_length=1)]
     max_completion_tokens: _Count | None = None
     chat_template_kwargs: dict[str, Any] | None = None
-    top_logprobs: int | None = None
+    logprobs: bool | None = None
+    top_logprobs: _Logprobs | None = None
     tools: list[Any] | None = None
     tool_choice: Any = None
     functions: list[Any] | None = None
@@ -78,6 +83,7 @@ class CompletionRequest(Sampling, kw_only=True):
     """The body of `POST /v1/completions`."""
 
     prompt: Any = None
+    logprobs: _Logprobs | None = None
     echo: bool = False
     suffix: str | None = None
     best_of: int | None = None
@@ -99,7 +105,9 @@ def read_chat(body: bytes) -> ChatRequest:
     """
     request = _decoded(_CHAT, body)
     _check_shared(request)
-    _refuse(request, ("tools", "functions", "top_logprobs"))
+    _refuse(request, ("tools", "functions"))
+    if request.top_logprobs is not None and not request.logprobs:
+        raise ApiError(400, "top_logprobs needs logprobs: set logprobs to true.", param="top_logprobs")
     if request.tool_choice not in (None, "none", "auto"):
         raise _not_offered("tool_choice")
     if request.continue_final_message:
@@ -119,6 +127,9 @@ def read_completion(body: bytes) -> CompletionRequest:
     request = _decoded(_COMPLETION, body)
     _check_shared(request)
     _refuse(request, ("suffix",))
+    if request.echo and request.logprobs is not None:
+        told = "echo with logprobs would need log-probabilities of the prompt, which aren't offered: leave one out."
+        raise ApiError(400, told, param="logprobs", code="unsupported_parameter")
     if request.best_of not in (None, request.n or 1):
         raise _not_offered("best_of")
     if choices_of(request) > MAX_CHOICES:
@@ -134,6 +145,8 @@ def chat_arguments(request: ChatRequest) -> dict[str, Any]:
         arguments["max_tokens"] = request.max_completion_tokens
     if request.chat_template_kwargs:
         arguments["chat_template_kwargs"] = request.chat_template_kwargs
+    if request.logprobs:
+        arguments["logprobs"] = request.top_logprobs or 0
     return arguments
 
 
@@ -142,6 +155,8 @@ def completion_arguments(request: CompletionRequest) -> dict[str, Any]:
     arguments = {"prompts": _prompts(request.prompt), **_arguments(request)}
     if request.echo:
         arguments["echo"] = True
+    if request.logprobs is not None:
+        arguments["logprobs"] = request.logprobs
     arguments.setdefault("max_tokens", 16)  # OpenAI's default for text completions
     return arguments
 
@@ -165,6 +180,10 @@ def _arguments(request: Sampling) -> dict[str, Any]:
         "stop_token_ids": request.stop_token_ids,
         "ignore_eos": request.ignore_eos or None,
         "max_tokens": request.max_tokens,
+        "logit_bias": request.logit_bias or None,
+        "presence_penalty": request.presence_penalty or None,
+        "frequency_penalty": request.frequency_penalty or None,
+        "repetition_penalty": None if request.repetition_penalty == 1.0 else request.repetition_penalty,
     }
     if request.top_p == 0.0:
         values["temperature"] = 0.0
@@ -188,10 +207,12 @@ def _check_shared(request: Sampling) -> None:
         raise ApiError(400, f"stop: {len(stops)} strings, more than {MAX_STOPS}.", param="stop")
     if "" in stops:
         raise ApiError(400, "stop: an empty string would end every text.", param="stop")
-    _refuse(request, ("logit_bias", "logprobs", "min_tokens", "structured_outputs"))
-    for name, off in (("presence_penalty", 0), ("frequency_penalty", 0), ("repetition_penalty", 1)):
-        if getattr(request, name) not in (None, off):
-            raise _not_offered(name)
+    _refuse(request, ("min_tokens", "structured_outputs"))
+    for token in request.logit_bias or ():
+        if not (token.isascii() and token.isdigit() and len(token) <= MAX_ID_DIGITS):
+            raise ApiError(400, "logit_bias: its keys are token ids, such as 42.", param="logit_bias")
+    if len(request.logit_bias or ()) > MAX_BIASES:
+        raise ApiError(400, f"logit_bias: more than {MAX_BIASES} tokens.", param="logit_bias")
 
 
 def _refuse(request: Sampling, names: tuple[str, ...]) -> None:

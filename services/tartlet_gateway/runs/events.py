@@ -17,11 +17,21 @@ _Count = Annotated[int, msgspec.Meta(ge=0, le=(1 << 53) - 1)]
 _REASONS: Final = frozenset({"stop", "length", "tool_calls", "content_filter"})
 
 
+class TokenLogprob(msgspec.Struct, frozen=True):
+    """One token with its log-probability, and those of the tokens that were likeliest in its place."""
+
+    token: str
+    logprob: float
+    bytes: list[int] | None = None
+    top_logprobs: list[TokenLogprob] = []  # msgspec copies the default
+
+
 class Delta(NamedTuple):
-    """A piece of text of one choice."""
+    """A piece of text of one choice, with the log-probabilities of its tokens if they were asked for."""
 
     choice: int
     text: str
+    logprobs: tuple[TokenLogprob, ...] | None = None
 
 
 class Finished(NamedTuple):
@@ -60,6 +70,7 @@ class _Wire(msgspec.Struct):
     type: str
     index: int = 0
     text: str = ""
+    logprobs: tuple[TokenLogprob, ...] | None = None
     reason: str = "stop"
     prompt_tokens: _Count = 0
     completion_tokens: _Count = 0
@@ -78,7 +89,7 @@ class EventReader:
     Example:
         >>> reader = EventReader()
         >>> reader.read(b"caf\xc3"), reader.read(b"\xa9")
-        (Delta(choice=0, text='caf'), Delta(choice=0, text='é'))
+        (Delta(choice=0, text='caf', logprobs=None), Delta(choice=0, text='é', logprobs=None))
         >>> reader.read(b'\x1e{"type": "finish", "index": 1, "reason": "length"}')
         Finished(choice=1, reason='length')
     """
@@ -109,7 +120,7 @@ def _event(wire: _Wire) -> Event:
         raise BadEventError(f"index {wire.index} is negative")
     match wire.type:
         case "delta":
-            return Delta(wire.index, wire.text)
+            return Delta(wire.index, wire.text, wire.logprobs)
         case "finish" if wire.reason in _REASONS:
             return Finished(wire.index, wire.reason)
         case "usage":

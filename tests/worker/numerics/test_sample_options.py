@@ -13,9 +13,9 @@ import pytest
 
 from inferlet._wire.options import Options
 from tartlet_common.engine.step import Status
+from tartlet_worker import history
 from tartlet_worker.fake import FakeEngine, FakeOptions, model
 from tartlet_worker.kernels import available
-from tartlet_worker.sampling import history
 from tartlet_worker.sampling.philox import uniform
 from tartlet_worker.torch_engine.loader import load_engine
 from tests.worker.families import checkpoint

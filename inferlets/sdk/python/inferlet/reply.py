@@ -18,25 +18,61 @@ Example:
 from __future__ import annotations
 
 import json
-from typing import Literal
+from collections.abc import Sequence
+from typing import Any, Literal
 
 from inferlet._calls.program import send
+from inferlet._contexts.generation import Piece
 
 Reason = Literal["stop", "length", "tool_calls", "content_filter"]
+
+TokenLogprob = dict[str, Any]
+"""A token as the OpenAI API tells it: `token`, `logprob`, `bytes` and `top_logprobs`."""
 
 _MARK = "\x1e"
 
 
-def delta(text: str, index: int = 0) -> None:
-    """Send a piece of text of choice `index`. An empty piece is left out.
+def delta(text: str, index: int = 0, *, logprobs: Sequence[TokenLogprob] | None = None) -> None:
+    """Send a piece of text of choice `index`. An empty piece without log-probabilities is left out.
+
+    Args:
+        text: the piece.
+        index: the choice, from 0.
+        logprobs: the tokens of the piece, if the client asked for log-probabilities; `token_logprob` makes them.
 
     Example:
         >>> async def main():
         ...     reply.delta("Good ")
         ...     reply.delta("morning")
     """
-    if text:
+    if logprobs:
+        _send(type="delta", index=index, text=str(text), logprobs=list(logprobs))
+    elif text:
         _send(type="delta", index=index, text=str(text))
+
+
+def token_logprob(piece: Piece) -> TokenLogprob:
+    """Return the token of a piece of `Context.generate` with its log-probabilities, in the form of the OpenAI API.
+
+    Example:
+        >>> async def main():
+        ...     async with Context() as ctx:
+        ...         ctx.fill("Hello,")
+        ...         async for piece in ctx.generate(max_tokens=2, logprobs=1):
+        ...             told = reply.token_logprob(piece)
+        ...             reply.delta(piece, logprobs=[told])
+        ...             print(len(told["top_logprobs"]))
+        1
+        1
+    """
+    told = _entry(piece.token_bytes.get(piece.token, b""), piece.logprob)
+    told["top_logprobs"] = [_entry(piece.token_bytes.get(t, b""), value) for t, value in piece.logprobs.items()]
+    return told
+
+
+def _entry(raw: bytes, logprob: float) -> TokenLogprob:
+    """JSON has no infinity: a token that can't come has the log-probability -9999, as other servers tell it."""
+    return {"token": raw.decode(errors="replace"), "logprob": max(logprob, -9999.0), "bytes": list(raw)}
 
 
 def finish(reason: Reason = "stop", index: int = 0) -> None:
