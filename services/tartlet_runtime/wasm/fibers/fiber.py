@@ -6,10 +6,7 @@ is SLEEPING `wake`, and step again. `kill` works at any time. `WasmHost.step_man
 
 from __future__ import annotations
 
-import ctypes
-import itertools
 import json
-import operator
 import time
 from collections.abc import Sequence
 from ctypes import c_void_p
@@ -19,22 +16,22 @@ from typing import Any, Protocol
 from tartlet_common.errors.registry import (
     InternalError,
     ProgramCpuExceeded,
-    ProgramFailed,
     ProgramKilled,
     ProgramTrapped,
     TartletError,
 )
 from tartlet_runtime.wasm.boundary import capi
 from tartlet_runtime.wasm.boundary.shim import Boundary
-from tartlet_runtime.wasm.boundary.state import GuestState, Remains, end_slice
+from tartlet_runtime.wasm.boundary.state import GuestState, Remains
 from tartlet_runtime.wasm.compiling.aot import ModuleKind
 from tartlet_runtime.wasm.determinism import Clock, GuestClock, GuestRandom, Random
 from tartlet_runtime.wasm.fibers import traps
+from tartlet_runtime.wasm.fibers.events import GuestEvents
 from tartlet_runtime.wasm.fibers.outcome import read_outcome
+from tartlet_runtime.wasm.fibers.store import limit_store, open_store
 from tartlet_runtime.wasm.linking.linked_module import LinkedModule
 from tartlet_runtime.wasm.linking.timers import Timers
 from tartlet_runtime.wasm.types import (
-    STDERR,
     Delivery,
     FiberOutcome,
     GuestHooks,
@@ -43,11 +40,6 @@ from tartlet_runtime.wasm.types import (
     Phase,
     WaitRequest,
 )
-
-_SUBMISSION = 0  # beside the streams 1 and 2 in `_events`
-_LAST_WORDS_BYTES = 2048
-_TABLE_ELEMENTS = 100_000
-_INSTANCES, _TABLES, _MEMORIES = 200, 200, 20
 
 
 class _Stage(IntEnum):
@@ -129,9 +121,7 @@ class Fiber:
         # Until the program runs, time and chance are the same for all: a spare doesn't know its own yet.
         self.active_clock: Clock = GuestClock(0)
         self.active_random: Random = GuestRandom(b"prepare")
-        self._events: list[tuple[int, bytes]] = []  # output, and submissions before it
-        self._kept_bytes = 0  # in `_events`
-        self._last_words = b""  # the end of what it wrote to standard error
+        self._events = GuestEvents(host.boundary, self.state)
         self.timers = Timers()
         self._wake_ns: int | None = None
         self._host_error: TartletError | None = None
@@ -175,20 +165,12 @@ class Fiber:
     def open(self) -> None:
         """Make the store and begin to instantiate."""
         assert self._store is None
-        self._store = capi.store_new(self._host.engine_address, ctypes.addressof(self.state), None)
-        self.state.context = capi.store_context(self._store)
-        self._limit()
+        self._store = open_store(self._host.engine_address, self.state, self.limits.memory_bytes)
         self.state.future = self.module.begin_instance(self)
-
-    def _limit(self) -> None:
-        assert self._store is not None
-        capi.set_epoch_deadline(self.context, self.state.slice_ticks)
-        # The result is no error to take: it is ignored, as wasmtime's documentation has it.
-        capi.epoch_yield_and_update(self.context, self.state.slice_ticks)
-        capi.store_limiter(self._store, self.limits.memory_bytes, _TABLE_ELEMENTS, _INSTANCES, _TABLES, _MEMORIES)
 
     def adopt(self, limits: GuestLimits, hooks: GuestHooks, clock: Clock, random: Random) -> None:
         """Turn a spare, made ahead, into the guest that is wanted."""
+        assert self._store is not None
         state, before = self.state, self.limits
         self.limits, self.hooks, self.clock, self.random = limits, hooks, clock, random
         if self._stage is _Stage.RUN:
@@ -196,7 +178,7 @@ class Fiber:
         state.submit_limit, state.cpu_ns = limits.submit_bytes, 0
         if (limits.memory_bytes, limits.cpu_slice_us) != (before.memory_bytes, before.cpu_slice_us):
             state.slice_ticks = self._host.slice_ticks(limits.cpu_slice_us)
-            self._limit()
+            limit_store(self._store, state, limits.memory_bytes)
 
     def prepare(self, slices: int) -> bool:
         """Make a spare ready to be adopted; False if that fails or takes longer than `slices`."""
@@ -269,18 +251,13 @@ class Fiber:
     def _settle(self) -> None:
         until = time.monotonic() + self.limits.cpu_slice_us / 1e6
         while True:
-            if self.trap.value and traps.died_of_memory(self._last_words):  # the error says it better than a panic
-                self._events = [event for event in self._events if event[0] != STDERR]
             self._tell_events()
             if self._kill_reason is not None:
                 return
             if self.state.done:
                 if self._stage is _Stage.RUN or self.trap.value or self.error.value:
-                    self._end(
-                        read_outcome(
-                            self, self.module.kind, self.limits.memory_bytes, self._host_error, self._last_words
-                        )
-                    )
+                    kind, memory_bytes = self.module.kind, self.limits.memory_bytes
+                    self._end(read_outcome(self, kind, memory_bytes, self._host_error, self._events.last_words))
                     return
                 self._next_stage()
             elif self._stage is not _Stage.RUN and (self.state.waiting or self._wake_ns is not None):
@@ -319,28 +296,15 @@ class Fiber:
             if self.state.future is not None:
                 return
         self._stage = _Stage.RUN
-        self._events.clear()  # and what it submitted before it runs
-        self._host.boundary.take_submissions(self.state)
+        self._events.drop_all()  # nothing that happened before the program runs is the program's
         self.active_clock, self.active_random = self.clock, self.random
         self.state.future = self.module.begin_call(self)
 
     def _tell_events(self) -> None:
-        if self._stage is not _Stage.RUN:
-            return
-        if self._events:
-            self._tell_kept()
-        for data in self._host.boundary.take_submissions(self.state):  # what came after the last output
-            self.hooks.on_submit(data)
-
-    def _tell_kept(self) -> None:
-        events, self._events = self._events, []
-        self._kept_bytes = 0
-        for stream, group in itertools.groupby(events, key=operator.itemgetter(0)):
-            if stream == _SUBMISSION:
-                for _, data in group:
-                    self.hooks.on_submit(data)
-            else:  # a print arrives in small pieces
-                self.hooks.on_output(stream, b"".join(data for _, data in group))
+        if self.trap.value and traps.died_of_memory(self._events.last_words):  # the error says it better than a panic
+            self._events.drop_errors()
+        if self._stage is _Stage.RUN:
+            self._events.tell(self.hooks)
 
     def _check_burst(self) -> None:
         burst_s = (self.cpu_ns - self._burst_base_ns) / 1e9
@@ -366,15 +330,11 @@ class Fiber:
 
     def take_submission(self, data: bytes) -> None:
         """Keep what a component submitted, in order with its output."""
-        if len(data) > self.limits.submit_bytes:
-            raise ProgramFailed(traceback=f"a submission of {len(data)} bytes; the limit is {self.limits.submit_bytes}")
-        self._keep(_SUBMISSION, data)
+        self._events.submit(data)
 
     def emit(self, stream: int, data: bytes) -> None:
         """Keep what a component wrote to stdout or stderr."""
-        if stream == STDERR:
-            self._last_words = (self._last_words + data)[-_LAST_WORDS_BYTES:]
-        self._keep(stream, data)
+        self._events.emit(stream, data)
 
     def begin_wait(self, max_records: int, timeout_us: int, result: int) -> None:
         """Suspend a component in `wait`; `result` is where its answer goes."""
@@ -393,21 +353,13 @@ class Fiber:
         pointer: int = capi.error_new(str(self._host_error).encode("utf-8", "replace"))
         return pointer
 
-    def _keep(self, stream: int, data: bytes) -> None:
-        before = self._host.boundary.take_submissions(self.state)
-        events = [*((_SUBMISSION, each) for each in before), (stream, data)]
-        self._events += events
-        self._kept_bytes += sum(len(event[1]) for event in events)
-        if self._kept_bytes > self.state.soft_limit:  # end the slice so that the host can take it
-            end_slice(self.state)
-
     # ---- the end ----
 
     def _end(self, outcome: FiberOutcome) -> None:
         self.phase = Phase.ENDED
         self.outcome = outcome
         self.wait_request = None
-        self._events.clear()
+        self._events.drop_kept()
         state, boundary = self.state, self._host.boundary
         if self._store is None:
             boundary.release(state)
