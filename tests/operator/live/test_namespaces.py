@@ -15,7 +15,7 @@ from tests.operator.live.test_inferlets import SLEEPING
 from tests.operator.operator_process import ENGINE, Live, live
 
 NAMED = "async def main():\n    return 'of {}'\n"
-POOL = {"model": {"name": "fake"}, "engine": {"backend": "Fake"}}
+POOL = {"model": {"name": "pooled"}, "engine": {"backend": "Fake"}}  # runs of another model use any engine
 
 
 @pytest.fixture
