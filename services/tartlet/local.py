@@ -35,7 +35,7 @@ SOCKETS = ("runtime.sock", "control.sock", "control.sock.frames", "guest.sock")
 
 _BACKOFF_S = (0.05, 0.2, 0.5, 1.0, 2.0, 5.0)  # pause before the n-th restart in a row
 _STABLE_S = 10.0  # after running for this long, a role's next restart has the first pause again
-_GRACE_S = {"gateway": 5.0, "runtime": 5.0, "control": 5.0, "worker": 5.0}
+_GRACE_S = {"gateway": 6.0, "runtime": 5.0, "control": 5.0, "worker": 5.0}
 
 
 @dataclass(frozen=True, slots=True)

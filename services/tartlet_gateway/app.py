@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from typing import Final
 
@@ -31,10 +32,11 @@ async def main(settings: GatewaySettings, notify: Notify) -> None:
     listener = bind(settings.address)
     url = f"http://{settings.address}/v1"
     async with tartlet.AsyncClient(settings.runtime, tls=Tls.of(settings)) as client:
-        app = Guard(router(Runs(client), Models(client)), frozenset(listed(settings.origins)), refuse)
+        stopped = asyncio.Event()
+        app = Guard(router(Runs(client), Models(client), stopped), frozenset(listed(settings.origins)), refuse)
         log.info("serving at %s", url)
         try:
-            await serve(app, listener, lambda: notify.ready(url))
+            await serve(app, listener, lambda: notify.ready(url), stopped.set)
         finally:
             notify.set_ready("draining")
 

@@ -119,3 +119,34 @@ async def test_a_restarted_runtime_costs_an_error_that_can_be_retried(gateway: G
                 assert json.loads(reply.text)["error"]["code"]
                 await asyncio.sleep(0.1)
         assert (await http.get("/health")).status_code == 200
+
+
+async def test_requests_that_outlast_the_gateways_stop_end_with_an_error(gateway: Gateway) -> None:
+    source = tartlet.Source.python(FOREVER.format(say="send('so far')"))
+    async with asyncio.timeout(60), tartlet.AsyncClient(gateway.server.address) as client:
+        await client.put([tartlet.CatalogueEntry("waits-on", source)])
+        async with httpx.AsyncClient(base_url=gateway.url, timeout=30) as http:
+            model = (await http.get("/v1/models")).json()["data"][0]["id"]
+            body = {"model": f"{model}/waits-on", "messages": [{"role": "user", "content": "Hi"}]}
+            requests = [
+                asyncio.ensure_future(http.post("/v1/chat/completions", json=body | {"stream": stream}))
+                for stream in (True, False)
+            ]
+            await until_running(client, 2)
+            await asyncio.sleep(0.2)  # the stream's first event goes out
+            os.kill(gateway.server.pid("gateway"), signal.SIGTERM)
+            streamed, whole = await asyncio.gather(*requests)
+        await until_running(client, 0)
+    assert streamed.status_code == 200
+    *chunks, last, done = streamed.text.strip().split("\n\n")
+    assert done == "data: [DONE]"
+    assert "so far" in "".join(chunks)
+    assert whole.status_code == 503
+    for error in (json.loads(last.removeprefix("data: ")), whole.json()):
+        assert (error["error"]["type"], error["error"]["code"]) == ("service_unavailable_error", "stopping")
+    async with asyncio.timeout(30), httpx.AsyncClient(base_url=gateway.url) as http:
+        while True:  # another process starts the gateway again
+            with contextlib.suppress(httpx.TransportError):
+                if (await http.get("/health")).status_code == 200:
+                    break
+            await asyncio.sleep(0.05)

@@ -21,6 +21,10 @@ class ClientGoneError(Exception):
     """The client closed its connection, or stopped reading."""
 
 
+class StoppedError(Exception):
+    """The gateway stops, and the reply took longer than the time that requests have left then."""
+
+
 class BodyTooLargeError(Exception):
     """The request's body is longer than the bound.
 
@@ -43,11 +47,13 @@ class Exchange:
     Attributes:
         scope: ASGI's description of the request.
         started: Whether the reply's status has been sent.
+        ended: Whether the last part of the reply has been sent.
     """
 
     def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self.scope = scope
         self.started = False
+        self.ended = False
         self._receive = receive
         self._send = send
 
@@ -97,25 +103,33 @@ class Exchange:
 
     async def write(self, data: bytes, *, more: bool = True) -> None:
         """Send a part of the reply's body; `more` False ends it."""
+        self.ended = not more
         await self._out({"type": "http.response.body", "body": data, "more_body": more})
 
-    async def while_connected(self, work: Coroutine[Any, Any, T]) -> T:
+    async def while_connected(self, work: Coroutine[Any, Any, T], stopped: asyncio.Event) -> T:
         """Run `work`, and cancel it when the client goes away. Call this after the body has been read.
+
+        Args:
+            work: what reads no more of the request.
+            stopped: is set when the gateway stops and gives requests no more time.
 
         Raises:
             ClientGoneError: the client went away before `work` was done.
+            StoppedError: `stopped` was set before `work` was done; `work` has ended.
         """
         working = asyncio.ensure_future(work)
         leaving = asyncio.ensure_future(self._gone())
+        stopping = asyncio.ensure_future(stopped.wait())
         try:
-            await asyncio.wait((working, leaving), return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait((working, leaving, stopping), return_when=asyncio.FIRST_COMPLETED)
             if working.done():
                 return working.result()
-            raise ClientGoneError
+            raise ClientGoneError if leaving.done() else StoppedError
         finally:
+            stopping.cancel()
             leaving.cancel()
             working.cancel()
-            await asyncio.gather(working, leaving, return_exceptions=True)
+            await asyncio.gather(working, leaving, stopping, return_exceptions=True)
 
     async def _gone(self) -> None:
         while (await self._receive())["type"] != "http.disconnect":

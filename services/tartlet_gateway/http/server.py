@@ -13,8 +13,10 @@ import uvicorn
 from tartlet_common.errors.registry import AddressInUse, InvalidConfig
 from tartlet_gateway.http.protocol import BoundedProtocol
 
-STOP_S: Final = 5
+STOP_S: Final = 4
 """How long requests may go on once the gateway is asked to stop."""
+FAREWELL_S: Final = 1
+"""How long the application may take to end the requests that are left after `STOP_S`."""
 KEEP_ALIVE_S: Final = 75
 """How long an idle connection stays open."""
 
@@ -59,8 +61,15 @@ def parts(address: str) -> tuple[str, int]:
     return host.strip("[]"), int(port)
 
 
-async def serve(app: Any, listener: socket.socket, ready: Callable[[], None]) -> None:
-    """Serve the ASGI application `app` until cancelled; call `ready` once connections are accepted."""
+async def serve(app: Any, listener: socket.socket, ready: Callable[[], None], end: Callable[[], None]) -> None:
+    """Serve an ASGI application until cancelled.
+
+    Args:
+        app: the application.
+        listener: the socket that it serves at.
+        ready: is called once connections are accepted.
+        end: is called when requests have gone on for `STOP_S` after the cancellation. Ends what is left.
+    """
     config = uvicorn.Config(
         app,
         http=BoundedProtocol,
@@ -71,7 +80,7 @@ async def serve(app: Any, listener: socket.socket, ready: Callable[[], None]) ->
         server_header=False,
         proxy_headers=False,
         timeout_keep_alive=KEEP_ALIVE_S,
-        timeout_graceful_shutdown=STOP_S,
+        timeout_graceful_shutdown=STOP_S + FAREWELL_S,
     )
     server = _Server(config)
     serving = asyncio.ensure_future(server.serve(sockets=[listener]))
@@ -82,7 +91,11 @@ async def serve(app: Any, listener: socket.socket, ready: Callable[[], None]) ->
         await asyncio.shield(serving)
     finally:
         server.should_exit = True
-        await serving
+        late = asyncio.get_running_loop().call_later(STOP_S, end)
+        try:
+            await serving
+        finally:
+            late.cancel()
 
 
 def _family(host: str) -> socket.AddressFamily:

@@ -11,7 +11,7 @@ import msgspec
 from starlette.types import Receive, Scope, Send
 
 from tartlet_common.errors.registry import TartletError
-from tartlet_gateway.http.exchange import BodyLateError, BodyTooLargeError, Exchange
+from tartlet_gateway.http.exchange import BodyLateError, BodyTooLargeError, Exchange, StoppedError
 from tartlet_gateway.openai import sse
 from tartlet_gateway.openai.errors import JSON, ApiError, answering, from_tartlet
 from tartlet_gateway.openai.replies import Form, Reply
@@ -39,17 +39,25 @@ PULSES: Final = 6
 class Completions:
     """The ASGI endpoint of `POST /v1/chat/completions` or `POST /v1/completions`."""
 
-    def __init__(self, form: Form, runs: Runs, models: Models) -> None:
+    def __init__(self, form: Form, runs: Runs, models: Models, stopped: asyncio.Event) -> None:
         self._form: Form = form
         self._runs = runs
         self._models = models
+        self._stopped = stopped
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request; every error is answered in OpenAI's form."""
         exchange = Exchange(scope, receive, send)
         async with answering(exchange):
             request, arguments = await self._read(exchange)
-            await exchange.while_connected(self._serve(exchange, request, arguments))
+            try:
+                await exchange.while_connected(self._serve(exchange, request, arguments), self._stopped)
+            except StoppedError as e:
+                error = ApiError(503, "The gateway stops: send the request again.", code="stopping")
+                if not exchange.started:
+                    raise error from e
+                if request.stream and not exchange.ended:
+                    await exchange.write(sse.event(error.body) + sse.DONE, more=False)
 
     async def _read(self, exchange: Exchange) -> tuple[ChatRequest | CompletionRequest, dict[str, Any]]:
         kind = (exchange.header(b"content-type") or b"application/json").partition(b";")[0].strip().lower()

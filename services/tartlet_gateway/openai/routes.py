@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 from starlette.routing import Route, Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -13,15 +15,15 @@ from tartlet_gateway.runs.launch import Runs
 from tartlet_gateway.runs.models import Models
 
 
-def router(runs: Runs, models: Models) -> ASGIApp:
-    """Return the application that serves the API."""
+def router(runs: Runs, models: Models, stopped: asyncio.Event) -> ASGIApp:
+    """Return the application that serves the API; once `stopped` is set, completions under way end with an error."""
     listing = _only("GET", ModelsEndpoint(models))
     return Router(
         [
             Route("/v1/models", listing),
             Route("/v1/models/{name:path}", listing),
-            Route("/v1/chat/completions", _only("POST", Completions("chat", runs, models))),
-            Route("/v1/completions", _only("POST", Completions("text", runs, models))),
+            Route("/v1/chat/completions", _only("POST", Completions("chat", runs, models, stopped))),
+            Route("/v1/completions", _only("POST", Completions("text", runs, models, stopped))),
             Route("/v1/embeddings", _only("POST", _no_embeddings)),
             Route("/health", _only("GET", _Health(models))),
         ],
