@@ -8,8 +8,7 @@ Errors:
 - Modules of the product import each other in a circle. Imports under `if TYPE_CHECKING` count.
 - The docstring of a product package doesn't say what belongs in the package and what never may, or a package is empty.
 - A commit since the rule began has a subject of more than 72 characters.
-
-Warnings: a Python source that is not generated has more than 400 lines.
+- A Python source that is not generated has more than 400 lines. Tests count; `STILL_LONG` names the exceptions.
 
 Usage: python -m tools.lint_tree
 """
@@ -33,6 +32,17 @@ from tools.tree_shape import (
 )
 
 MAX_LINES = 400
+STILL_LONG = frozenset(
+    {
+        "inferlets/sdk/python/inferlet/_queues/queue.py",
+        "inferlets/sdk/python/inferlet/context.py",
+        "services/tartlet_control/core/core.py",
+        "services/tartlet_runtime/program/program.py",
+        "tests/control/calls/test_tables.py",
+        "tests/sdk/host/mini_host.py",
+    }
+)
+"""Files that are longer than `MAX_LINES` until they are split. Add none."""
 MAX_MODULES = 15
 MAX_SUBJECT = 72
 SUBJECTS_SINCE = "2026-11-23T19:15:00Z"
@@ -68,10 +78,10 @@ def forbidden(path: Path, text: str) -> Iterator[str]:
 
 
 def too_long(path: Path, text: str) -> Iterator[str]:
-    """Yields a finding if the Python source `text` has more than `MAX_LINES` lines."""
+    """Yields a finding if the Python source `text` has more than `MAX_LINES` lines and is no exception."""
     lines = text.count("\n")
-    if path.suffix == ".py" and not generated(path, text) and lines > MAX_LINES:
-        yield f"{path}: {lines} lines, more than {MAX_LINES}: does it still have one job?"
+    if path.suffix == ".py" and not generated(path, text) and lines > MAX_LINES and path.as_posix() not in STILL_LONG:
+        yield f"{path}: {lines} lines, more than {MAX_LINES}: split it into files of one job each"
 
 
 def crowded(sources: Iterable[Path]) -> Iterator[str]:
@@ -108,7 +118,6 @@ def long_subjects(subjects: Iterable[str]) -> Iterator[str]:
 def main() -> int:
     """Prints the findings; returns 1 if one of them is an error."""
     errors: list[str] = []
-    warnings: list[str] = []
     sources: dict[Path, str] = {}
     for path in tracked_files():
         try:
@@ -116,7 +125,7 @@ def main() -> int:
         except UnicodeDecodeError:  # weights, images
             continue
         errors += forbidden(path, text)
-        warnings += too_long(path, text)
+        errors += too_long(path, text)
         if path.suffix == ".py":
             sources[path] = text
     by_hand = [path for path, text in sources.items() if not generated(path, text)]
@@ -125,8 +134,6 @@ def main() -> int:
     errors += long_subjects(
         subprocess.run(log, cwd=ROOT, check=True, capture_output=True, text=True).stdout.splitlines()
     )
-    for warning in warnings:
-        print(f"warning: {warning}")
     for error in errors:
         print(f"error: {error}")
     return 1 if errors else 0

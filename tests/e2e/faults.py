@@ -15,8 +15,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import tartlet
+from tartlet import LaunchSpec, Limits, Source
 from tartlet_common.errors.registry import REGISTRY, TartletError
-from tests.e2e.serving import Serving, serving
+from tests.e2e.serving import Serving, program, serving
 
 TABLE = Path(__file__).parents[2] / "docs" / "faults.md"
 
@@ -150,3 +152,24 @@ def stepped_clock(directory: Path) -> tuple[dict[str, str], Path]:
     compiler = [sys.executable, "-m", "ziglang", "cc"]
     subprocess.run([*compiler, "-shared", "-fPIC", "-O1", "-o", library, source], check=True, capture_output=True)
     return {"LD_PRELOAD": str(library), "STEPPED_CLOCK": str(offset)}, offset
+
+
+def ends_under_a_stepped_clock(directory: Path, env: dict[str, str], offset: Path) -> TartletError | None:
+    """Steps the clock of a server of its own, and returns the error of a program that runs meanwhile."""
+    with serving(directory, **env) as stepped, tartlet.Client(stepped.address) as other:
+        run = other.run(spec=LaunchSpec(source=program("holder"), limits=Limits(deadline_s=30)))
+        events = iter(run)
+        assert next(events).text == "ready\n"  # type: ignore[union-attr]
+        began_s = next(info.started_unix_s for info in other.list())
+        for step_s in (3600, -3600, 0):
+            with offset.open(
+                "r+b"
+            ) as file:  # in place: a process that reads the mapping of a truncated file dies of SIGBUS
+                file.write(step_s.to_bytes(8, "little", signed=True))
+            late = other.launch(Source.python("def main():\n    pass\n"))
+            (info,) = [i for i in other.list(ended=True) if i.program_id == late.program_id]
+            assert abs(info.started_unix_s - began_s - step_s) < 60  # the processes see the step
+            other.send(run.program_id, "on")
+            assert isinstance(next(events), tartlet.Message)
+        other.send(run.program_id, "stop")
+        return run.wait().error

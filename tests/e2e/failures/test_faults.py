@@ -23,6 +23,7 @@ from tests.e2e.cutting import nothing_is_lost_while_cut, on_one_machine, round_o
 from tests.e2e.faults import (
     Row,
     checkpoint,
+    ends_under_a_stepped_clock,
     full,
     is_error,
     named,
@@ -37,7 +38,6 @@ from tests.e2e.serving import (
     message,
     pools,
     program,
-    serving,
     tartlet_cli,
     until_nothing_is_held,
 )
@@ -385,29 +385,9 @@ async def _(server: Serving, client: tartlet.AsyncClient) -> TartletError | None
     directory = Path(tempfile.mkdtemp(prefix="tt-"))
     try:
         env, offset = stepped_clock(directory)
-        return await asyncio.to_thread(_step, directory, env, offset)
+        return await asyncio.to_thread(ends_under_a_stepped_clock, directory, env, offset)
     finally:
         shutil.rmtree(directory, ignore_errors=True)
-
-
-def _step(directory: Path, env: dict[str, str], offset: Path) -> TartletError | None:
-    with serving(directory, **env) as stepped, tartlet.Client(stepped.address) as other:
-        run = other.run(spec=LaunchSpec(source=program("holder"), limits=Limits(deadline_s=30)))
-        events = iter(run)
-        assert next(events).text == "ready\n"  # type: ignore[union-attr]
-        began_s = next(info.started_unix_s for info in other.list())
-        for step_s in (3600, -3600, 0):
-            with offset.open(
-                "r+b"
-            ) as file:  # in place: a process that reads the mapping of a truncated file dies of SIGBUS
-                file.write(step_s.to_bytes(8, "little", signed=True))
-            late = other.launch(Source.python("def main():\n    pass\n"))
-            (info,) = [i for i in other.list(ended=True) if i.program_id == late.program_id]
-            assert abs(info.started_unix_s - began_s - step_s) < 60  # the processes see the step
-            other.send(run.program_id, "on")
-            assert isinstance(next(events), tartlet.Message)
-        other.send(run.program_id, "stop")
-        return run.wait().error
 
 
 def test_nothing_is_left_of_all_that(server: Serving) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -22,9 +21,9 @@ from tartlet_common.errors.registry import (
 )
 from tartlet_operator.api import Inferlet
 from tartlet_operator.api.conditions import find, holds
-from tartlet_operator.api.inferlet_run import OUTPUT_BYTES, InferletRunSpec, InferletRunStatus, Tokens
+from tartlet_operator.api.inferlet_run import OUTPUT_BYTES, InferletRunStatus, Tokens
 from tartlet_operator.api.reasons import Reason
-from tartlet_operator.machinery.program_output import Outcome, Output, json_bytes, tail
+from tartlet_operator.machinery.program_output import Outcome, Output, tail
 from tartlet_operator.runs import status
 from tartlet_operator.runs.decisions import (
     LATE_S,
@@ -36,55 +35,10 @@ from tartlet_operator.runs.decisions import (
     Rest,
     Retry,
     Wait,
-    decide,
 )
 from tartlet_operator.runs.reconcile import facts
-from tests.operator.objects import body, run
-
-NOW = "2026-01-01T00:00:00Z"
-
-READY = InferletFacts(found=True, ready=True)
-OK = Outcome(success=True, output=Output("962\n"), result="done", input_tokens=3, output_tokens=7)
-BAD = Outcome(success=False, error=ProgramFailed(traceback="Traceback:\n  line 1\nValueError: x"))
-
-
-class Play:
-    """A run from its creation to its end, with the clock and the programs in the test's hands."""
-
-    def __init__(self, spec: InferletRunSpec, now: float = 1000.0) -> None:
-        self.spec = spec
-        self.now = now
-        self.status = InferletRunStatus()
-        self.keys: list[str] = []
-        self.killed = False
-        self.followed_s = 600.0
-
-    def step(self, inferlet: InferletFacts = READY, outcome: Outcome | None = None, *, silent: bool = False) -> Any:
-        action = decide(
-            self.spec,
-            self.status,
-            uid="u",
-            now=self.now,
-            inferlet=replace(inferlet, silent=silent),
-            outcome=outcome,
-            followed_s=self.followed_s,
-        )
-        match action:
-            case Launch():
-                self.keys.append(action.key)
-                self.status = status.launched(self.status, action.attempt, "prog", generation=1, now=self.now)
-            case Wait():
-                self.status = status.waiting(self.status, action, generation=1, now=self.now)
-            case Retry():
-                self.status = status.retrying(self.status, action, generation=1, now=self.now)
-            case Finish():
-                self.killed |= action.kill
-                self.status = status.finished(self.status, action, generation=1, now=self.now)
-        return action
-
-
-def play(**spec: Any) -> Play:
-    return Play(run(**spec).spec)
+from tests.operator.objects import body
+from tests.operator.runs.played_runs import BAD, NOW, OK, READY, play
 
 
 def test_a_successful_run() -> None:
@@ -388,44 +342,6 @@ def test_every_run_ends_once_and_within_its_bounds(
     p.step()
     assert p.status.phase in ("Succeeded", "Failed")
     assert ends + (p.status.phase == "Failed" and ends == 0) == 1
-
-
-@given(st.binary(), st.integers(4, 64))
-def test_bytes_that_are_not_text_stay_within_the_bound(data: bytes, limit: int) -> None:
-    kept = tail(data, limit=limit)
-    assert len(kept.text.encode()) <= limit
-    assert kept.truncated or kept.text == data.decode(errors="replace")
-
-
-@given(st.text(), st.integers(4, 64))
-def test_the_end_of_the_output_is_kept_whole(text: str, limit: int) -> None:
-    data = text.encode(errors="replace")
-    kept = tail(data, limit=limit)
-    assert len(kept.text.encode()) <= limit
-    assert data.decode().endswith(kept.text)
-    assert kept.truncated == (len(data) > limit or json_bytes(data) > 2 * limit)
-    assert kept.truncated or kept.text == data.decode()
-    more = data.decode().removesuffix(kept.text)[-1:] + kept.text
-    assert not kept.truncated or len(more.encode()) > limit or json_bytes(more.encode()) > 2 * limit
-
-
-def test_output_fits_the_schema_whatever_the_bytes() -> None:
-    kept = tail(bytes(range(256)) * 1000)
-    assert OUTPUT_BYTES - 8 < len(kept.text.encode()) <= OUTPUT_BYTES
-    assert kept.truncated
-
-
-def go_json(text: str) -> str:
-    """Encode a text as Go's encoder does, which the API server uses."""
-    escaped = json.dumps(text, ensure_ascii=False)[1:-1]
-    return "".join(f"\\u{ord(c):04x}" if c in "<>&\u2028\u2029" else c for c in escaped)
-
-
-@given(st.text(st.characters(codec="utf-8") | st.sampled_from('\0\x1b\n"\\<&\u2028\u2029')))
-def test_the_computed_size_of_json_is_an_upper_bound(text: str) -> None:
-    most = json_bytes(text.encode())
-    assert len(go_json(text).encode()) <= most
-    assert most == len(go_json(text.replace("\b", "\0").replace("\f", "\0")).encode())
 
 
 def test_a_status_stays_small_whatever_a_program_prints() -> None:
