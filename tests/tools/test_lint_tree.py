@@ -6,9 +6,9 @@ import pytest
 
 from tools.lint_tree import (
     MAX_LINES,
-    STILL_LONG,
     MAX_MODULES,
     MAX_SUBJECT,
+    STILL_LONG,
     bad_packages,
     crowded,
     forbidden,
