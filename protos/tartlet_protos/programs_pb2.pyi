@@ -601,6 +601,26 @@ Global___RuntimeStateRequest: _TypeAlias = RuntimeStateRequest  # noqa: Y015
 class RuntimeStateReply(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
+    @_typing.final
+    class MemoryTakenBytesEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.int
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.int = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     VERSION_FIELD_NUMBER: _builtins.int
     INCARNATION_FIELD_NUMBER: _builtins.int
     RUNNING_FIELD_NUMBER: _builtins.int
@@ -610,6 +630,9 @@ class RuntimeStateReply(_message.Message):
     COMPONENT_FIELD_NUMBER: _builtins.int
     BOUNDARY_FIELD_NUMBER: _builtins.int
     SPARES_FIELD_NUMBER: _builtins.int
+    MEMORY_BYTES_FIELD_NUMBER: _builtins.int
+    MEMORY_SOURCE_FIELD_NUMBER: _builtins.int
+    MEMORY_TAKEN_BYTES_FIELD_NUMBER: _builtins.int
     version: _builtins.str
     incarnation: _builtins.str
     running: _builtins.int
@@ -623,6 +646,14 @@ class RuntimeStateReply(_message.Message):
     """"shim" or "ctypes" """
     spares: _builtins.int
     """Python guests that are instantiated ahead of launches"""
+    memory_bytes: _builtins.int
+    """of the process with its programs and compilers, at most"""
+    memory_source: _builtins.str
+    """of that bound: "setting", "cgroup" or "machine" """
+    @_builtins.property
+    def memory_taken_bytes(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
+        """by use"""
+
     def __init__(
         self,
         *,
@@ -635,10 +666,13 @@ class RuntimeStateReply(_message.Message):
         component: _builtins.str = ...,
         boundary: _builtins.str = ...,
         spares: _builtins.int = ...,
+        memory_bytes: _builtins.int = ...,
+        memory_source: _builtins.str = ...,
+        memory_taken_bytes: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["boundary", b"boundary", "capacity", b"capacity", "component", b"component", "control_connected", b"control_connected", "control_state_json", b"control_state_json", "incarnation", b"incarnation", "running", b"running", "spares", b"spares", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["boundary", b"boundary", "capacity", b"capacity", "component", b"component", "control_connected", b"control_connected", "control_state_json", b"control_state_json", "incarnation", b"incarnation", "memory_bytes", b"memory_bytes", "memory_source", b"memory_source", "memory_taken_bytes", b"memory_taken_bytes", "running", b"running", "spares", b"spares", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -217,4 +217,7 @@ def state_from_proto(m: programs_pb2.RuntimeStateReply) -> RuntimeState:
         component=m.component,
         boundary=m.boundary,
         spares=m.spares,
+        memory_bytes=m.memory_bytes,
+        memory_source=m.memory_source,
+        memory_taken_bytes=dict(m.memory_taken_bytes),
     )

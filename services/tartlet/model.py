@@ -233,3 +233,6 @@ class RuntimeState:
     component: str  # digest of the Python guest component
     boundary: str  # "shim" or "ctypes"
     spares: int  # Python guests that are instantiated ahead of launches
+    memory_bytes: int  # of the runtime with its programs and compilers, at most; 0: an older runtime
+    memory_source: str  # of that bound: "setting", "cgroup" or "machine"
+    memory_taken_bytes: dict[str, int]  # by use

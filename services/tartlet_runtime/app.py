@@ -14,12 +14,14 @@ from typing import Any
 from tartlet_common.clock import SystemClock
 from tartlet_common.config.settings import RuntimeSettings
 from tartlet_common.errors.registry import RuntimeLost
+from tartlet_common.process.memory import memory_bound
 from tartlet_common.process.role import Notify
 from tartlet_common.rpc.endpoints import Dialer, Tls, make_server
 from tartlet_common.rpc.frame_streams import Joiner
 from tartlet_protos import control_pb2, programs_pb2_grpc
 from tartlet_runtime.answers.local_ops import LocalOps
 from tartlet_runtime.answers.models import ModelTable
+from tartlet_runtime.budget.ledger import Ledger, Use
 from tartlet_runtime.guests.native import NativeServer
 from tartlet_runtime.guests.sandboxed import WasmGuests
 from tartlet_runtime.journal.journal import Journals
@@ -33,6 +35,8 @@ from tartlet_runtime.serving.sources import Sources
 log = logging.getLogger(__name__)
 
 TEND_S = 0.25
+PROCESS_BYTES = 192 << 20
+"""Memory that is left to the runtime itself, of a small bound a quarter."""
 NO_CONTROL = "control can't be reached"
 _REAP_PUT_OFF = 4
 _STOP_GRACE_S = 1.0
@@ -61,13 +65,14 @@ async def main(settings: RuntimeSettings, notify: Notify) -> None:
             return tasks.create_task(_guarded(work))
 
         models = ModelTable(settings.cache_dir / "blobs", link.fetch, spawn)
-        journals = Journals(settings.journal_dir)
+        journals = Journals(settings.journal_dir, settings.journals_bytes)
         stack.callback(journals.close_all)
         if journals.leftovers:
             log.warning("kept journals of programs that a runtime left behind: %d", len(journals.leftovers))
         ops = LocalOps(models, spawn)
         stack.callback(ops.close)
-        wasm = WasmGuests(settings)
+        ledger = _open_ledger(settings)
+        wasm = WasmGuests(settings, ledger)
         driver.helpers = wasm
         stack.callback(wasm.close)
         native = NativeServer(settings.guest_socket)
@@ -81,11 +86,12 @@ async def main(settings: RuntimeSettings, notify: Notify) -> None:
             native=native,
             wasm=wasm,
             journals=journals,
+            ledger=ledger,
         )
         relay = Relay(link, hello.address, tls, spawn)
         stack.push_async_callback(relay.close)
         table.follow_elsewhere = relay.join
-        sources = Sources(control, settings.source_bytes)
+        sources = Sources(control, settings.source_bytes, ledger)
         service = ProgramsService(table, driver, link, sources, relay, wasm, settings.capacity, incarnation)
         server = await make_server(
             lambda server: programs_pb2_grpc.add_ProgramsServicer_to_server(service, server), settings.address, tls
@@ -108,6 +114,14 @@ async def main(settings: RuntimeSettings, notify: Notify) -> None:
                 table.end_all(RuntimeLost)
                 driver.flush()
                 await server.stop(_STOP_GRACE_S)
+
+
+def _open_ledger(settings: RuntimeSettings) -> Ledger:
+    bound = memory_bound(settings.process_memory_bytes)
+    ledger = Ledger(bound.bytes, bound.source)
+    ledger.add(Use.PROCESS, min(PROCESS_BYTES, bound.bytes // 4))
+    log.info("memory of this process: %d MiB, from the %s", bound.bytes >> 20, bound.source)
+    return ledger
 
 
 async def _tend(table: ProgramTable) -> None:

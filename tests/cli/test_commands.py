@@ -230,7 +230,7 @@ def test_engines_of_one_pool_are_told_apart_on_a_narrow_terminal() -> None:
     named = {"model": "llama-3.2-1b-instruct", "state": "ready", "pools": {"kv_page": {"free": 16384, "total": 16384}}}
     rest: dict[str, Any] = {**named, "programs": 12, "in_flight": 3, "tokens_per_s": 1234.5}
     engines = [{"id": f"demo-7c9d8f6b5-x2x4{end}", **rest} for end in "ab"]
-    state = RuntimeState("1", "", 0, 1, True, {"engines": engines}, "", "shim", 0)
+    state = RuntimeState("1", "", 0, 1, True, {"engines": engines}, "", "shim", 0, 0, "", {})
     console = Console(width=80)
     with console.capture() as shown:
         console.print(screen(state, [], console.width))

@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING
 
 import click
 
@@ -18,11 +19,15 @@ from tartlet_cli.console import exits
 from tartlet_cli.console.calls import connect
 from tartlet_cli.console.options import json_option, server_option
 
+if TYPE_CHECKING:
+    from tartlet.model import RuntimeState
+
 _NEEDED = {"grpc": "all roles", "numpy": "all roles", "pydantic": "all roles", "wasmtime": "the runtime"}
 _WORKER = ("torch", "safetensors", "tokenizers", "jinja2")
 _LEAST_DISK_BYTES = 1 << 30
 _NO_ENGINE = "A worker may still be loading its model: wait, or look into logs/worker.log in the run directory."
 _LEAST_MEMORY_BYTES = 2 << 30
+_FULL = 0.9
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,6 +219,20 @@ def _fast_path() -> Iterator[Check]:
         yield Check("fast path", "ok", "taken")
 
 
+def _budget(state: RuntimeState) -> Iterator[Check]:
+    """Check how much of the memory of the runtime is taken; an older runtime doesn't tell."""
+    if not state.memory_bytes:
+        return
+    taken = sum(state.memory_taken_bytes.values())
+    uses = ", ".join(f"{use} {size >> 20}" for use, size in sorted(state.memory_taken_bytes.items()) if size >> 20)
+    found = f"{taken >> 20} of {state.memory_bytes >> 20} MiB (by {state.memory_source}) taken: {uses}"
+    if taken < state.memory_bytes * _FULL:
+        yield Check("runtime memory", "ok", found)
+        return
+    remedy = "Launch fewer programs at once, name smaller limits (--max-memory), or give the runtime more memory."
+    yield Check("runtime memory", "warn", found, remedy)
+
+
 async def serving(server: str | None) -> list[Check]:
     """Checks of the runtime and what stands behind it."""
     from tartlet_common.errors.registry import TartletError
@@ -226,6 +245,7 @@ async def serving(server: str | None) -> list[Check]:
     checks = [
         Check("runtime", "ok", f"{client.address}: {state.running} of {state.capacity} programs, {state.boundary}")
     ]
+    checks += _budget(state)
     if not state.control_connected:
         remedy = "The runtime connects again by itself once control runs; `tartlet serve` restarts control."
         return [*checks, Check("control", "fail", "the runtime is not connected to control", remedy)]

@@ -95,13 +95,24 @@ class RuntimeSettings(_Settings):
     boundary: Literal["auto", "shim", "ctypes"] = Field(
         "auto", description="how host calls cross into Wasm; auto: the shim where a C compiler is found"
     )
+    process_memory_bytes: int = Field(
+        0,
+        ge=0,
+        description="bytes of memory of the runtime with its programs and compilers; 0: the cgroup's, or the machine's",
+    )
     memory_bytes: int = Field(256 << 20, ge=1 << 20, description="bytes of memory of a program, at most")
+    program_reserved_bytes: int = Field(
+        8 << 20,
+        ge=1 << 20,
+        description="bytes that a program holds from its launch, which names no limit of memory",
+    )
     cpu_slice_s: float = Field(5.0, gt=0, description="seconds that a program may compute without waiting")
     source_bytes: int = Field(16 << 20, ge=1024, le=64 << 20, description="bytes of a program's source, at most")
     output_bytes: int = Field(8 << 20, ge=1024, description="bytes of unread output that a program may have")
     inbox_messages: int = Field(1024, ge=1, description="unread messages that a program may have")
     commands_in_flight: int = Field(4096, ge=1, description="commands that a program may have in flight")
     journal_bytes: int = Field(64 << 20, ge=1024, description="bytes of a journal, at most")
+    journals_bytes: int = Field(2 << 30, ge=1 << 20, description="bytes of all journals on disk, at most")
     compile_timeout_s: float = Field(60.0, gt=0, description="seconds that compiling an uploaded module may take")
     ended_kept: int = Field(1000, ge=0, description="ended programs whose output stays readable, at most")
     ended_kept_s: float = Field(600.0, ge=0, description="seconds that an ended program's output stays readable")

@@ -240,7 +240,7 @@ class OutputTooLarge(TartletError):
 @_register(309)
 class JournalFull(TartletError):
     message = "the program's journal passed its {limit} bytes"
-    remedy = "Launch with durable=False, or raise journal_bytes, a setting of the runtime."
+    remedy = "Launch with durable=False, or raise journal_bytes or journals_bytes, settings of the runtime."
 
 
 @_register(310, retryable=True)
@@ -259,6 +259,24 @@ class FrameTooLarge(TartletError):
 class InboxFull(TartletError):
     message = "the program has {pending} unread messages; the limit is {limit}"
     remedy = "Let the program receive before sending more."
+
+
+@_register(313, retryable=True)
+class MemoryBudgetExceeded(TartletError):
+    message = "{use}: asked for {asked} bytes of the runtime's {limit} bytes of memory; {free} are free"
+    remedy = (
+        "Try again later, ask for less (--max-memory, limits.memory_bytes), or give the runtime more memory: "
+        "process_memory_bytes, a setting, or its pod's limit (runtime.resources.limits.memory)."
+    )
+
+
+@_register(314, retryable=True)
+class CompilerMemoryExceeded(TartletError):
+    message = "compiling the module takes more than the {limit} bytes of memory that a compiler may have now"
+    remedy = (
+        "Make the module's functions smaller, try again later, or give the runtime more memory: process_memory_bytes, "
+        "a setting, or its pod's limit (runtime.resources.limits.memory)."
+    )
 
 
 # ---- 4xx: parts of the system that went away --------------------------------------------------------------------

@@ -27,6 +27,7 @@ class ProgramLimits:
     """What one program may use."""
 
     memory_bytes: int
+    reserved_bytes: int  # of them, what the launch takes; all where it names a limit
     cpu_slice_s: float  # longest computation without a wait
     pages: int  # 0: the engine's all
     commands_in_flight: int
@@ -41,6 +42,7 @@ def default_limits(settings: RuntimeSettings) -> ProgramLimits:
     """Return the limits of a program whose launch names none; they are also the most a launch may ask for."""
     return ProgramLimits(
         memory_bytes=settings.memory_bytes,
+        reserved_bytes=min(settings.program_reserved_bytes, settings.memory_bytes),
         cpu_slice_s=settings.cpu_slice_s,
         pages=0,
         commands_in_flight=settings.commands_in_flight,
@@ -66,8 +68,10 @@ def resolve(asked: common_pb2.Limits, server: ProgramLimits) -> ProgramLimits:
         value = getattr(asked, name)
         if not 0 <= value < float("inf"):
             raise InvalidArgument(argument=f"limits.{name}", detail=f"{value} is not a number of seconds")
+    memory_bytes = _capped(asked.memory_bytes, server.memory_bytes)
     return ProgramLimits(
-        memory_bytes=_capped(asked.memory_bytes, server.memory_bytes),
+        memory_bytes=memory_bytes,
+        reserved_bytes=memory_bytes if asked.memory_bytes else server.reserved_bytes,
         cpu_slice_s=min(asked.cpu_slice_s or server.cpu_slice_s, server.cpu_slice_s),
         pages=asked.pages,
         commands_in_flight=_capped(asked.commands_in_flight, server.commands_in_flight),

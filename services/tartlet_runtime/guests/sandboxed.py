@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import weakref
 from collections import OrderedDict
 
 from tartlet_common.config.settings import RuntimeSettings
@@ -11,6 +12,8 @@ from tartlet_common.errors.registry import InternalError, InvalidSource, Program
 from tartlet_protos import common_pb2
 from tartlet_runtime.abi.guest import Delivery, Guest, GuestOutcome, Host, Phase, clip_traceback
 from tartlet_runtime.abi.limits import PYTHON_BYTES, ProgramLimits
+from tartlet_runtime.budget.growth import START_BYTES
+from tartlet_runtime.budget.ledger import Ledger, Use
 from tartlet_runtime.guests.build import python_guest
 from tartlet_runtime.program.program import MakeGuest, Program
 from tartlet_runtime.program.spec import ProgramSpec
@@ -111,14 +114,16 @@ class WasmGuest:
 
 def guest_limits(limits: ProgramLimits) -> GuestLimits:
     """Return the sandbox's part of a program's limits."""
-    return GuestLimits(memory_bytes=limits.memory_bytes, cpu_burst_s=limits.cpu_slice_s)
+    return GuestLimits(
+        memory_bytes=limits.memory_bytes, reserved_bytes=limits.reserved_bytes, cpu_burst_s=limits.cpu_slice_s
+    )
 
 
 class WasmGuests:
     """The Wasm host, the Python component and the modules in use."""
 
-    def __init__(self, settings: RuntimeSettings) -> None:
-        """Start the host; without a built Python component only other guests run.
+    def __init__(self, settings: RuntimeSettings, ledger: Ledger) -> None:
+        """Start the host; without a built Python component only other guests run. Memory is taken from `ledger`.
 
         Raises:
             StartFailed: the host can't start.
@@ -132,9 +137,13 @@ class WasmGuests:
             cache_dir=settings.cache_dir,
         )
         aot = AotCache(
-            settings.cache_dir, max_wasm_bytes=settings.source_bytes, compile_timeout_s=settings.compile_timeout_s
+            settings.cache_dir,
+            max_wasm_bytes=settings.source_bytes,
+            compile_timeout_s=settings.compile_timeout_s,
+            ledger=ledger,
         )
-        self.host = WasmHost(config, aot=aot)
+        self._ledger = ledger
+        self.host = WasmHost(config, aot=aot, ledger=ledger)
         self._modules: OrderedDict[str, LinkedModule] = OrderedDict()
         self._python: LinkedModule | None = None
         self._python_error: TartletError | None = None
@@ -144,6 +153,7 @@ class WasmGuests:
                 told = f"memory_bytes is {settings.memory_bytes}, and Python needs at least {PYTHON_BYTES >> 20} MiB"
                 raise StartFailed(role="Python", detail=told)
             self._python = self.host.load(python_guest(settings.cache_dir))
+            self._python.shared_bytes = PYTHON_BYTES - START_BYTES
         except StartFailed as e:
             self._python_error = e
             log.warning("Python programs can't run: %s", e)
@@ -186,14 +196,23 @@ class WasmGuests:
 
         Raises:
             SourceTooLarge, CorruptModule, CompileTimeout, DiskFull: as they say.
+            MemoryBudgetExceeded: the process has too little memory to compile or to load it.
         """
         compiled = await self.host.aot.compile_async(spec.source)
         module = self._modules.get(spec.digest)
         if module is not None:  # another launch that waited for the same compilation was first
             return self._maker(module)
-        module = self._modules[spec.digest] = self.host.load(compiled)
-        while len(self._modules) > _MODULES_KEPT:
+        size = compiled.path.stat().st_size
+        while self._modules and (len(self._modules) >= _MODULES_KEPT or size > self._ledger.free_bytes // 2):
             self.host.unload(self._modules.popitem(last=False)[1])
+        self._ledger.take(Use.MODULES, size)  # programs that run hold their modules too
+        try:
+            module = self.host.load(compiled)
+        except BaseException:
+            self._ledger.give(Use.MODULES, size)
+            raise
+        weakref.finalize(module, self._ledger.give, Use.MODULES, size)
+        self._modules[spec.digest] = module
         return self._maker(module)
 
     def expect(self, spec: ProgramSpec, asked_s: float) -> None:

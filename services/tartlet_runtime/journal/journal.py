@@ -16,7 +16,7 @@ import contextlib
 import json
 import os
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from functools import lru_cache
 from hashlib import blake2b
@@ -25,7 +25,7 @@ from struct import Struct
 from typing import Any
 
 from tartlet_common.config.paths import make_private
-from tartlet_common.errors.registry import DiskFull, InvalidSource, JournalFull
+from tartlet_common.errors.registry import DiskFull, InvalidSource, JournalFull, Overloaded
 
 MAGIC = b"TRTJ"
 VERSION = 1
@@ -123,13 +123,41 @@ class CommandDigest:
         return self._hash.digest()
 
 
+class Space:
+    """The disk space that the journals of running programs share with the journals that were kept."""
+
+    __slots__ = ("limit_bytes", "make_room", "num_running", "used_bytes")
+
+    def __init__(self, limit_bytes: int, make_room: Callable[[], None]) -> None:
+        """Start empty. `make_room` deletes kept journals until the rest fits or none is left."""
+        self.limit_bytes = limit_bytes
+        self.used_bytes = 0
+        self.num_running = 0
+        self.make_room = make_room
+
+    def add(self, size: int, held_bytes: int) -> None:
+        """Take `size` bytes for a program whose journal has `held_bytes` with them.
+
+        Raises:
+            JournalFull: the space is used up, and the program has more than its equal share.
+        """
+        self.used_bytes += size
+        if self.used_bytes > self.limit_bytes:
+            self.make_room()
+            share = self.limit_bytes // max(1, self.num_running)
+            if self.used_bytes > self.limit_bytes and held_bytes > share:
+                self.used_bytes -= size
+                raise JournalFull(limit=held_bytes - size)
+
+
 class Journal:
     """The journal of one running program."""
 
-    __slots__ = ("_at", "_bytes", "_crc", "_fd", "_limit_bytes", "_path", "_pending", "digest")
+    __slots__ = ("_at", "_bytes", "_crc", "_fd", "_limit_bytes", "_path", "_pending", "_space", "digest")
 
-    def __init__(self, fd: int, path: Path, header: bytes, limit_bytes: int) -> None:
+    def __init__(self, fd: int, path: Path, header: bytes, limit_bytes: int, space: Space) -> None:
         """Write over the file `fd` at `path` from its start; the journal owns neither."""
+        self._space = space
         self._fd = fd
         self._path = path
         self._limit_bytes = limit_bytes
@@ -138,6 +166,11 @@ class Journal:
         self._at = 0  # bytes written
         (self._crc,) = _CRC.unpack_from(header, len(header) - _CRC.size)
         self.digest = CommandDigest()
+
+    @property
+    def counted_bytes(self) -> int:
+        """Bytes that it has taken of the space: written, or about to be."""
+        return self._bytes
 
     @property
     def written_bytes(self) -> int:
@@ -153,12 +186,14 @@ class Journal:
         """Record a delivery before the guest sees it.
 
         Raises:
-            JournalFull: it doesn't fit the program's limit.
+            JournalFull: it doesn't fit the program's limit, or the space of all journals.
         """
         size = len(delivery)
-        self._bytes += _RECORD.size + size
-        if self._bytes > self._limit_bytes:
+        record_bytes = _RECORD.size + size
+        if self._bytes + record_bytes > self._limit_bytes:
             raise JournalFull(limit=self._limit_bytes)
+        self._space.add(record_bytes, self._bytes + record_bytes)
+        self._bytes += record_bytes
         body = _RECORD.pack(0, size, clock_ns, self.digest.value())[4:] + delivery
         self._pending.append(_CRC.pack(zlib.crc32(body, self._crc)) + body)
 
@@ -231,8 +266,10 @@ class _Slot:
 class Journals:
     """The directory of a runtime's journals: slots in use, slots to write over, and journals that were kept."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, limit_bytes: int = 2 << 30) -> None:
         """Create `directory` (private); slots that a killed runtime left are kept as journals of their programs.
+
+        All journals together take at most `limit_bytes` bytes of disk.
 
         Raises:
             PermissionDenied: somebody else owns the directory.
@@ -241,7 +278,10 @@ class Journals:
         self._free: list[_Slot] = []
         self._used: dict[str, _Slot] = {}
         self._made = 0
+        self.space = Space(limit_bytes, self._make_room)
         self._kept = sorted(directory.glob("*.journal"), key=lambda path: path.stat().st_mtime)
+        self._kept_sizes = {path: path.stat().st_size for path in self._kept}
+        self.space.used_bytes = sum(self._kept_sizes.values())
         self.leftovers = [kept for slot in sorted(directory.glob("slot-*")) if (kept := self._keep_leftover(slot))]
 
     def open(self, program_id: str, header: bytes, limit_bytes: int) -> Journal:
@@ -249,26 +289,39 @@ class Journals:
 
         Raises:
             JournalFull: the header alone doesn't fit the program's limit.
+            Overloaded: the journals of running programs take all the space.
             DiskFull: no file can be made.
         """
         if len(header) > limit_bytes:
             raise JournalFull(limit=limit_bytes)
-        slot = self._free.pop() if self._free else self._new_slot()
+        space = self.space
+        space.used_bytes += len(header)
+        if space.used_bytes > space.limit_bytes:
+            self._make_room()
+            if space.used_bytes > space.limit_bytes:
+                space.used_bytes -= len(header)
+                raise Overloaded(what="the space of journals (journals_bytes)", limit=space.limit_bytes)
+        try:
+            slot = self._free.pop() if self._free else self._new_slot()
+        except DiskFull:
+            space.used_bytes -= len(header)
+            raise
         self._used[program_id] = slot
-        return Journal(slot.fd, slot.path, header, limit_bytes)
+        space.num_running += 1
+        return Journal(slot.fd, slot.path, header, limit_bytes, space)
 
     def close(self, program_id: str, journal: Journal, *, keep: bool) -> None:
         """Rename an ended program's journal to `<program id>.journal`, or write over its slot."""
         slot = self._used.pop(program_id)
+        self.space.num_running -= 1
+        self.space.used_bytes -= journal.counted_bytes
         if keep:
             with contextlib.suppress(DiskFull, OSError):  # a full disk keeps what fits
                 journal.flush()
                 os.ftruncate(slot.fd, journal.written_bytes)
             os.close(slot.fd)
             slot.path.rename(self.path(program_id))
-            self._kept.append(self.path(program_id))
-            while len(self._kept) > MAX_KEPT:
-                self._kept.pop(0).unlink(missing_ok=True)
+            self._keep(self.path(program_id), journal.written_bytes)
             return
         try:
             if journal.written_bytes:
@@ -280,6 +333,23 @@ class Journals:
             slot.path.unlink(missing_ok=True)
         else:
             self._free.append(slot)
+
+    def _keep(self, path: Path, size: int) -> None:
+        self._kept.append(path)
+        self._kept_sizes[path] = size
+        self.space.used_bytes += size
+        while len(self._kept) > MAX_KEPT:
+            self._drop_oldest()
+        self._make_room()
+
+    def _make_room(self) -> None:
+        while self._kept and self.space.used_bytes > self.space.limit_bytes:
+            self._drop_oldest()
+
+    def _drop_oldest(self) -> None:
+        path = self._kept.pop(0)
+        self.space.used_bytes -= self._kept_sizes.pop(path)
+        path.unlink(missing_ok=True)
 
     def path(self, program_id: str) -> Path:
         """Return the path of a kept journal."""
@@ -313,5 +383,5 @@ class Journals:
             slot.unlink(missing_ok=True)  # empty, or torn before its program did anything
             return None
         slot.rename(self.path(header.program_id))
-        self._kept.append(self.path(header.program_id))
+        self._keep(self.path(header.program_id), intact)
         return header.program_id

@@ -106,6 +106,7 @@ class Program:
         self.starters: list[Callable[[TartletError | None, str], None]] = []
         self.unsent_commands = 0
         self.kept_bytes = 0  # bytes of output kept after its end
+        self.reserved_bytes = 0  # of the process's memory, from its launch to its end
         self.guest: Guest | None = None  # made in its first turn
         self.deferred = Deferred()
         self.eager_bytes = 0

@@ -9,12 +9,13 @@ from dataclasses import replace
 
 from tartlet_common.clock import Clock
 from tartlet_common.config.settings import RuntimeSettings
-from tartlet_common.errors.registry import Overloaded, TartletError, Unavailable
+from tartlet_common.errors.registry import MemoryBudgetExceeded, Overloaded, TartletError, Unavailable
 from tartlet_common.rpc.tenancy import EVERYONE, Scope
 from tartlet_protos import common_pb2, control_pb2, programs_pb2
 from tartlet_runtime.abi.limits import default_limits
 from tartlet_runtime.answers.local_ops import LocalOps
 from tartlet_runtime.answers.models import ModelTable
+from tartlet_runtime.budget.ledger import Ledger, Use
 from tartlet_runtime.guests.native import NativeGuest, NativeServer
 from tartlet_runtime.guests.sandboxed import WasmGuests
 from tartlet_runtime.journal.journal import Journals, encode_header, shared_text
@@ -54,6 +55,7 @@ class ProgramTable:
         native: NativeServer,
         wasm: WasmGuests | None,
         journals: Journals,
+        ledger: Ledger,
     ) -> None:
         """`wasm` None: only native programs run (tests)."""
         self._settings = settings
@@ -65,6 +67,8 @@ class ProgramTable:
         self._native = native
         self._wasm = wasm
         self._journals = journals
+        self.ledger = ledger
+        self._kept_limit = min(KEPT_BYTES, ledger.bound_bytes // 8)
         self._spans = Spans(scraped=bool(settings.health_address))
         self.limits = default_limits(settings)
         """Of launches that ask for none."""
@@ -146,20 +150,24 @@ class ProgramTable:
 
         Raises:
             Overloaded: this runtime is full.
+            MemoryBudgetExceeded: the process's memory can't hold what the program reserves.
             DiskFull: there is no room for its journal.
         """
         if self._stopping is not None:
             raise self._stopping()
         if len(self._live) >= self._settings.capacity:
             raise Overloaded(what="this runtime", limit=self._settings.capacity)
+        reserved = self._reserve(spec)
         span = self._spans.start(spec.program_id, spec.name, spec.model, spec.trace)
         if span is not None:
             spec = replace(spec, trace=span.context())
         program = Program(spec, self._take_handle(), self._world, make_guest, call.asked_s, span)
+        program.reserved_bytes = reserved
         if spec.durable:
             try:
                 program.journal = self._journals.open(spec.program_id, self._header(program), spec.limits.journal_bytes)
             except TartletError as e:
+                self.ledger.give(Use.PROGRAMS, reserved)
                 self._spans.end(span, self._models.known_name(spec.model, spec.reach), programs_pb2.Usage(), e)
                 raise
         self._driver.starting += 1
@@ -170,6 +178,23 @@ class ProgramTable:
         self._answer_when_started(program, call, index, attach=attach)
         self._link.start(_start_of(program))
         return program
+
+    def _reserve(self, spec: ProgramSpec) -> int:
+        """Take what the program holds from its launch on. Spares and outputs of ended programs give way."""
+        texts = len(spec.source) + sum(map(len, spec.args))
+        reserved = texts + (0 if spec.language == _Source.NATIVE else spec.limits.reserved_bytes)
+        try:
+            self.ledger.take(Use.PROGRAMS, reserved)
+        except MemoryBudgetExceeded:
+            taken = self.ledger.taken
+            if reserved > self.ledger.free_bytes + taken[Use.SPARES] + self._kept_bytes:
+                raise
+            if self._wasm is not None:
+                self._wasm.host.drop_spares()
+            while self._ended and reserved > self.ledger.free_bytes:
+                self._forget_oldest()
+            self.ledger.take(Use.PROGRAMS, reserved)
+        return reserved
 
     def join(self, program: Program, call: Call, index: int, *, attach: bool) -> None:
         """Answer a launch whose idempotency key names `program`, once that has started."""
@@ -262,6 +287,7 @@ class ProgramTable:
 
     def _on_ended(self, program: Program) -> None:
         del self._live[program.handle]
+        self.ledger.give(Use.PROGRAMS, program.reserved_bytes)
         spec = program.spec
         if program.journal is not None:
             keep = program.accepted and (program.error is not None or self._settings.keep_journals)
@@ -276,12 +302,14 @@ class ProgramTable:
         self._ended[spec.program_id] = program
         program.kept_bytes = program.output.log.kept_bytes
         self._kept_bytes += program.kept_bytes
-        while len(self._ended) > self._settings.ended_kept or self._kept_bytes > KEPT_BYTES:
+        self.ledger.add(Use.OUTPUTS, program.kept_bytes)
+        while len(self._ended) > self._settings.ended_kept or self._kept_bytes > self._kept_limit:
             self._forget_oldest()
 
     def _forget_oldest(self) -> None:
         program = self._ended.popitem(last=False)[1]
         self._kept_bytes -= program.kept_bytes
+        self.ledger.give(Use.OUTPUTS, program.kept_bytes)
         self._forget(program)
 
     def _forget(self, program: Program) -> None:

@@ -351,6 +351,9 @@ class ProgramsService(programs_pb2_grpc.ProgramsServicer):
             component=self._wasm.component if self._wasm is not None else "",
             boundary=self._wasm.boundary if self._wasm is not None else "",
             spares=self._wasm.host.num_spares if self._wasm is not None else 0,
+            memory_bytes=self._table.ledger.bound_bytes,
+            memory_source=self._table.ledger.source,
+            memory_taken_bytes={use.value: taken for use, taken in self._table.ledger.taken.items()},
         )
 
 

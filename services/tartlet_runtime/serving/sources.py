@@ -22,6 +22,7 @@ from tartlet_common.rpc.blob_transfer import receive
 from tartlet_common.rpc.endpoints import Dialer
 from tartlet_common.rpc.error_proto import error_from_proto
 from tartlet_protos import common_pb2, control_pb2, control_pb2_grpc, programs_pb2
+from tartlet_runtime.budget.ledger import Ledger, Use
 
 KEPT_BYTES = 64 << 20
 """All sources that are kept, or four times the largest that is taken; those unused for longest go."""
@@ -35,10 +36,11 @@ _TIMEOUT_S = 5.0
 class Sources:
     """Sources by digest, the most recent ones kept in memory."""
 
-    def __init__(self, control: Dialer, source_bytes: int) -> None:
-        """`control`: the way to it; `source_bytes` is the largest source that is taken."""
+    def __init__(self, control: Dialer, source_bytes: int, ledger: Ledger) -> None:
+        """`control`: the way to it; `source_bytes` is the largest source that is taken, into memory of `ledger`."""
         self._source_bytes = source_bytes
-        self._limit = max(KEPT_BYTES, 4 * source_bytes)
+        self._ledger = ledger
+        self._limit = max(source_bytes, min(max(KEPT_BYTES, 4 * source_bytes), ledger.bound_bytes // 16))
         self._uploads = 0
         self._uploading = asyncio.Semaphore(UPLOADS_AT_ONCE)
         self._control = control
@@ -151,9 +153,13 @@ class Sources:
             self._kept.move_to_end(digest)
             return
         self._kept[digest] = source
-        self._bytes += len(source.data)
+        self._count(len(source.data))
         while self._bytes > self._limit:
-            self._bytes -= len(self._kept.popitem(last=False)[1].data)
+            self._count(-len(self._kept.popitem(last=False)[1].data))
+
+    def _count(self, by: int) -> None:
+        self._bytes += by
+        self._ledger.add(Use.SOURCES, by)
 
     async def _get(self, request: control_pb2.GetRequest) -> control_pb2.GetReply:
         try:

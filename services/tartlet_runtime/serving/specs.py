@@ -5,11 +5,13 @@ from __future__ import annotations
 import hashlib
 import os
 import uuid
+from dataclasses import replace
 
 from tartlet_common.errors.registry import InvalidArgument, InvalidSource, SourceTooLarge
 from tartlet_protos import common_pb2, programs_pb2
 from tartlet_runtime.abi.limits import MAX_ARGS_BYTES, MAX_NAME_BYTES, PYTHON_BYTES, ProgramLimits, resolve
 from tartlet_runtime.program.spec import ProgramSpec
+from tartlet_runtime.wasm.compiling.aot import is_component
 
 _Source = common_pb2.Source
 _SEED_BYTES = 16
@@ -25,6 +27,8 @@ def specify(asked: programs_pb2.LaunchSpec, source: common_pb2.Source, defaults:
     """
     limits = resolve(asked.limits, defaults) if asked.HasField("limits") else defaults
     data = source.data
+    if source.language == _Source.WASM and is_component(data):  # nobody can tell how large its memories are
+        limits = replace(limits, reserved_bytes=limits.memory_bytes)
     if len(data) > limits.source_bytes:
         raise SourceTooLarge(size=len(data), limit=limits.source_bytes)
     if source.language == _Source.PYTHON and limits.memory_bytes < PYTHON_BYTES:

@@ -20,6 +20,8 @@ import wasmtime
 
 from tartlet_common.errors.registry import InvalidConfig, Overloaded
 from tartlet_common.process.role import address_space
+from tartlet_runtime.budget.growth import START_BYTES, Growth, KernelMeter
+from tartlet_runtime.budget.ledger import Ledger, Use
 from tartlet_runtime.wasm.boundary import capi
 from tartlet_runtime.wasm.boundary.shim import open_boundary
 from tartlet_runtime.wasm.boundary.state import GuestState, Remains
@@ -41,6 +43,7 @@ _TABLE_ELEMENTS = 30_000
 _SLOTS_BEING_REAPED = 64
 _SPARE_SLICES = 100
 _SPARES_IN_ALL = 2
+_FREE_OF_SPARES = 4  # spares leave this part of the memory's bound to launches
 _ADDRESSES_PER_MEMORY = 4 << 30  # reserved, not used: what a guest's 32 bits can name
 
 
@@ -80,14 +83,19 @@ class WasmHost:
                 pass
     """
 
-    def __init__(self, config: HostConfig | None = None, *, aot: AotCache | None = None) -> None:
-        """Make the engine and its pool, start ticker and reaper.
+    def __init__(
+        self, config: HostConfig | None = None, *, aot: AotCache | None = None, ledger: Ledger | None = None
+    ) -> None:
+        """Make the engine and its pool, start ticker and reaper. `ledger` None: the process's memory is not bounded.
 
         Raises:
             InvalidConfig: the process may not reserve as many addresses as the pool takes.
         """
         self.config = config or HostConfig()
         self.aot = aot or AotCache(self.config.cache_dir)
+        self._ledger = ledger
+        self._meter = KernelMeter()
+        weakref.finalize(self, self._meter.close)
         self.soft_submit_bytes = self.config.soft_submit_bytes
         self.boundary = open_boundary(self.config.boundary, self.config.cache_dir)
         wasm_config = base_config()
@@ -151,9 +159,35 @@ class WasmHost:
         spares = self._spares.get(module)
         if spares and limits.memory_bytes >= module.initial_memory_bytes:
             guest = spares.pop()
+            self._count_spare(-1)
             guest.adopt(limits, hooks, clock, random)
-            return guest
-        return self._new_guest(module, limits, hooks, clock, random)
+        else:
+            guest = self._new_guest(module, limits, hooks, clock, random)
+        if self._ledger is not None and limits.reserved_bytes < limits.memory_bytes:
+            start = START_BYTES if module.shared_bytes else module.initial_memory_bytes
+            most = limits.memory_bytes - module.shared_bytes
+            guest.growth = Growth(self._ledger, self._meter, limits.reserved_bytes, most, start)
+        return guest
+
+    def _count_spare(self, by: int) -> None:
+        if self._ledger is not None:
+            self._ledger.add(Use.SPARES, by * START_BYTES)
+
+    def _may_spare(self) -> bool:
+        ledger = self._ledger
+        return ledger is None or ledger.free_bytes - START_BYTES > ledger.bound_bytes // _FREE_OF_SPARES
+
+    def drop_spares(self) -> None:
+        """Give up all spares and free what ended guests left, because a launch needs the memory."""
+        for module, spares in self._spares.items():
+            self._demand.pop(module, None)
+            while spares:
+                self._drop_spare(spares.pop())
+        self.drain()
+
+    def _drop_spare(self, guest: Fiber) -> None:
+        self._count_spare(-1)
+        guest.kill("not needed")
 
     def expect(self, module: LinkedModule, asked_s: float) -> None:
         """Count a guest of `module` that a client asked for, so that `tend` keeps enough spares for the next burst.
@@ -182,7 +216,7 @@ class WasmHost:
         wanted = target(peak, least=least, most=self.config.max_spares)
         kept = self._spares.get(module, [])
         if len(kept) > wanted:
-            kept.pop().kill("not needed")
+            self._drop_spare(kept.pop())
             return True
         if not wanted:
             self.unload(module)
@@ -199,9 +233,12 @@ class WasmHost:
         is_full = self.num_spares >= _SPARES_IN_ALL * self.config.max_spares
         if len(kept) >= spares or is_full or not module.can_be_spare or module in self._unsparable:
             return False
+        if not self._may_spare():
+            return False
         guest = self._new_guest(module, GuestLimits(), QuietHooks(), GuestClock(0), GuestRandom(b"spare"))
         if guest.prepare(_SPARE_SLICES):
             kept.append(guest)
+            self._count_spare(1)
             return True
         self._unsparable.add(module)
         guest.kill("it can't be instantiated ahead")
@@ -215,7 +252,7 @@ class WasmHost:
     def unload(self, module: LinkedModule) -> None:
         """Give up the spares of a program that is not needed any more."""
         for guest in self._spares.pop(module, []):
-            guest.kill("not needed")
+            self._drop_spare(guest)
         self._unsparable.discard(module)
         self._demand.pop(module, None)
 
@@ -247,8 +284,12 @@ class WasmHost:
         ready = [guest for guest in dict.fromkeys(guests) if guest.phase is Phase.READY]
         if not ready:
             return
+        for guest in ready:
+            if not guest.polled:
+                guest.widen()
         self.boundary.poll([guest.state for guest in ready if not guest.polled])
         for guest in ready:
+            guest.measure()
             guest.polled = False
             guest.settle()
 
@@ -261,6 +302,7 @@ class WasmHost:
             return
         guest.polled = guest.is_elsewhere = True
         self._elsewhere.add(guest)
+        guest.widen()
         self.boundary.begin_poll(guest.state)
 
     def end_step(self, guest: Fiber) -> None:
@@ -270,6 +312,7 @@ class WasmHost:
         self.boundary.end_poll(guest.state)
         self._elsewhere.discard(guest)
         guest.is_elsewhere = False
+        guest.measure()
         guest.kill_if_asked()
 
     def reap(self) -> None:
@@ -319,6 +362,8 @@ class WasmHost:
         del self._guests[guest.number]
         if remains is not None:
             self._reaper.take(remains)
+            if self._ledger is not None and self._ledger.free_bytes < self._ledger.bound_bytes // _FREE_OF_SPARES:
+                self._reaper.go()  # counted as free already
 
     def slice_ticks(self, slice_us: int) -> int:
         """Return a slice in ticks of the epoch, rounded up; plus one, because the first tick may come at once."""

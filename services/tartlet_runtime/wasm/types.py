@@ -53,6 +53,7 @@ class GuestLimits:
     """What one guest may use."""
 
     memory_bytes: int = 256 << 20  # linear memory; at most HostConfig.max_memory_bytes
+    reserved_bytes: int = 1 << 62  # taken before the guest begins; it takes the rest as it grows
     cpu_slice_us: int = 2_000  # computes at most this long (rounded up to ticks) before step() returns READY
     cpu_burst_s: float = 10.0  # computing this long without a wait or sleep ends it (ProgramCpuExceeded)
     submit_bytes: int = 4 << 20  # one submit may carry this much, else it traps

@@ -17,6 +17,7 @@ from tartlet_common.errors.registry import (
 from tartlet_common.rpc.error_proto import error_from_proto
 from tartlet_protos import common_pb2, control_pb2, programs_pb2
 from tartlet_runtime.abi.limits import PYTHON_BYTES, default_limits
+from tartlet_runtime.budget.ledger import Ledger
 from tartlet_runtime.guests.sandboxed import WasmGuests
 from tartlet_runtime.program.spans import Spans
 from tartlet_runtime.serving.specs import specify
@@ -183,7 +184,7 @@ async def test_launches_that_wait_for_one_compilation_share_its_module(
     settings = make_settings(tmp_path)
     asked = programs_pb2.LaunchSpec(source=common_pb2.Source(language=WASM, data=SEND_AND_EXIT.read_bytes()))
     spec = specify(asked, asked.source, default_limits(settings))
-    guests = WasmGuests(settings)
+    guests = WasmGuests(settings, Ledger(8 << 30))
     loaded: list[Compiled] = []
     load = guests.host.load
 
@@ -215,7 +216,7 @@ async def test_a_launch_with_less_memory_than_python_needs_is_refused_and_says_h
 async def test_no_python_starts_in_less_memory_than_it_is_said_to_need(
     tmp_path: Path, python_component: Compiled
 ) -> None:
-    guests = WasmGuests(make_settings(tmp_path))
+    guests = WasmGuests(make_settings(tmp_path), Ledger(8 << 30))
     try:
         guest = guests.host.create(guests.host.load(python_component), limits=GuestLimits(PYTHON_BYTES - (1 << 20)))
         guest.start("", "p.py")
@@ -229,7 +230,7 @@ async def test_no_python_starts_in_less_memory_than_it_is_said_to_need(
 
 async def test_a_runtime_whose_programs_get_too_little_for_python_runs_the_others(tmp_path: Path) -> None:
     settings = make_settings(tmp_path, memory_bytes=PYTHON_BYTES - 1)
-    guests = WasmGuests(settings)
+    guests = WasmGuests(settings, Ledger(8 << 30))
     try:
         wasm = common_pb2.Source(language=WASM, data=SEND_AND_EXIT.read_bytes())
         await guests.prepare(specify(programs_pb2.LaunchSpec(), wasm, default_limits(settings)))

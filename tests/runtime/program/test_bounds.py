@@ -38,6 +38,7 @@ from tartlet_protos import control_pb2
 from tartlet_runtime.abi.limits import MAX_NAME_BYTES, ProgramLimits, default_limits
 from tartlet_runtime.abi.submission import parse
 from tartlet_runtime.answers.backlog import ROWS_A_TURN
+from tartlet_runtime.budget.ledger import Ledger
 from tartlet_runtime.guests.sandboxed import WasmGuests
 from tartlet_runtime.link.control_link import ControlLink
 from tartlet_runtime.program.driver import Driver
@@ -208,7 +209,7 @@ def test_output_that_was_dropped_is_not_kept() -> None:
 async def test_a_validation_whose_caller_hangs_up_gives_its_guest_back(
     tmp_path: Path, python_component: Compiled
 ) -> None:
-    guests = WasmGuests(make_settings(tmp_path, capacity=4))
+    guests = WasmGuests(make_settings(tmp_path, capacity=4), Ledger(8 << 30))
     try:
         for _ in range(5):
             check = asyncio.ensure_future(guests.check_python(b"x = 1\n" * 100_000, "long.py", 1.0))

@@ -22,6 +22,7 @@ from tartlet_common.rpc import blob_transfer
 from tartlet_common.rpc.endpoints import Dialer
 from tartlet_common.rpc.error_proto import error_from_proto
 from tartlet_protos import common_pb2, programs_pb2
+from tartlet_runtime.budget.ledger import Ledger
 from tartlet_runtime.serving.sources import Sources
 from tests.runtime.harness import PYTHON, Rig, running
 
@@ -125,7 +126,7 @@ async def test_a_sender_that_only_trickles_gives_its_place_back(monkeypatch: pyt
 
 async def test_kept_sources_are_bounded_and_the_oldest_go(run_dir: Path) -> None:
     control = Dialer(f"unix:{run_dir}/nobody.sock", None, role="control")  # a source that is kept needs no control
-    sources = Sources(control, MIB)
+    sources = Sources(control, MIB, Ledger(1 << 30))
     digests = []
     for i in range(70):
         data = bytes([i]) * MIB

@@ -11,7 +11,9 @@ import asyncio
 import contextlib
 import hashlib
 import os
+import re
 import shutil
+import signal
 import stat
 import subprocess
 import sys
@@ -22,7 +24,14 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 
-from tartlet_common.errors.registry import CompileTimeout, CorruptModule, DiskFull, SourceTooLarge
+from tartlet_common.errors.registry import (
+    CompilerMemoryExceeded,
+    CompileTimeout,
+    CorruptModule,
+    DiskFull,
+    SourceTooLarge,
+)
+from tartlet_runtime.budget.ledger import Ledger, Use
 from tartlet_runtime.wasm.compiling.engine_flags import flags_digest, wasmtime_version
 from tartlet_runtime.wasm.compiling.sections import has_start
 
@@ -31,8 +40,15 @@ DEFAULT_COMPILE_TIMEOUT_S = 60.0
 MODULES_KEPT = 1024
 _COMPILERS = 2  # at once
 
+LEAST_COMPILER_BYTES = 128 << 20
+"""Memory that a compiler needs at least; it gets half of what is free."""
+MOST_COMPILER_BYTES = 8 << 30
+
 INVALID = 3
 """What `compiler` ends with where the module isn't valid."""
+OUT_OF_MEMORY = 4
+"""What `compiler` ends with where Python gets no memory."""
+_ALLOCATION = re.compile(rb"memory allocation of \d+ bytes failed")
 _COMPILER = (
     "tartlet_runtime.wasm.compiling.compiler"  # not imported: Python complains where a module run by -m already is
 )
@@ -71,6 +87,11 @@ def kind_of(wasm: bytes) -> ModuleKind:
     raise CorruptModule(detail=f"unknown version {wasm[4:8].hex()}")
 
 
+def is_component(wasm: bytes) -> bool:
+    """Whether the first eight bytes are a component's."""
+    return wasm[:8] == _WASM_MAGIC + _COMPONENT_LAYER
+
+
 @dataclass(frozen=True, slots=True)
 class Compiled:
     """A file ready to be loaded."""
@@ -90,8 +111,10 @@ class AotCache:
         *,
         max_wasm_bytes: int = DEFAULT_MAX_WASM_BYTES,
         compile_timeout_s: float = DEFAULT_COMPILE_TIMEOUT_S,
+        ledger: Ledger | None = None,
     ) -> None:
-        """Use `directory` (created with mode 0700 if it is missing)."""
+        """Use `directory` (created with mode 0700 if it is missing). Compilers take their memory from `ledger`."""
+        self._ledger = ledger or Ledger(2 * MOST_COMPILER_BYTES * _COMPILERS)
         self.directory = (directory or default_cache_dir()) / "aot"
         self.max_wasm_bytes = max_wasm_bytes
         self.compile_timeout_s = compile_timeout_s
@@ -118,6 +141,7 @@ class AotCache:
 
         Raises:
             SourceTooLarge, CorruptModule, CompileTimeout: as they say.
+            MemoryBudgetExceeded, CompilerMemoryExceeded: the compiler gets too little memory.
             DiskFull: the cache can't be written.
         """
         if len(wasm) > self.max_wasm_bytes and not trusted:
@@ -163,11 +187,17 @@ class AotCache:
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     def _run_compiler(self, kind: ModuleKind, digest: str, source: Path, target: Path) -> None:
-        command = [sys.executable, "-P", "-m", _COMPILER, kind.value, str(source), str(target)]
+        share = self._ledger.take_share(Use.COMPILERS, LEAST_COMPILER_BYTES, MOST_COMPILER_BYTES)
+        command = [sys.executable, "-P", "-m", _COMPILER, kind.value, str(source), str(target), str(share)]
         try:
             done = subprocess.run(command, capture_output=True, timeout=self.compile_timeout_s, check=False)
         except subprocess.TimeoutExpired as e:
             raise CompileTimeout(limit_s=self.compile_timeout_s) from e
+        finally:
+            self._ledger.give(Use.COMPILERS, share)
+        aborted = done.returncode == -signal.SIGABRT  # threads of the compiler abort where they get no memory
+        if done.returncode == OUT_OF_MEMORY or aborted or _ALLOCATION.search(done.stderr):
+            raise CompilerMemoryExceeded(limit=share)
         if done.returncode == INVALID:
             detail = done.stderr.decode(errors="replace")
             if len(self._corrupt) >= MODULES_KEPT:

@@ -1,9 +1,9 @@
 """Compile one module ahead of time, in a process of its own.
 
-The command is `python -m tartlet_runtime.wasm.compiling.compiler KIND IN OUT`.
+The command is `python -m tartlet_runtime.wasm.compiling.compiler KIND IN OUT MEMORY_BYTES`.
 
-A hostile module may make the compiler slow, large or crash; the caller gives a time limit, this process limits its own
-memory. Exit status 3 and one line on stderr: the module is not valid.
+A hostile module may make the compiler slow, large or crash; the caller gives a time limit and a memory limit.
+Exit status 3 and one line on stderr: the module is not valid.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ from pathlib import Path
 import wasmtime
 from wasmtime.component import Component
 
-from tartlet_runtime.wasm.compiling.aot import INVALID
+from tartlet_runtime.wasm.compiling.aot import INVALID, OUT_OF_MEMORY
 from tartlet_runtime.wasm.compiling.engine_flags import compile_config
 
-MEMORY_LIMIT_BYTES = 8 << 30
 
-
-def main(kind: str, source: str, target: str) -> int:
-    """Compile `source` to `target`; the exit status."""
+def main(kind: str, source: str, target: str, memory_bytes: str) -> int:
+    """Compile `source` to `target` in at most `memory_bytes` bytes of memory; return the exit status."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    resource.setrlimit(resource.RLIMIT_DATA, (MEMORY_LIMIT_BYTES, MEMORY_LIMIT_BYTES))
+    resource.setrlimit(resource.RLIMIT_DATA, (int(memory_bytes), int(memory_bytes)))
     engine = wasmtime.Engine(compile_config())
     wasm = Path(source).read_bytes()
     try:
         compiled = Component(engine, wasm) if kind == "component" else wasmtime.Module(engine, wasm)
+    except MemoryError:
+        return OUT_OF_MEMORY
     except wasmtime.WasmtimeError as e:
         sys.stderr.write(" ".join(str(e).split())[:500])
         return INVALID
@@ -37,4 +37,4 @@ def main(kind: str, source: str, target: str) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(*sys.argv[1:4]))
+    sys.exit(main(*sys.argv[1:5]))

@@ -10,6 +10,7 @@ import json
 import time
 from collections.abc import Sequence
 from ctypes import c_void_p
+from dataclasses import replace
 from enum import IntEnum
 from typing import Any, Protocol
 
@@ -17,9 +18,11 @@ from tartlet_common.errors.registry import (
     InternalError,
     ProgramCpuExceeded,
     ProgramKilled,
+    ProgramMemoryExceeded,
     ProgramTrapped,
     TartletError,
 )
+from tartlet_runtime.budget.growth import Growth
 from tartlet_runtime.wasm.boundary import capi
 from tartlet_runtime.wasm.boundary.shim import Boundary
 from tartlet_runtime.wasm.boundary.state import GuestState, Remains
@@ -28,7 +31,7 @@ from tartlet_runtime.wasm.determinism import Clock, GuestClock, GuestRandom, Ran
 from tartlet_runtime.wasm.fibers import traps
 from tartlet_runtime.wasm.fibers.events import GuestEvents
 from tartlet_runtime.wasm.fibers.outcome import read_outcome
-from tartlet_runtime.wasm.fibers.store import limit_store, open_store
+from tartlet_runtime.wasm.fibers.store import limit_memory, limit_store, open_store
 from tartlet_runtime.wasm.linking.linked_module import LinkedModule
 from tartlet_runtime.wasm.linking.timers import Timers
 from tartlet_runtime.wasm.types import (
@@ -76,6 +79,7 @@ class Fiber:
         outcome: how it ended, once ENDED.
         clock, random: its time and chance; a journal keeps their seed and start.
         timers: those that a component waits for.
+        growth: the memory that it takes as it grows; None: all that its limits name is taken already.
     """
 
     def __init__(
@@ -123,6 +127,8 @@ class Fiber:
         self.active_random: Random = GuestRandom(b"prepare")
         self._events = GuestEvents(host.boundary, self.state)
         self.timers = Timers()
+        self.growth: Growth | None = None
+        self._ceiling_bytes = limits.memory_bytes
         self._wake_ns: int | None = None
         self._host_error: TartletError | None = None
         self._kill_reason: str | None = None
@@ -179,6 +185,7 @@ class Fiber:
         if (limits.memory_bytes, limits.cpu_slice_us) != (before.memory_bytes, before.cpu_slice_us):
             state.slice_ticks = self._host.slice_ticks(limits.cpu_slice_us)
             limit_store(self._store, state, limits.memory_bytes)
+            self._ceiling_bytes = limits.memory_bytes
 
     def prepare(self, slices: int) -> bool:
         """Make a spare ready to be adopted; False if that fails or takes longer than `slices`."""
@@ -201,10 +208,30 @@ class Fiber:
         if self.phase is Phase.READY:
             self._host.check_open()
             if not (self.polled or self.state.done):  # a spare's last stage is over
-                self._host.boundary.poll_one(self.state)
+                self._poll()
             self.polled = False
             self.settle()
         return self.phase
+
+    def _poll(self) -> None:
+        self.widen()
+        self._host.boundary.poll_one(self.state)
+        self.measure()
+
+    def widen(self) -> None:
+        """Before a poll: let the memory become as large as the process has room for."""
+        if self.growth is not None:
+            ceiling = self.growth.open() + self.module.shared_bytes
+            if ceiling != self._ceiling_bytes:
+                assert self._store is not None
+                limit_memory(self._store, ceiling)
+                self._ceiling_bytes = ceiling
+
+    def measure(self) -> None:
+        """After a poll: give back the room that the memory didn't need."""
+        if self.growth is not None:
+            memory = self.state.memory
+            self.growth.settle(capi.memory_data_size(self.context, memory) if memory else None)
 
     def deliver(self, delivery: Delivery) -> None:
         """Answer the wait that the guest is suspended in; it is READY then."""
@@ -256,8 +283,7 @@ class Fiber:
                 return
             if self.state.done:
                 if self._stage is _Stage.RUN or self.trap.value or self.error.value:
-                    kind, memory_bytes = self.module.kind, self.limits.memory_bytes
-                    self._end(read_outcome(self, kind, memory_bytes, self._host_error, self._events.last_words))
+                    self._end(self._outcome())
                     return
                 self._next_stage()
             elif self._stage is not _Stage.RUN and (self.state.waiting or self._wake_ns is not None):
@@ -284,7 +310,15 @@ class Fiber:
                 return
             if time.monotonic() > until:
                 return
-            self._host.boundary.poll_one(self.state)
+            self._poll()
+
+    def _outcome(self) -> FiberOutcome:
+        outcome = read_outcome(self, self.module.kind, self._ceiling_bytes, self._host_error, self._events.last_words)
+        if isinstance(outcome.error, ProgramMemoryExceeded):
+            if self.growth is not None and self.growth.refused:  # below the limit of its own
+                return replace(outcome, error=self.growth.refusal())
+            return replace(outcome, error=ProgramMemoryExceeded(limit_bytes=self.limits.memory_bytes))
+        return outcome
 
     def _next_stage(self) -> None:
         capi.future_delete(self.state.future)
@@ -360,6 +394,8 @@ class Fiber:
         self.outcome = outcome
         self.wait_request = None
         self._events.drop_kept()
+        if self.growth is not None:
+            self.growth.close()
         state, boundary = self.state, self._host.boundary
         if self._store is None:
             boundary.release(state)

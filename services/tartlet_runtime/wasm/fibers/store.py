@@ -33,4 +33,9 @@ def limit_store(store: int, state: GuestState, memory_bytes: int) -> None:
     capi.set_epoch_deadline(state.context, state.slice_ticks)
     # The result is no error to take: wasmtime's documentation says to ignore it.
     capi.epoch_yield_and_update(state.context, state.slice_ticks)
+    limit_memory(store, memory_bytes)
+
+
+def limit_memory(store: int, memory_bytes: int) -> None:
+    """Set the linear memory that the guest may have, in bytes, on its store."""
     capi.store_limiter(store, memory_bytes, _TABLE_ELEMENTS, _INSTANCES, _TABLES, _MEMORIES)

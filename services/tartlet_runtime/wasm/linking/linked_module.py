@@ -65,6 +65,8 @@ class LinkedModule:
     """Its call is given what the launch brought; else the call can be made ahead too."""
     can_be_spare = True
     """Instances can be made ahead of a launch: that runs no code which a program's own limits should hold."""
+    shared_bytes = 0
+    """Of an instance's memory at its start, what is mapped from a file and shared until it is written."""
     initial_memory_bytes = 0
     """What an instance has from its start, where that is declared."""
 

@@ -344,7 +344,9 @@ class JournalFull(LimitError):
 
     number: ClassVar[int] = 309
     message: ClassVar[str] = "the program's journal passed its {limit} bytes"
-    remedy: ClassVar[str] = "Launch with durable=False, or raise journal_bytes, a setting of the runtime."
+    remedy: ClassVar[str] = (
+        "Launch with durable=False, or raise journal_bytes or journals_bytes, settings of the runtime."
+    )
 
 
 class Overloaded(LimitError):
@@ -372,6 +374,30 @@ class InboxFull(LimitError):
     number: ClassVar[int] = 312
     message: ClassVar[str] = "the program has {pending} unread messages; the limit is {limit}"
     remedy: ClassVar[str] = "Let the program receive before sending more."
+
+
+class MemoryBudgetExceeded(LimitError):
+    """313: {use}: asked for {asked} bytes of the runtime's {limit} bytes of memory; {fre...."""
+
+    number: ClassVar[int] = 313
+    message: ClassVar[str] = "{use}: asked for {asked} bytes of the runtime's {limit} bytes of memory; {free} are free"
+    remedy: ClassVar[str] = (
+        "Try again later, ask for less (--max-memory, limits.memory_bytes), or give the runtime more memory: process_memory_bytes, a setting, or its pod's limit (runtime.resources.limits.memory)."
+    )
+    retryable: ClassVar[bool] = True
+
+
+class CompilerMemoryExceeded(LimitError):
+    """314: compiling the module takes more than the {limit} bytes of memory that a compi...."""
+
+    number: ClassVar[int] = 314
+    message: ClassVar[str] = (
+        "compiling the module takes more than the {limit} bytes of memory that a compiler may have now"
+    )
+    remedy: ClassVar[str] = (
+        "Make the module's functions smaller, try again later, or give the runtime more memory: process_memory_bytes, a setting, or its pod's limit (runtime.resources.limits.memory)."
+    )
+    retryable: ClassVar[bool] = True
 
 
 class WorkerLost(LostError):
@@ -585,6 +611,8 @@ REGISTRY: dict[int, type[TartletError]] = {
     310: Overloaded,
     311: FrameTooLarge,
     312: InboxFull,
+    313: MemoryBudgetExceeded,
+    314: CompilerMemoryExceeded,
     401: WorkerLost,
     402: ControlLost,
     403: RuntimeLost,

@@ -1,0 +1,168 @@
+"""The memory of the runtime as one process: a launch that the memory can't hold is refused, and nothing that runs ends.
+
+Each test gives the runtime a bound of 1 GiB by its setting.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tartlet_common.errors.registry import (
+    CompilerMemoryExceeded,
+    CompileTimeout,
+    JournalFull,
+    MemoryBudgetExceeded,
+    TartletError,
+)
+from tartlet_common.rpc.error_proto import error_from_proto
+from tartlet_protos import common_pb2, programs_pb2
+from tests.runtime.budget.modules import hard_to_compile, module, numbered
+from tests.runtime.harness import PYTHON, WASM, Rig, Stream, launch_spec, running
+
+_Event = programs_pb2.ProgramEvent
+pytestmark = pytest.mark.usefixtures("python_component")
+GIB = 1 << 30
+MIB = 1 << 20
+GROW = """
+import sys
+from inferlet import receive
+async def main():
+    held = bytearray(int(sys.argv[1]) << 20)
+    print("holds")
+    await receive()
+    return len(held) >> 20
+"""
+
+
+async def answers(rig: Rig, specs: list[programs_pb2.LaunchSpec]) -> tuple[Stream, list[programs_pb2.ProgramEvent]]:
+    """Launch programs in one call; return the call's stream and what each launch was answered with."""
+    stream = Stream(rig.stub.Launch(programs_pb2.LaunchRequest(specs=specs)))
+    found: dict[int, programs_pb2.ProgramEvent] = {}
+    while len(found) < len(specs):
+        event = await stream.next()
+        if event.kind in (_Event.ACCEPTED, _Event.REJECTED):
+            found[event.index] = event
+    return stream, [found[i] for i in range(len(specs))]
+
+
+def error_of(event: programs_pb2.ProgramEvent) -> TartletError | None:
+    return error_from_proto(event.error)
+
+
+async def taken(rig: Rig) -> dict[str, int]:
+    state = await rig.stub.RuntimeState(programs_pb2.RuntimeStateRequest())
+    return dict(state.memory_taken_bytes)
+
+
+async def test_seventeen_programs_of_250_mib_in_1_gib(run_dir: Path) -> None:
+    """Launches that name a limit hold the limit: the first ones use all of it, the others are refused at once."""
+    limits = common_pb2.Limits(memory_bytes=250 * MIB)
+    specs = [launch_spec(PYTHON, GROW.encode(), args=["200"], limits=limits) for _ in range(17)]
+    async with running(run_dir, process_memory_bytes=GIB) as rig:
+        stream, first = await answers(rig, specs)
+        accepted = [event for event in first if event.kind == _Event.ACCEPTED]
+        errors = [error_of(event) for event in first if event.kind == _Event.REJECTED]
+        assert len(accepted) == 3
+        assert all(isinstance(error, MemoryBudgetExceeded) and error.retryable for error in errors)
+        small, answer = await answers(rig, [launch_spec(PYTHON, b"def main(): return 1")])
+        assert answer[0].kind == _Event.ACCEPTED  # other launches go on
+        await small.rest()
+        await rig.stub.Send(
+            programs_pb2.SendRequest(
+                items=[programs_pb2.SendItem(program_id=event.program_id, message=b"end") for event in accepted]
+            )
+        )
+        ends = [event for event in await stream.rest() if event.kind == _Event.ENDED]
+        assert [event.data for event in ends] == [b"200"] * 3
+        assert (await taken(rig))["programs"] == 0  # everything was given back
+
+
+async def test_a_program_that_names_no_limit_is_refused_memory_and_ends_alone(run_dir: Path) -> None:
+    """Programs without a limit of their own grow as long as there is room."""
+    async with running(run_dir, process_memory_bytes=GIB) as rig:
+        streams = []
+        ended = []
+        for _ in range(6):
+            stream, (first,) = await answers(rig, [launch_spec(PYTHON, GROW.encode(), args=["200"])])
+            assert first.kind == _Event.ACCEPTED
+            event = await stream.next()
+            if event.kind == _Event.STDOUT:
+                streams.append((stream, first.program_id))
+            else:
+                while event.kind != _Event.ENDED:
+                    event = await stream.next()
+                ended.append(error_of(event))
+        assert len(streams) == 3
+        assert [type(error) for error in ended] == [MemoryBudgetExceeded] * 3
+        for stream, program_id in streams:
+            item = programs_pb2.SendItem(program_id=program_id, message=b"end")
+            await rig.stub.Send(programs_pb2.SendRequest(items=[item]))
+            assert (await stream.rest())[-1].data == b"200"
+        assert (await taken(rig))["programs"] == 0
+
+
+async def test_a_hundred_failing_programs_with_full_journals(run_dir: Path) -> None:
+    """Journals take the disk space that they may take together; a program beside them goes on."""
+    source = """
+import sys
+from inferlet import receive
+async def main():
+    for _ in range(10_000):
+        await receive()
+"""
+    message = b"m" * (200 << 10)
+    async with running(run_dir, process_memory_bytes=GIB, journals_bytes=8 * MIB, capacity=200) as rig:
+        beside, (bystander,) = await answers(rig, [launch_spec(PYTHON, GROW.encode(), args=["1"])])
+        specs = [launch_spec(PYTHON, source.encode()) for _ in range(100)]
+        stream, first = await answers(rig, specs)
+        accepted = [event.program_id for event in first if event.kind == _Event.ACCEPTED]
+        refused = [error_of(event) for event in first if event.kind == _Event.REJECTED]
+        assert all(isinstance(error, MemoryBudgetExceeded) for error in refused)
+        assert len(accepted) > 50  # 8 MiB each
+        for _ in range(6):
+            items = [programs_pb2.SendItem(program_id=name, message=message) for name in accepted]
+            for start in range(0, len(items), 10):  # a message between processes has at most 4 MiB
+                await rig.stub.Send(programs_pb2.SendRequest(items=items[start : start + 10]))
+        ends = [error_of(event) for event in await stream.rest() if event.kind == _Event.ENDED]
+        assert [type(error) for error in ends] == [JournalFull] * len(accepted)
+        written = sum(path.stat().st_size for path in (run_dir / "journals").iterdir())
+        assert written < 16 * MIB
+        item = programs_pb2.SendItem(program_id=bystander.program_id, message=b"end")
+        await rig.stub.Send(programs_pb2.SendRequest(items=[item]))
+        assert (await beside.rest())[-1].data == b"1"
+
+
+async def test_many_distinct_modules(run_dir: Path) -> None:
+    """Modules that run hold their memory; those that nobody runs make room for the next."""
+    async with running(run_dir, process_memory_bytes=GIB) as rig:
+        for start in range(0, 16, 8):
+            specs = [launch_spec(WASM, numbered(n), filename=f"{n}.wasm") for n in range(start, start + 8)]
+            stream, first = await answers(rig, specs)
+            assert [event.kind for event in first] == [_Event.ACCEPTED] * 8
+            ends = [event for event in await stream.rest() if event.kind == _Event.ENDED]
+            assert all(event.success for event in ends)
+        assert (await taken(rig))["compilers"] == 0
+
+
+async def test_a_module_that_takes_more_memory_to_compile_than_there_is(run_dir: Path) -> None:
+    """A compiler has a part of the memory; one that needs more ends, and programs beside it go on."""
+    async with running(run_dir, process_memory_bytes=GIB, compile_timeout_s=5) as rig:
+        beside, (bystander,) = await answers(rig, [launch_spec(PYTHON, GROW.encode(), args=["50"])])
+        _, (answer,) = await answers(rig, [launch_spec(WASM, hard_to_compile(3_500_000), filename="hard.wasm")])
+        error = error_of(answer)
+        assert isinstance(error, (CompilerMemoryExceeded, CompileTimeout))  # its threads may hang without memory
+        item = programs_pb2.SendItem(program_id=bystander.program_id, message=b"end")
+        await rig.stub.Send(programs_pb2.SendRequest(items=[item]))
+        assert (await beside.rest())[-1].data == b"50"
+
+
+async def test_a_core_module_counts_its_declared_memory(run_dir: Path) -> None:
+    """A module that declares more memory than is free is refused when its program begins."""
+    async with running(run_dir, process_memory_bytes=GIB, memory_bytes=1 << 30) as rig:
+        large = module(b"\x00\x41\x00\x0b", pages=(1000 << 20) >> 16)
+        stream, (answer,) = await answers(rig, [launch_spec(WASM, large, filename="large.wasm")])
+        assert answer.kind == _Event.ACCEPTED
+        assert isinstance(error_of((await stream.rest())[-1]), MemoryBudgetExceeded)
+        assert (await taken(rig))["programs"] == 0
