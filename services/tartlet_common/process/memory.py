@@ -65,8 +65,8 @@ def _groups(root: Path) -> Iterator[tuple[str, Path, str]]:
         fields, _, rest = line.partition(" - ")
         kind, _, options = (*rest.split(), "", "", "")[:3]
         if kind == "cgroup2" or (kind == "cgroup" and "memory" in options.split(",")):
-            base, point = fields.split()[3:5]
-            mounted[kind] = (base, root / point.lstrip("/"))
+            base, place = fields.split()[3:5]
+            mounted[kind] = (base, root / place.lstrip("/"))
     for line in groups:
         number, controllers, group = line.split(":", 2)
         kind = "cgroup2" if number == "0" and not controllers else "cgroup"
