@@ -264,19 +264,13 @@ class InboxFull(TartletError):
 @_register(313, retryable=True)
 class MemoryBudgetExceeded(TartletError):
     message = "{use}: asked for {asked} bytes of the runtime's {limit} bytes of memory; {free} are free"
-    remedy = (
-        "Try again later, ask for less (--max-memory, limits.memory_bytes), or give the runtime more memory: "
-        "process_memory_bytes, a setting, or its pod's limit (runtime.resources.limits.memory)."
-    )
+    remedy = "Ask for less memory, try again later, or raise process_memory_bytes, a setting (or the pod's limit)."
 
 
 @_register(314, retryable=True)
 class CompilerMemoryExceeded(TartletError):
     message = "compiling the module takes more than the {limit} bytes of memory that a compiler may have now"
-    remedy = (
-        "Make the module's functions smaller, try again later, or give the runtime more memory: process_memory_bytes, "
-        "a setting, or its pod's limit (runtime.resources.limits.memory)."
-    )
+    remedy = "Make functions smaller, try again later, or raise process_memory_bytes, a setting (or the pod's limit)."
 
 
 # ---- 4xx: parts of the system that went away --------------------------------------------------------------------

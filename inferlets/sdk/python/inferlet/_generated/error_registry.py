@@ -382,7 +382,7 @@ class MemoryBudgetExceeded(LimitError):
     number: ClassVar[int] = 313
     message: ClassVar[str] = "{use}: asked for {asked} bytes of the runtime's {limit} bytes of memory; {free} are free"
     remedy: ClassVar[str] = (
-        "Try again later, ask for less (--max-memory, limits.memory_bytes), or give the runtime more memory: process_memory_bytes, a setting, or its pod's limit (runtime.resources.limits.memory)."
+        "Ask for less memory, try again later, or raise process_memory_bytes, a setting (or the pod's limit)."
     )
     retryable: ClassVar[bool] = True
 
@@ -395,7 +395,7 @@ class CompilerMemoryExceeded(LimitError):
         "compiling the module takes more than the {limit} bytes of memory that a compiler may have now"
     )
     remedy: ClassVar[str] = (
-        "Make the module's functions smaller, try again later, or give the runtime more memory: process_memory_bytes, a setting, or its pod's limit (runtime.resources.limits.memory)."
+        "Make functions smaller, try again later, or raise process_memory_bytes, a setting (or the pod's limit)."
     )
     retryable: ClassVar[bool] = True
 
