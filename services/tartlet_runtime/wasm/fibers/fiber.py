@@ -10,7 +10,6 @@ import json
 import time
 from collections.abc import Sequence
 from ctypes import c_void_p
-from dataclasses import replace
 from enum import IntEnum
 from typing import Any, Protocol
 
@@ -18,7 +17,6 @@ from tartlet_common.errors.registry import (
     InternalError,
     ProgramCpuExceeded,
     ProgramKilled,
-    ProgramMemoryExceeded,
     ProgramTrapped,
     TartletError,
 )
@@ -30,7 +28,7 @@ from tartlet_runtime.wasm.compiling.aot import ModuleKind
 from tartlet_runtime.wasm.determinism import Clock, GuestClock, GuestRandom, Random
 from tartlet_runtime.wasm.fibers import traps
 from tartlet_runtime.wasm.fibers.events import GuestEvents
-from tartlet_runtime.wasm.fibers.outcome import read_outcome
+from tartlet_runtime.wasm.fibers.outcome import blame, read_outcome
 from tartlet_runtime.wasm.fibers.store import limit_memory, limit_store, open_store
 from tartlet_runtime.wasm.linking.linked_module import LinkedModule
 from tartlet_runtime.wasm.linking.timers import Timers
@@ -283,7 +281,9 @@ class Fiber:
                 return
             if self.state.done:
                 if self._stage is _Stage.RUN or self.trap.value or self.error.value:
-                    self._end(self._outcome())
+                    kind, ceiling, told = self.module.kind, self._ceiling_bytes, self._events.last_words
+                    outcome = read_outcome(self, kind, ceiling, self._host_error, told)
+                    self._end(blame(outcome, self.growth, self.limits.memory_bytes))
                     return
                 self._next_stage()
             elif self._stage is not _Stage.RUN and (self.state.waiting or self._wake_ns is not None):
@@ -311,14 +311,6 @@ class Fiber:
             if time.monotonic() > until:
                 return
             self._poll()
-
-    def _outcome(self) -> FiberOutcome:
-        outcome = read_outcome(self, self.module.kind, self._ceiling_bytes, self._host_error, self._events.last_words)
-        if isinstance(outcome.error, ProgramMemoryExceeded):
-            if self.growth is not None and self.growth.refused:  # below the limit of its own
-                return replace(outcome, error=self.growth.refusal())
-            return replace(outcome, error=ProgramMemoryExceeded(limit_bytes=self.limits.memory_bytes))
-        return outcome
 
     def _next_stage(self) -> None:
         capi.future_delete(self.state.future)

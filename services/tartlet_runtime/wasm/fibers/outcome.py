@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ctypes
+from dataclasses import replace
 
 from tartlet_common.errors.registry import ProgramFailed, ProgramMemoryExceeded, TartletError
+from tartlet_runtime.budget.growth import Growth
 from tartlet_runtime.wasm.boundary import capi, values
 from tartlet_runtime.wasm.compiling.aot import ModuleKind
 from tartlet_runtime.wasm.fibers import traps
@@ -45,6 +47,15 @@ def read_outcome(
     if traps.ran_out_of_memory(text):
         return FiberOutcome(OutcomeKind.ERROR, text, ProgramMemoryExceeded(limit_bytes=memory_limit_bytes))
     return FiberOutcome(OutcomeKind.ERROR, text, ProgramFailed(traceback=text))
+
+
+def blame(outcome: FiberOutcome, growth: Growth | None, limit_bytes: int) -> FiberOutcome:
+    """Name the bound that a guest without memory met: the process's if `growth` was refused, else its own limit."""
+    if not isinstance(outcome.error, ProgramMemoryExceeded):
+        return outcome
+    if growth is not None and growth.refused:
+        return replace(outcome, error=growth.refusal())
+    return replace(outcome, error=ProgramMemoryExceeded(limit_bytes=limit_bytes))
 
 
 def _classify(guest: Instance, kind: ModuleKind, limit: int, last_words: bytes) -> TartletError:
