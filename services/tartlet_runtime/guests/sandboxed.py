@@ -30,6 +30,7 @@ from tartlet_runtime.wasm import (
     WaitRequest,
     WasmHost,
 )
+from tartlet_runtime.wasm.compiling.aot import LEAST_COMPILER_BYTES
 from tartlet_runtime.wasm.compiling.engine_flags import flags_digest
 
 log = logging.getLogger(__name__)
@@ -198,6 +199,8 @@ class WasmGuests:
             SourceTooLarge, CorruptModule, CompileTimeout, DiskFull: as they say.
             MemoryBudgetExceeded: the process has too little memory to compile or to load it.
         """
+        if self._ledger.free_bytes < 2 * LEAST_COMPILER_BYTES:
+            self.host.drop_spares()
         compiled = await self.host.aot.compile_async(spec.source)
         module = self._modules.get(spec.digest)
         if module is not None:  # another launch that waited for the same compilation was first

@@ -43,7 +43,7 @@ _TABLE_ELEMENTS = 30_000
 _SLOTS_BEING_REAPED = 64
 _SPARE_SLICES = 100
 _SPARES_IN_ALL = 2
-_FREE_OF_SPARES = 4  # spares leave this part of the memory's bound to launches
+_FREE_OF_SPARES = 2  # spares leave this part of the memory's bound to launches
 _ADDRESSES_PER_MEMORY = 4 << 30  # reserved, not used: what a guest's 32 bits can name
 
 

@@ -11,13 +11,11 @@ import asyncio
 import contextlib
 import hashlib
 import os
-import re
 import shutil
-import signal
 import stat
-import subprocess
 import sys
 import tempfile
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -29,9 +27,11 @@ from tartlet_common.errors.registry import (
     CompileTimeout,
     CorruptModule,
     DiskFull,
+    MemoryBudgetExceeded,
     SourceTooLarge,
 )
 from tartlet_runtime.budget.ledger import Ledger, Use
+from tartlet_runtime.wasm.compiling.bounded import INVALID, run_bounded
 from tartlet_runtime.wasm.compiling.engine_flags import flags_digest, wasmtime_version
 from tartlet_runtime.wasm.compiling.sections import has_start
 
@@ -44,11 +44,6 @@ LEAST_COMPILER_BYTES = 128 << 20
 """Memory that a compiler needs at least; it gets half of what is free."""
 MOST_COMPILER_BYTES = 8 << 30
 
-INVALID = 3
-"""What `compiler` ends with where the module isn't valid."""
-OUT_OF_MEMORY = 4
-"""What `compiler` ends with where Python gets no memory."""
-_ALLOCATION = re.compile(rb"memory allocation of \d+ bytes failed")
 _COMPILER = (
     "tartlet_runtime.wasm.compiling.compiler"  # not imported: Python complains where a module run by -m already is
 )
@@ -118,6 +113,8 @@ class AotCache:
         self.directory = (directory or default_cache_dir()) / "aot"
         self.max_wasm_bytes = max_wasm_bytes
         self.compile_timeout_s = compile_timeout_s
+        self._num_compiling = 0
+        self._ended = threading.Condition()  # notified when a compiler has given its memory back
         self._threads = ThreadPoolExecutor(_COMPILERS, thread_name_prefix="compile")
         self._corrupt: dict[str, str] = {}  # by digest, what the compiler says of those that can't be compiled
 
@@ -187,26 +184,45 @@ class AotCache:
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     def _run_compiler(self, kind: ModuleKind, digest: str, source: Path, target: Path) -> None:
-        share = self._ledger.take_share(Use.COMPILERS, LEAST_COMPILER_BYTES, MOST_COMPILER_BYTES)
+        share = self._take_share()
         command = [sys.executable, "-P", "-m", _COMPILER, kind.value, str(source), str(target), str(share)]
         try:
-            done = subprocess.run(command, capture_output=True, timeout=self.compile_timeout_s, check=False)
-        except subprocess.TimeoutExpired as e:
-            raise CompileTimeout(limit_s=self.compile_timeout_s) from e
+            done = run_bounded(command, source.with_name("errors"), share, self.compile_timeout_s)
         finally:
-            self._ledger.give(Use.COMPILERS, share)
-        aborted = done.returncode == -signal.SIGABRT  # threads of the compiler abort where they get no memory
-        if done.returncode == OUT_OF_MEMORY or aborted or _ALLOCATION.search(done.stderr):
+            self._give_share(share)
+        if done.lacked_memory:
             raise CompilerMemoryExceeded(limit=share)
-        if done.returncode == INVALID:
-            detail = done.stderr.decode(errors="replace")
+        if done.timed_out:
+            raise CompileTimeout(limit_s=self.compile_timeout_s)
+        if done.status == INVALID:
+            detail = done.errors.decode(errors="replace")
             if len(self._corrupt) >= MODULES_KEPT:
                 self._corrupt.clear()
             self._corrupt[digest] = detail
             raise CorruptModule(detail=detail)
-        if done.returncode != 0:  # the compiler crashed or ran out of memory: the module's fault all the same
-            detail = f"the compiler ended with status {done.returncode}: {done.stderr[-300:].decode(errors='replace')}"
+        if done.status != 0:  # the compiler crashed: the module's fault
+            detail = f"the compiler ended with status {done.status}: {done.errors[-300:].decode(errors='replace')}"
             raise CorruptModule(detail=detail)
+
+    def _take_share(self) -> int:
+        """Take memory for a compiler. While others compile, wait for their memory; else a lack is the error."""
+        with self._ended:
+            while True:
+                try:
+                    share = self._ledger.take_share(Use.COMPILERS, LEAST_COMPILER_BYTES, MOST_COMPILER_BYTES)
+                except MemoryBudgetExceeded:
+                    if not self._num_compiling:
+                        raise
+                    self._ended.wait()
+                else:
+                    self._num_compiling += 1
+                    return share
+
+    def _give_share(self, share_bytes: int) -> None:
+        with self._ended:
+            self._ledger.give(Use.COMPILERS, share_bytes)
+            self._num_compiling -= 1
+            self._ended.notify_all()
 
     def _make_directory(self) -> None:
         self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -15,14 +15,15 @@ from pathlib import Path
 import wasmtime
 from wasmtime.component import Component
 
-from tartlet_runtime.wasm.compiling.aot import INVALID, OUT_OF_MEMORY
+from tartlet_runtime.wasm.compiling.bounded import INVALID, OUT_OF_MEMORY, SLACK_BYTES
 from tartlet_runtime.wasm.compiling.engine_flags import compile_config
 
 
 def main(kind: str, source: str, target: str, memory_bytes: str) -> int:
-    """Compile `source` to `target` in at most `memory_bytes` bytes of memory; return the exit status."""
+    """Compile `source` to `target` in about `memory_bytes` bytes of memory; return the exit status."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    resource.setrlimit(resource.RLIMIT_DATA, (int(memory_bytes), int(memory_bytes)))
+    most = int(memory_bytes) + SLACK_BYTES  # the parent ends this process sooner
+    resource.setrlimit(resource.RLIMIT_DATA, (most, most))
     engine = wasmtime.Engine(compile_config())
     wasm = Path(source).read_bytes()
     try:
