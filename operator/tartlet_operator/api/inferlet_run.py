@@ -43,7 +43,9 @@ class InferletRunSpec(ApiModel):
         default=None, description="Arguments; unset: the Inferlet's."
     )
     model: Annotated[str, Field(max_length=128)] = Field(
-        default="", description="Model; empty: the Inferlet's.", json_schema_extra=a_model("spec.model")
+        default="",
+        description="Model; empty: the Inferlet's. Another model than the pool's gives up the pool.",
+        json_schema_extra=a_model("spec.model"),
     )
     deadline_seconds: int = Field(
         default=600,

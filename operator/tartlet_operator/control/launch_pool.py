@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 
 def launch_pool(namespace: str, pool: str, model: str, served: Iterable[str]) -> str:
@@ -25,3 +25,20 @@ def launch_pool(namespace: str, pool: str, model: str, served: Iterable[str]) ->
     if pool:
         return f"{namespace}/{pool}"
     return f"{namespace}/*" if any(not model or model == each for each in served) else "*"
+
+
+def kept_pool(pool: str, model: str, pools: Mapping[str, str]) -> str:
+    """Return the pool of an Inferlet that holds for a run, "" for none.
+
+    A run that names the pool's own model, or no model, keeps to the pool. A run of another model can't.
+
+    Args:
+        pool: the EnginePool that the Inferlet names, "" for none.
+        model: the model that the run names, "" for none.
+        pools: the models of the namespace's pools, by the pools' names.
+
+    Example:
+        >>> [kept_pool("gpu", model, {"gpu": "big"}) for model in ("", "big", "small")]
+        ['gpu', 'gpu', '']
+    """
+    return pool if not model or pools.get(pool) == model else ""

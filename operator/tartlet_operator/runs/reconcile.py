@@ -23,7 +23,7 @@ from tartlet_operator.api.inferlet import Inferlet, InferletStatus
 from tartlet_operator.api.inferlet_run import InferletRun, InferletRunStatus
 from tartlet_operator.api.meta import Key, Meta
 from tartlet_operator.api.reasons import EventReason, Reason, brief, explained
-from tartlet_operator.control.launch_pool import launch_pool
+from tartlet_operator.control.launch_pool import kept_pool, launch_pool
 from tartlet_operator.machinery.context import Context
 from tartlet_operator.machinery.program_output import Outcome, Output
 from tartlet_operator.machinery.store import RunSeen
@@ -203,12 +203,13 @@ async def _launch(
     assert inferlet is not None, "decide() launches only what was found"
     keeps = withhold.keeps(run.spec, inferlet.spec)
     args = run.spec.args if run.spec.args is not None else inferlet.spec.args
-    model, pool = run.spec.model or inferlet.spec.model, "" if run.spec.model else inferlet.spec.pool
+    served = {pool.name: pool.model for pool in ctx.store.pools_in(key.namespace)}
+    model, pool = run.spec.model or inferlet.spec.model, kept_pool(inferlet.spec.pool, run.spec.model, served)
     spec = LaunchSpec(
         inferlet=run.spec.inferlet,
         args=args,
         model=run.spec.model,
-        pool=launch_pool(key.namespace, pool, model, [p.model for p in ctx.store.pools_in(key.namespace)]),
+        pool=launch_pool(key.namespace, pool, model, served.values()),
         tenant=key.namespace,
         idempotency_key=action.key,
         limits=Limits(deadline_s=action.deadline_s),
