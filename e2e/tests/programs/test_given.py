@@ -201,6 +201,7 @@ def test_wasm_inferlets_run_from_a_config_map_and_a_url(given: tuple[Kube, Kube,
     modules = {"sends": SENDS, "broken": SENDS[:-20]}
     data = {name: base64.b64encode(module).decode() for name, module in modules.items()}
     one.apply(
+        pool("fake"),
         {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "modules"}, "binaryData": data},
         *(wasm(inferlet(name, "fake", {"configMap": {"name": "modules", "key": name}})) for name in modules),
         wasm(inferlet("completes", "fake", fetched("completion.wasm"))),

@@ -86,9 +86,10 @@ static uint32_t option(const char *args, const char *end, const char *key, uint3
   return at ? number(&at, end) : otherwise;
 }
 
-static tl_record *ask(uint16_t op, uint32_t b, const void *text, uint32_t length) {
+static tl_record *ask(uint16_t op, uint32_t a, uint32_t b, const void *text, uint32_t length) {
   tl_record *record = tl_begin(op, length);
   record->flags = TL_FLAG_AWAIT;
+  record->a = a;
   record->b = b;
   uint32_t ticket = record->ticket;
   tl_put(text, length);
@@ -96,7 +97,7 @@ static tl_record *ask(uint16_t op, uint32_t b, const void *text, uint32_t length
 }
 
 int32_t tartlet_main(void) {
-  tl_record *answer = ask(TL_OP_GET_ARG, 0, "", 0);
+  tl_record *answer = ask(TL_OP_GET_ARG, 0, 0, "", 0);
   if (!answer) return 1;
   const char *args = (const char *)tl_payload(answer), *end = args + answer->length;
   uint32_t max_tokens = option(args, end, "\"--max-tokens\", \"", 16);
@@ -105,9 +106,10 @@ int32_t tartlet_main(void) {
   if (text) read_prompt(text, end);
   if (max_tokens > MAX_TOKENS || ahead > MAX_AHEAD) return 2;
 
-  answer = ask(TL_OP_GET_MODEL, 0, "", 0);
+  answer = ask(TL_OP_GET_MODEL, 0, 0, "", 0);
   if (!answer) return 1;
   const char *info = (const char *)tl_payload(answer), *info_end = info + answer->length;
+  uint32_t model = option(info, info_end, "\"index\":", 0);
   uint32_t page_size = option(info, info_end, "\"page_size\":", 16);
   const char *at = find(info, info_end, "\"stop_tokens\":[");
   while (at && *at != ']' && n_stop < MAX_STOP) {
@@ -115,7 +117,7 @@ int32_t tartlet_main(void) {
     if (*at == ',') at++;
   }
 
-  answer = ask(TL_OP_TOKENIZE, 1, prompt, prompt_bytes);
+  answer = ask(TL_OP_TOKENIZE, model, 1, prompt, prompt_bytes);
   if (!answer) return 1;
   uint32_t n = answer->length / 4;
   if (n == 0 || n > MAX_PROMPT) return 2;
@@ -154,7 +156,7 @@ int32_t tartlet_main(void) {
     if (!ended) tokens[got] = record->a;
     got++;
   }
-  answer = ask(TL_OP_DETOKENIZE, 0, tokens, 4 * (got - ended));
+  answer = ask(TL_OP_DETOKENIZE, model, 0, tokens, 4 * (got - ended));
   if (!answer) return 1;
   tl_log(1, tl_payload(answer), answer->length);
   tl_log(1, "\n", 1);
