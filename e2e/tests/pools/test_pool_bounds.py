@@ -62,7 +62,7 @@ def is_ready(kube: Kube) -> bool:
 def held(kube: Kube, pod: str) -> int:
     """Returns how many programs an engine had when control cordoned it."""
     lines = kube("logs", "deploy/tartlet-control", "--tail=-1").splitlines()
-    (said,) = [line for line in lines if f"engine {pod} is draining, with " in line]
+    (said,) = [line for line in lines if f"engine {kube.namespace}/{pod} is draining, with " in line]
     return int(said.partition(" is draining, with ")[2].partition(" ")[0])
 
 

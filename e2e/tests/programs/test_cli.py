@@ -80,8 +80,8 @@ def test_the_plugin_runs_shows_and_tells_why_a_program_failed(
 
     kube.apply(inferlet("cli-fails", demo_pool, {"inline": FAILS}), run("cli-fails-1", "cli-fails"))
     kube.wait("irun/cli-fails-1", "Failed")
-    for follow in ((), ("-f",)):
-        assert editor.kubectl("tartlet", "logs", "cli-fails-1", *follow)[:2] == (0, "so far\n")
+    for command, expected in (("logs", (0, "so far\n")), ("logs -f", (1, "so far\n")), ("wait", (1, ""))):
+        assert editor.kubectl("tartlet", *command.split(), "cli-fails-1")[:2] == expected, command
     code, out, err = editor.kubectl("tartlet", "logs", "cli-fails-1")
     assert ("line 3, in deeper" in err, err.strip().endswith("ValueError: on purpose")) == (True, True), err
     assert editor.kubectl("tartlet", "logs", "cli-unknown")[0] == 2

@@ -132,6 +132,10 @@ def test_a_programs_own_traceback_is_told(kube: Kube) -> None:
     assert f"line {raised}, in deeper" in error["traceback"]
     assert error["traceback"].rstrip().endswith("ValueError: on purpose")
     assert "Traceback" not in error["message"]
+    assert str(status).count(f"line {raised}, in deeper") == 1
+    assert {c["message"].endswith("ValueError: on purpose") for c in status["conditions"] if c["message"]} == {True}
+    told = {e["reason"]: e["message"] for e in kube.items("events") if e["involvedObject"]["name"] == "runs-fails"}
+    assert "ValueError: on purpose" in told["RunFailed"]
 
 
 def test_output_is_kept_to_a_bound_and_says_so(kube: Kube) -> None:

@@ -59,6 +59,8 @@ def settled(listed: Callable[[], set[str]], expected: set[str]) -> None:
 
 def test_an_upgrade_changes_what_it_says_and_nothing_else(image: Image, kube: Kube, second: Kube) -> None:
     answer(second, "first")
+    assert second.items("epool") == []
+    second.wait("ilet/hello", "Runnable")  # it names no model, and needs no pool
     answer(kube, "mine")
     assert "first" not in {r["metadata"]["name"] for r in kube.items("irun")}
     assert [r["metadata"]["name"] for r in second.items("irun")] == ["first"]

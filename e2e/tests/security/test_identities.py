@@ -66,8 +66,10 @@ def held(kube: Kube, name: str) -> Identity:
     return {"authority": data["ca.crt"], "certificate": data["tls.crt"], "key": data["tls.key"]}
 
 
-def signed(name: str, authority: Identity, days: int = 1, *, by: Identity | None = None) -> Identity:
-    """Returns an identity with a DNS name, signed by `authority`, that trusts certificates of `authority`."""
+def signed(
+    name: str, authority: Identity, days: int = 1, *, by: Identity | None = None, also: Iterable[str] = ()
+) -> Identity:
+    """Returns an identity with DNS names, signed by `authority`, that trusts certificates of `authority`."""
     by = by or authority
     issuer = x509.load_pem_x509_certificate(by["certificate"].encode())
     issuer_key = serialization.load_pem_private_key(by["key"].encode(), None)
@@ -82,7 +84,7 @@ def signed(name: str, authority: Identity, days: int = 1, *, by: Identity | None
         .serial_number(x509.random_serial_number())
         .not_valid_before(now - dt.timedelta(days=2))
         .not_valid_after(now + dt.timedelta(days=days))
-        .add_extension(x509.SubjectAlternativeName([x509.DNSName(name)]), critical=True)
+        .add_extension(x509.SubjectAlternativeName([x509.DNSName(each) for each in (name, *also)]), critical=True)
         .sign(issuer_key, hashes.SHA256())
     )
     return {"authority": authority["authority"], "certificate": _pem(certificate), "key": _pem_key(key)}
