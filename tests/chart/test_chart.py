@@ -182,7 +182,7 @@ def test_only_the_operator_and_its_hook_carry_a_token() -> None:
         account = named(objects, "ServiceAccount", spec["serviceAccountName"])
         if spec.get("automountServiceAccountToken", account.get("automountServiceAccountToken", True)):
             with_token.add(name)
-    assert with_token == {"Deployment/tartlet-operator", "Job/tartlet-crds"}
+    assert with_token == {"Deployment/tartlet-operator", "Job/tartlet-image-and-crds"}
 
 
 def test_no_variable_of_a_service_becomes_a_setting() -> None:
