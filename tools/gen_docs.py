@@ -92,8 +92,11 @@ A worker names its pool (`pool`). If the name says another tenant than the certi
 `PermissionDenied`. Engines of different tenants may have one name: control knows them as `TENANT/NAME`.
 
 A launch may name a pool (`POOL` of its own tenant, `TENANT/POOL`, or `TENANT/*`), and then runs on its engines alone. A
-launch that names neither model nor pool prefers its tenant's engines to shared ones. While a tenant's own engines of a
-model are away, a shared pool stands in for them only with the same weights.
+launch that names neither model nor pool prefers its tenant's engines to shared ones, and runs on shared ones while none
+of its tenant's is ready. A launch that names a model and no pool runs on a shared pool in place of the tenant's own
+engines only if the weights are the same, as far as control has seen these engines since it started. A prompt that must
+stay within a namespace names a pool; the operator names the namespace's own pools for every InferletRun whose model
+one of them serves.
 
 ## Who may call what
 
