@@ -16,6 +16,7 @@ from tartlet_common.clock import ManualClock
 from tartlet_common.config.settings import ControlSettings
 from tartlet_common.engine.step import Step, StepResult
 from tartlet_common.errors.registry import TartletError
+from tartlet_common.rpc.endpoints import PROTOCOL_VERSION
 from tartlet_control.batching.batcher import Batcher
 from tartlet_control.core.core import Core
 from tartlet_control.core.lifecycle import StartRequest
@@ -24,6 +25,7 @@ from tartlet_control.tables.keys import RETURN_S
 from tartlet_control.tables.outbox import Settled
 from tartlet_control.tables.programs import RuntimeSession
 from tartlet_worker.fake import FakeEngine, FakeOptions
+from tests.control import last_release
 
 
 @dataclass(frozen=True)
@@ -164,7 +166,10 @@ class Guest:
 class Host:
     """Core, one runtime session and any number of fake engines."""
 
-    def __init__(self, options: FakeOptions | None = None, *, engines: int = 1, **settings: Any) -> None:
+    def __init__(
+        self, options: FakeOptions | None = None, *, engines: int = 1, old: bool = False, **settings: Any
+    ) -> None:
+        """`old`: the engines are of the last release."""
         self.clock = ManualClock(start=100.0 - RETURN_S)
         self.core = Core(ControlSettings(**settings), self.clock, strict=True)
         self.clock.advance(RETURN_S)  # control is no longer new
@@ -177,11 +182,13 @@ class Host:
         self._payload = bytearray()
         self._waiting: list[tuple[EngineState, FakeEngine, Step]] = []
         for i in range(engines):
-            self.join(f"e{i}", options)
+            self.join(f"e{i}", options, old=old)
 
-    def join(self, engine_id: str, options: FakeOptions | None = None) -> EngineState:
-        fake = FakeEngine(options or FakeOptions(page_size=4, num_pages=64, num_embeds=256, num_slots=256))
-        state = self.core.on_engine(engine_id, "inc-" + engine_id, fake.spec)
+    def join(self, engine_id: str, options: FakeOptions | None = None, *, old: bool = False) -> EngineState:
+        protocol = last_release.PROTOCOL if old else PROTOCOL_VERSION
+        made = last_release.LastRelease if old else FakeEngine
+        fake = made(options or FakeOptions(page_size=4, num_pages=64, num_embeds=256, num_slots=256))
+        state = self.core.on_engine(engine_id, "inc-" + engine_id, fake.spec, protocol=protocol)
         self.engines.append((state, fake))
         return state
 

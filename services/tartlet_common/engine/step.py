@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from enum import IntEnum
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -25,6 +26,8 @@ F32 = npt.NDArray[np.float32]
 U8 = npt.NDArray[np.uint8]
 
 EMPTY_I32: I32 = np.zeros(0, np.int32)
+TABLES_SINCE: Final = 2
+"""First version of the protocol with page tables and with the options of `Sample`."""
 
 
 class Kind(IntEnum):

@@ -35,17 +35,23 @@ def _columns_of(cls: type[Any]) -> tuple[tuple[str, np.dtype[Any]], ...]:
 
 _COLUMNS = {cls: _columns_of(cls) for cls in (*get_args(s.Batch), s.BatchResult, s.TableChanges)}
 
+_LATER: dict[type[Any], int] = {s.Forward: 1, s.Sample: 3}
+"""How many of a batch's last columns came with `TABLES_SINCE`."""
+
 
 def _pack(value: Any) -> list[bytes]:
-    """Return the columns of a batch. An empty `table` is left out: workers without page tables read the others."""
-    columns = [getattr(value, name).astype(dtype, copy=False).tobytes() for name, dtype in _COLUMNS[type(value)]]
-    return columns if type(value) is not s.Forward or columns[-1] else columns[:-1]
+    """Return the columns of a batch. Without values its later columns are left out: older workers read the others."""
+    cls = type(value)
+    columns = [getattr(value, name).astype(dtype, copy=False).tobytes() for name, dtype in _COLUMNS[cls]]
+    later = _LATER.get(cls)
+    return columns[:-later] if later and not any(columns[-later:]) else columns
 
 
 def _unpack(cls: type[Any], columns: Any) -> dict[str, Any]:
     names = _COLUMNS[cls]
-    if cls is s.Forward and len(columns) == len(names) - 1:
-        names = names[:-1]
+    later = _LATER.get(cls)
+    if later and len(columns) == len(names) - later:
+        names = names[:-later]
     if len(columns) != len(names):
         raise MalformedSubmission(detail=f"{cls.__name__} has {len(names)} columns, the frame {len(columns)}")
     try:

@@ -61,6 +61,7 @@ class Pack(Protocol):
             KeyError: the program doesn't hold an id that the command names.
             UnknownResource: the program has no table of the number that the command names.
             InvalidArgument: the command asks for more than the program may.
+            UnsupportedTrait: the engine's worker is of a release that lacks what the command asks for.
         """
 
     def finish(self) -> Batch:

@@ -97,6 +97,13 @@ def trimmed(rows: int, columns: int, mask: bytes) -> bytes:
     return mask[:need]
 
 
+def widened(mask: bytes, rows: int, before: int, more: int) -> bytes:
+    """Return a mask with `more` hidden columns between its first `before` columns and its last `rows`."""
+    columns = before + rows
+    bits = np.unpackbits(np.frombuffer(mask, np.uint8), count=rows * columns, bitorder="little").reshape(rows, columns)
+    return np.packbits(np.insert(bits, [before] * more, 0, axis=1), bitorder="little").tobytes()
+
+
 class ForwardConflicts:
     """Embeds that the batch reads and writes for one queue, the KV slots that it writes, and the ends of its tables."""
 
@@ -166,7 +173,7 @@ class PackForward:
         """
         embed = held[EMBEDS].__getitem__
         iemb, oemb = [*map(embed, c.iemb)], [*map(embed, c.oemb)]
-        table = c.find()
+        offset, mask, table = c.okv_offset, c.mask, c.find()
         if table is None:
             page = held[PAGES].__getitem__
             ikv, okv = [*map(page, c.ikv)], [*map(page, c.okv)]
@@ -176,17 +183,28 @@ class PackForward:
             self._okv += okv
             self._table.append(-1)
         else:
-            table.sent(c.okv_offset, c.tokens, masked=bool(c.mask))
-            self._table.append(table.number)
-            self._tables = True
+            table.sent(offset, c.tokens, masked=bool(mask))
+            engine = c.queue.place.engine
+            assert engine is not None, "a table with rows is on an engine"
+            if engine.tables.kept:
+                self._table.append(table.number)
+                self._tables = True
+            else:
+                size = engine.spec.page_size
+                if mask:
+                    mask = widened(mask, c.tokens, offset, -offset % size)
+                ikv, okv, offset = table.lists(offset, c.tokens, size)
+                self._ikv += ikv
+                self._okv += okv
+                self._table.append(-1)
         self._ikv_indptr.append(len(self._ikv))
         self._iemb += iemb
         self._iemb_indptr.append(len(self._iemb))
         self._okv_indptr.append(len(self._okv))
-        self._offset.append(c.okv_offset)
+        self._offset.append(offset)
         self._oemb += oemb
         self._oemb_indptr.append(len(self._oemb))
-        self._mask += c.mask
+        self._mask += mask
         self._mask_indptr.append(len(self._mask))
 
     def finish(self) -> ForwardBatch:

@@ -11,10 +11,10 @@ import numpy as np
 
 from tartlet_common.abi import DEFAULT_TOP_K, SAMPLE_PARAMS, Op, Record
 from tartlet_common.engine import sample_options
-from tartlet_common.engine.step import BatchResult, Kind
+from tartlet_common.engine.step import TABLES_SINCE, BatchResult, Kind
 from tartlet_common.engine.step import GetNextDist as GetNextDistBatch
 from tartlet_common.engine.step import Sample as SampleBatch
-from tartlet_common.errors.registry import EngineFailure, InvalidArgument, MalformedSubmission
+from tartlet_common.errors.registry import EngineFailure, InvalidArgument, MalformedSubmission, UnsupportedTrait
 from tartlet_control.calls.base import MAX_ANSWER_BYTES, EngineCall, ReadsOnly, Value, i32, u32, words
 from tartlet_control.tables.ledger import EMBEDS, SLOTS
 from tartlet_control.tables.programs import Command, CommandQueue, Held, ProgramState
@@ -207,6 +207,9 @@ class PackSample:
         """Add a command."""
         embed, slot = held[EMBEDS][c.embed], held[SLOTS][c.slot]
         if c.options:
+            engine = c.queue.place.engine
+            if engine is None or engine.protocol < TABLES_SINCE:
+                raise UnsupportedTrait(model=c.queue.spec.model, trait="options of sample")
             self._with_options.append(len(self._embed))
             self._options.append(c.options)
         self._embed.append(embed)

@@ -11,7 +11,13 @@ from typing import Final
 from tartlet_common.abi import QUEUED_OPS, Record
 from tartlet_common.engine.step import Batch, Kind, check_covers
 from tartlet_common.errors.base import TartletError
-from tartlet_common.errors.registry import FrameTooLarge, InvalidArgument, UnknownOperation, UnknownResource
+from tartlet_common.errors.registry import (
+    FrameTooLarge,
+    InvalidArgument,
+    UnknownOperation,
+    UnknownResource,
+    UnsupportedTrait,
+)
 from tartlet_control.calls import embed, forward, kv, output, queue, tables
 from tartlet_control.calls.base import ControlCall, EngineCall, Parser
 from tartlet_control.tables.ledger import RESOURCE_NAMES
@@ -93,7 +99,7 @@ def build(kind: int, commands: list[Command], fail: Fail, refuse: Refuse) -> tup
         except KeyError as e:
             fail(command, _unknown(command, queue.place.held, e.args[0]))
             continue
-        except (InvalidArgument, UnknownResource) as e:
+        except (InvalidArgument, UnknownResource, UnsupportedTrait) as e:
             fail(command, e)
             continue
         lanes.append(queue.lane)

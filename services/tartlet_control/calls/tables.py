@@ -40,7 +40,7 @@ class Share(Command):
     """Holds the place of a `table` in the queue of its source, which is another queue than its own.
 
     When its turn comes, all commands that were submitted to the source's queue before the `table` have been sent, and
-    none that were submitted after. It takes the rows then, and the `table` uses them when its own turn comes.
+    none that were submitted after. It takes the rows then, and the `table` uses them once those commands have ended.
     """
 
     __slots__ = ("by", "done", "error", "rows")
@@ -50,7 +50,7 @@ class Share(Command):
         record = Record(int(Op.TABLE), 0, by.ticket, source_queue.id, 0, 0, 0, 0, 0)
         super().__init__(source_queue, record, by.arrived)
         self.by = by
-        self.done = False  # it has had its turn, or its `table` doesn't need it any more
+        self.done = False  # the commands before it have ended, or its `table` doesn't need it any more
         self.error: TartletError | None = None
         self.rows: PageTable | None = None  # a table of its own that holds the shared rows
 
@@ -116,6 +116,10 @@ def parse_forward_table(queue: CommandQueue, record: Record, payload: memoryview
     command = ForwardTable(queue, record, arrived, ([], iemb, [], oemb), mask)
     command.okv_offset = start
     command.table = record.a
+    engine = queue.place.engine
+    if engine is None or not engine.tables.kept:  # the step may have page lists instead
+        size = queue.spec.page_size
+        command.size += 4 * min((start + n_iemb) // size + 2, MAX_IDS) + (n_iemb * size // 8 if mask else 0)
     return command
 
 

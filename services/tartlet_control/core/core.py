@@ -17,7 +17,7 @@ from tartlet_common.clock import Clock
 from tartlet_common.config.settings import ControlSettings
 from tartlet_common.engine.pools import EVERYONES_HOME, Home
 from tartlet_common.engine.spec import EngineSpec
-from tartlet_common.engine.step import StepResult
+from tartlet_common.engine.step import TABLES_SINCE, StepResult
 from tartlet_common.errors.registry import (
     ControlLost,
     EngineFailure,
@@ -223,7 +223,14 @@ class Core:
 
     # ---- engines ------------------------------------------------------------------------------------------------
 
-    def on_engine(self, name: str, incarnation: str, spec: EngineSpec, home: Home = EVERYONES_HOME) -> EngineState:
+    def on_engine(
+        self,
+        name: str,
+        incarnation: str,
+        spec: EngineSpec,
+        home: Home = EVERYONES_HOME,
+        protocol: int = TABLES_SINCE,
+    ) -> EngineState:
         """Take an engine's Hello. A known engine of the same name and owner is gone then: this one is its successor.
 
         An owner's engines are known by `OWNER/NAME`, so that no tenant's engine can take the place of another's.
@@ -239,7 +246,9 @@ class Core:
         model = self.models.join(spec, home)
         self._connections += 1
         # a number of its own for each connection's steps, so that no answer can be taken for another's
-        engine = EngineState(engine_id, incarnation, spec, model.index, self._connections << 32, home=home)
+        engine = EngineState(
+            engine_id, incarnation, spec, model.index, self._connections << 32, home=home, protocol=protocol
+        )
         limits = Limits(spec.max_batch_tokens, spec.max_batch_commands)
         self.batchers[engine] = Batcher(self._policy, self.settings.steps_in_flight, limits)
         engine.window_s = self.clock.now()

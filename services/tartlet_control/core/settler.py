@@ -105,11 +105,15 @@ class Settler:
     def _answer_syncs(self, queue: CommandQueue) -> None:
         program, failed = queue.program, queue.failed
         while queue.syncs and queue.syncs[0].at <= queue.settled:
-            _, ticket, reset_at = queue.syncs.popleft()
+            _, ticket, reset_at, fork = queue.syncs.popleft()
+            fails = failed is not None and failed[0] >= reset_at
+            if fork is not None:
+                fork(failed[1] if failed is not None and fails else None)
+                continue
             program.in_flight -= 1
             if not ticket:
                 continue
-            if failed is not None and failed[0] >= reset_at:
+            if failed is not None and fails:
                 program.session.outbox.fail(program.handle, ticket, queue.id, failed[1], answers=True)
             else:
                 program.session.outbox.deliver(program.handle, RESULT, 1, ticket, queue.id)

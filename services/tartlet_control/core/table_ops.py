@@ -2,12 +2,14 @@
 
 A `table` whose source belongs to another queue sees that source as it stands between two commands of the source's
 queue: behind those that were submitted before the `table`, before those that were submitted after it. A `Share` in the
-source's queue marks that moment.
+source's queue marks that moment. The `table` has its turn once the commands before the share have ended on the engine:
+if one of them fails, rows may hold nothing, and the `table` fails with its error.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 from tartlet_common.errors.base import TartletError
 from tartlet_common.errors.registry import InvalidArgument, ResourceQuotaExceeded, UnknownResource
@@ -15,7 +17,7 @@ from tartlet_control.calls.tables import Share, Table
 from tartlet_control.core.allocation import Allocator
 from tartlet_control.tables.ledger import PAGES
 from tartlet_control.tables.page_tables import MAX_TABLES, PageTable
-from tartlet_control.tables.programs import CommandQueue, Place
+from tartlet_control.tables.programs import CommandQueue, Place, Sync
 
 
 class TableOps:
@@ -59,7 +61,6 @@ class TableOps:
         """Take the rows for the `table` of another queue, as the source has them now."""
         if share.done:
             return
-        share.done = True
         by, place = share.by, share.queue.place
         source = place.tables.get(by.source)
         keep = by.keep_tokens // share.queue.spec.page_size
@@ -74,14 +75,23 @@ class TableOps:
                 self._fork(place, source, keep, taken)
             place.tables[_key(by)] = taken
         except TartletError as e:
-            share.error = e
-        self._wake(by.queue)
+            self.refuse_share(share, e)
+            return
+        queue = share.queue
+        if keep and queue.settled < queue.dispatched:  # what the rows hold may still fail on the engine
+            queue.syncs.append(Sync(queue.dispatched, 0, queue.reset_at, partial(self._written, share)))
+        else:
+            self._written(share, None)
+
+    def _written(self, share: Share, error: TartletError | None) -> None:
+        """Let the `table` have its rows: the commands before the share have ended, with an error if one failed."""
+        if not share.done:
+            share.done, share.error = True, error
+            self._wake(share.by.queue)
 
     def refuse_share(self, share: Share, cause: TartletError) -> None:
         """Note that a command before the share has failed, so the source isn't what the program meant."""
-        if not share.done:
-            share.done, share.error = True, cause
-            self._wake(share.by.queue)
+        self._written(share, cause)
 
     def execute(self, queue: CommandQueue, command: Table) -> bool:
         """Change the table. Returns False if there was no room and the program itself was ended for it.

@@ -121,7 +121,7 @@ class EngineService(engine_pb2_grpc.EngineServicer):
         spec = spec_from_json(hello.spec_json)
         if spec.tokenizer_digest and self._blobs.get(spec.tokenizer_digest) is None:
             raise InvalidArgument(argument="tokenizer_digest", detail="put the tokenizer before saying Hello")
-        engine = self._core.on_engine(hello.engine_id, hello.incarnation, spec, home)
+        engine = self._core.on_engine(hello.engine_id, hello.incarnation, spec, home, version)
         greeting.begin_link(self._core, engine, version, engine_pb2.EngineFrame)
         return engine
 

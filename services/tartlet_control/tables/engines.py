@@ -8,7 +8,7 @@ import numpy as np
 
 from tartlet_common.engine.pools import EVERYONES_HOME, Home
 from tartlet_common.engine.spec import EngineSpec
-from tartlet_common.engine.step import NO_CHANGES, Batch, Step, TableChanges
+from tartlet_common.engine.step import NO_CHANGES, TABLES_SINCE, Batch, Step, TableChanges
 from tartlet_common.rpc.resume import ResumableLink
 from tartlet_control.tables.ledger import pools_of
 from tartlet_control.tables.page_tables import EngineTables
@@ -27,8 +27,8 @@ class EngineState:
 
     __slots__ = (
         "clear", "computed_tokens", "device_s", "gone_since", "home", "id", "incarnation", "let_go", "link",
-        "model_index", "next_lane", "outgoing", "pools", "program_ids", "reset_lanes", "sampled_tokens", "spec",
-        "status", "step_number", "step_spans", "steps", "tables", "tokens_per_s", "window_s", "window_tokens",
+        "model_index", "next_lane", "outgoing", "pools", "program_ids", "protocol", "reset_lanes", "sampled_tokens",
+        "spec", "status", "step_number", "step_spans", "steps", "tables", "tokens_per_s", "window_s", "window_tokens",
     )  # fmt: skip
 
     def __init__(
@@ -40,14 +40,17 @@ class EngineState:
         first_step: int,
         *,
         home: Home = EVERYONES_HOME,
+        protocol: int = TABLES_SINCE,
     ) -> None:
+        """`protocol` is the version that its worker and control speak."""
         self.id = engine_id
         self.home = home
         self.incarnation = incarnation
         self.spec = spec
         self.model_index = model_index
         self.pools = pools_of(spec)
-        self.tables = EngineTables()
+        self.protocol = protocol
+        self.tables = EngineTables(kept=protocol >= TABLES_SINCE)
         self.status: EngineStatus = "ready"
         self.link: ResumableLink[Any] | None = None
         """The numbered frames of both directions."""

@@ -47,6 +47,11 @@ class PageTable:
         self.written, self.plain = min(self.written, rows * page_size), min(self.plain, rows * page_size)
         return dropped
 
+    def lists(self, start: int, tokens: int, page_size: int) -> tuple[list[int], list[int], int]:
+        """Return a forward of tokens from slot `start` on in page lists: ikv, okv and okv_offset."""
+        first, offset = divmod(start, page_size)
+        return self.rows[: first + bool(offset)], self.rows[first : -(-(start + tokens) // page_size)], offset
+
     def sent(self, start: int, tokens: int, *, masked: bool) -> None:
         """Note that a forward of tokens from slot `start` on was sent."""
         self.written = start + tokens
@@ -67,9 +72,11 @@ class EngineTables:
         ([7, 8], 0)
     """
 
-    __slots__ = ("_changes", "_free", "_next", "size")
+    __slots__ = ("_changes", "_free", "_next", "kept", "size")
 
-    def __init__(self) -> None:
+    def __init__(self, *, kept: bool = True) -> None:
+        """`kept` is false for a worker without page tables. It gets page lists, and is told of no table."""
+        self.kept = kept
         self._free: list[int] = []
         self._next = 0
         self._changes: list[tuple[int, int, int, list[int]]] = []  # table, source, rows kept, new rows
@@ -103,6 +110,8 @@ class EngineTables:
     def change(self, table: int, source: int, keep: int, rows: list[int]) -> None:
         """Note that a table is now the first `keep` rows of `source`, followed by new rows."""
         assert table >= 0, "a table without a number has no rows"
+        if not self.kept:
+            return
         self._changes.append((table, source, keep, rows))
         self.size += _FIELDS + len(rows)
 

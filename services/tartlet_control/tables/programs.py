@@ -6,6 +6,7 @@ These classes refer to each other, so they stand in one module.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 from math import inf
 from typing import Any, ClassVar, NamedTuple
@@ -59,11 +60,13 @@ class Poison:
 
 
 class Sync(NamedTuple):
-    """A `synchronize` that waits for the commands dispatched before it."""
+    """A `synchronize`, or a fork in another queue, that waits for the commands dispatched before it."""
 
     at: int  # answered when `CommandQueue.settled` reaches this
     ticket: int  # 0: nobody awaits it
-    reset_at: int  # the `synchronize` fails if a command with this number or a later one has failed
+    reset_at: int  # it fails if a command with this number or a later one has failed
+    fork: Callable[[TartletError | None], None] | None = None
+    """Takes the outcome for a fork, which has no answer of its own; None for a `synchronize`."""
 
 
 class Place:

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass, field
+from typing import Any
 
+import numpy as np
 import pytest
 
 from tartlet_common.abi import Event, Op
+from tartlet_common.engine.step import Forward
 from tartlet_common.errors import registry as errors
 from tartlet_control.tables.page_tables import MANY_CHANGES, MAX_TABLES, EngineTables
 from tartlet_worker.fake import FakeOptions
@@ -18,7 +21,7 @@ FAIL = 250
 OPTIONS = FakeOptions(page_size=SIZE, num_pages=64, num_embeds=256, num_slots=64, fail_token=FAIL)
 
 
-def start(**settings: int) -> tuple[Host, Guest]:
+def start(**settings: Any) -> tuple[Host, Guest]:
     host = Host(OPTIONS, **settings)
     guest = host.start()
     guest.put(Op.CREATE_QUEUE, queue=1, a=0)
@@ -107,6 +110,30 @@ def test_a_fork_sees_what_was_submitted_to_its_source_s_queue_before_it_and_noth
     again.host.run()
     assert guest.answer(alone).a == again.answer(wanted).a
     assert not guest.poisons()
+
+
+def test_a_failure_on_the_engine_reaches_a_fork_that_was_made_meanwhile() -> None:
+    host, guest = start()
+    guest.table(0, new=2)
+    guest.table(2, new=1, queue=1)
+    host.run()
+    guest.embed([0, 1, 2, 3], [1, 2, 3, FAIL], [0, 1, 2, 3])
+    guest.forward_table(0, 0, [0, 1, 2, 3])
+    host.pump()  # both are on the engine
+    fork = guest.table(1, 0, keep=SIZE, new=1, queue=1, wait=True)
+    behind = compute(guest, 1, [65], first=SIZE, queue=1)
+    host.run()
+    assert isinstance(guest.answer(fork).error, errors.EngineFailure)
+    assert not guest.answered(behind)
+    assert {(answer.queue, answer.ticket) for answer in guest.poisons()} >= {(1, fork)}
+    assert guest.usage()["pages"] == 2 + 1
+    for queue in (0, 1):
+        guest.put(Op.RESET, queue=queue)
+    guest.table(1, 0, keep=SIZE, queue=1)  # the failure lies before the reset
+    host.run()
+    assert len(guest.poisons()) == 2
+    host.end(guest)
+    host.check_idle()
 
 
 def test_a_table_takes_effect_although_it_is_cancelled() -> None:
@@ -273,7 +300,7 @@ class Both:
     """One random program, once over tables and once over page lists; the tokens of both must be equal."""
 
     pick: random.Random
-    host: Host = field(default_factory=lambda: Host(OPTIONS, batching="adaptive"))
+    host: Host
     lengths: dict[int, int] = field(default_factory=dict)  # slots of a table that may be read, by table
     rows: dict[int, list[int]] = field(default_factory=dict)  # pages of a table in the program with page lists
     refs: dict[int, int] = field(default_factory=dict)
@@ -337,12 +364,14 @@ class Both:
         embeds, at = [20 * queue + i for i in range(n)], [first + i for i in range(n)]
         tokens = [queue] if from_slot else [pick.randint(40, 90) for _ in range(n)]
         stop = list(range(60, 75)) if pick.random() < 0.3 else []
+        ikv = pages[: -(-first // SIZE)]
+        masks = self.masks(n, first, len(ikv) * SIZE) if pick.random() < 0.2 else (b"", b"")
         for guest in (self.tables, self.lists):
             guest.embed(embeds, tokens, at, slots=from_slot, queue=queue)
             if guest is self.tables:
-                guest.forward_table(table, first, embeds, embeds[-1:], queue=queue)
+                guest.forward_table(table, first, embeds, embeds[-1:], queue=queue, mask=masks[0])
             else:
-                guest.forward(pages[: -(-first // SIZE)], embeds, pages, embeds[-1:], offset=first, queue=queue)
+                guest.forward(ikv, embeds, pages, embeds[-1:], offset=first, queue=queue, mask=masks[1])
         tickets = [
             guest.sample(embeds[-1], queue, temperature=1.0, seed=len(self.tickets), stop=stop, queue=queue, wait=True)
             for guest in (self.tables, self.lists)
@@ -356,6 +385,14 @@ class Both:
                     guest.forward([], [20 * queue], [], [20 * queue], queue=queue)
                     guest.sample(20 * queue, queue, queue=queue)
         self.lengths[table] = first + n
+
+    def masks(self, n: int, first: int, columns: int) -> tuple[bytes, bytes]:
+        """Return a random mask over `first` slots and `n` tokens, and the same over whole pages of `columns` slots."""
+        mask = np.array([[self.pick.random() < 0.6 for _ in range(first + n)] for _ in range(n)])
+        hidden = np.zeros((n, columns - first), bool)
+        wide = np.concatenate([mask[:, :first], hidden, mask[:, first:]], axis=1)
+        packed = [np.packbits(each, bitorder="little").tobytes() for each in (mask, wide)]
+        return packed[0], packed[1]
 
     def fail(self, queue: int) -> None:
         """A command fails; the program resets the queue and gives up its tables there."""
@@ -397,9 +434,9 @@ class Both:
                 self.compute(table)
 
 
-@pytest.mark.parametrize("seed", range(25))
-def test_tables_give_the_tokens_of_page_lists(seed: int) -> None:
-    both = Both(random.Random(seed))
+@pytest.mark.parametrize(("seed", "old"), [*((seed, False) for seed in range(25)), *((i, True) for i in range(15))])
+def test_tables_give_the_tokens_of_page_lists(seed: int, old: bool) -> None:
+    both = Both(random.Random(seed), Host(OPTIONS, old=old, batching="adaptive"))
     for _ in range(120):
         both.step()
     both.host.run()
@@ -409,6 +446,9 @@ def test_tables_give_the_tokens_of_page_lists(seed: int) -> None:
     ]
     assert outcomes[0] == outcomes[1]
     assert len({a for _, a, _, _ in outcomes[0]}) > 3
+    forwards = [batch for step in both.host.steps for batch in step.batches if isinstance(batch, Forward)]
+    told = any(len(step.tables.table) for step in both.host.steps)
+    assert (told, any(len(batch.table) for batch in forwards)) == (not old, not old)
     for guest in (both.tables, both.lists):
         both.host.end(guest)
     both.host.check_idle()

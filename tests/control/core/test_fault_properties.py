@@ -151,7 +151,7 @@ class World:
         for program in self.host.core.lifecycle.programs.values():
             waiting = [command for q in program.queues.values() for command in q.pending]
             own = sum(not isinstance(command, Share) for command in waiting)
-            queued = own + sum(len(q.syncs) for q in program.queues.values())
+            queued = own + sum(sync.fork is None for q in program.queues.values() for sync in q.syncs)
             assert program.in_flight == program.dispatched + queued
             assert program.dispatched == sum(q.dispatched - q.settled for q in program.queues.values())
 
