@@ -16,7 +16,7 @@ class Use(StrEnum):
     SPARES = "spares"  # sandboxes that are instantiated ahead of launches
     COMPILERS = "compilers"  # processes that compile modules
     MODULES = "modules"  # compiled modules that are loaded
-    OUTPUTS = "outputs"  # kept for clients, of running and ended programs
+    OUTPUTS = "outputs"  # kept for clients, of programs that have ended
     SOURCES = "sources"  # kept by digest
 
 
