@@ -32,6 +32,7 @@ from tartlet_control.serving.blobs import BlobStore
 from tartlet_control.serving.catalogue import Catalogue
 from tartlet_control.serving.core_loop import CoreLoop, RuntimeLink
 from tartlet_control.serving.state import engines_of, state_of
+from tartlet_control.tables.models import ServedModel
 from tartlet_control.tables.outbox import Chunk, Notices
 from tartlet_control.tables.programs import RuntimeSession
 from tartlet_protos import common_pb2, control_pb2, control_pb2_grpc
@@ -246,7 +247,7 @@ class ControlService(control_pb2_grpc.ControlServicer):
         """Return models and starts in as few frames as fit."""
         frames = []
         if notices.models_changed:
-            models = [control_pb2.ModelInfo(**m.info()) for m in self._core.models]
+            models = [info for m in self._core.models if (info := _model_info(m)) is not None]
             frames.append(control_pb2.ControlFrame(models_changed=True, models=models))
         replies = [
             control_pb2.StartReply(handle=h, error=error_to_proto(e), existing_program_id=existing)
@@ -363,6 +364,15 @@ def _start_request(start: control_pb2.ProgramStart) -> StartRequest:
         lost_state=start.lost_state,
         running=start.running,
     )
+
+
+def _model_info(model: ServedModel) -> control_pb2.ModelInfo | None:
+    """Return what runtimes are told of a model; None for one that no message can carry, which costs that one alone."""
+    try:
+        return control_pb2.ModelInfo(**model.info())
+    except (TypeError, ValueError):
+        log.exception("runtimes aren't told of model %d", model.index)
+        return None
 
 
 def _kept(kept: control_pb2.KeptProgram) -> Kept:

@@ -3,55 +3,110 @@
 from __future__ import annotations
 
 import json
-from dataclasses import fields
-from typing import Final
+from dataclasses import MISSING, fields
+from typing import Any, Final
 
 from tartlet_common.engine.spec import EngineSpec
-from tartlet_common.errors.registry import InvalidArgument, TartletError
+from tartlet_common.errors.registry import InvalidArgument
 
-_NAME_CHARS: Final = 256
 _SPEC_FIELDS: Final = {f.name: f for f in fields(EngineSpec)}
+_REQUIRED: Final = {n for n, f in _SPEC_FIELDS.items() if f.default is MISSING and f.default_factory is MISSING}
+_SHOWN_CHARS: Final = 128
+"""Characters of an impossible value that a refusal shows."""
+
+_NUMBERS: Final = {
+    "page_size": (1, 32),
+    "num_pages": (1, 1 << 26),
+    "num_embeds": (1, 1 << 26),
+    "num_slots": (1, 1 << 26),
+    "vocab_size": (1, 1 << 30),
+    "max_position": (1, 1 << 30),
+    "max_batch_tokens": (1, 1 << 24),
+    "max_batch_commands": (1, 1 << 20),
+    "top_k_limit": (1, 1 << 18),
+    "logprobs_limit": (0, 1 << 12),
+    "kv_bytes_per_token": (0, 1 << 40),
+}
+"""The least and the greatest value of each number."""
+_TEXTS: Final = {
+    "model": (1, 256),
+    "model_digest": (0, 128),
+    "family": (0, 64),
+    "dtype": (0, 64),
+    "device": (0, 128),
+    "tokenizer_digest": (0, 128),
+    "chat_template": (0, 1 << 18),
+    "chat_bos": (0, 256),
+    "chat_eos": (0, 256),
+}
+"""The least and the greatest number of characters of each text."""
+_TOKENS: Final = (0, (1 << 31) - 1)
+_TRAIT: Final = (1, 64)
+_MOST_ITEMS: Final = 256
+_OPTIONAL: Final = frozenset({"bos_token", "chat_bos", "chat_eos"})
+"""Fields that may be null."""
 
 
 def spec_from_json(text: str) -> EngineSpec:
-    """The spec of a Hello.
+    """Return the spec of a Hello, of which every field is checked.
 
     Raises:
-        InvalidArgument: not a spec: unknown, missing or impossible fields.
+        InvalidArgument: the text is no spec: fields are unknown, missing, of another type or out of their bounds.
     """
     try:
         raw = json.loads(text)
-        unknown = raw.keys() - _SPEC_FIELDS.keys()
-        if unknown:
-            raise InvalidArgument(argument="spec", detail=f"unknown fields {sorted(unknown)}")
-        for name in ("stop_tokens", "traits"):
-            if name in raw:
-                raw[name] = tuple(raw[name])
-        spec = EngineSpec(**raw)
-        _check_spec(spec)
-    except TartletError:
-        raise
-    except (ValueError, TypeError, AttributeError) as e:
-        raise InvalidArgument(argument="spec", detail=str(e)) from e
-    return spec
+    except (ValueError, RecursionError) as e:
+        raise InvalidArgument(argument="spec", detail=str(e)[:_SHOWN_CHARS]) from e
+    if not isinstance(raw, dict):
+        raise InvalidArgument(argument="spec", detail="no JSON object")
+    if unknown := raw.keys() - _SPEC_FIELDS.keys():
+        raise InvalidArgument(argument="spec", detail=f"unknown fields {_shown(sorted(unknown))}")
+    if missing := _REQUIRED - raw.keys():
+        raise InvalidArgument(argument="spec", detail=f"without {sorted(missing)}")
+    for name, value in raw.items():
+        if value is not None or name not in _OPTIONAL:
+            _check_field(name, value)
+    lists = {name: tuple(value) for name, value in raw.items() if isinstance(value, list)}
+    return EngineSpec(**(raw | lists))
 
 
-def _check_spec(spec: EngineSpec) -> None:
-    limits = {
-        "page_size": (1, 32),
-        "num_pages": (1, 1 << 26),
-        "num_embeds": (1, 1 << 26),
-        "num_slots": (1, 1 << 26),
-        "vocab_size": (1, 1 << 30),
-        "max_position": (1, 1 << 30),
-        "max_batch_tokens": (1, 1 << 24),
-        "max_batch_commands": (1, 1 << 20),
-        "top_k_limit": (1, 1 << 18),
-        "logprobs_limit": (0, 1 << 12),
-    }
-    for name, (low, high) in limits.items():
-        value = getattr(spec, name)
-        if not isinstance(value, int) or not low <= value <= high:
-            raise InvalidArgument(argument=f"spec.{name}", detail=f"{value!r} is not between {low} and {high}")
-    if not 0 < len(spec.model) <= _NAME_CHARS:
-        raise InvalidArgument(argument="spec.model", detail=f"{len(spec.model)} characters, not 1 to {_NAME_CHARS}")
+def _check_field(name: str, value: Any) -> None:
+    if name in _NUMBERS:
+        _check_number(name, value, _NUMBERS[name])
+    elif name in _TEXTS:
+        _check_text(name, value, _TEXTS[name])
+    elif name == "bos_token":
+        _check_number(name, value, _TOKENS)
+    elif name == "batch_invariant":
+        if not isinstance(value, bool):
+            raise _impossible(name, value, "neither true nor false")
+    else:  # stop_tokens, traits
+        if not isinstance(value, list) or len(value) > _MOST_ITEMS:
+            raise _impossible(name, value, f"no list of at most {_MOST_ITEMS}")
+        for item in value:
+            if name == "stop_tokens":
+                _check_number(name, item, _TOKENS)
+            else:
+                _check_text(name, item, _TRAIT)
+
+
+def _check_number(name: str, value: Any, bounds: tuple[int, int]) -> None:
+    if type(value) is not int or not bounds[0] <= value <= bounds[1]:  # a bool is an int too
+        raise _impossible(name, value, f"not a number between {bounds[0]} and {bounds[1]}")
+
+
+def _check_text(name: str, value: Any, bounds: tuple[int, int]) -> None:
+    if not isinstance(value, str) or not bounds[0] <= len(value) <= bounds[1]:
+        raise _impossible(name, value, f"not a text of {bounds[0]} to {bounds[1]} characters")
+    try:
+        value.encode()
+    except UnicodeEncodeError as e:  # a lone surrogate, which no message can carry
+        raise _impossible(name, value, "not Unicode text") from e
+
+
+def _impossible(name: str, value: Any, why: str) -> InvalidArgument:
+    return InvalidArgument(argument=f"spec.{name}", detail=f"{_shown(value)} is {why}")
+
+
+def _shown(value: Any) -> str:
+    return ascii(value)[:_SHOWN_CHARS]
