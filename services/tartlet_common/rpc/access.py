@@ -90,7 +90,9 @@ def caller_of(names: Iterable[bytes], domain: str) -> Caller:
     suffix = f".{domain}" if domain else ""
     own = [text.removesuffix(suffix) for text in texts if text.endswith(suffix)]
     roles = IDENTITIES.intersection(own)
-    tenants = tuple(name.removeprefix(f"{_TENANT}.") for name in own if name.startswith(f"{_TENANT}."))
+    tenants = tuple(
+        name.removeprefix(f"{_TENANT}.") for name in own if name.startswith(f"{_TENANT}.") and name != f"{_TENANT}."
+    )
     return Caller(next(iter(roles)) if len(roles) == 1 else "", tenants)
 
 

@@ -143,6 +143,8 @@ class ControlService(control_pb2_grpc.ControlServicer):
         version = version_of(hello, _PEER)
         if not hello.runtime_id or not hello.incarnation:
             raise MalformedSubmission(detail="Hello without runtime_id or incarnation")
+        greeting.check_id("runtime_id", hello.runtime_id)
+        greeting.check_id("incarnation", hello.incarnation)
         self._loop.epochs.check(hello.runtime_id, hello.epoch, core.clock.now(), role=_PEER)
         if resumes := hello.HasField("resume"):
             session = self._resumed(hello)

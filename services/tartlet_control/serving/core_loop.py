@@ -165,7 +165,8 @@ class CoreLoop:
         self._loop = asyncio.get_running_loop()
         self._scheduled = False
         self._timer: asyncio.TimerHandle | None = None
-        self.epochs = Epochs()
+        self.epochs = Epochs()  # of runtimes
+        self.engine_epochs = Epochs()  # apart, so that no engine can take a runtime's id
         """What was seen of runtimes and workers, by id."""
         self._watches: set[asyncio.Event] = set()
         self._watched_version = core.engines_version
@@ -267,7 +268,7 @@ class CoreLoop:
         for older in [e for e in self.engines if e.id == engine.id]:
             self.engines.pop(older).cut()
         link = self.engines[engine] = EngineLink(engine, self.core)
-        self.epochs.joined(engine.id)
+        self.engine_epochs.joined(engine.id)
         self.changed()
         return link
 
@@ -278,7 +279,7 @@ class CoreLoop:
         link.end()
         if self.engines.get(engine) is link:
             del self.engines[engine]
-            self.epochs.left(engine.id, self.core.clock.now())
+            self.engine_epochs.left(engine.id, self.core.clock.now())
             told = engine.let_go and link.link.acknowledged == link.link.last
             if told or link.link.lost or not link.link.resumes:
                 self.core.on_engine_gone(engine)

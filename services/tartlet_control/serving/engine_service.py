@@ -64,7 +64,7 @@ class EngineService(engine_pb2_grpc.EngineServicer):
             version = self._check_hello(frame)
             home = homes.home_of(theirs.pool, homes.worker_of(context), self._shared_pools)
             engine_id = engine_id_of(home, theirs.engine_id)
-            self._loop.epochs.check(engine_id, theirs.epoch, core.clock.now(), role=_PEER)
+            self._loop.engine_epochs.check(engine_id, theirs.epoch, core.clock.now(), role=_PEER)
             engine = self._resumed(theirs, engine_id, home) if resumes else self._joined(theirs, version, home)
         except TartletError as e:
             log.warning("engine %s refused: %s", theirs.engine_id[:64], e)
@@ -114,6 +114,8 @@ class EngineService(engine_pb2_grpc.EngineServicer):
             raise InvalidArgument(argument="hello", detail="without engine_id or incarnation")
         if "/" in hello.engine_id:  # control adds the owner in front of one
             raise InvalidArgument(argument="engine_id", detail=f"{hello.engine_id[:64]!r} has a slash")
+        greeting.check_id("engine_id", hello.engine_id)
+        greeting.check_id("incarnation", hello.incarnation)
         return version
 
     def _joined(self, hello: engine_pb2.WorkerHello, version: int, home: Home) -> EngineState:

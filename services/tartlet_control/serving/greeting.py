@@ -11,7 +11,7 @@ from typing import Any, Final, TypeAlias
 import grpc
 import grpc.aio
 
-from tartlet_common.errors.registry import DeadlineExceeded, TartletError
+from tartlet_common.errors.registry import DeadlineExceeded, InvalidArgument, TartletError
 from tartlet_common.rpc import aborts
 from tartlet_common.rpc.resume import RESUMES_SINCE, ResumableLink
 from tartlet_control.core.core import Core
@@ -19,8 +19,21 @@ from tartlet_control.tables.engines import EngineState
 from tartlet_control.tables.programs import RuntimeSession
 
 HELLO_TIMEOUT_S: Final = 10.0
+MAX_ID_CHARS: Final = 253
+"""Most characters of an id in a Hello, as of a DNS name: frames and lists carry ids many times."""
 
 Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
+
+
+def check_id(field: str, text: str) -> None:
+    """Refuse an id that frames can't carry in any number.
+
+    Raises:
+        InvalidArgument: the id is too long, or holds a character that can't be printed.
+    """
+    if len(text) > MAX_ID_CHARS or not text.isprintable():
+        detail = f"{text[:64]!r} must be printable, of at most {MAX_ID_CHARS} characters"
+        raise InvalidArgument(argument=field, detail=detail)
 
 
 async def first_frame(context: Context, timeout_s: float) -> Any:

@@ -18,7 +18,7 @@ import pytest
 from tartlet_common import abi
 from tartlet_common.abi import Event, Op
 from tartlet_common.clock import ManualClock, SystemClock
-from tartlet_common.errors.registry import MalformedSubmission, ResumeRefused, StaleIncarnation
+from tartlet_common.errors.registry import InvalidArgument, MalformedSubmission, ResumeRefused, StaleIncarnation
 from tartlet_common.rpc import endpoints
 from tartlet_common.rpc.aborts import ERROR_KEY
 from tartlet_common.rpc.error_proto import error_from_proto
@@ -294,3 +294,15 @@ async def test_an_engine_stays_over_a_break_only_if_its_worker_can_resume(run_di
                 if [e["state"] for e in engines] == (["resuming"] if protocol == 2 else []):
                     break
                 await asyncio.sleep(0.02)
+
+
+@pytest.mark.parametrize("name", ["x" * 254, "a\nb"])
+async def test_an_id_that_is_long_or_unprintable_is_refused(run_dir: Path, name: str) -> None:
+    async with control(run_dir) as address:
+        peer = Peer(address, incarnation=name)
+        with pytest.raises((InvalidArgument, grpc.aio.AioRpcError)) as refused:
+            await peer.connect()
+        error = refused.value if isinstance(refused.value, InvalidArgument) else error_of(refused.value)
+        assert isinstance(error, InvalidArgument)
+        assert error.fields["argument"] == "incarnation"
+        await peer.close()
