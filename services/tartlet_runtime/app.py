@@ -64,7 +64,7 @@ async def main(settings: RuntimeSettings, notify: Notify) -> None:
         def spawn(work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
             return tasks.create_task(_guarded(work))
 
-        models = ModelTable(settings.cache_dir / "blobs", link.fetch, spawn)
+        models = ModelTable(settings.cache_dir / "blobs", link.fetch, spawn, has_tenants=tls is not None)
         journals = Journals(settings.journal_dir, settings.journals_bytes)
         stack.callback(journals.close_all)
         if journals.leftovers:

@@ -6,7 +6,6 @@ import asyncio
 import hashlib
 import json
 import logging
-import os
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +15,9 @@ from tartlet_common.engine.pools import EVERYONES_HOME, OWN, Home, Reach
 from tartlet_common.engine.spec import EngineSpec
 from tartlet_common.errors.registry import NoEngine, TartletError, Unavailable, UnknownModel, UnsupportedTrait
 from tartlet_protos import control_pb2
+from tartlet_runtime.answers.blob_files import store
 from tartlet_runtime.answers.tokens import TokenizerEntry
+from tartlet_runtime.answers.trial import Trials
 
 log = logging.getLogger(__name__)
 
@@ -91,9 +92,17 @@ def model_from_proto(info: control_pb2.ModelInfo) -> ServedModel:
 class ModelTable:
     """Models by index and name, tokenizers by digest."""
 
-    def __init__(self, blob_dir: Path, fetch: Fetch, spawn: Spawn) -> None:
-        """`blob_dir` keeps tokenizers over restarts."""
+    def __init__(self, blob_dir: Path, fetch: Fetch, spawn: Spawn, *, has_tenants: bool = True) -> None:
+        """Make an empty table.
+
+        Args:
+            blob_dir: keeps tokenizers over restarts.
+            fetch: gets a tokenizer from control.
+            spawn: owns the tasks that load tokenizers.
+            has_tenants: engines may be others', so that a tokenizer is tried before the runtime loads it.
+        """
         self._blob_dir = blob_dir
+        self._trials = Trials(blob_dir) if has_tenants else None
         self._fetch = fetch
         self._spawn = spawn
         self._by_index: dict[int, ServedModel] = {}  # as control orders them: of one name's forms, the one to use first
@@ -205,6 +214,8 @@ class ModelTable:
         waiting = self._loading[digest]
         try:
             data = await self._blob(digest)
+            if self._trials is not None:
+                await self._trials.check(digest, data)
             entry = await asyncio.to_thread(TokenizerEntry, data)
         except TartletError as e:
             log.warning("tokenizer %s: %s", digest[:12], e)
@@ -228,7 +239,7 @@ class ModelTable:
         data = await self._fetch(digest)
         if hashlib.sha256(data).hexdigest() != digest:
             raise Unavailable(what=f"blob {digest[:12]}", detail="its bytes don't match its digest")
-        await asyncio.to_thread(_store, path, data)
+        await asyncio.to_thread(store, path, data)
         return data
 
 
@@ -240,14 +251,3 @@ def _fail(waiting: asyncio.Future[TokenizerEntry], error: TartletError) -> None:
 
 def _is_digest(text: str) -> bool:
     return len(text) == 64 and all(c in "0123456789abcdef" for c in text)
-
-
-def _store(path: Path, data: bytes) -> None:
-    """Keep a blob; a full disk only costs fetching it again."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        partial = path.with_suffix(f".{os.getpid()}")
-        partial.write_bytes(data)
-        partial.replace(path)
-    except OSError as e:
-        log.warning("can't cache %s: %s", path.name, e)

@@ -8,7 +8,8 @@ by whole call.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,8 @@ from tokenizers import Tokenizer
 from tartlet_common.errors.registry import InvalidArgument
 
 _SPACE_MARK = "\u2581"  # SentencePiece's visible space
+_MOST_IDS = 1 << 20
+"""Bound of a tokenizer's ids: its tables have an entry for each. Vocabularies of known models end below 300,000."""
 
 
 def _byte_level_alphabet() -> dict[str, int]:
@@ -35,37 +38,41 @@ class TokenizerEntry:
         """Parse a tokenizer.json.
 
         Raises:
-            InvalidArgument: it can't be parsed.
+            InvalidArgument: it can't be parsed, or an id is too high.
         """
-        try:
+        with _refusing():
             self._tokenizer = Tokenizer.from_str(tokenizer_json.decode())
             fields = json.loads(tokenizer_json)
-        except Exception as e:  # the library raises bare Exception
-            raise InvalidArgument(argument="tokenizer.json", detail=str(e)) from e
-        self._tokenizer.no_truncation()
-        self._tokenizer.no_padding()
-        self._special = {token["id"] for token in fields.get("added_tokens", ()) if token.get("special")}
-        self._bytes = self._byte_table(fields)
-        self._vocabulary = _Vocabulary(self._bytes or self._fallback_table())
+            self._tokenizer.no_truncation()
+            self._tokenizer.no_padding()
+            self._special = {token["id"] for token in fields.get("added_tokens", ()) if token.get("special")}
+            self.size = self._count_ids()
+            self._bytes = self._byte_table(fields)
+            self._vocabulary = _Vocabulary(self._bytes or self._fallback_table())
 
     def encode(self, text: str, *, special: bool) -> bytes:
-        """Token ids of `text`, packed u32; `special` adds what the model wants around it (such as its BOS)."""
-        return np.array(self._tokenizer.encode(text, add_special_tokens=special).ids, "<u4").tobytes()
+        """Token ids of `text`, packed u32; `special` adds what the model wants around it (such as its BOS).
+
+        Raises:
+            InvalidArgument: the tokenizer fails at this text.
+        """
+        with _refusing():
+            return np.array(self._tokenizer.encode(text, add_special_tokens=special).ids, "<u4").tobytes()
 
     def decode(self, ids: Sequence[int], *, special: bool) -> bytes:
         """Return the bytes of `ids`, without special tokens unless `special`.
 
         Raises:
-            InvalidArgument: an id is not in the vocabulary.
+            InvalidArgument: an id is not in the vocabulary, or the tokenizer fails at these ids.
         """
         table, hidden = self._bytes, frozenset() if special else self._special
-        size = len(table) if table is not None else self._tokenizer.get_vocab_size()
         for token in ids:
-            if token >= size:
-                raise InvalidArgument(argument="ids", detail=f"{token} is not below the vocabulary's {size}")
+            if token >= self.size:
+                raise InvalidArgument(argument="ids", detail=f"{token} is not below the vocabulary's {self.size}")
         if table is None:
-            text: str = self._tokenizer.decode(list(ids), skip_special_tokens=not special)
-            return text.encode()
+            with _refusing():
+                text: str = self._tokenizer.decode(list(ids), skip_special_tokens=not special)
+                return text.encode()
         return b"".join([table[token] for token in ids if token not in hidden])
 
     def words(self, first: int, count: int) -> bytes:
@@ -73,8 +80,19 @@ class TokenizerEntry:
         return self._vocabulary.run(first, first + count if count else None)
 
     def text_of(self, token: int | None) -> str:
-        """Return a token as it is written in the vocabulary, "" for None."""
-        return (self._tokenizer.id_to_token(token) or "") if token is not None else ""
+        """Return a token as it is written in the vocabulary, "" for None.
+
+        Raises:
+            InvalidArgument: the tokenizer fails at this token.
+        """
+        with _refusing():
+            return (self._tokenizer.id_to_token(token) or "") if token is not None else ""
+
+    def _count_ids(self) -> int:
+        highest: int = max(self._tokenizer.get_vocab(with_added_tokens=True).values(), default=-1)
+        if highest >= _MOST_IDS:
+            raise InvalidArgument(argument="tokenizer.json", detail=f"the id {highest} is not below {_MOST_IDS}")
+        return highest + 1
 
     def _byte_table(self, fields: dict[str, Any]) -> list[bytes] | None:
         kinds = set(_decoder_types(fields.get("decoder")))
@@ -88,14 +106,31 @@ class TokenizerEntry:
     def _table(self, to_bytes: Any) -> list[bytes]:
         vocabulary = self._tokenizer.get_vocab(with_added_tokens=True)
         added = {token.content for token in self._tokenizer.get_added_tokens_decoder().values()}
-        table = [b""] * (max(vocabulary.values(), default=-1) + 1)
+        table = [b""] * self.size
         for token, number in vocabulary.items():
             table[number] = token.encode() if token in added else to_bytes(token)
         return table
 
     def _fallback_table(self) -> list[bytes]:
-        size = max(self._tokenizer.get_vocab(with_added_tokens=True).values(), default=-1) + 1
-        return [self.text_of(token).encode() for token in range(size)]
+        return [self.text_of(token).encode() for token in range(self.size)]
+
+
+@contextmanager
+def _refusing() -> Iterator[None]:
+    """Turn an error or a panic of the library into InvalidArgument.
+
+    A panic is a BaseException without a public class: uncaught it would end the whole process.
+    """
+    try:
+        yield
+    except InvalidArgument:
+        raise
+    except Exception as e:  # the library raises bare Exception
+        raise InvalidArgument(argument="tokenizer.json", detail=str(e) or type(e).__name__) from e
+    except BaseException as e:
+        if type(e).__name__ != "PanicException":
+            raise
+        raise InvalidArgument(argument="tokenizer.json", detail=f"the tokenizers library panicked: {e}") from e
 
 
 def _decoder_types(decoder: dict[str, Any] | None) -> list[str]:
