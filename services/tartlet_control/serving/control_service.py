@@ -31,6 +31,7 @@ from tartlet_control.serving import greeting
 from tartlet_control.serving.blobs import BlobStore
 from tartlet_control.serving.catalogue import Catalogue
 from tartlet_control.serving.core_loop import CoreLoop, RuntimeLink
+from tartlet_control.serving.ends import add_ends
 from tartlet_control.serving.state import engines_of, state_of
 from tartlet_control.tables.models import ServedModel
 from tartlet_control.tables.outbox import Chunk, Notices
@@ -46,7 +47,6 @@ _WATCH_S: Final = (0.1, 600.0)
 """Bounds of how often a watcher of engines is told that nothing has changed."""
 _PROGRAMS_S: Final = 10.0
 """Delay after which a watcher is told of other numbers of programs."""
-_ENDS_A_FRAME: Final = 128
 _STARTS_BYTES: Final = 2 << 20
 _BESIDE_BYTES: Final = 256 << 10
 """Limit of starts that share a frame with deliveries, which are cut to leave room for this much."""
@@ -379,28 +379,3 @@ def _model_info(model: ServedModel) -> control_pb2.ModelInfo | None:
 
 def _kept(kept: control_pb2.KeptProgram) -> Kept:
     return Kept(kept.program_id, kept.tenant, kept.idempotency_key)
-
-
-def add_ends(frame: control_pb2.ControlFrame, notices: Notices) -> list[control_pb2.ControlFrame]:
-    """Add kills and settlements to `frame`. Return further frames for those that don't fit its message."""
-    kills = [control_pb2.ProgramKill(handle=h, error=error_to_proto(e)) for h, e in notices.kills]
-    settled = [
-        control_pb2.ProgramSettled(
-            handle=s.handle,
-            poisoned=error_to_proto(s.poisoned),
-            peak_pages=s.peak_pages,
-            sampled_tokens=s.sampled_tokens,
-            input_tokens=s.input_tokens,
-            commands=s.commands,
-        )
-        for s in notices.settled
-    ]
-    if len(kills) + len(settled) <= _ENDS_A_FRAME:
-        frame.kills.extend(kills)
-        frame.settled.extend(settled)
-        return []
-    starts = range(0, max(len(kills), len(settled)), _ENDS_A_FRAME)
-    return [
-        *(control_pb2.ControlFrame(kills=kills[i : i + _ENDS_A_FRAME]) for i in starts if i < len(kills)),
-        *(control_pb2.ControlFrame(settled=settled[i : i + _ENDS_A_FRAME]) for i in starts if i < len(settled)),
-    ]

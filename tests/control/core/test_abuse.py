@@ -16,7 +16,7 @@ from tartlet_common.rpc.endpoints import MAX_MESSAGE_BYTES
 from tartlet_control.calls.registry import MAX_COMMAND_BYTES
 from tartlet_control.core.intake import MAX_WAITING_BYTES
 from tartlet_control.core.lifecycle import StartRequest
-from tartlet_control.serving.control_service import add_ends
+from tartlet_control.serving.ends import add_ends
 from tartlet_control.tables.outbox import Notices, Outbox, Settled
 from tartlet_protos import control_pb2
 from tartlet_worker.fake import FakeOptions
