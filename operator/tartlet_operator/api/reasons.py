@@ -143,11 +143,30 @@ def brief(error: TartletError) -> str:
         "the program raised an exception: KeyError: 'a'"
     """
     traceback = str(error.fields.get("traceback", "")).strip()
-    if traceback:
-        said = f"{str(error).splitlines()[0]}: {traceback.splitlines()[-1].strip()}"
-    else:
-        said = " ".join(str(error).split())
+    first = str(error).splitlines()[0] if str(error) else ""
+    said = f"{first}: {_exception(traceback)}" if traceback else " ".join(str(error).split())
     return said[:_BRIEF_CHARS]
+
+
+def _exception(traceback: str) -> str:
+    r"""Return the line of a traceback that names the exception: the first one after the frames of the last part.
+
+    Frames are indented and begin with `Traceback`; an exception's text may have further lines. The lines of an
+    exception group have a bar in front.
+
+    Example:
+        >>> _exception("Traceback (most recent call last):\n  File\nValueError: one\ntwo")
+        'ValueError: one'
+        >>> _exception("  + Exception Group Traceback (most recent call last):\n  |   File\n  | Group: x\n  +--")
+        'Group: x'
+    """
+    lines = traceback.splitlines()
+    if "Exception Group Traceback" in lines[0]:
+        lines = ["Traceback", *(line.strip().removeprefix("| ") for line in lines[1:])]
+    begins = [n for n, line in enumerate(lines) if line.startswith("Traceback")]
+    last = lines[begins[-1] + 1 :] if begins else []
+    named = next((line for line in last if line[:1].strip()), lines[-1])
+    return named.strip()
 
 
 def explained(error: TartletError) -> str:
