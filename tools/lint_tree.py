@@ -34,8 +34,6 @@ from tools.tree_shape import (
 MAX_LINES = 400
 STILL_LONG = frozenset(
     {
-        "inferlets/sdk/python/inferlet/_queues/queue.py",
-        "inferlets/sdk/python/inferlet/context.py",
         "services/tartlet_control/core/core.py",
         "services/tartlet_runtime/program/program.py",
         "tests/control/calls/test_tables.py",

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from tests.sdk.host.harness import held, run_source, tokens_of
 from tests.sdk.host.mini_host import MiniHost
-from tests.sdk.host.mini_model import reference_generate
+from tests.sdk.host.mini_model import probabilities, reference_generate, reference_states
 
 
 def read(repo: Path, name: str) -> str:
@@ -97,3 +99,43 @@ def test_the_template_of_a_new_program_runs(repo: Path, monkeypatch: pytest.Monk
     assert "{" not in program
     run_source(host, program, "--max-tokens", "12", filename="mine.py")
     assert len(host.log[1].decode()) == 13
+
+
+@pytest.mark.parametrize("name", ["prompt_lookup.py", "jacobi.py"])
+def test_drafts_give_the_greedy_tokens_in_fewer_passes(repo: Path, name: str) -> None:
+    """The text repeats itself, as the script makes it do, so lookups find drafts and blocks settle early."""
+    prompt = "abcabcabcabcabc"
+    tokens = list(tokens_of(prompt))
+    script = {at: ord("abc"[(at - 1) % 3 - 2]) for at in range(len(tokens) - 1, 200)}
+    host = MiniHost(script=script)
+    run_source(host, read(repo, name), "--prompt", prompt, "--max-tokens", "30")
+    text, counts = host.log[1].decode().splitlines()
+    assert text.encode() == bytes(reference_generate(tokens, 30, script=script))
+    passes = int(counts.split()[3])
+    assert counts == f"30 tokens in {passes} passes"
+    assert passes <= (8 if name == "prompt_lookup.py" else 24)
+    assert held(host) == (0, 0, 0)
+
+
+@pytest.mark.parametrize("name", ["prompt_lookup.py", "jacobi.py"])
+def test_drafts_that_fail_cost_no_token(repo: Path, name: str) -> None:
+    host = MiniHost()
+    run_source(host, read(repo, name), "--prompt", "a b a b", "--max-tokens", "12")
+    assert host.log[1].splitlines()[0] == completed("a b a b", 12)
+
+
+def test_beam_search_finds_the_best_continuations(repo: Path) -> None:
+    """Two tokens wide enough to hold every prefix of the best pair: a search over all pairs agrees."""
+    host = MiniHost(page_size=3)
+    run_source(host, read(repo, "beam_search.py"), "--prompt", "beam", "--beams", "3", "--max-tokens", "4")
+    prompt = list(tokens_of("beam"))
+    beams: list[tuple[float, list[int]]] = [(0.0, [])]
+    for _ in range(4):
+        wider = []
+        for score, found in beams:
+            states = reference_states(prompt + found)
+            probs = probabilities(states[-1], len(states) - 1, {})
+            wider += [(score + math.log(probs[token]), [*found, int(token)]) for token in np.argsort(-probs)[:3]]
+        beams = sorted(wider, key=lambda beam: -beam[0])[:3]
+    expected = [f"{score:.3f} {bytes(found).decode()}" for score, found in beams]
+    assert host.log[1].decode().splitlines() == expected

@@ -27,6 +27,7 @@ from inferlet._calls import on_queue
 from inferlet._calls.on_queue import *  # noqa: F403 - what a call's function is called stands there alone
 from inferlet._calls.program import create_queue, get_arg, get_version, receive, receive_bytes, send, usage
 from inferlet._contexts.generation import Generation, Piece
+from inferlet._contexts.proposal import Proposal
 from inferlet._models.models import available_models, available_traits, get_kv_page_size, get_model
 from inferlet._models.text import detokenize_bytes, format_chat, get_vocabs
 from inferlet._queues.queue import Queue
@@ -44,13 +45,14 @@ from inferlet._values.types import (
     Usage,
 )
 from inferlet.context import Context
-from inferlet.sampling import Greedy, MinP, Sampler, Temperature, TopK, TopP
+from inferlet.sampling import End, Greedy, MinP, Sampler, Temperature, TopK, TopP
 from inferlet.stopping import Length, Stop, StopTokens, Until
 
 __all__ = [
     "Context",
     "Dist",
     "Embed",
+    "End",
     "Generation",
     "Greedy",
     "KvPage",
@@ -61,6 +63,7 @@ __all__ = [
     "PageTable",
     "Piece",
     "Priority",
+    "Proposal",
     "Queue",
     "Sampled",
     "Sampler",

@@ -153,5 +153,27 @@ class MinP(Sampler):
         super().__init__(min_p=p)
 
 
-CustomSampler = Callable[[Dist], int]
+@dataclass(frozen=True)
+class End:
+    """What a sampler of the program's own returns to end its generation, perhaps with a last token.
+
+    `Generation.stopped_by` is "sampler" then.
+
+    Example:
+        >>> def until_unsure(dist):
+        ...     return dist.max_index() if dist.probs[0] > 0.9 else End()
+        >>> async def main():
+        ...     async with Context() as ctx:
+        ...         ctx.fill("Hello,")
+        ...         generation = ctx.generate(sampler=until_unsure)
+        ...         async for _ in generation:
+        ...             pass
+        ...         print(generation.stopped_by, generation.tokens)
+        sampler []
+    """
+
+    token: int | None = None  # the last token; None for no further one
+
+
+CustomSampler = Callable[[Dist], int | End]
 AnySampler = Sampler | CustomSampler

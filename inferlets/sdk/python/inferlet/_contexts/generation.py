@@ -11,13 +11,13 @@ from __future__ import annotations
 
 import asyncio
 import codecs
-import struct
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping
 from math import inf, log
 from operator import index
 from typing import Protocol, Self
 
+from inferlet._contexts.choosing import pack_sampler
 from inferlet._contexts.kv_cache import KvCache
 from inferlet._generated import abi
 from inferlet._models.vocab import vocab_of
@@ -26,9 +26,8 @@ from inferlet._values.arguments import shown
 from inferlet._values.types import Dist, Model, Sampled
 from inferlet._wire.channel import channel
 from inferlet._wire.options import Options
-from inferlet._wire.packing import pack_sampling
 from inferlet.errors import InvalidArgument
-from inferlet.sampling import AnySampler, Sampler
+from inferlet.sampling import AnySampler, End, Sampler
 from inferlet.stopping import Scanner, Stop
 
 
@@ -76,8 +75,8 @@ class Piece(str):
 class Generation:
     """An asynchronous iterator over `Piece`s, made by `Context.generate`.
 
-    `text` and `tokens` are the text and the tokens so far. At the end, `stopped_by` says why: "length", "token" or
-    "until".
+    `text` and `tokens` are the text and the tokens so far. At the end, `stopped_by` says why: "length" (or the
+    model's last position), "token", "until" or "sampler".
 
     Example:
         >>> async def main():
@@ -137,7 +136,9 @@ class Generation:
         if packed and not isinstance(sampler, Sampler):
             detail = "a function of a Dist chooses each token itself: bias, penalties and log-probabilities are its own"
             raise InvalidArgument(argument="sampler", detail=detail)
-        self._plain = self._pack(sampler) if isinstance(sampler, Sampler) else b""
+        self._plain = b""
+        if isinstance(sampler, Sampler):
+            self._plain = pack_sampler(sampler, context.seed, context.draw, self._stop_tokens)
         self._params = self._plain + packed
         # Steps that are queued: the first ticket of each, and its token (or what the program samples from).
         self._ahead: deque[tuple[int, asyncio.Future[Sampled] | asyncio.Future[Dist]]] = deque()
@@ -149,21 +150,9 @@ class Generation:
         self.stopped_by: str | None = None
         self._ended = False
         self._busy = False  # a task computes the prompt or fetches the bytes of a token
+        self._sampler_ended = False
+        self._latest: Sampled | None = None
         self._displaced = False  # the program began something else on the context
-
-    def _pack(self, sampler: Sampler) -> bytes:
-        try:
-            return pack_sampling(
-                sampler.resolved_temperature,
-                sampler.top_k or 0,
-                1.0 if sampler.top_p is None else sampler.top_p,
-                sampler.min_p or 0.0,
-                seed=self._context.seed if sampler.seed is None else sampler.seed,
-                draw=self._context.draw,
-                stop=sorted(self._stop_tokens),
-            )
-        except (OverflowError, struct.error):
-            raise InvalidArgument(argument="sampler", detail=f"its numbers don't fit 32 bits: {sampler}") from None
 
     @property
     def ended(self) -> bool:
@@ -199,11 +188,11 @@ class Generation:
                 raise
             if not self._ahead:  # stopped by another task meanwhile
                 if self._displaced:
-                    raise _generates_already()
+                    raise generates_already()
                 break
             self._ahead.popleft()
-            piece = self._accept(sampled)
-            if piece or not self.ended:
+            piece = self._close() if sampled is None else self._accept(sampled)
+            if piece is not None and (piece or not self.ended):
                 return piece
         raise StopAsyncIteration
 
@@ -245,10 +234,12 @@ class Generation:
         self._newest += 1
         self._left -= 1
 
-    async def _arrival(self) -> Sampled:
-        """Wait for the next token, and for its bytes if they are not known yet."""
+    async def _arrival(self) -> Sampled | None:
+        """Wait for the next token, and for its bytes if they are not known yet; None if the sampler takes no more."""
         value = await self._ahead[0][1]
         sampled = value if isinstance(value, Sampled) else self._choose(value)
+        if sampled is None:
+            return None
         for token in (sampled.token, *sampled.logprobs):
             if token not in self._vocab.known and not self._ended:
                 self._busy = True
@@ -258,10 +249,15 @@ class Generation:
                     self._busy = False
         return sampled
 
-    def _choose(self, dist: Dist) -> Sampled:
-        """Let the program's own sampler decide."""
+    def _choose(self, dist: Dist) -> Sampled | None:
+        """Let the program's own sampler decide; None if it ends the generation without a token."""
         assert not isinstance(self._sampler, Sampler)
         chosen = self._sampler(dist)
+        if isinstance(chosen, End):
+            self._sampler_ended = True
+            if chosen.token is None:
+                return None
+            chosen = chosen.token
         size = self._context.model.vocab_size
         try:
             token = index(chosen)
@@ -281,13 +277,15 @@ class Generation:
 
     def _accept(self, sampled: Sampled) -> Piece:
         """Append a token to the context; return the text that it completes."""
-        token = sampled.token
+        token, self._latest = sampled.token, sampled
         self._context.tokens.append(token)
         self._cache.length = len(self._context.tokens) - 1
         self.tokens.append(token)
         reason = None
         if token in self._stop_tokens:
             reason = "token"
+        elif self._sampler_ended:
+            reason = "sampler"
         elif not self._left and not self._ahead:
             reason = "length"
         raw = b"" if reason == "token" else self._vocab.known.get(token, b"")
@@ -302,6 +300,17 @@ class Generation:
             self._texts.append(text)
         return Piece.of(text, sampled, self._vocab.known)
 
+    def _close(self) -> Piece | None:
+        """End without a further token; return the text that was held back, if there is some."""
+        text = self._scanner.feed(self._utf8.decode(b"", final=True))
+        if not self._scanner.found:
+            text += self._scanner.rest()
+        self._end("until" if self._scanner.found else "sampler")
+        if not text or self._latest is None:
+            return None
+        self._texts.append(text)
+        return Piece.of(text, self._latest, self._vocab.known)
+
     def _end(self, reason: str) -> None:
         self.stopped_by = reason
         self.stop()
@@ -313,7 +322,7 @@ class Generation:
             InvalidArgument: a task awaits the next piece.
         """
         if self._busy or (self._ahead and self._ahead[0][1]._callbacks):  # noqa: SLF001 - somebody awaits it
-            raise _generates_already()
+            raise generates_already()
         self._displaced = True
         self.stop()
 
@@ -332,5 +341,6 @@ class Generation:
         self._cache.end_at(len(context.tokens))
 
 
-def _generates_already() -> InvalidArgument:
+def generates_already() -> InvalidArgument:
+    """Make the error of a call on a context with which another task computes."""
     return InvalidArgument(argument="context", detail="it generates already: fork it to generate twice at once")

@@ -14,13 +14,16 @@ CHUNK = 512
 class KvCache:
     """The page table of one context, and how many of its tokens are in the table. Slot i holds token i."""
 
-    __slots__ = ("_fixed", "_model", "_queue", "_table", "length", "num_rows")
+    __slots__ = ("_fixed", "_model", "_outputs", "_queue", "_shared", "_slots", "_table", "length", "num_rows")
 
     def __init__(self, queue: Queue, model: Model) -> None:
         self._queue = queue
         self._model = model
         self._fixed: tuple[Embed, Embed, TokenSlot] | None = None
         self._table: PageTable | None = None
+        self._outputs: list[Embed] = []  # of tokens that are verified together
+        self._slots: list[TokenSlot] = []
+        self._shared = 0  # tokens of the rows that forks share: they are never written again
         self.num_rows = 0
         self.length = 0
         """The number of tokens in the table, those of recorded commands included."""
@@ -35,6 +38,7 @@ class KvCache:
         if rows and self._table is not None:
             child.length, child.num_rows = rows * self._model.page_size, rows
             child._table = queue.table(source=self._table, keep_tokens=child.length)
+            child._shared, self._shared = child.length, max(self._shared, child.length)
         return child
 
     def release(self) -> None:
@@ -46,6 +50,8 @@ class KvCache:
             embed, output, slot = self._fixed
             self._queue.dealloc_emb([embed, output])
             self._queue.dealloc_slot([slot])
+        self._queue.dealloc_emb(self._outputs)
+        self._queue.dealloc_slot(self._slots)
 
     def places(self) -> tuple[Embed, Embed, TokenSlot]:
         """Return the input embed, the output embed and the token slot of decoding."""
@@ -75,6 +81,48 @@ class KvCache:
             queue.forward_table(table, at, into, [output] if output is not None and to == end else [])
         queue.dealloc_emb(embeds)
         self.length = end
+
+    def verify(self, tokens: Sequence[int], drafts: Sequence[int]) -> list[Embed]:
+        """Record the commands that compute the last token and the drafts behind it in one pass.
+
+        Args:
+            tokens: the tokens of the context, at least one.
+            drafts: tokens that may follow. Their keys and values are behind the context's own.
+
+        Returns:
+            The output embeds [1 + len(drafts)] of the last token and of the drafts, until the next call.
+        """
+        queue, last, count = self._queue, len(tokens) - 1, len(drafts) + 1
+        self.compute(tokens, last)
+        self.length = last
+        table = self._grow(last + count)
+        if len(self._outputs) < count:
+            self._outputs += queue.alloc_emb(count - len(self._outputs))
+        embeds = self._outputs[:count]
+        queue.embed_txt([tokens[-1], *drafts], range(last, last + count), embeds)
+        queue.forward_table(table, last, embeds, embeds)
+        return embeds
+
+    def slots(self, count: int) -> list[TokenSlot]:
+        """Return token slots for the samples of a verification."""
+        if len(self._slots) < count:
+            self._slots += self._queue.alloc_slot(count - len(self._slots))
+        return self._slots[:count]
+
+    def cut(self, num_tokens: int) -> None:
+        """Keep the first tokens, and free the rows behind them. The last token is computed again.
+
+        A row that forks share is given up if it would be written, so its tokens are computed again too.
+        """
+        size = self._model.page_size
+        rows = -(-num_tokens // size)
+        self.end_at(num_tokens)
+        if self.length < self._shared:
+            rows = self.length // size
+            self.length = self._shared = rows * size
+        if self._table is not None and rows < self.num_rows:
+            self._queue.table(self._table, keep_tokens=rows * size)
+            self._table, self.num_rows = self._table if rows else None, rows
 
     def _grow(self, num_tokens: int) -> PageTable:
         """Return the table, with rows for `num_tokens`."""
