@@ -198,7 +198,7 @@ def test_workers_find_their_certificate_in_every_watched_namespace() -> None:
     for namespace in where:
         (secret,) = [s for s in of_kind(objects, "Secret") if _is_of(s, "tartlet-worker-tls", namespace)]
         names = _names(_certificate(secret))
-        assert _caller(names, "tartlet.prod.tartlet.internal") == Caller("worker", (namespace,))
+        assert _caller(names, "tartlet.prod.tartlet.internal") == Caller("worker", namespace)
     assert {
         o["metadata"]["namespace"] for o in of_kind(objects, "Secret") if "worker" not in o["metadata"]["name"]
     } == {"prod"}
@@ -231,6 +231,6 @@ def test_cert_manager_makes_the_workers_certificate_in_every_watched_namespace()
     for each in made:
         if each["spec"]["secretName"] == "tartlet-worker-tls":
             caller = _caller(each["spec"]["dnsNames"], "tartlet.prod.tartlet.internal")
-            assert caller == Caller("worker", (each["metadata"]["namespace"],))
+            assert caller == Caller("worker", each["metadata"]["namespace"])
     leaves = {(c["metadata"]["namespace"], c["spec"]["secretName"]) for c in made}
     assert leaves == {*(("prod", f"tartlet-{r}-tls") for r in ROLES), ("team-a", "tartlet-worker-tls")}

@@ -8,7 +8,8 @@ the directory's owner can call.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable
+import ssl
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
@@ -52,17 +53,17 @@ ACCESS: dict[str, frozenset[str]] = {
 """Method -> identities that may call it. A method that is missing here can't be called over TLS."""
 
 
-_TENANT: Final = "tenant"
+_TENANT: Final = "tenant."
 _SHOWN: Final = 3
 """Names of an unknown certificate that a refusal shows."""
 
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """The owner of a certificate: its role, "" for none, and the tenants that the certificate names."""
+    """The owner of a certificate: its role, "" for none, and its tenant, "" if it names none."""
 
     role: str = ""
-    tenants: tuple[str, ...] = ()
+    tenant: str = ""
 
 
 def identity_name(role: str, domain: str) -> str:
@@ -78,22 +79,38 @@ def identity_name(role: str, domain: str) -> str:
 def caller_of(names: Iterable[bytes], domain: str) -> Caller:
     """Return whom a certificate's DNS names stand for in the release of `domain`. Other names mean nothing.
 
-    A certificate that names several roles has none.
+    A certificate that names several roles or several tenants has no role.
 
     Example:
         >>> caller_of([b"worker.r.ns.internal", b"tenant.team-a.r.ns.internal"], "r.ns.internal")
-        Caller(role='worker', tenants=('team-a',))
+        Caller(role='worker', tenant='team-a')
+        >>> caller_of([b"client", b"tenant.a", b"tenant.b"], "")
+        Caller(role='', tenant='')
         >>> caller_of([b"operator.x.svc"], "r.ns.internal"), caller_of([b"operator.x.svc"], "")
-        (Caller(role='', tenants=()), Caller(role='', tenants=()))
+        (Caller(role='', tenant=''), Caller(role='', tenant=''))
     """
     texts = [name.decode("ascii", "replace") for name in names]
     suffix = f".{domain}" if domain else ""
-    own = [text.removesuffix(suffix) for text in texts if text.endswith(suffix)]
-    roles = IDENTITIES.intersection(own)
-    tenants = tuple(
-        name.removeprefix(f"{_TENANT}.") for name in own if name.startswith(f"{_TENANT}.") and name != f"{_TENANT}."
-    )
-    return Caller(next(iter(roles)) if len(roles) == 1 else "", tenants)
+    own = {text.removesuffix(suffix) for text in texts if text.endswith(suffix)}
+    roles = own & IDENTITIES
+    tenants = {name.removeprefix(_TENANT) for name in own if name.startswith(_TENANT) and name != _TENANT}
+    if len(roles) != 1 or len(tenants) > 1:
+        return Caller()
+    return Caller(roles.pop(), tenants.pop() if tenants else "")
+
+
+def dns_names(auth: Mapping[str, Iterable[bytes]]) -> list[bytes]:
+    """Return the DNS names of a caller's certificate, from what gRPC says of the connection.
+
+    Names of other kinds (URI, email) don't count. gRPC cuts a name at its first NUL byte, so a certificate in which one
+    of the names goes on behind a NUL has no name at all.
+    """
+    names = list(auth.get("peer_dns", ()))
+    for pem in auth.get("x509_pem_cert", ()):
+        certificate = ssl.PEM_cert_to_DER_cert(pem.decode("ascii"))
+        if not any(name + b"\0" in certificate for name in names):  # in DER, another field follows without one
+            return names
+    return []
 
 
 _calling: ContextVar[Caller | None] = ContextVar("calling", default=None)
@@ -132,7 +149,7 @@ class AccessInterceptor(grpc.aio.ServerInterceptor):
 
 def _guarded(handler: Any, method: str, domain: str) -> _Handler:
     async def check(context: _Context) -> None:
-        names = list(context.auth_context().get("x509_subject_alternative_name", []))
+        names = dns_names(context.auth_context())
         caller = caller_of(names, domain)
         if not may_call(method, caller.role):
             error = PermissionDenied(caller=caller.role or _unknown(names, domain), method=method)
@@ -166,4 +183,5 @@ def _guarded(handler: Any, method: str, domain: str) -> _Handler:
 def _unknown(names: list[bytes], domain: str) -> str:
     """Describe a certificate without a role of this release, so that a wrong `tls_domain` is seen at once."""
     shown = ", ".join(name.decode("ascii", "replace")[:128] for name in names[:_SHOWN]) or "no DNS name"
-    return f"an unknown identity ({shown}, where {identity_name('<role>', domain)} is expected)"
+    wanted = f"one {identity_name('<role>', domain)} and at most one {identity_name(f'{_TENANT}<name>', domain)}"
+    return f"an unknown identity ({shown}, where {wanted} is expected)"

@@ -62,7 +62,7 @@ class Dialling:
             raise error
         version = agree(reply.protocol, 0, SPOKEN, peer=_CONTROL)
         self._epochs.check(_CONTROL, reply.epoch, self._now(), role=_CONTROL)
-        self._epochs.joined(_CONTROL)
+        self._epochs.joined(_CONTROL, reply.epoch, self._now())
         if reply.resumed:
             if self.link is None or not self.resumes or not self.link.can_resume(reply.applied):
                 self.drop()

@@ -229,20 +229,20 @@ class Epochs:
         self._seen: dict[str, tuple[int, float | None]] = {}  # epoch, and until when it counts; None: connected
 
     def check(self, peer: str, epoch: int, now: float, *, role: str) -> None:
-        """Take the epoch of a peer that says Hello; 0 is that of a peer without epochs.
+        """Check the epoch of a peer that says Hello; 0 is that of a peer without epochs. Nothing is noted yet.
 
         Raises:
             StaleIncarnation: a later incarnation of this peer was there.
         """
+        highest, until = self._seen.get(peer, (0, None))
+        if epoch and epoch < highest and (until is None or now < until):
+            raise StaleIncarnation(peer=role)
+
+    def joined(self, peer: str, epoch: int, now: float) -> None:
+        """Note that a peer is connected, whose whole Hello was checked."""
         self._seen = {p: seen for p, seen in self._seen.items() if seen[1] is None or now < seen[1]}
         highest, _ = self._seen.get(peer, (0, None))
-        if epoch and epoch < highest:
-            raise StaleIncarnation(peer=role)
-        self._seen[peer] = max(epoch, highest), now + EPOCH_KEPT_S
-
-    def joined(self, peer: str) -> None:
-        """Note that a checked peer is connected."""
-        self._seen[peer] = self._seen[peer][0], None
+        self._seen[peer] = max(epoch, highest), None
 
     def left(self, peer: str, now: float) -> None:
         """Note that a peer's connection has ended."""

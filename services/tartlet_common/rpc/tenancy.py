@@ -83,7 +83,7 @@ def decide(caller: Caller | None, metadata: Iterable[tuple[str, str | bytes]]) -
     """Return the scope of a call with `metadata` by the owner of a certificate (None: no TLS).
 
     Example:
-        >>> decide(Caller("client", ("team-a",)), [])
+        >>> decide(Caller("client", "team-a"), [])
         Scope(tenant='team-a')
         >>> decide(Caller("client"), [(HEADER, b"team-a")])  # metadata widens nothing
         Scope(tenant='')
@@ -91,7 +91,7 @@ def decide(caller: Caller | None, metadata: Iterable[tuple[str, str | bytes]]) -
         (Scope(tenant=None), Scope(tenant='team-a'))
     """
     if caller is not None and caller.role not in EVERY_TENANT:
-        return Scope(caller.tenants[0] if caller.tenants else "")
+        return Scope(caller.tenant)
     for key, value in metadata:
         if key == HEADER:
             return Scope(value.decode("utf-8", "replace") if isinstance(value, bytes) else value)

@@ -157,7 +157,7 @@ class ControlService(control_pb2_grpc.ControlServicer):
                 map(_kept, hello.kept),
             )
             greeting.begin_link(core, session, version, control_pb2.ControlFrame)
-        link = self._loop.open_runtime(session)
+        link = self._loop.open_runtime(session, hello.epoch)
         greeting.answer(core, reply, version, core.settings.runtime_grace_s, link.link if resumes else None, _PEER)
         return link
 

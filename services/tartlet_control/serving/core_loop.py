@@ -244,12 +244,15 @@ class CoreLoop:
 
     # ---- streams ------------------------------------------------------------------------------------------------
 
-    def open_runtime(self, session: RuntimeSession) -> RuntimeLink:
-        """Return the link of a runtime's new stream. Older streams of the same runtime are closed."""
+    def open_runtime(self, session: RuntimeSession, epoch: int) -> RuntimeLink:
+        """Return the link of a runtime's new stream. Older streams of the same runtime are closed.
+
+        `epoch` is that of the Hello, which was checked.
+        """
         for older in [s for s in self.runtimes if s.runtime_id == session.runtime_id]:
             self.runtimes.pop(older).cut()  # also of an earlier incarnation, whose session has no stream any more
         link = self.runtimes[session] = RuntimeLink(session)
-        self.epochs.joined(session.runtime_id)
+        self.epochs.joined(session.runtime_id, epoch, self.core.clock.now())
         self.changed()
         return link
 
@@ -263,12 +266,15 @@ class CoreLoop:
             self.core.on_runtime_gone(link.session)
         self.changed()
 
-    def open_engine(self, engine: EngineState) -> EngineLink:
-        """Return the link of an engine's new stream. Close an older stream of the same id."""
+    def open_engine(self, engine: EngineState, epoch: int) -> EngineLink:
+        """Return the link of an engine's new stream. Close an older stream of the same id.
+
+        `epoch` is that of the Hello, which was checked.
+        """
         for older in [e for e in self.engines if e.id == engine.id]:
             self.engines.pop(older).cut()
         link = self.engines[engine] = EngineLink(engine, self.core)
-        self.engine_epochs.joined(engine.id)
+        self.engine_epochs.joined(engine.id, epoch, self.core.clock.now())
         self.changed()
         return link
 

@@ -71,7 +71,7 @@ class EngineService(engine_pb2_grpc.EngineServicer):
             hello.error.CopyFrom(error_to_proto(e))
             await context.write(engine_pb2.EngineFrame(hello=hello))
             return
-        link = self._loop.open_engine(engine)
+        link = self._loop.open_engine(engine, theirs.epoch)
         greeting.answer(core, hello, version, core.settings.engine_grace_s, link.link if resumes else None, _PEER)
         try:
             wanted = frame.hello.frame_socket

@@ -32,11 +32,11 @@ def home_of(pool: str, worker: Caller | None, shared_pools: frozenset[str]) -> H
         shared_pools: control's setting.
 
     Raises:
-        PermissionDenied: the certificate isn't the claimed owner's, or names several tenants.
+        PermissionDenied: the certificate isn't the claimed owner's.
         InvalidArgument: the pool isn't one name.
 
     Example:
-        >>> b = Caller("worker", ("b",))
+        >>> b = Caller("worker", "b")
         >>> home_of("b/demo", b, frozenset())
         Home(owner='b', pool='demo', shared=False)
         >>> home_of("", None, frozenset())
@@ -47,10 +47,7 @@ def home_of(pool: str, worker: Caller | None, shared_pools: frozenset[str]) -> H
         raise InvalidArgument(argument="pool", detail=f"{pool[:_POOL_CHARS]!r} is no pool: write TENANT/POOL or POOL")
     owner: str | None = claimed or None
     if worker is not None:
-        if len(worker.tenants) > 1:
-            tenants = ", ".join(worker.tenants)[:_POOL_CHARS]
-            raise PermissionDenied(caller=f"a worker whose certificate names {tenants}", method="Engine/Connect")
-        owner = worker.tenants[0] if worker.tenants else ""
+        owner = worker.tenant
         if slash and claimed != owner:
             raise PermissionDenied(caller=f"a worker of tenant {owner!r}", method=f"Engine/Connect for pool {pool}")
     return Home(owner, name, owner is not None and is_shared(owner, name, shared_pools))

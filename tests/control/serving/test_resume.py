@@ -306,3 +306,19 @@ async def test_an_id_that_is_long_or_unprintable_is_refused(run_dir: Path, name:
         assert isinstance(error, InvalidArgument)
         assert error.fields["argument"] == "incarnation"
         await peer.close()
+
+
+async def test_a_hello_that_is_refused_does_not_make_an_engine_stale(run_dir: Path) -> None:
+    """The first Hello has a high epoch, which would keep out the engine for as long as epochs are remembered."""
+    good = json.dumps(asdict(engine_spec(tokenizer_digest="")))
+    numbers = []
+    async with control(run_dir) as address, endpoints.make_channel(address) as channel:
+        stub: Any = engine_pb2_grpc.EngineStub(channel)
+        for spec_json, epoch in (("{}", 1 << 62), (good, 100)):
+            hello = engine_pb2.WorkerHello(engine_id="e", incarnation="i", protocol=1, newest_protocol=2)
+            hello.spec_json, hello.epoch = spec_json, epoch
+            stream = stub.Connect()
+            await stream.write(engine_pb2.WorkerFrame(hello=hello))
+            numbers.append((await asyncio.wait_for(stream.read(), 10)).hello.error.number)
+            stream.cancel()
+    assert (bool(numbers[0]), numbers[1]) == (True, 0)
