@@ -14,10 +14,13 @@ and short commands run in different passes.
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
+import numpy.typing as npt
 
 from tartlet_common.engine.step import Forward
-from tartlet_worker.csr import counts, owners, within
+from tartlet_worker.csr import I64, counts, owners, within
 from tartlet_worker.pools import Pools
 
 MAX_COLUMNS = 1 << 22
@@ -99,13 +102,18 @@ def _tables_conflict(batch: Forward, pools: Pools) -> bool:
     table = batch.table[own].clip(0, len(pools.tables.mark) - 1)
     if not pools.tables.repeated(table):
         return False
-    start, end = batch.okv_offset.tolist(), (batch.okv_offset + counts(batch.iemb_indptr)).tolist()
-    ends: dict[int, int] = {}
-    for b, t in zip(own.tolist(), table.tolist(), strict=True):
-        if start[b] < ends.get(t, 0):
-            return True
-        ends[t] = end[b]
-    return False
+    return bool((_table_conflicts(batch, own) >= 0).any())
+
+
+def _table_conflicts(batch: Forward, own: I64) -> I64:
+    """Return [T]: for each command of `own`, the one before it over its table if that ends behind its start, or -1.
+
+    In a range the commands over one table follow each other, so no earlier one needs a look.
+    """
+    table = batch.table[own]
+    before = _latest_before(table, own, table, own, len(batch.lane))
+    end = batch.okv_offset + counts(batch.iemb_indptr)
+    return np.where(end[before] > batch.okv_offset[own], before, -1)
 
 
 def _listed_slots(batch: Forward, pools: Pools) -> np.ndarray:
@@ -117,36 +125,56 @@ def _listed_slots(batch: Forward, pools: Pools) -> np.ndarray:
 
 
 def _cut_in_order(batch: Forward, pools: Pools) -> list[tuple[int, int]]:
-    """Cut greedily: a command starts a new range if it conflicts with the range so far."""
-    command, slots = _written(batch, pools)
-    position = pools.position.reshape(-1)
+    """Cut greedily: a command starts a new range if it conflicts with the range so far. Loops over ranges alone."""
+    latest = _latest_conflict(batch, pools)
     ranges, first = [], 0
-    embeds: set[int] = set()  # written in this range
-    stored: set[int] = set()
-    ever_stored: set[int] = set()  # in earlier ranges too
-    pages_read: set[int] = set()
-    ends: dict[int, int] = {}  # of what is written, by table
-    over = batch.table.tolist() if len(batch.table) else [-1] * len(batch.lane)
-    tokens = counts(batch.iemb_indptr).tolist()
-    for b in range(len(batch.lane)):
-        reads = batch.iemb[batch.iemb_indptr[b] : batch.iemb_indptr[b + 1]].tolist()
-        writes = batch.oemb[batch.oemb_indptr[b] : batch.oemb_indptr[b + 1]].tolist()
-        mine = slots[command == b]
-        replaced = {slot // pools.page_size for slot in mine.tolist() if position[slot] >= 0 or slot in ever_stored}
-        if (
-            not embeds.isdisjoint(reads)
-            or not embeds.isdisjoint(writes)
-            or not stored.isdisjoint(mine.tolist())
-            or not pages_read.isdisjoint(replaced)
-            or (over[b] >= 0 and int(batch.okv_offset[b]) < ends.get(over[b], 0))
-        ):
-            ranges.append((first, b))
-            first, embeds, stored, pages_read, ends = b, set(), set(), set(), {}
-        if over[b] >= 0:
-            ends[over[b]] = int(batch.okv_offset[b]) + tokens[b]
-        embeds.update(writes)
-        stored.update(mine.tolist())
-        ever_stored.update(mine.tolist())
-        pages_read.update(batch.ikv[batch.ikv_indptr[b] : batch.ikv_indptr[b + 1]].tolist())
-    ranges.append((first, len(batch.lane)))
-    return ranges
+    while True:
+        conflicting = np.flatnonzero(latest[first:] >= first)
+        if not len(conflicting):
+            ranges.append((first, len(latest)))
+            return ranges
+        ranges.append((first, first + int(conflicting[0])))
+        first += int(conflicting[0])
+
+
+def _latest_conflict(batch: Forward, pools: Pools) -> I64:
+    """Return [B]: the latest earlier command that each command conflicts with, or -1."""
+    count = len(batch.lane)
+    latest = np.full(count, -1, np.int64)
+
+    def note(command: I64, found: I64) -> None:
+        np.maximum.at(latest, command, found)
+
+    writer = owners(batch.oemb_indptr)
+    for embeds, command in ((batch.iemb, owners(batch.iemb_indptr)), (batch.oemb, writer)):
+        note(command, _latest_before(batch.oemb, writer, embeds, command, count))
+    command, slots = _written(batch, pools)
+    stored = _latest_before(slots, command, slots, command, count)
+    note(command, stored)
+    replaces = (stored >= 0) | (pools.position.reshape(-1)[slots] >= 0)  # earlier readers must see the old token
+    pages = slots[replaces] // pools.page_size
+    reader = owners(batch.ikv_indptr)
+    note(command[replaces], _latest_before(batch.ikv, reader, pages, command[replaces], count))
+    if len(batch.table):
+        own = np.flatnonzero(batch.table >= 0)
+        note(own, _table_conflicts(batch, own))
+    return latest
+
+
+def _latest_before(
+    keys: npt.NDArray[Any], commands: I64, asked: npt.NDArray[Any], by: I64, count: int
+) -> npt.NDArray[np.int64]:
+    """Return [N]: the latest command with a key before the command that asks for the key, or -1.
+
+    Args:
+        keys: keys [M] of commands.
+        commands: the commands [M] of the keys.
+        asked: the keys [N] that are asked for.
+        by: the commands [N] that ask.
+        count: the number of commands.
+    """
+    entries = np.sort(keys.astype(np.int64) * count + commands)
+    at = np.searchsorted(entries, asked.astype(np.int64) * count + by) - 1
+    found = entries[at] if len(entries) else np.full(len(at), -1, np.int64)
+    same = (at >= 0) & (found // count == asked)
+    return np.where(same, found % count, -1)
