@@ -9,11 +9,13 @@ tartlet run inferlets/std/openai_chat.py '{"messages": [{"role": "user", "conten
 from __future__ import annotations
 
 import asyncio
-import json
-from typing import Any
+import itertools
+from typing import Any, NamedTuple
 
 from inferlet import (
     Context,
+    Generation,
+    Message,
     Model,
     Sampler,
     Stop,
@@ -24,6 +26,7 @@ from inferlet import (
     get_model,
     reply,
     tokenize,
+    tool_formats,
 )
 from inferlet.errors import InvalidArgument
 
@@ -37,9 +40,24 @@ class Refusal(Exception):
         self.code = code
 
 
+class Prompts(NamedTuple):
+    """The prompts in tokens, and how the answer is read."""
+
+    tokens: list[list[int]]
+    form: tool_formats.ToolFormat | None = None
+    reasoning: bool = False
+
+
+class Counts(NamedTuple):
+    """Generated tokens, and how many of them are reasoning."""
+
+    tokens: int
+    reasoning: int
+
+
 async def main(args: list[str]) -> None:
     """Answer the request, or refuse it."""
-    request = json.loads(args[0])
+    request = await reply.request(args)
     try:
         await answer(request, await get_model())
     except Refusal as e:
@@ -49,34 +67,58 @@ async def main(args: list[str]) -> None:
 async def answer(request: dict[str, Any], model: Model) -> None:
     """Generate all choices side by side, and count their tokens."""
     field = "messages" if "messages" in request else "prompt"
-    prompts = await tokenized(request, model)
+    prompts = await chat_prompt(request, model) if field == "messages" else await text_prompts(request, model)
     check_fields(request, model)
-    for tokens in prompts:
+    for tokens in prompts.tokens:
         check_length(len(tokens), request.get("max_tokens"), model, field)
-    total = sum(map(len, prompts))
+    total = sum(map(len, prompts.tokens))
+    reply.usage(total, 0)
     choices = request.get("n", 1)
     counts = await asyncio.gather(
-        *(complete(tokens, at * choices, choices, request, model) for at, tokens in enumerate(prompts))
+        *(complete(tokens, at * choices, prompts, request, model) for at, tokens in enumerate(prompts.tokens))
     )
-    reply.usage(total, sum(counts))
+    every = list(itertools.chain(*counts))
+    reply.usage(total, sum(c.tokens for c in every), reasoning_tokens=sum(c.reasoning for c in every))
 
 
-async def tokenized(request: dict[str, Any], model: Model) -> list[list[int]]:
-    """Return the tokens of each prompt; a chat is one prompt, in the form that the model was trained on."""
-    if "messages" in request:
-        variables = request.get("chat_template_kwargs")
+async def chat_prompt(request: dict[str, Any], model: Model) -> Prompts:
+    """Return a chat's tokens in the form that the model was trained on; tools are shown as the template shows them."""
+    variables = request.get("chat_template_kwargs")
+    tools = request.get("tools")
+    form = await tool_format(model) if tools else None
+    told = tools if form is not None and form.family != "demo" else None
+    messages = [tool_formats.in_prompt(message, form) for message in request["messages"]]
+    try:
         try:
-            text = await format_chat(request["messages"], variables=variables, model=model)
-        except (InvalidArgument, TypeError, ValueError) as e:
-            raise Refusal(str(e), "messages") from e
-        return [await tokenize(text)]
+            text = await format_chat(messages, tools=told, variables=variables, model=model)
+        except InvalidArgument:
+            if not any(message.get("role") == "developer" for message in messages):
+                raise
+            older = [m | {"role": "system"} if m.get("role") == "developer" else m for m in messages]
+            text = await format_chat(older, tools=told, variables=variables, model=model)
+    except (InvalidArgument, TypeError, ValueError) as e:
+        raise Refusal(str(e), "messages") from e
+    return Prompts([await tokenize(text)], form, text.rstrip().endswith("<think>"))
+
+
+async def tool_format(model: Model) -> tool_formats.ToolFormat:
+    """Return how the model writes tool calls, as its chat template shows."""
+    probe: list[Message] = [{"role": "user", "content": "?"}]
+    try:
+        return tool_formats.format_of(await format_chat(probe, tools=tool_formats.probe(), model=model))
+    except InvalidArgument:  # the template has no place for tools
+        return tool_formats.FORMATS["demo"]
+
+
+async def text_prompts(request: dict[str, Any], model: Model) -> Prompts:
+    """Return the tokens of a text completion's prompts."""
     prompts = []
     for prompt in request["prompts"]:
         tokens = await tokenize(prompt, special=True) if isinstance(prompt, str) else prompt
         if max(tokens, default=0) >= model.vocab_size:
             raise Refusal(f"prompt: a token id is not below {model.vocab_size}.", "prompt")
         prompts.append(tokens)
-    return prompts
+    return Prompts(prompts)
 
 
 def check_fields(request: dict[str, Any], model: Model) -> None:
@@ -110,22 +152,26 @@ def check_length(length: int, max_tokens: int | None, model: Model, field: str) 
         raise Refusal(told, field, "context_length_exceeded")
 
 
-async def complete(tokens: list[int], first: int, choices: int, request: dict[str, Any], model: Model) -> int:
-    """Generate the choices of one prompt, numbered from `first`; return how many tokens they have together."""
+async def complete(
+    tokens: list[int], first: int, prompts: Prompts, request: dict[str, Any], model: Model
+) -> list[Counts]:
+    """Generate the choices of one prompt, numbered from `first`."""
     seed = request.get("seed")
+    choices = request.get("n", 1)
     async with Context(model, seed=None if seed is None else seed % (1 << 64)) as ctx:
         ctx.fill_tokens(tokens)
         branches = [ctx] if choices == 1 else ctx.fork(choices)
-        echo = await detokenize(tokens) if request.get("echo") else ""
-        counts = await asyncio.gather(
-            *(one_choice(branch, first + at, echo, request) for at, branch in enumerate(branches))
+        if request.get("echo"):
+            echo = await detokenize(tokens)
+            for index in range(first, first + choices):
+                reply.delta(echo, index)
+        return await asyncio.gather(
+            *(one_choice(branch, first + at, prompts, request) for at, branch in enumerate(branches))
         )
-        return sum(counts)
 
 
-async def one_choice(ctx: Context, index: int, echo: str, request: dict[str, Any]) -> int:
-    """Generate one choice piece by piece; return how many tokens it has."""
-    reply.delta(echo, index)
+def generation_of(ctx: Context, request: dict[str, Any]) -> Generation:
+    """Return the generation that the request's sampling fields ask for."""
     sampler = Sampler(
         temperature=request.get("temperature", 1.0),
         top_k=request.get("top_k"),
@@ -133,7 +179,7 @@ async def one_choice(ctx: Context, index: int, echo: str, request: dict[str, Any
         min_p=request.get("min_p"),
     )
     stop: Stop = Until(*request.get("stop", ())) | StopTokens(request.get("stop_token_ids", ()))
-    generation = ctx.generate(
+    return ctx.generate(
         stop,
         max_tokens=request.get("max_tokens"),
         sampler=sampler,
@@ -144,14 +190,59 @@ async def one_choice(ctx: Context, index: int, echo: str, request: dict[str, Any
         frequency_penalty=request.get("frequency_penalty", 0.0),
         presence_penalty=request.get("presence_penalty", 0.0),
     )
+
+
+async def one_choice(ctx: Context, index: int, prompts: Prompts, request: dict[str, Any]) -> Counts:
+    """Generate one choice piece by piece."""
+    generation = generation_of(ctx, request)
+    reader = reader_of(prompts, request)
     told: list[reply.TokenLogprob] = []
-    sent = 0  # of `told`; tokens whose text is held back wait for it
+    sent = end = 0  # of `told`; tokens whose text is held back wait for it
+    reasoning = 0
     async for piece in generation:
         if "logprobs" in request and generation.stopped_by != "token":
             told.append(reply.token_logprob(piece))
+        reasoning += reader is not None and reader.reasoning
         if piece or generation.stopped_by == "length":
             end = covering(told, generation.text) if generation.stopped_by == "until" else len(told)
-            reply.delta(piece, index, logprobs=told[sent:end])
-            sent = max(sent, end)
-    reply.finish("length" if generation.stopped_by == "length" else "stop", index)
-    return len(generation.tokens)
+            if tell(reader, piece, index, told[sent:end]):
+                sent = max(sent, end)
+    if reader is not None and not send_parts(reader.end(), index, told[sent:end]) and not reader.calls:
+        reply.delta("", index, logprobs=told[sent:end])
+    called = reader is not None and reader.calls > 0
+    reply.finish("length" if generation.stopped_by == "length" else "tool_calls" if called else "stop", index)
+    return Counts(len(generation.tokens), reasoning)
+
+
+def reader_of(prompts: Prompts, request: dict[str, Any]) -> tool_formats.AnswerReader | None:
+    """Return what takes a chat's answer apart; None for a text completion, whose text is sent as it is."""
+    if "messages" not in request:
+        return None
+    return tool_formats.AnswerReader(
+        prompts.form,
+        names=[tool["function"]["name"] for tool in request.get("tools", ())],
+        reasoning=prompts.reasoning,
+        most_calls=0 if request.get("parallel_tool_calls", True) else 1,
+    )
+
+
+def tell(reader: tool_formats.AnswerReader | None, piece: str, index: int, logprobs: list[reply.TokenLogprob]) -> bool:
+    """Send a piece of text with its log-probabilities; return whether these are sent or not needed."""
+    if reader is None:
+        reply.delta(piece, index, logprobs=logprobs)
+        return True
+    return send_parts(reader.feed(piece), index, logprobs)
+
+
+def send_parts(parts: list[tool_formats.Part], index: int, logprobs: list[reply.TokenLogprob]) -> bool:
+    """Send parts of an answer; the first text carries the log-probabilities, and other parts drop them."""
+    for part in parts:
+        match part:
+            case tool_formats.Text(text):
+                reply.delta(text, index, logprobs=logprobs)
+                logprobs = []
+            case tool_formats.Reasoning(text):
+                reply.reasoning(text, index)
+            case tool_formats.Call(name, arguments):
+                reply.tool_call(name, arguments, index)
+    return bool(parts)

@@ -33,7 +33,11 @@ async def main(settings: GatewaySettings, notify: Notify) -> None:
     url = f"http://{settings.address}/v1"
     async with tartlet.AsyncClient(settings.runtime, tls=Tls.of(settings)) as client:
         stopped = asyncio.Event()
-        app = Guard(router(Runs(client), Models(client), stopped), frozenset(listed(settings.origins)), refuse)
+        app = Guard(
+            router(Runs(client, settings.body_bytes), Models(client), stopped),
+            frozenset(listed(settings.origins)),
+            refuse,
+        )
         log.info("serving at %s", url)
         try:
             await serve(app, listener, lambda: notify.ready(url), stopped.set)

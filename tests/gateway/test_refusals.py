@@ -9,6 +9,7 @@ import pytest
 
 MESSAGES = [{"role": "user", "content": "Hi"}]
 CHAT = "/v1/chat/completions"
+TOOLS = [{"type": "function", "function": {"name": "f"}}]
 
 
 @pytest.mark.parametrize(
@@ -34,8 +35,12 @@ CHAT = "/v1/chat/completions"
         ({"logit_bias": {str(token): -100 for token in range(260)}}, "logit_bias"),  # all of the fake engine's
         ({"presence_penalty": 2.5}, "presence_penalty"),
         ({"repetition_penalty": 0}, "repetition_penalty"),
-        ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools"),
-        ({"tool_choice": "required"}, "tool_choice"),
+        ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
+        ({"tools": [{"type": "function", "function": {"name": "no good"}}]}, "tools[0].function.name"),
+        ({"tool_choice": "auto"}, "tool_choice"),
+        ({"tool_choice": {}}, "tool_choice"),
+        ({"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "g"}}}, "tool_choice"),
+        ({"tools": TOOLS, "tool_choice": "required"}, "tool_choice"),
         ({"response_format": {"type": "json_object"}}, "response_format"),
         ({"response_format": {"type": "xml"}}, "response_format.type"),
     ],
@@ -76,7 +81,7 @@ def test_a_prompt_that_does_not_fit_is_refused_before_any_header(http: httpx.Cli
         (b"", "application/json", 400),
         (b"[" * 100_000, "application/json", 400),
         (b"{}", "text/plain", 415),
-        (b" " * (1 << 20) + b"{}", "application/json", 413),
+        (b" " * (16 << 20) + b"{}", "application/json", 413),
     ],
 )
 def test_a_body_that_is_no_request(http: httpx.Client, content: bytes, kind: str, status: int) -> None:

@@ -123,6 +123,7 @@ class GatewaySettings(_Settings):
 
     address: str = Field("127.0.0.1:8200", description="host:port of the HTTP API; this machine's own only")
     runtime: str = Field(default_factory=lambda: f"unix:{run_dir()}/runtime.sock", description="the runtime's address")
+    body_bytes: int = Field(16 << 20, ge=1 << 10, le=48 << 20, description="longest body of a request")
     origins: str = Field(
         "", description="origins whose pages may call beside this machine's, separated by commas; empty: none"
     )

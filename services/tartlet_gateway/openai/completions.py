@@ -11,9 +11,10 @@ import msgspec
 from starlette.types import Receive, Scope, Send
 
 from tartlet_common.errors.registry import TartletError
-from tartlet_gateway.http.exchange import BodyLateError, BodyTooLargeError, Exchange, StoppedError
+from tartlet_gateway.http.exchange import Exchange, StoppedError
 from tartlet_gateway.openai import sse
-from tartlet_gateway.openai.errors import JSON, ApiError, answering, from_tartlet
+from tartlet_gateway.openai.bodies import json_body
+from tartlet_gateway.openai.errors import JSON, ApiError, answering, from_tartlet, refusal
 from tartlet_gateway.openai.replies import Form, Reply
 from tartlet_gateway.openai.requests import (
     ChatRequest,
@@ -24,8 +25,8 @@ from tartlet_gateway.openai.requests import (
     read_chat,
     read_completion,
 )
-from tartlet_gateway.runs.events import Counted, Delta, Event, Finished, Refused
-from tartlet_gateway.runs.launch import MAX_ARGUMENT_BYTES, Runs, closing
+from tartlet_gateway.runs.events import Called, Counted, Delta, Event, Finished, Reasoned, Refused
+from tartlet_gateway.runs.launch import Runs, closing
 from tartlet_gateway.runs.models import Models, target
 
 HEADERS_S: Final = 10.0
@@ -60,15 +61,7 @@ class Completions:
                     await exchange.write(sse.event(error.body) + sse.DONE, more=False)
 
     async def _read(self, exchange: Exchange) -> tuple[ChatRequest | CompletionRequest, dict[str, Any]]:
-        kind = (exchange.header(b"content-type") or b"application/json").partition(b";")[0].strip().lower()
-        if kind != b"application/json":
-            raise ApiError(415, "Send the body as JSON, with the header Content-Type: application/json.")
-        try:
-            body = await exchange.body(MAX_ARGUMENT_BYTES)
-        except BodyTooLargeError as e:
-            raise ApiError(413, f"The body is longer than {e.limit} bytes: send less.") from e
-        except BodyLateError as e:
-            raise ApiError(408, "The body didn't arrive in time: send it at once.") from e
+        body = await json_body(exchange, self._runs.body_bytes)
         if self._form == "chat":
             chat = read_chat(body)
             return chat, chat_arguments(chat)
@@ -104,7 +97,7 @@ class Completions:
 async def _whole(exchange: Exchange, reply: Reply, events: AsyncIterator[Event]) -> None:
     async for event in events:
         match event:
-            case Delta():
+            case Delta() | Reasoned() | Called():
                 _check_index(event.choice, reply)
                 if reply.takes(event):
                     reply.add(event)
@@ -115,7 +108,7 @@ async def _whole(exchange: Exchange, reply: Reply, events: AsyncIterator[Event])
             case Counted():
                 reply.usage = event
             case Refused():
-                raise _refusal(event)
+                raise refusal(event)
     await exchange.reply(200, msgspec.json.encode(reply.whole()), [JSON])
 
 
@@ -173,10 +166,12 @@ class _Stream:
 
     async def _event(self, event: Event) -> None:
         match event:
-            case Delta():
+            case Delta(text="", logprobs=None):
+                pass
+            case Delta() | Reasoned() | Called():
                 _check_index(event.choice, self._reply)
-                if (event.text or event.logprobs) and self._reply.takes(event):
-                    await self._write([self._reply.delta(event)])
+                if self._reply.takes(event):
+                    await self._write(self._reply.delta(event))
             case Finished():
                 _check_index(event.choice, self._reply)
                 if self._reply.takes(event):
@@ -184,7 +179,7 @@ class _Stream:
             case Counted():
                 self._reply.usage = event
             case Refused():
-                raise _refusal(event)
+                raise refusal(event)
 
     async def _wait_on(self, *, pulse: bool) -> None:
         await self._write([self._reply.pulse()] if pulse else [])
@@ -203,7 +198,3 @@ def _check_index(index: int, reply: Reply) -> None:
     """Refuse a choice that wasn't asked for: clients index into the choices that they expect."""
     if index >= reply.choices:
         raise ApiError(500, f"The inferlet answered choice {index} of {reply.choices}.", code="inferlet_error")
-
-
-def _refusal(event: Refused) -> ApiError:
-    return ApiError(400, event.message or "The inferlet refused the request.", param=event.param, code=event.code)

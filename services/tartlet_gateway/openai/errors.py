@@ -12,6 +12,7 @@ import msgspec
 from tartlet_common.errors import registry as errors
 from tartlet_common.errors.registry import TartletError
 from tartlet_gateway.http.exchange import Exchange, Headers
+from tartlet_gateway.runs.events import Refused
 
 JSON: Final = (b"content-type", b"application/json")
 MAX_MESSAGE_CHARS: Final = 2000
@@ -111,6 +112,17 @@ def from_validation(error: msgspec.ValidationError) -> ApiError:
     param = path.rstrip("`").lstrip(".") or None
     told = told[:1].lower() + told[1:]
     return ApiError(400, f"{param}: {told}" if param else f"The body: {told}", param=param)
+
+
+def refusal(event: Refused) -> ApiError:
+    """Return what a client is told when the inferlet refuses its request."""
+    return ApiError(400, event.message or "The inferlet refused the request.", param=event.param, code=event.code)
+
+
+def not_offered(name: str) -> ApiError:
+    """Return the refusal of a field that would change the answer and that isn't offered."""
+    told = f"{name} is not offered by this server yet: leave it out."
+    return ApiError(400, told, param=name, code="unsupported_parameter")
 
 
 async def refuse(exchange: Exchange, status: int, sentence: str) -> None:

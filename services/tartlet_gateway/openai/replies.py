@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any, Literal
 
-from tartlet_gateway.runs.events import Counted, Delta, Finished, TokenLogprob
+from tartlet_gateway.runs.events import Called, Counted, Delta, Finished, Reasoned, Said, TokenLogprob
 
 Form = Literal["chat", "text"]
 
@@ -34,11 +35,13 @@ class Reply:
     usage_in_chunks: Literal["left out", "null", "counts"] = "left out"
     usage: Counted = field(default_factory=Counted)
     texts: dict[int, list[str]] = field(default_factory=dict)
+    reasoning: dict[int, list[str]] = field(default_factory=dict)
+    calls: dict[int, list[dict[str, Any]]] = field(default_factory=dict)
     reasons: dict[int, str] = field(default_factory=dict)
     logprobs: dict[int, list[TokenLogprob]] = field(default_factory=dict)
     offsets: dict[int, int] = field(default_factory=dict)
 
-    def takes(self, event: Delta | Finished) -> bool:
+    def takes(self, event: Said | Finished) -> bool:
         """Tell whether the event still belongs to the reply: nothing comes behind a choice's finish."""
         return event.choice not in self.reasons
 
@@ -54,10 +57,22 @@ class Reply:
             return []
         return [self._chunk(i, {"role": "assistant", "content": ""}, None) for i in range(self.choices)]
 
-    def delta(self, event: Delta) -> dict[str, Any]:
-        """Return the chunk for a piece of text."""
-        told = None if event.logprobs is None else self._logprobs(event.logprobs, self._offset(event))
-        return self._chunk(event.choice, {"content": event.text}, None, told)
+    def delta(self, event: Said) -> list[dict[str, Any]]:
+        """Return the chunks for a part of a choice. A text completion has no reasoning and no calls."""
+        match event:
+            case Delta():
+                told = None if event.logprobs is None else self._logprobs(event.logprobs, self._offset(event))
+                return [self._chunk(event.choice, {"content": event.text}, None, told)]
+            case Reasoned() if self.form == "chat":
+                return [self._chunk(event.choice, {"reasoning_content": event.text, "reasoning": event.text}, None)]
+            case Called() if self.form == "chat":
+                call = self._call(event)
+                at = len(self.calls[event.choice]) - 1
+                opening = {"index": at} | call | {"function": call["function"] | {"arguments": ""}}
+                rest = {"index": at, "function": {"arguments": event.arguments}}
+                return [self._chunk(event.choice, {"tool_calls": [part]}, None) for part in (opening, rest)]
+            case _:
+                return []
 
     def pulse(self) -> dict[str, Any]:
         """Return a chunk that says nothing, for clients that take silence for a dead server."""
@@ -65,8 +80,12 @@ class Reply:
 
     def finish(self, event: Finished) -> dict[str, Any]:
         """Return the last chunk of one choice."""
-        self.reasons[event.choice] = event.reason
-        return self._chunk(event.choice, {}, event.reason)
+        self.reasons[event.choice] = self._reason(event)
+        return self._chunk(event.choice, {}, self.reasons[event.choice])
+
+    def _reason(self, event: Finished) -> str:
+        """Return the finish reason: a choice with calls that ends by itself ends for them."""
+        return "tool_calls" if event.reason == "stop" and self.calls.get(event.choice) else event.reason
 
     def totals(self) -> dict[str, Any]:
         """Return the chunk behind all choices that carries the token counts."""
@@ -85,11 +104,23 @@ class Reply:
 
     # ---- whole ---------------------------------------------------------------------------------------------------
 
-    def add(self, event: Delta) -> None:
-        """Add a piece of text to a reply that is sent whole."""
-        self.texts.setdefault(event.choice, []).append(event.text)
-        if event.logprobs is not None:
-            self.logprobs.setdefault(event.choice, []).extend(event.logprobs)
+    def add(self, event: Said) -> None:
+        """Add a part of a choice to a reply that is sent whole."""
+        match event:
+            case Delta():
+                self.texts.setdefault(event.choice, []).append(event.text)
+                if event.logprobs is not None:
+                    self.logprobs.setdefault(event.choice, []).extend(event.logprobs)
+            case Reasoned():
+                self.reasoning.setdefault(event.choice, []).append(event.text)
+            case Called():
+                self._call(event)
+
+    def _call(self, event: Called) -> dict[str, Any]:
+        function = {"name": event.name, "arguments": event.arguments}
+        call = {"id": f"call_{uuid.uuid4().hex[:24]}", "type": "function", "function": function}
+        self.calls.setdefault(event.choice, []).append(call)
+        return call
 
     def whole(self) -> dict[str, Any]:
         """Return the reply with all choices."""
@@ -101,7 +132,12 @@ class Reply:
         told = self._logprobs(self.logprobs[index], 0) if index in self.logprobs else None
         if self.form == "text":
             return {"index": index, "text": text, "logprobs": told, "finish_reason": reason}
-        message = {"role": "assistant", "content": text, "refusal": None}
+        message: dict[str, Any] = {"role": "assistant", "content": text, "refusal": None}
+        if index in self.reasoning:
+            thought = "".join(self.reasoning[index])
+            message |= {"reasoning_content": thought, "reasoning": thought}
+        if index in self.calls:
+            message |= {"content": text or None, "tool_calls": self.calls[index]}
         return {"index": index, "message": message, "logprobs": told, "finish_reason": reason}
 
     # ---- log-probabilities ---------------------------------------------------------------------------------------
@@ -139,7 +175,7 @@ class Reply:
             "completion_tokens": counted.completion_tokens,
             "total_tokens": counted.prompt_tokens + counted.completion_tokens,
             "prompt_tokens_details": {"cached_tokens": counted.cached_tokens},
-            "completion_tokens_details": {"reasoning_tokens": 0},
+            "completion_tokens_details": {"reasoning_tokens": counted.reasoning_tokens},
         }
 
 

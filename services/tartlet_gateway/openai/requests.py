@@ -6,12 +6,14 @@ doesn't offer are refused by name, so that no client takes an answer for somethi
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Final, TypeVar
+from typing import Annotated, Any, Final
 
 import msgspec
 from msgspec import Meta, Struct
 
-from tartlet_gateway.openai.errors import ApiError, from_validation
+from tartlet_gateway.openai.bodies import decoded
+from tartlet_gateway.openai.errors import ApiError, not_offered
+from tartlet_gateway.openai.tools import check_tools
 
 MAX_CHOICES: Final = 128
 MAX_STOPS: Final = 16
@@ -19,7 +21,6 @@ MAX_PROMPTS: Final = 128
 MAX_BIASES: Final = 1024
 MAX_ID_DIGITS: Final = 9
 
-T = TypeVar("T")
 _Count = Annotated[int, Meta(ge=1)]
 _Choices = Annotated[int, Meta(ge=1, le=MAX_CHOICES)]
 _Seed = Annotated[int, Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
@@ -73,6 +74,7 @@ class ChatRequest(Sampling, kw_only=True):
     top_logprobs: _Logprobs | None = None
     tools: list[Any] | None = None
     tool_choice: Any = None
+    parallel_tool_calls: bool | None = None
     functions: list[Any] | None = None
     response_format: dict[str, Any] | None = None
     modalities: list[str] | None = None
@@ -103,17 +105,16 @@ def read_chat(body: bytes) -> ChatRequest:
         >>> read_chat(b'{"messages": [{"role": "user", "content": "hi"}], "max_tokens": 3}').max_tokens
         3
     """
-    request = _decoded(_CHAT, body)
+    request = decoded(_CHAT, body)
     _check_shared(request)
-    _refuse(request, ("tools", "functions"))
+    _refuse(request, ("functions",))
     if request.top_logprobs is not None and not request.logprobs:
         raise ApiError(400, "top_logprobs needs logprobs: set logprobs to true.", param="top_logprobs")
-    if request.tool_choice not in (None, "none", "auto"):
-        raise _not_offered("tool_choice")
+    check_tools(request.tools or [], request.tool_choice)
     if request.continue_final_message:
-        raise _not_offered("continue_final_message")
+        raise not_offered("continue_final_message")
     if request.modalities not in (None, ["text"]):
-        raise _not_offered("modalities")
+        raise not_offered("modalities")
     _check_format(request.response_format)
     return request
 
@@ -124,14 +125,14 @@ def read_completion(body: bytes) -> CompletionRequest:
     Raises:
         ApiError: 400 with `param`, when a field is wrong or isn't offered.
     """
-    request = _decoded(_COMPLETION, body)
+    request = decoded(_COMPLETION, body)
     _check_shared(request)
     _refuse(request, ("suffix",))
     if request.echo and request.logprobs is not None:
         told = "echo with logprobs would need log-probabilities of the prompt, which aren't offered: leave one out."
         raise ApiError(400, told, param="logprobs", code="unsupported_parameter")
     if request.best_of not in (None, request.n or 1):
-        raise _not_offered("best_of")
+        raise not_offered("best_of")
     if choices_of(request) > MAX_CHOICES:
         told = f"prompt and n ask for {choices_of(request)} choices together, more than {MAX_CHOICES}."
         raise ApiError(400, told, param="n")
@@ -147,6 +148,10 @@ def chat_arguments(request: ChatRequest) -> dict[str, Any]:
         arguments["chat_template_kwargs"] = request.chat_template_kwargs
     if request.logprobs:
         arguments["logprobs"] = request.top_logprobs or 0
+    if request.tools and request.tool_choice != "none":
+        arguments["tools"] = request.tools
+        if request.parallel_tool_calls is False:
+            arguments["parallel_tool_calls"] = False
     return arguments
 
 
@@ -190,15 +195,6 @@ def _arguments(request: Sampling) -> dict[str, Any]:
     return {name: value for name, value in values.items() if value not in (None, [])}
 
 
-def _decoded(decoder: msgspec.json.Decoder[T], body: bytes) -> T:
-    try:
-        return decoder.decode(body)
-    except msgspec.ValidationError as e:
-        raise from_validation(e) from e
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as e:
-        raise ApiError(400, f"The body is not JSON: {e}") from e
-
-
 def _check_shared(request: Sampling) -> None:
     if request.stream_options is not None and not request.stream:
         raise ApiError(400, "stream_options is for streams only: set stream to true.", param="stream_options")
@@ -218,12 +214,7 @@ def _check_shared(request: Sampling) -> None:
 def _refuse(request: Sampling, names: tuple[str, ...]) -> None:
     for name in names:
         if getattr(request, name):
-            raise _not_offered(name)
-
-
-def _not_offered(name: str) -> ApiError:
-    told = f"{name} is not offered by this server yet: leave it out."
-    return ApiError(400, told, param=name, code="unsupported_parameter")
+            raise not_offered(name)
 
 
 def _check_format(given: dict[str, Any] | None) -> None:
@@ -231,7 +222,7 @@ def _check_format(given: dict[str, Any] | None) -> None:
     if kind == "text":
         return
     if kind in ("json_object", "json_schema"):
-        raise _not_offered("response_format")
+        raise not_offered("response_format")
     raise ApiError(400, "response_format.type: text, json_object or json_schema.", param="response_format.type")
 
 

@@ -11,6 +11,7 @@ from tartlet_gateway.http.exchange import Exchange
 from tartlet_gateway.openai.completions import Completions
 from tartlet_gateway.openai.errors import ApiError, answer
 from tartlet_gateway.openai.models import ModelsEndpoint
+from tartlet_gateway.openai.tokens import Tokens
 from tartlet_gateway.runs.launch import Runs
 from tartlet_gateway.runs.models import Models
 
@@ -24,6 +25,8 @@ def router(runs: Runs, models: Models, stopped: asyncio.Event) -> ASGIApp:
             Route("/v1/models/{name:path}", listing),
             Route("/v1/chat/completions", _only("POST", Completions("chat", runs, models, stopped))),
             Route("/v1/completions", _only("POST", Completions("text", runs, models, stopped))),
+            Route("/tokenize", _only("POST", Tokens("tokenize", runs, models, stopped))),
+            Route("/detokenize", _only("POST", Tokens("detokenize", runs, models, stopped))),
             Route("/v1/embeddings", _only("POST", _no_embeddings)),
             Route("/health", _only("GET", _Health(models))),
         ],

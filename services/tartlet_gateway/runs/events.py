@@ -34,6 +34,21 @@ class Delta(NamedTuple):
     logprobs: tuple[TokenLogprob, ...] | None = None
 
 
+class Reasoned(NamedTuple):
+    """A piece of the reasoning before one choice's text."""
+
+    choice: int
+    text: str
+
+
+class Called(NamedTuple):
+    """A whole tool call of one choice; `arguments` is a JSON object as text."""
+
+    choice: int
+    name: str
+    arguments: str
+
+
 class Finished(NamedTuple):
     """A choice is complete; `reason` is OpenAI's finish reason."""
 
@@ -47,6 +62,7 @@ class Counted(NamedTuple):
     prompt_tokens: int = 0
     completion_tokens: int = 0
     cached_tokens: int = 0
+    reasoning_tokens: int = 0
 
 
 class Refused(NamedTuple):
@@ -57,7 +73,8 @@ class Refused(NamedTuple):
     code: str | None = None
 
 
-Event: TypeAlias = "Delta | Finished | Counted | Refused"
+Said: TypeAlias = "Delta | Reasoned | Called"
+Event: TypeAlias = "Said | Finished | Counted | Refused"
 
 
 class BadEventError(Exception):
@@ -75,6 +92,9 @@ class _Wire(msgspec.Struct):
     prompt_tokens: _Count = 0
     completion_tokens: _Count = 0
     cached_tokens: _Count = 0
+    reasoning_tokens: _Count = 0
+    name: str = ""
+    arguments: str = "{}"
     message: str = ""
     param: str | None = None
     code: str | None = None
@@ -121,11 +141,25 @@ def _event(wire: _Wire) -> Event:
     match wire.type:
         case "delta":
             return Delta(wire.index, wire.text, wire.logprobs)
+        case "reasoning":
+            return Reasoned(wire.index, wire.text)
+        case "tool_call" if wire.name:
+            return Called(wire.index, wire.name, _object(wire.arguments))
         case "finish" if wire.reason in _REASONS:
             return Finished(wire.index, wire.reason)
         case "usage":
-            return Counted(wire.prompt_tokens, wire.completion_tokens, wire.cached_tokens)
+            return Counted(wire.prompt_tokens, wire.completion_tokens, wire.cached_tokens, wire.reasoning_tokens)
         case "refuse":
             return Refused(wire.message, wire.param, wire.code)
         case _:
             raise BadEventError(f"unknown event {wire.type!r} or finish reason {wire.reason!r}")
+
+
+def _object(text: str) -> str:
+    """Return the arguments of a call, checked: clients parse them as a JSON object."""
+    try:
+        if isinstance(msgspec.json.decode(text), dict):
+            return text
+    except (msgspec.DecodeError, RecursionError):
+        pass
+    raise BadEventError("a tool call's arguments are no JSON object")

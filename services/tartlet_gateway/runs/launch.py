@@ -10,57 +10,79 @@ from typing import Any, Final
 import msgspec
 
 import tartlet
-from tartlet_common.errors.registry import FrameTooLarge, InternalError
-from tartlet_gateway.runs.events import BadEventError, Counted, Delta, Event, EventReader, Finished
+from tartlet_common.errors.registry import InternalError, UnknownProgram
+from tartlet_gateway.runs.events import BadEventError, Called, Counted, Delta, Event, EventReader, Finished, Reasoned
 from tartlet_gateway.runs.models import Target
 
 MAX_ARGUMENT_BYTES: Final = 1 << 20
-"""The longest request that an inferlet is given: the bound of a program's arguments."""
+"""The longest request that goes as an argument; a longer one goes as messages of at most this length."""
+PARTS: Final = "request_parts"
+"""The key of an argument that stands for so many messages, as `inferlet.reply.request` reads them."""
 
 
-def own_inferlet() -> tartlet.Source:
-    """Return the inferlet that answers requests which name none: `openai_chat.py`.
+def own_inferlet(name: str) -> tartlet.Source:
+    """Return an inferlet that answers requests which name none, such as `openai_chat.py`.
 
     It ships beside this package; in a checkout it lies with the other standard inferlets.
     """
     here = Path(__file__).resolve()
-    shipped = here.parents[1] / "_inferlets" / "openai_chat.py"
-    path = shipped if shipped.exists() else here.parents[3] / "inferlets" / "std" / "openai_chat.py"
+    shipped = here.parents[1] / "_inferlets" / name
+    path = shipped if shipped.exists() else here.parents[3] / "inferlets" / "std" / name
     return tartlet.Source(path.read_bytes(), filename=path.name)
 
 
 class Runs:
-    """Launches inferlets for requests."""
+    """Launches inferlets for requests.
 
-    def __init__(self, client: tartlet.AsyncClient) -> None:
+    Attributes:
+        body_bytes: The longest request.
+    """
+
+    def __init__(self, client: tartlet.AsyncClient, body_bytes: int) -> None:
+        self.body_bytes = body_bytes
         self._client = client
-        self._own = own_inferlet()
+        self._own = {name: own_inferlet(name) for name in ("openai_chat.py", "openai_tokens.py")}
 
-    async def start(self, target: Target, arguments: dict[str, Any], *, durable: bool) -> tartlet.Run:
+    async def start(
+        self, target: Target, arguments: dict[str, Any], *, durable: bool, own: str = "openai_chat.py"
+    ) -> tartlet.Run:
         """Launch what a request names; it ends when this side stops following it.
 
         Args:
             target: the model, and the inferlet of the catalogue; without one the gateway's own runs.
             arguments: the request, as the inferlet's first argument in JSON.
             durable: keep a journal.
+            own: which of the gateway's inferlets runs if the target names none.
 
         Raises:
-            FrameTooLarge: the request is longer than a program's arguments may be.
             TartletError: the launch was refused.
         """
         text = msgspec.json.encode(arguments)
-        if len(text) > MAX_ARGUMENT_BYTES:
-            raise FrameTooLarge(size=len(text), limit=MAX_ARGUMENT_BYTES)
-        source = None if target.inferlet else self._own
-        return await self._client.run(
+        parts = [text[at : at + MAX_ARGUMENT_BYTES] for at in range(0, len(text), MAX_ARGUMENT_BYTES)]
+        argument = text if len(parts) == 1 else msgspec.json.encode({PARTS: len(parts)})
+        run = await self._client.run(
             spec=tartlet.LaunchSpec(
-                source=source,
+                source=None if target.inferlet else self._own[own],
                 inferlet=target.inferlet,
-                args=[text.decode()],
+                args=[argument.decode()],
                 model=target.model,
                 durable=durable,
             )
         )
+        if len(parts) > 1:
+            await self._send(run, parts)
+        return run
+
+    async def _send(self, run: tartlet.Run, parts: list[bytes]) -> None:
+        """Send a long request; a program that has ended already says why itself."""
+        try:
+            for part in parts:
+                await self._client.send(run.program_id, part)
+        except UnknownProgram:
+            pass
+        except BaseException:
+            run.cancel()
+            raise
 
 
 async def events(run: tartlet.Run) -> AsyncGenerator[Event, None]:
@@ -81,7 +103,7 @@ async def events(run: tartlet.Run) -> AsyncGenerator[Event, None]:
                     event = reader.read(message.data)
                 except BadEventError as e:
                     raise InternalError(detail=f"the inferlet sent a malformed reply event: {e}") from e
-                said |= isinstance(event, Delta)
+                said |= isinstance(event, Delta | Reasoned | Called)
                 finished |= isinstance(event, Finished)
                 counted |= isinstance(event, Counted)
                 yield event

@@ -1,4 +1,4 @@
-"""Typed events for a client behind the gateway: text of several choices, finish reasons, token counts, refusals.
+"""Typed events for a client behind the gateway: text, reasoning, tool calls, finish reasons, token counts, refusals.
 
 The gateway launches an inferlet for a request of the OpenAI API, with the request in JSON as its first argument, and
 makes chunks of these events. A program that uses plain `send` answers too: its text is the first choice's.
@@ -21,7 +21,7 @@ import json
 from collections.abc import Sequence
 from typing import Any, Literal
 
-from inferlet._calls.program import send
+from inferlet._calls.program import receive_bytes, send
 from inferlet._contexts.generation import Piece
 
 Reason = Literal["stop", "length", "tool_calls", "content_filter"]
@@ -29,7 +29,29 @@ Reason = Literal["stop", "length", "tool_calls", "content_filter"]
 TokenLogprob = dict[str, Any]
 """A token as the OpenAI API tells it: `token`, `logprob`, `bytes` and `top_logprobs`."""
 
+PARTS = "request_parts"
+"""The only key of an argument that stands for so many messages, which together are the request."""
+
 _MARK = "\x1e"
+
+
+async def request(args: Sequence[str]) -> dict[str, Any]:
+    """Return the client's request: the first argument, or messages where the request is too long for an argument.
+
+    Args:
+        args: the program's arguments.
+
+    Example:
+        >>> async def main():
+        ...     print(await reply.request(['{"max_tokens": 3}']))
+        {'max_tokens': 3}
+    """
+    given: dict[str, Any] = json.loads(args[0])
+    if given.keys() != {PARTS}:
+        return given
+    parts = [await receive_bytes() for _ in range(given[PARTS])]
+    whole: dict[str, Any] = json.loads(b"".join(parts))
+    return whole
 
 
 def delta(text: str, index: int = 0, *, logprobs: Sequence[TokenLogprob] | None = None) -> None:
@@ -75,6 +97,34 @@ def _entry(raw: bytes, logprob: float) -> TokenLogprob:
     return {"token": raw.decode(errors="replace"), "logprob": max(logprob, -9999.0), "bytes": list(raw)}
 
 
+def reasoning(text: str, index: int = 0) -> None:
+    """Send a piece of the reasoning that comes before choice `index`; clients show it apart from the text.
+
+    Example:
+        >>> async def main():
+        ...     reply.reasoning("The user greets.")
+        ...     reply.delta("Hello!")
+    """
+    if text:
+        _send(type="reasoning", index=index, text=str(text))
+
+
+def tool_call(name: str, arguments: str = "{}", index: int = 0) -> None:
+    """Send a whole tool call of choice `index`. A choice with calls finishes with the reason "tool_calls".
+
+    Args:
+        name: the tool's name.
+        arguments: the arguments, a JSON object as text.
+        index: the choice, from 0.
+
+    Example:
+        >>> async def main():
+        ...     reply.tool_call("weather", '{"city": "Oslo"}')
+        ...     reply.finish("tool_calls")
+    """
+    _send(type="tool_call", index=index, name=name, arguments=arguments)
+
+
 def finish(reason: Reason = "stop", index: int = 0) -> None:
     """Say that choice `index` is complete, and why it ends where it does.
 
@@ -85,19 +135,26 @@ def finish(reason: Reason = "stop", index: int = 0) -> None:
     _send(type="finish", index=index, reason=reason)
 
 
-def usage(prompt_tokens: int, completion_tokens: int, cached_tokens: int = 0) -> None:
+def usage(prompt_tokens: int, completion_tokens: int, cached_tokens: int = 0, reasoning_tokens: int = 0) -> None:
     """Say how many tokens all choices together have taken so far.
 
     Args:
         prompt_tokens: tokens of the prompt, counted once however many choices share it.
         completion_tokens: tokens generated.
         cached_tokens: tokens of the prompt that weren't computed for this request.
+        reasoning_tokens: those of the tokens generated that are reasoning.
 
     Example:
         >>> async def main():
         ...     reply.usage(prompt_tokens=12, completion_tokens=30)
     """
-    _send(type="usage", prompt_tokens=prompt_tokens, completion_tokens=completion_tokens, cached_tokens=cached_tokens)
+    _send(
+        type="usage",
+        prompt_tokens=prompt_tokens,
+        completion_tokens=completion_tokens,
+        cached_tokens=cached_tokens,
+        reasoning_tokens=reasoning_tokens,
+    )
 
 
 def refuse(message: str, *, param: str | None = None, code: str | None = None) -> None:

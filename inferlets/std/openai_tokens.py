@@ -1,0 +1,58 @@
+"""Turns text or a chat into tokens, or tokens into text, and answers with a JSON object.
+
+The gateway launches this program for `/tokenize` and `/detokenize`, with the request in JSON as its argument:
+`prompt`, `messages` or `tokens`. It can be run by hand too:
+
+tartlet run inferlets/std/openai_tokens.py '{"prompt": "Hello, world"}'
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from inferlet import Model, detokenize, detokenize_bytes, format_chat, get_model, reply, send, tokenize
+from inferlet.errors import InvalidArgument
+
+PART_CHARS = 1 << 18
+"""The answer goes in messages of this length."""
+
+
+async def main(args: list[str]) -> None:
+    """Answer the request, or refuse it."""
+    request = await reply.request(args)
+    model = await get_model()
+    field = next(name for name in ("tokens", "messages", "prompt") if name in request)
+    try:
+        answer = await (text_of(request["tokens"]) if field == "tokens" else tokens_of(request, model))
+    except (InvalidArgument, TypeError, ValueError, OverflowError) as e:
+        reply.refuse(str(e), param=field)
+        return
+    text = json.dumps(answer)
+    for at in range(0, len(text), PART_CHARS):
+        send(text[at : at + PART_CHARS])
+
+
+async def text_of(tokens: list[int]) -> dict[str, Any]:
+    """Return the text of tokens."""
+    return {"prompt": await detokenize(tokens)}
+
+
+async def tokens_of(request: dict[str, Any], model: Model) -> dict[str, Any]:
+    """Return the tokens of a text or of a chat."""
+    if "messages" in request:
+        text = await format_chat(
+            request["messages"],
+            tools=request.get("tools"),
+            variables=request.get("chat_template_kwargs"),
+            add_generation_prompt=request.get("add_generation_prompt", True),
+            model=model,
+        )
+    else:
+        text = request["prompt"]
+    tokens = await tokenize(text, special=request.get("add_special_tokens", "prompt" in request))
+    answer: dict[str, Any] = {"count": len(tokens), "max_model_len": model.max_position, "tokens": tokens}
+    if request.get("return_token_strs"):
+        words = {token: await detokenize_bytes(token) for token in set(tokens)}
+        answer["token_strs"] = [words[token].decode(errors="replace") for token in tokens]
+    return answer

@@ -1,0 +1,44 @@
+"""The body of a request as bytes, refused in OpenAI's form if it is no JSON, too long or too late."""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+import msgspec
+
+from tartlet_gateway.http.exchange import BodyLateError, BodyTooLargeError, Exchange
+from tartlet_gateway.openai.errors import ApiError, from_validation
+
+T = TypeVar("T")
+
+
+async def json_body(exchange: Exchange, limit: int) -> bytes:
+    """Read a body that says it is JSON.
+
+    Raises:
+        ApiError: 415, 413 or 408.
+        ClientGoneError: the client closed the connection.
+    """
+    kind = (exchange.header(b"content-type") or b"application/json").partition(b";")[0].strip().lower()
+    if kind != b"application/json":
+        raise ApiError(415, "Send the body as JSON, with the header Content-Type: application/json.")
+    try:
+        return await exchange.body(limit)
+    except BodyTooLargeError as e:
+        raise ApiError(413, f"The body is longer than {e.limit} bytes: send less.") from e
+    except BodyLateError as e:
+        raise ApiError(408, "The body didn't arrive in time: send it at once.") from e
+
+
+def decoded(decoder: msgspec.json.Decoder[T], body: bytes) -> T:
+    """Decode a body.
+
+    Raises:
+        ApiError: 400, with the field that is wrong.
+    """
+    try:
+        return decoder.decode(body)
+    except msgspec.ValidationError as e:
+        raise from_validation(e) from e
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as e:
+        raise ApiError(400, f"The body is not JSON: {e}") from e

@@ -1,0 +1,89 @@
+"""`POST /tokenize` and `POST /detokenize`, in vLLM's form. An inferlet answers, as the gateway has no tokenizer."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Annotated, Any, Final, Literal, TypeAlias
+
+import msgspec
+from msgspec import Meta, Struct
+from starlette.types import Receive, Scope, Send
+
+from tartlet_gateway.http.exchange import Exchange, StoppedError
+from tartlet_gateway.openai.bodies import decoded, json_body
+from tartlet_gateway.openai.errors import JSON, ApiError, answering, refusal
+from tartlet_gateway.openai.tools import check_tools
+from tartlet_gateway.runs.events import Delta, Refused
+from tartlet_gateway.runs.launch import Runs, closing
+from tartlet_gateway.runs.models import Models, Target, target
+
+_INFERLET: Final = "openai_tokens.py"
+
+
+class TokenizeRequest(Struct, kw_only=True, omit_defaults=True):
+    """The body of `POST /tokenize`: either `prompt` or `messages`."""
+
+    model: str = ""
+    prompt: str | None = None
+    messages: Annotated[list[dict[str, Any]], Meta(min_length=1)] | None = None
+    tools: list[Any] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    add_generation_prompt: bool | None = None
+    add_special_tokens: bool | None = None
+    return_token_strs: bool | None = None
+
+
+class DetokenizeRequest(Struct, kw_only=True):
+    """The body of `POST /detokenize`."""
+
+    tokens: list[Annotated[int, Meta(ge=0, le=(1 << 31) - 1)]]
+    model: str = ""
+
+
+_Request: TypeAlias = "TokenizeRequest | DetokenizeRequest"
+_KINDS: Final[dict[str, Any]] = {
+    "tokenize": msgspec.json.Decoder(TokenizeRequest),
+    "detokenize": msgspec.json.Decoder(DetokenizeRequest),
+}
+
+
+class Tokens:
+    """The ASGI endpoint of `/tokenize` or `/detokenize`."""
+
+    def __init__(
+        self, kind: Literal["tokenize", "detokenize"], runs: Runs, models: Models, stopped: asyncio.Event
+    ) -> None:
+        self._decoder = _KINDS[kind]
+        self._runs = runs
+        self._models = models
+        self._stopped = stopped
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request."""
+        exchange = Exchange(scope, receive, send)
+        async with answering(exchange):
+            body = await json_body(exchange, self._runs.body_bytes)
+            request: _Request = decoded(self._decoder, body)
+            if isinstance(request, TokenizeRequest):
+                if (request.prompt is None) == (request.messages is None):
+                    raise ApiError(400, "Give either prompt or messages.", param="prompt")
+                check_tools(request.tools or [], None)
+            try:
+                answer = await exchange.while_connected(self._answer(request), self._stopped)
+            except StoppedError as e:
+                raise ApiError(503, "The gateway stops: send the request again.", code="stopping") from e
+            await exchange.reply(200, answer, [JSON])
+
+    async def _answer(self, request: _Request) -> bytes:
+        model = target(request.model, await self._models.list()).model  # MODEL/INFERLET has its model's tokenizer
+        fields = {name: value for name, value in msgspec.to_builtins(request).items() if value is not None}
+        run = await self._runs.start(Target(model, ""), fields, durable=False, own=_INFERLET)
+        texts: list[str] = []
+        async with closing(run) as events:
+            async for event in events:
+                match event:
+                    case Delta():
+                        texts.append(event.text)
+                    case Refused():
+                        raise refusal(event)
+        return "".join(texts).encode()
