@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import tartlet
-from tartlet_common.config.settings import ControlSettings, RuntimeSettings, WorkerSettings
+from tartlet_common.config.settings import ControlSettings, GatewaySettings, RuntimeSettings, WorkerSettings
 from tests.sdk.host.harness import held, run_source
 from tests.sdk.host.mini_host import MiniHost
 
@@ -135,8 +135,8 @@ def test_what_the_documents_take_from_the_client_is_exported() -> None:
 
 
 def test_the_limits_are_those_of_the_settings() -> None:
-    fields = [*ControlSettings.model_fields.items(), *RuntimeSettings.model_fields.items()]
-    defaults = {name: info.default for name, info in [*fields, *WorkerSettings.model_fields.items()]}
+    roles = (ControlSettings, RuntimeSettings, WorkerSettings, GatewaySettings)
+    defaults = {name: info.default for role in roles for name, info in role.model_fields.items()}
     units = {"": 1, " s": 1, " KiB": 1 << 10, " MiB": 1 << 20}
     text = (ROOT / "docs/limits.md").read_text(encoding="utf-8")
     named = re.findall(r"`(\w+)` \(([\d.]+)( s| KiB| MiB)?\)", text)
