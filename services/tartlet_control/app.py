@@ -15,12 +15,12 @@ from tartlet_common.rpc import endpoints
 from tartlet_common.rpc.frame_streams import FrameListener
 from tartlet_common.telemetry import telemetry
 from tartlet_control.core.core import Core
-from tartlet_control.serving.blobs import BlobStore
 from tartlet_control.serving.catalogue import Catalogue
 from tartlet_control.serving.catalogue_service import CatalogueService
 from tartlet_control.serving.control_service import ControlService
 from tartlet_control.serving.core_loop import CoreLoop
 from tartlet_control.serving.engine_service import EngineService
+from tartlet_control.serving.tokenizers import Tokenizers
 from tartlet_protos import control_pb2_grpc, engine_pb2_grpc
 
 log = logging.getLogger("tartlet.control")
@@ -43,15 +43,15 @@ async def main(settings: ControlSettings, notify: Notify) -> None:
 
         Observer(core).attach(traced=traced)
     loop = CoreLoop(core)
-    blobs = BlobStore()
+    tokenizers = Tokenizers(lambda: {engine.spec.tokenizer_digest for engine in core.engines.values()})
     catalogue = Catalogue(settings.catalogue_dir)
 
     sockets = FrameListener(endpoints.unix_path(settings.address))
 
     def add_services(server: grpc.aio.Server) -> None:
-        control_pb2_grpc.add_ControlServicer_to_server(ControlService(loop, blobs, catalogue, sockets), server)
+        control_pb2_grpc.add_ControlServicer_to_server(ControlService(loop, tokenizers, catalogue, sockets), server)
         control_pb2_grpc.add_CatalogueServicer_to_server(CatalogueService(catalogue), server)
-        engine_pb2_grpc.add_EngineServicer_to_server(EngineService(loop, blobs, sockets), server)
+        engine_pb2_grpc.add_EngineServicer_to_server(EngineService(loop, tokenizers, sockets), server)
 
     server = await endpoints.make_server(add_services, settings.address, tls)
     await sockets.open()

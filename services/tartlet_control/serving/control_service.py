@@ -28,11 +28,11 @@ from tartlet_common.rpc.pairing import check_resumption, version_of
 from tartlet_common.rpc.tenancy import scope_of
 from tartlet_control.core.lifecycle import Kept, StartRequest
 from tartlet_control.serving import greeting
-from tartlet_control.serving.blobs import BlobStore
 from tartlet_control.serving.catalogue import Catalogue
 from tartlet_control.serving.core_loop import CoreLoop, RuntimeLink
 from tartlet_control.serving.ends import add_ends
 from tartlet_control.serving.state import engines_of, state_of
+from tartlet_control.serving.tokenizers import Tokenizers
 from tartlet_control.tables.models import ServedModel
 from tartlet_control.tables.outbox import Chunk, Notices
 from tartlet_control.tables.programs import RuntimeSession
@@ -57,10 +57,10 @@ Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 class ControlService(control_pb2_grpc.ControlServicer):
     """Serves one stream for each runtime. The parts of a frame take effect in field order."""
 
-    def __init__(self, loop: CoreLoop, blobs: BlobStore, catalogue: Catalogue, sockets: FrameListener) -> None:
+    def __init__(self, loop: CoreLoop, tokenizers: Tokenizers, catalogue: Catalogue, sockets: FrameListener) -> None:
         self._loop = loop
         self._core = loop.core
-        self._blobs = blobs
+        self._tokenizers = tokenizers
         self._catalogue = catalogue
         self._sockets = sockets
 
@@ -337,7 +337,7 @@ class ControlService(control_pb2_grpc.ControlServicer):
         self, request: control_pb2.BlobRequest, context: Context
     ) -> AsyncIterator[common_pb2.BlobChunk]:
         """Yield a tokenizer or a source in chunks."""
-        data = self._blobs.get(request.digest)
+        data = self._tokenizers.get(request.digest)
         if data is None:
             data = self._catalogue.source(request.digest)
         if data is None:

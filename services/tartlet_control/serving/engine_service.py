@@ -27,9 +27,9 @@ from tartlet_common.rpc.frame_streams import FrameListener
 from tartlet_common.rpc.link_stream import LinkStream
 from tartlet_common.rpc.pairing import check_resumption, version_of
 from tartlet_control.serving import greeting, homes
-from tartlet_control.serving.blobs import BlobStore
 from tartlet_control.serving.core_loop import CoreLoop, EngineLink
 from tartlet_control.serving.specs import spec_from_json
+from tartlet_control.serving.tokenizers import Tokenizers
 from tartlet_control.tables.engines import EngineState, engine_id_of
 from tartlet_protos import common_pb2, engine_pb2, engine_pb2_grpc
 
@@ -45,11 +45,11 @@ Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 class EngineService(engine_pb2_grpc.EngineServicer):
     """Serves one stream for each worker: steps go down, results come up."""
 
-    def __init__(self, loop: CoreLoop, blobs: BlobStore, sockets: FrameListener) -> None:
+    def __init__(self, loop: CoreLoop, tokenizers: Tokenizers, sockets: FrameListener) -> None:
         self._loop = loop
         self._sockets = sockets
         self._core = loop.core
-        self._blobs = blobs
+        self._tokenizers = tokenizers
         self._shared_pools = frozenset(listed(loop.core.settings.shared_pools))
 
     async def Connect(self, request_iterator: Any, context: Context) -> None:  # type: ignore[override]  # noqa: N802
@@ -121,7 +121,7 @@ class EngineService(engine_pb2_grpc.EngineServicer):
     def _joined(self, hello: engine_pb2.WorkerHello, version: int, home: Home) -> EngineState:
         """Return a new engine. One of the same id is lost."""
         spec = spec_from_json(hello.spec_json)
-        if spec.tokenizer_digest and self._blobs.get(spec.tokenizer_digest) is None:
+        if spec.tokenizer_digest and not self._tokenizers.has(home.owner, spec.tokenizer_digest):
             raise InvalidArgument(argument="tokenizer_digest", detail="put the tokenizer before saying Hello")
         engine = self._core.on_engine(hello.engine_id, hello.incarnation, spec, home, version)
         greeting.begin_link(self._core, engine, version, engine_pb2.EngineFrame)
@@ -200,9 +200,10 @@ class EngineService(engine_pb2_grpc.EngineServicer):
     async def PutBlob(  # noqa: N802
         self, request_iterator: AsyncIterator[common_pb2.BlobChunk], context: Context
     ) -> engine_pb2.PutBlobReply:
-        """Store a tokenizer."""
+        """Store a tokenizer for the worker's tenant."""
+        worker = homes.worker_of(context)
         try:
-            await self._blobs.receive(request_iterator)
+            await self._tokenizers.receive(None if worker is None else worker.tenant, request_iterator)
         except TartletError as e:
             return engine_pb2.PutBlobReply(error=error_to_proto(e))
         return engine_pb2.PutBlobReply()

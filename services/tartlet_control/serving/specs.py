@@ -16,9 +16,9 @@ _SHOWN_CHARS: Final = 128
 
 _NUMBERS: Final = {
     "page_size": (1, 32),
-    "num_pages": (1, 1 << 26),
-    "num_embeds": (1, 1 << 26),
-    "num_slots": (1, 1 << 26),
+    "num_pages": (1, 1 << 24),
+    "num_embeds": (1, 1 << 24),
+    "num_slots": (1, 1 << 24),
     "vocab_size": (1, 1 << 30),
     "max_position": (1, 1 << 30),
     "max_batch_tokens": (1, 1 << 24),

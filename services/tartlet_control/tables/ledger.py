@@ -35,6 +35,8 @@ class LedgerFault(Exception):  # our bug, never a program's
 class Pool:
     """A number of things of one kind, each of them free or held by one or more holders.
 
+    Its memory grows with the things that were ever taken: an engine may claim to have millions.
+
     Example:
         >>> pool = Pool("KV pages", 4)
         >>> ids = pool.take(3)
@@ -44,35 +46,35 @@ class Pool:
         (2, 2)
     """
 
-    __slots__ = ("_free", "_refs", "name", "total")
+    __slots__ = ("_free", "_refs", "name", "num_free", "total")
 
     def __init__(self, name: str, total: int) -> None:
         self.name = name
         self.total = total
-        self._free = list(range(total - 1, -1, -1))  # a stack: what was just freed is warm in caches
-        self._refs = [0] * total
-
-    @property
-    def num_free(self) -> int:
+        self.num_free = total
         """How many things can be taken."""
-        return len(self._free)
+        self._free: list[int] = []  # those that were let go; a stack: what was just freed is warm in caches
+        self._refs: list[int] = []  # of those that were ever taken, which are the first ones
 
     @property
     def num_held(self) -> int:
         """How many things have a holder."""
-        return self.total - len(self._free)
+        return self.total - self.num_free
 
     def take(self, count: int) -> list[int]:
         """Take `count` things and return their physical ids. The caller has checked `num_free`."""
-        free = self._free
-        assert count <= len(free), f"{self.name}: {count} of {len(free)}"
+        free, refs = self._free, self._refs
+        assert count <= self.num_free, f"{self.name}: {count} of {self.num_free}"
         if not count:
             return []
         ids = free[-count:]
         del free[-count:]
-        refs = self._refs
         for i in ids:
             refs[i] = 1
+        if fresh := count - len(ids):
+            ids.extend(range(len(refs), len(refs) + fresh))
+            refs.extend([1] * fresh)
+        self.num_free -= count
         return ids
 
     def retain(self, ids: list[int]) -> None:
@@ -97,7 +99,9 @@ class Pool:
             refs[i] = left
             if not left:
                 free.append(i)
-        return len(free) - before
+        freed = len(free) - before
+        self.num_free += freed
+        return freed
 
     def check(self) -> None:
         """Recount every reference, which takes milliseconds for a hundred thousand.
@@ -106,8 +110,9 @@ class Pool:
             LedgerFault: the books don't balance.
         """
         held = sum(1 for r in self._refs if r)
-        if held + len(self._free) != self.total or len(set(self._free)) != len(self._free):
-            raise LedgerFault(self.name, len(self._free), held, self.total)
+        free = self.total - len(self._refs) + len(self._free)
+        if held + free != self.total or free != self.num_free or len(set(self._free)) != len(self._free):
+            raise LedgerFault(self.name, free, held, self.total)
 
 
 def pools_of(spec: EngineSpec) -> tuple[Pool, Pool, Pool]:

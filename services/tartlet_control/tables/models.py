@@ -16,6 +16,8 @@ MODELS_BYTES: Final = 2 << 20
 """Limit of all specs together: runtimes are told all of them in one message, beside other things."""
 OWNERS_BYTES: Final = 512 << 10
 """Limit of the specs of one tenant's engines, so that no tenant's engines keep out the others'."""
+OWNERS_ENGINES: Final = 512
+"""Most engines of one tenant: each change of an engine costs time that grows with their number."""
 MODELS_NAMED: Final = 20
 """Models, or pools, that the error for an unknown one names."""
 MAX_FORMS: Final = 8
@@ -144,8 +146,12 @@ class Models:
 
         Raises:
             EngineMismatch: the owner serves the model in too many other forms.
-            Overloaded: the specs of all models, or of the owner's, would no longer fit a message.
+            Overloaded: the owner has too many engines, or the specs of all models, or of the owner's, would no longer
+                fit a message.
         """
+        owned = sum(len(m.engines) for m in self._list if m.owner == home.owner)
+        if home.owner is not None and owned >= OWNERS_ENGINES:
+            raise Overloaded(what="engines of one tenant", limit=OWNERS_ENGINES)
         key = (home.owner, spec.model)
         forms = self._forms.get(key, [])
         for form in forms:

@@ -11,6 +11,7 @@ from tartlet_common.engine.pools import Home, Reach
 from tartlet_common.errors import registry as errors
 from tartlet_common.rpc.tenancy import Scope
 from tartlet_control.serving.state import state_of
+from tartlet_control.tables import models
 from tartlet_control.tables.engines import EngineState
 from tartlet_worker.fake import FakeEngine, FakeOptions
 from tests.control.harness import Guest, Host, decode_text
@@ -58,6 +59,19 @@ def test_an_engine_never_takes_the_place_of_another_tenants_engine_of_its_name()
     join(host, "pod-0", B)
     assert set(host.core.engines) == {"a/pod-0", "b/pod-0"}
     assert program.killed is None
+
+
+def test_one_tenants_engines_are_bounded_in_number_and_keep_out_no_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(models, "OWNERS_ENGINES", 2)
+    host = Host(engines=0)
+    join(host, "e0", B)
+    join(host, "e1", B, model="another")
+    with pytest.raises(errors.Overloaded) as refused:
+        join(host, "e2", B)
+    assert refused.value.fields["limit"] == 2
+    again = join(host, "e1", B)  # a worker that restarts
+    assert again.id == "b/e1"
+    assert engine_of(host, host.start(tenant="a", model=join(host, "e2", A).spec.model)) == ["a/e2"]
 
 
 def test_a_tenant_without_engines_gets_none_of_others_and_learns_no_name_of_theirs() -> None:

@@ -31,6 +31,7 @@ def test_the_spec_of_an_engine_is_read_as_the_engine_wrote_it() -> None:
         ("chat_template", 5),
         ("chat_bos", "\udfff"),
         ("num_pages", True),
+        *((f"num_{pool}", (1 << 24) + 1) for pool in ("pages", "embeds", "slots")),
         ("kv_bytes_per_token", float("nan")),
         ("kv_bytes_per_token", -1),
         ("bos_token", "x"),
