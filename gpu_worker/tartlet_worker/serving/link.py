@@ -21,7 +21,14 @@ import grpc
 import grpc.aio
 
 from tartlet_common.clock import SystemClock
-from tartlet_common.errors.registry import MalformedSubmission, ResumeRefused, StaleIncarnation, TartletError
+from tartlet_common.errors.registry import (
+    FrameTooLarge,
+    MalformedSubmission,
+    ResumeRefused,
+    StaleIncarnation,
+    TartletError,
+    Undelivered,
+)
 from tartlet_common.rpc import endpoints, error_proto
 from tartlet_common.rpc.frame_streams import Joiner
 from tartlet_common.rpc.link_stream import LinkStream
@@ -108,6 +115,9 @@ class Link:
                     log.warning("the pools are reset: %s", e)
                     if not self._draining:
                         continue
+                except Undelivered as e:
+                    log.error("the link with control ends: %s", e)  # noqa: TRY400 - it names what is wrong
+                    self._peer.drop()
                 except (*endpoints.CALL_ERRORS, StaleIncarnation, TimeoutError) as e:
                     say = log.info if attempt == _SAID_AT_ATTEMPT else log.debug  # once an outage, not at a joint start
                     say("no connection to control at %s: %s", self._address, endpoints.detail(e))
@@ -236,7 +246,7 @@ class Link:
             frames.close()
             outcomes = await asyncio.gather(reader, writer, watch, return_exceptions=True)
         for outcome in outcomes:
-            if isinstance(outcome, MalformedSubmission):
+            if isinstance(outcome, (MalformedSubmission, FrameTooLarge)):
                 log.error("the link with control ends: %s", outcome)
                 self._peer.drop()
             elif isinstance(outcome, Exception) and not isinstance(outcome, endpoints.CALL_ERRORS):

@@ -330,6 +330,12 @@ class StaleIncarnation(TartletError):
     remedy = "End the earlier process. If a clock was set back, wait for 10 seconds."
 
 
+@_register(410)
+class Undelivered(TartletError):
+    message = "a message of {size} bytes between two processes was not taken in {attempts} connections"
+    remedy = "Send less at once. If this repeats, look for the cause in the logs of both processes and of proxies."
+
+
 # ---- 5xx: checkpoints and start-up ------------------------------------------------------------------------------
 
 

@@ -23,14 +23,13 @@ import grpc.aio
 from tartlet_common.config.paths import check_socket, make_private
 from tartlet_common.errors.registry import AddressInUse, InvalidConfig
 from tartlet_common.rpc.access import AccessInterceptor, identity_name
+from tartlet_common.rpc.sizes import MAX_FRAME_BYTES
+from tartlet_common.rpc.sizes import MAX_MESSAGE_BYTES as MAX_MESSAGE_BYTES  # noqa: PLC0414 - callers find it here
 
 PROTOCOL_VERSION = 2
 """Newest version of the streams between roles. From 2 on, links resume (`resume`)."""
 OLDEST_PROTOCOL = 1
 """Oldest version that is served: that of the release before."""
-
-MAX_MESSAGE_BYTES = 4 << 20
-"""The largest message that a role sends; receivers accept a little more, for framing."""
 
 log = logging.getLogger("tartlet")
 
@@ -52,8 +51,8 @@ PING_TIMEOUT_MS = 20_000
 """A peer that doesn't answer a ping for this long counts as gone, and its connection ends."""
 
 _OPTIONS: Sequence[tuple[str, int]] = (
-    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES + (64 << 10)),
-    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES + (64 << 10)),
+    ("grpc.max_send_message_length", MAX_FRAME_BYTES),
+    ("grpc.max_receive_message_length", MAX_FRAME_BYTES),
     ("grpc.so_reuseport", 0),  # a second server on one port must fail, not share it
     ("grpc.enable_http_proxy", 0),
     # A machine that is gone sends no message: both ends send pings, on idle streams too. A busy event loop doesn't

@@ -16,10 +16,8 @@ import grpc.aio
 from google.protobuf.message import DecodeError, Message
 
 from tartlet_common.errors.registry import FrameTooLarge, MalformedSubmission
-from tartlet_common.rpc.endpoints import MAX_MESSAGE_BYTES
+from tartlet_common.rpc.sizes import MAX_FRAME_BYTES as MAX_FRAME_BYTES  # noqa: PLC0414 - callers find it here
 
-MAX_FRAME_BYTES: Final = MAX_MESSAGE_BYTES + (64 << 10)
-"""The limit of gRPC's messages between roles, with the same slack."""
 TICKET_BYTES: Final = 16
 """Bytes of the first frame that a server receives on a socket."""
 _READ_AHEAD_BYTES: Final = 1 << 20

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from tartlet_common.clock import Clock
-from tartlet_common.errors.registry import ResumeRefused
+from tartlet_common.errors.registry import ResumeRefused, TartletError
 from tartlet_common.rpc.endpoints import OLDEST_PROTOCOL, PROTOCOL_VERSION
 from tartlet_common.rpc.error_proto import error_from_proto
 from tartlet_common.rpc.resume import RESUMES_SINCE, Epochs, ResumableLink, agree, epoch_of
@@ -21,8 +21,13 @@ _CONTROL: Final = "control"
 class Dialling:
     """The end that dials control: the link with the incarnation of control that it knows, if there is one."""
 
-    def __init__(self, clock: Clock, empty: Callable[[], Any]) -> None:
-        """Begin without a link. `empty` makes a frame without content."""
+    def __init__(
+        self,
+        clock: Clock,
+        empty: Callable[[], Any],
+        replace: Callable[[Any, TartletError], Any] | None = None,
+    ) -> None:
+        """Begin without a link. `empty` makes a frame without content. `replace` is as in `ResumableLink`."""
         self.link: ResumableLink[Any] | None = None
         self.incarnation = ""
         """The incarnation of control that was met last."""
@@ -32,6 +37,7 @@ class Dialling:
         self._epochs = Epochs()
         self._now = clock.now
         self._empty = empty
+        self._replace = replace
 
     @property
     def resumes(self) -> bool:
@@ -69,7 +75,7 @@ class Dialling:
                 raise ResumeRefused(detail=f"control continues behind frame {reply.applied}")
             return True
         self.incarnation, self.grace_s = reply.incarnation, reply.grace_s
-        self.link = ResumableLink(self._now, self._empty, resumes=version >= RESUMES_SINCE)
+        self.link = ResumableLink(self._now, self._empty, resumes=version >= RESUMES_SINCE, replace=self._replace)
         return False
 
     def disconnected(self) -> None:

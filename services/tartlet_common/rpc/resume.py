@@ -12,7 +12,15 @@ from collections import deque
 from collections.abc import Callable
 from typing import Final, Generic, Protocol, TypeVar
 
-from tartlet_common.errors.registry import MalformedSubmission, ProtocolMismatch, StaleIncarnation
+from tartlet_common.errors.registry import (
+    FrameTooLarge,
+    MalformedSubmission,
+    ProtocolMismatch,
+    StaleIncarnation,
+    TartletError,
+    Undelivered,
+)
+from tartlet_common.rpc.sizes import MAX_FRAME_BYTES
 
 LIMIT_BYTES: Final = 16 << 20
 """Bytes of unacknowledged frames at which an end takes no more work for the link."""
@@ -28,8 +36,10 @@ EPOCH_KEPT_S: Final = 10.0
 """Seconds for which the epoch of a peer that can't be reached is remembered."""
 RESUMES_SINCE: Final = 2
 """First version of the protocol whose links resume."""
-_UNMEASURED: Final = 2
-"""So many kept frames aren't counted, because to measure a frame takes as long as to encode it (0.3 to 7 us)."""
+ATTEMPTS: Final = 8
+"""Connections in a row on which a frame may be written as the first one without being applied."""
+_MOST_BYTES: Final = MAX_FRAME_BYTES - 32
+"""The largest frame that a message carries, without its numbers."""
 _FRAME_COST_BYTES: Final = 64
 """Memory of a kept frame beside its bytes, so that the number of small frames is bounded too."""
 
@@ -54,9 +64,24 @@ class ResumableLink(Generic[F]):
     """
 
     def __init__(
-        self, now: Callable[[], float], empty: Callable[[], F], *, resumes: bool = True, limit_bytes: int = LIMIT_BYTES
+        self,
+        now: Callable[[], float],
+        empty: Callable[[], F],
+        *,
+        resumes: bool = True,
+        limit_bytes: int = LIMIT_BYTES,
+        replace: Callable[[F, TartletError], F] | None = None,
     ) -> None:
-        """Begin with number 1 in both directions. `empty` makes a frame that carries nothing but an acknowledgement."""
+        """Begin with number 1 in both directions.
+
+        Args:
+            now: the clock, in seconds.
+            empty: makes a frame that carries nothing but an acknowledgement.
+            resumes: whether frames have numbers.
+            limit_bytes: bytes of kept frames at which the link is full.
+            replace: ends what a frame that can't be delivered belongs to, for the given reason, and returns the frame
+                to send in its place. None: nobody knows what frames belong to, so the link is given up.
+        """
         self.now = now
         self.empty = empty
         self.resumes = resumes
@@ -67,7 +92,7 @@ class ResumableLink(Generic[F]):
         self.last = 0
         """The number of the last frame that was sent or waits to be sent."""
         self.size = 0
-        """Memory of the kept frames beyond the first few, in bytes."""
+        """Memory of the kept frames, in bytes."""
         self.told = 0
         """The last number that the other end knows to be applied here."""
         self.lost = False
@@ -75,6 +100,9 @@ class ResumableLink(Generic[F]):
         self._received = 0
         self._limit_bytes = limit_bytes
         self._kept: deque[tuple[F, int]] = deque()  # frames and their sizes, the oldest first
+        self._replace = replace
+        self._attempts = 0  # connections on which the oldest kept frame was the first one to be written
+        self._replaced = 0  # the number of the last frame that another was sent in place of
 
     # ---- sending ------------------------------------------------------------------------------------------------
 
@@ -89,15 +117,29 @@ class ResumableLink(Generic[F]):
         return self.last - len(self._kept)
 
     def send(self, frame: F) -> None:
-        """Number a frame and keep it until the other end has applied it. Connections take it from here."""
+        """Number a frame and keep it until the other end has applied it. Connections take it from here.
+
+        Raises:
+            FrameTooLarge: no message can carry the frame, and it can't be replaced. It was not taken.
+        """
+        size = frame.ByteSize()
+        if size > _MOST_BYTES:
+            frame = self._instead_of(frame, FrameTooLarge(size=size, what="bytes in a frame", limit=_MOST_BYTES))
+            size = frame.ByteSize()
+        size += _FRAME_COST_BYTES
         self.last += 1
-        kept, size = self._kept, 0
         if self.resumes:
             frame.number = self.last
-            if len(kept) >= _UNMEASURED:
-                size = frame.ByteSize() + _FRAME_COST_BYTES
-                self.size += size
-        kept.append((frame, size))
+            self.size += size
+        self._kept.append((frame, size))
+
+    def _instead_of(self, frame: F, error: TartletError) -> F:
+        if self._replace is None:
+            raise error
+        instead = self._replace(frame, error)
+        if instead.ByteSize() > _MOST_BYTES:
+            raise error
+        return instead
 
     def can_resume(self, applied: int) -> bool:
         """Return whether all frames behind number `applied` are kept."""
@@ -111,7 +153,7 @@ class ResumableLink(Generic[F]):
         """Forget what is kept: this link never continues, for example because a frame made no sense."""
         self.lost, self.connection = True, None
         self._kept.clear()
-        self.size = 0
+        self.size = self._attempts = 0
 
     def connect(self, applied: int = 0) -> Connection[F]:
         """Continue on a new connection, behind the last number that the other end has applied.
@@ -120,12 +162,15 @@ class ResumableLink(Generic[F]):
 
         Raises:
             MalformedSubmission: the other end names a number that it can't have applied, or that it gave up before.
+            Undelivered: connections break again and again at one frame, which can't be replaced. The link is given up.
         """
         if self.resumes:
             if not self.can_resume(applied):
                 detail = f"frame {applied} was applied, of {self.acknowledged} to {self.last}"
                 raise MalformedSubmission(detail=detail)
             self._forget(applied)
+            if self._attempts >= ATTEMPTS:
+                self._give_frame_up()
         self._received = self.applied
         self.told = self.applied  # the Hello has named it
         self.connection = Connection(self, self.acknowledged)
@@ -135,13 +180,35 @@ class ResumableLink(Generic[F]):
         """Return the kept frame of a number. For a link without numbers, forget it as well."""
         if not self.resumes:
             return self._kept.popleft()[0]
-        frame = self._kept[number - self.acknowledged - 1][0]
+        place = number - self.acknowledged - 1
+        if not place:
+            self._attempts += 1
+        frame = self._kept[place][0]
         frame.applied = self.told = self.applied
         return frame
 
     def _forget(self, applied: int) -> None:
         for _ in range(applied - self.acknowledged):
             self.size -= self._kept.popleft()[1]
+            self._attempts = 0
+
+    def _give_frame_up(self) -> None:
+        """Send another frame in place of the oldest kept one."""
+        number, (frame, size) = self.acknowledged + 1, self._kept[0]
+        error = Undelivered(attempts=self._attempts, size=size - _FRAME_COST_BYTES)
+        if number == self._replaced:  # the frame in its place isn't taken either
+            self.give_up()
+            raise error
+        try:
+            instead = self._instead_of(frame, error)
+        except TartletError:
+            self.give_up()
+            raise
+        instead.number = self._replaced = number
+        kept = instead.ByteSize() + _FRAME_COST_BYTES
+        self._kept[0] = instead, kept
+        self.size += kept - size
+        self._attempts = 0
 
     # ---- receiving ----------------------------------------------------------------------------------------------
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import json
 import logging
 from collections.abc import AsyncIterator
@@ -18,6 +19,7 @@ from tartlet_common.errors.registry import (
     ResumeRefused,
     TartletError,
     Unavailable,
+    Undelivered,
     UnknownResource,
 )
 from tartlet_common.rpc import endpoints
@@ -30,7 +32,7 @@ from tartlet_control.core.lifecycle import Kept, StartRequest
 from tartlet_control.serving import greeting
 from tartlet_control.serving.catalogue import Catalogue
 from tartlet_control.serving.core_loop import CoreLoop, RuntimeLink
-from tartlet_control.serving.ends import add_ends
+from tartlet_control.serving.ends import BESIDE_BYTES, add_ends, in_place_of
 from tartlet_control.serving.state import engines_of, state_of
 from tartlet_control.serving.tokenizers import Tokenizers
 from tartlet_control.tables.models import ServedModel
@@ -48,8 +50,6 @@ _WATCH_S: Final = (0.1, 600.0)
 _PROGRAMS_S: Final = 10.0
 """Delay after which a watcher is told of other numbers of programs."""
 _STARTS_BYTES: Final = 2 << 20
-_BESIDE_BYTES: Final = 256 << 10
-"""Limit of starts that share a frame with deliveries, which are cut to leave room for this much."""
 
 Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 
@@ -90,7 +90,7 @@ class ControlService(control_pb2_grpc.ControlServicer):
                 await context.write(control_pb2.ControlFrame(hello=hello))
                 stream = await beside.joined()
                 await self._serve(link, frame, link.begin(stream, frame.hello.resume.applied))
-        except MalformedSubmission as e:
+        except (MalformedSubmission, Undelivered) as e:
             log.error("runtime %s: %s", link.session.runtime_id, e)  # noqa: TRY400 - it names what is wrong
             link.link.give_up()
             await greeting.abort(context, e)
@@ -156,7 +156,8 @@ class ControlService(control_pb2_grpc.ControlServicer):
                 [_start_request(p) for p in hello.programs],
                 map(_kept, hello.kept),
             )
-            greeting.begin_link(core, session, version, control_pb2.ControlFrame)
+            instead = functools.partial(in_place_of, core, session)
+            greeting.begin_link(core, session, version, control_pb2.ControlFrame, instead)
         link = self._loop.open_runtime(session, hello.epoch)
         greeting.answer(core, reply, version, core.settings.runtime_grace_s, link.link if resumes else None, _PEER)
         return link
@@ -237,7 +238,7 @@ class ControlService(control_pb2_grpc.ControlServicer):
         if notices:
             # Starts go first: nothing may be delivered to a program before it has started.
             started = self._starts(notices)
-            if frames and len(started) == 1 and started[0].ByteSize() < _BESIDE_BYTES:
+            if frames and len(started) == 1 and started[0].ByteSize() < BESIDE_BYTES:
                 frames[0].MergeFrom(started.pop())
             frames = started + frames
             if not frames:

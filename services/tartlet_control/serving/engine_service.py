@@ -16,9 +16,11 @@ from tartlet_common.engine.step_codec import result_from_proto, step_to_proto
 from tartlet_common.errors.registry import (
     Draining,
     EngineFailure,
+    FrameTooLarge,
     InvalidArgument,
     MalformedSubmission,
     TartletError,
+    Undelivered,
     WorkerLost,
 )
 from tartlet_common.rpc import endpoints
@@ -81,6 +83,9 @@ class EngineService(engine_pb2_grpc.EngineServicer):
                 await self._serve(link, link.begin(await beside.joined(), theirs.resume.applied))
         except ConnectionError as e:
             log.warning("engine %s: %s", engine.id, e)
+        except (MalformedSubmission, Undelivered, FrameTooLarge) as e:
+            log.error("engine %s: %s", engine.id, e)  # noqa: TRY400 - it names what is wrong
+            core.on_engine_gone(engine, WorkerLost(engine=f"{engine.id}: {e}"[:_CAUSE_CHARS]))
         finally:
             self._loop.close_engine(link)
 
@@ -101,6 +106,8 @@ class EngineService(engine_pb2_grpc.EngineServicer):
                 task.cancel()
             outcomes = await asyncio.gather(*tasks, return_exceptions=True)
         for outcome in outcomes:
+            if isinstance(outcome, FrameTooLarge):  # the step is lost, and with it what later steps rest on
+                raise outcome
             if isinstance(outcome, Exception) and not isinstance(outcome, endpoints.STREAM_ENDED):
                 log.error("engine %s: stream failed", link.engine.id, exc_info=outcome)
 

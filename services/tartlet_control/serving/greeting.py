@@ -6,6 +6,7 @@ Control waits a bounded time for that frame.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Any, Final, TypeAlias
 
 import grpc
@@ -48,11 +49,17 @@ async def first_frame(context: Context, timeout_s: float) -> Any:
     return frame
 
 
-def begin_link(core: Core, peer: RuntimeSession | EngineState, version: int, empty: type[Any]) -> None:
-    """Give a peer that says Hello a new link; `empty` makes its frames."""
+def begin_link(
+    core: Core,
+    peer: RuntimeSession | EngineState,
+    version: int,
+    empty: type[Any],
+    replace: Callable[[Any, TartletError], Any] | None = None,
+) -> None:
+    """Give a peer that says Hello a new link; `empty` makes its frames. `replace` is as in `ResumableLink`."""
     if peer.link is not None:
         peer.link.give_up()
-    peer.link = ResumableLink(core.clock.now, empty, resumes=version >= RESUMES_SINCE)
+    peer.link = ResumableLink(core.clock.now, empty, resumes=version >= RESUMES_SINCE, replace=replace)
 
 
 def answer(core: Core, reply: Any, version: int, grace_s: float, resumed: ResumableLink[Any] | None, peer: str) -> None:

@@ -23,6 +23,7 @@ from tartlet_common.rpc.pairing import Dialling
 from tartlet_protos import control_pb2
 from tartlet_runtime.link.control_calls import ControlCalls
 from tartlet_runtime.link.frames import Outbox, split_deliveries
+from tartlet_runtime.link.undelivered import in_place_of
 from tartlet_runtime.program.driver import Driver
 from tartlet_runtime.program.program import Program
 
@@ -77,7 +78,7 @@ class ControlLink(ControlCalls):
         self.on_connected: Callable[[], None] = _nothing
         """Called when `connected` has changed."""
         self._clock = clock or SystemClock()
-        self._peer = Dialling(self._clock, control_pb2.RuntimeFrame)
+        self._peer = Dialling(self._clock, control_pb2.RuntimeFrame, self._in_place_of)
         self._away_since: float | None = None
         self._outbox = Outbox()
         self._held = False  # control was promised more
@@ -166,6 +167,9 @@ class ControlLink(ControlCalls):
         if frames:
             frames[-1].more = self._held = more
         return frames
+
+    def _in_place_of(self, frame: control_pb2.RuntimeFrame, error: TartletError) -> control_pb2.RuntimeFrame:
+        return in_place_of(self.programs.get, frame, error)
 
     @property
     def _has_words(self) -> bool:

@@ -18,12 +18,18 @@ import pytest
 from tartlet_common import abi
 from tartlet_common.abi import Event, Op
 from tartlet_common.clock import ManualClock, SystemClock
-from tartlet_common.errors.registry import InvalidArgument, MalformedSubmission, ResumeRefused, StaleIncarnation
+from tartlet_common.errors.registry import (
+    InvalidArgument,
+    MalformedSubmission,
+    ResumeRefused,
+    StaleIncarnation,
+    Undelivered,
+)
 from tartlet_common.rpc import endpoints
 from tartlet_common.rpc.aborts import ERROR_KEY
 from tartlet_common.rpc.error_proto import error_from_proto
 from tartlet_common.rpc.pairing import Dialling
-from tartlet_common.rpc.resume import Connection, ResumableLink
+from tartlet_common.rpc.resume import ATTEMPTS, Connection, ResumableLink
 from tartlet_control.serving import greeting
 from tartlet_protos import common_pb2, control_pb2, control_pb2_grpc, engine_pb2, engine_pb2_grpc
 from tests.control.served import control, worker
@@ -194,6 +200,70 @@ async def test_of_many_attempts_at_once_one_stays_and_a_flood_leaves_nothing_beh
             while len(asyncio.all_tasks()) > before + 5:  # noqa: ASYNC110 - tasks end by themselves
                 await asyncio.sleep(0.02)
         assert (await peer.state())["programs"][0]["sampled_tokens"] == 4
+        await peer.close()
+
+
+async def test_answers_that_break_every_connection_end_their_program_alone(run_dir: Path) -> None:
+    async with control(run_dir) as address, worker(address):
+        peer = Peer(address)
+        await peer.begin(1)
+        await peer.until_rows(1)
+        await peer.say(starts=[control_pb2.ProgramStart(handle=4, program_id="q")])
+        while not (await peer.read()).started:
+            pass
+        peer.mute = True
+        await peer.submit(3, another_token())
+        for _ in range(ATTEMPTS):
+            await peer.until_rows(2)
+            del peer.rows[1:]
+            peer.cut()
+            await peer.until(connected=False)
+            assert await peer.connect()
+        peer.mute = False
+        killed: dict[int, Any] = {}
+        while not killed:
+            killed |= {kill.handle: error_from_proto(kill.error) for kill in (await peer.read()).kills}
+        assert {handle: type(error) for handle, error in killed.items()} == {3: Undelivered}
+        await peer.say(ends=[control_pb2.ProgramEnd(handle=3, failed=True)])
+        await peer.submit(4, decode_submission(2))
+        await peer.until_rows(3)
+        assert [p["id"] for p in (await peer.state())["programs"]] == ["q"]
+        await peer.close()
+
+
+async def test_a_step_that_breaks_every_connection_costs_its_engine(run_dir: Path) -> None:
+    async with control(run_dir, engine_grace_s=30) as address, endpoints.make_channel(address) as channel:
+        stub: Any = engine_pb2_grpc.EngineStub(channel)
+        spec = json.dumps(asdict(engine_spec(tokenizer_digest="")))
+        dialling = Dialling(SystemClock(), engine_pb2.WorkerFrame)
+
+        async def join() -> tuple[Any, bool]:
+            stream = stub.Connect()
+            hello = engine_pb2.WorkerHello(engine_id="e", incarnation="i", spec_json=spec)
+            dialling.fill(hello)
+            await stream.write(engine_pb2.WorkerFrame(hello=hello))
+            resumed = dialling.answered((await stream.read()).hello)
+            assert dialling.link is not None
+            dialling.link.connect(dialling.link.applied)
+            return stream, resumed
+
+        stream, _ = await join()
+        peer = Peer(address)
+        await peer.begin(1)
+        steps, refused = 0, False
+        while not refused:
+            frame = await asyncio.wait_for(stream.read(), 10)
+            if frame is not grpc.aio.EOF and not frame.steps:
+                continue  # a sign of life
+            steps += frame is not grpc.aio.EOF
+            stream.cancel()
+            try:
+                stream, _ = await join()
+            except ResumeRefused:
+                refused = True
+        assert steps == ATTEMPTS
+        _, resumed = await join()
+        assert not resumed  # anew, with empty pools
         await peer.close()
 
 

@@ -488,6 +488,16 @@ class StaleIncarnation(LostError):
     retryable: ClassVar[bool] = True
 
 
+class Undelivered(LostError):
+    """410: a message of {size} bytes between two processes was not taken in {attempts} c...."""
+
+    number: ClassVar[int] = 410
+    message: ClassVar[str] = "a message of {size} bytes between two processes was not taken in {attempts} connections"
+    remedy: ClassVar[str] = (
+        "Send less at once. If this repeats, look for the cause in the logs of both processes and of proxies."
+    )
+
+
 class CheckpointMissing(StartError):
     """501: no checkpoint at {path}: {detail}."""
 
@@ -622,6 +632,7 @@ REGISTRY: dict[int, type[TartletError]] = {
     407: NoEngine,
     408: ResumeRefused,
     409: StaleIncarnation,
+    410: Undelivered,
     501: CheckpointMissing,
     502: CheckpointBroken,
     503: UnknownFamily,
