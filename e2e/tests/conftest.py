@@ -66,6 +66,7 @@ TURNS = (
     "e2e/tests/programs/test_runs.py",
     "e2e/tests/releases/test_chart.py",
     "e2e/tests/releases/test_plain.py",
+    "e2e/tests/releases/test_installs.py",
     "e2e/tests/pools/",
     "e2e/tests/programs/test_refusals.py",
     "e2e/tests/security/test_identities.py",
@@ -192,6 +193,7 @@ def kube(cluster: Cluster, image: Image, pristine: set[str], traffic: Traffic) -
     empty = pool(VALUES_POOL, replicas=0)
     with step("helm install"):
         install(kube, image, enginePools=[{"name": VALUES_POOL, "spec": empty["spec"]}])
+        kube("wait", f"epool/{VALUES_POOL}", "--for=create", "--timeout=30s")
     assert pristine
     return kube
 

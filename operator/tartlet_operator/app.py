@@ -31,6 +31,7 @@ from tartlet_operator.inferlets.catalogue_sync import compare_catalogue, queue_e
 from tartlet_operator.machinery.context import Context, ControlView
 from tartlet_operator.machinery.control_watch import ControlWatch
 from tartlet_operator.machinery.followers import Followers
+from tartlet_operator.machinery.guard import Guard
 from tartlet_operator.machinery.handler import Handler, Kind
 from tartlet_operator.machinery.metrics import Metrics
 from tartlet_operator.machinery.pulse import Pulse
@@ -41,6 +42,7 @@ from tartlet_operator.machinery.watch import WATCHED_KINDS, Watch
 from tartlet_operator.machinery.work_queue import WorkQueue
 from tartlet_operator.machinery.worker_defaults import WorkerDefaults
 from tartlet_operator.pools import reconcile as pools
+from tartlet_operator.release import keeper
 from tartlet_operator.runs import expiry, orphans
 from tartlet_operator.runs import reconcile as runs
 
@@ -136,11 +138,14 @@ async def _lead(
             metrics=Metrics(store, lambda: len(queue), lambda: leader.leading, pulse.age),
             defaults=WorkerDefaults.of(settings),
             namespaces=namespaces,
+            guard=Guard(api, own, settings.release_pools),
         )
         watch = ControlWatch(ctx, compare_catalogue)
         await watch.once()  # so that reconciles know which Inferlets are settled
         await pools.remember_pools(ctx)
-        registry = Watch(queue, store, ctx.own_writes, pulse.heard).registry(reached, connections, lease=lease)
+        registry = Watch(queue, store, ctx.own_writes, ctx.guard, pulse.heard).registry(
+            reached, connections, lease=lease
+        )
         handler = Handler(ctx, _KINDS)
         failed: BaseException | None = None
         try:
@@ -154,6 +159,7 @@ async def _lead(
                 tasks.create_task(sweep, name="sweep")
                 tasks.create_task(expiry.sweep(ctx), name="expiry")
                 tasks.create_task(pulse.run(), name="pulse")
+                tasks.create_task(keeper.keep(ctx), name="release")
                 for kind, n in itertools.product((r.kind for r in RESOURCES), range(settings.concurrency)):
                     tasks.create_task(queue.work(kind, handler.handle), name=f"worker {n} of {kind}")
                 watching = asyncio.Event()

@@ -17,7 +17,6 @@ from e2e.cluster.layout import HELM, default_layout
 from tests.lacking import lacking
 
 CHART = Path(__file__).resolve().parents[2] / "charts" / "tartlet"
-API = "tartlet.dev/v1alpha1/EnginePool"
 
 KUBERNETES = ("--kube-version", "1.31.0")  # whatever the helm that is there takes for one
 _Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
@@ -39,15 +38,10 @@ def run(*args: str, values: Mapping[str, Any] | None = None) -> subprocess.Compl
 
 
 def render(
-    values: Mapping[str, Any] | None = None,
-    *,
-    release: str = "tartlet",
-    namespace: str = "prod",
-    crds_known: bool = False,
+    values: Mapping[str, Any] | None = None, *, release: str = "tartlet", namespace: str = "prod"
 ) -> list[dict[str, Any]]:
     """Return every object of the rendered chart."""
-    known = ("--api-versions", API) if crds_known else ()
-    text = _rendered(json.dumps(values), ("template", release, str(CHART), "-n", namespace, *KUBERNETES, *known))
+    text = _rendered(json.dumps(values), ("template", release, str(CHART), "-n", namespace, *KUBERNETES))
     return [o for o in yaml.load_all(text, _Loader) if o]
 
 
@@ -78,9 +72,10 @@ def named(objects: list[dict[str, Any]], kind: str, name: str) -> dict[str, Any]
 
 
 def made_pools(objects: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the pools that the chart makes, without the hooks that remove them before their operator goes."""
-    pools = of_kind(objects, "EnginePool")
-    return [p for p in pools if (p["metadata"].get("annotations") or {}).get("helm.sh/hook") != "pre-delete"]
+    """Return the pools of the values, as the chart tells the operator."""
+    (told,) = [o for o in of_kind(objects, "ConfigMap") if "pools.json" in o.get("data", {})]
+    pools: list[dict[str, Any]] = json.loads(told["data"]["pools.json"])
+    return pools
 
 
 def pods(objects: list[dict[str, Any]]) -> Iterator[tuple[str, dict[str, Any], dict[str, Any]]]:

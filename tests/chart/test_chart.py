@@ -13,7 +13,6 @@ import yaml
 
 from tartlet_common.config.settings import ROLES
 from tests.chart.render import (
-    API,
     CHART,
     EVERYTHING,
     KUBERNETES,
@@ -30,7 +29,7 @@ CHART_DECIDES = {  # settings that follow from what the chart makes
     "control": {"address", "shared_pools"},
     "runtime": {"address", "advertise", "control", "cache_dir", "guest_socket", "journal_dir"},
     "operator": {
-        *("namespaces", "namespace", "kubeconfig", "control", "runtime", "lease_name", "identity"),
+        *("namespaces", "namespace", "kubeconfig", "control", "runtime", "lease_name", "identity", "release_pools"),
         *("worker_image", "worker_pull_policy", "worker_control", "worker_tls_secret"),
         *("worker_pull_secrets", "worker_otlp_endpoint"),
     },
@@ -104,8 +103,8 @@ def test_images_of_any_registry_and_labels_with_a_prefix_are_accepted() -> None:
 
 def test_a_pools_choices_may_be_templates_and_the_api_server_checks_the_rest() -> None:
     more = {"engine": {"backend": '{{ "Fake" }}'}, "replicas": "{{ 2 }}", "podTemplate": {"env": [{"name": "A"}]}}
-    objects = render({"enginePools": [{"name": "a", "spec": _POOL["spec"] | more}]}, crds_known=True)
-    (pool,) = [p for p in made_pools(objects) if p["metadata"]["name"] == "a"]
+    objects = render({"enginePools": [{"name": "a", "spec": _POOL["spec"] | more}]})
+    (pool,) = [p for p in made_pools(objects) if p["name"] == "a"]
     assert (pool["spec"]["engine"]["backend"], pool["spec"]["podTemplate"]) == ("Fake", more["podTemplate"])
 
 
@@ -129,17 +128,16 @@ def _names(value: Any, at: str = "") -> Iterator[tuple[str, Any]]:
         yield at, value
 
 
-@pytest.mark.parametrize("known", [False, True])
-def test_names_that_look_like_numbers_or_booleans_stay_strings(*, known: bool) -> None:
+def test_names_that_look_like_numbers_or_booleans_stay_strings() -> None:
     pools = [{**_POOL, "name": name} for name in ("1e3", "true", "1")]
-    api = ("--api-versions", API) if known else ()
     values = {**EVERYTHING, "fullnameOverride": "true", "enginePools": pools, "test": {"priorityClassName": "7"}}
-    done = run("template", "123", str(CHART), "-n", "2024", *KUBERNETES, *api, values=values)
+    done = run("template", "123", str(CHART), "-n", "2024", *KUBERNETES, values=values)
     assert done.returncode == 0, done.stderr
     objects = [o for o in yaml.load_all(done.stdout, _AsInGo) if o and o["kind"] != "CustomResourceDefinition"]
     found = [(o["kind"], *each) for o in objects for each in _names(o)]
     assert not [each for each in found if not isinstance(each[2], str)]
-    assert {"1e3", "true", "1", "2024", "123", "7"} <= {value for *_, value in found}
+    assert {"true", "2024", "123", "7"} <= {value for *_, value in found}
+    assert [pool["name"] for pool in made_pools(objects)] == ["1e3", "true", "1"]
 
 
 def test_two_pools_of_one_name_are_refused() -> None:
@@ -157,7 +155,7 @@ def test_the_schema_knows_exactly_the_users_settings(role: str) -> None:
 @pytest.mark.parametrize("values", [{}, EVERYTHING], ids=["defaults", "everything"])
 def test_every_pod_meets_the_restricted_standard(values: dict[str, Any]) -> None:
     seen = list(pods(render(values)))
-    assert len(seen) >= 5
+    assert len(seen) >= 4
     for name, _, spec in seen:
         assert not {"hostNetwork", "hostPID", "hostIPC"} & set(spec), name
         assert spec["securityContext"]["runAsNonRoot"] is True, name
@@ -175,14 +173,14 @@ def test_every_pod_meets_the_restricted_standard(values: dict[str, Any]) -> None
             assert all("hostPort" not in p for p in container.get("ports", ())), name
 
 
-def test_only_the_operator_and_its_hook_carry_a_token() -> None:
+def test_only_the_operator_carries_a_token() -> None:
     objects = render(EVERYTHING)
     with_token = set()
     for name, _, spec in pods(objects):
         account = named(objects, "ServiceAccount", spec["serviceAccountName"])
         if spec.get("automountServiceAccountToken", account.get("automountServiceAccountToken", True)):
             with_token.add(name)
-    assert with_token == {"Deployment/tartlet-operator", "Job/tartlet-image-and-crds"}
+    assert with_token == {"Deployment/tartlet-operator"}
 
 
 def test_no_variable_of_a_service_becomes_a_setting() -> None:
@@ -265,26 +263,35 @@ def test_crds_are_the_generated_ones_and_kept() -> None:
     assert all("annotations" not in c["metadata"] for c in loose)
 
 
-def test_pools_are_plain_objects_where_the_kind_is_known_and_hooks_in_the_release_that_brings_it() -> None:
-    known = render(crds_known=True)
-    (pool,) = made_pools(known)
-    assert not pool["metadata"].get("annotations")
-    (first,) = (p for p in of_kind(known, "EnginePool") if p != pool)
-    assert first["metadata"]["annotations"]["helm.sh/hook"] == "pre-delete", "pools go before their operator"
-    hooked = of_kind(render(), "EnginePool")
-    made, removed = hooked
-    notes = made["metadata"]["annotations"]
-    assert made["spec"] == pool["spec"]
-    assert notes["helm.sh/hook"] == "post-install,post-upgrade,post-rollback"
-    assert notes["meta.helm.sh/release-name"] == "tartlet"  # by which Helm takes it over at the next upgrade
-    assert made["metadata"]["labels"]["app.kubernetes.io/managed-by"] == "Helm"
-    assert removed["metadata"]["annotations"]["helm.sh/hook"] == "pre-delete"
-    assert removed["spec"]["replicas"] == 0
+def test_no_part_of_an_install_waits_for_an_image_or_for_a_kind_that_the_release_brings() -> None:
+    """Helm waits for the pods of hooks, and builds no object of a kind that the cluster doesn't know."""
+    objects = render({**EVERYTHING, "enginePools": [_POOL]})
+    assert not {"Job", "EnginePool"} & {o["kind"] for o in objects}
+    hooks = {o["metadata"]["annotations"]["helm.sh/hook"]: o for o in objects if _notes(o).get("helm.sh/hook")}
+    assert set(hooks) == {"test", "pre-delete"}
+
+
+def test_an_uninstall_begins_with_the_pools_of_the_values() -> None:
+    objects = [o for o in of_kind(render(), "ConfigMap") if o["metadata"]["name"] == "tartlet-pools"]
+    (told, hook) = sorted(objects, key=lambda o: "helm.sh/hook" in _notes(o))
+    assert "before-hook-creation" in _notes(hook)["helm.sh/hook-delete-policy"].split(",")
+    assert not _notes(told)
+    env = named(render(), "Deployment", "tartlet-operator")["spec"]["template"]["spec"]["containers"][0]["env"]
+    assert {"name": "TARTLET_OPERATOR_RELEASE_POOLS", "value": told["metadata"]["name"]} in env
+    labels = {"team": "x", "app.kubernetes.io/name": "mine"}
+    (pool,) = made_pools(render({"enginePools": [{**_POOL, "labels": labels}]}))
+    assert pool["labels"]["team"] == "x"
+    assert pool["labels"]["app.kubernetes.io/name"] == "tartlet"
+    assert pool["labels"]["app.kubernetes.io/managed-by"] == "tartlet-operator", "Helm doesn't know it"
+
+
+def _notes(obj: dict[str, Any]) -> dict[str, str]:
+    return obj["metadata"].get("annotations") or {}
 
 
 def test_the_default_pool_takes_its_model_from_the_workers_image() -> None:
     image = {"workerImage": {"repository": "example.org/w", "tag": "v7"}}
-    (pool,) = made_pools(render(image, crds_known=True))
+    (pool,) = made_pools(render(image))
     assert pool["spec"]["model"]["init"]["image"] == "example.org/w:v7"
     operator = named(render(image), "Deployment", "tartlet-operator")["spec"]["template"]["spec"]["containers"][0]
     assert {"name": "TARTLET_OPERATOR_WORKER_IMAGE", "value": "example.org/w:v7"} in operator["env"]
@@ -294,7 +301,7 @@ def test_the_examples_stand_beside_the_default_pool() -> None:
     """A pool of the default's name would be merged with it; one of its model's name would stand by."""
     bodies = [yaml.safe_load(p.read_text()) for p in (CHART.parents[1] / "docs" / "examples").glob("*.yaml")]
     examples = [(b["metadata"]["name"], b["spec"]["model"]["name"]) for b in bodies if b["kind"] == "EnginePool"]
-    default = [(p["metadata"]["name"], p["spec"]["model"]["name"]) for p in made_pools(render(crds_known=True))]
+    default = [(p["name"], p["spec"]["model"]["name"]) for p in made_pools(render())]
     assert default
     for names in zip(*examples, *default, strict=True):
         assert len(set(names)) == len(names)

@@ -24,6 +24,8 @@ NEEDED: set[Grant] = {
     ("create", "", "events", ""),
     *((verb, "coordination.k8s.io", "leases", "") for verb in ("list", "watch", "create")),
     *((verb, "coordination.k8s.io", "leases", "tartlet-operator") for verb in ("get", "update")),
+    *((verb, "", "configmaps", "tartlet-pools") for verb in ("get", "patch")),
+    ("create", "tartlet.dev", "enginepools", ""),  # of the release's own namespace
 }
 """All rights of the operator's account."""
 
@@ -62,6 +64,8 @@ def test_other_namespaces_get_a_role_each_without_the_lease() -> None:
     roles = of_kind(render({"operator": {"namespaces": ["a", "b"]}}), "Role")
     where = {(r["metadata"]["namespace"], r["metadata"]["name"]) for r in roles}
     assert where == {("a", "tartlet-operator"), ("b", "tartlet-operator"), ("prod", "tartlet-operator-lease")}
+    created = [g for role in roles for g in grants(role) if g[:3] == ("create", "tartlet.dev", "enginepools")]
+    assert not created, "the release's own namespace isn't watched, so the pools of the values are nobody's"
 
 
 @pytest.mark.parametrize(("role", "writes"), [("viewer", False), ("editor", True)])

@@ -49,7 +49,6 @@ def must_pass(release: str, namespace: str) -> Iterator[Named]:
     yield "helm test to runtime", Flow(role("test", release, namespace), runtime, 7444)
     yield "operator to the API server", Flow(operator, Host(API_SERVER), 6443)
     yield "operator to the API server's Service", Flow(operator, Host("10.96.0.1"), 443)
-    yield "the install's hook to the API server", Flow(role("hook", release, namespace), Host(API_SERVER), 6443)
     for name, pod in (("control", control), ("runtime", runtime), ("worker", worker), ("operator", operator)):
         yield f"the kubelet probes {name}", Flow(KUBELET, pod, 8080)
     yield "a port-forward reaches runtime", Flow(KUBELET, runtime, 7444)
@@ -98,4 +97,3 @@ def must_not_pass(release: str, namespace: str) -> Iterator[Named]:
     yield "a worker to runtime", Flow(worker, runtime, 7444)
     yield "a worker to another worker", Flow(worker, other_worker, 7443)
     yield "operator to a worker", Flow(operator, worker, 7443)
-    yield "the hook to control", Flow(role("hook", release, namespace), control, 7443)

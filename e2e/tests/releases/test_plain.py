@@ -64,6 +64,7 @@ def test_an_install_without_values_serves_the_demo_model(plain: Kube) -> None:
         ("tartlet-control", "tartlet-runtime"), 1
     )
     assert replicas["tartlet-operator"] == 2
+    plain("wait", "epool/demo", "--for=create", "--timeout=30s")
     pool = plain.get("epool/demo")["spec"]
     assert (pool["engine"]["device"], pool["replicas"], pool["model"]["name"]) == ("cpu", 1, "demo")
     assert pool["model"]["init"]["image"] == IMAGES[1]

@@ -42,7 +42,6 @@ def test_every_connection_made_is_allowed(kube: Kube, cluster: Cluster, traffic:
         ("operator", "runtime"),
         ("operator", configs.NODE_ADDRESS),
         ("operator", "kube-dns"),
-        ("hook", configs.NODE_ADDRESS),
     } <= set(pairs), pairs
 
 

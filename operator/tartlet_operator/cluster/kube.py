@@ -187,8 +187,11 @@ class Api:
         meta = manifest["metadata"]
         return await self._do("PUT", _path(manifest["kind"], meta["namespace"], meta["name"]), manifest)
 
-    async def set_finalizer(self, key: Key, uid: str, finalizer: str, *, there: bool) -> None:
+    async def set_finalizer(self, key: Key, uid: str, finalizer: str, *, there: bool) -> bool:
         """Add or remove one finalizer of an object, unless the object is gone; others' finalizers stay.
+
+        Returns:
+            Whether the object has the finalizer now. An object that is being deleted gets none.
 
         Server-side apply doesn't do this: it takes the finalizers of a custom resource for one value.
 
@@ -197,15 +200,25 @@ class Api:
         """
         live = await self.get(key.kind, key.namespace, key.name)
         if live is None or live["metadata"]["uid"] != uid:
-            return
+            return False
         before = live["metadata"].get("finalizers") or []
         after = [*(each for each in before if each != finalizer), *([finalizer] if there else [])]
         if after == before or ("deletionTimestamp" in live["metadata"] and there):
-            return
+            return finalizer in before
         body = {"metadata": {"finalizers": after, "resourceVersion": live["metadata"]["resourceVersion"]}}
         owner = {"fieldManager": MANAGER}
         path = _path(key.kind, key.namespace, key.name)
         await self._do("PATCH", path, body, params=owner, content_type=_MERGE, accept=_METADATA_ONLY)
+        return there
+
+    async def merge(self, key: Key, patch: Mapping[str, Any]) -> None:
+        """Change an object by a merge patch (RFC 7386); `metadata.uid` in it guards against another of its name.
+
+        Raises:
+            ApiError: the change was refused.
+        """
+        path, owner = _path(key.kind, key.namespace, key.name), {"fieldManager": MANAGER}
+        await self._do("PATCH", path, patch, params=owner, content_type=_MERGE, accept=_METADATA_ONLY)
 
     async def delete(self, key: Key, uid: str, *, foreground: bool = False) -> None:
         """Delete an object, unless another object has taken its name.

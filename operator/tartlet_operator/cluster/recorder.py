@@ -92,7 +92,7 @@ class Recorder:
             "kind": "Event",
             "metadata": {"namespace": key.namespace, "name": f"{key.name[:200]}.{uuid.uuid4().hex[:16]}"},
             "involvedObject": {
-                "apiVersion": API_VERSION,
+                "apiVersion": "v1" if key.kind == "ConfigMap" else API_VERSION,
                 "kind": key.kind,
                 "namespace": key.namespace,
                 "name": key.name,

@@ -19,6 +19,7 @@ from tartlet_operator.cluster.kube import Api
 from tartlet_operator.cluster.recorder import Recorder
 from tartlet_operator.control.link import ControlLink
 from tartlet_operator.machinery.followers import Followers
+from tartlet_operator.machinery.guard import Guard
 from tartlet_operator.machinery.metrics import Metrics
 from tartlet_operator.machinery.own_writes import OwnWrites
 from tartlet_operator.machinery.sources import SourceFetcher
@@ -91,6 +92,7 @@ class Context:
     metrics: Metrics
     defaults: WorkerDefaults
     namespaces: Sequence[str]
+    guard: Guard
     own_writes: OwnWrites = field(default_factory=OwnWrites)
     given_up: dict[Key, None] = field(default_factory=dict)
     valid: OrderedDict[str, None] = field(default_factory=OrderedDict)

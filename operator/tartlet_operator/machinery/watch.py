@@ -19,6 +19,7 @@ from tartlet_operator.api import GROUP, RESOURCES, VERSION
 from tartlet_operator.api.meta import POOL_LABEL, Key
 from tartlet_operator.cluster.access import ApiAccess
 from tartlet_operator.cluster.kube import version
+from tartlet_operator.machinery.guard import Guard
 from tartlet_operator.machinery.own_writes import OwnWrites
 from tartlet_operator.machinery.store import Store
 from tartlet_operator.machinery.work_queue import WorkQueue
@@ -46,10 +47,12 @@ class Watch:
         queue: takes the objects.
         store: tells which Inferlets take their source from a ConfigMap.
         own: the operator's own writes, which are no news.
+        guard: the release's ConfigMap, whose changes are noticed.
         heard: called at every event; the age of the last event tells whether watching works.
     """
 
-    def __init__(self, queue: WorkQueue, store: Store, own: OwnWrites, heard: Callable[[], None]) -> None:
+    def __init__(self, queue: WorkQueue, store: Store, own: OwnWrites, guard: Guard, heard: Callable[[], None]) -> None:
+        self._guard = guard
         self._queue = queue
         self._store = store
         self._own = own
@@ -103,6 +106,7 @@ class Watch:
         """Queue the Inferlets whose source is in a ConfigMap."""
         self._heard()
         meta = event["object"]["metadata"]
+        self._guard.notice(meta["namespace"], meta["name"])
         for key in self._store.inferlets_from(meta["namespace"], meta["name"]):
             self._queue.add(key)
 

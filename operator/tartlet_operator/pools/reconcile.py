@@ -94,8 +94,11 @@ async def _guard(ctx: Context, key: Key, meta: Meta, facts: PoolFacts) -> None:
             await ctx.api.set_finalizer(key, meta.uid, DRAIN_FINALIZER, there=False)
     elif facts.engines is not None:
         busy = any(facts.programs.get(p.name) for p in facts.living)
-        if busy != guarded:
-            await ctx.api.set_finalizer(key, meta.uid, DRAIN_FINALIZER, there=busy)
+        if busy == guarded:
+            return
+        async with ctx.guard.lock:  # an uninstall of the release must find every finalizer
+            if not busy or await ctx.guard.hold():
+                await ctx.api.set_finalizer(key, meta.uid, DRAIN_FINALIZER, there=busy)
 
 
 def _rivals(ctx: Context, key: Key, model: str) -> str:
@@ -233,6 +236,7 @@ async def gone(ctx: Context, key: Key) -> None:
     """Queue the namespace's Inferlets, which a deleted pool may have served."""
     known = key in ctx.store.pools
     ctx.forget(key)
+    ctx.guard.changed.set()  # the release's values may want a pool of this name
     if known:  # else a pod names a pool that never existed
         for inferlet in list(ctx.store.inferlets):
             if inferlet.namespace == key.namespace:

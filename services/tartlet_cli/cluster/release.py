@@ -18,6 +18,7 @@ TLS_DOMAIN: Final = "tartlet.dev/tls-domain"
 
 _PORT_NAME = "grpc"
 _SUFFIX = "-runtime"
+_SAID_CHARS = 500  # a failed pull tells the image first and its cause last
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +106,7 @@ def state(pod: Object) -> str:
             reason = (now.get(kind) or {}).get("reason")
             if reason and reason not in ("PodInitializing", "ContainerCreating", "Completed"):
                 message = (now[kind].get("message") or "").strip()
-                return f"{reason} ({message[:200]})" if message else str(reason)
+                return f"{reason} ({message[:_SAID_CHARS]})" if message else str(reason)
     return f"{status.get('phase', 'unknown')}, not ready"
 
 

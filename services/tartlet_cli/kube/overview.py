@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Sequence
 from datetime import UTC, datetime
@@ -48,7 +49,7 @@ def text(
         inferlets: the Inferlets.
         runs: the InferletRuns; the newest are shown.
         now: the current time, with its zone.
-        pods: what keeps pods of releases from running, one line each.
+        pods: what keeps pods and pools of releases from running, one line each.
     """
     shown = newest(runs)
     tables = [
@@ -81,6 +82,26 @@ def newest(runs: Sequence[Object]) -> list[Object]:
     rest = [run for run in latest if run not in going]
     kept = [*going[:_RUNS], *rest][:_RUNS]
     return [run for run in latest if run in kept]
+
+
+def unmade(releases: Sequence[Object], pools: Sequence[Object]) -> list[str]:
+    """Return the pools of releases' values that don't exist, or that can't be as the values say, one line each.
+
+    Args:
+        releases: the ConfigMaps in which the chart tells operators the pools of the values.
+        pools: the EnginePools that there are.
+    """
+    there = {pool["metadata"]["name"] for pool in pools}
+    lines = []
+    for release in releases:
+        wanted = json.loads((release.get("data") or {}).get("pools.json") or "[]")
+        refused = json.loads((release["metadata"].get("annotations") or {}).get("tartlet.dev/refused") or "{}")
+        for name in (each["name"] for each in wanted):
+            if name in refused:
+                lines.append(f"pool {name} of the values: refused: {' '.join(refused[name].split())[:_CAUSE_CHARS]}")
+            elif name not in there:
+                lines.append(f"pool {name} of the values: the operator hasn't made it yet")
+    return lines
 
 
 def since(moment: str, now: datetime) -> str:

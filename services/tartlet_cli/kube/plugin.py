@@ -65,8 +65,8 @@ def status(*, as_json: bool, **options: Any) -> None:
             if as_json:
                 click.echo(json.dumps({"pools": pools, "inferlets": inferlets, "runs": runs}))
                 return
-            releases = _releases(cluster, now)
-            click.echo(overview.text(releases, pools, inferlets, runs, now, _broken_pods(cluster)))
+            releases, amiss = _releases(cluster, now), [*_broken_pods(cluster), *_unmade_pools(cluster, pools)]
+            click.echo(overview.text(releases, pools, inferlets, runs, now, amiss))
     except TartletError as e:
         raise exits.fail(e) from e
 
@@ -197,7 +197,7 @@ def _releases(cluster: Cluster, now: datetime) -> list[tuple[str, ...]] | None:
     for service in services:
         name = service["metadata"]["labels"][INSTANCE]
         states = [state(pod) for pod in pods if pod["metadata"]["labels"].get(INSTANCE) == name]
-        others = "; ".join(sorted({s for s in states if s != "ready"}))
+        others = "; ".join(sorted({s.partition(" (")[0] for s in states if s != "ready"}))
         told = f"{states.count('ready')} ready" + (f", else {others}" if others else "")
         rows.append((name, told, since(service["metadata"]["creationTimestamp"], now)))
     return rows
@@ -218,6 +218,19 @@ def _broken_pods(cluster: Cluster) -> list[str]:
         return []
     others = [pod for pod in pods if "tartlet.dev/pool" not in pod["metadata"]["labels"]]
     return [f"pod/{pod['metadata']['name']}: {why}" for pod in others if (why := trouble(pod))]
+
+
+def _unmade_pools(cluster: Cluster, pools: list[Object]) -> list[str]:
+    """Return the pools of releases' values that aren't as the values say; nothing for who may not read ConfigMaps."""
+    from tartlet_cli.cluster.api import CONFIG_MAPS
+    from tartlet_cli.cluster.errors import Forbidden
+    from tartlet_cli.kube import overview
+
+    try:
+        labels = "app.kubernetes.io/name=tartlet,app.kubernetes.io/component=pool"
+        return overview.unmade(cluster.list(CONFIG_MAPS, cluster.namespace, labels), pools)
+    except Forbidden:
+        return []
 
 
 def _logs(name: str, at: Target, *, follow: bool, as_json: bool) -> int:

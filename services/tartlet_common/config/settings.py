@@ -216,6 +216,9 @@ class OperatorSettings(_Settings):
         json_schema_extra={"means": "hosts and networks, such as git.example.org or 10.1.0.0/16"},
         description="hosts and networks among source_hosts that may have private addresses, separated by commas",
     )
+    release_pools: str = Field(
+        "", description="ConfigMap of the operator's namespace with the pools of its release's values; empty: none"
+    )
     worker_image: str = Field("tartlet-worker:latest", description="container image of pools that name none")
     worker_pull_policy: Literal["Always", "IfNotPresent", "Never"] = Field(
         "IfNotPresent", description="image pull policy of pools that name none"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from datetime import UTC, datetime
 from typing import Any
 
@@ -68,3 +69,14 @@ def test_status_shows_pools_engines_inferlets_and_the_newest_runs() -> None:
     assert not [line for line in lines if line.startswith("irun/r0:")], "it runs"
     assert overview.text([], [pool], [], [], now).endswith("nobody updates what is shown")
     assert "nobody updates" not in overview.text(None, [pool], [], [], now)  # a viewer can't see releases
+
+
+def test_pools_of_the_values_that_are_missing_or_refused_are_told() -> None:
+    wanted = json.dumps([{"name": name, "spec": {}} for name in ("there", "late", "bad")])
+    notes = {"tartlet.dev/refused": json.dumps({"bad": "spec.replicas:\n  must be 0 or more"})}
+    release = {"metadata": {"name": "r-pools", "annotations": notes}, "data": {"pools.json": wanted}}
+    assert overview.unmade([release], [{"metadata": {"name": "there"}}]) == [
+        "pool late of the values: the operator hasn't made it yet",
+        "pool bad of the values: refused: spec.replicas: must be 0 or more",
+    ]
+    assert overview.unmade([{"metadata": {"name": "empty"}}], []) == []

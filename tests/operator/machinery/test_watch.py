@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import itertools
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import kopf
 import pytest
 from yarl import URL
 
 from tartlet_operator.api.meta import Key
+from tartlet_operator.machinery.guard import Guard
 from tartlet_operator.machinery.own_writes import OwnWrites
 from tartlet_operator.machinery.store import InferletSeen, Store
 from tartlet_operator.machinery.watch import Watch, metadata_of_config_maps, put, slim, tune
@@ -18,6 +19,7 @@ from tartlet_operator.machinery.work_queue import WorkQueue
 from tests.operator.objects import body
 
 KEY = Key("Inferlet", "ns", "i")
+UNGUARDED = Guard(cast("Any", None), "ns", "")
 
 
 def seen(version: int, name: str = "i", source: str = "pass") -> dict[str, Any]:
@@ -28,7 +30,7 @@ def seen(version: int, name: str = "i", source: str = "pass") -> dict[str, Any]:
 
 def watching() -> tuple[Watch, WorkQueue, OwnWrites]:
     queue, own = WorkQueue(), OwnWrites()
-    return Watch(queue, Store(), own, lambda: None), queue, own
+    return Watch(queue, Store(), own, UNGUARDED, lambda: None), queue, own
 
 
 async def show(watch: Watch, type_: str | None, *objects: dict[str, Any]) -> None:
@@ -39,7 +41,7 @@ async def show(watch: Watch, type_: str | None, *objects: dict[str, Any]) -> Non
 async def test_events_become_work() -> None:
     heard: list[None] = []
     queue = WorkQueue()
-    watch = Watch(queue, Store(), OwnWrites(), lambda: heard.append(None))
+    watch = Watch(queue, Store(), OwnWrites(), UNGUARDED, lambda: heard.append(None))
     await show(watch, None, seen(4, "listed"))
     await show(watch, "ADDED", seen(7, "b"))
     await show(watch, "MODIFIED", seen(6, "a"))
@@ -84,7 +86,7 @@ async def test_what_becomes_of_a_pools_deployment_is_looked_at_whatever_its_labe
 async def test_a_config_map_queues_the_inferlets_that_take_their_source_from_it() -> None:
     queue, store = WorkQueue(), Store()
     store.inferlets[KEY] = InferletSeen("", "", "", "sources", ready=False, runnable=False)
-    watch = Watch(queue, store, OwnWrites(), lambda: None)
+    watch = Watch(queue, store, OwnWrites(), UNGUARDED, lambda: None)
     for name in ("others", "sources"):
         await watch.on_config_map(event={"type": None, "object": {"metadata": {"namespace": "ns", "name": name}}})
     assert list(queue._pending) == [KEY]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 from tartlet_operator.api.common import ApiModel
 from tartlet_operator.api.conditions import find
@@ -12,6 +12,7 @@ from tartlet_operator.api.events import ObjectEvent
 from tartlet_operator.api.meta import Key, Meta, pool_labels
 from tartlet_operator.api.reasons import EventReason, Reason
 from tartlet_operator.machinery.context import ControlView
+from tartlet_operator.machinery.guard import Guard
 from tartlet_operator.machinery.store import InferletSeen, PoolSeen, RunSeen, Store
 from tartlet_operator.machinery.work_queue import WorkQueue
 from tartlet_operator.machinery.worker_defaults import WorkerDefaults
@@ -44,8 +45,9 @@ class Cluster:
         self.objects[kind] = {**manifest, "metadata": meta, "status": status}
         return self.objects[kind]
 
-    async def set_finalizer(self, _: Key, __: str, finalizer: str, *, there: bool) -> None:
+    async def set_finalizer(self, _: Key, __: str, finalizer: str, *, there: bool) -> bool:
         self.finalizers = [f for f in self.finalizers if f != finalizer] + [finalizer] * there
+        return there
 
     async def delete(self, _: Key, __: str, *, foreground: bool = False) -> None:
         self.deleted.append("Foreground" if foreground else "")
@@ -72,6 +74,7 @@ class Operator:
         self.ctx: Any = SimpleNamespace(
             api=self.cluster, store=self.store, queue=self.queue, view=self.view, metrics=metrics, now=NOW, unix_s=0.0
         )
+        self.ctx.guard = Guard(cast("Any", self.cluster), "ns", "")
         self.ctx.defaults, self.ctx.write_status = WorkerDefaults("w", "Always", "c"), self._write
 
     async def _write(self, _: Key, __: Meta, ___: ApiModel, new: EnginePoolStatus, events: list[ObjectEvent]) -> None:
