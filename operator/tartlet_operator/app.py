@@ -26,6 +26,7 @@ from tartlet_operator.cluster.kube import Api
 from tartlet_operator.cluster.lease import Leader
 from tartlet_operator.cluster.recorder import Recorder
 from tartlet_operator.control.link import ControlLink
+from tartlet_operator.egress.addresses import Exceptions
 from tartlet_operator.inferlets import reconcile as inferlets
 from tartlet_operator.inferlets.catalogue_sync import compare_catalogue, queue_entries_without_inferlet
 from tartlet_operator.machinery.context import Context, ControlView
@@ -72,10 +73,11 @@ async def main(settings: OperatorSettings, notify: Notify) -> None:
     """Wait for the Lease, then keep every object as its spec says, until cancelled.
 
     Raises:
-        InvalidConfig: the API server can't be found.
+        InvalidConfig: the API server can't be found, or a setting names neither a host nor a network.
         Unavailable: the Lease was lost, or the API server's events stopped.
     """
     logging.getLogger("kopf").setLevel(logging.WARNING)  # below that it logs every event
+    Exceptions.of(listed(settings.source_private_hosts))  # a standby must not seem ready with what it can't read
     reached = access.discover(settings.kubeconfig)
     namespace = settings.namespace or reached.namespace
     namespaces = listed(settings.namespaces) or [namespace]
@@ -118,7 +120,7 @@ async def _lead(
     assert role is not None
     clock, tls = SystemClock(), endpoints.Tls.of(settings)
     control = ControlLink(settings.control, tls)
-    queue, store = WorkQueue(), Store()
+    queue, store = WorkQueue(), Store(listed(settings.shared_pools))
     fetcher = SourceFetcher(api, settings.source_hosts, settings.source_private_hosts)
     lease = settings.lease_name if own in namespaces else ""  # may be read only in watched namespaces
     pulse = Pulse(clock, notify, silence_s=leader.renew_s * _SILENT_RENEWALS if lease else 0.0)

@@ -29,7 +29,17 @@ CHART_DECIDES = {  # settings that follow from what the chart makes
     "control": {"address", "shared_pools"},
     "runtime": {"address", "advertise", "control", "cache_dir", "guest_socket", "journal_dir"},
     "operator": {
-        *("namespaces", "namespace", "kubeconfig", "control", "runtime", "lease_name", "identity", "release_pools"),
+        *(
+            "namespaces",
+            "namespace",
+            "kubeconfig",
+            "control",
+            "runtime",
+            "lease_name",
+            "identity",
+            "release_pools",
+            "shared_pools",
+        ),
         *("worker_image", "worker_pull_policy", "worker_control", "worker_tls_secret"),
         *("worker_pull_secrets", "worker_otlp_endpoint"),
     },

@@ -22,8 +22,8 @@ NEEDED: set[Grant] = {
     *((verb, "policy", "poddisruptionbudgets", "") for verb in ("get", "create", "patch")),
     *((verb, "", kind, "") for verb in ("get", "list", "watch") for kind in ("pods", "configmaps")),
     ("create", "", "events", ""),
-    *((verb, "coordination.k8s.io", "leases", "") for verb in ("list", "watch", "create")),
-    *((verb, "coordination.k8s.io", "leases", "tartlet-operator") for verb in ("get", "update")),
+    ("create", "coordination.k8s.io", "leases", ""),
+    *((verb, "coordination.k8s.io", "leases", "tartlet-operator") for verb in ("get", "list", "update", "watch")),
     *((verb, "", "configmaps", "tartlet-pools") for verb in ("get", "patch")),
     ("create", "tartlet.dev", "enginepools", ""),  # of the release's own namespace
 }

@@ -11,6 +11,7 @@ import pytest
 from e2e.cluster.artifacts import toolchain
 from e2e.cluster.artifacts.requirements import Unfit
 from e2e.cluster.layout import ROOT, Layout
+from e2e.cluster.own.cluster import OwnCluster
 from e2e.cluster.provider import KIND_NAME, KIND_NODE, Given, Kind, Own
 from e2e.tests.conftest import clear
 from tests.cluster.programs import program
@@ -144,3 +145,17 @@ def test_a_command_in_this_machines_cluster_finds_its_kubectl_and_helm(
         command = "kubectl get pods -l 'a b'; helm version"
         done = subprocess.run([*cluster.within(), "sh", "-c", command], capture_output=True, text=True, check=True)
         assert done.stdout == "k8s kubectl get pods -l a b\nhelm version\n"
+
+
+def test_a_cluster_of_another_checkout_is_joined_with_a_word(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made = OwnCluster(Layout(tmp_path))
+    monkeypatch.setattr(made, "is_up", lambda: True)
+    made.layout.state.mkdir()
+    (made.layout.state / "checkout").write_text(str(ROOT))
+    made.up()
+    assert capsys.readouterr().out == ""
+    (made.layout.state / "checkout").write_text("/elsewhere/tartlet")
+    made.up()
+    assert "started by the checkout /elsewhere/tartlet" in capsys.readouterr().out

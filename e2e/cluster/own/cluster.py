@@ -47,6 +47,12 @@ class OwnCluster:
             requirements.Unfit: This machine can't run a cluster.
         """
         if self.is_up():
+            if (checkout := self._checkout()) != ROOT:
+                print(
+                    f"== this cluster was started by the checkout {checkout}: whoever uses it there meets what you do "
+                    "here; `down` ends it for both",
+                    flush=True,
+                )
             return
         requirements.ensure()
         with stage("build"):
@@ -60,6 +66,11 @@ class OwnCluster:
                 self.down()
             raise
         print(f"up in {time.monotonic() - start:.1f} s; try: python -m e2e.cluster kubectl get pods -A", flush=True)
+
+    def _checkout(self) -> Path:
+        """Returns the checkout from which the running cluster was started."""
+        file = self.layout.state / "checkout"
+        return Path(file.read_text()) if file.exists() else ROOT
 
     def down(self) -> None:
         """Ends the cluster and removes all its traces except logs, built components and images.
@@ -265,6 +276,7 @@ class OwnCluster:
         layout.containers.mkdir(exist_ok=True)
         (layout.containers / "clean").unlink(missing_ok=True)
         state.mkdir(mode=0o700)
+        (state / "checkout").write_text(str(ROOT))
         kernel.note(layout.kernel)
         pki.write(state / "pki")
         tokens = {name: secrets.token_hex(16) for name in configs.USERS}

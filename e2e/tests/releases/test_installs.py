@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from e2e.cluster.artifacts.images import Image
-from e2e.cluster.kube import Kube, condition, step, until
+from e2e.cluster.kube import Kube, Object, condition, step, until
 from e2e.cluster.provider import Cluster
 from e2e.tests.conftest import CHART, LEAN, RELEASE, chart_values, install, make_namespace, pool
-from e2e.tests.programs.test_answers import run
+from e2e.tests.programs.test_answers import API, run
 from e2e.tests.support.person import Person
 from e2e.tests.support.story import SLOW, inferlet
 
@@ -87,6 +87,18 @@ def test_an_uninstall_drains_the_pools_of_the_values_and_frees_all_others(
 def _pools(kube: Kube) -> dict[str, list[str]]:
     """Returns the finalizers of each pool."""
     return {p["metadata"]["name"]: p["metadata"].get("finalizers", []) for p in kube.items("epool")}
+
+
+def test_a_run_that_is_applied_with_its_pool_waits_for_the_pools_engine(image: Image, fresh: Kube) -> None:
+    """The program names neither model nor pool, and uses an engine: launched too early it would fail."""
+    install(fresh, image, **LEAN)
+    early: Object = {"apiVersion": API, "kind": "Inferlet", "metadata": {"name": "early"}}
+    fresh.apply(early | {"spec": {"source": {"inline": SLOW}}})
+    fresh.wait("ilet/early", "Runnable")
+    fresh.apply(pool("together"), run("together", "early", args=["1"], deadlineSeconds=60, lossRetries=0))
+    fresh.wait("irun/together", "Succeeded")
+    assert fresh.get("irun/together")["status"]["attempts"] == 1
+    fresh("delete", "irun,ilet,epool", "--all", "--timeout=60s")
 
 
 def test_a_pool_of_the_values_follows_upgrades_and_keeps_its_scale(image: Image, fresh: Kube) -> None:

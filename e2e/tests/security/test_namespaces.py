@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from e2e.cluster.artifacts.images import Image
-from e2e.cluster.kube import Kube, Object, Refused, step, until
+from e2e.cluster.kube import Kube, Object, Refused, condition, step, until
 from e2e.cluster.provider import Cluster
 from e2e.tests.conftest import LEAN, NAMESPACE, RELEASE, install, make_namespace, pool
 from e2e.tests.programs.test_answers import API, run
@@ -58,6 +58,7 @@ def teams(cluster: Cluster, image: Image, kube: Kube) -> Iterator[tuple[Kube, Ku
         each.wait("epool/fake", "Ready")
         for name in ("any", "named", "pooled"):
             each.wait(f"ilet/{name}", "Runnable")
+    own("wait", "epool/open", "--for=create", "--timeout=30s")
     own.wait("epool/open", "Ready")
     yield own, one, two
     with step("release and namespaces gone"):
@@ -109,6 +110,27 @@ def test_a_namespace_without_pools_uses_shared_pools_alone(teams: tuple[Kube, Ku
     assert status["error"]["name"] == "DeadlineExceeded"
     assert ONE not in str(status)
     assert TWO not in str(status)
+
+
+def test_a_shared_pool_of_no_engines_says_that_runs_of_other_namespaces_wait(teams: tuple[Kube, Kube, Kube]) -> None:
+    own, one, _ = teams
+    own("scale", "epool/open", "--replicas=0")
+    until(lambda: condition(own.get("epool/open"), "Ready").get("reason") == "ScaledToZero", "its engine has gone")
+    one.apply(which("waits", model="open"))
+    one.wait("ilet/waits", "Ready")
+    one.apply(run("waits", "waits"))
+    until(lambda: "runs wait" in condition(own.get("epool/open"), "Ready")["message"], "the pool says so", 30)
+    assert condition(own.get("epool/open"), "Ready")["status"] == "False"
+    own("scale", "epool/open", "--replicas=1")
+    assert outputs(one, "waits") == {f"pages of {SHARED_PAGE_SIZE}\n"}
+    own.wait("epool/open", "Ready")
+
+
+def test_the_operator_of_several_namespaces_is_refused_nothing(teams: tuple[Kube, Kube, Kube]) -> None:
+    """kopf watches the same kinds in each namespace, also the Lease, which is in one alone."""
+    log = teams[0]("logs", "deploy/tartlet-operator")
+    assert log
+    assert "orbidden" not in log
 
 
 def test_a_worker_with_one_namespaces_key_brings_no_engine_of_another(teams: tuple[Kube, Kube, Kube]) -> None:

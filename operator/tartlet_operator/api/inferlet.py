@@ -169,8 +169,9 @@ class InferletStatus(ApiModel):
     )
     conditions: Conditions = Field(
         default_factory=list,
-        description="`Ready`: the source is validated and in the catalogue. `Runnable`: it is, and a ready pool serves "
-        "its model. While it isn't Ready, clients that launch it by name get the last valid version, if there was one.",
+        description="`Ready`: the source is validated and in the catalogue. `Runnable`: it is, and runs are launched "
+        "at once: a ready pool serves its model, or it names neither model nor pool and the namespace has no pool. "
+        "While it isn't Ready, clients that launch it by name get the last valid version, if there was one.",
     )
     digest: Annotated[str, Field(max_length=71)] = Field(
         default="", description="Digest of the source that is in the catalogue."

@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import ipaddress
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Final
+
+from tartlet_common.errors.registry import InvalidConfig
+
+_NUMBERS: Final = re.compile(r"[0-9.]+(:[0-9]+)?")
+"""What no host's name is: its last part would be a number."""
 
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
@@ -79,6 +85,9 @@ class Exceptions:
     def of(entries: Iterable[str]) -> Exceptions:
         """Read entries: a CIDR or an IP address is a network, everything else a pattern of hosts.
 
+        Raises:
+            InvalidConfig: an entry can be neither, such as a network of 33 bits or an address of three numbers.
+
         Example:
             >>> Exceptions.of(["10.1.0.0/16", "Git.example.org"])
             Exceptions(hosts=('git.example.org',), networks=(IPv4Network('10.1.0.0/16'),))
@@ -86,8 +95,10 @@ class Exceptions:
         hosts, networks = [], []
         for entry in entries:
             try:
-                networks.append(ipaddress.ip_network(entry.strip("[]"), strict=False))
-            except ValueError:
+                networks.append(ipaddress.ip_network(entry.replace("[", "").replace("]", ""), strict=False))
+            except ValueError as e:
+                if "/" in entry or _NUMBERS.fullmatch(entry):
+                    raise InvalidConfig(role="operator", detail=f"source_private_hosts: {entry!r}: {e}") from e
                 hosts.append(entry.lower())
         return Exceptions(tuple(hosts), tuple(networks))
 

@@ -29,6 +29,11 @@ _BACKOFF_MAX_S: Final = 30.0
 _PROBE_S: Final = 30.0
 """How often one of the objects that were given up is tried. If it succeeds, all of them are tried."""
 
+_AWAY: Final = (
+    "control doesn't answer, and nothing is stored without it: see whether control's pod runs, its log, and the "
+    "operator's"
+)
+
 _NO_RIGHTS: Final = (401, 403)
 """Refusals that may pass: an API server that starts knows nobody, and a role that was taken may be given back."""
 
@@ -85,7 +90,8 @@ class Handler:
                 key, body, e.reason or "ApiError", e.message, permanent=not (e.retryable or e.status in _NO_RIGHTS)
             )
         except TartletError as e:
-            again_s = await self._failed(key, body, e.name, explained(e))
+            away = ctx.view.silent and e.retryable
+            again_s = await self._failed(key, body, e.name, explained(e), away=away)
         except Exception as e:
             log.exception("%s", key)
             again_s = await self._failed(key, body, "InternalError", repr(e))
@@ -99,18 +105,34 @@ class Handler:
         return await self._ctx.api.get(key.kind, key.namespace, key.name)
 
     async def _failed(
-        self, key: Key, body: Mapping[str, Any] | None, reason: str, message: str, *, permanent: bool = False
+        self,
+        key: Key,
+        body: Mapping[str, Any] | None,
+        reason: str,
+        message: str,
+        *,
+        permanent: bool = False,
+        away: bool = False,
     ) -> float | None:
-        """Retry a few times, then say so in a condition and wait for the next resync or change."""
+        """Retry a few times, then say so in a condition and wait for the next resync or change.
+
+        Args:
+            key: the object.
+            body: its body, if it could be read.
+            reason: name of the error.
+            message: its text.
+            permanent: whether another attempt would fail too.
+            away: whether control is away, which the condition tells at once.
+        """
         ctx = self._ctx
         failures = self._failures.get(key, 0) + 1
         self._failures[key] = failures
         ctx.metrics.failed(key.kind, reason)
         again_s = None if permanent else retry_s(failures, ctx.settings.max_retries)
         log.log(logging.INFO if again_s else logging.WARNING, "%s: %s: %s", key, reason, message)
-        if again_s is None and body is not None:
+        if (away or again_s is None) and body is not None:
             try:
-                await self._report_failure(key, body, f"{reason}: {message}")
+                await self._report_failure(key, body, _AWAY if away else f"{reason}: {message}", away=away)
             except (ApiError, ValidationError) as e:
                 log.warning("%s: its condition can't be written: %s", key, e)
         if again_s is None:
@@ -132,20 +154,21 @@ class Handler:
             del self._ctx.given_up[key]
             self._ctx.try_again()
 
-    async def _report_failure(self, key: Key, body: Mapping[str, Any], message: str) -> None:
+    async def _report_failure(self, key: Key, body: Mapping[str, Any], message: str, *, away: bool) -> None:
         meta = Meta.of(body)
         self._ctx.store.mark_unknown(key)
-        old, new = failed_status(key.kind, body, meta.generation, message, self._ctx.now)
-        warning = ObjectEvent(EventReason.RECONCILE_FAILED, message, warning=True)
-        await self._ctx.write_status(key, meta, old, new, [warning])
+        reason = Reason.CONTROL_UNREACHABLE if away else Reason.RECONCILE_FAILED
+        old, new = failed_status(key.kind, body, meta.generation, reason, message, self._ctx.now)
+        warnings = [] if away else [ObjectEvent(EventReason.RECONCILE_FAILED, message, warning=True)]
+        await self._ctx.write_status(key, meta, old, new, warnings)
 
 
 def failed_status(
-    kind: str, body: Mapping[str, Any], generation: int, message: str, now: str
+    kind: str, body: Mapping[str, Any], generation: int, reason: str, message: str, now: str
 ) -> tuple[ApiModel, ApiModel]:
-    """Return an object's live status, and the status that says that the operator gave up for now."""
+    """Return an object's live status, and the status that says why the operator gave up for now."""
     live = body.get("status") or {}
-    want = Want("Succeeded" if kind == InferletRun.__name__ else "Ready", "Unknown", Reason.RECONCILE_FAILED, message)
+    want = Want("Succeeded" if kind == InferletRun.__name__ else "Ready", "Unknown", reason, message)
     old: EnginePoolStatus | InferletStatus | InferletRunStatus
     if kind == EnginePool.__name__:
         old = EnginePoolStatus.model_validate(live)

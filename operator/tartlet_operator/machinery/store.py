@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -64,9 +64,14 @@ class RunSeen(NamedTuple):
 
 
 class Store:
-    """Remembers objects by key."""
+    """Remembers objects by key.
 
-    def __init__(self) -> None:
+    Args:
+        shared: pools that control opens to all namespaces: NAMESPACE/POOL, or NAMESPACE/* for all of a namespace.
+    """
+
+    def __init__(self, shared: Collection[str] = ()) -> None:
+        self._shared = frozenset(shared)
         self.pools: dict[Key, PoolSeen] = {}
         self.engines: dict[Key, frozenset[str]] = {}  # each pool's engines, as control names them
         self.inferlets: dict[Key, InferletSeen] = {}
@@ -130,9 +135,18 @@ class Store:
 
     def wanted(self, pool: Key, seen: PoolSeen) -> bool:
         """Whether a run waits for an engine of a pool."""
+        shared = not self._shared.isdisjoint((f"{pool.namespace}/{pool.name}", f"{pool.namespace}/*"))
         return any(
-            key.namespace == pool.namespace and self.runs[key].held and self._wants(key, seen) for key in self._pending
+            self.runs[key].held
+            and (self._wants(key, seen) if key.namespace == pool.namespace else shared and self._borrows(key, seen))
+            for key in self._pending
         )
+
+    def _borrows(self, run: Key, pool: PoolSeen) -> bool:
+        """Whether a run may use a shared pool of another namespace: its own has no pool of the model that it names."""
+        inferlet = self.inferlets.get(Key("Inferlet", run.namespace, self.runs[run].inferlet))
+        model = self.runs[run].model or (inferlet.model if inferlet is not None and not inferlet.pool else "")
+        return model == pool.model and all(own.model != model for own in self.pools_in(run.namespace))
 
     def _wants(self, run: Key, pool: PoolSeen) -> bool:
         seen = self.runs[run]
@@ -143,10 +157,10 @@ class Store:
             return False
         return inferlet.pool == pool.name if inferlet.pool else inferlet.model in ("", pool.model)
 
-    def empty_pools(self, namespace: str) -> Iterator[Key]:
-        """Yield a namespace's pools without engines whose status should change: whether runs wait for them."""
+    def empty_pools(self) -> Iterator[Key]:
+        """Yield the pools without engines whose status should change: whether runs wait for them."""
         for key, pool in list(self.pools.items()):
-            if key.namespace == namespace and pool.empty and self.wanted(key, pool) != pool.wanted:
+            if pool.empty and self.wanted(key, pool) != pool.wanted:
                 yield key
 
     def inventory(self) -> Counter[tuple[str, str]]:

@@ -41,6 +41,8 @@ async def reconcile(ctx: Context, key: Key, body: Mapping[str, Any]) -> float | 
         ApiError: the API server didn't answer, or lets nobody look or write the status.
     """
     meta, pool = Meta.of(body), EnginePool.model_validate(body)
+    if key not in ctx.store.pools:  # runs that were applied with it wait for it from now on
+        _remember(ctx, key, _seen(pool, meta, pool.status or EnginePoolStatus()))
     applied = [await _left(ctx, key)] if meta.deleting else await _made(ctx, key, meta, pool.spec)
     made = applied[0]
     refusals = [each.refused for each in applied if each.refused is not None]
@@ -136,7 +138,7 @@ def _remember(ctx: Context, key: Key, seen: PoolSeen) -> None:
     before = ctx.store.pools.get(key)
     ctx.store.pools[key] = seen
     if before is None or seen.empty != before.empty:  # runs may have waited for it before it was seen
-        for pool in ctx.store.empty_pools(key.namespace):
+        for pool in ctx.store.empty_pools():
             ctx.queue.add(pool)
     if before is not None and before.standing == seen.standing:
         return

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
@@ -26,7 +26,7 @@ from tartlet_operator.api.reasons import EventReason, Reason, brief, explained
 from tartlet_operator.control.launch_pool import kept_pool, launch_pool
 from tartlet_operator.machinery.context import Context
 from tartlet_operator.machinery.program_output import Outcome, Output
-from tartlet_operator.machinery.store import RunSeen
+from tartlet_operator.machinery.store import PoolSeen, RunSeen
 from tartlet_operator.runs import decisions as runs
 from tartlet_operator.runs import orphans, status, withhold
 from tartlet_operator.runs.decisions import Delete, Finish, Follow, InferletFacts, Launch, Rest, Retry, Wait
@@ -117,7 +117,7 @@ async def gone(ctx: Context, key: Key) -> None:
         await orphans.end(ctx, [key.namespace])
     ctx.forget(key)
     if seen is not None and seen.held:
-        _look_at_empty_pools(ctx, key)
+        _look_at_empty_pools(ctx)
 
 
 def _held(now: InferletRunStatus) -> bool:
@@ -131,11 +131,11 @@ def _see(ctx: Context, key: Key, seen: RunSeen) -> None:
     before = ctx.store.runs.get(key)
     ctx.store.saw_run(key, seen)
     if seen.held != (before is not None and before.held):
-        _look_at_empty_pools(ctx, key)
+        _look_at_empty_pools(ctx)
 
 
-def _look_at_empty_pools(ctx: Context, run: Key) -> None:
-    for pool in ctx.store.empty_pools(run.namespace):
+def _look_at_empty_pools(ctx: Context) -> None:
+    for pool in ctx.store.empty_pools():
         ctx.queue.add(pool)
 
 
@@ -155,14 +155,15 @@ async def _inferlet(
     if body is None:
         return None, InferletFacts(found=False)
     inferlet = Inferlet.model_validate(body)
-    return inferlet, facts(inferlet, Meta.of(body).generation, run.spec.model)
+    pools = ctx.store.pools_in(key.namespace)
+    return inferlet, facts(inferlet, Meta.of(body).generation, run.spec.model, pools)
 
 
-def facts(inferlet: Inferlet, generation: int, model: str = "") -> InferletFacts:
+def facts(inferlet: Inferlet, generation: int, model: str = "", pools: Sequence[PoolSeen] = ()) -> InferletFacts:
     """Return the facts about an Inferlet, as its spec is now, for a run that may name another model.
 
     A program without a pool may run without engines, or on those of another namespace: it is held back only where the
-    namespace has engines for it, none of which is ready.
+    namespace has pools for it, none of which has a ready engine. `pools`: the namespace's; the status may be older.
     """
     status = inferlet.status or InferletStatus()
     if status.observed_generation < generation:
@@ -171,6 +172,9 @@ def facts(inferlet: Inferlet, generation: int, model: str = "") -> InferletFacts
     message = f"{ready.reason}: {ready.message}" if ready is not None else "not looked at yet"
     needs = inferlet.spec.pool or (where is not None and where.reason == Reason.POOL_NOT_READY)
     held = f"{where.reason}: {where.message}" if where is not None and where.status == "False" else ""
+    if where is not None and where.reason == Reason.MODEL_NOT_NAMED and pools and not any(p.ready for p in pools):
+        needs = True  # the pools came after the status was written
+        held = f"{Reason.POOL_NOT_READY}: no engine is ready in {', '.join(sorted(p.name for p in pools)[:8])}"
     return InferletFacts(
         found=True,
         ready=holds(status.conditions, "Ready"),

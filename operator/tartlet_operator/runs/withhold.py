@@ -11,6 +11,9 @@ from tartlet_operator.api.inferlet_run import InferletRunSpec
 from tartlet_operator.machinery.program_output import Outcome, Output
 
 WITHHELD: Final = "(not kept: spec.output is none)"
+_REMEDY: Final = (
+    "Its traceback isn't kept, since spec.output is none. `tartlet run` shows the program's traceback to who runs it."
+)
 _OF_THE_SYSTEM: Final = range(300, 500)
 """Numbers of errors about limits and lost parts of the system, whose fields no program writes."""
 
@@ -43,4 +46,5 @@ def _plain(error: TartletError | None) -> TartletError | None:
     if error is None or error.number in _OF_THE_SYSTEM:
         return error
     numbers = {name: v if isinstance(v, int | float) else WITHHELD for name, v in error.fields.items()}
-    return type(error)(**{**numbers, "remedy": type(error).remedy})
+    remedy = _REMEDY if "traceback" in error.fields else type(error).remedy
+    return type(error)(**{**numbers, "remedy": remedy})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -179,3 +180,31 @@ def wants_help(file: str, ctx: click.Context) -> None:
         ctx.exit(0)
     if file.startswith("-"):
         raise click.UsageError(f"No such option: {file} (a program's own options come after FILE)", ctx)
+
+
+class Seconds(click.ParamType[float]):
+    """A time in seconds, also as kubectl writes times: `300`, `1.5`, `3s`, `5m`, `1h30m`."""
+
+    name = "seconds"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """Return the time, s.
+
+        Example:
+            >>> [Seconds().convert(text, None, None) for text in ("300", "1.5", "3s", "1h30m", "250ms")]
+            [300.0, 1.5, 3.0, 5400.0, 0.25]
+        """
+        text = str(value)
+        parts = re.findall(r"([0-9.]+)(ms|s|m|h)", text)
+        try:
+            if parts and "".join(number + unit for number, unit in parts) == text:
+                return sum(float(number) * _UNITS_S[unit] for number, unit in parts)
+            seconds = float(text)
+        except ValueError:
+            seconds = -1.0
+        if not 0 <= seconds < float("inf"):
+            self.fail(f"{text!r} is no time: give seconds, or a time such as 3s, 5m or 1h30m", param, ctx)
+        return seconds
+
+
+_UNITS_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}

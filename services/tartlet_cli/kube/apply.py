@@ -14,6 +14,7 @@ import click
 
 from tartlet_cli.cluster.options import Target, cluster_options, target
 from tartlet_cli.console import exits
+from tartlet_cli.console.options import Seconds
 
 if TYPE_CHECKING:
     from tartlet_cli.cluster.api import Applied, Cluster, Object
@@ -41,7 +42,14 @@ _NOT_THE_SOURCE = 400  # errors with this number or a higher one are the system'
 @click.option(
     "--wait", is_flag=True, help="Wait until the Inferlet is Ready: a runtime has checked it, and runs can use it."
 )
-@click.option("--timeout", "timeout_s", type=float, default=60.0, show_default=True, help="Seconds that --wait waits.")
+@click.option(
+    "--timeout",
+    "timeout_s",
+    type=Seconds(),
+    default=60.0,
+    show_default=True,
+    help="Time that --wait waits.",
+)
 @click.option("--force-conflicts", is_flag=True, help="Overwrite fields that other field managers own.")
 def apply(file: str, timeout_s: float, *, dry_run: bool, wait: bool, force_conflicts: bool, **options: Any) -> None:
     """Store a program (a .py file or a core .wasm module) on a cluster, as an Inferlet that runs can name.

@@ -17,7 +17,7 @@ from tartlet_cli.commands.run import run_on_cluster
 from tartlet_cli.console import exits
 from tartlet_cli.console.calls import on_signals, with_opened
 from tartlet_cli.console.entry import CommandGroup, enter
-from tartlet_cli.console.options import json_option, look_options
+from tartlet_cli.console.options import Seconds, json_option, look_options
 
 if TYPE_CHECKING:
     from tartlet_cli.cluster.api import Cluster, Object
@@ -102,7 +102,12 @@ def logs(run: str, *, follow: bool, as_json: bool, **options: Any) -> None:
 
 @cli.command()
 @click.argument("run")
-@click.option("--timeout", "timeout_s", type=float, help="Seconds to wait. Default: until the run has ended.")
+@click.option(
+    "--timeout",
+    "timeout_s",
+    type=Seconds(),
+    help="Time to wait, such as 30s or 5m. Default: until the run has ended.",
+)
 @cluster_options
 @json_option
 def wait(run: str, timeout_s: float | None, *, as_json: bool, **options: Any) -> None:
@@ -114,7 +119,7 @@ def wait(run: str, timeout_s: float | None, *, as_json: bool, **options: Any) ->
     \b
     Examples:
       kubectl tartlet wait my-run
-      kubectl tartlet wait irun/my-run --timeout 300 --json
+      kubectl tartlet wait irun/my-run --timeout 5m --json
     """  # noqa: D301 - \b is click's mark for a paragraph not to be wrapped
     from tartlet_cli.cluster.api import Cluster
     from tartlet_cli.kube import ends
@@ -246,7 +251,7 @@ def _logs(name: str, at: Target, *, follow: bool, as_json: bool) -> int:
     from tartlet_cli.kube import ends
     from tartlet_common.errors.registry import UnknownProgram
 
-    seen = ""
+    seen = last = ""
     waits = _Waits()
     shown: tuple[str, str] | None = None  # a program, and the part of its output in the status that was printed
     with Cluster.connect(at) as cluster:
@@ -254,6 +259,9 @@ def _logs(name: str, at: Target, *, follow: bool, as_json: bool) -> int:
             run = cluster.get(RUNS, name, cluster.namespace)
             status = run.get("status") or {}
             program, output = str(status.get("programId") or ""), str(status.get("output") or "")
+            if program and last and program != last:
+                sys.stderr.write(f"[attempt {status.get('attempts', 0)} begins, as program {program}]\n")
+            last = program or last
             printed = shown[1] if shown is not None and shown[0] == program else ""
             if status.get("phase") in ends.ENDED:
                 if program != seen or not program:

@@ -212,9 +212,14 @@ class OperatorSettings(_Settings):
     )
     source_private_hosts: str = Field(
         "",
-        pattern="^[^@#]*$",
-        json_schema_extra={"means": "hosts and networks, such as git.example.org or 10.1.0.0/16"},
-        description="hosts and networks among source_hosts that may have private addresses, separated by commas",
+        pattern=r"^\s*([A-Za-z0-9*?._:\[\]-]+(/[0-9]{1,3})?\s*(,\s*|$))*$",
+        json_schema_extra={"means": "hosts and networks, such as git.example.org, *.example.org or 10.1.0.0/16"},
+        description="hosts and networks among source_hosts that may have private addresses, separated by commas; * in "
+        "a host stands for any characters, and * alone for every host",
+    )
+    shared_pools: str = Field(
+        "",
+        description="control's setting of this name: such pools of 0 replicas tell if other namespaces wait for them",
     )
     release_pools: str = Field(
         "", description="ConfigMap of the operator's namespace with the pools of its release's values; empty: none"

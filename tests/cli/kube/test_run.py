@@ -277,6 +277,13 @@ def test_logs_of_a_run_come_from_its_program_and_then_from_its_status(release: R
     forgotten = release.shell("logs", "irun/r", plugin=True)
     assert (forgotten.returncode, forgotten.stdout) == (0, "so far\n")
     assert "no program forgotten" in forgotten.stderr
+    following = release.shell.start("logs", "-f", "r", plugin=True)
+    assert following.stderr is not None
+    assert "no program forgotten" in following.stderr.readline()
+    state(phase="Running", programId="later", attempts=2, output="again\n")
+    assert following.stderr.readline() == "[attempt 2 begins, as program later]\n"
+    following.terminate()
+    following.communicate(timeout=30)
     process = release.editor.start("run", "--kube", "--json", str(PROGRAMS / "echo.py"))
     assert process.stdout is not None
     state(phase="Running", programId=json.loads(process.stdout.readline())["program_id"])
@@ -310,7 +317,7 @@ def test_wait_ends_with_the_run_and_fails_with_it(release: Release) -> None:
     def state(**status: Any) -> None:
         release.shell.server.call("PATCH", f"{runs}/w/status", {"status": status}, "application/merge-patch+json")
 
-    late = release.shell("wait", "w", "--timeout", "0.1", plugin=True)
+    late = release.shell("wait", "w", "--timeout", "100ms", plugin=True)
     assert (late.returncode, late.stderr.split(":")[0]) == (exits.SYSTEM, "RunNotEnded")
     waiting = release.shell.start("wait", "irun/w", plugin=True)
     state(phase="Running", programId="p")
@@ -323,6 +330,9 @@ def test_wait_ends_with_the_run_and_fails_with_it(release: Release) -> None:
     state(phase="Failed", error={"name": "RuntimeLost", "number": 403, "message": "it went", "traceback": None})
     lost = release.shell("wait", "w", "--json", plugin=True)
     assert (lost.returncode, json.loads(lost.stdout)["error"]["name"]) == (exits.SYSTEM, "RuntimeLost")
+    unread = release.shell("wait", "w", "--timeout", "soon", plugin=True)
+    assert unread.returncode == exits.USAGE
+    assert "'soon' is no time: give seconds, or a time such as 3s" in unread.stderr
     missing = release.shell("wait", "nobody", plugin=True)
     assert (missing.returncode, missing.stderr.split(":")[0]) == (exits.USAGE, "NotThere")
 

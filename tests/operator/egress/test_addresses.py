@@ -12,7 +12,10 @@ from typing import Any
 
 import aiohttp
 import pytest
+from pydantic import ValidationError
 
+from tartlet_common.config.settings import OperatorSettings, listed
+from tartlet_common.errors.registry import InvalidConfig
 from tartlet_operator.api.inferlet import Source, UrlSource
 from tartlet_operator.api.reasons import Reason
 from tartlet_operator.egress.addresses import Exceptions, public
@@ -188,6 +191,22 @@ def test_public_addresses_stay_reachable() -> None:
     for text in ("8.8.8.8", "1.1.1.1", "2606:4700:4700::1111", "::ffff:8.8.8.8", "64:ff9b::808:808", "223.255.255.254"):
         assert public(ip_address(text)), text
         assert Exceptions().allow(ip_address(text)), text
+
+
+@pytest.mark.parametrize("entry", ["10.0.0.0/33", "300.1.1.1", "10.1", "10.1.2.3.4:80", "git.example.org/24"])
+def test_what_can_be_neither_host_nor_network_is_refused(entry: str) -> None:
+    with pytest.raises(InvalidConfig, match="source_private_hosts"):
+        Exceptions.of([entry])
+
+
+def test_a_url_is_no_setting_and_a_star_is_every_host() -> None:
+    for text in ("https://git.example.org", "git.example.org/path", "a b", "user@host", "-/-"):
+        with pytest.raises(ValidationError):
+            OperatorSettings(source_private_hosts=text)
+    for text in ("*", "git.example.org, *.example.org:8443,10.1.0.0/16", "[fd00::]/8", "10.1.2.3", "svc-?.local", ""):
+        assert OperatorSettings(source_private_hosts=text).source_private_hosts == text
+        Exceptions.of(listed(text))
+    assert Exceptions.of(["*"]).open("git.example.org", 443)
 
 
 async def test_downloads_share_one_bounded_set_of_connections(monkeypatch: pytest.MonkeyPatch) -> None:

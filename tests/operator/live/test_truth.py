@@ -12,7 +12,7 @@ import pytest
 
 from e2e.tests.support.story import SLOW
 from tests.operator.api_server import ApiServer
-from tests.operator.live.test_pools import FAKE, rolled_out, runs, serving, set_pod
+from tests.operator.live.test_pools import FAKE, add_pod, rolled_out, runs, serving, set_pod
 from tests.operator.operator_process import ENGINE, Live, live
 
 AWAY_S = 6.0
@@ -73,6 +73,9 @@ async def test_while_control_is_away_runs_and_pools_say_so(
         await asyncio.sleep(0.5)
         runs(it, ENGINE, ready=False)  # its engine has lost control
         it.create("InferletRun", "r", {"inferlet": "i"})
+        it.create("Inferlet", "new", {"source": {"inline": "async def main():\n    pass\n"}})
+        new = await it.until_condition("Inferlet", "new", "Ready", "Unknown", "ControlUnreachable", timeout_s=3)
+        assert "control doesn't answer" in new["message"]
         waits = await it.until_condition("InferletRun", "r", "Running", "False", "ControlUnreachable", timeout_s=3)
         assert "control" in waits["message"]
         for kind in ("Ready", "Available"):
@@ -83,6 +86,8 @@ async def test_while_control_is_away_runs_and_pools_say_so(
         runs(it, ENGINE, ready=True)
         await it.until_condition("EnginePool", "pool", "Ready", timeout_s=30)
         await it.until_condition("InferletRun", "r", "Succeeded")
+        await it.until_condition("Inferlet", "new", "Ready")
+        assert "ReconcileFailed" not in it.events("new")
 
 
 async def test_a_pool_of_no_engines_is_not_available_nor_ready_for_runs_that_wait(
@@ -101,6 +106,24 @@ async def test_a_pool_of_no_engines_is_not_available_nor_ready_for_runs_that_wai
         assert "runs wait" in waits["message"]
         it.delete("InferletRun", "r")
         await it.until_condition("EnginePool", "pool", "Ready", "True", "ScaledToZero", timeout_s=2)
+
+
+async def test_a_run_that_is_applied_with_its_pool_waits_for_the_pools_engine(
+    api_server: ApiServer, namespace: str, run_dir: Path
+) -> None:
+    async with live(api_server, namespace, run_dir, engine_flags=(f"--pool={namespace}/pool",)) as it:
+        it.create("Inferlet", "i", {"source": {"inline": "async def main():\n    return 'done'\n"}})
+        await it.until_condition("Inferlet", "i", "Runnable", reason="ModelNotNamed")
+        it.create("EnginePool", "pool", FAKE)
+        await it.until_condition("EnginePool", "pool", "Ready", "False", "RollingOut")
+        it.create("InferletRun", "r", {"inferlet": "i"})
+        await it.until_condition("InferletRun", "r", "Running", "False", "InferletNotRunnable")
+        assert status(it, "r").get("attempts", 0) == 0
+        rolled_out(it, 1)
+        add_pod(it, ENGINE)
+        runs(it, ENGINE, ready=True)
+        await it.until_condition("InferletRun", "r", "Succeeded")
+        assert status(it, "r")["attempts"] == 1
 
 
 async def test_a_deleted_pool_with_programs_stays_and_tells_what_drains(

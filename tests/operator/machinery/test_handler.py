@@ -15,7 +15,7 @@ from tartlet_common.errors.registry import Unavailable
 from tartlet_operator.api.meta import Key
 from tartlet_operator.cluster.kube import ApiError
 from tartlet_operator.machinery import handler
-from tartlet_operator.machinery.context import Context
+from tartlet_operator.machinery.context import Context, ControlView
 from tartlet_operator.machinery.handler import Handler, Kind
 from tartlet_operator.machinery.own_writes import OwnWrites
 from tartlet_operator.machinery.store import InferletSeen, Store
@@ -49,6 +49,7 @@ async def test_what_was_given_up_is_taken_up_when_one_succeeds(monkeypatch: pyte
     queue = WorkQueue()
     metrics = SimpleNamespace(reconciled=lambda *_: None, failed=lambda *_: None)
     ctx: Any = SimpleNamespace(clock=ManualClock(), queue=queue, own_writes=OwnWrites(), metrics=metrics, now="now")
+    ctx.view = ControlView()
     ctx.given_up, ctx.try_again, ctx.store = {}, partial(Context.try_again, ctx), Store()
     ctx.store.inferlets[KEYS[0]] = InferletSeen("", "", "", "", ready=True, runnable=True)
     ctx.settings, ctx.write_status, ctx.api = SimpleNamespace(max_retries=0), write_status, SimpleNamespace(get=get)
@@ -67,6 +68,27 @@ async def test_what_was_given_up_is_taken_up_when_one_succeeds(monkeypatch: pyte
     assert tried.count("d") > 2, "what fails is tried on"
     worker.cancel()
     queue.close()
+
+
+async def test_a_new_object_says_at_once_that_control_is_away() -> None:
+    written: list[tuple[str, int]] = []
+
+    async def reconcile(_: Any, __: Key, ___: Mapping[str, Any]) -> None:
+        raise Unavailable(what="control", detail="it was stopped")
+
+    async def write_status(_: Key, __: Any, ___: Any, new: Any, events: list[Any]) -> None:
+        written.append((new.conditions[0].reason, len(events)))
+
+    metrics = SimpleNamespace(reconciled=lambda *_: None, failed=lambda *_: None)
+    ctx: Any = SimpleNamespace(clock=ManualClock(), own_writes=OwnWrites(), metrics=metrics, store=Store(), now="now")
+    ctx.settings, ctx.write_status, ctx.view = SimpleNamespace(max_retries=3), write_status, ControlView(silent=True)
+    given = body("Inferlet", "a", {"source": {"inline": "pass"}}, {})
+    tried = Handler(ctx, {"Inferlet": Kind(reconcile, gone)})
+    assert await tried.handle(KEYS[0], given) == handler.retry_s(1, 3), "it is tried again"
+    assert written == [("ControlUnreachable", 0)]
+    ctx.view.silent = False
+    await tried.handle(KEYS[0], given)
+    assert len(written) == 1, "one failure is no news while control answers"
 
 
 @pytest.mark.parametrize("status", [401, 403])
@@ -101,6 +123,6 @@ async def test_what_is_still_fetched_has_not_succeeded() -> None:
     ctx: Any = SimpleNamespace(
         clock=ManualClock(), own_writes=OwnWrites(), metrics=metrics, api=SimpleNamespace(get=get)
     )
-    ctx.settings, ctx.given_up = SimpleNamespace(max_retries=5), {}
+    ctx.settings, ctx.given_up, ctx.view = SimpleNamespace(max_retries=5), {}, ControlView()
     tried = Handler(ctx, {"Inferlet": Kind(reconcile, gone)})
     assert [await tried.handle(KEYS[0], None) for _ in range(6)] == [0.5, LATER, 1.0, LATER, 2.0, LATER]

@@ -156,19 +156,38 @@ async def test_while_control_is_silent_a_pool_says_that_control_cannot_be_reache
     assert [e.state for e in operator.status.engines] == ["Unknown"]
 
 
+def test_a_shared_pool_of_no_replicas_is_wanted_by_runs_of_other_namespaces() -> None:
+    run, inferlet = Key("InferletRun", "other", "r"), Key("Inferlet", "other", "i")
+    for shared, wanted in ((["ns/p"], True), (["ns/*"], True), (["ns/q", "third/*"], False), ([], False)):
+        store = Store(shared)
+        store.pools[POOL] = PoolSeen("p", "m", ready=False, empty=True)
+        store.inferlets[inferlet] = InferletSeen("", "", "m", "", ready=True, runnable=False)
+        store.saw_run(run, RunSeen("i", "Pending", held=True))
+        assert list(store.empty_pools()) == [POOL] * wanted
+    store = Store(["ns/p"])
+    store.pools[POOL] = PoolSeen("p", "m", ready=False, empty=True)
+    store.inferlets[inferlet] = InferletSeen("", "own", "", "", ready=True, runnable=False)
+    store.saw_run(run, RunSeen("i", "Pending", held=True))
+    assert not list(store.empty_pools()), "nothing stands in for a pool that is named"
+    store.saw_run(run, RunSeen("i", "Pending", model="m", held=True))
+    assert list(store.empty_pools()) == [POOL]
+    store.pools[Key("EnginePool", "other", "own")] = PoolSeen("own", "m", ready=False)
+    assert not list(store.empty_pools()), "a namespace's own pools come first"
+
+
 async def test_a_pool_of_no_replicas_is_not_ready_while_a_run_waits_for_it() -> None:
     operator, run = Operator(), Key("InferletRun", "ns", "r")
     other = Key("InferletRun", "ns", "other")
     await operator.look(replicas=0)
     operator.store.saw_run(other, RunSeen("i", "Pending", model="another", held=True))
-    assert list(operator.store.empty_pools("ns")) == []
+    assert list(operator.store.empty_pools()) == []
     operator.store.saw_run(run, RunSeen("i", "Pending", held=True))
-    assert list(operator.store.empty_pools("ns")) == [POOL]
+    assert list(operator.store.empty_pools()) == [POOL]
     await operator.look(replicas=0)
     assert operator.ready == ("False", Reason.SCALED_TO_ZERO)
-    assert list(operator.store.empty_pools("ns")) == [], "its status says so already"
+    assert list(operator.store.empty_pools()) == [], "its status says so already"
     operator.store.saw_run(run, RunSeen("i", "Running"))
-    assert list(operator.store.empty_pools("ns")) == [POOL]
+    assert list(operator.store.empty_pools()) == [POOL]
     await operator.look(replicas=0)
     assert operator.ready == ("True", Reason.SCALED_TO_ZERO)
 

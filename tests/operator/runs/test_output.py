@@ -7,8 +7,10 @@ import json
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tartlet_common.errors.registry import ProgramFailed
 from tartlet_operator.api.inferlet_run import OUTPUT_BYTES
-from tartlet_operator.machinery.program_output import json_bytes, tail
+from tartlet_operator.machinery.program_output import Outcome, json_bytes, tail
+from tartlet_operator.runs import withhold
 
 
 @given(st.binary(), st.integers(4, 64))
@@ -47,3 +49,11 @@ def test_the_computed_size_of_json_is_an_upper_bound(text: str) -> None:
     most = json_bytes(text.encode())
     assert len(go_json(text).encode()) <= most
     assert most == len(go_json(text.replace("\b", "\0").replace("\f", "\0")).encode())
+
+
+def test_without_its_traceback_an_error_does_not_send_anybody_to_it() -> None:
+    failed = withhold.without_texts(Outcome(success=False, error=ProgramFailed(traceback="KeyError: 'secret'")))
+    assert failed.error is not None
+    assert "secret" not in str(failed.error)
+    assert "isn't kept" in failed.error.remedy
+    assert "names the line" not in failed.error.remedy
