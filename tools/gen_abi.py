@@ -28,6 +28,7 @@ ENUMS: tuple[tuple[str, type[IntEnum | IntFlag]], ...] = (
     ("FLAG", abi.Flag),
     ("PRIORITY", abi.Priority),
     ("SAMPLE", abi.SampleFlag),
+    ("MASK", abi.MaskWhat),
 )
 SCALARS = ("ABI_VERSION", "HEADER_BYTES", "RECORD_BYTES", "MAX_SUBMISSION_BYTES", "DEFAULT_TOP_K", "MAX_LOGPROBS")
 LAYOUTS = ("RECORD", "FORWARD_HEAD", "FORWARD_TABLE_HEAD", "SAMPLE_PARAMS", "SAMPLE_OPTIONS")

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tartlet_common.abi import Event, Flag, Op, Priority, SampleFlag, Writer, u32
+from tartlet_common.abi import Event, Flag, MaskWhat, Op, Priority, SampleFlag, Writer, u32
 from tools.generated import write_or_check
 
 TARGET = Path("inferlets/sdk/vectors/abi.json")
@@ -137,6 +137,24 @@ def control_vectors() -> list[Vector]:
             new_rows=1,
         ),
         _submission(Op.USAGE, _awaited(Op.USAGE)),
+    ]
+
+
+def mask_vectors() -> list[Vector]:
+    """Yield what MASK_TABLE does with slots."""
+    names = {MaskWhat.SHOW: "show", MaskWhat.HIDE: "hide", MaskWhat.DROP: "drop"}
+    return [
+        _submission(
+            Op.MASK_TABLE,
+            Record(Op.MASK_TABLE, 5, 16, 32, u32([what]), QUEUE),
+            "" if what == MaskWhat.HIDE else f"mask_table_{name}",
+            queue=QUEUE,
+            table=5,
+            first=16,
+            count=32,
+            what=name,
+        )
+        for what, name in names.items()
     ]
 
 
@@ -310,7 +328,7 @@ def delivery_vectors() -> list[Vector]:
 
 def generate() -> str:
     """Return the text of the file."""
-    vectors = [*runtime_vectors(), *control_vectors(), *worker_vectors(), *delivery_vectors()]
+    vectors = [*runtime_vectors(), *control_vectors(), *worker_vectors(), *mask_vectors(), *delivery_vectors()]
     lines = ",\n".join("  " + json.dumps(vector.as_json(), ensure_ascii=False) for vector in vectors)
     return f"[\n{lines}\n]\n"
 

@@ -10,8 +10,9 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from tartlet_common.engine.step import TableChanges
+from tartlet_common.engine.step import HOLE, TableChanges
 
+NO_LIMIT: Final = np.iinfo(np.int32).max
 _FIRST_TABLES: Final = 64
 _FIRST_ROWS: Final = 64
 
@@ -22,6 +23,7 @@ class PageTables:
     `rows` is [tables, width] int32; only the first `count[t]` entries of row t mean anything. The first `plain[t]`
     slots of table t were written at the positions 0, 1, 2 and so on, each by a forward without a mask that saw the
     slots before it. A query at position p sees exactly the plain slots up to p: nothing else need be known of them.
+    From slot `limit[t]` on, slots were masked or their rows dropped, so table t is never plain there.
 
     Example:
         >>> tables = PageTables(page_size=4)
@@ -38,6 +40,9 @@ class PageTables:
         self.rows = np.zeros((_FIRST_TABLES, _FIRST_ROWS), np.int32)
         self.count = np.zeros(_FIRST_TABLES, np.int32)
         self.plain = np.zeros(_FIRST_TABLES, np.int32)  # slots
+        self.limit = np.full(_FIRST_TABLES, NO_LIMIT, np.int32)  # slots
+        self.hidden: dict[int, npt.NDArray[np.bool_]] = {}
+        """By table: which slots are hidden. Slots past the end of an array aren't."""
         self.mark = np.zeros(_FIRST_TABLES, np.int64)  # scratch memory of a batch, zero between uses
         self.changed: list[tuple[int, int, int]] = []
         """(table, first row, last row + 1) of rows that changed since the copy of `rows` on the device was made."""
@@ -46,6 +51,8 @@ class PageTables:
         """Forget all tables."""
         self.count[:] = 0
         self.plain[:] = 0
+        self.limit[:] = NO_LIMIT
+        self.hidden.clear()
         self.changed.clear()
         self.version += 1
 
@@ -60,13 +67,55 @@ class PageTables:
             first = keep
             if source != table:
                 self.rows[table, :keep] = self.rows[source, :keep]
-                self.plain[table] = self.plain[source]
+                self.plain[table], self.limit[table] = self.plain[source], self.limit[source]
                 first = 0
+            if self.hidden:
+                self._keep_hidden(table, source, keep, added)
             self.rows[table, keep:end] = added
             self.count[table] = end
-            self.plain[table] = min(int(self.plain[table]), keep * self._page_size)
+            slots = keep * self._page_size
+            self.plain[table] = min(int(self.plain[table]), slots)
+            if (added == HOLE).any():
+                self.limit[table] = min(int(self.limit[table]), slots)
+            elif self.limit[table] >= slots:
+                self.limit[table] = NO_LIMIT
             if end > first:
                 self.changed.append((table, first, end))
+
+    def _keep_hidden(self, table: int, source: int, keep: int, added: npt.NDArray[np.int32]) -> None:
+        """Keep the marks of slots whose rows stay: the first `keep` rows of the source, and rows that are added again.
+
+        A row that is dropped makes control send the rows behind it again.
+        """
+        found = self.hidden.pop(table, None) if source == table else self.hidden.get(source)
+        if source != table:
+            self.hidden.pop(table, None)
+        if found is None:
+            return
+        stays = keep * self._page_size
+        marks = np.zeros((keep + len(added)) * self._page_size, np.bool_)
+        end = min(len(found), stays)
+        marks[:end] = found[:end]
+        if source == table:
+            had = self.rows[table, keep : int(self.count[table])][: len(added)]
+            again = np.repeat(had == added[: len(had)], self._page_size)
+            behind = found[stays : stays + len(again)]
+            marks[stays : stays + len(behind)] = behind & again[: len(behind)]
+        if marks.any():
+            self.hidden[table] = marks
+
+    def mask(self, table: int, first: int, count: int, *, hide: bool) -> None:
+        """Hide slots of a table, or show them again."""
+        slots = int(self.count[table]) * self._page_size
+        marks = np.zeros(slots, np.bool_)
+        found = self.hidden.pop(table, None)
+        if found is not None:
+            marks[: len(found)] = found[:slots]
+        marks[first : first + count] = hide
+        if marks.any():
+            self.hidden[table] = marks
+        self.limit[table] = min(int(self.limit[table]), first)
+        self.plain[table] = min(int(self.plain[table]), first)
 
     def _reserve(self, tables: int, rows: int) -> None:
         """Let the array have at least so many tables of so many rows."""
@@ -83,6 +132,7 @@ class PageTables:
         if num > had_tables:
             self.count = np.pad(self.count, (0, num - had_tables))
             self.plain = np.pad(self.plain, (0, num - had_tables))
+            self.limit = np.pad(self.limit, (0, num - had_tables), constant_values=NO_LIMIT)
             self.mark = np.zeros(num, np.int64)
 
     def repeated(self, table: npt.NDArray[np.int32]) -> bool:
@@ -94,7 +144,7 @@ class PageTables:
         return again
 
     def pages(self, table: npt.NDArray[np.int32], slot: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """Return the pages [T] of slots [T] of tables [T]."""
+        """Return the pages [T] of slots [T] of tables [T]; HOLE where a row was dropped."""
         return self.rows[table, slot // self._page_size].astype(np.int64)
 
 

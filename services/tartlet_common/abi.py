@@ -97,6 +97,7 @@ class Op(IntEnum):
     # Answer a: token, b: ended, c: f32 logprob; payload, if logprobs were asked for: u32 n, ids[n], f32 logprobs[n]
     SAMPLE = 69
     FORWARD_TABLE = 70  # a: table, b: start, c: 1 with mask; payload: FORWARD_TABLE_HEAD, lists, mask bits
+    MASK_TABLE = 71  # a: table, b: first slot, c: slots; payload: u32 MaskWhat
 
 
 RUNTIME_OPS = frozenset(op for op in Op if op < Op.CREATE_QUEUE)
@@ -167,6 +168,14 @@ class SampleFlag(IntFlag):
     MASK = 2  # only the tokens with a set bit may be sampled; the list holds the bits, 32 a word
     PENALTIES = 4  # the penalties apply, and the token is added to the slot's history
     HISTORY = 8  # first the slot's history is set to the lists of prompt and output tokens
+
+
+class MaskWhat(IntEnum):
+    """What a MASK_TABLE does with slots."""
+
+    SHOW = 0
+    HIDE = 1
+    DROP = 2  # frees their rows, which must be whole
 
 
 class Priority(IntEnum):

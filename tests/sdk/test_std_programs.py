@@ -139,3 +139,12 @@ def test_beam_search_finds_the_best_continuations(repo: Path) -> None:
         beams = sorted(wider, key=lambda beam: -beam[0])[:3]
     expected = [f"{score:.3f} {bytes(found).decode()}" for score, found in beams]
     assert host.log[1].decode().splitlines() == expected
+
+
+def test_attention_sinks_keep_memory_constant(repo: Path) -> None:
+    host = MiniHost(page_size=4, page_limit=1 + 4 + 1 + 4)
+    flags = ["--prompt", "sink", "--max-tokens", "100", "--sinks", "2", "--window", "12"]
+    run_source(host, read(repo, "attention_sink.py"), *flags)
+    *_, counts = host.log[1].decode().splitlines()
+    assert counts == "4 pages for 105 tokens"
+    assert held(host) == (0, 0, 0)

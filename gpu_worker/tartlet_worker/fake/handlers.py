@@ -19,6 +19,7 @@ from tartlet_common.engine.step import (
     GetNextDist,
     Kind,
     MaskKvPage,
+    MaskTable,
     Sample,
     Status,
     check_covers,
@@ -142,6 +143,7 @@ def forward(state: FakeState, x: Forward, out: Answers) -> None:
         pages, slots = _targets(state, okv, offset, len(iemb))
         size = state.options.page_size
         columns = (ikv.astype(np.int64)[:, None] * size + np.arange(size)).ravel()[:limit]
+        columns[_unseen(state, x, b, columns)] = -1
         mask = _mask(x, b, len(iemb), len(columns) + len(iemb))
         sums = _attend(state, columns, pages * size + slots, new, positions, mask)
         state.kv[pages, slots] = new[: len(pages)]
@@ -167,6 +169,15 @@ def _pages(
     return rows, rows, offset, offset
 
 
+def _unseen(state: FakeState, x: Forward, b: int, columns: npt.NDArray[np.int64]) -> Bools:
+    """Return [C]: which columns of command `b` its table hides, or has dropped."""
+    unseen = columns < 0
+    marks = state.tables.hidden.get(int(x.table[b])) if len(x.table) and x.table[b] >= 0 else None
+    if marks is not None:
+        unseen[: len(marks)] |= marks[: len(columns)]
+    return unseen
+
+
 def _forward_fault(state: FakeState, n: int, pages: int, n_out: int, offset: int) -> TartletError | None:
     if n == 0 or n_out > n:
         return InvalidArgument(argument="oemb", detail=f"{n_out} outputs of {n} input embeds")
@@ -190,14 +201,14 @@ def _targets(
 
 def _attend(
     state: FakeState,
-    flat: npt.NDArray[np.int64],  # [C - n] flat slots that it reads
+    flat: npt.NDArray[np.int64],  # [C - n] flat slots that it reads, -1 for those that it doesn't see
     writes: npt.NDArray[np.int64],  # [n] flat slots that this call writes: ignored as context
     new: model.U64,  # [n]
     positions: npt.NDArray[np.int32],  # [n]
     mask: Bools | None,  # [n, C]
 ) -> model.U64:
     """[n]: the sum of the visible columns of each query."""
-    valid = state.written.ravel()[flat] & ~state.hidden.ravel()[flat]
+    valid = state.written.ravel()[flat] & ~state.hidden.ravel()[flat] & (flat >= 0)
     if len(writes):
         valid &= ~np.isin(flat, writes)
     columns = np.concatenate([state.kv.ravel()[flat], new])  # [C]
@@ -228,6 +239,13 @@ def mask_kvpage(state: FakeState, x: MaskKvPage, out: Answers) -> None:
     for b in range(len(x.lane)):
         if _admit(state, x.lane, b, out):
             state.hidden[x.page[b]] = (x.bits[b] >> shifts) & np.uint32(1)
+
+
+def mask_table(state: FakeState, x: MaskTable, out: Answers) -> None:
+    """Run a `mask_table` batch."""
+    for b in range(len(x.lane)):
+        if _admit(state, x.lane, b, out):
+            state.tables.mask(int(x.table[b]), int(x.first[b]), int(x.count[b]), hide=bool(x.hidden[b]))
 
 
 def get_next_dist(state: FakeState, x: GetNextDist, out: Answers) -> None:
@@ -299,6 +317,7 @@ HANDLERS: Final[dict[int, Callable[[FakeState, Any, Answers], None]]] = {
     Kind.FORWARD: forward,
     Kind.COPY_KVPAGE: copy_kvpage,
     Kind.MASK_KVPAGE: mask_kvpage,
+    Kind.MASK_TABLE: mask_table,
     Kind.GET_NEXT_DIST: get_next_dist,
     Kind.SAMPLE: sample,
 }

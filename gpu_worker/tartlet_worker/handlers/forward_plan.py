@@ -234,14 +234,24 @@ class _ColumnPositions:
 
 
 def unpack_mask(
-    bits: npt.NDArray[np.uint8], column_position: npt.NDArray[np.int32], own: I64, ikv_columns: int
+    bits: npt.NDArray[np.uint8],
+    column_position: npt.NDArray[np.int32],
+    own: I64,
+    ikv_columns: int,
+    listed: I64 | None = None,
 ) -> npt.NDArray[np.bool_]:
-    """Move a mask [tokens, ikv columns + tokens] to the columns [tokens, N * page_size] of the command's page list."""
+    """Move a mask [tokens, ikv columns + tokens] to the columns [tokens, N * page_size] of the command's page list.
+
+    `listed` names the columns of the mask that the page list begins with; None for all of them.
+    """
     tokens = len(own)
     width = ikv_columns + tokens
     given = np.unpackbits(bits, count=tokens * width, bitorder="little").reshape(tokens, width).astype(np.bool_)
     allowed = np.zeros((tokens, len(column_position)), np.bool_)
-    allowed[:, :ikv_columns] = given[:, :ikv_columns]
+    if listed is None:
+        allowed[:, :ikv_columns] = given[:, :ikv_columns]
+    else:
+        allowed[:, : len(listed)] = given[:, listed]
     allowed[:, own] = given[:, ikv_columns:]
     return np.asarray(allowed & (column_position < FAR))
 

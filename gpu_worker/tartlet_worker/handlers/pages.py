@@ -1,10 +1,10 @@
-"""Runs `copy_kvpage` and `mask_kvpage` batches, which need no model."""
+"""Runs `copy_kvpage`, `mask_kvpage` and `mask_table` batches, which need no model."""
 
 from __future__ import annotations
 
 import numpy as np
 
-from tartlet_common.engine.step import BatchResult, CopyKvPage, Kind, MaskKvPage
+from tartlet_common.engine.step import BatchResult, CopyKvPage, Kind, MaskKvPage, MaskTable
 from tartlet_common.errors.registry import InvalidArgument
 from tartlet_worker.handlers.registration import Resources, handles
 from tartlet_worker.handlers.statuses import BatchStatuses, one_each
@@ -48,4 +48,24 @@ def mask_kvpage(batch: MaskKvPage, on: Resources) -> tuple[BatchResult, int]:
     pages, shifts = batch.page[runs], np.arange(pools.page_size, dtype=np.uint32)
     pools.hidden[pages] = (batch.bits[runs, None] >> shifts) & 1
     pools.refresh(pages)
+    return statuses.result(), 0
+
+
+@handles(Kind.MASK_TABLE)
+def mask_table(batch: MaskTable, on: Resources) -> tuple[BatchResult, int]:
+    """Hide or show slots of page tables. The commands of a batch apply in order."""
+    tables, size = on.pools.tables, on.pools.page_size
+    statuses = BatchStatuses(batch.lane, on.poisoned)
+    known = (batch.table >= 0) & (batch.table < len(tables.count))
+    room = np.where(known, tables.count[np.where(known, batch.table, 0)], 0).astype(np.int64) * size
+    end = batch.first.astype(np.int64) + batch.count
+
+    def error(b: int) -> InvalidArgument:
+        detail = f"{batch.first[b]} to {end[b] - 1} of a table with {room[b]} slots"
+        return InvalidArgument(argument="slots", detail=detail)
+
+    statuses.fail((batch.first < 0) | (batch.count < 0) | (end > room), error)
+    for b in statuses.settle().tolist():
+        hide = bool(batch.hidden[b])
+        tables.mask(int(batch.table[b]), int(batch.first[b]), int(batch.count[b]), hide=hide)
     return statuses.result(), 0

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from tartlet_common.engine.step import HOLE
 from tartlet_worker.attention.base import AttentionBatch, TableColumns
 from tartlet_worker.csr import I64, Bools, any_by, counts, owners, within
 from tartlet_worker.handlers.forward_plan import Columns, unpack_mask
@@ -62,37 +63,46 @@ def _note_writes(tables: PageTables, table: npt.NDArray[np.int32], start: I64, e
     if len(table) == 1 or not tables.repeated(table):
         had = tables.plain[table]
         plain = in_order & (start <= had)
-        tables.plain[table] = np.where(plain, end, np.minimum(had, start))
+        tables.plain[table] = np.minimum(np.where(plain, end, np.minimum(had, start)), tables.limit[table])
         return plain
     plain = np.zeros(len(table), np.bool_)
     for b, (t, first) in enumerate(zip(table.tolist(), start.tolist(), strict=True)):
         plain[b] = in_order[b] and first <= tables.plain[t]
-        tables.plain[t] = end[b] if plain[b] else min(int(tables.plain[t]), first)
+        tables.plain[t] = min(end[b] if plain[b] else min(int(tables.plain[t]), first), tables.limit[t])
     return plain
 
 
 def _listed(
     chosen: I64, c: Columns, pools: Pools, num_pages: npt.NDArray[np.int32], position: npt.NDArray[np.int32]
 ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32], dict[int, Bools]]:
-    """List the columns of commands that aren't plain.
+    """List the columns of commands that aren't plain, without the rows that were dropped.
+
+    `num_pages` [B] is changed for these commands: it counts the pages that are listed.
 
     Returns:
         [L, N] pages, [L, N * page_size] column positions, and the masks by command, as `AttentionBatch` has them.
     """
     tables, size = pools.tables, pools.page_size
+    living = [np.flatnonzero(tables.rows[c.table[b], : num_pages[b]] != HOLE) for b in chosen.tolist()]
+    num_pages[chosen] = [len(rows) for rows in living]
     width = max(1, int(num_pages[chosen].max(initial=0)))
     pages = np.full((len(chosen), width), pools.zero_page, np.int32)
     seen = np.full((len(chosen), width * size), FAR, np.int32)
     allowed: dict[int, Bools] = {}
     for i, b in enumerate(chosen.tolist()):
-        first, count = int(c.okv_offset[b]), int(num_pages[b])
+        table, first, rows = int(c.table[b]), int(c.okv_offset[b]), living[i]
         mine = slice(int(c.iemb_indptr[b]), int(c.iemb_indptr[b + 1]))
-        own = first + np.arange(mine.stop - mine.start)
-        pages[i, :count] = tables.rows[c.table[b], :count]
-        seen[i, :first] = pools.seen_position[pages[i, :count]].reshape(-1)[:first]
+        pages[i, : len(rows)] = tables.rows[table, rows]
+        slots = (rows[:, None] * size + np.arange(size)).reshape(-1)  # of each column
+        before = int(np.searchsorted(slots, first))
+        seen[i, :before] = pools.seen_position[pages[i, : len(rows)]].reshape(-1)[:before]
+        if table in tables.hidden:
+            marks = tables.hidden[table]
+            seen[i, :before][marks[slots[:before].clip(0, len(marks) - 1)] & (slots[:before] < len(marks))] = FAR
+        own = before + np.arange(mine.stop - mine.start)  # no written row is dropped
         seen[i, own] = position[mine]
         if b in c.masks:
-            allowed[b] = unpack_mask(c.masks[b], seen[i], own, first)
+            allowed[b] = unpack_mask(c.masks[b], seen[i], own, first, slots[:before])
     return pages, seen, allowed
 
 

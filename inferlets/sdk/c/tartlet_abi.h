@@ -40,6 +40,7 @@ enum {
   TL_OP_GET_NEXT_DIST = 68,
   TL_OP_SAMPLE = 69,
   TL_OP_FORWARD_TABLE = 70,
+  TL_OP_MASK_TABLE = 71,
 };
 
 enum {
@@ -66,6 +67,12 @@ enum {
   TL_SAMPLE_MASK = 2,
   TL_SAMPLE_PENALTIES = 4,
   TL_SAMPLE_HISTORY = 8,
+};
+
+enum {
+  TL_MASK_SHOW = 0,
+  TL_MASK_HIDE = 1,
+  TL_MASK_DROP = 2,
 };
 
 #endif

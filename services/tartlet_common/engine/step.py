@@ -26,8 +26,10 @@ F32 = npt.NDArray[np.float32]
 U8 = npt.NDArray[np.uint8]
 
 EMPTY_I32: I32 = np.zeros(0, np.int32)
+HOLE: Final = -1
+"""The row of a table whose page was dropped."""
 TABLES_SINCE: Final = 2
-"""First version of the protocol with page tables and with the options of `Sample`."""
+"""First version of the protocol with page tables, their masks, and the options of `Sample`."""
 
 
 class Kind(IntEnum):
@@ -39,6 +41,7 @@ class Kind(IntEnum):
     MASK_KVPAGE = 4
     GET_NEXT_DIST = 5
     SAMPLE = 6
+    MASK_TABLE = 7
 
 
 class MissingCall(ImportError):
@@ -138,6 +141,21 @@ class MaskKvPage:
 
 
 @dataclass(frozen=True, slots=True)
+class MaskTable:
+    """Hide slots of page tables from later commands, or show them again. The commands of a batch apply in order.
+
+    A table keeps its own marks, so a row that tables share may be hidden in one of them.
+    """
+
+    lane: U32  # [B]
+    table: I32  # [B] number
+    first: I32  # [B] slot
+    count: I32  # [B] slots
+    hidden: U8  # [B] 1 hides, 0 shows
+    kind = Kind.MASK_TABLE
+
+
+@dataclass(frozen=True, slots=True)
 class GetNextDist:
     """Top-K next-token distributions of B commands over E embeds in all."""
 
@@ -169,14 +187,15 @@ class Sample:
     kind = Kind.SAMPLE
 
 
-Batch = EmbedTxt | Forward | CopyKvPage | MaskKvPage | GetNextDist | Sample
+Batch = EmbedTxt | Forward | CopyKvPage | MaskKvPage | GetNextDist | Sample | MaskTable
 
 
 @dataclass(frozen=True, slots=True)
 class TableChanges:
     """C changes of page tables, in order: table := the first `keep` rows of source, then new rows.
 
-    A row is a physical page. A table without rows doesn't exist, and its number may be used again.
+    A row is a physical page, or `HOLE` where the page was dropped: nothing sees its slots or writes them. A table
+    without rows doesn't exist, and its number may be used again.
     """
 
     table: I32  # [C] number

@@ -18,7 +18,7 @@ from tartlet_common.errors.registry import (
     UnknownResource,
     UnsupportedTrait,
 )
-from tartlet_control.calls import embed, forward, kv, output, queue, tables
+from tartlet_control.calls import embed, forward, kv, output, queue, table_masks, tables
 from tartlet_control.calls.base import ControlCall, EngineCall, Parser
 from tartlet_control.tables.ledger import RESOURCE_NAMES
 from tartlet_control.tables.programs import Command, CommandQueue, Held
@@ -35,6 +35,7 @@ CONTROL_CALLS: Final[tuple[ControlCall, ...]] = (
 ENGINE_CALLS: Final[tuple[EngineCall, ...]] = (
     *embed.ENGINE_CALLS,
     *kv.ENGINE_CALLS,
+    *table_masks.ENGINE_CALLS,
     *forward.ENGINE_CALLS,
     *output.ENGINE_CALLS,
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from tartlet_common.abi import Op, Record
+from tartlet_common.engine.step import HOLE
 from tartlet_common.errors.base import TartletError
 from tartlet_common.errors.registry import (
     InvalidArgument,
@@ -79,6 +80,9 @@ class ForwardTable(Forward):
             raise InvalidArgument(argument="table", detail=detail)
         if start < table.shared * size:
             detail = f"slot {start} is in a shared row, and the first slot that may be written is {table.shared * size}"
+            raise InvalidArgument(argument="start", detail=detail)
+        if HOLE in table.rows[start // size : (start + self.tokens - 1) // size + 1]:
+            detail = f"slots {start} to {start + self.tokens - 1} are in rows that were dropped"
             raise InvalidArgument(argument="start", detail=detail)
         return table
 

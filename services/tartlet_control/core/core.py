@@ -40,6 +40,7 @@ from tartlet_control.core.settler import Settler
 from tartlet_control.tables.engines import EngineState, engine_id_of
 from tartlet_control.tables.ledger import PAGES, LedgerFault
 from tartlet_control.tables.models import Models
+from tartlet_control.tables.page_tables import pages_of
 from tartlet_control.tables.programs import Place, ProgramState, RuntimeSession
 
 log = logging.getLogger("tartlet.control")
@@ -428,5 +429,5 @@ def _recounted(engine: EngineState, places: list[Place]) -> int:
     numbered = sum(table.number >= 0 for place in places for table in place.tables.values())
     if numbered != engine.tables.num_held:
         raise LedgerFault("page tables", 0, numbered, engine.tables.num_held)
-    rows = (set().union(*(table.rows for table in place.tables.values())) for place in places)
+    rows = (set().union(*(pages_of(table.rows) for table in place.tables.values())) for place in places)
     return sum(map(len, rows)) + sum(len(place.held[PAGES]) for place in places)

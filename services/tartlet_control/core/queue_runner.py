@@ -9,6 +9,7 @@ from tartlet_common.errors.base import TartletError
 from tartlet_common.errors.registry import InternalError, NoEngine
 from tartlet_control.calls.kv import Alloc, Dealloc
 from tartlet_control.calls.queue import Faulty, Reset, Synchronize
+from tartlet_control.calls.table_masks import DropRows
 from tartlet_control.calls.tables import Share, Table
 from tartlet_control.core.allocation import Allocator
 from tartlet_control.core.lifecycle import Lifecycle
@@ -134,6 +135,8 @@ class QueueRunner:
                 elif type(command) is Table:
                     if not self._tables.execute(queue, command):
                         return
+                elif type(command) is DropRows:
+                    self._tables.drop(queue, command)
                 else:
                     assert type(command) is Faulty
                     raise command.error

@@ -11,12 +11,19 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
+from tartlet_common.engine.step import HOLE
 from tartlet_common.errors.base import TartletError
-from tartlet_common.errors.registry import InvalidArgument, ResourceQuotaExceeded, UnknownResource
+from tartlet_common.errors.registry import (
+    InvalidArgument,
+    ResourceQuotaExceeded,
+    UnknownResource,
+    UnsupportedTrait,
+)
+from tartlet_control.calls.table_masks import DropRows, find
 from tartlet_control.calls.tables import Share, Table
 from tartlet_control.core.allocation import Allocator
 from tartlet_control.tables.ledger import PAGES
-from tartlet_control.tables.page_tables import MAX_TABLES, PageTable
+from tartlet_control.tables.page_tables import MAX_TABLES, PageTable, pages_of
 from tartlet_control.tables.programs import CommandQueue, Place, Sync
 
 
@@ -137,6 +144,25 @@ class TableOps:
             command.share.done = True
         self._finish(place, command)
 
+    def drop(self, queue: CommandQueue, command: DropRows) -> None:
+        """Free rows inside a table. The slots behind them keep their numbers.
+
+        Raises:
+            UnknownResource, InvalidArgument: the table isn't there, isn't the queue's, or is too short.
+            UnsupportedTrait: the engine's worker is of a release without page tables.
+        """
+        table, place, size = find(command), queue.place, queue.spec.page_size
+        engine = place.engine
+        assert engine is not None, "a table with rows is on an engine"
+        if not engine.tables.kept:
+            raise UnsupportedTrait(model=engine.spec.model, trait="mask_table")
+        first, end = command.first // size, (command.first + command.length) // size
+        freed = engine.pools[PAGES].release(pages_of(table.rows[first:end]))
+        table.rows[first:end] = [HOLE] * (end - first)
+        table.masked(command.first)
+        self._allocator.count_rows(place, -freed)
+        engine.tables.change(table.number, table.number, first, table.rows[first:])
+
     # ---- parts ----------------------------------------------------------------------------------------------------
 
     def _extend(self, queue: CommandQueue, command: Table, table: PageTable) -> bool:
@@ -146,7 +172,7 @@ class TableOps:
         _check_keep(table, keep, command)
         if command.new_rows:
             engine = self._allocator.engine_of(place)
-            freed = engine.pools[PAGES].count_last(table.rows[keep:])
+            freed = engine.pools[PAGES].count_last(pages_of(table.rows[keep:]))
             if not self._allocator.room_for_rows(place, command.new_rows, freed):
                 return False
         self._cut(place, table, keep)
@@ -159,7 +185,7 @@ class TableOps:
         """Give a table the rows of `rows`, which is left empty, and new ones."""
         place = queue.place
         engine = self._allocator.engine_of(place)
-        freed = engine.pools[PAGES].count_last(table.rows)
+        freed = engine.pools[PAGES].count_last(pages_of(table.rows))
         if command.new_rows:
             if not self._allocator.room_for_rows(place, command.new_rows, freed):
                 return False
@@ -167,8 +193,8 @@ class TableOps:
                 rows.number = engine.tables.take()
         self._cut(place, table, 0)
         table.number, rows.number = rows.number, -1
-        table.rows, rows.rows = rows.rows, []
-        table.shared, table.written, table.plain = rows.shared, rows.written, rows.plain
+        table.take_over(rows, queue.spec.page_size, len(rows.rows))
+        table.shared, rows.rows = rows.shared, []
         self._add(place, table, command.new_rows)
         return True
 
@@ -176,11 +202,9 @@ class TableOps:
         """Let `to`, which is empty and has a number, share the first `keep` rows of `source`."""
         engine = place.engine
         assert engine is not None
-        slots = keep * engine.spec.page_size
-        to.rows = source.rows[:keep]
-        engine.pools[PAGES].retain(to.rows)
+        to.take_over(source, engine.spec.page_size, keep)
+        engine.pools[PAGES].retain(pages_of(to.rows))
         source.shared, to.shared = max(source.shared, keep), keep
-        to.written, to.plain = min(source.written, slots), min(source.plain, slots)
         engine.tables.change(to.number, source.number, keep, [])
 
     def _add(self, place: Place, table: PageTable, count: int) -> None:

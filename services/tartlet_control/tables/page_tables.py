@@ -10,7 +10,7 @@ from typing import Final
 
 import numpy as np
 
-from tartlet_common.engine.step import NO_CHANGES, TableChanges
+from tartlet_common.engine.step import HOLE, NO_CHANGES, TableChanges
 from tartlet_common.errors.registry import Overloaded
 
 MAX_TABLES: Final = 1024
@@ -19,7 +19,13 @@ MAX_ENGINE_TABLES: Final = 1 << 14
 """Page tables that all programs together may have on one engine: a worker keeps a row of memory for each."""
 MANY_CHANGES: Final = 1 << 13
 """So many changes are sent without waiting for a command that needs them."""
+NO_LIMIT: Final = 1 << 62
 _FIELDS: Final = 4  # numbers of a change besides its rows
+
+
+def pages_of(rows: list[int]) -> list[int]:
+    """Return the pages of rows, without those that were dropped."""
+    return [row for row in rows if row != HOLE] if HOLE in rows else rows
 
 
 class PageTable:
@@ -28,23 +34,25 @@ class PageTable:
     A table without rows doesn't exist. Its object stays while TABLE commands of its queue that name it wait.
     """
 
-    __slots__ = ("number", "plain", "queue_id", "rows", "shared", "waiting", "written")
+    __slots__ = ("limit", "number", "plain", "queue_id", "rows", "shared", "waiting", "written")
 
     def __init__(self, queue_id: int) -> None:
         self.queue_id = queue_id  # the queue that the table belongs to
         self.number = -1  # on its engine, while the table has rows
-        self.rows: list[int] = []  # physical pages
+        self.rows: list[int] = []  # physical pages; HOLE where one was dropped
         self.shared = 0  # leading rows that another table has or had: they are never written again
         self.written = 0  # slots up to the end of the last forward that was sent
         self.plain = 0  # leading slots that were written in order, without a mask and without gaps, as far as sent
+        self.limit = NO_LIMIT  # the first slot that was masked or dropped: from there on the table is never plain
         self.waiting = 0  # TABLE commands for this table that have not had their turn
 
     def cut(self, rows: int, page_size: int) -> list[int]:
-        """Keep the first `rows` rows; return the others."""
-        dropped = self.rows[rows:]
+        """Keep the first `rows` rows; return the pages of the others."""
+        dropped = pages_of(self.rows[rows:])
         del self.rows[rows:]
         self.shared = min(self.shared, rows)
         self.written, self.plain = min(self.written, rows * page_size), min(self.plain, rows * page_size)
+        self.limit = self.limit if self.limit < rows * page_size else NO_LIMIT
         return dropped
 
     def lists(self, start: int, tokens: int, page_size: int) -> tuple[list[int], list[int], int]:
@@ -58,7 +66,18 @@ class PageTable:
         if masked or start > self.plain:
             self.plain = min(self.plain, start)
         else:
-            self.plain = start + tokens
+            self.plain = min(start + tokens, self.limit)
+
+    def masked(self, first: int) -> None:
+        """Note that slots from `first` on were masked or dropped."""
+        self.limit, self.plain = min(self.limit, first), min(self.plain, first)
+
+    def take_over(self, other: PageTable, page_size: int, keep: int) -> None:
+        """Become the first `keep` rows of another table, as far as they are written and plain."""
+        slots = keep * page_size
+        self.rows = other.rows[:keep]
+        self.written, self.plain = min(other.written, slots), min(other.plain, slots)
+        self.limit = other.limit if other.limit < slots else NO_LIMIT
 
 
 class EngineTables:

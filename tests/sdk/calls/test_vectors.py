@@ -147,6 +147,7 @@ CALLS: dict[str, Callable[..., object]] = {
     ),
     "copy_kvpage": lambda q, src, dst, **kw: inferlet.copy_kvpage(q, KvPage(src), KvPage(dst), **kw),
     "mask_kvpage": lambda q, page, mask: inferlet.mask_kvpage(q, KvPage(page), mask),
+    "mask_table": lambda q, table, **kw: inferlet.mask_table(q, PageTable(table), **kw),
     "get_next_dist": lambda q, top_k, **kw: inferlet.get_next_dists(q, embeds(kw["embeds"]), top_k=top_k),
     "sample": lambda q, emb, slot, **kw: inferlet.sample(q, Embed(emb), TokenSlot(slot), **kw),
 }
@@ -154,6 +155,7 @@ CALLS["sample_with_options"] = lambda q, logit_bias, **kw: CALLS["sample"](q, lo
 CALLS["forward_with_mask_and_adapter"] = CALLS["forward"]
 CALLS["forward_table_with_mask_and_adapter"] = CALLS["forward_table"]
 CALLS["table_of_itself"] = CALLS["table"]
+CALLS["mask_table_show"] = CALLS["mask_table_drop"] = CALLS["mask_table"]
 
 
 @pytest.mark.parametrize(

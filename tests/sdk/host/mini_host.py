@@ -61,10 +61,13 @@ class Share:
     ticket: int
     source: int
     rows: list[list[Slot]] | None = None
+    hidden: set[int] = field(default_factory=set)
     cause: errors.TartletError | None = None
 
 
 ENDED = "ended"
+HOLE: list[Slot] = []
+"""The row of a table that was dropped."""
 STAYS = ("ALLOC", "DEALLOC", "RESET", "TABLE")
 """Operations that a CANCEL leaves in their queue."""
 
@@ -88,6 +91,7 @@ class MiniHost:
         self.pages: dict[int, list[Slot]] = {}
         self.hidden: dict[int, int] = {}
         self.tables: dict[int, list[list[Slot]]] = {}  # rows; shared ones are the same lists
+        self.table_hidden: dict[int, set[int]] = {}  # slots
         self.table_queues: dict[int, int] = {}
         self.shares: dict[int, Share] = {}  # by ticket of their TABLE
         self.embeds: dict[int, Any] = {}  # None, ENDED, ("in", token, position) or ("out", state, position)
@@ -253,6 +257,7 @@ class MiniHost:
     def execute(self, lane: Lane, command: Command | Share) -> None:
         if isinstance(command, Share):
             command.rows, command.cause = list(self.tables.get(command.source, [])), lane.cause
+            command.hidden = set(self.table_hidden.get(command.source, set()))
             return
         name = command.op.name
         if lane.cause is not None and command.op is Op.TABLE and not command.payload:
@@ -318,7 +323,7 @@ class MiniHost:
 
     def num_pages(self) -> int:
         """The pages that are held; a row that tables share counts once."""
-        return len(self.pages) + len({id(row) for rows in self.tables.values() for row in rows})
+        return len(self.pages) + len({id(row) for rows in self.tables.values() for row in rows if row is not HOLE})
 
     def do_table(self, command: Command) -> None:
         [source] = command.u32() or [command.a]
@@ -332,6 +337,7 @@ class MiniHost:
         rows = self.tables.get(source, []) if share is None or share.rows is None else share.rows
         if source != command.a and not rows:
             raise errors.UnknownResource(kind="table", id=source)
+        hidden = self.table_hidden.get(source, set()) if share is None else share.hidden
         keep = command.b // self.page_size
         assert keep <= len(rows)
         old = self.tables.pop(command.a, [])
@@ -341,8 +347,9 @@ class MiniHost:
             self.tables[command.a] = old
             raise errors.PageQuotaExceeded(held=held, asked=command.c, limit=self.page_limit)
         self.tables[command.a] = rows[:keep] + [[None] * self.page_size for _ in range(command.c)]
+        self.table_hidden[command.a] = {slot for slot in hidden if slot < keep * self.page_size}
         if not self.tables[command.a]:
-            del self.tables[command.a]
+            del self.tables[command.a], self.table_hidden[command.a]
         self.peak_pages = max(self.peak_pages, self.num_pages())
         self.answer(command)
 
@@ -357,8 +364,22 @@ class MiniHost:
         shared = [row for number, rows in self.tables.items() if number != command.a for row in rows]
         assert not any(row is other for row in written for other in shared), "a shared row is never written"
         assert not command.c, "no test masks a table here"
-        seen = [slot for row in rows for slot in row][:start]
+        assert all(row is not HOLE for row in written), "a dropped row is never written"
+        hidden, size = self.table_hidden[command.a], self.page_size
+        flat = [None if row is HOLE else row[o] for row in rows for o in range(size)][:start]
+        seen = [None if at in hidden else slot for at, slot in enumerate(flat)]
         return self.run_forward(iemb, oemb, seen, [(rows[row], offset) for row, offset in places], None)
+
+    def do_mask_table(self, command: Command) -> None:
+        rows, first, end = self.find(self.tables, command.a, "table"), command.b, command.b + command.c
+        assert first < end <= len(rows) * self.page_size
+        [what] = command.u32()
+        if what == abi.MaskWhat.DROP:
+            assert first % self.page_size == end % self.page_size == 0
+            rows[first // self.page_size : end // self.page_size] = [HOLE] * (command.c // self.page_size)
+        else:
+            hidden, slots = self.table_hidden[command.a], set(range(first, end))
+            self.table_hidden[command.a] = hidden | slots if what == abi.MaskWhat.HIDE else hidden - slots
 
     def find(self, table: dict[int, Any], i: int, kind: str) -> Any:
         if i not in table:

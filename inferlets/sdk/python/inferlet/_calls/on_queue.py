@@ -35,6 +35,7 @@ __all__ = [
     "get_next_dists",
     "mark",
     "mask_kvpage",
+    "mask_table",
     "reset",
     "sample",
     "set_queue_priority",
@@ -84,6 +85,7 @@ table = _on_queue(Queue.table)
 forward_table = _on_queue(Queue.forward_table)
 copy_kvpage = _on_queue(Queue.copy_kvpage)
 mask_kvpage = _on_queue(Queue.mask_kvpage)
+mask_table = _on_queue(Queue.mask_table)
 get_next_dist = _on_queue(Queue.get_next_dist)
 get_next_dists = _on_queue(Queue.get_next_dists)
 sample = _on_queue(Queue.sample)

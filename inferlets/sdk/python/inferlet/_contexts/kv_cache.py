@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Literal
 
 from inferlet._queues.queue import Queue
 from inferlet._values.types import Embed, Model, PageTable, TokenSlot
@@ -14,7 +15,20 @@ CHUNK = 512
 class KvCache:
     """The page table of one context, and how many of its tokens are in the table. Slot i holds token i."""
 
-    __slots__ = ("_fixed", "_model", "_outputs", "_queue", "_shared", "_slots", "_table", "length", "num_rows")
+    __slots__ = (
+        "_fixed",
+        "_holes",
+        "_masked",
+        "_model",
+        "_outputs",
+        "_queue",
+        "_shared",
+        "_slots",
+        "_table",
+        "dropped",
+        "length",
+        "num_rows",
+    )
 
     def __init__(self, queue: Queue, model: Model) -> None:
         self._queue = queue
@@ -23,6 +37,9 @@ class KvCache:
         self._table: PageTable | None = None
         self._outputs: list[Embed] = []  # of tokens that are verified together
         self._slots: list[TokenSlot] = []
+        self._masked: list[tuple[int, int]] = []  # ranges of hidden tokens, apart from each other, in order
+        self.dropped = 0  # tokens up to the end of the last row that was dropped
+        self._holes: set[int] = set()  # rows that were dropped
         self._shared = 0  # tokens of the rows that forks share: they are never written again
         self.num_rows = 0
         self.length = 0
@@ -39,6 +56,8 @@ class KvCache:
             child.length, child.num_rows = rows * self._model.page_size, rows
             child._table = queue.table(source=self._table, keep_tokens=child.length)
             child._shared, self._shared = child.length, max(self._shared, child.length)
+        child.dropped, child._holes, child._masked = self.dropped, set(self._holes), list(self._masked)
+        child._mask_from(child.length)
         return child
 
     def release(self) -> None:
@@ -74,11 +93,14 @@ class KvCache:
             return
         table = self._grow(end)
         embeds = queue.alloc_emb(min(CHUNK, self._model.max_batch_tokens, end - start))
-        for at in range(start, end, len(embeds)):
-            to = min(at + len(embeds), end)
+        at = start
+        while at < end:
+            # Tokens of one command see each other, so what follows hidden tokens is computed by another command.
+            to = min(at + len(embeds), end, *(last for _, last in self._masked if last > at))
             into = embeds[: to - at]
             queue.embed_txt(tokens[at:to], range(at, to), into)
             queue.forward_table(table, at, into, [output] if output is not None and to == end else [])
+            at = to
         queue.dealloc_emb(embeds)
         self.length = end
 
@@ -120,9 +142,59 @@ class KvCache:
         if self.length < self._shared:
             rows = self.length // size
             self.length = self._shared = rows * size
+        masked, self._masked = self._masked, [(start, min(end, num_tokens)) for start, end in self._masked]
+        self._masked = [(start, end) for start, end in self._masked if start < end]
+        if masked and masked[-1][1] > num_tokens:
+            self._mark("show", num_tokens, min(masked[-1][1], min(rows, self.num_rows) * size))
         if self._table is not None and rows < self.num_rows:
             self._queue.table(self._table, keep_tokens=rows * size)
             self._table, self.num_rows = self._table if rows else None, rows
+            self._mask_from(rows * size)
+
+    @property
+    def num_pages(self) -> int:
+        """The rows that have pages."""
+        return self.num_rows - len(self._holes)
+
+    def mask(self, start: int, end: int, *, hide: bool) -> None:
+        """Hide tokens [start, end) from later computations, or show them again."""
+        self._grow(end)
+        self._mark("hide" if hide else "show", start, end)
+        apart = [span for span in self._masked if span[1] < start or span[0] > end]
+        touched = [span for span in self._masked if span not in apart]
+        if hide:
+            new = [(min([start, *(a for a, _ in touched)]), max([end, *(b for _, b in touched)]))]
+        else:
+            new = [span for a, b in touched for span in ((a, min(b, start)), (max(a, end), b)) if span[0] < span[1]]
+        self._masked = sorted([*apart, *new])
+
+    def drop(self, start: int, end: int) -> None:
+        """Free the rows that lie within tokens [start, end), and hide the other tokens."""
+        size = self._model.page_size
+        first, last = -(-start // size), end // size
+        if first >= last:
+            self.mask(start, end, hide=True)
+            return
+        new = [row for row in range(first, last) if row not in self._holes]
+        if new:
+            table = self._grow(end)
+            self._queue.mask_table(table, new[0] * size, (last - new[0]) * size, "drop")
+            self._holes.update(new)
+            self.dropped = max(self.dropped, last * size)
+        for a, b in ((start, first * size), (last * size, end)):
+            if a < b and not any(x <= a and b <= y for x, y in self._masked):
+                self.mask(a, b, hide=True)
+
+    def _mark(self, what: Literal["hide", "show"], start: int, end: int) -> None:
+        if start < end and self._table is not None:
+            self._queue.mask_table(self._table, start, end - start, what)
+
+    def _mask_from(self, first: int) -> None:
+        """Hide the masked tokens from `first` on in rows that are new."""
+        for start, end in self._masked:
+            if end > first:
+                self._grow(end)
+                self._mark("hide", max(start, first), end)
 
     def _grow(self, num_tokens: int) -> PageTable:
         """Return the table, with rows for `num_tokens`."""

@@ -100,7 +100,7 @@ class TokenSequence:
     @property
     def num_pages(self) -> int:
         """The number of KV pages that the context uses, shared ones included."""
-        return self._cache.num_rows
+        return self._cache.num_pages
 
     def set_priority(self, priority: Priority) -> None:
         """Set how urgent the context's commands are, compared with other contexts and with other programs.
@@ -120,7 +120,8 @@ class TokenSequence:
 
         Raises:
             ValueError: `n` is negative, or the context has fewer tokens.
-            InvalidArgument: the context is closed, or another task generates from it.
+            InvalidArgument: the context is closed, another task generates from it, or the last token that stays was
+                dropped.
 
         Example:
             >>> async def main():
@@ -137,6 +138,10 @@ class TokenSequence:
         self._settle_input()
         if n > len(self.tokens):
             raise ValueError(f"rollback is {n}, and the context has {len(self.tokens)} tokens")
+        dropped = self._cache.dropped
+        if n and len(self.tokens) - n <= dropped > 0:
+            detail = f"tokens before {dropped} were dropped: it can be at most {len(self.tokens) - dropped - 1}"
+            raise InvalidArgument(argument="n", detail=detail)
         if n:
             del self.tokens[len(self.tokens) - n :]
             self._cache.cut(len(self.tokens))

@@ -8,7 +8,7 @@ from functools import wraps
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from inferlet._contexts.choosing import pack_sampler
-from inferlet._contexts.filling import Filling
+from inferlet._contexts.masking import Masking
 from inferlet._contexts.proposal import Proposal
 from inferlet._models.text import tokenize_with
 from inferlet._values.arguments import token_list, whole
@@ -43,7 +43,7 @@ def _alone(
     return call
 
 
-class Stepping(Filling):
+class Stepping(Masking):
     """The calls on a context that compute one step at a time."""
 
     @property

@@ -5,11 +5,13 @@ from __future__ import annotations
 import struct
 from array import array
 from collections.abc import Sequence
+from typing import Literal
 
 from inferlet._generated import abi
 from inferlet._models.models import default_model
 from inferlet._queues.holdings import Holdings
 from inferlet._values import refusals
+from inferlet._values.arguments import shown
 from inferlet._values.types import Embed, KvPage, Model, PageTable, TokenSlot
 from inferlet._wire.channel import channel, u32
 from inferlet._wire.packing import pack_mask, single
@@ -19,6 +21,7 @@ _FORWARD_HEAD = struct.Struct(abi.FORWARD_HEAD_FORMAT).pack
 _TABLE_HEAD = struct.Struct(abi.FORWARD_TABLE_HEAD_FORMAT).pack
 _ONE_TO_ONE = struct.Struct(abi.FORWARD_TABLE_HEAD_FORMAT + "II").pack
 _THREE = struct.Struct("<III").pack
+_MASKS = {"hide": u32((abi.MASK_HIDE,)), "show": u32((abi.MASK_SHOW,)), "drop": u32((abi.MASK_DROP,))}
 _NO_PAGES, _NO_EMBEDS, _NO_TABLES = (refusals.OTHERS[cls] for cls in (KvPage, Embed, PageTable))
 
 MOST_PAGE_SIZE = 32
@@ -211,6 +214,40 @@ class Computing(Holdings):
             payload += pack_mask(mask, start, len(iemb))  # type: ignore[arg-type]
         names = ("forward_table", "table", "start")
         self._record(abi.OP_FORWARD_TABLE, table, start, int(mask is not None), payload, names)
+
+    def mask_table(
+        self, table: PageTable, first: int, count: int, what: Literal["hide", "show", "drop"] = "hide"
+    ) -> None:
+        """Hide slots of a page table from later calls of `forward_table`, show them again, or drop their rows.
+
+        Other tables that share the rows are not changed. Slots keep their numbers, also behind dropped rows.
+
+        Args:
+            table: the table.
+            first: the first slot.
+            count: the number of slots, at least 1.
+            what: "hide", "show", or "drop", which frees the pages for ever. Then `first` and `count` are multiples of
+                `get_kv_page_size()`.
+
+        Raises:
+            InvalidArgument: a value is of the wrong kind.
+
+        Example:
+            >>> async def main():
+            ...     sequence = table(new_rows=3)
+            ...     mask_table(sequence, 3, 5)  # hides five slots
+            ...     mask_table(sequence, get_kv_page_size(), get_kv_page_size(), "drop")  # frees the second row
+            ...     await synchronize()
+            ...     print((await usage()).pages)
+            2
+        """
+        if type(table) in _NO_TABLES or not isinstance(table, int):
+            refusals.handles("mask_table", "table", PageTable, table)
+        if what not in _MASKS:
+            told = f"it is one of {', '.join(map(repr, _MASKS))}, not {shown(what)}"
+            raise refusals.refusal("mask_table", "what", told)
+        names = ("mask_table", "table", "first", "count")
+        self._record(abi.OP_MASK_TABLE, table, first, count, _MASKS[what], names)
 
     def decode(self, table: PageTable, position: int, source: int, places: tuple[Embed, Embed]) -> None:
         """Record one decode step: the `embed_txt` and the `forward_table` of one token.
