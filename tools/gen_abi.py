@@ -29,8 +29,17 @@ ENUMS: tuple[tuple[str, type[IntEnum | IntFlag]], ...] = (
     ("PRIORITY", abi.Priority),
     ("SAMPLE", abi.SampleFlag),
     ("MASK", abi.MaskWhat),
+    ("GRAMMAR", abi.GrammarKind),
 )
-SCALARS = ("ABI_VERSION", "HEADER_BYTES", "RECORD_BYTES", "MAX_SUBMISSION_BYTES", "DEFAULT_TOP_K", "MAX_LOGPROBS")
+SCALARS = (
+    "ABI_VERSION",
+    "HEADER_BYTES",
+    "RECORD_BYTES",
+    "MAX_SUBMISSION_BYTES",
+    "DEFAULT_TOP_K",
+    "MAX_LOGPROBS",
+    "MAX_GRAMMARS",
+)
 LAYOUTS = ("RECORD", "FORWARD_HEAD", "FORWARD_TABLE_HEAD", "SAMPLE_PARAMS", "SAMPLE_OPTIONS")
 
 

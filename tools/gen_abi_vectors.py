@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tartlet_common.abi import Event, Flag, MaskWhat, Op, Priority, SampleFlag, Writer, u32
+from tartlet_common.abi import Event, Flag, GrammarKind, MaskWhat, Op, Priority, SampleFlag, Writer, u32
 from tools.generated import write_or_check
 
 TARGET = Path("inferlets/sdk/vectors/abi.json")
@@ -103,7 +103,7 @@ def control_vectors() -> list[Vector]:
     tables = [
         _submission(op, Record(op, payload=u32(ids), queue=QUEUE), queue=QUEUE, ids=ids)
         for op in Op
-        if "ALLOC" in op.name
+        if "ALLOC" in op.name and op is not Op.DEALLOC_GRAMMAR
     ]
     return [
         _submission(Op.CREATE_QUEUE, Record(Op.CREATE_QUEUE, 2, queue=QUEUE), queue=QUEUE, model=2),
@@ -171,6 +171,11 @@ def worker_vectors() -> list[Vector]:
         + u32([7, 9])
         + struct.pack("<2f", -100.0, 1.5)
         + u32([5, 9, 11, 1, 2, 3])
+    )
+    following = (
+        struct.pack("<fIffQII", 0.0, 0, 1.0, 0.0, 0, 0, 0)
+        + struct.pack("<7I3f", SampleFlag.GRAMMAR, 0, 0, 0, 0, 0, 0, 1.0, 0.0, 0.0)
+        + u32([4, 123, 34])
     )
     sampling = struct.pack("<fIffQII", 0.5, 40, 0.75, 0.125, 0x0123456789ABCDEF, 8, 2) + u32([2, 3])
     return [
@@ -288,6 +293,25 @@ def worker_vectors() -> list[Vector]:
             presence_penalty=-0.5,
             history=[[1, 2], [3]],
         ),
+        _submission(
+            Op.SAMPLE,
+            _awaited(Op.SAMPLE, queue=QUEUE, a=6, b=1, payload=following),
+            "sample_with_grammar",
+            queue=QUEUE,
+            emb=6,
+            slot=1,
+            grammar=4,
+            matched=[123, 34],
+        ),
+        _submission(
+            Op.GRAMMAR,
+            _awaited(Op.GRAMMAR, queue=QUEUE, a=4, b=GrammarKind.REGEX, payload=b"[a-z]+"),
+            queue=QUEUE,
+            id=4,
+            kind=int(GrammarKind.REGEX),
+            text="[a-z]+",
+        ),
+        _submission(Op.DEALLOC_GRAMMAR, Record(Op.DEALLOC_GRAMMAR, 4, queue=QUEUE), queue=QUEUE, grammar=4),
     ]
 
 

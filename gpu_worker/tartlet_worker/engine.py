@@ -9,10 +9,13 @@ are refused; the other commands run. An engine raises only if the engine itself 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from tartlet_common.engine.spec import EngineSpec
 from tartlet_common.engine.step import Step, StepResult
+
+if TYPE_CHECKING:
+    from tartlet_worker.grammar.grammars import Grammars
 
 
 def ignore_computing() -> None:
@@ -25,6 +28,10 @@ class Engine(Protocol):
     @property
     def spec(self) -> EngineSpec:
         """Facts for Hello; constant over the engine's life."""
+
+    @property
+    def grammars(self) -> Grammars | None:
+        """The grammars that samples may name, which any thread may define; None: samples can't follow grammars."""
 
     def tokenizer_json(self) -> bytes:
         """Return the checkpoint's tokenizer.json, b"" if it has none."""

@@ -30,7 +30,7 @@ def options_of(batch: Sample) -> dict[int, SampleOptions]:
     """Return the options of the commands that bring some, by the command's index."""
     data, bounds = batch.options.tobytes(), batch.options_indptr.tolist()
     spans = zip(batch.with_options.tolist(), pairwise(bounds), strict=True)
-    return {b: sample_options.read(data[start:end]) for b, (start, end) in spans}
+    return {b: sample_options.read_again(data[start:end]) for b, (start, end) in spans}
 
 
 def histories_full(_command: int) -> EngineFailure:

@@ -10,6 +10,7 @@ and one zero page, which pads short page lists.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +21,9 @@ from tartlet_worker.checkpoints.model_config import ModelConfig
 from tartlet_worker.csr import Ints
 from tartlet_worker.history import Histories
 from tartlet_worker.page_tables import PageTables
+
+if TYPE_CHECKING:
+    from tartlet_worker.grammar.matchers import Matchers
 
 FAR = np.int32(2**30)
 """The position of a column that no query sees, because it is not written or is masked. Larger than all positions."""
@@ -66,6 +70,7 @@ class Pools:
         self.slot_token = np.full(sizes.num_slots, -1, np.int32)  # -1: not written
         self.slot_ended = np.zeros(sizes.num_slots, np.bool_)
         self.histories = Histories()  # of the slots whose samples are penalised
+        self.matchers: Matchers | None = None  # of the slots whose samples follow grammars; None: there are none
         # Scratch memory for the current batch; the first two arrays are zero between uses.
         self.page_mark = np.zeros(self.total_pages, np.int64)
         self.embed_mark = np.zeros(sizes.num_embeds, np.int64)
@@ -108,6 +113,8 @@ class Pools:
         """Forget newly allocated token slots."""
         self.slot_token[slots] = -1
         self.histories.forget(slots)
+        if self.matchers is not None:
+            self.matchers.forget(slots)
         self.slot_ended[slots] = False
 
     def refresh(self, pages: Ints) -> None:

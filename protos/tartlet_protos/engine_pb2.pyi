@@ -53,6 +53,7 @@ class WorkerFrame(_message.Message):
     DRAIN_GRACE_S_FIELD_NUMBER: _builtins.int
     NUMBER_FIELD_NUMBER: _builtins.int
     APPLIED_FIELD_NUMBER: _builtins.int
+    GRAMMARS_FIELD_NUMBER: _builtins.int
     control_incarnation: _builtins.str
     """the control that this frame answers; another one drops it"""
     state: _builtins.str
@@ -69,6 +70,8 @@ class WorkerFrame(_message.Message):
     def results(self) -> _containers.RepeatedCompositeFieldContainer[Global___StepResultFrame]: ...
     @_builtins.property
     def broken(self) -> _common_pb2.Error: ...
+    @_builtins.property
+    def grammars(self) -> _containers.RepeatedCompositeFieldContainer[Global___GrammarReport]: ...
     def __init__(
         self,
         *,
@@ -80,14 +83,42 @@ class WorkerFrame(_message.Message):
         drain_grace_s: _builtins.float = ...,
         number: _builtins.int = ...,
         applied: _builtins.int = ...,
+        grammars: _abc.Iterable[Global___GrammarReport] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["broken", b"broken", "hello", b"hello"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["applied", b"applied", "broken", b"broken", "control_incarnation", b"control_incarnation", "drain_grace_s", b"drain_grace_s", "hello", b"hello", "number", b"number", "results", b"results", "state", b"state"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["applied", b"applied", "broken", b"broken", "control_incarnation", b"control_incarnation", "drain_grace_s", b"drain_grace_s", "grammars", b"grammars", "hello", b"hello", "number", b"number", "results", b"results", "state", b"state"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___WorkerFrame: _TypeAlias = WorkerFrame  # noqa: Y015
+
+@_typing.final
+class GrammarReport(_message.Message):
+    """A grammar has been compiled, or can't be."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NUMBER_FIELD_NUMBER: _builtins.int
+    ERROR_FIELD_NUMBER: _builtins.int
+    number: _builtins.int
+    @_builtins.property
+    def error(self) -> _common_pb2.Error:
+        """number 0: samples may name the grammar"""
+
+    def __init__(
+        self,
+        *,
+        number: _builtins.int = ...,
+        error: _common_pb2.Error | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["error", b"error"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["error", b"error", "number", b"number"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GrammarReport: _TypeAlias = GrammarReport  # noqa: Y015
 
 @_typing.final
 class WorkerHello(_message.Message):
@@ -208,6 +239,7 @@ class EngineFrame(_message.Message):
     DRAIN_FIELD_NUMBER: _builtins.int
     NUMBER_FIELD_NUMBER: _builtins.int
     APPLIED_FIELD_NUMBER: _builtins.int
+    GRAMMARS_FIELD_NUMBER: _builtins.int
     worker_incarnation: _builtins.str
     drain: _builtins.bool
     number: _builtins.int
@@ -216,6 +248,8 @@ class EngineFrame(_message.Message):
     def hello(self) -> Global___EngineHello: ...
     @_builtins.property
     def steps(self) -> _containers.RepeatedCompositeFieldContainer[Global___StepFrame]: ...
+    @_builtins.property
+    def grammars(self) -> _containers.RepeatedCompositeFieldContainer[Global___GrammarFrame]: ...
     def __init__(
         self,
         *,
@@ -225,14 +259,44 @@ class EngineFrame(_message.Message):
         drain: _builtins.bool = ...,
         number: _builtins.int = ...,
         applied: _builtins.int = ...,
+        grammars: _abc.Iterable[Global___GrammarFrame] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["hello", b"hello"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["applied", b"applied", "drain", b"drain", "hello", b"hello", "number", b"number", "steps", b"steps", "worker_incarnation", b"worker_incarnation"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["applied", b"applied", "drain", b"drain", "grammars", b"grammars", "hello", b"hello", "number", b"number", "steps", b"steps", "worker_incarnation", b"worker_incarnation"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___EngineFrame: _TypeAlias = EngineFrame  # noqa: Y015
+
+@_typing.final
+class GrammarFrame(_message.Message):
+    """A grammar to compile, or to forget behind the steps of earlier frames."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NUMBER_FIELD_NUMBER: _builtins.int
+    KIND_FIELD_NUMBER: _builtins.int
+    TEXT_FIELD_NUMBER: _builtins.int
+    number: _builtins.int
+    """from 1"""
+    kind: _builtins.int
+    """abi.GrammarKind; 0: forget it"""
+    text: _builtins.bytes
+    def __init__(
+        self,
+        *,
+        number: _builtins.int = ...,
+        kind: _builtins.int = ...,
+        text: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["kind", b"kind", "number", b"number", "text", b"text"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GrammarFrame: _TypeAlias = GrammarFrame  # noqa: Y015
 
 @_typing.final
 class EngineHello(_message.Message):

@@ -86,6 +86,9 @@ class Op(IntEnum):
     DEALLOC_SLOT = 42
     USAGE = 43  # answer payload: JSON {pages, embeds, slots, page_limit, free_pages}
     TABLE = 44  # a: table, b: keep_tokens, c: new_rows; payload: u32 source, or nothing for the table itself
+    # a: id, b: GrammarKind; payload: UTF-8 text. Answered when the queue's engine has compiled it
+    GRAMMAR = 45
+    DEALLOC_GRAMMAR = 46  # a: id
     # answered by the worker
     EMBED_TXT = 64  # a: n, b: 0 token ids, 1 token slots; payload: u32 embeds[n], sources[n], positions[n]
     FORWARD = 65  # a: okv_offset, b: adapter (0 none), c: 1 with mask; payload: FORWARD_HEAD, lists, mask bits
@@ -153,7 +156,10 @@ SAMPLE_OPTIONS = np.dtype(
         ("presence", "<f4"),
     ]
 )
-"""Optional, behind the stop tokens of a SAMPLE payload; then bias ids, f32 biases, allowed, named, prompt, output."""
+"""Optional, behind the stop tokens of a SAMPLE payload; then bias ids, f32 biases, allowed, named, prompt, output.
+
+With SampleFlag.GRAMMAR, a u32 with the grammar's id follows, and u32 tokens that the matcher takes first.
+"""
 
 MAX_LOGPROBS = 20
 """The limit of `top` where GET_MODEL doesn't tell it (`logprobs_limit`)."""
@@ -168,6 +174,22 @@ class SampleFlag(IntFlag):
     MASK = 2  # only the tokens with a set bit may be sampled; the list holds the bits, 32 a word
     PENALTIES = 4  # the penalties apply, and the token is added to the slot's history
     HISTORY = 8  # first the slot's history is set to the lists of prompt and output tokens
+    GRAMMAR = 16  # the token continues a text of the named grammar, or (0) the one of the slot's matcher
+
+
+class GrammarKind(IntEnum):
+    """The language of a grammar's text."""
+
+    JSON_SCHEMA = 1  # a JSON schema as JSON text; {} lets any JSON value through
+    REGEX = 2  # a regular expression, which the whole text matches
+    LARK = 3  # a grammar for Lark, with `start`
+    EBNF = 4  # a grammar in the notation of GBNF, with `root`
+
+
+MAX_GRAMMAR_BYTES = 256 << 10
+"""Longest text of a grammar."""
+MAX_GRAMMARS = 64
+"""Grammars that a program may hold at one time."""
 
 
 class MaskWhat(IntEnum):

@@ -72,7 +72,7 @@ def test_images_hold_the_versions_that_are_tested(name: str) -> None:
 def test_what_is_locked_can_be_installed(name: str, python: str, tmp_path: Path) -> None:
     """The lock matches pyproject.toml, and each version has a wheel for Linux with a locked hash."""
     lock = str(LOCKS / f"{name}.txt")
-    platform = ("--python-version", python, "--python-platform", "x86_64-manylinux_2_28", "--only-binary", ":all:")
+    platform = ("--python-version", python, "--python-platform", "x86_64-manylinux_2_31", "--only-binary", ":all:")
     extras = [word for extra in VARIANTS[name] for word in ("--extra", extra)]
     asked = versions(uv("pip", "compile", "pyproject.toml", *extras, "-c", lock, *platform, "--quiet", "--no-header"))
     assert len(asked) > 30

@@ -11,6 +11,8 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import psutil
 
@@ -21,6 +23,10 @@ from tartlet_worker.engine import ignore_computing
 from tartlet_worker.fake import model
 from tartlet_worker.fake.handlers import HANDLERS, Answers
 from tartlet_worker.fake.state import SLOT_BYTES, FakeOptions, FakeState
+from tartlet_worker.grammar import optional
+
+if TYPE_CHECKING:
+    from tartlet_worker.grammar.grammars import Grammars
 
 
 class FakeEngine:
@@ -45,11 +51,21 @@ class FakeEngine:
             self.state = FakeState(options)
         except MemoryError as e:
             raise OutOfDeviceMemory(device="cpu", asked_bytes=asked, free_bytes=memory.available) from e
+        grammar = optional.load(model.tokenizer_json(), model.VOCAB_SIZE, self._spec.stop_tokens)
+        self._grammars: Grammars | None = None
+        if grammar is not None:
+            self._grammars, self.state.matchers = grammar
+            self._spec = replace(self._spec, traits=(*self._spec.traits, optional.TRAIT))
 
     @property
     def spec(self) -> EngineSpec:
         """Facts for Hello."""
         return self._spec
+
+    @property
+    def grammars(self) -> Grammars | None:
+        """See `Engine.grammars`."""
+        return self._grammars
 
     def tokenizer_json(self) -> bytes:
         """Return the tokenizer: one token for each byte, and four special tokens."""

@@ -26,7 +26,7 @@ from tartlet_common.engine.step import (
 )
 from tartlet_common.errors.registry import ContextTooLong, EngineFailure, InvalidArgument, TartletError
 from tartlet_worker.fake import model
-from tartlet_worker.fake.options import changed, tell
+from tartlet_worker.fake.options import changed, following, tell
 from tartlet_worker.fake.state import EngineBroken, FakeState
 from tartlet_worker.history import Told, asked_columns, histories_full, options_of
 from tartlet_worker.sampling.philox import uniform
@@ -291,11 +291,19 @@ def sample(state: FakeState, x: Sample, out: Answers) -> None:
             _fail(state, x.lane, b, histories_full(b), out)
             continue
         rule = model.SampleRule(float(x.temperature[b]), int(x.top_k[b]), float(x.top_p[b]), float(x.min_p[b]))
-        weighed = logp[b] if asked is None else model.log_softmax(changed(state, slot, logits[b], asked))
+        allowed = None
+        if asked is not None and asked.grammar is not None:
+            allowed, error = following(state, slot, asked)
+            if error is not None:
+                _fail(state, x.lane, b, error, out)
+                continue
+        weighed = logp[b] if asked is None else model.log_softmax(changed(state, slot, logits[b], asked, allowed))
         token = model.draw(weighed, rule, float(u[b]))
         if asked is not None:
             told[b] = tell(state, slot, token, logp[b], asked)
         ended = token in x.stop[x.stop_indptr[b] : x.stop_indptr[b + 1]]
+        if allowed is not None and state.matchers is not None:
+            ended |= state.matchers.advance([(slot, token)])[0]
         state.slot[slot], state.slot_ended[slot] = token, ended
         out.token[b], out.ended[b], out.logprob[b] = token, ended, logp[b, token]
     if asking:

@@ -6,14 +6,30 @@ import numpy as np
 import numpy.typing as npt
 
 from tartlet_common.engine.sample_options import BANNED, SampleOptions
+from tartlet_common.errors.registry import InvalidArgument, TartletError
+from tartlet_worker.fake.model import VOCAB_SIZE
 from tartlet_worker.fake.state import FakeState
 from tartlet_worker.history import Told
 
 F64 = npt.NDArray[np.float64]
 
 
-def changed(state: FakeState, slot: int, logits: F64, options: SampleOptions) -> F64:
-    """Return the logits [V] by which the token is chosen."""
+def following(
+    state: FakeState, slot: int, options: SampleOptions
+) -> tuple[npt.NDArray[np.bool_] | None, TartletError | None]:
+    """Return the tokens [V] that a grammar allows, or why there are none."""
+    if state.matchers is None:
+        return None, InvalidArgument(argument="grammar", detail="this engine has no grammars")
+    masks, errors = state.matchers.prepare({0: (slot, options)})
+    if 0 in errors:
+        return None, errors[0]
+    return np.unpackbits(masks[0].view(np.uint8), bitorder="little", count=VOCAB_SIZE).view(np.bool_), None
+
+
+def changed(
+    state: FakeState, slot: int, logits: F64, options: SampleOptions, allowed: npt.NDArray[np.bool_] | None = None
+) -> F64:
+    """Return the logits [V] by which the token is chosen; a grammar allows some tokens alone."""
     out = logits.copy()
     by = options.penalties
     if by is not None:
@@ -24,7 +40,7 @@ def changed(state: FakeState, slot: int, logits: F64, options: SampleOptions) ->
             out[token] = value - by.frequency * times - (by.presence if times else 0.0)
     for token, value in zip(options.bias_token.tolist(), options.bias.tolist(), strict=True):
         out[token] = -np.inf if value <= BANNED else out[token] + value
-    permitted = options.permitted(len(out))
+    permitted = options.permitted(len(out)) if allowed is None else allowed  # which takes them into account
     return out if permitted is None else np.where(permitted, out, -np.inf)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
@@ -11,6 +11,9 @@ from tartlet_common.engine import defaults
 from tartlet_common.engine.step import Step
 from tartlet_worker.history import Histories
 from tartlet_worker.page_tables import PageTables
+
+if TYPE_CHECKING:
+    from tartlet_worker.grammar.matchers import Matchers
 
 SLOT_BYTES: Final = 14
 """Bytes of a page for each token, as `FakeState.reset` makes them."""
@@ -45,6 +48,7 @@ class FakeState:
 
     def __init__(self, options: FakeOptions) -> None:
         self.options = options
+        self.matchers: Matchers | None = None
         self.reset()
 
     def reset(self) -> None:
@@ -62,6 +66,8 @@ class FakeState:
         self.slot_ended = np.zeros(o.num_slots, np.bool_)
         self.tables = PageTables(o.page_size)
         self.histories = Histories()
+        if self.matchers is not None:
+            self.matchers.forget(range(o.num_slots))
         self.poisoned: set[int] = set()
         self.tokens = 0  # through the layers, this step
 
@@ -76,4 +82,6 @@ class FakeState:
         self.tables.change(step.tables)
         self.tables.changed.clear()
         self.histories.forget(step.clear_slots)
+        if self.matchers is not None:
+            self.matchers.forget(step.clear_slots)
         self.poisoned.difference_update(step.reset_lanes.tolist())

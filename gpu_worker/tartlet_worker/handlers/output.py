@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
+from tartlet_common.engine.sample_options import SampleOptions
 from tartlet_common.engine.step import BatchResult, GetNextDist, Kind, Sample
-from tartlet_common.errors.registry import InvalidArgument
+from tartlet_common.errors.registry import InvalidArgument, TartletError
 from tartlet_worker.csr import Bools, Ints, any_by, counts, indptr_of, take, within
 from tartlet_worker.handlers.registration import Resources, handles
 from tartlet_worker.handlers.statuses import BatchStatuses, one_each
@@ -80,6 +83,10 @@ def sample_tokens(batch: Sample, on: Resources) -> tuple[BatchResult, int]:
         if not pools.histories.room_for(asked):
             statuses.fail(np.arange(count) == b, histories_full)
     runs = statuses.settle()
+    masks = _masks(batch, asking, runs, on)
+    if masks.errors:
+        statuses.fail(np.isin(np.arange(count), list(masks.errors)), masks.errors.__getitem__)
+        runs = statuses.settle()
     if not statuses.all_run:
         pools.slot_ended[batch.slot[statuses.skipped]] = True
     token = np.full(count, -1, np.int32)
@@ -103,17 +110,49 @@ def sample_tokens(batch: Sample, on: Resources) -> tuple[BatchResult, int]:
             token[part], logprob[part] = on.sampler.sample(logits, params)
             continue
         options = {row: asking[b] for row, b in enumerate(part.tolist()) if b in asking}
+        allowed = {row: masks.words[b] for row, b in enumerate(part.tolist()) if b in masks.words}
         token[part], logprob[part], told_of = sample_with(
-            on.sampler, logits, params, batch.slot[part], options, pools.histories
+            on.sampler, logits, params, batch.slot[part], options, pools.histories, allowed
         )
         answers |= {int(part[row]): told for row, told in told_of.items()}
     if len(runs):
         ended[runs] = _stops(batch, token)[runs]
+        _advance(batch, [b for b in runs.tolist() if b in masks.words], token, ended, pools)
         pools.slot_token[batch.slot[runs]] = token[runs]
         pools.slot_ended[batch.slot[runs]] = ended[runs]
     if not asking:
         return statuses.result(token=token, ended=ended, logprob=logprob), 0
     return statuses.result(token=token, ended=ended, logprob=logprob, dist=asked_columns(asking, answers)), 0
+
+
+class _Masks(NamedTuple):
+    """The tokens that grammars allow: words [W] by command, and why commands can't have any."""
+
+    words: dict[int, npt.NDArray[np.int32]]
+    errors: dict[int, TartletError]
+
+
+def _masks(batch: Sample, asking: dict[int, SampleOptions], runs: npt.NDArray[np.int64], on: Resources) -> _Masks:
+    """Return the masks of the commands that run and follow grammars."""
+    following = {b for b, asked in asking.items() if asked.grammar is not None}
+    if not following:
+        return _Masks({}, {})
+    wanted = {b: (int(batch.slot[b]), asking[b]) for b in runs.tolist() if b in following}
+    if on.pools.matchers is None:
+        none = InvalidArgument(argument="grammar", detail="this engine has no grammars")
+        return _Masks({}, dict.fromkeys(wanted, none))
+    return _Masks(*on.pools.matchers.prepare(wanted))
+
+
+def _advance(
+    batch: Sample, following: list[int], token: npt.NDArray[np.int32], ended: npt.NDArray[np.uint8], pools: Pools
+) -> None:
+    """Move matchers on; a text that can't go on ends its slot."""
+    if following and pools.matchers is not None:
+        at = batch.slot[following].tolist()
+        ended[following] |= np.array(
+            pools.matchers.advance(list(zip(at, token[following].tolist(), strict=True))), np.uint8
+        )
 
 
 def _check_source(statuses: BatchStatuses, embed: npt.NDArray[np.int32], indptr: Ints, pools: Pools) -> None:

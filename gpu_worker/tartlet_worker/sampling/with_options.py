@@ -7,6 +7,7 @@ logits as the model gave them.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -26,6 +27,7 @@ def sample_with(
     slots: npt.NDArray[np.int32],
     options: Mapping[int, SampleOptions],
     histories: Histories,
+    masks: Mapping[int, npt.NDArray[np.int32]] | None = None,
 ) -> tuple[I64, F32, dict[int, Told]]:
     """Sample a token for each row of logits [N, V] float32 and add it to its slot's history where penalties apply.
 
@@ -36,14 +38,20 @@ def sample_with(
         slots: [N] the token slots of the rows.
         options: of some rows, by their index.
         histories: of the engine's slots.
+        masks: the tokens that may be sampled, a bit for each token, of the rows that follow grammars. These masks take
+            the options into account.
 
     Returns:
         Tokens [N], their log-probabilities [N], and for each row with options the log-probabilities that it asks for.
     """
-    changing = [row for row, asked in options.items() if _changes(asked)]
+    masks = masks or {}
+    changing = [row for row, asked in options.items() if row in masks or _changes(asked)]
     changed = logits.clone() if changing else logits
     for row in changing:
-        _change(changed[row], options[row], histories, int(slots[row]))
+        if _changes(options[row]):
+            _change(changed[row], options[row], histories, int(slots[row]))
+    if masks:
+        _mask(changed, masks)
     token, logprob = sampler.sample(changed, params)
     if changing:
         logprob[changing] = sampler.logprobs(logits[changing], token[changing, None])[:, 0]
@@ -51,6 +59,9 @@ def sample_with(
         if options[row].penalties is not None:
             histories.add(int(slots[row]), int(token[row]))
     return token, logprob, {row: _told(sampler, logits[row : row + 1], asked) for row, asked in options.items()}
+
+
+_NOTHING: Final[Told] = np.zeros(0, np.int32), np.zeros(0, np.float32)
 
 
 def _changes(options: SampleOptions) -> bool:
@@ -75,10 +86,19 @@ def _change(row: Tensor, options: SampleOptions, histories: Histories, slot: int
         row[torch.from_numpy(~permitted).to(device)] = -torch.inf
 
 
+def _mask(rows: Tensor, masks: Mapping[int, npt.NDArray[np.int32]]) -> None:
+    """Make the tokens without a bit in their row's mask impossible, in logits [N, V]."""
+    packed = np.stack(list(masks.values())).view(np.uint8)
+    bits = np.unpackbits(packed, axis=1, bitorder="little", count=rows.shape[1])
+    at = torch.tensor(list(masks), device=rows.device)
+    hidden = torch.from_numpy(bits == 0).to(rows.device)
+    rows[at] = rows[at].masked_fill(hidden, -torch.inf)
+
+
 def _told(sampler: Sampler, row: Tensor, options: SampleOptions) -> Told:
     """Return the best tokens of one row [1, V] and the named ones, with their log-probabilities."""
+    if not options.top and not len(options.named):
+        return _NOTHING
     best = sampler.top(row, min(options.top, row.shape[1]))[0][0] if options.top else np.zeros(0, np.int64)
     ids = np.concatenate([best, options.named])
-    if not len(ids):
-        return ids.astype(np.int32), np.zeros(0, np.float32)
     return ids.astype(np.int32), sampler.logprobs(row, ids[None])[0]

@@ -46,6 +46,11 @@ class _Reset:
 
 
 @dataclass(frozen=True, slots=True)
+class _Afterwards:
+    call: Callable[[], None]
+
+
+@dataclass(frozen=True, slots=True)
 class _Work:
     link: int
     frame: engine_pb2.StepFrame
@@ -58,7 +63,7 @@ class EngineThread:
         self._engine = engine
         self._loop = loop
         self._finished = finished
-        self._queue: SimpleQueue[_Work | _Reset | None] = SimpleQueue()
+        self._queue: SimpleQueue[_Work | _Reset | _Afterwards | None] = SimpleQueue()
         self._held: Finished | None = None  # the last report, until the loop gets it
         self._ending = False
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
@@ -75,6 +80,10 @@ class EngineThread:
         """Queue a reset of the engine's pools, which happens after the steps that were queued before."""
         self._queue.put(_Reset())
 
+    def afterwards(self, call: Callable[[], None]) -> None:
+        """Have the thread call something after the steps that were queued before."""
+        self._queue.put(_Afterwards(call))
+
     async def stop(self, timeout_s: float = 5.0) -> None:
         """End the thread after its current step. A step that takes longer than `timeout_s` ends with the process."""
         self._queue.put(None)
@@ -87,6 +96,9 @@ class EngineThread:
                 self._tell()
                 self._engine.reset()
                 continue
+            if isinstance(item, _Afterwards):
+                item.call()
+                continue
             report = self._step(item)
             self._tell()
             self._held = report
@@ -94,7 +106,7 @@ class EngineThread:
                 break
         self._tell()
 
-    def _next(self) -> _Work | _Reset | None:
+    def _next(self) -> _Work | _Reset | _Afterwards | None:
         if self._queue.empty():  # there is no next step whose computing the report could wait for
             self._tell()
         return self._queue.get() if not self._ending else None

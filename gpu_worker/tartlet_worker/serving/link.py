@@ -37,6 +37,7 @@ from tartlet_common.rpc.resume import ResumableLink
 from tartlet_protos import common_pb2, engine_pb2, engine_pb2_grpc
 from tartlet_worker.engine import Engine
 from tartlet_worker.serving.engine_thread import EngineThread, Finished
+from tartlet_worker.serving.grammar_desk import GrammarDesk
 
 log = logging.getLogger("tartlet.worker")
 
@@ -97,6 +98,7 @@ class Link:
         self._said: set[str] = set()  # states that control was told of on this link
         self._let_go = False  # control holds nothing of this engine any more
         self._thread = EngineThread(engine, asyncio.get_running_loop(), self._on_finished)
+        self._grammars = GrammarDesk(engine, self._thread.afterwards, self._wake.set)
 
     async def run(self) -> None:
         """Serve until drained.
@@ -220,6 +222,7 @@ class Link:
             self._malformed = None
             self._said.clear()
             self._thread.reset()
+            self._grammars.begin_link(self._links)
             log.info("control %s accepted %s", self._peer.incarnation[:8], self._engine_id)
         self._connections += 1
         self._away_since = None
@@ -258,6 +261,7 @@ class Link:
             if not frame.worker_incarnation or frame.worker_incarnation == self._incarnation:
                 for step in frame.steps:
                     self._thread.submit(link, step)
+                self._grammars.take(frame.grammars)
                 # control holds nothing of this engine any more: we asked for that, or an operator did
                 self._let_go |= frame.drain
             frames.applied()
@@ -290,6 +294,8 @@ class Link:
         if not link.full:
             for results in _split(self._take()):
                 link.send(engine_pb2.WorkerFrame(control_incarnation=self._peer.incarnation, results=results))
+            if reports := self._grammars.reports():
+                link.send(engine_pb2.WorkerFrame(control_incarnation=self._peer.incarnation, grammars=reports))
         if self._broken is not None:
             self._say_once(link, "broken", broken=error_proto.error_to_proto(self._broken))
         elif self._overdue_s is not None:

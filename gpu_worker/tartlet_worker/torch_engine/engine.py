@@ -26,6 +26,8 @@ from tartlet_common.engine.step import (
 )
 from tartlet_common.errors.registry import EngineFailure, OutOfDeviceMemory, TartletError
 from tartlet_worker.engine import ignore_computing
+from tartlet_worker.grammar.grammars import Grammars
+from tartlet_worker.grammar.optional import GrammarSupport
 from tartlet_worker.handlers.registration import Resources
 from tartlet_worker.handlers.registry import HANDLERS
 from tartlet_worker.models.base import Decoder
@@ -36,8 +38,18 @@ from tartlet_worker.sampling.base import Sampler
 class TorchEngine:
     """A Llama-family model with its pools on one device; see `Engine` and the module."""
 
-    def __init__(self, spec: EngineSpec, decoder: Decoder, pools: Pools, sampler: Sampler, tokenizer: bytes) -> None:
+    def __init__(
+        self,
+        spec: EngineSpec,
+        decoder: Decoder,
+        pools: Pools,
+        sampler: Sampler,
+        tokenizer: bytes,
+        grammar: GrammarSupport | None = None,
+    ) -> None:
         self._spec, self._decoder, self._pools, self._tokenizer = spec, decoder, pools, tokenizer
+        self._grammars = None if grammar is None else grammar.grammars
+        pools.matchers = None if grammar is None else grammar.matchers
         self._poisoned: set[int] = set()
         self._resources = Resources(spec, pools, decoder, sampler, self._poisoned)
 
@@ -45,6 +57,11 @@ class TorchEngine:
     def spec(self) -> EngineSpec:
         """See `Engine.spec`."""
         return self._spec
+
+    @property
+    def grammars(self) -> Grammars | None:
+        """See `Engine.grammars`."""
+        return self._grammars
 
     @property
     def pools(self) -> Pools:

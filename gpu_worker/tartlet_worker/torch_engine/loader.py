@@ -24,6 +24,7 @@ from tartlet_worker.checkpoints.model_config import ModelConfig, read_config
 from tartlet_worker.checkpoints.tensors import digest, weight_files
 from tartlet_worker.checkpoints.text_files import TOKENIZER, Texts, read_texts
 from tartlet_worker.checkpoints.weights import WeightReader
+from tartlet_worker.grammar import optional
 from tartlet_worker.kernels import available
 from tartlet_worker.kernels.library import MAX_GROUP
 from tartlet_worker.models.base import Decoder
@@ -127,7 +128,10 @@ def load_engine(
     if not texts.tokenizer_json:
         file = path / TOKENIZER
         log.warning("%s: no such file: programs can use tokens only, no text and no chat template", file)
-    return TorchEngine(spec, decoder, pools, make_sampler(options), texts.tokenizer_json)
+    grammar = optional.load(texts.tokenizer_json, spec.vocab_size, spec.stop_tokens)
+    if grammar is not None:
+        spec = replace(spec, traits=(*spec.traits, optional.TRAIT))
+    return TorchEngine(spec, decoder, pools, make_sampler(options), texts.tokenizer_json, grammar)
 
 
 @contextlib.contextmanager

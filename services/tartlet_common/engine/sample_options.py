@@ -6,6 +6,7 @@ Control checks them once, and engines apply them (docs/abi.md, "Noise and sampli
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Final
 
 import numpy as np
@@ -46,6 +47,7 @@ class SampleOptions:
     mask: npt.NDArray[np.uint8] | None  # or only those with a set bit: packed, least significant bit first
     penalties: Penalties | None
     history: tuple[I32, I32] | None  # prompt and output tokens that the slot's history is set to
+    grammar: tuple[int, I32] | None = None  # the grammar's id (0: the slot's matcher goes on), tokens it takes first
 
     def permitted(self, vocab: int) -> npt.NDArray[np.bool_] | None:
         """Return [vocab]: which tokens may be sampled, or None if all may."""
@@ -75,13 +77,17 @@ def read(data: bytes | memoryview) -> SampleOptions:
     flags = int(head["flags"])
     n_bias, *counts = (int(head[name]) for name in ("n_bias", "n_allowed", "n_named", "n_prompt", "n_output"))
     size = SAMPLE_OPTIONS.itemsize + 4 * (2 * n_bias + sum(counts))
+    grammar = None
+    if flags & SampleFlag.GRAMMAR:
+        grammar = _grammar(data, size)
+        size = len(data)  # the tokens of the matcher are all that follows
     both = SampleFlag.ALLOWED | SampleFlag.MASK
     lone_history = flags & SampleFlag.HISTORY and not flags & SampleFlag.PENALTIES
     bad_flags = flags >= 2 * max(SampleFlag) or flags & both == both or lone_history
     if bad_flags or size != len(data):
         raise MalformedSubmission(detail=f"options of sample with flags {flags} and {size} bytes, not {len(data)}")
     words = np.frombuffer(data, np.int32, offset=SAMPLE_OPTIONS.itemsize)
-    ids, bias, allowed, named, prompt, output = np.split(words, np.cumsum([n_bias, n_bias, *counts[:-1]]))
+    ids, bias, allowed, named, prompt, output, _ = np.split(words, np.cumsum([n_bias, n_bias, *counts]))
     penalties = (float(head[name]) for name in ("repetition", "frequency", "presence"))
     return SampleOptions(
         top=int(head["top"]),
@@ -92,7 +98,47 @@ def read(data: bytes | memoryview) -> SampleOptions:
         mask=allowed.view(np.uint8) if flags & SampleFlag.MASK else None,
         penalties=Penalties(*penalties) if flags & SampleFlag.PENALTIES else None,
         history=(prompt, output) if flags & SampleFlag.HISTORY else None,
+        grammar=grammar,
     )
+
+
+def _grammar(data: bytes | memoryview, at: int) -> tuple[int, I32]:
+    """Read the grammar's id behind the lists, which end `at`, and the tokens that its matcher takes."""
+    if len(data) < at + 4 or len(data) % 4:
+        raise MalformedSubmission(detail=f"options of sample with a grammar need {at + 4} bytes, not {len(data)}")
+    words = np.frombuffer(data, np.int32, offset=at)
+    return int(words[0].view(np.uint32)), words[1:]
+
+
+def named_grammar(options: SampleOptions, data: bytes) -> tuple[int, int] | None:
+    """Return the id of the grammar that options name, and where it stands in their bytes; None if they name none."""
+    if options.grammar is None or not options.grammar[0]:
+        return None
+    return options.grammar[0], len(data) - 4 * (1 + len(options.grammar[1]))
+
+
+def begun(data: bytes, grammar: int, tokens: I32) -> bytes:
+    """Return options whose matcher begins with a grammar and has taken `tokens`, from options that let it go on.
+
+    A matcher is a function of its grammar's text and of tokens. So this is how a sample that comes after a loss of the
+    engine, or after a move, gets the matcher that it would have found.
+
+    Args:
+        data: abi.SAMPLE_OPTIONS and its lists, with the flag GRAMMAR and the grammar 0.
+        grammar: the grammar's number on the new engine.
+        tokens: all that the matcher has taken, in order.
+    """
+    options = read(data)
+    if options.grammar is None or options.grammar[0]:
+        return data
+    keep = len(data) - 4 * (1 + len(options.grammar[1]))
+    return b"".join((data[:keep], grammar.to_bytes(4, "little"), tokens.tobytes(), options.grammar[1].tobytes()))
+
+
+@lru_cache(maxsize=256)
+def read_again(data: bytes) -> SampleOptions:
+    """Read options as `read` does; a generation repeats the same bytes at every token."""
+    return read(data)
 
 
 def check(options: SampleOptions, vocab: int, top_limit: int) -> None:
@@ -117,6 +163,7 @@ def check(options: SampleOptions, vocab: int, top_limit: int) -> None:
         "allowed": options.named if options.allowed is None else options.allowed,
         "history": prompt,
         "output": output,
+        "grammar": options.grammar[1] if options.grammar is not None else output,
     }
     for name, ids in lists.items():
         if len(ids) and int(ids.view(np.uint32).max()) >= vocab:
@@ -130,6 +177,9 @@ def check(options: SampleOptions, vocab: int, top_limit: int) -> None:
         detail = f"{len(options.mask)} bytes, the vocabulary of {vocab} needs {4 * -(-vocab // 32)}"
         raise InvalidArgument(argument="allowed", detail=detail)
     _check_penalties(options.penalties)
+    if options.grammar is not None and len(options.grammar[1]) > MAX_HISTORY:
+        detail = f"its matcher shall take {len(options.grammar[1])} tokens first, more than {MAX_HISTORY}"
+        raise InvalidArgument(argument="grammar", detail=detail)
     permitted = options.permitted(vocab)
     if permitted is not None and not permitted.any():
         raise InvalidArgument(argument="allowed", detail="no token of the vocabulary may be sampled")

@@ -127,9 +127,13 @@ class ContextTooLong(TartletError):
 @_register(124)
 class UnknownPool(TartletError):
     message = "no engine of the pool {pool!r} is there for this program; pools that it may use: {available}"
-    remedy = (
-        "Use one of these pools, or start an engine in the pool. Control's shared_pools opens a pool to all tenants."
-    )
+    remedy = "Use one of these pools, or start an engine in one; control's shared_pools opens a pool to all tenants."
+
+
+@_register(125)
+class GrammarRefused(TartletError):
+    message = "the grammar can't be used: {detail}"
+    remedy = "Correct or simplify the grammar, or give fewer tokens to allow; the guide names kinds and limits."
 
 
 # ---- 2xx: the program's own fault -------------------------------------------------------------------------------

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 from itertools import accumulate, repeat
 from typing import Final
 
@@ -129,9 +130,10 @@ class Sample(Command):
         params: abi.SAMPLE_PARAMS.
         stop: u32 stop tokens.
         options: abi.SAMPLE_OPTIONS with its lists, usually empty.
+        grammar: the id of the grammar that the options name and where it stands in their bytes, or None.
     """
 
-    __slots__ = ("embed", "options", "params", "slot", "stop")
+    __slots__ = ("embed", "grammar", "options", "params", "slot", "stop")
     kind = int(Kind.SAMPLE)
 
     def __init__(
@@ -140,6 +142,7 @@ class Sample(Command):
         super().__init__(queue, record, arrived)
         self.size = 64 + len(stop) + len(options)
         self.options = options
+        self.grammar: tuple[int, int] | None = None
         self.embed = record.a
         self.slot = record.b
         self.params = params
@@ -168,10 +171,27 @@ def parse_sample(queue: CommandQueue, record: Record, payload: memoryview, arriv
             raise InvalidArgument(argument="stop", detail=f"{worst} is no token")
     raw = bytes(payload)
     options = raw[end:]
+    command = Sample(queue, record, arrived, raw[:32], raw[32:end], options)
     if options:
         spec = queue.spec
-        sample_options.check(sample_options.read(options), spec.vocab_size, spec.logprobs_limit)
-    return Sample(queue, record, arrived, raw[:32], raw[32:end], options)
+        command.grammar = _checked(options, spec.vocab_size, spec.logprobs_limit)
+    return command
+
+
+def _checked(options: bytes, vocab: int, top_limit: int) -> tuple[int, int] | None:
+    """Check options, and return the grammar that they name and its place."""
+    return (_check_short if len(options) <= _SHORT_BYTES else _check)(options, vocab, top_limit)
+
+
+def _check(options: bytes, vocab: int, top_limit: int) -> tuple[int, int] | None:
+    read = sample_options.read(options)
+    sample_options.check(read, vocab, top_limit)
+    return sample_options.named_grammar(read, options)
+
+
+_SHORT_BYTES: Final = 256
+_check_short: Final = lru_cache(maxsize=1024)(_check)
+"""A generation repeats its options at every token. Errors are not kept."""
 
 
 class SampleConflicts:
@@ -210,8 +230,9 @@ class PackSample:
             engine = c.queue.place.engine
             if engine is None or engine.protocol < TABLES_SINCE:
                 raise UnsupportedTrait(model=c.queue.spec.model, trait="options of sample")
+            options = c.options if c.grammar is None else _on_engine(c, c.grammar)
             self._with_options.append(len(self._embed))
-            self._options.append(c.options)
+            self._options.append(options)
         self._embed.append(embed)
         self._slot.append(slot)
         self._params.append(c.params)
@@ -238,6 +259,16 @@ class PackSample:
             options=np.frombuffer(b"".join(self._options), np.uint8),
             options_indptr=i32([0, *accumulate(map(len, self._options))] if self._options else []),
         )
+
+
+def _on_engine(c: Sample, named: tuple[int, int]) -> bytes:
+    """Return the options of a sample with the number that its grammar has on the engine."""
+    grammar_id, at = named
+    grammar = c.queue.place.grammars.get(grammar_id)
+    if grammar is None or not grammar.ready:
+        detail = f"the program has no grammar {grammar_id}" if grammar is None else "await the grammar first"
+        raise InvalidArgument(argument="grammar", detail=detail)
+    return c.options[:at] + grammar.number.to_bytes(4, "little") + c.options[at + 4 :]
 
 
 def settle_sample(commands: Sequence[Sample], answers: BatchResult) -> Iterable[Value]:

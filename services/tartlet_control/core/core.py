@@ -296,6 +296,10 @@ class Core:
             raise EngineFailure(detail=f"answered step {result.number} after it was given up")
         self.settler.settle(engine, batcher, result, self.clock.now())
 
+    def on_grammar(self, engine: EngineState, number: int, error: TartletError | None) -> None:
+        """Take an engine's word that a grammar is compiled, or why it can't be."""
+        self.runner.grammars.report(self.lifecycle.programs, engine, number, error)
+
     def cordon(self, engine_id: str, *, drain: bool = False) -> EngineState:
         """Place no new programs on an engine; with `drain`, tell it to go once it has no programs.
 

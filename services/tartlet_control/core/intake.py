@@ -35,7 +35,7 @@ _LARGE_BYTES: Final = 32 << 10
 _USAGE_JSON: Final = b'{"pages":%d,"embeds":%d,"slots":%d,"page_limit":%d,"free_pages":%d}'
 
 
-_AtOnce = Callable[[Any, ProgramState, CommandQueue | None, Record], None]
+_AtOnce = Callable[[Any, ProgramState, CommandQueue | None, Record, memoryview], None]
 
 
 class CommandIntake:
@@ -51,7 +51,7 @@ class CommandIntake:
         program.commands += 1
         queue = program.queues.get(record.queue)
         if record.op not in PARSERS:
-            self._at_once(program, queue, record, now)
+            self._at_once(program, queue, record, payload, now)
             return
         if queue is None:
             try:
@@ -107,12 +107,14 @@ class CommandIntake:
 
     # ---- operations that don't take a turn ------------------------------------------------------------------------
 
-    def _at_once(self, program: ProgramState, queue: CommandQueue | None, record: Record, now: float) -> None:
+    def _at_once(
+        self, program: ProgramState, queue: CommandQueue | None, record: Record, payload: memoryview, now: float
+    ) -> None:
         operation = self.AT_ONCE.get(record.op)
         try:
             if operation is None:
                 raise (UnknownQueue(id=record.queue) if queue is None else UnknownOperation(op=record.op))
-            operation(self, program, queue, record)
+            operation(self, program, queue, record, payload)
         except (InvalidArgument, UnknownOperation) as e:  # which fail in their queue, as a queued operation would
             queue = program.queues.get(record.queue)
             if queue is None:
@@ -122,7 +124,7 @@ class CommandIntake:
         except TartletError as e:
             self._fail_at_once(program, record, e)
 
-    def _create_queue(self, program: ProgramState, queue: CommandQueue | None, record: Record) -> None:
+    def _create_queue(self, program: ProgramState, queue: CommandQueue | None, record: Record, _: memoryview) -> None:
         if queue is not None:
             raise ResourceInUse(kind="queue", id=record.queue)
         if len(program.queues) >= MAX_QUEUES:
@@ -130,14 +132,14 @@ class CommandIntake:
         self._new_queue(program, record.queue, record.a)
         self._answer(program, record)
 
-    def _set_priority(self, program: ProgramState, queue: CommandQueue | None, record: Record) -> None:
+    def _set_priority(self, program: ProgramState, queue: CommandQueue | None, record: Record, _: memoryview) -> None:
         queue = queue or self._default_queue(program, record.queue)
         if record.a not in Priority.__members__.values():
             raise InvalidArgument(argument="priority", detail=f"{record.a} is none")
         queue.priority = record.a
         self._answer(program, record)
 
-    def _cancel(self, program: ProgramState, queue: CommandQueue | None, record: Record) -> None:
+    def _cancel(self, program: ProgramState, queue: CommandQueue | None, record: Record, _: memoryview) -> None:
         """Drop the undispatched suffix from the ticket in `a` on, except what allocates and frees."""
         queue, first = queue or self._default_queue(program, record.queue), 0
         kept = []
@@ -155,7 +157,7 @@ class CommandIntake:
         if program.live:
             self._answer(program, record, first)
 
-    def _usage(self, program: ProgramState, _: CommandQueue | None, record: Record) -> None:
+    def _usage(self, program: ProgramState, _: CommandQueue | None, record: Record, _payload: memoryview) -> None:
         pages = embeds = slots = free = total = 0
         engines = []
         for place in program.places.values():
@@ -172,11 +174,22 @@ class CommandIntake:
         payload = _USAGE_JSON % (pages, embeds, slots, program.page_limit or total, free)
         self._answer(program, record, payload=payload)
 
+    def _grammar(self, program: ProgramState, queue: CommandQueue | None, record: Record, payload: memoryview) -> None:
+        self._runner.grammars.define(queue or self._default_queue(program, record.queue), record, payload)
+
+    def _dealloc_grammar(
+        self, program: ProgramState, queue: CommandQueue | None, record: Record, _: memoryview
+    ) -> None:
+        self._runner.grammars.free(queue or self._default_queue(program, record.queue), record)
+        self._answer(program, record)
+
     AT_ONCE: ClassVar[dict[int, _AtOnce]] = {
         Op.CREATE_QUEUE: _create_queue,
         Op.SET_QUEUE_PRIORITY: _set_priority,
         Op.CANCEL: _cancel,
         Op.USAGE: _usage,
+        Op.GRAMMAR: _grammar,
+        Op.DEALLOC_GRAMMAR: _dealloc_grammar,
     }
     """Operations that act on arrival."""
 

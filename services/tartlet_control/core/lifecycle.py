@@ -269,6 +269,9 @@ class Lifecycle:
                 pool.release(list(held.values()))
                 held.clear()
             _free_tables(place, engine)
+            for grammar in place.grammars.values():
+                engine.grammars.drop(grammar)
+            place.grammars.clear()
             engine.program_ids.pop(program.id, None)
         program.num_pages = 0
 
@@ -291,6 +294,7 @@ class Lifecycle:
                     queue.program.dispatched -= 1
                     touched[queue.program] = None
         engine.outgoing.clear()
+        engine.grammars.outgoing.clear()
         for program in touched:
             program.in_flight = program.dispatched
             self.settle_if_done(program)

@@ -12,6 +12,7 @@ from tartlet_control.calls.queue import Faulty, Reset, Synchronize
 from tartlet_control.calls.table_masks import DropRows
 from tartlet_control.calls.tables import Share, Table
 from tartlet_control.core.allocation import Allocator
+from tartlet_control.core.grammar_ops import GrammarOps
 from tartlet_control.core.lifecycle import Lifecycle
 from tartlet_control.core.table_ops import TableOps
 from tartlet_control.tables.outbox import RESULT
@@ -25,6 +26,7 @@ class QueueRunner:
         self._lifecycle = lifecycle
         self._batchers = lifecycle.batchers
         self._allocator = Allocator(lifecycle)
+        self.grammars = GrammarOps(self._allocator)
         self._tables = TableOps(self._allocator, self.advance)
         self._woken: deque[CommandQueue] = deque()  # queues to advance, by the call of `advance` that runs
         self._advancing = False

@@ -146,7 +146,8 @@ class EngineLink(Link):
     def has_work(self) -> bool:
         """Whether there is something to tell the engine."""
         engine = self.engine
-        return bool(engine.outgoing) or self.lets_go or (self.stream is not None and self.stream.waiting)
+        waits = bool(engine.outgoing) or bool(engine.grammars.outgoing)
+        return waits or self.lets_go or (self.stream is not None and self.stream.waiting)
 
     @property
     def lets_go(self) -> bool:

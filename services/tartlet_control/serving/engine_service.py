@@ -171,6 +171,8 @@ class EngineService(engine_pb2_grpc.EngineServicer):
         try:
             for result in frame.results:
                 core.on_result(engine, result_from_proto(result))
+            for report in frame.grammars:
+                core.on_grammar(engine, report.number, error_from_proto(report.error))
         except BaseException:
             assert engine.link is not None
             engine.link.give_up()  # else the frame, of which a part has taken effect, would come again
@@ -197,6 +199,10 @@ class EngineService(engine_pb2_grpc.EngineServicer):
                 steps, engine.outgoing = engine.outgoing, []
                 for step in steps:
                     send(engine_pb2.EngineFrame(worker_incarnation=engine.incarnation, steps=[step_to_proto(step)]))
+                changes, engine.grammars.outgoing = engine.grammars.outgoing, []
+                for change in changes:  # behind the steps, which may need what is forgotten
+                    grammar = engine_pb2.GrammarFrame(number=change.number, kind=change.kind, text=change.text)
+                    send(engine_pb2.EngineFrame(worker_incarnation=engine.incarnation, grammars=[grammar]))
             if link.lets_go:
                 engine.let_go = True
                 send(engine_pb2.EngineFrame(worker_incarnation=engine.incarnation, drain=True))

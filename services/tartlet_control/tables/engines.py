@@ -10,6 +10,7 @@ from tartlet_common.engine.pools import EVERYONES_HOME, Home
 from tartlet_common.engine.spec import EngineSpec
 from tartlet_common.engine.step import NO_CHANGES, TABLES_SINCE, Batch, Step, TableChanges
 from tartlet_common.rpc.resume import ResumableLink
+from tartlet_control.tables.grammars import EngineGrammars
 from tartlet_control.tables.ledger import pools_of
 from tartlet_control.tables.page_tables import EngineTables
 
@@ -26,7 +27,7 @@ class EngineState:
     """One engine: its pools, the programs placed on it, what its next step must clear, and its counters."""
 
     __slots__ = (
-        "clear", "computed_tokens", "device_s", "gone_since", "home", "id", "incarnation", "let_go", "link",
+        "clear", "computed_tokens", "device_s", "gone_since", "grammars", "home", "id", "incarnation", "let_go", "link",
         "model_index", "next_lane", "outgoing", "pools", "program_ids", "protocol", "reset_lanes", "sampled_tokens",
         "spec", "status", "step_number", "step_spans", "steps", "tables", "tokens_per_s", "window_s", "window_tokens",
     )  # fmt: skip
@@ -51,6 +52,7 @@ class EngineState:
         self.pools = pools_of(spec)
         self.protocol = protocol
         self.tables = EngineTables(kept=protocol >= TABLES_SINCE)
+        self.grammars = EngineGrammars()
         self.status: EngineStatus = "ready"
         self.link: ResumableLink[Any] | None = None
         """The numbered frames of both directions."""

@@ -17,6 +17,7 @@ from tartlet_common.engine.spec import EngineSpec
 from tartlet_common.errors.registry import TartletError
 from tartlet_common.rpc.resume import ResumableLink
 from tartlet_control.tables.engines import EngineState
+from tartlet_control.tables.grammars import Grammar
 from tartlet_control.tables.ledger import PAGES
 from tartlet_control.tables.models import ServedModel
 from tartlet_control.tables.outbox import Outbox
@@ -72,7 +73,7 @@ class Sync(NamedTuple):
 class Place:
     """What one program holds on the engine of one model."""
 
-    __slots__ = ("engine", "held", "model", "num_rows", "program", "tables")
+    __slots__ = ("engine", "grammars", "held", "model", "num_rows", "program", "tables")
 
     def __init__(self, program: ProgramState, model: ServedModel) -> None:
         self.program = program
@@ -82,6 +83,7 @@ class Place:
         self.tables: dict[int, PageTable] = {}
         """By the program's own numbers. Numbers below 0 are shares that a TABLE of another queue has not taken yet."""
         self.num_rows = 0  # pages in tables, each counted once
+        self.grammars: dict[int, Grammar] = {}  # by the program's own numbers
 
     def num_held(self, pool: int) -> int:
         """Return how many things of a pool the program holds here; a page that several tables share counts once."""

@@ -113,6 +113,11 @@ def alloc(q: Queue, name: str, ids: list[int]) -> None:
         getattr(q, name)([cls(i) for i in ids])
 
 
+def grammar(q: Queue, text: str, kind: int, **of: int) -> None:
+    _ids.ids.grammar = of["id"]
+    inferlet.alloc_grammar(q, inferlet.Grammar(kind, text))
+
+
 def log(stream: int, text: str) -> None:
     _output.open_streams()[stream - 1].write(text)
 
@@ -152,6 +157,9 @@ CALLS: dict[str, Callable[..., object]] = {
     "sample": lambda q, emb, slot, **kw: inferlet.sample(q, Embed(emb), TokenSlot(slot), **kw),
 }
 CALLS["sample_with_options"] = lambda q, logit_bias, **kw: CALLS["sample"](q, logit_bias=dict(logit_bias), **kw)
+CALLS["sample_with_grammar"] = CALLS["sample"]
+CALLS["grammar"] = grammar
+CALLS["dealloc_grammar"] = lambda q, grammar: inferlet.dealloc_grammar(q, inferlet.CompiledGrammar(grammar))
 CALLS["forward_with_mask_and_adapter"] = CALLS["forward"]
 CALLS["forward_table_with_mask_and_adapter"] = CALLS["forward_table"]
 CALLS["table_of_itself"] = CALLS["table"]
@@ -170,7 +178,7 @@ def test_the_sdk_says_it_with_the_same_bytes(vector: Vector, recorder: Recorder)
         inferlet.create_queue(info(arguments["model"]))
     elif "queue" in arguments:
         queue = Queue(arguments.pop("queue"), info(2))
-        if "alloc" in name:
+        if "alloc" in name and "grammar" not in arguments:
             alloc(queue, name, arguments["ids"])
         else:
             CALLS[name](queue, **arguments)

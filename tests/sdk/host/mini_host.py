@@ -20,8 +20,8 @@ from tartlet_common import abi
 from tartlet_common.abi import Event, Flag, Op
 from tartlet_common.engine import sample_options
 from tartlet_common.errors import registry as errors
+from tests.sdk.host import mini_grammar, mini_text
 from tests.sdk.host import mini_model as model
-from tests.sdk.host import mini_text
 
 
 @dataclass
@@ -107,6 +107,7 @@ class MiniHost:
         self.ops: list[Op] = []  # executed or answered, in order
         self.turn = -1  # the queue that had the last one
         self.priorities: list[int] = []
+        self.grammars = mini_grammar.MiniGrammars()
         self.waits = 0
         self.computed_tokens = 0
         self.peak_pages = 0
@@ -205,6 +206,12 @@ class MiniHost:
                 self.priorities.append(command.a)
             case Op.CANCEL:
                 self.cancel(command)
+            case Op.GRAMMAR | Op.DEALLOC_GRAMMAR:
+                refused = self.grammars.run(command.op, command.a, command.b, command.payload)
+                if refused is None:
+                    self.answer(command)
+                else:
+                    self.fail(command, refused)
             case _:
                 raise AssertionError(command)
 
@@ -219,7 +226,7 @@ class MiniHost:
             "stop_tokens": [model.EOS],
             "bos_token": model.BOS,
             "top_k_limit": 256,
-            "traits": ["core", "Allocate", "Forward", "InputText", "Tokenize", "OutputText", "Sample"],
+            "traits": ["core", "Allocate", "Forward", "InputText", "Tokenize", "OutputText", "Sample", "Grammar"],
         }
 
     def vocab(self) -> list[bytes]:
@@ -496,7 +503,7 @@ class MiniHost:
         end = 32 + 4 * int(head["n_stop"])
         stops = np.frombuffer(command.payload[32:end], "<u4").tolist()
         params = tuple(head[name].item() for name in ("temperature", "top_k", "top_p", "min_p", "seed", "draw"))
-        weighed, told = probs, b""
+        weighed, told, options = probs, b"", None
         if len(command.payload) > end:
             options = sample_options.read(command.payload[end:])
             sample_options.check(options, model.VOCAB, 20)
@@ -508,6 +515,8 @@ class MiniHost:
         if command.b in self.outputs:
             self.outputs[command.b].append(token)
         ended = token in stops
+        if options is not None and options.grammar is not None:
+            ended |= self.grammars.take(command.b, token)
         self.slots[command.b] = ENDED if ended else token
         (bits,) = struct.unpack("<I", struct.pack("<f", model.logprob(probs, token)))
         self.answer(command, a=token, b=int(ended), c=bits, payload=told)
@@ -524,5 +533,7 @@ class MiniHost:
                 z[token] -= options.penalties.frequency * output.count(token) + options.penalties.presence
         z[options.bias_token] += options.bias
         permitted = options.permitted(model.VOCAB)
+        if options.grammar is not None:
+            permitted = self.grammars.allowed(slot, options)
         weights = np.exp(z - z.max()) * (1 if permitted is None else permitted)
         return np.asarray(weights / weights.sum())

@@ -32,6 +32,7 @@ from inferlet._models.models import available_models, available_traits, get_kv_p
 from inferlet._models.text import detokenize_bytes, format_chat, get_vocabs
 from inferlet._queues.queue import Queue
 from inferlet._values.types import (
+    CompiledGrammar,
     Dist,
     Embed,
     KvPage,
@@ -45,15 +46,18 @@ from inferlet._values.types import (
     Usage,
 )
 from inferlet.context import Context
+from inferlet.grammar import Grammar, ebnf, json_schema, lark, regex
 from inferlet.sampling import End, Greedy, MinP, Sampler, Temperature, TopK, TopP
 from inferlet.stopping import Length, Stop, StopTokens, Until
 
 __all__ = [
+    "CompiledGrammar",
     "Context",
     "Dist",
     "Embed",
     "End",
     "Generation",
+    "Grammar",
     "Greedy",
     "KvPage",
     "Length",
@@ -80,6 +84,7 @@ __all__ = [
     "available_traits",
     "create_queue",
     "detokenize_bytes",
+    "ebnf",
     "errors",
     "format_chat",
     "get_arg",
@@ -87,8 +92,11 @@ __all__ = [
     "get_model",
     "get_version",
     "get_vocabs",
+    "json_schema",
+    "lark",
     "receive",
     "receive_bytes",
+    "regex",
     "send",
     "usage",
 ]

@@ -15,10 +15,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 from zlib import crc32
 
-from inferlet._contexts.generation import Generation
+from inferlet._contexts.generation import Following, Generation
 from inferlet._contexts.stepping import Stepping
-from inferlet._values.arguments import whole
+from inferlet._values.arguments import shown, whole
 from inferlet._wire.options import Options
+from inferlet.errors import InvalidArgument
+from inferlet.grammar import Grammar
 from inferlet.sampling import AnySampler, Greedy
 from inferlet.stopping import Stop, conditions
 
@@ -55,6 +57,8 @@ class Context(Stepping):
         repetition_penalty: float = 1.0,
         frequency_penalty: float = 0.0,
         presence_penalty: float = 0.0,
+        grammar: Grammar | None = None,
+        grammar_from: int | None = None,
     ) -> Generation:
         """Generate text, as an asynchronous iterator over its pieces.
 
@@ -75,6 +79,10 @@ class Context(Stepping):
             repetition_penalty: makes tokens of the context and of the generated text less probable, above 1.
             frequency_penalty: makes tokens less probable the more often they stand in the generated text.
             presence_penalty: makes tokens less probable that stand in the generated text.
+            grammar: the text is one of this grammar, unless it is cut off (see `inferlet.grammar`). It ends where
+                nothing can follow.
+            grammar_from: the place in `tokens` where the grammar's text begins, if the context has a part of it, as
+                after a fork; None: the text begins with the first new token.
 
         Raises:
             TypeError: `stop` is no condition.
@@ -105,13 +113,17 @@ class Context(Stepping):
             repetition_penalty=repetition_penalty,
             frequency_penalty=frequency_penalty,
             presence_penalty=presence_penalty,
+            follows=grammar is not None,
         )
+        if grammar is not None and not isinstance(grammar, Grammar):
+            raise InvalidArgument(argument="grammar", detail=f"json_schema or regex gives one, not {shown(grammar)}")
         self._active = Generation(
             self,
             self._cache,
             condition,
             chosen,
             options=options,
+            following=None if grammar is None else Following(grammar, grammar_from),
             eos=eos,
             prepare=self._ready,
             ended=self._generation_ended,

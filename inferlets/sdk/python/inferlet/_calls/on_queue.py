@@ -20,11 +20,13 @@ from inferlet._values.types import Priority
 
 __all__ = [
     "alloc_emb",
+    "alloc_grammar",
     "alloc_kvpage",
     "alloc_slot",
     "cancel",
     "copy_kvpage",
     "dealloc_emb",
+    "dealloc_grammar",
     "dealloc_kvpage",
     "dealloc_slot",
     "detokenize",
@@ -77,6 +79,8 @@ alloc_kvpage = _on_queue(Queue.alloc_kvpage)
 dealloc_kvpage = _on_queue(Queue.dealloc_kvpage)
 alloc_emb = _on_queue(Queue.alloc_emb)
 dealloc_emb = _on_queue(Queue.dealloc_emb)
+alloc_grammar = _on_queue(Queue.alloc_grammar)
+dealloc_grammar = _on_queue(Queue.dealloc_grammar)
 alloc_slot = _on_queue(Queue.alloc_slot)
 dealloc_slot = _on_queue(Queue.dealloc_slot)
 embed_txt = _on_queue(Queue.embed_txt)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 from inferlet._calls.receiving import Receiving
 from inferlet._generated import abi
@@ -19,19 +20,23 @@ from inferlet._values.types import Model, Priority, Usage
 from inferlet._wire import answers
 from inferlet._wire.channel import channel
 
+if TYPE_CHECKING:
+    from inferlet.grammar import Grammar
+
 VERSION = "0.1.0"
 
 
 class _State:
     """What the program was given and has made: arguments, its default queue, queues to use again, its inbox."""
 
-    __slots__ = ("args", "default_queue", "inbox", "spare_queues")
+    __slots__ = ("args", "default_queue", "grammars", "inbox", "spare_queues")
 
     def __init__(self) -> None:
         self.args: list[str] = []
         self.default_queue: Queue | None = None
         self.spare_queues: dict[int, list[Queue]] = {}  # of closed contexts, by model
         self.inbox = Receiving()
+        self.grammars: dict[tuple[int, Grammar], Any] = {}  # what was compiled, by model
 
 
 state = _State()

@@ -15,9 +15,10 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Mapping
 from math import inf, log
 from operator import index
-from typing import Protocol, Self
+from typing import NamedTuple, Protocol, Self
 
 from inferlet._contexts.choosing import pack_sampler
+from inferlet._contexts.compiled import Compiled, acquire, release
 from inferlet._contexts.kv_cache import KvCache
 from inferlet._generated import abi
 from inferlet._models.vocab import vocab_of
@@ -27,6 +28,7 @@ from inferlet._values.types import Dist, Model, Sampled
 from inferlet._wire.channel import channel
 from inferlet._wire.options import Options
 from inferlet.errors import InvalidArgument
+from inferlet.grammar import Grammar
 from inferlet.sampling import AnySampler, End, Sampler
 from inferlet.stopping import Scanner, Stop
 
@@ -40,6 +42,13 @@ class GeneratingContext(Protocol):
     draw: int
     run_ahead: int
     tokens: list[int]
+
+
+class Following(NamedTuple):
+    """A grammar that a generation follows, and the position where its text begins; None: at the first new token."""
+
+    grammar: Grammar
+    first: int | None
 
 
 class Piece(str):
@@ -76,7 +85,7 @@ class Generation:
     """An asynchronous iterator over `Piece`s, made by `Context.generate`.
 
     `text` and `tokens` are the text and the tokens so far. At the end, `stopped_by` says why: "length" (or the
-    model's last position), "token", "until" or "sampler".
+    model's last position), "token", "until", "sampler", or "grammar" if nothing can follow in the grammar's text.
 
     Example:
         >>> async def main():
@@ -91,7 +100,7 @@ class Generation:
         length
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - what a context knows of it
         self,
         context: GeneratingContext,
         cache: KvCache,
@@ -99,6 +108,7 @@ class Generation:
         sampler: AnySampler,
         *,
         options: Options,
+        following: Following | None = None,
         eos: bool,
         prepare: Callable[[], Awaitable[None]],
         ended: Callable[[], None],
@@ -111,6 +121,7 @@ class Generation:
             stop: what ends the generation.
             sampler: chooses each token.
             options: what `sample` shall do beyond the sampler.
+            following: the grammar that the text follows.
             eos: whether the model's end-of-sequence tokens end the generation.
             prepare: turns what was filled into the context into tokens that can be computed.
             ended: called once, when the generation is over.
@@ -132,6 +143,8 @@ class Generation:
         self._utf8 = codecs.getincrementaldecoder("utf-8")(errors="replace")
         self._sampler = sampler
         self._options = options
+        self._following = following
+        self._compiled: Compiled | None = None  # until the `sample` that names it was answered
         packed = options.pack(context.model.vocab_size)
         if packed and not isinstance(sampler, Sampler):
             detail = "a function of a Dist chooses each token itself: bias, penalties and log-probabilities are its own"
@@ -211,11 +224,36 @@ class Generation:
             self._vocab.prefetch()
             _, output, _ = self._cache.places()
             params = self._params
-            if self._options.penalises:
-                self._params = self._plain + self._options.pack(context.model.vocab_size, (set(context.tokens), ()))
             self._cache.compute(context.tokens, length, output)
+            grammar = await self._begin_grammar(length)
+            if self._ended:
+                return
+            if grammar is not None or self._options.penalises:
+                history = (set(context.tokens), ()) if self._options.penalises else None
+                self._params = self._plain + self._options.pack(context.model.vocab_size, history, grammar)
             self._sample(channel.next_ticket)
             self._params = params
+
+    async def _begin_grammar(self, length: int) -> tuple[int, list[int]] | None:
+        """Return the compiled grammar, and the tokens of the context that its text begins with."""
+        following = self._following
+        if following is None:
+            return None
+        first = length if following.first is None else following.first
+        if not 0 <= first <= length:
+            raise InvalidArgument(argument="grammar_from", detail=f"{first} is not within 0 to {length}")
+        try:
+            self._compiled = await acquire(self._context.queue, following.grammar)
+        except BaseException:
+            self.stop()
+            raise
+        return self._compiled.handle, self._context.tokens[first:]
+
+    def _named(self) -> None:
+        """Let the grammar go, because the `sample` that names it has been answered or won't come."""
+        compiled, self._compiled = self._compiled, None
+        if compiled is not None:
+            release(compiled)
 
     def _step(self) -> None:
         """Queue one decode step after the token that was sampled last."""
@@ -286,9 +324,13 @@ class Generation:
             reason = "token"
         elif self._sampler_ended:
             reason = "sampler"
+        elif sampled.ended:
+            reason = "grammar"
         elif not self._left and not self._ahead:
             reason = "length"
-        raw = b"" if reason == "token" else self._vocab.known.get(token, b"")
+        self._named()
+        no_text = reason == "token" or (sampled.ended and token in self._context.model.stop_tokens)
+        raw = b"" if no_text else self._vocab.known.get(token, b"")
         text = self._scanner.feed(self._utf8.decode(raw, final=reason is not None))
         if self._scanner.found:
             reason = "until"
@@ -337,6 +379,7 @@ class Generation:
             self._ahead.clear()
             channel.record(abi.OP_CANCEL, context.queue.id, first)
             self._cache.give_back_ahead(len(context.tokens), first)
+        self._named()
         self._tell_ended()
         self._cache.end_at(len(context.tokens))
 

@@ -204,7 +204,17 @@ class UnknownPool(RequestError):
         "no engine of the pool {pool!r} is there for this program; pools that it may use: {available}"
     )
     remedy: ClassVar[str] = (
-        "Use one of these pools, or start an engine in the pool. Control's shared_pools opens a pool to all tenants."
+        "Use one of these pools, or start an engine in one; control's shared_pools opens a pool to all tenants."
+    )
+
+
+class GrammarRefused(RequestError):
+    """125: the grammar can't be used: {detail}."""
+
+    number: ClassVar[int] = 125
+    message: ClassVar[str] = "the grammar can't be used: {detail}"
+    remedy: ClassVar[str] = (
+        "Correct or simplify the grammar, or give fewer tokens to allow; the guide names kinds and limits."
     )
 
 
@@ -601,6 +611,7 @@ REGISTRY: dict[int, type[TartletError]] = {
     117: SourceTooLarge,
     118: ContextTooLong,
     124: UnknownPool,
+    125: GrammarRefused,
     201: ProgramFailed,
     202: ProgramTrapped,
     203: CorruptModule,

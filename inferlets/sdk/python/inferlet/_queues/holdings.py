@@ -5,16 +5,20 @@ The program chooses the ids itself (`inferlet._values.ids`), so these commands n
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from inferlet._generated import abi
 from inferlet._queues.failures import Failures
 from inferlet._values import refusals
 from inferlet._values.arguments import shown
 from inferlet._values.ids import Pool
-from inferlet._values.types import Embed, KvPage, PageTable, TokenSlot
+from inferlet._values.types import CompiledGrammar, Embed, KvPage, PageTable, TokenSlot
 from inferlet._wire.channel import Names, channel, u32
+
+if TYPE_CHECKING:
+    from inferlet.grammar import Grammar
 
 _Id = TypeVar("_Id", bound=int)
 
@@ -22,7 +26,7 @@ _Id = TypeVar("_Id", bound=int)
 class Holdings(Failures):
     """The part of a queue that allocates and frees pages, embeds and slots."""
 
-    __slots__ = ("_embeds", "_pages", "_slots", "_tables", "id", "last_ticket")
+    __slots__ = ("_embeds", "_grammars", "_pages", "_slots", "_tables", "id", "last_ticket")
 
     def __init__(self, queue_id: int) -> None:
         super().__init__()
@@ -31,6 +35,7 @@ class Holdings(Failures):
         self._embeds = Pool(Embed, "embed")
         self._slots = Pool(TokenSlot, "slot")
         self._tables = Pool(PageTable, "table")
+        self._grammars = Pool(CompiledGrammar, "grammar")
         self.last_ticket = 0  # of the last command given
 
     def _record(self, op: int, a: int = 0, b: int = 0, c: int = 0, payload: bytes = b"", names: Names = ()) -> None:
@@ -127,6 +132,50 @@ class Holdings(Failures):
             0
         """
         self._free(abi.OP_DEALLOC_SLOT, "dealloc_slot", self._slots, slots)
+
+    def alloc_grammar(self, grammar: Grammar) -> asyncio.Future[CompiledGrammar]:
+        """Have the engine compile a grammar, for any `sample` of this model. No queue waits for it.
+
+        Raises:
+            InvalidArgument: `grammar` is none.
+            GrammarRefused: awaited, the engine can't compile the grammar.
+
+        Example:
+            >>> async def main():
+            ...     digits = await alloc_grammar(regex("[0-9]+"))
+            ...     (embed,), (slot,) = alloc_emb(1), alloc_slot(1)
+            ...     embed_txt(72, 0, embed)
+            ...     forward([], [embed], oemb=[embed])
+            ...     token = (await sample(embed, slot, grammar=digits)).token
+            ...     print((await detokenize([token])).isdigit())
+            True
+        """
+        return self.begin_grammar(grammar)[1]
+
+    def begin_grammar(self, grammar: Grammar) -> tuple[CompiledGrammar, asyncio.Future[CompiledGrammar]]:
+        """Do as `alloc_grammar`; return the handle before the engine has compiled the grammar, too."""
+        try:
+            kind, payload = grammar.kind, grammar.text.encode()
+        except (AttributeError, UnicodeEncodeError):
+            told = f"it takes a grammar, as `json_schema` and `regex` give it, not {shown(grammar)}"
+            raise refusals.refusal("alloc_grammar", "grammar", told) from None
+        [handle] = self._grammars.take(1)
+        names = ("alloc_grammar", "id", "kind")
+        return handle, channel.call(
+            lambda *_: handle, abi.OP_GRAMMAR, self.id, handle, kind, payload=payload, names=names
+        )
+
+    def dealloc_grammar(self, grammar: CompiledGrammar) -> None:
+        """Free a compiled grammar. Texts that have begun go on.
+
+        Example:
+            >>> async def main():
+            ...     digits = await alloc_grammar(regex("[0-9]+"))
+            ...     dealloc_grammar(digits)
+        """
+        [grammar] = refusals.handles("dealloc_grammar", "grammar", CompiledGrammar, grammar)
+        channel.record(abi.OP_DEALLOC_GRAMMAR, self.id, grammar)
+        self._grammars.give((grammar,))
 
     def table(
         self,

@@ -14,7 +14,7 @@ from inferlet._generated import abi
 from inferlet._queues.computing import Computing
 from inferlet._values import refusals
 from inferlet._values.arguments import shown
-from inferlet._values.types import Dist, Embed, Model, Priority, Sampled, TokenSlot
+from inferlet._values.types import CompiledGrammar, Dist, Embed, Model, Priority, Sampled, TokenSlot
 from inferlet._wire import answers
 from inferlet._wire.channel import Names, channel, u32
 from inferlet._wire.options import Options
@@ -110,6 +110,8 @@ class Queue(Computing):
         frequency_penalty: float = 0.0,
         presence_penalty: float = 0.0,
         history: tuple[Sequence[int], Sequence[int]] | None = None,
+        grammar: CompiledGrammar | int | None = None,
+        matched: Sequence[int] = (),
     ) -> asyncio.Future[Sampled]:
         """Sample the token that follows `emb` on the device, into `slot`. The program gets the token too.
 
@@ -136,6 +138,10 @@ class Queue(Computing):
             presence_penalty: is subtracted once if a token stands in the history's output.
             history: sets the history of `slot` first: distinct tokens of the prompt, and the tokens of the output. Each
                 sample with penalties then adds its token to the output. A new slot has an empty history.
+
+            grammar: the token must continue a text of a grammar: with the first token of a text the grammar, and with
+                each later token of the same slot 0. The answer tells `ended` when nothing can follow.
+            matched: tokens that the text of the grammar has before this one, and that no sample of `slot` gave it.
 
         Log-probabilities are the model's own: before temperature, filters, bias, `allowed` and penalties.
 
@@ -166,7 +172,8 @@ class Queue(Computing):
             frequency_penalty=frequency_penalty,
             presence_penalty=presence_penalty,
         )
-        params += given.pack(0 if self._model is None else self._model.vocab_size, history)
+        following = None if grammar is None else (grammar, matched)
+        params += given.pack(0 if self._model is None else self._model.vocab_size, history, following)
         embed = emb if isinstance(emb, int) else single(emb, "emb of sample")
         into = slot if isinstance(slot, int) else single(slot, "slot of sample")
         return self.sample_packed(embed, into, params)

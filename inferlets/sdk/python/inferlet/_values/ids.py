@@ -14,17 +14,24 @@ from inferlet._values.arguments import shown
 from inferlet.errors import InvalidArgument
 
 _Id = TypeVar("_Id", bound=int)
-_CALLS = {"page": "alloc_kvpage", "embed": "alloc_emb", "slot": "alloc_slot", "table": "table"}
+_CALLS = {
+    "page": "alloc_kvpage",
+    "embed": "alloc_emb",
+    "slot": "alloc_slot",
+    "table": "table",
+    "grammar": "alloc_grammar",
+}
 
 
 class IdSpace:
     """The next unused id of each kind, for the whole program."""
 
-    __slots__ = ("embed", "page", "queue", "slot", "table")
+    __slots__ = ("embed", "grammar", "page", "queue", "slot", "table")
 
     def __init__(self) -> None:
         self.page = self.embed = self.slot = self.table = 0
         self.queue = 1  # 0 is the default queue
+        self.grammar = 1  # 0 stands for the matcher that a slot has
 
 
 ids = IdSpace()

@@ -10,13 +10,14 @@ from operator import index
 from typing import Any, TypeVar
 
 from inferlet._values.arguments import shown
-from inferlet._values.types import Embed, KvPage, PageTable, TokenSlot
+from inferlet._values.types import CompiledGrammar, Embed, KvPage, PageTable, TokenSlot
 from inferlet.errors import InvalidArgument
 
 _Handle = TypeVar("_Handle", bound=int)
 
 OTHERS: dict[type, frozenset[type]] = {
-    cls: frozenset({KvPage, Embed, TokenSlot, PageTable} - {cls}) for cls in (KvPage, Embed, TokenSlot, PageTable)
+    cls: frozenset({KvPage, Embed, TokenSlot, PageTable, CompiledGrammar} - {cls})
+    for cls in (KvPage, Embed, TokenSlot, PageTable, CompiledGrammar)
 }
 """The classes of handles that may not stand where one of this class belongs."""
 _WANTED: dict[type, str] = {
@@ -24,6 +25,7 @@ _WANTED: dict[type, str] = {
     Embed: "embeds, as `alloc_emb` gives them",
     TokenSlot: "token slots, as `alloc_slot` gives them",
     PageTable: "page tables, as `table` gives them",
+    CompiledGrammar: "grammars, as `alloc_grammar` gives them",
 }
 _A_U32 = f"a whole number from 0 to {2**32 - 1}"
 _TOKENIZE = "text is no list of tokens, `await tokenize(text)` gives its tokens"

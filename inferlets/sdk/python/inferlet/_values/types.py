@@ -87,6 +87,21 @@ class PageTable(int):
         return f"PageTable({int(self)})"
 
 
+class CompiledGrammar(int):
+    """A grammar that the engine has compiled, for `sample`.
+
+    Example:
+        >>> async def main():
+        ...     print(await alloc_grammar(regex("[0-9]+")))
+        CompiledGrammar(1)
+    """
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return f"CompiledGrammar({int(self)})"
+
+
 class Priority(IntEnum):
     """How urgent a queue's commands are, compared with the commands of other queues.
 
@@ -134,7 +149,7 @@ class Sampled:
     """
 
     token: int
-    ended: bool  # whether the token is one of the stop tokens given to `sample`
+    ended: bool  # whether the token is one of the stop tokens given to `sample`, or completes its grammar's text
     logprob: float  # log-probability under the model's own distribution (temperature 1, no filter)
     logprobs: Mapping[int, float] = field(default_factory=dict, hash=False)
     """Log-probabilities of the tokens asked for, under the same distribution: the best first, then the named ones."""

@@ -29,24 +29,34 @@ class Options:
     repetition_penalty: float = 1.0
     frequency_penalty: float = 0.0
     presence_penalty: float = 0.0
+    follows: bool = False  # whether the text is one of a grammar
 
     @property
     def penalises(self) -> bool:
         """Whether earlier tokens change the logits."""
         return (self.repetition_penalty, self.frequency_penalty, self.presence_penalty) != (1.0, 0.0, 0.0)
 
-    def pack(self, vocab_size: int, history: tuple[Collection[int], Collection[int]] | None = None) -> bytes:
+    def pack(
+        self,
+        vocab_size: int,
+        history: tuple[Collection[int], Collection[int]] | None = None,
+        grammar: tuple[int, Sequence[int]] | None = None,
+    ) -> bytes:
         """Return the bytes that follow the stop tokens of a SAMPLE; none if nothing is asked for.
 
         Args:
             vocab_size: the model's, 0 if it isn't known; many allowed tokens then go as bits.
             history: prompt and output tokens that the slot's history is set to.
+            grammar: the grammar that the slot's text begins to follow, 0 for the one that it follows already, and the
+                tokens that the text has before this one.
 
         Raises:
             InvalidArgument: an option is of the wrong kind or does not fit its bits.
         """
-        if self == _NOTHING and history is None:
+        if self == _NOTHING and history is None and grammar is None:
             return b""
+        if self.follows and grammar is None:
+            grammar = (0, ())
         if self.logit_bias is not None and not isinstance(self.logit_bias, Mapping):
             raise _wrong("logit_bias", "it is a dict of token ids and numbers", self.logit_bias)
         bias = dict(self.logit_bias or {})
@@ -57,6 +67,8 @@ class Options:
             flags |= abi.SAMPLE_PENALTIES
         if history is not None:
             flags |= abi.SAMPLE_HISTORY
+        if grammar is not None:
+            flags |= abi.SAMPLE_GRAMMAR
         named = _ids("logprobs_of", self.logprobs_of)
         (top,) = _ids("logprobs", [self.logprobs])
         ids = _ids("logit_bias", bias)
@@ -72,7 +84,8 @@ class Options:
             _real("frequency_penalty", self.frequency_penalty),
             _real("presence_penalty", self.presence_penalty),
         )
-        return b"".join((head, ids, values, allowed, named, prompt, output))
+        matcher = b"" if grammar is None else _ids("grammar", [grammar[0]]) + _ids("matched", grammar[1])
+        return b"".join((head, ids, values, allowed, named, prompt, output, matcher))
 
     def _allowed(self, vocab_size: int) -> tuple[int, bytes]:
         """Return the flag for the allowed tokens, and their list or their bits, whichever is shorter."""
