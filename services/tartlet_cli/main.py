@@ -22,6 +22,7 @@ _COMMANDS = {  # name: (module, one line of help); in the order of the help
     "logs": ("commands.programs", "Print the output of a program so far."),
     "kill": ("commands.programs", "End programs."),
     "catalogue": ("commands.catalogue", "Manage the programs that a server knows by name."),
+    "keys": ("commands.keys", "Make, list and revoke API keys of the HTTP gateway."),
     "apply": ("kube.apply", "Store a program on a Kubernetes cluster, as an Inferlet."),
     "crds": ("kube.crds", "Install or upgrade Tartlet's kinds on a Kubernetes cluster."),
     "top": ("commands.top", "Watch programs, pools and engines."),

@@ -1,4 +1,4 @@
-"""Wiring of the gateway role: settings, the client of the runtime, routes, the server."""
+"""Wiring of the gateway role: settings, the clients of the runtime, routes, the gate, the server."""
 
 from __future__ import annotations
 
@@ -6,17 +6,21 @@ import asyncio
 import logging
 from typing import Final
 
-import tartlet
+from starlette.types import ASGIApp
+
 from tartlet_common.config.settings import GatewaySettings, listed
 from tartlet_common.errors.registry import InvalidConfig
 from tartlet_common.process.role import Notify
 from tartlet_common.rpc.endpoints import Tls
+from tartlet_gateway.access.gate import Gate
+from tartlet_gateway.access.keys import Keys
+from tartlet_gateway.access.rates import Rate
+from tartlet_gateway.http.certificate import Certificate
 from tartlet_gateway.http.guard import LOOPBACK, Guard, host_name
 from tartlet_gateway.http.server import bind, parts, serve
 from tartlet_gateway.openai.errors import refuse
 from tartlet_gateway.openai.routes import router
-from tartlet_gateway.runs.launch import Runs
-from tartlet_gateway.runs.models import Models
+from tartlet_gateway.runs.backends import Backends
 
 log: Final = logging.getLogger("tartlet.gateway")
 
@@ -25,33 +29,41 @@ async def main(settings: GatewaySettings, notify: Notify) -> None:
     """Serve until cancelled.
 
     Raises:
-        InvalidConfig: the address isn't one of this machine alone.
+        InvalidConfig: the address isn't one of this machine alone and there are no keys, or a file can't be read.
         AddressInUse: another process serves at the address.
     """
-    check_loopback(settings.address)
+    check_address(settings)
+    certificate = Certificate.of(settings.http_certificate, settings.http_key)
+    keys = Keys(settings.keys) if settings.keys else None
     listener = bind(settings.address)
-    url = f"http://{settings.address}/v1"
-    async with tartlet.AsyncClient(settings.runtime, tls=Tls.of(settings)) as client:
-        stopped = asyncio.Event()
-        app = Guard(
-            router(Runs(client, settings.body_bytes), Models(client), stopped),
-            frozenset(listed(settings.origins)),
-            refuse,
-        )
+    url = f"{'https' if certificate else 'http'}://{settings.address}/v1"
+    backends = Backends(settings.runtime, Tls.of(settings), settings.control or None, settings.body_bytes)
+    stopped = asyncio.Event()
+    try:
+        app = guarded(router(backends, stopped), keys, settings)
         log.info("serving at %s", url)
-        try:
-            await serve(app, listener, lambda: notify.ready(url), stopped.set)
-        finally:
-            notify.set_ready("draining")
+        await serve(app, listener, lambda: notify.ready(url), stopped.set, certificate)
+    finally:
+        notify.set_ready("draining")
+        await backends.close()
 
 
-def check_loopback(address: str) -> None:
-    """Refuse an address that other machines reach: the gateway asks for no key yet.
+def guarded(app: ASGIApp, keys: Keys | None, settings: GatewaySettings) -> ASGIApp:
+    """Return the application behind the checks of keys, rates, hosts and origins."""
+    if keys is not None:
+        rate = Rate(settings.tenant_requests_per_minute, settings.tenant_tokens_per_minute, settings.tenant_concurrency)
+        app = Gate(app, keys, rate, settings.replicas)
+    return Guard(app, frozenset(listed(settings.origins)), refuse, local=keys is None)
+
+
+def check_address(settings: GatewaySettings) -> None:
+    """Refuse an address that other machines reach if no key is asked for.
 
     Raises:
-        InvalidConfig: the address is no `host:port`, or its host is not a loopback name or address.
+        InvalidConfig: so it is, or the address is no `host:port`.
     """
-    parts(address)
-    if host_name(address) not in LOOPBACK:
-        remedy = "Serve on 127.0.0.1, and let a reverse proxy on this machine ask for keys."
-        raise InvalidConfig(role="gateway", detail=f"address: other machines reach {address}", remedy=remedy)
+    parts(settings.address)
+    if settings.keys is None and host_name(settings.address) not in LOOPBACK:
+        remedy = "Serve on 127.0.0.1, or give `keys`: `tartlet keys create` writes the file."
+        detail = f"address: other machines reach {settings.address}, and no key is asked for"
+        raise InvalidConfig(role="gateway", detail=detail, remedy=remedy)

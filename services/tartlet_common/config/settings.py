@@ -121,11 +121,22 @@ class RuntimeSettings(_Settings):
 class GatewaySettings(_Settings):
     """Settings of `tartlet serve --role gateway`."""
 
-    address: str = Field("127.0.0.1:8200", description="host:port of the HTTP API; this machine's own only")
+    address: str = Field(
+        "127.0.0.1:8200", description="host:port of the HTTP API; without `keys` this machine's own only"
+    )
     runtime: str = Field(default_factory=lambda: f"unix:{run_dir()}/runtime.sock", description="the runtime's address")
+    control: str = Field("", description="control's address, for the catalogue; empty: beside the runtime's socket")
+    keys: Path | None = Field(None, description="file of API keys (`tartlet keys create`); empty: none is asked for")
+    http_certificate: Path | None = Field(None, description="PEM certificate for HTTPS; read again when it changes")
+    http_key: Path | None = Field(None, description="PEM key of that certificate")
+    tenant_requests_per_minute: int = Field(0, ge=0, description="requests a minute of a tenant; 0: without bound")
+    tenant_tokens_per_minute: int = Field(0, ge=0, description="tokens a minute of a tenant; 0: without bound")
+    tenant_concurrency: int = Field(0, ge=0, description="requests of a tenant at once; 0: without bound")
+    replicas: int = Field(1, ge=1, le=1000, description="gateways that share tenants' rates evenly")
     body_bytes: int = Field(16 << 20, ge=1 << 10, le=48 << 20, description="longest body of a request")
     origins: str = Field(
-        "", description="origins whose pages may call beside this machine's, separated by commas; empty: none"
+        "",
+        description="origins whose pages may call, separated by commas; without `keys`, this machine's may besides",
     )
 
 

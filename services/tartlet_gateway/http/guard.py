@@ -20,7 +20,12 @@ LOOPBACK: Final = frozenset({"localhost", "127.0.0.1", "::1"})
 _REQUEST_ID: Final = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
 _AUTHORITY: Final = re.compile(r"(?:\[([0-9A-Fa-f:.]+)\]|([\w.-]+))(?::[0-9]{1,5})?", re.ASCII)
 _ORIGIN: Final = re.compile(r"https?://([^/]+)", re.IGNORECASE)
-_EXPOSED: Final = b"x-request-id, openai-processing-ms, retry-after"
+_LIMITS: Final = b", ".join(
+    b"x-ratelimit-%s-%s" % (kind, what)
+    for what in (b"requests", b"tokens")
+    for kind in (b"limit", b"remaining", b"reset")
+)
+_EXPOSED: Final = b"x-request-id, openai-processing-ms, retry-after, retry-after-ms, " + _LIMITS
 _PREFLIGHT: Final[Headers] = [
     (b"access-control-allow-methods", b"GET, POST, DELETE, OPTIONS"),
     (b"access-control-allow-headers", b"*, Authorization"),
@@ -42,15 +47,17 @@ def host_name(authority: str) -> str:
     return (found[1] or found[2]).lower() if found else ""
 
 
-def origin_allowed(origin: str, allowed: frozenset[str]) -> bool:
-    """Tell whether a page of this origin may call: one of `allowed`, or a page of this machine.
+def origin_allowed(origin: str, allowed: frozenset[str], *, local: bool) -> bool:
+    """Tell whether a page of this origin may call: one of `allowed`, or with `local` a page of this machine.
 
     Example:
-        >>> origin_allowed("http://localhost:3000", frozenset()), origin_allowed("https://evil.example", frozenset())
-        (True, False)
+        >>> origin_allowed("http://localhost:3000", frozenset(), local=True)
+        True
+        >>> origin_allowed("https://evil.example", frozenset(), local=True)
+        False
     """
     found = _ORIGIN.fullmatch(origin)
-    return origin in allowed or (found is not None and host_name(found[1]) in LOOPBACK)
+    return origin in allowed or (local and found is not None and host_name(found[1]) in LOOPBACK)
 
 
 class Guard:
@@ -60,9 +67,12 @@ class Guard:
         app: what is guarded.
         origins: origins of other machines whose pages may call, such as `https://chat.example.org`.
         refuse: writes an error in the API's form.
+        local: whether no key is asked for, so that the gateway serves this machine alone: `Host` must name it, and
+            its pages may call.
     """
 
-    def __init__(self, app: ASGIApp, origins: frozenset[str], refuse: Refuse) -> None:
+    def __init__(self, app: ASGIApp, origins: frozenset[str], refuse: Refuse, *, local: bool) -> None:
+        self._local = local
         self._app = app
         self._origins = origins
         self._refuse = refuse
@@ -74,12 +84,13 @@ class Guard:
         began_s = time.perf_counter()
         headers = [pair for pair in scope["headers"] if pair[0] in (b"x-request-id", b"origin", b"host")]
         given = dict(headers)
+        preflight = any(name == b"access-control-request-method" for name, _ in scope["headers"])
         request_id = given.get(b"x-request-id", b"")
         if not _REQUEST_ID.fullmatch(request_id):
             request_id = uuid.uuid4().hex.encode()
         origin = given.get(b"origin", b"").decode("latin-1")
         repeated = len(headers) > len(given)
-        allowed = not repeated and (not origin or origin_allowed(origin, self._origins))
+        allowed = not repeated and (not origin or origin_allowed(origin, self._origins, local=self._local))
 
         async def told(message: Message) -> None:
             if message["type"] == "http.response.start":
@@ -95,7 +106,7 @@ class Guard:
 
         exchange = Exchange(scope, receive, told)
         try:
-            await self._checked(exchange, given, scope, receive, told, allowed=allowed)
+            await self._checked(exchange, given, scope, receive, told, allowed=allowed, preflight=preflight)
         except ClientGoneError:
             log.debug("request %s: the client went away", request_id.decode())
         except Exception:
@@ -112,9 +123,10 @@ class Guard:
         send: Send,
         *,
         allowed: bool,
+        preflight: bool,
     ) -> None:
         host = host_name(given.get(b"host", b"").decode("latin-1"))
-        if host not in LOOPBACK:
+        if self._local and host not in LOOPBACK:
             await self._refuse(
                 exchange, 403, "The Host header must name this machine: localhost or a loopback address."
             )
@@ -122,7 +134,7 @@ class Guard:
             await self._refuse(
                 exchange, 403, "This origin may not call, or a header came twice; the setting `origins` allows origins."
             )
-        elif scope["method"] == "OPTIONS" and b"origin" in given:
+        elif scope["method"] == "OPTIONS" and b"origin" in given and preflight:
             await exchange.reply(204, b"", _PREFLIGHT)
         else:
             await self._app(scope, receive, send)

@@ -11,12 +11,15 @@ from typing import Any, Final
 import uvicorn
 
 from tartlet_common.errors.registry import AddressInUse, InvalidConfig
+from tartlet_gateway.http.certificate import Certificate
 from tartlet_gateway.http.protocol import BoundedProtocol
 
 STOP_S: Final = 4
 """How long requests may go on once the gateway is asked to stop."""
 FAREWELL_S: Final = 1
 """How long the application may take to end the requests that are left after `STOP_S`."""
+LOOK_S: Final = 2.0
+"""How often the certificate's files are looked at."""
 KEEP_ALIVE_S: Final = 75
 """How long an idle connection stays open."""
 
@@ -61,7 +64,13 @@ def parts(address: str) -> tuple[str, int]:
     return host.strip("[]"), int(port)
 
 
-async def serve(app: Any, listener: socket.socket, ready: Callable[[], None], end: Callable[[], None]) -> None:
+async def serve(
+    app: Any,
+    listener: socket.socket,
+    ready: Callable[[], None],
+    end: Callable[[], None],
+    certificate: Certificate | None = None,
+) -> None:
     """Serve an ASGI application until cancelled.
 
     Args:
@@ -69,6 +78,7 @@ async def serve(app: Any, listener: socket.socket, ready: Callable[[], None], en
         listener: the socket that it serves at.
         ready: is called once connections are accepted.
         end: is called when requests have gone on for `STOP_S` after the cancellation. Ends what is left.
+        certificate: the server's certificate for HTTPS; None serves plain HTTP.
     """
     config = uvicorn.Config(
         app,
@@ -82,13 +92,20 @@ async def serve(app: Any, listener: socket.socket, ready: Callable[[], None], en
         timeout_keep_alive=KEEP_ALIVE_S,
         timeout_graceful_shutdown=STOP_S + FAREWELL_S,
     )
+    config.load()
+    if certificate is not None:
+        config.ssl = certificate.context
     server = _Server(config)
     serving = asyncio.ensure_future(server.serve(sockets=[listener]))
     try:
         while not server.started and not serving.done():  # noqa: ASYNC110 - uvicorn has no event for it
             await asyncio.sleep(0.005)
         ready()
-        await asyncio.shield(serving)
+        while not serving.done():
+            await asyncio.wait((serving,), timeout=LOOK_S)
+            if certificate is not None:
+                certificate.look()
+        serving.result()
     finally:
         server.should_exit = True
         late = asyncio.get_running_loop().call_later(STOP_S, end)

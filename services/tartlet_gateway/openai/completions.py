@@ -25,9 +25,11 @@ from tartlet_gateway.openai.requests import (
     read_chat,
     read_completion,
 )
+from tartlet_gateway.runs.backends import Backends
+from tartlet_gateway.runs.caller import caller_of
 from tartlet_gateway.runs.events import Called, Counted, Delta, Event, Finished, Reasoned, Refused
-from tartlet_gateway.runs.launch import Runs, closing
-from tartlet_gateway.runs.models import Models, target
+from tartlet_gateway.runs.launch import closing
+from tartlet_gateway.runs.models import target
 
 HEADERS_S: Final = 10.0
 """A stream's status waits this long for the first event, so that an early error keeps its own status."""
@@ -40,10 +42,9 @@ PULSES: Final = 6
 class Completions:
     """The ASGI endpoint of `POST /v1/chat/completions` or `POST /v1/completions`."""
 
-    def __init__(self, form: Form, runs: Runs, models: Models, stopped: asyncio.Event) -> None:
+    def __init__(self, form: Form, backends: Backends, stopped: asyncio.Event) -> None:
         self._form: Form = form
-        self._runs = runs
-        self._models = models
+        self._backends = backends
         self._stopped = stopped
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -61,7 +62,7 @@ class Completions:
                     await exchange.write(sse.event(error.body) + sse.DONE, more=False)
 
     async def _read(self, exchange: Exchange) -> tuple[ChatRequest | CompletionRequest, dict[str, Any]]:
-        body = await json_body(exchange, self._runs.body_bytes)
+        body = await json_body(exchange, self._backends.body_bytes)
         if self._form == "chat":
             chat = read_chat(body)
             return chat, chat_arguments(chat)
@@ -76,9 +77,13 @@ class Completions:
         Raises:
             ApiError, TartletError: nothing was written yet.
         """
-        chosen = target(request.model, await self._models.list())
+        caller = caller_of(exchange.scope)
+        backend = self._backends.of(caller)
+        caller.model = request.model
+        chosen = target(request.model, await backend.models.list())
         durable = exchange.header(b"x-tartlet-durable") == b"1"
-        run = await self._runs.start(chosen, arguments, durable=durable)
+        run = await backend.runs.start(chosen, arguments, durable=durable)
+        caller.program_id = run.program_id
         prefix = "chatcmpl" if self._form == "chat" else "cmpl"
         reply = Reply(
             form=self._form,
@@ -87,11 +92,14 @@ class Completions:
             model=request.model or chosen.model,
             choices=choices_of(request),
         )
-        async with closing(run) as events:
-            if request.stream:
-                await _Stream(exchange, reply, request).write(events)
-            else:
-                await _whole(exchange, reply, events)
+        try:
+            async with closing(run) as events:
+                if request.stream:
+                    await _Stream(exchange, reply, request).write(events)
+                else:
+                    await _whole(exchange, reply, events)
+        finally:
+            caller.tokens = reply.usage.prompt_tokens + reply.usage.completion_tokens
 
 
 async def _whole(exchange: Exchange, reply: Reply, events: AsyncIterator[Event]) -> None:

@@ -130,9 +130,9 @@ async def refuse(exchange: Exchange, status: int, sentence: str) -> None:
     await answer(exchange, ApiError(status, sentence))
 
 
-async def answer(exchange: Exchange, error: ApiError) -> None:
-    """Answer with `error`."""
-    await exchange.reply(error.status, msgspec.json.encode(error.body), error.headers)
+async def answer(exchange: Exchange, error: ApiError, headers: Headers | None = None) -> None:
+    """Answer with `error`, and with `headers` in place of its own."""
+    await exchange.reply(error.status, msgspec.json.encode(error.body), error.headers if headers is None else headers)
 
 
 @asynccontextmanager

@@ -9,21 +9,23 @@ from starlette.types import Receive, Scope, Send
 
 from tartlet_gateway.http.exchange import Exchange
 from tartlet_gateway.openai.errors import JSON, ApiError, answering
-from tartlet_gateway.runs.models import Models, ServedModel
+from tartlet_gateway.runs.backends import Backends
+from tartlet_gateway.runs.caller import caller_of
+from tartlet_gateway.runs.models import ServedModel
 
 
 class ModelsEndpoint:
     """Lists the models that engines serve, or shows one."""
 
-    def __init__(self, models: Models) -> None:
-        self._models = models
+    def __init__(self, backends: Backends) -> None:
+        self._backends = backends
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""
         exchange = Exchange(scope, receive, send)
         name = scope["path_params"].get("name")
         async with answering(exchange):
-            there = await self._models.list()
+            there = await self._backends.of(caller_of(scope)).models.list()
             answer = listed(there) if name is None else shown(name, there)
             await exchange.reply(200, msgspec.json.encode(answer), [JSON])
 

@@ -12,23 +12,23 @@ from tartlet_gateway.openai.completions import Completions
 from tartlet_gateway.openai.errors import ApiError, answer
 from tartlet_gateway.openai.models import ModelsEndpoint
 from tartlet_gateway.openai.tokens import Tokens
-from tartlet_gateway.runs.launch import Runs
-from tartlet_gateway.runs.models import Models
+from tartlet_gateway.runs.backends import Backends
+from tartlet_gateway.runs.caller import Caller
 
 
-def router(runs: Runs, models: Models, stopped: asyncio.Event) -> ASGIApp:
+def router(backends: Backends, stopped: asyncio.Event) -> ASGIApp:
     """Return the application that serves the API; once `stopped` is set, completions under way end with an error."""
-    listing = _only("GET", ModelsEndpoint(models))
+    listing = _only("GET", ModelsEndpoint(backends))
     return Router(
         [
             Route("/v1/models", listing),
             Route("/v1/models/{name:path}", listing),
-            Route("/v1/chat/completions", _only("POST", Completions("chat", runs, models, stopped))),
-            Route("/v1/completions", _only("POST", Completions("text", runs, models, stopped))),
-            Route("/tokenize", _only("POST", Tokens("tokenize", runs, models, stopped))),
-            Route("/detokenize", _only("POST", Tokens("detokenize", runs, models, stopped))),
+            Route("/v1/chat/completions", _only("POST", Completions("chat", backends, stopped))),
+            Route("/v1/completions", _only("POST", Completions("text", backends, stopped))),
+            Route("/tokenize", _only("POST", Tokens("tokenize", backends, stopped))),
+            Route("/detokenize", _only("POST", Tokens("detokenize", backends, stopped))),
             Route("/v1/embeddings", _only("POST", _no_embeddings)),
-            Route("/health", _only("GET", _Health(models))),
+            Route("/health", _only("GET", _Health(backends))),
         ],
         redirect_slashes=False,
         default=_unknown,
@@ -38,13 +38,13 @@ def router(runs: Runs, models: Models, stopped: asyncio.Event) -> ASGIApp:
 class _Health:
     """`GET /health`: 200 while an engine can answer, else 503."""
 
-    def __init__(self, models: Models) -> None:
-        self._models = models
+    def __init__(self, backends: Backends) -> None:
+        self._backends = backends
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         exchange = Exchange(scope, receive, send)
         try:
-            ready = any(model.ready for model in await self._models.list())
+            ready = any(model.ready for model in await self._backends.of(Caller()).models.list())
         except Exception:  # noqa: BLE001 - whatever it is, the answer to a probe is no
             ready = False
         if ready:

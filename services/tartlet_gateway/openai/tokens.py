@@ -13,9 +13,11 @@ from tartlet_gateway.http.exchange import Exchange, StoppedError
 from tartlet_gateway.openai.bodies import decoded, json_body
 from tartlet_gateway.openai.errors import JSON, ApiError, answering, refusal
 from tartlet_gateway.openai.tools import check_tools
+from tartlet_gateway.runs.backends import Backends
+from tartlet_gateway.runs.caller import Caller, caller_of
 from tartlet_gateway.runs.events import Delta, Refused
-from tartlet_gateway.runs.launch import Runs, closing
-from tartlet_gateway.runs.models import Models, Target, target
+from tartlet_gateway.runs.launch import closing
+from tartlet_gateway.runs.models import Target, target
 
 _INFERLET: Final = "openai_tokens.py"
 
@@ -50,34 +52,34 @@ _KINDS: Final[dict[str, Any]] = {
 class Tokens:
     """The ASGI endpoint of `/tokenize` or `/detokenize`."""
 
-    def __init__(
-        self, kind: Literal["tokenize", "detokenize"], runs: Runs, models: Models, stopped: asyncio.Event
-    ) -> None:
+    def __init__(self, kind: Literal["tokenize", "detokenize"], backends: Backends, stopped: asyncio.Event) -> None:
         self._decoder = _KINDS[kind]
-        self._runs = runs
-        self._models = models
+        self._backends = backends
         self._stopped = stopped
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""
         exchange = Exchange(scope, receive, send)
         async with answering(exchange):
-            body = await json_body(exchange, self._runs.body_bytes)
+            body = await json_body(exchange, self._backends.body_bytes)
             request: _Request = decoded(self._decoder, body)
             if isinstance(request, TokenizeRequest):
                 if (request.prompt is None) == (request.messages is None):
                     raise ApiError(400, "Give either prompt or messages.", param="prompt")
                 check_tools(request.tools or [], None)
             try:
-                answer = await exchange.while_connected(self._answer(request), self._stopped)
+                answer = await exchange.while_connected(self._answer(request, caller_of(scope)), self._stopped)
             except StoppedError as e:
                 raise ApiError(503, "The gateway stops: send the request again.", code="stopping") from e
             await exchange.reply(200, answer, [JSON])
 
-    async def _answer(self, request: _Request) -> bytes:
-        model = target(request.model, await self._models.list()).model  # MODEL/INFERLET has its model's tokenizer
+    async def _answer(self, request: _Request, caller: Caller) -> bytes:
+        backend = self._backends.of(caller)
+        caller.model = request.model
+        model = target(request.model, await backend.models.list()).model  # MODEL/INFERLET has its model's tokenizer
         fields = {name: value for name, value in msgspec.to_builtins(request).items() if value is not None}
-        run = await self._runs.start(Target(model, ""), fields, durable=False, own=_INFERLET)
+        run = await backend.runs.start(Target(model, ""), fields, durable=False, own=_INFERLET)
+        caller.program_id = run.program_id
         texts: list[str] = []
         async with closing(run) as events:
             async for event in events:

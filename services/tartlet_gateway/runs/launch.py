@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
@@ -20,6 +21,7 @@ PARTS: Final = "request_parts"
 """The key of an argument that stands for so many messages, as `inferlet.reply.request` reads them."""
 
 
+@cache
 def own_inferlet(name: str) -> tartlet.Source:
     """Return an inferlet that answers requests which name none, such as `openai_chat.py`.
 
@@ -32,16 +34,10 @@ def own_inferlet(name: str) -> tartlet.Source:
 
 
 class Runs:
-    """Launches inferlets for requests.
+    """Launches inferlets for requests."""
 
-    Attributes:
-        body_bytes: The longest request.
-    """
-
-    def __init__(self, client: tartlet.AsyncClient, body_bytes: int) -> None:
-        self.body_bytes = body_bytes
+    def __init__(self, client: tartlet.AsyncClient) -> None:
         self._client = client
-        self._own = {name: own_inferlet(name) for name in ("openai_chat.py", "openai_tokens.py")}
 
     async def start(
         self, target: Target, arguments: dict[str, Any], *, durable: bool, own: str = "openai_chat.py"
@@ -62,7 +58,7 @@ class Runs:
         argument = text if len(parts) == 1 else msgspec.json.encode({PARTS: len(parts)})
         run = await self._client.run(
             spec=tartlet.LaunchSpec(
-                source=None if target.inferlet else self._own[own],
+                source=None if target.inferlet else own_inferlet(own),
                 inferlet=target.inferlet,
                 args=[argument.decode()],
                 model=target.model,

@@ -1,0 +1,148 @@
+"""ASGI middleware that asks for a key, bounds tenants' rates, and writes the audit log."""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import time
+from collections.abc import Callable
+from typing import Final
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from tartlet_common.api_keys import ApiKey
+from tartlet_gateway.access.keys import Keys
+from tartlet_gateway.access.rates import Rate, Refusal, Tenant, share
+from tartlet_gateway.http.exchange import Exchange, Headers
+from tartlet_gateway.openai.errors import ApiError, answer
+from tartlet_gateway.runs.caller import Caller, set_caller
+
+OPEN: Final = frozenset({"/health"})
+"""Paths that need no key."""
+audit = logging.getLogger("tartlet.audit")
+
+
+class Gate:
+    """Lets requests with a valid key through, each for its key's tenant.
+
+    Args:
+        app: what is guarded.
+        keys: the valid keys.
+        default: what a tenant may do that the file of keys doesn't name, over all gateways.
+        replicas: how many gateways share a tenant's rate.
+        clock: seconds that never jump back.
+    """
+
+    def __init__(
+        self, app: ASGIApp, keys: Keys, default: Rate, replicas: int, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._app = app
+        self._keys = keys
+        self._default = default
+        self._replicas = replicas
+        self._clock = clock
+        self._tenants: dict[str, Tenant] = {}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request."""
+        if scope["path"] in OPEN:
+            await self._app(scope, receive, send)
+            return
+        exchange = Exchange(scope, receive, send)
+        key = self._keys.find(_given(exchange))
+        if key is None:
+            await _refuse(exchange, _unauthorized(), [(b"www-authenticate", b"Bearer")])
+            _note(scope, Caller(), 401, 0.0)
+            return
+        await self._admitted(key, scope, receive, send)
+
+    async def _admitted(self, key: ApiKey, scope: Scope, receive: Receive, send: Send) -> None:
+        began_s = self._clock()
+        caller = Caller(tenant=key.tenant, key_id=key.id)
+        set_caller(scope, caller)
+        tenant = self._tenant(key.tenant, began_s)
+        counts = scope["method"] == "POST"
+        refusal = tenant.admit(began_s) if counts else None
+        status = 499
+
+        async def told(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                message["headers"] = [*message["headers"], *tenant.headers(self._clock())]
+            await send(message)
+
+        try:
+            if refusal is not None:
+                await _refuse(Exchange(scope, receive, told), *_too_many(refusal))
+            else:
+                await self._app(scope, receive, told)
+        finally:
+            now_s = self._clock()
+            if counts and refusal is None:
+                tenant.end(caller.tokens, now_s)
+            _note(scope, caller, status, now_s - began_s)
+
+    def _tenant(self, name: str, now_s: float) -> Tenant:
+        limits = self._keys.limits(name)
+        default = self._default
+        rate = Rate(
+            limits.requests_per_minute or default.requests_per_minute,
+            limits.tokens_per_minute or default.tokens_per_minute,
+            limits.concurrency or default.concurrency,
+        )
+        rate = share(rate, self._replicas)
+        tenant = self._tenants.get(name)
+        if tenant is None:
+            tenant = self._tenants[name] = Tenant(rate, now_s)
+        tenant.change(rate, now_s)
+        return tenant
+
+
+def _given(exchange: Exchange) -> str:
+    """Return the key that a request brings, "" for none."""
+    bearer = (exchange.header(b"authorization") or b"").decode("latin-1")
+    scheme, _, token = bearer.partition(" ")
+    if scheme.lower() == "bearer" and token.strip():
+        return token.strip()
+    return (exchange.header(b"x-api-key") or b"").decode("latin-1").strip()
+
+
+def _unauthorized() -> ApiError:
+    told = "No valid API key came: send one as `Authorization: Bearer KEY`; `tartlet keys create` makes keys."
+    return ApiError(401, told, code="invalid_api_key")
+
+
+def _too_many(refusal: Refusal) -> tuple[ApiError, Headers]:
+    """Return the error; clients wait as long as its headers say, and some read the seconds in its text."""
+    wait_s = max(refusal.wait_s, 0.001)
+    per = "at once" if refusal.what == "concurrency" else f"{refusal.what} a minute"
+    told = f"Rate limit reached: this tenant may have {refusal.limit:g} {per} here. Please try again in {wait_s:.3g}s."
+    waits: Headers = [
+        (b"retry-after", str(math.ceil(wait_s)).encode()),
+        (b"retry-after-ms", str(math.ceil(wait_s * 1e3)).encode()),
+    ]
+    return ApiError(429, told, code="rate_limit_exceeded"), waits
+
+
+async def _refuse(exchange: Exchange, error: ApiError, headers: Headers) -> None:
+    names = {name for name, _ in headers}
+    await answer(exchange, error, [*(pair for pair in error.headers if pair[0] not in names), *headers])
+
+
+def _note(scope: Scope, caller: Caller, status: int, took_s: float) -> None:
+    """Write who did what and when. A prompt or an answer is never written."""
+    entry = {
+        "tenant": caller.tenant,
+        "key": caller.key_id,
+        "client": (scope.get("client") or ("",))[0],
+        "method": scope["method"],
+        "path": scope["path"][:200],
+        "model": caller.model[:200],
+        "program": caller.program_id,
+        "status": status,
+        "tokens": caller.tokens,
+        "took_ms": round(took_s * 1e3),
+    }
+    audit.info("%s", json.dumps(entry))

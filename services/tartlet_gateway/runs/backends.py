@@ -1,0 +1,46 @@
+"""The runtime as each tenant sees it: launches for the tenant alone, and the models that serve the tenant."""
+
+from __future__ import annotations
+
+from contextlib import AsyncExitStack
+from typing import NamedTuple
+
+import tartlet
+from tartlet_common.rpc.endpoints import Tls
+from tartlet_gateway.runs.caller import Caller
+from tartlet_gateway.runs.launch import Runs
+from tartlet_gateway.runs.models import Models
+
+
+class Backend(NamedTuple):
+    """One tenant's view."""
+
+    client: tartlet.AsyncClient
+    runs: Runs
+    models: Models
+
+
+class Backends:
+    """Makes one backend for each tenant at its first request; they are closed together."""
+
+    def __init__(self, address: str, tls: Tls | None, control: str | None, body_bytes: int) -> None:
+        self.body_bytes = body_bytes
+        self._address = address
+        self._control = control
+        self._tls = tls
+        self._known: dict[str | None, Backend] = {}
+        self._closing = AsyncExitStack()
+
+    def of(self, caller: Caller) -> Backend:
+        """Return the backend of a caller's tenant."""
+        known = self._known.get(caller.tenant)
+        if known is None:
+            client = tartlet.AsyncClient(self._address, control=self._control, tls=self._tls, tenant=caller.tenant)
+            self._closing.push_async_callback(client.close)
+            known = Backend(client, Runs(client), Models(client))
+            self._known[caller.tenant] = known
+        return known
+
+    async def close(self) -> None:
+        """Close all connections."""
+        await self._closing.aclose()

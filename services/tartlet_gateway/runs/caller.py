@@ -1,0 +1,38 @@
+"""Whom a request is served for, and what became of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+_KEY: Final = "tartlet.caller"
+
+
+@dataclass(slots=True)
+class Caller:
+    """The caller of one request; its endpoint notes what the request did.
+
+    Attributes:
+        tenant: For whom programs run; None: no key is asked for, and the caller acts for all tenants.
+        key_id: Which key the request brought.
+        model: What the request ran, as its `model` names it.
+        program_id: The run.
+        tokens: The run's tokens, those of the prompt and those generated.
+    """
+
+    tenant: str | None = None
+    key_id: str = ""
+    model: str = ""
+    program_id: str = ""
+    tokens: int = 0
+
+
+def caller_of(scope: Any) -> Caller:
+    """Return the caller of an ASGI request; without the check of keys, one that acts for all."""
+    caller: Caller = scope.setdefault(_KEY, Caller())
+    return caller
+
+
+def set_caller(scope: Any, caller: Caller) -> None:
+    """Note the caller of an ASGI request."""
+    scope[_KEY] = caller

@@ -1,0 +1,238 @@
+"""API keys: who gets in, for which tenant, how often, and what the audit log says of it."""
+
+from __future__ import annotations
+
+import json
+import ssl
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+import trustme
+
+import tartlet
+from tests.e2e.serving import out, tartlet_cli
+from tests.gateway.conftest import Gateway
+from tests.gateway.processes import OwnGateway, own_gateway
+from tests.gateway.test_chat import MESSAGES
+
+BODY: dict[str, Any] = {"messages": MESSAGES, "max_tokens": 4}
+CHAT = "/v1/chat/completions"
+ROUTES = [
+    ("GET", "/v1/models"),
+    ("GET", "/v1/models/"),
+    ("OPTIONS", "/v1/models"),
+    ("POST", CHAT),
+    ("POST", f"{CHAT}/"),
+    ("POST", "/v1/completions"),
+    ("POST", "/tokenize"),
+    ("POST", "/detokenize"),
+    ("POST", "/v1/embeddings"),
+    ("GET", "/nothing"),
+    ("GET", "/health/"),
+]
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("keys") / "keys.json"
+
+
+def create(gateway: Gateway, file: Path, tenant: str, *more: str) -> str:
+    return out(gateway.server.run_dir, "keys", "create", "--tenant", tenant, "--file", str(file), *more).strip()
+
+
+@pytest.fixture(scope="module")
+def keyed(gateway: Gateway, file: Path) -> Iterator[tuple[OwnGateway, str]]:
+    """A gateway that asks for keys on all addresses, and the key of tenant `a`."""
+    key = create(gateway, file, "a", "--name", "first")
+    content = json.loads(file.read_text())
+    content["tenants"] = {"busy": {"requests_per_minute": 2}, "single": {"concurrency": 1}}
+    file.write_text(json.dumps(content))
+    with own_gateway(gateway, file.parent, host="0.0.0.0", KEYS=str(file), ORIGINS="https://chat.example.org") as own:
+        yield own, key
+
+
+def client(own: OwnGateway, key: str = "") -> httpx.Client:
+    headers = {"authorization": f"Bearer {key}"} if key else {}
+    return httpx.Client(base_url=own.url, headers=headers, timeout=30)
+
+
+@pytest.mark.parametrize(("method", "path"), ROUTES)
+def test_each_route_asks_for_a_key(keyed: tuple[OwnGateway, str], method: str, path: str) -> None:
+    with client(keyed[0]) as http:
+        for headers in ({}, {"authorization": "Bearer tlk_wrong"}, {"authorization": "Basic x"}, {"x-api-key": "x"}):
+            reply = http.request(method, path, headers=headers)
+            assert (reply.status_code, reply.json()["error"]["code"]) == (401, "invalid_api_key")
+            assert reply.headers["www-authenticate"] == "Bearer"
+        assert http.get("/health").status_code == 200
+
+
+async def test_the_openai_client_works_with_a_key_and_is_told_of_a_wrong_one(keyed: tuple[OwnGateway, str]) -> None:
+    own, key = keyed
+    async with openai.AsyncOpenAI(base_url=f"{own.url}/v1", api_key=key, max_retries=0) as api:
+        reply = await api.chat.completions.create(model="fake", messages=MESSAGES, max_tokens=4)
+        assert reply.choices[0].finish_reason == "length"
+        with pytest.raises(openai.AuthenticationError):
+            await api.with_options(api_key="tlk_none").models.list()
+
+
+def test_x_api_key_works_as_bearer_does(keyed: tuple[OwnGateway, str]) -> None:
+    own, key = keyed
+    with client(own) as http:
+        assert http.get("/v1/models", headers={"x-api-key": key}).status_code == 200
+
+
+def test_new_and_revoked_keys_hold_without_a_restart(
+    gateway: Gateway, keyed: tuple[OwnGateway, str], file: Path
+) -> None:
+    own, _ = keyed
+    key = create(gateway, file, "a")
+
+    def until(status: int) -> None:
+        deadline = time.monotonic() + 10
+        with client(own, key) as http:
+            while http.get("/v1/models").status_code != status:
+                assert time.monotonic() < deadline
+                time.sleep(0.1)
+
+    until(200)
+    listed = json.loads(out(gateway.server.run_dir, "keys", "list", "--json", "--file", str(file)))
+    assert not any(key in str(entry) or "hash" in entry for entry in listed)
+    good = file.read_text()
+    file.write_text("{")  # a slip locks nobody out
+    time.sleep(1.2)
+    until(200)
+    file.write_text(good)
+    out(gateway.server.run_dir, "keys", "revoke", listed[-1]["id"], "--file", str(file))
+    until(401)
+    assert tartlet_cli(gateway.server.run_dir, "keys", "revoke", "none", "--file", str(file)).returncode == 2
+    expiring = create(gateway, file, "a", "--expires-days", "0.00002")
+    time.sleep(3)
+    with client(own, expiring) as http:
+        assert http.get("/v1/models").status_code == 401
+
+
+def test_a_tenant_over_its_rate_is_told_when_to_come_again(
+    gateway: Gateway, keyed: tuple[OwnGateway, str], file: Path
+) -> None:
+    own, key = keyed
+    with client(own, create(gateway, file, "busy")) as http, client(own, key) as other:
+        time.sleep(1.2)
+        first, second, third = (http.post(CHAT, json=BODY) for _ in range(3))
+        assert (first.status_code, second.status_code, third.status_code) == (200, 200, 429)
+        limits = [reply.headers["x-ratelimit-remaining-requests"] for reply in (first, second, third)]
+        assert limits == ["1", "0", "0"]
+        assert third.json()["error"]["code"] == "rate_limit_exceeded"
+        assert 25 <= int(third.headers["retry-after"]) <= 30
+        assert float(third.headers["retry-after-ms"]) <= 1000 * int(third.headers["retry-after"])
+        assert "try again in" in third.json()["error"]["message"]
+        assert other.post(CHAT, json=BODY).status_code == 200  # another tenant notices nothing
+
+
+async def test_a_tenant_has_so_many_requests_at_once(
+    gateway: Gateway, keyed: tuple[OwnGateway, str], file: Path
+) -> None:
+    own, _ = keyed
+    key = create(gateway, file, "single")
+    time.sleep(1.2)  # noqa: ASYNC251 - the gateway looks at the file each second
+    headers = {"authorization": f"Bearer {key}"}
+    async with httpx.AsyncClient(base_url=own.url, headers=headers, timeout=30) as http:
+        async with http.stream("POST", CHAT, json=BODY | {"max_tokens": 500, "stream": True}) as running:
+            assert running.status_code == 200
+            assert (await http.post(CHAT, json=BODY)).status_code == 429
+        async with http.stream("GET", "/v1/models") as models:
+            assert models.status_code == 200  # what runs no program isn't counted
+
+
+async def test_a_tenant_runs_only_its_own_inferlets(gateway: Gateway, keyed: tuple[OwnGateway, str]) -> None:
+    own, key = keyed
+    source = tartlet.Source.python("def main(args):\n    return 'secret'\n")
+    async with tartlet.AsyncClient(gateway.server.address, tenant="b") as other:
+        await other.put([tartlet.CatalogueEntry("private", source)])
+    async with tartlet.AsyncClient(gateway.server.address, tenant="a") as mine:
+        await mine.put([tartlet.CatalogueEntry("own", source)])
+    with client(own, key) as http:
+        assert http.post(CHAT, json=BODY | {"model": "fake/own"}).json()["choices"][0]["message"]["content"] == "secret"
+        foreign = http.post(CHAT, json=BODY | {"model": "fake/private"})
+        unknown = http.post(CHAT, json=BODY | {"model": "fake/none"})
+        assert (foreign.status_code, foreign.json()["error"]["code"]) == (404, "model_not_found")
+        assert foreign.json()["error"]["message"] == unknown.json()["error"]["message"].replace("none", "private")
+
+
+def test_the_audit_log_says_who_did_what_and_never_the_prompt(keyed: tuple[OwnGateway, str]) -> None:
+    own, key = keyed
+    words = "a prompt that nobody writes down"
+    with client(own, key) as http:
+        http.post(CHAT, json=BODY | {"messages": [{"role": "user", "content": words}]})
+        http.get("/v1/models", headers={"authorization": "Bearer none"})
+    text = own.log.read_text()
+    assert words not in text
+    assert key not in text
+    entries = [json.loads(line[line.index("{") :]) for line in text.splitlines() if "tartlet.audit" in line]
+    done = [e for e in entries if e["path"] == CHAT and e["tenant"] == "a" and e["status"] == 200][-1]
+    assert done["program"]
+    assert done["tokens"] > 4
+    assert done["key"]
+    assert entries[-1]["status"] == 401
+
+
+def test_pages_may_call_from_listed_origins_only(keyed: tuple[OwnGateway, str]) -> None:
+    own, key = keyed
+    asked = {"access-control-request-method": "POST", "access-control-request-headers": "authorization"}
+    with client(own) as http:
+        listed = http.options(CHAT, headers={"origin": "https://chat.example.org", **asked})
+        assert listed.status_code == 204
+        assert listed.headers["access-control-allow-origin"] == "https://chat.example.org"
+        for origin in ("http://localhost:3000", "https://evil.example"):
+            refused = http.options(CHAT, headers={"origin": origin, **asked})
+            assert refused.status_code == 403
+            assert "access-control-allow-origin" not in refused.headers
+        headers = {"origin": "https://chat.example.org", "authorization": f"Bearer {key}", "host": "api.example.org"}
+        reply = http.get("/v1/models", headers=headers)
+        assert reply.status_code == 200
+        assert "x-ratelimit-remaining-requests" in reply.headers["access-control-expose-headers"]
+
+
+def test_other_machines_are_served_only_with_keys(gateway: Gateway) -> None:
+    env = {"TARTLET_GATEWAY_RUNTIME": gateway.server.address, "TARTLET_GATEWAY_ADDRESS": "0.0.0.0:8201"}
+    refused = tartlet_cli(gateway.server.run_dir, "serve", "--role", "gateway", timeout_s=60, **env)
+    assert refused.returncode == 2
+    assert "keys create" in refused.stderr
+    missing = tartlet_cli(
+        gateway.server.run_dir, "serve", "--role", "gateway", timeout_s=60, **env, TARTLET_GATEWAY_KEYS="/none"
+    )
+    assert missing.returncode == 2
+
+
+def test_https_follows_its_files(gateway: Gateway, tmp_path: Path) -> None:
+    files = tmp_path / "tls.crt", tmp_path / "tls.key"
+
+    def issue() -> trustme.CA:
+        authority = trustme.CA()
+        made = authority.issue_cert("127.0.0.1")
+        made.private_key_pem.write_to_path(str(files[1]))
+        files[0].write_bytes(b"".join(part.bytes() for part in made.cert_chain_pems))
+        return authority
+
+    def answers(authority: trustme.CA, port: int) -> bool:
+        context = ssl.create_default_context()
+        authority.configure_trust(context)
+        try:
+            return httpx.get(f"https://127.0.0.1:{port}/health", verify=context).status_code == 200
+        except httpx.ConnectError:
+            return False
+
+    first = issue()
+    with own_gateway(gateway, tmp_path, HTTP_CERTIFICATE=str(files[0]), HTTP_KEY=str(files[1])) as own:
+        assert answers(first, own.port)
+        second = issue()
+        deadline = time.monotonic() + 15
+        while not answers(second, own.port):
+            assert time.monotonic() < deadline
+            time.sleep(0.2)
+        assert not answers(first, own.port)
