@@ -29,6 +29,7 @@ _COMMANDS = {  # name: (module, one line of help); in the order of the help
     "models": ("commands.models", "List the models that a server offers."),
     "doctor": ("commands.doctor", "Check this machine and a server, and say what to do."),
     "config": ("commands.config", "Print every setting with its value and source."),
+    "simulate": ("commands.simulate", "Compare orders of programs on a simulated engine."),
     "bench": ("commands.bench", "Run a benchmark."),
     "version": ("commands.version", "Print the version."),
 }

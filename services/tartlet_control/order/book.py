@@ -1,0 +1,136 @@
+"""The process table of Autellix 4.2.1: for each running program its service, its waiting and its active calls.
+
+A thread is one command queue of a program. A call is a period in which the thread always had something to compute:
+the call begins with the first command after the thread was idle, and ends when the thread is idle again.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from math import inf
+
+Key = tuple[str, str, str]
+"""Tenant, name and digest of a program: runs of equal keys are expected to need similar service."""
+
+
+@dataclass(slots=True, eq=False)
+class Thread:
+    """One thread of a program and the call that is active in the thread, if one is."""
+
+    program: Program
+    arrived_s: float = 0.0
+    """When the active call began."""
+    base_s: float = 0.0
+    """The program's critical path when the active call began, in seconds of device time."""
+    service_s: float = 0.0
+    """Device time that the active call has had."""
+    waited_s: float = 0.0
+    """Time that the active call has waited, before `waits_since`."""
+    waits_since: float | None = None
+    """Since when the active call has been waiting; None while it computes or no call is active."""
+    forgiven: tuple[float, float] = (0.0, 0.0)
+    """Waiting and service of the active call that no longer count towards starvation (Algorithm 1, line 29)."""
+    active: bool = False
+
+    def wait_s(self, now: float) -> float:
+        """Return how long the active call has waited in all."""
+        return self.waited_s if self.waits_since is None else self.waited_s + now - self.waits_since
+
+
+@dataclass(slots=True, eq=False)
+class Program:
+    """One running program in the process table."""
+
+    number: int
+    """Its place in the order of arrival; no two programs share one."""
+    key: Key = ("", "", "")
+    arrived_s: float = 0.0
+    service_s: float = 0.0
+    """Device time of all its calls together, in seconds. A step's time is shared by the programs in the step."""
+    critical_s: float = 0.0
+    """Device time of the longest chain of its calls that was seen (Autellix, equation 2)."""
+    waited_s: float = 0.0
+    """Time that its ended calls have waited."""
+    boosted_to_s: float = 0.0
+    """The program goes before others until its service reaches this, because it had starved."""
+    last_arrival_s: float = 0.0
+    last_completion_s: float = 0.0
+    remaining_s: float = inf
+    """Device time that the program still needs. Only a simulation knows this."""
+    threads: dict[int, Thread] = field(default_factory=dict)
+
+
+class Book:
+    """The process table: the programs that run, and what is noted of them as they do."""
+
+    __slots__ = ("_number", "programs")
+
+    def __init__(self) -> None:
+        self.programs: dict[str, Program] = {}
+        self._number = 0
+
+    def add(self, program_id: str, key: Key, now: float) -> Program:
+        """Enter a program that starts now."""
+        self._number += 1
+        program = self.programs[program_id] = Program(self._number, key, arrived_s=now, last_arrival_s=now)
+        return program
+
+    def remove(self, program_id: str) -> Program | None:
+        """Drop a program that has ended; returns its last state, None if it isn't here."""
+        return self.programs.pop(program_id, None)
+
+    def stale(self, now: float, after_s: float) -> list[str]:
+        """Return the programs without an active call, whose last call ended more than `after_s` ago."""
+        return [
+            name
+            for name, program in self.programs.items()
+            if now - max(program.last_arrival_s, program.last_completion_s) > after_s
+            and not any(thread.active for thread in program.threads.values())
+        ]
+
+
+def waits(thread: Thread, now: float) -> None:
+    """Note that a thread has something to compute and waits for a step. A thread that was idle begins a call."""
+    if not thread.active:
+        program = thread.program
+        thread.active = True
+        thread.arrived_s = program.last_arrival_s = now
+        thread.base_s = program.critical_s
+        thread.service_s = thread.waited_s = 0.0
+        thread.forgiven = (0.0, 0.0)
+    if thread.waits_since is None:
+        thread.waits_since = now
+
+
+def runs(thread: Thread, now: float) -> None:
+    """Note that a thread's command is in a step from now on."""
+    if thread.waits_since is not None:
+        thread.waited_s += now - thread.waits_since
+        thread.waits_since = None
+
+
+def serve(thread: Thread, device_s: float) -> None:
+    """Charge a thread with its share of a step's device time."""
+    program = thread.program
+    thread.service_s += device_s
+    program.service_s += device_s
+    program.critical_s = max(program.critical_s, thread.base_s + thread.service_s)
+
+
+def ends_call(thread: Thread, now: float) -> None:
+    """Note that a thread has nothing more to compute for now."""
+    if thread.active:
+        runs(thread, now)
+        program = thread.program
+        program.waited_s += thread.waited_s - thread.forgiven[0]
+        program.last_completion_s = now
+        thread.active = False
+        thread.waited_s = thread.service_s = 0.0
+        thread.forgiven = (0.0, 0.0)
+
+
+def boost(thread: Thread, quantum_s: float, now: float) -> None:
+    """Let a starved program go first for one quantum; its call's waiting and service so far stop counting."""
+    program = thread.program
+    program.boosted_to_s = program.service_s + quantum_s
+    thread.forgiven = (thread.wait_s(now), thread.service_s)

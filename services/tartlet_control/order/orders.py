@@ -1,0 +1,120 @@
+"""The orders of programs: each ranks a thread's waiting commands, and the lowest rank goes first (Autellix 4.2).
+
+A rank is (level, time, number). Calls of one level go by when they began, and the number of the program makes the ranks
+of two programs differ. `fcfs` and `mlfq` know calls only; the other orders give all calls of a program one level.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Final
+
+from tartlet_control.order.book import Thread
+from tartlet_control.order.sizes import History
+
+Rank = tuple[float, float, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """An order with its parameters."""
+
+    name: str = "round-robin"
+    bounds_s: tuple[float, ...] = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0)
+    """Where one queue ends and the next begins, in device time that was had; the last queue has no end. What lies
+    between two bounds is the quantum of a queue."""
+    starved_at: float = 8.0
+    """A program that has waited this many times its service goes first for one quantum (beta); 0: never."""
+    history: History = field(default_factory=History, compare=False)
+    """What `gittins` has learned."""
+
+    @property
+    def quantum_s(self) -> float:
+        """The quantum of the first queue."""
+        return self.bounds_s[0]
+
+    def rank(self, thread: Thread, now: float) -> Rank:
+        """Return where a thread's waiting command stands. The lowest rank goes first."""
+        return ORDERS[self.name](self, thread, now)
+
+
+def starved(order: Order, thread: Thread, now: float) -> bool:
+    """Return whether a thread's program has waited too long for the service it had (Algorithm 1, line 26)."""
+    if not order.starved_at:
+        return False
+    program = thread.program
+    waited = program.waited_s + thread.wait_s(now) - thread.forgiven[0]
+    served = program.service_s - thread.forgiven[1]
+    return waited >= order.starved_at * max(served, order.quantum_s)
+
+
+def _first(order: Order, thread: Thread, now: float) -> bool:
+    return thread.program.service_s < thread.program.boosted_to_s or starved(order, thread, now)
+
+
+def _level(order: Order, service_s: float) -> int:
+    return bisect_right(order.bounds_s, service_s)
+
+
+def round_robin(order: Order, thread: Thread, now: float) -> Rank:
+    """Rank by how long the thread has waited since its last step."""
+    since = thread.waits_since
+    return (0.0, now if since is None else since, thread.program.number)
+
+
+def fcfs(order: Order, thread: Thread, now: float) -> Rank:
+    """Rank by when the call began."""
+    return (0.0, thread.arrived_s, thread.program.number)
+
+
+def mlfq(order: Order, thread: Thread, now: float) -> Rank:
+    """Rank by the service that the call itself has had, in queues (FastServe's skip-join left out)."""
+    waits_s = thread.wait_s(now) - thread.forgiven[0]
+    served_s = thread.service_s - thread.forgiven[1]
+    if order.starved_at and waits_s >= order.starved_at * max(served_s, order.quantum_s):
+        return (0.0, thread.arrived_s, thread.program.number)
+    return (_level(order, served_s), thread.arrived_s, thread.program.number)
+
+
+def plas(order: Order, thread: Thread, now: float) -> Rank:
+    """Rank by the service that all calls of the program have had, in queues (Autellix, equation 1)."""
+    program = thread.program
+    level = 0 if _first(order, thread, now) else _level(order, program.service_s)
+    return (level, thread.arrived_s, program.number)
+
+
+def atlas(order: Order, thread: Thread, now: float) -> Rank:
+    """Rank by the longest chain of calls that was seen of the program, in queues (Autellix, equation 2)."""
+    program = thread.program
+    level = 0 if _first(order, thread, now) else _level(order, program.critical_s)
+    return (level, thread.arrived_s, program.number)
+
+
+def gittins(order: Order, thread: Thread, now: float) -> Rank:
+    """Rank by how soon the program is likely to end, as past runs of the same program tell."""
+    program = thread.program
+    if _first(order, thread, now):
+        return (float("-inf"), thread.arrived_s, program.number)
+    return (-order.history.index(program.key, program.service_s), thread.arrived_s, program.number)
+
+
+def srpt(order: Order, thread: Thread, now: float) -> Rank:
+    """Rank by the service that the program still needs. Only a simulation knows this; no order does better."""
+    program = thread.program
+    return (program.remaining_s, thread.arrived_s, program.number)
+
+
+ORDERS: Final[dict[str, Callable[[Order, Thread, float], Rank]]] = {
+    "round-robin": round_robin,
+    "fcfs": fcfs,
+    "mlfq": mlfq,
+    "plas": plas,
+    "atlas": atlas,
+    "gittins": gittins,
+    "srpt": srpt,
+}
+"""Each order by its name."""
+LIVE: Final = tuple(name for name in ORDERS if name != "srpt")
+"""The orders that a control can follow."""

@@ -1,0 +1,125 @@
+"""`Sizes`: a small histogram of how much service runs of a program needed, and the Gittins index that follows from it.
+
+The Gittins index of a program that has had service `a` is the best rate at which it could end:
+max over b > a of P(S <= b | S > a) / E[min(S, b) - a | S > a], for the size S of its kind. Serving the largest index
+first minimises the mean response time where sizes are known only as a distribution (Gittins 1979; Aalto, Ayesta and
+Righter 2009).
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from typing import Final
+
+import numpy as np
+
+from tartlet_control.order.book import Key
+
+LEAST_S: Final = 1e-3
+"""Upper end of the first bucket, in seconds of device time."""
+RATIO: Final = 1.25
+"""Upper end of a bucket over that of the bucket before."""
+BUCKETS: Final = 80
+MOST_RUNS: Final = 512.0
+"""Weight of the runs that a histogram remembers. At more, all counts are halved, so that old runs fade."""
+POPULATION_RUNS: Final = 2.0
+"""How many runs of its own the runs of all programs are worth to a program."""
+PRIOR_RUNS: Final = 0.5
+"""How many runs the prior is worth. The prior's index falls with age: with no run known, less attained goes first."""
+REFRESH: Final = 0.05
+"""Share of new runs after which an index is computed again."""
+
+EDGES: Final = np.concatenate(([0.0], LEAST_S * RATIO ** np.arange(BUCKETS)))
+"""The buckets' bounds in seconds, float64 `[BUCKETS + 1]`."""
+_MIDDLES: Final = np.where(EDGES[:-1] > 0, np.sqrt(EDGES[:-1] * EDGES[1:]), EDGES[1:] / 2)
+_AGES: Final[list[float]] = EDGES[:-1].tolist()
+_PRIOR: Final = np.full(BUCKETS, PRIOR_RUNS / BUCKETS)  # equal mass in each: as likely twice as long as half as long
+
+
+class Sizes:
+    """The sizes of the runs of one kind of program, in buckets of device time."""
+
+    __slots__ = ("counts", "seen", "total")
+
+    def __init__(self) -> None:
+        self.counts = np.zeros(BUCKETS)
+        self.total = 0.0
+        self.seen = 0
+
+    def add(self, service_s: float) -> None:
+        """Note a run that ended after so much service."""
+        self.counts[min(BUCKETS - 1, max(0, int(np.searchsorted(EDGES, service_s)) - 1))] += 1.0
+        self.total += 1.0
+        self.seen += 1
+        if self.total > MOST_RUNS:
+            self.counts /= 2
+            self.total /= 2
+
+
+def gittins(masses: np.ndarray) -> list[float]:
+    """Return the index at the lower bound of each bucket, in 1/s, for sizes with these masses (float64 `[BUCKETS]`)."""
+    index: list[float] = []
+    for bucket, age in enumerate(_AGES):
+        of_bucket = masses[bucket:]
+        longer = of_bucket.sum()
+        if longer <= 0:
+            index.append(index[-1] if index else 0.0)
+            continue
+        rest = _MIDDLES[bucket:] - age
+        ended = np.cumsum(of_bucket)
+        served = np.cumsum(of_bucket * rest) + rest * (longer - ended)
+        index.append(float(np.max(ended / served)))
+    return index
+
+
+class History:
+    """What past runs tell of the programs that run now, for each (tenant, name, digest) and for all together."""
+
+    __slots__ = ("_index", "_keys", "_most", "_population")
+
+    def __init__(self, most_keys: int = 4096) -> None:
+        """`most_keys`: kinds of programs to remember; the one that ended longest ago is forgotten first."""
+        self._keys: dict[Key, Sizes] = {}
+        self._population = Sizes()
+        self._index: dict[Key, tuple[int, list[float]]] = {}  # with the number of runs it was computed from
+        self._most = most_keys
+
+    def ended(self, key: Key, service_s: float) -> None:
+        """Note a run of a program that ended after so much service."""
+        sizes = self._keys.pop(key, None) or Sizes()
+        self._keys[key] = sizes
+        sizes.add(service_s)
+        self._population.add(service_s)
+        if len(self._keys) > self._most:
+            oldest = next(iter(self._keys))
+            del self._keys[oldest]
+            self._index.pop(oldest, None)
+
+    def index(self, key: Key, service_s: float) -> float:
+        """Return the Gittins index, in 1/s, of a program that has had so much service."""
+        sizes = self._keys.get(key)
+        known = self._population.seen if sizes is None else sizes.seen
+        of_key = key if sizes is not None else ("", "", "")
+        made = self._index.get(of_key)
+        if made is None or known > made[0] * (1 + REFRESH):
+            made = self._index[of_key] = (known, gittins(self._masses(sizes)))
+        return _at(made[1], service_s)
+
+    def _masses(self, sizes: Sizes | None) -> np.ndarray:
+        masses = _PRIOR.copy()
+        population = self._population
+        if population.total:
+            masses += population.counts * (min(POPULATION_RUNS, population.total) / population.total)
+        if sizes is not None:
+            masses += sizes.counts
+        return masses
+
+
+def _at(index: list[float], service_s: float) -> float:
+    """Interpolate the index between the bounds of the bucket that a service lies in."""
+    bucket = bisect_right(_AGES, service_s) - 1
+    if bucket + 1 >= BUCKETS:
+        return index[-1]
+    low, high = _AGES[bucket], _AGES[bucket + 1]
+    share: float = (service_s - low) / (high - low)
+    return index[bucket] + share * (index[bucket + 1] - index[bucket])

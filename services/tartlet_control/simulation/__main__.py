@@ -1,0 +1,121 @@
+"""`tartlet simulate`: compares orders of programs on a simulated engine."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from dataclasses import asdict
+from pathlib import Path
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from tartlet_control.order.orders import LIVE, ORDERS, Order
+from tartlet_control.simulation import load
+from tartlet_control.simulation.compare import Row, compare, known
+from tartlet_control.simulation.costs import Costs
+from tartlet_control.simulation.load import Trace
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the simulation that the arguments describe and print a table; returns the exit status."""
+    args = _parser().parse_args(arguments)
+    costs = Costs(args.fixed_ms / 1e3, args.decode_us / 1e6, args.prefill_us / 1e6, args.slots, args.every)
+    try:
+        traces, past = _load(args, costs)
+    except (OSError, ValueError) as e:
+        sys.stderr.write(f"tartlet simulate: {e}\n")
+        return 2
+
+    def make(name: str) -> Order:
+        order = Order(name, starved_at=0.0 if name in ("srpt", "fcfs", "round-robin") else args.beta)
+        if name == "gittins":
+            known(past, order, costs)
+        return order
+
+    names = tuple(dict.fromkeys(args.order or LIVE))
+    rows = compare(traces, names, costs, make, lambda name: _progress(f"{len(traces)} programs under {name} ..."))
+    _print(rows, f"{len(traces)} programs, {args.slots} slots")
+    if args.json:
+        args.json.write_text(json.dumps([asdict(row) for row in rows], indent=1) + "\n")
+    return 0
+
+
+def _load(args: argparse.Namespace, costs: Costs) -> tuple[list[Trace], list[Trace]]:
+    """Return the programs of the load, and past programs of the same kinds."""
+    if args.trace:
+        traces = load.read(args.trace)
+        return traces, []
+    rng = np.random.default_rng(args.seed)
+    traces = load.generate(args.mix, args.programs, rng)
+    mean_s = float(np.mean([sum(costs.alone_s(p, d) for wave in t.waves for p, d in wave) for t in traces]))
+    return load.spaced(traces, mean_s / args.load, rng), load.generate(args.mix, args.past, rng)
+
+
+def _print(rows: list[Row], title: str) -> None:
+    table = Table(title=title, title_justify="left")
+    for column in ("order", "mean s", "p99 s", "ms a token", "preempted", "mean / srpt", "p99 / srpt"):
+        table.add_column(column, justify="left" if column == "order" else "right")
+    for row in rows:
+        table.add_row(
+            row.order,
+            f"{row.mean_s:.1f}",
+            f"{row.p99_s:.1f}",
+            f"{1e3 * row.a_token_s:.1f}",
+            str(row.preempted),
+            f"{row.mean_over_srpt:.2f}",
+            f"{row.p99_over_srpt:.2f}",
+        )
+    Console(width=None if sys.stdout.isatty() else 120).print(table)
+
+
+def _progress(text: str) -> None:
+    sys.stderr.write(f"{text}\n")
+    sys.stderr.flush()
+
+
+def _parser() -> argparse.ArgumentParser:
+    p = argparse.ArgumentParser(
+        prog="tartlet simulate",
+        description=(
+            "Compare orders of programs on a simulated engine: mean and 99th percentile of the time from a program's "
+            "arrival to its end, also over those of srpt, which knows what each program still needs."
+        ),
+    )
+    p.add_argument("--mix", choices=list(load.MIXES), default="mixed", help="programs of Autellix 6.1 (default: mixed)")
+    p.add_argument("--trace", type=Path, metavar="FILE", help="programs from a file instead, one JSON object a line")
+    p.add_argument("--programs", type=_count, default=500, help="how many (default: %(default)s)")
+    p.add_argument("--past", type=int, default=2000, help="past programs that gittins knows (default: %(default)s)")
+    p.add_argument(
+        "--load", type=_positive, default=0.95, help="work that arrives over what fits (default: %(default)s)"
+    )
+    p.add_argument("--seed", type=int, default=1, help="of the programs and arrivals (default: %(default)s)")
+    p.add_argument("--order", action="append", choices=list(ORDERS), help="an order; repeat for more (default: all)")
+    p.add_argument(
+        "--beta", type=float, default=8.0, help="waiting over service at which a program has starved; 0: never"
+    )
+    p.add_argument("--slots", type=_count, default=16, help="calls that a step takes (default: %(default)s)")
+    p.add_argument("--every", type=_count, default=8, help="decode steps between decisions (default: %(default)s)")
+    p.add_argument("--fixed-ms", type=_positive, default=10.0, help="fixed part of a step (default: %(default)s)")
+    p.add_argument("--decode-us", type=float, default=200.0, help="a decoded token (default: %(default)s)")
+    p.add_argument("--prefill-us", type=float, default=50.0, help="a prefilled token (default: %(default)s)")
+    p.add_argument("--json", type=Path, metavar="FILE", help="write the numbers here")
+    return p
+
+
+def _count(text: str) -> int:
+    if (number := int(text)) < 1:
+        raise argparse.ArgumentTypeError(f"{number} is less than 1")
+    return number
+
+
+def _positive(text: str) -> float:
+    if not 0 < (number := float(text)) < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text} is not a number above 0")
+    return number
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,73 @@
+"""Runs one load under several orders and compares what came of it with the clairvoyant order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from tartlet_control.order.orders import Order
+from tartlet_control.simulation.costs import Costs
+from tartlet_control.simulation.load import Trace
+from tartlet_control.simulation.loop import simulate
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """What came of a load under one order. Times are in seconds of the simulation."""
+
+    order: str
+    mean_s: float
+    p99_s: float
+    a_token_s: float
+    """Response over decoded tokens, the mean over programs (Autellix 6.2, program-level token latency)."""
+    preempted: int
+    mean_over_srpt: float
+    p99_over_srpt: float
+
+
+def known(past: Sequence[Trace], order: Order, costs: Costs) -> None:
+    """Let an order learn from past programs, as if each had run in full steps."""
+    for trace in past:
+        served = sum(costs.alone_s(prefill, decode) for wave in trace.waves for prefill, decode in wave)
+        order.history.ended(("", trace.name, ""), served)
+
+
+def compare(
+    traces: list[Trace],
+    names: Sequence[str],
+    costs: Costs,
+    make: Callable[[str], Order],
+    told: Callable[[str], None] = lambda _: None,
+) -> list[Row]:
+    """Run a load under each order; `srpt` runs too, since the others are compared with it.
+
+    Args:
+        traces: the programs, by arrival.
+        names: the orders.
+        costs: of the steps.
+        make: returns a fresh order of a name.
+        told: is called with the name of each order before that order runs.
+    """
+    decoded = np.array([t.decoded for t in traces])
+    responses = {}
+    preempted = {}
+    for name in dict.fromkeys(("srpt", *names)):
+        told(name)
+        outcome = simulate(traces, make(name), costs)
+        responses[name] = np.array(outcome.response_s)
+        preempted[name] = outcome.preempted
+    best = responses["srpt"]
+    return [
+        Row(
+            name,
+            float(response.mean()),
+            float(np.percentile(response, 99)),
+            float((response / decoded).mean()),
+            preempted[name],
+            float(response.mean() / best.mean()),
+            float(np.percentile(response, 99) / np.percentile(best, 99)),
+        )
+        for name, response in responses.items()
+    ]

@@ -1,0 +1,30 @@
+"""What a step of the simulated engine costs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Costs:
+    """The cost of a step, in seconds: a fixed part, and a part for each token that is decoded or prefilled."""
+
+    fixed_s: float = 0.010
+    decode_s: float = 0.0002
+    prefill_s: float = 0.00005
+    slots: int = 16
+    """Calls that one step takes."""
+    every: int = 8
+    """Decode steps between two decisions of which calls run (Autellix 4.2.2, multi-step scheduling)."""
+
+    def step_s(self, decoding: int) -> float:
+        """Return the time of a step that decodes for so many calls."""
+        return self.fixed_s + self.decode_s * decoding
+
+    def alone_s(self, prefill: int, decode: int) -> float:
+        """Return the device time of a call whose steps are always full, as a share of these steps."""
+        return self.prefill_s * prefill + decode * self.step_s(self.slots) / self.slots
+
+
+UNIT = Costs(fixed_s=1.0, decode_s=0.0, prefill_s=0.0, slots=2, every=1)
+"""Steps of one unit for two calls, as in the paper's Figure 2."""

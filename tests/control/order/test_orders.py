@@ -1,0 +1,138 @@
+"""Orders of programs: the paper's example, starvation, total ranks, and no idle slot while a call waits."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tartlet_control.order import book as accounts
+from tartlet_control.order.book import Book, Thread
+from tartlet_control.order.orders import ORDERS, Order, starved
+from tartlet_control.simulation.costs import UNIT, Costs
+from tartlet_control.simulation.load import Trace
+from tartlet_control.simulation.loop import simulate
+
+FIGURE_2 = {"A": (4, 3, 1, 1), "B": (3, 3, 4), "C": (1, 2), "D": (4,)}
+"""Decode steps of each program's calls."""
+ONE = Costs(fixed_s=1.0, decode_s=0.0, prefill_s=0.0, slots=1, every=1)
+
+
+def chain(name: str, arrival_s: float, steps: tuple[int, ...]) -> Trace:
+    return Trace(name, arrival_s, tuple(((0, n),) for n in steps))
+
+
+def waits(order: Order) -> list[float]:
+    traces = [chain(name, 0.0, steps) for name, steps in FIGURE_2.items()]
+    ends = simulate(traces, order, UNIT).response_s
+    return [end - sum(steps) for end, steps in zip(ends, FIGURE_2.values(), strict=True)]
+
+
+def test_figure_2_first_come_first_served_waits_18_steps() -> None:
+    assert waits(Order("fcfs")) == [3, 4, 7, 4]
+
+
+def test_figure_2_program_level_service_waits_least_of_what_needs_no_foresight() -> None:
+    bounds = (0.5, 1.5)  # a step of two calls is half a unit of service for each
+    by_order = {name: sum(waits(Order(name, bounds, starved_at=0))) for name in ORDERS}
+    assert by_order["mlfq"] == 19
+    assert by_order["plas"] == 13
+    assert by_order["srpt"] <= min(by_order.values())
+
+
+programs = st.lists(
+    st.tuples(st.integers(0, 20), st.lists(st.integers(1, 6), min_size=1, max_size=4)), min_size=1, max_size=8
+)
+
+
+@pytest.mark.parametrize("name", ORDERS)
+@given(load=programs)
+def test_no_order_leaves_the_engine_idle_while_a_call_waits(name: str, load: list[tuple[int, list[int]]]) -> None:
+    traces = [chain(str(i), at, tuple(steps)) for i, (at, steps) in enumerate(sorted(load, key=lambda p: p[0]))]
+    response = simulate(traces, Order(name), ONE).response_s
+    last = max(trace.arrival_s + took for trace, took in zip(traces, response, strict=True))
+    free_at = 0.0
+    for trace in traces:  # whatever the order, one slot is busy from an arrival until all that arrived is done
+        free_at = max(free_at, trace.arrival_s) + trace.decoded
+    assert last == free_at
+
+
+times = st.floats(0, 100)
+
+
+@pytest.mark.parametrize("name", ORDERS)
+@given(served=st.lists(st.tuples(times, times), min_size=2, max_size=6), now=st.floats(200, 300))
+def test_ranks_of_two_programs_always_differ(name: str, served: list[tuple[float, float]], now: float) -> None:
+    order, book = Order(name), Book()
+    threads = []
+    for number, (arrived, service) in enumerate(served):
+        thread = Thread(book.add(str(number), ("", "p", ""), arrived))
+        accounts.waits(thread, arrived)
+        accounts.runs(thread, arrived + 1)
+        accounts.serve(thread, service)
+        accounts.waits(thread, arrived + 2)
+        threads.append(thread)
+    ranks = [order.rank(thread, now) for thread in threads]
+    assert len(set(ranks)) == len(ranks)
+    assert ranks == [order.rank(thread, now) for thread in threads]
+
+
+@pytest.mark.parametrize("name", ["plas", "atlas", "gittins"])
+def test_a_long_program_among_short_ones_waits_no_longer_than_its_bound(name: str) -> None:
+    short = [chain("short", 2.0 * at, (2,)) for at in range(200)]
+    load = [chain("long", 0.0, (30,)), *short]
+    bound, quantum = 4.0, 2.0
+    [bounded, *_] = simulate(load, Order(name, (quantum, 4.0), starved_at=bound), ONE).response_s
+    [unbounded, *_] = simulate(load, Order(name, (quantum, 4.0), starved_at=0.0), ONE).response_s
+    assert unbounded > 400, "without a bound, the long program goes last"
+    # it has had s steps after at most bound * s of waiting, and one quantum more to be noticed
+    assert bounded <= 30 * (1 + bound) + bound * quantum
+
+
+def test_a_boost_lasts_one_quantum_and_forgives_the_call_alone() -> None:
+    order = Order("plas", (1.0, 2.0), starved_at=4.0)
+    thread = Thread(Book().add("p", ("", "p", ""), 0.0))
+    accounts.waits(thread, 0.0)
+    accounts.runs(thread, 0.0)
+    accounts.serve(thread, 3.0)
+    accounts.waits(thread, 3.0)
+    assert order.rank(thread, 14.9)[0] == 2
+    assert starved(order, thread, 15.0)
+    accounts.boost(thread, order.quantum_s, 15.0)
+    accounts.runs(thread, 15.0)
+    assert not starved(order, thread, 15.0)
+    assert order.rank(thread, 15.0)[0] == 0
+    accounts.serve(thread, 1.0)
+    assert order.rank(thread, 16.0)[0] == 2
+
+
+def test_a_chain_counts_its_longest_path_and_all_its_service() -> None:
+    program = Book().add("p", ("", "p", ""), 0.0)
+    side_by_side = [Thread(program), Thread(program)]
+    for thread in side_by_side:
+        accounts.waits(thread, 0.0)
+    for thread, service in zip(side_by_side, (2.0, 3.0), strict=True):
+        accounts.serve(thread, service)
+    for thread in side_by_side:
+        accounts.ends_call(thread, 5.0)
+    accounts.waits(side_by_side[0], 6.0)
+    accounts.serve(side_by_side[0], 1.0)
+    assert (program.service_s, program.critical_s) == (6.0, 4.0)
+
+
+def test_stale_programs_are_those_long_without_a_call() -> None:
+    book = Book()
+    for name in ("idle", "busy", "new"):
+        program = book.add(name, ("", name, ""), 0.0 if name != "new" else 90.0)
+        program.threads[0] = Thread(program)
+    accounts.waits(book.programs["busy"].threads[0], 1.0)
+    assert book.stale(100.0, after_s=60.0) == ["idle"]
+
+
+def test_no_order_beats_knowing_the_future_on_one_slot() -> None:
+    load = [chain(str(i), float(at), steps) for i, (at, steps) in enumerate([(0, (5, 5)), (1, (2,)), (2, (1, 1, 1))])]
+    total = {name: sum(simulate(load, Order(name), ONE).response_s) for name in ORDERS}
+    assert all(total["srpt"] <= other for other in total.values())
+    assert len(set(itertools.chain(total.values()))) > 1
