@@ -25,6 +25,7 @@ from tartlet_runtime.budget.ledger import Ledger, Use
 from tartlet_runtime.guests.native import NativeServer
 from tartlet_runtime.guests.sandboxed import WasmGuests
 from tartlet_runtime.journal.journal import Journals
+from tartlet_runtime.journal.space import BUFFERED_BYTES
 from tartlet_runtime.link.control_link import ControlLink
 from tartlet_runtime.program.driver import Driver
 from tartlet_runtime.serving.programs import ProgramTable
@@ -120,6 +121,7 @@ def _open_ledger(settings: RuntimeSettings) -> Ledger:
     bound = memory_bound(settings.process_memory_bytes)
     ledger = Ledger(bound.bytes, bound.source)
     ledger.add(Use.PROCESS, min(PROCESS_BYTES, bound.bytes // 4))
+    ledger.add(Use.JOURNALS, BUFFERED_BYTES)
     log.info("memory of this process: %d MiB, from the %s", bound.bytes >> 20, bound.source)
     return ledger
 

@@ -16,7 +16,9 @@ class Use(StrEnum):
     SPARES = "spares"  # sandboxes that are instantiated ahead of launches
     COMPILERS = "compilers"  # processes that compile modules
     MODULES = "modules"  # compiled modules that are loaded
-    OUTPUTS = "outputs"  # kept for clients, of programs that have ended
+    OUTPUTS = "outputs"  # of programs, kept for clients
+    INBOXES = "inboxes"  # messages and answers that programs haven't taken
+    JOURNALS = "journals"  # records that wait to be written
     SOURCES = "sources"  # kept by digest
 
 

@@ -3,7 +3,8 @@
 A file is a header (JSON, then the program's source) and one record a delivery: the guest's clock, a running digest of
 its commands so far, and the delivery's bytes as they were. Records carry a CRC, so a torn tail is recognised and
 ignored. Records are buffered until `flush`, which the driver calls before anything that follows from them leaves the
-process: one `write` a program and turn, no fsync (the journal outlives this process, not a power cut).
+process: one `write` a program and turn, no fsync (the journal outlives this process, not a power cut). If journals have
+more than `BUFFERED_BYTES` to write together, the journal that adds to them is written at once.
 
 Files are slots that are written over: making and unlinking one for each of 896 launches would cost more than the
 launches (as would truncating them). A record's CRC starts from its header's, so what an earlier program left behind
@@ -16,7 +17,7 @@ import contextlib
 import json
 import os
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from functools import lru_cache
 from hashlib import blake2b
@@ -26,6 +27,7 @@ from typing import Any
 
 from tartlet_common.config.paths import make_private
 from tartlet_common.errors.registry import DiskFull, InvalidSource, JournalFull, Overloaded
+from tartlet_runtime.journal.space import BUFFERED_BYTES, Space
 
 MAGIC = b"TRTJ"
 VERSION = 1
@@ -123,37 +125,21 @@ class CommandDigest:
         return self._hash.digest()
 
 
-class Space:
-    """The disk space that the journals of running programs share with the journals that were kept."""
-
-    __slots__ = ("limit_bytes", "make_room", "num_running", "used_bytes")
-
-    def __init__(self, limit_bytes: int, make_room: Callable[[], None]) -> None:
-        """Start empty. `make_room` deletes kept journals until the rest fits or none is left."""
-        self.limit_bytes = limit_bytes
-        self.used_bytes = 0
-        self.num_running = 0
-        self.make_room = make_room
-
-    def add(self, size: int, held_bytes: int) -> None:
-        """Take `size` bytes for a program whose journal has `held_bytes` with them.
-
-        Raises:
-            JournalFull: the space is used up, and the program has more than its equal share.
-        """
-        self.used_bytes += size
-        if self.used_bytes > self.limit_bytes:
-            self.make_room()
-            share = self.limit_bytes // max(1, self.num_running)
-            if self.used_bytes > self.limit_bytes and held_bytes > share:
-                self.used_bytes -= size
-                raise JournalFull(limit=held_bytes - size)
-
-
 class Journal:
     """The journal of one running program."""
 
-    __slots__ = ("_at", "_bytes", "_crc", "_fd", "_limit_bytes", "_path", "_pending", "_space", "digest")
+    __slots__ = (
+        "_at",
+        "_bytes",
+        "_crc",
+        "_fd",
+        "_limit_bytes",
+        "_path",
+        "_pending",
+        "_pending_bytes",
+        "_space",
+        "digest",
+    )
 
     def __init__(self, fd: int, path: Path, header: bytes, limit_bytes: int, space: Space) -> None:
         """Write over the file `fd` at `path` from its start; the journal owns neither."""
@@ -162,6 +148,8 @@ class Journal:
         self._path = path
         self._limit_bytes = limit_bytes
         self._pending = [header]
+        self._pending_bytes = len(header)
+        space.pending_bytes += len(header)
         self._bytes = len(header)
         self._at = 0  # bytes written
         (self._crc,) = _CRC.unpack_from(header, len(header) - _CRC.size)
@@ -182,11 +170,18 @@ class Journal:
         """Whether there is something to flush."""
         return bool(self._pending)
 
+    def discard(self) -> None:
+        """Forget what is pending."""
+        self._pending.clear()
+        self._space.pending_bytes -= self._pending_bytes
+        self._pending_bytes = 0
+
     def append(self, clock_ns: int, delivery: bytes) -> None:
         """Record a delivery before the guest sees it.
 
         Raises:
             JournalFull: it doesn't fit the program's limit, or the space of all journals.
+            DiskFull: the journals have much to write, and this one's file can't be written.
         """
         size = len(delivery)
         record_bytes = _RECORD.size + size
@@ -196,6 +191,10 @@ class Journal:
         self._bytes += record_bytes
         body = _RECORD.pack(0, size, clock_ns, self.digest.value())[4:] + delivery
         self._pending.append(_CRC.pack(zlib.crc32(body, self._crc)) + body)
+        self._pending_bytes += record_bytes
+        self._space.pending_bytes += record_bytes
+        if self._space.pending_bytes > BUFFERED_BYTES:
+            self.flush()
 
     def flush(self) -> None:
         """Write what is pending.
@@ -207,7 +206,7 @@ class Journal:
         if not pending:
             return
         data = pending[0] if len(pending) == 1 else b"".join(pending)
-        pending.clear()
+        self.discard()
         try:
             while data:
                 written = os.pwrite(self._fd, data, self._at)
@@ -308,7 +307,14 @@ class Journals:
             raise
         self._used[program_id] = slot
         space.num_running += 1
-        return Journal(slot.fd, slot.path, header, limit_bytes, space)
+        journal = Journal(slot.fd, slot.path, header, limit_bytes, space)
+        if space.pending_bytes > BUFFERED_BYTES:  # a header holds a whole source
+            try:
+                journal.flush()
+            except DiskFull:
+                self.close(program_id, journal, keep=False)
+                raise
+        return journal
 
     def close(self, program_id: str, journal: Journal, *, keep: bool) -> None:
         """Rename an ended program's journal to `<program id>.journal`, or write over its slot."""
@@ -322,7 +328,9 @@ class Journals:
             os.close(slot.fd)
             slot.path.rename(self.path(program_id))
             self._keep(self.path(program_id), journal.written_bytes)
+            journal.discard()
             return
+        journal.discard()
         try:
             if journal.written_bytes:
                 os.pwrite(slot.fd, bytes(len(MAGIC)), 0)

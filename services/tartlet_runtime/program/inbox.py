@@ -15,6 +15,7 @@ from tartlet_common.errors.registry import (
     TooManyCommands,
 )
 from tartlet_runtime.abi.limits import MAX_INBOX_BYTES, MAX_MESSAGE_BYTES, ProgramLimits
+from tartlet_runtime.budget.holding import FREE_BYTES, Holding
 
 MAX_DELIVERY_BYTES = 4 << 20
 """A delivery is cut between records so that guests can have a fixed buffer; a single larger record still goes out."""
@@ -43,7 +44,9 @@ class Inbox:
     Example:
         >>> from tartlet_common.config.settings import RuntimeSettings
         >>> from tartlet_runtime.abi.limits import default_limits
-        >>> inbox = Inbox(default_limits(RuntimeSettings()), arrived=lambda: None, heard=lambda: None)
+        >>> from tartlet_runtime.budget.ledger import Ledger, Use
+        >>> memory = Holding(Ledger(1 << 30), Use.INBOXES)
+        >>> inbox = Inbox(default_limits(RuntimeSettings()), memory, arrived=lambda: None, heard=lambda: None)
         >>> inbox.receive(ticket=7)
         >>> inbox.put_message(b"hi")
         >>> inbox.count, len(inbox.take(10))
@@ -56,6 +59,7 @@ class Inbox:
         "_heard",
         "_is_closed",
         "_limits",
+        "_memory",
         "_message_bytes",
         "_messages",
         "_receives",
@@ -64,15 +68,19 @@ class Inbox:
         "payload_bytes",
     )
 
-    def __init__(self, limits: ProgramLimits, arrived: Callable[[], None], heard: Callable[[], None]) -> None:
+    def __init__(
+        self, limits: ProgramLimits, memory: Holding, arrived: Callable[[], None], heard: Callable[[], None]
+    ) -> None:
         """Start empty.
 
         Args:
             limits: the program's.
+            memory: the process's memory that the inbox takes, until it is closed.
             arrived: called after each addition of records.
             heard: called when the program asks for a message, or a message answers its request.
         """
         self._limits = limits
+        self._memory = memory
         self._arrived = arrived
         self._heard = heard
         self._chunks: deque[tuple[int, bytes, bytes]] = deque()
@@ -91,6 +99,7 @@ class Inbox:
 
         Raises:
             ResourceQuotaExceeded, TooManyCommands: the program doesn't take its answers.
+            MemoryBudgetExceeded: the process has no memory for them.
         """
         if self._is_closed:
             return
@@ -102,6 +111,8 @@ class Inbox:
             raise ResourceQuotaExceeded(held=self.payload_bytes, kind=kind, asked=0, limit=MAX_INBOX_BYTES)
         if self.count > self._most_records:
             raise TooManyCommands(in_flight=self.count, limit=self._limits.commands_in_flight)
+        if self.payload_bytes + self._message_bytes > self._memory.granted:
+            self._memory.fit(self.payload_bytes + self._message_bytes)
         self._arrived()
 
     def answer(self, record: Record, payload: bytes) -> None:
@@ -153,6 +164,7 @@ class Inbox:
         Raises:
             InboxFull: the program has too many unread messages.
             FrameTooLarge: the message is too long.
+            MemoryBudgetExceeded: the process has no memory for it.
         """
         if len(message) > MAX_MESSAGE_BYTES:
             raise FrameTooLarge(size=len(message), what="bytes in a message", limit=MAX_MESSAGE_BYTES)
@@ -160,11 +172,13 @@ class Inbox:
         if self._receives:
             if self.payload_bytes + len(message) > MAX_INBOX_BYTES or self.count >= self._most_records:
                 raise InboxFull(pending=self.count, limit=limit)
+            self._take_memory(len(message))
             self._heard()
             self._add_result(self._receives.popleft(), message)
         elif len(self._messages) >= limit or self._message_bytes + len(message) > MAX_INBOX_BYTES:
             raise InboxFull(pending=len(self._messages), limit=limit)
         else:
+            self._take_memory(len(message))
             self._messages.append(message)
             self._message_bytes += len(message)
 
@@ -175,6 +189,7 @@ class Inbox:
         self._messages.clear()
         self._receives.clear()
         self.count = self.payload_bytes = self._message_bytes = 0
+        self._memory.close()
         self._arrived = self._heard = _nothing
 
     @property
@@ -184,6 +199,11 @@ class Inbox:
     def _add_result(self, ticket: int, payload: bytes) -> None:
         self.add(1, RECORD_STRUCT.pack(Event.RESULT, 0, ticket, 0, 0, 0, 0, 0, len(payload)), payload)
 
+    def _take_memory(self, more_bytes: int) -> None:
+        size = self.payload_bytes + self._message_bytes + more_bytes
+        if size > self._memory.granted:
+            self._memory.fit(size)
+
     # ---- what the guest takes ----
 
     def take(self, max_records: int) -> bytes:
@@ -192,6 +212,8 @@ class Inbox:
         if len(chunks) == 1 and not self._taken and (chunks[0][0] <= max_records or not max_records):
             count, records, payload = chunks.popleft()
             self.count = self.payload_bytes = 0
+            if self._memory.granted > FREE_BYTES:
+                self._memory.fit(self._message_bytes)
             return pack_delivery(count, records, payload)
         return self._take_merged(max_records or self.count)
 
@@ -215,6 +237,8 @@ class Inbox:
             _append(records, payload, rows, chunk_payload)
             taken += count
         self.count -= taken
+        if self._memory.granted > FREE_BYTES:
+            self._memory.fit(self.payload_bytes + self._message_bytes)
         return pack_delivery(taken, bytes(records), bytes(payload))
 
 

@@ -2,7 +2,8 @@
 
 With a client attached the program stands still once `limit_bytes` are unread, at its next wait or slice, until the
 client has caught up to half of that. With none attached, or four times over the bound within a slice, the program ends
-in OutputTooLarge. Nothing is dropped.
+in OutputTooLarge. Nothing unread is dropped. Output counts as memory of the process; where that can't hold more, events
+that some client has read go first, then the program ends.
 """
 
 from __future__ import annotations
@@ -10,10 +11,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
-from tartlet_common.errors.registry import FrameTooLarge, OutputTooLarge, TartletError
+from tartlet_common.errors.registry import FrameTooLarge, MemoryBudgetExceeded, OutputTooLarge, TartletError
 from tartlet_protos import programs_pb2
 from tartlet_runtime.abi.guest import STDERR
 from tartlet_runtime.abi.limits import MAX_MESSAGE_BYTES
+from tartlet_runtime.budget.holding import Holding
 from tartlet_runtime.program.output_log import LogEvent, OutputLog
 
 _Event = programs_pb2.ProgramEvent
@@ -30,16 +32,22 @@ class Reader(Protocol):
 class Output:
     """The log of one program's events, and its readers."""
 
-    __slots__ = ("_end", "_hold", "_readers", "is_closed", "log", "program_id", "stopped")
+    __slots__ = ("_end", "_hold", "_memory", "_readers", "is_closed", "log", "program_id", "stopped")
 
     def __init__(
-        self, program_id: str, limit_bytes: int, hold: Callable[[], None], end: Callable[[TartletError], None]
+        self,
+        program_id: str,
+        limit_bytes: int,
+        memory: Holding,
+        hold: Callable[[], None],
+        end: Callable[[TartletError], None],
     ) -> None:
         """Start empty.
 
         Args:
             program_id: the program's, for its readers.
             limit_bytes: how much may go unread.
+            memory: the process's memory that the output takes, until it is closed.
             hold: called when `stopped` has changed.
             end: ends the program with an error.
         """
@@ -48,6 +56,7 @@ class Output:
         self.stopped = False  # too much goes unread: the program must stand still
         self.is_closed = False  # the last event is in the log
         self._readers: list[Reader] = []
+        self._memory = memory
         self._hold = hold
         self._end = end
 
@@ -58,6 +67,7 @@ class Output:
 
         Raises:
             OutputTooLarge: too much is unread.
+            MemoryBudgetExceeded: the process has no memory for it.
         """
         kind = _Event.STDERR if stream == STDERR else _Event.STDOUT
         for start in range(0, len(data), MAX_MESSAGE_BYTES):
@@ -69,6 +79,7 @@ class Output:
         Raises:
             FrameTooLarge: the message is too long.
             OutputTooLarge: too much is unread.
+            MemoryBudgetExceeded: the process has no memory for it.
         """
         if len(message) > MAX_MESSAGE_BYTES:
             raise FrameTooLarge(size=len(message), what="bytes in a message", limit=MAX_MESSAGE_BYTES)
@@ -78,6 +89,7 @@ class Output:
         """Add the last event, whatever is unread: the program has ended, and readers take the time they need."""
         self.is_closed = True
         self._put(last)
+        self._memory.close()
         self.stopped = False
         self._hold = self._end = _nothing  # these hold the ended program
 
@@ -85,6 +97,8 @@ class Output:
         if self.is_closed:
             return
         self._put(event)
+        if self.log.kept_bytes > self._memory.granted:
+            self._take_memory()
         unread, limit = self.log.unread_bytes, self.log.limit_bytes
         if unread <= limit:
             return
@@ -93,6 +107,13 @@ class Output:
         if not self.stopped:
             self.stopped = True
             self._hold()
+
+    def _take_memory(self) -> None:
+        try:
+            self._memory.fit(self.log.kept_bytes)
+        except MemoryBudgetExceeded:
+            self.log.drop_read()
+            self._memory.fit(self.log.kept_bytes)
 
     def _put(self, event: LogEvent) -> None:
         self.log.append(event)
@@ -114,6 +135,8 @@ class Output:
     def read_to(self, offset: int) -> None:
         """Note that a client has got the events before `offset`."""
         self.log.mark_read(offset)
+        if not self.is_closed and self.log.kept_bytes < self._memory.granted:
+            self._memory.fit(self.log.kept_bytes)
         if self.stopped and self.log.unread_bytes <= self.log.limit_bytes // 2:
             self.stopped = False
             self._hold()

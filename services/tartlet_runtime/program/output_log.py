@@ -79,7 +79,7 @@ class OutputLog:
         self.unread_bytes += cost
         self._total_bytes += cost
         if self._total_bytes > self.limit_bytes:
-            self._drop_read()
+            self._drop_read(self.limit_bytes)
         return self._base + len(self._events) - 1
 
     def read(self, offset: int, max_bytes: int) -> list[LogEvent]:
@@ -99,11 +99,15 @@ class OutputLog:
             self.unread_bytes -= self._events[i].cost_bytes
         self.read_to = max(self.read_to, offset)
         if self._total_bytes > self.limit_bytes:
-            self._drop_read()
+            self._drop_read(self.limit_bytes)
 
-    def _drop_read(self) -> None:
+    def drop_read(self) -> None:
+        """Drop all events that some client has read."""
+        self._drop_read(0)
+
+    def _drop_read(self, limit_bytes: int) -> None:
         at = self.first - self._base
-        while self._total_bytes > self.limit_bytes and self.first < self.read_to:
+        while self._total_bytes > limit_bytes and self.first < self.read_to:
             self._total_bytes -= self._events[at].cost_bytes
             self._events[at] = _GONE  # its bytes go now, its place with many others
             at += 1

@@ -30,6 +30,8 @@ from tartlet_runtime.abi.submission import parse
 from tartlet_runtime.answers.backlog import Backlog
 from tartlet_runtime.answers.deferred import Deferred
 from tartlet_runtime.answers.local_ops import LocalOps
+from tartlet_runtime.budget.holding import Holding
+from tartlet_runtime.budget.ledger import Use
 from tartlet_runtime.journal.journal import Journal
 from tartlet_runtime.program.driver import Driver
 from tartlet_runtime.program.guest_wait import GuestWait
@@ -67,6 +69,7 @@ class World:
     on_ended: Callable[[Program], None]
     on_accepted: Callable[[Program], None]
     """Called when control has accepted a launch: a guest will be made, as soon as it is the program's turn."""
+    memory: Callable[[Use], Holding]  # makes the account of what is kept for one program
 
 
 class Program:
@@ -92,8 +95,9 @@ class Program:
         self.error: TartletError | None = None
         self.clock_start_ns = world.clock.unix_ns()
         """The guest's time at its start, nanoseconds since the epoch."""
-        self.inbox = Inbox(spec.limits, self._arrived, self._heard)
-        self.output = Output(spec.program_id, spec.limits.output_bytes, self._output_held, self.end)
+        memory, limits = world.memory, spec.limits
+        self.inbox = Inbox(limits, memory(Use.INBOXES), self._arrived, lambda: self.usage.heard(world.clock.now()))
+        self.output = Output(spec.program_id, limits.output_bytes, memory(Use.OUTPUTS), self._output_held, self.end)
         self.usage = UsageMeter(world.clock.now())
         self.asked_s = asked_s
         """Monotonic seconds at which the request came. The last programs of a large one are launched seconds later."""
@@ -115,9 +119,7 @@ class Program:
         self._make_guest = make_guest
         self._result = ""
         self._backlog: Backlog[Program] = Backlog(world.ops.run, world.clock.now)
-        self._outcome: tuple[TartletError | None, str] | None = (
-            None  # how it ended by itself, until its backlog is empty
-        )
+        self._outcome: tuple[TartletError | None, str] | None = None  # its own end, until its backlog is empty
         self._deadline: asyncio.TimerHandle | None = None
 
     @property
@@ -210,9 +212,8 @@ class Program:
         self.error = error
         now = self._world.clock.now()
         self.usage.ended_s = now
-        usage = self.usage.to_proto(now)
         data = self._result.encode("utf-8", "replace") if error is None else b""
-        self.output.close(LogEvent(_Event.ENDED, data, error is None, error, usage))
+        self.output.close(LogEvent(_Event.ENDED, data, error is None, error, self.usage.to_proto(now)))
         self.inbox.close()
         self._backlog.clear()
         spec = self.spec
@@ -330,9 +331,6 @@ class Program:
     def _arrived(self) -> None:
         if self.wait.max_records is not None:
             self._world.driver.wake(self)
-
-    def _heard(self) -> None:
-        self.usage.heard(self._world.clock.now())
 
     def _next_delivery(self) -> Delivery | None:
         """Close the open wait and return what ends it, or None if nothing does yet."""

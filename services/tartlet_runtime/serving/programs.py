@@ -15,6 +15,7 @@ from tartlet_protos import common_pb2, control_pb2, programs_pb2
 from tartlet_runtime.abi.limits import default_limits
 from tartlet_runtime.answers.local_ops import LocalOps
 from tartlet_runtime.answers.models import ModelTable
+from tartlet_runtime.budget.holding import FREE_BYTES, HOLDINGS, Holding
 from tartlet_runtime.budget.ledger import Ledger, Use
 from tartlet_runtime.guests.native import NativeGuest, NativeServer
 from tartlet_runtime.guests.sandboxed import WasmGuests
@@ -72,7 +73,7 @@ class ProgramTable:
         self._spans = Spans(scraped=bool(settings.health_address))
         self.limits = default_limits(settings)
         """Of launches that ask for none."""
-        self._world = World(driver, link, ops, clock, self._on_ended, self._on_accepted)
+        self._world = World(driver, link, ops, clock, self._on_ended, self._on_accepted, self._memory)
         self._live: dict[int, Program] = {}  # by handle
         self._by_id: dict[str, Program] = {}  # live and kept
         self._by_key: dict[tuple[str, str], Program] = {}  # tenant and idempotency key
@@ -182,7 +183,9 @@ class ProgramTable:
     def _reserve(self, spec: ProgramSpec) -> int:
         """Take what the program holds from its launch on. Spares and outputs of ended programs give way."""
         texts = len(spec.source) + sum(map(len, spec.args))
-        reserved = texts + (0 if spec.language == _Source.NATIVE else spec.limits.reserved_bytes)
+        reserved = (
+            texts + HOLDINGS * FREE_BYTES + (0 if spec.language == _Source.NATIVE else spec.limits.reserved_bytes)
+        )
         try:
             self.ledger.take(Use.PROGRAMS, reserved)
         except MemoryBudgetExceeded:
@@ -191,10 +194,17 @@ class ProgramTable:
                 raise
             if self._wasm is not None:
                 self._wasm.host.drop_spares()
-            while self._ended and reserved > self.ledger.free_bytes:
-                self._forget_oldest()
+            self._forget_outputs(reserved)
             self.ledger.take(Use.PROGRAMS, reserved)
         return reserved
+
+    def _forget_outputs(self, wanted_bytes: int) -> None:
+        """Forget ended programs, the oldest first, until as many bytes are free."""
+        while self._ended and wanted_bytes > self.ledger.free_bytes:
+            self._forget_oldest()
+
+    def _memory(self, use: Use) -> Holding:
+        return Holding(self.ledger, use, self._forget_outputs)
 
     def join(self, program: Program, call: Call, index: int, *, attach: bool) -> None:
         """Answer a launch whose idempotency key names `program`, once that has started."""

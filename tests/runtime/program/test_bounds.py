@@ -38,7 +38,8 @@ from tartlet_protos import control_pb2
 from tartlet_runtime.abi.limits import MAX_NAME_BYTES, ProgramLimits, default_limits
 from tartlet_runtime.abi.submission import parse
 from tartlet_runtime.answers.backlog import ROWS_A_TURN
-from tartlet_runtime.budget.ledger import Ledger
+from tartlet_runtime.budget.holding import Holding
+from tartlet_runtime.budget.ledger import Ledger, Use
 from tartlet_runtime.guests.sandboxed import WasmGuests
 from tartlet_runtime.link.control_link import ControlLink
 from tartlet_runtime.program.driver import Driver
@@ -110,8 +111,9 @@ def limits(**changes: Any) -> ProgramLimits:
     return replace(default_limits(RuntimeSettings()), **changes)
 
 
-def inbox_of(**changes: int) -> Inbox:
-    return Inbox(limits(**changes), arrived=lambda: None, heard=lambda: None)
+def inbox_of(memory: Holding | None = None, **changes: int) -> Inbox:
+    memory = memory or Holding(Ledger(1 << 30), Use.INBOXES)
+    return Inbox(limits(**changes), memory, arrived=lambda: None, heard=lambda: None)
 
 
 def from_control(count: int, size: int) -> tuple[int, bytes, bytes]:

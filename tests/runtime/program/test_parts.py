@@ -36,6 +36,8 @@ from tartlet_runtime.answers.deferred import Deferred, Job
 from tartlet_runtime.answers.local_ops import LocalOps
 from tartlet_runtime.answers.models import ModelTable
 from tartlet_runtime.answers.tokens import TokenizerEntry
+from tartlet_runtime.budget.holding import Holding
+from tartlet_runtime.budget.ledger import Ledger, Use
 from tartlet_runtime.link.frames import MAX_FRAME_BYTES, Outbox, split_deliveries
 from tartlet_runtime.program.inbox import Inbox
 from tartlet_runtime.program.output_log import LogEvent, OutputLog
@@ -147,7 +149,7 @@ def test_one_submission_that_is_larger_than_a_frame_is_cut_between_its_commands(
 @given(st.lists(st.lists(st.binary(max_size=30), min_size=1, max_size=6), max_size=8), st.integers(0, 7))
 def test_an_inbox_gives_everything_once_in_order(chunks: list[list[bytes]], most: int) -> None:
     limits = default_limits(RuntimeSettings())
-    inbox = Inbox(limits, arrived=lambda: None, heard=lambda: None)
+    inbox = Inbox(limits, Holding(Ledger(1 << 30), Use.INBOXES), arrived=lambda: None, heard=lambda: None)
     ticket = 0
     for chunk in chunks:
         rows = []
