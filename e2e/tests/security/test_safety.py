@@ -51,8 +51,9 @@ NEEDS = (
     *(f"{verb} poddisruptionbudgets" for verb in ("get", "create", "patch")),
     *(f"{verb} {what}" for verb in ("get", "list", "watch") for what in ("pods", "configmaps")),
     "create events",
-    "list leases",
-    "watch leases",
+    "create enginepools",  # those of the release's values
+    *(f"{verb} configmaps tartlet-pools" for verb in ("get", "patch")),  # they stand there
+    *(f"{verb} leases tartlet-operator" for verb in ("list", "watch")),
     "create leases",  # a rule can't name an object that doesn't exist yet
     "get leases tartlet-operator",
     "update leases tartlet-operator",
@@ -83,9 +84,16 @@ MUST_NOT = (
     *("get customresourcedefinitions", "patch customresourcedefinitions", "create validatingwebhookconfigurations"),
     *("create apiservices", "patch certificatesigningrequests/approval"),
     *("create subjectaccessreviews", "create tokenreviews"),
-    *("patch leases", "delete leases tartlet-operator", "get leases another", "update leases another"),
-    *(f"{verb} {kind}" for verb in ("create", "update", "deletecollection") for kind in KINDS),
-    *("patch inferlets", "patch inferletruns", "delete inferlets"),
+    *(
+        "list leases",
+        "watch leases",
+        "patch leases",
+        "delete leases tartlet-operator",
+        "get leases another",
+        "update leases another",
+    ),
+    *(f"{verb} {kind}" for verb in ("update", "deletecollection") for kind in KINDS),
+    *("create inferlets", "create inferletruns", "patch inferlets", "patch inferletruns", "delete inferlets"),
     *("update inferlets/status", "patch enginepools/scale"),
     *("get nodes", "list nodes", "create nodes/proxy", "list namespaces", "create namespaces", "delete namespaces"),
     *("list persistentvolumes", "get enginepools/finalizers"),
