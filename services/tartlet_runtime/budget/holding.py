@@ -15,7 +15,7 @@ GRAIN_BYTES = 256 << 10
 
 
 class Holding:
-    """Bytes that grow and shrink with what is kept for one program.
+    """Bytes that grow and shrink with what is kept for one program. A launch has reserved the first grain.
 
     Example:
         >>> ledger = Ledger(1 << 20)
@@ -23,7 +23,7 @@ class Holding:
         >>> holding.fit(10_000), ledger.taken[Use.OUTPUTS]
         (None, 0)
         >>> holding.fit(500_000), ledger.taken[Use.OUTPUTS]
-        (None, 524288)
+        (None, 262144)
         >>> holding.close(), ledger.free_bytes
         (None, 1048576)
     """
