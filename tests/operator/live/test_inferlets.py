@@ -236,7 +236,7 @@ async def test_a_run_with_output_none_leaves_no_text_in_the_cluster_and_says_wha
             if "fails" in name:
                 error = status["error"]
                 assert (error["name"], error["number"]) == ("ProgramFailed", 201)
-                assert error["remedy"] == ProgramFailed.remedy
+                assert error["remedy"] != ProgramFailed.remedy, "no traceback was kept that it could speak of"
                 assert (error["stderr"], SECRET in error["traceback"]) == ("", False)
                 assert it.condition("InferletRun", name, "Failed")["reason"] == "ProgramFailed"
         await it.until_condition("InferletRun", "told", "Succeeded")

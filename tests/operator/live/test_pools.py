@@ -290,8 +290,7 @@ async def test_without_control_a_pool_says_that_nobody_knows(
         await it.until_condition("EnginePool", "pool", "Ready", "Unknown", "ControlUnreachable")
         await it.until_condition("EnginePool", "pool", "Degraded", "Unknown", "ControlUnreachable")
         it.create("Inferlet", "i", {"source": {"inline": "pass"}})
-        failed = await it.until_condition("Inferlet", "i", "Ready", "Unknown", "ReconcileFailed", timeout_s=40)
-        assert "Unavailable" in failed["message"]
+        await it.until_condition("Inferlet", "i", "Ready", "Unknown", "ControlUnreachable")
 
 
 async def test_a_pool_that_is_deleted_runs_nothing(api_server: ApiServer, namespace: str, run_dir: Path) -> None:
