@@ -50,7 +50,7 @@ def _load(args: argparse.Namespace, costs: Costs) -> tuple[list[Trace], list[Tra
         return traces, []
     rng = np.random.default_rng(args.seed)
     traces = load.generate(args.mix, args.programs, rng)
-    mean_s = float(np.mean([sum(costs.alone_s(p, d) for wave in t.waves for p, d in wave) for t in traces]))
+    mean_s = float(np.mean([costs.served_s(trace) for trace in traces]))
     return load.spaced(traces, mean_s / args.load, rng), load.generate(args.mix, args.past, rng)
 
 

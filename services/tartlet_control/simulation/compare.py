@@ -30,8 +30,7 @@ class Row:
 def known(past: Sequence[Trace], order: Order, costs: Costs) -> None:
     """Let an order learn from past programs, as if each had run in full steps."""
     for trace in past:
-        served = sum(costs.alone_s(prefill, decode) for wave in trace.waves for prefill, decode in wave)
-        order.history.ended(("", trace.name, ""), served)
+        order.history.ended(("", trace.name, ""), costs.served_s(trace))
 
 
 def compare(

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from tartlet_control.simulation.load import Trace
+
 
 @dataclass(frozen=True, slots=True)
 class Costs:
@@ -21,9 +23,10 @@ class Costs:
         """Return the time of a step that decodes for so many calls."""
         return self.fixed_s + self.decode_s * decoding
 
-    def alone_s(self, prefill: int, decode: int) -> float:
-        """Return the device time of a call whose steps are always full, as a share of these steps."""
-        return self.prefill_s * prefill + decode * self.step_s(self.slots) / self.slots
+    def served_s(self, trace: Trace) -> float:
+        """Return the device time that a program needs if its steps are always full, as a share of these steps."""
+        token_s = self.step_s(self.slots) / self.slots
+        return sum(self.prefill_s * prefill + decode * token_s for wave in trace.waves for prefill, decode in wave)
 
 
 UNIT = Costs(fixed_s=1.0, decode_s=0.0, prefill_s=0.0, slots=2, every=1)

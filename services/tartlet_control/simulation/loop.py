@@ -87,7 +87,7 @@ class _Engine:
         trace = self.traces[index]
         program = self.book.add(str(index), ("", trace.name, ""), trace.arrival_s)
         program.number = index
-        program.remaining_s = sum(self.costs.alone_s(p, d) for wave in trace.waves for p, d in wave)
+        program.remaining_s = self.costs.served_s(trace)
         self._next_wave(_Run(trace, program), trace.arrival_s)
 
     def _next_wave(self, run: _Run, now: float) -> None:
