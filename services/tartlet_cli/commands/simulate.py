@@ -9,23 +9,13 @@ import click
 
 from tartlet_cli.console.options import PassingCommand
 
-_HELP = """Compare orders of programs on a simulated engine; no server is needed.
-
-\b
-Examples:
-  tartlet simulate
-  tartlet simulate --mix chat --load 1.1 --order fcfs --order plas
-  tartlet simulate --trace programs.jsonl
-  tartlet simulate --help
-"""
-
 
 @click.command(
     cls=PassingCommand,
     context_settings={"ignore_unknown_options": True, "help_option_names": []},
     add_help_option=False,
     options_metavar="",
-    help=_HELP,
+    help="Compare orders of programs on a simulated engine; no server is needed.",
 )
 @click.argument("args", nargs=-1, type=click.UNPROCESSED)
 def simulate(args: tuple[str, ...]) -> None:

@@ -18,6 +18,17 @@ from tartlet_control.simulation.compare import Row, compare, known
 from tartlet_control.simulation.costs import Costs
 from tartlet_control.simulation.load import Trace
 
+_DESCRIPTION = """\
+Compare orders of programs on a simulated engine: mean and 99th percentile of the time from a program's arrival to its
+end, also over those of srpt, which knows what each program still needs.
+"""
+_EXAMPLES = """\
+Examples:
+  tartlet simulate
+  tartlet simulate --mix chat --load 1.1 --order fcfs --order plas
+  tartlet simulate --trace programs.jsonl --json numbers.json
+"""
+
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the simulation that the arguments describe and print a table; returns the exit status."""
@@ -79,28 +90,27 @@ def _progress(text: str) -> None:
 def _parser() -> argparse.ArgumentParser:
     p = argparse.ArgumentParser(
         prog="tartlet simulate",
-        description=(
-            "Compare orders of programs on a simulated engine: mean and 99th percentile of the time from a program's "
-            "arrival to its end, also over those of srpt, which knows what each program still needs."
-        ),
+        description=_DESCRIPTION,
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     p.add_argument("--mix", choices=list(load.MIXES), default="mixed", help="programs of Autellix 6.1 (default: mixed)")
     p.add_argument("--trace", type=Path, metavar="FILE", help="programs from a file instead, one JSON object a line")
     p.add_argument("--programs", type=_count, default=500, help="how many (default: %(default)s)")
-    p.add_argument("--past", type=int, default=2000, help="past programs that gittins knows (default: %(default)s)")
+    p.add_argument("--past", type=_whole, default=2000, help="past programs that gittins knows (default: %(default)s)")
     p.add_argument(
         "--load", type=_positive, default=0.95, help="work that arrives over what fits (default: %(default)s)"
     )
     p.add_argument("--seed", type=int, default=1, help="of the programs and arrivals (default: %(default)s)")
     p.add_argument("--order", action="append", choices=list(ORDERS), help="an order; repeat for more (default: all)")
     p.add_argument(
-        "--beta", type=float, default=8.0, help="waiting over service at which a program has starved; 0: never"
+        "--beta", type=_nonnegative, default=8.0, help="waiting over service at which a program has starved; 0: never"
     )
     p.add_argument("--slots", type=_count, default=16, help="calls that a step takes (default: %(default)s)")
     p.add_argument("--every", type=_count, default=8, help="decode steps between decisions (default: %(default)s)")
     p.add_argument("--fixed-ms", type=_positive, default=10.0, help="fixed part of a step (default: %(default)s)")
-    p.add_argument("--decode-us", type=float, default=200.0, help="a decoded token (default: %(default)s)")
-    p.add_argument("--prefill-us", type=float, default=50.0, help="a prefilled token (default: %(default)s)")
+    p.add_argument("--decode-us", type=_nonnegative, default=200.0, help="a decoded token (default: %(default)s)")
+    p.add_argument("--prefill-us", type=_nonnegative, default=50.0, help="a prefilled token (default: %(default)s)")
     p.add_argument("--json", type=Path, metavar="FILE", help="write the numbers here")
     return p
 
@@ -108,6 +118,18 @@ def _parser() -> argparse.ArgumentParser:
 def _count(text: str) -> int:
     if (number := int(text)) < 1:
         raise argparse.ArgumentTypeError(f"{number} is less than 1")
+    return number
+
+
+def _whole(text: str) -> int:
+    if (number := int(text)) < 0:
+        raise argparse.ArgumentTypeError(f"{number} is less than 0")
+    return number
+
+
+def _nonnegative(text: str) -> float:
+    if not 0 <= (number := float(text)) < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text} is not a number of at least 0")
     return number
 
 

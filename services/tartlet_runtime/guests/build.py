@@ -17,7 +17,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -29,6 +29,7 @@ WORLD = "inferlet"
 _GUEST_COMPILE_TIMEOUT_S = 600.0
 _COMPONENTIZE_TIMEOUT_S = 600.0
 _GUESTS_KEPT = 4
+_USED_LATELY_S = 3 * 86_400.0
 
 Say = Callable[[str], None]
 
@@ -84,6 +85,8 @@ def python_guest(cache_dir: Path | None = None) -> Compiled:
         digest = json.loads(note.read_text())["sha256"]
         compiled = AotCache(cache_dir).find(digest, ModuleKind.COMPONENT)
         if compiled is not None:
+            with suppress(OSError):  # the cache may be read-only
+                note.touch()
             return compiled
     detail = "the Python guest is not built: run `make setup` or `python -m tartlet_runtime.guests.build`"
     raise StartFailed(role="runtime", detail=detail)
@@ -140,10 +143,16 @@ def _build_guest(cache_dir: Path, say: Say) -> Compiled:
 
 
 def _prune(cache_dir: Path) -> None:
-    """Drop all but the newest few guests, 65 MB each; a runtime that has one mapped keeps it."""
-    notes = sorted((cache_dir / "guest").glob("python-*.json"), key=lambda path: path.stat().st_mtime, reverse=True)
+    """Drop guests, 65 MB each, that no runtime has started with for days, except the few that were used last.
+
+    Checkouts of different SDKs share one cache, so a guest that one of them uses must outlive the others' builds.
+    """
+    used = {path: path.stat().st_mtime for path in (cache_dir / "guest").glob("python-*.json")}
+    oldest = time.time() - _USED_LATELY_S
     aot = AotCache(cache_dir)
-    for note in notes[_GUESTS_KEPT:]:
+    for note in sorted(used, key=lambda path: used[path], reverse=True)[_GUESTS_KEPT:]:
+        if used[note] > oldest:
+            continue
         digest = json.loads(note.read_text())["sha256"]
         for path in (note, note.with_suffix(".wasm"), aot.path_of(digest, ModuleKind.COMPONENT)):
             path.unlink(missing_ok=True)

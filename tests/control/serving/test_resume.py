@@ -290,6 +290,8 @@ async def test_nothing_is_dispatched_for_a_runtime_that_acknowledges_nothing(
         await peer.until_rows(1)
         peer.mute = True
         await peer.submit(3, written_again(100))
+        await peer.until(held=True)
+        await asyncio.sleep(0.5)  # steps that were in flight end
         state = await peer.until(held=True)
         await asyncio.sleep(0.1)
         assert (await peer.until(held=True))["totals"] == state["totals"]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 import subprocess
 import sys
 import time
@@ -14,6 +16,7 @@ from tartlet_runtime.guests import build as build_module
 from tartlet_runtime.guests.build import build, guest_digest, python_guest
 from tartlet_runtime.wasm import Compiled, HostConfig, WasmHost
 from tartlet_runtime.wasm.boundary.shim import build_shim, library_path, open_boundary
+from tartlet_runtime.wasm.compiling.aot import AotCache
 
 
 @pytest.mark.timeout(300)
@@ -39,6 +42,28 @@ def test_a_change_of_any_source_is_another_guest(tmp_path: Path, monkeypatch: py
     before = guest_digest()
     source.write_text("a = 2\n")
     assert guest_digest() != before
+
+
+def test_a_guest_in_use_outlives_the_builds_of_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = tmp_path / "app.py"
+    monkeypatch.setattr(build_module, "guest_sources", lambda: [source])
+    component = b"\0asm\x0d\0\x01\0"
+    week_s = 7 * 86_400.0
+
+    def built(text: str) -> Path:
+        source.write_text(text)
+        note = build_module._note_path(tmp_path)
+        note.parent.mkdir(exist_ok=True)
+        note.write_text(json.dumps({"sha256": AotCache(tmp_path).compile(component, trusted=True).digest}))
+        os.utime(note, (time.time() - week_s, time.time() - week_s))
+        return note
+
+    notes = [built(f"a = {number}\n") for number in range(build_module._GUESTS_KEPT + 2)]
+    source.write_text("a = 0\n")
+    python_guest(tmp_path)
+    build_module._prune(tmp_path)
+    assert notes[0].exists()
+    assert sum(note.exists() for note in notes) == build_module._GUESTS_KEPT
 
 
 def test_a_missing_tool_is_a_typed_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
