@@ -83,6 +83,15 @@ def runtime_vectors() -> list[Vector]:
         _submission(Op.RECEIVE, _awaited(Op.RECEIVE)),
         _submission(Op.GET_ARG, _awaited(Op.GET_ARG)),
         _submission(Op.AVAILABLE_MODELS, _awaited(Op.AVAILABLE_MODELS)),
+        _submission(
+            Op.AVAILABLE_MODELS,
+            _awaited(Op.AVAILABLE_MODELS, payload=b'["Forward"]'),
+            "available_models_with_traits",
+            traits=["Forward"],
+        ),
+        _submission(Op.GET_VERSION, _awaited(Op.GET_VERSION)),
+        _submission(Op.GET_INSTANCE_ID, _awaited(Op.GET_INSTANCE_ID)),
+        _submission(Op.PROMPT_TEMPLATE, _awaited(Op.PROMPT_TEMPLATE, a=2), model=2),
         _submission(Op.GET_MODEL, _awaited(Op.GET_MODEL, payload=b"tiny"), model_name="tiny"),
         _submission(
             Op.TOKENIZE,

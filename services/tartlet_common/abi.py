@@ -66,12 +66,15 @@ class Op(IntEnum):
     SEND = 2  # payload: message bytes. No answer.
     RECEIVE = 3  # answer payload: message bytes
     GET_ARG = 4  # answer payload: JSON list of strings
-    AVAILABLE_MODELS = 5  # answer payload: JSON list of names
+    AVAILABLE_MODELS = 5  # payload: JSON list of traits that a model must have, or nothing; answer: JSON list of names
     GET_MODEL = 6  # payload: name ("" the default); answer payload: JSON object (ModelInfo)
     TOKENIZE = 7  # a: model index, b: 1 to add the model's special tokens; payload: UTF-8; answer: u32 ids
     DETOKENIZE = 8  # a: model index; payload: u32 ids; answer: bytes (UTF-8 unless tokens split a character)
     GET_VOCABS = 9  # a: model index; answer: u32 count, count u32 lengths, bytes
     FORMAT_CHAT = 10  # a: model index; payload: JSON {messages, add_generation_prompt, tools}; answer: UTF-8
+    GET_VERSION = 11  # answer payload: UTF-8, the runtime's release
+    GET_INSTANCE_ID = 12  # answer payload: UTF-8, the program's id
+    PROMPT_TEMPLATE = 13  # a: model index; answer payload: UTF-8, the Jinja source of the chat template
     # answered by control
     CREATE_QUEUE = 32  # queue: id chosen by the program; a: model index. No answer.
     SET_QUEUE_PRIORITY = 33  # a: Priority. No answer.

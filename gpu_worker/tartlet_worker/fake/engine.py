@@ -121,4 +121,7 @@ def _spec(o: FakeOptions) -> EngineSpec:
         bos_token=None,
         chat_template=model.CHAT_TEMPLATE,
         batch_invariant=True,
+        description="Computes no model: its tokens are a function of the tokens before them.",
+        version="1",
+        license="MIT",
     )

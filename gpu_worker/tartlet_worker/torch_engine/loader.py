@@ -20,6 +20,7 @@ from tartlet_worker.attention.base import Attention
 from tartlet_worker.attention.c_kernel import CKernel
 from tartlet_worker.attention.torch_chunked import TorchChunked
 from tartlet_worker.attention.torch_gather import TorchGather
+from tartlet_worker.checkpoints.model_card import read_card
 from tartlet_worker.checkpoints.model_config import ModelConfig, read_config
 from tartlet_worker.checkpoints.tensors import digest, weight_files
 from tartlet_worker.checkpoints.text_files import TOKENIZER, Texts, read_texts
@@ -242,6 +243,7 @@ def make_attention(config: ModelConfig, options: EngineOptions) -> Attention:
 
 def engine_spec(path: Path, config: ModelConfig, options: EngineOptions, sizes: PoolSizes, texts: Texts) -> EngineSpec:
     """Make the facts that the engine sends in its Hello."""
+    card = read_card(path)
     spec = EngineSpec(
         model=options.name or path.resolve().name,
         model_digest=digest(path),
@@ -266,5 +268,8 @@ def engine_spec(path: Path, config: ModelConfig, options: EngineOptions, sizes: 
         chat_bos=texts.bos,
         chat_eos=texts.eos,
         batch_invariant=options.batch_invariant,
+        description=card.description,
+        version=card.version,
+        license=card.license,
     )
     return spec if texts.tokenizer_json else replace(spec, traits=tuple(t for t in spec.traits if t != "Tokenize"))

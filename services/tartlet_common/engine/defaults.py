@@ -18,3 +18,7 @@ MAX_BATCH_COMMANDS: Final = 512
 """Commands of one batch."""
 LOGPROBS_LIMIT: Final = 20
 """Most probable tokens whose log-probabilities one `sample` may ask for."""
+DESCRIPTION_CHARS: Final = 1024
+"""Characters of a model's description, at most."""
+CARD_CHARS: Final = 128
+"""Characters of a model's version and of its license, at most."""

@@ -38,6 +38,9 @@ class EngineSpec:
     chat_eos: str | None = None  # value of the template's `eos_token`; None: the text of the first of `stop_tokens`
     batch_invariant: bool = False
     logprobs_limit: int = defaults.LOGPROBS_LIMIT  # best tokens whose log-probabilities one `sample` may ask for
+    description: str = ""  # as the checkpoint's model card says; "" if the card doesn't say
+    version: str = ""
+    license: str = ""
     traits: tuple[str, ...] = field(
         default=("core", "Allocate", "Forward", "InputText", "Tokenize", "OutputText", "Sample")
     )

@@ -6,6 +6,7 @@ import json
 from dataclasses import MISSING, fields
 from typing import Any, Final
 
+from tartlet_common.engine import defaults
 from tartlet_common.engine.spec import EngineSpec
 from tartlet_common.errors.registry import InvalidArgument
 
@@ -38,6 +39,9 @@ _TEXTS: Final = {
     "chat_template": (0, 1 << 18),
     "chat_bos": (0, 256),
     "chat_eos": (0, 256),
+    "description": (0, defaults.DESCRIPTION_CHARS),
+    "version": (0, defaults.CARD_CHARS),
+    "license": (0, defaults.CARD_CHARS),
 }
 """The least and the greatest number of characters of each text."""
 _TOKENS: Final = (0, (1 << 31) - 1)

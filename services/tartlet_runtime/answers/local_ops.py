@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from importlib.metadata import version
 from typing import Protocol
 
 import numpy as np
@@ -26,6 +27,7 @@ BIG_BYTES = 32 << 10
 _TOKEN_COST = 16
 """Bytes of text that take as long as packing one token of a vocabulary."""
 _AWAIT = int(Flag.AWAIT)
+_RELEASE = version("tartlet").encode()
 
 
 class OutputSink(Protocol):
@@ -41,6 +43,7 @@ class OutputSink(Protocol):
 class Caller(Waiter, Protocol):
     """The program that asks."""
 
+    program_id: str
     model: str
     reach: Reach
     """The engines whose models the program sees."""
@@ -68,12 +71,15 @@ class LocalOps:
             Op.SEND: self._send,
             Op.RECEIVE: self._receive,
             Op.GET_ARG: self._get_arg,
-            Op.AVAILABLE_MODELS: lambda caller, _record, _payload: json.dumps(models.names(caller.reach)).encode(),
+            Op.AVAILABLE_MODELS: self._available_models,
             Op.GET_MODEL: lambda caller, _record, payload: models.info(_text(payload) or caller.model, caller.reach),
             Op.TOKENIZE: self._tokenize,
             Op.DETOKENIZE: self._detokenize,
             Op.GET_VOCABS: self._vocabulary,
             Op.FORMAT_CHAT: self._format_chat,
+            Op.GET_VERSION: lambda _caller, _record, _payload: _RELEASE,
+            Op.GET_INSTANCE_ID: lambda caller, _record, _payload: caller.program_id.encode(),
+            Op.PROMPT_TEMPLATE: self._prompt_template,
         }
 
     def close(self) -> None:
@@ -103,6 +109,13 @@ class LocalOps:
 
     def _get_arg(self, caller: Caller, record: Record, payload: bytes) -> bytes | None:
         return json.dumps(caller.args).encode() if record.flags & _AWAIT else None
+
+    def _available_models(self, caller: Caller, record: Record, payload: bytes) -> bytes:
+        return json.dumps(self._models.names_with(_traits(payload), caller.reach)).encode()
+
+    def _prompt_template(self, caller: Caller, record: Record, payload: bytes) -> bytes | None:
+        template = self._models.by_index(record.a, caller.reach).spec.chat_template
+        return template.encode() if record.flags & _AWAIT else None
 
     def _tokenize(self, caller: Caller, record: Record, payload: bytes) -> bytes | None:
         text = _text(payload)
@@ -151,3 +164,13 @@ def _text(payload: bytes) -> str:
         return payload.decode()
     except UnicodeDecodeError as e:
         raise InvalidArgument(argument="text", detail=f"not UTF-8: {e}") from e
+
+
+def _traits(payload: bytes) -> list[str]:
+    try:
+        traits = json.loads(payload or b"[]")
+    except (ValueError, RecursionError) as e:
+        raise InvalidArgument(argument="traits", detail=f"not JSON: {e}") from e
+    if not isinstance(traits, list) or not all(isinstance(trait, str) for trait in traits):
+        raise InvalidArgument(argument="traits", detail="a list of texts is wanted")
+    return traits

@@ -6,7 +6,7 @@ import asyncio
 import hashlib
 import json
 import logging
-from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -68,6 +68,9 @@ class ServedModel:
                 "logprobs_limit": spec.logprobs_limit,
                 "max_batch_tokens": spec.max_batch_tokens,
                 "batch_invariant": spec.batch_invariant,
+                "description": spec.description,
+                "version": spec.version,
+                "license": spec.license,
             },
             separators=(",", ":"),
         ).encode()
@@ -140,6 +143,11 @@ class ModelTable:
     def names(self, reach: Reach) -> list[str]:
         """Names of all models that a program sees, the default one first."""
         return list(dict.fromkeys(model.name for model in self.seen_by(reach)))
+
+    def names_with(self, traits: Collection[str], reach: Reach) -> list[str]:
+        """Names of all models that a program sees and whose engines have all these traits, the default one first."""
+        seen = self.seen_by(reach)
+        return list(dict.fromkeys(model.name for model in seen if set(traits) <= set(model.spec.traits)))
 
     def default_name(self, reach: Reach) -> str:
         """Name of the model that a program without one gets, "" if there is none."""

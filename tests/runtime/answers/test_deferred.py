@@ -34,6 +34,7 @@ class Caller:
     """A program that notes what it is told."""
 
     args: tuple[str, ...] = ()
+    program_id: str = "p"
     model: str = "fake"
     reach: Reach = ANYWHERE
     deferred: Deferred = field(default_factory=Deferred)

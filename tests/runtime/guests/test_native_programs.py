@@ -3,15 +3,17 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
 
 from tartlet_common.abi import Event, Flag, Op, Writer, u32
-from tartlet_common.errors.registry import UnknownModel
+from tartlet_common.errors.registry import InvalidArgument, UnknownModel
 from tartlet_protos import programs_pb2
 from tartlet_runtime.answers.backlog import ROWS_A_TURN
 from tartlet_runtime.guests.native import END, HELLO, SUBMIT, frame
+from tests.runtime.fake_control import engine_spec
 from tests.runtime.harness import NativeProgram, Stream, launch_spec, native, running
 
 _Event = programs_pb2.ProgramEvent
@@ -71,6 +73,16 @@ async def test_runtime_operations_answer(run_dir: Path) -> None:
         assert int.from_bytes(vocabulary[:4], "little") == 257
         chat = json.dumps({"messages": [{"role": "user", "content": "hi"}], "add_generation_prompt": True}).encode()
         assert await guest.call(Op.FORMAT_CHAT, a=index, payload=chat) == b"[user]hi[bot]"
+        assert await guest.call(Op.PROMPT_TEMPLATE, a=index) == engine_spec().chat_template.encode()
+        assert (await guest.call(Op.GET_INSTANCE_ID)).decode() == stream.seen[0].program_id
+        assert (await guest.call(Op.GET_VERSION)).decode() == version("tartlet")
+        assert json.loads(await guest.call(Op.AVAILABLE_MODELS, payload=b'["Forward","Sample"]')) == ["fake"]
+        assert json.loads(await guest.call(Op.AVAILABLE_MODELS, payload=b'["InputImage"]')) == []
+        for payload in (b"{", b'"Forward"', b"[1]", b"[" * 100_000):
+            with pytest.raises(InvalidArgument):
+                await guest.call(Op.AVAILABLE_MODELS, payload=payload)
+        with pytest.raises(UnknownModel):
+            await guest.call(Op.PROMPT_TEMPLATE, a=99)
         with pytest.raises(UnknownModel) as unknown:
             await guest.call(Op.GET_MODEL, payload=b"nope")
         assert unknown.value.fields["model"] == "nope"

@@ -323,6 +323,7 @@ class _Caller:
     """A program as `LocalOps` sees it, which notes what it is told."""
 
     args: tuple[str, ...] = ()
+    program_id = "p"
     model = "fake"
     reach = ANYWHERE
     eager_bytes = 0

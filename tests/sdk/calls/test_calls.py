@@ -13,6 +13,7 @@ from inferlet import (
     alloc_kvpage,
     alloc_slot,
     available_models,
+    available_models_with_traits,
     available_traits,
     cancel,
     copy_kvpage,
@@ -26,6 +27,7 @@ from inferlet import (
     errors,
     forward,
     get_arg,
+    get_instance_id,
     get_kv_page_size,
     get_model,
     get_next_dist,
@@ -34,6 +36,7 @@ from inferlet import (
     get_vocabs,
     mark,
     mask_kvpage,
+    prompt_template,
     receive,
     receive_bytes,
     reset,
@@ -48,8 +51,10 @@ from inferlet._queues.queue import Queue
 from inferlet._wire.channel import reset as fresh_channel
 from tartlet_common.errors.registry import ProgramKilled
 from tests.sdk.host.harness import held, run
-from tests.sdk.host.mini_host import MiniHost
+from tests.sdk.host.mini_host import INSTANCE, MiniHost
 from tests.sdk.host.mini_model import EOS, probabilities, reference_generate, reference_states, state_of
+
+CHAT = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
 
 
 def test_the_paper_s_loop_runs_at_page_size_one() -> None:
@@ -307,13 +312,21 @@ def test_models_and_text() -> None:
         assert len(await get_vocabs()) == model.vocab_size
         assert await get_vocabs(first=97, count=2) == [b"a", b"b"]
         assert get_arg() == []
-        assert get_version().count(".") == 2
+        assert model.license == "MIT"
+        assert model.version == "7"
+        assert "tiny" in model.description
+        assert await available_models_with_traits(["Forward", "Sample"]) == ["mini"]
+        assert await available_models_with_traits(["Forward", "InputImage"]) == []
+        with pytest.raises(errors.InvalidArgument):
+            available_models_with_traits("Forward")
+        assert await prompt_template(model) == CHAT
+        assert (get_version(), get_instance_id()) == ("0.1.0", INSTANCE)
         kv = alloc_kvpage(3)
         await synchronize()
         assert (await usage()).pages == 3
         dealloc_kvpage(kv)
 
-    run(MiniHost(), main)
+    run(MiniHost(template=CHAT), main)
 
 
 def test_commands_without_reply_cost_one_submission_at_the_next_blocking_point() -> None:

@@ -66,6 +66,8 @@ class Share:
 
 
 ENDED = "ended"
+INSTANCE = "00000000-0000-4000-8000-000000000001"
+"""The program's id."""
 HOLE: list[Slot] = []
 """The row of a table that was dropped."""
 STAYS = ("ALLOC", "DEALLOC", "RESET", "TABLE")
@@ -164,7 +166,14 @@ class MiniHost:
     def kill(self, error: errors.TartletError) -> None:
         self.out.add(Event.KILL, a=error.number, payload=error.to_json())
 
-    def at_once(self, command: Command) -> None:  # noqa: C901, PLR0912 - one case an operation
+    def models_with(self, traits: list[str]) -> bytes:
+        return b'["mini"]' if set(traits) <= set(self.model_info()["traits"]) else b"[]"
+
+    def answer_fact(self, command: Command) -> None:
+        told = {Op.GET_VERSION: "0.1.0", Op.GET_INSTANCE_ID: INSTANCE, Op.PROMPT_TEMPLATE: self.template}
+        self.answer(command, payload=told[Op(command.op)].encode())
+
+    def at_once(self, command: Command) -> None:  # noqa: C901, PLR0912, PLR0915 - one case an operation
         match command.op:
             case Op.LOG:
                 self.log[command.a] += command.payload
@@ -176,7 +185,9 @@ class MiniHost:
                 self.receivers.append(command.ticket)
                 self.hand_over()
             case Op.AVAILABLE_MODELS:
-                self.answer(command, payload=b'["mini"]')
+                self.answer(command, payload=self.models_with(json.loads(command.payload or b"[]")))
+            case Op.GET_VERSION | Op.GET_INSTANCE_ID | Op.PROMPT_TEMPLATE:
+                self.answer_fact(command)
             case Op.GET_MODEL:
                 self.answer(command, payload=json.dumps(self.model_info()).encode())
             case Op.TOKENIZE:
@@ -227,6 +238,9 @@ class MiniHost:
             "bos_token": model.BOS,
             "top_k_limit": 256,
             "traits": ["core", "Allocate", "Forward", "InputText", "Tokenize", "OutputText", "Sample", "Grammar"],
+            "description": "A tiny model.",
+            "version": "7",
+            "license": "MIT",
         }
 
     def vocab(self) -> list[bytes]:

@@ -91,6 +91,25 @@ def test_the_spec_names_model_stop_tokens_template_and_tokenizer(copy: Path) -> 
     assert (spec.model, spec.stop_tokens, spec.chat_template) == ("other", (2,), "newer")
 
 
+@pytest.mark.parametrize(
+    ("card", "told"),
+    [
+        ('---\nlicense: mit\nversion: 2\ndescription: "It adds."\ntags: [a]\n---\n# Card\n', ("It adds.", "2", "mit")),
+        ("---\nlicense: [mit]\ndescription: " + "x" * 5000 + "\n---\n", ("x" * 1024, "", "")),
+        ("---\nlicense: mit\n", ("", "", "")),  # the head has no end
+        ("---\n{: [\n---\n", ("", "", "")),
+        ("# Only text\nlicense: mit\n", ("", "", "")),
+        (None, ("", "", "")),
+    ],
+    ids=["whole", "cut", "endless", "broken", "headless", "none"],
+)
+def test_the_spec_says_what_the_model_card_says(copy: Path, card: str | None, told: tuple[str, str, str]) -> None:
+    if card is not None:
+        (copy / "README.md").write_text(card)
+    spec = load_engine(copy, num_pages=2).spec
+    assert (spec.description, spec.version, spec.license) == told
+
+
 def test_the_template_s_tokens_are_those_of_the_tokenizer_s_configuration(copy: Path) -> None:
     edit(copy, bos_token_id=1, eos_token_id=2)
     spec = load_engine(copy, num_pages=2).spec

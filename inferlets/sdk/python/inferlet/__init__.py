@@ -25,10 +25,26 @@ from __future__ import annotations
 from inferlet import errors
 from inferlet._calls import on_queue
 from inferlet._calls.on_queue import *  # noqa: F403 - what a call's function is called stands there alone
-from inferlet._calls.program import create_queue, get_arg, get_version, receive, receive_bytes, send, usage
+from inferlet._calls.program import (
+    create_queue,
+    get_arg,
+    get_instance_id,
+    get_version,
+    receive,
+    receive_bytes,
+    send,
+    usage,
+)
 from inferlet._contexts.generation import Generation, Piece
 from inferlet._contexts.proposal import Proposal
-from inferlet._models.models import available_models, available_traits, get_kv_page_size, get_model
+from inferlet._models.models import (
+    available_models,
+    available_models_with_traits,
+    available_traits,
+    get_kv_page_size,
+    get_model,
+    prompt_template,
+)
 from inferlet._models.text import detokenize_bytes, format_chat, get_vocabs
 from inferlet._queues.queue import Queue
 from inferlet._values.types import (
@@ -81,6 +97,7 @@ __all__ = [
     "Until",
     "Usage",
     "available_models",
+    "available_models_with_traits",
     "available_traits",
     "create_queue",
     "detokenize_bytes",
@@ -88,12 +105,14 @@ __all__ = [
     "errors",
     "format_chat",
     "get_arg",
+    "get_instance_id",
     "get_kv_page_size",
     "get_model",
     "get_version",
     "get_vocabs",
     "json_schema",
     "lark",
+    "prompt_template",
     "receive",
     "receive_bytes",
     "regex",

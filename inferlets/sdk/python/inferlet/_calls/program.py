@@ -23,19 +23,19 @@ from inferlet._wire.channel import channel
 if TYPE_CHECKING:
     from inferlet.grammar import Grammar
 
-VERSION = "0.1.0"
-
 
 class _State:
     """What the program was given and has made: arguments, its default queue, queues to use again, its inbox."""
 
-    __slots__ = ("args", "default_queue", "grammars", "inbox", "spare_queues")
+    __slots__ = ("args", "default_queue", "grammars", "inbox", "instance_id", "spare_queues", "version")
 
     def __init__(self) -> None:
         self.args: list[str] = []
         self.default_queue: Queue | None = None
         self.spare_queues: dict[int, list[Queue]] = {}  # of closed contexts, by model
         self.inbox = Receiving()
+        self.version: str | None = None  # of the runtime, and the program's id, once the host has told
+        self.instance_id: str | None = None
         self.grammars: dict[tuple[int, Grammar], Any] = {}  # what was compiled, by model
 
 
@@ -50,13 +50,29 @@ def reset(args: Sequence[str]) -> None:
 
 
 def get_version() -> str:
-    """Return the version of the SDK.
+    """Return the release of the runtime that runs the program. The host is asked once (paper, section 4).
 
     Example:
-        >>> get_version()
-        '0.1.0'
+        >>> async def main():
+        ...     print(get_version())
+        0.1.0
     """
-    return VERSION
+    if state.version is None:
+        state.version = channel.result(channel.call(answers.text, abi.OP_GET_VERSION))
+    return state.version
+
+
+def get_instance_id() -> str:
+    """Return the program's id, which clients and `tartlet ps` show. The host is asked once (paper, section 4).
+
+    Example:
+        >>> async def main():
+        ...     print(len(get_instance_id()))
+        36
+    """
+    if state.instance_id is None:
+        state.instance_id = channel.result(channel.call(answers.text, abi.OP_GET_INSTANCE_ID))
+    return state.instance_id
 
 
 def get_arg() -> list[str]:

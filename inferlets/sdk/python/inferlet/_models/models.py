@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Sequence
 from typing import Any
 
 from inferlet._generated import abi
@@ -43,6 +44,45 @@ def available_models() -> asyncio.Future[list[str]]:
         ['mini']
     """
     return channel.call(answers.json_value, abi.OP_AVAILABLE_MODELS)
+
+
+def available_models_with_traits(traits: Sequence[str]) -> asyncio.Future[list[str]]:
+    """Ask for the names of the models that offer all of these groups of calls ("traits"; paper, section 4).
+
+    Args:
+        traits: names of traits, as `available_traits` returns them. A name that no engine has matches no model.
+
+    Raises:
+        InvalidArgument: `traits` is no list of texts.
+
+    Example:
+        >>> async def main():
+        ...     print(await available_models_with_traits(["Forward", "Tokenize"]))
+        ...     print(await available_models_with_traits(["InputImage"]))
+        ['mini']
+        []
+    """
+    if isinstance(traits, str) or not all(isinstance(trait, str) for trait in traits):
+        told = f"it takes a list of texts, not {arguments.shown(traits)}"
+        raise refusals.refusal("available_models_with_traits", "traits", told)
+    payload = json.dumps(list(traits)).encode()
+    return channel.call(answers.json_value, abi.OP_AVAILABLE_MODELS, payload=payload)
+
+
+def prompt_template(model: Model | None = None) -> asyncio.Future[str]:
+    """Ask for the Jinja source of the model's chat template; "" if the model has none (paper, section 4).
+
+    `format_chat` renders the template.
+
+    Raises:
+        InvalidArgument: `model` is no `Model`.
+
+    Example:
+        >>> async def main():
+        ...     print(type(await prompt_template()).__name__)
+        str
+    """
+    return channel.call(answers.text, abi.OP_PROMPT_TEMPLATE, a=chosen("prompt_template", model).index)
 
 
 def get_model(name: str = "") -> asyncio.Future[Model]:
@@ -120,6 +160,9 @@ def _decode_model(_a: int, _b: int, _c: int, payload: bytes) -> Model:
         max_batch_tokens=info["max_batch_tokens"],
         traits=tuple(info.get("traits", ())),
         logprobs_limit=info.get("logprobs_limit", abi.MAX_LOGPROBS),
+        description=info.get("description", ""),
+        version=info.get("version", ""),
+        license=info.get("license", ""),
     )
     known.by_name[model.name] = model
     return model

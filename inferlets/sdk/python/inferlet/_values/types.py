@@ -137,6 +137,9 @@ class Model:
     max_batch_tokens: int = field(kw_only=True)  # tokens that one engine batch takes
     traits: tuple[str, ...] = field(default=())
     logprobs_limit: int = abi.MAX_LOGPROBS  # most tokens that `logprobs` of a sample may ask for
+    description: str = ""  # what the checkpoint's model card says; "" if the card doesn't say
+    version: str = ""
+    license: str = ""
 
 
 @dataclass(frozen=True, slots=True)
