@@ -35,7 +35,6 @@ MAX_LINES = 400
 STILL_LONG = frozenset(
     {
         "services/tartlet_control/core/core.py",
-        "services/tartlet_runtime/program/program.py",
         "tests/control/calls/test_tables.py",
         "tests/sdk/host/mini_host.py",
     }

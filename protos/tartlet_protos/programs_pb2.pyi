@@ -99,6 +99,7 @@ class LaunchSpec(_message.Message):
     DURABLE_FIELD_NUMBER: _builtins.int
     SEED_FIELD_NUMBER: _builtins.int
     TRACE_FIELD_NUMBER: _builtins.int
+    DEGRADE_FIELD_NUMBER: _builtins.int
     POOL_FIELD_NUMBER: _builtins.int
     inferlet: _builtins.str
     """a name in the catalogue"""
@@ -115,6 +116,8 @@ class LaunchSpec(_message.Message):
     """keep a journal; false gives real clock and entropy"""
     seed: _builtins.bytes
     """16 bytes of determinism seed; empty: random"""
+    degrade: _builtins.bool
+    """with durable: go on without the journal where it can't be stored"""
     pool: _builtins.str
     """TENANT/POOL, TENANT/*, or POOL of the tenant's own; "" any that the tenant may use"""
     @_builtins.property
@@ -144,11 +147,12 @@ class LaunchSpec(_message.Message):
         durable: _builtins.bool = ...,
         seed: _builtins.bytes = ...,
         trace: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
+        degrade: _builtins.bool = ...,
         pool: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["limits", b"limits", "source", b"source"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["args", b"args", "attach", b"attach", "durable", b"durable", "idempotency_key", b"idempotency_key", "inferlet", b"inferlet", "limits", b"limits", "model", b"model", "pool", b"pool", "seed", b"seed", "source", b"source", "tenant", b"tenant", "tie", b"tie", "trace", b"trace"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["args", b"args", "attach", b"attach", "degrade", b"degrade", "durable", b"durable", "idempotency_key", b"idempotency_key", "inferlet", b"inferlet", "limits", b"limits", "model", b"model", "pool", b"pool", "seed", b"seed", "source", b"source", "tenant", b"tenant", "tie", b"tie", "trace", b"trace"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -11,7 +11,7 @@ import uuid
 from collections.abc import Coroutine
 from typing import Any
 
-from tartlet_common.clock import SystemClock
+from tartlet_common.clock import Clock, SystemClock
 from tartlet_common.config.settings import RuntimeSettings
 from tartlet_common.errors.registry import RuntimeLost
 from tartlet_common.process.memory import memory_bound
@@ -24,8 +24,12 @@ from tartlet_runtime.answers.models import ModelTable
 from tartlet_runtime.budget.ledger import Ledger, Use
 from tartlet_runtime.guests.native import NativeServer
 from tartlet_runtime.guests.sandboxed import WasmGuests
-from tartlet_runtime.journal.journal import Journals
-from tartlet_runtime.journal.space import BUFFERED_BYTES
+from tartlet_runtime.journal.file_store import FileStore
+from tartlet_runtime.journal.journals import Journals
+from tartlet_runtime.journal.redis_client import make_client
+from tartlet_runtime.journal.redis_store import RedisStore
+from tartlet_runtime.journal.space import BUFFERED_BYTES, Space
+from tartlet_runtime.journal.store import JournalStore
 from tartlet_runtime.link.control_link import ControlLink
 from tartlet_runtime.program.driver import Driver
 from tartlet_runtime.serving.programs import ProgramTable
@@ -66,10 +70,8 @@ async def main(settings: RuntimeSettings, notify: Notify) -> None:
             return tasks.create_task(_guarded(work))
 
         models = ModelTable(settings.cache_dir / "blobs", link.fetch, spawn, has_tenants=tls is not None)
-        journals = Journals(settings.journal_dir, settings.journals_bytes)
-        stack.callback(journals.close_all)
-        if journals.leftovers:
-            log.warning("kept journals of programs that a runtime left behind: %d", len(journals.leftovers))
+        clock = SystemClock()
+        store, journals = _open_journals(settings, driver, clock, stack)
         ops = LocalOps(models, spawn)
         stack.callback(ops.close)
         ledger = _open_ledger(settings)
@@ -83,7 +85,7 @@ async def main(settings: RuntimeSettings, notify: Notify) -> None:
             link=link,
             models=models,
             ops=ops,
-            clock=SystemClock(),
+            clock=clock,
             native=native,
             wasm=wasm,
             journals=journals,
@@ -100,6 +102,7 @@ async def main(settings: RuntimeSettings, notify: Notify) -> None:
         await native.start()  # behind the server, whose address nobody else has then: so the socket is ours too
         stack.push_async_callback(native.stop)
         async with tasks:
+            tasks.create_task(store.run())
             tasks.create_task(link.run())
             tasks.create_task(_tend(table))
             tasks.create_task(_reap(driver, wasm))
@@ -117,11 +120,32 @@ async def main(settings: RuntimeSettings, notify: Notify) -> None:
                 await server.stop(_STOP_GRACE_S)
 
 
+def _open_journals(
+    settings: RuntimeSettings, driver: Driver, clock: Clock, stack: contextlib.AsyncExitStack
+) -> tuple[JournalStore, Journals]:
+    space = Space(settings.journals_bytes)
+    store: JournalStore
+    if settings.journal_url:
+        client = make_client(settings.journal_url, settings.journal_password_file, settings.journal_authority)
+        stack.push_async_callback(client.aclose)
+        store = RedisStore(client, settings.ended_kept_s)
+    else:
+        store = files = FileStore(settings.journal_dir, space)
+        stack.callback(files.close_all)
+        if files.leftovers:
+            log.warning("kept journals of programs that a runtime left behind: %d", len(files.leftovers))
+    limit, grace = settings.journal_unstored_bytes, settings.journal_grace_s
+    journals = Journals(store, space, now=clock.now, limit_bytes=limit, grace_s=grace)
+    driver.store_turn, driver.is_crowded = journals.flush, lambda: space.is_crowded
+    journals.on_stored = journals.on_added = driver.schedule
+    return store, journals
+
+
 def _open_ledger(settings: RuntimeSettings) -> Ledger:
     bound = memory_bound(settings.process_memory_bytes)
     ledger = Ledger(bound.bytes, bound.source)
     ledger.add(Use.PROCESS, min(PROCESS_BYTES, bound.bytes // 4))
-    ledger.add(Use.JOURNALS, BUFFERED_BYTES)
+    ledger.add(Use.JOURNALS, BUFFERED_BYTES + (settings.journal_unstored_bytes if settings.journal_url else 0))
     log.info("memory of this process: %d MiB, from the %s", bound.bytes >> 20, bound.source)
     return ledger
 

@@ -90,6 +90,21 @@ class RuntimeSettings(_Settings):
     journal_dir: Path = Field(
         default_factory=lambda: run_dir() / "journals", description="directory of running programs' journals"
     )
+    journal_url: str = Field(
+        "",
+        json_schema_extra={"means": "redis://HOST:PORT/DB or rediss://HOST:PORT/DB, without a password"},
+        description="the journals' Redis: redis://HOST:PORT, or rediss:// for TLS; empty: files in journal_dir",
+    )
+    journal_password_file: Path | None = Field(None, description="file with the password of the journals' Redis")
+    journal_authority: Path | None = Field(
+        None, description="PEM certificate of the CA that signed the journals' Redis's; unset: the system's CAs"
+    )
+    journal_grace_s: float = Field(
+        5.0, gt=0, le=3600, description="seconds that the journals' Redis may store nothing before programs end"
+    )
+    journal_unstored_bytes: int = Field(
+        16 << 20, ge=1024, description="bytes of journals that aren't stored yet, at which programs get no answers"
+    )
     keep_journals: bool = Field(default=False, description="keep the journals of programs that succeeded")
     capacity: int = Field(1000, ge=1, le=10_000, description="programs that the runtime runs at once")
     boundary: Literal["auto", "shim", "ctypes"] = Field(

@@ -12,6 +12,13 @@ from tartlet_common.errors.base import REGISTRY as REGISTRY  # noqa: PLC0414 - t
 from tartlet_common.errors.base import TartletError as TartletError  # noqa: PLC0414 - the same
 from tartlet_common.errors.base import UnknownError as UnknownError  # noqa: PLC0414 - the same
 from tartlet_common.errors.base import register as _register
+from tartlet_common.errors.starting import AddressInUse as AddressInUse  # noqa: PLC0414 - the same
+from tartlet_common.errors.starting import CheckpointBroken as CheckpointBroken  # noqa: PLC0414 - the same
+from tartlet_common.errors.starting import CheckpointMissing as CheckpointMissing  # noqa: PLC0414 - the same
+from tartlet_common.errors.starting import DiskFull as DiskFull  # noqa: PLC0414 - the same
+from tartlet_common.errors.starting import OutOfDeviceMemory as OutOfDeviceMemory  # noqa: PLC0414 - the same
+from tartlet_common.errors.starting import StartFailed as StartFailed  # noqa: PLC0414 - the same
+from tartlet_common.errors.starting import UnknownFamily as UnknownFamily  # noqa: PLC0414 - the same
 
 # ---- 1xx: bad requests ------------------------------------------------------------------------------------------
 
@@ -340,49 +347,16 @@ class Undelivered(TartletError):
     remedy = "Send less at once. If this repeats, look for the cause in the logs of both processes and of proxies."
 
 
-# ---- 5xx: checkpoints and start-up ------------------------------------------------------------------------------
+@_register(411, retryable=True)
+class Superseded(TartletError):
+    message = "another runtime has taken over program {program}"
+    remedy = "Attach to the program again: it goes on there."
 
 
-@_register(501)
-class CheckpointMissing(TartletError):
-    message = "no checkpoint at {path}: {detail}"
-    remedy = "Give a checkpoint's directory, not a model's name: `hf download ORG/NAME --local-dir DIR` makes one."
-
-
-@_register(502)
-class CheckpointBroken(TartletError):
-    message = "the checkpoint at {path} can't be loaded: {detail}"
-    remedy = "Download it again, or check that all of its files belong together."
-
-
-@_register(503)
-class UnknownFamily(TartletError):
-    message = "models of type {family!r} are not supported; supported: {supported}"
-    remedy = "Use a Llama, Mistral, Qwen2 or Qwen3 checkpoint."
-
-
-@_register(504)
-class OutOfDeviceMemory(TartletError):
-    message = "{asked_bytes} bytes needed on {device}, {free_bytes} free"
-    remedy = "Lower kv_memory_bytes, or use a smaller model."
-
-
-@_register(505)
-class AddressInUse(TartletError):
-    message = "{address} is in use"
-    remedy = "Stop the process that uses it, or choose another: TARTLET_RUN_DIR, --address or --http."
-
-
-@_register(506)
-class StartFailed(TartletError):
-    message = "{role} did not start: {detail}"
-    remedy = "The role's log says more."
-
-
-@_register(507)
-class DiskFull(TartletError):
-    message = "can't write {path}: {detail}"
-    remedy = "Free disk space, or set another directory."
+@_register(412, retryable=True)
+class JournalUnavailable(TartletError):
+    message = "the program's journal can't be stored or read: {detail}"
+    remedy = "Check the journals' Redis (journal_url), or launch with durable=False."
 
 
 # ---- 9xx: ours --------------------------------------------------------------------------------------------------

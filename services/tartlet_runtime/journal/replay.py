@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from tartlet_common.errors.registry import Diverged, InvalidSource, TartletError
 from tartlet_protos import common_pb2
 from tartlet_runtime.abi.guest import Delivery, Phase
-from tartlet_runtime.journal.journal import CommandDigest, JournalHeader, JournalRecord
+from tartlet_runtime.journal.records import CommandDigest, JournalHeader, JournalRecord, Kind
 from tartlet_runtime.wasm import GuestClock, GuestLimits, GuestRandom, LinkedModule, WasmHost
 from tartlet_runtime.wasm.types import WaitRequest
 
@@ -90,6 +90,7 @@ def replay_wasm(
     if identity != header.component:
         owner = header.component or "a native program, which no sandbox can run again"
         raise InvalidSource(detail=f"the journal belongs to {owner}, this is {identity}")
+    records = [record for record in records if record.kind == Kind.DELIVERY]
     replayer = Replayer(header, records)
     limits = GuestLimits(
         memory_bytes=int(header.limits["memory_bytes"]), cpu_burst_s=float(header.limits["cpu_slice_s"])

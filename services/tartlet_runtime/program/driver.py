@@ -47,9 +47,6 @@ class Runnable(Protocol):
     def run(self) -> None:
         """Step the guest once. Raises nothing."""
 
-    def flush_journal(self) -> None:
-        """Write the journal's pending records. Raises nothing."""
-
 
 class Reader(Protocol):
     """A client's stream, as the driver sees it."""
@@ -93,7 +90,6 @@ class Driver:
         self._busy: deque[Runnable] = deque()
         self.starting = 0
         """Programs that were launched and that control has not answered yet."""
-        self._journals: dict[Runnable, None] = {}
         self._readers: dict[Reader, None] = {}
         self._scheduled = False
         self._due: asyncio.Handle
@@ -101,6 +97,8 @@ class Driver:
         self.stirred = asyncio.Event()
         """Set by each turn."""
         self.send_commands: Callable[[bool], None] = _nothing  # called with whether more commands follow at once
+        self.store_turn: Callable[[], None] = _store_nothing  # called before anything leaves
+        self.is_crowded: Callable[[], bool] = _never  # whether records fill the memory: then it is called at once
         self.helpers: Helpers = NoHelpers()
         self._owed = 0  # woken programs of one group that have not run yet
         self._held_until = 0.0  # when the group's commands leave as a whole at the latest
@@ -160,11 +158,6 @@ class Driver:
             self._due.cancel()
             self._turn()
 
-    def journal(self, program: Runnable) -> None:
-        """Flush the program's journal at the end of the turn, before anything leaves."""
-        self._journals[program] = None
-        self.schedule()
-
     def tell(self, reader: Reader) -> None:
         """Wake a client's stream at the end of the turn."""
         self._readers[reader] = None
@@ -192,19 +185,25 @@ class Driver:
             if self._hurried:
                 self.hurry()
             self._owed -= self._owed > 0
-            _step(self._first())
+            self._step(self._first())
         if not self._owed or self._now() >= self._held_until:
             self._owed, self._hurried = 0, False
         end, new = self._now() + NEW_S, self._new
         while new:
-            _step(new.popleft())
+            self._step(new.popleft())
             if self._now() >= end:
                 break
         end, busy = start + TURN_S, self._busy
         while busy:  # at least one program, however long the woken ones took
-            _step(busy.popleft())
+            self._step(busy.popleft())
             if self._now() >= end:
                 break
+
+    def _step(self, program: Runnable) -> None:
+        program.queued = False
+        _call(program.run)
+        if self.is_crowded():
+            _call(self.store_turn)
 
     def _first(self) -> Runnable:
         """Take the first woken program, whose guest is on no other thread any more."""
@@ -217,10 +216,7 @@ class Driver:
 
     def flush(self) -> None:
         """Send what earlier steps brought about: journals, then commands, then events."""
-        while self._journals:  # a journal that can't be written ends its program
-            journals, self._journals = self._journals, {}
-            for program in journals:
-                program.flush_journal()
+        self.store_turn()
         self.send_commands(self._owed > 0)
         if self._readers:
             readers, self._readers = self._readers, {}
@@ -228,16 +224,20 @@ class Driver:
                 reader.wake()
 
 
-def _step(program: Runnable) -> None:
-    program.queued = False
-    _call(program.run)
-
-
 def _call(work: Callable[[], None]) -> None:
     try:
         work()
     except Exception:  # a bug in one program's end must not stop the others
         log.exception("a program's step")
+
+
+def _never() -> bool:
+    """Return False until journals are wired."""
+    return False
+
+
+def _store_nothing() -> None:
+    """No-op until journals are wired."""
 
 
 def _nothing(_more: bool) -> None:  # noqa: FBT001 - as what it stands for

@@ -65,6 +65,7 @@ class Inbox:
         "_receives",
         "_taken",
         "count",
+        "from_control",
         "payload_bytes",
     )
 
@@ -83,7 +84,7 @@ class Inbox:
         self._memory = memory
         self._arrived = arrived
         self._heard = heard
-        self._chunks: deque[tuple[int, bytes, bytes]] = deque()
+        self._chunks: deque[tuple[int, bytes, bytes, bool]] = deque()  # and whether control sent them
         self._taken = 0  # records of the first chunk that were delivered: the chunk is not copied for each of them
         self._messages: deque[bytes] = deque()
         self._message_bytes = 0
@@ -91,11 +92,13 @@ class Inbox:
         self._is_closed = False
         self.count = 0
         self.payload_bytes = 0
+        self.from_control = 0
+        """Records of control that the guest has taken."""
 
     # ---- what comes ----
 
-    def add(self, count: int, records: bytes, payload: bytes) -> None:
-        """Append `count` records (abi.RECORD) whose offsets point into `payload`.
+    def add(self, count: int, records: bytes, payload: bytes, *, from_control: bool = False) -> None:
+        """Append `count` records (abi.RECORD) whose offsets point into `payload`, from control or of this runtime.
 
         Raises:
             ResourceQuotaExceeded, TooManyCommands: the program doesn't take its answers.
@@ -103,7 +106,7 @@ class Inbox:
         """
         if self._is_closed:
             return
-        self._chunks.append((count, records, payload))
+        self._chunks.append((count, records, payload, from_control))
         self.count += count
         self.payload_bytes += len(payload)
         if self.payload_bytes > MAX_INBOX_BYTES:
@@ -210,8 +213,9 @@ class Inbox:
         """Remove at most `max_records` records (0: no limit), and return them as one delivery."""
         chunks = self._chunks
         if len(chunks) == 1 and not self._taken and (chunks[0][0] <= max_records or not max_records):
-            count, records, payload = chunks.popleft()
+            count, records, payload, from_control = chunks.popleft()
             self.count = self.payload_bytes = 0
+            self.from_control += count * from_control
             if self._memory.granted > FREE_BYTES:
                 self._memory.fit(self._message_bytes)
             return pack_delivery(count, records, payload)
@@ -221,7 +225,7 @@ class Inbox:
         records, payload = bytearray(), bytearray()
         taken = 0
         while self._chunks and taken < max_records:
-            whole, rows, chunk_payload = self._chunks[0]
+            whole, rows, chunk_payload, from_control = self._chunks[0]
             first, count = self._taken, whole - self._taken
             size = count * RECORD_BYTES + len(chunk_payload)
             if taken and len(records) + len(payload) + size > MAX_DELIVERY_BYTES:
@@ -236,6 +240,7 @@ class Inbox:
             rows = rows[first * RECORD_BYTES : (first + count) * RECORD_BYTES]
             _append(records, payload, rows, chunk_payload)
             taken += count
+            self.from_control += count * from_control
         self.count -= taken
         if self._memory.granted > FREE_BYTES:
             self._memory.fit(self.payload_bytes + self._message_bytes)

@@ -9,6 +9,7 @@ that some client has read go first, then the program ends.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Protocol
 
 from tartlet_common.errors.registry import FrameTooLarge, MemoryBudgetExceeded, OutputTooLarge, TartletError
@@ -32,7 +33,18 @@ class Reader(Protocol):
 class Output:
     """The log of one program's events, and its readers."""
 
-    __slots__ = ("_end", "_hold", "_memory", "_readers", "is_closed", "log", "program_id", "stopped")
+    __slots__ = (
+        "_end",
+        "_hold",
+        "_memory",
+        "_readers",
+        "is_closed",
+        "leave",
+        "log",
+        "program_id",
+        "shown",
+        "stopped",
+    )
 
     def __init__(
         self,
@@ -55,6 +67,10 @@ class Output:
         self.log = OutputLog(limit_bytes)
         self.stopped = False  # too much goes unread: the program must stand still
         self.is_closed = False  # the last event is in the log
+        self.shown = 0
+        """Clients are told the events before this offset."""
+        self.leave: Callable[[Callable[[], None]], None] | None = None
+        """Does something when what leaves the program may leave; None: at once."""
         self._readers: list[Reader] = []
         self._memory = memory
         self._hold = hold
@@ -91,6 +107,7 @@ class Output:
         self._put(last)
         self._memory.close()
         self.stopped = False
+        self.leave = None
         self._hold = self._end = _nothing  # these hold the ended program
 
     def _emit(self, event: LogEvent) -> None:
@@ -116,9 +133,21 @@ class Output:
             self._memory.fit(self.log.kept_bytes)
 
     def _put(self, event: LogEvent) -> None:
-        self.log.append(event)
+        end = self.log.append(event) + 1
+        if self.leave is None:
+            self._show(end)
+        else:
+            self.leave(partial(self._show, end))
+
+    def _show(self, end: int) -> None:
+        self.shown = end
         for reader in self._readers:
             reader.mark(self)
+
+    def cut(self) -> None:
+        """Drop the events that clients were not told, because nobody may ever know of them."""
+        self.log.cut(self.shown)
+        self.leave = None
 
     # ---- the readers' side ----
 

@@ -93,6 +93,13 @@ class OutputLog:
                 return self._events[start : max(i, start + 1)]
         return self._events[start:]
 
+    def cut(self, end: int) -> None:
+        """Remove the events from offset `end` on, which no client has read."""
+        for event in self._events[end - self._base :]:
+            self.unread_bytes -= event.cost_bytes
+            self._total_bytes -= event.cost_bytes
+        del self._events[end - self._base :]
+
     def mark_read(self, offset: int) -> None:
         """Note that events before `offset` have been sent to a client."""
         for i in range(self.read_to - self._base, offset - self._base):

@@ -10,10 +10,9 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import Protocol
+from dataclasses import replace
+from functools import partial
 
-from tartlet_common.clock import Clock
 from tartlet_common.errors.registry import (
     ControlLost,
     DeadlineExceeded,
@@ -29,47 +28,21 @@ from tartlet_runtime.abi.limits import MAX_MESSAGE_BYTES
 from tartlet_runtime.abi.submission import parse
 from tartlet_runtime.answers.backlog import Backlog
 from tartlet_runtime.answers.deferred import Deferred
-from tartlet_runtime.answers.local_ops import LocalOps
-from tartlet_runtime.budget.holding import Holding
 from tartlet_runtime.budget.ledger import Use
-from tartlet_runtime.journal.journal import Journal
-from tartlet_runtime.program.driver import Driver
 from tartlet_runtime.program.guest_wait import GuestWait
 from tartlet_runtime.program.inbox import TIMER_DELIVERY, Inbox
 from tartlet_runtime.program.output import Output
 from tartlet_runtime.program.output_log import LogEvent
+from tartlet_runtime.program.recorder import Recorder
 from tartlet_runtime.program.spans import ProgramSpan
 from tartlet_runtime.program.spec import ProgramSpec, State
 from tartlet_runtime.program.usage import UsageMeter
+from tartlet_runtime.program.world import World
 
 log = logging.getLogger(__name__)
 
 _Event = programs_pb2.ProgramEvent
 _SPEC_KEPT_BYTES = 4096  # of an ended program
-
-
-class Link(Protocol):
-    """Control, as a program sees it."""
-
-    def commands(self, program: Program, count: int, records: bytes, payload: bytes) -> None:
-        """Send records at the end of this turn."""
-
-    def ended(self, program: Program, *, failed: bool) -> bool:
-        """Tell control that a program has ended; return whether control will answer with `Program.settled`."""
-
-
-@dataclass(slots=True)
-class World:
-    """What programs live in; wired by the table of programs."""
-
-    driver: Driver
-    link: Link
-    ops: LocalOps
-    clock: Clock
-    on_ended: Callable[[Program], None]
-    on_accepted: Callable[[Program], None]
-    """Called when control has accepted a launch: a guest will be made, as soon as it is the program's turn."""
-    memory: Callable[[Use], Holding]  # makes the account of what is kept for one program
 
 
 class Program:
@@ -79,7 +52,7 @@ class Program:
         self,
         spec: ProgramSpec,
         handle: int,
-        world: World,
+        world: World[Program],
         make_guest: MakeGuest,
         asked_s: float,
         span: ProgramSpan | None = None,
@@ -104,7 +77,7 @@ class Program:
         self.wait = GuestWait(world.driver.loop)
         self.has_engine_state = False  # some of its commands were sent to control
         self.queued = False  # in the driver's deque
-        self.journal: Journal | None = None  # None: not durable
+        self.recorder: Recorder | None = None  # None: not durable
         self.accepted = False  # the client was told that it runs
         self.stays = False  # it outlives the call that launched it, because another launch with its key was accepted
         self.starters: list[Callable[[TartletError | None, str], None]] = []
@@ -115,19 +88,19 @@ class Program:
         self.deferred = Deferred()
         self.eager_bytes = 0
         self._answered = False  # by control
+        self._departed = False  # control was told of its end
         self._world = world
         self._make_guest = make_guest
         self._result = ""
         self._backlog: Backlog[Program] = Backlog(world.ops.run, world.clock.now)
-        self._outcome: tuple[TartletError | None, str] | None = None  # its own end, until its backlog is empty
+        # how it ended by itself, until its backlog is empty
+        self._outcome: tuple[TartletError | None, str] | None = None
         self._deadline: asyncio.TimerHandle | None = None
 
     @property
     def args(self) -> tuple[str, ...]:
         """The arguments of its launch."""
         return self.spec.args
-
-    # ---- life ----
 
     @property
     def awaits_control(self) -> bool:
@@ -162,10 +135,30 @@ class Program:
         if self.spec.limits.deadline_s:
             late = DeadlineExceeded(deadline_s=self.spec.limits.deadline_s)
             self._deadline = self._world.driver.loop.call_later(self.spec.limits.deadline_s, self.end, late)
-        if self.journal is not None:
-            self._world.driver.journal(self)
-        self._tell_starters(None, "")
+        if self.recorder is not None:
+            self.recorder.begin()
+        self._leave(partial(self._tell_starters, None, ""))
         return True
+
+    def record(self, recorder: Recorder) -> None:
+        """Keep a journal, and hold back what leaves the program until it is stored."""
+        self.recorder = recorder
+        self.output.leave = recorder.leave
+
+    def _leave(self, action: Callable[[], None]) -> None:
+        if self.recorder is None:
+            action()
+        else:
+            self.recorder.leave(action)
+
+    def journal_lost(self, error: TartletError) -> None:
+        """End, because the journal can't be stored. Nothing leaves of what isn't stored."""
+        self.output.cut()
+        self._tell_starters(error, "")
+        if self.state is State.ENDING and not self._departed:
+            self.error = error
+            self._depart()
+        self.end(error)
 
     def end(self, error: TartletError | None) -> None:
         """End the program, whatever it does. The first end counts. Never call this from within the guest's step."""
@@ -186,12 +179,20 @@ class Program:
             if not self._answered:
                 self._world.driver.starting -= 1
             self._tell_starters(error, "")
-        if not self._world.link.ended(self, failed=error is not None):
-            self._finish(error)
+        if self.recorder is not None and not was_starting:
+            self.recorder.record_end(self._elapsed_ns(), error, result)
+        self._leave(self._depart)
+
+    def _depart(self) -> None:
+        if self._departed:
+            return
+        self._departed = True
+        if not self._world.link.ended(self, failed=self.error is not None):
+            self._finish(self.error)
 
     def settled(self, settled: control_pb2.ProgramSettled) -> None:
         """Finish, since control has freed what the program held. A queue left poisoned makes the program fail."""
-        if self.state is State.ENDING:
+        if self.state is State.ENDING and self._departed:
             self.usage.settled(settled)
             self._finish(self.error or error_from_proto(settled.poisoned))
 
@@ -203,7 +204,8 @@ class Program:
     def control_lost(self) -> None:
         """End the program if it had anything on engines, because the stream to control broke."""
         if self.state is State.ENDING:
-            self._finish(self.error)
+            if self._departed:
+                self._finish(self.error)
         elif self.has_engine_state:
             self.end(ControlLost())
 
@@ -227,8 +229,6 @@ class Program:
         if self._deadline is not None:
             self._deadline.cancel()
             self._deadline = None
-
-    # ---- the driver's side ----
 
     def prepare(self) -> Guest | None:
         """Deliver what the guest waits for, if it has come. Returns the guest if `run` will let it compute."""
@@ -311,20 +311,12 @@ class Program:
         if not self.output.stopped:
             self._world.driver.wake(self)
 
-    def flush_journal(self) -> None:
-        """Write the journal's pending records. A program whose journal can't be written ends."""
-        if self.journal is not None and self.state is not State.ENDED:
-            try:
-                self.journal.flush()
-            except TartletError as e:
-                self.end(e)
-
     def intake(self, count: int, records: bytes, payload: bytes) -> None:
         """Take records from control for the guest's next wait."""
         if self.state is State.RUNNING:
             self.usage.delivered(records, self._world.clock.now())
             try:
-                self.inbox.add(count, records, payload)
+                self.inbox.add(count, records, payload, from_control=True)
             except TartletError as e:
                 self.end(e)
 
@@ -335,6 +327,8 @@ class Program:
     def _next_delivery(self) -> Delivery | None:
         """Close the open wait and return what ends it, or None if nothing does yet."""
         wait = self.wait
+        if self.recorder is not None and self.recorder.starves:
+            return None
         if self.inbox.count and wait.max_records is not None:
             delivery = self._journaled(self.inbox.take(wait.max_records))
         elif wait.timed_out:
@@ -345,11 +339,14 @@ class Program:
         return delivery
 
     def _journaled(self, data: bytes) -> Delivery:
-        elapsed_ns = int((self._world.clock.now() - self.usage.launched_s) * 1e9)  # a stepped wall clock has no effect
-        if self.journal is not None:
-            self.journal.append(elapsed_ns, data)
-            self._world.driver.journal(self)
+        elapsed_ns = self._elapsed_ns()
+        if self.recorder is not None:
+            self.recorder.record(elapsed_ns, data, self.inbox.from_control, self.output.log.read_to)
         return Delivery(data, self.clock_start_ns + elapsed_ns)
+
+    def _elapsed_ns(self) -> int:
+        """Return the guest's time since its start; a stepped wall clock has no effect."""
+        return int((self._world.clock.now() - self.usage.launched_s) * 1e9)
 
     def _slept(self) -> None:
         if self.state is State.RUNNING:
@@ -364,8 +361,8 @@ class Program:
         if self.state is not State.RUNNING:
             return
         submission = parse(data)
-        if self.journal is not None:
-            self.journal.digest.add(data)
+        if self.recorder is not None:
+            self.recorder.journal.digest.add(data)
         count = submission.count
         if count:
             unsent, limit = self.unsent_commands + count, self.spec.limits.commands_in_flight
@@ -373,14 +370,15 @@ class Program:
                 raise TooManyCommands(in_flight=unsent, limit=limit)
             self.unsent_commands = unsent
             self.usage.submitted(submission)
-            self._world.link.commands(self, count, submission.records, submission.payload)
+            self._leave(partial(self._world.link.commands, self, count, submission.records, submission.payload))
         if submission.local and self._backlog.take(self, submission.local, submission.local_payload):
             self._hold_guest()
             self._world.driver.wake(self)
 
     def on_wait(self, max_records: int, timeout_us: int) -> Delivery | None:
         """Return what has come, or None: then the guest stands still until `run` delivers."""
-        if not (self.output.stopped or self._backlog):
+        starves = self.recorder is not None and self.recorder.starves
+        if not (self.output.stopped or self._backlog or starves):
             if self.inbox.count:
                 return self._journaled(self.inbox.take(max_records))
             if timeout_us == 0:

@@ -36,6 +36,7 @@ class ProgramSpec:
     idempotency_key: str
     limits: ProgramLimits
     durable: bool
+    degrades: bool  # it goes on without its journal where that can't be stored
     seed: bytes
     seeded: bool  # the launch asked for that seed
     trace: Mapping[str, str] = field(default_factory=dict)

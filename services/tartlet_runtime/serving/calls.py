@@ -190,7 +190,7 @@ class Call:
                 room -= sum(event.cost_bytes for event in taken)
                 reached = max(reached, cursor.offset)
                 if not taken or taken[-1].kind != _Event.ENDED:
-                    is_behind |= cursor.offset < output.log.end
+                    is_behind |= cursor.offset < output.shown
                     cursors.append(cursor)
             read.append((output, reached))
             if not cursors:
@@ -208,7 +208,7 @@ class Call:
         """Add the events behind the cursor to `message`, and move the cursor behind them."""
         log = output.log
         offset = max(cursor.offset, log.first)
-        taken = log.read(offset, max_bytes) if offset < log.end else []
+        taken = log.read(offset, max_bytes)[: output.shown - offset] if offset < output.shown else []
         for event in taken:
             _add(message, event, cursor.index, output.program_id, offset)
             offset += 1

@@ -6,10 +6,17 @@ import logging
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from functools import partial
 
 from tartlet_common.clock import Clock
 from tartlet_common.config.settings import RuntimeSettings
-from tartlet_common.errors.registry import MemoryBudgetExceeded, Overloaded, TartletError, Unavailable
+from tartlet_common.errors.registry import (
+    JournalUnavailable,
+    MemoryBudgetExceeded,
+    Overloaded,
+    TartletError,
+    Unavailable,
+)
 from tartlet_common.rpc.tenancy import EVERYONE, Scope
 from tartlet_protos import common_pb2, control_pb2, programs_pb2
 from tartlet_runtime.abi.limits import default_limits
@@ -19,26 +26,24 @@ from tartlet_runtime.budget.holding import FREE_BYTES, HOLDINGS, Holding
 from tartlet_runtime.budget.ledger import Ledger, Use
 from tartlet_runtime.guests.native import NativeGuest, NativeServer
 from tartlet_runtime.guests.sandboxed import WasmGuests
-from tartlet_runtime.journal.journal import Journals, encode_header, shared_text
+from tartlet_runtime.journal.journals import Journals
+from tartlet_runtime.journal.records import encode_header, shared_text
 from tartlet_runtime.link.control_link import ControlLink
 from tartlet_runtime.program.driver import Driver
-from tartlet_runtime.program.program import MakeGuest, Program, World
+from tartlet_runtime.program.program import MakeGuest, Program
+from tartlet_runtime.program.recorder import Recorder
 from tartlet_runtime.program.spans import Spans
 from tartlet_runtime.program.spec import ProgramSpec, State
+from tartlet_runtime.program.world import World
 from tartlet_runtime.serving.calls import Call
 from tartlet_runtime.serving.listing import Place, info_of, page_of
+from tartlet_runtime.serving.starts import overdue, start_of
 
 log = logging.getLogger(__name__)
 
 _Source = common_pb2.Source
-START_TIMEOUT_S = 10.0
-"""How long a launch waits for control before it is refused."""
-NATIVE_CONNECT_S = 30.0
-"""How long a native program's process may take to connect."""
 KEPT_BYTES = 256 << 20
 """Output of ended programs that is kept in all; beyond it the oldest are forgotten before their time."""
-CONTROL_GRACE_S = 30.0
-"""How long programs that wait for control to come back are kept."""
 
 
 class ProgramTable:
@@ -166,7 +171,7 @@ class ProgramTable:
         program.reserved_bytes = reserved
         if spec.durable:
             try:
-                program.journal = self._journals.open(spec.program_id, self._header(program), spec.limits.journal_bytes)
+                self._open_journal(program)
             except TartletError as e:
                 self.ledger.give(Use.PROGRAMS, reserved)
                 self._spans.end(span, self._models.known_name(spec.model, spec.reach), programs_pb2.Usage(), e)
@@ -177,8 +182,19 @@ class ProgramTable:
         if spec.idempotency_key:
             self._by_key[spec.tenant, spec.idempotency_key] = program
         self._answer_when_started(program, call, index, attach=attach)
-        self._link.start(_start_of(program))
+        self._link.start(start_of(program))
         return program
+
+    def _open_journal(self, program: Program) -> None:
+        spec = program.spec
+        try:
+            journal = self._journals.open(spec.program_id, self._header(program), spec.limits.journal_bytes)
+        except JournalUnavailable:
+            if spec.degrades:
+                return
+            raise
+        room = partial(self._driver.wake, program)
+        program.record(Recorder(journal, self._journals, lost=program.journal_lost, room=room, degrades=spec.degrades))
 
     def _reserve(self, spec: ProgramSpec) -> int:
         """Take what the program holds from its launch on. Spares and outputs of ended programs give way."""
@@ -275,9 +291,9 @@ class ProgramTable:
         running = []
         for program in self._live.values():
             if program.awaits_control:
-                self._link.start(_start_of(program))
+                self._link.start(start_of(program))
             elif program.state in (State.STARTING, State.RUNNING):
-                running.append(_start_of(program, running=True))
+                running.append(start_of(program, running=True))
         return running
 
     def kept(self) -> list[control_pb2.KeptProgram]:
@@ -299,10 +315,10 @@ class ProgramTable:
         del self._live[program.handle]
         self.ledger.give(Use.PROGRAMS, program.reserved_bytes)
         spec = program.spec
-        if program.journal is not None:
+        if program.recorder is not None:
             keep = program.accepted and (program.error is not None or self._settings.keep_journals)
-            self._journals.close(spec.program_id, program.journal, keep=keep)
-            program.journal = None
+            self._journals.close(program.recorder.journal, keep=keep)
+            program.recorder = None
         # a name that nobody serves is the client's own, and would be kept as a label for ever
         model = program.model if program.accepted else self._models.known_name(program.model, program.spec.reach)
         self._spans.end(program.span, model, program.usage.to_proto(self._clock.now()), program.error)
@@ -324,6 +340,7 @@ class ProgramTable:
 
     def _forget(self, program: Program) -> None:
         del self._by_id[program.program_id]
+        self._journals.forget(program.program_id)
         key = (program.spec.tenant, program.spec.idempotency_key)
         if self._by_key.get(key) is program:
             del self._by_key[key]
@@ -331,13 +348,14 @@ class ProgramTable:
     def tend(self) -> None:
         """End programs that have waited too long, and forget programs that ended long ago. Called periodically."""
         now = self._clock.now()
+        self._journals.tend()
         if self._link.connected:
             self._away_since = None
         elif self._away_since is None:
             self._away_since = now
         away_s = now - self._away_since if self._away_since is not None else 0.0
         for program in list(self._live.values()):
-            error = self._overdue(program, now - program.usage.launched_s, away_s)
+            error = overdue(program, now - program.usage.launched_s, away_s)
             if error is not None:
                 program.end(error)
         while self._ended:
@@ -345,16 +363,6 @@ class ProgramTable:
             if now - oldest.usage.ended_s < self._settings.ended_kept_s:
                 break
             self._forget_oldest()
-
-    def _overdue(self, program: Program, age_s: float, away_s: float) -> TartletError | None:
-        if program.awaits_control and age_s > START_TIMEOUT_S:
-            return Unavailable(what="control", detail=f"it did not answer for {START_TIMEOUT_S} s")
-        if program.unsent_commands and away_s > CONTROL_GRACE_S:
-            return Unavailable(what="control", detail=f"it has been away for {away_s:.0f} s")
-        guest = program.guest
-        if isinstance(guest, NativeGuest) and guest.connection is None and age_s > NATIVE_CONNECT_S:
-            return Unavailable(what="the native program", detail=f"it did not connect within {NATIVE_CONNECT_S} s")
-        return None
 
     def end_all(self, error: Callable[[], TartletError]) -> None:
         """End all programs and refuse launches: the runtime stops."""
@@ -365,20 +373,3 @@ class ProgramTable:
 
 def _nowhere(call: Call, index: int, program_id: str) -> None:
     """No-op until `app` wires the relay."""
-
-
-def _start_of(program: Program, *, running: bool = False) -> control_pb2.ProgramStart:
-    spec = program.spec
-    return control_pb2.ProgramStart(
-        handle=program.handle,
-        program_id=spec.program_id,
-        name=spec.name,
-        tenant=spec.tenant,
-        idempotency_key=spec.idempotency_key,
-        model=spec.model,
-        pool=spec.pool,
-        command_limit=spec.limits.commands_in_flight,
-        page_limit=spec.limits.pages,
-        trace=spec.trace,
-        running=running,
-    )

@@ -62,6 +62,7 @@ def specify(asked: programs_pb2.LaunchSpec, source: common_pb2.Source, defaults:
         idempotency_key=asked.idempotency_key,
         limits=limits,
         durable=asked.durable,
+        degrades=asked.degrade,
         seed=asked.seed or os.urandom(_SEED_BYTES),
         seeded=bool(asked.seed),
         trace={

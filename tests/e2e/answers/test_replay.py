@@ -9,7 +9,7 @@ from pathlib import Path
 import tartlet
 from tartlet import LaunchSpec, Source
 from tartlet_runtime.guests.build import python_guest
-from tartlet_runtime.journal.journal import read_journal
+from tartlet_runtime.journal.records import read_journal
 from tartlet_runtime.journal.replay import Replayed, replay_wasm
 from tartlet_runtime.wasm import HostConfig, WasmHost
 from tartlet_runtime.wasm.compiling.engine_flags import flags_digest

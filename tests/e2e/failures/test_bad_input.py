@@ -15,7 +15,7 @@ from tartlet_common.errors.registry import (
     UnknownModel,
     UnknownProgram,
 )
-from tartlet_runtime.journal.journal import MAGIC
+from tartlet_runtime.journal.records import MAGIC
 from tests.e2e.serving import Serving, client_of, message, program, until_nothing_is_held
 
 CASES: dict[str, tuple[str, Limits, type[TartletError]]] = {

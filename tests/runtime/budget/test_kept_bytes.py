@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
 from pathlib import Path
 
 import pytest
 
-from tartlet_common.errors.registry import MemoryBudgetExceeded
+from tartlet_common.errors.registry import MemoryBudgetExceeded, TartletError
 from tartlet_protos import common_pb2, programs_pb2
 from tartlet_runtime.budget.holding import FREE_BYTES, GRAIN_BYTES, Holding
 from tartlet_runtime.budget.ledger import Ledger, Use
-from tartlet_runtime.journal import journal as journals_module
-from tartlet_runtime.journal.journal import Journals, read_journal
+from tartlet_runtime.journal import space as space_module
+from tartlet_runtime.journal.file_store import FileStore
+from tartlet_runtime.journal.journals import Journals
+from tartlet_runtime.journal.records import JournalHeader
+from tartlet_runtime.journal.space import Space
+from tartlet_runtime.program.driver import Driver
 from tests.runtime.budget.test_programs_in_1_gib import GIB, MIB, answers, end, error_of, taken
-from tests.runtime.harness import PYTHON, launch_spec, running
+from tests.runtime.harness import PYTHON, launch_spec, running, until
 from tests.runtime.program.test_bounds import from_control, inbox_of
 
 _Event = programs_pb2.ProgramEvent
@@ -72,28 +78,65 @@ def test_messages_that_a_program_leaves_unread_count_until_it_takes_them() -> No
     assert ledger.free_bytes == ledger.bound_bytes
 
 
-def test_journals_wait_in_bounded_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(journals_module, "BUFFERED_BYTES", 10_000)
-    journals = Journals(tmp_path, limit_bytes=1 << 30)
-    opened = [journals.open(str(n), header(n), 1 << 20) for n in range(100)]
-    for turn in range(5):
-        for journal in opened:
-            journal.append(turn, b"d" * 2000)
-            assert journals.space.pending_bytes <= 10_000
-    for journal in opened[:50]:
-        journal.flush()
-    assert journals.space.pending_bytes == sum(journal.pending for journal in opened) == 0
-    for n, journal in enumerate(opened):
-        journal.append(9, b"last")
-        journals.close(str(n), journal, keep=True)
-    assert journals.space.pending_bytes == 0
-    for n in range(100):
-        assert [len(r.delivery) for r in read_journal(journals.path(str(n)))[1]] == [2000] * 5 + [4]
-    journals.close_all()
+class Writer:
+    """A program that adds a record to its journal in each step."""
+
+    queued = False
+
+    def __init__(self, journals: Journals, number: int, record_bytes: int) -> None:
+        text = JournalHeader(str(number), 1, "p.py", (), b"s", 0, "c", b"x" * 3000).encode()
+        self.journals, self.journal = journals, journals.open(str(number), text, 1 << 20)
+        self.record_bytes = record_bytes
+        journals.added(self)
+
+    def prepare(self) -> None:
+        return None
+
+    def run(self) -> None:
+        self.journal.append(0, bytes(self.record_bytes))
+        self.journals.added(self)
+
+    def release(self, turn: int) -> None:
+        pass
+
+    def room(self) -> None:
+        pass
+
+    def lose(self, error: TartletError) -> None:
+        raise AssertionError(error)
 
 
-def header(number: int) -> bytes:
-    return journals_module.JournalHeader(str(number), 1, "p.py", (), b"s", 0, "c", b"x" * 3000).encode()
+async def test_records_wait_for_the_end_of_a_turn_in_bounded_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(space_module, "BUFFERED_BYTES", 10_000)
+    space = Space(1 << 30)
+    store = FileStore(tmp_path, space)
+    journals = Journals(store, space, now=time.monotonic)
+    driver = Driver(asyncio.get_running_loop())
+    pending: list[int] = []
+
+    def is_crowded() -> bool:
+        pending.append(space.pending_bytes)
+        return space.is_crowded
+
+    driver.store_turn, driver.is_crowded = journals.flush, is_crowded
+    writers = []
+    for number in range(100):
+        writers.append(Writer(journals, number, 2000))
+        assert space.pending_bytes < 10_000 + 3500
+    for _ in range(5):
+        for writer in writers:
+            driver.again(writer)
+        await until(lambda: not any(writer.queued for writer in writers))
+    assert max(pending) < 10_000 + 3500 + 2100  # the first step comes after the last header
+    await until(lambda: space.pending_bytes == 0)
+    for number, writer in enumerate(writers):
+        assert (await store.read(str(number))).data.count(bytes(2000)) == 5
+        writer.journal.append(9, b"last")
+        journals.close(writer.journal, keep=number % 2 == 0)
+    assert space.pending_bytes == space.num_running == 0
+    store.close_all()
 
 
 @pytest.mark.usefixtures("python_component")

@@ -10,7 +10,9 @@ from tartlet_common.errors.registry import JournalFull, MemoryBudgetExceeded, Ov
 from tartlet_common.process.memory import MemoryBound, memory_bound
 from tartlet_runtime.budget.growth import Growth
 from tartlet_runtime.budget.ledger import Ledger, Use
-from tartlet_runtime.journal.journal import Journals
+from tartlet_runtime.journal.file_store import FileStore
+from tartlet_runtime.journal.journals import Journals
+from tartlet_runtime.journal.space import Space
 
 MIB = 1 << 20
 V1_MOUNT = "36 32 0:30 / /sys/fs/cgroup/memory rw - cgroup cgroup rw,memory\n"
@@ -97,20 +99,22 @@ def test_guests_that_compute_at_once_never_take_the_same_bytes() -> None:
 
 
 def test_journals_share_their_space_and_a_small_one_goes_on(tmp_path: Path) -> None:
-    journals = Journals(tmp_path, limit_bytes=10_000)
+    space = Space(10_000)
+    store = FileStore(tmp_path, space)
+    journals = Journals(store, space, now=lambda: 0.0)
     kept = journals.open("kept", b"h" * 3000, 5000)
-    journals.close("kept", kept, keep=True)
+    journals.close(kept, keep=True)
     large = journals.open("large", b"h" * 100, 10_000)
     small = journals.open("small", b"h" * 100, 10_000)
     large.append(0, b"x" * 8500)  # the kept journal makes room
-    assert not journals.path("kept").exists()
+    assert not store.path("kept").exists()
     small.append(0, b"x" * 1000)
     with pytest.raises(JournalFull):
         large.append(0, b"x" * 1000)
     small.append(0, b"x" * 2000)  # below its equal share
     with pytest.raises(Overloaded):
         journals.open("more", b"h" * 100, 10_000)
-    journals.close("large", large, keep=False)
-    journals.close("small", small, keep=False)
-    assert journals.space.used_bytes == 0
-    journals.close_all()
+    journals.close(large, keep=False)
+    journals.close(small, keep=False)
+    assert space.used_bytes == 0
+    store.close_all()

@@ -508,6 +508,24 @@ class Undelivered(LostError):
     )
 
 
+class Superseded(LostError):
+    """411: another runtime has taken over program {program}."""
+
+    number: ClassVar[int] = 411
+    message: ClassVar[str] = "another runtime has taken over program {program}"
+    remedy: ClassVar[str] = "Attach to the program again: it goes on there."
+    retryable: ClassVar[bool] = True
+
+
+class JournalUnavailable(LostError):
+    """412: the program's journal can't be stored or read: {detail}."""
+
+    number: ClassVar[int] = 412
+    message: ClassVar[str] = "the program's journal can't be stored or read: {detail}"
+    remedy: ClassVar[str] = "Check the journals' Redis (journal_url), or launch with durable=False."
+    retryable: ClassVar[bool] = True
+
+
 class CheckpointMissing(StartError):
     """501: no checkpoint at {path}: {detail}."""
 
@@ -644,6 +662,8 @@ REGISTRY: dict[int, type[TartletError]] = {
     408: ResumeRefused,
     409: StaleIncarnation,
     410: Undelivered,
+    411: Superseded,
+    412: JournalUnavailable,
     501: CheckpointMissing,
     502: CheckpointBroken,
     503: UnknownFamily,

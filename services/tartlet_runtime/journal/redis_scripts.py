@@ -1,0 +1,58 @@
+"""Redis scripts of the journals. Each takes effect as a whole.
+
+A program has two keys: a stream with one entry for each append, whose ids are 1-0, 2-0 and so on, and a hash with the
+owner's `epoch` and the stream's `length`. The scripts refuse a stream with fewer entries than its length says.
+"""
+
+from __future__ import annotations
+
+OK = 0
+SUPERSEDED = 1
+SHORT = 2
+UNKNOWN = 3
+
+APPEND = """
+-- KEYS: hash and stream of each program. ARGV: epoch, number of the entry, data of each.
+local answers = {}
+for i = 1, #KEYS / 2 do
+  local owner, stream = KEYS[2 * i - 1], KEYS[2 * i]
+  local epoch, number, data = ARGV[3 * i - 2], tonumber(ARGV[3 * i - 1]), ARGV[3 * i]
+  local held = redis.call('HMGET', owner, 'epoch', 'length')
+  if not held[1] and number == 1 then
+    redis.call('HSET', owner, 'epoch', epoch, 'length', 0)
+    held = {epoch, '0'}
+  end
+  local entries = redis.call('XLEN', stream)
+  if not held[1] then
+    answers[i] = 2
+  elseif held[1] ~= epoch then
+    answers[i] = 1
+  elseif entries ~= tonumber(held[2]) or entries < number - 1 then
+    answers[i] = 2
+  else
+    if entries == number - 1 then  -- else it is a repetition
+      redis.call('XADD', stream, number .. '-0', 'd', data)
+      redis.call('HSET', owner, 'length', number)
+    end
+    answers[i] = 0
+  end
+end
+return answers
+"""
+"""Append to the streams of several programs. Answers one status for each. An entry that is there counts as appended."""
+
+READ = """
+-- KEYS: hash and stream. ARGV: expected epoch, or '' to read only.
+local held = redis.call('HMGET', KEYS[1], 'epoch', 'length')
+if not held[1] then return {3} end
+if ARGV[1] ~= '' and held[1] ~= ARGV[1] then return {1} end
+if redis.call('XLEN', KEYS[2]) ~= tonumber(held[2]) then return {2} end
+local epoch = tonumber(held[1])
+if ARGV[1] ~= '' then
+  epoch = redis.call('HINCRBY', KEYS[1], 'epoch', 1)
+  redis.call('PERSIST', KEYS[1])
+  redis.call('PERSIST', KEYS[2])
+end
+return {0, epoch, tonumber(held[2])}
+"""
+"""Raise the owner's epoch by one if it is as expected. Answers status, epoch and length."""

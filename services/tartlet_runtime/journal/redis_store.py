@@ -1,0 +1,254 @@
+"""Journals as Redis streams, which outlive the machine of their runtime. Redis needs `appendfsync always`.
+
+Appends of a turn travel as one script call, and wait for one answer at a time: what turns add meanwhile goes with the
+next call. A call that failed is repeated as it was. Scripts count entries, so nothing is appended twice.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import uuid
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple, cast
+
+import redis.asyncio as redis
+from redis.exceptions import RedisError
+
+from tartlet_common.errors.registry import JournalUnavailable, Superseded, TartletError, UnknownProgram
+from tartlet_runtime.journal import redis_scripts as scripts
+from tartlet_runtime.journal.store import Listener, StoredJournal, Turn
+
+log = logging.getLogger(__name__)
+
+PREFIX = "tartlet:journal:"
+CALL_BYTES = 8 << 20
+"""Most bytes of one call; a single larger turn still goes out whole."""
+_BACKOFF_S = (0.02, 0.05, 0.1, 0.25, 0.5)
+_PAGE = 64
+"""Entries read at once."""
+_Entries = list[tuple[bytes, dict[bytes, bytes]]]
+_ERRORS = (RedisError, OSError, TimeoutError)
+
+
+class RedisStore:
+    """The streams of the programs of one runtime."""
+
+    immediate = False
+
+    def __init__(self, client: redis.Redis, kept_s: float) -> None:
+        """Begin unconnected; `run` does the work.
+
+        Args:
+            client: from `redis_client.make_client`.
+            kept_s: how long the journal of an ended program is kept unless it is deleted, in seconds.
+        """
+        self._client = client
+        self._append_script = client.register_script(scripts.APPEND)
+        self._read_script = client.register_script(scripts.READ)
+        self._kept_ms = max(1, int(kept_s * 1000))
+        self._listener: Listener
+        self.name = ""
+        self.trouble = ""
+        self.unstored_bytes = 0
+        self._turns: list[Turn] = []  # not under way
+        self._call: _Call | None = None  # under way, or to be repeated
+        self._lengths: dict[str, int] = {}  # entries of each program's stream, as far as known
+        self._ended: list[str] = []
+        self._deleted: list[str] = []
+        self._work = asyncio.Event()
+        self.calls = 0
+        """Calls that appended."""
+
+    def listen(self, listener: Listener) -> None:
+        """Tell `listener` from now on how far turns are stored."""
+        self._listener = listener
+
+    def open(self, program_id: str) -> None:
+        """Begin without entries."""
+        self._lengths[program_id] = 0
+
+    def append(self, turn: Turn) -> None:
+        """Store a turn with the next call."""
+        self._turns.append(turn)
+        self.unstored_bytes += turn.size
+        self._work.set()
+
+    def drop(self, program_id: str) -> None:
+        """Forget what waits of a program."""
+        kept = [Turn(t.number, tuple(p for p in t.parts if p.program_id != program_id)) for t in self._turns]
+        self.unstored_bytes -= sum(t.size for t in self._turns) - sum(t.size for t in kept)
+        self._turns = kept
+        self._lengths.pop(program_id, None)
+
+    def close(self, program_id: str, *, keep: bool) -> None:
+        """Keep an ended program's journal for a while."""
+        if self._lengths.pop(program_id, None) is not None:
+            self._ended.append(program_id)
+            self._work.set()
+
+    def forget(self, program_id: str) -> None:
+        """Delete a journal in the background."""
+        self._deleted.append(program_id)
+        self._work.set()
+
+    # ---- appending ----------------------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Append what comes until cancelled."""
+        failures = 0
+        task = asyncio.current_task()
+        assert task is not None
+        while not task.cancelling():  # the client may swallow a cancellation
+            try:
+                if not self.name:
+                    await self._introduce()
+                await self._work.wait()
+                self._work.clear()
+                while self._turns or self._call is not None:
+                    await self._append_some()
+                    failures = 0
+                await self._tidy()
+                self.trouble = ""
+            except _ERRORS as e:
+                if not failures:
+                    log.warning("the journals' Redis: %s", _told(e))
+                self.trouble = _told(e)
+                self._work.set()
+                await asyncio.sleep(_BACKOFF_S[min(failures, len(_BACKOFF_S) - 1)])
+                failures += 1
+
+    async def _introduce(self) -> None:
+        """Learn which Redis this is: whoever comes first names it."""
+        await self._client.set(f"{PREFIX}name", uuid.uuid4().hex, nx=True)
+        name = cast("bytes", await self._client.get(f"{PREFIX}name"))
+        with contextlib.suppress(RedisError):  # a server may refuse to say
+            persistence = await self._client.info("persistence")
+            if not persistence.get("aof_enabled"):
+                log.warning("the journals' Redis writes no append-only file: its death may lose journals")
+        self.name = f"redis {name.decode()}"
+
+    async def _append_some(self) -> None:
+        """Append the turns that wait, in one call. A call that failed is repeated first, unchanged."""
+        call = self._call or self._next_call()
+        self._call = call
+        for program_id, status in zip(call.program_ids, await self._send(call), strict=True):
+            if status == scripts.OK:
+                if program_id in self._lengths:
+                    self._lengths[program_id] += 1
+            else:
+                self._lengths.pop(program_id, None)
+                self._listener.refused(program_id, _refusal(program_id, status))
+        self._call = None
+        self.unstored_bytes -= call.size
+        self._listener.stored(call.turn)
+
+    def _next_call(self) -> _Call:
+        count = size = 0
+        for turn in self._turns:
+            if count and size + turn.size > CALL_BYTES:
+                break
+            count += 1
+            size += turn.size
+        turns, self._turns = self._turns[:count], self._turns[count:]
+        data: dict[str, bytearray] = {}
+        epochs: dict[str, int] = {}
+        for part in (part for turn in turns for part in turn.parts):
+            if part.program_id in self._lengths:  # else it was refused before
+                data.setdefault(part.program_id, bytearray()).extend(part.data)
+                epochs[part.program_id] = part.epoch
+        keys = [key for program_id in data for key in _keys(program_id)]
+        arguments: list[bytes | int] = []
+        for program_id, added in data.items():
+            arguments += [epochs[program_id], self._lengths[program_id] + 1, bytes(added)]
+        return _Call(turns[-1].number, size, tuple(data), keys, arguments)
+
+    async def _send(self, call: _Call) -> Sequence[int]:
+        if not call.program_ids:
+            return ()
+        self.calls += 1
+        return cast("Sequence[int]", await self._append_script(keys=call.keys, args=call.arguments))
+
+    async def _tidy(self) -> None:
+        """Let the journals of ended programs expire, and delete those that nobody needs."""
+        while self._ended:
+            program_id = self._ended[0]
+            for key in _keys(program_id):
+                await self._client.pexpire(key, self._kept_ms)
+            self._ended.pop(0)
+        while self._deleted:
+            await self.delete(self._deleted[:1])
+            self._deleted.pop(0)
+
+    # ---- other owners -----------------------------------------------------------------------------------------
+
+    async def take_over(self, program_id: str, epoch: int) -> StoredJournal:
+        """Become the owner of a program whose owner's epoch is `epoch`, and return its journal with the new epoch.
+
+        Raises:
+            UnknownProgram: there is no such journal.
+            Superseded: the epoch is another one, because somebody else was faster.
+            JournalUnavailable: the stream is shorter than what was stored, or Redis can't be reached.
+        """
+        journal, length = await self._read(program_id, str(epoch))
+        self._lengths[program_id] = length
+        return journal
+
+    async def read(self, program_id: str) -> StoredJournal:
+        """Return a program's journal.
+
+        Raises:
+            UnknownProgram: there is no such journal.
+            JournalUnavailable: the stream is shorter than what was stored, or Redis can't be reached.
+        """
+        return (await self._read(program_id, ""))[0]
+
+    async def _read(self, program_id: str, epoch: str) -> tuple[StoredJournal, int]:
+        try:
+            answer = await self._read_script(keys=_keys(program_id), args=[epoch])
+            if answer[0] != scripts.OK:
+                raise _refusal(program_id, answer[0])
+            data, last, found = bytearray(), "0-0", 0
+            stream = _keys(program_id)[1]
+            while entries := cast("_Entries", await self._client.xrange(stream, f"({last}", "+", _PAGE)):
+                for name, fields in entries:
+                    data += fields[b"d"]
+                    last, found = name.decode(), found + 1
+        except _ERRORS as e:
+            raise JournalUnavailable(detail=_told(e)) from e
+        if found < answer[2]:
+            raise _refusal(program_id, scripts.SHORT)
+        return StoredJournal(answer[1], bytes(data)), found
+
+    async def delete(self, program_ids: Iterable[str]) -> None:
+        """Delete journals, with their owners."""
+        keys = [key for program_id in program_ids for key in _keys(program_id)]
+        if keys:
+            await self._client.unlink(*keys)
+
+
+class _Call(NamedTuple):
+    """One call of the script that appends."""
+
+    turn: int
+    size: int
+    program_ids: tuple[str, ...]
+    keys: list[str]
+    arguments: list[bytes | int]
+
+
+def _keys(program_id: str) -> tuple[str, str]:
+    return f"{PREFIX}{program_id}:owner", f"{PREFIX}{program_id}"
+
+
+def _refusal(program_id: str, status: int) -> TartletError:
+    if status == scripts.SUPERSEDED:
+        return Superseded(program=program_id)
+    if status == scripts.UNKNOWN:
+        return UnknownProgram(program=program_id)
+    return JournalUnavailable(detail="its stream is shorter than what was stored")
+
+
+def _told(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}"

@@ -1,0 +1,51 @@
+"""Starts of programs: what control is told of one, and how long control and native programs may keep one waiting."""
+
+from __future__ import annotations
+
+from tartlet_common.errors.registry import TartletError, Unavailable
+from tartlet_protos import control_pb2
+from tartlet_runtime.guests.native import NativeGuest
+from tartlet_runtime.program.program import Program
+
+START_TIMEOUT_S = 10.0
+"""How long a launch waits for control before it is refused."""
+NATIVE_CONNECT_S = 30.0
+"""How long a native program's process may take to connect."""
+CONTROL_GRACE_S = 30.0
+"""How long programs that wait for control to come back are kept."""
+
+
+def start_of(program: Program, *, running: bool = False) -> control_pb2.ProgramStart:
+    """Return what control is told of a program that starts, or that runs already."""
+    spec = program.spec
+    return control_pb2.ProgramStart(
+        handle=program.handle,
+        program_id=spec.program_id,
+        name=spec.name,
+        tenant=spec.tenant,
+        idempotency_key=spec.idempotency_key,
+        model=spec.model,
+        pool=spec.pool,
+        command_limit=spec.limits.commands_in_flight,
+        page_limit=spec.limits.pages,
+        trace=spec.trace,
+        running=running,
+    )
+
+
+def overdue(program: Program, age_s: float, away_s: float) -> TartletError | None:
+    """Return what ends a program that has waited too long, or None.
+
+    Args:
+        program: a live one.
+        age_s: seconds since its launch.
+        away_s: seconds since control was there; 0 while it is.
+    """
+    if program.awaits_control and age_s > START_TIMEOUT_S:
+        return Unavailable(what="control", detail=f"it did not answer for {START_TIMEOUT_S} s")
+    if program.unsent_commands and away_s > CONTROL_GRACE_S:
+        return Unavailable(what="control", detail=f"it has been away for {away_s:.0f} s")
+    guest = program.guest
+    if isinstance(guest, NativeGuest) and guest.connection is None and age_s > NATIVE_CONNECT_S:
+        return Unavailable(what="the native program", detail=f"it did not connect within {NATIVE_CONNECT_S} s")
+    return None
