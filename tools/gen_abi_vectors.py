@@ -106,6 +106,22 @@ def runtime_vectors() -> list[Vector]:
     ]
 
 
+def sharing_vectors() -> list[Vector]:
+    """Yield the operations on what a tenant's programs share."""
+    name, number = "caf\u00e9", 7
+    key, both = name.encode(), name.encode() + EVERY_BYTE
+    every = EVERY_BYTE.hex()
+    keyed = (Op.STORE_GET, Op.STORE_DELETE, Op.STORE_EXISTS)
+    return [
+        *(_submission(op, _awaited(op, payload=key), key=name) for op in keyed),
+        _submission(Op.STORE_SET, _awaited(Op.STORE_SET, a=len(key), payload=both), key=name, value=every),
+        _submission(Op.STORE_LIST_KEYS, _awaited(Op.STORE_LIST_KEYS, payload=b"a/"), prefix="a/"),
+        _submission(Op.BROADCAST, _awaited(Op.BROADCAST, a=len(key), payload=both), topic=name, message=every),
+        _submission(Op.SUBSCRIBE, _awaited(Op.SUBSCRIBE, a=number, payload=key), number=number, topic=name),
+        *(_submission(op, _awaited(op, a=number), number=number) for op in (Op.UNSUBSCRIBE, Op.NEXT_MESSAGE)),
+    ]
+
+
 def control_vectors() -> list[Vector]:
     """Yield the operations that control answers."""
     ids = [0, 1, 0xFFFFFFFE]
@@ -361,7 +377,14 @@ def delivery_vectors() -> list[Vector]:
 
 def generate() -> str:
     """Return the text of the file."""
-    vectors = [*runtime_vectors(), *control_vectors(), *worker_vectors(), *mask_vectors(), *delivery_vectors()]
+    vectors = [
+        *runtime_vectors(),
+        *sharing_vectors(),
+        *control_vectors(),
+        *worker_vectors(),
+        *mask_vectors(),
+        *delivery_vectors(),
+    ]
     lines = ",\n".join("  " + json.dumps(vector.as_json(), ensure_ascii=False) for vector in vectors)
     return f"[\n{lines}\n]\n"
 

@@ -70,6 +70,9 @@ don't show them, though totals count them. A launch or entry for another tenant 
 | `operator`, `gateway`, `runtime` | every tenant |
 | whoever may use the Unix socket | every tenant |
 
+The store and the topics of programs belong to their tenant as well: no program reads, lists, hears or writes another
+tenant's.
+
 A caller that acts for every tenant may limit a call to one tenant with the metadata `tartlet-tenant-bin`
 (`AsyncClient(tenant="NAME")`). Runtimes that relay a call pass on the tenant for which it acts. A source is found by
 its SHA-256, whichever tenant brought it: a caller who knows the digest has seen the source.

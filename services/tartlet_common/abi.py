@@ -92,6 +92,16 @@ class Op(IntEnum):
     # a: id, b: GrammarKind; payload: UTF-8 text. Answered when the queue's engine has compiled it
     GRAMMAR = 45
     DEALLOC_GRAMMAR = 46  # a: id
+    # answered by control for the program's tenant
+    STORE_GET = 47  # payload: UTF-8 key; answer a: 1 if the key is there, payload: value
+    STORE_SET = 48  # a: bytes of the key; payload: key, value; answer a: 1 if the key was there
+    STORE_DELETE = 49  # payload: key; answer a: 1 if the key was there
+    STORE_EXISTS = 50  # payload: key; answer a: 1 if the key is there
+    STORE_LIST_KEYS = 51  # payload: prefix; answer payload: JSON list of keys, sorted
+    BROADCAST = 52  # a: bytes of the topic; payload: UTF-8 topic, message; answer a: subscriptions that got it
+    SUBSCRIBE = 53  # a: subscription, a number chosen by the program; payload: topic
+    UNSUBSCRIBE = 54  # a: subscription
+    NEXT_MESSAGE = 55  # a: subscription; answered when a message is there; a: messages lost before; payload: message
     # answered by the worker
     EMBED_TXT = 64  # a: n, b: 0 token ids, 1 token slots; payload: u32 embeds[n], sources[n], positions[n]
     FORWARD = 65  # a: okv_offset, b: adapter (0 none), c: 1 with mask; payload: FORWARD_HEAD, lists, mask bits

@@ -21,6 +21,7 @@ from tartlet_control.calls.queue import Faulty
 from tartlet_control.calls.registry import PARSERS, parse
 from tartlet_control.core.lifecycle import Lifecycle
 from tartlet_control.core.queue_runner import QueueRunner
+from tartlet_control.core.shared_ops import SHARED_OPS, SharedOps
 from tartlet_control.tables.ledger import EMBEDS, PAGES, SLOTS
 from tartlet_control.tables.models import Models
 from tartlet_control.tables.outbox import CANCELLED, RESULT
@@ -45,10 +46,14 @@ class CommandIntake:
         self._models = models
         self._lifecycle = lifecycle
         self._runner = runner
+        self._shared = SharedOps(lifecycle)
 
     def submit(self, program: ProgramState, record: Record, payload: memoryview, now: float) -> None:
         """Take one record of a live program; `payload` is the record's own bytes."""
         program.commands += 1
+        if record.op in SHARED_OPS:
+            self._shared.run(program, record, payload)
+            return
         queue = program.queues.get(record.queue)
         if record.op not in PARSERS:
             self._at_once(program, queue, record, payload, now)
@@ -205,7 +210,11 @@ class CommandIntake:
             out.fail(program.handle, record.ticket, record.queue, error, answers=True)
 
 
-check_covers({**PARSERS, **CommandIntake.AT_ONCE}, CONTROL_OPS | WORKER_OPS, "tartlet_control.core.intake")
+check_covers(
+    [*PARSERS, *CommandIntake.AT_ONCE, *SHARED_OPS],
+    CONTROL_OPS | WORKER_OPS,
+    "tartlet_control.core.intake",
+)
 
 
 def _check_waiting(program: ProgramState, size: int) -> None:

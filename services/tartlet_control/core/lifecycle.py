@@ -28,6 +28,7 @@ from tartlet_control.tables.ledger import PAGES
 from tartlet_control.tables.models import Models, ServedModel
 from tartlet_control.tables.outbox import Settled
 from tartlet_control.tables.programs import CommandQueue, Place, ProgramState, RuntimeSession
+from tartlet_control.tables.topics import Topics
 
 ENDED_KEPT: Final = 16_384
 """Ended programs whose runtime is remembered, because the runtime keeps their output for a while."""
@@ -71,6 +72,7 @@ class Lifecycle:
         self.models = models
         self.batchers: dict[EngineState, Batcher] = {}  # of the engines that are there
         self.programs: dict[str, ProgramState] = {}
+        self.topics = Topics()
         self.ending: dict[ProgramState, None] = {}  # ended well, with commands still to be executed
         self.started = 0
         self.ended = 0
@@ -249,6 +251,7 @@ class Lifecycle:
     def release(self, program: ProgramState) -> None:
         """Give back all that a program holds, and drop its undispatched commands."""
         program.live = False
+        self.topics.leave(program.id)
         program.in_flight = program.dispatched
         for queue in program.queues.values():
             queue.pending.clear()

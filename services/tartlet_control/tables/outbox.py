@@ -62,12 +62,13 @@ class Notices:
 class Outbox:
     """Collects messages to one runtime. A writer takes all at once, so a step's answers leave in one frame."""
 
-    __slots__ = ("_chunks", "_last", "_size", "notices")
+    __slots__ = ("_chunks", "_last", "_shared", "_size", "notices")
 
     def __init__(self) -> None:
         self._last = Chunk()
         self._chunks = [self._last]
         self._size = 0
+        self._shared: dict[int, int] = {}  # bytes of answers that other programs' values made, by handle
         self.notices = Notices()
 
     def __bool__(self) -> bool:
@@ -104,6 +105,14 @@ class Outbox:
         """Append a failure: the answer to an awaited ticket, or the name of the first ticket to fail."""
         self.deliver(handle, FAILURE, _AWAIT if answers else 0, ticket, queue, error.number, 0, 0, error.to_json())
 
+    def count_shared(self, handle: int, size: int) -> None:
+        """Count the bytes of an answer of the store to a program, until they are taken."""
+        self._shared[handle] = self._shared.get(handle, 0) + size
+
+    def shared_bytes(self, handle: int) -> int:
+        """Return the bytes of the store's answers that wait for a program."""
+        return self._shared.get(handle, 0)
+
     def take(self) -> tuple[list[Chunk], Notices]:
         """Return everything that waits, in order, and empty the outbox."""
         chunks = [c for c in self._chunks if c.records]
@@ -111,6 +120,7 @@ class Outbox:
         self._last = Chunk()
         self._chunks = [self._last]
         self._size = 0
+        self._shared.clear()
         self.notices = Notices()
         return chunks, notices
 

@@ -19,6 +19,7 @@ STD = Path(__file__).parents[3] / "inferlets" / "std"
 SPECS = [
     LaunchSpec(source=program("sampled"), args=["hello", "1.0", "0", "1.0", "7"]),
     LaunchSpec(source=program("optioned")),
+    LaunchSpec(source=program("shares"), args=["alone", "one", "two"]),
     LaunchSpec(source=program("forks"), args=["200", "4"]),
     LaunchSpec(source=Source.from_file(STD / "text_completion.py"), args=["--prompt", "hi", "--max-tokens", "40"]),
     LaunchSpec(source=Source.from_file(STD / "fork.py"), args=["--prompt", "Once", "--temperature", "1.5"]),

@@ -121,3 +121,23 @@ async def test_the_catalogue_of_another_tenant_is_as_an_empty_one(pair: Cluster)
             await f.launch(spec=tartlet.LaunchSpec(inferlet="tool"))
         await for_e.delete("tool")
         assert await operator.catalogue(tenant="e") == []
+
+
+async def test_topics_and_the_store_reach_other_runtimes_but_no_other_tenant(pair: Cluster) -> None:
+    """Two tenants use the same topic and key; each has a program at both runtimes."""
+    async with (
+        asyncio.timeout(90),
+        _member(pair, 0, "e") as here,
+        _member(pair, 1, "e") as there,
+        _member(pair, 1, "f") as other,
+    ):
+        mine, theirs = [await client.run(program("shares"), ["listen"]) for client in (there, other)]
+        assert [await message(aiter(run)) for run in (mine, theirs)] == ["ready", "ready"]
+        told = await (await here.run(program("shares"), ["tell", "for e"])).wait()
+        assert (told.success, (told.result or "").split()[0]) == (True, "1")
+        assert (await mine.wait()).result == "for e"
+        assert (await (await here.run(program("shares"), ["look"])).wait()).result == "['heard'] for e"
+        assert (await (await other.run(program("shares"), ["look"])).wait()).result == "[] None"
+        assert (await (await other.run(program("shares"), ["tell", "for f"])).wait()).success
+        assert (await theirs.wait()).result == "for f"
+        assert (await (await here.run(program("shares"), ["look"])).wait()).result == "['heard'] for e"

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 import inferlet
+from inferlet._calls import sharing as _sharing
 from inferlet._models import text as _text
 from inferlet._queues.queue import Queue
 from inferlet._running import guest as _guest
@@ -122,12 +123,40 @@ def log(stream: int, text: str) -> None:
     _output.open_streams()[stream - 1].write(text)
 
 
+def next_message(number: int) -> None:
+    assert _channel.channel.loop is not None
+    begun = _channel.channel.loop.create_future()
+    begun.set_result(None)
+    receiving = inferlet.Subscription(number, "topic", begun).receive_bytes()
+    receiving.send(None)
+    receiving.close()
+
+
+def unsubscribe(number: int) -> None:
+    assert _channel.channel.loop is not None
+    inferlet.Subscription(number, "topic", _channel.channel.loop.create_future()).close()
+
+
+def subscribe(number: int, topic: str) -> None:
+    _sharing.numbers.next = number
+    inferlet.subscribe(topic)
+
+
 CALLS: dict[str, Callable[..., object]] = {
     "log": log,
     "send": lambda message: inferlet.send(bytes.fromhex(message)),
     "receive": inferlet.receive,
     "available_models": inferlet.available_models,
     "available_models_with_traits": inferlet.available_models_with_traits,
+    "store_get": inferlet.store_get_bytes,
+    "store_set": lambda key, value: inferlet.store_set(key, bytes.fromhex(value)),
+    "store_delete": inferlet.store_delete,
+    "store_exists": inferlet.store_exists,
+    "store_list_keys": inferlet.store_list_keys,
+    "broadcast": lambda topic, message: inferlet.broadcast(topic, bytes.fromhex(message)),
+    "subscribe": subscribe,
+    "unsubscribe": unsubscribe,
+    "next_message": next_message,
     "get_version": inferlet.get_version,
     "get_instance_id": inferlet.get_instance_id,
     "prompt_template": lambda model: inferlet.prompt_template(info(model)),

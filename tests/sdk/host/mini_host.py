@@ -22,6 +22,7 @@ from tartlet_common.engine import sample_options
 from tartlet_common.errors import registry as errors
 from tests.sdk.host import mini_grammar, mini_text
 from tests.sdk.host import mini_model as model
+from tests.sdk.host.mini_sharing import MiniSharing
 
 
 @dataclass
@@ -88,6 +89,7 @@ class MiniHost:
     ) -> None:
         self.page_size, self.page_limit, self.per_wait = page_size, page_limit, per_wait
         self.script = script or {}
+        self.sharing = MiniSharing(self.tell)
         self.template = template  # of a checkpoint, rendered as the runtime does
         self.lanes = {0: Lane()}
         self.pages: dict[int, list[Slot]] = {}
@@ -166,6 +168,9 @@ class MiniHost:
     def kill(self, error: errors.TartletError) -> None:
         self.out.add(Event.KILL, a=error.number, payload=error.to_json())
 
+    def tell(self, ticket: int, event: Event, a: int, payload: bytes) -> None:
+        self.out.add(event, ticket=ticket, flags=1, a=a, payload=payload)
+
     def models_with(self, traits: list[str]) -> bytes:
         return b'["mini"]' if set(traits) <= set(self.model_info()["traits"]) else b"[]"
 
@@ -205,6 +210,10 @@ class MiniHost:
                     self.answer(command, payload=mini_text.render(self.template, command.payload))
                 except errors.TartletError as error:
                     self.fail(command, error)
+            case op if Op.STORE_GET <= op <= Op.NEXT_MESSAGE:
+                refused = self.sharing.run(op, command.ticket, command.a, command.payload)
+                if refused is not None:
+                    self.fail(command, refused)
             case Op.USAGE:
                 counts = {"pages": self.num_pages(), "embeds": len(self.embeds), "slots": len(self.slots)}
                 free = self.page_limit - self.num_pages()

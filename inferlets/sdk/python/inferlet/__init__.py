@@ -35,6 +35,17 @@ from inferlet._calls.program import (
     send,
     usage,
 )
+from inferlet._calls.sharing import (
+    Subscription,
+    broadcast,
+    store_delete,
+    store_exists,
+    store_get,
+    store_get_bytes,
+    store_list_keys,
+    store_set,
+    subscribe,
+)
 from inferlet._contexts.generation import Generation, Piece
 from inferlet._contexts.proposal import Proposal
 from inferlet._models.models import (
@@ -89,6 +100,7 @@ __all__ = [
     "Sampler",
     "Stop",
     "StopTokens",
+    "Subscription",
     "Temperature",
     "TokenSlot",
     "Tool",
@@ -99,6 +111,7 @@ __all__ = [
     "available_models",
     "available_models_with_traits",
     "available_traits",
+    "broadcast",
     "create_queue",
     "detokenize_bytes",
     "ebnf",
@@ -117,6 +130,13 @@ __all__ = [
     "receive_bytes",
     "regex",
     "send",
+    "store_delete",
+    "store_exists",
+    "store_get",
+    "store_get_bytes",
+    "store_list_keys",
+    "store_set",
+    "subscribe",
     "usage",
 ]
 __all__ += on_queue.__all__

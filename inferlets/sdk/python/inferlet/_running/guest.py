@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import inferlet
-from inferlet._calls import program
+from inferlet._calls import program, sharing
 from inferlet._hints.source import defines_alone
 from inferlet._hints.tracebacks import format_error, remember
 from inferlet._models import models, vocab
@@ -81,6 +81,7 @@ def start(args: Sequence[str]) -> None:
     """Forget the last program of this process."""
     reset_channel()
     program.reset(args)
+    sharing.reset()
     models.reset()
     vocab.reset()
 

@@ -1,0 +1,135 @@
+"""Keys and values that programs of one tenant share (the paper's `store_*` calls), and where they are kept."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Final, NamedTuple, Protocol
+
+from tartlet_common.abi import Op
+from tartlet_common.errors.registry import (
+    InvalidArgument,
+    Overloaded,
+    ResourceQuotaExceeded,
+    TartletError,
+    UnknownOperation,
+)
+
+MAX_KEY_BYTES: Final = 256
+MAX_VALUE_BYTES: Final = 256 << 10
+MAX_KEYS: Final = 4096
+"""Keys of one tenant."""
+MAX_TENANT_BYTES: Final = 16 << 20
+"""Bytes of the keys and values of one tenant."""
+MAX_BYTES: Final = 256 << 20
+"""Bytes of the keys and values of all tenants."""
+_FIRST_PRINTABLE: Final = " "
+
+
+class Request(NamedTuple):
+    """One call on a store."""
+
+    op: int  # STORE_GET, STORE_SET, STORE_DELETE, STORE_EXISTS or STORE_LIST_KEYS
+    key: str  # of STORE_LIST_KEYS: the prefix of the keys, "" for all
+    value: bytes = b""  # of STORE_SET
+
+
+Answer = Callable[[int, bytes, TartletError | None], None]
+"""Takes the answer's `a` (1 if the key was there), its payload, and the error if the request failed."""
+
+
+class Store(Protocol):
+    """Keeps the keys and values of tenants. A store elsewhere may answer later, in the order of a tenant's requests."""
+
+    def ask(self, tenant: str, request: Request, answer: Answer) -> None:
+        """Execute a request for a tenant, which sees its own keys alone."""
+
+
+class MemoryStore:
+    """A store in control's memory. It is empty again when control starts anew.
+
+    Example:
+        >>> store, told = MemoryStore(), []
+        >>> store.ask("a", Request(Op.STORE_SET, "k", b"v"), lambda *_: None)
+        >>> store.ask("a", Request(Op.STORE_GET, "k"), lambda *answer: told.append(answer))
+        >>> store.ask("b", Request(Op.STORE_GET, "k"), lambda *answer: told.append(answer))
+        >>> told
+        [(1, b'v', None), (0, b'', None)]
+    """
+
+    def __init__(self) -> None:
+        self._values: dict[str, dict[str, bytes]] = {}  # by tenant and key
+        self._held: dict[str, int] = {}  # bytes, by tenant
+        self._total = 0
+
+    def ask(self, tenant: str, request: Request, answer: Answer) -> None:
+        """Execute a request and answer it at once."""
+        try:
+            found, payload = self._run(tenant, request)
+        except TartletError as e:
+            answer(0, b"", e)
+            return
+        answer(int(found), payload, None)
+
+    def _run(self, tenant: str, request: Request) -> tuple[bool, bytes]:
+        values = self._values.get(tenant, {})
+        key = request.key
+        match request.op:
+            case Op.STORE_LIST_KEYS:
+                keys = sorted(each for each in values if each.startswith(key))
+                return bool(keys), json.dumps(keys, ensure_ascii=False, separators=(",", ":")).encode()
+            case Op.STORE_GET:
+                return key in values, values.get(key, b"")
+            case Op.STORE_EXISTS:
+                return key in values, b""
+            case Op.STORE_DELETE:
+                return self._delete(tenant, key), b""
+            case Op.STORE_SET:
+                return self._set(tenant, key, request.value), b""
+            case _:
+                raise UnknownOperation(op=request.op)
+
+    def _set(self, tenant: str, key: str, value: bytes) -> bool:
+        values = self._values.get(tenant, {})
+        before = values.get(key)
+        if before is None and len(values) >= MAX_KEYS:
+            raise ResourceQuotaExceeded(held=len(values), kind="keys in the store", asked=1, limit=MAX_KEYS)
+        more = len(value) - len(before) if before is not None else len(key.encode()) + len(value)
+        held = self._held.get(tenant, 0)
+        if more > 0 and held + more > MAX_TENANT_BYTES:
+            raise ResourceQuotaExceeded(held=held, kind="bytes in the store", asked=more, limit=MAX_TENANT_BYTES)
+        if more > 0 and self._total + more > MAX_BYTES:
+            raise Overloaded(what="the store of all tenants, in bytes", limit=MAX_BYTES)
+        self._values.setdefault(tenant, {})[key] = value
+        self._held[tenant] = held + more
+        self._total += more
+        return before is not None
+
+    def _delete(self, tenant: str, key: str) -> bool:
+        values = self._values.get(tenant)
+        if values is None or key not in values:
+            return False
+        size = len(key.encode()) + len(values.pop(key))
+        self._total -= size
+        self._held[tenant] -= size
+        if not values:
+            del self._values[tenant], self._held[tenant]
+        return True
+
+
+def checked(request: Request) -> Request:
+    """Return a request whose key and value are within bounds.
+
+    Raises:
+        InvalidArgument: the key is empty, too long or holds control characters, or the value is too long.
+    """
+    size = len(request.key.encode())
+    least = 0 if request.op == Op.STORE_LIST_KEYS else 1
+    if not least <= size <= MAX_KEY_BYTES:
+        raise InvalidArgument(argument="key", detail=f"{size} bytes; {least} to {MAX_KEY_BYTES} are allowed")
+    if request.key and min(request.key) < _FIRST_PRINTABLE:
+        raise InvalidArgument(argument="key", detail="it holds a control character")
+    if len(request.value) > MAX_VALUE_BYTES:
+        told = f"{len(request.value)} bytes; at most {MAX_VALUE_BYTES} are allowed"
+        raise InvalidArgument(argument="value", detail=told)
+    return request
