@@ -91,6 +91,7 @@ def pods(objects: list[dict[str, Any]]) -> Iterator[tuple[str, dict[str, Any], d
 
 EVERYTHING: Mapping[str, Any] = {
     "redis": {"enabled": True},
+    "journals": {"store": "redis"},
     "monitoring": {"podMonitor": {"enabled": True}, "prometheusRule": {"enabled": True}},
     "operator": {"namespaces": ["prod", "team-a"]},
     "telemetry": {"otlpEndpoint": "http://collector.observability:4317"},

@@ -27,7 +27,10 @@ from tests.chart.render import (
 
 CHART_DECIDES = {  # settings that follow from what the chart makes
     "control": {"address", "shared_pools"},
-    "runtime": {"address", "advertise", "control", "cache_dir", "guest_socket", "journal_dir"},
+    "runtime": {
+        *("address", "advertise", "control", "cache_dir", "guest_socket"),
+        *("journal_dir", "journal_url", "journal_password_file", "journal_authority"),
+    },
     "operator": {
         *(
             "namespaces",
@@ -178,7 +181,7 @@ def test_every_pod_meets_the_restricted_standard(values: dict[str, Any]) -> None
             assert security["capabilities"] == {"drop": ["ALL"]}, name
             assert security["readOnlyRootFilesystem"] is True, name
             assert "privileged" not in security, name
-            assert security.get("runAsGroup", 0) == (0 if "redis" in name else 10001), name
+            assert security.get("runAsGroup", 0) == (0 if container["name"] == "redis" else 10001), name
             assert {"requests", "limits"} <= set(container["resources"]), name
             assert all("hostPort" not in p for p in container.get("ports", ())), name
 

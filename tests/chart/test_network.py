@@ -91,6 +91,19 @@ def test_only_control_reaches_redis() -> None:
     assert not rules.allow(Flow(redis, Host(flows.WORLD), 443))
 
 
+def test_only_runtimes_reach_the_redis_of_journals() -> None:
+    rules = policies({"journals": {"store": "redis"}, "redis": {"enabled": True}})
+    journals, runtime = flows.role("journals", "tartlet", "prod"), flows.role("runtime", "tartlet", "prod")
+    assert rules.allow(Flow(runtime, journals, 6379))
+    for other in ("control", "worker", "operator", "gateway", "test", "redis"):
+        assert not rules.allow(Flow(flows.role(other, "tartlet", "prod"), journals, 6379)), other
+    for stranger in (flows.role("runtime", "other", "prod"), flows.role("runtime", "tartlet", "elsewhere")):
+        assert not rules.allow(Flow(stranger, journals, 6379))
+    assert not rules.allow(Flow(journals, Host(flows.WORLD), 443))
+    assert not rules.allow(Flow(journals, flows.DNS, 53, "UDP"))
+    assert not policies().allow(Flow(runtime, journals, 6379))
+
+
 def test_the_api_server_can_be_narrowed_to_its_addresses() -> None:
     rules = policies({"networkPolicy": {"apiServer": {"cidrs": [f"{flows.API_SERVER}/32"], "ports": [6443]}}})
     operator = flows.role("operator", "tartlet", "prod")

@@ -5,11 +5,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import socket
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+import trustme
+from redis.asyncio import Redis
 
 from tartlet_common.errors.registry import (
     InvalidConfig,
@@ -86,6 +89,21 @@ class Files:
         os.truncate(slot, slot.stat().st_size - 1)
 
 
+@contextlib.asynccontextmanager
+async def running(client: Redis) -> AsyncIterator[RedisStore]:
+    """A store that has met its Redis, or failed to, until the block ends."""
+    store = RedisStore(client, kept_s=60)
+    work = asyncio.ensure_future(store.run())
+    try:
+        await until(lambda: bool(store.name or store.trouble))
+        yield store
+    finally:
+        work.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await work
+        await client.aclose()
+
+
 class Streams:
     """Stores of two runtimes over one Redis."""
 
@@ -94,18 +112,9 @@ class Streams:
 
     @contextlib.asynccontextmanager
     async def runtime(self, _number: int = 0, url: str = "") -> AsyncIterator[Runtime]:
-        client = make_client(url or self.server.url, None, None)
-        store = RedisStore(client, kept_s=60)
-        runtime = Runtime(store)
-        work = asyncio.ensure_future(store.run())
-        try:
-            await until(lambda: bool(store.name))
-            yield runtime
-        finally:
-            work.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await work
-            await client.aclose()
+        async with running(make_client(url or self.server.url, None, None)) as store:
+            assert store.name, store.trouble
+            yield Runtime(store)
 
     async def shorten(self, name: str) -> None:
         client = make_client(self.server.url, None, None)
@@ -251,12 +260,36 @@ async def test_the_password_comes_from_a_file_and_never_from_the_url(tmp_path: P
         make_client("http://localhost", None, None)
     with redis_server(tmp_path / "redis", "--requirepass", "secret") as server:
         for given, right in ((password, True), (None, False)):
-            client = make_client(server.url, given, None)
-            store = RedisStore(client, kept_s=60)
-            work = asyncio.ensure_future(store.run())
-            await until(lambda: bool(store.name or store.trouble))  # noqa: B023 - called at once
-            assert bool(store.name) is right, store.trouble
-            work.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await work
-            await client.aclose()
+            async with running(make_client(server.url, given, None)) as store:
+                assert bool(store.name) is right, store.trouble
+
+
+async def test_redis_over_tls_is_trusted_by_its_authority_alone(tmp_path: Path) -> None:
+    """A journal goes over TLS as the user of the URL, and nowhere if the server's certificate is another CA's."""
+    authority, other = trustme.CA(), trustme.CA()
+    authority.cert_pem.write_to_path(tmp_path / "ca.pem")
+    other.cert_pem.write_to_path(tmp_path / "other.pem")
+    leaf = authority.issue_cert("localhost", "127.0.0.1")
+    leaf.private_key_pem.write_to_path(tmp_path / "key.pem")
+    leaf.cert_chain_pems[0].write_to_path(tmp_path / "cert.pem")
+    password = tmp_path / "password"
+    password.write_text("secret\n")
+    (tmp_path / "tls").mkdir()
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    options = [f"--tls-{name}-file={tmp_path / name}.pem" for name in ("cert", "key")]
+    flags = [word for option in options for word in option.split("=")]
+    flags += ["--tls-ca-cert-file", str(tmp_path / "ca.pem"), "--tls-auth-clients", "no", "--tls-port", str(port)]
+    flags += ["--user", "tartlet", "on", ">secret", "~tartlet:journal:*", "+@all", "--user", "default", "off"]
+    with redis_server(tmp_path / "tls", *flags):
+        url = f"rediss://tartlet@127.0.0.1:{port}/0"
+        async with running(make_client(url, password, tmp_path / "ca.pem")) as store:
+            runtime = Runtime(store)
+            await runtime.begin("secured")
+            runtime.add(secured=b"told")
+            await runtime.settle()
+            assert (await store.read("secured")).data == header("secured") + b"told"
+        for file, word in ((tmp_path / "other.pem", "CERTIFICATE"), (tmp_path / "ca.pem", "")):
+            given = password if word else None
+            async with running(make_client(url, given, file)) as store:
+                assert (store.name, word in store.trouble) == ("", True), store.trouble
