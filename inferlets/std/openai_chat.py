@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 from inferlet import (
     Context,
     Generation,
+    Grammar,
     Message,
     Model,
     Sampler,
@@ -22,13 +23,20 @@ from inferlet import (
     StopTokens,
     Until,
     detokenize,
+    ebnf,
     format_chat,
     get_model,
+    json_schema,
+    lark,
+    regex,
     reply,
     tokenize,
     tool_formats,
+    tool_grammars,
 )
-from inferlet.errors import InvalidArgument
+from inferlet.errors import GrammarRefused, InvalidArgument, UnsupportedTrait
+
+GRAMMARS = {"json_schema": json_schema, "regex": regex, "lark": lark, "ebnf": ebnf}
 
 
 class Refusal(Exception):
@@ -46,6 +54,7 @@ class Prompts(NamedTuple):
     tokens: list[list[int]]
     form: tool_formats.ToolFormat | None = None
     reasoning: bool = False
+    grammar: Grammar | None = None
 
 
 class Counts(NamedTuple):
@@ -74,9 +83,12 @@ async def answer(request: dict[str, Any], model: Model) -> None:
     total = sum(map(len, prompts.tokens))
     reply.usage(total, 0)
     choices = request.get("n", 1)
-    counts = await asyncio.gather(
-        *(complete(tokens, at * choices, prompts, request, model) for at, tokens in enumerate(prompts.tokens))
-    )
+    try:
+        counts = await asyncio.gather(
+            *(complete(tokens, at * choices, prompts, request, model) for at, tokens in enumerate(prompts.tokens))
+        )
+    except (GrammarRefused, UnsupportedTrait) as e:
+        raise refused_grammar(e, request) from e
     every = list(itertools.chain(*counts))
     reply.usage(total, sum(c.tokens for c in every), reasoning_tokens=sum(c.reasoning for c in every))
 
@@ -98,7 +110,41 @@ async def chat_prompt(request: dict[str, Any], model: Model) -> Prompts:
             text = await format_chat(older, tools=told, variables=variables, model=model)
     except (InvalidArgument, TypeError, ValueError) as e:
         raise Refusal(str(e), "messages") from e
-    return Prompts([await tokenize(text)], form, text.rstrip().endswith("<think>"))
+    grammar = chat_grammar(request, form)
+    reasoning = text.rstrip().endswith("<think>")
+    if reasoning and grammar is not None:  # the answer's form leaves no place for reasoning
+        text, reasoning = f"{text}\n</think>\n\n", False
+    return Prompts([await tokenize(text)], form, reasoning, grammar)
+
+
+def chat_grammar(request: dict[str, Any], form: tool_formats.ToolFormat | None) -> Grammar | None:
+    """Return what a chat's answer must be: a call, what the request's grammar says, or either; None for any text."""
+    choice: Any = request.get("tool_choice")
+    given: Any = request.get("grammar")
+    if form is None or not (choice or given):
+        return text_grammar(request)
+    tools = request["tools"]
+    if choice is None:
+        return tool_grammars.call_or_json(form, tools, given["text"])
+    if choice != "required":
+        tools = [tool for tool in tools if tool["function"]["name"] == choice["function"]["name"]]
+    return tool_grammars.forced_call(form, tools)
+
+
+def text_grammar(request: dict[str, Any]) -> Grammar | None:
+    """Return the request's own grammar."""
+    given = request.get("grammar")
+    return None if given is None else GRAMMARS[given["kind"]](given["text"])
+
+
+def refused_grammar(error: GrammarRefused | UnsupportedTrait, request: dict[str, Any]) -> Refusal:
+    """Return what a client is told of a grammar that the engine doesn't take."""
+    if isinstance(error, UnsupportedTrait):
+        return Refusal(str(error), request["grammar"]["param"] if "grammar" in request else "tool_choice")
+    if "grammar" not in request or "tool_choice" in request:
+        return Refusal(str(error), "tools", "invalid_function_parameters")
+    given = request["grammar"]
+    return Refusal(str(error), given["param"], "invalid_json_schema" if given["kind"] == "json_schema" else None)
 
 
 async def tool_format(model: Model) -> tool_formats.ToolFormat:
@@ -118,7 +164,7 @@ async def text_prompts(request: dict[str, Any], model: Model) -> Prompts:
         if max(tokens, default=0) >= model.vocab_size:
             raise Refusal(f"prompt: a token id is not below {model.vocab_size}.", "prompt")
         prompts.append(tokens)
-    return Prompts(prompts)
+    return Prompts(prompts, grammar=text_grammar(request))
 
 
 def check_fields(request: dict[str, Any], model: Model) -> None:
@@ -170,7 +216,7 @@ async def complete(
         )
 
 
-def generation_of(ctx: Context, request: dict[str, Any]) -> Generation:
+def generation_of(ctx: Context, grammar: Grammar | None, request: dict[str, Any]) -> Generation:
     """Return the generation that the request's sampling fields ask for."""
     sampler = Sampler(
         temperature=request.get("temperature", 1.0),
@@ -189,12 +235,13 @@ def generation_of(ctx: Context, request: dict[str, Any]) -> Generation:
         repetition_penalty=request.get("repetition_penalty", 1.0),
         frequency_penalty=request.get("frequency_penalty", 0.0),
         presence_penalty=request.get("presence_penalty", 0.0),
+        grammar=grammar,
     )
 
 
 async def one_choice(ctx: Context, index: int, prompts: Prompts, request: dict[str, Any]) -> Counts:
     """Generate one choice piece by piece."""
-    generation = generation_of(ctx, request)
+    generation = generation_of(ctx, prompts.grammar, request)
     reader = reader_of(prompts, request)
     told: list[reply.TokenLogprob] = []
     sent = end = 0  # of `told`; tokens whose text is held back wait for it

@@ -131,3 +131,14 @@ def test_the_demo_model_calls_a_tool_and_reads_its_result(demo: openai.OpenAI, *
     choice = answer()
     assert choice.finish_reason == "stop"
     assert "7 degrees in Oslo" in choice.message.content
+
+
+def test_the_demo_model_calls_the_tool_that_it_must(demo: openai.OpenAI) -> None:
+    messages: list[Any] = [{"role": "user", "content": "What is the weather in Oslo?"}]
+    for name, arguments in (("weather", {"city": "Oslo"}), ("now", {})):
+        choice: Any = {"type": "function", "function": {"name": name}}
+        reply: Any = demo.chat.completions.create(
+            model="demo", messages=messages, tools=TOOLS, tool_choice=choice, temperature=0
+        )
+        (call,) = reply.choices[0].message.tool_calls
+        assert (call.function.name, json.loads(call.function.arguments)) == (name, arguments)

@@ -13,7 +13,8 @@ from msgspec import Meta, Struct
 
 from tartlet_gateway.openai.bodies import decoded
 from tartlet_gateway.openai.errors import ApiError, not_offered
-from tartlet_gateway.openai.tools import check_tools
+from tartlet_gateway.openai.structure import Structured, structure_of
+from tartlet_gateway.openai.tools import check_tools, forces
 
 MAX_CHOICES: Final = 128
 MAX_STOPS: Final = 16
@@ -39,7 +40,7 @@ class StreamOptions(Struct):
     continuous_usage_stats: bool = False
 
 
-class Sampling(Struct, kw_only=True):
+class Sampling(Structured, kw_only=True):
     """Fields that chat and text completions share. None is the API's default."""
 
     model: str = ""
@@ -59,9 +60,7 @@ class Sampling(Struct, kw_only=True):
     presence_penalty: _Penalty | None = None
     frequency_penalty: _Penalty | None = None
     repetition_penalty: Annotated[float, Meta(gt=0.0, le=2.0)] | None = None
-    # Fields that change the answer and aren't offered: read so that they can be refused.
-    min_tokens: int | None = None
-    structured_outputs: Any = None
+    min_tokens: int | None = None  # changes the answer and isn't offered: read so that it can be refused
 
 
 class ChatRequest(Sampling, kw_only=True):
@@ -76,7 +75,6 @@ class ChatRequest(Sampling, kw_only=True):
     tool_choice: Any = None
     parallel_tool_calls: bool | None = None
     functions: list[Any] | None = None
-    response_format: dict[str, Any] | None = None
     modalities: list[str] | None = None
     continue_final_message: bool = False
 
@@ -115,7 +113,10 @@ def read_chat(body: bytes) -> ChatRequest:
         raise not_offered("continue_final_message")
     if request.modalities not in (None, ["text"]):
         raise not_offered("modalities")
-    _check_format(request.response_format)
+    structure = structure_of(request)
+    if structure is not None and structure.kind != "json_schema" and _offers_tools(request):
+        told = f"{structure.param} leaves no place for a tool call: leave tools out, or set tool_choice to none."
+        raise ApiError(400, told, param=structure.param)
     return request
 
 
@@ -131,6 +132,7 @@ def read_completion(body: bytes) -> CompletionRequest:
     if request.echo and request.logprobs is not None:
         told = "echo with logprobs would need log-probabilities of the prompt, which aren't offered: leave one out."
         raise ApiError(400, told, param="logprobs", code="unsupported_parameter")
+    structure_of(request)
     if request.best_of not in (None, request.n or 1):
         raise not_offered("best_of")
     if choices_of(request) > MAX_CHOICES:
@@ -148,8 +150,10 @@ def chat_arguments(request: ChatRequest) -> dict[str, Any]:
         arguments["chat_template_kwargs"] = request.chat_template_kwargs
     if request.logprobs:
         arguments["logprobs"] = request.top_logprobs or 0
-    if request.tools and request.tool_choice != "none":
+    if _offers_tools(request):
         arguments["tools"] = request.tools
+        if forces(request.tool_choice):
+            arguments["tool_choice"] = request.tool_choice
         if request.parallel_tool_calls is False:
             arguments["parallel_tool_calls"] = False
     return arguments
@@ -192,6 +196,8 @@ def _arguments(request: Sampling) -> dict[str, Any]:
     }
     if request.top_p == 0.0:
         values["temperature"] = 0.0
+    if (structure := structure_of(request)) is not None:
+        values["grammar"] = structure._asdict()
     return {name: value for name, value in values.items() if value not in (None, [])}
 
 
@@ -203,7 +209,7 @@ def _check_shared(request: Sampling) -> None:
         raise ApiError(400, f"stop: {len(stops)} strings, more than {MAX_STOPS}.", param="stop")
     if "" in stops:
         raise ApiError(400, "stop: an empty string would end every text.", param="stop")
-    _refuse(request, ("min_tokens", "structured_outputs"))
+    _refuse(request, ("min_tokens",))
     for token in request.logit_bias or ():
         if not (token.isascii() and token.isdigit() and len(token) <= MAX_ID_DIGITS):
             raise ApiError(400, "logit_bias: its keys are token ids, such as 42.", param="logit_bias")
@@ -217,13 +223,8 @@ def _refuse(request: Sampling, names: tuple[str, ...]) -> None:
             raise not_offered(name)
 
 
-def _check_format(given: dict[str, Any] | None) -> None:
-    kind = (given or {}).get("type", "text")
-    if kind == "text":
-        return
-    if kind in ("json_object", "json_schema"):
-        raise not_offered("response_format")
-    raise ApiError(400, "response_format.type: text, json_object or json_schema.", param="response_format.type")
+def _offers_tools(request: ChatRequest) -> bool:
+    return bool(request.tools) and request.tool_choice != "none"
 
 
 def _prompts(given: Any) -> list[str | list[int]]:

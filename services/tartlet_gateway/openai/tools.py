@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any, Final
 
-from tartlet_gateway.openai.errors import ApiError, not_offered
+from tartlet_gateway.openai.errors import ApiError
 
 MAX_TOOLS: Final = 512
 _NAME: Final = re.compile(r"[A-Za-z0-9_.-]{1,64}")
@@ -15,7 +15,7 @@ def check_tools(tools: list[Any], choice: Any) -> None:
     """Check `tools` and `tool_choice`.
 
     Raises:
-        ApiError: 400, one of them is wrong, or the choice forces a call.
+        ApiError: 400, one of them is wrong.
     """
     if len(tools) > MAX_TOOLS:
         raise ApiError(400, f"tools: {len(tools)}, more than {MAX_TOOLS}.", param="tools")
@@ -29,8 +29,16 @@ def check_tools(tools: list[Any], choice: Any) -> None:
         raise ApiError(400, "tool_choice needs tools: add some, or leave it out.", param="tool_choice")
     if named not in ("", *names):
         raise ApiError(400, "tool_choice names a function that isn't among the tools.", param="tool_choice")
-    if choice != "auto":
-        raise not_offered("tool_choice")
+
+
+def forces(choice: Any) -> bool:
+    """Return whether a `tool_choice` wants a call in any case.
+
+    Example:
+        >>> forces("required"), forces("auto")
+        (True, False)
+    """
+    return choice not in (None, "auto", "none")
 
 
 def _name(tool: Any, path: str) -> str:
