@@ -1,12 +1,16 @@
 """The memory of the runtime as one process: a launch that the memory can't hold is refused, and nothing that runs ends.
 
-Each test gives the runtime a bound of 1 GiB by its setting.
+Each test bounds the runtime twice: by its setting, and by a real control group of a process of its own, whose kernel
+would end the process when memory ran out.
 """
 
 from __future__ import annotations
 
+import contextlib
 import random
+from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,8 +21,10 @@ from tartlet_common.errors.registry import (
     ProgramKilled,
     TartletError,
 )
+from tartlet_common.rpc import blob_transfer
 from tartlet_common.rpc.error_proto import error_from_proto
 from tartlet_protos import common_pb2, programs_pb2
+from tests.runtime.budget.memory_group import memory_group, running_in
 from tests.runtime.budget.modules import hard_to_compile, module, numbered
 from tests.runtime.harness import PYTHON, WASM, Rig, Stream, launch_spec, running
 
@@ -35,6 +41,21 @@ async def main():
     await receive()
     return len(held) >> 20
 """
+
+BOUNDS = pytest.mark.parametrize("bound", ["setting", "group"])
+
+
+@contextlib.asynccontextmanager
+async def bounded(bound: str, run_dir: Path, **changes: Any) -> AsyncIterator[Rig]:
+    """A runtime of 1 GiB in this process, or in a control group of its own in which the kernel ends no process."""
+    if bound == "setting":
+        async with running(run_dir, process_memory_bytes=GIB, **changes) as rig:
+            yield rig
+        return
+    with memory_group(GIB) as group:
+        async with running_in(group, run_dir, **changes) as rig:
+            yield rig
+        assert group.kills == 0
 
 
 async def answers(rig: Rig, specs: list[programs_pb2.LaunchSpec]) -> tuple[Stream, list[programs_pb2.ProgramEvent]]:
@@ -58,16 +79,24 @@ async def end(rig: Rig, accepted: list[programs_pb2.ProgramEvent]) -> None:
     await rig.stub.Send(programs_pb2.SendRequest(items=items))
 
 
+async def uploaded(rig: Rig, source: bytes) -> str:
+    """Send a source that is larger than one message; return its digest."""
+    reply = await rig.stub.Upload(blob_transfer.chunks(source))
+    assert error_from_proto(reply.error) is None
+    return str(reply.digest)
+
+
 async def taken(rig: Rig) -> dict[str, int]:
     state = await rig.stub.RuntimeState(programs_pb2.RuntimeStateRequest())
     return dict(state.memory_taken_bytes)
 
 
-async def test_seventeen_programs_of_250_mib_in_1_gib(run_dir: Path) -> None:
+@BOUNDS
+async def test_seventeen_programs_of_250_mib_in_1_gib(run_dir: Path, bound: str) -> None:
     """Launches that name a limit hold the limit: the first ones use all of it, the others are refused at once."""
     limits = common_pb2.Limits(memory_bytes=250 * MIB)
     specs = [launch_spec(PYTHON, GROW.encode(), args=["200"], limits=limits) for _ in range(17)]
-    async with running(run_dir, process_memory_bytes=GIB) as rig:
+    async with bounded(bound, run_dir) as rig:
         stream, first = await answers(rig, specs)
         accepted = [event for event in first if event.kind == _Event.ACCEPTED]
         errors = [error_of(event) for event in first if event.kind == _Event.REJECTED]
@@ -82,9 +111,10 @@ async def test_seventeen_programs_of_250_mib_in_1_gib(run_dir: Path) -> None:
         assert (await taken(rig))["programs"] == 0  # everything was given back
 
 
-async def test_a_program_that_names_no_limit_is_refused_memory_and_ends_alone(run_dir: Path) -> None:
+@BOUNDS
+async def test_a_program_that_names_no_limit_is_refused_memory_and_ends_alone(run_dir: Path, bound: str) -> None:
     """Programs without a limit of their own grow as long as there is room."""
-    async with running(run_dir, process_memory_bytes=GIB) as rig:
+    async with bounded(bound, run_dir) as rig:
         streams = []
         ended = []
         for _ in range(6):
@@ -106,7 +136,8 @@ async def test_a_program_that_names_no_limit_is_refused_memory_and_ends_alone(ru
         assert (await taken(rig))["programs"] == 0
 
 
-async def test_a_hundred_failing_programs_with_full_journals(run_dir: Path) -> None:
+@BOUNDS
+async def test_a_hundred_failing_programs_with_full_journals(run_dir: Path, bound: str) -> None:
     """Journals take the disk space that they may take together; a program beside them goes on."""
     source = """
 import sys
@@ -116,7 +147,7 @@ async def main():
         await receive()
 """
     message = b"m" * (200 << 10)
-    async with running(run_dir, process_memory_bytes=GIB, journals_bytes=8 * MIB, capacity=200) as rig:
+    async with bounded(bound, run_dir, journals_bytes=8 * MIB, capacity=200) as rig:
         beside, (bystander,) = await answers(rig, [launch_spec(PYTHON, GROW.encode(), args=["1"])])
         specs = [launch_spec(PYTHON, source.encode()) for _ in range(100)]
         stream, first = await answers(rig, specs)
@@ -139,11 +170,13 @@ async def main():
         assert (await beside.rest())[-1].data == b"1"
 
 
-@pytest.mark.parametrize("modules", [16, pytest.param(200, marks=pytest.mark.soak)])
-async def test_distinct_modules_in_one_launch(run_dir: Path, modules: int) -> None:
+@pytest.mark.parametrize(
+    ("bound", "modules"), [("setting", 16), ("group", 16), pytest.param("group", 200, marks=pytest.mark.soak)]
+)
+async def test_distinct_modules_in_one_launch(run_dir: Path, bound: str, modules: int) -> None:
     """Modules that run hold their memory; those that nobody runs make room for the next. A program beside goes on."""
     first = random.randrange(1 << 30)  # no run finds the modules compiled
-    async with running(run_dir, process_memory_bytes=GIB, capacity=250) as rig:
+    async with bounded(bound, run_dir, capacity=250) as rig:
         beside, (bystander,) = await answers(rig, [launch_spec(PYTHON, GROW.encode(), args=["50"])])
         specs = [launch_spec(WASM, numbered(first + n), filename=f"{n}.wasm") for n in range(modules)]
         events = await Stream(rig.stub.Launch(programs_pb2.LaunchRequest(specs=specs))).rest(300)
@@ -155,11 +188,15 @@ async def test_distinct_modules_in_one_launch(run_dir: Path, modules: int) -> No
         assert held["compilers"] == held["programs"] == 0
 
 
-async def test_a_module_that_takes_more_memory_to_compile_than_there_is(run_dir: Path) -> None:
-    """A compiler has a part of the memory; one that needs more ends, and programs beside it go on."""
-    async with running(run_dir, process_memory_bytes=GIB) as rig:
+@BOUNDS
+async def test_a_module_that_takes_more_memory_to_compile_than_there_is(run_dir: Path, bound: str) -> None:
+    """A compiler has a part of the memory; one that needs 6 to 13 GB ends, and programs beside it go on."""
+    async with bounded(bound, run_dir) as rig:
         beside, (bystander,) = await answers(rig, [launch_spec(PYTHON, GROW.encode(), args=["50"])])
-        _, (answer,) = await answers(rig, [launch_spec(WASM, hard_to_compile(3_500_000), filename="hard.wasm")])
+        digest = await uploaded(rig, hard_to_compile())
+        spec = launch_spec(WASM, filename="hard.wasm")
+        spec.source.digest = digest
+        _, (answer,) = await answers(rig, [spec])
         assert isinstance(error_of(answer), CompilerMemoryExceeded)
         await end(rig, [bystander])
         assert (await beside.rest())[-1].data == b"50"
