@@ -835,12 +835,15 @@ class CatalogueEntry(_message.Message):
     MODEL_FIELD_NUMBER: _builtins.int
     DESCRIPTION_FIELD_NUMBER: _builtins.int
     POOL_FIELD_NUMBER: _builtins.int
+    DURABILITY_FIELD_NUMBER: _builtins.int
     tenant: _builtins.str
     name: _builtins.str
     model: _builtins.str
     description: _builtins.str
     pool: _builtins.str
     """the pool of launches that name none"""
+    durability: _builtins.str
+    """"on", "degrade" or "off" for launches that say nothing; "": the runtime's"""
     @_builtins.property
     def source(self) -> _common_pb2.Source:
         """without data in replies of List, or if the data is too large: FetchBlob returns it"""
@@ -857,10 +860,11 @@ class CatalogueEntry(_message.Message):
         model: _builtins.str = ...,
         description: _builtins.str = ...,
         pool: _builtins.str = ...,
+        durability: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["limits", b"limits", "source", b"source"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["description", b"description", "limits", b"limits", "model", b"model", "name", b"name", "pool", b"pool", "source", b"source", "tenant", b"tenant"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["description", b"description", "durability", b"durability", "limits", b"limits", "model", b"model", "name", b"name", "pool", b"pool", "source", b"source", "tenant", b"tenant"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

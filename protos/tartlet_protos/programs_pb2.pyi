@@ -101,6 +101,7 @@ class LaunchSpec(_message.Message):
     TRACE_FIELD_NUMBER: _builtins.int
     DEGRADE_FIELD_NUMBER: _builtins.int
     POOL_FIELD_NUMBER: _builtins.int
+    DURABILITY_FIELD_NUMBER: _builtins.int
     inferlet: _builtins.str
     """a name in the catalogue"""
     model: _builtins.str
@@ -113,13 +114,15 @@ class LaunchSpec(_message.Message):
     tie: _builtins.bool
     """end the program when this call's client goes away (`tartlet run`)"""
     durable: _builtins.bool
-    """keep a journal; false gives real clock and entropy"""
+    """keep a journal; false gives real clock and entropy, whatever durability says"""
     seed: _builtins.bytes
     """16 bytes of determinism seed; empty: random"""
     degrade: _builtins.bool
-    """with durable: go on without the journal where it can't be stored"""
+    """with durable: as durability "degrade", if that is "" """
     pool: _builtins.str
     """TENANT/POOL, TENANT/*, or POOL of the tenant's own; "" any that the tenant may use"""
+    durability: _builtins.str
+    """with durable: "on", "degrade", "off"; "": the inferlet's, else the runtime's"""
     @_builtins.property
     def source(self) -> _common_pb2.Source:
         """or"""
@@ -149,10 +152,11 @@ class LaunchSpec(_message.Message):
         trace: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
         degrade: _builtins.bool = ...,
         pool: _builtins.str = ...,
+        durability: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["limits", b"limits", "source", b"source"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["args", b"args", "attach", b"attach", "degrade", b"degrade", "durable", b"durable", "idempotency_key", b"idempotency_key", "inferlet", b"inferlet", "limits", b"limits", "model", b"model", "pool", b"pool", "seed", b"seed", "source", b"source", "tenant", b"tenant", "tie", b"tie", "trace", b"trace"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["args", b"args", "attach", b"attach", "degrade", b"degrade", "durability", b"durability", "durable", b"durable", "idempotency_key", b"idempotency_key", "inferlet", b"inferlet", "limits", b"limits", "model", b"model", "pool", b"pool", "seed", b"seed", "source", b"source", "tenant", b"tenant", "tie", b"tie", "trace", b"trace"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

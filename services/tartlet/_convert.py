@@ -107,7 +107,8 @@ def launch_to_proto(spec: LaunchSpec, *, attach: bool, tie: bool) -> programs_pb
         idempotency_key=spec.idempotency_key,
         attach=attach,
         tie=tie,
-        durable=spec.durable,
+        durable=spec.durable and spec.durability != "off",
+        durability=spec.durability,
         seed=seed_bytes(spec.seed),
         trace=telemetry.inject(),
     )
@@ -189,6 +190,7 @@ def entry_to_proto(entry: CatalogueEntry) -> control_pb2.CatalogueEntry:
         model=entry.model,
         description=entry.description,
         pool=entry.pool,
+        durability=entry.durability,
     )
 
 
@@ -202,6 +204,7 @@ def entry_from_proto(m: control_pb2.CatalogueEntry) -> CatalogueEntry:
         model=m.model,
         description=m.description,
         pool=m.pool,
+        durability=m.durability,
     )
 
 

@@ -13,6 +13,7 @@ from typing import Any
 
 from tartlet._given import check_kind, check_number, check_texts, seed_bytes, shown
 from tartlet.events import Usage
+from tartlet_common.durability import check_durability
 from tartlet_common.errors.registry import InvalidArgument, InvalidSource, SourceTooLarge, TartletError
 
 MAX_SOURCE_BYTES = 64 << 20
@@ -153,9 +154,8 @@ class LaunchSpec:
     tenant: str = ""
     pool: str = ""  # "" any pool that the tenant may use; POOL of its own, TENANT/POOL, or TENANT/* for all of a tenant
     idempotency_key: str = ""  # a second launch with the same key returns the program of the first
-    durable: bool = (
-        True  # keep a journal; without one, the program gets the real clock and, if unseeded, real randomness
-    )
+    durable: bool = True  # False: the same as durability "off"
+    durability: str = ""  # "on", "degrade", "off" (`DURABILITIES`); "": the inferlet's, or else the runtime's
     seed: bytes | int | None = None  # number or 16 bytes that decide the program's randomness; None: a random seed
 
     def __post_init__(self) -> None:
@@ -172,6 +172,11 @@ class LaunchSpec:
             raise InvalidArgument(argument="inferlet", detail="there is a source, too", remedy="Give exactly one.")
         check_kind(Limits, limits=self.limits)
         check_kind(bool, durable=self.durable)
+        check_texts(durability=self.durability)
+        check_durability(self.durability)
+        if not self.durable and self.durability not in ("", "off"):
+            detail = f"{self.durability!r} contradicts durable=False"
+            raise InvalidArgument(argument="durability", detail=detail, remedy="Give one of them.")
         if isinstance(self.args, str) or not all(isinstance(arg, str) for arg in self.args):
             raise InvalidArgument(argument="args", detail=f"{self.args!r} is no sequence of strings")
         for arg in self.args:
@@ -208,6 +213,7 @@ class CatalogueEntry:
     model: str = ""
     description: str = ""
     pool: str = ""  # pool of launches that name none, as in `LaunchSpec`
+    durability: str = ""  # of launches that say nothing, as in `LaunchSpec`
 
     def __post_init__(self) -> None:
         """Check the fields' types.
@@ -217,6 +223,8 @@ class CatalogueEntry:
         """
         check_source(self.source)
         check_texts(name=self.name, tenant=self.tenant, model=self.model, description=self.description, pool=self.pool)
+        check_texts(durability=self.durability)
+        check_durability(self.durability)
         check_kind(Limits, limits=self.limits)
 
 

@@ -360,12 +360,15 @@ def test_what_serve_does_not_take_is_called_by_its_name(run_dir: Path) -> None:
 
 
 def test_a_failed_programs_journal_is_kept_unless_it_has_none(server: Serving) -> None:
-    kept, none = (
-        out(server.run_dir, "launch", *o, str(PROGRAMS / "fails.py")).strip() for o in ((), ("--no-journal",))
-    )
-    for program in (kept, none):
+    asked = {(): True, ("--durability", "degrade"): True, ("--no-journal",): False, ("--durability", "off"): False}
+    programs = [out(server.run_dir, "launch", *o, str(PROGRAMS / "fails.py")).strip() for o in asked]
+    for program in programs:
         assert "KeyError: 'missing'" in tartlet_cli(server.run_dir, "attach", program).stderr
-    assert [(server.run_dir / "journals" / f"{p}.journal").exists() for p in (kept, none)] == [True, False]
+    kept = [(server.run_dir / "journals" / f"{p}.journal").exists() for p in programs]
+    assert kept == list(asked.values())
+    given = ("--no-journal", "--durability", "on", str(PROGRAMS / "fails.py"))
+    for name in ("launch", "run"):
+        assert tartlet_cli(server.run_dir, name, *given).returncode == exits.USAGE
 
 
 def test_what_is_no_program_is_refused_before_it_is_launched(server: Serving, run_dir: Path) -> None:

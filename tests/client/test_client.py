@@ -38,6 +38,8 @@ from tests.e2e.serving import environment, tartlet_cli
         (lambda c: c.launch_many(LaunchSpec(inferlet="x")), "specs: one LaunchSpec is no list of them"),
         (lambda c: c.run(spec=LaunchSpec(model=cast("Any", 3))), "model: 3 is no str"),
         (lambda c: c.run(spec=LaunchSpec(durable=cast("Any", None))), "durable: None is no bool"),
+        (lambda c: c.run(spec=LaunchSpec(durability="never")), "durability: 'never' is none of on, degrade, off"),
+        (lambda _: LaunchSpec(durable=False, durability="degrade"), "durability: 'degrade' contradicts durable=False"),
         (lambda c: c.run(spec=LaunchSpec(limits=cast("Any", {"pages": 3}))), "limits: {'pages': 3} is no Limits"),
         (lambda _: Limits(deadline_s=cast("Any", "3")), "limits.deadline_s: '3' is no number"),
         (lambda _: Limits(pages=cast("Any", 1.5)), "limits.pages: 1.5 is no whole number"),

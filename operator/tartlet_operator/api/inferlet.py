@@ -151,6 +151,12 @@ class InferletSpec(ApiModel):
         ),
     )
     limits: Limits = Field(default_factory=Limits, description="Limits of each run.")
+    durability: Literal["on", "degrade", "off"] | None = Field(
+        default=None,
+        description="Journals of launches that don't say, in quotes: YAML takes on and off for booleans. `on`: a run "
+        "whose journal can't be stored ends. `degrade`: it goes on without. `off`: there is none. Left out: the "
+        "runtimes' default.",
+    )
     output: OutputMode = Field(
         default="status",
         description="`none` keeps the output, results, tracebacks and messages of all the program's runs out of "

@@ -40,6 +40,7 @@ def entry(
         model=model,
         pool=pool,
         description=spec.description,
+        durability=spec.durability or "",
     )
 
 

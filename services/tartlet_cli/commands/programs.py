@@ -16,7 +16,8 @@ from tartlet_cli.console.calls import talk, with_client
 from tartlet_cli.console.options import (
     PROGRAM_ARGS,
     PassingCommand,
-    journal_option,
+    durability_of,
+    journal_options,
     json_option,
     limit_options,
     server_option,
@@ -46,7 +47,7 @@ _SILENCE_S = 0.3  # without --follow, `logs` takes a pause of this length for th
     type=int,
     help="Seed of the program's randomness; with --count, each further program gets the next number.",
 )
-@journal_option
+@journal_options
 @limit_options
 @server_option
 @json_option
@@ -61,6 +62,7 @@ def launch(ctx: click.Context, /, file: str, args: tuple[str, ...], **options: A
       tartlet launch --inferlet agent -- --model "for the program"
     """  # noqa: D301 - \b is click's mark for a paragraph not to be wrapped
     wants_help(file, ctx)
+    durability = durability_of(options)
     if options["key"] and options["count"] > 1:
         raise click.UsageError("--count: launches with the same --key are one program; use a key for each", ctx)
     from tartlet.events import Accepted
@@ -78,7 +80,7 @@ def launch(ctx: click.Context, /, file: str, args: tuple[str, ...], **options: A
             args=args,
             model=options["model"],
             limits=limits,
-            durable=not options["no_journal"],
+            durability=durability,
             idempotency_key=options["key"],
         )
     except InvalidSource as e:

@@ -24,7 +24,8 @@ from tartlet_cli.console import exits
 from tartlet_cli.console.calls import connect, on_signals, talk
 from tartlet_cli.console.options import (
     PROGRAM_ARGS,
-    journal_option,
+    durability_of,
+    journal_options,
     json_option,
     limit_options,
     other_server_option,
@@ -52,7 +53,7 @@ class RunOptions:
     seed: int | None
     quiet: bool
     as_json: bool
-    durable: bool
+    durability: str
     config: Path | None
     inferlet: bool
     kube: Target | None
@@ -90,7 +91,7 @@ class RunOptions:
 )
 @click.option("--interactive", is_flag=True, help="Send each line of standard input to the program as a message.")
 @click.option("--seed", type=int, help="Seed of the program's randomness (with --native, of the module `random`).")
-@journal_option
+@journal_options
 @click.option("--quiet", is_flag=True, help="Don't print the closing line.")
 @click.option("--config", type=click.Path(path_type=Path), help="TOML file with settings of the roles.")
 @limit_options
@@ -135,7 +136,7 @@ def run(ctx: click.Context, /, file: str, args: tuple[str, ...], **options: Any)
         seed=options["seed"],
         quiet=options["quiet"],
         as_json=options["as_json"],
-        durable=not options["no_journal"],
+        durability=durability_of(options),
         config=options["config"],
         inferlet=options["inferlet"],
         kube=kube if options["kube"] else None,
@@ -311,7 +312,7 @@ class _Session:
             args=options.args,
             model=model,
             limits=Limits(**options.limits),
-            durable=options.durable,
+            durability=options.durability,
             seed=b"" if options.seed is None else options.seed,
         )
         run = await client.run(spec=spec)

@@ -5,10 +5,12 @@ from __future__ import annotations
 import math
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 import click
+
+from tartlet_common.durability import DURABILITIES
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -135,10 +137,24 @@ MOST_MIB = (1 << 44) - 1
 """The most MiB whose number of bytes fits 64 bits."""
 
 
-def journal_option(f: F) -> F:
-    """Add `--no-journal`."""
+def journal_options(f: F) -> F:
+    """Add `--durability` and `--no-journal`, which is short for `--durability off`."""
     text = "Keep no journal: the run can't be replayed, and gets the real clock and, without --seed, real randomness."
-    return click.option("--no-journal", is_flag=True, help=text)(f)
+    f = click.option("--no-journal", is_flag=True, help=text)(f)
+    text = "on: keep a journal. degrade: go on without one that can't be stored. off: --no-journal."
+    return click.option("--durability", type=click.Choice(DURABILITIES), help=text)(f)
+
+
+def durability_of(options: Mapping[str, Any]) -> str:
+    """Return the mode that `--durability` and `--no-journal` ask for; "" leaves it to the server.
+
+    Raises:
+        click.UsageError: they contradict each other.
+    """
+    given = options["durability"] or ""
+    if options["no_journal"] and given not in ("", "off"):
+        raise click.UsageError(f"--durability {given} keeps a journal and --no-journal doesn't: give one of them")
+    return "off" if options["no_journal"] else given
 
 
 def limit_options(f: F) -> F:

@@ -105,6 +105,10 @@ class RuntimeSettings(_Settings):
     journal_unstored_bytes: int = Field(
         16 << 20, ge=1024, description="bytes of journals that aren't stored yet, at which programs get no answers"
     )
+    durability: Literal["on", "degrade", "off"] = Field(
+        "on",
+        description="journals of launches that don't say: on, off, or degrade (go on if it can't be stored)",
+    )
     keep_journals: bool = Field(default=False, description="keep the journals of programs that succeeded")
     capacity: int = Field(1000, ge=1, le=10_000, description="programs that the runtime runs at once")
     boundary: Literal["auto", "shim", "ctypes"] = Field(

@@ -14,6 +14,7 @@ from typing import Final
 
 from google.protobuf.message import DecodeError
 
+from tartlet_common.durability import check_durability
 from tartlet_common.errors.registry import (
     DiskFull,
     InvalidArgument,
@@ -190,13 +191,20 @@ def _check_texts(entry: control_pb2.CatalogueEntry) -> None:
         limit = DESCRIPTION_BYTES if what == "description" else _NAME_BYTES
         if len(text.encode()) > limit:
             raise InvalidArgument(argument=what, detail=f"longer than {limit} bytes")
+    check_durability(entry.durability)
 
 
 def without_data(entry: control_pb2.CatalogueEntry) -> control_pb2.CatalogueEntry:
     """Return the entry with only the digest of its source."""
     source = entry.source
     short = control_pb2.CatalogueEntry(
-        tenant=entry.tenant, name=entry.name, limits=entry.limits, model=entry.model, description=entry.description
+        tenant=entry.tenant,
+        name=entry.name,
+        limits=entry.limits,
+        model=entry.model,
+        description=entry.description,
+        pool=entry.pool,
+        durability=entry.durability,
     )
     short.source.CopyFrom(common_pb2.Source(language=source.language, filename=source.filename, digest=source.digest))
     return short

@@ -77,6 +77,7 @@ class ProgramTable:
         self._kept_limit = min(KEPT_BYTES, ledger.bound_bytes // 8)
         self._spans = Spans(scraped=bool(settings.health_address))
         self.limits = default_limits(settings)
+        self.durability = settings.durability
         """Of launches that ask for none."""
         self._world = World(driver, link, ops, clock, self._on_ended, self._on_accepted, self._memory)
         self._live: dict[int, Program] = {}  # by handle

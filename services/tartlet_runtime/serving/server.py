@@ -181,7 +181,7 @@ class ProgramsService(programs_pb2_grpc.ProgramsServicer):
             asked.tenant = scope.own(asked.tenant, "Launch")
             if asked.inferlet or (asked.source.digest and not asked.source.data):
                 return False
-            spec = specify(asked, asked.source, self._table.limits)
+            spec = specify(asked, asked.source, self._table.limits, self._table.durability)
             maker = self._table.maker(spec)
             if maker is None:
                 return False
@@ -199,7 +199,7 @@ class ProgramsService(programs_pb2_grpc.ProgramsServicer):
         try:
             async with slowly:
                 asked, source = await self._sources.find(asked)
-                spec = specify(asked, source, self._table.limits)
+                spec = specify(asked, source, self._table.limits, self._table.durability)
                 maker = self._table.maker(spec) or await self._table.compile(spec)
             self._launch(spec, maker, asked, call, index)
         except TartletError as e:

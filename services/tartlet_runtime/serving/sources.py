@@ -66,7 +66,9 @@ class Sources:
         entry = (await self._get(request)).entry
         if not entry.name:
             raise UnknownInferlet(inferlet=asked.inferlet)
-        full = programs_pb2.LaunchSpec(limits=entry.limits, model=entry.model, pool=entry.pool)
+        full = programs_pb2.LaunchSpec(
+            limits=entry.limits, model=entry.model, pool=entry.pool, durability=entry.durability
+        )
         full.MergeFrom(asked)  # what the launch says wins over the catalogue
         return full, await self.resolve(entry.source)
 

@@ -7,6 +7,7 @@ import os
 import uuid
 from dataclasses import replace
 
+from tartlet_common.durability import check_durability
 from tartlet_common.errors.registry import InvalidArgument, InvalidSource, SourceTooLarge
 from tartlet_protos import common_pb2, programs_pb2
 from tartlet_runtime.abi.limits import MAX_ARGS_BYTES, MAX_NAME_BYTES, PYTHON_BYTES, ProgramLimits, resolve
@@ -19,8 +20,16 @@ _TRACE_KEYS = ("traceparent", "tracestate", "baggage")
 """W3C trace context: what else a client sends, or more than it allows, goes no further."""
 
 
-def specify(asked: programs_pb2.LaunchSpec, source: common_pb2.Source, defaults: ProgramLimits) -> ProgramSpec:
-    """Check a launch and fill in what it leaves open; `source` holds the program's bytes.
+def specify(
+    asked: programs_pb2.LaunchSpec, source: common_pb2.Source, defaults: ProgramLimits, durability: str = "on"
+) -> ProgramSpec:
+    """Check a launch and fill in what it leaves open.
+
+    Args:
+        asked: the launch, with the defaults of its entry in the catalogue.
+        source: holds the program's bytes.
+        defaults: the runtime's limits.
+        durability: what the runtime does for launches that don't say: "on", "degrade" or "off".
 
     Raises:
         InvalidArgument, SourceTooLarge, InvalidSource: as they say.
@@ -47,6 +56,7 @@ def specify(asked: programs_pb2.LaunchSpec, source: common_pb2.Source, defaults:
             raise InvalidArgument(argument=field, detail=f"longer than {MAX_NAME_BYTES} bytes")
     if len(asked.seed) not in (0, _SEED_BYTES):
         raise InvalidArgument(argument="seed", detail=f"{len(asked.seed)} bytes; {_SEED_BYTES} are wanted")
+    mode = _durability(asked, durability)
     filename = source.filename[:MAX_NAME_BYTES] or "main.py"
     return ProgramSpec(
         program_id=str(uuid.uuid4()),
@@ -61,11 +71,23 @@ def specify(asked: programs_pb2.LaunchSpec, source: common_pb2.Source, defaults:
         tenant=asked.tenant,
         idempotency_key=asked.idempotency_key,
         limits=limits,
-        durable=asked.durable,
-        degrades=asked.degrade,
+        durable=mode != "off",
+        degrades=mode == "degrade",
         seed=asked.seed or os.urandom(_SEED_BYTES),
         seeded=bool(asked.seed),
         trace={
             key: value for key in _TRACE_KEYS if 0 < len((value := asked.trace.get(key, "")).encode()) <= MAX_NAME_BYTES
         },
     )
+
+
+def _durability(asked: programs_pb2.LaunchSpec, default: str) -> str:
+    """Return the mode of a launch. Clients that know no modes say `durable` alone, and may only choose "off".
+
+    Raises:
+        InvalidArgument: the mode is unknown.
+    """
+    check_durability(asked.durability)
+    if not asked.durable:
+        return "off"
+    return asked.durability or ("degrade" if asked.degrade else default)

@@ -13,7 +13,7 @@ from tartlet_common.errors.registry import InvalidArgument, InvalidSource, Tartl
 from tartlet_common.rpc import endpoints
 from tartlet_common.rpc.endpoints import MAX_MESSAGE_BYTES
 from tartlet_common.rpc.paging import PAGE_BYTES
-from tartlet_control.serving.catalogue import DESCRIPTION_BYTES, Catalogue
+from tartlet_control.serving.catalogue import DESCRIPTION_BYTES, Catalogue, without_data
 from tartlet_operator.control.link import ControlLink
 from tartlet_protos import common_pb2, control_pb2, control_pb2_grpc
 from tests.control.served import control
@@ -122,3 +122,11 @@ def test_texts_beside_the_source_are_bounded() -> None:
         assert error is not None, one.name
     largest = max(e.ByteSize() for e in catalogue.list("t"))
     assert largest < PAGE_BYTES // 100
+
+
+def test_an_entry_without_its_data_says_all_else() -> None:
+    full = entry("a", model="m", pool="p", durability="degrade", description="d", limits=common_pb2.Limits(pages=3))
+    short = without_data(full)
+    assert not short.source.data
+    short.source.data = full.source.data
+    assert short == full

@@ -195,6 +195,18 @@ async def test_the_catalogue_names_programs(server: Serving) -> None:
             await client.get("echo")
 
 
+async def test_programs_are_as_durable_as_their_launch_says_or_else_their_entry(server: Serving) -> None:
+    async with client_of(server) as client:
+        await client.put([tartlet.CatalogueEntry("fails", program("fails"), durability="off")])
+        (listed,) = [e for e in await client.catalogue() if e.name == "fails"]
+        assert listed.durability == "off"
+        for durability, is_kept in (("", False), ("degrade", True), ("on", True)):
+            launched = await client.launch(spec=LaunchSpec(inferlet="fails", durability=durability))
+            assert not (await (await client.attach(launched.program_id)).wait()).success
+            assert (server.run_dir / "journals" / f"{launched.program_id}.journal").exists() is is_kept
+        await client.delete("fails")
+
+
 async def test_what_is_unknown_is_a_typed_error(server: Serving) -> None:
     async with client_of(server) as client:
         for call in (client.send("nobody", "x"), client.kill("nobody")):

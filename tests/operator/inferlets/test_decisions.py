@@ -116,7 +116,8 @@ def test_an_invalid_source_is_refused_once_and_the_valid_version_stays() -> None
 
 def test_an_entry_carries_what_the_spec_says() -> None:
     limits = {"memory": "2Mi", "cpuSliceSeconds": 3, "pages": 4, "commandsInFlight": 5}
-    made = entry(inferlet(limits=limits, description="what").spec, "ns", "i", b"x", "m", "ns/*")
+    made = entry(inferlet(limits=limits, description="what", durability="off").spec, "ns", "i", b"x", "m", "ns/*")
+    assert (made.pool, made.durability) == ("ns/*", "off")
     assert (made.tenant, made.name, made.model, made.description) == ("ns", "i", "m", "what")
     assert (made.limits.memory_bytes, made.limits.cpu_slice_s) == (2 << 20, 3.0)
     assert (made.limits.pages, made.limits.commands_in_flight) == (4, 5)
