@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from tartlet.model import ProgramInfo, RuntimeState
 
 _ID_CHARS = 16  # of an engine's id, at least
+_ACCOUNT = ("SERVICE", "WAITED", "RANK")
 _BESIDE_ID = 64  # columns that the other cells want
 
 
@@ -92,6 +93,18 @@ def cut(name: str, width: int) -> str:
     return f"{name[: width - 1 - tail]}…{name[-tail:]}"
 
 
+def account(row: dict[str, Any]) -> tuple[str, str, str]:
+    """Return control's account of a program as cells: device time, waiting, and its place among those that wait.
+
+    Example:
+        >>> account({"service_s": 0.25, "waited_s": 1.5, "rank": 2}), account({})
+        (('0.25 s', '1.5 s', '2'), ('', '', ''))
+    """
+    if "service_s" not in row:
+        return "", "", ""
+    return f"{row['service_s']:.3g} s", f"{row['waited_s']:.3g} s", str(row["rank"] or "")
+
+
 def screen(state: RuntimeState, infos: list[ProgramInfo], width: int) -> RenderableType:
     """The tables, for a terminal of so many columns."""
     from rich.console import Group
@@ -111,8 +124,9 @@ def screen(state: RuntimeState, infos: list[ProgramInfo], width: int) -> Rendera
         cells = (cut(engine["id"], id_width), engine["model"], engine["state"], pages["free"], pages["total"])
         engines.add_row(*map(str, (*cells, engine["programs"], engine["in_flight"], engine["tokens_per_s"])))
     programs = Table(box=None)
-    for heading in ("PROGRAM", "NAME", "STATE", "AGE", "TOKENS", "MS/TOKEN", "PAGES", "COMMANDS"):
+    for heading in ("PROGRAM", "NAME", "STATE", "AGE", "TOKENS", "MS/TOKEN", "PAGES", "COMMANDS", *_ACCOUNT):
         programs.add_column(heading, justify="left" if heading in ("PROGRAM", "NAME", "STATE") else "right")
+    accounts = {row["id"]: row for row in state.control.get("programs", [])}
     for info in sorted(infos, key=lambda i: i.age_s)[:40]:
         u = info.usage
         programs.add_row(
@@ -124,5 +138,6 @@ def screen(state: RuntimeState, infos: list[ProgramInfo], width: int) -> Rendera
             f"{u.per_token_s * 1e3:.2f}" if u.per_token_s else "",
             str(info.pages),
             str(u.commands),
+            *account(accounts.get(info.program_id, {})),
         )
     return Group(engines, "", programs)

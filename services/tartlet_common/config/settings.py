@@ -47,6 +47,19 @@ class ControlSettings(_Settings):
         8, ge=1, le=65_536, description="k-only: form a step when this many commands of a kind wait"
     )
     batching_t_s: float = Field(0.016, gt=0, le=10, description="t-only: seconds between steps")
+    order: Literal["round-robin", "fcfs", "mlfq", "plas", "atlas", "gittins"] = Field(
+        "round-robin", description="which programs go first when an engine can't take all that waits (Autellix 4.2)"
+    )
+    order_quanta_s: str = Field(
+        "0.25,0.5,1,2,4,8",
+        pattern=r"^[0-9.]+(,[0-9.]+)*$",
+        description="mlfq, plas, atlas: device time, in seconds, at which a program falls into the next queue",
+    )
+    order_starved_at: float = Field(
+        8.0,
+        ge=0,
+        description="a program that has waited this many times its service goes first for one quantum; 0: never",
+    )
     steps_in_flight: int = Field(
         2, ge=1, le=8, description="steps sent to an engine before the first of them is answered"
     )

@@ -7,16 +7,18 @@ asks it for plans. Policies, predictions of step times and of returns, and all t
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
 from typing import Any, Final
 
 from tartlet_common.abi import Priority
+from tartlet_control.batching import accounting
 from tartlet_control.batching.gather import Dispatch, Limits
 from tartlet_control.batching.policies import Policy
 from tartlet_control.batching.return_times import WORTH, ReturnTimes
 from tartlet_control.batching.step_times import StepTimes
 from tartlet_control.batching.view import Away, View
 from tartlet_control.calls.registry import RUNS_LAYERS
+from tartlet_control.order import book
+from tartlet_control.order.orders import Order
 from tartlet_control.tables.programs import Command, CommandQueue
 
 _NORMAL: Final = int(Priority.NORMAL)
@@ -42,10 +44,14 @@ class SentStep:
 class Batcher:
     """The queues of one engine that have something to send, its steps in flight, and the policy over both."""
 
-    __slots__ = ("_began_s", "_depth", "_limits", "_policy", "in_flight", "look_at", "return_times", "times", "waiting")
+    __slots__ = (
+        "_began_s", "_depth", "_limits", "_policy", "in_flight", "look_at", "order", "return_times", "times", "waiting",
+    )  # fmt: skip
 
-    def __init__(self, policy: Policy, depth: int, limits: Limits) -> None:
+    def __init__(self, policy: Policy, depth: int, limits: Limits, order: Order | None = None) -> None:
         """`depth`: steps that may be in flight at once."""
+        self.order = order or Order()
+        """Which program's commands go first. Another order takes effect with the next plan."""
         self.waiting: dict[CommandQueue, None] = {}  # queues with an engine command at their head
         self.in_flight: deque[SentStep] = deque()
         self.look_at: float | None = None  # when to ask for a plan again if nothing happens before
@@ -72,11 +78,14 @@ class Batcher:
         """Take up a queue whose head is an engine command, which arrived then."""
         if queue.answered_s:
             self.return_times.back(queue, arrived)
+        accounting.ready(queue, arrived)
         self.waiting[queue] = None
 
     def unready(self, queue: CommandQueue) -> None:
         """Drop a queue that has nothing for the engine now."""
-        self.waiting.pop(queue, None)
+        if queue in self.waiting:
+            del self.waiting[queue]
+            book.withdraws(queue.thread)
 
     def forget(self, queue: CommandQueue) -> None:
         """Drop a queue that has ended."""
@@ -107,6 +116,7 @@ class Batcher:
         """Take note of a step that was sent."""
         if not self.in_flight:
             self._began_s = step.sent_s
+        accounting.sent(step.queues, self.order, step.sent_s)
         self.in_flight.append(step)
 
     def answered(self, computed_tokens: int, device_s: float, now: float) -> SentStep:
@@ -117,9 +127,10 @@ class Batcher:
         step.usual_s = self.times.predict(step.tokens)
         return step
 
-    def settled(self, queues: Iterable[CommandQueue], tokens: int, now: float) -> None:
+    def settled(self, step: SentStep, device_s: float, now: float) -> None:
         """Take note that the commands of an answered step are settled."""
-        self.return_times.answered(queues, self._apart_s(tokens), now)
+        self.return_times.answered(step.queues, self._apart_s(step.tokens), now)
+        accounting.settled(step.batches, step.queues, self.waiting, device_s, now)
 
     def _view(self, now: float) -> View:
         return View(
@@ -127,6 +138,7 @@ class Batcher:
             len(self.in_flight),
             self._depth,
             self._limits,
+            self.order,
             prioritised=any(queue.priority != _NORMAL for queue in self.waiting),
             running=self._running(),
             away=self._away(),

@@ -2,9 +2,10 @@
 
 A step is several batches that the worker runs in order. Batches are formed horizontally (every queue whose head is of
 the kind) and vertically (consecutive commands of one queue that don't conflict). Within the step, the kind whose oldest
-command waited longest goes first, and ties go in pipeline order. A batch through the model's layers goes when nothing
-else can go before it, so that the commands that feed it are in the same step. A step has at most one such batch: the
-device works on one step while the next is formed, and tokens return after each.
+command waited longest goes first, and ties go in pipeline order. Within a batch the order of programs decides. A batch
+through the model's layers goes when nothing else can go before it, so that the commands that feed it are in the same
+step. A step has at most one such batch: the device works on one step while the next is formed, and tokens return after
+each.
 
 `gather` is pure: it reads the queues and changes nothing. Each queue is walked by one iterator from its head, which
 keeps the order within the queue.
@@ -16,7 +17,7 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from tartlet_common.abi import Priority
+from tartlet_control.batching.ordering import Rank, sort
 from tartlet_control.calls.base import Conflicts
 from tartlet_control.calls.registry import BY_KIND, RUNS_LAYERS
 from tartlet_control.tables.programs import Command, CommandQueue
@@ -26,9 +27,6 @@ PIPELINE: Final = tuple(BY_KIND)
 MAX_BATCHES: Final = 16
 """Most batches of a step. Otherwise a queue that alternates kinds could fill the step alone."""
 
-_NORMAL: Final = int(Priority.NORMAL)
-_HIGH: Final = int(Priority.HIGH)
-
 
 @dataclass(frozen=True, slots=True)
 class Limits:
@@ -37,7 +35,7 @@ class Limits:
     batch_tokens: int  # of one batch; a command with more tokens runs alone
     batch_commands: int
     step_bytes: int = 3 << 20  # of a step's frame and of its answer; a message may have 4 MiB
-    starved_s: float = 1.0  # a command that waited longer is treated as of high priority
+    starved_s: float = 1.0  # a command that waited longer goes before all others of its program
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,10 +52,11 @@ _Entry = tuple[Command, Iterator[Command]]
 class _Step:
     """The step that is being gathered."""
 
-    __slots__ = ("buckets", "bytes_left", "dispatches", "forwarded", "limits", "now", "oldest")
+    __slots__ = ("buckets", "bytes_left", "dispatches", "forwarded", "limits", "now", "oldest", "rank")
 
-    def __init__(self, limits: Limits, now: float) -> None:
+    def __init__(self, limits: Limits, rank: Rank, now: float) -> None:
         self.limits = limits
+        self.rank = rank
         self.now = now
         self.dispatches: list[Dispatch] = []
         self.bytes_left = limits.step_bytes
@@ -82,23 +81,24 @@ class _Step:
         return min(light or waiting, key=self.oldest.__getitem__, default=0)
 
     def ordered(self, entries: list[_Entry]) -> list[_Entry]:
-        """Sort by priority, then by age: a batch that is full is cut from the end."""
-        starved = self.now - self.limits.starved_s
-
-        def rank(entry: _Entry) -> tuple[int, float]:
-            command = entry[0]
-            priority = command.queue.priority if command.arrived > starved else _HIGH
-            return (-priority, command.arrived)
-
-        return sorted(entries, key=rank)
+        """Sort by the order of programs: a batch that is full is cut from the end."""
+        return sort(entries, _head, self.rank, self.now, self.limits.starved_s)
 
 
-def gather(queues: Collection[CommandQueue], limits: Limits, now: float) -> list[Dispatch]:
+def _head(entry: _Entry) -> Command:
+    return entry[0]
+
+
+def gather(queues: Collection[CommandQueue], limits: Limits, rank: Rank, now: float) -> list[Dispatch]:
     """Return the batches of the next step, at most one of them through the layers; empty if nothing waits.
 
-    `queues` have an engine command at their head.
+    Args:
+        queues: with an engine command at their head.
+        limits: of the engine's batches and steps.
+        rank: says which thread goes first, the lowest rank.
+        now: in seconds of control's clock.
     """
-    step = _Step(limits, now)
+    step = _Step(limits, rank, now)
     for queue in queues:
         rest = iter(queue.pending)
         step.offer(next(rest), rest)

@@ -11,6 +11,7 @@ from typing import Final
 
 from tartlet_common.config.settings import ControlSettings
 from tartlet_control.batching.gather import Dispatch
+from tartlet_control.batching.ordering import first
 from tartlet_control.batching.view import Plan, View
 
 Policy = Callable[[View, float], Plan]
@@ -59,15 +60,13 @@ def _has_room(view: View, more: int) -> bool:
 
 
 def eager(view: View, now: float) -> Plan:
-    """Send every command on its own, the oldest first, as a system without batching does."""
+    """Send every command on its own, in the order of programs, as a system without batching does."""
     if view.in_flight >= view.depth:
         return NOTHING
-    heads = [queue.pending[0] for queue in view.queues]
-    if not heads:
+    if not view.queues:
         return NOTHING
-    starved = now - view.limits.starved_s
-    first = min(heads, key=lambda c: (-c.queue.priority if c.arrived > starved else -2, c.arrived))
-    return Plan([Dispatch(first.kind, [first])])
+    command = first(list(view.queues), view.order.rank, now, view.limits.starved_s)
+    return Plan([Dispatch(command.kind, [command])])
 
 
 def k_only(k: int, view: View, now: float) -> Plan:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from tartlet_control.batching.gather import Dispatch, Limits, gather
+from tartlet_control.order.orders import Order
 from tartlet_control.tables.programs import CommandQueue
 
 
@@ -28,6 +29,7 @@ class View:
     in_flight: int  # steps sent and unanswered
     depth: int  # steps that may be in flight
     limits: Limits
+    order: Order = field(default_factory=Order)  # of programs
     prioritised: bool = False  # some queue has another priority than normal
     running: tuple[float, float] = (0.0, 0.0)  # when the step that runs now should end, and its whole duration, in s
     away: Away = Away()
@@ -35,7 +37,7 @@ class View:
 
     def gather(self, now: float) -> list[Dispatch]:
         """Return the next step of what waits now."""
-        return gather(self.queues, self.limits, now)
+        return gather(self.queues, self.limits, self.order.rank, now)
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,6 +35,7 @@ from tartlet_control.batching.policies import policy_of
 from tartlet_control.core.dispatcher import Dispatcher
 from tartlet_control.core.intake import CommandIntake
 from tartlet_control.core.lifecycle import Kept, Lifecycle, StartRequest
+from tartlet_control.core.pool_orders import PoolOrders
 from tartlet_control.core.queue_runner import QueueRunner
 from tartlet_control.core.settler import Settler
 from tartlet_control.tables.engines import EngineState, engine_id_of
@@ -72,6 +73,7 @@ class Core:
         self._waiting: list[tuple[RuntimeSession, StartRequest]] = []  # for other runtimes, which may know their keys
         self.batchers = self.lifecycle.batchers
         self._policy = policy_of(settings)
+        self.orders = PoolOrders(settings, self.lifecycle.history)
         self.runner = QueueRunner(self.lifecycle)
         self.intake = CommandIntake(self.models, self.lifecycle, self.runner)
         self.dispatcher = Dispatcher(self.runner)
@@ -251,7 +253,7 @@ class Core:
             engine_id, incarnation, spec, model.index, self._connections << 32, home=home, protocol=protocol
         )
         limits = Limits(spec.max_batch_tokens, spec.max_batch_commands)
-        self.batchers[engine] = Batcher(self._policy, self.settings.steps_in_flight, limits)
+        self.batchers[engine] = Batcher(self._policy, self.settings.steps_in_flight, limits, self.orders.of(home))
         engine.window_s = self.clock.now()
         model.engines.append(engine)
         self.engines[engine_id] = engine

@@ -22,6 +22,8 @@ from tartlet_common.errors.registry import (
 )
 from tartlet_common.rpc.tenancy import Scope
 from tartlet_control.batching.batcher import Batcher
+from tartlet_control.order.book import Program
+from tartlet_control.order.sizes import History
 from tartlet_control.tables.engines import EngineState
 from tartlet_control.tables.keys import RETURN_S, Keys
 from tartlet_control.tables.ledger import PAGES
@@ -73,6 +75,8 @@ class Lifecycle:
         self.batchers: dict[EngineState, Batcher] = {}  # of the engines that are there
         self.programs: dict[str, ProgramState] = {}
         self.topics = Topics()
+        self.history = History()
+        """What past runs of each program used, for the order `gittins`."""
         self.ending: dict[ProgramState, None] = {}  # ended well, with commands still to be executed
         self.started = 0
         self.ended = 0
@@ -108,6 +112,8 @@ class Lifecycle:
         program.command_limit = _capped(request.command_limit, self._command_limit)
         program.created = self.started
         program.started_s = now
+        key = (request.tenant, request.name, "")
+        program.account = Program(self.started, key, arrived_s=now, last_arrival_s=now)
         self.started += 1
         self.programs[program.id] = program
         self.keys.add(request.tenant, request.idempotency_key, program.id)
@@ -234,6 +240,8 @@ class Lifecycle:
     def _remove(self, program: ProgramState) -> None:
         if self.programs.pop(program.id, None) is not None:
             self.ended += 1
+            if program.killed is None and program.account.service_s:
+                self.history.ended(program.account.key, program.account.service_s)
             self._ended_where(program.id, program.session, program.tenant)
             self.on_end(program, program.killed)
         if program.session.programs.get(program.handle) is program:

@@ -47,7 +47,7 @@ class Settler:
             if commands[0].kind == _SAMPLE:
                 sampled += len(commands) - int(answers.status.astype(bool).sum())
         engine.count_step(result.computed_tokens, sampled, result.device_s, now)
-        batcher.settled(sent.queues, sent.tokens, now)
+        batcher.settled(sent, result.device_s, now)
         if self.on_settled is not None:
             self.on_settled(engine, sent, result, now)
 

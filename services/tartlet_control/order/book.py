@@ -1,13 +1,19 @@
 """The process table of Autellix 4.2.1: for each running program its service, its waiting and its active calls.
 
 A thread is one command queue of a program. A call is a period in which the thread always had something to compute:
-the call begins with the first command after the thread was idle, and ends when the thread is idle again.
+the call begins with the first command after the thread was idle, and ends when the thread is idle again. A program that
+reads each token before it asks for the next is idle for a moment after each: `CALL_GAP_S` says how long a moment is.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from math import inf
+from typing import Final
+
+CALL_GAP_S: Final = 0.05
+"""A thread that is idle for at most this long goes on with its call. A tool's answer usually takes longer."""
 
 Key = tuple[str, str, str]
 """Tenant, name and digest of a program: runs of equal keys are expected to need similar service."""
@@ -31,6 +37,8 @@ class Thread:
     forgiven: tuple[float, float] = (0.0, 0.0)
     """Waiting and service of the active call that no longer count towards starvation (Algorithm 1, line 29)."""
     active: bool = False
+    idle_since: float | None = None
+    """Since when the active call has had nothing to compute; None while it waits or computes."""
 
     def wait_s(self, now: float) -> float:
         """Return how long the active call has waited in all."""
@@ -58,6 +66,10 @@ class Program:
     remaining_s: float = inf
     """Device time that the program still needs. Only a simulation knows this."""
     threads: dict[int, Thread] = field(default_factory=dict)
+
+    def wait_s(self, now: float, threads: Iterable[Thread]) -> float:
+        """Return how long the calls of the program have waited, with the active ones of its `threads`."""
+        return self.waited_s + sum(t.wait_s(now) - t.forgiven[0] for t in threads if t.active)
 
 
 class Book:
@@ -91,6 +103,10 @@ class Book:
 
 def waits(thread: Thread, now: float) -> None:
     """Note that a thread has something to compute and waits for a step. A thread that was idle begins a call."""
+    if thread.idle_since is not None:
+        if now - thread.idle_since > CALL_GAP_S:
+            ends_call(thread, thread.idle_since)
+        thread.idle_since = None
     if not thread.active:
         program = thread.program
         thread.active = True
@@ -109,6 +125,18 @@ def runs(thread: Thread, now: float) -> None:
         thread.waits_since = None
 
 
+def idles(thread: Thread, now: float) -> None:
+    """Note that a thread has nothing to compute now. Whether its call has ended shows when it computes again."""
+    runs(thread, now)
+    thread.idle_since = now
+
+
+def withdraws(thread: Thread) -> None:
+    """Note that what a thread waited for won't be computed. The wait so far doesn't count."""
+    if thread.waits_since is not None:
+        thread.idle_since, thread.waits_since = thread.waits_since, None
+
+
 def serve(thread: Thread, device_s: float) -> None:
     """Charge a thread with its share of a step's device time."""
     program = thread.program
@@ -125,6 +153,7 @@ def ends_call(thread: Thread, now: float) -> None:
         program.waited_s += thread.waited_s - thread.forgiven[0]
         program.last_completion_s = now
         thread.active = False
+        thread.idle_since = None
         thread.waited_s = thread.service_s = 0.0
         thread.forgiven = (0.0, 0.0)
 

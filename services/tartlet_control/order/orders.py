@@ -31,6 +31,11 @@ class Order:
     """What `gittins` has learned."""
 
     @property
+    def boosts(self) -> bool:
+        """Whether a program that has starved goes before others."""
+        return bool(self.starved_at) and self.name not in {"round-robin", "fcfs", "srpt"}
+
+    @property
     def quantum_s(self) -> float:
         """The quantum of the first queue."""
         return self.bounds_s[0]

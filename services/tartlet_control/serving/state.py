@@ -25,9 +25,11 @@ def state_of(core: Core, scope: Scope = EVERYONE) -> dict[str, Any]:
     reach = None if scope.tenant is None else Reach(scope.tenant)
     models = core.models if reach is None else core.models.seen_by(reach)
     shown = [p for p in core.lifecycle.programs.values() if scope.allows(p.tenant)]
+    places = _places(core, now)
     return {
         "incarnation": core.incarnation,
         "batching": core.settings.batching,
+        "order": core.orders.default.name,
         "steps_in_flight": core.settings.steps_in_flight,
         "models": [_model(m, core, reach) for m in models if m.engines or not core.models.stands_by(m)],
         "engines": [_engine(e, core) for e in core.engines.values() if reach is None or reach.rank(e.home) is not None],
@@ -41,7 +43,7 @@ def state_of(core: Core, scope: Scope = EVERYONE) -> dict[str, Any]:
             }
             for s in core.sessions.values()
         ],
-        "programs": [_program(p, now) for p in shown[-PROGRAMS_SHOWN:]],
+        "programs": [_program(p, now, places.get(p.id, 0)) for p in shown[-PROGRAMS_SHOWN:]],
         "programs_left_out": max(0, len(shown) - PROGRAMS_SHOWN),
         "totals": {
             "started": core.lifecycle.started,
@@ -95,6 +97,7 @@ def _engine(e: EngineState, core: Core) -> dict[str, Any]:
         "page_size": e.spec.page_size,
         "pools": {p.name: {"free": p.num_free, "held": p.num_held, "total": p.total} for p in e.pools},
         "programs": len(e.program_ids),
+        "order": core.batchers[e].order.name,
         "queues_waiting": len(core.batchers[e].waiting),
         "steps": e.steps,
         "in_flight": len(core.batchers[e].in_flight),
@@ -105,7 +108,18 @@ def _engine(e: EngineState, core: Core) -> dict[str, Any]:
     }
 
 
-def _program(p: ProgramState, now: float) -> dict[str, Any]:
+def _places(core: Core, now: float) -> dict[str, int]:
+    """Return the place of each program with waiting commands among those of its engine: 1 goes first."""
+    places: dict[str, int] = {}
+    for batcher in core.batchers.values():
+        rank = batcher.order.rank
+        ranked = sorted((rank(queue.thread, now), queue.program.id) for queue in batcher.waiting)
+        for place, program_id in enumerate(dict.fromkeys(name for _, name in ranked), 1):
+            places[program_id] = min(place, places.get(program_id, place))
+    return places
+
+
+def _program(p: ProgramState, now: float, place: int) -> dict[str, Any]:
     return {
         "id": p.id,
         "name": p.name,
@@ -119,6 +133,9 @@ def _program(p: ProgramState, now: float) -> dict[str, Any]:
         "peak_pages": p.peak_pages,
         "queues": {str(q.id): len(q.pending) for q in islice(p.queues.values(), QUEUES_SHOWN)},
         "in_flight": p.in_flight,
+        "service_s": round(p.account.service_s, 6),
+        "waited_s": round(p.account.wait_s(now, (q.thread for q in p.queues.values())), 6),
+        "rank": place,
         "sampled_tokens": p.sampled_tokens,
         "input_tokens": p.input_tokens,
         "commands": p.commands,

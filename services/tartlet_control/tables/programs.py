@@ -16,6 +16,7 @@ from tartlet_common.engine.pools import ANYWHERE
 from tartlet_common.engine.spec import EngineSpec
 from tartlet_common.errors.registry import TartletError
 from tartlet_common.rpc.resume import ResumableLink
+from tartlet_control.order import book
 from tartlet_control.tables.engines import EngineState
 from tartlet_control.tables.grammars import Grammar
 from tartlet_control.tables.ledger import PAGES
@@ -98,7 +99,7 @@ class CommandQueue:
 
     __slots__ = (
         "answered_s", "cause", "dispatched", "failed", "id", "lane", "pending", "place", "poison", "priority",
-        "program", "reset_at", "returns_s", "settled", "spec", "syncs",
+        "program", "reset_at", "returns_s", "settled", "spec", "syncs", "thread",
     )  # fmt: skip
 
     def __init__(self, program: ProgramState, queue_id: int, place: Place) -> None:
@@ -107,7 +108,8 @@ class CommandQueue:
         self.place = place
         self.spec: EngineSpec = place.model.spec
         self.lane = -1  # the queue's number on its engine, given with the engine
-        self.priority = int(Priority.NORMAL)
+        self.priority = int(Priority.NORMAL)  # among the queues of its program
+        self.thread = book.Thread(program.account)
         self.pending: deque[Command] = deque()
         self.dispatched = 0
         self.settled = 0
@@ -124,10 +126,10 @@ class ProgramState:
     """One running program: what it asked for, its queues, what it holds and what it has used."""
 
     __slots__ = (
-        "asked_model", "command_limit", "commands", "created", "default_model", "dispatched", "end_asked", "failed",
-        "handle", "id", "idempotency_key", "in_flight", "input_tokens", "killed", "live", "name", "num_pages",
-        "page_limit", "peak_pages", "places", "queues", "reach", "sampled_tokens", "session", "span", "started_s",
-        "tenant",
+        "account", "asked_model", "command_limit", "commands", "created", "default_model", "dispatched",
+        "end_asked", "failed", "handle", "id", "idempotency_key", "in_flight", "input_tokens", "killed", "live",
+        "name", "num_pages", "page_limit", "peak_pages", "places", "queues", "reach", "sampled_tokens",
+        "session", "span", "started_s", "tenant",
     )  # fmt: skip
 
     def __init__(
@@ -144,6 +146,8 @@ class ProgramState:
         self.name = ""
         self.page_limit = 0  # 0: all pages of the engine
         self.command_limit = 4096
+        self.account = book.Program(0)
+        """What it used and waited for."""
         self.created = 0  # number in order of creation: contention ends the newest program
         self.started_s = 0.0
         self.queues: dict[int, CommandQueue] = {}

@@ -12,6 +12,7 @@ from tartlet_common.abi import Event, Op, u32
 from tartlet_control.batching import policies
 from tartlet_control.batching.view import Plan, View
 from tartlet_control.calls.registry import RUNS_LAYERS
+from tartlet_control.order.orders import LIVE
 from tartlet_worker.fake import FakeOptions
 from tests.control.harness import Guest, Host
 from tests.control.serial import FAILED, OK, SKIPPED, Command, Serial
@@ -189,18 +190,24 @@ def observed(policy: str) -> Any:
         st.lists(st.lists(commands(), max_size=14), min_size=QUEUES, max_size=QUEUES), min_size=1, max_size=3
     ),
     policy=st.sampled_from(["adaptive", "adaptive", "eager", "k-only", "t-only"]),
+    order=st.sampled_from(LIVE),
     batch_commands=st.sampled_from([1, 2, 64]),
     batch_tokens=st.sampled_from([2, 64]),
     timing=st.randoms(use_true_random=False),
 )
 def test_every_schedule_equals_serial_execution(
-    programs: list[list[list[list[Command]]]], policy: str, batch_commands: int, batch_tokens: int, timing: Any
+    programs: list[list[list[list[Command]]]],
+    policy: str,
+    order: str,
+    batch_commands: int,
+    batch_tokens: int,
+    timing: Any,
 ) -> None:
     options = FakeOptions(
         page_size=PAGE_SIZE, num_pages=64, num_embeds=64, num_slots=32,
         max_batch_commands=batch_commands, max_batch_tokens=batch_tokens,
     )  # fmt: skip
-    host = Host(options, batching=policy)
+    host = Host(options, batching=policy, order=order)
     host.batcher._policy = observed(policy)
     guests = [host.start() for _ in programs]
     bases = [{"page": 10 * q, "embed": 10 * q, "slot": 10 * q} for q in range(QUEUES)]

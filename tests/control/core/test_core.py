@@ -308,25 +308,6 @@ def test_cancel_drops_the_undispatched_suffix_but_not_what_frees() -> None:
     assert len(guest.tokens()) == 3
 
 
-def test_priority_decides_when_a_batch_is_full() -> None:
-    host = Host(FakeOptions(page_size=4, max_batch_commands=2))
-    guests = [host.start() for _ in range(4)]
-    for guest in guests:
-        guest.alloc(Op.ALLOC_EMB, [0])
-        guest.alloc(Op.ALLOC_SLOT, [0])
-    guests[3].put(Op.SET_QUEUE_PRIORITY, a=2)
-    guests[0].put(Op.SET_QUEUE_PRIORITY, a=0)
-    host.run()
-    for guest in guests:
-        guest.forward([], [0], [], [0])
-    host.pump()
-    lanes = {
-        lane: i for i, g in enumerate(guests) for lane in [host.core.lifecycle.programs[g.program_id].queues[0].lane]
-    }
-    order = [[lanes[x] for x in s.batches[0].lane.tolist()] for s in host.steps]
-    assert order == [[3, 1], [2, 0]]
-
-
 def test_a_record_outside_the_payload_ends_its_program_only() -> None:
     host = Host()
     bad, good = host.start(), host.start()

@@ -1,0 +1,57 @@
+"""Keeps the process table: what each thread waited for, and its share of the device time of each step (Autellix 4.2.1).
+
+A thread is one command queue. A step's device time is shared by the tokens that its commands run through the layers; in
+a step without such commands all its queues have equal shares.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterable
+
+from tartlet_control.calls.registry import RUNS_LAYERS
+from tartlet_control.order import book
+from tartlet_control.order.orders import Order, starved
+from tartlet_control.tables.programs import Command, CommandQueue
+
+
+def ready(queue: CommandQueue, arrived: float) -> None:
+    """Note that a queue has an engine command at its head. A queue that computes waits only after that."""
+    if queue.dispatched == queue.settled:
+        idle_since = queue.thread.idle_since
+        book.waits(queue.thread, arrived if idle_since is None else max(arrived, idle_since))
+
+
+def sent(queues: Iterable[CommandQueue], order: Order, now: float) -> None:
+    """Note that commands of these queues are in a step from now on. What had starved goes first for a quantum."""
+    for queue in queues:
+        thread = queue.thread
+        if order.boosts and starved(order, thread, now):
+            book.boost(thread, order.quantum_s, now)
+        book.runs(thread, now)
+
+
+def settled(
+    batches: list[list[Command]],
+    queues: list[CommandQueue],
+    waiting: Container[CommandQueue],
+    device_s: float,
+    now: float,
+) -> None:
+    """Charge a step's device time to its threads, and note which of them wait again and which are idle."""
+    tokens: dict[CommandQueue, int] = {}
+    for commands in batches:
+        if commands[0].kind in RUNS_LAYERS:
+            for command in commands:
+                tokens[command.queue] = tokens.get(command.queue, 0) + command.tokens
+    total = sum(tokens.values())
+    if total:
+        token_s = device_s / total
+        for queue, of_queue in tokens.items():
+            book.serve(queue.thread, token_s * of_queue)
+    elif queues:
+        share_s = device_s / len(queues)
+        for queue in queues:
+            book.serve(queue.thread, share_s)
+    for queue in queues:
+        if queue.settled == queue.dispatched:
+            (book.waits if queue in waiting else book.idles)(queue.thread, now)

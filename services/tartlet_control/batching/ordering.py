@@ -1,0 +1,67 @@
+"""Sorts waiting commands: programs by the order's rank, and the queues of one program by their priorities.
+
+A priority moves a command only among the places that its own program has. So no program gets ahead of another by giving
+its queues a high priority.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Final, TypeVar
+
+from tartlet_common.abi import Priority
+from tartlet_control.order import orders
+from tartlet_control.order.book import Thread
+from tartlet_control.tables.programs import Command, CommandQueue, ProgramState
+
+Rank = Callable[[Thread, float], orders.Rank]
+"""Where a thread's waiting command stands at a time; the lowest goes first."""
+T = TypeVar("T")
+
+_NORMAL: Final = int(Priority.NORMAL)
+_HIGH: Final = int(Priority.HIGH)
+
+
+def sort(entries: Sequence[T], head: Callable[[T], Command], rank: Rank, now: float, starved_s: float) -> list[T]:
+    """Return entries, each with a command at its head, in the order in which they go.
+
+    Args:
+        entries: to sort.
+        head: returns the command of an entry.
+        rank: of the threads.
+        now: in seconds.
+        starved_s: a command that has waited longer counts as of high priority within its program.
+    """
+    found = sorted(entries, key=lambda entry: rank(head(entry).queue.thread, now))
+    if any(head(entry).queue.priority != _NORMAL for entry in found):
+        _by_priority(found, head, now - starved_s)
+    return found
+
+
+def first(queues: Sequence[CommandQueue], rank: Rank, now: float, starved_s: float) -> Command:
+    """Return the command that goes first, as `sort` has it, without sorting. `queues` have a command at their head."""
+    best = min(queues, key=lambda queue: rank(queue.thread, now))
+    if all(queue.priority == _NORMAL for queue in queues):
+        return best.pending[0]
+    own = [queue.pending[0] for queue in queues if queue.program is best.program]
+    return sort(own, _itself, rank, now, starved_s)[0]
+
+
+def _itself(command: Command) -> Command:
+    return command
+
+
+def _by_priority(found: list[T], head: Callable[[T], Command], starved_before: float) -> None:
+    """Within the places of each program, let its higher priorities go first."""
+    places: dict[ProgramState, list[int]] = {}
+    for place, entry in enumerate(found):
+        places.setdefault(head(entry).queue.program, []).append(place)
+
+    def urgency(entry: T) -> int:
+        command = head(entry)
+        return -(command.queue.priority if command.arrived > starved_before else _HIGH)
+
+    for own in places.values():
+        if len(own) > 1:
+            for place, entry in zip(own, sorted([found[place] for place in own], key=urgency), strict=True):
+                found[place] = entry

@@ -1,0 +1,38 @@
+"""Makes an order of the values that settings and pools give for it."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Final
+
+from tartlet_common.errors.registry import InvalidArgument
+from tartlet_control.order.orders import LIVE, Order
+from tartlet_control.order.sizes import History
+
+MOST_QUANTA: Final = 64
+
+
+def order_of(name: str, quanta_s: str, starved_at: float, history: History) -> Order:
+    """Return an order.
+
+    Args:
+        name: one of `LIVE`.
+        quanta_s: where one queue ends and the next begins, in rising seconds of device time, separated by commas.
+        starved_at: wait over service at which a program goes first for one quantum (beta); 0: never.
+        history: what `gittins` knows of past runs.
+
+    Raises:
+        InvalidArgument: there is no such order, or the quanta don't rise above 0.
+    """
+    if name not in LIVE:
+        raise InvalidArgument(argument="order", detail=f"{name!r} is none of {', '.join(LIVE)}")
+    try:
+        bounds = tuple(float(part) for part in quanta_s.split(","))
+    except ValueError:
+        bounds = ()
+    if not 0 < len(bounds) <= MOST_QUANTA or bounds[0] <= 0 or any(low >= high for low, high in pairwise(bounds)):
+        detail = f"{quanta_s!r} must be 1 to {MOST_QUANTA} numbers of seconds that rise, separated by commas"
+        raise InvalidArgument(argument="order_quanta_s", detail=detail)
+    if not starved_at >= 0:
+        raise InvalidArgument(argument="order_starved_at", detail=f"{starved_at} must be at least 0")
+    return Order(name, bounds, starved_at, history)

@@ -1,0 +1,180 @@
+"""The order of programs in control's core: full batches, priorities, accounts of device time, calls, live changes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from tartlet_common.abi import Op, Priority
+from tartlet_common.engine.pools import Home
+from tartlet_common.errors.registry import InvalidArgument
+from tartlet_control.order.orders import LIVE
+from tartlet_control.tables.programs import ProgramState
+from tartlet_worker.fake import FakeOptions
+from tests.control.harness import Guest, Host, decode_text
+
+ONE_AT_A_TIME = FakeOptions(page_size=4, num_pages=64, num_embeds=64, num_slots=64, max_batch_commands=1)
+
+
+def state(guest: Guest) -> ProgramState:
+    return guest.host.core.lifecycle.programs[guest.program_id]
+
+
+def prepared(host: Host, queues: int = 1) -> Guest:
+    guest = host.start()
+    for q in range(queues):
+        if q:
+            guest.put(Op.CREATE_QUEUE, queue=q)
+        guest.alloc(Op.ALLOC_EMB, [q], queue=q)
+    host.run()
+    return guest
+
+
+def served(host: Host, guests: list[Guest]) -> list[tuple[int, int]]:
+    """Run what waits; returns guest and queue of each command, in the order in which the engine got them."""
+    lanes = {q.lane: (g.handle, q.id) for g in guests for q in state(g).queues.values()}
+    before = len(host.steps)
+    host.run()
+    return [lanes[lane] for step in host.steps[before:] for batch in step.batches for lane in batch.lane.tolist()]
+
+
+@pytest.mark.parametrize("order", LIVE)
+def test_a_priority_orders_the_queues_of_its_own_program_only(order: str) -> None:
+    host = Host(ONE_AT_A_TIME, order=order)
+    first, second = prepared(host, queues=3), prepared(host)
+    first.put(Op.SET_QUEUE_PRIORITY, queue=2, a=int(Priority.HIGH))
+    first.put(Op.SET_QUEUE_PRIORITY, queue=0, a=int(Priority.LOW))
+    second.put(Op.SET_QUEUE_PRIORITY, a=int(Priority.HIGH))
+    for q in range(3):
+        first.forward([], [q], [], [q], queue=q)
+    second.forward([], [0], [], [0])
+    assert served(host, [first, second]) == [(1, 2), (1, 1), (1, 0), (2, 0)]
+
+
+@pytest.mark.parametrize(("order", "expected"), [("fcfs", [1, 2]), ("plas", [2, 1]), ("atlas", [2, 1])])
+def test_the_program_with_less_service_goes_first(order: str, expected: list[int]) -> None:
+    host = Host(ONE_AT_A_TIME, order=order, order_quanta_s="0.1,0.4", order_starved_at=0)
+    old, new = prepared(host), prepared(host)
+    old.forward([], [0], [], [0])
+    host.pump()
+    answer(host, device_s=0.5)
+    host.clock.advance(1.0)
+    old.forward([], [0], [], [0])
+    new.forward([], [0], [], [0])
+    assert [handle for handle, _ in served(host, [old, new])] == expected
+
+
+def answer(host: Host, device_s: float) -> None:
+    """Answer the oldest step, as if the device had taken so long."""
+    engine, fake, step = host._waiting.pop(0)
+    host.core.on_result(engine, replace(fake.step(step), device_s=device_s))
+    host.collect()
+
+
+def test_a_step_is_charged_by_the_tokens_that_each_program_computes() -> None:
+    host = Host(FakeOptions(page_size=4, num_pages=64, num_embeds=64, num_slots=64))
+    guests = [host.start() for _ in range(2)]
+    for guest, tokens in zip(guests, (3, 1), strict=True):
+        guest.alloc(Op.ALLOC_EMB, range(tokens))
+        guest.embed(list(range(tokens)), [1] * tokens, list(range(tokens)))
+    host.run()
+    before = [state(guest).account.service_s for guest in guests]
+    for guest, tokens in zip(guests, (3, 1), strict=True):
+        guest.forward([], list(range(tokens)), [], [0])
+    host.pump()
+    answer(host, device_s=0.8)
+    spent = [state(g).account.service_s - b for g, b in zip(guests, before, strict=True)]
+    assert spent == pytest.approx([0.6, 0.2])
+
+
+def test_reading_each_token_goes_on_with_the_call_and_a_long_pause_begins_another() -> None:
+    host = Host()
+    guest = host.start()
+    decode_text(guest, [1, 2, 3], 2, ahead=False)
+    host.run()
+    thread = state(guest).queues[0].thread
+    began = thread.arrived_s
+    host.clock.advance(0.01)
+    guest.forward([0], [3], [0], [3], offset=0)
+    host.run()
+    assert (thread.arrived_s, thread.active) == (began, True)
+    host.clock.advance(5.0)
+    guest.forward([0], [3], [0], [3], offset=0)
+    host.pump()
+    assert thread.arrived_s == pytest.approx(host.clock.now())
+    assert thread.wait_s(host.clock.now()) == pytest.approx(0.0)
+
+
+def test_waiting_counts_from_the_command_until_its_step() -> None:
+    host = Host(ONE_AT_A_TIME, steps_in_flight=1)
+    first, second = prepared(host), prepared(host)
+    first.forward([], [0], [], [0])
+    second.forward([], [0], [], [0])
+    host.pump()
+    host.clock.advance(2.0)
+    now = host.clock.now()
+    waited = [state(g).account.wait_s(now, [state(g).queues[0].thread]) for g in (first, second)]
+    assert waited == pytest.approx([0.0, 2.0])
+    host.run()
+    assert state(second).account.wait_s(now + 9, [state(second).queues[0].thread]) == pytest.approx(2.0)
+
+
+def test_a_starved_program_goes_before_those_with_less_service() -> None:
+    host = Host(ONE_AT_A_TIME, order="plas", order_quanta_s="0.1", order_starved_at=4, steps_in_flight=1)
+    old, new = prepared(host), prepared(host)
+    old.forward([], [0], [], [0])
+    host.pump()
+    answer(host, device_s=0.5)
+    new.forward([], [0], [], [0])  # on the engine while the old one waits
+    host.pump()
+    old.forward([], [0], [], [0])
+    host.flush()
+    host.clock.advance(3.0)  # six times its service
+    new.forward([], [0], [], [0])
+    host.flush()
+    assert [handle for handle, _ in served(host, [old, new])] == [1, 2]
+
+
+def test_programs_that_ended_teach_gittins_what_their_like_need() -> None:
+    host = Host(ONE_AT_A_TIME, order="gittins")
+    for name, device_s in [("short", 0.01), ("long", 5.0)] * 4:
+        guest = host.start(program_id=f"{name}-{len(host.guests)}", name=name)
+        guest.alloc(Op.ALLOC_EMB, [0])
+        guest.forward([], [0], [], [0])
+        host.pump()
+        answer(host, device_s)
+        host.end(guest)
+    guests = []
+    for name in ("long", "short"):
+        guests.append(host.start(program_id=name, name=name))
+        guests[-1].alloc(Op.ALLOC_EMB, [0])
+        guests[-1].forward([], [0], [], [0])
+    host.flush()
+    assert [handle for handle, _ in served(host, guests)] == [guests[1].handle, guests[0].handle]
+
+
+def test_a_pool_follows_its_own_order_from_the_next_step_on() -> None:
+    host = Host(engines=0)
+    core, home = host.core, Home("team", "gpu")
+    fake = host.join("elsewhere")
+    spec = fake.spec
+    of_pool = core.on_engine("e", "inc", spec, home)
+    core.orders.change(home.path, "plas", "0.5,1", 8.0, core.batchers)
+    assert (core.batchers[of_pool].order.name, core.batchers[fake].order.name) == ("plas", "round-robin")
+    assert core.batchers[of_pool].order.bounds_s == (0.5, 1.0)
+    later = core.on_engine("later", "inc", spec, home)
+    assert core.batchers[later].order.name == "plas"
+    core.orders.change(home.path, "", "", 8.0, core.batchers)
+    assert core.batchers[of_pool].order is core.orders.default
+
+
+@pytest.mark.parametrize(
+    ("name", "quanta_s", "starved_at"),
+    [("srpt", "1", 8.0), ("plas", "2,1", 8.0), ("plas", "0", 8.0), ("plas", "1,x", 8.0), ("plas", "1", -1.0)],
+)
+def test_an_order_that_makes_no_sense_is_refused(name: str, quanta_s: str, starved_at: float) -> None:
+    host = Host()
+    with pytest.raises(InvalidArgument):
+        host.core.orders.change("team/gpu", name, quanta_s, starved_at, host.core.batchers)
+    assert host.batcher.order is host.core.orders.default
