@@ -114,7 +114,9 @@ async def device_s(client: tartlet.AsyncClient) -> float:
     return float(engine["device_s"])
 
 
-async def decode(client: tartlet.AsyncClient, source: tartlet.Source, programs: int, mode: str) -> tuple[float, float]:
+async def decode(
+    client: tartlet.AsyncClient, source: tartlet.Source, programs: int, mode: str, durability: str = ""
+) -> tuple[float, float]:
     """Have `programs` programs decode side by side.
 
     Returns:
@@ -122,7 +124,7 @@ async def decode(client: tartlet.AsyncClient, source: tartlet.Source, programs: 
     """
     run_ahead, own_sampling = MODES[mode]
     args = [str(n) for n in (PROMPT_TOKENS, NEW_TOKENS, run_ahead, int(own_sampling))]
-    specs = [tartlet.LaunchSpec(source=source, args=args)] * programs
+    specs = [tartlet.LaunchSpec(source=source, args=args, durability=durability)] * programs
     waiting: list[str] = []
     start = last = computed_s = 0.0
     ended = 0
