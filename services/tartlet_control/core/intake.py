@@ -180,7 +180,13 @@ class CommandIntake:
         self._answer(program, record, payload=payload)
 
     def _grammar(self, program: ProgramState, queue: CommandQueue | None, record: Record, payload: memoryview) -> None:
-        self._runner.grammars.define(queue or self._default_queue(program, record.queue), record, payload)
+        try:
+            self._runner.grammars.define(queue or self._default_queue(program, record.queue), record, payload)
+        except TartletError as e:
+            if not record.flags & 1:
+                raise
+            out = program.session.outbox  # the call fails alone, as one does whose grammar can't be compiled
+            out.fail(program.handle, record.ticket, record.queue, e, answers=True)
 
     def _dealloc_grammar(
         self, program: ProgramState, queue: CommandQueue | None, record: Record, _: memoryview
