@@ -652,23 +652,105 @@ class EnginesReply(_message.Message):
 
     INCARNATION_FIELD_NUMBER: _builtins.int
     ENGINES_FIELD_NUMBER: _builtins.int
+    ORDERS_FIELD_NUMBER: _builtins.int
     incarnation: _builtins.str
     """control's incarnation: a new one may have another catalogue"""
     @_builtins.property
     def engines(self) -> _containers.RepeatedCompositeFieldContainer[Global___EngineSeen]: ...
+    @_builtins.property
+    def orders(self) -> _containers.RepeatedCompositeFieldContainer[Global___PoolOrder]:
+        """of pools that have an order of their own"""
+
     def __init__(
         self,
         *,
         incarnation: _builtins.str = ...,
         engines: _abc.Iterable[Global___EngineSeen] | None = ...,
+        orders: _abc.Iterable[Global___PoolOrder] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["engines", b"engines", "incarnation", b"incarnation"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["engines", b"engines", "incarnation", b"incarnation", "orders", b"orders"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___EnginesReply: _TypeAlias = EnginesReply  # noqa: Y015
+
+@_typing.final
+class PoolOrder(_message.Message):
+    """Which programs go first on a pool's engines when a batch is full."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    POOL_FIELD_NUMBER: _builtins.int
+    ORDER_FIELD_NUMBER: _builtins.int
+    QUANTA_S_FIELD_NUMBER: _builtins.int
+    STARVED_AT_FIELD_NUMBER: _builtins.int
+    pool: _builtins.str
+    """TENANT/POOL"""
+    order: _builtins.str
+    """such as "plas"; "" in a request: control's own order"""
+    starved_at: _builtins.float
+    """a program that has waited this many times its service goes first; 0: never"""
+    @_builtins.property
+    def quanta_s(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
+        """rising bounds of the queues, in device time; none: control's own"""
+
+    def __init__(
+        self,
+        *,
+        pool: _builtins.str = ...,
+        order: _builtins.str = ...,
+        quanta_s: _abc.Iterable[_builtins.float] | None = ...,
+        starved_at: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["order", b"order", "pool", b"pool", "quanta_s", b"quanta_s", "starved_at", b"starved_at"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PoolOrder: _TypeAlias = PoolOrder  # noqa: Y015
+
+@_typing.final
+class SetOrderRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ORDER_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def order(self) -> Global___PoolOrder: ...
+    def __init__(
+        self,
+        *,
+        order: Global___PoolOrder | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["order", b"order"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["order", b"order"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SetOrderRequest: _TypeAlias = SetOrderRequest  # noqa: Y015
+
+@_typing.final
+class SetOrderReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ERROR_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def error(self) -> _common_pb2.Error: ...
+    def __init__(
+        self,
+        *,
+        error: _common_pb2.Error | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["error", b"error"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["error", b"error"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SetOrderReply: _TypeAlias = SetOrderReply  # noqa: Y015
 
 @_typing.final
 class EngineSeen(_message.Message):

@@ -70,6 +70,11 @@ class ControlStub:
                 request_serializer=tartlet_dot_v1_dot_control__pb2.EngineAction.SerializeToString,
                 response_deserializer=tartlet_dot_v1_dot_control__pb2.EngineActionReply.FromString,
                 _registered_method=True)
+        self.SetOrder = channel.unary_unary(
+                '/tartlet.v1.Control/SetOrder',
+                request_serializer=tartlet_dot_v1_dot_control__pb2.SetOrderRequest.SerializeToString,
+                response_deserializer=tartlet_dot_v1_dot_control__pb2.SetOrderReply.FromString,
+                _registered_method=True)
         self.FetchBlob = channel.unary_stream(
                 '/tartlet.v1.Control/FetchBlob',
                 request_serializer=tartlet_dot_v1_dot_control__pb2.BlobRequest.SerializeToString,
@@ -128,6 +133,13 @@ class ControlServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def SetOrder(self, request, context):
+        """of the programs on a pool's engines; they follow it at once
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def FetchBlob(self, request, context):
         """Tokenizers and sources by digest.
         """
@@ -172,6 +184,11 @@ def add_ControlServicer_to_server(servicer, server):
                     servicer.Resume,
                     request_deserializer=tartlet_dot_v1_dot_control__pb2.EngineAction.FromString,
                     response_serializer=tartlet_dot_v1_dot_control__pb2.EngineActionReply.SerializeToString,
+            ),
+            'SetOrder': grpc.unary_unary_rpc_method_handler(
+                    servicer.SetOrder,
+                    request_deserializer=tartlet_dot_v1_dot_control__pb2.SetOrderRequest.FromString,
+                    response_serializer=tartlet_dot_v1_dot_control__pb2.SetOrderReply.SerializeToString,
             ),
             'FetchBlob': grpc.unary_stream_rpc_method_handler(
                     servicer.FetchBlob,
@@ -368,6 +385,33 @@ class Control:
             '/tartlet.v1.Control/Resume',
             tartlet_dot_v1_dot_control__pb2.EngineAction.SerializeToString,
             tartlet_dot_v1_dot_control__pb2.EngineActionReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SetOrder(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tartlet.v1.Control/SetOrder',
+            tartlet_dot_v1_dot_control__pb2.SetOrderRequest.SerializeToString,
+            tartlet_dot_v1_dot_control__pb2.SetOrderReply.FromString,
             options,
             channel_credentials,
             insecure,

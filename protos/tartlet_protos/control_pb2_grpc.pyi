@@ -46,6 +46,8 @@ class ControlStub:
     Drain: _grpc.UnaryUnaryMultiCallable[_control_pb2.EngineAction, _control_pb2.EngineActionReply]
     """cordon, then wait for its programs"""
     Resume: _grpc.UnaryUnaryMultiCallable[_control_pb2.EngineAction, _control_pb2.EngineActionReply]
+    SetOrder: _grpc.UnaryUnaryMultiCallable[_control_pb2.SetOrderRequest, _control_pb2.SetOrderReply]
+    """of the programs on a pool's engines; they follow it at once"""
     FetchBlob: _grpc.UnaryStreamMultiCallable[_control_pb2.BlobRequest, _common_pb2.BlobChunk]
     """Tokenizers and sources by digest."""
 
@@ -66,6 +68,8 @@ class ControlAsyncStub(ControlStub):
     Drain: _aio.UnaryUnaryMultiCallable[_control_pb2.EngineAction, _control_pb2.EngineActionReply]  # type: ignore[assignment]
     """cordon, then wait for its programs"""
     Resume: _aio.UnaryUnaryMultiCallable[_control_pb2.EngineAction, _control_pb2.EngineActionReply]  # type: ignore[assignment]
+    SetOrder: _aio.UnaryUnaryMultiCallable[_control_pb2.SetOrderRequest, _control_pb2.SetOrderReply]  # type: ignore[assignment]
+    """of the programs on a pool's engines; they follow it at once"""
     FetchBlob: _aio.UnaryStreamMultiCallable[_control_pb2.BlobRequest, _common_pb2.BlobChunk]  # type: ignore[assignment]
     """Tokenizers and sources by digest."""
 
@@ -125,6 +129,14 @@ class ControlServicer(metaclass=_abc_1.ABCMeta):
         request: _control_pb2.EngineAction,
         context: _ServicerContext,
     ) -> _typing.Union[_control_pb2.EngineActionReply, _abc.Awaitable[_control_pb2.EngineActionReply]]: ...
+
+    @_abc_1.abstractmethod
+    def SetOrder(
+        self,
+        request: _control_pb2.SetOrderRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_control_pb2.SetOrderReply, _abc.Awaitable[_control_pb2.SetOrderReply]]:
+        """of the programs on a pool's engines; they follow it at once"""
 
     @_abc_1.abstractmethod
     def FetchBlob(

@@ -140,6 +140,9 @@ class FakeControl(control_pb2_grpc.ControlServicer, control_pb2_grpc.CatalogueSe
 
     Drain = Resume = Cordon
 
+    async def SetOrder(self, request: Any, context: Any) -> control_pb2.SetOrderReply:
+        return control_pb2.SetOrderReply()
+
     async def Put(self, request_iterator: Any, context: Any) -> AsyncIterator[control_pb2.PutReply]:
         async for _ in request_iterator:
             yield control_pb2.PutReply()

@@ -125,6 +125,33 @@ class ResourceClaim(ApiModel):
     )
 
 
+class Scheduling(ApiModel):
+    """Which programs go first when the batch of an engine is full (docs/scheduling.md)."""
+
+    order: Literal["round-robin", "fcfs", "mlfq", "plas", "atlas", "gittins"] = Field(
+        default="round-robin",
+        description="`round-robin`: the command that has waited longest. `fcfs`: the call that began first. `mlfq`: "
+        "the call with the least service. `plas`, `atlas`: the program with the least service, of all calls or of its "
+        "longest chain. `gittins`: the program that is likeliest to end soon.",
+    )
+    quanta_milliseconds: Annotated[list[Annotated[int, Field(ge=1, le=86_400_000)]], Field(max_length=64)] = Field(
+        default_factory=lambda: [250, 500, 1000, 2000, 4000, 8000],
+        description="Device time at which a program falls into the next queue, for mlfq, plas and atlas; rising.",
+        json_schema_extra=rules(
+            rule(
+                "size(self) > 0 && self.isSorted() && self.all(x, self.filter(y, y == x).size() == 1)",
+                "spec.scheduling.quantaMilliseconds must hold numbers that rise: sort them, and name each once",
+            )
+        ),
+    )
+    starved_at: int = Field(
+        default=8,
+        ge=0,
+        le=1_000_000,
+        description="A program that has waited this many times its service goes first for one quantum; 0: never.",
+    )
+
+
 class Drain(ApiModel):
     """How an engine goes away."""
 
@@ -250,6 +277,11 @@ class EnginePoolSpec(ApiModel):
         ge=10,
         le=7200,
         description="How long an engine may take to load before its container is restarted.",
+    )
+    scheduling: Scheduling | None = Field(
+        default=None,
+        description="Which programs go first; unset: as control's settings say. A change takes effect at once, and no "
+        "engine restarts.",
     )
     drain: Drain = Field(default_factory=Drain, description="How an engine goes away.")
     pod_template: PodTemplate = Field(default_factory=PodTemplate, description="Changes to the pods.")

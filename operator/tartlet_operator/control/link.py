@@ -15,8 +15,10 @@ from tartlet_common.errors.registry import TartletError, Unavailable, UnknownInf
 from tartlet_common.rpc import endpoints, error_proto
 from tartlet_common.rpc.aborts import ERROR_KEY
 from tartlet_common.rpc.paging import pages
+from tartlet_operator.api.engine_pool import Scheduling
 from tartlet_operator.control.catalogue import fingerprint
 from tartlet_operator.control.open_call import OpenCall
+from tartlet_operator.control.orders import order_of
 from tartlet_protos import common_pb2, control_pb2, control_pb2_grpc
 
 _TIMEOUT_S: Final = 10.0
@@ -80,6 +82,15 @@ class ControlLink:
             raise Unavailable(what=f"control at {self._address}", detail=f"nothing for {patience_s:g} s") from None
         finally:
             call.cancel()
+
+    async def set_order(self, pool: str, scheduling: Scheduling | None) -> None:
+        """Give the engines of a pool, NAMESPACE/NAME, an order of programs; None: control's own."""
+        order = control_pb2.PoolOrder(pool=pool) if scheduling is None else order_of(pool, scheduling)
+        request = control_pb2.SetOrderRequest(order=order)
+        reply = await self._answer(self._current().control.SetOrder(request, timeout=_TIMEOUT_S))
+        error = error_proto.error_from_proto(reply.error)
+        if error is not None:
+            raise error
 
     async def fingerprints(self, tenant: str) -> dict[str, str]:
         """Return the fingerprints of a tenant's catalogue entries, by name."""

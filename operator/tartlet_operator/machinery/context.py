@@ -11,6 +11,7 @@ from tartlet import AsyncClient
 from tartlet_common.clock import Clock
 from tartlet_common.config.settings import OperatorSettings
 from tartlet_operator.api.common import ApiModel
+from tartlet_operator.api.engine_pool import Scheduling
 from tartlet_operator.api.events import ObjectEvent
 from tartlet_operator.api.meta import Key, Meta
 from tartlet_operator.api.printable import printable
@@ -43,6 +44,7 @@ class ControlView:
             workers dial a Unix socket.
         programs: each engine's number of programs, by id.
         shared: the shared pools with a ready engine, `NAMESPACE/POOL`, by the model that they serve.
+        orders: the orders of programs that pools, `NAMESPACE/POOL`, have for their own.
         silent: whether control was lost and hasn't answered since; `engines` becomes None when that lasts.
         catalogue: fingerprints by namespace and name; namespaces that were never listed are absent.
     """
@@ -53,6 +55,7 @@ class ControlView:
     catalogue: dict[str, dict[str, str]] = field(default_factory=dict)
     silent: bool = False
     shared: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    orders: Mapping[str, Scheduling] = field(default_factory=dict)
 
     def engines_in(self, namespace: str) -> Mapping[str, str] | None:
         """Return the states of a namespace's engines, by pod; None: control doesn't answer."""

@@ -9,6 +9,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from typing import Final
 
 from tartlet_common.errors.registry import TartletError
+from tartlet_operator.control.orders import scheduling_of
 from tartlet_operator.machinery.context import Context
 from tartlet_protos import control_pb2
 
@@ -67,6 +68,7 @@ class ControlWatch:
             self._lost_s, view.silent = None, False
             ctx.try_again()
         self._share(reply)
+        self._order(reply)
         engines = {e.id: e.state for e in reply.engines}
         self._update(engines, {e.id: e.programs for e in reply.engines}, back=back)
 
@@ -81,6 +83,14 @@ class ControlWatch:
             self._ctx.view.shared = shared
             for inferlet in list(self._ctx.store.inferlets):
                 self._ctx.queue.add(inferlet)
+
+    def _order(self, reply: control_pb2.EnginesReply) -> None:
+        """Note the orders of pools, and queue all pools if control has others than before."""
+        orders = {each.pool: scheduling_of(each) for each in reply.orders}
+        if orders != self._ctx.view.orders:
+            self._ctx.view.orders = orders
+            for pool in list(self._ctx.store.pools):
+                self._ctx.queue.add(pool)
 
     def _note_silence(self, error: TartletError) -> None:
         """Note that control doesn't answer; if that lasts, its engines' states become unknown."""

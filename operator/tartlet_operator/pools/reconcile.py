@@ -11,8 +11,9 @@ from typing import Any, Final, NamedTuple
 
 from pydantic import ValidationError
 
+from tartlet_common.errors.registry import TartletError
 from tartlet_operator.api.conditions import find, holds
-from tartlet_operator.api.engine_pool import EnginePool, EnginePoolSpec, EnginePoolStatus
+from tartlet_operator.api.engine_pool import EnginePool, EnginePoolSpec, EnginePoolStatus, Scheduling
 from tartlet_operator.api.meta import DRAIN_FINALIZER, MANAGER, POOL_LABEL, Key, Meta, pool_selector
 from tartlet_operator.cluster.kube import ApiError
 from tartlet_operator.machinery.context import Context
@@ -71,12 +72,27 @@ async def reconcile(ctx: Context, key: Key, body: Mapping[str, Any]) -> float | 
         rivals=_rivals(ctx, key, pool.spec.model.name),
     )
     await _guard(ctx, key, meta, facts)
+    await _ordered(ctx, key, None if meta.deleting else pool.spec.scheduling)
     new = status(facts, old, ctx.now)
     await ctx.write_status(key, meta, old, new, events(old, new, same_pods=made.same_pods))
     _remember(ctx, key, replace(_seen(pool, meta, new), wanted=facts.wanted))
     if meta.deleting and facts.living:
         return DRAIN_LOOK_S
     return START_S if any(p.unstarted for p in facts.pods) else None
+
+
+async def _ordered(ctx: Context, key: Key, wanted: Scheduling | None) -> None:
+    """Give the pool's engines the spec's order of programs, where control has another.
+
+    What control doesn't take is tried again with the next word from control.
+    """
+    path = f"{key.namespace}/{key.name}"
+    if ctx.view.engines is None or ctx.view.orders.get(path) == wanted:
+        return
+    try:
+        await ctx.control.set_order(path, wanted)
+    except TartletError as e:
+        log.warning("%s: %s", key, e)
 
 
 async def _guard(ctx: Context, key: Key, meta: Meta, facts: PoolFacts) -> None:
@@ -238,6 +254,7 @@ async def gone(ctx: Context, key: Key) -> None:
     """Queue the namespace's Inferlets, which a deleted pool may have served."""
     known = key in ctx.store.pools
     ctx.forget(key)
+    await _ordered(ctx, key, None)
     ctx.guard.changed.set()  # the release's values may want a pool of this name
     if known:  # else a pod names a pool that never existed
         for inferlet in list(ctx.store.inferlets):

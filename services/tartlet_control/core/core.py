@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import struct
 import uuid
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
 from tartlet_common.abi import MAX_SUBMISSION_BYTES, RECORD_BYTES, RECORD_STRUCT, Record
@@ -301,6 +301,15 @@ class Core:
     def on_grammar(self, engine: EngineState, number: int, error: TartletError | None) -> None:
         """Take an engine's word that a grammar is compiled, or why it can't be."""
         self.runner.grammars.report(self.lifecycle.programs, engine, number, error)
+
+    def set_order(self, pool: str, name: str, quanta_s: Sequence[float], starved_at: float) -> None:
+        """Let a pool's engines follow another order of programs; "": control's own.
+
+        Raises:
+            InvalidArgument, Overloaded: as `PoolOrders.change`.
+        """
+        self.orders.change(pool, name, quanta_s, starved_at, self.batchers)
+        self.engines_version += 1
 
     def cordon(self, engine_id: str, *, drain: bool = False) -> EngineState:
         """Place no new programs on an engine; with `drain`, tell it to go once it has no programs.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from tartlet_common.config.settings import ControlSettings
@@ -10,7 +10,7 @@ from tartlet_common.engine.pools import Home
 from tartlet_common.errors.registry import Overloaded
 from tartlet_control.batching.batcher import Batcher
 from tartlet_control.order.orders import Order
-from tartlet_control.order.settings import order_of
+from tartlet_control.order.settings import order_of, quanta_of
 from tartlet_control.order.sizes import History
 from tartlet_control.tables.engines import EngineState
 
@@ -28,22 +28,28 @@ class PoolOrders:
             InvalidArgument: the settings name quanta that don't rise.
         """
         self._history = history
-        self.default = order_of(settings.order, settings.order_quanta_s, settings.order_starved_at, history)
-        self._of_pool: dict[str, Order] = {}
+        self.default = order_of(settings.order, quanta_of(settings.order_quanta_s), settings.order_starved_at, history)
+        self.of_pool: dict[str, Order] = {}
+        """By the paths of pools, TENANT/POOL."""
 
     def of(self, home: Home) -> Order:
         """Return the order that an engine of this home follows."""
-        return self._of_pool.get(home.path, self.default) if home.pool else self.default
+        return self.of_pool.get(home.path, self.default) if home.pool else self.default
 
     def change(
-        self, pool: str, name: str, quanta_s: str, starved_at: float, batchers: Mapping[EngineState, Batcher]
+        self,
+        pool: str,
+        name: str,
+        quanta_s: Sequence[float],
+        starved_at: float,
+        batchers: Mapping[EngineState, Batcher],
     ) -> None:
         """Give a pool an order, or control's own order again.
 
         Args:
-            pool: its path, NAMESPACE/NAME.
+            pool: its path, TENANT/POOL.
             name: one of `LIVE`; "" for control's own order.
-            quanta_s: as `order_of` takes them; "" for those of control.
+            quanta_s: as `order_of` takes them; none for those of control.
             starved_at: as `order_of` takes it.
             batchers: of all engines; those of the pool follow the order from now on.
 
@@ -52,11 +58,10 @@ class PoolOrders:
             Overloaded: too many pools have orders.
         """
         if name:
-            if pool not in self._of_pool and len(self._of_pool) >= MOST_POOLS:
+            if pool not in self.of_pool and len(self.of_pool) >= MOST_POOLS:
                 raise Overloaded(what="control's orders of pools", limit=MOST_POOLS)
-            quanta_s = quanta_s or ",".join(map(str, self.default.bounds_s))
-            self._of_pool[pool] = order_of(name, quanta_s, starved_at, self._history)
+            self.of_pool[pool] = order_of(name, quanta_s or self.default.bounds_s, starved_at, self._history)
         else:
-            self._of_pool.pop(pool, None)
+            self.of_pool.pop(pool, None)
         for engine, batcher in batchers.items():
             batcher.order = self.of(engine.home)

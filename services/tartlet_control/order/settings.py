@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import Final
 
@@ -12,12 +13,24 @@ from tartlet_control.order.sizes import History
 MOST_QUANTA: Final = 64
 
 
-def order_of(name: str, quanta_s: str, starved_at: float, history: History) -> Order:
+def quanta_of(text: str) -> tuple[float, ...]:
+    """Read quanta that are separated by commas.
+
+    Raises:
+        InvalidArgument: one of them is no number.
+    """
+    try:
+        return tuple(float(part) for part in text.split(","))
+    except ValueError:
+        raise InvalidArgument(argument="order_quanta_s", detail=f"{text!r} holds something else than numbers") from None
+
+
+def order_of(name: str, quanta_s: Sequence[float], starved_at: float, history: History) -> Order:
     """Return an order.
 
     Args:
         name: one of `LIVE`.
-        quanta_s: where one queue ends and the next begins, in rising seconds of device time, separated by commas.
+        quanta_s: where one queue ends and the next begins, in rising seconds of device time.
         starved_at: wait over service at which a program goes first for one quantum (beta); 0: never.
         history: what `gittins` knows of past runs.
 
@@ -26,12 +39,9 @@ def order_of(name: str, quanta_s: str, starved_at: float, history: History) -> O
     """
     if name not in LIVE:
         raise InvalidArgument(argument="order", detail=f"{name!r} is none of {', '.join(LIVE)}")
-    try:
-        bounds = tuple(float(part) for part in quanta_s.split(","))
-    except ValueError:
-        bounds = ()
-    if not 0 < len(bounds) <= MOST_QUANTA or bounds[0] <= 0 or any(low >= high for low, high in pairwise(bounds)):
-        detail = f"{quanta_s!r} must be 1 to {MOST_QUANTA} numbers of seconds that rise, separated by commas"
+    bounds = tuple(quanta_s)
+    if not 0 < len(bounds) <= MOST_QUANTA or not bounds[0] > 0 or any(not low < high for low, high in pairwise(bounds)):
+        detail = f"{bounds[:MOST_QUANTA]} must be 1 to {MOST_QUANTA} numbers of seconds above 0 that rise"
         raise InvalidArgument(argument="order_quanta_s", detail=detail)
     if not starved_at >= 0:
         raise InvalidArgument(argument="order_starved_at", detail=f"{starved_at} must be at least 0")

@@ -309,6 +309,17 @@ class ControlService(control_pb2_grpc.ControlServicer):
         """Place new programs on an engine again."""
         return self._act(lambda: self._core.resume(request.engine_id))
 
+    async def SetOrder(self, request: control_pb2.SetOrderRequest, context: Context) -> control_pb2.SetOrderReply:  # noqa: N802
+        """Let a pool's engines follow another order of programs, from their next steps on."""
+        asked = request.order
+        try:
+            greeting.check_id("pool", asked.pool)
+            self._core.set_order(asked.pool, asked.order, asked.quanta_s, asked.starved_at)
+        except TartletError as e:
+            return control_pb2.SetOrderReply(error=error_to_proto(e))
+        self._loop.changed()
+        return control_pb2.SetOrderReply()
+
     async def Drain(self, request: control_pb2.EngineAction, context: Context) -> control_pb2.EngineActionReply:  # noqa: N802
         """Cordon an engine, wait for its programs to end, and let it go.
 

@@ -78,6 +78,10 @@ def engines_of(core: Core) -> control_pb2.EnginesReply:
             )
             for e in core.engines.values()
         ],
+        orders=[
+            control_pb2.PoolOrder(pool=pool, order=order.name, quanta_s=order.bounds_s, starved_at=order.starved_at)
+            for pool, order in core.orders.of_pool.items()
+        ],
     )
 
 

@@ -160,20 +160,20 @@ def test_a_pool_follows_its_own_order_from_the_next_step_on() -> None:
     fake = host.join("elsewhere")
     spec = fake.spec
     of_pool = core.on_engine("e", "inc", spec, home)
-    core.orders.change(home.path, "plas", "0.5,1", 8.0, core.batchers)
+    core.orders.change(home.path, "plas", (0.5, 1.0), 8.0, core.batchers)
     assert (core.batchers[of_pool].order.name, core.batchers[fake].order.name) == ("plas", "round-robin")
     assert core.batchers[of_pool].order.bounds_s == (0.5, 1.0)
     later = core.on_engine("later", "inc", spec, home)
     assert core.batchers[later].order.name == "plas"
-    core.orders.change(home.path, "", "", 8.0, core.batchers)
+    core.orders.change(home.path, "", (), 8.0, core.batchers)
     assert core.batchers[of_pool].order is core.orders.default
 
 
 @pytest.mark.parametrize(
     ("name", "quanta_s", "starved_at"),
-    [("srpt", "1", 8.0), ("plas", "2,1", 8.0), ("plas", "0", 8.0), ("plas", "1,x", 8.0), ("plas", "1", -1.0)],
+    [("srpt", [1], 8), ("plas", [2, 1], 8), ("plas", [0], 8), ("plas", [float("nan")], 8), ("plas", [1], -1)],
 )
-def test_an_order_that_makes_no_sense_is_refused(name: str, quanta_s: str, starved_at: float) -> None:
+def test_an_order_that_makes_no_sense_is_refused(name: str, quanta_s: list[float], starved_at: float) -> None:
     host = Host()
     with pytest.raises(InvalidArgument):
         host.core.orders.change("team/gpu", name, quanta_s, starved_at, host.core.batchers)

@@ -1,0 +1,50 @@
+"""An EnginePool's order of programs reaches a real control, at once and again, and goes with the pool."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import grpc.aio
+import pytest
+
+from tartlet_protos import control_pb2, control_pb2_grpc
+from tests.operator.api_server import ApiServer, Refused
+from tests.operator.operator_process import live
+
+FAKE = {"model": {"name": "fake"}, "engine": {"backend": "Fake"}}
+
+
+async def test_a_pools_order_is_controls_and_changes_without_a_new_pod(
+    api_server: ApiServer, namespace: str, run_dir: Path
+) -> None:
+    async with (
+        live(api_server, namespace, run_dir) as it,
+        grpc.aio.insecure_channel(f"unix:{run_dir}/control.sock") as channel,
+    ):
+        control: control_pb2_grpc.ControlAsyncStub = control_pb2_grpc.ControlStub(channel)
+        watch = control.WatchEngines(control_pb2.WatchEnginesRequest(every_s=60))
+
+        async def told(*orders: tuple[str, list[float], float]) -> None:
+            while True:
+                reply = await watch.read()
+                assert isinstance(reply, control_pb2.EnginesReply)
+                if [(o.order, list(o.quanta_s), o.starved_at) for o in reply.orders] == list(orders):
+                    assert {o.pool for o in reply.orders} <= {f"{namespace}/pool"}
+                    return
+
+        quick = {"order": "plas", "quantaMilliseconds": [100, 400]}
+        it.create("EnginePool", "pool", {**FAKE, "scheduling": quick})
+        await told(("plas", [0.1, 0.4], 8.0))
+        template = it.core("GET", "apis/apps/v1", "deployments/pool")["spec"]["template"]
+        it.patch("EnginePool", "pool", {"spec": {"scheduling": {"order": "gittins", "starvedAt": 64}}})
+        await told(("gittins", [0.1, 0.4], 64.0))
+        assert it.core("GET", "apis/apps/v1", "deployments/pool")["spec"]["template"] == template
+        await control.SetOrder(control_pb2.SetOrderRequest(order=control_pb2.PoolOrder(pool=f"{namespace}/pool")))
+        await told(("gittins", [0.1, 0.4], 64.0))  # the operator gives a control that knows nothing the order again
+        for wrong in ({"order": "srpt"}, {"quantaMilliseconds": [400, 100]}, {"quantaMilliseconds": [5, 5]}):
+            with pytest.raises(Refused) as refused:
+                it.patch("EnginePool", "pool", {"spec": {"scheduling": wrong}})
+            assert refused.value.status == 422
+        it.delete("EnginePool", "pool")
+        await told()
+        watch.cancel()
