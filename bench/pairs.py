@@ -48,6 +48,7 @@ QUICK: Final[Mapping[str, Short]] = {
     "launch": Short(["--repeat", "1"]),
     "overhead": Short(["--repeat", "1"]),
     "batching": Short(["--repeat", "1"]),
+    "orders": Short(["--repeat", "1"]),
     "engine": Short(["--repeat", "1", "--kernels", "C"]),
     "operator": Short(["--objects", "1000", "--steady", "10", "--more", "20"], 1),
     "telemetry": Short(["--starts", "2"], 2),

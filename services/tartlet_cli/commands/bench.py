@@ -17,6 +17,7 @@ BENCHMARKS = {  # name: (module, what it measures)
     "calls": ("calls", "what one call costs a program"),
     "engine": ("engine", "the torch engine beside transformers"),
     "batching": ("batching", "batching policies under load"),
+    "orders": ("orders", "orders of programs on a real engine, beside the simulation"),
     "journals": ("journals", "what journals cost, in files and in Redis"),
     "telemetry": ("telemetry", "what exporting telemetry costs"),
     "operator": ("operator_load.scale", "the operator with up to 10,000 Inferlets; needs etcd"),
