@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import Sequence
 from typing import Any, Self
 
 import grpc.aio
 
 from tartlet import _convert
-from tartlet._calls import from_rpc
+from tartlet._calls import translated
+from tartlet._following import Following
 from tartlet.events import Accepted, Ended, Event
-from tartlet_common.errors.registry import Disconnected, InvalidArgument, RuntimeLost, TartletError, Unavailable
-from tartlet_protos import programs_pb2
-
-_ProgramEvents = programs_pb2.ProgramEvents
+from tartlet_common.errors.registry import Disconnected, InternalError, InvalidArgument, TartletError
 
 
 class Run:
@@ -24,21 +23,20 @@ class Run:
     or `wait` continues with the next event. Cancelling a loop, for example by `asyncio.wait_for`, loses no event and
     does not end the program.
 
+    A run of `attach` outlives its connection: it attaches again behind the last event, for `retry_s` of its client.
+
     Attributes:
         program_id: the program's id.
         ended: the program's end, once it was received.
     """
 
-    def __init__(
-        self, program_id: str, guest_token: str, stream: Any, address: str, first: _ProgramEvents | None = None
-    ) -> None:
-        """Follow `stream`; `first` holds events that were already read from it."""
+    def __init__(self, program_id: str, guest_token: str, following: Following, first: Sequence[Any] = ()) -> None:
+        """Read from `following`; `first` holds events that were already read."""
         self.program_id = program_id
         self.guest_token = guest_token  # admits the process of a native program
         self.ended: Ended | None = None
-        self._stream = stream
-        self._address = address
-        self._messages = deque(first.events if first is not None else ())
+        self._following = following
+        self._messages = deque(first)
         self._frame: asyncio.Task[Any] | None = None  # the frame that is being read
         self._lost: TartletError | None = None
         self._is_read = False
@@ -61,7 +59,7 @@ class Run:
         try:
             while self.ended is None:
                 while not self._messages:
-                    self._messages.extend((await self._next_frame()).events)
+                    self._messages.extend(await self._next_events())
                 event = _convert.event_from_proto(self._messages.popleft())
                 if isinstance(event, Ended):
                     self.ended = event
@@ -83,32 +81,29 @@ class Run:
 
     def cancel(self) -> None:
         """Stop following. A program started by `AsyncClient.run` ends then; a launched program goes on."""
-        self._stream.cancel()
+        self._following.cancel()
 
     def __del__(self) -> None:
         """End the call of a run that was dropped, which otherwise would go on while a frame is being read."""
         if self._frame is not None and not (loop := self._frame.get_loop()).is_closed():
-            loop.call_soon_threadsafe(self._stream.cancel)
+            loop.call_soon_threadsafe(self._following.cancel)
 
-    async def _next_frame(self) -> _ProgramEvents:
-        """Read the next frame. If the waiting task is cancelled, the read goes on and its frame is kept."""
+    async def _next_events(self) -> Sequence[Any]:
+        """Read the next events. If the waiting task is cancelled, the read goes on and its events are kept."""
         if self._lost is not None:
             raise self._lost
         if self._frame is None:
-            self._frame = asyncio.ensure_future(self._stream.read())
+            self._frame = asyncio.ensure_future(self._following.read())
             self._frame.add_done_callback(_noted)
         await asyncio.wait((self._frame,))
         read, self._frame = self._frame, None
         if read.cancelled():
             self._lost = Disconnected(remedy="Attach to the program, if it was launched to outlive its client.")
-        elif isinstance(broken := read.exception(), grpc.aio.AioRpcError):
-            error = from_rpc(broken, self._address)
-            self._lost = RuntimeLost() if isinstance(error, Unavailable) else error
-        elif read.result() is grpc.aio.EOF:
-            self._lost = RuntimeLost()  # the stream ended before the program did
+        elif isinstance(broken := read.exception(), TartletError):
+            self._lost = broken
         else:
-            frame: _ProgramEvents = read.result()
-            return frame
+            events: Sequence[Any] = read.result()
+            return events
         raise self._lost
 
 
@@ -116,3 +111,25 @@ def _noted(read: asyncio.Task[Any]) -> None:
     """Retrieve the error of a read whose result is not needed any more, so that asyncio doesn't log it."""
     if not read.cancelled():
         read.exception()
+
+
+async def launched(stream: Any, address: str) -> Run:
+    """Read a Launch stream up to its answer and return the run, which ends with the stream.
+
+    Raises:
+        TartletError: the server at `address` rejected the launch, or didn't answer.
+    """
+    try:
+        with translated(address):
+            frame = await stream.read()
+            while frame is not grpc.aio.EOF and not frame.events:
+                frame = await stream.read()
+    except BaseException:  # if cancelled while the answer arrives, the program would run unknown to the caller
+        stream.cancel()
+        raise
+    if frame is grpc.aio.EOF:
+        raise InternalError(detail="a launch was not answered")
+    first = _convert.event_from_proto(frame.events[0])
+    if not isinstance(first, Accepted):
+        raise InternalError(detail=f"a launch was answered with {first}")
+    return Run(first.program_id, first.guest_token, Following(stream, address), frame.events[1:])

@@ -11,12 +11,13 @@ import grpc.aio
 
 from tartlet import _convert, environment
 from tartlet._calls import checked, launch_requests, launch_spec, repeated, send_requests, translated, upload
+from tartlet._following import Following
 from tartlet._given import all_of, check_id, check_offset, check_texts
-from tartlet._run import Run
+from tartlet._run import Run, launched
 from tartlet.events import Accepted, Event
 from tartlet.model import CatalogueEntry, LaunchSpec, ProgramInfo, RuntimeState, Source, check_name, check_source
 from tartlet_common.config.paths import run_dir
-from tartlet_common.errors.registry import InternalError, InvalidArgument, TartletError
+from tartlet_common.errors.registry import Disconnected, InternalError, InvalidArgument, TartletError
 from tartlet_common.rpc import endpoints, error_proto
 from tartlet_common.rpc.paging import pages
 from tartlet_common.rpc.tenancy import Scope
@@ -56,7 +57,8 @@ class AsyncClient:
             _AUTHORITY name, in the release's domain $TARTLET_CLIENT_TLS_DOMAIN. When the files change, new calls use a
             new connection.
         tenant: act for this tenant alone, even if the certificate or the socket allows others.
-        retry_s: seconds during which a launch with an idempotency key is repeated while there is no answer; 0: never.
+        retry_s: seconds during which a launch with an idempotency key is repeated while there is no answer, and a run
+            of `attach` takes up a broken connection again; 0: never.
 
     Every method raises a `TartletError`: `Unavailable` if there is no answer at the address, else the errors that the
     method documents.
@@ -115,7 +117,7 @@ class AsyncClient:
         with telemetry.tracer().start_as_current_span(names.SPAN_CLIENT_LAUNCH):
             await self._upload([spec])
             request = programs_pb2.LaunchRequest(specs=[_convert.launch_to_proto(spec, attach=True, tie=True)])
-            return await self._follow(self._programs().Launch(checked(request), metadata=self._metadata))
+            return await launched(self._programs().Launch(checked(request), metadata=self._metadata), self.address)
 
     async def launch(
         self, source: Source | None = None, args: Sequence[str] = (), *, spec: LaunchSpec | None = None
@@ -180,15 +182,27 @@ class AsyncClient:
     async def attach(self, program_id: str, offset: int = 0) -> Run:
         """Follow a program from an offset of its output on; the output of an ended program is kept for a while.
 
+        If the connection breaks, the run goes on behind its last event, for `retry_s`. Output that the server has
+        dropped meanwhile, because other clients had read it, shows as a gap in the events' offsets.
+
         Raises:
             InvalidArgument: the offset is negative, or the id is malformed.
             UnknownProgram: no program has this id.
         """
         check_id(program_id)
         check_offset(offset)
-        target = programs_pb2.AttachTo(program_id=program_id, offset=offset)
-        stream = self._programs().Attach(programs_pb2.AttachRequest(programs=[target]), metadata=self._metadata)
-        return Run(program_id, "", stream, self.address)
+
+        def stream(at: int) -> Any:
+            target = programs_pb2.AttachTo(program_id=program_id, offset=at)
+            return self._programs().Attach(programs_pb2.AttachRequest(programs=[target]), metadata=self._metadata)
+
+        def again(at: int) -> Any:
+            if self._dialer is None:
+                raise Disconnected(remedy="Attach with a client that isn't closed.")
+            return stream(at)
+
+        following = Following(stream(offset), self.address, offset=offset, attach=again, retry_s=self._retry_s)
+        return Run(program_id, "", following)
 
     async def send(self, program_id: str, message: bytes | str) -> None:
         """Send a message to a program, which reads it with `receive`.
@@ -376,21 +390,3 @@ class AsyncClient:
     async def _call(self, call: Awaitable[Any], address: str | None = None) -> Any:
         with translated(address or self.address):
             return await call
-
-    async def _follow(self, stream: Any) -> Run:
-        """Read a Launch stream up to its answer and return the run."""
-        try:
-            with translated(self.address):
-                frame = await stream.read()
-                while frame is not grpc.aio.EOF and not frame.events:
-                    frame = await stream.read()
-        except BaseException:  # if cancelled while the answer arrives, the program would run unknown to the caller
-            stream.cancel()
-            raise
-        if frame is grpc.aio.EOF:
-            raise InternalError(detail="a launch was not answered")
-        first = _convert.event_from_proto(frame.events[0])
-        if not isinstance(first, Accepted):
-            raise InternalError(detail=f"a launch was answered with {first}")
-        rest = programs_pb2.ProgramEvents(events=frame.events[1:])
-        return Run(first.program_id, first.guest_token, stream, self.address, rest)

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import gc
+from pathlib import Path
 
 import pytest
 
 import tartlet
 from tartlet import Source
-from tartlet_common.errors.registry import Disconnected, InvalidArgument
-from tests.e2e.serving import Serving, client_of, message, program
+from tartlet_common.errors.registry import Disconnected, InvalidArgument, RuntimeLost
+from tests.e2e.cutting import proxy
+from tests.e2e.serving import Serving, client_of, message, program, serving
 
 TALKER = Source.python(
     """
@@ -95,3 +97,61 @@ async def test_a_run_cancelled_as_its_answer_comes_leaves_no_program(server: Ser
                 running.result().cancel()
         while await client.list():  # noqa: ASYNC110
             await asyncio.sleep(0.02)
+
+
+COUNTS = Source.python(
+    """
+import asyncio
+import inferlet
+
+async def main():
+    for n in range(150):
+        inferlet.send(str(n))
+        await asyncio.sleep(0.01)
+    await inferlet.receive()
+    return "counted"
+"""
+)
+
+
+async def test_a_client_whose_connection_breaks_goes_on_behind_the_last_event(server: Serving) -> None:
+    """The connection is cut every 50 ms, and then the server is out of reach for a second."""
+    async with proxy() as cutters:
+        address = await cutters.beside(server.run_dir / "runtime.sock", server.run_dir / "cut.sock")
+        async with client_of(server) as direct, tartlet.AsyncClient(address) as client, asyncio.timeout(60):
+            program_id = (await client.launch(COUNTS)).program_id
+            run = await client.attach(program_id)
+            async with cutters.cutting(every_s=0.05):
+                told = [await message(run) for _ in range(100)]
+            async with cutters.away():
+                await asyncio.sleep(1.0)
+            told += [await message(run) for _ in range(50)]
+            assert told == [str(n) for n in range(150)], "nothing is lost, and nothing comes twice"
+            assert cutters.cuts >= 3
+            await direct.send(program_id, "go")
+            assert (await run.wait()).result == "counted"
+
+
+async def test_a_client_gives_up_at_once_when_nobody_knows_its_program(run_dir: Path) -> None:
+    """`serve` starts a killed runtime again, and without a journal in Redis its programs are gone."""
+    with serving(run_dir) as server, tartlet.Client(server.address) as client:
+        run = client.attach(client.launch(TALKER).program_id)
+        assert next(e.text for e in run if isinstance(e, tartlet.Message)) == "hello"
+        server.kill("runtime")
+        with pytest.raises(RuntimeLost):
+            run.wait()
+
+
+async def test_a_client_that_is_closed_takes_up_nothing(server: Serving) -> None:
+    async with proxy() as cutters:
+        address = await cutters.beside(server.run_dir / "runtime.sock", server.run_dir / "cut2.sock")
+        async with tartlet.AsyncClient(address) as client, asyncio.timeout(20):
+            run = await client.attach((await client.launch(TALKER)).program_id)
+            assert await message(run) == "hello"
+            waits = asyncio.ensure_future(run.wait())
+            for cutter in cutters.cutters:
+                cutter.refuses = True
+            cutters.cut()
+            await asyncio.sleep(0.2)
+        with pytest.raises(Disconnected):
+            await waits

@@ -1,0 +1,113 @@
+"""The stream of a program's events, which attaches again behind the last event when its connection breaks."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import grpc.aio
+
+from tartlet._calls import FIRST_PAUSE_S, LAST_PAUSE_S, from_rpc
+from tartlet_common.errors.registry import Disconnected, RuntimeLost, Unavailable, UnknownProgram
+from tartlet_common.rpc.error_proto import error_from_proto
+from tartlet_protos import programs_pb2
+
+log = logging.getLogger("tartlet")
+
+_Event = programs_pb2.ProgramEvent
+_ANSWERS = (_Event.ACCEPTED, _Event.REJECTED)
+
+
+class Following:
+    """Reads one program's frames of events.
+
+    A broken stream is replaced by one that begins behind the last event that was read, if there was any frame before.
+    """
+
+    def __init__(
+        self,
+        stream: Any,
+        address: str,
+        *,
+        offset: int = 0,
+        attach: Callable[[int], Any] | None = None,
+        retry_s: float = 0.0,
+    ) -> None:
+        """Read `stream`.
+
+        Args:
+            stream: a call of Launch or Attach.
+            address: the server's, for errors.
+            offset: of the first event.
+            attach: makes a stream from an offset on; None: the program ends with its stream.
+            retry_s: for how long a broken stream is replaced, in seconds.
+        """
+        self._stream = stream
+        self._address = address
+        self._next = offset
+        self._attach = attach
+        self._retry_s = retry_s
+        self._was_heard = False
+        self._is_cancelled = False
+
+    def cancel(self) -> None:
+        """Stop following."""
+        self._is_cancelled = True
+        self._stream.cancel()
+
+    async def read(self) -> Sequence[Any]:
+        """Return the next events, each offset once.
+
+        Raises:
+            RuntimeLost: the runtime is gone, or doesn't know the program any more.
+            Disconnected: the server ended the call.
+            TartletError: the server refused to go on.
+            asyncio.CancelledError: `cancel` was called, or the client was closed.
+        """
+        clock = asyncio.get_running_loop().time
+        end_s: float | None = None
+        pause_s = FIRST_PAUSE_S
+        while True:
+            try:
+                frame = await self._stream.read()
+            except grpc.aio.AioRpcError as e:
+                error = from_rpc(e, self._address)
+                if not isinstance(error, (Unavailable, Disconnected)):
+                    raise error from None
+                lost = error if isinstance(error, Disconnected) else RuntimeLost()
+            else:
+                lost = RuntimeLost()
+                if frame is not grpc.aio.EOF and (events := self._news(frame.events)) is not None:
+                    self._was_heard = True
+                    return events
+            if end_s is None:
+                end_s = clock() + self._retry_s
+            if self._attach is None or not self._was_heard or clock() + pause_s > end_s:
+                raise lost
+            log.info("the stream from %s ended; going on at event %d in %g s", self._address, self._next, pause_s)
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, LAST_PAUSE_S)
+            if self._is_cancelled:
+                raise asyncio.CancelledError
+            self._stream = self._attach(self._next)
+
+    def _news(self, events: Sequence[Any]) -> Sequence[Any] | None:
+        """Return the events that were not read before; None: the server can't say yet who has the program.
+
+        Raises:
+            RuntimeLost: the program was followed before, and nobody knows it now.
+        """
+        if self._was_heard:
+            for event in events:
+                if event.kind == _Event.REJECTED:
+                    error = error_from_proto(event.error)
+                    if isinstance(error, Unavailable):
+                        return None
+                    raise RuntimeLost if isinstance(error, UnknownProgram) or error is None else error
+        news = [event for event in events if event.kind in _ANSWERS or event.offset >= self._next]
+        for event in news:
+            if event.kind not in _ANSWERS:
+                self._next = event.offset + 1
+        return news
