@@ -133,8 +133,8 @@ class Cluster:
         self.roles[name] = Role(process, read, health, log)
         return self.roles[name]
 
-    def start_control(self) -> Role:
-        return self.start("control", "control", "--address", self.control, tls=self.identity("control"))
+    def start_control(self, *flags: str) -> Role:
+        return self.start("control", "control", "--address", self.control, *flags, tls=self.identity("control"))
 
     def start_runtime(self, number: int) -> Role:
         flags = ["--address", self.runtimes[number], "--control", self.dialled]

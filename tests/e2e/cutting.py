@@ -225,6 +225,7 @@ async def on_one_machine(
         address = await made.beside(run_dir / "control.sock", run_dir / "p.sock")
         env = {f"TARTLET_{role.upper()}_CONTROL": address for role in roles}
         env |= {f"TARTLET_CONTROL_{role.upper()}_GRACE_S": str(grace_s) for role in ("runtime", "engine")}
+        env["TARTLET_CONTROL_REBUILD_GRACE_S"] = str(grace_s)
         started = serving(run_dir, TARTLET_WORKER_FAKE_STEP_S=STEP_S, **env)
         server = await asyncio.to_thread(started.__enter__)
         try:

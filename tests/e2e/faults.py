@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import re
@@ -18,7 +19,7 @@ from pathlib import Path
 import tartlet
 from tartlet import LaunchSpec, Limits, Source
 from tartlet_common.errors.registry import REGISTRY, TartletError
-from tests.e2e.serving import Serving, program, serving
+from tests.e2e.serving import Serving, message, program, serving
 
 TABLE = Path(__file__).parents[2] / "docs" / "faults.md"
 
@@ -173,3 +174,39 @@ def ends_under_a_stepped_clock(directory: Path, env: dict[str, str], offset: Pat
             assert isinstance(next(events), tartlet.Message)
         other.send(run.program_id, "stop")
         return run.wait().error
+
+
+async def killed(server: Serving, client: tartlet.AsyncClient, role: str) -> TartletError | None:
+    """Returns the error of a program that holds pages when a role is killed."""
+    run = await client.run(program("holder"))
+    events = aiter(run)
+    assert await message(events) == "ready\n"
+    server.kill(role)
+    try:
+        async for _ in events:
+            pass
+    except TartletError as e:
+        return e
+    assert run.ended is not None
+    return run.ended.error
+
+
+async def thought(server: Serving, client: tartlet.AsyncClient, *args: str, kills: int = 0) -> list[str] | TartletError:
+    """Returns what a program with three branches generates while workers are killed, or the error in which it ends."""
+    run = await client.run(program("thinker"), [*args])
+    events = aiter(run)
+    said = [await message(events)]
+    for turn in range(4):
+        await client.send(run.program_id, "on")
+        if turn < kills:
+            await asyncio.sleep(0.02 * turn)
+            server.kill("worker")
+            await asyncio.to_thread(server.until, "worker serves", server.text().count("worker serves") + 1)
+        try:
+            said.append(await message(events))
+        except (StopAsyncIteration, TartletError, AssertionError):
+            break
+    if run.ended is None:
+        await client.send(run.program_id, "stop")
+    ended = await run.wait()
+    return said if ended.error is None else ended.error

@@ -67,7 +67,13 @@ class ControlSettings(_Settings):
         5.0, ge=0, le=3600, description="seconds that a runtime may be gone before its programs end"
     )
     engine_grace_s: float = Field(
-        1.0, ge=0, le=3600, description="seconds that an engine may be gone before the programs on it end"
+        1.0, ge=0, le=3600, description="seconds that an engine may be gone before control gives it up"
+    )
+    rebuild_share: float = Field(
+        0.5, gt=0, le=1, description="share of a step's tokens that may make lost state again while other programs wait"
+    )
+    rebuild_grace_s: float = Field(
+        60.0, ge=0, le=3600, description="seconds that a program whose engine was lost waits for another one"
     )
     program_pages: int = Field(
         0, ge=0, description="KV pages of a program, at most; a launch may ask for fewer; 0: all of the engine's"

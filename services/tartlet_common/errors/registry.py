@@ -359,6 +359,12 @@ class JournalUnavailable(TartletError):
     remedy = "Check the journals' Redis (journal_url), or launch with durable=False."
 
 
+@_register(413, retryable=True)
+class EmbedLost(TartletError):
+    message = "embed {embed} was lost with an engine, and the {call} that wrote the embed can't be done again"
+    remedy = "Read outputs before their table is overwritten or freed, or launch the program again."
+
+
 # ---- 9xx: ours --------------------------------------------------------------------------------------------------
 
 

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from tartlet_common.abi import Priority
 from tartlet_control.batching import accounting
-from tartlet_control.batching.gather import Dispatch, Limits
+from tartlet_control.batching.gather import Dispatch, Limits, gather
 from tartlet_control.batching.policies import Policy
 from tartlet_control.batching.return_times import WORTH, ReturnTimes
 from tartlet_control.batching.step_times import StepTimes
@@ -19,7 +19,7 @@ from tartlet_control.batching.view import Away, View
 from tartlet_control.calls.registry import RUNS_LAYERS
 from tartlet_control.order import book
 from tartlet_control.order.orders import Order
-from tartlet_control.tables.programs import Command, CommandQueue
+from tartlet_control.tables.programs import Command, CommandQueue, ProgramState
 
 _NORMAL: Final = int(Priority.NORMAL)
 
@@ -45,7 +45,8 @@ class Batcher:
     """The queues of one engine that have something to send, its steps in flight, and the policy over both."""
 
     __slots__ = (
-        "_began_s", "_depth", "_limits", "_policy", "in_flight", "look_at", "order", "return_times", "times", "waiting",
+        "_began_s", "_depth", "_limits", "_policy", "in_flight", "look_at", "only", "order", "return_times", "times",
+        "waiting",
     )  # fmt: skip
 
     def __init__(self, policy: Policy, depth: int, limits: Limits, order: Order | None = None) -> None:
@@ -54,6 +55,8 @@ class Batcher:
         """Which program's commands go first. Another order takes effect with the next plan."""
         self.waiting: dict[CommandQueue, None] = {}  # queues with an engine command at their head
         self.in_flight: deque[SentStep] = deque()
+        self.only: ProgramState | None = None
+        """A program that may have killed engines: nothing else shares its steps."""
         self.look_at: float | None = None  # when to ask for a plan again if nothing happens before
         self.times = StepTimes()
         self.return_times = ReturnTimes()
@@ -94,6 +97,8 @@ class Batcher:
 
     def clear(self) -> list[SentStep]:
         """Drop everything, because the engine is gone. Returns the steps that it will never answer."""
+        for queue in list(self.waiting):
+            self.unready(queue)
         lost = list(self.in_flight)
         self.in_flight.clear()
         self.waiting.clear()
@@ -107,6 +112,9 @@ class Batcher:
         self.look_at = None
         if not self.waiting or len(self.in_flight) >= self._depth:
             return []
+        if self.only is not None:
+            queues = [queue for queue in self.waiting if queue.program is self.only]
+            return [] if self.in_flight else gather(queues, self._limits, self.order.rank, now)
         plan = self._policy(self._view(now), now)
         if not plan.dispatches:
             self.look_at = plan.look_at

@@ -34,6 +34,7 @@ class Limits:
 
     batch_tokens: int  # of one batch; a command with more tokens runs alone
     batch_commands: int
+    rebuild_tokens: int = 1 << 30  # of a step, that make lost state again while others wait
     step_bytes: int = 3 << 20  # of a step's frame and of its answer; a message may have 4 MiB
     starved_s: float = 1.0  # a command that waited longer goes before all others of its program
 
@@ -52,7 +53,7 @@ _Entry = tuple[Command, Iterator[Command]]
 class _Step:
     """The step that is being gathered."""
 
-    __slots__ = ("buckets", "bytes_left", "dispatches", "forwarded", "limits", "now", "oldest", "rank")
+    __slots__ = ("buckets", "bytes_left", "dispatches", "forwarded", "limits", "now", "oldest", "rank", "rebuild_left")
 
     def __init__(self, limits: Limits, rank: Rank, now: float) -> None:
         self.limits = limits
@@ -61,6 +62,7 @@ class _Step:
         self.dispatches: list[Dispatch] = []
         self.bytes_left = limits.step_bytes
         self.forwarded = False
+        self.rebuild_left = limits.rebuild_tokens
         self.buckets: dict[int, list[_Entry]] = {kind: [] for kind in PIPELINE}
         self.oldest: dict[int, float] = dict.fromkeys(PIPELINE, 0.0)
 
@@ -71,6 +73,15 @@ class _Step:
         if not bucket or command.arrived < self.oldest[kind]:
             self.oldest[kind] = command.arrived
         bucket.append((command, rest))
+
+    def takes_rebuild(self, command: Command) -> bool:
+        """Return whether a command that makes lost state again may be in the step; the first one always may."""
+        if command.kind not in RUNS_LAYERS:
+            return True
+        if command.tokens > self.rebuild_left and self.rebuild_left < self.limits.rebuild_tokens:
+            return False
+        self.rebuild_left -= command.tokens
+        return True
 
     def choose(self) -> int:
         """Return the kind of the next batch, 0 if there is none."""
@@ -99,6 +110,8 @@ def gather(queues: Collection[CommandQueue], limits: Limits, rank: Rank, now: fl
         now: in seconds of control's clock.
     """
     step = _Step(limits, rank, now)
+    if all(queue.id < 0 for queue in queues):
+        step.rebuild_left = limits.batch_tokens
     for queue in queues:
         rest = iter(queue.pending)
         step.offer(next(rest), rest)
@@ -128,6 +141,8 @@ def _fill(step: _Step, entries: list[_Entry]) -> tuple[list[Command], bool]:
         own: Conflicts | None = None  # made once a queue brings a second command
         while command is not None:
             tokens, size = command.tokens, command.size
+            if command.queue.id < 0 and not step.takes_rebuild(command):
+                break  # the next step has more of it
             fits = room > 0 and tokens <= tokens_left and size <= bytes_left
             # one that is larger than any batch runs alone
             if not fits and (taken or (step.dispatches and size > bytes_left)):

@@ -86,6 +86,11 @@ def no_values(commands: Sequence[Any], answers: BatchResult) -> Iterable[Value]:
     return repeat(NO_VALUE)
 
 
+def no_embeds(_: Any) -> Iterable[int]:
+    """Return the embeds that a call without embeds reads, or writes."""
+    return ()
+
+
 @dataclass(frozen=True, slots=True)
 class ControlCall:
     """A call that control executes itself when it reaches the head of its queue."""
@@ -113,6 +118,10 @@ class EngineCall:
     pack: Callable[[], Pack]
     names: Callable[[Any], Iterable[tuple[int, Iterable[int]]]]
     """The ids that a command names, as pairs of a pool and virtual ids. Called only to explain a failure."""
+    reads: Callable[[Any], Iterable[int]] = no_embeds
+    """The embeds whose content a command reads."""
+    writes: Callable[[Any], Iterable[int]] = no_embeds
+    """The embeds that a command writes."""
     settle: Callable[[Sequence[Any], BatchResult], Iterable[Value]] = no_values
     """Reads the value of each command of a batch. Raises EngineFailure if the columns don't fit the commands."""
     count: Callable[[ProgramState, Any], None] | None = None

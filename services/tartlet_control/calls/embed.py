@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from operator import attrgetter
 from typing import Final
 
 from tartlet_common.abi import Op, Record
@@ -114,7 +115,14 @@ def _count(program: ProgramState, c: EmbedTxt) -> None:
 
 
 EMBED_TXT: Final = EngineCall(
-    Op.EMBED_TXT, Kind.EMBED_TXT, parse_embed_txt, EmbedTxtConflicts, PackEmbedTxt, names=_names, count=_count
+    Op.EMBED_TXT,
+    Kind.EMBED_TXT,
+    parse_embed_txt,
+    EmbedTxtConflicts,
+    PackEmbedTxt,
+    names=_names,
+    writes=attrgetter("embeds"),
+    count=_count,
 )
 
 ENGINE_CALLS: Final = (EMBED_TXT,)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from operator import attrgetter
 from typing import Final
 
 import numpy as np
@@ -225,7 +226,15 @@ def _names(c: Forward) -> Iterable[tuple[int, Iterable[int]]]:
 
 
 FORWARD: Final = EngineCall(
-    Op.FORWARD, Kind.FORWARD, parse_forward, ForwardConflicts, PackForward, names=_names, runs_layers=True
+    Op.FORWARD,
+    Kind.FORWARD,
+    parse_forward,
+    ForwardConflicts,
+    PackForward,
+    names=_names,
+    reads=attrgetter("iemb"),
+    writes=attrgetter("oemb"),
+    runs_layers=True,
 )
 
 ENGINE_CALLS: Final = (FORWARD,)

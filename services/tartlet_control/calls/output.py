@@ -6,6 +6,7 @@ import struct
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from itertools import accumulate, repeat
+from operator import attrgetter
 from typing import Final
 
 import numpy as np
@@ -110,6 +111,7 @@ GET_NEXT_DIST: Final = EngineCall(
     ReadsOnly,
     PackGetNextDist,
     names=_embeds_of_dist,
+    reads=attrgetter("embeds"),
     settle=settle_get_next_dist,
 )
 
@@ -317,6 +319,7 @@ SAMPLE: Final = EngineCall(
     SampleConflicts,
     PackSample,
     names=_names_of_sample,
+    reads=lambda c: (c.embed,),
     settle=settle_sample,
     count=_count_sample,
     always_answered=True,

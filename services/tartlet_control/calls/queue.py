@@ -23,6 +23,17 @@ class Reset(Command):
     survives_cancel = True
 
 
+class Barrier(Command):
+    """Lets the commands behind it wait for the first `turn` commands of control that a program executes again."""
+
+    __slots__ = ("turn",)
+    survives_cancel = True
+
+    def __init__(self, queue: CommandQueue, arrived: float, turn: int) -> None:
+        super().__init__(queue, Record(0, 0, 0, queue.id, 0, 0, 0, 0, 0), arrived)
+        self.turn = turn
+
+
 class Faulty(Command):
     """Stands for a record that is no valid command: it fails when its turn comes, as any other command would."""
 

@@ -12,6 +12,7 @@ from tartlet_common.abi import QUEUED_OPS, Record
 from tartlet_common.engine.step import Batch, Kind, check_covers
 from tartlet_common.errors.base import TartletError
 from tartlet_common.errors.registry import (
+    EmbedLost,
     FrameTooLarge,
     InvalidArgument,
     UnknownOperation,
@@ -95,10 +96,14 @@ def build(kind: int, commands: list[Command], fail: Fail, refuse: Refuse) -> tup
         if queue.poison is not None:
             refuse(command)
             continue
+        place = queue.place
+        if place.lost and (lost := _lost(command, place.lost)) is not None:
+            fail(command, lost)
+            continue
         try:
-            add(command, queue.place.held)
+            add(command, place.held)
         except KeyError as e:
-            fail(command, _unknown(command, queue.place.held, e.args[0]))
+            fail(command, _unknown(command, place.held, e.args[0]))
             continue
         except (InvalidArgument, UnknownResource, UnsupportedTrait) as e:
             fail(command, e)
@@ -106,6 +111,17 @@ def build(kind: int, commands: list[Command], fail: Fail, refuse: Refuse) -> tup
         lanes.append(queue.lane)
         kept.append(command)
     return (pack.finish(), kept) if kept else (None, kept)
+
+
+def _lost(command: Command, lost: dict[int, str]) -> EmbedLost | None:
+    """Return the error of a command that reads a lost embed. An embed that is written isn't lost any more."""
+    call = BY_KIND[command.kind]
+    for read in call.reads(command):
+        if read in lost:
+            return EmbedLost(embed=read, call=lost[read])
+    for written in call.writes(command):
+        lost.pop(written, None)
+    return None
 
 
 def _unknown(command: Command, held: Held, missing: int) -> UnknownResource:

@@ -44,7 +44,7 @@ class Share(Command):
     none that were submitted after. It takes the rows then, and the `table` uses them once those commands have ended.
     """
 
-    __slots__ = ("by", "done", "error", "rows")
+    __slots__ = ("by", "done", "error")
     survives_cancel = True
 
     def __init__(self, source_queue: CommandQueue, by: Table) -> None:
@@ -53,7 +53,6 @@ class Share(Command):
         self.by = by
         self.done = False  # the commands before it have ended, or its `table` doesn't need it any more
         self.error: TartletError | None = None
-        self.rows: PageTable | None = None  # a table of its own that holds the shared rows
 
 
 class ForwardTable(Forward):

@@ -12,7 +12,7 @@ from tartlet_common.errors.registry import (
 from tartlet_control.calls.kv import Alloc
 from tartlet_control.core.lifecycle import Lifecycle
 from tartlet_control.tables.engines import EngineState
-from tartlet_control.tables.ledger import PAGES, POOL_NAMES, RESOURCE_NAMES
+from tartlet_control.tables.ledger import EMBEDS, PAGES, POOL_NAMES, RESOURCE_NAMES
 from tartlet_control.tables.programs import CommandQueue, Place, ProgramState
 
 
@@ -64,6 +64,9 @@ class Allocator:
             return False
         physical = pool.take(asked)
         held.update(zip(ids, physical, strict=True))
+        if place.lost and pool_index == EMBEDS:
+            for v in ids:
+                place.lost.pop(v, None)
         engine.clear[pool_index].update(physical)
         if pool_index == PAGES:
             program.num_pages += asked

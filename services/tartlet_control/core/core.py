@@ -37,12 +37,13 @@ from tartlet_control.core.intake import CommandIntake
 from tartlet_control.core.lifecycle import Kept, Lifecycle, StartRequest
 from tartlet_control.core.pool_orders import PoolOrders
 from tartlet_control.core.queue_runner import QueueRunner
+from tartlet_control.core.rebuilder import Rebuilder
 from tartlet_control.core.settler import Settler
+from tartlet_control.tables.audit import audit
 from tartlet_control.tables.engines import EngineState, engine_id_of
-from tartlet_control.tables.ledger import PAGES, LedgerFault
+from tartlet_control.tables.ledger import LedgerFault
 from tartlet_control.tables.models import Models
-from tartlet_control.tables.page_tables import pages_of
-from tartlet_control.tables.programs import Place, ProgramState, RuntimeSession
+from tartlet_control.tables.programs import ProgramState, RuntimeSession
 
 log = logging.getLogger("tartlet.control")
 
@@ -78,6 +79,8 @@ class Core:
         self.intake = CommandIntake(self.models, self.lifecycle, self.runner)
         self.dispatcher = Dispatcher(self.runner)
         self.settler = Settler(self.runner, self.lifecycle)
+        self.rebuilder = Rebuilder(self.lifecycle, self.runner, settings)
+        self.settler.settled_on = self.rebuilder.trials.settled
         self.leaks = 0
         self.on_leak: Callable[[EngineState, LedgerFault], None] | None = None
         self.on_resumed: Callable[[str], None] | None = None
@@ -252,7 +255,8 @@ class Core:
         engine = EngineState(
             engine_id, incarnation, spec, model.index, self._connections << 32, home=home, protocol=protocol
         )
-        limits = Limits(spec.max_batch_tokens, spec.max_batch_commands)
+        share = max(1, int(self.settings.rebuild_share * spec.max_batch_tokens))
+        limits = Limits(spec.max_batch_tokens, spec.max_batch_commands, share)
         self.batchers[engine] = Batcher(self._policy, self.settings.steps_in_flight, limits, self.orders.of(home))
         engine.window_s = self.clock.now()
         model.engines.append(engine)
@@ -277,7 +281,7 @@ class Core:
             return
         del self.engines[engine.id]
         self.models.at(engine.model_index).engines.remove(engine)
-        self.lifecycle.lose_engine(engine, error or WorkerLost(engine=engine.id))
+        self.rebuilder.lose(engine, error or WorkerLost(engine=engine.id), self.clock.now())
         self._models_changed()
         if engine.link is not None:
             engine.link.give_up()
@@ -369,6 +373,8 @@ class Core:
         """Send every engine what its batcher wants. Returns when to pump again if nothing happens before."""
         now = self.clock.now()
         look_at: float | None = None
+        if self.rebuilder.busy:
+            self.rebuilder.pump(now)
         for engine, batcher in self.batchers.items():
             self.dispatcher.pump(engine, batcher, now)
             if batcher.look_at is not None and (look_at is None or batcher.look_at < look_at):
@@ -395,6 +401,7 @@ class Core:
             if engine.gone_since is not None and now - engine.gone_since >= self.settings.engine_grace_s:
                 log.warning("engine %s did not come back", engine.id)
                 self.on_engine_gone(engine)
+        self.rebuilder.expire(now)
         if now - self._checked_s >= _CHECK_EVERY_S:
             self._checked_s = now
             self._checks += 1
@@ -417,32 +424,10 @@ class Core:
             if not self.batchers[engine].idle:
                 continue
             places = [p.places[engine.model_index] for p in self.lifecycle.placed_on(engine)]
-            for i, pool in enumerate(engine.pools):
-                owned = sum(place.num_held(i) for place in places)
-                try:
-                    if recount and i == PAGES:
-                        owned = _recounted(engine, places)
-                    if recount:
-                        pool.check()
-                    if owned != pool.num_held:
-                        raise LedgerFault(pool.name, pool.num_free, owned, pool.total)
-                except LedgerFault as e:
-                    if self._strict:
-                        raise
-                    self.leaks += 1
-                    log.error("engine %s: %s", engine.id, e)  # noqa: TRY400 - the numbers say it all
-                    if self.on_leak is not None:
-                        self.on_leak(engine, e)
-
-
-def _recounted(engine: EngineState, places: list[Place]) -> int:
-    """Count the pages that programs hold, page by page.
-
-    Raises:
-        LedgerFault: more or fewer tables have a number than exist.
-    """
-    numbered = sum(table.number >= 0 for place in places for table in place.tables.values())
-    if numbered != engine.tables.num_held:
-        raise LedgerFault("page tables", 0, numbered, engine.tables.num_held)
-    rows = (set().union(*(pages_of(table.rows) for table in place.tables.values())) for place in places)
-    return sum(map(len, rows)) + sum(len(place.held[PAGES]) for place in places)
+            for fault in audit(engine, places, recount=recount):
+                if self._strict:
+                    raise fault
+                self.leaks += 1
+                log.error("engine %s: %s", engine.id, fault)
+                if self.on_leak is not None:
+                    self.on_leak(engine, fault)

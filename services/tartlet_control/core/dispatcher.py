@@ -11,6 +11,7 @@ from tartlet_control.batching.batcher import Batcher, SentStep
 from tartlet_control.batching.gather import Dispatch
 from tartlet_control.calls.registry import build
 from tartlet_control.core.queue_runner import QueueRunner
+from tartlet_control.rebuild.logs import settle_many
 from tartlet_control.tables.engines import EngineState
 from tartlet_control.tables.page_tables import MANY_CHANGES
 from tartlet_control.tables.programs import Command, CommandQueue
@@ -34,6 +35,7 @@ class Dispatcher:
 
     def _apply(self, engine: EngineState, batcher: Batcher, dispatches: list[Dispatch], now: float) -> None:
         touched: dict[CommandQueue, None] = {}
+        runner = self._runner
         for dispatch in dispatches:
             for command in dispatch.commands:
                 queue = command.queue
@@ -44,10 +46,14 @@ class Dispatcher:
         batches, kept = self._build(dispatches, poisoned)
         if batches:
             self._send(engine, batcher, batches, kept, list(touched), now)
-        runner = self._runner
+        if any(queue.place.replay is not None for queue in touched):
+            for dispatch in dispatches:
+                for command in dispatch.commands:
+                    runner.gone(command.queue.place, command)
         for queue in poisoned:
             runner.drain_poisoned(queue)
         for queue in touched:
+            settle_many(queue.place)
             runner.advance(queue)
 
     def _send(
@@ -85,6 +91,10 @@ class Dispatcher:
                 queue = command.queue
                 queue.dispatched += 1
                 queue.program.dispatched += 1
+                if queue.id >= 0:
+                    queue.place.log.append(command)
+                else:
+                    queue.program.in_flight += 1
             batches.append(batch)
             kept.append(commands)
         return batches, kept

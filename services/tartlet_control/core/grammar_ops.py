@@ -9,6 +9,7 @@ from tartlet_common.errors.base import TartletError
 from tartlet_common.errors.registry import (
     GrammarRefused,
     InvalidArgument,
+    NoEngine,
     ResourceInUse,
     ResourceQuotaExceeded,
     UnknownResource,
@@ -40,7 +41,7 @@ class GrammarOps:
             GrammarRefused: the text is too long.
             ResourceInUse, ResourceQuotaExceeded: the program has such a grammar, or as many as it may.
             UnsupportedTrait: the engine has no grammars.
-            NoEngine: no engine of the model is ready.
+            NoEngine: no engine of the model is ready, or the program's state is on its way to another.
         """
         place, program = queue.place, queue.program
         if record.a == 0 or record.b not in GrammarKind.__members__.values():
@@ -58,6 +59,8 @@ class GrammarOps:
         if size + len(payload) > MAX_TEXT_BYTES:
             asked = len(payload)
             raise ResourceQuotaExceeded(held=size, kind="bytes of grammars", asked=asked, limit=MAX_TEXT_BYTES)
+        if place.recovery is not None:
+            raise NoEngine
         engine = self._allocator.engine_of(place)
         awaited = record.flags & 1
         grammar = Grammar(record.a, record.b, bytes(payload), queue=record.queue, ticket=record.ticket, awaited=awaited)

@@ -20,7 +20,7 @@ from tartlet_common.errors.registry import (
 from tartlet_control.calls.queue import Faulty
 from tartlet_control.calls.registry import PARSERS, parse
 from tartlet_control.core.lifecycle import Lifecycle
-from tartlet_control.core.queue_runner import QueueRunner
+from tartlet_control.core.queue_runner import QueueRunner, was_told
 from tartlet_control.core.shared_ops import SHARED_OPS, SharedOps
 from tartlet_control.tables.ledger import EMBEDS, PAGES, SLOTS
 from tartlet_control.tables.models import Models
@@ -149,9 +149,11 @@ class CommandIntake:
         queue, first = queue or self._default_queue(program, record.queue), 0
         kept = []
         for command in queue.pending:
-            if command.ticket < record.a or command.survives_cancel:
+            if command.ticket < record.a or command.survives_cancel or was_told(command):
                 kept.append(command)
                 continue
+            if queue.place.replay is not None:
+                self._runner.gone(queue.place, command)
             first = first or command.ticket
             program.in_flight -= 1
             if command.awaited:

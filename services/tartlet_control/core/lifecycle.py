@@ -29,7 +29,7 @@ from tartlet_control.tables.keys import RETURN_S, Keys
 from tartlet_control.tables.ledger import PAGES
 from tartlet_control.tables.models import Models, ServedModel
 from tartlet_control.tables.outbox import Settled
-from tartlet_control.tables.programs import CommandQueue, Place, ProgramState, RuntimeSession
+from tartlet_control.tables.programs import Place, ProgramState, RuntimeSession
 from tartlet_control.tables.topics import Topics
 
 ENDED_KEPT: Final = 16_384
@@ -246,6 +246,8 @@ class Lifecycle:
             self.on_end(program, program.killed)
         if program.session.programs.get(program.handle) is program:
             del program.session.programs[program.handle]
+        for place in program.places.values():
+            place.forget()
         program.queues, program.places = (
             {},
             {},
@@ -276,14 +278,9 @@ class Lifecycle:
             engine = place.engine
             if engine is None:
                 continue
-            for pool, held in zip(engine.pools, place.held, strict=True):
-                pool.release(list(held.values()))
-                held.clear()
-            _free_tables(place, engine)
-            for grammar in place.grammars.values():
-                engine.grammars.drop(grammar)
+            free_place(place, engine)
+            place.tables.clear()
             place.grammars.clear()
-            engine.program_ids.pop(program.id, None)
         program.num_pages = 0
 
     # ---- engines that go away -----------------------------------------------------------------------------------
@@ -292,34 +289,24 @@ class Lifecycle:
         """Return the programs that are placed on an engine, in order of placement."""
         return [self.programs[program_id] for program_id in engine.program_ids]
 
-    def lose_engine(self, engine: EngineState, error: TartletError) -> None:
-        """End the programs that had state on `engine`, and account for the commands it will never answer."""
-        for program in self.placed_on(engine):
-            self.kill(program, error)
-        touched: dict[ProgramState, None] = {}
-        for sent in self.batchers.pop(engine).clear():
-            for commands in sent.batches:
-                for command in commands:
-                    queue: CommandQueue = command.queue
-                    queue.settled += 1
-                    queue.program.dispatched -= 1
-                    touched[queue.program] = None
-        engine.outgoing.clear()
-        engine.grammars.outgoing.clear()
-        for program in touched:
-            program.in_flight = program.dispatched
-            self.settle_if_done(program)
 
-
-def _free_tables(place: Place, engine: EngineState) -> None:
+def free_place(place: Place, engine: EngineState) -> None:
+    """Give back all that a program holds on an engine. Its tables are left without rows."""
+    program = place.program
+    program.num_pages -= place.num_held(PAGES)
+    for pool, held in zip(engine.pools, place.held, strict=True):
+        pool.release(list(held.values()))
+        held.clear()
     for table in place.tables.values():
         if table.number >= 0:
             engine.pools[PAGES].release(table.cut(0, engine.spec.page_size))
             engine.tables.change(table.number, table.number, 0, [])
             engine.tables.give(table.number)
             table.number = -1
-    place.tables.clear()
+    for grammar in place.grammars.values():
+        engine.grammars.drop(grammar)
     place.num_rows = 0
+    engine.program_ids.pop(program.id, None)
 
 
 def _capped(asked: int, most: int) -> int:

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 
 from tartlet_common.abi import Op, Record
 from tartlet_common.errors.base import TartletError
 from tartlet_common.errors.registry import InternalError, NoEngine
 from tartlet_control.calls.kv import Alloc, Dealloc
-from tartlet_control.calls.queue import Faulty, Reset, Synchronize
+from tartlet_control.calls.queue import Barrier, Faulty, Reset, Synchronize
 from tartlet_control.calls.table_masks import DropRows
 from tartlet_control.calls.tables import Share, Table
 from tartlet_control.core.allocation import Allocator
 from tartlet_control.core.grammar_ops import GrammarOps
 from tartlet_control.core.lifecycle import Lifecycle
+from tartlet_control.core.remaking import Remade, Remake, remake
 from tartlet_control.core.table_ops import TableOps
+from tartlet_control.rebuild.logs import note
 from tartlet_control.tables.outbox import RESULT
-from tartlet_control.tables.programs import Command, CommandQueue, Poison, ProgramState, Sync
+from tartlet_control.tables.programs import Command, CommandQueue, Place, Poison, ProgramState, Replay, Sync
 
 
 class QueueRunner:
@@ -30,6 +33,8 @@ class QueueRunner:
         self._tables = TableOps(self._allocator, self.advance)
         self._woken: deque[CommandQueue] = deque()  # queues to advance, by the call of `advance` that runs
         self._advancing = False
+        self.on_remade: Callable[[Place], None]
+        """Called when all commands that make the state of a place again have been sent."""
 
     def enqueue(self, queue: CommandQueue, command: Command) -> None:
         """Add a command at the end of its queue."""
@@ -51,6 +56,8 @@ class QueueRunner:
 
     def _append(self, queue: CommandQueue, command: Command) -> None:
         queue.pending.append(command)
+        if queue.place.recovery is not None:
+            return
         if queue.poison is not None:
             self.drain_poisoned(queue)
             self.advance(queue)
@@ -75,7 +82,9 @@ class QueueRunner:
             self._advancing = False
 
     def _advance(self, queue: CommandQueue) -> None:
-        pending = queue.pending
+        pending, place = queue.pending, queue.place
+        if place.recovery is not None and queue.id >= 0:
+            return
         while pending:
             head = pending[0]
             if type(head) is Table and head.share is not None and not head.share.done:
@@ -89,11 +98,35 @@ class QueueRunner:
                 assert engine is not None
                 self._batchers[engine].ready(queue, head.arrived)
                 return
+            if place.replay is not None and not self._has_turn(place.replay, head):
+                break
             pending.popleft()
             self._execute(queue, head)
+            if place.replay is not None:
+                self.gone(place, head)
+            if place.recovery is not None and queue.id >= 0:
+                return  # the program was suspended for the pages that it asked for
         engine = queue.place.engine
         if engine is not None and engine in self._batchers:
             self._batchers[engine].unready(queue)
+
+    @staticmethod
+    def _has_turn(replay: Replay, head: Command) -> bool:
+        return replay.reached(head.turn) if type(head) is Barrier else replay.may_go(head)
+
+    def gone(self, place: Place, command: Command) -> None:
+        """Note that a command which may be one of those that are executed again was executed, sent or dropped."""
+        replay = place.replay
+        if replay is None:
+            return
+        others = replay.gone(command)
+        if not replay:
+            place.replay = None
+        if not others:
+            return
+        for queue in place.program.queues.values():
+            if queue.place is place and queue.pending and not queue.pending[0].kind:
+                self.advance(queue)
 
     def hold(self, program: ProgramState) -> None:
         """Dispatch nothing of a program whose session is held; of another, dispatch what waits."""
@@ -116,44 +149,62 @@ class QueueRunner:
         return True
 
     def _execute(self, queue: CommandQueue, command: Command) -> None:
-        program = queue.program
         if type(command) is Share:
             self._tables.share(command)
         elif type(command) is Synchronize:
-            if queue.settled < queue.dispatched:
-                queue.syncs.append(Sync(queue.dispatched, command.ticket if command.awaited else 0, queue.reset_at))
-                return  # still in flight
-            self._done(program, queue, command)
+            self._synchronize(queue, command)
         elif type(command) is Reset:
-            self._reset(queue)
-            self._done(program, queue, command)
-        else:
-            try:
-                if type(command) is Alloc:
-                    if not self._allocator.alloc(queue, command):
-                        return
-                elif type(command) is Dealloc:
-                    self._allocator.dealloc(queue, command)
-                elif type(command) is Table:
-                    if not self._tables.execute(queue, command):
-                        return
-                elif type(command) is DropRows:
-                    self._tables.drop(queue, command)
-                else:
-                    assert type(command) is Faulty
-                    raise command.error
-            except TartletError as e:
-                self.poison(queue, command, e)
-                self.drain_poisoned(queue)
-                return
-            self._done(program, queue, command)
+            self._reset(queue, command)
+            self._done(queue.program, queue, command)
+        elif type(command) is Remake:
+            remake(command)
+        elif type(command) is Remade:
+            self.on_remade(queue.place)
+        elif type(command) is not Barrier:
+            self._change(queue, command)
+
+    def _synchronize(self, queue: CommandQueue, command: Synchronize) -> None:
+        if queue.settled == queue.dispatched:
+            self._done(queue.program, queue, command)
+            return
+        ticket = command.ticket if command.awaited else 0
+        queue.syncs.append(Sync(queue.dispatched, ticket, queue.reset_at, command))
+        queue.place.log.append(command)
+
+    def _change(self, queue: CommandQueue, command: Command) -> None:
+        """Execute a command that changes what the program holds."""
+        try:
+            if type(command) is Alloc:
+                if not self._allocator.alloc(queue, command):
+                    return
+            elif type(command) is Dealloc:
+                note(queue.place, command)  # which frees what it can, even if it fails
+                self._allocator.dealloc(queue, command)
+            elif type(command) is Table:
+                if not self._tables.execute(queue, command):
+                    return
+            elif type(command) is DropRows:
+                self._tables.drop(queue, command)
+            else:
+                assert type(command) is Faulty
+                raise command.error
+        except TartletError as e:
+            self.poison(queue, command, e)
+            self.drain_poisoned(queue)
+            return
+        if command.outcome is None:
+            note(queue.place, command)
+        self._done(queue.program, queue, command)
 
     def _done(self, program: ProgramState, queue: CommandQueue, command: Command) -> None:
+        if was_told(command):
+            return
         program.in_flight -= 1
         if command.awaited:
             program.session.outbox.deliver(program.handle, RESULT, 1, command.ticket, queue.id)
 
-    def _reset(self, queue: CommandQueue) -> None:
+    def _reset(self, queue: CommandQueue, command: Reset) -> None:
+        note(queue.place, command)
         queue.poison = None
         queue.reset_at = queue.dispatched
         engine = queue.place.engine
@@ -162,10 +213,21 @@ class QueueRunner:
 
     # ---- failure ------------------------------------------------------------------------------------------------
 
-    def poison(self, queue: CommandQueue, command: Command, error: TartletError) -> None:
-        """Fail the first command of a queue: name it and answer it. `drain_poisoned` ends the commands behind it."""
+    def poison(self, queue: CommandQueue, command: Command, error: TartletError, *, on_engine: bool = False) -> None:
+        """Fail the first command of a queue: name it and answer it. `drain_poisoned` ends the commands behind it.
+
+        `on_engine`: the command failed there. Other failures are logged: if the engine is lost, they come again.
+        """
+        if queue.id < 0:  # control's own: it makes the program's state again
+            self._lifecycle.kill(queue.program, error)
+            return
         queue.poison = queue.cause = Poison(command.ticket, error)
         program = queue.program
+        if not on_engine:
+            record = Record(0, 0, command.ticket, queue.id, 0, 0, 0, 0, 0)
+            note(queue.place, Faulty(queue, record, command.arrived, error))
+        if was_told(command):
+            return
         program.in_flight -= 1
         if not program.live:
             return
@@ -176,6 +238,8 @@ class QueueRunner:
 
     def refuse(self, command: Command) -> None:
         """End a command behind a failed command of its queue, without effect."""
+        if was_told(command):
+            return
         queue = command.queue
         program = queue.program
         program.in_flight -= 1
@@ -186,13 +250,15 @@ class QueueRunner:
     def drain_poisoned(self, queue: CommandQueue) -> None:
         """End the undispatched commands of a poisoned queue up to a reset. Commands that free still take effect."""
         pending, program = queue.pending, queue.program
-        while pending:
+        while pending and queue.place.recovery is None:
             command = pending.popleft()
             if type(command) is Dealloc:
+                note(queue.place, command)
                 held = queue.place.held[command.pool]
                 self._allocator.free(queue, command.pool, [v for v in command.ids if v in held])
                 self._done(program, queue, command)
             elif type(command) is Table:
+                note(queue.place, command)
                 self._tables.shrink(queue, command)
                 if command.new_rows or command.source != command.table:
                     self.refuse(command)
@@ -203,8 +269,16 @@ class QueueRunner:
                 assert cause is not None, "a queue that is drained has a cause"
                 self._tables.refuse_share(command, cause.error)
             elif type(command) is Reset:
-                self._reset(queue)
+                self._reset(queue, command)
                 self._done(program, queue, command)
+                self.gone(queue.place, command)
                 return
-            else:
+            elif type(command) is not Barrier:
                 self.refuse(command)
+            self.gone(queue.place, command)
+
+
+def was_told(command: Command) -> bool:
+    """Return whether a command was answered and counted before an engine was lost, and is executed again."""
+    replay = command.queue.place.replay
+    return replay is not None and command in replay.told

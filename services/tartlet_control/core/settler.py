@@ -7,12 +7,13 @@ from typing import Final
 
 from tartlet_common.engine.step import BatchResult, Kind, Status, StepResult
 from tartlet_common.errors.base import TartletError
-from tartlet_common.errors.registry import EngineFailure
+from tartlet_common.errors.registry import EngineFailure, WorkerLost
 from tartlet_control.batching.batcher import Batcher, SentStep
 from tartlet_control.calls.base import Value
 from tartlet_control.calls.registry import BY_KIND
 from tartlet_control.core.lifecycle import Lifecycle
 from tartlet_control.core.queue_runner import QueueRunner
+from tartlet_control.rebuild.logs import DONE
 from tartlet_control.tables.engines import EngineState
 from tartlet_control.tables.outbox import RESULT, SKIPPED
 from tartlet_control.tables.programs import Command, CommandQueue
@@ -20,6 +21,7 @@ from tartlet_control.tables.programs import Command, CommandQueue
 _OK: Final = int(Status.OK)
 _SKIPPED: Final = int(Status.SKIPPED)
 _FAILED: Final = int(Status.FAILED)
+_REFUSED: Final = int(Status.REFUSED)
 _SAMPLE: Final = int(Kind.SAMPLE)
 
 
@@ -29,6 +31,8 @@ class Settler:
     def __init__(self, runner: QueueRunner, lifecycle: Lifecycle) -> None:
         self._runner = runner
         self._lifecycle = lifecycle
+        self.settled_on: Callable[[EngineState], None]
+        """Called with the engine of each settled step, before `on_settled`."""
         self.on_settled: Callable[[EngineState, SentStep, StepResult, float], None] | None = None
 
     def settle(self, engine: EngineState, batcher: Batcher, result: StepResult, now: float) -> None:
@@ -48,6 +52,7 @@ class Settler:
                 sampled += len(commands) - int(answers.status.astype(bool).sum())
         engine.count_step(result.computed_tokens, sampled, result.device_s, now)
         batcher.settled(sent, result.device_s, now)
+        self.settled_on(engine)
         if self.on_settled is not None:
             self.on_settled(engine, sent, result, now)
 
@@ -63,6 +68,10 @@ class Settler:
             number = queue.settled
             queue.settled += 1
             program.dispatched -= 1
+            if queue.id < 0:
+                self._rebuilt(engine, command, status)
+                continue
+            command.outcome = value if status == _OK else status
             if status == _OK:
                 program.in_flight -= 1
                 if program.live:
@@ -85,17 +94,27 @@ class Settler:
             elif queue.syncs:
                 self._answer_syncs(queue)
 
+    def _rebuilt(self, engine: EngineState, command: Command, status: int) -> None:
+        """Account for a command of control's own, which makes a program's state again."""
+        program = command.queue.program
+        program.in_flight -= 1
+        if not program.live:
+            self._lifecycle.settle_if_done(program)
+        elif status in {_FAILED, _REFUSED}:
+            self._lifecycle.kill(program, WorkerLost(engine=f"{engine.id}, which could not make the state again"))
+
     def _failed(self, engine: EngineState, command: Command, number: int, error: TartletError) -> None:
         queue = command.queue
         runner = self._runner
         if not queue.program.live:
-            engine.reset_lanes.add(queue.lane)  # nobody will reset it; the worker needn't remember it
-            runner.poison(queue, command, error)
+            if queue.lane >= 0:
+                engine.reset_lanes.add(queue.lane)  # nobody will reset it; the worker needn't remember it
+            runner.poison(queue, command, error, on_engine=True)
             return
         queue.failed = (number, error)
         behind_reset = number < queue.reset_at
         standing = queue.poison
-        runner.poison(queue, command, error)
+        runner.poison(queue, command, error, on_engine=True)
         if behind_reset:
             queue.poison = standing  # a reset has passed since: it doesn't reach what came after
         else:
@@ -105,11 +124,12 @@ class Settler:
     def _answer_syncs(self, queue: CommandQueue) -> None:
         program, failed = queue.program, queue.failed
         while queue.syncs and queue.syncs[0].at <= queue.settled:
-            _, ticket, reset_at, fork = queue.syncs.popleft()
+            _, ticket, reset_at, command, fork = queue.syncs.popleft()
             fails = failed is not None and failed[0] >= reset_at
             if fork is not None:
                 fork(failed[1] if failed is not None and fails else None)
                 continue
+            command.outcome = DONE
             program.in_flight -= 1
             if not ticket:
                 continue

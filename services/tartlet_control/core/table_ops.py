@@ -22,6 +22,8 @@ from tartlet_common.errors.registry import (
 from tartlet_control.calls.table_masks import DropRows, find
 from tartlet_control.calls.tables import Share, Table
 from tartlet_control.core.allocation import Allocator
+from tartlet_control.rebuild.logs import note
+from tartlet_control.rebuild.notes import share_key
 from tartlet_control.tables.ledger import PAGES
 from tartlet_control.tables.page_tables import MAX_TABLES, PageTable, pages_of
 from tartlet_control.tables.programs import CommandQueue, Place, Sync
@@ -49,8 +51,8 @@ class TableOps:
         place = queue.place
         tables = place.tables
         table, source = tables.get(command.table), tables.get(command.source)
-        if table is not None and table.queue_id != queue.id:
-            raise InvalidArgument(argument="table", detail=f"{command.table} belongs to queue {table.queue_id}")
+        if table is not None and table.claimed != queue.id:
+            raise InvalidArgument(argument="table", detail=f"{command.table} belongs to queue {table.claimed}")
         if source is None and command.source != command.table:
             raise UnknownResource(kind="table", id=command.source)
         if table is None:
@@ -58,9 +60,9 @@ class TableOps:
                 raise ResourceQuotaExceeded(held=len(tables), kind="page tables", asked=1, limit=MAX_TABLES)
             table = tables[command.table] = PageTable(queue.id)
         table.waiting += 1
-        if source is None or source.queue_id == queue.id:
+        if source is None or source.claimed == queue.id:
             return None
-        source_queue = queue.program.queues[source.queue_id]
+        source_queue = queue.program.queues[source.claimed]
         command.share = Share(source_queue, command)
         return source_queue
 
@@ -76,17 +78,18 @@ class TableOps:
             if source is None or not source.rows or engine is None:
                 raise UnknownResource(kind="table", id=by.source)
             _check_keep(source, keep, by)
-            share.rows = taken = PageTable(by.queue.id)
+            taken = PageTable(by.queue.id)
             if keep:
                 taken.number = engine.tables.take()
                 self._fork(place, source, keep, taken)
-            place.tables[_key(by)] = taken
+            place.tables[share_key(by)] = taken
         except TartletError as e:
             self.refuse_share(share, e)
             return
+        note(share.queue.place, share)
         queue = share.queue
         if keep and queue.settled < queue.dispatched:  # what the rows hold may still fail on the engine
-            queue.syncs.append(Sync(queue.dispatched, 0, queue.reset_at, partial(self._written, share)))
+            queue.syncs.append(Sync(queue.dispatched, 0, queue.reset_at, share, partial(self._written, share)))
         else:
             self._written(share, None)
 
@@ -118,8 +121,7 @@ class TableOps:
             if command.source == command.table:
                 return self._extend(queue, command, table)
             if share is not None:
-                assert share.rows is not None
-                return self._replace(queue, command, table, share.rows)
+                return self._replace(queue, command, table, place.tables[share_key(command)])
             source = place.tables.get(command.source)
             if source is None or not source.rows or place.engine is None:
                 raise UnknownResource(kind="table", id=command.source)
@@ -129,7 +131,7 @@ class TableOps:
             if keep:
                 copy.number = place.engine.tables.take()
                 self._fork(place, source, keep, copy)
-            place.tables[_key(command)] = copy
+            place.tables[share_key(command)] = copy
             return self._replace(queue, command, table, copy)
         finally:
             self._finish(place, command)
@@ -175,6 +177,8 @@ class TableOps:
             freed = engine.pools[PAGES].count_last(pages_of(table.rows[keep:]))
             if not self._allocator.room_for_rows(place, command.new_rows, freed):
                 return False
+        if not table.rows:
+            table.queue_id = queue.id
         self._cut(place, table, keep)
         if command.new_rows and table.number < 0:  # it had no rows, or has just lost them all
             table.number = self._allocator.engine_of(place).tables.take()
@@ -192,6 +196,7 @@ class TableOps:
             if rows.number < 0:
                 rows.number = engine.tables.take()
         self._cut(place, table, 0)
+        table.queue_id = queue.id
         table.number, rows.number = rows.number, -1
         table.take_over(rows, queue.spec.page_size, len(rows.rows))
         table.shared, rows.rows = rows.shared, []
@@ -233,7 +238,7 @@ class TableOps:
 
     def _finish(self, place: Place, command: Table) -> None:
         """Forget what a `table` needed, and its table if that doesn't exist."""
-        taken = place.tables.pop(_key(command), None)
+        taken = place.tables.pop(share_key(command), None)
         if taken is not None:
             self._cut(place, taken, 0)
         table = place.tables.get(command.table)
@@ -242,14 +247,6 @@ class TableOps:
         table.waiting -= 1
         if not table.waiting and not table.rows:
             del place.tables[command.table]
-
-
-def _key(command: Table) -> int:
-    """Return the number of the rows that a `table` has taken of its source, among the tables of its program.
-
-    It is negative, as programs' own numbers aren't.
-    """
-    return -1 - command.ticket
 
 
 def _check_keep(source: PageTable, keep: int, command: Table) -> None:

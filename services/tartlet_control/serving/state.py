@@ -112,6 +112,12 @@ def _engine(e: EngineState, core: Core) -> dict[str, Any]:
     }
 
 
+def _doing(p: ProgramState) -> str:
+    if p.killed is not None or not p.live:
+        return "ending" if p.killed is None else "killed"
+    return "recovering" if any(place.recovery is not None for place in p.places.values()) else "running"
+
+
 def _places(core: Core, now: float) -> dict[str, int]:
     """Return the place of each program with waiting commands among those of its engine: 1 goes first."""
     places: dict[str, int] = {}
@@ -131,11 +137,12 @@ def _program(p: ProgramState, now: float, place: int) -> dict[str, Any]:
         "model": p.default_model.name if p.default_model is not None else "",
         "runtime": p.session.runtime_id,
         "engines": [place.engine.id for place in p.places.values() if place.engine is not None],
-        "state": "killed" if p.killed is not None else "running" if p.live else "ending",
+        "state": _doing(p),
         "age_s": round(now - p.started_s, 3),
         "pages": p.num_pages,
         "peak_pages": p.peak_pages,
-        "queues": {str(q.id): len(q.pending) for q in islice(p.queues.values(), QUEUES_SHOWN)},
+        "queues": {str(q.id): len(q.pending) for q in islice(p.queues.values(), QUEUES_SHOWN) if q.id >= 0},
+        "recovered_s": round(p.recovered_s, 3),
         "in_flight": p.in_flight,
         "service_s": round(p.account.service_s, 6),
         "waited_s": round(p.account.wait_s(now, (q.thread for q in p.queues.values())), 6),

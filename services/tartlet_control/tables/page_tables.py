@@ -34,10 +34,11 @@ class PageTable:
     A table without rows doesn't exist. Its object stays while TABLE commands of its queue that name it wait.
     """
 
-    __slots__ = ("limit", "number", "plain", "queue_id", "rows", "shared", "waiting", "written")
+    __slots__ = ("claimed", "limit", "number", "plain", "queue_id", "rows", "shared", "waiting", "written")
 
     def __init__(self, queue_id: int) -> None:
         self.queue_id = queue_id  # the queue that the table belongs to
+        self.claimed = queue_id  # and belongs to once the commands that were submitted have had their turn
         self.number = -1  # on its engine, while the table has rows
         self.rows: list[int] = []  # physical pages; HOLE where one was dropped
         self.shared = 0  # leading rows that another table has or had: they are never written again

@@ -20,6 +20,7 @@ from tartlet_control.order import book
 from tartlet_control.tables.engines import EngineState
 from tartlet_control.tables.grammars import Grammar
 from tartlet_control.tables.ledger import PAGES
+from tartlet_control.tables.lineage import Book
 from tartlet_control.tables.models import ServedModel
 from tartlet_control.tables.outbox import Outbox
 from tartlet_control.tables.page_tables import PageTable
@@ -36,7 +37,7 @@ class Command:
     plain Python lists, which cost a tenth of a numpy array for the handful of ids of a decode step.
     """
 
-    __slots__ = ("arrived", "awaited", "queue", "size", "ticket", "tokens")
+    __slots__ = ("arrived", "awaited", "outcome", "queue", "size", "ticket", "tokens")
     kind: ClassVar[int] = 0
     """The `Kind` of an engine call; 0 for a command that control executes at the head of its queue."""
     survives_cancel: ClassVar[bool] = False
@@ -51,6 +52,8 @@ class Command:
         self.arrived = arrived
         self.tokens = 0  # its share of a batch's tokens
         self.size = 32  # its share of a step's frame, in bytes
+        self.outcome: Any = None
+        """Once it has ended well, a tuple (its values, if it is an engine call); else the worker's `Status`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,14 +70,23 @@ class Sync(NamedTuple):
     at: int  # answered when `CommandQueue.settled` reaches this
     ticket: int  # 0: nobody awaits it
     reset_at: int  # it fails if a command with this number or a later one has failed
+    command: Command
+    """The `synchronize` or the share."""
     fork: Callable[[TartletError | None], None] | None = None
     """Takes the outcome for a fork, which has no answer of its own; None for a `synchronize`."""
 
 
 class Place:
-    """What one program holds on the engine of one model."""
+    """What one program holds on the engine of one model.
 
-    __slots__ = ("engine", "grammars", "held", "model", "num_rows", "program", "tables")
+    `book` says what the engine's memory holds as far as commands have settled, and `log` has the commands since: those
+    that were sent or executed and are not in the book yet, in order.
+    """
+
+    __slots__ = (
+        "book", "engine", "grammars", "held", "log", "lost", "model", "num_rows", "program", "recovery", "replay",
+        "tables", "until",
+    )  # fmt: skip
 
     def __init__(self, program: ProgramState, model: ServedModel) -> None:
         self.program = program
@@ -85,10 +97,97 @@ class Place:
         """By the program's own numbers. Numbers below 0 are shares that a TABLE of another queue has not taken yet."""
         self.num_rows = 0  # pages in tables, each counted once
         self.grammars: dict[int, Grammar] = {}  # by the program's own numbers
+        self.book = Book()
+        self.log: deque[Command] = deque()
+        self.lost: dict[int, str] = {}
+        """Embeds whose content went with an engine and can't be made again, with the call that made it."""
+        self.recovery: Recovery | None = None
+        """Set while the state is brought to another engine: no command of the program's own is sent or executed."""
+        self.replay: Replay | None = None
+        """Set while commands that another engine executed before are executed again."""
+        self.until: dict[CommandQueue, int] = {}
+        """How many commands of each queue have settled once that is done, of a program on trial."""
+
+    def forget(self) -> None:
+        """Drop what refers to the program's commands, because the program is gone."""
+        self.log.clear()
+        self.until.clear()
+        self.replay = self.recovery = None
 
     def num_held(self, pool: int) -> int:
         """Return how many things of a pool the program holds here; a page that several tables share counts once."""
         return len(self.held[pool]) + (self.num_rows if pool == PAGES else 0)
+
+
+class Recovery:
+    """The way of a place's state to another engine."""
+
+    __slots__ = ("cause", "need", "since_s", "spec", "suspect", "until")
+
+    def __init__(self, spec: EngineSpec, cause: TartletError, since_s: float) -> None:
+        self.spec = spec  # of the engine that held the state
+        self.cause = cause  # how the program ends if no engine takes the state
+        self.since_s = since_s
+        self.suspect = False  # the engine died while it computed for the program
+        self.need = (0, 0, 0)  # what the state takes of each pool
+        self.until: dict[CommandQueue, int] = {}
+        """How many commands of each queue have settled once all that the dead engine had were executed again."""
+
+
+class Replay:
+    """Commands that are executed a second time, in the order in which they were executed first.
+
+    Control's commands change what all queues of a program hold. So each waits for all commands before it, and a
+    `Barrier` lets an engine command wait for those of other queues.
+    """
+
+    __slots__ = ("_left", "_turn", "_turns", "told")
+
+    def __init__(self, commands: list[Command]) -> None:
+        self.told: set[Command] = set()
+        """Commands that were answered and counted the first time."""
+        self._turn = 0  # commands of control that are done
+        self._turns: dict[Command, int] = {}  # the commands of control before each
+        self._left: dict[int, int] = {}  # engine commands that haven't been sent, by turn
+        turn = 0
+        for command in commands:
+            self._turns[command] = turn
+            if command.kind:
+                self._left[turn] = self._left.get(turn, 0) + 1
+            else:
+                turn += 1
+
+    def __bool__(self) -> bool:
+        return bool(self._turns)
+
+    @property
+    def left(self) -> list[Command]:
+        """The commands that haven't been executed or sent again, in order."""
+        return [*self._turns]
+
+    def turn(self, command: Command) -> int:
+        """Return how many commands of control come before one."""
+        return self._turns[command]
+
+    def may_go(self, command: Command) -> bool:
+        """Return whether a command of control has its turn."""
+        turn = self._turns.get(command)
+        return turn is None or (turn <= self._turn and not self._left.get(turn))
+
+    def reached(self, turn: int) -> bool:
+        """Return whether so many commands of control are done."""
+        return self._turn >= turn
+
+    def gone(self, command: Command) -> bool:
+        """Note that a command was executed, sent or dropped. Returns whether others may have their turn now."""
+        turn = self._turns.pop(command, None)
+        if turn is None:
+            return False
+        if command.kind:
+            self._left[turn] -= 1
+            return not self._left[turn]
+        self._turn += 1
+        return True
 
 
 class CommandQueue:
@@ -126,10 +225,10 @@ class ProgramState:
     """One running program: what it asked for, its queues, what it holds and what it has used."""
 
     __slots__ = (
-        "account", "asked_model", "command_limit", "commands", "created", "default_model", "dispatched",
-        "end_asked", "failed", "handle", "id", "idempotency_key", "in_flight", "input_tokens", "killed", "live",
-        "name", "num_pages", "page_limit", "peak_pages", "places", "queues", "reach", "sampled_tokens",
-        "session", "span", "started_s", "tenant",
+        "account", "alone", "asked_model", "command_limit", "commands", "created", "deaths", "default_model",
+        "dispatched", "end_asked", "failed", "handle", "id", "idempotency_key", "in_flight", "input_tokens", "killed",
+        "live", "name", "num_pages", "page_limit", "peak_pages", "places", "queues", "reach", "recovered_s",
+        "sampled_tokens", "session", "span", "started_s", "tenant",
     )  # fmt: skip
 
     def __init__(
@@ -159,8 +258,11 @@ class ProgramState:
         self.sampled_tokens = 0
         self.input_tokens = 0
         self.commands = 0
+        self.recovered_s = 0.0  # seconds for which the program was suspended
         self.killed: TartletError | None = None
         self.failed = False  # as its runtime reports
+        self.deaths = 0  # engines that died while they computed for it, since it last got an answer
+        self.alone = 0  # those of them that computed for no other program
         self.end_asked = False
         self.live = True  # neither killed nor ended: its commands still count
         self.span: Any = None

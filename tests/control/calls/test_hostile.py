@@ -116,5 +116,5 @@ def test_answers_that_do_not_fit_are_refused(number: int, shape: list[int], stat
         with pytest.raises(errors.EngineFailure):
             host.core.on_result(host.engine, result)
         host.core.on_engine_gone(host.engine)
-    host.end(guest)
+    host.end(guest, failed=True)
     assert guest.settled is not None

@@ -21,6 +21,7 @@ def test_an_engine_that_leaves_ends_its_programs_and_no_others() -> None:
     decode_text(a, PROMPT, 6)
     decode_text(b, PROMPT, 6)
     host.pump()
+    host.answer()  # the first forward over the program's own pages
     places = {g.program_id: host.core.lifecycle.programs[g.program_id].places[0].engine for g in (a, b)}
     assert places["p1"] is not places["p2"]
     host.core.on_engine_gone(host.engine)

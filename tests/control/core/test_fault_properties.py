@@ -9,8 +9,10 @@ import pytest
 
 from tartlet_common.abi import Op, u32
 from tartlet_common.errors import registry as errors
+from tartlet_control.calls.queue import Barrier
 from tartlet_control.calls.tables import Share
 from tartlet_control.core.lifecycle import StartRequest
+from tartlet_control.core.queue_runner import was_told
 from tartlet_control.tables.ledger import PAGES
 from tartlet_worker.fake import FakeOptions
 from tests.control.harness import Guest, Host, decode_text
@@ -149,8 +151,8 @@ class World:
                 assert queue.pending[0].kind
                 assert queue.program.live
         for program in self.host.core.lifecycle.programs.values():
-            waiting = [command for q in program.queues.values() for command in q.pending]
-            own = sum(not isinstance(command, Share) for command in waiting)
+            waiting = [command for q in program.queues.values() if q.id >= 0 for command in q.pending]
+            own = sum(not isinstance(command, (Share, Barrier)) and not was_told(command) for command in waiting)
             queued = own + sum(sync.fork is None for q in program.queues.values() for sync in q.syncs)
             assert program.in_flight == program.dispatched + queued
             assert program.dispatched == sum(q.dispatched - q.settled for q in program.queues.values())

@@ -26,10 +26,12 @@ from tests.e2e.faults import (
     ends_under_a_stepped_clock,
     full,
     is_error,
+    killed,
     named,
     no_file_grows,
     rows,
     stepped_clock,
+    thought,
     with_a_disk_of_its_own,
 )
 from tests.e2e.serving import (
@@ -309,24 +311,19 @@ async def _(server: Serving, client: tartlet.AsyncClient) -> TartletError | None
 # ---- roles ----------------------------------------------------------------------------------------------------------
 
 
-async def killed(server: Serving, client: tartlet.AsyncClient, role: str) -> TartletError | None:
-    """Returns the error of a program that holds pages when a role is killed."""
-    run = await client.run(program("holder"))
-    events = aiter(run)
-    assert await message(events) == "ready\n"
-    server.kill(role)
-    try:
-        async for _ in events:
-            pass
-    except TartletError as e:
-        return e
-    assert run.ended is not None
-    return run.ended.error
-
-
 @injects("worker-killed")
 async def _(server: Serving, client: tartlet.AsyncClient) -> TartletError | None:
-    return await killed(server, client, "worker")
+    undisturbed = await thought(server, client)
+    found = await thought(server, client, kills=2)
+    assert isinstance(found, TartletError) or found == undisturbed
+    return found if isinstance(found, TartletError) else None
+
+
+@injects("masked-context-lost")
+async def _(server: Serving, client: tartlet.AsyncClient) -> TartletError | None:
+    found = await thought(server, client, "masked", kills=1)
+    assert isinstance(found, TartletError)
+    return found
 
 
 @injects("control-killed")

@@ -198,7 +198,7 @@ async def test_programs_past_the_grace_of_a_drain_are_told_so_and_those_of_a_cra
     made = Cluster(run_dir)
     try:
         worker = made.start_worker("--drain-grace-s", "1", "--engine-id", "first")
-        for role in (made.start_control(), made.start_runtime(0), worker):
+        for role in (made.start_control("--rebuild-grace-s", "0"), made.start_runtime(0), worker):
             role.until_readyz(200)
         async with asyncio.timeout(60), _client(made, 0) as client:
             run = await client.run(program("holder"))

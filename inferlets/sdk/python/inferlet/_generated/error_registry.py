@@ -526,6 +526,17 @@ class JournalUnavailable(LostError):
     retryable: ClassVar[bool] = True
 
 
+class EmbedLost(LostError):
+    """413: embed {embed} was lost with an engine, and the {call} that wrote the embed ca...."""
+
+    number: ClassVar[int] = 413
+    message: ClassVar[str] = (
+        "embed {embed} was lost with an engine, and the {call} that wrote the embed can't be done again"
+    )
+    remedy: ClassVar[str] = "Read outputs before their table is overwritten or freed, or launch the program again."
+    retryable: ClassVar[bool] = True
+
+
 class CheckpointMissing(StartError):
     """501: no checkpoint at {path}: {detail}."""
 
@@ -664,6 +675,7 @@ REGISTRY: dict[int, type[TartletError]] = {
     410: Undelivered,
     411: Superseded,
     412: JournalUnavailable,
+    413: EmbedLost,
     501: CheckpointMissing,
     502: CheckpointBroken,
     503: UnknownFamily,

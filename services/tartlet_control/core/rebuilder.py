@@ -1,0 +1,376 @@
+"""Brings programs' state from one engine to another: what an engine's death, a drain or a move needs.
+
+A program's place on an engine is *suspended* first: nothing of it is sent or executed. Once its book is complete, the
+place takes an engine with room, control computes the contents again (`rebuild.plan`), and the program goes on. The
+program doesn't notice, except by the time that this takes.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final
+
+from tartlet_common.config.settings import ControlSettings
+from tartlet_common.engine.spec import EngineSpec
+from tartlet_common.engine.step import TABLES_SINCE
+from tartlet_common.errors.registry import TartletError, WorkerLost
+from tartlet_control.core import remaking, suspension, trials
+from tartlet_control.core.lifecycle import Lifecycle, free_place
+from tartlet_control.core.queue_runner import QueueRunner
+from tartlet_control.core.trials import Trials
+from tartlet_control.rebuild.logs import settle
+from tartlet_control.rebuild.plan import plan
+from tartlet_control.tables.engines import EngineState
+from tartlet_control.tables.ledger import EMBEDS, PAGES, SLOTS
+from tartlet_control.tables.page_tables import MAX_ENGINE_TABLES, PageTable
+from tartlet_control.tables.programs import CommandQueue, Place, ProgramState, Recovery
+
+log = logging.getLogger("tartlet.control")
+
+_FEWEST: Final = 16
+"""A pass of a rebuild has at least so many tokens, if the context has."""
+_PASS_TOKENS: Final = 512
+_LIMITS: Final = ("num_pages", "num_embeds", "num_slots", "max_position", "max_batch_tokens", "max_batch_commands",
+                  "top_k_limit", "logprobs_limit")  # fmt: skip
+
+
+@dataclass(slots=True)
+class Counters:
+    """What was brought to other engines since control started."""
+
+    places: int = 0
+    tokens: int = 0
+    paused_s: float = 0.0
+    longest_s: float = 0.0
+
+
+class Rebuilder:
+    """Holds the places that are on their way to an engine."""
+
+    def __init__(self, lifecycle: Lifecycle, runner: QueueRunner, settings: ControlSettings) -> None:
+        self._lifecycle = lifecycle
+        self._runner = runner
+        self._settings = settings
+        runner.on_remade = self._remade
+        self.leaving: dict[Place, None] = {}
+        """Suspended places whose engine is alive and hasn't answered all commands."""
+        self.waiting: dict[Place, None] = {}
+        """Suspended places without an engine."""
+        self.making: dict[Place, None] = {}
+        """Places whose contents are being computed again."""
+        self.trials = Trials(lifecycle)
+        self.counters = Counters()
+        self._now = 0.0
+
+    @property
+    def busy(self) -> bool:
+        """Whether any place is on its way."""
+        return bool(self.leaving or self.waiting or self.making or self.trials.running)
+
+    # ---- engines that are lost --------------------------------------------------------------------------------------
+
+    def lose(self, engine: EngineState, error: TartletError, now: float) -> None:
+        """Suspend what an engine held, and queue again what it will never answer."""
+        self._now = now
+        batcher = self._lifecycle.batchers.pop(engine)
+        self.trials.lose(engine)
+        programs = {p: p.places[engine.model_index] for p in self._lifecycle.placed_on(engine)}
+        ended: dict[ProgramState, None] = {}
+        suspects: dict[ProgramState, None] = {}
+        for sent in batcher.clear():
+            for queue in [command.queue for commands in sent.batches for command in commands]:
+                program = queue.program
+                program.dispatched -= 1
+                if queue.id < 0 or not program.live:
+                    queue.settled += 1
+                    program.in_flight -= queue.id < 0
+                else:
+                    queue.dispatched -= 1
+                if program.live:
+                    programs[program] = queue.place
+                    suspects[program] = None
+                else:
+                    ended[program] = None
+        engine.outgoing.clear()
+        trials.count_death(suspects)
+        for program, place in programs.items():
+            self._lose(place, engine, error, suspect=program in suspects)
+        for program in ended:
+            program.in_flight = program.dispatched
+            self._lifecycle.settle_if_done(program)
+
+    def _lose(self, place: Place, engine: EngineState, error: TartletError, *, suspect: bool) -> None:
+        """Suspend a program whose engine is lost, or end it if its state can't be made again."""
+        program = place.program
+        if place.engine is engine:
+            free_place(place, engine)
+            self._unplace(place)
+        settle(place)
+        until = suspension.undo(place)
+        obstacle = _obstacle(place)
+        if program.alone >= trials.DEATHS_ALONE:
+            detail = f"{engine.id}, which is the {_ordinal(program.alone)} in a row that died while it ran it alone"
+            self._end(place, WorkerLost(engine=detail))
+        elif obstacle:
+            self._end(place, error if not isinstance(error, WorkerLost) else _not_plain(error, obstacle))
+        else:
+            if place.recovery is None:
+                place.recovery = Recovery(engine.spec, error, self._now)
+            place.recovery.suspect |= suspect
+            place.recovery.until = until
+            self._wait(place)
+
+    def _end(self, place: Place, error: TartletError) -> None:
+        self._forget(place)
+        place.recovery = None
+        self._lifecycle.kill(place.program, error)
+
+    def _forget(self, place: Place) -> None:
+        for places in (self.leaving, self.waiting, self.making):
+            places.pop(place, None)
+
+    def _unplace(self, place: Place) -> None:
+        self._forget(place)
+        place.engine = None
+        for queue in _queues(place):
+            queue.lane = -1
+            if queue.id < 0:
+                queue.pending.clear()
+
+    def _wait(self, place: Place) -> None:
+        recovery, book = place.recovery, place.book
+        assert recovery is not None
+        recovery.need = (book.num_rows() + len(book.pages), len(book.embeds), len(book.slots))
+        self.waiting[place] = None
+
+    # ---- moves ------------------------------------------------------------------------------------------------------
+
+    def suspend(self, place: Place, cause: TartletError, now: float) -> bool:
+        """Begin to take a program off its engine, which is alive. Its last answers come first.
+
+        Returns False if the program's state couldn't be made again elsewhere, as far as is known.
+        """
+        engine = place.engine
+        if engine is None or place.recovery is not None or _obstacle(place):
+            return False
+        recovery = place.recovery = Recovery(engine.spec, cause, now)
+        recovery.suspect = bool(place.program.deaths)
+        batcher = self._lifecycle.batchers[engine]
+        for queue in _queues(place):
+            batcher.unready(queue)
+        self.leaving[place] = None
+        return True
+
+    def _leave(self, place: Place) -> None:
+        """Free what a suspended program held, once all that it had sent has settled; or let it stay."""
+        settle(place)
+        engine = place.engine
+        assert engine is not None
+        if place.log:
+            return
+        if _obstacle(place):
+            del self.leaving[place]
+            self._open(place)
+            return
+        batcher = self._lifecycle.batchers[engine]
+        for queue in _queues(place):
+            batcher.forget(queue)
+        free_place(place, engine)
+        self._unplace(place)
+        suspension.count_tables(place)
+        self._wait(place)
+
+    # ---- engines that take places -----------------------------------------------------------------------------------
+
+    def pump(self, now: float) -> None:
+        """Bring suspended programs to engines with room: the oldest first, and suspects last and one by one."""
+        self._now = now
+        self.trials.forget_ended()
+        for place in [p for p in (*self.leaving, *self.waiting, *self.making) if not p.program.live]:
+            self._forget(place)
+        for place in list(self.leaving):
+            self._leave(place)
+        full: set[EngineState] = set()
+        for place in sorted(self.waiting, key=_turn):
+            if len(full) == len(self._lifecycle.batchers):
+                return
+            recovery, chosen = place.recovery, self._engine_for(place)
+            assert recovery is not None
+            if chosen is None or chosen in full:
+                continue
+            blocked = recovery.suspect and (chosen in self.trials.running or self._makes(chosen))
+            if blocked or not self._begin(place, chosen):
+                full.add(chosen)
+
+    def expire(self, now: float) -> None:
+        """End programs that have waited for an engine for too long."""
+        for place in list(self.waiting):
+            recovery = place.recovery
+            assert recovery is not None
+            late = now - recovery.since_s >= self._settings.rebuild_grace_s
+            if late and not self._candidates(place):
+                self._end(place, recovery.cause)
+
+    def _makes(self, engine: EngineState) -> bool:
+        return any(place.engine is engine for place in self.making)
+
+    def _candidates(self, place: Place) -> list[EngineState]:
+        """Return the engines that may take a place: of its model's form, and with no smaller limits."""
+        recovery = place.recovery
+        assert recovery is not None
+        if place.model.differs(recovery.spec):
+            return []
+        return [
+            engine
+            for engine in place.model.usable(place.program.reach)
+            if engine.status == "ready" and engine.protocol >= TABLES_SINCE and _fits(engine.spec, recovery.spec)
+        ]
+
+    def _engine_for(self, place: Place) -> EngineState | None:
+        recovery = place.recovery
+        assert recovery is not None
+        chosen = self._candidates(place)
+        roomy = [e for e in chosen if all(p.num_free >= n for p, n in zip(e.pools, recovery.need, strict=True))]
+        return min(roomy or chosen, key=lambda e: len(e.program_ids), default=None)
+
+    def _begin(self, place: Place, engine: EngineState) -> bool:
+        """Let a place take an engine, and queue what makes its contents again. Returns False if there is no room."""
+        book, recovery, program = place.book, place.recovery, place.program
+        assert recovery is not None
+        share = int(self._settings.rebuild_share * engine.spec.max_batch_tokens)
+        longest = max((line.length for line in book.tables.values()), default=0)
+        scratch = min(max(share, 1), _PASS_TOKENS, max(longest, 1))
+        pages, embeds, slots = engine.pools
+        spare = (embeds.num_free - len(book.embeds)) // (2 if self._makes(engine) else 1)
+        scratch = min(scratch, spare)
+        numbers = engine.tables.num_held + len(book.tables)
+        if (
+            scratch < min(longest, _FEWEST) or scratch < 1
+            or pages.num_free < recovery.need[PAGES] or slots.num_free < recovery.need[SLOTS] + 1
+            or numbers > MAX_ENGINE_TABLES
+        ):  # fmt: skip
+            return False
+        del self.waiting[place]
+        self.making[place] = None
+        place.engine = engine
+        engine.program_ids[program.id] = None
+        own = self._own_queue(place)
+        for queue in _queues(place):
+            queue.spec, queue.lane = engine.spec, engine.new_lane()
+        self._take(place, engine, PAGES, book.pages)
+        self._take(place, engine, EMBEDS, [*book.embeds, *range(remaking.SCRATCH, remaking.SCRATCH + scratch)])
+        self._take(place, engine, SLOTS, [*book.slots, remaking.SCRATCH])
+        made = plan(book.tables.values(), book.embeds, scratch, engine.spec.page_size)
+        tables = self._take_tables(place, engine)
+        place.lost = made.lost
+        program.num_pages += place.num_held(PAGES)
+        program.peak_pages = max(program.peak_pages, program.num_pages)
+        self.counters.tokens += made.num_tokens
+        if recovery.suspect:
+            self.trials.begin(engine, place)
+        commands = remaking.commands(own, made, tables, book.slots, self._now)
+        recovery.until[own] = own.settled + sum(bool(c.kind) for c in commands)
+        own.pending.extend(commands)
+        self._runner.advance(own)
+        return True
+
+    @staticmethod
+    def _own_queue(place: Place) -> CommandQueue:
+        program, number = place.program, -1 - place.model.index
+        queue = program.queues.get(number)
+        if queue is None:
+            queue = program.queues[number] = CommandQueue(program, number, place)
+        return queue
+
+    @staticmethod
+    def _take(place: Place, engine: EngineState, pool: int, ids: Iterable[int]) -> None:
+        wanted = [*ids]
+        physical = engine.pools[pool].take(len(wanted))
+        place.held[pool].update(zip(wanted, physical, strict=True))
+        engine.clear[pool].update(physical)
+
+    @staticmethod
+    def _take_tables(place: Place, engine: EngineState) -> dict[int, PageTable]:
+        """Give the program's tables rows; returns them by the identity of their lines."""
+        pool, tables = engine.pools[PAGES], {}
+        physical: dict[int, int] = {}  # by the identity of a row
+        for number, line in place.book.tables.items():
+            table = place.tables.get(number)
+            if table is None:
+                table = place.tables[number] = PageTable(line.queue_id)
+            table.queue_id = line.queue_id
+            for row in line.rows:
+                page = physical.get(id(row))
+                if page is None:
+                    [page] = pool.take(1)
+                    physical[id(row)] = page
+                else:
+                    pool.retain([page])
+                table.rows.append(page)
+            if line.rows:
+                table.number = engine.tables.take()
+                tables[id(line)] = table
+        engine.clear[PAGES].update(physical.values())
+        place.num_rows = len(physical)
+        return tables
+
+    def _remade(self, place: Place) -> None:
+        """Let a program go on, because all that makes its state again has been sent."""
+        engine, recovery = place.engine, place.recovery
+        assert engine is not None
+        assert recovery is not None
+        for pool in (EMBEDS, SLOTS):
+            held = place.held[pool]
+            engine.pools[pool].release([held.pop(v) for v in [v for v in held if v >= remaking.SCRATCH]])
+        for number, line in place.book.tables.items():
+            table = place.tables[number]
+            table.shared, table.written, table.plain = line.shared, line.length, line.plain
+        del self.making[place]
+        self._open(place)
+        self.trials.settled(engine)
+
+    def _open(self, place: Place) -> None:
+        """Let a program's commands be executed and sent again."""
+        recovery = place.recovery
+        assert recovery is not None
+        place.recovery = None
+        paused_s = self._now - recovery.since_s
+        counters = self.counters
+        counters.places += 1
+        counters.paused_s += paused_s
+        counters.longest_s = max(counters.longest_s, paused_s)
+        place.program.recovered_s += paused_s
+        place.until = recovery.until
+        for queue in _queues(place):
+            if queue.poison is not None:
+                self._runner.drain_poisoned(queue)
+            self._runner.advance(queue)
+
+
+def _obstacle(place: Place) -> str:
+    """Return the call that keeps a program's state from being made again; "" if nothing does."""
+    return "grammar" if place.grammars else place.book.obstacle()
+
+
+def _queues(place: Place) -> list[CommandQueue]:
+    return [queue for queue in place.program.queues.values() if queue.place is place]
+
+
+def _turn(place: Place) -> tuple[bool, int, int]:
+    recovery = place.recovery
+    return recovery is not None and recovery.suspect, place.program.deaths, place.program.created
+
+
+def _fits(spec: EngineSpec, before: EngineSpec) -> bool:
+    return all(getattr(spec, name) >= getattr(before, name) for name in _LIMITS)
+
+
+def _not_plain(error: TartletError, call: str) -> WorkerLost:
+    lost = error.fields.get("engine", "")
+    return WorkerLost(engine=f"{lost}; what {call} has made can't be made again", call=call)
+
+
+def _ordinal(count: int) -> str:
+    return {2: "second"}.get(count, f"{count}th")
