@@ -111,7 +111,7 @@ which domain the release has. Names are compared whole: a certificate for anothe
 name of the server's certificate, whatever its address is. Without `tls_domain` the name is `ROLE` alone; then use an
 authority that signs for this Tartlet only. A call that the table below doesn't allow ends in `PermissionDenied` before
 its handler runs. New certificates apply to new connections.
-`gateway` is for a front end of your own that calls for many tenants. Tartlet's own HTTP gateway needs only `client`.
+`gateway` is for front ends that call for many tenants: Tartlet's HTTP gateway, whose keys name tenants, or your own.
 """
 
 SECURITY_TAIL = """

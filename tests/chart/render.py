@@ -94,5 +94,7 @@ EVERYTHING: Mapping[str, Any] = {
     "journals": {"store": "redis"},
     "monitoring": {"podMonitor": {"enabled": True}, "prometheusRule": {"enabled": True}},
     "operator": {"namespaces": ["prod", "team-a"]},
+    "gateway": {"enabled": True, "keys": {"secretName": "keys"}},
+    "test": {"chat": {"secretName": "test-key"}},
     "telemetry": {"otlpEndpoint": "http://collector.observability:4317"},
 }

@@ -31,6 +31,7 @@ CHART_DECIDES = {  # settings that follow from what the chart makes
         *("address", "advertise", "control", "cache_dir", "guest_socket"),
         *("journal_dir", "journal_url", "journal_password_file", "journal_authority"),
     },
+    "gateway": {"address", "runtime", "control", "keys", "http_certificate", "http_key", "replicas"},
     "operator": {
         *(
             "namespaces",
@@ -158,7 +159,7 @@ def test_two_pools_of_one_name_are_refused() -> None:
     assert "two are named" in refusal({"enginePools": [pool, pool]})
 
 
-@pytest.mark.parametrize("role", ["control", "runtime", "operator"])
+@pytest.mark.parametrize("role", ["control", "runtime", "operator", "gateway"])
 def test_the_schema_knows_exactly_the_users_settings(role: str) -> None:
     schema = yaml.safe_load((CHART / "values.schema.json").read_text())
     settings = schema["properties"][role]["properties"]["settings"]["properties"]
@@ -206,9 +207,10 @@ def test_environment_variables_are_settings_that_the_roles_accept() -> None:
         "control": {"settings": {"batching": "k-only", "batching_k": 4, "program_commands": 1_048_576}},
         "runtime": {"settings": {"capacity": 2000, "journal_bytes": 67_108_864, "keep_journals": True}},
         "operator": {"settings": {"heartbeat_s": 0.5, "source_hosts": "example.org"}},
+        "gateway": {"settings": {"tenant_requests_per_minute": 600, "origins": "https://a.example"}},
     }
     objects = render({**EVERYTHING, **{k: {**dict(EVERYTHING.get(k, {})), **v} for k, v in settings.items()}})
-    for role in ("control", "runtime", "operator"):
+    for role in ("control", "runtime", "operator", "gateway"):
         (container,) = named(objects, "Deployment", f"tartlet-{role}")["spec"]["template"]["spec"]["containers"]
         prefix = f"TARTLET_{role.upper()}_"
         env = {e["name"].removeprefix(prefix).lower(): e for e in container["env"] if e["name"].startswith(prefix)}
@@ -324,9 +326,9 @@ def test_the_examples_stand_beside_the_default_pool() -> None:
     assert {b["spec"]["inferlet"] for b in bodies if b["kind"] == "InferletRun"} <= set(inferlets)
 
 
-@pytest.mark.parametrize("role", ["runtime", "operator"])
+@pytest.mark.parametrize("role", ["runtime", "operator", "gateway"])
 def test_disruption_budgets_let_nodes_drain(role: str) -> None:
-    objects = render()
+    objects = render(EVERYTHING)
     budget = named(objects, "PodDisruptionBudget", f"tartlet-{role}")["spec"]
     labels = named(objects, "Deployment", f"tartlet-{role}")["spec"]["template"]["metadata"]["labels"]
     assert (budget["maxUnavailable"], budget["unhealthyPodEvictionPolicy"]) == (1, "AlwaysAllow")
@@ -350,8 +352,9 @@ def test_what_users_add_arrives() -> None:
         "priorityClassName": "high",
     }
     values = {"commonLabels": {"cost": "7"}, "imagePullSecrets": [{"name": "pull"}]}
-    objects = render({**values, **{role: {**added, **placed} for role in ("control", "runtime", "operator")}})
-    for role in ("control", "runtime", "operator"):
+    roles = {role: {**added, **placed} for role in ("control", "runtime", "operator")}
+    objects = render({**values, **roles, "gateway": {**EVERYTHING["gateway"], **added, **placed}})
+    for role in ("control", "runtime", "operator", "gateway"):
         template = named(objects, "Deployment", f"tartlet-{role}")["spec"]["template"]
         spec, (container,) = template["spec"], template["spec"]["containers"]
         assert {"name": "A", "value": "1"} in container["env"]

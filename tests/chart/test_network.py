@@ -104,6 +104,28 @@ def test_only_runtimes_reach_the_redis_of_journals() -> None:
     assert not policies().allow(Flow(runtime, journals, 6379))
 
 
+def test_a_gateway_is_reached_from_its_namespace_or_as_asked_and_dials_runtimes_alone() -> None:
+    enabled = {"gateway": {"enabled": True, "keys": {"secretName": "keys"}}}
+    rules = policies(enabled)
+    gateway, web = flows.role("gateway", "tartlet", "prod"), Pod("prod", {"app": "web"})
+    for caller in (flows.role("test", "tartlet", "prod"), web):
+        assert rules.allow(Flow(caller, gateway, 8200))
+        assert not rules.allow(Flow(caller, gateway, 8080))
+    assert rules.allow(Flow(gateway, flows.role("runtime", "tartlet", "prod"), 7444))
+    assert rules.allow(Flow(gateway, flows.DNS, 53, "UDP"))
+    ingress = Pod("elsewhere", {"app": "ingress"})
+    assert not rules.allow(Flow(ingress, gateway, 8200))
+    for target, port in ((Host(flows.WORLD), 443), (flows.role("control", "tartlet", "prod"), 7443), (web, 80)):
+        assert not rules.allow(Flow(gateway, target, port))
+    peer = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "elsewhere"}}}
+    asked = Policies(
+        of_kind(render({**enabled, "networkPolicy": {"gateway": {"from": [peer]}}}), "NetworkPolicy"),
+        {name: {"kubernetes.io/metadata.name": name} for name in NAMESPACES},
+    )
+    assert asked.allow(Flow(ingress, gateway, 8200))
+    assert not asked.allow(Flow(web, gateway, 8200))
+
+
 def test_the_api_server_can_be_narrowed_to_its_addresses() -> None:
     rules = policies({"networkPolicy": {"apiServer": {"cidrs": [f"{flows.API_SERVER}/32"], "ports": [6443]}}})
     operator = flows.role("operator", "tartlet", "prod")
@@ -111,13 +133,14 @@ def test_the_api_server_can_be_narrowed_to_its_addresses() -> None:
     assert not rules.allow(Flow(operator, Host(flows.WORLD), 443))
 
 
-@pytest.mark.parametrize("role", ["control", "runtime", "worker", "operator"])
+@pytest.mark.parametrize("role", ["control", "runtime", "worker", "operator", "gateway"])
 def test_each_role_accepts_additional_network_rules(role: str) -> None:
     collector = {"to": [{"namespaceSelector": {}, "podSelector": {"matchLabels": {"app": "otel"}}}]}
-    rules = policies({"networkPolicy": {role: {"extraEgress": [collector]}}})
+    enabled = {"enabled": True, "keys": {"secretName": "keys"}}
+    rules = policies({"gateway": enabled, "networkPolicy": {role: {"extraEgress": [collector]}}})
     target = Pod("elsewhere", {"app": "otel"})
     assert rules.allow(Flow(flows.role(role, "tartlet", "prod"), target, 4317))
-    for other in {"control", "runtime", "worker", "operator"} - {role}:
+    for other in {"control", "runtime", "worker", "operator", "gateway"} - {role}:
         assert not rules.allow(Flow(flows.role(other, "tartlet", "prod"), target, 4317))
 
 

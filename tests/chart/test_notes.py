@@ -38,7 +38,7 @@ def test_every_line_to_copy_from_the_notes_is_one_command(values: dict[str, Any]
         done = subprocess.run(["bash", "-n", "-c", line], capture_output=True, text=True, timeout=10, check=False)
         assert (done.returncode, done.stderr) == (0, ""), line
         words = shlex.split(line, comments=True)  # prose after a command would be its arguments
-        assert not words or words[0] in {"kubectl", "helm", "tartlet"}, line
+        assert not words or words[0] in {"kubectl", "helm", "tartlet", "curl"}, line
         assert not {"before", "after", "it"} & set(words), line
     assert not [line for line in said if not line.startswith("  ") and "kubectl -n" in line]
 

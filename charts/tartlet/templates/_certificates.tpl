@@ -14,7 +14,7 @@ tenant that is this namespace, so that it sees the programs of the namespace's r
 {{- $ns := .Release.Namespace -}}
 {{- $domain := include "tartlet.tlsDomain" . -}}
 {{- $out := dict -}}
-{{- range $role := list "control" "runtime" "operator" "client" -}}
+{{- range $role := concat (list "control" "runtime" "operator" "client") (ternary (list "gateway") list $.Values.gateway.enabled) -}}
 {{- $names := list (printf "%s.%s" $role $domain) -}}
 {{- if has $role (list "control" "runtime") -}}
 {{- $service := printf "%s-%s" $name $role -}}
