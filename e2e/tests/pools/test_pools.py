@@ -93,7 +93,7 @@ def test_a_rolling_update_fails_no_program(kube: Kube) -> None:
 def test_a_lost_pod_degrades_the_pool_ends_programs_in_typed_errors_and_comes_back(kube: Kube, how: str) -> None:
     if how == "killed" and not isinstance(kube.cluster, Own):
         pytest.skip("only this machine's own cluster can kill a container")
-    start(kube, how, 4, 60)
+    start(kube, how, 4, 20)  # long enough to be running when the engine is lost
     (pod,) = workers(kube)
     with step(f"{how} pod replaced"), honest(kube, POOL, HONEST_S) as record:
         if isinstance(kube.cluster, Own) and how == "killed":
