@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import struct
 import uuid
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from tartlet_common.abi import MAX_SUBMISSION_BYTES, RECORD_BYTES, RECORD_STRUCT, Record
@@ -19,11 +19,8 @@ from tartlet_common.engine.pools import EVERYONES_HOME, Home
 from tartlet_common.engine.spec import EngineSpec
 from tartlet_common.engine.step import TABLES_SINCE, StepResult
 from tartlet_common.errors.registry import (
-    ControlLost,
     EngineFailure,
     MalformedSubmission,
-    Overloaded,
-    RuntimeLost,
     TartletError,
     UnknownResource,
     WorkerLost,
@@ -34,10 +31,12 @@ from tartlet_control.batching.gather import Limits
 from tartlet_control.batching.policies import policy_of
 from tartlet_control.core.dispatcher import Dispatcher
 from tartlet_control.core.intake import CommandIntake
-from tartlet_control.core.lifecycle import Kept, Lifecycle, StartRequest
+from tartlet_control.core.lifecycle import Lifecycle
+from tartlet_control.core.moves import Moves
 from tartlet_control.core.pool_orders import PoolOrders
 from tartlet_control.core.queue_runner import QueueRunner
 from tartlet_control.core.rebuilder import Rebuilder
+from tartlet_control.core.sessions import Runtimes
 from tartlet_control.core.settler import Settler
 from tartlet_control.tables.audit import audit
 from tartlet_control.tables.engines import EngineState, engine_id_of
@@ -63,7 +62,6 @@ class Core:
         self.epoch = epoch_of(clock.unix_ns())
         self.models = Models()
         self.engines: dict[str, EngineState] = {}
-        self.sessions: dict[str, RuntimeSession] = {}  # by runtime id
         self.lifecycle = Lifecycle(
             self.models,
             max_programs=settings.max_programs,
@@ -71,7 +69,14 @@ class Core:
             command_limit=settings.program_commands,
             started_s=clock.now(),
         )
-        self._waiting: list[tuple[RuntimeSession, StartRequest]] = []  # for other runtimes, which may know their keys
+        self.runtimes = runtimes = Runtimes(self.lifecycle, settings, clock)
+        self.sessions = runtimes.sessions
+        self.on_runtime, self.on_runtime_gone, self.lose_runtime = (
+            runtimes.on_runtime,
+            runtimes.on_runtime_gone,
+            runtimes.lose_runtime,
+        )
+        self.on_kept, self.on_start, self.on_end = runtimes.on_kept, runtimes.on_start, runtimes.on_end
         self.batchers = self.lifecycle.batchers
         self._policy = policy_of(settings)
         self.orders = PoolOrders(settings, self.lifecycle.history)
@@ -80,6 +85,7 @@ class Core:
         self.dispatcher = Dispatcher(self.runner)
         self.settler = Settler(self.runner, self.lifecycle)
         self.rebuilder = Rebuilder(self.lifecycle, self.runner, settings)
+        self.moves = Moves(self.lifecycle, self.rebuilder)
         self.settler.settled_on = self.rebuilder.trials.settled
         self.leaks = 0
         self.on_leak: Callable[[EngineState, LedgerFault], None] | None = None
@@ -92,110 +98,7 @@ class Core:
         self._checked_s = clock.now()
         self._checks = 0
 
-    # ---- runtimes -----------------------------------------------------------------------------------------------
-
-    def on_runtime(
-        self,
-        runtime_id: str,
-        incarnation: str,
-        address: str,
-        programs: Iterable[StartRequest],
-        kept: Iterable[Kept] = (),
-    ) -> RuntimeSession:
-        """Take the Hello of a runtime that is new, or back within its grace with the programs it runs and keeps."""
-        session = self.sessions.get(runtime_id)
-        if session is not None and session.incarnation != incarnation:
-            self.lose_runtime(session)
-            session = None
-        if session is None:
-            session = self.sessions[runtime_id] = RuntimeSession(runtime_id, incarnation, address)
-        session.gone_since = None
-        self._reconcile(session, list(programs))
-        self.on_kept(session, kept)
-        return session
-
-    def on_kept(self, session: RuntimeSession, kept: Iterable[Kept]) -> None:
-        """Remember programs that have ended and whose output the runtime keeps."""
-        for program in kept:
-            self.lifecycle.remember(session, program)
-
-    def _reconcile(self, session: RuntimeSession, announced: list[StartRequest]) -> None:
-        """Match the programs that the runtime runs with those that control knows of it."""
-        self._forget_waiting(session)  # it asks again
-        known = {p.id: p for p in session.programs.values()}
-        running = {r.program_id: r.handle for r in announced}
-        for program in known.values():
-            if program.id not in running:
-                self.lifecycle.forget(program, None)
-                # it has never begun, and is asked for again or was withdrawn; else the runtime says that it keeps it
-                self.lifecycle.keys.forget(program.tenant, program.idempotency_key, program.id)
-        session.outbox.keep({h for i, h in running.items() if i in known and known[i].handle == h})
-        session.programs = {r.handle: known[r.program_id] for r in announced if r.program_id in known}
-        notices = session.outbox.notices
-        notices.models_changed = True
-        told = {handle for handle, _ in notices.kills}
-        for handle, program in session.programs.items():
-            if program.killed is not None and handle not in told:  # it may not have heard
-                notices.kills.append((handle, program.killed))
-            if program.handle != handle:
-                program.handle = handle
-                if program.commands:  # answers may have been under way to its old handle
-                    self.lifecycle.kill(program, ControlLost())
-        for request in announced:
-            if request.program_id not in known:
-                self.on_start(session, request)
-                started = session.programs.get(request.handle)
-                if started is not None and request.lost_state:
-                    self.lifecycle.kill(started, ControlLost())
-
-    def on_runtime_gone(self, session: RuntimeSession) -> None:
-        """Note that a runtime's stream has ended: the runtime has `runtime_grace_s` to come back."""
-        session.gone_since = self.clock.now()
-
-    def lose_runtime(self, session: RuntimeSession) -> None:
-        """Give a runtime up: end its programs and free what they hold."""
-        self._forget_waiting(session)
-        for program in list(session.programs.values()):
-            self.lifecycle.forget(program, RuntimeLost())
-        self.lifecycle.forget_runtime(session)
-        if session.link is not None:
-            session.link.give_up()
-        if self.sessions.get(session.runtime_id) is session:
-            del self.sessions[session.runtime_id]
-
-    def on_start(self, session: RuntimeSession, request: StartRequest) -> None:
-        """Start a program for a runtime, or let the request wait for runtimes that may know its key."""
-        now = self.clock.now()
-        try:
-            if request.idempotency_key and not request.running and self._may_be_known(request, now):
-                self._waiting.append((session, request))
-                return
-            existing = self.lifecycle.start(session, request, now)
-        except TartletError as e:
-            session.outbox.notices.started.append((request.handle, e, ""))
-            return
-        session.outbox.notices.started.append((request.handle, None, existing))
-
-    def _may_be_known(self, request: StartRequest, now: float) -> bool:
-        """Return whether a runtime that isn't back yet may have a program with the request's key."""
-        if not self.lifecycle.keys.uncertain(request.tenant, request.idempotency_key, now):
-            return False
-        if len(self._waiting) >= self.settings.max_programs:
-            raise Overloaded(what="control's program table", limit=self.settings.max_programs)
-        return True
-
-    def _forget_waiting(self, session: RuntimeSession, handle: int | None = None) -> None:
-        self._waiting = [(s, r) for s, r in self._waiting if s is not session or handle not in (None, r.handle)]
-
-    def on_end(self, session: RuntimeSession, handle: int, *, failed: bool, withdrawn: bool = False) -> None:
-        """Take a program's end in its runtime. `withdrawn`: the runtime refused its launch."""
-        program = session.programs.get(handle)
-        if program is not None:  # else: it was never started, or we ended it both at once
-            if withdrawn:
-                self.lifecycle.keys.forget(program.tenant, program.idempotency_key, program.id)
-            self.lifecycle.end(program, failed=failed)
-        elif self._waiting:
-            self._forget_waiting(session, handle)
+    # ---- programs ---------------------------------------------------------------------------------------------------
 
     def on_commands(self, session: RuntimeSession, handles: bytes, records: bytes, payload: bytes) -> None:
         """Take the commands of a runtime's programs in one tick, in columns as in control.proto.
@@ -318,6 +221,8 @@ class Core:
     def cordon(self, engine_id: str, *, drain: bool = False) -> EngineState:
         """Place no new programs on an engine; with `drain`, tell it to go once it has no programs.
 
+        Its programs move to other engines as these have room, if their state can be made again there.
+
         Raises:
             UnknownResource: no such engine.
         """
@@ -373,6 +278,7 @@ class Core:
         """Send every engine what its batcher wants. Returns when to pump again if nothing happens before."""
         now = self.clock.now()
         look_at: float | None = None
+        self.moves.pump(now)
         if self.rebuilder.busy:
             self.rebuilder.pump(now)
         for engine, batcher in self.batchers.items():
@@ -389,14 +295,7 @@ class Core:
         Call this a few times a second.
         """
         now = self.clock.now()
-        if self._waiting:
-            waiting, self._waiting = self._waiting, []
-            for session, request in waiting:
-                self.on_start(session, request)  # which lets it wait again if it has to
-        for session in list(self.sessions.values()):
-            if session.gone_since is not None and now - session.gone_since >= self.settings.runtime_grace_s:
-                log.warning("runtime %s did not come back", session.runtime_id)
-                self.lose_runtime(session)
+        self.runtimes.tick(now)
         for engine in list(self.engines.values()):
             if engine.gone_since is not None and now - engine.gone_since >= self.settings.engine_grace_s:
                 log.warning("engine %s did not come back", engine.id)

@@ -15,9 +15,9 @@ from tartlet_control.calls.tables import Share, Table
 from tartlet_control.core.allocation import Allocator
 from tartlet_control.core.grammar_ops import GrammarOps
 from tartlet_control.core.lifecycle import Lifecycle
-from tartlet_control.core.remaking import Remade, Remake, remake
 from tartlet_control.core.table_ops import TableOps
 from tartlet_control.rebuild.logs import note
+from tartlet_control.rebuild.remaking import Remade, Remake, remake
 from tartlet_control.tables.outbox import RESULT
 from tartlet_control.tables.programs import Command, CommandQueue, Place, Poison, ProgramState, Replay, Sync
 

@@ -13,13 +13,12 @@ from dataclasses import dataclass
 from typing import Final
 
 from tartlet_common.config.settings import ControlSettings
-from tartlet_common.engine.spec import EngineSpec
-from tartlet_common.engine.step import TABLES_SINCE
 from tartlet_common.errors.registry import TartletError, WorkerLost
-from tartlet_control.core import remaking, suspension, trials
+from tartlet_control.core import trials
 from tartlet_control.core.lifecycle import Lifecycle, free_place
 from tartlet_control.core.queue_runner import QueueRunner
 from tartlet_control.core.trials import Trials
+from tartlet_control.rebuild import remaking, room, suspension
 from tartlet_control.rebuild.logs import settle
 from tartlet_control.rebuild.plan import plan
 from tartlet_control.tables.engines import EngineState
@@ -29,11 +28,7 @@ from tartlet_control.tables.programs import CommandQueue, Place, ProgramState, R
 
 log = logging.getLogger("tartlet.control")
 
-_FEWEST: Final = 16
-"""A pass of a rebuild has at least so many tokens, if the context has."""
 _PASS_TOKENS: Final = 512
-_LIMITS: Final = ("num_pages", "num_embeds", "num_slots", "max_position", "max_batch_tokens", "max_batch_commands",
-                  "top_k_limit", "logprobs_limit")  # fmt: skip
 
 
 @dataclass(slots=True)
@@ -63,6 +58,11 @@ class Rebuilder:
         self.trials = Trials(lifecycle)
         self.counters = Counters()
         self._now = 0.0
+
+    @property
+    def num_moving(self) -> int:
+        """How many programs are on their way to another engine."""
+        return len(self.leaving) + len(self.waiting) + len(self.making)
 
     @property
     def busy(self) -> bool:
@@ -153,7 +153,7 @@ class Rebuilder:
         Returns False if the program's state couldn't be made again elsewhere, as far as is known.
         """
         engine = place.engine
-        if engine is None or place.recovery is not None or _obstacle(place):
+        if engine is None or not self.may_leave(place):
             return False
         recovery = place.recovery = Recovery(engine.spec, cause, now)
         recovery.suspect = bool(place.program.deaths)
@@ -162,6 +162,15 @@ class Rebuilder:
             batcher.unready(queue)
         self.leaving[place] = None
         return True
+
+    def may_leave(self, place: Place) -> bool:
+        """Return whether a program's state could be made again, and isn't on its way already."""
+        tried = place in self.trials.running.values()
+        return place.recovery is None and place.program.live and not tried and not _obstacle(place)
+
+    def has_room(self, place: Place) -> bool:
+        """Return whether another engine has room for a program, beside the programs that are on their way."""
+        return room.elsewhere(place, [*self.leaving, *self.waiting])
 
     def _leave(self, place: Place) -> None:
         """Free what a suspended program held, once all that it had sent has settled; or let it stay."""
@@ -216,17 +225,13 @@ class Rebuilder:
     def _makes(self, engine: EngineState) -> bool:
         return any(place.engine is engine for place in self.making)
 
-    def _candidates(self, place: Place) -> list[EngineState]:
-        """Return the engines that may take a place: of its model's form, and with no smaller limits."""
+    @staticmethod
+    def _candidates(place: Place) -> list[EngineState]:
+        """Return the engines that may take a place: those that take new programs, or without any of them the others."""
         recovery = place.recovery
         assert recovery is not None
-        if place.model.differs(recovery.spec):
-            return []
-        return [
-            engine
-            for engine in place.model.usable(place.program.reach)
-            if engine.status == "ready" and engine.protocol >= TABLES_SINCE and _fits(engine.spec, recovery.spec)
-        ]
+        takers = room.takers(place, recovery.spec)
+        return [e for e in takers if e.status == "ready"] or [e for e in takers if not e.let_go]
 
     def _engine_for(self, place: Place) -> EngineState | None:
         recovery = place.recovery
@@ -247,7 +252,7 @@ class Rebuilder:
         scratch = min(scratch, spare)
         numbers = engine.tables.num_held + len(book.tables)
         if (
-            scratch < min(longest, _FEWEST) or scratch < 1
+            scratch < min(longest, room.FEWEST) or scratch < 1
             or pages.num_free < recovery.need[PAGES] or slots.num_free < recovery.need[SLOTS] + 1
             or numbers > MAX_ENGINE_TABLES
         ):  # fmt: skip
@@ -361,10 +366,6 @@ def _queues(place: Place) -> list[CommandQueue]:
 def _turn(place: Place) -> tuple[bool, int, int]:
     recovery = place.recovery
     return recovery is not None and recovery.suspect, place.program.deaths, place.program.created
-
-
-def _fits(spec: EngineSpec, before: EngineSpec) -> bool:
-    return all(getattr(spec, name) >= getattr(before, name) for name in _LIMITS)
 
 
 def _not_plain(error: TartletError, call: str) -> WorkerLost:

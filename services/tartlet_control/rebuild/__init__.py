@@ -1,4 +1,5 @@
-"""What control knows of the state on engines, and which commands make that state again.
+"""What control knows of the state on engines, which commands make it again, and which engines could take it.
 
-Belongs here: notes of settled commands, and plans. Never here: queues in motion, frames, clocks, or a choice of engine.
+Belongs here: notes of settled commands, plans, and what of a log is undone. Never here: frames, clocks, or a choice
+between engines.
 """

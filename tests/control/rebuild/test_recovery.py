@@ -146,8 +146,10 @@ def outcomes(guest: Guest) -> dict[int, tuple[Event, int, int, int, bytes]]:
     return told
 
 
-def run(seed: int, deaths: float, options: FakeOptions = OPTIONS, engines: int = 2) -> list[dict[int, object]]:
-    """Run random programs, kill engines at random, and return what every program was told."""
+def run(
+    seed: int, deaths: float, options: FakeOptions = OPTIONS, engines: int = 2, drains: float = 0.0
+) -> list[dict[int, object]]:
+    """Run random programs, kill and drain engines at random, and return what every program was told."""
     host = Host(options, engines=engines)
     chance = random.Random(seed + 1000)
     writers = []
@@ -168,6 +170,14 @@ def run(seed: int, deaths: float, options: FakeOptions = OPTIONS, engines: int =
                 host.core.on_engine_gone(host.core.engines[chance.choice(sorted(host.core.engines))])
                 joined += 1
                 host.join(f"e{joined}", options)
+            if chance.random() < drains:
+                drained = host.core.cordon(chance.choice(sorted(host.core.engines)), drain=True)
+                joined += 1
+                host.join(f"e{joined}", options)
+                if chance.random() < 0.7:
+                    host.run()
+                    assert host.core.unused(drained)
+                    host.core.on_engine_gone(drained)
     host.run()
     assert [w.guest.killed for w in writers] == [None] * 3
     host.check_idle()
@@ -186,6 +196,40 @@ def test_programs_are_told_the_same_whatever_engines_die(seed: int, monkeypatch:
     monkeypatch.setattr(trials, "DEATHS_ALONE", 1000)  # they die too often to tell a poison pill
     undisturbed = run(seed, 0.0)
     assert run(seed, 0.15) == undisturbed
+
+
+@pytest.mark.parametrize("seed", range(25))
+def test_programs_are_told_the_same_whatever_engines_are_drained_or_die(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trials, "DEATHS_ALONE", 1000)
+    assert run(seed, 0.03 if seed % 2 else 0.0, drains=0.1) == run(seed, 0.0)
+
+
+def test_programs_stay_on_a_drained_engine_until_another_has_room() -> None:
+    small = FakeOptions(page_size=SIZE, num_pages=64, num_embeds=512, num_slots=128, max_batch_tokens=64)
+    host = Host(small, engines=2)
+    mover, other = host.start(), host.start()
+    for guest in (mover, other):
+        guest.alloc(Op.ALLOC_EMB, [0, 1])
+        guest.alloc(Op.ALLOC_SLOT, [0])
+        guest.table(0, new=40)
+        guest.embed([0], [65], [0])
+        guest.forward_table(0, 0, [0], [1])
+    host.run()
+    drained = host.core.cordon("e0", drain=True)
+    host.run()
+    assert len(drained.program_ids) == 1
+    first = mover.sample(1, 0, wait=True)
+    host.run()
+    assert mover.answer(first).event is Event.RESULT
+    host.end(other)
+    assert host.core.unused(drained)
+    again = mover.sample(1, 0, wait=True)
+    host.run()
+    assert mover.answer(again).a == mover.answer(first).a
+    assert mover.killed is None
+    host.check_idle()
 
 
 def test_a_program_over_pages_of_its_own_ends_and_the_call_is_named() -> None:
