@@ -179,11 +179,12 @@ class AsyncClient:
                         event = e
                     yield message.index, event
 
-    async def attach(self, program_id: str, offset: int = 0) -> Run:
+    async def attach(self, program_id: str, offset: int = 0, *, retry_s: float | None = None) -> Run:
         """Follow a program from an offset of its output on; the output of an ended program is kept for a while.
 
-        If the connection breaks, the run goes on behind its last event, for `retry_s`. Output that the server has
-        dropped meanwhile, because other clients had read it, shows as a gap in the events' offsets.
+        If the connection breaks, the run goes on behind its last event, for `retry_s` seconds (None: the client's
+        `retry_s`). Output that the server has dropped meanwhile, because other clients had read it, shows as a gap in
+        the events' offsets.
 
         Raises:
             InvalidArgument: the offset is negative, or the id is malformed.
@@ -201,7 +202,8 @@ class AsyncClient:
                 raise Disconnected(remedy="Attach with a client that isn't closed.")
             return stream(at)
 
-        following = Following(stream(offset), self.address, offset=offset, attach=again, retry_s=self._retry_s)
+        patience_s = self._retry_s if retry_s is None else retry_s
+        following = Following(stream(offset), self.address, offset=offset, attach=again, retry_s=patience_s)
         return Run(program_id, "", following)
 
     async def send(self, program_id: str, message: bytes | str) -> None:

@@ -31,7 +31,7 @@ MAY: dict[str, set[str]] = {
         *PROGRAMS,
         *CATALOGUE,
         *("Control/FetchBlob", "Control/State", "Control/WatchEngines"),
-        *("Control/Cordon", "Control/Drain", "Control/Resume"),
+        *("Control/Cordon", "Control/Drain", "Control/Resume", "Control/SetOrder"),
     },
     "runtime": {
         *PROGRAMS,

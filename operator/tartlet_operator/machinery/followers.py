@@ -148,10 +148,14 @@ class Followers:
 
     def silent(self, key: Key, program_id: str) -> bool:
         """Whether the runtime of a run's program doesn't answer."""
+        return self.silent_in_s(key, program_id) == 0.0
+
+    def silent_in_s(self, key: Key, program_id: str) -> float | None:
+        """Return when a run's program counts as silent if its runtime doesn't answer, s; None: the runtime answers."""
         known = self._known(key, program_id)
         if known is None or known.silent_since_s is None or known.outcome is not None:
-            return False
-        return asyncio.get_running_loop().time() - known.silent_since_s >= SILENT_S
+            return None
+        return max(0.0, known.silent_since_s + SILENT_S - asyncio.get_running_loop().time())
 
     def _known(self, key: Key, program_id: str) -> _Followed | None:
         known = self._followed.get(key)
@@ -285,7 +289,7 @@ class Followers:
         Raises:
             TartletError: the program can't be followed, or its runtime is said to be lost; the caller asks again.
         """
-        run = await self._client.attach(followed.program_id, followed.next_offset)
+        run = await self._client.attach(followed.program_id, followed.next_offset, retry_s=0.0)
         async for event in run:
             if isinstance(event, Ended):
                 if isinstance(event.error, RuntimeLost) and not followed.lost:

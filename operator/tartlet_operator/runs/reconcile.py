@@ -263,7 +263,7 @@ async def _follow(
     )
     if new != old:
         await _write(ctx, key, meta, old, new)
-    return seconds
+    return min(seconds, ctx.followers.silent_in_s(key, program_id) or seconds)
 
 
 async def _finish(

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 _ID_CHARS = 16  # of an engine's id, at least
 _ACCOUNT = ("SERVICE", "WAITED", "RANK")
 _BESIDE_ID = 64  # columns that the other cells want
+_FILE_WIDTH = 160  # columns of output that goes to no terminal, so that no cell is cut
 
 
 @click.command()
@@ -52,6 +53,8 @@ async def watch(client: AsyncClient, interval: float, *, once: bool, as_json: bo
 
     console = Console()
     if once:
+        if not console.is_terminal:
+            console = Console(width=max(console.width, _FILE_WIDTH))
         console.print(screen(await client.state(), await client.list(), console.width))
         return
     shown: RenderableType = ""
