@@ -38,7 +38,7 @@ soak: setup  ## The long soaks, which neither `make test` nor `make e2e` runs; s
 
 .PHONY: test-gpu
 test-gpu: setup  ## The tests that need a CUDA device; skipped where torch finds none
-	$(BIN)/python -m pytest -m gpu $(ARGS)
+	TRITON_INTERPRET=0 $(BIN)/python -m pytest -m gpu $(ARGS)
 
 ##@ On Kubernetes
 

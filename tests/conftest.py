@@ -15,6 +15,8 @@ from tests.run_directory import run_directory
 # A test and its processes share two cores, on which further threads would only wait for each other.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+# Triton's kernels run in its interpreter, which `make test-gpu` turns off. Triton reads this at its first import.
+os.environ.setdefault("TRITON_INTERPRET", "1")
 # Without cached bytecode each process that a test starts compiles all its modules anew.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 # Tests fetch nothing: models, tokenizers and programs are in the repository, or a test makes them.

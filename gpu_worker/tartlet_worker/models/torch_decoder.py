@@ -20,8 +20,9 @@ from tartlet_worker.checkpoints.weights import WeightReader
 from tartlet_worker.csr import Ints
 from tartlet_worker.engine import ignore_computing
 from tartlet_worker.models.base import ForwardPlan
+from tartlet_worker.models.kv_store import KvStore, Places, TorchStore, rms_norm
 from tartlet_worker.models.linear import Linear, make_linear
-from tartlet_worker.models.rope import RopeTable, rotate
+from tartlet_worker.models.rope import RopeTable
 from tartlet_worker.pools import Pools
 
 
@@ -40,19 +41,21 @@ class DecoderLayer:
     window: int | None
 
 
-def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """Scale x [..., D] to unit mean square, in float32; round to x's dtype, then apply the weight [D]."""
-    wide = x.float()
-    return weight * (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)).to(x.dtype)
-
-
 class TorchDecoder:
     """A model's weights and its pass through the layers."""
 
     def __init__(
-        self, config: ModelConfig, reader: WeightReader, attention: Attention, *, device: str, batch_invariant: bool
+        self,
+        config: ModelConfig,
+        reader: WeightReader,
+        attention: Attention,
+        *,
+        device: str,
+        batch_invariant: bool,
+        kv_store: KvStore | None = None,
     ) -> None:
         self.config, self._attention = config, attention
+        self._kv_store = kv_store or TorchStore(config)
         self.embedding = reader.get(EMBEDDING).to(device)  # [vocab, dim]
         self._invariant, self._device = batch_invariant, device
         self.passes = 0  # through the layers so far
@@ -102,12 +105,13 @@ class TorchDecoder:
         x = pools.embeds.index_select(0, pools.index(plan.embed))  # [T, dim]
         self._rope.reserve(int(plan.position.max()) + 1)
         position = pools.index(plan.position)
-        cos, sin = self._rope.cos[position][:, None], self._rope.sin[position][:, None]  # [T, 1, head_dim / 2]
+        places = Places(
+            pools.index(plan.page), pools.index(plan.slot), self._rope.cos[position], self._rope.sin[position]
+        )
         prepared = self._attention.prepare(plan.attention)
-        rows = self._rows(plan, pools)
         for i, layer in enumerate(self._layers):
             h = rms_norm(x, layer.input_norm, self.config.norm_eps)
-            q = self._store(layer, h, cos, sin, rows, pools.kv[i])
+            q = self._store(layer, h, places, pools.kv[i])
             x = x + layer.out(self._attention.run(prepared, q, pools.kv[i], layer.window))
             h = rms_norm(x, layer.post_norm, self.config.norm_eps)
             gate, up = layer.gate_up(h).chunk(2, -1)
@@ -119,27 +123,12 @@ class TorchDecoder:
             pools.embeds.index_copy_(0, pools.index(plan.out_embed), hidden)
         self.computing()
 
-    def _rows(self, plan: ForwardPlan, pools: Pools) -> Tensor:
-        """Return [T * kv_heads] rows of a layer's keys, seen as [pages * kv_heads * page_size, head_dim]."""
-        page, slot = pools.index(plan.page), pools.index(plan.slot)
-        heads = torch.arange(self.config.kv_heads, device=self._device)
-        return ((page[:, None] * self.config.kv_heads + heads) * pools.page_size + slot[:, None]).reshape(-1)
-
-    def _store(self, layer: DecoderLayer, h: Tensor, cos: Tensor, sin: Tensor, rows: Tensor, kv: Tensor) -> Tensor:
-        """Store keys and values in their rows of the pool's layer; return rotated queries [T, heads, head_dim]."""
+    def _store(self, layer: DecoderLayer, h: Tensor, places: Places, kv: Tensor) -> Tensor:
+        """Store keys and values in the pool's layer; return rotated queries [T, heads, head_dim]."""
         c = self.config
         qkv = layer.qkv(h).view(-1, c.heads + 2 * c.kv_heads, c.head_dim)
-        v = qkv[:, c.heads + c.kv_heads :]
-        if layer.q_norm is None or layer.k_norm is None:
-            qk = rotate(qkv[:, : c.heads + c.kv_heads], cos, sin)
-            q, k = qk[:, : c.heads], qk[:, c.heads :]
-        else:
-            q = rotate(rms_norm(qkv[:, : c.heads], layer.q_norm, c.norm_eps), cos, sin)
-            k = rotate(rms_norm(qkv[:, c.heads : c.heads + c.kv_heads], layer.k_norm, c.norm_eps), cos, sin)
-        keys, values = kv.view(2, -1, c.head_dim)
-        keys.index_copy_(0, rows, k.reshape(-1, c.head_dim))
-        values.index_copy_(0, rows, v.reshape(-1, c.head_dim))
-        return q
+        norms = None if layer.q_norm is None or layer.k_norm is None else (layer.q_norm, layer.k_norm)
+        return self._kv_store.store(qkv, norms, places, kv)
 
     def embed(self, pools: Pools, embed: Ints, token: Ints) -> None:
         """Put the embeddings of tokens [N] into embeds [N] of the pool."""

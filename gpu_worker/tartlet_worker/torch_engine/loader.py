@@ -16,10 +16,6 @@ from tartlet_common.config.settings import WorkerSettings
 from tartlet_common.engine import defaults
 from tartlet_common.engine.spec import EngineSpec
 from tartlet_common.errors.registry import OutOfDeviceMemory
-from tartlet_worker.attention.base import Attention
-from tartlet_worker.attention.c_kernel import CKernel
-from tartlet_worker.attention.torch_chunked import TorchChunked
-from tartlet_worker.attention.torch_gather import TorchGather
 from tartlet_worker.checkpoints.model_card import read_card
 from tartlet_worker.checkpoints.model_config import ModelConfig, read_config
 from tartlet_worker.checkpoints.tensors import digest, weight_files
@@ -35,6 +31,7 @@ from tartlet_worker.pools import Pools, PoolSizes, page_bytes, pool_bytes
 from tartlet_worker.sampling.base import Sampler
 from tartlet_worker.sampling.c_sampler import CSampler
 from tartlet_worker.sampling.torch_sampler import TorchSampler
+from tartlet_worker.torch_engine import attention_choice
 from tartlet_worker.torch_engine.engine import TorchEngine
 from tartlet_worker.torch_engine.fast_path import Machine, resolve_dtype, slow_path_reasons
 from tartlet_worker.torch_engine.kv_budget import batch_bytes, kv_bytes
@@ -43,11 +40,6 @@ from tartlet_worker.torch_engine.memory import check_device, free_bytes
 log = logging.getLogger("tartlet.worker")
 
 DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
-ATTENTION: dict[str, Callable[[int, str], Attention]] = {
-    "torch-gather": TorchGather,
-    "torch-chunked": TorchChunked,
-    "c": CKernel,
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +60,7 @@ class EngineOptions:
     top_k_limit: int = 256
     logprobs_limit: int = defaults.LOGPROBS_LIMIT
     batch_invariant: bool = False
-    attention: str = "auto"  # or one of ATTENTION
+    attention: str = "auto"  # or one of `attention_choice.NAMES`
     kernels: str = "auto"  # "c", "torch" or "auto": C where it is built and helps
     threads: int | None = 1  # torch's threads on the CPU; None: leave them
 
@@ -221,24 +213,30 @@ def make_decoder(config: ModelConfig, options: EngineOptions, reader: WeightRead
             return CDecoder(config, reader)
         if reasons:
             log.warning("decoding does not take the fast path: %s", "; ".join(reasons))
-    attention = make_attention(config, options)
-    return TorchDecoder(config, reader, attention, device=options.device, batch_invariant=options.batch_invariant)
+    name = options.attention
+    if name == "auto":
+        choice = attention_choice.choose(
+            options.device,
+            batch_invariant=options.batch_invariant,
+            c_kernel=options.kernels != "torch" and available() and config.group <= MAX_GROUP,
+            triton_lacks=attention_choice.triton_lacks(),
+        )
+        log.info("attention is %s: %s", choice.name, choice.why)
+        name = choice.name
+    attention, store = attention_choice.make(name, config, options.device, batch_invariant=options.batch_invariant)
+    return TorchDecoder(
+        config,
+        reader,
+        attention,
+        device=options.device,
+        batch_invariant=options.batch_invariant,
+        kv_store=store,
+    )
 
 
 def make_sampler(options: EngineOptions) -> Sampler:
     """Make the C sampler if logits are on the CPU and the kernels are built, else the one in torch."""
     return CSampler() if options.device == "cpu" and options.kernels != "torch" and available() else TorchSampler()
-
-
-def make_attention(config: ModelConfig, options: EngineOptions) -> Attention:
-    """Make the attention implementation for a device and mode."""
-    name = options.attention
-    if name == "auto":
-        in_place = options.kernels != "torch" and options.device == "cpu" and available() and config.group <= MAX_GROUP
-        name = "c" if in_place else "torch-chunked" if options.batch_invariant else "torch-gather"
-    if name not in ATTENTION:
-        raise ValueError(f"attention {name!r} is none of auto, {', '.join(ATTENTION)}")
-    return ATTENTION[name](config.kv_heads, options.device)
 
 
 def engine_spec(path: Path, config: ModelConfig, options: EngineOptions, sizes: PoolSizes, texts: Texts) -> EngineSpec:

@@ -109,7 +109,10 @@ def _device() -> Check:
     asked = subprocess.run([sys.executable, "-c", count], capture_output=True, text=True, check=False)
     number = device.partition(":")[2]
     if asked.stdout.strip().isdecimal() and (number or "0").isdecimal() and int(number or 0) < int(asked.stdout):
-        return Check("device", "ok", f"{device}, of {int(asked.stdout)}")
+        module = "tartlet_worker.torch_engine.attention_choice"
+        choice = subprocess.run([sys.executable, "-m", module, device], capture_output=True, text=True, check=False)
+        attention = choice.stdout.strip() or "unknown"
+        return Check("device", "ok", f"{device}, of {int(asked.stdout)}; attention {attention}")
     return Check("device", "fail", f"{device}: torch finds no such GPU", "Set TARTLET_WORKER_DEVICE=cpu, or unset it.")
 
 

@@ -1,0 +1,187 @@
+"""Triton's kernels: in its interpreter against gathered pages and float64, and compiled for a GPU without one."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from tartlet_worker.attention import triton_paged
+from tartlet_worker.attention.base import AttentionBatch
+from tartlet_worker.attention.torch_gather import TorchGather
+from tartlet_worker.attention.triton_paged import TritonPaged
+from tartlet_worker.pools import FAR
+from tartlet_worker.torch_engine.attention_choice import choose
+from tests.worker.engines.test_contract import RandomProgram
+from tests.worker.engines.test_page_tables import Pair
+from tests.worker.numerics import test_numerics as numerics
+from tests.worker.seeds import rng as fresh
+
+CUDA = "cuda" if torch.cuda.is_available() else "cpu"
+DEVICE = "cpu" if os.environ.get("TRITON_INTERPRET") == "1" else CUDA
+
+
+def batch_of(seed: str, counts: list[int], contexts: list[int], size: int, *, masks: bool) -> tuple[Any, int]:
+    """A batch of commands with these tokens, over these columns in pages of any order, with holes."""
+    rng, pages = fresh(seed), [-(-n // size) for n in contexts]
+    table = np.zeros((len(counts), max(pages)), np.int32)
+    seen = np.full((len(counts), max(pages) * size), FAR, np.int32)
+    total = sum(pages) + 1
+    ids = rng.permutation(total - 1) + 1
+    for b, n in enumerate(pages):
+        table[b, :n], ids = ids[:n], ids[n:]
+        seen[b, : contexts[b]] = rng.permutation(contexts[b])
+        seen[b, rng.integers(0, contexts[b], contexts[b] // 5)] = FAR
+    query = np.concatenate([rng.integers(0, c, n) for n, c in zip(counts, contexts, strict=True)]).astype(np.int32)
+    allowed = {}
+    if masks:
+        allowed = {b: (rng.random((counts[b], seen.shape[1])) < 0.4) & (seen[b] < FAR) for b in (0, len(counts) - 1)}
+        allowed[0][0] = False  # a query that sees nothing
+    indptr = np.concatenate([[0], np.cumsum(counts)])
+    return AttentionBatch(indptr, query, table, np.array(pages, np.int32), seen, allowed), total
+
+
+def both(
+    batch: AttentionBatch, total: int, size: int, heads: tuple[int, int, int], window: int | None, dtype: torch.dtype
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """What Triton and gathering give, as float32."""
+    query_heads, kv_heads, dim = heads
+    q = torch.randn(int(batch.query_indptr[-1]), query_heads, dim, dtype=dtype, device=DEVICE)
+    kv = torch.randn(2, total, kv_heads, size, dim, dtype=dtype, device=DEVICE)
+    mine = TritonPaged(kv_heads, DEVICE, group=query_heads // kv_heads)
+    theirs = TorchGather(kv_heads, DEVICE)
+    a = mine.run(mine.prepare(batch), q, kv, window)
+    b = theirs.run(theirs.prepare(batch), q.float(), kv.float(), window)
+    return a.float().cpu(), b.cpu()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("heads", "size", "window", "masks"),
+    [((4, 2, 16), 4, None, True), ((7, 1, 48), 3, 40, False), ((6, 2, 24), 16, 30, True), ((2, 2, 80), 1, None, False)],
+)
+def test_it_gives_what_gathering_gives(
+    heads: tuple[int, int, int], size: int, window: int | None, dtype: torch.dtype, *, masks: bool
+) -> None:
+    batch, total = batch_of(f"triton {heads}", [1, 3, 21, 1], [90, 40, 70, 130], size, masks=masks)
+    got, want = both(batch, total, size, heads, window, dtype)
+    assert (got - want).abs().max() <= (2e-5 if dtype == torch.float32 else 2e-2)
+
+
+def test_runs_side_by_side_give_the_bits_of_runs_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    batch, total = batch_of("triton runs", [1, 2], [1500, 700], 16, masks=False)
+    said = []
+    for tiles in (0, 1 << 30):
+        monkeypatch.setattr(triton_paged, "SPLIT_TILES", tiles)
+        torch.manual_seed(5)
+        got, want = both(batch, total, 16, (4, 2, 16), None, torch.float32)
+        assert (got - want).abs().max() <= 2e-5
+        said.append(got)
+    assert torch.equal(*said)
+
+
+def test_batch_invariant_bits_do_not_depend_on_the_batch() -> None:
+    batch, total = batch_of("triton invariant", [1, 40, 3], [200, 130, 90], 8, masks=False)
+    q, kv = torch.randn(44, 4, 16, device=DEVICE), torch.randn(2, total, 2, 8, 16, device=DEVICE)
+    attention = TritonPaged(2, DEVICE, group=2, batch_invariant=True)
+    whole = attention.run(attention.prepare(batch), q, kv, None)
+    for b in range(3):
+        mine = slice(int(batch.query_indptr[b]), int(batch.query_indptr[b + 1]))
+        alone = AttentionBatch(
+            batch.query_indptr[b : b + 2] - mine.start, batch.query_position[mine], batch.pages[b : b + 1],
+            batch.num_pages[b : b + 1], batch.column_position[b : b + 1],
+        )  # fmt: skip
+        assert torch.equal(whole[mine], attention.run(attention.prepare(alone), q[mine], kv, None))
+
+
+@pytest.mark.parametrize(("name", "size"), [("llama3-grouped", 1), ("qwen2-window", 4), ("qwen3-norms", 16)])
+def test_random_programs_agree_with_a_plain_float64_model(name: str, size: int) -> None:
+    program = RandomProgram(name, "triton", size, seed=2, device=DEVICE)
+    for _ in range(10):
+        [program.forward, program.forward, program.mask_page, program.copy][program.rng.integers(4)]()
+
+
+def test_commands_over_tables_give_what_page_lists_give() -> None:
+    pair = Pair("qwen2-window", "float32", {"attention": "triton", "device": DEVICE}, seed=1)
+    for _ in range(25):
+        pair.step()
+
+
+@pytest.mark.parametrize("name", ["qwen3-norms", "mistral-window"])
+def test_it_gives_the_logits_of_transformers(name: str) -> None:
+    d = numerics.engine(numerics.Model(name, device=DEVICE), attention="triton")
+    pages = [11, 3, 30, 8, 1]
+    parts = [d.prefill(numerics.TOKENS[:60], pages), d.prefill(numerics.TOKENS[60:74], pages, first=60, embed0=100)]
+    parts.append(d.prefill(numerics.TOKENS[74:], pages, first=74, embed0=200))
+    numerics.close(np.concatenate(parts), numerics.truth(numerics.Model(name)))
+
+
+COMPILE = """
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from tartlet_worker.attention import triton_kernels as attention
+from tartlet_worker.models import triton_store as store
+
+def compiled(kernel, floats, constants):
+    names = kernel.arg_names
+    kinds = {name: "constexpr" for name in constants}
+    signature = {n: kinds.get(n) or floats.get(n) or "*i32" for n in names}
+    source = ASTSource(kernel, signature, {(names.index(n),): v for n, v in constants.items()})
+    made = triton.compile(source, target=GPUTarget("cuda", 90, 32))
+    assert made.asm["cubin"], kernel
+    assert made.metadata.shared <= 227 << 10, (kernel, made.metadata.shared)
+    return made.metadata.shared
+
+states = {n: "*fp32" for n in ("run_top", "run_total", "run_sums")}
+heads = {"HEADS": 32, "KV_HEADS": 8, "DIM": 128}
+for kind in ("*bf16", "*fp32"):
+    tensors = {n: kind for n in ("q", "keys", "values", "out")} | states | {"masks": "*u8", "scale": "fp32"}
+    tensors |= {n: "i32" for n in ("table_width", "listed_width", "window", "runs")}
+    shape = heads | {"DIMS": 128, "RUN": attention.RUN, "FIELDS": attention.TILE_FIELDS}
+    for rows, split, masks in ((16, True, False), (64, False, True)):
+        more = {"ROWS": rows, "PAGE": 16, "BLOCK": attention.BLOCK, "WINDOW": masks, "MASKS": masks, "SPLIT": split}
+        print(compiled(attention.attend, tensors, shape | more | {"WIDE": False}))
+    if kind == "*fp32":
+        break
+    print(compiled(attention.join_runs, tensors, shape | {"ROWS": 16}))
+    taken = {n: kind for n in ("qkv", "query_norm", "key_norm", "cos", "sin", "queries", "keys", "values")}
+    taken |= {"page": "*i64", "slot": "*i64", "eps": "fp32"}
+    print(compiled(store.norm_rope_append, taken, heads | {"HALF": 64, "PAGE": 16, "NORMS": True}))
+"""
+
+
+def test_every_kernel_compiles_for_an_h100_within_its_shared_memory(tmp_path: Path) -> None:
+    env = os.environ | {"TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(tmp_path), "TRITON_DEFAULT_FP_FUSION": "1"}
+    made = subprocess.run([sys.executable, "-c", COMPILE], env=env, capture_output=True, text=True, check=False)
+    assert made.returncode == 0, made.stderr[-3000:]
+    assert len(made.stdout.split()) == 6
+
+
+@pytest.mark.parametrize(
+    ("device", "invariant", "c_kernel", "lacks", "name"),
+    [
+        ("cpu", False, True, "", "c"),
+        ("cpu", True, False, "", "torch-chunked"),
+        ("cuda", True, True, "", "triton"),
+        ("cuda:1", False, False, "Triton is not installed", "torch-gather"),
+    ],
+)
+def test_the_choice_names_what_is_missing(
+    device: str, lacks: str, name: str, *, invariant: bool, c_kernel: bool
+) -> None:
+    choice = choose(device, batch_invariant=invariant, c_kernel=c_kernel, triton_lacks=lacks)
+    assert choice.name == name
+    assert lacks in choice.why
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(DEVICE == "cpu", reason="there is no CUDA device, or Triton interprets")
+def test_the_compiled_kernels_give_the_greedy_text_of_transformers() -> None:
+    numerics.test_greedy_text_of_64_tokens_is_that_of_generate(numerics.Model("qwen3-window", device=DEVICE))
