@@ -69,6 +69,14 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "qwen3-window": config_of(
         "qwen3", "Qwen3ForCausalLM", head_dim=24, use_sliding_window=True, sliding_window=16, max_window_layers=1
     ),
+    "gemma": config_of(
+        "gemma",
+        "GemmaForCausalLM",
+        head_dim=256,
+        tie_word_embeddings=True,
+        hidden_activation="gelu_pytorch_tanh",
+        pad_token_id=None,
+    ),
 }
 
 WIDE = llama(

@@ -15,7 +15,7 @@ from typing import Any
 from tartlet_common.errors.registry import CheckpointBroken, CheckpointMissing, UnknownFamily
 from tartlet_worker.checkpoints.json_files import read_object, reading, token_ids
 
-FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
+FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "gemma")
 ROPE_TYPES: dict[str, tuple[str, ...]] = {  # and the parameters that each can't do without
     "default": (),
     "linear": ("factor",),
@@ -48,6 +48,14 @@ ABSENT: dict[str, dict[str, int]] = {  # what a field that config.json leaves ou
     },
     "qwen2": {"num_key_value_heads": 32, "sliding_window": 4096, "max_position_embeddings": 32_768},
     "qwen3": {"num_key_value_heads": 32, "head_dim": 128, "sliding_window": 4096, "max_position_embeddings": 32_768},
+    "gemma": {
+        "bos_token_id": 2,
+        "eos_token_id": 1,
+        "num_key_value_heads": 16,
+        "head_dim": 256,
+        "max_position_embeddings": 8192,
+        "tie_word_embeddings": True,
+    },
 }
 
 
@@ -87,6 +95,7 @@ class ModelConfig:
     windows: tuple[int | None, ...] = ()  # [layers] sliding window in tokens, None: full attention
     stop_tokens: tuple[int, ...] = ()
     bos_token: int | None = None
+    gemma: bool = False  # norms by 1 + weight, GELU in place of SiLU, embeddings times the root of dim
     dtype: str = ""  # of the checkpoint's weights, as its config.json names it
 
     @property
@@ -145,8 +154,11 @@ def parse_config(raw: Mapping[str, Any]) -> ModelConfig:
         raise ValueError(f"{layers} layers are more than {MAX_LAYERS}")
     if heads % kv_heads or head_dim % 2 or min(dim, layers, heads, kv_heads, head_dim) < 1:
         raise ValueError(f"{heads} heads of {head_dim} over {kv_heads} key/value heads don't divide")
-    activation = raw.get("hidden_act", "silu")
-    if activation not in {"silu", "swish"}:
+    # Gemma's early files name the exact GELU in hidden_act; its weights were trained with the approximation.
+    activation = (
+        raw.get("hidden_activation") or "gelu_pytorch_tanh" if family == "gemma" else raw.get("hidden_act", "silu")
+    )
+    if activation not in ({"gelu_pytorch_tanh"} if family == "gemma" else {"silu", "swish"}):
         raise ValueError(f"activation {activation!r} is not supported")
     bias = _flag(raw, "attention_bias") and family != "mistral"  # Mistral has no biases, whatever its file says
     vocab, bos = _at_least_one(raw["vocab_size"], "vocab_size"), raw.get("bos_token_id")
@@ -172,6 +184,7 @@ def parse_config(raw: Mapping[str, Any]) -> ModelConfig:
         o_bias=family != "qwen2" and bias,
         mlp_bias=family == "llama" and _flag(raw, "mlp_bias"),
         qk_norm=family == "qwen3",
+        gemma=family == "gemma",
         windows=_windows(raw, family, layers),
         stop_tokens=token_ids(raw.get("eos_token_id")),
         dtype=str(raw.get("dtype") or raw.get("torch_dtype") or ""),
@@ -195,10 +208,10 @@ def _flag(raw: Mapping[str, Any], name: str) -> bool:
 def _windows(raw: Mapping[str, Any], family: str, layers: int) -> tuple[int | None, ...]:
     """Return the sliding window of each layer.
 
-    All layers of Mistral have one, those layers of Qwen that the configuration names, and no layer of Llama.
+    All layers of Mistral have one, those layers of Qwen that the configuration names, and no layer of Llama and Gemma.
     """
     window = raw.get("sliding_window")
-    if window is None or family == "llama":
+    if window is None or family in {"llama", "gemma"}:
         return (None,) * layers
     if family == "mistral":
         return (_at_least_one(window, "sliding_window"),) * layers

@@ -32,7 +32,8 @@ _BLOCK = 32  # columns and k values that packed weights are padded to
 
 def supports(config: ModelConfig, device: str, dtype: torch.dtype) -> bool:
     """Return whether this machine's kernels can run such a model."""
-    return device == "cpu" and dtype == torch.bfloat16 and config.group <= MAX_GROUP and library() is not None
+    fits = dtype == torch.bfloat16 and config.group <= MAX_GROUP and not config.gemma
+    return device == "cpu" and fits and library() is not None
 
 
 def _padded(count: int) -> int:

@@ -45,6 +45,12 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return weight * (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)).to(x.dtype)
 
 
+def shifted_rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """Scale x [..., D] to unit mean square and by 1 + weight [D], in float32; then round to x's dtype (Gemma)."""
+    wide = x.float()
+    return (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps) * (1 + weight.float())).to(x.dtype)
+
+
 class TorchStore:
     """Storing by torch's operations, on any device."""
 

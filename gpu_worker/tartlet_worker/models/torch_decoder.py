@@ -20,7 +20,7 @@ from tartlet_worker.checkpoints.weights import WeightReader
 from tartlet_worker.csr import Ints
 from tartlet_worker.engine import ignore_computing
 from tartlet_worker.models.base import ForwardPlan
-from tartlet_worker.models.kv_store import KvStore, Places, TorchStore, rms_norm
+from tartlet_worker.models.kv_store import KvStore, Places, TorchStore, rms_norm, shifted_rms_norm
 from tartlet_worker.models.linear import Linear, make_linear
 from tartlet_worker.models.rope import RopeTable
 from tartlet_worker.pools import Pools
@@ -61,6 +61,7 @@ class TorchDecoder:
         self.passes = 0  # through the layers so far
         self.computing: Callable[[], None] = ignore_computing
         """Called when the long part of a pass begins: on a CPU at its start, elsewhere once it is queued."""
+        self._norm = shifted_rms_norm if config.gemma else rms_norm
         self._layers = [self._load_layer(reader, i) for i in range(config.layers)]
         self._final_norm = reader.get(FINAL_NORM).to(device)
         head = self.embedding if config.tied else reader.get(LM_HEAD).to(device)
@@ -110,16 +111,17 @@ class TorchDecoder:
         )
         prepared = self._attention.prepare(plan.attention)
         for i, layer in enumerate(self._layers):
-            h = rms_norm(x, layer.input_norm, self.config.norm_eps)
+            h = self._norm(x, layer.input_norm, self.config.norm_eps)
             q = self._store(layer, h, places, pools.kv[i])
             x = x + layer.out(self._attention.run(prepared, q, pools.kv[i], layer.window))
-            h = rms_norm(x, layer.post_norm, self.config.norm_eps)
+            h = self._norm(x, layer.post_norm, self.config.norm_eps)
             gate, up = layer.gate_up(h).chunk(2, -1)
-            x = x + layer.down(F.silu(gate) * up)
+            bent = F.gelu(gate, approximate="tanh") if self.config.gemma else F.silu(gate)
+            x = x + layer.down(bent * up)
         if len(plan.out_token):
             if len(plan.out_token) != len(plan.embed):
                 x = x.index_select(0, pools.index(plan.out_token))
-            hidden = rms_norm(x, self._final_norm, self.config.norm_eps)
+            hidden = self._norm(x, self._final_norm, self.config.norm_eps)
             pools.embeds.index_copy_(0, pools.index(plan.out_embed), hidden)
         self.computing()
 
@@ -132,7 +134,12 @@ class TorchDecoder:
 
     def embed(self, pools: Pools, embed: Ints, token: Ints) -> None:
         """Put the embeddings of tokens [N] into embeds [N] of the pool."""
-        pools.embeds.index_copy_(0, pools.index(embed), self.embedding.index_select(0, pools.index(token)))
+        taken = self.embedding.index_select(0, pools.index(token))
+        if self.config.gemma:
+            taken = (
+                taken * torch.tensor(self.config.dim**0.5, dtype=taken.dtype).item()
+            )  # the root rounded to the dtype
+        pools.embeds.index_copy_(0, pools.index(embed), taken)
 
     @torch.inference_mode()
     def logits(self, pools: Pools, embed: Ints) -> Tensor:

@@ -47,7 +47,9 @@ def resolve_dtype(name: str, config: ModelConfig) -> str:
     return name
 
 
-def slow_path_reasons(device: str, dtype: str, threads: int, group: int, machine: Machine) -> list[str]:
+def slow_path_reasons(
+    device: str, dtype: str, threads: int, group: int, machine: Machine, *, gemma: bool = False
+) -> list[str]:
     """Say why the C decoder does not run, one reason each with what to change; [] where it runs.
 
     Args:
@@ -56,6 +58,7 @@ def slow_path_reasons(device: str, dtype: str, threads: int, group: int, machine
         threads: torch's threads.
         group: query heads that share one key head.
         machine: its CPU and its kernels.
+        gemma: whether the model is one of Gemma's.
     """
     if device != "cpu":
         return []
@@ -66,6 +69,8 @@ def slow_path_reasons(device: str, dtype: str, threads: int, group: int, machine
         reasons.append(f"threads is {threads}, and the C decoder uses one thread: set threads=1")
     if group > MAX_GROUP:
         reasons.append(f"{group} query heads share a key head, and the C decoder takes at most {MAX_GROUP}")
+    if gemma:
+        reasons.append("the C decoder doesn't run Gemma models")
     if machine.missing_cpu_flags:
         reasons.append(f"the CPU lacks {', '.join(machine.missing_cpu_flags)}")
     elif not machine.kernels_built:
@@ -85,7 +90,9 @@ def main(argv: list[str]) -> int:
         return 0
     config = read_config(path)
     dtype = resolve_dtype(settings.dtype, config)
-    for reason in slow_path_reasons(settings.device, dtype, settings.threads, config.group, Machine.this()):
+    for reason in slow_path_reasons(
+        settings.device, dtype, settings.threads, config.group, Machine.this(), gemma=config.gemma
+    ):
         print(reason)  # noqa: T201 - a command's output
     return 0
 

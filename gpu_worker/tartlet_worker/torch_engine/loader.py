@@ -207,7 +207,9 @@ def make_decoder(config: ModelConfig, options: EngineOptions, reader: WeightRead
         raise ValueError(f"kernels {options.kernels!r} is none of auto, c, torch")
     chosen_by_hand = options.kernels == "torch" or options.attention != "auto"
     threads = 1 if options.kernels == "c" else torch.get_num_threads()
-    reasons = slow_path_reasons(options.device, options.dtype, threads, config.group, Machine.this())
+    reasons = slow_path_reasons(
+        options.device, options.dtype, threads, config.group, Machine.this(), gemma=config.gemma
+    )
     if not chosen_by_hand:
         if supports(config, options.device, dtype) and not reasons:
             return CDecoder(config, reader)

@@ -17,7 +17,7 @@ class EngineSpec:
 
     model: str
     model_digest: str  # sha-256 of config and weights
-    family: str  # "llama", "mistral", "qwen2", "qwen3", "fake"
+    family: str  # "llama", "mistral", "qwen2", "qwen3", "gemma", "fake"
     dtype: str  # "bfloat16" | "float32"
     device: str  # "cpu", "cuda:0"
     page_size: int  # tokens, 1 to 32
