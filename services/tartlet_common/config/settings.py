@@ -60,6 +60,10 @@ class ControlSettings(_Settings):
         ge=0,
         description="a program that has waited this many times its service goes first for one quantum; 0: never",
     )
+    tenant_shares: str = Field(
+        "",
+        description="weights of tenants' shares of each engine's device time, as TENANT=WEIGHT,...; others have 1",
+    )
     steps_in_flight: int = Field(
         2, ge=1, le=8, description="steps sent to an engine before the first of them is answered"
     )

@@ -30,6 +30,27 @@ def sent(queues: Iterable[CommandQueue], order: Order, now: float) -> None:
         book.runs(thread, now)
 
 
+def tokens_of_tenants(batches: Iterable[list[Command]], queues: list[CommandQueue], tokens: int) -> dict[str, int]:
+    """Return how many tokens a step computes for each tenant. In a step without tokens, each command counts as one.
+
+    Args:
+        batches: of the step.
+        queues: of the step's commands.
+        tokens: that the step computes in all.
+    """
+    tenants = {queue.program.tenant for queue in queues}
+    if len(tenants) < 2:
+        return dict.fromkeys(tenants, tokens or len(queues))
+    counts: dict[str, int] = {}
+    for batch in batches:
+        if tokens and batch[0].kind not in RUNS_LAYERS:
+            continue
+        for command in batch:
+            tenant = command.queue.program.tenant
+            counts[tenant] = counts.get(tenant, 0) + (command.tokens if tokens else 1)
+    return counts
+
+
 def settled(
     batches: list[list[Command]],
     queues: list[CommandQueue],

@@ -19,6 +19,7 @@ from tartlet_control.batching.view import Away, View
 from tartlet_control.calls.registry import RUNS_LAYERS
 from tartlet_control.order import book
 from tartlet_control.order.orders import Order
+from tartlet_control.order.shares import Shares
 from tartlet_control.tables.programs import Command, CommandQueue, ProgramState
 
 _NORMAL: Final = int(Priority.NORMAL)
@@ -27,7 +28,7 @@ _NORMAL: Final = int(Priority.NORMAL)
 class SentStep:
     """A step on its way: the commands of its batches, to match with the answers."""
 
-    __slots__ = ("batches", "number", "queues", "sent_s", "span", "tokens", "usual_s")
+    __slots__ = ("batches", "charged", "number", "of_tenant", "queues", "sent_s", "span", "tokens", "usual_s")
 
     def __init__(
         self, number: int, batches: list[list[Command]], queues: list[CommandQueue], sent_s: float, span: Any = None
@@ -39,18 +40,23 @@ class SentStep:
         self.sent_s = sent_s
         self.usual_s = 0.0  # what such a step usually takes; known once it is answered
         self.span = span
+        self.of_tenant = accounting.tokens_of_tenants(batches, queues, self.tokens)
+        self.charged: dict[str, float] = {}  # device time that tenants were charged in advance, over their weights
 
 
 class Batcher:
     """The queues of one engine that have something to send, its steps in flight, and the policy over both."""
 
     __slots__ = (
-        "_began_s", "_depth", "_limits", "_policy", "in_flight", "look_at", "only", "order", "return_times", "times",
-        "waiting",
+        "_began_s", "_depth", "_limits", "_policy", "in_flight", "look_at", "only", "order", "return_times", "shares",
+        "times", "waiting",
     )  # fmt: skip
 
-    def __init__(self, policy: Policy, depth: int, limits: Limits, order: Order | None = None) -> None:
-        """`depth`: steps that may be in flight at once."""
+    def __init__(
+        self, policy: Policy, depth: int, limits: Limits, order: Order | None = None, shares: Shares | None = None
+    ) -> None:
+        """`depth`: steps that may be in flight at once; `shares`: of the tenants."""
+        self.shares = shares or Shares()
         self.order = order or Order()
         """Which program's commands go first. Another order takes effect with the next plan."""
         self.waiting: dict[CommandQueue, None] = {}  # queues with an engine command at their head
@@ -125,6 +131,7 @@ class Batcher:
         if not self.in_flight:
             self._began_s = step.sent_s
         accounting.sent(step.queues, self.order, step.sent_s)
+        step.charged = self.shares.sent(step.of_tenant)
         self.in_flight.append(step)
 
     def answered(self, computed_tokens: int, device_s: float, now: float) -> SentStep:
@@ -138,6 +145,7 @@ class Batcher:
     def settled(self, step: SentStep, device_s: float, now: float) -> None:
         """Take note that the commands of an answered step are settled."""
         self.return_times.answered(step.queues, self._apart_s(step.tokens), now)
+        self.shares.settled(step.charged, step.of_tenant, device_s)
         accounting.settled(step.batches, step.queues, self.waiting, device_s, now)
 
     def _view(self, now: float) -> View:
@@ -147,6 +155,7 @@ class Batcher:
             self._depth,
             self._limits,
             self.order,
+            self.shares if len({queue.program.tenant for queue in self.waiting}) > 1 else None,
             prioritised=any(queue.priority != _NORMAL for queue in self.waiting),
             running=self._running(),
             away=self._away(),

@@ -20,6 +20,7 @@ from typing import Final
 from tartlet_control.batching.ordering import Rank, sort
 from tartlet_control.calls.base import Conflicts
 from tartlet_control.calls.registry import BY_KIND, RUNS_LAYERS
+from tartlet_control.order.shares import Shares
 from tartlet_control.tables.programs import Command, CommandQueue
 
 PIPELINE: Final = tuple(BY_KIND)
@@ -53,10 +54,12 @@ _Entry = tuple[Command, Iterator[Command]]
 class _Step:
     """The step that is being gathered."""
 
-    __slots__ = ("buckets", "bytes_left", "dispatches", "forwarded", "limits", "now", "oldest", "rank", "rebuild_left")
+    __slots__ = ("buckets", "bytes_left", "dispatches", "forwarded", "limits", "now", "oldest", "rank", "rebuild_left",
+                 "shares")  # fmt: skip
 
-    def __init__(self, limits: Limits, rank: Rank, now: float) -> None:
+    def __init__(self, limits: Limits, rank: Rank, now: float, shares: Shares | None) -> None:
         self.limits = limits
+        self.shares = shares
         self.rank = rank
         self.now = now
         self.dispatches: list[Dispatch] = []
@@ -92,15 +95,17 @@ class _Step:
         return min(light or waiting, key=self.oldest.__getitem__, default=0)
 
     def ordered(self, entries: list[_Entry]) -> list[_Entry]:
-        """Sort by the order of programs: a batch that is full is cut from the end."""
-        return sort(entries, _head, self.rank, self.now, self.limits.starved_s)
+        """Sort by the shares of tenants and the order of programs: a batch that is full is cut from the end."""
+        return sort(entries, _head, self.rank, self.now, self.limits.starved_s, self.shares)
 
 
 def _head(entry: _Entry) -> Command:
     return entry[0]
 
 
-def gather(queues: Collection[CommandQueue], limits: Limits, rank: Rank, now: float) -> list[Dispatch]:
+def gather(
+    queues: Collection[CommandQueue], limits: Limits, rank: Rank, now: float, shares: Shares | None = None
+) -> list[Dispatch]:
     """Return the batches of the next step, at most one of them through the layers; empty if nothing waits.
 
     Args:
@@ -108,8 +113,9 @@ def gather(queues: Collection[CommandQueue], limits: Limits, rank: Rank, now: fl
         limits: of the engine's batches and steps.
         rank: says which thread goes first, the lowest rank.
         now: in seconds of control's clock.
+        shares: of the tenants; None: the queues are of one tenant.
     """
-    step = _Step(limits, rank, now)
+    step = _Step(limits, rank, now, shares)
     if all(queue.id < 0 for queue in queues):
         step.rebuild_left = limits.batch_tokens
     for queue in queues:

@@ -65,7 +65,7 @@ def eager(view: View, now: float) -> Plan:
         return NOTHING
     if not view.queues:
         return NOTHING
-    command = first(list(view.queues), view.order.rank, now, view.limits.starved_s)
+    command = first(list(view.queues), view.order.rank, now, view.limits.starved_s, view.shares)
     return Plan([Dispatch(command.kind, [command])])
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from tartlet_control.batching.gather import Dispatch, Limits, gather
 from tartlet_control.order.orders import Order
+from tartlet_control.order.shares import Shares
 from tartlet_control.tables.programs import CommandQueue
 
 
@@ -30,6 +31,7 @@ class View:
     depth: int  # steps that may be in flight
     limits: Limits
     order: Order = field(default_factory=Order)  # of programs
+    shares: Shares | None = None  # of tenants; None: one tenant has all queues
     prioritised: bool = False  # some queue has another priority than normal
     running: tuple[float, float] = (0.0, 0.0)  # when the step that runs now should end, and its whole duration, in s
     away: Away = Away()
@@ -37,7 +39,7 @@ class View:
 
     def gather(self, now: float) -> list[Dispatch]:
         """Return the next step of what waits now."""
-        return gather(self.queues, self.limits, self.order.rank, now)
+        return gather(self.queues, self.limits, self.order.rank, now, self.shares)
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,6 +38,7 @@ from tartlet_control.core.queue_runner import QueueRunner
 from tartlet_control.core.rebuilder import Rebuilder
 from tartlet_control.core.sessions import Runtimes
 from tartlet_control.core.settler import Settler
+from tartlet_control.order.shares import Shares, weights_of
 from tartlet_control.tables.audit import audit
 from tartlet_control.tables.engines import EngineState, engine_id_of
 from tartlet_control.tables.ledger import LedgerFault
@@ -80,6 +81,7 @@ class Core:
         self.batchers = self.lifecycle.batchers
         self._policy = policy_of(settings)
         self.orders = PoolOrders(settings, self.lifecycle.history)
+        self._weights = weights_of(settings.tenant_shares)
         self.runner = QueueRunner(self.lifecycle)
         self.intake = CommandIntake(self.models, self.lifecycle, self.runner)
         self.dispatcher = Dispatcher(self.runner)
@@ -160,7 +162,9 @@ class Core:
         )
         share = max(1, int(self.settings.rebuild_share * spec.max_batch_tokens))
         limits = Limits(spec.max_batch_tokens, spec.max_batch_commands, share)
-        self.batchers[engine] = Batcher(self._policy, self.settings.steps_in_flight, limits, self.orders.of(home))
+        self.batchers[engine] = Batcher(
+            self._policy, self.settings.steps_in_flight, limits, self.orders.of(home), Shares(self._weights)
+        )
         engine.window_s = self.clock.now()
         model.engines.append(engine)
         self.engines[engine_id] = engine
