@@ -87,7 +87,7 @@ async def test_a_run_beyond_the_limit_is_queued_when_another_ends() -> None:
         def __init__(self) -> None:
             self.over = {name: asyncio.Event() for name in "pq"}
 
-        async def attach(self, program_id: str, _: int) -> Any:
+        async def attach(self, program_id: str, _: int, **__: object) -> Any:
             await self.over[program_id].wait()
             raise GONE
 
@@ -122,7 +122,7 @@ class Attached:
         self.told = list(told)
         self.offsets: list[int] = []
 
-    async def attach(self, _: str, offset: int) -> AsyncIterator[Any]:
+    async def attach(self, _: str, offset: int = 0, *, retry_s: float | None = None) -> AsyncIterator[Any]:
         self.offsets.append(offset)
         told = self.told.pop(0)
         if isinstance(told, TartletError):
@@ -167,7 +167,7 @@ async def test_the_more_runs_are_followed_the_less_often_each_is_shown() -> None
     class Talking:
         """Programs that print something and keep running."""
 
-        async def attach(self, program_id: str, _: int) -> AsyncIterator[Any]:
+        async def attach(self, program_id: str, _: int, **__: object) -> AsyncIterator[Any]:
             async def events() -> AsyncIterator[Any]:
                 yield Stdout(program_id, 0, b"x")
                 await asyncio.Event().wait()
@@ -193,7 +193,7 @@ class Listed:
         self.tokens, self.away = 0, False
         self.listings, self.broken = 0, asyncio.Event()
 
-    async def attach(self, program_id: str, _: int) -> AsyncIterator[Any]:
+    async def attach(self, program_id: str, _: int, **__: object) -> AsyncIterator[Any]:
         if self.away:
             raise AWAY
 

@@ -31,7 +31,7 @@ class Client:
     def __init__(self) -> None:
         self.ended: list[tuple[str, str]] = []
 
-    async def attach(self, *_: object) -> None:
+    async def attach(self, *_: object, **__: object) -> None:
         await asyncio.Event().wait()
 
     async def kill(self, program_id: str, reason: str) -> None:
