@@ -23,7 +23,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import IO, Final
 
-from tartlet_common.errors.registry import DiskFull, TartletError
+from tartlet_common.errors.registry import CheckpointBroken, DiskFull, TartletError
 from tartlet_worker.checkpoints.tensors import check
 
 _POLL_S: Final = 0.5
@@ -104,10 +104,33 @@ def _download(lock: IO[str], partial: Path, path: str, command: Sequence[str]) -
     if code:
         raise CommandFailed(_TERMINATED if code == -signal.SIGTERM else code)
     try:
+        _check_files(partial)
         check(model)
     except TartletError:
         shutil.rmtree(partial)  # the command takes it for whole: it would not go on with it
         raise
+
+
+def _check_files(directory: Path) -> None:
+    """Refuse what an engine could wait for without end, or would miss once the directory has its final name.
+
+    Raises:
+        CheckpointBroken: names a pipe, a socket, a device, or a link that doesn't lead to a file of the directory.
+    """
+    root = directory.resolve()
+    for folder, folders, files in os.walk(directory):
+        for name in (*folders, *files):
+            at = Path(folder) / name
+            if at.is_symlink():
+                if at.readlink().is_absolute() or not at.exists() or not at.resolve().is_relative_to(root):
+                    raise _broken(at, directory, "is a link that leads to no file of the download")
+                at = at.resolve()
+            if not (at.is_file() or at.is_dir()):
+                raise _broken(at, directory, "is neither a file nor a directory")
+
+
+def _broken(at: Path, directory: Path, what: str) -> CheckpointBroken:
+    return CheckpointBroken(path=str(directory), detail=f"{os.path.relpath(at, directory.resolve())} {what}")
 
 
 def _unwritable(path: Path, error: OSError) -> DiskFull:
@@ -134,7 +157,7 @@ def _sync(directory: Path) -> None:
     """Write files and directories to the disk, so that no loss of power leaves a part under the final name."""
     for folder, _, files in os.walk(directory):
         for name in files:
-            with (Path(folder) / name).open("rb") as file:
+            with (Path(folder) / name).open("rb") as file:  # `_check_files` has seen that this opens at once
                 os.fsync(file.fileno())
         _sync_directory(Path(folder))
 

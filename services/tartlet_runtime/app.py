@@ -32,6 +32,7 @@ from tartlet_runtime.journal.space import BUFFERED_BYTES, Space
 from tartlet_runtime.journal.store import JournalStore
 from tartlet_runtime.link.control_link import ControlLink
 from tartlet_runtime.program.driver import Driver
+from tartlet_runtime.serving.gauges import show_memory
 from tartlet_runtime.serving.programs import ProgramTable
 from tartlet_runtime.serving.relay import Relay
 from tartlet_runtime.serving.server import ProgramsService
@@ -75,6 +76,7 @@ async def main(settings: RuntimeSettings, notify: Notify) -> None:
         ops = LocalOps(models, spawn)
         stack.callback(ops.close)
         ledger = _open_ledger(settings)
+        show_memory(ledger)
         wasm = WasmGuests(settings, ledger)
         driver.helpers = wasm
         stack.callback(wasm.close)

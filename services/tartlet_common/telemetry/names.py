@@ -23,6 +23,7 @@ ATTR_STEP_COMMANDS = "tartlet.step.commands"
 ATTR_STEP_TOKENS = "tartlet.step.tokens"
 ATTR_STEP_DEVICE_TIME = "tartlet.step.device_time"  # s
 ATTR_ENGINE_ID = "tartlet.engine.id"
+ATTR_MEMORY_USE = "tartlet.memory.use"
 ATTR_PEER = "tartlet.link.peer"  # runtime or worker
 
 # metrics
@@ -38,6 +39,8 @@ METRIC_STEP_DURATION = "tartlet.step.duration"  # s
 METRIC_STEP_COMMANDS = "tartlet.step.commands"
 METRIC_STEP_SPANS_LEFT_OUT = "tartlet.step.spans.left_out"
 METRIC_LEDGER_LEAKS = "tartlet.ledger.leaks"
+METRIC_MEMORY_TAKEN = "tartlet.memory.taken"  # bytes
+METRIC_MEMORY_LIMIT = "tartlet.memory.limit"  # bytes
 METRIC_LINK_RESUMES = "tartlet.link.resumes"
 
 # values that the conventions define

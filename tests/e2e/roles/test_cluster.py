@@ -23,6 +23,7 @@ from tartlet_common.errors.registry import (
     UnknownProgram,
     WorkerLost,
 )
+from tartlet_runtime.budget.ledger import Use
 from tests.e2e.cluster import Cluster, cluster, http_get
 from tests.e2e.serving import message, program, tartlet_cli
 
@@ -182,6 +183,11 @@ async def test_probes_tell_the_truth(run_dir: Path) -> None:
                 lines = http_get(f"http://{role.health}/metrics")[1].splitlines()
                 (running,) = [x for x in lines if x.startswith("tartlet_programs_running")]
                 assert running.endswith(" 1.0")
+            taken = {x.partition("} ")[0]: float(x.split()[-1]) for x in lines if x.startswith("tartlet_memory_taken")}
+            assert len(taken) == len(Use), lines
+            assert sum(n for name, n in taken.items() if 'use="programs"' in name) > 1 << 20, taken
+            (limit,) = [float(x.split()[-1]) for x in lines if x.startswith("tartlet_memory_limit")]
+            assert sum(taken.values()) < limit
             worker.process.send_signal(signal.SIGTERM)
             worker.until_readyz(503, "draining")
             run.cancel()

@@ -191,6 +191,34 @@ def test_what_a_command_left_incomplete_gets_no_final_name(model: Path, tmp_path
     assert said == [f"{into} is there: downloaded"]
 
 
+@pytest.mark.parametrize(
+    "extra",
+    [
+        pytest.param("mkfifo $MODEL_DIR/tokenizer_config.json", id="pipe"),
+        pytest.param("mkfifo $MODEL_DIR/../beside", id="pipe-beside-the-model"),
+        pytest.param("ln -s /dev/zero $MODEL_DIR/notes", id="link-to-a-device"),
+        pytest.param("ln -s $MODEL_DIR/config.json $MODEL_DIR/copy.json", id="link-that-the-final-name-breaks"),
+        pytest.param("ln -s gone $MODEL_DIR/notes", id="dangling"),
+        pytest.param("ln -s ../../.. $MODEL_DIR/up", id="link-out-of-the-download"),
+    ],
+)
+def test_a_download_with_special_files_is_refused_by_name(model: Path, tmp_path: Path, extra: str) -> None:
+    into = tmp_path / "fetched-1"
+    command = ["sh", "-c", f"cp {model}/* $MODEL_DIR/ && {extra}"]
+    with pytest.raises(CheckpointBroken, match=extra.rpartition("/")[2].split()[-1]):
+        fetch(into, "m", command, lambda _: None)
+    assert not list(tmp_path.glob("fetched*"))
+
+
+def test_links_within_a_download_are_kept(model: Path, tmp_path: Path) -> None:
+    """Downloaders keep files by digest and link them from the model's directory."""
+    into = tmp_path / "fetched-1"
+    keep = f"mkdir -p $MODEL_DIR/../blobs && cp {model}/* $MODEL_DIR/../blobs"
+    fetch(into, "m", ["sh", "-c", f"{keep} && cd $MODEL_DIR && ln -sf ../blobs/* ."], lambda _: None)
+    check(into / "m")
+    assert content(into / "m") == content(model)
+
+
 def test_a_volume_that_cannot_be_written_is_told_with_its_remedy(tmp_path: Path) -> None:
     missing = tmp_path / "none" / "fetched-1"
     command = [sys.executable, "-m", "tartlet_worker.fetch", f"--into={missing}", "--", "true"]
