@@ -156,6 +156,21 @@ def test_a_name_that_was_not_imported_is_told_of_if_it_is_one_of_ours() -> None:
         assert caught.value.guest_traceback.splitlines()[-1].startswith(told)
 
 
+PIE = {
+    "from inferlet import get_auto_model": "write `await get_model()`",
+    "import pie": "write `from inferlet import ...`",
+    "import inferlet; inferlet.set_return('x')": "write `return` in `main`",
+    "from inferlet import Context; Context().generate_with_drafter()": "write `ctx.propose` and `ctx.accept`",
+}
+
+
+@pytest.mark.parametrize("line", PIE)
+def test_a_name_of_pie_is_answered_with_ours(line: str) -> None:
+    with pytest.raises((ImportError, AttributeError)) as caught:
+        run_source(MiniHost(), f"async def main():\n    {line}\n")
+    assert PIE[line] in caught.value.guest_traceback.splitlines()[-1]
+
+
 def test_text_made_of_a_pending_result_is_told_of() -> None:
     host = MiniHost()
     run_source(host, "from inferlet import *\nasync def main():\n    a = receive()\n    return f'hello {a}' + str(a)\n")

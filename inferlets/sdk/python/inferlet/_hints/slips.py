@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Container
 
+from inferlet._hints import pie
 from inferlet._hints.sandbox import chain
 from inferlet.errors import InvalidArgument
 
@@ -63,6 +64,8 @@ def hint(error: BaseException, names: Container[str] = ()) -> str:
     for cause in chain(error, set()):
         if isinstance(cause, NameError) and cause.name in names:
             return f"Write `from inferlet import {cause.name}` at the top."
+        if isinstance(cause, (ImportError, AttributeError)) and (text := pie.hint(str(cause))):
+            return text
         if isinstance(cause, _KINDS) and (text := _hint(str(cause))):
             return text
     return ""
