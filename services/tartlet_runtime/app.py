@@ -70,13 +70,14 @@ async def main(settings: RuntimeSettings, notify: Notify) -> None:
         def spawn(work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
             return tasks.create_task(_guarded(work))
 
-        models = ModelTable(settings.cache_dir / "blobs", link.fetch, spawn, has_tenants=tls is not None)
+        ledger = _open_ledger(settings)
+        show_memory(ledger)
+        models = ModelTable(settings.cache_dir / "blobs", link.fetch, spawn, ledger, has_tenants=tls is not None)
+        stack.callback(models.close)
         clock = SystemClock()
         store, journals = _open_journals(settings, driver, clock, stack)
         ops = LocalOps(models, spawn)
         stack.callback(ops.close)
-        ledger = _open_ledger(settings)
-        show_memory(ledger)
         wasm = WasmGuests(settings, ledger)
         driver.helpers = wasm
         stack.callback(wasm.close)

@@ -16,12 +16,12 @@ from typing import Protocol
 from tartlet_common.abi import Record
 from tartlet_common.errors.registry import InternalError, ResourceQuotaExceeded, TartletError, TooManyCommands
 from tartlet_runtime.abi.limits import MAX_DEFERRED, MAX_DEFERRED_BYTES
-from tartlet_runtime.answers.models import Spawn
-from tartlet_runtime.answers.tokens import TokenizerEntry
+from tartlet_runtime.answers.isolated import IsolatedTokenizer
+from tartlet_runtime.answers.models import AnyTokenizer, Spawn
 
 log = logging.getLogger(__name__)
 
-Work = Callable[[TokenizerEntry], bytes]
+Work = Callable[[AnyTokenizer], bytes]
 THREADS = 2
 
 
@@ -31,7 +31,7 @@ class Job:
 
     record: Record
     size: int  # bytes that it is worked out of
-    tokenizer: TokenizerEntry | asyncio.Future[TokenizerEntry]
+    tokenizer: AnyTokenizer | asyncio.Future[AnyTokenizer]
     work: Work
 
 
@@ -133,10 +133,11 @@ class Bench:
     async def _do(self, caller: Waiter, job: Job) -> None:
         try:
             tokenizer = job.tokenizer
-            if not isinstance(tokenizer, TokenizerEntry):
+            if isinstance(tokenizer, asyncio.Future):
                 tokenizer = await asyncio.shield(tokenizer)
+            threads = tokenizer.threads if isinstance(tokenizer, IsolatedTokenizer) else self._threads
             loop = asyncio.get_running_loop()
-            caller.inbox.answer(job.record, await loop.run_in_executor(self._threads, job.work, tokenizer))
+            caller.inbox.answer(job.record, await loop.run_in_executor(threads, job.work, tokenizer))
         except TartletError as e:
             _refuse(caller, job.record, e)
         except Exception as e:  # our own bug: the program that waits for this answer is told

@@ -19,7 +19,7 @@ from tartlet_common.errors.registry import InvalidArgument, TartletError, Unsupp
 from tartlet_runtime.abi.guest import STDERR, STDOUT
 from tartlet_runtime.answers.chat import format_chat, special_texts
 from tartlet_runtime.answers.deferred import Bench, Job, Waiter, Work
-from tartlet_runtime.answers.models import ModelTable, Spawn
+from tartlet_runtime.answers.models import AnyTokenizer, ModelTable, Spawn
 from tartlet_runtime.answers.tokens import TokenizerEntry
 
 BIG_BYTES = 32 << 10
@@ -141,7 +141,7 @@ class LocalOps:
         if not spec.chat_template:
             raise UnsupportedTrait(model=model.name, trait="a chat template")
 
-        def render(tokenizer: TokenizerEntry) -> bytes:
+        def render(tokenizer: AnyTokenizer) -> bytes:
             bos, eos = special_texts(spec, tokenizer.text_of)
             return format_chat(spec.chat_template, payload, bos_token=bos, eos_token=eos).encode()
 

@@ -9,19 +9,27 @@ import logging
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from tartlet_common.engine.pools import EVERYONES_HOME, OWN, Home, Reach
 from tartlet_common.engine.spec import EngineSpec
 from tartlet_common.errors.registry import NoEngine, TartletError, Unavailable, UnknownModel, UnsupportedTrait
 from tartlet_protos import control_pb2
 from tartlet_runtime.answers.blob_files import store
+from tartlet_runtime.answers.isolated import IsolatedTokenizer
+from tartlet_runtime.answers.tame import is_tame
 from tartlet_runtime.answers.tokens import TokenizerEntry
 from tartlet_runtime.answers.trial import Trials
+from tartlet_runtime.budget.ledger import Ledger, Use
 
 log = logging.getLogger(__name__)
 
+AnyTokenizer: TypeAlias = TokenizerEntry | IsolatedTokenizer
 _REACHES_KEPT = 1024
+_UNNAMED_KEPT = 8
+"""Tokenizers that stay loaded although no model names them any more: an engine may come back."""
+_LOADED_BYTES = 8
+"""Bytes of memory that a loaded tokenizer takes for each byte of its file."""
 Fetch = Callable[[str], Awaitable[bytes]]
 """Gets a blob by its digest (sha-256, hex) from control."""
 Spawn = Callable[[Coroutine[Any, Any, None]], object]
@@ -95,24 +103,28 @@ def model_from_proto(info: control_pb2.ModelInfo) -> ServedModel:
 class ModelTable:
     """Models by index and name, tokenizers by digest."""
 
-    def __init__(self, blob_dir: Path, fetch: Fetch, spawn: Spawn, *, has_tenants: bool = True) -> None:
+    def __init__(self, blob_dir: Path, fetch: Fetch, spawn: Spawn, ledger: Ledger, *, has_tenants: bool = True) -> None:
         """Make an empty table.
 
         Args:
             blob_dir: keeps tokenizers over restarts.
             fetch: gets a tokenizer from control.
             spawn: owns the tasks that load tokenizers.
-            has_tenants: engines may be others', so that a tokenizer is tried before the runtime loads it.
+            ledger: the memory that tokenizers take a part of.
+            has_tenants: engines may be others', so that a tokenizer is tried before the runtime loads it, and works in
+                a process of its own unless it is tame.
         """
         self._blob_dir = blob_dir
-        self._trials = Trials(blob_dir) if has_tenants else None
+        self._ledger = ledger
+        self._trials = Trials(blob_dir, ledger) if has_tenants else None
         self._fetch = fetch
         self._spawn = spawn
         self._by_index: dict[int, ServedModel] = {}  # as control orders them: of one name's forms, the one to use first
         self._seen: dict[Reach, list[ServedModel]] = {}  # what programs of a reach see, since the last change
         self._info: dict[int, bytes] = {}
-        self._tokenizers: dict[str, TokenizerEntry] = {}
-        self._loading: dict[str, asyncio.Future[TokenizerEntry]] = {}
+        self._tokenizers: dict[str, AnyTokenizer] = {}
+        self._held: dict[str, int] = {}  # bytes that these take of the ledger
+        self._loading: dict[str, asyncio.Future[AnyTokenizer]] = {}
 
     def update(self, infos: Iterable[control_pb2.ModelInfo]) -> None:
         """Take over the whole list from control, and start to fetch tokenizers it names."""
@@ -128,6 +140,12 @@ class ModelTable:
             digest = model.spec.tokenizer_digest
             if digest and digest not in self._tokenizers and digest not in self._loading:
                 self._start_loading(digest)
+        named = {model.spec.tokenizer_digest for model in models.values()}
+        self._drop([digest for digest in self._tokenizers if digest not in named][:-_UNNAMED_KEPT])
+
+    def close(self) -> None:
+        """End the processes of tokenizers."""
+        self._drop(list(self._tokenizers))
 
     def seen_by(self, reach: Reach) -> list[ServedModel]:
         """Return the models that a program sees, the default one first, in control's order (`Models.seen_by`)."""
@@ -196,7 +214,7 @@ class ModelTable:
             answer = self._info[model.index] = model.info_json()
         return answer
 
-    def tokenizer(self, index: int, reach: Reach) -> TokenizerEntry | asyncio.Future[TokenizerEntry]:
+    def tokenizer(self, index: int, reach: Reach) -> AnyTokenizer | asyncio.Future[AnyTokenizer]:
         """The tokenizer of a model, or a future that has it, or fails with a TartletError.
 
         Raises:
@@ -224,7 +242,7 @@ class ModelTable:
             data = await self._blob(digest)
             if self._trials is not None:
                 await self._trials.check(digest, data)
-            entry = await asyncio.to_thread(TokenizerEntry, data)
+            entry = await self._entry(digest, data)
         except TartletError as e:
             log.warning("tokenizer %s: %s", digest[:12], e)
             _fail(waiting, e)
@@ -237,6 +255,25 @@ class ModelTable:
         self._tokenizers[digest] = entry
         if not waiting.cancelled():
             waiting.set_result(entry)
+
+    async def _entry(self, digest: str, data: bytes) -> AnyTokenizer:
+        if self._trials is not None and not await asyncio.to_thread(lambda: is_tame(json.loads(data))):
+            log.info("tokenizer %s works in a process of its own", digest[:12])
+            return IsolatedTokenizer(data, self._ledger)
+        self._ledger.take(Use.TOKENIZERS, _LOADED_BYTES * len(data))
+        self._held[digest] = _LOADED_BYTES * len(data)
+        try:
+            return await asyncio.to_thread(TokenizerEntry, data)
+        except BaseException:
+            self._ledger.give(Use.TOKENIZERS, self._held.pop(digest))
+            raise
+
+    def _drop(self, digests: Iterable[str]) -> None:
+        for digest in digests:
+            entry = self._tokenizers.pop(digest)
+            self._ledger.give(Use.TOKENIZERS, self._held.pop(digest, 0))
+            if isinstance(entry, IsolatedTokenizer):
+                entry.close()
 
     async def _blob(self, digest: str) -> bytes:
         path = self._blob_dir / digest
@@ -251,7 +288,7 @@ class ModelTable:
         return data
 
 
-def _fail(waiting: asyncio.Future[TokenizerEntry], error: TartletError) -> None:
+def _fail(waiting: asyncio.Future[AnyTokenizer], error: TartletError) -> None:
     if not waiting.done():
         waiting.set_exception(error)
         waiting.exception()  # it may be that nobody waits

@@ -18,6 +18,8 @@ from tokenizers import Tokenizer
 from tartlet_common.errors.registry import InvalidArgument
 
 _SPACE_MARK = "\u2581"  # SentencePiece's visible space
+_MOST_TEXT_BYTES = 64 << 20
+"""Bound of one decoded text: a token may stand for megabytes."""
 _MOST_IDS = 1 << 20
 """Bound of a tokenizer's ids: its tables have an entry for each. Vocabularies of known models end below 300,000."""
 
@@ -63,12 +65,16 @@ class TokenizerEntry:
         """Return the bytes of `ids`, without special tokens unless `special`.
 
         Raises:
-            InvalidArgument: an id is not in the vocabulary, or the tokenizer fails at these ids.
+            InvalidArgument: an id is not in the vocabulary, the text would be longer than 64 MiB, or the tokenizer
+                fails at these ids.
         """
         table, hidden = self._bytes, frozenset() if special else self._special
         for token in ids:
             if token >= self.size:
                 raise InvalidArgument(argument="ids", detail=f"{token} is not below the vocabulary's {self.size}")
+        length = self._vocabulary.length(ids)
+        if length > _MOST_TEXT_BYTES:
+            raise InvalidArgument(argument="ids", detail=f"their text of {length} bytes is over {_MOST_TEXT_BYTES}")
         if table is None:
             with _refusing():
                 text: str = self._tokenizer.decode(list(ids), skip_special_tokens=not special)
@@ -163,6 +169,10 @@ class _Vocabulary:
         self._lengths = np.array([*map(len, table)], "<u4")
         self._starts = np.concatenate(([0], np.cumsum(self._lengths, dtype=np.int64)))
         self._bytes = b"".join(table)
+
+    def length(self, ids: Sequence[int]) -> int:
+        """Bytes of these tokens together."""
+        return int(self._lengths[np.asarray(ids, np.int64)].sum(dtype=np.int64))
 
     def run(self, first: int, end: int | None) -> bytes:
         """Their number, their lengths (all u32), their bytes."""

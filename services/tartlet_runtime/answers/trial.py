@@ -18,25 +18,27 @@ from typing import Final
 
 from tartlet_common.errors.registry import InvalidArgument, Unavailable
 from tartlet_runtime.answers.blob_files import store
+from tartlet_runtime.answers.isolated import LEAST_BYTES, MOST_BYTES, ONE_THREAD
 from tartlet_runtime.answers.trial_process import REFUSED
+from tartlet_runtime.budget.ledger import Ledger, Use
 
 log = logging.getLogger(__name__)
 
 _PROCESS: Final = "tartlet_runtime.answers.trial_process"
-_MEMORY_BYTES: Final = 1 << 30
 _TIMEOUT_S: Final = 20.0
 _AT_ONCE: Final = 2
-_ONE_THREAD: Final = {"RAYON_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
-_ENDED: Final = f"its trial (within {_MEMORY_BYTES >> 20} MiB and {_TIMEOUT_S:g} s) ended with status {{}}"
-_LASTING: Final = frozenset({0, REFUSED, -signal.SIGABRT, -signal.SIGSEGV})
+_ENDED: Final = f"its trial (within {{}} MiB and {_TIMEOUT_S:g} s) ended with status {{}}"
+_LASTING: Final = frozenset({0, REFUSED})
+_CRASHED: Final = frozenset({-signal.SIGABRT, -signal.SIGSEGV})
 _RULES: Final = 1  # raise this number when the trial finds more than before
 
 
 class Trials:
     """Tries tokenizers, at most two at once, and keeps the verdicts."""
 
-    def __init__(self, directory: Path) -> None:
-        """`directory` keeps verdicts over restarts."""
+    def __init__(self, directory: Path, ledger: Ledger) -> None:
+        """`directory` keeps verdicts over restarts; a trial takes its memory from `ledger`."""
+        self._ledger = ledger
         self._directory = directory
         self._kind = f"tried-{_RULES}-{version('tokenizers')}"
         self._turns = asyncio.Semaphore(_AT_ONCE)
@@ -50,6 +52,7 @@ class Trials:
 
         Raises:
             InvalidArgument: the tokenizer is refused; it crashed the process or passed a bound, for example.
+            MemoryBudgetExceeded: the runtime has no memory for a trial now.
             Unavailable: the process can't be started.
         """
         kept = self._directory / f"{digest}.{self._kind}"
@@ -57,9 +60,14 @@ class Trials:
             _judge(kept.read_text())
             return
         async with self._turns:
-            code, said = await _outcome(tokenizer_json)
-        verdict = said if code == REFUSED else _ENDED.format(code) if code else ""
-        if code in _LASTING:  # for other ends, a busy machine may be at fault: the next call tries again
+            share = self._ledger.take_share(Use.TOKENIZERS, LEAST_BYTES, MOST_BYTES)
+            try:
+                code, said = await _outcome(tokenizer_json, share)
+            finally:
+                self._ledger.give(Use.TOKENIZERS, share)
+        verdict = said if code == REFUSED else _ENDED.format(share >> 20, code) if code else ""
+        if code in _LASTING or (code in _CRASHED and share == MOST_BYTES):
+            # for other ends, a busy machine or a small share may be at fault: the next call tries again
             await asyncio.to_thread(store, kept, verdict.encode())
         _judge(verdict)
 
@@ -69,13 +77,13 @@ def _judge(verdict: str) -> None:
         raise InvalidArgument(argument="tokenizer.json", detail=verdict)
 
 
-async def _outcome(tokenizer_json: bytes) -> tuple[int, str]:
+async def _outcome(tokenizer_json: bytes, memory_bytes: int) -> tuple[int, str]:
     """Return the exit status of a trial, and the last line that the process wrote to stderr."""
-    command = [sys.executable, "-P", "-m", _PROCESS, str(_MEMORY_BYTES), f"{_TIMEOUT_S:.0f}"]
+    command = [sys.executable, "-P", "-m", _PROCESS, str(memory_bytes), f"{_TIMEOUT_S:.0f}"]
     pipe = asyncio.subprocess.PIPE
     try:
         child = await asyncio.create_subprocess_exec(
-            *command, stdin=pipe, stdout=asyncio.subprocess.DEVNULL, stderr=pipe, env=os.environ | _ONE_THREAD
+            *command, stdin=pipe, stdout=asyncio.subprocess.DEVNULL, stderr=pipe, env=os.environ | ONE_THREAD
         )
     except OSError as e:
         raise Unavailable(what="a process that tries tokenizers", detail=str(e)) from e

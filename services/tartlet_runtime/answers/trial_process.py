@@ -14,6 +14,7 @@ import sys
 import numpy as np
 
 from tartlet_common.errors.registry import InvalidArgument
+from tartlet_runtime.answers.tokenizer_process import limit
 from tartlet_runtime.answers.tokens import TokenizerEntry
 
 REFUSED = 3
@@ -30,8 +31,7 @@ _DECODED_AT_ONCE = 4096
 
 def main(memory_bytes: str, seconds: str) -> int:
     """Try the tokenizer within a bound of memory and a bound of processor time; return the exit status."""
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    resource.setrlimit(resource.RLIMIT_DATA, (int(memory_bytes), int(memory_bytes)))
+    limit(int(memory_bytes))
     resource.setrlimit(resource.RLIMIT_CPU, (int(seconds), int(seconds)))
     try:
         _try(TokenizerEntry(sys.stdin.buffer.read()))

@@ -19,6 +19,7 @@ class Use(StrEnum):
     OUTPUTS = "outputs"  # of programs, kept for clients
     INBOXES = "inboxes"  # messages and answers that programs haven't taken
     JOURNALS = "journals"  # records that wait to be written
+    TOKENIZERS = "tokenizers"  # loaded ones, and processes that try or serve one
     SOURCES = "sources"  # kept by digest
 
 

@@ -23,6 +23,7 @@ from tartlet_runtime.answers.deferred import THREADS, Bench, Deferred, Job
 from tartlet_runtime.answers.local_ops import LocalOps
 from tartlet_runtime.answers.models import ModelTable
 from tartlet_runtime.answers.tokens import TokenizerEntry
+from tartlet_runtime.budget.ledger import Ledger
 from tests.runtime.fake_control import engine_spec, tokenizer_json
 from tests.runtime.harness import native, running, until
 
@@ -78,7 +79,7 @@ async def loaded(directory: Path, tasks: asyncio.TaskGroup, **spec: Any) -> Asyn
     async def fetch(_digest: str) -> bytes:
         return tokenizer_json()
 
-    models = ModelTable(directory, fetch, tasks.create_task)
+    models = ModelTable(directory, fetch, tasks.create_task, Ledger(4 << 30))
     spec_json = json.dumps(asdict(engine_spec(**spec)))
     models.update([control_pb2.ModelInfo(index=0, name="fake", spec_json=spec_json, ready=True)])
     await until(lambda: isinstance(models.tokenizer(0, ANYWHERE), TokenizerEntry))

@@ -17,6 +17,7 @@ from tartlet_protos import control_pb2
 from tartlet_runtime.answers import trial
 from tartlet_runtime.answers.models import ModelTable
 from tartlet_runtime.answers.tokens import TokenizerEntry
+from tartlet_runtime.budget.ledger import Ledger
 from tests.runtime.fake_control import engine_spec, tokenizer_json
 
 
@@ -66,7 +67,7 @@ async def test_models_of_hostile_tokenizers_are_refused_and_the_others_go_on(
         return blobs[digest]
 
     def table(tasks: asyncio.TaskGroup) -> ModelTable:
-        models = ModelTable(tmp_path, fetch, tasks.create_task)
+        models = ModelTable(tmp_path, fetch, tasks.create_task, Ledger(4 << 30))
         infos = []
         for index, digest in enumerate(blobs):
             spec_json = json.dumps(asdict(engine_spec(tokenizer_digest=digest)))
@@ -77,16 +78,16 @@ async def test_models_of_hostile_tokenizers_are_refused_and_the_others_go_on(
     async def outcome(models: ModelTable, index: int) -> object:
         tokenizer = models.tokenizer(index, ANYWHERE)
         try:
-            return tokenizer if isinstance(tokenizer, TokenizerEntry) else await asyncio.shield(tokenizer)
+            return await asyncio.shield(tokenizer) if isinstance(tokenizer, asyncio.Future) else tokenizer
         except InvalidArgument as e:
             return type(e)
 
     started: list[bytes] = []
     real = trial._outcome
 
-    async def counted(data: bytes) -> tuple[int, str]:
+    async def counted(data: bytes, memory_bytes: int) -> tuple[int, str]:
         started.append(data)
-        return await real(data)
+        return await real(data, memory_bytes)
 
     monkeypatch.setattr(trial, "_outcome", counted)
     for _restart in range(2):

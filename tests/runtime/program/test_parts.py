@@ -365,7 +365,10 @@ async def test_an_answer_that_breaks_beside_the_loop_and_a_tokenizer_that_cannot
             with contextlib.suppress(ZeroDivisionError):
                 await work
 
-        models = ModelTable(tmp_path, broken, lambda work: running.append(tasks.create_task(guarded(work))))
+        def spawn(work: Coroutine[Any, Any, None]) -> None:
+            running.append(tasks.create_task(guarded(work)))
+
+        models = ModelTable(tmp_path, broken, spawn, Ledger(4 << 30))
         info = control_pb2.ModelInfo(index=0, name="fake", spec_json=json.dumps(asdict(engine_spec())), ready=True)
         models.update([info])
         caller = _Caller()
