@@ -36,6 +36,7 @@ from tartlet_common.errors.registry import InvalidSource
 _NATIVE_GRACE_S = 2.0
 _SILENCE_S = 3.0
 _STILL_RUNNING = "tartlet: still running; if it waits for a message: --interactive sends what you type"
+_JOURNAL_DIR = "TARTLET_RUNTIME_JOURNAL_DIR"
 _LOGS_KEPT = 5  # directories of logs, of runs in which the system failed
 
 
@@ -282,7 +283,12 @@ class _Session:
                 waiting.serves(event.role)
             self._progress.show(str(waiting))
 
-        config = StackConfig(engine=chosen.engine, model=chosen.model, directory=directory, config=options.config)
+        env = {}
+        if options.config is None and _JOURNAL_DIR not in os.environ:
+            env[_JOURNAL_DIR] = str(base / "journals")  # a failed run's journal outlives the directory
+        config = StackConfig(
+            engine=chosen.engine, model=chosen.model, directory=directory, config=options.config, env=env
+        )
         self._stack = LocalStack(config, report)
         self._progress.show(str(waiting))
         start = time.monotonic()

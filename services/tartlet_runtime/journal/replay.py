@@ -16,7 +16,7 @@ from tartlet_protos import common_pb2
 from tartlet_runtime.abi.guest import Delivery, Phase
 from tartlet_runtime.journal.records import CommandDigest, JournalHeader, JournalRecord, Kind
 from tartlet_runtime.wasm import GuestClock, GuestLimits, GuestRandom, LinkedModule, WasmHost
-from tartlet_runtime.wasm.types import WaitRequest
+from tartlet_runtime.wasm.types import FiberOutcome, GuestHooks, WaitRequest
 
 _MAX_SLICES = 1_000_000
 
@@ -92,20 +92,8 @@ def replay_wasm(
         raise InvalidSource(detail=f"the journal belongs to {owner}, this is {identity}")
     records = [record for record in records if record.kind == Kind.DELIVERY]
     replayer = Replayer(header, records)
-    limits = GuestLimits(
-        memory_bytes=int(header.limits["memory_bytes"]), cpu_burst_s=float(header.limits["cpu_slice_s"])
-    )
-    guest = wasm.create(
-        module, hooks=replayer, limits=limits, clock=GuestClock(header.start_ns), random=GuestRandom(header.seed)
-    )
     is_python = header.language == common_pb2.Source.PYTHON
-    guest.start(header.source.decode() if is_python else "", header.filename, header.args)
-    for _ in range(_MAX_SLICES):
-        phase = guest.step()
-        if phase is not Phase.READY:
-            break
-    outcome = guest.outcome
-    guest.kill("the replay is over")
+    outcome = run_guest(wasm, module, header, replayer, header.source.decode() if is_python else "", header.args)
     if outcome is None:
         return Replayed(replayer.submissions, replayer.output, ended=False)
     if isinstance(outcome.error, Diverged):
@@ -113,3 +101,35 @@ def replay_wasm(
     if replayer.at < len(records):
         raise Diverged(wait=replayer.at + 1, detail="the program ended, the journal goes on")
     return Replayed(replayer.submissions, replayer.output, ended=True, text=outcome.text, error=outcome.error)
+
+
+def run_guest(
+    wasm: WasmHost, module: LinkedModule, header: JournalHeader, hooks: GuestHooks, text: str, args: Sequence[str]
+) -> FiberOutcome | None:
+    """Run a guest with the seed, the time and the limits of a journal until it ends, or stands at a wait.
+
+    Args:
+        wasm: the host to run it on.
+        module: its module, or the Python component.
+        header: of the journal.
+        hooks: what answers the guest.
+        text: a component's program; "" for a core module.
+        args: the guest's arguments.
+
+    Returns:
+        How it ended; None if it waits for what `hooks` didn't answer. It is killed then.
+    """
+    limits = GuestLimits(
+        memory_bytes=int(header.limits["memory_bytes"]), cpu_burst_s=float(header.limits["cpu_slice_s"])
+    )
+    guest = wasm.create(
+        module, hooks=hooks, limits=limits, clock=GuestClock(header.start_ns), random=GuestRandom(header.seed)
+    )
+    guest.start(text, header.filename, args)
+    for _ in range(_MAX_SLICES):
+        phase = guest.step()
+        if phase is not Phase.READY:
+            break
+    outcome = guest.outcome
+    guest.kill("the replay is over")
+    return outcome
